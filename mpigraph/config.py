@@ -1,0 +1,77 @@
+"""The only reader of environment variables: one table of name, type, default, meaning.
+
+Variables give defaults; arguments of :func:`mpigraph.distributed.initialize` win over them.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+from mpigraph.errors import InvalidArgumentError
+
+__all__ = ["Config", "set_rendezvous"]
+
+_PREFIX = "MPIGRAPH_"
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of one job.
+
+    Attributes:
+        ranks_per_node: pretend that nodes hold this many ranks; 0 means the real nodes. For tests.
+        timeout: seconds that a wait may last before the watchdog ends the job.
+        window: how shared windows are allocated: "auto", "allocate" or "create" (see ``mpi/window.py``).
+        log_level: a level name of :mod:`logging`.
+    """
+
+    ranks_per_node: int = 0
+    timeout: float = 300.0
+    window: str = "auto"
+    log_level: str = "WARNING"
+
+    def __post_init__(self) -> None:
+        if self.ranks_per_node < 0:
+            raise InvalidArgumentError(f"ranks_per_node must be >= 0 (got {self.ranks_per_node})")
+        if not self.timeout > 0:
+            raise InvalidArgumentError(f"timeout must be > 0 seconds (got {self.timeout})")
+        if self.window not in ("auto", "allocate", "create"):
+            raise InvalidArgumentError(f"window must be auto, allocate or create (got {self.window!r})")
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str] | None = None) -> "Config":
+        """Read ``MPIGRAPH_<FIELD>`` for each field. Local; no communication.
+
+        Raises:
+            InvalidArgumentError: a variable does not parse; the message names it.
+        """
+        env = os.environ if env is None else env
+        values = {}
+        for field in fields(cls):
+            text = env.get(_PREFIX + field.name.upper())
+            if text is None:
+                continue
+            kind = type(field.default)
+            try:
+                values[field.name] = kind(text)
+            except ValueError:
+                raise InvalidArgumentError(
+                    f"{_PREFIX}{field.name.upper()} must be a {kind.__name__} (got {text!r})"
+                ) from None
+        return cls(**values)  # type: ignore[arg-type]
+
+
+def set_rendezvous(rank: int, world_size: int, local_rank: int, address: str, port: int) -> None:
+    """Set what ``torch.distributed``'s ``env://`` rendezvous reads, without overriding the user's values.
+
+    Local; no communication.
+    """
+    wanted = {
+        "RANK": rank,
+        "WORLD_SIZE": world_size,
+        "LOCAL_RANK": local_rank,
+        "MASTER_ADDR": address,
+        "MASTER_PORT": port,
+    }
+    for name, value in wanted.items():
+        os.environ.setdefault(name, str(value))

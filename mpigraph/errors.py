@@ -1,0 +1,79 @@
+"""Every exception that the library raises.
+
+All derive from :class:`MPIGraphError`. Where users of DGL (or of plain Python) expect a built-in class, the error
+derives from that class too, so that ``except ValueError`` keeps working.
+"""
+
+__all__ = [
+    "ClosedError",
+    "CollectiveError",
+    "EdgeTypeError",
+    "GraphDataError",
+    "InvalidArgumentError",
+    "MPIGraphError",
+    "MaskLengthError",
+    "NodeTypeError",
+    "NotInitializedError",
+    "OutOfRangeError",
+    "PartitionError",
+    "ShardFormatError",
+    "TensorMismatchError",
+]
+
+
+class MPIGraphError(Exception):
+    """Base class of all errors of this library (DGL's ``DGLError``)."""
+
+
+class InvalidArgumentError(MPIGraphError, ValueError):
+    """An argument has a value that the function does not accept."""
+
+
+class OutOfRangeError(MPIGraphError, IndexError):
+    """A node, edge or row id lies outside its range."""
+
+
+class NodeTypeError(MPIGraphError, KeyError):
+    """A node type is unknown, or was left out where there are several."""
+
+    def __str__(self) -> str:  # KeyError would quote the message
+        return str(self.args[0]) if self.args else ""
+
+
+class EdgeTypeError(MPIGraphError, KeyError):
+    """An edge type is unknown, ambiguous, or was left out where there are several."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
+class MaskLengthError(MPIGraphError, AssertionError, ValueError):
+    """A mask does not have one entry for each node or edge of its type."""
+
+
+class TensorMismatchError(MPIGraphError, AssertionError, ValueError):
+    """A named tensor exists with another shape, dtype or policy."""
+
+
+class GraphDataError(MPIGraphError, ValueError):
+    """An input graph contradicts itself (an endpoint out of range, a feature of the wrong length)."""
+
+
+class PartitionError(MPIGraphError, ValueError):
+    """A partition book, an assignment or a partition configuration is not usable."""
+
+
+class ShardFormatError(MPIGraphError, OSError):
+    """A shard file is missing, truncated, damaged or not ours; the message names file and dataset."""
+
+
+class NotInitializedError(MPIGraphError, AssertionError, RuntimeError):
+    """A distributed object was asked for before ``mpigraph.distributed.initialize()``."""
+
+
+class ClosedError(MPIGraphError, RuntimeError):
+    """An object was used after its ``close()``."""
+
+
+class CollectiveError(MPIGraphError, RuntimeError):
+    """A collective step failed on at least one rank; raised on every rank, naming the culprits."""
