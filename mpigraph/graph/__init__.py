@@ -1,0 +1,1 @@
+"""The graph as pure data: types and ownership. numpy only."""

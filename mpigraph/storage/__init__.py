@@ -1,0 +1,1 @@
+"""Shard files and the partition configuration. numpy and h5py only."""

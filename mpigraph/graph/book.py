@@ -1,0 +1,145 @@
+"""The partition book: which owner holds which ids.
+
+Ids are type-wise and global. Owner ``k`` holds the half-open range ``[offsets[k], offsets[k + 1])`` of each
+node type and of each relation, so a book is a few short arrays and a look-up is a binary search. Owners are
+the parts on disk or the hosts (ranks) of a job: both are books.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from mpigraph.errors import OutOfRangeError, PartitionError
+from mpigraph.graph.schema import Schema, relation_key
+
+__all__ = ["RangeBook", "check_ids"]
+
+Ids = npt.NDArray[np.int64]
+
+
+def check_ids(ids: npt.NDArray[np.integer], count: int, what: str) -> None:
+    """Check that every id lies in ``[0, count)``. Local; no communication.
+
+    Args:
+        ids: int[n].
+        count: number of ids that exist.
+        what: what the ids name, for the message ("node id of type 'author'").
+
+    Raises:
+        OutOfRangeError: names the first bad id and the valid range.
+    """
+    if ids.size == 0 or (int(ids.min()) >= 0 and int(ids.max()) < count):
+        return
+    position = int(np.flatnonzero((ids < 0) | (ids >= count))[0])
+    valid = f"0 to {count - 1}" if count else "none, there are 0"
+    raise OutOfRangeError(f"{what} {ids[position]} at position {position} is out of range (valid: {valid})")
+
+
+@dataclass(frozen=True, eq=False)
+class RangeBook:
+    """Ranges of node and edge ids by owner.
+
+    Local; no communication.
+
+    Attributes:
+        schema: the types.
+        node_offsets: for each node type int64[num_parts + 1], from 0 to the number of nodes, never falling.
+        edge_offsets: the same for each relation.
+    """
+
+    schema: Schema
+    node_offsets: tuple[Ids, ...]
+    edge_offsets: tuple[Ids, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "node_offsets", tuple(_frozen(offsets) for offsets in self.node_offsets))
+        object.__setattr__(self, "edge_offsets", tuple(_frozen(offsets) for offsets in self.edge_offsets))
+        _check_offsets("node type", self.schema.ntypes, self.node_offsets, self.num_parts)
+        keys = [relation_key(relation) for relation in self.schema.relations]
+        _check_offsets("relation", keys, self.edge_offsets, self.num_parts)
+
+    @property
+    def num_parts(self) -> int:
+        """Number of owners."""
+        return len(self.node_offsets[0]) - 1 if self.node_offsets else 0
+
+    def num_nodes(self, ntype_id: int = 0) -> int:
+        """Return the number of nodes of a type. Local; no communication."""
+        return int(self.node_offsets[ntype_id][-1])
+
+    def num_edges(self, relation_id: int = 0) -> int:
+        """Return the number of edges of a relation. Local; no communication."""
+        return int(self.edge_offsets[relation_id][-1])
+
+    def node_range(self, owner: int, ntype_id: int = 0) -> tuple[int, int]:
+        """Return ``(begin, end)`` of an owner's nodes of a type. Local; no communication."""
+        offsets = self.node_offsets[ntype_id]
+        return int(offsets[owner]), int(offsets[owner + 1])
+
+    def edge_range(self, owner: int, relation_id: int = 0) -> tuple[int, int]:
+        """Return ``(begin, end)`` of an owner's edges of a relation. Local; no communication."""
+        offsets = self.edge_offsets[relation_id]
+        return int(offsets[owner]), int(offsets[owner + 1])
+
+    def node_owner(self, ids: npt.NDArray[np.integer], ntype_id: int = 0) -> npt.NDArray[np.int32]:
+        """Return the owner of each node. Local; no communication.
+
+        Args:
+            ids: int[n], type-wise global ids.
+            ntype_id: their type.
+
+        Returns:
+            int32[n].
+
+        Raises:
+            OutOfRangeError: an id does not exist.
+        """
+        check_ids(ids, self.num_nodes(ntype_id), f"node id of type {self.schema.ntypes[ntype_id]!r}")
+        return _owner(self.node_offsets[ntype_id], ids)
+
+    def edge_owner(self, ids: npt.NDArray[np.integer], relation_id: int = 0) -> npt.NDArray[np.int32]:
+        """Return the owner of each edge. Local; no communication.
+
+        Args:
+            ids: int[n], global edge ids of the relation.
+            relation_id: the relation.
+
+        Returns:
+            int32[n].
+
+        Raises:
+            OutOfRangeError: an id does not exist.
+        """
+        check_ids(
+            ids, self.num_edges(relation_id), f"edge id of relation {self.schema.relations[relation_id]}"
+        )
+        return _owner(self.edge_offsets[relation_id], ids)
+
+
+def _owner(offsets: Ids, ids: npt.NDArray[np.integer]) -> npt.NDArray[np.int32]:
+    """Binary search; an empty range ends where it begins and is never hit."""
+    return (np.searchsorted(offsets, ids, side="right") - 1).astype(np.int32)
+
+
+def _frozen(offsets: npt.ArrayLike) -> Ids:
+    array = np.array(offsets, dtype=np.int64)
+    array.setflags(write=False)
+    return array
+
+
+def _check_offsets(what: str, names: Sequence[str], table: tuple[Ids, ...], num_parts: int) -> None:
+    if len(table) != len(names):
+        raise PartitionError(f"the book needs offsets for each {what}: {len(names)} (got {len(table)})")
+    if num_parts < 1 and table:
+        raise PartitionError(f"num_parts must be >= 1 (got {num_parts})")
+    for name, offsets in zip(names, table, strict=True):
+        if offsets.shape != (num_parts + 1,):
+            raise PartitionError(
+                f"offsets of {what} {name!r} must have {num_parts + 1} entries (got {offsets.shape})"
+            )
+        if offsets[0] != 0 or (np.diff(offsets) < 0).any():
+            raise PartitionError(
+                f"offsets of {what} {name!r} must start at 0 and never fall (got {offsets.tolist()})"
+            )

@@ -1,0 +1,140 @@
+"""The types of a graph: node types, and typed relations ``(src_type, rel, dst_type)`` between them.
+
+A homogeneous graph has one node type and one relation; it is the one-element case of everything, never a
+second path. Types are known by name to the user and by position here ("type id", "relation id").
+"""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from mpigraph.errors import EdgeTypeError, InvalidArgumentError, NodeTypeError
+
+__all__ = ["DEFAULT_ETYPE", "DEFAULT_NTYPE", "Relation", "Schema", "parse_relation", "relation_key"]
+
+Relation: TypeAlias = tuple[str, str, str]
+
+DEFAULT_NTYPE = "_N"
+DEFAULT_ETYPE: Relation = ("_N", "_E", "_N")
+
+_FORBIDDEN = ":/~"
+
+
+def relation_key(relation: Relation) -> str:
+    """Return ``"src:rel:dst"``, the name of a relation in files. Local; no communication."""
+    return ":".join(relation)
+
+
+def parse_relation(key: str) -> Relation:
+    """Return the triple of ``"src:rel:dst"``. Local; no communication.
+
+    Raises:
+        EdgeTypeError: the key is not three names joined by colons.
+    """
+    names = key.split(":")
+    if len(names) != 3 or not all(names):
+        raise EdgeTypeError(f"edge type {key!r} is not of the form 'src:rel:dst'")
+    return names[0], names[1], names[2]
+
+
+@dataclass(frozen=True)
+class Schema:
+    """Node types and relations of one graph, in the order of their ids.
+
+    Local; no communication.
+
+    Attributes:
+        ntypes: names of the node types.
+        relations: triples ``(src_type, rel, dst_type)``.
+    """
+
+    ntypes: tuple[str, ...]
+    relations: tuple[Relation, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ntypes", tuple(self.ntypes))
+        object.__setattr__(self, "relations", tuple(_as_triple(relation) for relation in self.relations))
+        for name in self.ntypes + tuple(relation[1] for relation in self.relations):
+            _check_name(name)
+        if not self.ntypes:
+            raise InvalidArgumentError("a graph needs at least one node type (got none)")
+        for what, names in (("node type", self.ntypes), ("relation", self.relations)):
+            repeated = sorted({str(name) for name in names if names.count(name) > 1})
+            if repeated:
+                raise InvalidArgumentError(f"{what} {repeated[0]} is given twice")
+        for relation in self.relations:
+            for end in (relation[0], relation[2]):
+                if end not in self.ntypes:
+                    raise NodeTypeError(f"node type {end!r} of relation {relation} does not exist")
+
+    @classmethod
+    def homogeneous(cls) -> "Schema":
+        """Return the schema of a graph without types. Local; no communication."""
+        return cls((DEFAULT_NTYPE,), (DEFAULT_ETYPE,))
+
+    @property
+    def is_homogeneous(self) -> bool:
+        """Whether there is one node type and one relation."""
+        return len(self.ntypes) == 1 and len(self.relations) == 1
+
+    def ntype_id(self, ntype: str | None = None) -> int:
+        """Return the id of a node type; None means the only one. Local; no communication.
+
+        Raises:
+            NodeTypeError: the type does not exist, or None with several types.
+        """
+        if ntype is None:
+            if len(self.ntypes) > 1:
+                raise NodeTypeError(f"node type is ambiguous: name one of {list(self.ntypes)}")
+            return 0
+        if ntype not in self.ntypes:
+            raise NodeTypeError(f"node type {ntype!r} does not exist (there are {list(self.ntypes)})")
+        return self.ntypes.index(ntype)
+
+    def relation_id(self, etype: str | Relation | None = None) -> int:
+        """Return the id of a relation given as triple, as name, as "src:rel:dst" or None (the only one).
+
+        Local; no communication.
+
+        Raises:
+            EdgeTypeError: the relation does not exist or is ambiguous.
+        """
+        if etype is None:
+            found = list(range(len(self.relations)))
+        elif isinstance(etype, str):
+            triple = parse_relation(etype) if ":" in etype else None
+            found = [i for i, rel in enumerate(self.relations) if rel == triple or rel[1] == etype]
+        else:
+            found = [i for i, rel in enumerate(self.relations) if rel == tuple(etype)]
+        if len(found) == 1:
+            return found[0]
+        name = "edge type" if etype is None else f"edge type {etype!r}"
+        if found:
+            raise EdgeTypeError(f"{name} is ambiguous: name one of {[self.relations[i] for i in found]}")
+        raise EdgeTypeError(f"{name} does not exist (there are {list(self.relations)})")
+
+    def to_canonical(self, etype: str | Relation | None = None) -> Relation:
+        """Return the triple of an edge type. Local; no communication."""
+        return self.relations[self.relation_id(etype)]
+
+    def ends(self, relation_id: int) -> tuple[int, int]:
+        """Return the node type ids of source and destination. Local; no communication."""
+        src, _, dst = self.relations[relation_id]
+        return self.ntypes.index(src), self.ntypes.index(dst)
+
+    def relation_key(self, relation: int | Relation) -> str:
+        """Return ``"src:rel:dst"`` of a relation or of a relation id. Local; no communication."""
+        return relation_key(self.relations[relation] if isinstance(relation, int) else relation)
+
+
+def _as_triple(relation: Relation) -> Relation:
+    if isinstance(relation, str) or len(relation) != 3:
+        raise EdgeTypeError(f"an edge type is a triple (src_type, rel, dst_type) (got {relation!r})")
+    return relation[0], relation[1], relation[2]
+
+
+def _check_name(name: str) -> None:
+    if not isinstance(name, str) or not name:
+        raise InvalidArgumentError(f"a type name is a non-empty string (got {name!r})")
+    bad = [character for character in _FORBIDDEN if character in name]
+    if bad:
+        raise InvalidArgumentError(f"type name {name!r} contains {bad[0]!r}, which separates names in files")

@@ -1,0 +1,98 @@
+"""What is in a shard file: names, version, dtypes, checksum rule.
+
+A partitioned graph is a directory::
+
+    <name>.json                 the partition configuration (part_config.py)
+    part<k>/graph.h5            relations/<src:rel:dst>/{indptr, indices, out_degrees, orig_ids},
+    nodes/<ntype>/orig_ids part<k>/node_feat.h5        <ntype>/<name> part<k>/edge_feat.h5
+    <src:rel:dst>/<name>
+
+Datasets are contiguous, so that a reader can fill any row range of a buffer with one call. Each carries its
+logical dtype (torch's name; bfloat16 is stored as uint16 and bool as uint8) and one CRC-32 for each segment
+of ``segment_rows`` rows.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from mpigraph.errors import InvalidArgumentError
+from mpigraph.storage.part_config import FeatureInfo, PartConfig
+
+__all__ = [
+    "FORMAT_NAME",
+    "FORMAT_VERSION",
+    "FeatureInfo",
+    "PartConfig",
+    "edge_feature_name",
+    "index_dtype",
+    "logical_dtype",
+    "node_feature_name",
+    "node_orig_ids_name",
+    "relation_dataset_name",
+    "segment_rows",
+    "storage_dtype",
+]
+
+FORMAT_NAME = "mpigraph-shard"
+FORMAT_VERSION = 1
+
+_SEGMENT_BYTES = 4 << 20
+_MAX_SEGMENTS = 8192  # their checksums are an HDF5 attribute, which holds 64 KiB
+
+_PLAIN = "int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128"
+_STORAGE = {"bool": "uint8", "bfloat16": "uint16", **{name: name for name in _PLAIN.split()}}
+
+
+def storage_dtype(logical: str) -> np.dtype[np.generic]:
+    """Return the numpy dtype in which a logical dtype is stored. Local; no communication.
+
+    Raises:
+        InvalidArgumentError: there is no such dtype, or it cannot be stored.
+    """
+    if logical not in _STORAGE:
+        raise InvalidArgumentError(
+            f"dtype {logical!r} cannot be stored (known: {', '.join(sorted(_STORAGE))})"
+        )
+    return np.dtype(_STORAGE[logical])
+
+
+def logical_dtype(dtype: npt.DTypeLike) -> str:
+    """Return the logical name of a numpy dtype. Local; no communication."""
+    name = np.dtype(dtype).name
+    storage_dtype(name)
+    return name
+
+
+def index_dtype(num_nodes: int) -> np.dtype[np.generic]:
+    """Return the dtype of ``indices`` towards a type with ``num_nodes`` nodes. Local; no communication."""
+    return np.dtype(np.int32 if num_nodes < 2**31 else np.int64)
+
+
+def segment_rows(num_rows: int, row_bytes: int) -> int:
+    """Return how many rows share a checksum: about 4 MiB, more in huge datasets. Local; no communication."""
+    return max(1, _SEGMENT_BYTES // max(row_bytes, 1), -(-num_rows // _MAX_SEGMENTS))
+
+
+def relation_dataset_name(relation_key: str, field: str) -> str:
+    """Return the dataset of a relation in ``graph.h5``. Local; no communication.
+
+    Args:
+        relation_key: ``"src:rel:dst"``.
+        field: ``"indptr"``, ``"indices"``, ``"out_degrees"`` or ``"orig_ids"``.
+    """
+    return f"relations/{relation_key}/{field}"
+
+
+def node_orig_ids_name(ntype: str) -> str:
+    """Return the dataset of a node type's original ids in ``graph.h5``. Local; no communication."""
+    return f"nodes/{ntype}/orig_ids"
+
+
+def node_feature_name(ntype: str, name: str) -> str:
+    """Return the dataset of a feature in ``node_feat.h5``. Local; no communication."""
+    return f"{ntype}/{name}"
+
+
+def edge_feature_name(relation_key: str, name: str) -> str:
+    """Return the dataset of a feature in ``edge_feat.h5``. Local; no communication."""
+    return f"{relation_key}/{name}"
