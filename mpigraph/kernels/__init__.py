@@ -1,0 +1,40 @@
+"""Compiled loops over plain arrays. :func:`warm_up` compiles (or loads from the cache) all that training uses."""
+
+import numpy as np
+
+from mpigraph.kernels.compact import LocalIds
+from mpigraph.kernels.rng import combine, fingerprint
+from mpigraph.kernels.rows import (
+    find_runs,
+    gather_rows,
+    order_by_owner,
+    place_ragged,
+    scatter_rows,
+)
+from mpigraph.kernels.sample import count_uniform, sample_uniform
+
+__all__ = ["warm_up"]
+
+
+def warm_up() -> None:
+    """Run each kernel of the usual path once on tiny arrays, so that training never waits for a compiler.
+
+    Local; no communication.
+    """
+    ids = np.arange(2, dtype=np.int64)
+    indptr = np.array([0, 1, 2], np.int64)
+    counts = np.zeros(2, np.int64)
+    key = combine(np.uint64(1), fingerprint(ids))
+    order_by_owner(np.zeros(2, np.int32), 1)
+    find_runs(ids)
+    count_uniform(indptr, ids, ids, 1, False, counts)
+    for dtype in (np.int32, np.int64):
+        indices = np.zeros(2, dtype)
+        out = np.empty(2, dtype)
+        sample_uniform(indptr, indices, ids, ids, 0, 0, False, key, indptr, out, np.empty(2, np.int64))
+        place_ragged(indices, ids, indptr, out)
+        LocalIds(ids).insert(indices)
+    for word in (np.uint8, np.uint16, np.uint32, np.uint64):
+        table = np.zeros((2, 1), word)
+        gather_rows(table, ids, ids, np.empty_like(table))
+        scatter_rows(table, ids, np.empty_like(table), ids)

@@ -1,0 +1,62 @@
+"""Counter-based random numbers: every draw is a hash of what is being drawn.
+
+There is no generator state, so a draw does not depend on the order of work, on the rank that makes it or on the
+number of ranks. The mixer is the finalizer of SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number
+generators", OOPSLA 2014), the same that seeds xoshiro generators.
+"""
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+__all__ = ["combine", "draw_below", "fingerprint", "mix64", "uniform01"]
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_M1 = np.uint64(0xBF58476D1CE4E5B9)
+_M2 = np.uint64(0x94D049BB133111EB)
+_S30, _S27, _S31, _S32, _S11 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(32), np.uint64(11)
+_LOW32 = np.uint64(0xFFFFFFFF)
+
+
+@njit(nogil=True, cache=True, inline="always")
+def mix64(x: np.uint64) -> np.uint64:
+    """Hash one 64-bit word to another. Local; no communication."""
+    x = np.uint64(x) + _GOLDEN
+    x = (x ^ (x >> _S30)) * _M1
+    x = (x ^ (x >> _S27)) * _M2
+    return x ^ (x >> _S31)
+
+
+@njit(nogil=True, cache=True)
+def combine(key: np.uint64, word: np.uint64) -> np.uint64:
+    """Return a new key from a key and one more word (order matters). Local; no communication."""
+    return mix64(np.uint64(key) ^ mix64(np.uint64(word)))
+
+
+@njit(nogil=True, cache=True, inline="always")
+def draw_below(h: np.uint64, n: np.int64) -> np.int64:
+    """Map a hash to an integer in ``[0, n)``, n < 2**32, by multiply-shift.
+
+    Lemire, "Fast random integer generation in an interval", ACM TOMACS 2019, without the rejection step: the bias is
+    below n / 2**32. Local; no communication.
+    """
+    return np.int64(((h >> _S32) * np.uint64(n)) >> _S32)
+
+
+@njit(nogil=True, cache=True, inline="always")
+def uniform01(h: np.uint64) -> float:
+    """Map a hash to a float64 in ``(0, 1)``: 53 random bits, never 0 and never 1. Local; no communication."""
+    return (np.float64(h >> _S11) + 0.5) * (1.0 / 9007199254740992.0)
+
+
+@njit(nogil=True, cache=True)
+def fingerprint(ids: npt.NDArray[np.int64]) -> np.uint64:
+    """Hash a set of ids, whatever its order. Local; no communication.
+
+    Args:
+        ids: int64[n].
+    """
+    total = np.uint64(len(ids))
+    for i in range(len(ids)):
+        total += mix64(np.uint64(ids[i]))
+    return mix64(total)

@@ -1,0 +1,130 @@
+"""Move rows: gather, scatter, order by owner, merge neighbours into runs.
+
+Rows are handled as fixed-size words whatever their dtype (see :func:`as_words`), so that four compiled versions serve
+every dtype and row shape.
+"""
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+__all__ = ["as_words", "find_runs", "gather_rows", "order_by_owner", "place_ragged", "scatter_rows"]
+
+_I64 = npt.NDArray[np.int64]
+_Rows = npt.NDArray[np.generic]
+
+
+def as_words(rows: _Rows) -> _Rows:
+    """View a C-contiguous array of rows as ``[n, words]`` of the widest unsigned integer that divides a row.
+
+    Local; no communication.
+    """
+    row_bytes = rows.dtype.itemsize * int(np.prod(rows.shape[1:], dtype=np.int64))
+    for width in (8, 4, 2, 1):
+        if row_bytes % width == 0 and rows.ctypes.data % width == 0:
+            break
+    words = row_bytes // width
+    if len(rows) == 0 or words == 0:
+        return np.empty((len(rows), words), f"u{width}")
+    return rows.reshape(-1).view(np.uint8).view(f"u{width}").reshape(len(rows), words)
+
+
+@njit(nogil=True, cache=True)
+def gather_rows(table: _Rows, rows: _I64, positions: _I64, out: _Rows) -> None:
+    """``out[positions[i]] = table[rows[i]]`` for 2-D arrays of one dtype. Local; no communication."""
+    width = table.shape[1]
+    for i in range(len(rows)):
+        r = rows[i]
+        p = positions[i]
+        for j in range(width):
+            out[p, j] = table[r, j]
+
+
+@njit(nogil=True, cache=True)
+def scatter_rows(values: _Rows, positions: _I64, table: _Rows, rows: _I64) -> None:
+    """``table[rows[i]] = values[positions[i]]``; the last of equal rows wins. Local; no communication."""
+    width = table.shape[1]
+    for i in range(len(rows)):
+        r = rows[i]
+        p = positions[i]
+        for j in range(width):
+            table[r, j] = values[p, j]
+
+
+@njit(nogil=True, cache=True)
+def _order_by_owner(owner: npt.NDArray[np.int32], bounds: _I64, order: _I64) -> None:
+    fill = bounds[:-1].copy()
+    for i in range(len(owner)):
+        order[fill[owner[i]]] = i
+        fill[owner[i]] += 1
+
+
+def order_by_owner(owner: npt.NDArray[np.int32], num_owners: int) -> tuple[_I64, _I64]:
+    """Sort positions by owner, stably (a counting sort). Local; no communication.
+
+    Args:
+        owner: int32[n], values in ``[0, num_owners)``.
+        num_owners: how many owners there are.
+
+    Returns:
+        ``order`` int64[n] and ``bounds`` int64[num_owners + 1]: ``order[bounds[k]:bounds[k + 1]]`` are the positions
+        owned by ``k``, ascending.
+    """
+    bounds = np.zeros(num_owners + 1, np.int64)
+    np.cumsum(np.bincount(owner, minlength=num_owners), out=bounds[1:])
+    order = np.empty(len(owner), np.int64)
+    _order_by_owner(owner, bounds, order)
+    return order, bounds
+
+
+@njit(nogil=True, cache=True)
+def _fill_runs(rows: _I64, starts: _I64, lengths: _I64, place: _I64) -> int:
+    runs = 0
+    total = 0
+    for i in range(len(rows)):
+        if i > 0 and rows[i] == rows[i - 1]:
+            place[i] = total - 1
+            continue
+        if i > 0 and rows[i] == rows[i - 1] + 1:
+            lengths[runs - 1] += 1
+        else:
+            starts[runs] = rows[i]
+            lengths[runs] = 1
+            runs += 1
+        place[i] = total
+        total += 1
+    return runs
+
+
+def find_runs(rows: _I64) -> tuple[_I64, _I64, _I64]:
+    """Merge ascending rows (repeats allowed) into runs of consecutive distinct rows. Local; no communication.
+
+    Args:
+        rows: int64[n], ascending.
+
+    Returns:
+        ``starts`` int64[r] and ``lengths`` int64[r] of the runs, and ``place`` int64[n]: where each of ``rows``
+        stands in the concatenation of the runs.
+    """
+    starts, lengths, place = (np.empty(len(rows), np.int64) for _ in range(3))
+    runs = _fill_runs(rows, starts, lengths, place)
+    return starts[:runs], lengths[:runs], place
+
+
+@njit(nogil=True, cache=True)
+def place_ragged(
+    values: npt.NDArray[np.signedinteger],
+    positions: _I64,
+    offsets: _I64,
+    out: npt.NDArray[np.signedinteger],
+) -> None:
+    """Copy consecutive pieces of ``values`` to their places: piece i goes to ``offsets[positions[i]]``.
+
+    The length of a piece is ``offsets[p + 1] - offsets[p]``. Local; no communication.
+    """
+    at = 0
+    for i in range(len(positions)):
+        begin = offsets[positions[i]]
+        for j in range(begin, offsets[positions[i] + 1]):
+            out[j] = values[at]
+            at += 1

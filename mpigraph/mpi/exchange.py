@@ -1,0 +1,126 @@
+"""Rounds of requests and answers between all ranks of a communicator.
+
+A round is four collective steps, the same for every operation::
+
+    Ialltoall(headers)          what I ask of you: operation, status, number of request words
+    Alltoallv(request words)    int64
+    Alltoall(answer sizes)      bytes; -1 to everybody: answering failed here
+    Alltoallv(answers)          bytes
+
+Only the header is non-blocking, so that a server can wait for the next round of several channels at once and sleep
+meanwhile; inside a round nobody sleeps. In MPI blocking and non-blocking collectives do not match each other, so
+every rank uses the same kind for each step.
+
+Knows nothing of what is asked. One thread at a time on a communicator.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from mpi4py import MPI
+
+from mpigraph.mpi.watch import Backoff
+from mpigraph.mpi.world import World
+
+__all__ = ["FAILED", "OK", "Header", "Requests", "exchange_answers", "exchange_requests"]
+
+_I64 = npt.NDArray[np.int64]
+_U8 = npt.NDArray[np.uint8]
+
+OK, FAILED = 0, 1
+_WORDS = 3  # operation, status, request words
+
+
+@dataclass(frozen=True)
+class Requests:
+    """What every rank asks of this one: ``words[bounds[r]:bounds[r + 1]]`` came from rank r."""
+
+    words: _I64
+    bounds: _I64
+
+    def of(self, rank: int) -> _I64:
+        """The request words of ``rank``. Local; no communication."""
+        return self.words[self.bounds[rank] : self.bounds[rank + 1]]
+
+
+class Header:
+    """The first step of a round, begun by construction.
+
+    Collective on ``comm``: construction.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, operation: int, status: int, words: _I64) -> None:
+        """Tell each rank operation, status and how many words follow (``words``: int64[size])."""
+        self._sent = np.empty((comm.size, _WORDS), np.int64)
+        self._sent[:, 0] = operation
+        self._sent[:, 1] = status
+        self._sent[:, 2] = words
+        self._received = np.empty_like(self._sent)
+        self._request = comm.Ialltoall(self._sent, self._received)
+
+    def arrived(self) -> bool:
+        """Whether every rank's header is here. Local; no communication."""
+        return bool(self._request.Test())
+
+    def wait(self, world: World, what: str, longest: float = 1e-4) -> None:
+        """Wait for every rank's header, with a deadline. Local; no communication."""
+        backoff = Backoff(spins=2000, longest=longest)
+        with world.watch(what):
+            while not self._request.Test():
+                backoff.pause()
+
+    @property
+    def operations(self) -> _I64:
+        """int64[size]: each rank's operation, once arrived."""
+        return self._received[:, 0]
+
+    @property
+    def statuses(self) -> _I64:
+        """int64[size]: each rank's status, once arrived."""
+        return self._received[:, 1]
+
+    @property
+    def counts(self) -> _I64:
+        """int64[size]: how many words each rank will send me, once arrived."""
+        return self._received[:, 2]
+
+
+def _bounds(counts: _I64) -> _I64:
+    bounds = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=bounds[1:])
+    return bounds
+
+
+def exchange_requests(comm: MPI.Intracomm, words: _I64, counts: _I64, header: Header) -> Requests:
+    """Send request words; ``counts[r]`` consecutive words of ``words`` go to rank r. Collective on ``comm``."""
+    bounds = _bounds(header.counts)
+    received = np.empty(int(bounds[-1]), np.int64)
+    comm.Alltoallv([words, counts, MPI.INT64_T], [received, header.counts, MPI.INT64_T])
+    return Requests(received, bounds)
+
+
+def exchange_answers(comm: MPI.Intracomm, answers: list[_U8] | None) -> tuple[list[_U8], _I64]:
+    """Send each rank its answer. Collective on ``comm``.
+
+    Args:
+        comm: the channel.
+        answers: ``answers[r]`` (uint8) goes to rank r; None if answering failed on this rank.
+
+    Returns:
+        The answers received in rank order (empty where answering failed), and the ranks where it failed.
+    """
+    sizes = np.full(comm.size, -1, np.int64)
+    if answers is not None:
+        sizes[:] = [len(answer) for answer in answers]
+    incoming = np.empty(comm.size, np.int64)
+    comm.Alltoall(sizes, incoming)
+    failed = np.flatnonzero(incoming < 0)
+    if len(failed):
+        return [], failed
+    assert answers is not None  # our own size came back as sent
+    bounds = _bounds(incoming)
+    received = np.empty(int(bounds[-1]), np.uint8)
+    leaving = np.concatenate(answers)
+    comm.Alltoallv([leaving, sizes, MPI.UINT8_T], [received, incoming, MPI.UINT8_T])
+    return [received[bounds[r] : bounds[r + 1]] for r in range(comm.size)], failed

@@ -1,0 +1,225 @@
+"""Rows that live on the hosts: plain loads where memory is shared, one-sided ``Get``/``Put`` where it is not.
+
+A :class:`RowWindow` is one array of rows, cut over the hosts in rank order. One ``Lock_all`` at birth, ``Unlock_all``
+at close; between them only ``Get``, ``Put`` and ``Flush`` (MPI 4.1, section 12.5: passive target). A read climbs a
+ladder and stops at the first rung that reaches: hosts on my node are read with plain loads, the rest with one ``Get``
+per host, whose target datatype lists the wanted rows as runs.
+
+Two ways to allocate, same behaviour above this file:
+
+* *allocate*: ``Win.Allocate`` over all ranks; neighbours on the node are found with ``Shared_query``, which MPI allows
+  on such windows since 4.1 (MPICH does). A ``Get`` between processes of one machine then needs no help of the target.
+* *create*: ``Win.Allocate_shared`` on the node, and ``Win.Create`` over that memory (any MPI-3).
+
+:func:`window_kind` tries the first on a small window at start.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+from mpi4py import MPI
+
+from mpigraph.errors import ClosedError
+from mpigraph.kernels.rows import as_words, find_runs, gather_rows, order_by_owner, scatter_rows
+from mpigraph.mpi.world import World
+
+__all__ = ["RowWindow", "window_kind"]
+
+_I64 = npt.NDArray[np.int64]
+_Rows = npt.NDArray[np.generic]
+_ROWS_PER_GET = 1 << 20
+
+
+def window_kind(world: World) -> str:
+    """Return "allocate" if ``Shared_query`` works on allocated windows here, else "create".
+
+    Collective on ``world.comm``.
+    """
+    if world.config.window != "auto":
+        return world.config.window
+    win = MPI.Win.Allocate(8, 1, comm=world.comm)
+    works = 1
+    try:
+        for rank in world.hosts[world.near]:
+            works &= len(win.Shared_query(int(rank))[0]) == 8
+    except MPI.Exception:
+        works = 0
+    answer = np.array([works], np.int64)
+    world.comm.Allreduce(MPI.IN_PLACE, answer, op=MPI.MIN)
+    win.Free()
+    return "allocate" if answer[0] else "create"
+
+
+class RowWindow:
+    """An array of rows cut over the hosts, read and written by global row.
+
+    Attributes:
+        offsets: int64[H + 1]; host h holds the rows ``[offsets[h], offsets[h + 1])``.
+        row_shape: shape of one row.
+        dtype: dtype of the elements.
+
+    Collective on ``world.comm``: construction and :meth:`close`.
+    """
+
+    def __init__(
+        self, world: World, offsets: _I64, row_shape: Sequence[int], dtype: npt.DTypeLike, kind: str
+    ) -> None:
+        """Allocate the rows, zeroed. ``kind`` is what :func:`window_kind` said."""
+        self.world = world
+        self.offsets = np.ascontiguousarray(offsets, np.int64)
+        self.row_shape = tuple(row_shape)
+        self.dtype = np.dtype(dtype)
+        self.row_bytes = self.dtype.itemsize * int(np.prod(self.row_shape, dtype=np.int64))
+        self._types: list[MPI.Datatype] = []
+        self._shared = MPI.WIN_NULL
+        with world.watch(f"allocating a window of {int(offsets[-1])} rows"):
+            self._allocate(kind)
+            self._row = MPI.BYTE.Create_contiguous(self.row_bytes).Commit()
+            self.segments = {int(h): self._near_segment(int(h), kind) for h in np.flatnonzero(world.near)}
+            if world.is_host:
+                self.segment(world.host_index).reshape(-1).view(np.uint8)[:] = 0
+            self._win.Lock_all(MPI.MODE_NOCHECK)
+            self._win.Sync()
+            world.comm.Barrier()
+        self._words = {h: as_words(rows) for h, rows in self.segments.items()}
+
+    def _allocate(self, kind: str) -> None:
+        world = self.world
+        h = world.host_index
+        nbytes = int(self.offsets[h + 1] - self.offsets[h]) * self.row_bytes if world.is_host else 0
+        if kind == "allocate":
+            self._win = MPI.Win.Allocate(nbytes, 1, comm=world.comm)
+            return
+        self._shared = MPI.Win.Allocate_shared(nbytes, 1, comm=world.node)
+        mine = self._shared.Shared_query(world.node.rank)[0] if nbytes else None
+        self._win = MPI.Win.Create(mine, 1, comm=world.comm)
+
+    def _near_segment(self, host: int, kind: str) -> _Rows:
+        """The rows of a host on this node, mapped."""
+        count = int(self.offsets[host + 1] - self.offsets[host])
+        if count * self.row_bytes == 0:
+            return np.empty((count, *self.row_shape), self.dtype)
+        world, rank = self.world, int(self.world.hosts[host])
+        if kind == "allocate" and rank == world.rank:
+            memory = self._win.tomemory()
+        elif kind == "allocate":
+            memory = self._win.Shared_query(rank)[0]
+        else:
+            node_rank = MPI.Group.Translate_ranks(world.comm.group, [rank], world.node.group)[0]
+            memory = self._shared.Shared_query(node_rank)[0]
+        flat = np.frombuffer(memory, self.dtype, count=count * self.row_bytes // self.dtype.itemsize)
+        return flat.reshape(count, *self.row_shape)
+
+    def segment(self, host: int) -> _Rows:
+        """The rows of near host ``host``, a writable view of the window's memory. Local; no communication."""
+        if not self._win:
+            raise ClosedError("this window was closed")
+        return self.segments[host]
+
+    def __len__(self) -> int:
+        return int(self.offsets[-1])
+
+    def gather(self, ids: _I64, out: _Rows | None = None) -> _Rows:
+        """Read rows in the order of ``ids``. One-sided; the target does nothing.
+
+        Args:
+            ids: int64[n], each in ``[0, len(self))`` (checked by the caller).
+            out: [n, *row_shape] to fill, C-contiguous; a new array if None.
+        """
+        if not self._win:
+            raise ClosedError("this window was closed")
+        if out is None:
+            out = np.empty((len(ids), *self.row_shape), self.dtype)
+        if out.size == 0:
+            return out
+        words = as_words(out)
+        for host, positions in self._by_host(ids):
+            rows = ids[positions] - self.offsets[host]
+            if host in self.segments:
+                table = self._words[host]
+                gather_rows(table, rows, positions, words.view(table.dtype))
+            else:
+                self._gather_far(host, rows, positions, words)
+        return out
+
+    def scatter(self, ids: _I64, values: _Rows) -> None:
+        """Write ``values`` ([n, *row_shape], C-contiguous) to rows ``ids``; the last of equal rows wins.
+
+        One-sided; complete at the target when the call returns. The caller holds the host's mutex, see
+        ``mpi/mutex.py``; :meth:`hosts_of` says which.
+        """
+        if not self._win:
+            raise ClosedError("this window was closed")
+        if values.size == 0:
+            return
+        words = as_words(values)
+        for host, positions in self._by_host(ids):
+            rows = ids[positions] - self.offsets[host]
+            if host in self.segments:
+                table = self._words[host]
+                scatter_rows(words.view(table.dtype), positions, table, rows)
+                self._win.Sync()
+            else:
+                self._scatter_far(host, rows, positions, words)
+
+    def owner(self, ids: _I64) -> npt.NDArray[np.int32]:
+        """int32[n]: the host of each row. Local; no communication."""
+        return (np.searchsorted(self.offsets, ids, side="right") - 1).astype(np.int32)
+
+    def _by_host(self, ids: _I64) -> list[tuple[int, _I64]]:
+        """Positions of ``ids`` by host, hosts that own none left out."""
+        hosts = len(self.offsets) - 1
+        if hosts == 1:
+            return [(0, np.arange(len(ids)))]
+        order, bounds = order_by_owner(self.owner(ids), hosts)
+        return [(int(h), order[bounds[h] : bounds[h + 1]]) for h in np.flatnonzero(np.diff(bounds))]
+
+    def _gather_far(self, host: int, rows: _I64, positions: _I64, out: _Rows) -> None:
+        rank = int(self.world.hosts[host])
+        order = np.argsort(rows, kind="stable")
+        for begin in range(0, len(order), _ROWS_PER_GET):
+            part = order[begin : begin + _ROWS_PER_GET]
+            starts, lengths, place = find_runs(rows[part])
+            count = int(lengths.sum())
+            arrived = np.empty((count, out.shape[1]), out.dtype)
+            self._transfer(self._win.Get, rank, arrived, starts, lengths)
+            gather_rows(arrived, place, positions[part], out)
+
+    def _scatter_far(self, host: int, rows: _I64, positions: _I64, values: _Rows) -> None:
+        rank = int(self.world.hosts[host])
+        order = np.argsort(rows, kind="stable")
+        ends = np.flatnonzero(np.diff(rows[order], append=-1))  # the last of equal rows
+        order = order[ends]
+        for begin in range(0, len(order), _ROWS_PER_GET):
+            part = order[begin : begin + _ROWS_PER_GET]
+            starts, lengths, _ = find_runs(rows[part])
+            leaving = np.ascontiguousarray(values[positions[part]])
+            self._transfer(self._win.Put, rank, leaving, starts, lengths)
+
+    def _transfer(self, move, rank: int, buffer: _Rows, starts: _I64, lengths: _I64) -> None:  # type: ignore[no-untyped-def]
+        """One ``Get`` or ``Put`` of all runs, and its flush."""
+        target = self._row.Create_indexed(lengths.tolist(), starts.tolist()).Commit()
+        try:
+            with self.world.watch(f"one-sided access to {len(buffer)} rows of rank {rank}"):
+                move([buffer.view(np.uint8), len(buffer), self._row], rank, target=[0, 1, target])
+                self._win.Flush(rank)
+        finally:
+            target.Free()
+
+    def sync(self) -> None:
+        """Make plain stores and loads of this process ordered with the other processes'. Local; no communication."""
+        self._win.Sync()
+
+    def close(self) -> None:
+        """Free the memory; a second call does nothing."""
+        win, self._win = self._win, MPI.WIN_NULL
+        if not win:
+            return
+        with self.world.watch("closing a window"):
+            self.segments, self._words = {}, {}
+            win.Unlock_all()
+            self._row.Free()
+            win.Free()
+            if self._shared:
+                self._shared.Free()

@@ -1,0 +1,178 @@
+"""Who am I, with whom do I share memory, who hosts the graph and who trains.
+
+Exposition: the communicators of a job and their threads::
+
+    caller's comm --dup--> world.comm       control: set-up, creation of tensors, barrier     main thread
+                             |- world.node        the ranks that share memory with me            set-up
+                             |- world.trainers    the trainers alone (COMM_NULL on servers)      main thread
+                             '- world.dup()       one for each loader that samples ahead         its thread
+
+A *host* holds rows of the graph; a *trainer* runs the user's script. A *server* is a host that is not a trainer. With
+``num_servers=0`` every rank is both. Nothing is ever sent on the caller's communicator. All communicators are made
+here and freed in :meth:`World.close`, in reverse order of their creation.
+"""
+
+import socket
+from contextlib import AbstractContextManager, ExitStack
+
+import numpy as np
+from mpi4py import MPI
+
+from mpigraph.config import Config
+from mpigraph.errors import ClosedError, InvalidArgumentError
+from mpigraph.mpi.agree import allgather_bytes
+from mpigraph.mpi.watch import Watchdog, keep_progress
+
+__all__ = ["World"]
+
+
+class World:
+    """The ranks of one job and their roles.
+
+    Attributes:
+        comm: all ranks; ``rank``/``size`` are this rank's place in it.
+        node: the ranks on this rank's node.
+        trainers: the trainers, or ``COMM_NULL`` on a server.
+        hosts: int64[H], ranks in ``comm`` that hold parts of the graph, ascending.
+        host_index: this rank's place in ``hosts``, or -1.
+        near: bool[H], whether this rank can load from a host's memory directly.
+        num_nodes: how many nodes the job runs on.
+        node_index: this rank's node.
+
+    Collective on the communicator given: construction and :meth:`close`.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, num_servers: int, config: Config) -> None:
+        """Split ``comm`` into servers and trainers, ``num_servers`` servers on each node.
+
+        Raises:
+            InvalidArgumentError: ``num_servers`` is negative or leaves a node without a trainer (on every rank).
+        """
+        self._made = ExitStack()
+        self.closed = False
+        self.config = config
+        self.comm = self._own(comm.Dup())
+        self.rank, self.size = self.comm.rank, self.comm.size
+        self.node = self._own(self._split_node(config.ranks_per_node))
+        self._number_nodes()
+        self._assign_roles(0 if self.size == 1 else num_servers)
+        self.trainers = self.comm.Split(0 if self.is_trainer else MPI.UNDEFINED, self.rank)
+        if self.is_trainer:
+            self._own(self.trainers)
+        self.watchdog = Watchdog(self.node, self.identity, config.timeout)
+        self._made.callback(self.watchdog.close)
+        if self.num_nodes > 1 and self.is_host and self.is_trainer:
+            self._made.callback(keep_progress(self.dup()))
+        elif self.num_nodes > 1:
+            self.dup()  # duplicating is collective
+
+    def _own(self, comm: MPI.Intracomm) -> MPI.Intracomm:
+        self._made.callback(comm.Free)
+        return comm
+
+    def _split_node(self, ranks_per_node: int) -> MPI.Intracomm:
+        if ranks_per_node > 0:
+            return self.comm.Split(self.rank // ranks_per_node, self.rank)
+        return self.comm.Split_type(MPI.COMM_TYPE_SHARED, self.rank)
+
+    def _number_nodes(self) -> None:
+        """Number the nodes by their lowest rank; every rank learns every rank's node."""
+        leader = np.array([self.rank], np.int64)
+        self.node.Bcast(leader)
+        leaders = np.empty(self.size, np.int64)
+        self.comm.Allgather(leader, leaders)
+        self._node_of = np.unique(leaders, return_inverse=True)[1]
+        self.num_nodes = int(self._node_of.max()) + 1
+        self.node_index = int(self._node_of[self.rank])
+
+    def _assign_roles(self, num_servers: int) -> None:
+        """The last ``num_servers`` ranks of each node serve, the others train."""
+        if num_servers < 0:
+            raise InvalidArgumentError(f"num_servers must be >= 0 (got {num_servers})")
+        per_node = np.bincount(self._node_of)
+        starved = np.flatnonzero(per_node <= num_servers)
+        if len(starved):
+            raise InvalidArgumentError(
+                f"num_servers={num_servers} leaves no trainer on node {starved[0]}, which has "
+                f"{per_node[starved[0]]} rank(s): start more ranks per node or ask for fewer servers"
+            )
+        place = np.empty(self.size, np.int64)
+        for node in range(self.num_nodes):
+            members = np.flatnonzero(self._node_of == node)
+            place[members] = np.arange(len(members))
+        serves = place >= (per_node - num_servers)[self._node_of]
+        self.num_servers = num_servers
+        self.is_trainer = not serves[self.rank]
+        self.trainer_ranks = np.flatnonzero(~serves)
+        self.hosts = np.flatnonzero(serves) if num_servers else np.arange(self.size)
+        self.near = self._node_of[self.hosts] == self.node_index
+        mine = np.flatnonzero(self.hosts == self.rank)
+        self.host_index = int(mine[0]) if len(mine) else -1
+        self.local_trainer = int(place[self.rank]) if self.is_trainer else -1
+        self.num_local_trainers = int(per_node[self.node_index]) - num_servers
+
+    @property
+    def is_host(self) -> bool:
+        """Whether this rank holds parts of the graph."""
+        return self.host_index >= 0
+
+    @property
+    def all_near(self) -> bool:
+        """Whether every rank of the job can load every host's memory: nothing ever needs to be sent."""
+        return self.num_nodes == 1
+
+    @property
+    def identity(self) -> str:
+        """Role, rank in role and rank, for messages."""
+        if self.is_trainer:
+            index = int(np.searchsorted(self.trainer_ranks, self.rank))
+            return f"trainer {index}/{len(self.trainer_ranks)} (rank {self.rank})"
+        return f"server (rank {self.rank})"
+
+    def trainers_of_host(self, host: int) -> list[int]:
+        """The ranks in ``comm`` of the trainers that are near host ``host``. Local; no communication."""
+        node = self._node_of[self.hosts[host]]
+        return [int(r) for r in self.trainer_ranks if self._node_of[r] == node]
+
+    def watch(self, what: str) -> AbstractContextManager[None]:
+        """Put a deadline on the wait inside the ``with`` block. Local; no communication."""
+        return self.watchdog.watch(what)
+
+    def dup(self) -> MPI.Intracomm:
+        """A private duplicate of ``comm``, freed by :meth:`close` at the latest. Collective on ``comm``."""
+        if self.closed:
+            raise ClosedError("the world was closed")
+        return self._own(self.comm.Dup())
+
+    def rendezvous(self) -> tuple[str, int]:
+        """The address of the first trainer and a free port there. Collective on ``trainers``."""
+        host, port = "127.0.0.1", 0
+        if self.trainers.rank == 0:
+            with socket.socket() as probe:
+                probe.bind(("", 0))
+                port = probe.getsockname()[1]
+        machines = allgather_bytes(self.trainers, MPI.Get_processor_name().encode())
+        if len(set(machines)) > 1:
+            host = _address()
+        offers = allgather_bytes(self.trainers, f"{host}:{port}".encode())
+        host, _, number = offers[0].decode().rpartition(":")
+        return host, int(number)
+
+    def close(self) -> None:
+        """Free everything that the world made. Collective on ``comm``; a second call does nothing."""
+        if self.closed:
+            return
+        with self.watch("closing the world"):
+            self.comm.Barrier()
+        self.closed = True
+        self._made.close()
+
+
+def _address() -> str:
+    """This machine's address as others see it; its name where the name resolves, else loopback."""
+    name = socket.gethostname()
+    try:
+        socket.getaddrinfo(name, None)
+    except OSError:
+        return "127.0.0.1"
+    return name
