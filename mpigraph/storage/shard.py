@@ -325,6 +325,6 @@ def _segments(begin: int, end: int, rows: int) -> Iterator[tuple[int, int, int]]
         begin = stop
 
 
-def _bytes(rows: Array) -> Array:
-    """Return the memory of contiguous rows as uint8[n]."""
-    return rows.reshape(-1).view(np.uint8)
+def _bytes(rows: Array) -> memoryview:
+    """Return the memory of contiguous rows."""
+    return rows.reshape(-1).view(np.uint8).data
