@@ -8,6 +8,7 @@ __all__ = [
     "ClosedError",
     "CollectiveError",
     "EdgeTypeError",
+    "FieldNameError",
     "GraphDataError",
     "InvalidArgumentError",
     "MPIGraphError",
@@ -42,6 +43,13 @@ class NodeTypeError(MPIGraphError, KeyError):
 
 class EdgeTypeError(MPIGraphError, KeyError):
     """An edge type is unknown, ambiguous, or was left out where there are several."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
+class FieldNameError(MPIGraphError, KeyError):
+    """A feature of this name does not exist."""
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""

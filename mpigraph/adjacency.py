@@ -1,0 +1,112 @@
+"""The structure of one relation, grouped by destination (CSC), with the layouts that aggregation asks for.
+
+Edges have two orders: the *edge id* order, in which users see features, and the *CSC* order, by destination.
+In a block they are the same; in an in-memory graph ``perm`` leads from CSC position to edge id. Derived
+layouts are made on first use and kept.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+__all__ = ["Adjacency"]
+
+
+@dataclass(frozen=True, eq=False)
+class Adjacency:
+    """Edges of one relation by destination. Local; no communication.
+
+    Attributes:
+        indptr: int64[num_dst + 1]; the in-edges of destination d are positions indptr[d] to indptr[d + 1].
+        indices: int32[num_edges] or int64[num_edges]; source of each edge, in CSC order.
+        num_src: number of source nodes.
+        perm: int64[num_edges], the edge id at each CSC position; None where that is the position itself.
+    """
+
+    indptr: torch.Tensor
+    indices: torch.Tensor
+    num_src: int
+    perm: torch.Tensor | None = None
+
+    @classmethod
+    def from_coo(cls, src: torch.Tensor, dst: torch.Tensor, num_src: int, num_dst: int) -> "Adjacency":
+        """Group edges by destination, keeping the order of edge ids within one. Local; no communication.
+
+        Args:
+            src: int64[num_edges].
+            dst: int64[num_edges].
+            num_src: number of source nodes.
+            num_dst: number of destination nodes.
+        """
+        perm: torch.Tensor | None = None
+        if dst.numel() > 1 and bool((dst[1:] < dst[:-1]).any()):
+            perm = torch.argsort(dst, stable=True)
+            src = src[perm]
+        indptr = _indptr(dst, num_dst)
+        return cls(indptr, src.to(torch.int32) if num_src < 2**31 else src, num_src, perm)
+
+    @property
+    def num_dst(self) -> int:
+        """Number of destination nodes."""
+        return self.indptr.shape[0] - 1
+
+    @property
+    def num_edges(self) -> int:
+        """Number of edges."""
+        return self.indices.shape[0]
+
+    @cached_property
+    def degrees(self) -> torch.Tensor:
+        """In-degree of each destination, int64[num_dst]."""
+        return self.indptr[1:] - self.indptr[:-1]
+
+    @cached_property
+    def dst(self) -> torch.Tensor:
+        """Destination of each edge in CSC order, int64[num_edges]."""
+        rows = torch.arange(self.num_dst, dtype=torch.int64, device=self.indptr.device)
+        return torch.repeat_interleave(rows, self.degrees, output_size=self.num_edges)
+
+    @cached_property
+    def csr_index(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Row pointers and columns of the num_dst x num_src matrix, in one integer type for torch."""
+        small = self.num_edges < 2**31 and self.indices.dtype == torch.int32
+        dtype = torch.int32 if small else torch.int64
+        return self.indptr.to(dtype), self.indices.to(dtype)
+
+    @cached_property
+    def transposed(self) -> tuple["Adjacency", torch.Tensor]:
+        """The same edges by source, and int64[num_edges], the CSC position of each edge in that order."""
+        order = torch.argsort(self.indices, stable=True)
+        rows = self.dst[order].to(self.indices.dtype)
+        return Adjacency(_indptr(self.indices, self.num_src), rows, self.num_dst), order
+
+    def to_csc_order(self, values: torch.Tensor) -> torch.Tensor:
+        """Reorder rows from edge id order to CSC order. Local; no communication."""
+        return values if self.perm is None else values[self.perm]
+
+    def to_eid_order(self, values: torch.Tensor) -> torch.Tensor:
+        """Reorder rows from CSC order to edge id order. Local; no communication."""
+        if self.perm is None:
+            return values
+        inverse = torch.empty_like(self.perm)
+        inverse[self.perm] = torch.arange(self.num_edges, device=self.perm.device)
+        return values[inverse]
+
+    def to(self, device: torch.device) -> "Adjacency":
+        """Return the structure on ``device``; layouts already made move along. Local; no communication."""
+        if self.indptr.device == device:
+            return self
+        perm = None if self.perm is None else self.perm.to(device)
+        moved = Adjacency(self.indptr.to(device), self.indices.to(device), self.num_src, perm)
+        if "transposed" in self.__dict__:
+            turned, order = self.transposed
+            moved.__dict__["transposed"] = (turned.to(device), order.to(device))
+        return moved
+
+
+def _indptr(index: torch.Tensor, num_rows: int) -> torch.Tensor:
+    """Return int64[num_rows + 1], where each row starts in ``index`` sorted."""
+    indptr = torch.zeros(num_rows + 1, dtype=torch.int64, device=index.device)
+    torch.cumsum(torch.bincount(index, minlength=num_rows), 0, out=indptr[1:])
+    return indptr
