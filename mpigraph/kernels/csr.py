@@ -1,0 +1,175 @@
+"""Build, clean and transpose adjacency arrays by counting sorts; move nodes between parts to restore balance.
+
+Plain loops over arrays; the caller allocates every output. ``fill`` arrays start as a copy of
+``indptr[:-1]`` and hold, while edges are placed, the next free position of each row. All are stable: edges
+of equal key keep their order.
+"""
+
+from typing import Any
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+__all__ = [
+    "asymmetry",
+    "count_keys",
+    "drop_repeats",
+    "place_both_ways",
+    "place_edges",
+    "rebalance",
+    "transpose",
+]
+
+Array = npt.NDArray[Any]
+
+
+@numba.njit(nogil=True, cache=True)
+def count_keys(keys: Array, base: int, counts: Array) -> None:
+    """Add the number of occurrences of each key. Local; no communication.
+
+    keys: int64[m].  base: added to each key.  counts: int64[n], increased here.
+    """
+    for i in range(len(keys)):
+        counts[base + keys[i]] += 1
+
+
+@numba.njit(nogil=True, cache=True)
+def place_edges(
+    keys: Array, values: Array, first_id: int, fill: Array, out_values: Array, out_ids: Array
+) -> None:
+    """Place a chunk of edges into the rows given by their keys. Local; no communication.
+
+    keys, values: int64[m], the two ends.  first_id: edge id of the first.  fill: int64[n], advanced here.
+    out_values, out_ids: int32 or int64[all edges], filled here.
+    """
+    for i in range(len(keys)):
+        position = fill[keys[i]]
+        fill[keys[i]] = position + 1
+        out_values[position] = values[i]
+        out_ids[position] = first_id + i
+
+
+@numba.njit(nogil=True, cache=True)
+def transpose(indptr: Array, values: Array, ids: Array, fill: Array, out_rows: Array, out_ids: Array) -> None:
+    """Turn rows of values into values of rows; each result row is sorted. Local; no communication.
+
+    indptr: int64[n + 1].  values, ids: int[m], entries of the rows.  fill: int64[k], advanced here.
+    out_rows, out_ids: int[m], filled here: for each value the rows that held it, with their ids.
+    """
+    for row in range(len(indptr) - 1):
+        for i in range(indptr[row], indptr[row + 1]):
+            position = fill[values[i]]
+            fill[values[i]] = position + 1
+            out_rows[position] = row
+            out_ids[position] = ids[i]
+
+
+@numba.njit(nogil=True, cache=True)
+def place_both_ways(src: Array, dst: Array, src_base: int, dst_base: int, fill: Array, out: Array) -> None:
+    """Place each edge of a chunk into the rows of both ends, self loops left out. Local; no communication.
+
+    src, dst: int64[m].  src_base, dst_base: added to the ids.  fill: int64[n], advanced here.
+    out: int32 or int64[2 m], filled here.
+    """
+    for i in range(len(src)):
+        u, v = src_base + src[i], dst_base + dst[i]
+        if u == v:
+            continue
+        out[fill[u]] = v
+        fill[u] += 1
+        out[fill[v]] = u
+        fill[v] += 1
+
+
+@numba.njit(nogil=True, cache=True)
+def drop_repeats(indptr: Array, ends: Array, indices: Array, mark: Array, out_indptr: Array) -> int:
+    """Keep the first of equal entries of each row and close the gaps, in place. Local; no communication.
+
+    indptr: int64[n + 1].  ends: int64[n], where each row really ends.  indices: int[m], compacted here.
+    mark: int[n] of -1, scratch.  out_indptr: int64[n + 1], filled here.  Returns the number of entries kept.
+    """
+    kept = 0
+    for row in range(len(ends)):
+        begin, end = indptr[row], ends[row]
+        out_indptr[row] = kept
+        for i in range(begin, end):
+            value = indices[i]
+            if mark[value] != row:
+                mark[value] = row
+                indices[kept] = value
+                kept += 1
+    out_indptr[len(ends)] = kept
+    return kept
+
+
+@numba.njit(nogil=True, cache=True)
+def asymmetry(indptr: Array, indices: Array) -> int:
+    """Return 0 for a symmetric adjacency without repeats or self loops. Local; no communication.
+
+    Sums a 64-bit hash of the pair (smaller, larger end), with its sign by direction: both directions
+    cancel, and a missing one leaves a remainder except with probability 2**-64.
+
+    indptr: int64[n + 1].  indices: int[m].
+    """
+    remainder = np.uint64(0)
+    for row in range(len(indptr) - 1):
+        for i in range(indptr[row], indptr[row + 1]):
+            value = indices[i]
+            low, high = min(row, value), max(row, value)
+            word = np.uint64(low) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(high)
+            word ^= word >> np.uint64(31)
+            word *= np.uint64(0xBF58476D1CE4E5B9)
+            word ^= word >> np.uint64(27)
+            word *= np.uint64(0x94D049BB133111EB)
+            if row < value:
+                remainder += word
+            elif row > value:
+                remainder -= word
+            else:
+                return 1
+    return 0 if remainder == np.uint64(0) else 1
+
+
+@numba.njit(nogil=True, cache=True)
+def rebalance(
+    indptr: Array, indices: Array, weights: Array, limits: Array, max_loss: int, loads: Array, parts: Array
+) -> int:
+    """Move nodes out of overloaded parts to where most of their neighbours are. Local; no communication.
+
+    A node moves if a criterion that it counts in is over its limit in its part, if the target stays within
+    all limits, and if the cut grows by no more than ``max_loss`` edges.
+
+    indptr: int64[n + 1], indices: int[m]: symmetric adjacency.  weights: int64[n, criteria].
+    limits: int64[criteria].  loads: int64[parts, criteria], kept up to date here.  parts: int32[n], changed
+        here.
+    Returns the number of moves.
+    """
+    num_parts, num_criteria = loads.shape
+    links = np.zeros(num_parts, np.int64)
+    moves = 0
+    for node in range(len(parts)):
+        here = parts[node]
+        over = False
+        for c in range(num_criteria):
+            if weights[node, c] > 0 and loads[here, c] > limits[c]:
+                over = True
+        if not over:
+            continue
+        links[:] = 0
+        for i in range(indptr[node], indptr[node + 1]):
+            links[parts[indices[i]]] += 1
+        best = -1
+        for there in range(num_parts):
+            fits = there != here and links[here] - links[there] <= max_loss
+            for c in range(num_criteria):
+                if weights[node, c] > 0 and loads[there, c] + weights[node, c] > limits[c]:
+                    fits = False
+            if fits and (best < 0 or links[there] > links[best]):
+                best = there
+        if best >= 0:
+            loads[here] -= weights[node]
+            loads[best] += weights[node]
+            parts[node] = best
+            moves += 1
+    return moves

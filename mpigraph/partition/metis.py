@@ -1,0 +1,167 @@
+"""Assign nodes to parts by METIS: few edges cut, parts balanced. The only module that knows pymetis.
+
+METIS wants a symmetric adjacency without self loops and crashes on anything else, so the adjacency is built
+here, from chunks of edges, and checked. Its 64-bit build needs several times the memory of the adjacency;
+nothing else is held meanwhile. pymetis passes one weight for each node; several balance criteria go to
+METIS's own entry point of the same library when it is exported, and are combined into one weight otherwise.
+"""
+
+import ctypes
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pymetis
+from pymetis import _internal
+
+from mpigraph.errors import InvalidArgumentError, PartitionError
+from mpigraph.kernels.csr import asymmetry, count_keys, drop_repeats, place_both_ways, rebalance
+from mpigraph.log import get_logger
+from mpigraph.partition.balance import Criteria, limits, loads_of, measured_balance, one_weight
+from mpigraph.partition.random import random_assign
+from mpigraph.partition.source import GraphSource, edge_chunks
+
+__all__ = ["Adjacency", "metis_assign", "symmetric_adjacency"]
+
+MAX_CONSTRAINTS = 8
+_METIS_OK = 1
+_METIS_OPTIONS = 40
+
+Ids = npt.NDArray[np.int64]
+Parts = npt.NDArray[np.int32]
+
+
+class Adjacency(NamedTuple):
+    """Undirected simple graph over all nodes: indptr int64[n + 1], indices int[m]."""
+
+    indptr: Ids
+    indices: npt.NDArray[np.integer]
+
+
+def metis_assign(
+    source: GraphSource,
+    num_parts: int,
+    criteria: Criteria,
+    *,
+    seed: int = 0,
+    objtype: str = "cut",
+    recursive: bool = False,
+) -> Parts:
+    """Assign every node of every type to a part. Local; no communication.
+
+    All relations count alike. A graph that METIS cannot cut (no edges, fewer nodes than parts) is spread
+    evenly.
+
+    Args:
+        source: the graph.
+        num_parts: number of parts.
+        criteria: what to balance.
+        seed: equal seeds give equal assignments.
+        objtype: minimise the edges cut ("cut") or the communication volume ("vol").
+        recursive: recursive bisection instead of k-way.
+
+    Returns:
+        int32[all nodes], types one after the other.
+    """
+    if objtype not in ("cut", "vol"):
+        raise InvalidArgumentError(f"objtype must be 'cut' or 'vol' (got {objtype!r})")
+    total = int(source.node_bases[-1])
+    if num_parts == 1:
+        return np.zeros(total, np.int32)
+    adjacency = symmetric_adjacency(source)
+    if total <= num_parts or len(adjacency.indices) == 0:
+        return random_assign(source, num_parts, seed)
+    usable = {name: weights for name, weights in criteria.items() if weights.sum() >= 10 * num_parts}
+    parts = _call_metis(adjacency, num_parts, usable, seed, objtype, recursive)
+    return _restore_balance(adjacency, parts, num_parts, criteria)
+
+
+def symmetric_adjacency(source: GraphSource) -> Adjacency:
+    """Return the undirected simple graph of all relations together. Local; no communication."""
+    bases = source.node_bases
+    total = int(bases[-1])
+    counts = np.zeros(total + 1, np.int64)
+    for relation_id in range(len(source.edges)):
+        src_base, dst_base = (int(bases[i]) for i in source.schema.ends(relation_id))
+        for _, src, dst in edge_chunks(source, relation_id):
+            count_keys(src, src_base + 1, counts)
+            count_keys(dst, dst_base + 1, counts)
+    indptr = np.cumsum(counts)
+    indices = np.empty(int(indptr[-1]), np.int32 if total < 2**31 else np.int64)
+    fill = indptr[:-1].copy()
+    for relation_id in range(len(source.edges)):
+        src_base, dst_base = (int(bases[i]) for i in source.schema.ends(relation_id))
+        for _, src, dst in edge_chunks(source, relation_id):
+            place_both_ways(src, dst, src_base, dst_base, fill, indices)
+    kept = drop_repeats(indptr, fill, indices, np.full(total, -1, indices.dtype), counts)
+    if asymmetry(counts, indices[:kept]) != 0:
+        raise PartitionError("the adjacency for METIS came out asymmetric")
+    return Adjacency(counts, indices[:kept])
+
+
+def _call_metis(
+    adjacency: Adjacency, num_parts: int, criteria: Criteria, seed: int, objtype: str, recursive: bool
+) -> Parts:
+    wide = pymetis.zero_copy_dtype()
+    indptr, indices = adjacency.indptr.astype(wide, copy=False), adjacency.indices.astype(wide, copy=False)
+    kway = getattr(ctypes.CDLL(_internal.__file__), "METIS_PartGraphKway", None)
+    several = 1 < len(criteria) <= MAX_CONSTRAINTS and kway is not None
+    if several and not recursive:
+        weights = np.ascontiguousarray(np.stack(list(criteria.values()), axis=1).astype(wide))
+        return _call_multi_constraint(indptr, indices, weights, num_parts, seed, objtype)
+    options = pymetis.Options(seed=seed)
+    if not recursive:
+        options.objtype = int(pymetis.ObjType.VOL if objtype == "vol" else pymetis.ObjType.CUT)
+    uniform = len(criteria) == 1 and len(set(map(int, np.unique(next(iter(criteria.values())))))) == 1
+    weight = None if uniform or not criteria else one_weight(criteria).astype(wide)
+    graph = pymetis.CSRAdjacency(indptr, indices)
+    found = pymetis.part_graph(num_parts, graph, vweights=weight, recursive=recursive, options=options)
+    return np.asarray(found.vertex_part, dtype=np.int32)
+
+
+def _call_multi_constraint(
+    indptr: npt.NDArray[np.integer],
+    indices: npt.NDArray[np.integer],
+    weights: npt.NDArray[np.integer],
+    num_parts: int,
+    seed: int,
+    objtype: str,
+) -> Parts:
+    """Call METIS_PartGraphKway with one weight for each criterion (METIS manual, section 5.5)."""
+    library = ctypes.CDLL(_internal.__file__)
+    integer = ctypes.c_int64 if indptr.dtype.itemsize == 8 else ctypes.c_int32
+    options = np.full(_METIS_OPTIONS, -1, indptr.dtype)
+    options[int(pymetis.OptionKey.SEED)] = seed
+    options[int(pymetis.OptionKey.OBJTYPE)] = int(
+        pymetis.ObjType.VOL if objtype == "vol" else pymetis.ObjType.CUT
+    )
+    found = np.zeros(len(indptr) - 1, indptr.dtype)
+    cut = integer(0)
+
+    def number(value: int) -> "ctypes._CArgObject":
+        return ctypes.byref(integer(value))
+
+    def address(array: npt.NDArray[np.integer]) -> ctypes.c_void_p:
+        return ctypes.c_void_p(array.ctypes.data)
+
+    status = library.METIS_PartGraphKway(
+        number(len(found)), number(weights.shape[1]), address(indptr), address(indices), address(weights),
+        None, None, number(num_parts), None, None, address(options), ctypes.byref(cut), address(found),
+    )  # fmt: skip
+    if status != _METIS_OK:
+        raise PartitionError(f"METIS failed with status {status}")
+    return found.astype(np.int32)
+
+
+def _restore_balance(adjacency: Adjacency, parts: Parts, num_parts: int, criteria: Criteria) -> Parts:
+    """Move nodes greedily while a criterion is over its limit: first moves that cost nothing, then any."""
+    weights = np.ascontiguousarray(np.stack(list(criteria.values()), axis=1))
+    bounds = limits(criteria, num_parts)
+    loads = np.stack([loads_of(column, parts, num_parts) for column in criteria.values()], axis=1)
+    before = measured_balance(criteria, parts, num_parts)
+    for max_loss in (0, 1, 4, 16, 2**62):
+        if (loads <= bounds).all():
+            break
+        moves = rebalance(adjacency.indptr, adjacency.indices, weights, bounds, max_loss, loads, parts)
+        get_logger().info("balance %s: moved %d nodes", before, moves)
+    return parts

@@ -1,0 +1,270 @@
+"""Partition a graph: assign, relabel, write the shards and the configuration. One process; no MPI."""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from mpigraph.errors import InvalidArgumentError
+from mpigraph.graph.book import RangeBook
+from mpigraph.graph.schema import relation_key
+from mpigraph.log import get_logger
+from mpigraph.partition.balance import balance_criteria, measured_balance
+from mpigraph.partition.metis import metis_assign
+from mpigraph.partition.random import random_assign
+from mpigraph.partition.relabel import NodeOrder, RelationCSC, order_nodes, relabel_relation
+from mpigraph.partition.source import Feature, GraphSource, edge_chunks, release
+from mpigraph.storage.format import (
+    edge_feature_name,
+    node_feature_name,
+    node_orig_ids_name,
+    relation_dataset_name,
+)
+from mpigraph.storage.part_config import FeatureInfo, PartConfig
+from mpigraph.storage.shard import ShardWriter
+
+__all__ = ["PartitionResult", "Progress", "memory_forecast", "partition_source"]
+
+PART_METHODS = ("metis", "random")
+_CHUNK_BYTES = 64 << 20
+
+Array = npt.NDArray[Any]
+Parts = npt.NDArray[np.int32]
+Progress: TypeAlias = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, eq=False)
+class PartitionResult:
+    """What :func:`partition_source` made.
+
+    Attributes:
+        config_path: the configuration file.
+        orig_nids: for each node type int64[n], new id -> original id.
+        orig_eids: for each relation int32 or int64[m], new id -> original position in the edge list.
+        report: edge cut and balance.
+    """
+
+    config_path: Path
+    orig_nids: tuple[npt.NDArray[np.int64], ...]
+    orig_eids: tuple[Array, ...]
+    report: Mapping[str, Any]
+
+
+def partition_source(
+    source: GraphSource,
+    graph_name: str,
+    num_parts: int,
+    out_path: str | os.PathLike[str],
+    part_method: str = "metis",
+    *,
+    balance_classes: Mapping[str, Array] | None = None,
+    balance_edges: bool = False,
+    objtype: str = "cut",
+    recursive: bool = False,
+    seed: int = 0,
+    keep_edge_ids: bool = True,
+    progress: Progress | None = None,
+) -> PartitionResult:
+    """Partition a graph and write it. Local; no communication.
+
+    Args:
+        source: the graph.
+        graph_name: name of the configuration file and of the graph.
+        num_parts: number of parts; may exceed the number of nodes.
+        out_path: directory, created if missing.
+        part_method: "metis" or "random".
+        balance_classes: node type -> int[nodes]; each class is spread evenly over the parts.
+        balance_edges: spread the edges (by destination) evenly too.
+        objtype: METIS's objective, "cut" or "vol".
+        recursive: METIS's recursive bisection instead of its k-way method.
+        seed: equal seeds give equal results.
+        keep_edge_ids: return ``orig_eids`` (they are in the shards anyway); False saves their memory.
+        progress: called with (stage, done, total).
+
+    Raises:
+        InvalidArgumentError: an argument is not usable.
+        GraphDataError: the graph contradicts itself.
+    """
+    _check_arguments(graph_name, num_parts, part_method)
+    tell = progress or _silent
+    tell("check edges", 0, 1)
+    source.check_edges()
+    tell("check edges", 1, 1)
+    tell(f"assign nodes ({part_method})", 0, 1)
+    criteria = balance_criteria(source, balance_classes, balance_edges)
+    if part_method == "metis":
+        parts = metis_assign(source, num_parts, criteria, seed=seed, objtype=objtype, recursive=recursive)
+    else:
+        parts = random_assign(source, num_parts, seed)
+    report = {"balance": measured_balance(criteria, parts, num_parts), **_edge_cut(source, parts)}
+    del criteria
+    tell(f"assign nodes ({part_method})", 1, 1)
+    get_logger().info("%s in %d parts by %s: %s", graph_name, num_parts, part_method, report)
+    bases = source.node_bases
+    orders = [order_nodes(parts[bases[i] : bases[i + 1]], num_parts) for i in range(len(source.num_nodes))]
+    writer = _Writer(source, graph_name, num_parts, Path(out_path), orders, tell)
+    edge_offsets, orig_eids = writer.write_relations(keep_edge_ids)
+    writer.write_node_features()
+    book = RangeBook(source.schema, tuple(order.offsets for order in orders), edge_offsets)
+    config = PartConfig(
+        graph_name, part_method, book, _feature_infos(source.schema.ntypes, source.node_feats),
+        _feature_infos([relation_key(relation) for relation in source.schema.relations], source.edge_feats),
+        PartConfig.default_files(num_parts), report,
+    )  # fmt: skip
+    path = config.write(out_path)
+    return PartitionResult(path, tuple(order.orig_ids for order in orders), orig_eids, report)
+
+
+def memory_forecast(
+    num_nodes: int, num_edges: int, part_method: str = "metis", input_bytes: int = 0
+) -> dict[str, int]:
+    """Return an estimate of the peak memory of each stage, in bytes. Local; no communication.
+
+    Args:
+        num_nodes: all nodes.
+        num_edges: all directed edges.
+        part_method: "metis" or "random".
+        input_bytes: what the input holds in memory (0 for memory-mapped files).
+    """
+    chunk = 3 * _CHUNK_BYTES
+    stages = {"assign nodes": input_bytes + chunk + 24 * num_nodes}
+    if part_method == "metis":
+        stages["assign nodes"] = input_bytes + chunk + 200 * num_nodes + 115 * num_edges
+    stages["relabel edges"] = input_bytes + chunk + 60 * num_nodes + 16 * num_edges
+    stages["write features"] = input_bytes + chunk + 60 * num_nodes + 4 * num_edges
+    return stages
+
+
+class _Writer:
+    """Writes the shards of one graph: relation by relation, then part by part."""
+
+    def __init__(
+        self,
+        source: GraphSource,
+        name: str,
+        num_parts: int,
+        out: Path,
+        orders: list[NodeOrder],
+        tell: Progress,
+    ) -> None:
+        self._source, self._name, self._num_parts = source, name, num_parts
+        self._orders, self._tell = orders, tell
+        files = PartConfig.default_files(num_parts)
+        self._paths = [{key: out / path for key, path in table.items()} for table in files]
+
+    def write_relations(self, keep: bool) -> tuple[tuple[npt.NDArray[np.int64], ...], tuple[Array, ...]]:
+        """Write ``graph.h5`` and ``edge_feat.h5`` of all parts; return edge offsets and original edge ids."""
+        schema, offsets, orig_eids = self._source.schema, [], []
+        with ExitStack() as stack:
+            graphs = [stack.enter_context(self._open(k, "part_graph")) for k in range(self._num_parts)]
+            feats = [stack.enter_context(self._open(k, "edge_feats")) for k in range(self._num_parts)]
+            for i, ntype in enumerate(schema.ntypes):
+                for k, graph in enumerate(graphs):
+                    begin, end = self._orders[i].offsets[k : k + 2]
+                    graph.add(node_orig_ids_name(ntype), self._orders[i].orig_ids[begin:end])
+            for relation_id, relation in enumerate(schema.relations):
+                src_type, dst_type = schema.ends(relation_id)
+                src_order, dst_order = self._orders[src_type], self._orders[dst_type]
+                csc = relabel_relation(self._source, relation_id, src_order, dst_order)
+                offsets.append(csc.indptr[dst_order.offsets])
+                for k in range(self._num_parts):
+                    key = relation_key(relation)
+                    own_src, own_dst = src_order.offsets[k : k + 2], dst_order.offsets[k : k + 2]
+                    _write_relation(graphs[k], key, csc, own_src, own_dst)
+                    rows = csc.orig_ids[offsets[-1][k] : offsets[-1][k + 1]]
+                    for name, feature in self._source.edge_feats.get(key, {}).items():
+                        _write_feature(feats[k], edge_feature_name(key, name), feature, rows)
+                    done = relation_id * self._num_parts + k + 1
+                    self._tell("write topology", done, len(schema.relations) * self._num_parts)
+                if keep:
+                    orig_eids.append(csc.orig_ids)
+        return tuple(offsets), tuple(orig_eids)
+
+    def write_node_features(self) -> None:
+        """Write ``node_feat.h5`` of all parts."""
+        for k in range(self._num_parts):
+            with self._open(k, "node_feats") as writer:
+                for i, ntype in enumerate(self._source.schema.ntypes):
+                    begin, end = self._orders[i].offsets[k : k + 2]
+                    for name, feature in self._source.node_feats.get(ntype, {}).items():
+                        rows = self._orders[i].orig_ids[begin:end]
+                        _write_feature(writer, node_feature_name(ntype, name), feature, rows)
+            self._tell("write node features", k + 1, self._num_parts)
+
+    def _open(self, part: int, which: str) -> ShardWriter:
+        return ShardWriter(self._paths[part][which], self._name, part)
+
+
+def _write_relation(
+    writer: ShardWriter,
+    key: str,
+    csc: RelationCSC,
+    own_src: npt.NDArray[np.int64],
+    own_dst: npt.NDArray[np.int64],
+) -> None:
+    """Write the own destinations' in-edges, and the out degrees of the own sources."""
+    indptr = csc.indptr[own_dst[0] : own_dst[1] + 1]
+    begin, end = int(indptr[0]), int(indptr[-1])
+    writer.add(relation_dataset_name(key, "indptr"), indptr - begin)
+    writer.add(relation_dataset_name(key, "indices"), csc.indices[begin:end])
+    writer.add(relation_dataset_name(key, "out_degrees"), csc.out_degrees[own_src[0] : own_src[1]])
+    writer.create(relation_dataset_name(key, "orig_ids"), (end - begin,), "int64")
+    for rows in _row_chunks(begin, end, 8):
+        writer.write(csc.orig_ids[rows].astype(np.int64))
+
+
+def _write_feature(writer: ShardWriter, name: str, feature: Feature, rows: Array) -> None:
+    """Write chosen rows of a feature, a chunk at a time."""
+    values = feature.values
+    writer.create(name, (len(rows), *values.shape[1:]), feature.dtype)
+    row_bytes = values.dtype.itemsize * int(np.prod(values.shape[1:]))
+    for chunk in _row_chunks(0, len(rows), row_bytes):
+        writer.write(np.asarray(values[rows[chunk]]))
+    release(values)
+
+
+def _row_chunks(begin: int, end: int, row_bytes: int) -> Iterator[slice]:
+    step = max(1, _CHUNK_BYTES // max(row_bytes, 1))
+    for first in range(begin, end, step):
+        yield slice(first, min(first + step, end))
+
+
+def _edge_cut(source: GraphSource, parts: Parts) -> dict[str, Any]:
+    """Count the edges whose ends lie in different parts."""
+    bases, cut, total = source.node_bases, 0, 0
+    for relation_id in range(len(source.edges)):
+        src_base, dst_base = (bases[i] for i in source.schema.ends(relation_id))
+        for _, src, dst in edge_chunks(source, relation_id):
+            cut += int(np.count_nonzero(parts[src + src_base] != parts[dst + dst_base]))
+            total += len(src)
+    return {"edges_cut": cut, "edge_cut_fraction": round(cut / max(total, 1), 4)}
+
+
+def _feature_infos(
+    owners: list[str] | tuple[str, ...], features: Mapping[str, Mapping[str, Feature]]
+) -> dict[str, dict[str, FeatureInfo]]:
+    return {
+        owner: {
+            name: FeatureInfo(f.dtype, tuple(f.values.shape[1:]))
+            for name, f in features.get(owner, {}).items()
+        }
+        for owner in owners
+    }
+
+
+def _check_arguments(graph_name: str, num_parts: int, part_method: str) -> None:
+    if part_method not in PART_METHODS:
+        raise InvalidArgumentError(f"part_method must be one of {list(PART_METHODS)} (got {part_method!r})")
+    if num_parts < 1:
+        raise InvalidArgumentError(f"num_parts must be >= 1 (got {num_parts})")
+    if not graph_name or "/" in graph_name or graph_name.startswith("."):
+        raise InvalidArgumentError(f"graph_name must be usable as a file name (got {graph_name!r})")
+
+
+def _silent(stage: str, done: int, total: int) -> None:
+    """Report to nobody."""

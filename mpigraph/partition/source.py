@@ -1,0 +1,159 @@
+"""What is to be partitioned, as plain numpy: types, counts, edges, features. Arrays may be memory-mapped
+files.
+"""
+
+import mmap
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from mpigraph.errors import GraphDataError
+from mpigraph.graph.schema import Schema, relation_key
+from mpigraph.storage.format import logical_dtype, storage_dtype
+
+__all__ = ["Feature", "GraphSource", "edge_chunks", "release"]
+
+Array = npt.NDArray[Any]
+Ids = npt.NDArray[np.int64]
+
+EDGES_PER_CHUNK = 1 << 22
+
+
+class Feature(NamedTuple):
+    """Rows of a feature in their storage dtype, and their logical dtype ("bfloat16" is stored as uint16)."""
+
+    values: Array
+    dtype: str
+
+    @classmethod
+    def of(cls, values: Array) -> "Feature":
+        """Return a feature whose logical dtype is that of the array; bool is stored as uint8."""
+        name = logical_dtype(values.dtype)
+        return cls(values.view(storage_dtype(name)) if name == "bool" else values, name)
+
+
+Features = Mapping[str, Mapping[str, Feature]]
+
+
+@dataclass(frozen=True, eq=False)
+class GraphSource:
+    """A graph to partition.
+
+    Local; no communication.
+
+    Attributes:
+        schema: the types.
+        num_nodes: number of nodes of each type.
+        edges: for each relation ``(src, dst)``, integer arrays of one length; repeated edges and self loops
+            are allowed.
+        node_feats: node type -> name -> feature with one row for each node.
+        edge_feats: ``"src:rel:dst"`` -> name -> feature with one row for each edge.
+    """
+
+    schema: Schema
+    num_nodes: tuple[int, ...]
+    edges: tuple[tuple[Array, Array], ...]
+    node_feats: Features = field(default_factory=dict)
+    edge_feats: Features = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if len(self.num_nodes) != len(self.schema.ntypes):
+            raise GraphDataError(
+                f"{len(self.schema.ntypes)} node types but {len(self.num_nodes)} node counts"
+            )
+        if len(self.edges) != len(self.schema.relations):
+            raise GraphDataError(f"{len(self.schema.relations)} relations but {len(self.edges)} edge lists")
+        for relation, (src, dst) in zip(self.schema.relations, self.edges, strict=True):
+            if (
+                src.ndim != 1
+                or src.shape != dst.shape
+                or src.dtype.kind not in "iu"
+                or dst.dtype.kind not in "iu"
+            ):
+                raise GraphDataError(
+                    f"edges of {relation} must be two integer arrays of one length "
+                    f"(got {src.dtype}{list(src.shape)} and {dst.dtype}{list(dst.shape)})"
+                )
+        keys = [relation_key(relation) for relation in self.schema.relations]
+        _check_features("node", self.node_feats, dict(zip(self.schema.ntypes, self.num_nodes, strict=True)))
+        _check_features(
+            "edge", self.edge_feats, dict(zip(keys, (len(src) for src, _ in self.edges), strict=True))
+        )
+
+    def num_edges(self, relation_id: int = 0) -> int:
+        """Return the number of edges of a relation. Local; no communication."""
+        return len(self.edges[relation_id][0])
+
+    @property
+    def node_bases(self) -> Ids:
+        """int64[types + 1]: where each type begins when all nodes are counted through."""
+        return np.concatenate([[0], np.cumsum(self.num_nodes)]).astype(np.int64)
+
+    def check_edges(self) -> None:
+        """Check that every endpoint exists. Local; no communication.
+
+        Raises:
+            GraphDataError: names the relation, the first bad edge and the bad id.
+        """
+        for relation_id, relation in enumerate(self.schema.relations):
+            src_type, dst_type = self.schema.ends(relation_id)
+            for first, src, dst in edge_chunks(self, relation_id):
+                for end, ids, ntype_id in (("source", src, src_type), ("destination", dst, dst_type)):
+                    _check_endpoints(relation, end, ids, self.num_nodes[ntype_id], first)
+
+
+def edge_chunks(
+    source: GraphSource, relation_id: int, size: int = EDGES_PER_CHUNK
+) -> Iterator[tuple[int, Ids, Ids]]:
+    """Yield ``(first edge, src, dst)`` with src and dst int64[<= size]. Local; no communication."""
+    src, dst = source.edges[relation_id]
+    for first in range(0, len(src), size):
+        chunk = slice(first, first + size)
+        yield first, np.array(src[chunk], dtype=np.int64), np.array(dst[chunk], dtype=np.int64)
+    release(src)
+    release(dst)
+
+
+def release(array: Array) -> None:
+    """Let the pages of a memory-mapped array go, so that they do not count as ours.
+
+    Local; no communication.
+    """
+    base: Any = array
+    while base is not None and not isinstance(base, mmap.mmap):
+        base = getattr(base, "base", None)
+    if base is not None and hasattr(mmap, "MADV_DONTNEED"):
+        base.madvise(mmap.MADV_DONTNEED)
+
+
+def _check_endpoints(relation: tuple[str, str, str], end: str, ids: Ids, count: int, first: int) -> None:
+    if len(ids) == 0 or (int(ids.min()) >= 0 and int(ids.max()) < count):
+        return
+    bad = int(np.flatnonzero((ids < 0) | (ids >= count))[0])
+    raise GraphDataError(
+        f"edge {first + bad} of {relation} has {end} {ids[bad]}, but that node type has {count} nodes"
+    )
+
+
+def _check_features(what: str, features: Features, counts: Mapping[str, int]) -> None:
+    for owner, table in features.items():
+        if owner not in counts:
+            raise GraphDataError(f"{what} features for unknown type {owner!r} (there are {list(counts)})")
+        for name, feature in table.items():
+            if not name or any(character in name for character in ":/~"):
+                raise GraphDataError(
+                    f"{what} feature name {name!r} of {owner!r} is empty or contains ':', '/' or '~'"
+                )
+            if feature.values.ndim < 1 or len(feature.values) != counts[owner]:
+                raise GraphDataError(
+                    f"{what} feature {name!r} of {owner!r} must have {counts[owner]} rows "
+                    f"(got shape {list(feature.values.shape)})"
+                )
+            if feature.values.dtype != storage_dtype(feature.dtype):
+                raise GraphDataError(
+                    f"{what} feature {name!r} of {owner!r} is {feature.dtype}, to be stored as "
+                    f"{storage_dtype(feature.dtype)} (got {feature.values.dtype})"
+                )
