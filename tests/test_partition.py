@@ -65,7 +65,9 @@ def check_round_trip(source, result, num_parts):
             begin, end = book.edge_range(k, r)
             orig = result.orig_eids[r][begin:end]
             with ShardReader(config.part_path(k, "part_graph")) as graph:
-                fields = {f: graph.read(f"relations/{key}/{f}") for f in ("indptr", "indices", "out_degrees", "orig_ids")}
+                fields = {
+                    f: graph.read(f"relations/{key}/{f}") for f in ("indptr", "indices", "out_degrees", "orig_ids")
+                }
             assert fields["indices"].dtype == np.int32 and np.array_equal(fields["orig_ids"], orig)
             assert fields["indptr"][0] == 0 and fields["indptr"][-1] == end - begin
             first, last = book.node_range(k, d)
@@ -148,9 +150,7 @@ def test_balance_of_classes_and_edges(tmp_path, num_parts):
     src, dst = power_law(2000, 20000)
     train = (np.arange(2000) < 300).astype(np.int8)  # training nodes are neighbours in the ids
     source = homogeneous(2000, np.concatenate([src, dst]), np.concatenate([dst, src]))
-    result = partition_source(
-        source, "g", num_parts, tmp_path, balance_classes={"_N": train}, balance_edges=True
-    )
+    result = partition_source(source, "g", num_parts, tmp_path, balance_classes={"_N": train}, balance_edges=True)
     assert set(result.report["balance"]) == {"nodes class 0", "nodes class 1", "edges"}
     assert max(result.report["balance"].values()) < 1.1
     check_round_trip(source, result, num_parts)

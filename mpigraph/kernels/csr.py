@@ -35,9 +35,7 @@ def count_keys(keys: Array, base: int, counts: Array) -> None:
 
 
 @numba.njit(nogil=True, cache=True)
-def place_edges(
-    keys: Array, values: Array, first_id: int, fill: Array, out_values: Array, out_ids: Array
-) -> None:
+def place_edges(keys: Array, values: Array, first_id: int, fill: Array, out_values: Array, out_ids: Array) -> None:
     """Place a chunk of edges into the rows given by their keys. Local; no communication.
 
     keys, values: int64[m], the two ends.  first_id: edge id of the first.  fill: int64[n], advanced here.

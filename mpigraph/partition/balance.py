@@ -39,9 +39,8 @@ def balance_criteria(
         if classes is not None and name in classes:
             labels = np.asarray(classes[name]).astype(np.int64).reshape(-1)
             if len(labels) != source.num_nodes[i] or (labels < 0).any():
-                raise GraphDataError(
-                    f"balance classes of {name!r} must be {source.num_nodes[i]} numbers >= 0 (got {len(labels)})"
-                )
+                expected = f"{source.num_nodes[i]} numbers >= 0"
+                raise GraphDataError(f"balance classes of {name!r} must be {expected} (got {len(labels)})")
         for label in np.unique(labels):
             title = f"nodes {name}" if len(names) > 1 else "nodes"
             title += f" class {label}" if classes is not None and name in classes else ""
@@ -52,9 +51,7 @@ def balance_criteria(
     return found
 
 
-def loads_of(
-    weights: npt.NDArray[np.int64], parts: npt.NDArray[np.int32], num_parts: int
-) -> npt.NDArray[np.int64]:
+def loads_of(weights: npt.NDArray[np.int64], parts: npt.NDArray[np.int32], num_parts: int) -> npt.NDArray[np.int64]:
     """Return int64[num_parts], the weight in each part. Local; no communication."""
     return np.bincount(parts, weights=weights, minlength=num_parts).astype(np.int64)
 
@@ -65,7 +62,8 @@ def limits(criteria: Criteria, num_parts: int) -> npt.NDArray[np.int64]:
     Local; no communication.
     """
     means = np.array([weights.sum() / num_parts for weights in criteria.values()])
-    return np.maximum(np.floor(means * TOLERANCE), np.ceil(means)).astype(np.int64)
+    bounds: npt.NDArray[np.float64] = np.maximum(np.floor(means * TOLERANCE), np.ceil(means))
+    return bounds.astype(np.int64)
 
 
 def measured_balance(criteria: Criteria, parts: npt.NDArray[np.int32], num_parts: int) -> dict[str, float]:
@@ -84,7 +82,8 @@ def one_weight(criteria: Criteria) -> npt.NDArray[np.int64]:
     combined weight can still be heavy in one and light in another, which the measured balance shows.
     """
     shares = [weights / weights.mean() for weights in criteria.values() if weights.any()]
-    return np.maximum(np.rint(1000.0 * np.mean(shares, axis=0)), 1).astype(np.int64)
+    combined: npt.NDArray[np.float64] = np.rint(1000.0 * np.mean(shares, axis=0))
+    return np.maximum(combined.astype(np.int64), 1)
 
 
 def _in_degrees(source: GraphSource) -> npt.NDArray[np.int64]:

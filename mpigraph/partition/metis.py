@@ -7,7 +7,7 @@ METIS's own entry point of the same library when it is exported, and are combine
 """
 
 import ctypes
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +35,7 @@ class Adjacency(NamedTuple):
     """Undirected simple graph over all nodes: indptr int64[n + 1], indices int[m]."""
 
     indptr: Ids
-    indices: npt.NDArray[np.integer]
+    indices: npt.NDArray[Any]
 
 
 def metis_assign(
@@ -132,9 +132,7 @@ def _call_multi_constraint(
     integer = ctypes.c_int64 if indptr.dtype.itemsize == 8 else ctypes.c_int32
     options = np.full(_METIS_OPTIONS, -1, indptr.dtype)
     options[int(pymetis.OptionKey.SEED)] = seed
-    options[int(pymetis.OptionKey.OBJTYPE)] = int(
-        pymetis.ObjType.VOL if objtype == "vol" else pymetis.ObjType.CUT
-    )
+    options[int(pymetis.OptionKey.OBJTYPE)] = int(pymetis.ObjType.VOL if objtype == "vol" else pymetis.ObjType.CUT)
     found = np.zeros(len(indptr) - 1, indptr.dtype)
     cut = integer(0)
 

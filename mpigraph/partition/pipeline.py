@@ -120,9 +120,7 @@ def partition_source(
     return PartitionResult(path, tuple(order.orig_ids for order in orders), orig_eids, report)
 
 
-def memory_forecast(
-    num_nodes: int, num_edges: int, part_method: str = "metis", input_bytes: int = 0
-) -> dict[str, int]:
+def memory_forecast(num_nodes: int, num_edges: int, part_method: str = "metis", input_bytes: int = 0) -> dict[str, int]:
     """Return an estimate of the peak memory of each stage, in bytes. Local; no communication.
 
     Args:
@@ -249,10 +247,7 @@ def _feature_infos(
     owners: list[str] | tuple[str, ...], features: Mapping[str, Mapping[str, Feature]]
 ) -> dict[str, dict[str, FeatureInfo]]:
     return {
-        owner: {
-            name: FeatureInfo(f.dtype, tuple(f.values.shape[1:]))
-            for name, f in features.get(owner, {}).items()
-        }
+        owner: {name: FeatureInfo(f.dtype, tuple(f.values.shape[1:])) for name, f in features.get(owner, {}).items()}
         for owner in owners
     }
 

@@ -21,9 +21,7 @@ def random_assign(source: GraphSource, num_parts: int, seed: int = 0) -> npt.NDA
     """
     rng = np.random.default_rng(seed)
     assignment = np.empty(int(source.node_bases[-1]), np.int32)
-    first = (
-        0  # the type after this one continues where it stopped, so that small types do not all meet in part 0
-    )
+    first = 0  # the type after this one continues where it stopped, so that small types do not all meet in part 0
     for base, count in zip(source.node_bases[:-1], source.num_nodes, strict=True):
         assignment[base : base + count] = (rng.permutation(count) + first) % num_parts
         first = (first + count) % num_parts

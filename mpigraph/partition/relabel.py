@@ -59,9 +59,7 @@ def order_nodes(assignment: npt.NDArray[np.int32], num_parts: int) -> NodeOrder:
     return NodeOrder(orig_ids, new_ids, offsets)
 
 
-def relabel_relation(
-    source: GraphSource, relation_id: int, src_order: NodeOrder, dst_order: NodeOrder
-) -> RelationCSC:
+def relabel_relation(source: GraphSource, relation_id: int, src_order: NodeOrder, dst_order: NodeOrder) -> RelationCSC:
     """Sort the edges of a relation by (new destination, new source, original edge). Local; no communication.
 
     Two counting sorts: by source, then by destination. Takes 2 * (4 + 4) bytes an edge while fewer than

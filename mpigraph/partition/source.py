@@ -61,27 +61,18 @@ class GraphSource:
 
     def __post_init__(self) -> None:
         if len(self.num_nodes) != len(self.schema.ntypes):
-            raise GraphDataError(
-                f"{len(self.schema.ntypes)} node types but {len(self.num_nodes)} node counts"
-            )
+            raise GraphDataError(f"{len(self.schema.ntypes)} node types but {len(self.num_nodes)} node counts")
         if len(self.edges) != len(self.schema.relations):
             raise GraphDataError(f"{len(self.schema.relations)} relations but {len(self.edges)} edge lists")
         for relation, (src, dst) in zip(self.schema.relations, self.edges, strict=True):
-            if (
-                src.ndim != 1
-                or src.shape != dst.shape
-                or src.dtype.kind not in "iu"
-                or dst.dtype.kind not in "iu"
-            ):
+            if src.ndim != 1 or src.shape != dst.shape or src.dtype.kind not in "iu" or dst.dtype.kind not in "iu":
                 raise GraphDataError(
                     f"edges of {relation} must be two integer arrays of one length "
                     f"(got {src.dtype}{list(src.shape)} and {dst.dtype}{list(dst.shape)})"
                 )
         keys = [relation_key(relation) for relation in self.schema.relations]
         _check_features("node", self.node_feats, dict(zip(self.schema.ntypes, self.num_nodes, strict=True)))
-        _check_features(
-            "edge", self.edge_feats, dict(zip(keys, (len(src) for src, _ in self.edges), strict=True))
-        )
+        _check_features("edge", self.edge_feats, dict(zip(keys, (len(src) for src, _ in self.edges), strict=True)))
 
     def num_edges(self, relation_id: int = 0) -> int:
         """Return the number of edges of a relation. Local; no communication."""
@@ -105,9 +96,7 @@ class GraphSource:
                     _check_endpoints(relation, end, ids, self.num_nodes[ntype_id], first)
 
 
-def edge_chunks(
-    source: GraphSource, relation_id: int, size: int = EDGES_PER_CHUNK
-) -> Iterator[tuple[int, Ids, Ids]]:
+def edge_chunks(source: GraphSource, relation_id: int, size: int = EDGES_PER_CHUNK) -> Iterator[tuple[int, Ids, Ids]]:
     """Yield ``(first edge, src, dst)`` with src and dst int64[<= size]. Local; no communication."""
     src, dst = source.edges[relation_id]
     for first in range(0, len(src), size):
@@ -133,9 +122,7 @@ def _check_endpoints(relation: tuple[str, str, str], end: str, ids: Ids, count: 
     if len(ids) == 0 or (int(ids.min()) >= 0 and int(ids.max()) < count):
         return
     bad = int(np.flatnonzero((ids < 0) | (ids >= count))[0])
-    raise GraphDataError(
-        f"edge {first + bad} of {relation} has {end} {ids[bad]}, but that node type has {count} nodes"
-    )
+    raise GraphDataError(f"edge {first + bad} of {relation} has {end} {ids[bad]}, but that node type has {count} nodes")
 
 
 def _check_features(what: str, features: Features, counts: Mapping[str, int]) -> None:
@@ -144,9 +131,7 @@ def _check_features(what: str, features: Features, counts: Mapping[str, int]) ->
             raise GraphDataError(f"{what} features for unknown type {owner!r} (there are {list(counts)})")
         for name, feature in table.items():
             if not name or any(character in name for character in ":/~"):
-                raise GraphDataError(
-                    f"{what} feature name {name!r} of {owner!r} is empty or contains ':', '/' or '~'"
-                )
+                raise GraphDataError(f"{what} feature name {name!r} of {owner!r} is empty or contains ':', '/' or '~'")
             if feature.values.ndim < 1 or len(feature.values) != counts[owner]:
                 raise GraphDataError(
                     f"{what} feature {name!r} of {owner!r} must have {counts[owner]} rows "
