@@ -43,8 +43,7 @@ class Frame(MutableMapping[str, torch.Tensor]):
         tensor = as_tensor(values)
         if tensor.dim() == 0 or tensor.shape[0] != self.num_rows:
             raise GraphDataError(
-                f"feature {name!r} on {self.owner} must have {self.num_rows} rows "
-                f"(got shape {tuple(tensor.shape)})"
+                f"feature {name!r} on {self.owner} must have {self.num_rows} rows (got shape {tuple(tensor.shape)})"
             )
         self._columns[name] = tensor
 
@@ -127,9 +126,7 @@ class TypedFields(MutableMapping[str, dict[K, torch.Tensor]]):
             )
         for key in values:
             if key not in self._frames:
-                raise InvalidArgumentError(
-                    f"feature {name!r}: unknown type {key!r} (have {list(self._frames)})"
-                )
+                raise InvalidArgumentError(f"feature {name!r}: unknown type {key!r} (have {list(self._frames)})")
         for key, tensor in values.items():
             self._frames[key][name] = tensor
 

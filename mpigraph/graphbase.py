@@ -14,11 +14,11 @@ from typing import Any, ClassVar, TypeVar
 import numpy.typing as npt
 import torch
 
-from mpigraph.adjacency import Adjacency
 from mpigraph.base import ALL, as_ids
 from mpigraph.errors import InvalidArgumentError, NodeTypeError, OutOfRangeError
 from mpigraph.frame import Frame, Frames, fields_of
 from mpigraph.graph.schema import Relation, Schema
+from mpigraph.inedges import InEdges
 
 __all__ = ["EdgesView", "GraphBase", "NodesView", "Space"]
 
@@ -78,7 +78,7 @@ class GraphBase(ABC):
         """Return source and destination of each edge, int64, by edge id."""
 
     @abstractmethod
-    def _adjacency(self, relation: Relation) -> Adjacency:
+    def _in_edges(self, relation: Relation) -> InEdges:
         """Return the edges of a relation by destination."""
 
     # -- types -----------------------------------------------------------------------------------------------
@@ -129,11 +129,11 @@ class GraphBase(ABC):
 
     def num_src_nodes(self, ntype: str | None = None) -> int:
         """Return the number of source nodes of a type, or of all types. Local; no communication."""
-        return _count(self._frames.src, ntype)
+        return count(self._frames.src, ntype)
 
     def num_dst_nodes(self, ntype: str | None = None) -> int:
         """Return the number of destination nodes of a type, or of all types. Local; no communication."""
-        return _count(self._frames.dst, ntype)
+        return count(self._frames.dst, ntype)
 
     def num_edges(self, etype: Etype = None) -> int:
         """Return the number of edges of a relation, or of all. Local; no communication."""
@@ -216,13 +216,13 @@ class GraphBase(ABC):
     def in_degrees(self, v: Ids | str = ALL, etype: Etype = None) -> torch.Tensor:
         """Return the in-degrees of destinations ``v`` (all by default), int64. Local; no communication."""
         relation = self.to_canonical_etype(etype)
-        return _pick(self._adjacency(relation).degrees, v, f"node of type {relation[2]!r}")
+        return _pick(self._in_edges(relation).degrees, v, f"node of type {relation[2]!r}")
 
     def out_degrees(self, u: Ids | str = ALL, etype: Etype = None) -> torch.Tensor:
         """Return the out-degrees of sources ``u`` (all by default), int64. Local; no communication."""
         relation = self.to_canonical_etype(etype)
-        adjacency = self._adjacency(relation)
-        degrees = torch.bincount(adjacency.indices, minlength=adjacency.num_src)
+        in_edges = self._in_edges(relation)
+        degrees = torch.bincount(in_edges.indices, minlength=in_edges.num_src)
         return _pick(degrees, u, f"node of type {relation[0]!r}")
 
     @property
@@ -281,10 +281,19 @@ def check_range(ids: torch.Tensor, num: int, what: str) -> None:
         raise OutOfRangeError(f"{what}: {int(ids[bad][0])} (there are {num})")
 
 
-def _count(frames: dict[str, Frame], ntype: str | None) -> int:
+def count(frames: dict[str, Frame], ntype: str | None) -> int:
+    """Return the rows of the frame of a type; None means all types. Local; no communication."""
     if ntype is None:
         return sum(frame.num_rows for frame in frames.values())
     return frame_of(frames, ntype).num_rows
+
+
+def exact_device(device: torch.device | str) -> torch.device:
+    """Return the device with its index, as tensors name it: "cuda" is "cuda:0". Local; no communication."""
+    device = torch.device(device)
+    if device.type == "cpu" or device.index is not None:
+        return device
+    return torch.empty(0, device=device).device
 
 
 def _pick(degrees: torch.Tensor, ids: Ids | str, what: str) -> torch.Tensor:

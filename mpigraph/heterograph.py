@@ -10,12 +10,13 @@ from typing import Any
 import numpy.typing as npt
 import torch
 
-from mpigraph.adjacency import Adjacency
 from mpigraph.base import as_ids
 from mpigraph.errors import EdgeTypeError, GraphDataError, InvalidArgumentError
 from mpigraph.frame import Frame, Frames, fields_of
 from mpigraph.graph.schema import DEFAULT_ETYPE, Relation, Schema
-from mpigraph.graphbase import GraphBase, NodesView, _count
+from mpigraph.graphbase import NodesView, count, exact_device
+from mpigraph.inedges import InEdges
+from mpigraph.passing import MessagePassing
 
 __all__ = ["HeteroGraph", "graph", "heterograph", "to_bidirected"]
 
@@ -23,7 +24,7 @@ Column = torch.Tensor | npt.ArrayLike | Sequence[int]
 EdgeList = tuple[Column, Column]
 
 
-class HeteroGraph(GraphBase):
+class HeteroGraph(MessagePassing):
     """A graph of typed relations in memory; made by :func:`graph` and :func:`heterograph`.
 
     Local; no communication.
@@ -45,7 +46,7 @@ class HeteroGraph(GraphBase):
         device = next((src.device for src, _ in edges.values()), torch.device("cpu"))
         super().__init__(schema, Frames(nodes, nodes, edge), device)
         self._edges = dict(edges)
-        self._adjacencies: dict[Relation, Adjacency] = {}
+        self._structures: dict[Relation, InEdges] = {}
 
     def __repr__(self) -> str:
         if self.is_homogeneous:
@@ -64,7 +65,7 @@ class HeteroGraph(GraphBase):
 
     def num_nodes(self, ntype: str | None = None) -> int:
         """Return the number of nodes of a type, or of all types. Local; no communication."""
-        return _count(self._frames.src, ntype)
+        return count(self._frames.src, ntype)
 
     number_of_nodes = num_nodes
 
@@ -83,7 +84,7 @@ class HeteroGraph(GraphBase):
 
         Local; no communication.
         """
-        device = _exact(device)
+        device = exact_device(device)
         if device == self.device:
             return self
         edges = {r: (src.to(device), dst.to(device)) for r, (src, dst) in self._edges.items()}
@@ -91,18 +92,18 @@ class HeteroGraph(GraphBase):
         moved = HeteroGraph(self._schema, edges, counts)
         moved._device = device
         moved._frames = self._frames.to(device)
-        moved._adjacencies = {r: adjacency.to(device) for r, adjacency in self._adjacencies.items()}
+        moved._structures = {r: in_edges.to(device) for r, in_edges in self._structures.items()}
         return moved
 
     def _coo(self, relation: Relation) -> tuple[torch.Tensor, torch.Tensor]:
         return self._edges[relation]
 
-    def _adjacency(self, relation: Relation) -> Adjacency:
-        if relation not in self._adjacencies:
+    def _in_edges(self, relation: Relation) -> InEdges:
+        if relation not in self._structures:
             src, dst = self._edges[relation]
             sizes = self.num_nodes(relation[0]), self.num_nodes(relation[2])
-            self._adjacencies[relation] = Adjacency.from_coo(src, dst, *sizes)
-        return self._adjacencies[relation]
+            self._structures[relation] = InEdges.from_coo(src, dst, *sizes)
+        return self._structures[relation]
 
 
 def graph(edges: EdgeList, num_nodes: int | None = None) -> HeteroGraph:
@@ -119,9 +120,7 @@ def graph(edges: EdgeList, num_nodes: int | None = None) -> HeteroGraph:
     return heterograph({DEFAULT_ETYPE: edges}, counts)
 
 
-def heterograph(
-    data_dict: Mapping[Relation, EdgeList], num_nodes_dict: Mapping[str, int] | None = None
-) -> HeteroGraph:
+def heterograph(data_dict: Mapping[Relation, EdgeList], num_nodes_dict: Mapping[str, int] | None = None) -> HeteroGraph:
     """Make a graph of typed relations. Types and relations are ordered by name, as in DGL.
 
     Local; no communication.
@@ -140,9 +139,9 @@ def heterograph(
             raise EdgeTypeError(f"an edge type is a triple (src_type, rel, dst_type) (got {relation!r})")
     edges = {relation: _columns(relation, data_dict[relation]) for relation in sorted(data_dict)}
     counts = dict(num_nodes_dict or {})
-    for ntype, count in counts.items():
-        if count < 0:
-            raise InvalidArgumentError(f"number of nodes of type {ntype!r} must be >= 0 (got {count})")
+    for ntype, num in counts.items():
+        if num < 0:
+            raise InvalidArgumentError(f"number of nodes of type {ntype!r} must be >= 0 (got {num})")
     _check_or_infer(edges, counts)
     return HeteroGraph(Schema(tuple(sorted(counts)), tuple(edges)), edges, counts)
 
@@ -203,11 +202,3 @@ def _check_or_infer(
                 )
             if ntype not in given:
                 counts[ntype] = max(counts.get(ntype, 0), limit)
-
-
-def _exact(device: torch.device | str) -> torch.device:
-    """Return the device with its index, so that "cuda" equals "cuda:0" when that is current."""
-    device = torch.device(device)
-    if device.type == "cpu" or device.index is not None:
-        return device
-    return torch.empty(0, device=device).device

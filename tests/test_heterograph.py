@@ -53,9 +53,7 @@ def test_empty_graphs(edges):
 def test_typed_counts_and_features():
     g = typed()
     assert g.ntypes == ["item", "user"] and g.etypes == ["follows", "rates"]
-    assert (
-        g.num_nodes() == 8 and g.num_nodes("item") == 5 and g.num_edges() == 5 and g.num_edges("rates") == 3
-    )
+    assert g.num_nodes() == 8 and g.num_nodes("item") == 5 and g.num_edges() == 5 and g.num_edges("rates") == 3
     assert g.to_canonical_etype("rates") == RATES and not g.is_homogeneous
     g.nodes["user"].data["x"] = torch.eye(3)
     g.edges["rates"].data["w"] = np.ones(3)
@@ -115,7 +113,7 @@ def test_to_bidirected_adds_reverses_once():
 @pytest.mark.parametrize(
     ("edges", "counts", "error", "message"),
     [
-        ({RATES: ([0, 9], [1, 1])}, {"user": 3, "item": 2}, GraphDataError, r"rates.*edge 1: source 9 is not in"),
+        ({RATES: ([0, 9], [1, 1])}, {"user": 3, "item": 2}, GraphDataError, "rates.*edge 1: source 9 is"),
         ({RATES: ([0, 1], [0, -1])}, None, GraphDataError, r"edge 1: destination -1"),
         ({RATES: ([0, 1], [0])}, None, GraphDataError, "2 sources but 1 destinations"),
         ({RATES: ([0.5], [0])}, None, GraphDataError, "must be integers"),

@@ -5,16 +5,17 @@ In a block they are the same; in an in-memory graph ``perm`` leads from CSC posi
 layouts are made on first use and kept.
 """
 
+import warnings
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 import torch
 
-__all__ = ["Adjacency"]
+__all__ = ["InEdges"]
 
 
 @dataclass(frozen=True, eq=False)
-class Adjacency:
+class InEdges:
     """Edges of one relation by destination. Local; no communication.
 
     Attributes:
@@ -30,7 +31,7 @@ class Adjacency:
     perm: torch.Tensor | None = None
 
     @classmethod
-    def from_coo(cls, src: torch.Tensor, dst: torch.Tensor, num_src: int, num_dst: int) -> "Adjacency":
+    def from_coo(cls, src: torch.Tensor, dst: torch.Tensor, num_src: int, num_dst: int) -> "InEdges":
         """Group edges by destination, keeping the order of edge ids within one. Local; no communication.
 
         Args:
@@ -75,11 +76,37 @@ class Adjacency:
         return self.indptr.to(dtype), self.indices.to(dtype)
 
     @cached_property
-    def transposed(self) -> tuple["Adjacency", torch.Tensor]:
+    def transposed(self) -> tuple["InEdges", torch.Tensor]:
         """The same edges by source, and int64[num_edges], the CSC position of each edge in that order."""
         order = torch.argsort(self.indices, stable=True)
         rows = self.dst[order].to(self.indices.dtype)
-        return Adjacency(_indptr(self.indices, self.num_src), rows, self.num_dst), order
+        return InEdges(_indptr(self.indices, self.num_src), rows, self.num_dst), order
+
+    @cached_property
+    def coo(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Source and destination of each edge by edge id, int64[num_edges] each."""
+        return self.to_eid_order(self.indices.to(torch.int64)), self.to_eid_order(self.dst)
+
+    def matrix(self, dtype: torch.dtype, values: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the sparse CSR matrix num_dst x num_src. Local; no communication.
+
+        Args:
+            dtype: type of the ones, if there are no values.
+            values: [num_edges], in CSC order; None means ones, and the matrix is kept.
+        """
+        if values is None and dtype in self._unit_matrices:
+            return self._unit_matrices[dtype]
+        _swallow_beta_warning()
+        data = torch.ones(self.num_edges, dtype=dtype, device=self.indices.device) if values is None else values
+        shape = self.num_dst, self.num_src
+        matrix = torch.sparse_csr_tensor(*self.csr_index, data, shape, check_invariants=False)
+        if values is None:
+            self._unit_matrices[dtype] = matrix
+        return matrix
+
+    @cached_property
+    def _unit_matrices(self) -> dict[torch.dtype, torch.Tensor]:
+        return {}
 
     def to_csc_order(self, values: torch.Tensor) -> torch.Tensor:
         """Reorder rows from edge id order to CSC order. Local; no communication."""
@@ -93,16 +120,24 @@ class Adjacency:
         inverse[self.perm] = torch.arange(self.num_edges, device=self.perm.device)
         return values[inverse]
 
-    def to(self, device: torch.device) -> "Adjacency":
+    def to(self, device: torch.device) -> "InEdges":
         """Return the structure on ``device``; layouts already made move along. Local; no communication."""
         if self.indptr.device == device:
             return self
         perm = None if self.perm is None else self.perm.to(device)
-        moved = Adjacency(self.indptr.to(device), self.indices.to(device), self.num_src, perm)
+        moved = InEdges(self.indptr.to(device), self.indices.to(device), self.num_src, perm)
         if "transposed" in self.__dict__:
             turned, order = self.transposed
             moved.__dict__["transposed"] = (turned.to(device), order.to(device))
         return moved
+
+
+@cache
+def _swallow_beta_warning() -> None:
+    """Make torch tell, unheard, that its CSR tensors are in beta state; it tells once in a process."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.sparse_csr_tensor(torch.tensor([0, 0]), torch.tensor([], dtype=torch.int64), torch.tensor([]), (1, 1))
 
 
 def _indptr(index: torch.Tensor, num_rows: int) -> torch.Tensor:

@@ -1,0 +1,182 @@
+"""Aggregation of messages at their destinations.
+
+Sums and means of source features, plain or weighted by one number for each edge, are products with a sparse CSR
+matrix by torch's kernels: no row for each edge is ever made, and no gradient work is done for features that need
+none. Everything else is evaluated edge by edge and then reduced.
+"""
+
+import math
+
+import torch
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+from mpigraph.frame import Frame
+from mpigraph.inedges import InEdges
+from mpigraph.messages import EdgeBatch, Message, Operand, Reduce, edge_values
+
+__all__ = ["aggregate", "reduce_rows", "spmm"]
+
+_CHUNK = 1 << 22
+"""Numbers gathered at a time for the gradient of edge weights."""
+
+
+def aggregate(
+    in_edges: InEdges,
+    frames: tuple[Frame, Frame, Frame],
+    message: Message,
+    reduce: Reduce,
+    empty: float = 0.0,
+) -> torch.Tensor:
+    """Return the reduced messages, one row for each destination. Local; no communication.
+
+    Args:
+        in_edges: the edges.
+        frames: frame of the sources, of the destinations, of the edges.
+        message: what travels.
+        reduce: how it is reduced.
+        empty: what the maximum or minimum of no message is; sum and mean of none are 0.
+    """
+    if reduce.op in ("sum", "mean"):
+        factors = _as_product(message, frames, in_edges)
+        if factors is not None:
+            total = spmm(in_edges, *factors)
+            return _by_degree(total, in_edges) if reduce.op == "mean" else total
+    edges = EdgeBatch.of(frames, in_edges.indices, in_edges.dst, in_edges.perm)
+    return reduce_rows(in_edges, edge_values(message, edges), reduce.op, empty)
+
+
+def spmm(in_edges: InEdges, x: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
+    """Sum source rows over the in-edges of each destination. Local; no communication.
+
+    float16 and bfloat16 are summed in float32; integers are gathered.
+
+    Args:
+        in_edges: the edges.
+        x: [num_src, ...], source features.
+        weights: [num_edges], in CSC order; None means ones.
+
+    Returns:
+        [num_dst, ...], of the type of ``x``.
+    """
+    if x.dtype not in (torch.float32, torch.float64):
+        if x.is_floating_point():
+            weights = None if weights is None else weights.float()
+            return spmm(in_edges, x.float(), weights).to(x.dtype)
+        rows = x.index_select(0, in_edges.indices)
+        rows = rows if weights is None else rows * weights.reshape(-1, *[1] * (x.dim() - 1))
+        return reduce_rows(in_edges, rows, "sum")
+    flat = x.reshape(x.shape[0], math.prod(x.shape[1:]))
+    total: torch.Tensor = _Spmm.apply(flat, weights, in_edges)  # type: ignore[no-untyped-call]
+    return total.reshape(in_edges.num_dst, *x.shape[1:])
+
+
+def reduce_rows(in_edges: InEdges, rows: torch.Tensor, op: str, empty: float = 0.0) -> torch.Tensor:
+    """Reduce one row for each edge to one row for each destination. Local; no communication.
+
+    Args:
+        in_edges: the edges.
+        rows: [num_edges, ...], in CSC order.
+        op: "sum", "mean", "max" or "min".
+        empty: the maximum or minimum of no row.
+
+    Returns:
+        [num_dst, ...].
+    """
+    if op in ("sum", "mean"):
+        wide = torch.float32 if rows.dtype in (torch.float16, torch.bfloat16) else rows.dtype
+        zeros = torch.zeros(in_edges.num_dst, *rows.shape[1:], dtype=wide, device=rows.device)
+        total = zeros.index_add(0, in_edges.dst, rows.to(wide)).to(rows.dtype)
+        return _by_degree(total, in_edges) if op == "mean" else total
+    if not rows.is_floating_point() and math.isinf(empty):
+        limits = torch.iinfo(rows.dtype)
+        empty = limits.min if empty < 0 else limits.max
+    if in_edges.num_edges == 0:
+        return rows.new_full((in_edges.num_dst, *rows.shape[1:]), empty)
+    if rows.is_floating_point():
+        best = torch.segment_reduce(rows, op, offsets=in_edges.indptr)
+    else:
+        best = _extreme_of_integers(in_edges, rows, op)
+    lonely = (in_edges.degrees == 0).reshape(-1, *[1] * (rows.dim() - 1))
+    return best.masked_fill(lonely, empty)
+
+
+class _Spmm(torch.autograd.Function):
+    """``A @ x`` with A the num_dst x num_src matrix of the edges; the transposed is made only if x needs it."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: FunctionCtx, x: torch.Tensor, weights: torch.Tensor | None, in_edges: InEdges
+    ) -> torch.Tensor:
+        """Local; no communication."""
+        ctx.in_edges = in_edges  # type: ignore[attr-defined]
+        ctx.num_cols = x.shape[1]  # type: ignore[attr-defined]
+        # x is needed again only for the gradient of the weights
+        keep_x = weights is not None and ctx.needs_input_grad[1]  # type: ignore[attr-defined]
+        ctx.save_for_backward(x if keep_x else None, weights)  # type: ignore[arg-type]
+        if in_edges.num_edges == 0 or x.shape[1] == 0:
+            return x.new_zeros(in_edges.num_dst, x.shape[1])
+        return in_edges.matrix(x.dtype, weights) @ x
+
+    @staticmethod
+    @once_differentiable  # type: ignore[misc, untyped-decorator]
+    def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
+        """Local; no communication."""
+        in_edges: InEdges = ctx.in_edges  # type: ignore[attr-defined]
+        x, weights = ctx.saved_tensors  # type: ignore[attr-defined]
+        grad_x = grad_weights = None
+        if ctx.needs_input_grad[0]:  # type: ignore[attr-defined]
+            grad_x = _transposed_product(in_edges, grad, weights)
+        if weights is not None and ctx.needs_input_grad[1]:  # type: ignore[attr-defined]
+            grad_weights = _sampled_dot(in_edges, x, grad).to(weights.dtype)
+        return grad_x, grad_weights, None
+
+
+def _transposed_product(in_edges: InEdges, grad: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
+    """Return A^T @ grad."""
+    if in_edges.num_edges == 0 or grad.shape[1] == 0:
+        return grad.new_zeros(in_edges.num_src, grad.shape[1])
+    turned, order = in_edges.transposed
+    return turned.matrix(grad.dtype, None if weights is None else weights[order]) @ grad.contiguous()
+
+
+def _sampled_dot(in_edges: InEdges, x: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+    """Return x[src] . grad[dst] for each edge, in chunks so that no row for each edge is held."""
+    step = max(1, _CHUNK // max(1, x.shape[1]))
+    dots = x.new_empty(in_edges.num_edges)
+    for start in range(0, in_edges.num_edges, step):
+        part = slice(start, start + step)
+        rows = x.index_select(0, in_edges.indices[part])
+        torch.sum(rows.mul_(grad.index_select(0, in_edges.dst[part])), 1, out=dots[part])
+    return dots
+
+
+def _as_product(
+    message: Message, frames: tuple[Frame, Frame, Frame], in_edges: InEdges
+) -> tuple[torch.Tensor, torch.Tensor | None] | None:
+    """Return (source features, edge weights in CSC order) if the sum of the message is their product."""
+    if message.op == "copy" and message.lhs.side == "u":
+        return frames[0][message.lhs.field], None
+    if message.op != "mul" or message.rhs is None or {message.lhs.side, message.rhs.side} != {"u", "e"}:
+        return None
+    u, e = sorted((message.lhs, message.rhs), key=_is_edge)
+    x, weights = frames[0][u.field], frames[2][e.field]
+    scalar = weights.numel() == in_edges.num_edges and weights.dim() <= x.dim()
+    if not scalar or weights.dtype != x.dtype or not x.is_floating_point():
+        return None
+    return x, in_edges.to_csc_order(weights.reshape(-1))
+
+
+def _is_edge(operand: Operand) -> bool:
+    return operand.side == "e"
+
+
+def _by_degree(total: torch.Tensor, in_edges: InEdges) -> torch.Tensor:
+    """Divide each row by its in-degree; rows without in-edges stay 0."""
+    degrees = in_edges.degrees.clamp(min=1).reshape(-1, *[1] * (total.dim() - 1))
+    return total / degrees.to(total.dtype if total.is_floating_point() else torch.float32)
+
+
+def _extreme_of_integers(in_edges: InEdges, rows: torch.Tensor, op: str) -> torch.Tensor:
+    index = in_edges.dst.reshape(-1, *[1] * (rows.dim() - 1)).expand_as(rows)
+    best = rows.new_zeros(in_edges.num_dst, *rows.shape[1:])
+    return best.scatter_reduce_(0, index, rows, {"max": "amax", "min": "amin"}[op], include_self=False)

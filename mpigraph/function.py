@@ -1,0 +1,130 @@
+"""Built-in message and reduce functions, named as in ``dgl.function``.
+
+A function of this module only describes what to do; ``update_all`` and ``apply_edges`` do it. ``u`` is the source of
+an edge, ``v`` its destination, ``e`` the edge itself; ``u_mul_e("h", "w", "m")`` multiplies the source's ``h`` by the
+edge's ``w`` and calls the result ``m``.
+"""
+
+from typing import Literal, Protocol
+
+from mpigraph.messages import Message, Operand, Reduce
+
+__all__ = [
+    "copy_e",
+    "copy_u",
+    "max",
+    "mean",
+    "min",
+    "sum",
+    "u_add_v",
+    "u_sub_v",
+    "u_mul_v",
+    "u_div_v",
+    "u_dot_v",
+    "u_add_e",
+    "u_sub_e",
+    "u_mul_e",
+    "u_div_e",
+    "u_dot_e",
+    "v_add_u",
+    "v_sub_u",
+    "v_mul_u",
+    "v_div_u",
+    "v_dot_u",
+    "v_add_e",
+    "v_sub_e",
+    "v_mul_e",
+    "v_div_e",
+    "v_dot_e",
+    "e_add_u",
+    "e_sub_u",
+    "e_mul_u",
+    "e_div_u",
+    "e_dot_u",
+    "e_add_v",
+    "e_sub_v",
+    "e_mul_v",
+    "e_div_v",
+    "e_dot_v",
+]
+
+
+Side = Literal["u", "v", "e"]
+
+
+class BinaryMessage(Protocol):
+    """A message function of two fields. Local; no communication."""
+
+    def __call__(self, lhs_field: str, rhs_field: str, out: str) -> Message:
+        """Send ``lhs op rhs`` as ``out``."""
+
+
+def copy_u(u: str, out: str) -> Message:
+    """Send the source's field ``u`` as ``out``. Local; no communication."""
+    return Message("copy", Operand("u", u), None, out)
+
+
+def copy_e(e: str, out: str) -> Message:
+    """Send the edge's field ``e`` as ``out``. Local; no communication."""
+    return Message("copy", Operand("e", e), None, out)
+
+
+def sum(msg: str, out: str) -> Reduce:
+    """Add up the messages. Local; no communication."""
+    return Reduce("sum", msg, out)
+
+
+def mean(msg: str, out: str) -> Reduce:
+    """Average the messages. Local; no communication."""
+    return Reduce("mean", msg, out)
+
+
+def max(msg: str, out: str) -> Reduce:
+    """Take the largest message, entry by entry. Local; no communication."""
+    return Reduce("max", msg, out)
+
+
+def min(msg: str, out: str) -> Reduce:
+    """Take the smallest message, entry by entry. Local; no communication."""
+    return Reduce("min", msg, out)
+
+
+def _binary(lhs: Side, op: str, rhs: Side) -> BinaryMessage:
+    def message(lhs_field: str, rhs_field: str, out: str) -> Message:
+        return Message(op, Operand(lhs, lhs_field), Operand(rhs, rhs_field), out)
+
+    message.__name__ = message.__qualname__ = f"{lhs}_{op}_{rhs}"
+    message.__doc__ = f"Send ``{lhs}[lhs_field] {op} {rhs}[rhs_field]`` as ``out``. Local; no communication."
+    return message
+
+
+u_add_v = _binary("u", "add", "v")
+u_sub_v = _binary("u", "sub", "v")
+u_mul_v = _binary("u", "mul", "v")
+u_div_v = _binary("u", "div", "v")
+u_dot_v = _binary("u", "dot", "v")
+u_add_e = _binary("u", "add", "e")
+u_sub_e = _binary("u", "sub", "e")
+u_mul_e = _binary("u", "mul", "e")
+u_div_e = _binary("u", "div", "e")
+u_dot_e = _binary("u", "dot", "e")
+v_add_u = _binary("v", "add", "u")
+v_sub_u = _binary("v", "sub", "u")
+v_mul_u = _binary("v", "mul", "u")
+v_div_u = _binary("v", "div", "u")
+v_dot_u = _binary("v", "dot", "u")
+v_add_e = _binary("v", "add", "e")
+v_sub_e = _binary("v", "sub", "e")
+v_mul_e = _binary("v", "mul", "e")
+v_div_e = _binary("v", "div", "e")
+v_dot_e = _binary("v", "dot", "e")
+e_add_u = _binary("e", "add", "u")
+e_sub_u = _binary("e", "sub", "u")
+e_mul_u = _binary("e", "mul", "u")
+e_div_u = _binary("e", "div", "u")
+e_dot_u = _binary("e", "dot", "u")
+e_add_v = _binary("e", "add", "v")
+e_sub_v = _binary("e", "sub", "v")
+e_mul_v = _binary("e", "mul", "v")
+e_div_v = _binary("e", "div", "v")
+e_dot_v = _binary("e", "dot", "v")
