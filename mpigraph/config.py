@@ -4,12 +4,12 @@ Variables give defaults; arguments of :func:`mpigraph.distributed.initialize` wi
 """
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from typing import Any
 
 from mpigraph.errors import InvalidArgumentError
 
-__all__ = ["Config", "set_rendezvous"]
+__all__ = ["Config", "set_rendezvous", "unset"]
 
 _PREFIX = "MPIGRAPH_"
 
@@ -23,12 +23,14 @@ class Config:
         timeout: seconds that a wait may last before the watchdog ends the job.
         window: how shared windows are allocated: "auto", "allocate" or "create" (see ``mpi/window.py``).
         log_level: a level name of :mod:`logging`.
+        part_config: the partition configuration of graphs opened without naming one.
     """
 
     ranks_per_node: int = 0
     timeout: float = 300.0
     window: str = "auto"
     log_level: str = "WARNING"
+    part_config: str = ""
 
     def __post_init__(self) -> None:
         if self.ranks_per_node < 0:
@@ -39,17 +41,16 @@ class Config:
             raise InvalidArgumentError(f"window must be auto, allocate or create (got {self.window!r})")
 
     @classmethod
-    def from_env(cls, env: Mapping[str, str] | None = None) -> "Config":
-        """Read ``MPIGRAPH_<FIELD>`` for each field. Local; no communication.
+    def from_env(cls, **given: Any) -> "Config":
+        """Read ``MPIGRAPH_<FIELD>`` for each field that is not given. Local; no communication.
 
         Raises:
-            InvalidArgumentError: a variable does not parse; the message names it.
+            InvalidArgumentError: a value is not allowed or does not parse; the message names it.
         """
-        env = os.environ if env is None else env
-        values = {}
+        values = dict(given)
         for field in fields(cls):
-            text = env.get(_PREFIX + field.name.upper())
-            if text is None:
+            text = os.environ.get(_PREFIX + field.name.upper())
+            if text is None or field.name in given:
                 continue
             kind = type(field.default)
             try:
@@ -58,11 +59,14 @@ class Config:
                 raise InvalidArgumentError(
                     f"{_PREFIX}{field.name.upper()} must be a {kind.__name__} (got {text!r})"
                 ) from None
-        return cls(**values)  # type: ignore[arg-type]
+        return cls(**values)
 
 
-def set_rendezvous(rank: int, world_size: int, local_rank: int, address: str, port: int) -> None:
+def set_rendezvous(rank: int, world_size: int, local_rank: int, address: str, port: int) -> list[str]:
     """Set what ``torch.distributed``'s ``env://`` rendezvous reads, without overriding the user's values.
+
+    Returns:
+        The names that were set, for :func:`unset`.
 
     Local; no communication.
     """
@@ -73,5 +77,13 @@ def set_rendezvous(rank: int, world_size: int, local_rank: int, address: str, po
         "MASTER_ADDR": address,
         "MASTER_PORT": port,
     }
-    for name, value in wanted.items():
-        os.environ.setdefault(name, str(value))
+    ours = [name for name in wanted if name not in os.environ]
+    for name in ours:
+        os.environ[name] = str(wanted[name])
+    return ours
+
+
+def unset(names: list[str]) -> None:
+    """Remove variables that :func:`set_rendezvous` set. Local; no communication."""
+    for name in names:
+        os.environ.pop(name, None)

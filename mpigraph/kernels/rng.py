@@ -28,9 +28,21 @@ def mix64(x: np.uint64) -> np.uint64:
 
 
 @njit(nogil=True, cache=True)
-def combine(key: np.uint64, word: np.uint64) -> np.uint64:
-    """Return a new key from a key and one more word (order matters). Local; no communication."""
-    return mix64(np.uint64(key) ^ mix64(np.uint64(word)))
+def _combine(key: np.uint64, word: np.uint64) -> np.uint64:
+    return mix64(key ^ mix64(word))
+
+
+def combine(key: int | np.uint64, *words: int | np.uint64) -> np.uint64:
+    """Return a new key from a key and more words (their order matters). Local; no communication.
+
+    Args:
+        key: any integer; taken modulo 2**64.
+        words: likewise.
+    """
+    result = np.uint64(int(key) % 2**64)
+    for word in words:
+        result = np.uint64(_combine(result, np.uint64(int(word) % 2**64)))
+    return result
 
 
 @njit(nogil=True, cache=True, inline="always")
@@ -50,13 +62,17 @@ def uniform01(h: np.uint64) -> float:
 
 
 @njit(nogil=True, cache=True)
+def _fingerprint(ids: npt.NDArray[np.int64]) -> np.uint64:
+    total = np.uint64(len(ids))
+    for i in range(len(ids)):
+        total += mix64(np.uint64(ids[i]))
+    return mix64(total)
+
+
 def fingerprint(ids: npt.NDArray[np.int64]) -> np.uint64:
     """Hash a set of ids, whatever its order. Local; no communication.
 
     Args:
         ids: int64[n].
     """
-    total = np.uint64(len(ids))
-    for i in range(len(ids)):
-        total += mix64(np.uint64(ids[i]))
-    return mix64(total)
+    return np.uint64(_fingerprint(ids))

@@ -63,12 +63,16 @@ class Header:
         """Whether every rank's header is here. Local; no communication."""
         return bool(self._request.Test())
 
-    def wait(self, world: World, what: str, longest: float = 1e-4) -> None:
+    def wait(self, world: World, what: str) -> None:
         """Wait for every rank's header, with a deadline. Local; no communication."""
-        backoff = Backoff(spins=2000, longest=longest)
         with world.watch(what):
-            while not self._request.Test():
-                backoff.pause()
+            self.wait_long(longest=1e-4)
+
+    def wait_long(self, longest: float = 2e-3) -> None:
+        """Wait for every rank's header as long as it takes: the others may compute. Local; no communication."""
+        backoff = Backoff(spins=2000, longest=longest)
+        while not self._request.Test():
+            backoff.pause()
 
     @property
     def operations(self) -> _I64:

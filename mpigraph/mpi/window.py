@@ -14,7 +14,8 @@ Two ways to allocate, same behaviour above this file:
 :func:`window_kind` tries the first on a small window at start.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 
 import numpy as np
 import numpy.typing as npt
@@ -143,11 +144,12 @@ class RowWindow:
                 self._gather_far(host, rows, positions, words)
         return out
 
-    def scatter(self, ids: _I64, values: _Rows) -> None:
+    def scatter(self, ids: _I64, values: _Rows, hold: Callable[[int], AbstractContextManager[None]]) -> None:
         """Write ``values`` ([n, *row_shape], C-contiguous) to rows ``ids``; the last of equal rows wins.
 
-        One-sided; complete at the target when the call returns. The caller holds the host's mutex, see
-        ``mpi/mutex.py``; :meth:`hosts_of` says which.
+        ``hold(host)`` is the lock to hold while a host's rows are written (see ``mpi/mutex.py``).
+
+        One-sided; complete at the target when the call returns.
         """
         if not self._win:
             raise ClosedError("this window was closed")
@@ -156,12 +158,13 @@ class RowWindow:
         words = as_words(values)
         for host, positions in self._by_host(ids):
             rows = ids[positions] - self.offsets[host]
-            if host in self.segments:
-                table = self._words[host]
-                scatter_rows(words.view(table.dtype), positions, table, rows)
-                self._win.Sync()
-            else:
-                self._scatter_far(host, rows, positions, words)
+            with hold(host):
+                if host in self.segments:
+                    table = self._words[host]
+                    scatter_rows(words.view(table.dtype), positions, table, rows)
+                    self._win.Sync()
+                else:
+                    self._scatter_far(host, rows, positions, words)
 
     def owner(self, ids: _I64) -> npt.NDArray[np.int32]:
         """int32[n]: the host of each row. Local; no communication."""

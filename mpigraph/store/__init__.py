@@ -1,0 +1,1 @@
+"""A partitioned graph in memory: topology and row tensors in the hosts' windows."""

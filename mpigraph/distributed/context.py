@@ -1,0 +1,224 @@
+"""The running job as the public API sees it: ``initialize`` makes a :class:`Session`, ``exit_client`` ends it.
+
+DGL's API has no handle that says which job a tensor or loader belongs to, so the current session is kept here, in one
+place; everything below this folder gets it as an argument.
+"""
+
+import atexit
+import sys
+import threading
+from contextlib import ExitStack
+from typing import Any, ClassVar
+from weakref import WeakSet
+
+from mpi4py import MPI
+
+from mpigraph import config as settings
+from mpigraph.config import Config
+from mpigraph.dataloading.prefetch import Stoppable
+from mpigraph.errors import InvalidArgumentError, NotInitializedError
+from mpigraph.kernels import warm_up
+from mpigraph.log import get_logger, set_identity
+from mpigraph.mpi.watch import guard
+from mpigraph.mpi.world import World
+from mpigraph.service.control import Control
+from mpigraph.service.hops import Draw
+from mpigraph.service.protocol import Operation
+from mpigraph.service.sampling import NeighborService
+from mpigraph.service.server import serve
+from mpigraph.service.state import State
+
+__all__ = ["Session", "current", "exit_client", "initialize", "is_initialized"]
+
+_CALLS = 0x5EED  # separates draws made outside loaders from the epochs of loaders with the same seed
+
+
+class Session:
+    """One job, on a trainer.
+
+    Attributes:
+        state: what this rank holds.
+        control: how the trainers act together.
+        loops: epochs under way, to be stopped before the job ends.
+        handles: named tensors that are alive, by graph and name.
+    """
+
+    _current: ClassVar["Session | None"] = None
+
+    def __init__(self, state: State, control: Control) -> None:
+        self.state = state
+        self.world = state.world
+        self.control = control
+        self.loops: WeakSet[Stoppable] = WeakSet()
+        self.handles: dict[tuple[str, str], Any] = {}
+        self.closing = ExitStack()
+        self._services: dict[str, NeighborService] = {}
+        self._thread = threading.local()
+        self._calls = 0
+
+    @property
+    def rank(self) -> int:
+        """This trainer's rank, the same as ``torch.distributed``'s."""
+        return int(self.world.trainers.rank)
+
+    @property
+    def num_trainers(self) -> int:
+        """How many trainers there are."""
+        return int(self.world.trainers.size)
+
+    def open_service(self, graph: str) -> NeighborService:
+        """A sampling service with a channel of its own. Collective on the trainers."""
+        return NeighborService(self.state, self.control.call(Operation.OPEN_CHANNEL, graph=graph))
+
+    def add_main_service(self, graph: str) -> None:
+        """Make the service that the main thread samples with. Collective on the trainers."""
+        if graph not in self._services:
+            self._services[graph] = self.open_service(graph)
+
+    def use(self, services: dict[str, NeighborService] | None, draw: Draw | None) -> None:
+        """Make this thread sample with a loader's services and draws; None means the main ones again.
+
+        Local; no communication.
+        """
+        self._thread.services, self._thread.draw = services, draw
+
+    def service(self, graph: str) -> NeighborService:
+        """The service that this thread samples a graph with. Local; no communication."""
+        services = getattr(self._thread, "services", None) or self._services
+        found: NeighborService = services[graph]
+        return found
+
+    def draw(self, seed: int | None = None) -> Draw:
+        """What this thread's next draw depends on.
+
+        Inside a loader: its seed and epoch. Outside: the given seed, else the job's seed and the number of calls made
+        so far, so that two calls differ and the same program repeats the same draws.
+
+        Local; no communication.
+        """
+        draw: Draw | None = getattr(self._thread, "draw", None)
+        if seed is not None:
+            return Draw(seed, _CALLS)
+        if draw is not None:
+            return draw
+        self._calls += 1
+        return Draw(self.state.seed ^ _CALLS, self._calls)
+
+    def close(self) -> None:
+        """Stop the loaders, end the servers, free everything. Collective on the trainers."""
+        for loop in list(self.loops):
+            loop.stop()
+        self.control.call(Operation.SHUTDOWN)
+        self.state.close()
+        self.closing.close()
+
+
+def current() -> Session:
+    """The running session. Local; no communication.
+
+    Raises:
+        NotInitializedError: ``initialize()`` was not called.
+    """
+    session = Session._current
+    if session is None:
+        raise NotInitializedError("call mpigraph.distributed.initialize() first")
+    return session
+
+
+def is_initialized() -> bool:
+    """Whether a session is running. Local; no communication."""
+    return Session._current is not None
+
+
+def initialize(
+    ip_config: str | None = None,
+    num_servers: int = 1,
+    num_workers: int = 0,
+    *,
+    comm: MPI.Intracomm | None = None,
+    seed: int = 0,
+    ranks_per_node: int | None = None,
+    timeout: float | None = None,
+    max_queue_size: int | None = None,
+    net_type: str | None = None,
+    num_worker_threads: int = 1,
+    use_graphbolt: bool = False,
+) -> None:
+    """Split the ranks into servers and trainers; on a server, serve until the trainers are done.
+
+    The three starts of a script need nothing else: ``python`` (one rank does everything), ``mpiexec -n 4``, ``srun``.
+    On a server this call does not return: it raises ``SystemExit(0)`` when the job is over. On a trainer it sets
+    ``RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT`` where they are not set, so that
+    ``torch.distributed.init_process_group`` works next.
+
+    Args:
+        ip_config: accepted for DGL's scripts; MPI knows the hosts.
+        num_servers: servers on each node; 0 means that every trainer hosts a share of the graph. With one rank in
+            all, it hosts and trains.
+        num_workers: accepted for DGL's scripts; every loader samples ahead in a thread (``num_prefetch``).
+        comm: the ranks that take part; all by default. The library works on a duplicate.
+        seed: default seed of every draw and shuffle.
+        ranks_per_node: pretend that nodes are this small, for tests (default: ``MPIGRAPH_RANKS_PER_NODE``).
+        timeout: seconds that any wait may last (default: ``MPIGRAPH_TIMEOUT``, else 300).
+        max_queue_size: accepted for DGL's scripts.
+        net_type: accepted for DGL's scripts.
+        num_worker_threads: accepted for DGL's scripts.
+        use_graphbolt: accepted for DGL's scripts.
+
+    Raises:
+        InvalidArgumentError: called twice, or a node would have no trainer; on every rank.
+        SystemExit: on a server, when the job is over.
+
+    Collective on ``comm``.
+    """
+    if is_initialized():
+        raise InvalidArgumentError("initialize() was called twice; call exit_client() between")
+    given = {"ranks_per_node": ranks_per_node, "timeout": timeout}
+    config = Config.from_env(**{name: value for name, value in given.items() if value is not None})
+    world = World(MPI.COMM_WORLD if comm is None else comm, num_servers, config)
+    set_identity(world.identity, config.log_level)
+    closing = ExitStack()
+    if world.size > 1:
+        closing.enter_context(guard(world.identity))
+    _warm_up(world)
+    state = State(world, seed)
+    control = Control(state)
+    if not world.is_trainer:
+        serve(state, control)
+        closing.close()
+        sys.exit(0)
+    _start_session(Session(state, control), closing)
+
+
+def _start_session(session: Session, closing: ExitStack) -> None:
+    session.closing = closing
+    world = session.world
+    with world.watch("agreeing on a rendezvous"):
+        address, port = world.rendezvous()
+    ours = settings.set_rendezvous(session.rank, session.num_trainers, world.local_trainer, address, port)
+    closing.callback(settings.unset, ours)
+    get_logger().info("%d trainers, %d hosts, %d nodes", session.num_trainers, len(world.hosts), world.num_nodes)
+    Session._current = session
+    atexit.register(exit_client)
+
+
+def _warm_up(world: World) -> None:
+    """One rank of each node compiles the kernels, the others then read its cache."""
+    with world.watch("compiling kernels"):
+        if world.node.rank == 0:
+            warm_up()
+        world.node.Barrier()
+        if world.node.rank != 0:
+            warm_up()
+
+
+def exit_client() -> None:
+    """End the job: stop loaders, free windows, let the servers go. Called at exit if the script does not.
+
+    Collective on the trainers; a second call does nothing.
+    """
+    session, Session._current = Session._current, None
+    if session is None:
+        return
+    atexit.unregister(exit_client)
+    session.close()

@@ -1,0 +1,55 @@
+"""Turn what a user writes between brackets into row ids."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from mpigraph.errors import InvalidArgumentError, MaskLengthError
+
+__all__ = ["as_ids", "to_rows"]
+
+_I64 = npt.NDArray[np.int64]
+
+
+def as_ids(ids: Any, what: str) -> _I64:
+    """int64[n] from a tensor, array, list or scalar of integers. Local; no communication.
+
+    Raises:
+        InvalidArgumentError: the values are not integers, or not one-dimensional.
+    """
+    array = ids.detach().cpu().numpy() if isinstance(ids, torch.Tensor) else np.asarray(ids)
+    if array.size == 0:
+        return np.empty(0, np.int64)
+    if array.dtype.kind not in "iu" or array.ndim > 1:
+        raise InvalidArgumentError(
+            f"{what} must be integers in one dimension (got {array.dtype}, shape {array.shape})"
+        )
+    return np.ascontiguousarray(array.reshape(-1), np.int64)
+
+
+def to_rows(index: Any, num_rows: int, name: str) -> _I64:
+    """int64[n]: the rows that an index of a tensor with ``num_rows`` rows means.
+
+    Args:
+        index: int, slice, list, ndarray or tensor of integers, or a mask of bool with one entry for each row.
+        num_rows: rows of the tensor.
+        name: the tensor's name, for messages.
+
+    Raises:
+        MaskLengthError: a mask of the wrong length.
+        InvalidArgumentError: not an index.
+
+    Local; no communication.
+    """
+    if isinstance(index, slice):
+        return np.arange(*index.indices(num_rows), dtype=np.int64)
+    if isinstance(index, torch.Tensor):
+        index = index.detach().cpu().numpy()
+    array = np.asarray(index)
+    if array.dtype != np.bool_:
+        return as_ids(array, f"index of tensor {name!r}")
+    if array.shape != (num_rows,):
+        raise MaskLengthError(f"mask of tensor {name!r} must have {num_rows} entries (got shape {array.shape})")
+    return np.flatnonzero(array)

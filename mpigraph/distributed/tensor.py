@@ -1,0 +1,332 @@
+"""DistTensor: a tensor whose rows live on the hosts, one row for each node of a type or edge of a relation."""
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from mpigraph.distributed.context import Session, current
+from mpigraph.distributed.ids import to_rows
+from mpigraph.distributed.partition_book import PartitionPolicy
+from mpigraph.errors import ClosedError, InvalidArgumentError, PartitionError, TensorMismatchError
+from mpigraph.mpi.agree import raise_together
+from mpigraph.service.protocol import Operation
+from mpigraph.storage.format import storage_dtype
+from mpigraph.store.tensors import Policy, RowTensor
+
+__all__ = ["DistTensor"]
+
+InitFunc = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The logical name of a torch dtype ("float32"). Local; no communication."""
+    if not isinstance(dtype, torch.dtype):
+        raise InvalidArgumentError(f"dtype must be a torch.dtype (got {dtype!r})")
+    name = str(dtype).removeprefix("torch.")
+    storage_dtype(name)
+    return name
+
+
+def to_torch(rows: np.ndarray[Any, Any], dtype: str) -> torch.Tensor:
+    """View rows in their storage dtype as a tensor of the logical dtype. Local; no communication."""
+    if dtype == "bfloat16":
+        return torch.from_numpy(rows.view(np.int16)).view(torch.bfloat16)
+    if dtype == "bool":
+        return torch.from_numpy(rows.view(np.bool_))
+    return torch.from_numpy(rows)
+
+
+def to_storage(values: torch.Tensor, dtype: str) -> np.ndarray[Any, Any]:
+    """View a contiguous CPU tensor of a logical dtype in its storage dtype. Local; no communication."""
+    if dtype == "bfloat16":
+        return values.view(torch.int16).numpy().view(np.uint16)
+    return values.numpy().view(storage_dtype(dtype))
+
+
+class Handle:
+    """Keeps a tensor alive; when the last reference is gone the tensor is freed at the next collective point."""
+
+    def __init__(self, session: Session, graph: str, rows: RowTensor, owned: bool) -> None:
+        self.session = session
+        self.graph = graph
+        self.rows = rows
+        self.closed = False
+        self.drop = weakref.finalize(self, session.control.drop, rows.number) if owned else None
+        if self.drop is not None:
+            self.drop.atexit = False
+
+
+class DistTensor:
+    """A tensor spread over the hosts by rows.
+
+    Reading is one-sided: rows of hosts on this node are plain loads, others come by MPI ``Get``. A write is complete at
+    the host when it returns; the other ranks see it after :meth:`DistGraph.barrier`. Two writers of one row leave one
+    of the two rows, never a mix; reading a row while another rank writes it is the caller's race.
+
+    Collective on the trainers: construction (unless it attaches to an existing name), :meth:`close`, ``|``.
+    Dropping the last reference frees the memory at the trainers' next collective call, once all have dropped it.
+    """
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        name: str | None = None,
+        init_func: InitFunc | None = None,
+        part_policy: PartitionPolicy | None = None,
+        persistent: bool = False,
+        is_gdata: bool = True,
+        attach: bool = True,
+    ) -> None:
+        """Create a tensor, or attach to the one that has this name.
+
+        Args:
+            shape: full shape; the first dimension is the number of nodes of a type or edges of a relation.
+            dtype: any torch dtype of integers, floats, bool.
+            name: a name to find the tensor by; None makes an anonymous one.
+            init_func: ``init_func(shape, dtype) -> tensor``, called for each host's rows by one trainer near them;
+                zeros if None.
+            part_policy: which nodes or edges the rows are; found by ``shape[0]`` if None.
+            persistent: keep the tensor until the job ends, whoever drops it.
+            is_gdata: accepted for DGL's scripts.
+            attach: accepted for DGL's scripts.
+
+        Raises:
+            TensorMismatchError: the name exists with another shape, dtype or policy; no type has ``shape[0]`` rows, or
+                several have; an anonymous tensor cannot be persistent.
+        """
+        session = current()
+        if name is None and persistent:
+            raise TensorMismatchError("a persistent tensor needs a name")
+        shape = tuple(int(size) for size in shape)
+        graph, policy = _find_policy(session, shape, part_policy)
+        held = session.handles.get((graph, name)) if name is not None else None
+        handle = held() if isinstance(held, weakref.ref) else held
+        if handle is not None and not handle.closed:
+            _check_match(handle.rows, shape, dtype_name(dtype), policy)
+            self._handle: Handle = handle
+            return
+        rows = session.control.call(
+            Operation.CREATE_TENSOR,
+            graph=graph,
+            name=name or "anonymous",
+            is_node=policy.is_node,
+            type_id=policy.type_id,
+            row_shape=shape[1:],
+            dtype=dtype_name(dtype),
+        )
+        self._handle = Handle(session, graph, rows, owned=not persistent)
+        if name is not None:
+            session.handles[graph, name] = self._handle if persistent else weakref.ref(self._handle)
+        if init_func is not None:
+            _initialise(session, rows, init_func, dtype)
+
+    @classmethod
+    def of_rows(cls, session: Session, graph: str, rows: RowTensor) -> "DistTensor":
+        """The tensor of rows that came with a graph and live as long as it. Local; no communication."""
+        tensor = cls.__new__(cls)
+        tensor._handle = Handle(session, graph, rows, owned=False)
+        return tensor
+
+    @property
+    def rows(self) -> RowTensor:
+        """The rows below the tensor.
+
+        Raises:
+            ClosedError: the tensor, or the job, was closed.
+        """
+        if self._handle.closed or self._handle.session.world.closed:
+            raise ClosedError(f"tensor {self._handle.rows.name!r} was closed")
+        return self._handle.rows
+
+    @property
+    def graph_name(self) -> str:
+        """Name of the graph whose nodes or edges the rows are."""
+        return self._handle.graph
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        """Read rows in the order of the index. One-sided; the target does nothing.
+
+        Args:
+            index: int (one row, first dimension kept), slice, list, ndarray or tensor of integers, or a mask.
+
+        Raises:
+            OutOfRangeError: a row does not exist.
+        """
+        rows = self.rows
+        return to_torch(rows.gather(to_rows(index, len(self), rows.name)), rows.dtype)
+
+    def __setitem__(self, index: Any, values: Any) -> None:
+        """Write rows; ``values`` broadcast and are converted. Of repeated rows the last wins.
+
+        Raises:
+            OutOfRangeError: a row does not exist.
+            InvalidArgumentError: the values do not broadcast to the rows.
+
+        One-sided; complete at the target when it returns.
+        """
+        rows = self.rows
+        ids = to_rows(index, len(self), rows.name)
+        wanted = (len(ids), *rows.shape[1:])
+        tensor = torch.as_tensor(values).detach().to("cpu", self.dtype)
+        try:
+            tensor = tensor.expand(wanted).contiguous()
+        except RuntimeError:
+            raise InvalidArgumentError(
+                f"values of shape {tuple(tensor.shape)} do not fit {wanted} of tensor {rows.name!r}"
+            ) from None
+        rows.scatter(ids, to_storage(tensor, rows.dtype))
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __or__(self, other: "DistTensor") -> "DistTensor":
+        """Element-wise or of two masks of one policy, as a new anonymous tensor. Collective on the trainers."""
+        if (self.shape, self.rows.policy) != (other.shape, other.rows.policy):
+            raise TensorMismatchError(f"cannot combine tensors of shapes {self.shape} and {other.shape}")
+        result = DistTensor(self.shape, self.dtype, part_policy=self.part_policy)
+        session = self._handle.session
+        for host in _my_hosts(session):
+            mine, theirs = (to_torch(t.rows.segment(host), t.rows.dtype) for t in (self, other))
+            united = (mine != 0) | (theirs != 0)
+            to_torch(result.rows.segment(host), result.rows.dtype)[:] = united.to(self.dtype)
+        session.control.call(Operation.BARRIER)
+        return result
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Full shape."""
+        return self._handle.rows.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Element type."""
+        found: torch.dtype = getattr(torch, self._handle.rows.dtype)
+        return found
+
+    @property
+    def name(self) -> str:
+        """The name it was created with."""
+        return self._handle.rows.name
+
+    tensor_name = name
+
+    @property
+    def part_policy(self) -> PartitionPolicy:
+        """Which nodes or edges the rows are."""
+        session = self._handle.session
+        policy = self._handle.rows.policy
+        topology = session.state.graphs[self._handle.graph].topology
+        return PartitionPolicy.of(topology.config.book, policy.is_node, policy.type_id)
+
+    @property
+    def local_partition(self) -> torch.Tensor:
+        """This rank's share of the rows, without a copy: its own host's, else a near server's, divided evenly.
+
+        The shares of all trainers together are all rows, each once.
+        """
+        session = self._handle.session
+        shares = [self.rows.segment(host)[part] for host, part in _my_shares(session, self.rows)]
+        return to_torch(shares[0] if len(shares) == 1 else np.concatenate(shares), self.rows.dtype)
+
+    def count_nonzero(self) -> int:
+        """How many elements are not zero. Collective on the trainers."""
+        session = self._handle.session
+        mine = sum(
+            int(torch.count_nonzero(to_torch(self.rows.segment(host)[part], self.rows.dtype)))
+            for host, part in _my_shares(session, self.rows)
+        )
+        total = np.zeros(1, np.int64)
+        with session.world.watch("count_nonzero"):
+            session.world.trainers.Allreduce(np.array([mine], np.int64), total)
+        return int(total[0])
+
+    def close(self) -> None:
+        """Free the rows now; later use of any handle to this tensor raises. Collective on the trainers."""
+        handle = self._handle
+        if handle.closed:
+            return
+        handle.closed = True
+        if handle.drop is not None:
+            handle.drop.detach()
+        handle.session.handles.pop((handle.graph, handle.rows.name), None)
+        handle.session.control.call(Operation.FREE, numbers=[handle.rows.number])
+
+    def __repr__(self) -> str:
+        return f"DistTensor(name={self.name!r}, shape={self.shape}, dtype={self.dtype})"
+
+
+def _check_match(rows: RowTensor, shape: tuple[int, ...], dtype: str, policy: Policy) -> None:
+    if (rows.shape, rows.dtype, rows.policy) != (shape, dtype, policy):
+        raise TensorMismatchError(
+            f"tensor {rows.name!r} exists with shape {rows.shape} and dtype {rows.dtype}: "
+            f"it cannot be attached as {shape} {dtype}"
+        )
+
+
+def _find_policy(
+    session: Session, shape: tuple[int, ...], part_policy: PartitionPolicy | None
+) -> tuple[str, Policy]:
+    """The graph and policy of a new tensor."""
+    if not session.state.graphs:
+        raise PartitionError("a DistTensor needs a DistGraph: create the graph first")
+    found = []
+    for graph, loaded in session.state.graphs.items():
+        book = loaded.topology.config.book
+        if part_policy is not None and part_policy.book is not book:
+            continue
+        sizes = [(Policy(True, t), book.num_nodes(t)) for t in range(len(book.schema.ntypes))]
+        sizes += [(Policy(False, r), book.num_edges(r)) for r in range(len(book.schema.relations))]
+        if part_policy is not None:
+            wanted = Policy(part_policy.is_node, part_policy.type_id)
+            sizes = [(policy, size) for policy, size in sizes if policy == wanted]
+        found += [(graph, policy) for policy, size in sizes if shape and size == shape[0]]
+    if len(found) == 1:
+        return found[0]
+    several = "several node or edge types have" if found else "no node or edge type has"
+    raise TensorMismatchError(
+        f"{several} {shape[0] if shape else 0} rows (tensor of shape {shape})"
+        + (": give part_policy" if found else "")
+    )
+
+
+def _my_hosts(session: Session) -> list[int]:
+    """The hosts whose rows this trainer takes care of: each host has exactly one near trainer that does."""
+    world = session.world
+    mine = []
+    for host in np.flatnonzero(world.near):
+        trainers = world.trainers_of_host(int(host))
+        if trainers[int(host) % len(trainers)] == world.rank:
+            mine.append(int(host))
+    return mine
+
+
+def _my_shares(session: Session, rows: RowTensor) -> list[tuple[int, slice]]:
+    """Slices of near hosts' rows that are this trainer's: its own rows if it hosts, else an even cut."""
+    world = session.world
+    if world.is_host:
+        return [(world.host_index, slice(None))]
+    shares = []
+    for host in np.flatnonzero(world.near):
+        count = len(rows.segment(int(host)))
+        k, n = world.local_trainer, world.num_local_trainers
+        shares.append((int(host), slice(count * k // n, count * (k + 1) // n)))
+    return shares
+
+
+def _initialise(session: Session, rows: RowTensor, init_func: InitFunc, dtype: torch.dtype) -> None:
+    """Fill each host's rows by one near trainer. Collective on the trainers."""
+    error: Exception | None = None
+    try:
+        for host in _my_hosts(session):
+            segment = rows.segment(host)
+            values = init_func(tuple(segment.shape), dtype)
+            to_torch(segment, rows.dtype)[:] = torch.as_tensor(values).to(dtype)
+    except Exception as exc:  # raised on every trainer by the next line
+        error = exc
+    with session.world.watch(f"initialising tensor {rows.name!r}"):
+        raise_together(session.world.trainers, f"init_func of tensor {rows.name!r}", error, label="trainer")
+    session.control.call(Operation.BARRIER)

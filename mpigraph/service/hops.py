@@ -1,0 +1,162 @@
+"""Sample a whole minibatch: hop after hop, renumbered on the way, nothing sorted.
+
+Fused: one map from global to local ids lives through all hops of a minibatch. A hop's sources are the next hop's
+destinations with the same local numbers, and the destinations of a hop are its first sources, as message-flow graphs
+demand.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from mpigraph.graph.schema import Schema
+from mpigraph.kernels.compact import LocalIds
+from mpigraph.kernels.rng import combine, fingerprint
+from mpigraph.service.protocol import Part, RelationRequest
+from mpigraph.service.sampling import NeighborService
+
+__all__ = ["Draw", "Hop", "HopPlan", "LocalPart", "sample_minibatch", "sampling_key"]
+
+_I64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What the random choices of a minibatch depend on, besides its seeds.
+
+    Attributes:
+        seed: the user's seed.
+        epoch: which pass over the data, or which call.
+    """
+
+    seed: int
+    epoch: int
+
+
+@dataclass(frozen=True)
+class HopPlan:
+    """How one hop samples.
+
+    Attributes:
+        fanouts: fanout by relation id; relations left out are not sampled.
+        replace: with replacement.
+        weights: tensor number of the edge weights by relation id; relations left out are uniform.
+        want_eids: whether edge ids are wanted.
+    """
+
+    fanouts: Mapping[int, int]
+    replace: bool
+    weights: Mapping[int, int]
+    want_eids: bool
+
+
+@dataclass(frozen=True)
+class LocalPart:
+    """The sampled edges of one relation with local source ids.
+
+    Attributes:
+        indptr: int64[num_dst + 1].
+        indices: int32[edges], positions in the hop's source ids.
+        eids: int64[edges], global edge ids, or None.
+    """
+
+    indptr: _I64
+    indices: npt.NDArray[np.int32]
+    eids: _I64 | None
+
+
+@dataclass(frozen=True)
+class Hop:
+    """One layer of a minibatch.
+
+    Attributes:
+        parts: sampled edges by relation id.
+        src_ids: int64[num_src] by node type id, global; the first ``num_dst`` are the destinations.
+        num_dst: number of destinations by node type id.
+    """
+
+    parts: dict[int, LocalPart]
+    src_ids: dict[int, _I64]
+    num_dst: dict[int, int]
+
+
+def sampling_key(draw: Draw, seeds: Mapping[int, _I64], hop: int) -> np.uint64:
+    """Hash all that a hop's draws depend on, but relation, node and number of the draw.
+
+    Args:
+        draw: user seed and epoch.
+        seeds: int64[n] by node type id; their order does not matter.
+        hop: 0 for the hop of the seeds.
+
+    Local; no communication.
+    """
+    key = combine(draw.seed, draw.epoch)
+    for ntype, ids in sorted(seeds.items()):
+        if len(ids):
+            key = combine(key, ntype, fingerprint(ids))
+    return combine(key, hop)
+
+
+def hop_requests(plan: HopPlan, schema: Schema, frontier: Mapping[int, _I64], key: np.uint64) -> list[RelationRequest]:
+    """The requests of one hop, one for each relation whose destinations are in the frontier."""
+    requests = []
+    for relation, fanout in sorted(plan.fanouts.items()):
+        ids = frontier.get(schema.ends(relation)[1])
+        if ids is None or fanout == 0:
+            continue
+        requests.append(
+            RelationRequest(
+                relation=relation,
+                ids=ids,
+                fanout=fanout,
+                replace=plan.replace,
+                want_eids=plan.want_eids,
+                key=combine(key, relation),
+                weights=plan.weights.get(relation, -1),
+            )
+        )
+    return requests
+
+
+def sample_minibatch(
+    service: NeighborService,
+    schema: Schema,
+    seeds: Mapping[int, _I64],
+    plans: Sequence[HopPlan],
+    draw: Draw,
+    error: BaseException | None = None,
+) -> list[Hop]:
+    """Sample the message-flow graphs of one minibatch.
+
+    Args:
+        service: who samples.
+        schema: the types.
+        seeds: int64[n] by node type id.
+        plans: one for each layer, input side first (DGL's order).
+        draw: what the choices depend on.
+        error: a reason why this rank cannot ask; every rank of the round raises.
+
+    Returns:
+        One hop for each layer, input side first.
+
+    Collective on the channel's trainers when hosts are far; local when all are near.
+    """
+    tables = {ntype: LocalIds(seeds.get(ntype, np.empty(0, np.int64))) for ntype in range(len(schema.ntypes))}
+    hops: list[Hop] = []
+    for number, plan in enumerate(reversed(plans)):
+        frontier = {ntype: table.ids.copy() for ntype, table in tables.items()}
+        requests = hop_requests(plan, schema, frontier, sampling_key(draw, seeds, number))
+        parts = service.sample(requests, error)
+        local = {
+            request.relation: _localise(tables[schema.ends(request.relation)[0]], part, plan.want_eids)
+            for request, part in zip(requests, parts, strict=True)
+        }
+        src_ids = {ntype: table.ids.copy() for ntype, table in tables.items()}
+        hops.append(Hop(local, src_ids, {ntype: len(ids) for ntype, ids in frontier.items()}))
+    return hops[::-1]
+
+
+def _localise(table: LocalIds, part: Part, want_eids: bool) -> LocalPart:
+    return LocalPart(part.offsets, table.insert(part.src), part.eids if want_eids else None)

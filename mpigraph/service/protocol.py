@@ -1,0 +1,125 @@
+"""The wire: operations, and how a hop of sampling is asked and answered.
+
+Requests are int64 words, answers are bytes; no pickle, no code. A sampling request from one rank to another is the
+concatenation, relation by relation, of ::
+
+    relation, fanout, flags, key, weights, n, id 0 .. id n-1
+
+with ``weights`` the number of the tensor of edge weights (-1: uniform). Its answer is, relation by relation, each
+array padded to eight bytes::
+
+    counts int32[n], sources int32|int64 [sum(counts)], edge ids int64[sum(counts)] if asked for
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["AnswerReader", "Operation", "Part", "RelationRequest", "pack_answer", "pack_request", "unpack_requests"]
+
+_I64 = npt.NDArray[np.int64]
+_U8 = npt.NDArray[np.uint8]
+_HEAD = 6
+_REPLACE, _EIDS = 1, 2
+
+
+class Operation(IntEnum):
+    """What a rank does in a round or in a control call."""
+
+    SERVE = 0
+    IDLE = 1
+    SAMPLE = 2
+    OPEN_GRAPH = 10
+    CREATE_TENSOR = 11
+    OPEN_CHANNEL = 12
+    FREE = 13
+    BARRIER = 14
+    SHUTDOWN = 15
+
+
+@dataclass(frozen=True)
+class RelationRequest:
+    """Sample in-neighbours of nodes through one relation.
+
+    Attributes:
+        relation: relation id.
+        ids: int64[n], destinations; may repeat.
+        fanout: most neighbours of a node; -1 means all.
+        replace: with replacement.
+        want_eids: answer edge ids too.
+        key: what the draws depend on besides the node.
+        weights: number of the tensor of edge weights, or -1.
+    """
+
+    relation: int
+    ids: _I64
+    fanout: int
+    replace: bool
+    want_eids: bool
+    key: np.uint64
+    weights: int = -1
+
+
+def pack_request(request: RelationRequest, ids: _I64) -> _I64:
+    """The words that ask one rank for ``ids`` of a request. Local; no communication."""
+    flags = _REPLACE * request.replace + _EIDS * request.want_eids
+    head = [request.relation, request.fanout, flags, 0, request.weights, len(ids)]
+    words = np.concatenate([np.array(head, np.int64), ids])
+    words[3] = request.key.view(np.int64)
+    return words
+
+
+def unpack_requests(words: _I64) -> Iterator[RelationRequest]:
+    """The requests in a rank's words. Local; no communication."""
+    at = 0
+    while at < len(words):
+        relation, fanout, flags, _, weights, n = words[at : at + _HEAD].tolist()
+        ids = words[at + _HEAD : at + _HEAD + n]
+        key = words[at + 3].view(np.uint64)
+        yield RelationRequest(relation, ids, fanout, bool(flags & _REPLACE), bool(flags & _EIDS), key, weights)
+        at += _HEAD + n
+
+
+@dataclass(frozen=True)
+class Part:
+    """Sampled neighbours of consecutive nodes.
+
+    Attributes:
+        offsets: int64[n + 1], where each node's neighbours are.
+        src: int32 or int64 [offsets[-1]], global source ids.
+        eids: int64[offsets[-1]], global edge ids; empty if nobody asked.
+    """
+
+    offsets: _I64
+    src: npt.NDArray[np.signedinteger]
+    eids: _I64
+
+
+def pack_answer(parts: list[Part]) -> _U8:
+    """The bytes that answer one rank. Local; no communication."""
+    arrays = [a for part in parts for a in (np.diff(part.offsets).astype(np.int32), part.src, part.eids)]
+    sizes = [-(-a.nbytes // 8) * 8 for a in arrays]
+    answer = np.zeros(sum(sizes), np.uint8)
+    at = 0
+    for array, size in zip(arrays, sizes, strict=True):
+        answer[at : at + array.nbytes] = array.view(np.uint8)
+        at += size
+    return answer
+
+
+class AnswerReader:
+    """Takes the arrays of an answer in the order in which they were packed. Local; no communication."""
+
+    def __init__(self, answer: _U8) -> None:
+        self._answer = answer
+        self._at = 0
+
+    def take(self, count: int, dtype: npt.DTypeLike) -> npt.NDArray[np.signedinteger]:
+        """The next ``count`` elements."""
+        nbytes = count * np.dtype(dtype).itemsize
+        array = self._answer[self._at : self._at + nbytes].copy().view(dtype)
+        self._at += -(-nbytes // 8) * 8
+        return array

@@ -1,0 +1,152 @@
+"""What a rank of a running job holds: graphs, tensors, channels. The same class on servers and trainers.
+
+The methods that make or free something are collective and change the state of every rank in the same way, so that
+numbers given out by counters agree. They are called through ``service/control.py``.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from mpigraph.errors import TensorMismatchError
+from mpigraph.mpi.agree import together
+from mpigraph.mpi.mutex import HostMutex
+from mpigraph.mpi.window import window_kind
+from mpigraph.mpi.world import World
+from mpigraph.service.channel import Channel
+from mpigraph.storage.format import edge_feature_name, node_feature_name
+from mpigraph.storage.part_config import PartConfig
+from mpigraph.store.cut import check_name, read_rows
+from mpigraph.store.tensors import Policy, RowTensor
+from mpigraph.store.topology import Topology
+
+__all__ = ["Graph", "State"]
+
+
+@dataclass(frozen=True)
+class Graph:
+    """One loaded graph.
+
+    Attributes:
+        topology: the relations.
+        features: numbers of the tensors that came with it, by policy and name.
+    """
+
+    topology: Topology
+    features: dict[tuple[Policy, str], int] = field(default_factory=dict)
+
+
+class State:
+    """Everything that the ranks share.
+
+    Collective on ``world.comm``: construction, :meth:`close` and every method that makes or frees something.
+    """
+
+    def __init__(self, world: World, seed: int) -> None:
+        """Start with nothing loaded. ``seed`` is the job's default for every draw."""
+        self.world = world
+        self.seed = seed
+        self.kind = window_kind(world)
+        self.mutex = HostMutex(world)
+        self.graphs: dict[str, Graph] = {}
+        self.tensors: dict[int, RowTensor] = {}
+        self.channels: dict[int, Channel] = {}
+        self._next = 0
+
+    def _number(self) -> int:
+        self._next += 1
+        return self._next
+
+    def open_graph(self, name: str, part_config: str) -> Graph:
+        """Load a partitioned graph with its features; a second call gives the loaded one.
+
+        Raises:
+            PartitionError: the configuration is missing, damaged or of another graph; on every rank.
+            ShardFormatError: a shard is missing or damaged; on every rank.
+        """
+        if name in self.graphs:
+            return self.graphs[name]
+        with together(self.world.comm, f"opening graph {name!r}"):
+            config = PartConfig.read(part_config)
+            check_name(config, name)
+        graph = Graph(Topology(self.world, config, self.kind))
+        self._load_features(graph)
+        self.graphs[name] = graph
+        return graph
+
+    def _load_features(self, graph: Graph) -> None:
+        config = graph.topology.config
+        schema = config.schema
+        todo = [
+            (Policy(True, t), name, info, "node_feats", node_feature_name(ntype, name))
+            for t, ntype in enumerate(schema.ntypes)
+            for name, info in sorted(config.node_features[ntype].items())
+        ] + [
+            (Policy(False, r), name, info, "edge_feats", edge_feature_name(key, name))
+            for r, key in enumerate(map(schema.relation_key, range(len(schema.relations))))
+            for name, info in sorted(config.edge_features[key].items())
+        ]
+        for policy, name, info, which, dataset in todo:
+            tensor = self.create_tensor(graph.topology, name, policy, info.shape, info.dtype)
+            graph.features[policy, name] = tensor.number
+            offsets = policy.offsets(config.book)
+            with together(self.world.comm, f"loading {dataset!r} of graph {config.graph_name!r}"):
+                if self.world.is_host:
+                    begin = int(tensor.window.offsets[self.world.host_index])
+                    read_rows(config, which, dataset, offsets, begin, tensor.segment(self.world.host_index))
+        for number in graph.features.values():
+            self.tensors[number].window.sync()
+        with self.world.watch("loading features"):
+            self.world.comm.Barrier()
+
+    def create_tensor(
+        self, topology: Topology, name: str, policy: Policy, row_shape: Iterable[int], dtype: str
+    ) -> RowTensor:
+        """Allocate a tensor of zeros over the hosts of a graph."""
+        tensor = RowTensor(
+            self.world,
+            self.mutex,
+            topology.hosts,
+            number=self._number(),
+            name=name,
+            policy=policy,
+            row_shape=tuple(row_shape),
+            dtype=dtype,
+            kind=self.kind,
+        )
+        self.tensors[tensor.number] = tensor
+        return tensor
+
+    def open_channel(self, graph: str) -> Channel:
+        """Make a channel for one thread's sampling rounds on a graph."""
+        channel = Channel(self.world, self._number(), graph)
+        self.channels[channel.number] = channel
+        return channel
+
+    def free(self, numbers: Iterable[int]) -> None:
+        """Free tensors and channels by number, in ascending order; unknown numbers were freed before."""
+        for number in sorted(numbers):
+            owner = self.tensors if number in self.tensors else self.channels
+            thing = owner.pop(number, None)
+            if thing is not None:
+                thing.close()
+
+    def close(self) -> None:
+        """Free everything in an agreed order, the world last."""
+        self.free([*self.channels, *self.tensors])
+        for graph in self.graphs.values():
+            graph.topology.close()
+        self.mutex.close()
+        self.world.close()
+
+
+def check_match(tensor: RowTensor, shape: tuple[int, ...], dtype: str, policy: Policy) -> None:
+    """Check that a named tensor is what a user who attaches to it says. Local; no communication.
+
+    Raises:
+        TensorMismatchError: another shape, dtype or policy.
+    """
+    if (tensor.shape, tensor.dtype, tensor.policy) != (tuple(shape), dtype, policy):
+        raise TensorMismatchError(
+            f"tensor {tensor.name!r} exists with shape {tensor.shape} and dtype {tensor.dtype}, "
+            f"it cannot be attached as {tuple(shape)} {dtype}"
+        )

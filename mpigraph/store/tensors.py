@@ -1,0 +1,108 @@
+"""Named tensors of rows, one row per node of a type or per edge of a relation, spread over the hosts.
+
+numpy only: rows have a storage dtype here (bfloat16 as uint16, bool as uint8) and carry the name of their logical
+dtype for the layer that makes torch tensors of them.
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from mpigraph.graph.book import RangeBook, check_ids
+from mpigraph.mpi.mutex import HostMutex
+from mpigraph.mpi.window import RowWindow
+from mpigraph.mpi.world import World
+from mpigraph.storage.format import storage_dtype
+
+__all__ = ["Policy", "RowTensor"]
+
+_I64 = npt.NDArray[np.int64]
+_Rows = npt.NDArray[np.generic]
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What the rows of a tensor are: the nodes of a type, or the edges of a relation.
+
+    Attributes:
+        is_node: nodes, else edges.
+        type_id: id of the node type or of the relation.
+    """
+
+    is_node: bool
+    type_id: int
+
+    def offsets(self, book: RangeBook) -> _I64:
+        """int64[owners + 1]: which owner holds which rows. Local; no communication."""
+        table = book.node_offsets if self.is_node else book.edge_offsets
+        return table[self.type_id]
+
+
+class RowTensor:
+    """One tensor of rows.
+
+    Attributes:
+        number: the same on every rank, never used twice in a job.
+        name: the user's name for it.
+        policy: what its rows are.
+        dtype: logical dtype ("float32", "bfloat16", ...).
+        shape: ``(rows, *row_shape)``.
+
+    Collective on ``world.comm``: construction and :meth:`close`.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        mutex: HostMutex,
+        book: RangeBook,
+        *,
+        number: int,
+        name: str,
+        policy: Policy,
+        row_shape: Sequence[int],
+        dtype: str,
+        kind: str,
+    ) -> None:
+        """Allocate zeros; ``book`` says which host holds what, ``kind`` how windows are allocated."""
+        self.number = number
+        self.name = name
+        self.policy = policy
+        self.dtype = dtype
+        self._mutex = mutex
+        self.window = RowWindow(world, policy.offsets(book), row_shape, storage_dtype(dtype), kind)
+        self.shape = (len(self.window), *row_shape)
+
+    def gather(self, ids: _I64, out: _Rows | None = None) -> _Rows:
+        """Read rows in the order of ``ids`` (int64[n]). One-sided; the target does nothing.
+
+        Raises:
+            OutOfRangeError: an id is not a row; names the tensor and the id.
+        """
+        check_ids(ids, self.shape[0], f"tensor {self.name!r}: row")
+        return self.window.gather(ids, out)
+
+    def scatter(self, ids: _I64, values: _Rows) -> None:
+        """Write ``values`` to rows ``ids``, holding each host's mutex. One-sided; the target does nothing.
+
+        Complete at the target when the call returns. Of two writers of one row one wins, never a mix.
+
+        Raises:
+            OutOfRangeError: an id is not a row.
+        """
+        check_ids(ids, self.shape[0], f"tensor {self.name!r}: row")
+        self.window.scatter(ids, values, self._hold)
+
+    def segment(self, host: int) -> _Rows:
+        """The rows on near host ``host``, a writable view. Local; no communication."""
+        return self.window.segment(host)
+
+    def _hold(self, host: int) -> AbstractContextManager[None]:
+        return self._mutex.hold(host)
+
+    def close(self) -> None:
+        """Free the rows; a second call does nothing."""
+        self.window.close()

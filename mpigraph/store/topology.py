@@ -1,0 +1,176 @@
+"""The topology of a partitioned graph in the hosts' memory, readable by every rank.
+
+For each relation three windows of rows, cut over the hosts like the nodes and edges themselves: ``indptr`` (a host's
+own offsets, starting at 0, one more than it has destinations), ``indices`` (global source ids in CSC order) and
+``out_degrees`` (of the relation's sources). Edge ids are positions: nothing else is needed to find an edge.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from mpigraph.graph.book import check_ids
+from mpigraph.mpi.agree import together
+from mpigraph.mpi.window import RowWindow
+from mpigraph.mpi.world import World
+from mpigraph.storage.format import index_dtype, relation_dataset_name
+from mpigraph.storage.part_config import PartConfig
+from mpigraph.storage.shard import ShardReader
+from mpigraph.store.cut import cut_for_hosts, pieces, read_rows
+
+__all__ = ["Adjacency", "Topology"]
+
+_I64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Adjacency:
+    """One relation's in-edges on one near host, as plain arrays.
+
+    Attributes:
+        indptr: int64[n + 1], from 0.
+        indices: int32 or int64 [nnz], global source ids.
+        first_node: global id of the first destination.
+        first_edge: global id of the first edge.
+    """
+
+    indptr: _I64
+    indices: npt.NDArray[np.signedinteger]
+    first_node: int
+    first_edge: int
+
+
+class Topology:
+    """All relations of one graph, spread over the hosts.
+
+    Attributes:
+        config: where it was read from; ``config.book`` has the parts.
+        hosts: the book whose owners are the hosts.
+
+    Collective on ``world.comm``: construction and :meth:`close`.
+    """
+
+    def __init__(self, world: World, config: PartConfig, kind: str) -> None:
+        """Allocate the windows and read this host's share from the shards.
+
+        Raises:
+            ShardFormatError: a shard is missing or damaged on some rank; raised on every rank.
+        """
+        self.config = config
+        self.world = world
+        self.hosts = cut_for_hosts(world, config)
+        relations = range(len(config.schema.relations))
+        self._indptr = [self._window(kind, r, "indptr", np.dtype(np.int64)) for r in relations]
+        self._indices = [self._window(kind, r, "indices", self.index_dtype(r)) for r in relations]
+        self._out_degrees = [self._window(kind, r, "out_degrees", np.dtype(np.int64)) for r in relations]
+        with together(world.comm, f"loading graph {config.graph_name!r}"):
+            for relation in relations:
+                if world.is_host:
+                    self._load(relation)
+        self._sync()
+
+    def index_dtype(self, relation: int) -> np.dtype[np.generic]:
+        """The dtype of a relation's source ids in memory and on the wire. Local; no communication."""
+        src = self.config.schema.ends(relation)[0]
+        return index_dtype(self.config.book.num_nodes(src))
+
+    def _offsets(self, relation: int, field: str) -> _I64:
+        src, dst = self.config.schema.ends(relation)
+        if field == "indices":
+            return self.hosts.edge_offsets[relation]
+        if field == "out_degrees":
+            return self.hosts.node_offsets[src]
+        offsets = self.hosts.node_offsets[dst]
+        return offsets + np.arange(len(offsets))
+
+    def _window(self, kind: str, relation: int, field: str, dtype: np.dtype[np.generic]) -> RowWindow:
+        return RowWindow(self.world, self._offsets(relation, field), (), dtype, kind)
+
+    def _load(self, relation: int) -> None:
+        """Fill my host's rows of one relation."""
+        book, host = self.config.book, self.world.host_index
+        src, dst = self.config.schema.ends(relation)
+        key = self.config.schema.relation_key(relation)
+        for field, window, offsets, begin in (
+            ("indices", self._indices, book.edge_offsets[relation], self.hosts.edge_range(host, relation)[0]),
+            ("out_degrees", self._out_degrees, book.node_offsets[src], self.hosts.node_range(host, src)[0]),
+        ):
+            name = relation_dataset_name(key, field)
+            read_rows(self.config, "part_graph", name, offsets, begin, window[relation].segment(host))
+        indptr = self._indptr[relation].segment(host)
+        at, edges = 0, 0
+        for part, first, last in pieces(book.node_offsets[dst], *self.hosts.node_range(host, dst)):
+            with ShardReader(self.config.part_path(part, "part_graph"), self.config.graph_name, part) as shard:
+                piece = shard.read(relation_dataset_name(key, "indptr"), first, last + 1)
+            indptr[at : at + len(piece)] = piece - piece[0] + edges
+            at += last - first
+            edges = int(indptr[at])
+
+    def adjacency(self, relation: int, host: int) -> Adjacency:
+        """The in-edges on near host ``host``, as plain arrays. Local; no communication."""
+        dst = self.config.schema.ends(relation)[1]
+        return Adjacency(
+            self._indptr[relation].segment(host),
+            self._indices[relation].segment(host),
+            self.hosts.node_range(host, dst)[0],
+            self.hosts.edge_range(host, relation)[0],
+        )
+
+    def in_degrees(self, ids: _I64, relation: int) -> _I64:
+        """int64[n]: in-degrees of destinations ``ids``, near or far. One-sided; the target does nothing.
+
+        Raises:
+            OutOfRangeError: an id does not exist.
+        """
+        dst = self.config.schema.ends(relation)[1]
+        rows = ids + self.hosts.node_owner(ids, dst)
+        window = self._indptr[relation]
+        return window.gather(rows + 1) - window.gather(rows)
+
+    def out_degrees(self, ids: _I64, relation: int) -> _I64:
+        """int64[n]: out-degrees of sources ``ids``, near or far. One-sided; the target does nothing.
+
+        Raises:
+            OutOfRangeError: an id does not exist.
+        """
+        src = self.config.schema.ends(relation)[0]
+        check_ids(ids, self.config.book.num_nodes(src), f"node id of type {self.config.schema.ntypes[src]!r}")
+        return self._out_degrees[relation].gather(ids)
+
+    def find_edges(self, eids: _I64, relation: int) -> tuple[_I64, _I64]:
+        """int64[n] sources and int64[n] destinations of edges, near or far. One-sided; the target does nothing.
+
+        The destination is found by a binary search in the host's ``indptr``, all edges in step, so that a batch costs
+        about log2(nodes per host) reads.
+
+        Raises:
+            OutOfRangeError: an edge does not exist.
+        """
+        owner = self.hosts.edge_owner(eids, relation)
+        src = self._indices[relation].gather(eids).astype(np.int64)
+        nodes = self.hosts.node_offsets[self.config.schema.ends(relation)[1]]
+        local = eids - self.hosts.edge_offsets[relation][owner]
+        low, high = nodes[owner].copy(), nodes[owner + 1] - 1
+        while (low < high).any():  # the last node whose first edge is not behind this one
+            middle = (low + high + 1) // 2
+            begins = self._indptr[relation].gather(middle + owner)
+            low = np.where(begins <= local, middle, low)
+            high = np.where(begins <= local, high, middle - 1)
+        return src, low
+
+    def _sync(self) -> None:
+        """Make what the hosts stored visible to all loads."""
+        windows = [*self._indptr, *self._indices, *self._out_degrees]
+        for window in windows:
+            window.sync()
+        with self.world.watch("loading a graph"):
+            self.world.comm.Barrier()
+        for window in windows:
+            window.sync()
+
+    def close(self) -> None:
+        """Free the memory."""
+        for window in [*self._indptr, *self._indices, *self._out_degrees]:
+            window.close()
+
