@@ -17,6 +17,7 @@ __all__ = [
     "drop_repeats",
     "place_both_ways",
     "place_edges",
+    "place_values",
     "rebalance",
     "transpose",
 ]
@@ -46,6 +47,17 @@ def place_edges(keys: Array, values: Array, first_id: int, fill: Array, out_valu
         fill[keys[i]] = position + 1
         out_values[position] = values[i]
         out_ids[position] = first_id + i
+
+
+@numba.njit(nogil=True, cache=True)
+def place_values(keys: Array, values: Array, fill: Array, out_values: Array) -> None:
+    """Place values into the rows given by their keys. Local; no communication.
+
+    keys, values: int64[m].  fill: int64[n], advanced here.  out_values: int32 or int64[all edges], filled here.
+    """
+    for i in range(len(keys)):
+        out_values[fill[keys[i]]] = values[i]
+        fill[keys[i]] += 1
 
 
 @numba.njit(nogil=True, cache=True)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mpigraph.kernels.csr import count_keys, place_edges, transpose
+from mpigraph.kernels.csr import count_keys, place_edges, place_values, transpose
 from mpigraph.partition.source import GraphSource, edge_chunks
 from mpigraph.storage.format import index_dtype
 
@@ -51,9 +51,8 @@ def order_nodes(assignment: npt.NDArray[np.int32], num_parts: int) -> NodeOrder:
     counts = np.bincount(assignment, minlength=num_parts)
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     orig_ids = np.empty(len(assignment), np.int64)
-    unused = np.empty(len(assignment), np.int64)
     nodes = np.arange(len(assignment), dtype=np.int64)
-    place_edges(assignment.astype(np.int64), nodes, 0, offsets[:-1].copy(), orig_ids, unused)
+    place_values(assignment.astype(np.int64), nodes, offsets[:-1].copy(), orig_ids)
     new_ids = np.empty(len(assignment), index_dtype(len(assignment)))
     new_ids[orig_ids] = nodes
     return NodeOrder(orig_ids, new_ids, offsets)

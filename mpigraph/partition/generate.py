@@ -1,0 +1,280 @@
+"""Generated graphs: power-law degrees, planted communities, features that carry a part of the label.
+
+A node's label is its class. Classes are cut into blocks (communities), and most edges stay inside a block or a
+class. The features are a weak class centroid under unit noise: alone they say little, and the mean over neighbours,
+most of the same class, says much more. Everything follows from the seed, and is made in chunks, so that a graph of
+124 M edges needs about 1 GB.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from mpigraph.errors import InvalidArgumentError
+from mpigraph.kernels.csr import count_keys, drop_repeats, place_values
+from mpigraph.kernels.generate import draw_edges
+from mpigraph.kernels.rng import combine
+from mpigraph.partition.npy import NpyWriter
+
+__all__ = ["GRAPH_FILES", "Recipe", "generate_graph", "write_graph"]
+
+GRAPH_FILES = ("edge_src", "edge_dst", "feat", "label", "train_mask", "val_mask", "test_mask")
+
+_EDGES_PER_CHUNK = 1 << 22
+_ROWS_PER_CHUNK = 1 << 17
+_MAX_ROUNDS = 8
+
+Array = npt.NDArray[Any]
+Ids = npt.NDArray[np.int64]
+Progress: TypeAlias = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Settings of a generated graph.
+
+    Local; no communication.
+
+    Attributes:
+        num_nodes: number of nodes.
+        num_edges: number of directed edges; both directions of each are stored, so an odd number is rounded down.
+        feat_dim: length of a feature row.
+        num_classes: number of labels; class sizes fall by a power law.
+        seed: equal seeds give equal graphs.
+        homophily: probability that an edge is drawn inside a class.
+        block_share: of those, the share drawn inside one block.
+        block_size: nodes of a block, roughly; 0 chooses by the mean degree.
+        signal: weight of the class centroid in a feature row, against noise of weight 1.
+        train_fraction: share of nodes in the training mask.
+        val_fraction: share of nodes in the validation mask; the rest are test nodes.
+    """
+
+    num_nodes: int
+    num_edges: int
+    feat_dim: int = 100
+    num_classes: int = 47
+    seed: int = 0
+    homophily: float = 0.6
+    block_share: float = 0.5
+    block_size: int = 0
+    signal: float = 0.15
+    train_fraction: float = 0.1
+    val_fraction: float = 0.05
+
+    def __post_init__(self) -> None:
+        for name, least in (("num_nodes", 2), ("num_edges", 0), ("feat_dim", 1), ("num_classes", 1)):
+            if getattr(self, name) < least:
+                raise InvalidArgumentError(f"{name} must be >= {least} (got {getattr(self, name)})")
+        if self.num_nodes >= 2**31:
+            raise InvalidArgumentError(f"num_nodes must be < 2**31 (got {self.num_nodes})")
+        if self.num_classes > self.num_nodes:
+            raise InvalidArgumentError(
+                f"num_classes must be <= num_nodes (got {self.num_classes} classes, {self.num_nodes} nodes)"
+            )
+        possible = self.num_nodes * (self.num_nodes - 1)
+        if self.num_edges > possible // 2:
+            raise InvalidArgumentError(
+                f"num_edges must be <= {possible // 2}, half of all pairs of {self.num_nodes} nodes "
+                f"(got {self.num_edges})"
+            )
+        for name in ("homophily", "block_share", "train_fraction", "val_fraction"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise InvalidArgumentError(f"{name} must lie in 0 to 1 (got {getattr(self, name)})")
+        if self.train_fraction + self.val_fraction > 1:
+            raise InvalidArgumentError("train_fraction + val_fraction must be <= 1")
+
+    @property
+    def num_pairs(self) -> int:
+        """Number of undirected edges."""
+        return self.num_edges // 2
+
+
+def generate_graph(recipe: Recipe) -> dict[str, Array]:
+    """Return a generated graph in memory. Local; no communication.
+
+    Returns:
+        edge_src, edge_dst int32[m]; feat float32[n, d]; label int64[n]; train_mask, val_mask, test_mask bool[n].
+    """
+    labels, order, masks = _labels_and_masks(recipe)
+    pairs = list(_pair_chunks(recipe, _Communities(recipe), order, _silent))
+    low = np.concatenate([chunk[0] for chunk in pairs]) if pairs else np.zeros(0, np.int32)
+    high = np.concatenate([chunk[1] for chunk in pairs]) if pairs else np.zeros(0, np.int32)
+    feat = np.concatenate(list(_feature_chunks(recipe, labels)))
+    ends = {"edge_src": np.concatenate([low, high]), "edge_dst": np.concatenate([high, low])}
+    return {**ends, "feat": feat, "label": labels, **masks}
+
+
+def write_graph(recipe: Recipe, directory: str | os.PathLike[str], progress: Progress | None = None) -> Path:
+    """Write a generated graph as ``.npy`` files and ``meta.json``, in chunks. Local; no communication.
+
+    Args:
+        recipe: the settings.
+        directory: created if missing.
+        progress: called with (stage, done, total).
+
+    Returns:
+        The directory.
+    """
+    out, tell = Path(directory), progress or _silent
+    out.mkdir(parents=True, exist_ok=True)
+    labels, order, masks = _labels_and_masks(recipe)
+    shape = (2 * recipe.num_pairs,)
+    with (
+        NpyWriter(out / "edge_src.npy", shape, np.int32) as src_file,
+        NpyWriter(out / "edge_dst.npy", shape, np.int32) as dst_file,
+    ):
+        done = 0
+        for low, high in _pair_chunks(recipe, _Communities(recipe), order, tell):
+            src_file.write(low, at=done)
+            dst_file.write(high, at=done)
+            src_file.write(high, at=recipe.num_pairs + done)
+            dst_file.write(low, at=recipe.num_pairs + done)
+            done += len(low)
+            tell("write edges", done, recipe.num_pairs)
+    with NpyWriter(out / "feat.npy", (recipe.num_nodes, recipe.feat_dim), np.float32) as feat_file:
+        done = 0
+        for rows in _feature_chunks(recipe, labels):
+            feat_file.write(rows, at=done)
+            done += len(rows)
+            tell("write features", done, recipe.num_nodes)
+    for name, array in {"label": labels, **masks}.items():
+        np.save(out / f"{name}.npy", array)
+    meta = {**asdict(recipe), "num_edges": 2 * recipe.num_pairs, "both_directions": True}
+    (out / "meta.json").write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
+    return out
+
+
+class _Communities:
+    """Classes, blocks and weights over *sorted* ids, where classes and blocks are contiguous."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        rng = np.random.default_rng([recipe.seed, 1])
+        class_begin = _class_offsets(recipe)
+        degree = 2 * recipe.num_pairs / recipe.num_nodes
+        wanted = recipe.block_size or max(30, min(800, round(8 * degree)))
+        begins = []
+        for begin, end in pairwise(class_begin):
+            count = max(1, round((end - begin) / wanted))
+            begins.append(np.linspace(begin, end, count + 1)[:-1].astype(np.int64))
+        block_begin = np.concatenate([*begins, [recipe.num_nodes]])
+        self.class_of_block = np.repeat(np.arange(recipe.num_classes, dtype=np.int32), [len(b) for b in begins])
+        sizes = np.diff(block_begin)
+        self.block_of = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
+        weights = 1.0 + rng.pareto(2.5, recipe.num_nodes) * max(degree - 1.0, 0.0) * 1.5
+        weights *= max(recipe.num_pairs, recipe.num_nodes) / weights.sum()
+        counts = np.maximum(np.floor(weights + rng.random(recipe.num_nodes)).astype(np.int64), 1)
+        ends = np.concatenate([[0], np.cumsum(counts)])
+        self.stubs = np.repeat(np.arange(recipe.num_nodes, dtype=np.int32), counts)
+        self.block_stubs, self.class_stubs = ends[block_begin], ends[class_begin]
+        self.p_block = recipe.homophily * recipe.block_share
+        self.p_class = recipe.homophily - self.p_block
+        self.key = combine(recipe.seed, 0x67726170)
+
+    def draw(self, count: int) -> Iterator[tuple[Ids, Ids]]:
+        """Yield the first ``count`` edges as chunks (low, high); every call yields the same ones."""
+        for first in range(0, count, _EDGES_PER_CHUNK):
+            low, high = np.empty((2, min(_EDGES_PER_CHUNK, count - first)), np.int64)
+            draw_edges(
+                self.key, first, self.stubs, self.block_of, self.block_stubs, self.class_of_block,
+                self.class_stubs, self.p_block, self.p_class, low, high,
+            )  # fmt: skip
+            yield low, high
+
+
+def _class_offsets(recipe: Recipe) -> Ids:
+    """Return int64[classes + 1]: sizes fall like rank**-0.8, none is empty."""
+    share = 1.0 / np.arange(1, recipe.num_classes + 1) ** 0.8
+    sizes = 1 + np.floor(share / share.sum() * (recipe.num_nodes - recipe.num_classes)).astype(np.int64)
+    sizes[0] += recipe.num_nodes - sizes.sum()
+    return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+
+
+def _labels_and_masks(recipe: Recipe) -> tuple[Ids, npt.NDArray[np.int32], dict[str, Array]]:
+    """Return labels int64[n], the public id of each sorted id int32[n], and the masks."""
+    rng = np.random.default_rng([recipe.seed, 2])
+    order = rng.permutation(recipe.num_nodes).astype(np.int32)
+    labels = np.empty(recipe.num_nodes, np.int64)
+    labels[order] = np.repeat(np.arange(recipe.num_classes), np.diff(_class_offsets(recipe)))
+    split = rng.permutation(recipe.num_nodes)
+    first = round(recipe.train_fraction * recipe.num_nodes)
+    second = first + round(recipe.val_fraction * recipe.num_nodes)
+    masks: dict[str, Array] = {}
+    for name, ids in (("train", split[:first]), ("val", split[first:second]), ("test", split[second:])):
+        masks[f"{name}_mask"] = np.zeros(recipe.num_nodes, bool)
+        masks[f"{name}_mask"][ids] = True
+    return labels, order, masks
+
+
+def _pair_chunks(
+    recipe: Recipe, communities: _Communities, order: npt.NDArray[np.int32], tell: Progress
+) -> Iterator[tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]]:
+    """Yield the undirected edges in public ids, exactly ``recipe.num_pairs`` of them, none twice."""
+    indptr, high = _distinct_pairs(recipe, communities, tell)
+    drop = np.random.default_rng([recipe.seed, 3]).choice(
+        len(high), len(high) - recipe.num_pairs, replace=False, shuffle=False
+    )
+    drop.sort()
+    rows_per_chunk = max(1, recipe.num_nodes * _EDGES_PER_CHUNK // max(len(high), 1))
+    for first in range(0, recipe.num_nodes, rows_per_chunk):
+        rows = np.arange(first, min(first + rows_per_chunk, recipe.num_nodes))
+        begin, end = int(indptr[rows[0]]), int(indptr[rows[-1] + 1])
+        keep = np.ones(end - begin, bool)
+        keep[drop[np.searchsorted(drop, begin) : np.searchsorted(drop, end)] - begin] = False
+        low = np.repeat(order[rows], np.diff(indptr[rows[0] : rows[-1] + 2]))
+        yield low[keep], order[high[begin:end][keep]]
+
+
+def _distinct_pairs(recipe: Recipe, communities: _Communities, tell: Progress) -> tuple[Ids, npt.NDArray[np.int32]]:
+    """Draw until enough distinct pairs: rows of larger ends by smaller end, as indptr and int32 entries."""
+    want, count = recipe.num_pairs, round(recipe.num_pairs * 1.05) + 16
+    for _ in range(_MAX_ROUNDS):
+        indptr, high = _pairs_once(recipe.num_nodes, count, communities, tell)
+        if len(high) >= want:
+            return indptr, high
+        count = round(count * min(4.0, max(1.1, 1.1 * want / max(len(high), 1))))
+    raise InvalidArgumentError(
+        f"num_edges {recipe.num_edges} is too dense for {recipe.num_nodes} nodes: "
+        f"only {2 * len(high)} distinct edges in {count} draws; lower it or homophily"
+    )
+
+
+def _pairs_once(
+    num_nodes: int, count: int, communities: _Communities, tell: Progress
+) -> tuple[Ids, npt.NDArray[np.int32]]:
+    """Counting sort of the drawn edges by smaller end, then without repeats and self loops."""
+    counts = np.zeros(num_nodes + 1, np.int64)
+    done = 0
+    for low, high in communities.draw(count):
+        count_keys(low[low != high], 1, counts)
+        done += len(low)
+        tell("draw edges", done, 2 * count)
+    indptr = np.cumsum(counts)
+    entries, fill = np.empty(int(indptr[-1]), np.int32), indptr[:-1].copy()
+    for low, high in communities.draw(count):
+        proper = low != high
+        place_values(low[proper], high[proper], fill, entries)
+        done += len(low)
+        tell("draw edges", done, 2 * count)
+    kept = drop_repeats(indptr, fill, entries, np.full(num_nodes, -1, np.int32), counts)
+    return counts, entries[:kept]
+
+
+def _feature_chunks(recipe: Recipe, labels: Ids) -> Iterator[npt.NDArray[np.float32]]:
+    rng = np.random.default_rng([recipe.seed, 4])
+    centroids = recipe.signal * rng.standard_normal((recipe.num_classes, recipe.feat_dim), dtype=np.float32)
+    for first in range(0, recipe.num_nodes, _ROWS_PER_CHUNK):
+        chunk = labels[first : first + _ROWS_PER_CHUNK]
+        rows = rng.standard_normal((len(chunk), recipe.feat_dim), dtype=np.float32)
+        rows += centroids[chunk]
+        yield rows
+
+
+def _silent(stage: str, done: int, total: int) -> None:
+    """Report to nobody."""
