@@ -92,10 +92,7 @@ def reduce_rows(in_edges: InEdges, rows: torch.Tensor, op: str, empty: float = 0
         empty = limits.min if empty < 0 else limits.max
     if in_edges.num_edges == 0:
         return rows.new_full((in_edges.num_dst, *rows.shape[1:]), empty)
-    if rows.is_floating_point():
-        best = torch.segment_reduce(rows, op, offsets=in_edges.indptr)
-    else:
-        best = _extreme_of_integers(in_edges, rows, op)
+    best: torch.Tensor = _Extreme.apply(rows, in_edges, op)  # type: ignore[no-untyped-call]
     lonely = (in_edges.degrees == 0).reshape(-1, *[1] * (rows.dim() - 1))
     return best.masked_fill(lonely, empty)
 
@@ -129,6 +126,35 @@ class _Spmm(torch.autograd.Function):
         if weights is not None and ctx.needs_input_grad[1]:  # type: ignore[attr-defined]
             grad_weights = _sampled_dot(in_edges, x, grad).to(weights.dtype)
         return grad_x, grad_weights, None
+
+
+class _Extreme(torch.autograd.Function):
+    """Maximum or minimum of the rows of each destination; those that tie share the gradient evenly.
+
+    ``torch.segment_reduce`` would do, but its gradient of ties is wrong on CPU (seen in torch 2.13).
+    """
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: FunctionCtx, rows: torch.Tensor, in_edges: InEdges, op: str
+    ) -> torch.Tensor:
+        """Local; no communication."""
+        index = in_edges.dst.reshape(-1, *[1] * (rows.dim() - 1)).expand_as(rows)
+        best = rows.new_zeros(in_edges.num_dst, *rows.shape[1:])
+        best.scatter_reduce_(0, index, rows, {"max": "amax", "min": "amin"}[op], include_self=False)
+        ctx.in_edges = in_edges  # type: ignore[attr-defined]
+        ctx.save_for_backward(rows, best)
+        return best
+
+    @staticmethod
+    @once_differentiable  # type: ignore[misc, untyped-decorator]
+    def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        """Local; no communication."""
+        dst = ctx.in_edges.dst  # type: ignore[attr-defined]
+        rows, best = ctx.saved_tensors  # type: ignore[attr-defined]
+        attained = (rows == best.index_select(0, dst)).to(grad.dtype)
+        count = torch.zeros_like(grad).index_add_(0, dst, attained)
+        return attained.mul_((grad / count.clamp_(min=1)).index_select(0, dst)), None, None
 
 
 def _transposed_product(in_edges: InEdges, grad: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
@@ -174,9 +200,3 @@ def _by_degree(total: torch.Tensor, in_edges: InEdges) -> torch.Tensor:
     """Divide each row by its in-degree; rows without in-edges stay 0."""
     degrees = in_edges.degrees.clamp(min=1).reshape(-1, *[1] * (total.dim() - 1))
     return total / degrees.to(total.dtype if total.is_floating_point() else torch.float32)
-
-
-def _extreme_of_integers(in_edges: InEdges, rows: torch.Tensor, op: str) -> torch.Tensor:
-    index = in_edges.dst.reshape(-1, *[1] * (rows.dim() - 1)).expand_as(rows)
-    best = rows.new_zeros(in_edges.num_dst, *rows.shape[1:])
-    return best.scatter_reduce_(0, index, rows, {"max": "amax", "min": "amin"}[op], include_self=False)

@@ -134,6 +134,17 @@ def test_gradients(g, op, message):
     assert torch.autograd.gradcheck(run, tensors)
 
 
+@pytest.mark.parametrize("op", ["max", "min"])
+def test_ties_share_the_gradient(g, op):
+    x = (torch.arange(g.num_src_nodes() * 3).reshape(-1, 3) % 2).double().requires_grad_()
+    factor = torch.randn(g.num_dst_nodes(), 3, dtype=torch.float64)
+    g.srcdata["u"] = x
+    g.update_all(fn.copy_u("u", "m"), getattr(fn, op)("m", "out"))
+    (found,) = torch.autograd.grad((g.dstdata["out"] * factor).sum(), x)
+    (want,) = torch.autograd.grad((by_loop(g, x[g.edges()[0]], op) * factor).sum(), x)
+    torch.testing.assert_close(found, want)
+
+
 def test_no_transposed_structure_for_features_without_gradient(g):
     fill(g)
     w = g.edata["w"] = torch.rand(g.num_edges(), dtype=torch.float64, requires_grad=True)

@@ -1,0 +1,52 @@
+"""What the layers share: features of the two sides, and weighted messages."""
+
+from collections.abc import Callable
+
+import torch
+
+import mpigraph.function as fn
+from mpigraph.errors import InvalidArgumentError
+from mpigraph.messages import Message
+from mpigraph.passing import MessagePassing
+
+__all__ = ["Features", "source_and_destination", "weighted_copy"]
+
+Features = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+
+_WEIGHT = "_edge_weight"
+
+
+def source_and_destination(
+    graph: MessagePassing,
+    feat: Features,
+    transform: Callable[[torch.Tensor], torch.Tensor] | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the features of sources and destinations. Local; no communication.
+
+    Args:
+        graph: a block or a graph.
+        feat: one tensor, whose first rows are the destinations' if ``graph`` is a block; or one for each side.
+        transform: applied to the features (once to each tensor), such as dropout.
+    """
+    change = (lambda x: x) if transform is None else transform
+    if isinstance(feat, tuple):
+        return change(feat[0]), change(feat[1])
+    src = change(feat)
+    return src, src[: graph.num_dst_nodes()] if graph.is_block else src
+
+
+def weighted_copy(graph: MessagePassing, edge_weight: torch.Tensor | None) -> Message:
+    """Return the message "m" that copies the source's "h", times the weight if there is one.
+
+    Call it in a local scope of the graph. Local; no communication.
+
+    Args:
+        graph: a graph of one relation.
+        edge_weight: [num_edges, ...] or None.
+    """
+    if edge_weight is None:
+        return fn.copy_u("h", "m")
+    if edge_weight.shape[0] != graph.num_edges():
+        raise InvalidArgumentError(f"edge_weight must have {graph.num_edges()} rows (got {edge_weight.shape[0]})")
+    graph.edata[_WEIGHT] = edge_weight
+    return fn.u_mul_e("h", _WEIGHT, "m")

@@ -1,0 +1,123 @@
+"""Graph convolution (GCN) layer, with DGL's arguments, parameter names, initialisation and numerics."""
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+import mpigraph.function as fn
+from mpigraph.errors import InvalidArgumentError, MPIGraphError
+from mpigraph.nn.common import Features, source_and_destination, weighted_copy
+from mpigraph.passing import MessagePassing
+
+__all__ = ["GraphConv"]
+
+_NORMS = ("none", "both", "right", "left")
+
+
+class GraphConv(nn.Module):
+    """Graph convolution: ``sum over in-neighbours u of h_u W / c_uv + bias``.
+
+    ``c_uv`` is, by ``norm``: "both" the root of out-degree of u times in-degree of v; "right" the in-degree of v;
+    "left" the out-degree of u; "none" 1. Degrees are those of the block. Where the output is narrower than the input,
+    W is applied before the sum. Local; no communication.
+
+    Args:
+        in_feats: width of the input.
+        out_feats: width of the output.
+        norm: "both", "right", "left" or "none".
+        weight: own a weight matrix; if not, ``forward`` may be given one.
+        bias: add a learnable bias.
+        activation: applied to the output.
+        allow_zero_in_degree: let destinations without in-edges pass (they get the bias only).
+
+    Raises:
+        InvalidArgumentError: another norm.
+    """
+
+    weight: nn.Parameter | None
+    bias: nn.Parameter | None
+
+    def __init__(
+        self,
+        in_feats: int,
+        out_feats: int,
+        norm: str = "both",
+        weight: bool = True,
+        bias: bool = True,
+        activation: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        allow_zero_in_degree: bool = False,
+    ) -> None:
+        super().__init__()
+        if norm not in _NORMS:
+            raise InvalidArgumentError(f"norm must be one of {_NORMS} (got {norm!r})")
+        self._narrows = in_feats > out_feats
+        self._norm = norm
+        self._allow_zero_in_degree = allow_zero_in_degree
+        self._activation = activation
+        self.register_parameter("weight", nn.Parameter(torch.empty(in_feats, out_feats)) if weight else None)
+        self.register_parameter("bias", nn.Parameter(torch.empty(out_feats)) if bias else None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the weight anew, Glorot uniform; set the bias to 0. Local; no communication."""
+        if self.weight is not None:
+            nn.init.xavier_uniform_(self.weight)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def set_allow_zero_in_degree(self, set_value: bool) -> None:
+        """Let destinations without in-edges pass, or not. Local; no communication."""
+        self._allow_zero_in_degree = set_value
+
+    def forward(
+        self,
+        graph: MessagePassing,
+        feat: Features,
+        weight: torch.Tensor | None = None,
+        edge_weight: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Apply the layer. Local; no communication.
+
+        Args:
+            graph: a block, or a graph of one relation.
+            feat: [num_src, ..., in_feats], or a pair of tensors of which the first is used.
+            weight: [in_feats, out_feats], for a layer without its own.
+            edge_weight: [num_edges] or [num_edges, 1], multiplied with the messages.
+
+        Returns:
+            [num_dst, ..., out_feats].
+
+        Raises:
+            MPIGraphError: a destination has no in-edge and ``allow_zero_in_degree`` is off.
+            InvalidArgumentError: a weight is given to a layer that has its own.
+        """
+        if weight is not None and self.weight is not None:
+            raise InvalidArgumentError("a weight was given, but the layer has its own (make it with weight=False)")
+        weight = self.weight if weight is None else weight
+        in_degrees = graph.in_degrees()
+        if not self._allow_zero_in_degree and bool((in_degrees == 0).any()):
+            raise MPIGraphError(
+                f"{int((in_degrees == 0).sum())} destinations have no in-edge, so their output would carry nothing: "
+                "add self loops to the graph, or pass allow_zero_in_degree=True"
+            )
+        with graph.local_scope():
+            src, _ = source_and_destination(graph, feat)
+            if self._norm in ("left", "both"):
+                src = src * self._factor(graph.out_degrees(), src)
+            before = weight is not None and self._narrows
+            graph.srcdata["h"] = src @ weight if weight is not None and before else src
+            graph.update_all(weighted_copy(graph, edge_weight), fn.sum("m", "h"))
+            out = torch.as_tensor(graph.dstdata["h"])
+        if weight is not None and not before:
+            out = out @ weight
+        if self._norm in ("right", "both"):
+            out = out * self._factor(in_degrees, out)
+        if self.bias is not None:
+            out = out + self.bias
+        return out if self._activation is None else self._activation(out)
+
+    def _factor(self, degrees: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        """Return degrees to the power of -1/2 ("both") or -1, in the shape of rows of ``like``."""
+        power = degrees.to(like).clamp(min=1) ** (-0.5 if self._norm == "both" else -1.0)
+        return power.reshape(-1, *[1] * (like.dim() - 1))

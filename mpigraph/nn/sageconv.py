@@ -1,0 +1,123 @@
+"""GraphSAGE layer, with DGL's arguments, parameter names, initialisation and numerics."""
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import mpigraph.function as fn
+from mpigraph.errors import InvalidArgumentError
+from mpigraph.messages import Message
+from mpigraph.nn.common import Features, source_and_destination, weighted_copy
+from mpigraph.passing import MessagePassing
+
+__all__ = ["SAGEConv"]
+
+_AGGREGATORS = ("mean", "gcn", "pool")
+
+
+class SAGEConv(nn.Module):
+    """GraphSAGE: combine what a node knew with an aggregate of its in-neighbours.
+
+    * mean: ``fc_self(h) + fc_neigh(mean of h over in-neighbours)``
+    * pool: ``fc_self(h) + fc_neigh(max of relu(fc_pool(h)) over in-neighbours)``
+    * gcn: ``fc_neigh((h + sum of h over in-neighbours) / (in-degree + 1)) + bias``
+
+    The aggregate of no neighbour is 0. Where the output is narrower than the input, ``fc_neigh`` is applied before
+    the aggregation (but not for pool, which is not linear). Local; no communication.
+
+    Args:
+        in_feats: width of the input, or a pair of widths for sources and destinations.
+        out_feats: width of the output.
+        aggregator_type: "mean", "gcn" or "pool".
+        feat_drop: dropout rate of the input.
+        bias: add a learnable bias.
+        norm: applied last to the output.
+        activation: applied to the output, before ``norm``.
+
+    Raises:
+        InvalidArgumentError: another aggregator, or "gcn" with two widths.
+    """
+
+    bias: nn.Parameter | None
+
+    def __init__(
+        self,
+        in_feats: int | tuple[int, int],
+        out_feats: int,
+        aggregator_type: str,
+        feat_drop: float = 0.0,
+        bias: bool = True,
+        norm: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        activation: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    ) -> None:
+        super().__init__()
+        if aggregator_type not in _AGGREGATORS:
+            raise InvalidArgumentError(f"aggregator_type must be one of {_AGGREGATORS} (got {aggregator_type!r})")
+        in_src, in_dst = in_feats if isinstance(in_feats, tuple) else (in_feats, in_feats)
+        if aggregator_type == "gcn" and in_src != in_dst:
+            raise InvalidArgumentError(f"'gcn' needs sources and destinations of one width (got {in_src}, {in_dst})")
+        self._aggregator = aggregator_type
+        self._narrows = in_src > out_feats
+        self.feat_drop = nn.Dropout(feat_drop)
+        self.norm = norm
+        self.activation = activation
+        if aggregator_type == "pool":
+            self.fc_pool = nn.Linear(in_src, in_src)
+        self.fc_neigh = nn.Linear(in_src, out_feats, bias=False)
+        if aggregator_type == "gcn":
+            self.register_parameter("bias", nn.Parameter(torch.zeros(out_feats)) if bias else None)
+        else:
+            self.fc_self = nn.Linear(in_dst, out_feats, bias=bias)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the weights anew: Glorot uniform with the gain of ReLU. Local; no communication."""
+        gain = nn.init.calculate_gain("relu")
+        for name in ("fc_pool", "fc_self", "fc_neigh"):
+            if hasattr(self, name):
+                nn.init.xavier_uniform_(getattr(self, name).weight, gain=gain)
+
+    def forward(self, graph: MessagePassing, feat: Features, edge_weight: torch.Tensor | None = None) -> torch.Tensor:
+        """Apply the layer. Local; no communication.
+
+        Args:
+            graph: a block, or a graph of one relation.
+            feat: [num_src, in_feats], destinations first if ``graph`` is a block; or a pair of tensors for sources
+                and destinations.
+            edge_weight: [num_edges] or [num_edges, 1], multiplied with the messages.
+
+        Returns:
+            [num_dst, out_feats].
+        """
+        with graph.local_scope():
+            src, dst = source_and_destination(graph, feat, self.feat_drop)
+            send = weighted_copy(graph, edge_weight)
+            if self._aggregator == "gcn":
+                out = self._gcn(graph, src, dst, send)
+            else:
+                out = self.fc_self(dst) + self._neighbours(graph, src, send)
+        if self.activation is not None:
+            out = self.activation(out)
+        return out if self.norm is None else self.norm(out)
+
+    def _neighbours(self, graph: MessagePassing, src: torch.Tensor, send: Message) -> torch.Tensor:
+        """Aggregate by mean or pool, through ``fc_neigh``."""
+        if self._aggregator == "pool":
+            graph.srcdata["h"] = F.relu(self.fc_pool(src))
+            graph.update_all(send, fn.max("m", "h"))
+        else:
+            graph.srcdata["h"] = self.fc_neigh(src) if self._narrows else src
+            graph.update_all(send, fn.mean("m", "h"))
+            if self._narrows:
+                return torch.as_tensor(graph.dstdata["h"])
+        return torch.as_tensor(self.fc_neigh(graph.dstdata["h"]))
+
+    def _gcn(self, graph: MessagePassing, src: torch.Tensor, dst: torch.Tensor, send: Message) -> torch.Tensor:
+        """Average over the neighbours and the node itself."""
+        graph.srcdata["h"] = src
+        graph.update_all(send, fn.sum("m", "h"))
+        degrees = graph.in_degrees().to(src).unsqueeze(-1)
+        out: torch.Tensor = self.fc_neigh((graph.dstdata["h"] + dst) / (degrees + 1))
+        return out if self.bias is None else out + self.bias

@@ -1,0 +1,194 @@
+"""Layers against dense formulas, on graphs and on blocks."""
+
+import numpy as np
+import pytest
+import torch
+
+import mpigraph.nn.pytorch as dglnn
+from mpigraph.block import Block, to_block
+from mpigraph.errors import InvalidArgumentError, MPIGraphError
+from mpigraph.graph.schema import Schema
+from mpigraph.heterograph import graph
+from mpigraph.nn import GraphConv, SAGEConv
+
+SIZES = [(5, 3), (3, 5)]  # with and without the linear map before the aggregation
+
+
+def whole(loops=False):
+    rng = np.random.default_rng(5)
+    src, dst = rng.integers(0, 9, 30), rng.integers(0, 8, 30)
+    extra = np.arange(10) if loops else np.zeros(0, np.int64)
+    return graph((np.append(src, extra), np.append(dst, extra)), num_nodes=10)
+
+
+def part(loops=False):
+    return to_block(whole(loops), np.array([8, *range(8), 9]) if not loops else np.arange(9, -1, -1))
+
+
+def dense(g, weights=None):
+    """Matrix num_dst x num_src with the number (or the weight) of the edges."""
+    src, dst = g.edges()
+    values = torch.ones(len(src), dtype=torch.float64) if weights is None else weights.reshape(-1)
+    zeros = torch.zeros(g.num_dst_nodes(), g.num_src_nodes(), dtype=torch.float64)
+    return zeros.index_put((dst, src), values, accumulate=True)
+
+
+def features(g, width):
+    return torch.randn(g.num_src_nodes(), width, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+
+
+@pytest.fixture(params=[whole, part], ids=["graph", "block"])
+def make(request):
+    return request.param
+
+
+@pytest.mark.parametrize(("width", "out"), SIZES)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_sage_mean_and_gcn(make, width, out, weighted):
+    g = make()
+    x = features(g, width)
+    w = torch.rand(g.num_edges(), dtype=torch.float64) if weighted else None
+    degrees = g.in_degrees().double().unsqueeze(-1)
+    x_dst = x[: g.num_dst_nodes()]
+    mean = SAGEConv(width, out, "mean").double()
+    want = mean.fc_self(x_dst) + mean.fc_neigh(dense(g, w) @ x / degrees.clamp(min=1))
+    torch.testing.assert_close(mean(g, x, w), want)
+    torch.testing.assert_close(mean(g, (x, x_dst), w), want)
+    gcn = SAGEConv(width, out, "gcn").double()
+    torch.nn.init.normal_(gcn.bias)
+    want = gcn.fc_neigh((dense(g, w) @ x + x_dst) / (degrees + 1)) + gcn.bias
+    torch.testing.assert_close(gcn(g, x, w), want)
+    assert list(g.srcdata) == list(g.local_var().srcdata) and "h" not in g.dstdata
+
+
+@pytest.mark.parametrize(("width", "out"), SIZES)
+def test_sage_pool(make, width, out):
+    g = make()
+    x = features(g, width)
+    layer = SAGEConv(width, out, "pool").double()
+    hidden = torch.relu(layer.fc_pool(x))
+    src, dst = g.edges()
+    best = torch.zeros(g.num_dst_nodes(), width, dtype=torch.float64)
+    for u, v in zip(src.tolist(), dst.tolist(), strict=True):
+        best[v] = torch.maximum(best[v], hidden[u])  # all are >= 0
+    torch.testing.assert_close(layer(g, x), layer.fc_self(x[: g.num_dst_nodes()]) + layer.fc_neigh(best))
+
+
+def test_sage_arguments_and_parameters(make):
+    g = make()
+    x, narrow = features(g, 4), features(g, 2)[: g.num_dst_nodes()]
+    layer = SAGEConv((4, 2), 3, "mean", bias=False, norm=torch.abs, activation=torch.tanh).double()
+    degrees = g.in_degrees().double().unsqueeze(-1).clamp(min=1)
+    inner = layer.fc_self(narrow) + layer.fc_neigh(dense(g) @ x / degrees)
+    torch.testing.assert_close(layer(g, (x, narrow)), torch.tanh(inner).abs())
+    assert sorted(layer.state_dict()) == ["fc_neigh.weight", "fc_self.weight"]
+    assert sorted(SAGEConv(4, 3, "mean").state_dict()) == ["fc_neigh.weight", "fc_self.bias", "fc_self.weight"]
+    assert sorted(SAGEConv(4, 3, "gcn").state_dict()) == ["bias", "fc_neigh.weight"]
+    assert SAGEConv(4, 3, "gcn", bias=False).bias is None
+    bound = np.sqrt(2) * np.sqrt(6 / (400 + 300))
+    assert 0.95 * bound < SAGEConv(400, 300, "mean").fc_neigh.weight.abs().max() <= bound
+
+
+def test_sage_drops_the_same_features_on_both_sides():
+    g = graph((torch.arange(50), torch.arange(50)))
+    layer = SAGEConv(8, 8, "mean", feat_drop=0.5, bias=False)
+    torch.nn.init.eye_(layer.fc_self.weight)
+    torch.nn.init.eye_(layer.fc_neigh.weight)
+    layer.train()
+    assert set(layer(g, torch.ones(50, 8)).unique().tolist()) == {0.0, 4.0}  # (2 + 2) or (0 + 0), never 2
+    layer.eval()
+    assert (layer(g, torch.ones(50, 8)) == 2).all()
+
+
+@pytest.mark.parametrize(("width", "out"), SIZES)
+@pytest.mark.parametrize("norm", ["both", "right", "left", "none"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_graph_conv(make, width, out, norm, weighted):
+    g = make(loops=True)
+    x = features(g, width)
+    w = torch.rand(g.num_edges(), 1, dtype=torch.float64) if weighted else None
+    layer = GraphConv(width, out, norm=norm, activation=torch.tanh).double()
+    torch.nn.init.normal_(layer.bias)
+    d_in, d_out = g.in_degrees().double()[:, None], g.out_degrees().double().clamp(min=1)[None]
+    scale = {"both": (d_in * d_out) ** -0.5, "right": 1 / d_in, "left": 1 / d_out, "none": torch.ones(1)}[norm]
+    want = torch.tanh((dense(g, w) * scale) @ x @ layer.weight + layer.bias)
+    torch.testing.assert_close(layer(g, x, edge_weight=w), want)
+    torch.testing.assert_close(layer(g, (x, x[: g.num_dst_nodes()]), edge_weight=w), want)
+
+
+def test_graph_conv_with_a_weight_from_outside(make):
+    g = make(loops=True)
+    x, weight = features(g, 4), torch.randn(4, 2, dtype=torch.float64)
+    layer = GraphConv(4, 2, norm="right", weight=False, bias=False)
+    degrees = g.in_degrees().double()[:, None]
+    torch.testing.assert_close(layer(g, x, weight=weight), dense(g) @ x @ weight / degrees)
+    torch.testing.assert_close(layer(g, x), dense(g) @ x / degrees)
+    cube = features(g, 12).reshape(-1, 3, 4)  # more dimensions between rows and features
+    torch.testing.assert_close(layer(g, cube, weight=weight)[:, 1], layer(g, cube[:, 1], weight=weight))
+    with pytest.raises(InvalidArgumentError, match="has its own"):
+        GraphConv(4, 2)(g, x.float(), weight=weight)
+
+
+def test_graph_conv_refuses_zero_in_degree_unless_allowed(make):
+    g = make()
+    x = features(g, 4).float()
+    layer = GraphConv(4, 2)
+    with pytest.raises(MPIGraphError, match="2 destinations have no in-edge"):
+        layer(g, x)
+    layer.set_allow_zero_in_degree(True)
+    torch.nn.init.ones_(layer.bias)
+    assert (layer(g, x)[g.in_degrees() == 0] == 1).all()
+
+
+@pytest.mark.parametrize("layer", [SAGEConv(4, 2, "mean"), SAGEConv(2, 4, "pool"), GraphConv(2, 4)])
+def test_gradients_of_whole_layers(make, layer):
+    g, layer = make(loops=True), layer.double()
+    width = 4 if isinstance(layer, SAGEConv) and layer.fc_neigh.in_features == 4 else 2
+    x = features(g, width).requires_grad_()
+    assert torch.autograd.gradcheck(lambda x, *_: layer(g, x), (x, *layer.parameters()))
+
+
+@pytest.mark.parametrize("layer", [*(SAGEConv(3, 2, a) for a in ("mean", "gcn", "pool")), GraphConv(3, 2)])
+@pytest.mark.parametrize(("num_src", "num_dst"), [(0, 0), (3, 2), (3, 0)])
+def test_blocks_without_edges(layer, num_src, num_dst):
+    b = Block.from_csc(Schema.homogeneous(), {}, {"_N": np.arange(num_src)}, {"_N": num_dst})
+    if isinstance(layer, GraphConv):
+        layer.set_allow_zero_in_degree(True)
+    out = layer(b, torch.ones(num_src, 3))
+    assert out.shape == (num_dst, 2)
+    out.sum().backward()
+    layer.zero_grad()
+
+
+def test_two_layers_on_blocks_equal_two_layers_on_the_graph():
+    g = whole(loops=True)
+    seeds = torch.tensor([4, 0])
+    last = to_block(_in_edges_of(g, seeds), seeds)
+    first = to_block(_in_edges_of(g, last.srcdata["_ID"]), last.srcdata["_ID"])
+    one, two = SAGEConv(3, 4, "mean", activation=torch.relu), SAGEConv(4, 2, "mean")
+    x = features(g, 3).float()
+    torch.testing.assert_close(two(last, one(first, x[first.srcdata["_ID"]])), two(g, one(g, x))[seeds])
+
+
+def _in_edges_of(g, nodes):
+    src, dst = g.edges()
+    keep = torch.isin(dst, nodes)
+    return graph((src[keep], dst[keep]), num_nodes=g.num_nodes())
+
+
+@pytest.mark.parametrize(
+    ("make_layer", "message"),
+    [
+        (lambda: SAGEConv(3, 2, "lstm"), r"mean.*gcn.*pool.*got 'lstm'"),
+        (lambda: SAGEConv((3, 2), 2, "gcn"), "one width"),
+        (lambda: GraphConv(3, 2, norm="up"), "norm must be"),
+        (lambda: SAGEConv(3, 2, "mean")(whole(), torch.ones(10, 3), torch.ones(4)), "30 rows"),
+    ],
+)
+def test_misuse_is_named(make_layer, message):
+    with pytest.raises(InvalidArgumentError, match=message):
+        make_layer()
+
+
+def test_the_name_that_scripts_import():
+    assert dglnn.SAGEConv is SAGEConv and dglnn.GraphConv is GraphConv
