@@ -51,7 +51,7 @@ class Recipe:
         homophily: probability that an edge is drawn inside a class.
         block_share: of those, the share drawn inside one block.
         block_size: nodes of a block, roughly; 0 chooses by the mean degree.
-        signal: weight of the class centroid in a feature row, against noise of weight 1.
+        signal: length of the class centroids, against noise of standard deviation 1 in every dimension.
         train_fraction: share of nodes in the training mask.
         val_fraction: share of nodes in the validation mask; the rest are test nodes.
     """
@@ -64,7 +64,7 @@ class Recipe:
     homophily: float = 0.6
     block_share: float = 0.5
     block_size: int = 0
-    signal: float = 0.15
+    signal: float = 2.0
     train_fraction: float = 0.1
     val_fraction: float = 0.05
 
@@ -268,7 +268,8 @@ def _pairs_once(
 
 def _feature_chunks(recipe: Recipe, labels: Ids) -> Iterator[npt.NDArray[np.float32]]:
     rng = np.random.default_rng([recipe.seed, 4])
-    centroids = recipe.signal * rng.standard_normal((recipe.num_classes, recipe.feat_dim), dtype=np.float32)
+    centroids = rng.standard_normal((recipe.num_classes, recipe.feat_dim), dtype=np.float32)
+    centroids *= np.float32(recipe.signal / np.sqrt(recipe.feat_dim))
     for first in range(0, recipe.num_nodes, _ROWS_PER_CHUNK):
         chunk = labels[first : first + _ROWS_PER_CHUNK]
         rows = rng.standard_normal((len(chunk), recipe.feat_dim), dtype=np.float32)

@@ -68,7 +68,7 @@ def metis_assign(
     total = int(source.node_bases[-1])
     if num_parts == 1:
         return np.zeros(total, np.int32)
-    adjacency = symmetric_adjacency(source)
+    adjacency = _widened(symmetric_adjacency(source))
     if total <= num_parts or len(adjacency.indices) == 0:
         return random_assign(source, num_parts, seed)
     usable = {name: weights for name, weights in criteria.items() if weights.sum() >= 10 * num_parts}
@@ -99,11 +99,17 @@ def symmetric_adjacency(source: GraphSource) -> Adjacency:
     return Adjacency(counts, indices[:kept])
 
 
+def _widened(adjacency: Adjacency) -> Adjacency:
+    """Return the adjacency in METIS's integer, so that METIS copies nothing and we hold nothing twice."""
+    wide = pymetis.zero_copy_dtype()
+    return Adjacency(adjacency.indptr.astype(wide, copy=False), adjacency.indices.astype(wide))
+
+
 def _call_metis(
     adjacency: Adjacency, num_parts: int, criteria: Criteria, seed: int, objtype: str, recursive: bool
 ) -> Parts:
-    wide = pymetis.zero_copy_dtype()
-    indptr, indices = adjacency.indptr.astype(wide, copy=False), adjacency.indices.astype(wide, copy=False)
+    indptr, indices = adjacency
+    wide = indptr.dtype
     kway = getattr(ctypes.CDLL(_internal.__file__), "METIS_PartGraphKway", None)
     several = 1 < len(criteria) <= MAX_CONSTRAINTS and kway is not None
     if several and not recursive:
