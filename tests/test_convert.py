@@ -1,0 +1,202 @@
+"""Conversions. scipy and networkx are used for real; PyG and DGL by stand-ins with the attributes of the real classes
+(the real packages are tested too where they are installed)."""
+
+from types import SimpleNamespace
+
+import networkx as nx
+import numpy as np
+import pytest
+import scipy.sparse
+import torch
+
+from mpigraph.convert import as_graph, from_dgl, from_networkx, from_pyg, from_scipy
+from mpigraph.errors import GraphDataError, InvalidArgumentError
+from mpigraph.heterograph import graph, heterograph
+
+WRITES = ("author", "writes", "paper")
+
+
+def edge_set(g, etype=None):
+    src, dst = g.edges(etype=etype)
+    return sorted(zip(src.tolist(), dst.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("kind", ["csr_matrix", "csc_array", "coo_array", "lil_matrix"])
+def test_scipy(kind):
+    matrix = getattr(scipy.sparse, kind)(np.array([[0, 2, 0], [0, 0, 0], [5, 0, 7]]))
+    g = from_scipy(matrix, eweight_name="w")
+    assert g.num_nodes() == 3 and edge_set(g) == [(0, 1), (2, 0), (2, 2)]
+    src, dst = g.edges()
+    assert g.edata["w"].tolist() == [int(matrix.tocsr()[i, j]) for i, j in zip(src, dst, strict=True)]
+    assert edge_set(as_graph(matrix)) == edge_set(g) and len(as_graph(matrix).edata) == 0
+    with pytest.raises(GraphDataError, match="2 x 3"):
+        from_scipy(scipy.sparse.csr_matrix((2, 3)))
+
+
+@pytest.mark.parametrize("kind", [nx.Graph, nx.DiGraph, nx.MultiGraph, nx.MultiDiGraph])
+def test_networkx_classes(kind):
+    source = kind([(2, 0), (0, 1), (1, 1)])
+    source.add_node(3)
+    if source.is_multigraph():
+        source.add_edge(0, 1)
+    want = [(2, 0), (0, 1), (1, 1)] + [(0, 1)] * source.is_multigraph()
+    if not source.is_directed():
+        want += [(v, u) for u, v in want if u != v]
+    g = as_graph(source)
+    assert g.num_nodes() == 4 and edge_set(g) == sorted(want)
+
+
+def test_networkx_attributes_and_labels():
+    source = nx.DiGraph()
+    source.add_node("b", x=[1.0, 2.0], name="bee", half=1)
+    source.add_node("a", x=[3.0, 4.0], name="ant")
+    source.add_edge("b", "a", w=0.5)
+    g = from_networkx(source)
+    assert g.ndata["x"].tolist() == [[3.0, 4.0], [1.0, 2.0]] and list(g.ndata) == ["x"]
+    assert edge_set(g) == [(1, 0)] and g.edata["w"].tolist() == [0.5]
+    assert len(from_networkx(source, node_attrs=[], edge_attrs=[]).ndata) == 0
+    with pytest.raises(GraphDataError, match="'half' is missing on 1 nodes"):
+        from_networkx(source, node_attrs=["half"])
+    with pytest.raises(GraphDataError, match=r"'name' of nodes.*not numeric"):
+        from_networkx(source, node_attrs=["name"])
+
+
+def test_networkx_labels_without_order_and_empty_graphs():
+    g = from_networkx(nx.Graph([("a", 1), (1, (2,))]))
+    assert edge_set(g) == [(0, 1), (1, 0), (1, 2), (2, 1)]
+    assert from_networkx(nx.Graph()).num_nodes() == 0
+
+
+class Store:
+    """Attribute access over a dict, as PyG's stores have it."""
+
+    def __init__(self, fields):
+        self.fields = dict(fields)
+        self.items, self.to_dict = self.fields.items, self.fields.copy
+
+    def __getattr__(self, name):
+        if name == "fields" or name not in self.fields:
+            raise AttributeError(name)
+        return self.fields[name]
+
+    def __getitem__(self, key):
+        return self.fields[key]
+
+
+class HeteroStore(Store):
+    """The part of PyG's HeteroData that is read."""
+
+    @property
+    def node_types(self):
+        return [key for key in self.fields if isinstance(key, str)]
+
+    @property
+    def edge_types(self):
+        return [key for key in self.fields if isinstance(key, tuple)]
+
+
+def pyg_fields():
+    return {
+        "x": torch.randn(3, 4),
+        "edge_index": torch.tensor([[0, 1, 2], [1, 2, 0]]),
+        "edge_attr": torch.randn(3, 2),
+        "y": torch.tensor([0, 1, 0]),
+        "train_mask": torch.tensor([True, False, True]),
+        "num_nodes": 3,
+        "name": "three",
+        "graph_label": torch.tensor([1.0]),
+    }
+
+
+def pyg_hetero_fields():
+    return {
+        "author": {"num_nodes": 2, "x": torch.eye(2)},
+        "paper": {"num_nodes": 3, "y": np.arange(3), "train_mask": torch.ones(3, dtype=torch.bool)},
+        WRITES: {"edge_index": torch.tensor([[0, 1], [2, 2]]), "edge_attr": torch.ones(2, 1)},
+    }
+
+
+def check_pyg(data, fields):
+    g = as_graph(data)
+    assert edge_set(g) == [(0, 1), (1, 2), (2, 0)] and g.num_nodes() == 3
+    assert sorted(g.ndata) == ["train_mask", "x", "y"] and list(g.edata) == ["edge_attr"]
+    assert torch.equal(g.ndata["x"], fields["x"]) and torch.equal(g.edata["edge_attr"], fields["edge_attr"])
+
+
+def check_pyg_hetero(data):
+    g = as_graph(data)
+    assert g.ntypes == ["author", "paper"] and g.num_nodes("paper") == 3 and edge_set(g, WRITES) == [(0, 2), (1, 2)]
+    assert sorted(g.nodes["paper"].data) == ["train_mask", "y"] and g.edges["writes"].data["edge_attr"].shape == (2, 1)
+
+
+def test_pyg_stand_ins():
+    fields = pyg_fields()
+    check_pyg(Store(fields), fields)
+    check_pyg_hetero(HeteroStore({key: Store(value) for key, value in pyg_hetero_fields().items()}))
+    with pytest.raises(GraphDataError, match="data has no edge_index"):
+        from_pyg(Store({"num_nodes": 3, "x": torch.ones(3)}))
+
+
+def test_pyg_itself():
+    data = pytest.importorskip("torch_geometric.data")
+    fields = pyg_fields()
+    check_pyg(data.Data(**fields), fields)
+    hetero = data.HeteroData()
+    for key, values in pyg_hetero_fields().items():
+        for name, value in values.items():
+            hetero[key][name] = torch.as_tensor(value) if isinstance(value, np.ndarray) else value
+    check_pyg_hetero(hetero)
+
+
+class DGLStandIn:
+    """The part of a DGLGraph that is read, over a graph of this library."""
+
+    def __init__(self, inner, is_block=False):
+        self.is_block = is_block
+        self.ntypes, self.canonical_etypes = inner.ntypes, inner.canonical_etypes
+        self.num_nodes, self.nodes, self.edges, self.edata = inner.num_nodes, inner.nodes, inner.edges, inner.edata
+
+
+def test_dgl_stand_in():
+    inner = heterograph({WRITES: ([1, 0], [2, 2]), ("paper", "cites", "paper"): ([0], [1])}, {"paper": 4, "tag": 1})
+    inner.nodes["paper"].data["x"] = torch.arange(4)
+    inner.edges[WRITES].data["w"] = torch.tensor([0.5, 1.5])
+    g = as_graph(DGLStandIn(inner))
+    assert g.ntypes == ["author", "paper", "tag"] and g.canonical_etypes == inner.canonical_etypes
+    assert g.edges(etype=WRITES)[0].tolist() == [1, 0] and g.edges[WRITES].data["w"].tolist() == [0.5, 1.5]
+    assert g.nodes["paper"].data["x"].tolist() == [0, 1, 2, 3] and g.num_nodes("paper") == 4
+    with pytest.raises(InvalidArgumentError, match="block"):
+        from_dgl(DGLStandIn(inner, is_block=True))
+
+
+def test_dgl_itself():
+    dgl = pytest.importorskip("dgl")
+    source = dgl.graph(([0, 1], [1, 2]))
+    source.ndata["x"] = torch.arange(3)
+    g = as_graph(source)
+    assert edge_set(g) == [(0, 1), (1, 2)] and g.ndata["x"].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "obj",
+    [
+        ([0, 1], [1, 2]),
+        [np.array([0, 1]), torch.tensor([1, 2])],
+        np.array([[0, 1], [1, 2]]),
+        torch.tensor([[0, 1], [1, 2]]),
+    ],
+)
+def test_edge_arrays(obj):
+    assert edge_set(as_graph(obj)) == [(0, 1), (1, 2)]
+
+
+def test_as_graph_of_graphs_and_dicts():
+    g = graph(([0], [1]))
+    assert as_graph(g) is g
+    assert as_graph({WRITES: ([0], [1])}).canonical_etypes == [WRITES]
+
+
+@pytest.mark.parametrize("obj", [None, 7, "cora", (1, 2, 3), SimpleNamespace()])
+def test_what_is_no_graph_is_refused(obj):
+    with pytest.raises(InvalidArgumentError, match=f"got {type(obj).__name__}"):
+        as_graph(obj)
