@@ -61,6 +61,11 @@ class Prefetch:
         finally:
             self.abandon()
 
+    @property
+    def running(self) -> bool:
+        """Whether the thread is at work."""
+        return self._thread.is_alive()
+
     def abandon(self) -> None:
         """Ask the thread to end, without waiting for it. Local; no communication."""
         if self._inline and not self._stop.is_set():

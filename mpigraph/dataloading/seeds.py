@@ -24,9 +24,7 @@ __all__ = ["agreed_steps", "batch_bounds", "shuffled"]
 _I64 = npt.NDArray[np.int64]
 
 
-def agreed_steps(
-    num_seeds: int, batch_size: int, drop_last: bool, allreduce: Callable[[int, bool], int]
-) -> int:
+def agreed_steps(num_seeds: int, batch_size: int, drop_last: bool, allreduce: Callable[[int, bool], int]) -> int:
     """The number of steps of an epoch.
 
     Args:

@@ -1,0 +1,32 @@
+"""DGL's distributed namespace on MPI."""
+
+from mpigraph.distributed.context import exit_client, initialize, is_initialized
+from mpigraph.distributed.graph import DistGraph
+from mpigraph.distributed.loader import DistDataLoader, DistNodeDataLoader
+from mpigraph.distributed.partition_book import (
+    EdgePartitionPolicy,
+    NodePartitionPolicy,
+    PartitionPolicy,
+    RangePartitionBook,
+)
+from mpigraph.distributed.sampling import in_subgraph, sample_neighbors
+from mpigraph.distributed.split import edge_split, node_split
+from mpigraph.distributed.tensor import DistTensor
+
+__all__ = [
+    "DistDataLoader",
+    "DistGraph",
+    "DistNodeDataLoader",
+    "DistTensor",
+    "EdgePartitionPolicy",
+    "NodePartitionPolicy",
+    "PartitionPolicy",
+    "RangePartitionBook",
+    "edge_split",
+    "exit_client",
+    "in_subgraph",
+    "initialize",
+    "is_initialized",
+    "node_split",
+    "sample_neighbors",
+]

@@ -23,9 +23,7 @@ def as_ids(ids: Any, what: str) -> _I64:
     if array.size == 0:
         return np.empty(0, np.int64)
     if array.dtype.kind not in "iu" or array.ndim > 1:
-        raise InvalidArgumentError(
-            f"{what} must be integers in one dimension (got {array.dtype}, shape {array.shape})"
-        )
+        raise InvalidArgumentError(f"{what} must be integers in one dimension (got {array.dtype}, shape {array.shape})")
     return np.ascontiguousarray(array.reshape(-1), np.int64)
 
 

@@ -239,10 +239,7 @@ class DistTensor:
             int(torch.count_nonzero(to_torch(self.rows.segment(host)[part], self.rows.dtype)))
             for host, part in _my_shares(session, self.rows)
         )
-        total = np.zeros(1, np.int64)
-        with session.world.watch("count_nonzero"):
-            session.world.trainers.Allreduce(np.array([mine], np.int64), total)
-        return int(total[0])
+        return session.world.add(mine)
 
     def close(self) -> None:
         """Free the rows now; later use of any handle to this tensor raises. Collective on the trainers."""
@@ -267,9 +264,7 @@ def _check_match(rows: RowTensor, shape: tuple[int, ...], dtype: str, policy: Po
         )
 
 
-def _find_policy(
-    session: Session, shape: tuple[int, ...], part_policy: PartitionPolicy | None
-) -> tuple[str, Policy]:
+def _find_policy(session: Session, shape: tuple[int, ...], part_policy: PartitionPolicy | None) -> tuple[str, Policy]:
     """The graph and policy of a new tensor."""
     if not session.state.graphs:
         raise PartitionError("a DistTensor needs a DistGraph: create the graph first")
@@ -288,8 +283,7 @@ def _find_policy(
         return found[0]
     several = "several node or edge types have" if found else "no node or edge type has"
     raise TensorMismatchError(
-        f"{several} {shape[0] if shape else 0} rows (tensor of shape {shape})"
-        + (": give part_policy" if found else "")
+        f"{several} {shape[0] if shape else 0} rows (tensor of shape {shape})" + (": give part_policy" if found else "")
     )
 
 

@@ -18,9 +18,7 @@ _EMPTY = np.int64(-1)
 
 
 @njit(nogil=True, cache=True)
-def _insert(
-    keys: _I64, slots: _I32, ids: npt.NDArray[np.signedinteger], listed: _I64, count: int, out: _I32
-) -> int:
+def _insert(keys: _I64, slots: _I32, ids: npt.NDArray[np.signedinteger], listed: _I64, count: int, out: _I32) -> int:
     """Look up each id, append the new ones to ``listed``, fill ``out`` with positions; return the new count."""
     mask = np.uint64(len(keys) - 1)
     for i in range(len(ids)):

@@ -21,9 +21,7 @@ _FLOYD_MAX = 64  # above this many draws Floyd's quadratic membership test loses
 
 
 @njit(nogil=True, cache=True)
-def count_uniform(
-    indptr: _I64, rows: _I64, positions: _I64, fanout: int, replace: bool, out_counts: _I64
-) -> None:
+def count_uniform(indptr: _I64, rows: _I64, positions: _I64, fanout: int, replace: bool, out_counts: _I64) -> None:
     """Fill how many neighbours each row will get. Local; no communication.
 
     Args:

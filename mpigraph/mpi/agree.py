@@ -22,9 +22,7 @@ def allgather_bytes(comm: MPI.Intracomm, data: bytes) -> list[bytes]:
     total = np.empty(int(lengths.sum()), np.uint8)
     comm.Allgatherv(np.frombuffer(data, np.uint8), [total, lengths])
     ends = np.cumsum(lengths)
-    return [
-        total[end - length : end].tobytes() for end, length in zip(ends.tolist(), lengths.tolist(), strict=True)
-    ]
+    return [total[end - length : end].tobytes() for end, length in zip(ends.tolist(), lengths.tolist(), strict=True)]
 
 
 def describe(error: BaseException) -> str:
@@ -32,9 +30,7 @@ def describe(error: BaseException) -> str:
     return str(error) if isinstance(error, MPIGraphError) else f"{type(error).__name__}: {error}"
 
 
-def raise_together(
-    comm: MPI.Intracomm, doing: str, error: BaseException | None, *, label: str = "rank"
-) -> None:
+def raise_together(comm: MPI.Intracomm, doing: str, error: BaseException | None, *, label: str = "rank") -> None:
     """Raise on every rank if any rank has an error.
 
     If all failing ranks failed with the same error of this library's own, the error of the same class is raised

@@ -63,9 +63,7 @@ class RowWindow:
     Collective on ``world.comm``: construction and :meth:`close`.
     """
 
-    def __init__(
-        self, world: World, offsets: _I64, row_shape: Sequence[int], dtype: npt.DTypeLike, kind: str
-    ) -> None:
+    def __init__(self, world: World, offsets: _I64, row_shape: Sequence[int], dtype: npt.DTypeLike, kind: str) -> None:
         """Allocate the rows, zeroed. ``kind`` is what :func:`window_kind` said."""
         self.world = world
         self.offsets = np.ascontiguousarray(offsets, np.int64)

@@ -134,9 +134,38 @@ class World:
         node = self._node_of[self.hosts[host]]
         return [int(r) for r in self.trainer_ranks if self._node_of[r] == node]
 
+    def neighbourhood(self, trainer: int) -> tuple[list[int], int, int]:
+        """Where a trainer is: the hosts on its node, its place among the trainers there, and how many those are.
+
+        Local; no communication.
+        """
+        node = self._node_of[self.trainer_ranks[trainer]]
+        hosts = np.flatnonzero(self._node_of[self.hosts] == node)
+        peers = np.flatnonzero(self._node_of[self.trainer_ranks] == node)
+        return hosts.tolist(), int(np.searchsorted(peers, trainer)), len(peers)
+
     def watch(self, what: str) -> AbstractContextManager[None]:
         """Put a deadline on the wait inside the ``with`` block. Local; no communication."""
         return self.watchdog.watch(what)
+
+    @property
+    def threads_may_communicate(self) -> bool:
+        """Whether MPI allows calls from several threads at once."""
+        return bool(MPI.Query_thread() == MPI.THREAD_MULTIPLE)
+
+    def agree(self, value: int, largest: bool) -> int:
+        """The largest or smallest of every trainer's value. Collective on ``trainers``."""
+        return self._allreduce(value, MPI.MAX if largest else MPI.MIN)
+
+    def add(self, value: int) -> int:
+        """The sum of every trainer's value. Collective on ``trainers``."""
+        return self._allreduce(value, MPI.SUM)
+
+    def _allreduce(self, value: int, op: MPI.Op) -> int:
+        answer = np.array([value], np.int64)
+        with self.watch("agreeing on a number"):
+            self.trainers.Allreduce(MPI.IN_PLACE, answer, op=op)
+        return int(answer[0])
 
     def dup(self) -> MPI.Intracomm:
         """A private duplicate of ``comm``, freed by :meth:`close` at the latest. Collective on ``comm``."""

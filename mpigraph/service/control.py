@@ -139,4 +139,3 @@ def _astray(operations: "np.ndarray[Any, np.dtype[np.int64]]") -> str:
         groups.setdefault(Operation(number).name.lower(), []).append(trainer)
     parts = [f"trainer(s) {', '.join(map(str, who))} in {name}" for name, who in groups.items()]
     return "trainers are in different collective calls: " + "; ".join(parts)
-

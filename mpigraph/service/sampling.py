@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mpigraph.errors import GraphDataError, MPIGraphError
+from mpigraph.graph.book import check_ids
 from mpigraph.kernels.rows import order_by_owner, place_ragged
 from mpigraph.kernels.sample import count_uniform, count_weighted, sample_uniform, sample_weighted
 from mpigraph.mpi.exchange import Requests
@@ -49,13 +50,10 @@ class HopSampler:
             count_uniform(near.indptr, rows, positions, request.fanout, request.replace, self.counts)
             return
         weights = self._weights.segment(host)
-        bad = count_weighted(
-            near.indptr, weights, rows, positions, request.fanout, request.replace, self.counts
-        )
+        bad = count_weighted(near.indptr, weights, rows, positions, request.fanout, request.replace, self.counts)
         if bad >= 0:
             raise GraphDataError(
-                f"edge weight {self._weights.name!r} of edge {near.first_edge + bad} must be >= 0 "
-                f"(got {weights[bad]})"
+                f"edge weight {self._weights.name!r} of edge {near.first_edge + bad} must be >= 0 (got {weights[bad]})"
             )
 
     def allocate(self) -> Part:
@@ -99,6 +97,11 @@ class NeighborService:
         self._channel = channel
         self._world = state.world
 
+    @property
+    def channel_number(self) -> int:
+        """The number of the channel."""
+        return self._channel.number
+
     def sample(self, requests: list[RelationRequest], error: BaseException | None = None) -> list[Part]:
         """Sample all requests of one hop.
 
@@ -113,6 +116,16 @@ class NeighborService:
                 raise error
             return [self._sample_near(request) for request in requests]
         return self._sample_far([] if error is not None else requests, error)
+
+    def check(self, ids: _I64, relation: int) -> None:
+        """Check that ids are destinations of a relation. Local; no communication.
+
+        Raises:
+            OutOfRangeError: an id does not exist.
+        """
+        hosts = self._graph.topology.hosts
+        dst = hosts.schema.ends(relation)[1]
+        check_ids(ids, hosts.num_nodes(dst), f"node id of type {hosts.schema.ntypes[dst]!r}")
 
     def serve_until_idle(self) -> None:
         """Answer the other trainers until all are idle. Collective on the channel's trainers."""

@@ -7,7 +7,6 @@ numbers given out by counters agree. They are called through ``service/control.p
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from mpigraph.errors import TensorMismatchError
 from mpigraph.mpi.agree import together
 from mpigraph.mpi.mutex import HostMutex
 from mpigraph.mpi.window import window_kind
@@ -137,16 +136,3 @@ class State:
             graph.topology.close()
         self.mutex.close()
         self.world.close()
-
-
-def check_match(tensor: RowTensor, shape: tuple[int, ...], dtype: str, policy: Policy) -> None:
-    """Check that a named tensor is what a user who attaches to it says. Local; no communication.
-
-    Raises:
-        TensorMismatchError: another shape, dtype or policy.
-    """
-    if (tensor.shape, tensor.dtype, tensor.policy) != (tuple(shape), dtype, policy):
-        raise TensorMismatchError(
-            f"tensor {tensor.name!r} exists with shape {tensor.shape} and dtype {tensor.dtype}, "
-            f"it cannot be attached as {tuple(shape)} {dtype}"
-        )

@@ -86,9 +86,7 @@ def cut_for_hosts(world: World, config: PartConfig) -> RangeBook:
     gathered = np.empty((world.size, len(mine)), np.int64)
     world.comm.Allgather(mine, gathered)
     begins = gathered[world.hosts].T
-    edges = tuple(
-        np.append(begins[relation], book.num_edges(relation)) for relation in range(len(book.edge_offsets))
-    )
+    edges = tuple(np.append(begins[relation], book.num_edges(relation)) for relation in range(len(book.edge_offsets)))
     return RangeBook(book.schema, nodes, edges)
 
 

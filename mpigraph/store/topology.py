@@ -173,4 +173,3 @@ class Topology:
         """Free the memory."""
         for window in [*self._indptr, *self._indices, *self._out_degrees]:
             window.close()
-

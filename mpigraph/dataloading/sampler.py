@@ -1,0 +1,96 @@
+"""Samplers: how the blocks of a minibatch are drawn."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from mpigraph.block import Block
+from mpigraph.errors import InvalidArgumentError
+
+__all__ = ["BlockSampler", "MultiLayerFullNeighborSampler", "MultiLayerNeighborSampler", "NeighborSampler"]
+
+Blocks = tuple[torch.Tensor, torch.Tensor, list[Block]]
+
+
+class Graph(Protocol):
+    """What a sampler needs of a graph; :class:`mpigraph.distributed.DistGraph` has it."""
+
+    def sample_blocks(self, seed_nodes: Any, fanouts: Sequence[int], **options: Any) -> Blocks: ...
+
+
+class BlockSampler(ABC):
+    """Draws ``(input nodes, output nodes, blocks)`` for seeds; subclass it for a sampler of your own."""
+
+    @abstractmethod
+    def sample_blocks(self, g: Any, seed_nodes: Any) -> Blocks:
+        """Draw the blocks of one minibatch.
+
+        Args:
+            g: the graph.
+            seed_nodes: int64[n].
+
+        Returns:
+            Input nodes, output nodes, and blocks from the input side.
+        """
+
+    def sample(self, g: Any, seed_nodes: Any) -> Blocks:
+        """The same as :meth:`sample_blocks`, under DGL's other name."""
+        return self.sample_blocks(g, seed_nodes)
+
+
+class NeighborSampler(BlockSampler):
+    """Samples a fixed number of in-neighbours in each layer (Hamilton et al., "Inductive Representation Learning on
+    Large Graphs", NeurIPS 2017).
+
+    The draw is a hash of seed, epoch, the minibatch's seed nodes, hop and node: the same on any number of ranks.
+    """  # noqa: D205
+
+    def __init__(
+        self,
+        fanouts: Sequence[int],
+        edge_dir: str = "in",
+        prob: str | None = None,
+        mask: str | None = None,
+        replace: bool = False,
+        *,
+        return_eids: bool = True,
+    ) -> None:
+        """Describe the draw.
+
+        Args:
+            fanouts: most neighbours in each layer, input side first; -1 means all.
+            edge_dir: only "in".
+            prob: name of an edge feature with weights.
+            mask: name of an edge feature with a mask; not together with ``prob``.
+            replace: with replacement.
+            return_eids: whether blocks carry ``edata[EID]``; without it less is moved.
+
+        Raises:
+            InvalidArgumentError: ``prob`` and ``mask`` together, or a fanout that is not an integer >= -1.
+        """
+        if prob is not None and mask is not None:
+            raise InvalidArgumentError("give prob or mask, not both")
+        for fanout in fanouts:
+            if not isinstance(fanout, int | np.integer) or fanout < -1:
+                raise InvalidArgumentError(f"fanout must be an integer >= -1 (got {fanout!r})")
+        self.fanouts = list(fanouts)
+        self.prob = prob or mask
+        self._options = {"edge_dir": edge_dir, "prob": self.prob, "replace": replace, "return_eids": return_eids}
+
+    def sample_blocks(self, g: Graph, seed_nodes: Any) -> Blocks:
+        """Draw the blocks of one minibatch. Collective on the trainers when hosts are far, else local."""
+        return g.sample_blocks(seed_nodes, self.fanouts, **self._options)
+
+
+MultiLayerNeighborSampler = NeighborSampler
+
+
+class MultiLayerFullNeighborSampler(NeighborSampler):
+    """Takes all in-neighbours in each of ``num_layers`` layers."""
+
+    def __init__(self, num_layers: int, **options: Any) -> None:
+        """The options are those of :class:`NeighborSampler`."""
+        super().__init__([-1] * num_layers, **options)

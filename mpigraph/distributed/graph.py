@@ -1,0 +1,349 @@
+"""DistGraph: the user's view of a whole graph whose parts live on the hosts.
+
+Holds no data. Counts and types come from the partition book, rows from :class:`DistTensor`, topology from the hosts'
+windows.
+"""
+
+from collections.abc import Iterator, MutableMapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from mpigraph.base import ALL, EID, NID
+from mpigraph.distributed.context import Session, current
+from mpigraph.distributed.ids import as_ids
+from mpigraph.distributed.partition_book import PartitionPolicy, RangePartitionBook
+from mpigraph.distributed.sampling import Blocks, sample_blocks, sample_neighbors
+from mpigraph.distributed.tensor import DistTensor
+from mpigraph.errors import InvalidArgumentError, NodeTypeError, PartitionError, TensorMismatchError
+from mpigraph.graph.schema import Relation, Schema
+from mpigraph.heterograph import HeteroGraph
+from mpigraph.service.protocol import Operation
+from mpigraph.service.sampling import NeighborService
+from mpigraph.store.tensors import Policy
+from mpigraph.store.topology import Topology
+
+__all__ = ["DistGraph", "Scheme"]
+
+Etype = str | Relation | None
+
+
+class Scheme(NamedTuple):
+    """Shape and dtype of one row of a feature."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class FeatureMap(MutableMapping[str, DistTensor]):
+    """Features of one node type or relation: name -> :class:`DistTensor`. Local; no communication."""
+
+    def __init__(self, features: dict[tuple[Policy, str], DistTensor], policy: Policy, what: str) -> None:
+        self._features, self._policy, self._what = features, policy, what
+
+    def __getitem__(self, name: str) -> DistTensor:
+        try:
+            return self._features[self._policy, name]
+        except KeyError:
+            raise NodeTypeError(f"no feature {name!r} on {self._what} (there are {list(self)})") from None
+
+    def __setitem__(self, name: str, tensor: DistTensor) -> None:
+        if not isinstance(tensor, DistTensor):
+            raise InvalidArgumentError(f"feature {name!r} must be a DistTensor (got {type(tensor).__name__})")
+        if tensor.rows.policy != self._policy:
+            raise TensorMismatchError(
+                f"feature {name!r}: the rows of tensor {tensor.name!r} are not {self._what} (give part_policy)"
+            )
+        self._features[self._policy, name] = tensor
+
+    def __delitem__(self, name: str) -> None:
+        self[name]
+        del self._features[self._policy, name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([name for policy, name in self._features if policy == self._policy])
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __repr__(self) -> str:
+        return repr({name: Scheme(t.shape[1:], t.dtype) for name, t in self.items()})
+
+
+class _Space(NamedTuple):
+    data: FeatureMap
+
+
+class DistGraph:
+    """A partitioned graph, opened by all trainers.
+
+    Ids are type-wise global int64 ids after relabelling.
+
+    Collective on the trainers: construction, :meth:`barrier`. One-sided: reading features, degrees and edges.
+    """
+
+    def __init__(self, graph_name: str, gpb: Any = None, part_config: str | Path | None = None) -> None:
+        """Open a graph: the hosts load its parts, if they have not yet.
+
+        Args:
+            graph_name: the name it was partitioned under.
+            gpb: accepted for DGL's scripts; the partition book comes from the configuration.
+            part_config: path of ``<name>.json``; default ``MPIGRAPH_PART_CONFIG``.
+
+        Raises:
+            NotInitializedError: ``initialize()`` was not called.
+            PartitionError: the configuration is missing or of another graph; on every rank.
+            ShardFormatError: a shard is missing or damaged; on every rank.
+        """
+        session = current()
+        if isinstance(gpb, str | Path) and part_config is None:
+            part_config = gpb  # DistGraph(name, config)
+        part_config = str(part_config or session.world.config.part_config)
+        if not part_config:
+            raise PartitionError(f"graph {graph_name!r}: give part_config, or set MPIGRAPH_PART_CONFIG")
+        graph = session.control.call(Operation.OPEN_GRAPH, name=graph_name, part_config=part_config)
+        self._session = session
+        self.graph_name = graph_name
+        self._topology: Topology = graph.topology
+        session.add_main_service(graph_name)
+        self._features = {
+            key: DistTensor.of_rows(session, graph_name, session.state.tensors[number])
+            for key, number in graph.features.items()
+        }
+        self._book = RangePartitionBook.from_book(self._topology.config.book, self._my_part())
+
+    def _my_part(self) -> int:
+        """The part that is mostly on this trainer's node; trainers of a node take turns."""
+        world, parts = self._session.world, self._topology.config.num_parts
+        near = np.flatnonzero(world.near)
+        middles = ((near + 0.5) * parts / len(world.hosts)).astype(np.int64)
+        return int(middles[world.local_trainer * len(near) // world.num_local_trainers % len(middles)])
+
+    # Types and counts
+
+    @property
+    def schema(self) -> Schema:
+        """Node types and relations."""
+        return self._topology.config.schema
+
+    @property
+    def ntypes(self) -> list[str]:
+        """Node types by id."""
+        return list(self.schema.ntypes)
+
+    @property
+    def etypes(self) -> list[str]:
+        """Relation names by id."""
+        return [relation[1] for relation in self.schema.relations]
+
+    @property
+    def canonical_etypes(self) -> list[Relation]:
+        """Relations ``(src, rel, dst)`` by id."""
+        return list(self.schema.relations)
+
+    @property
+    def idtype(self) -> torch.dtype:
+        """The dtype of ids."""
+        return torch.int64
+
+    @property
+    def device(self) -> torch.device:
+        """Where rows and samples appear."""
+        return torch.device("cpu")
+
+    def is_pinned(self) -> bool:
+        """Whether the graph is in pinned memory: never."""
+        return False
+
+    def to_canonical_etype(self, etype: Etype) -> Relation:
+        """The triple of an edge type. Raises EdgeTypeError if unknown or ambiguous."""
+        return self.schema.to_canonical(etype)
+
+    def get_ntype_id(self, ntype: str | None) -> int:
+        """The id of a node type; None with one type. Raises NodeTypeError."""
+        return self.schema.ntype_id(ntype)
+
+    def get_etype_id(self, etype: Etype) -> int:
+        """The id of an edge type; None with one type. Raises EdgeTypeError."""
+        return self.schema.relation_id(etype)
+
+    def num_nodes(self, ntype: str | None = None) -> int:
+        """Number of nodes of a type, or of all types together."""
+        types = range(len(self.schema.ntypes)) if ntype is None else [self.schema.ntype_id(ntype)]
+        return sum(self._book.book.num_nodes(t) for t in types)
+
+    def num_edges(self, etype: Etype = None) -> int:
+        """Number of edges of a type, or of all types together."""
+        relations = range(len(self.schema.relations)) if etype is None else [self.schema.relation_id(etype)]
+        return sum(self._book.book.num_edges(r) for r in relations)
+
+    number_of_nodes = num_nodes
+    number_of_edges = num_edges
+
+    # Features
+
+    @property
+    def nodes(self) -> "NodeSpaces":
+        """``g.nodes[ntype].data[name]``."""
+        return NodeSpaces(self)
+
+    @property
+    def edges(self) -> "EdgeSpaces":
+        """``g.edges[etype].data[name]``."""
+        return EdgeSpaces(self)
+
+    @property
+    def ndata(self) -> FeatureMap:
+        """Features of the only node type. Raises NodeTypeError if there are several."""
+        return self.nodes[self.schema.ntypes[self.schema.ntype_id(None)]].data
+
+    @property
+    def edata(self) -> FeatureMap:
+        """Features of the only edge type. Raises EdgeTypeError if there are several."""
+        return self.edges[self.schema.to_canonical(None)].data
+
+    def node_attr_schemes(self) -> dict[str, Scheme]:
+        """Row shape and dtype of each node feature."""
+        return {name: Scheme(t.shape[1:], t.dtype) for name, t in self.ndata.items()}
+
+    def edge_attr_schemes(self) -> dict[str, Scheme]:
+        """Row shape and dtype of each edge feature."""
+        return {name: Scheme(t.shape[1:], t.dtype) for name, t in self.edata.items()}
+
+    # Structure, near or far
+
+    def in_degrees(self, v: Any = ALL, etype: Etype = None) -> torch.Tensor | int:
+        """In-degrees of nodes ``v`` in input order: int64[n], or an int for an int.
+
+        Raises:
+            OutOfRangeError: a node does not exist.
+
+        One-sided; the target does nothing.
+        """
+        return self._degrees(v, etype, side=1)
+
+    def out_degrees(self, u: Any = ALL, etype: Etype = None) -> torch.Tensor | int:
+        """Out-degrees of nodes ``u`` in input order: int64[n], or an int for an int.
+
+        Raises:
+            OutOfRangeError: a node does not exist.
+
+        One-sided; the target does nothing.
+        """
+        return self._degrees(u, etype, side=0)
+
+    def _degrees(self, nodes: Any, etype: Etype, side: int) -> torch.Tensor | int:
+        relation = self.schema.relation_id(etype)
+        ntype = self.schema.ends(relation)[side]
+        everything = isinstance(nodes, str) and nodes == ALL
+        ids = np.arange(self._book.book.num_nodes(ntype)) if everything else as_ids(nodes, "node ids")
+        read = self._topology.in_degrees if side else self._topology.out_degrees
+        degrees = torch.from_numpy(read(ids, relation))
+        return int(degrees[0]) if isinstance(nodes, int) else degrees
+
+    def find_edges(self, edges: Any, etype: Etype = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Sources and destinations of edges in input order, int64[n] each, type-wise ids.
+
+        Raises:
+            OutOfRangeError: an edge does not exist.
+
+        One-sided; the target does nothing.
+        """
+        relation = self.schema.relation_id(etype)
+        src, dst = self._topology.find_edges(as_ids(edges, "edge ids"), relation)
+        return torch.from_numpy(src), torch.from_numpy(dst)
+
+    @property
+    def local_partition(self) -> HeteroGraph:
+        """The in-edges held on this rank (or, without a share of its own, on its node), as an in-memory graph.
+
+        Nodes keep their global ids, so the graph has all nodes of the whole graph; ``edata[EID]`` are global edge ids
+        and ``ndata[NID]`` the ids themselves. Local; no communication.
+        """
+        world, book = self._session.world, self._book.book
+        hosts = [world.host_index] if world.is_host else [int(h) for h in np.flatnonzero(world.near)]
+        edges, eids = {}, {}
+        for r, relation in enumerate(self.schema.relations):
+            shares = [self._topology.adjacency(r, host) for host in hosts]
+            src = np.concatenate([share.indices.astype(np.int64) for share in shares])
+            dst = np.concatenate(
+                [np.repeat(np.arange(len(s.indptr) - 1) + s.first_node, np.diff(s.indptr)) for s in shares]
+            )
+            edges[relation] = (torch.from_numpy(src), torch.from_numpy(dst))
+            eids[relation] = np.concatenate([np.arange(len(s.indices)) + s.first_edge for s in shares])
+        counts = {ntype: book.num_nodes(t) for t, ntype in enumerate(self.schema.ntypes)}
+        graph = HeteroGraph(self.schema, edges, counts)
+        for ntype in self.schema.ntypes:
+            graph.nodes[ntype].data[NID] = torch.arange(counts[ntype])
+        for relation, ids in eids.items():
+            graph.edges[relation].data[EID] = torch.from_numpy(ids)
+        return graph
+
+    # The job
+
+    def rank(self) -> int:
+        """This trainer's rank, the same as ``torch.distributed.get_rank()``."""
+        return self._session.rank
+
+    def get_partition_book(self) -> RangePartitionBook:
+        """The parts, with the one nearest to this trainer as the local one."""
+        return self._book
+
+    def get_node_partition_policy(self, ntype: str | None = None) -> PartitionPolicy:
+        """The policy of tensors with one row for each node of a type."""
+        return PartitionPolicy(f"node~{self.schema.ntypes[self.schema.ntype_id(ntype)]}", self._book)
+
+    def get_edge_partition_policy(self, etype: Etype = None) -> PartitionPolicy:
+        """The policy of tensors with one row for each edge of a type."""
+        return PartitionPolicy(f"edge~{self.schema.relation_key(self.schema.relation_id(etype))}", self._book)
+
+    def barrier(self) -> None:
+        """Wait for all trainers; what was written before is visible to all after. Collective on the trainers."""
+        self._session.control.call(Operation.BARRIER)
+
+    @property
+    def session(self) -> Session:
+        """The job that the graph belongs to."""
+        return self._session
+
+    @property
+    def service(self) -> NeighborService:
+        """The sampling service of the calling thread."""
+        return self._session.service(self.graph_name)
+
+    def sample_neighbors(self, seed_nodes: Any, fanout: Any, **options: Any) -> HeteroGraph:
+        """The same as :func:`mpigraph.distributed.sample_neighbors`, with its options."""
+        return sample_neighbors(self, seed_nodes, fanout, **options)
+
+    def sample_blocks(self, seed_nodes: Any, fanouts: Sequence[int], **options: Any) -> Blocks:
+        """The blocks of one minibatch, see :func:`mpigraph.distributed.sampling.sample_blocks`."""
+        return sample_blocks(self, seed_nodes, fanouts, **options)
+
+    def __repr__(self) -> str:
+        return f"DistGraph({self.graph_name!r}, num_nodes={self.num_nodes()}, num_edges={self.num_edges()})"
+
+
+class NodeSpaces:
+    """``g.nodes[ntype]``. Local; no communication."""
+
+    def __init__(self, graph: DistGraph) -> None:
+        self._schema = graph.schema
+        self._features = graph._features
+
+    def __getitem__(self, ntype: str) -> _Space:
+        policy = Policy(True, self._schema.ntype_id(ntype))
+        return _Space(FeatureMap(self._features, policy, f"nodes of type {ntype!r}"))
+
+
+class EdgeSpaces:
+    """``g.edges[etype]``. Local; no communication."""
+
+    def __init__(self, graph: DistGraph) -> None:
+        self._schema = graph.schema
+        self._features = graph._features
+
+    def __getitem__(self, etype: str | Relation) -> _Space:
+        policy = Policy(False, self._schema.relation_id(etype))
+        return _Space(FeatureMap(self._features, policy, f"edges of type {etype!r}"))

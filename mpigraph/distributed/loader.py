@@ -1,0 +1,222 @@
+"""Loaders: every trainer's seeds, batch by batch, sampled ahead of the model.
+
+``seeds -> batches -> collate (sampling, gathering) -> queue -> model``: everything before the queue runs in a thread,
+``num_prefetch`` batches ahead, on a channel of its own. A trainer that has finished, or left its loop early, goes on
+answering the others in the background until all are done, so that loops need not be in step.
+"""
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from mpigraph.block import Block
+from mpigraph.dataloading.prefetch import Prefetch
+from mpigraph.dataloading.seeds import agreed_steps, batch_bounds, shuffled
+from mpigraph.distributed.context import Session, current
+from mpigraph.distributed.graph import DistGraph
+from mpigraph.distributed.ids import as_ids
+from mpigraph.errors import InvalidArgumentError
+from mpigraph.log import get_logger
+from mpigraph.service.hops import Draw
+from mpigraph.service.sampling import NeighborService
+
+__all__ = ["DistDataLoader", "DistNodeDataLoader"]
+
+_I64 = npt.NDArray[np.int64]
+Minibatch = tuple[torch.Tensor, torch.Tensor, list[Block]]
+
+
+class _Epochs:
+    """Runs a loader's epochs on its own channels; does not know the loader, so the loader can be dropped."""
+
+    def __init__(self, session: Session, seed: int, depth: int) -> None:
+        self._session = session
+        self._seed = seed
+        self._depth = depth
+        self._services = {name: session.open_service(name) for name in session.state.graphs}
+        self._last: Prefetch | None = None
+
+    def start(self, epoch: int, batches: Callable[[], Iterator[Any]]) -> Prefetch:
+        """Begin an epoch, once the one before is over on every trainer."""
+        self.stop()
+        draw = Draw(self._seed, epoch)
+
+        def produce() -> Iterator[Any]:
+            for make in batches():
+                self._session.use(self._services, draw)
+                try:
+                    batch = make()
+                finally:
+                    self._session.use(None, None)
+                yield batch
+
+        self._last = Prefetch(produce, self._serve, self._depth)
+        self._session.loops.add(self._last)
+        return self._last
+
+    def _serve(self) -> None:
+        for service in self._services.values():
+            service.serve_until_idle()
+
+    def stop(self) -> None:
+        """End the epoch under way: wait until every trainer has ended its own."""
+        last, self._last = self._last, None
+        if last is not None:
+            with self._session.world.watch("the end of a loader's epoch on every trainer"):
+                last.stop()
+
+    def retire(self) -> None:
+        """Drop the channels once no thread uses them. Local; no communication."""
+        last = self._last
+        if last is None or not last.running:
+            self._drop()
+            return
+        last.abandon()
+        threading.Thread(target=lambda: (last.stop(), self._drop()), name="mpigraph-retire", daemon=True).start()
+
+    def _drop(self) -> None:
+        for service in self._services.values():
+            self._session.control.drop(service.channel_number)
+
+
+class DistDataLoader:
+    """Batches of a dataset of ids, made by the user's ``collate_fn``.
+
+    Every rank yields its own ids, each once, in the same number of batches (see ``dataloading/seeds.py``). One epoch
+    runs at a time: beginning another one ends the one before. Order, batches and draws depend on ``seed`` and the
+    number of the epoch alone.
+
+    Collective on the trainers: construction and :meth:`close`. Iterating is collective when hosts are far, but trainers
+    may take different numbers of steps and leave early.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int,
+        shuffle: bool = False,
+        collate_fn: Callable[[list[int]], Any] | None = None,
+        drop_last: bool = False,
+        queue_size: int | None = None,
+        *,
+        num_prefetch: int = 2,
+        seed: int | None = None,
+    ) -> None:
+        """Plan the batches.
+
+        Args:
+            dataset: int[n], this rank's ids.
+            batch_size: most ids of a batch.
+            shuffle: another order in each epoch.
+            collate_fn: makes a batch of a list of ids; a tensor of the ids by default. It may sample and read features.
+            drop_last: leave out ids that do not fill a batch.
+            queue_size: DGL's name for ``num_prefetch``.
+            num_prefetch: how many batches to be ahead; 0 makes them when they are asked for. The same batches result.
+            seed: of order and draws; the job's by default.
+
+        Raises:
+            InvalidArgumentError: ``batch_size`` or ``num_prefetch`` out of range.
+        """
+        session = current()
+        depth = num_prefetch if queue_size is None else queue_size
+        if depth < 0:
+            raise InvalidArgumentError(f"num_prefetch must be >= 0 (got {depth})")
+        if depth > 0 and not session.world.threads_may_communicate:
+            get_logger().warning("MPI lacks MPI_THREAD_MULTIPLE: batches are made without prefetching")
+            depth = 0
+        self._ids = as_ids(dataset, "dataset")
+        self._shuffle = shuffle
+        self._seed = session.state.seed if seed is None else seed
+        self._collate = collate_fn or torch.as_tensor
+        steps = agreed_steps(len(self._ids), batch_size, drop_last, session.world.agree)
+        self._bounds = batch_bounds(len(self._ids), batch_size, drop_last, steps)
+        self._rank = session.rank
+        self._epoch = 0
+        self._epochs = _Epochs(session, self._seed, depth)
+        self._retire = weakref.finalize(self, self._epochs.retire)
+        self._retire.atexit = False
+
+    def __len__(self) -> int:
+        """Number of batches that this rank yields in an epoch."""
+        return len(self._bounds) - 1
+
+    @property
+    def expected_idxs(self) -> int:
+        """DGL's name for ``len``."""
+        return len(self)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Number the next epoch, for example when training resumes. Local; no communication."""
+        self._epoch = epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        epoch, self._epoch = self._epoch, self._epoch + 1
+        order = self._order(epoch)
+        bounds, collate = self._bounds.tolist(), self._collate
+
+        def batches() -> Iterator[Callable[[], Any]]:
+            for begin, end in zip(bounds, bounds[1:], strict=False):
+                yield lambda ids=order[begin:end]: collate(ids.tolist())
+
+        return iter(self._epochs.start(epoch, batches))
+
+    def _order(self, epoch: int) -> _I64:
+        if not self._shuffle:
+            return self._ids
+        return self._ids[shuffled(len(self._ids), self._seed, epoch, self._rank)]
+
+    def close(self) -> None:
+        """End the epoch under way; the channels are freed at the next collective call. Collective on the trainers."""
+        self._epochs.stop()
+        self._retire()
+
+
+class DistNodeDataLoader(DistDataLoader):
+    """Minibatches of nodes: yields ``(input_nodes, output_nodes, blocks)``.
+
+    Collective on the trainers: construction and :meth:`close`.
+    """
+
+    def __init__(
+        self,
+        g: DistGraph,
+        nids: Any,
+        graph_sampler: Any,
+        device: torch.device | str | None = None,
+        *,
+        batch_size: int = 1,
+        shuffle: bool = False,
+        drop_last: bool = False,
+        num_prefetch: int = 2,
+        seed: int | None = None,
+        num_workers: int = 0,
+        pin_memory: bool = False,
+    ) -> None:
+        """Plan the minibatches.
+
+        Args:
+            g: the graph.
+            nids: int[n], this rank's seed nodes.
+            graph_sampler: has ``sample_blocks(g, seeds)``, for example a ``NeighborSampler``.
+            device: where to put the blocks; the CPU by default.
+            batch_size: most seeds of a minibatch.
+            shuffle: another order in each epoch.
+            drop_last: leave out seeds that do not fill a batch.
+            num_prefetch: how many minibatches to be ahead.
+            seed: of order and draws; the job's by default.
+            num_workers: accepted for DGL's scripts; see ``num_prefetch``.
+            pin_memory: accepted for DGL's scripts.
+        """
+
+        def collate(seeds: list[int]) -> Minibatch:
+            inputs, outputs, blocks = graph_sampler.sample_blocks(g, torch.tensor(seeds, dtype=torch.int64))
+            if device is None:
+                return inputs, outputs, blocks
+            return inputs.to(device), outputs.to(device), [block.to(device) for block in blocks]
+
+        super().__init__(nids, batch_size, shuffle, collate, drop_last, num_prefetch=num_prefetch, seed=seed)

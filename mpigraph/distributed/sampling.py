@@ -1,0 +1,186 @@
+"""Neighbour sampling on a DistGraph: one hop as an in-memory graph, or the blocks of a whole minibatch."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from mpigraph.base import EID
+from mpigraph.block import Block
+from mpigraph.distributed.context import Session
+from mpigraph.distributed.ids import as_ids
+from mpigraph.errors import EdgeTypeError, InvalidArgumentError, MPIGraphError
+from mpigraph.graph.schema import Schema
+from mpigraph.heterograph import HeteroGraph
+from mpigraph.service.hops import Draw, Hop, HopPlan, hop_requests, sample_minibatch, sampling_key
+from mpigraph.service.sampling import NeighborService
+
+__all__ = ["in_subgraph", "sample_blocks", "sample_neighbors"]
+
+_I64 = npt.NDArray[np.int64]
+Blocks = tuple[torch.Tensor, torch.Tensor, list[Block]]
+
+
+class SampledGraph(Protocol):
+    """What sampling needs of a DistGraph."""
+
+    @property
+    def schema(self) -> Schema: ...
+    @property
+    def session(self) -> Session: ...
+    @property
+    def service(self) -> NeighborService: ...
+    @property
+    def edata(self) -> Mapping[str, Any]: ...
+    def num_nodes(self, ntype: str | None = None) -> int: ...
+
+
+def sample_neighbors(
+    g: SampledGraph,
+    nodes: Any,
+    fanout: int,
+    edge_dir: str = "in",
+    prob: str | None = None,
+    replace: bool = False,
+    *,
+    seed: int | None = None,
+) -> HeteroGraph:
+    """Sample in-neighbours of nodes.
+
+    Args:
+        g: a :class:`DistGraph`.
+        nodes: int[n], node ids.
+        fanout: most neighbours of a node; -1 means all.
+        edge_dir: only "in": parts hold the in-edges of their nodes.
+        prob: name of an edge feature with a weight for each edge, or a mask. Drawn with probability proportional to
+            the weight; an edge of weight 0 is never drawn.
+        replace: draw with replacement: exactly ``fanout`` neighbours of a node that has any.
+        seed: makes the draw a function of the arguments alone. By default two calls differ, and the same program
+            repeats the same draws on any number of ranks.
+
+    Returns:
+        A graph with all nodes of ``g`` and the sampled edges, ordered by their destination's place in ``nodes``;
+        ``edata[EID]`` are their ids in ``g``.
+
+    Raises:
+        OutOfRangeError: a node does not exist. On every rank if hosts are far.
+        InvalidArgumentError: fanout below -1, or another ``edge_dir``.
+
+    Collective on the trainers when hosts are far; local when all are near.
+    """
+    schema, session = g.schema, g.session
+    seeds, plans, error = _prepare(g, nodes, [fanout], edge_dir, prob, replace, want_eids=True)
+    ids = next(iter(seeds.values()))
+    key = sampling_key(session.draw(seed), seeds, 0)
+    requests = hop_requests(plans[0], schema, seeds, key)
+    parts = g.service.sample(requests, error)
+    relation = schema.relations[0]
+    edges, eids = (np.empty(0, np.int64), np.empty(0, np.int64)), np.empty(0, np.int64)
+    for part in parts:
+        edges = (part.src.astype(np.int64), np.repeat(ids, np.diff(part.offsets)))
+        eids = part.eids
+    counts = {ntype: g.num_nodes(ntype) for ntype in schema.ntypes}
+    frontier = HeteroGraph(schema, {relation: (torch.from_numpy(edges[0]), torch.from_numpy(edges[1]))}, counts)
+    frontier.edges[relation].data[EID] = torch.from_numpy(eids)
+    return frontier
+
+
+def in_subgraph(g: SampledGraph, nodes: Any) -> HeteroGraph:
+    """All in-edges of nodes, as :func:`sample_neighbors` returns them.
+
+    Collective on the trainers when hosts are far; local when all are near.
+    """
+    return sample_neighbors(g, nodes, -1)
+
+
+def sample_blocks(
+    g: SampledGraph,
+    seed_nodes: Any,
+    fanouts: Sequence[int],
+    *,
+    edge_dir: str = "in",
+    prob: str | None = None,
+    replace: bool = False,
+    return_eids: bool = True,
+    seed: int | None = None,
+) -> Blocks:
+    """Sample the blocks of one minibatch, all hops fused.
+
+    Args:
+        g: a :class:`DistGraph`.
+        seed_nodes: int[n], node ids.
+        fanouts: fanout of each layer, input side first.
+        edge_dir: only "in".
+        prob: as in :func:`sample_neighbors`.
+        replace: as in :func:`sample_neighbors`.
+        return_eids: whether ``edata[EID]`` is wanted; without it less is moved.
+        seed: as in :func:`sample_neighbors`.
+
+    Returns:
+        Input nodes int64, output nodes int64 and the blocks, input side first.
+
+    Raises:
+        OutOfRangeError: a seed does not exist. On every rank if hosts are far.
+        InvalidArgumentError: a fanout below -1, or another ``edge_dir``.
+
+    Collective on the trainers when hosts are far; local when all are near.
+    """
+    seeds, plans, error = _prepare(g, seed_nodes, fanouts, edge_dir, prob, replace, return_eids)
+    draw: Draw = g.session.draw(seed)
+    hops = sample_minibatch(g.service, g.schema, seeds, plans, draw, error)
+    output = torch.from_numpy(next(iter(seeds.values())))
+    blocks = [_block(g.schema, hop) for hop in hops]
+    input_ids = torch.from_numpy(hops[0].src_ids[0]) if hops else output
+    return input_ids, output, blocks
+
+
+def _block(schema: Schema, hop: Hop) -> Block:
+    return Block.from_csc(
+        schema,
+        {schema.relations[r]: (part.indptr, part.indices, part.eids) for r, part in hop.parts.items()},
+        {schema.ntypes[t]: ids for t, ids in hop.src_ids.items()},
+        {schema.ntypes[t]: count for t, count in hop.num_dst.items()},
+    )
+
+
+def _prepare(
+    g: SampledGraph,
+    nodes: Any,
+    fanouts: Sequence[int],
+    edge_dir: str,
+    prob: str | None,
+    replace: bool,
+    want_eids: bool,
+) -> tuple[dict[int, _I64], list[HopPlan], MPIGraphError | None]:
+    """Check the arguments of this rank; what is wrong is returned, to be raised on every rank of the round."""
+    seeds, plans = {0: np.empty(0, np.int64)}, [HopPlan({0: 0}, replace, {}, want_eids) for _ in fanouts]
+    try:
+        if len(g.schema.relations) != 1:
+            raise EdgeTypeError("sampling works on graphs with one edge type")
+        if edge_dir != "in":
+            raise InvalidArgumentError(f"edge_dir must be 'in': parts hold in-edges (got {edge_dir!r})")
+        for fanout in fanouts:
+            if not isinstance(fanout, int | np.integer) or fanout < -1:
+                raise InvalidArgumentError(f"fanout must be an integer >= -1 (got {fanout!r})")
+        weights = _weights(g, prob)
+        seeds = {g.schema.ends(0)[1]: as_ids(nodes, "node ids")}
+        plans = [HopPlan({0: int(fanout)}, replace, weights, want_eids) for fanout in fanouts]
+        g.service.check(next(iter(seeds.values())), 0)
+    except MPIGraphError as error:
+        return seeds, plans, error
+    return seeds, plans, None
+
+
+def _weights(g: SampledGraph, prob: str | None) -> dict[int, int]:
+    """Relation id -> number of the tensor of edge weights."""
+    if prob is None:
+        return {}
+    tensor = g.edata[prob]
+    if len(tensor.shape) != 1 or tensor.rows.dtype not in ("bool", "uint8", "float32", "float64"):
+        raise InvalidArgumentError(
+            f"edge weights {prob!r} must be one bool, uint8, float32 or float64 for each edge "
+            f"(got {tensor.dtype}, shape {tensor.shape})"
+        )
+    return {0: tensor.rows.number}

@@ -1,0 +1,140 @@
+"""Share the selected nodes or edges out among the trainers.
+
+Ids are ranges by part and parts lie in host order, so consecutive pieces of the selected ids, given to trainers in
+rank order, are mostly local without looking at any table.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from mpigraph.distributed.context import Session, current
+from mpigraph.distributed.partition_book import RangePartitionBook
+from mpigraph.distributed.tensor import DistTensor
+from mpigraph.errors import InvalidArgumentError, MaskLengthError, PartitionError
+from mpigraph.store.tensors import Policy
+
+__all__ = ["edge_split", "node_split"]
+
+_I64 = npt.NDArray[np.int64]
+_BLOCK = 1 << 22  # mask entries read at a time
+
+
+def node_split(
+    nodes: Any,
+    partition_book: RangePartitionBook | None = None,
+    ntype: str | None = None,
+    rank: int | None = None,
+    force_even: bool = True,
+    node_trainer_ids: Any = None,
+) -> torch.Tensor:
+    """The selected nodes that this trainer works on.
+
+    Args:
+        nodes: a mask with one entry for each node of the type (tensor, ndarray or DistTensor); non-zero is selected.
+        partition_book: the book; needed for plain masks when several graphs are open.
+        ntype: the node type; may be left out if there is one.
+        rank: whose share; this trainer's by default.
+        force_even: shares differ by at most one node: trainer t gets the t-th of equal consecutive pieces of the
+            selected ids. Else: the selected ids on this trainer's node, divided among the trainers there.
+        node_trainer_ids: accepted for DGL's scripts; the pieces are local without it.
+
+    Returns:
+        int64[n], ascending.
+
+    Raises:
+        MaskLengthError: the mask does not have one entry for each node.
+
+    One-sided; every trainer can call it alone.
+    """
+    return _split(nodes, partition_book, True, ntype, rank, force_even)
+
+
+def edge_split(
+    edges: Any,
+    partition_book: RangePartitionBook | None = None,
+    etype: Any = None,
+    rank: int | None = None,
+    force_even: bool = True,
+    edge_trainer_ids: Any = None,
+) -> torch.Tensor:
+    """The selected edges that this trainer works on; the arguments are those of :func:`node_split`.
+
+    One-sided; every trainer can call it alone.
+    """
+    return _split(edges, partition_book, False, etype, rank, force_even)
+
+
+def _split(
+    mask: Any, partition_book: RangePartitionBook | None, is_node: bool, kind: Any, rank: int | None, even: bool
+) -> torch.Tensor:
+    session = current()
+    rank = session.rank if rank is None else rank
+    if not 0 <= rank < session.num_trainers:
+        raise InvalidArgumentError(f"rank must be in [0, {session.num_trainers}) (got {rank})")
+    graph = _graph_of(session, mask, partition_book)
+    topology = session.state.graphs[graph].topology
+    schema = topology.config.schema
+    policy = Policy(is_node, schema.ntype_id(kind) if is_node else schema.relation_id(kind))
+    offsets = policy.offsets(topology.hosts)
+    _check_length(mask, int(offsets[-1]), "node" if is_node else "edge")
+    ids = _even_share(mask, session, rank) if even else _near_share(mask, session, rank, offsets)
+    return torch.from_numpy(ids)
+
+
+def _graph_of(session: Session, mask: Any, partition_book: RangePartitionBook | None) -> str:
+    if isinstance(mask, DistTensor):
+        return mask.graph_name
+    graphs = session.state.graphs
+    if partition_book is not None:
+        graphs = {n: g for n, g in graphs.items() if g.topology.config.book is partition_book.book}
+    if len(graphs) != 1:
+        raise PartitionError(f"give the partition_book of an open graph ({len(graphs)} graphs fit)")
+    return next(iter(graphs))
+
+
+def _check_length(mask: Any, count: int, what: str) -> None:
+    shape = tuple(mask.shape) if hasattr(mask, "shape") else np.shape(mask)
+    if shape != (count,):
+        raise MaskLengthError(f"the mask must have one entry for each of {count} {what}s (got shape {shape})")
+
+
+def _selected(mask: Any, begin: int, end: int) -> Iterator[_I64]:
+    """The selected ids in ``[begin, end)``, block by block."""
+    for first in range(begin, end, _BLOCK):
+        piece = mask[first : min(first + _BLOCK, end)]
+        values = piece.detach().cpu().numpy() if isinstance(piece, torch.Tensor) else np.asarray(piece)
+        yield np.flatnonzero(values) + first
+
+
+def _piece(pieces: Iterator[_I64], begin: int, end: int) -> _I64:
+    """Entries ``[begin, end)`` of consecutive arrays."""
+    found, at = [np.empty(0, np.int64)], 0
+    for ids in pieces:
+        found.append(ids[max(begin - at, 0) : max(end - at, 0)])
+        at += len(ids)
+    return np.concatenate(found)
+
+
+def _bounds(count: int, index: int, pieces: int) -> tuple[int, int]:
+    """Where piece ``index`` of ``count`` entries begins and ends; the first pieces get the remainder."""
+    small, larger = divmod(count, pieces)
+    begin = index * small + min(index, larger)
+    return begin, begin + small + (index < larger)
+
+
+def _even_share(mask: Any, session: Session, rank: int) -> _I64:
+    total = sum(len(ids) for ids in _selected(mask, 0, len(mask)))
+    return _piece(_selected(mask, 0, len(mask)), *_bounds(total, rank, session.num_trainers))
+
+
+def _near_share(mask: Any, session: Session, rank: int, offsets: _I64) -> _I64:
+    """The selected ids on the node of trainer ``rank``, cut evenly among its trainers."""
+    world = session.world
+    hosts, place, trainers = world.neighbourhood(rank)
+    ranges = [(int(offsets[h]), int(offsets[h + 1])) for h in hosts]
+    total = sum(len(ids) for r in ranges for ids in _selected(mask, *r))
+    return _piece((ids for r in ranges for ids in _selected(mask, *r)), *_bounds(total, place, trainers))

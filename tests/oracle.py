@@ -1,0 +1,53 @@
+"""A graph whose every value says its own id, so that any sample can be checked without stored answers.
+
+Node v has in-neighbours v+1 .. v+degree(v) (mod n), with degree(v) = v mod (max_degree + 1): isolated nodes occur. The
+feature of node v is v, its label v mod 7; the feature of an edge is ``1000 * dst + src``. Feature names tell dtypes.
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from mpigraph.graph.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Schema
+from mpigraph.partition.pipeline import partition_source
+from mpigraph.partition.source import Feature, GraphSource
+
+NAME = "oracle"
+NUM_NODES = 101
+MAX_DEGREE = 12
+
+
+def oracle_source(num_nodes: int = NUM_NODES, max_degree: int = MAX_DEGREE) -> GraphSource:
+    degrees = np.arange(num_nodes) % (max_degree + 1)
+    dst = np.repeat(np.arange(num_nodes), degrees)
+    step = np.concatenate([np.arange(1, d + 1) for d in degrees])
+    src = (dst + step) % num_nodes
+    v = np.arange(num_nodes)
+    key = f"{DEFAULT_NTYPE}:{DEFAULT_ETYPE[1]}:{DEFAULT_NTYPE}"
+    edge = 1000 * dst + src
+    return GraphSource(
+        Schema.homogeneous(),
+        (num_nodes,),
+        ((src, dst),),
+        {
+            DEFAULT_NTYPE: {
+                "feat": Feature.of(np.repeat(v[:, None], 3, axis=1).astype(np.float32)),
+                "label": Feature.of(v % 7),
+                "orig": Feature.of(v),
+                "third": Feature.of(v % 3 == 0),
+            }
+        },
+        {
+            key: {
+                "edge": Feature.of(edge),
+                "weight": Feature.of(((dst + src) % 4).astype(np.float32)),
+                "even": Feature.of(src % 2 == 0),
+            }
+        },
+    )
+
+
+def write_oracle(directory: Path, num_parts: int = 2, part_method: str = "random", **size: int) -> str:
+    """Partition the oracle graph; return the path of its configuration."""
+    source = oracle_source(**size)
+    return str(partition_source(source, NAME, num_parts, directory, part_method).config_path)
