@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from mpigraph.errors import GraphDataError
 from mpigraph.graph.schema import Schema, relation_key
+from mpigraph.partition.rows import RowArray
 from mpigraph.storage.format import logical_dtype, storage_dtype
 
 __all__ = ["Feature", "GraphSource", "edge_chunks", "release"]
@@ -25,7 +26,7 @@ EDGES_PER_CHUNK = 1 << 22
 class Feature(NamedTuple):
     """Rows of a feature in their storage dtype, and their logical dtype ("bfloat16" is stored as uint16)."""
 
-    values: Array
+    values: RowArray
     dtype: str
 
     @classmethod
@@ -83,6 +84,13 @@ class GraphSource:
         """int64[types + 1]: where each type begins when all nodes are counted through."""
         return np.concatenate([[0], np.cumsum(self.num_nodes)]).astype(np.int64)
 
+    def bytes_in_memory(self) -> int:
+        """Return the size of the arrays that are no memory maps. Local; no communication."""
+        arrays: list[object] = [end for ends in self.edges for end in ends]
+        for table in (self.node_feats, self.edge_feats):
+            arrays += [feature.values for features in table.values() for feature in features.values()]
+        return sum(a.nbytes for a in arrays if isinstance(a, np.ndarray) and _mapping(a) is None)
+
     def check_edges(self) -> None:
         """Check that every endpoint exists. Local; no communication.
 
@@ -106,16 +114,22 @@ def edge_chunks(source: GraphSource, relation_id: int, size: int = EDGES_PER_CHU
     release(dst)
 
 
-def release(array: Array) -> None:
+def release(array: object) -> None:
     """Let the pages of a memory-mapped array go, so that they do not count as ours.
 
     Local; no communication.
     """
+    mapping = _mapping(array)
+    if mapping is not None and hasattr(mmap, "MADV_DONTNEED"):
+        mapping.madvise(mmap.MADV_DONTNEED)
+
+
+def _mapping(array: object) -> mmap.mmap | None:
+    """Find the mapped file under an array or a view of one."""
     base: Any = array
     while base is not None and not isinstance(base, mmap.mmap):
         base = getattr(base, "base", None)
-    if base is not None and hasattr(mmap, "MADV_DONTNEED"):
-        base.madvise(mmap.MADV_DONTNEED)
+    return base
 
 
 def _check_endpoints(relation: tuple[str, str, str], end: str, ids: Ids, count: int, first: int) -> None:
@@ -132,7 +146,7 @@ def _check_features(what: str, features: Features, counts: Mapping[str, int]) ->
         for name, feature in table.items():
             if not name or any(character in name for character in ":/~"):
                 raise GraphDataError(f"{what} feature name {name!r} of {owner!r} is empty or contains ':', '/' or '~'")
-            if feature.values.ndim < 1 or len(feature.values) != counts[owner]:
+            if len(feature.values.shape) < 1 or len(feature.values) != counts[owner]:
                 raise GraphDataError(
                     f"{what} feature {name!r} of {owner!r} must have {counts[owner]} rows "
                     f"(got shape {list(feature.values.shape)})"

@@ -1,0 +1,44 @@
+"""``python -m mpigraph generate``: write a generated graph as ``.npy`` files."""
+
+import argparse
+
+from mpigraph.cli.progress import ProgressBar
+from mpigraph.partition.generate import Recipe, write_graph
+
+__all__ = ["add_parser"]
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Register the command. Local; no communication."""
+    parser = commands.add_parser(
+        "generate",
+        help="write a generated graph",
+        description="Write a graph with power-law degrees, planted communities and features that carry a part of the "
+        "label, as .npy files that 'partition' reads.",
+    )
+    parser.add_argument("--nodes", type=int, required=True, help="number of nodes")
+    parser.add_argument("--edges", type=int, required=True, help="number of directed edges (both directions count)")
+    parser.add_argument("--feat-dim", type=int, default=Recipe.feat_dim, help="length of a feature row (%(default)s)")
+    parser.add_argument("--classes", type=int, default=Recipe.num_classes, help="number of labels (%(default)s)")
+    parser.add_argument(
+        "--homophily", type=float, default=Recipe.homophily, help="share of edges inside a class (%(default)s)"
+    )
+    parser.add_argument("--signal", type=float, default=Recipe.signal, help="strength of the features (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="equal seeds give equal graphs (%(default)s)")
+    parser.add_argument("-o", "--out", required=True, metavar="DIR", help="directory to write")
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    recipe = Recipe(
+        num_nodes=arguments.nodes,
+        num_edges=arguments.edges,
+        feat_dim=arguments.feat_dim,
+        num_classes=arguments.classes,
+        seed=arguments.seed,
+        homophily=arguments.homophily,
+        signal=arguments.signal,
+    )
+    path = write_graph(recipe, arguments.out, ProgressBar())
+    print(f"{path}: {recipe.num_nodes} nodes, {2 * recipe.num_pairs} directed edges, {recipe.num_classes} classes")
+    return 0

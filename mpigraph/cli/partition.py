@@ -1,0 +1,97 @@
+"""``python -m mpigraph partition``: from a graph on disk to shards."""
+
+import argparse
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from mpigraph.cli.progress import ProgressBar
+from mpigraph.errors import InvalidArgumentError
+from mpigraph.partition.pipeline import PART_METHODS, memory_forecast, partition_source
+from mpigraph.partition.readers import add_reverse_edges, read_source
+from mpigraph.partition.source import GraphSource
+
+__all__ = ["add_parser"]
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Register the command. Local; no communication."""
+    parser = commands.add_parser(
+        "partition",
+        help="cut a graph into parts",
+        description="Cut a graph into parts and write them as HDF5 shards with a JSON configuration.",
+    )
+    parser.add_argument("input", metavar="INPUT", help=".npz file, generated directory, or OGB dataset directory")
+    parser.add_argument("--parts", type=int, required=True, help="number of parts")
+    parser.add_argument("--method", default="metis", metavar="|".join(PART_METHODS), help="(%(default)s)")
+    parser.add_argument("-o", "--out", required=True, metavar="DIR", help="directory to write")
+    parser.add_argument("--name", help="name of the graph (default: name of INPUT)")
+    parser.add_argument("--balance-train", action="store_true", help="spread the training nodes evenly")
+    parser.add_argument("--balance-edges", action="store_true", help="spread the edges evenly")
+    parser.add_argument("--undirected", action="store_true", help="add the reverse of every edge")
+    parser.add_argument("--seed", type=int, default=0, help="equal seeds give equal parts (%(default)s)")
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    if arguments.method not in PART_METHODS:
+        raise InvalidArgumentError(f"--method must be one of {list(PART_METHODS)} (got {arguments.method!r})")
+    source = read_source(arguments.input)
+    if arguments.undirected:
+        source = add_reverse_edges(source)
+    _print_forecast(source, arguments.method)
+    result = partition_source(
+        source,
+        arguments.name or Path(arguments.input).resolve().name.removesuffix(".npz"),
+        arguments.parts,
+        arguments.out,
+        arguments.method,
+        balance_classes=_training_nodes(source) if arguments.balance_train else None,
+        balance_edges=arguments.balance_edges,
+        seed=arguments.seed,
+        keep_edge_ids=False,
+        progress=ProgressBar(),
+    )
+    report = result.report
+    print(f"{result.config_path}: {arguments.parts} parts by {arguments.method}")
+    print(f"edges cut: {report['edges_cut']} ({report['edge_cut_fraction']:.1%})")
+    for name, reached in report["balance"].items():
+        print(f"largest part / mean, {name}: {reached:.3f}")
+    return 0
+
+
+def _training_nodes(source: GraphSource) -> dict[str, np.ndarray[tuple[int], np.dtype[np.uint8]]]:
+    found = {
+        ntype: np.asarray(table["train_mask"].values[:])
+        for ntype, table in source.node_feats.items()
+        if "train_mask" in table
+    }
+    if not found:
+        raise InvalidArgumentError("--balance-train needs a train_mask in the input (it has none)")
+    return found
+
+
+def _print_forecast(source: GraphSource, method: str) -> None:
+    """Print counts and the memory that each stage will need; warn when there is less."""
+    num_nodes, num_edges = int(source.node_bases[-1]), sum(len(src) for src, _ in source.edges)
+    print(f"{num_nodes} nodes, {num_edges} directed edges", file=sys.stderr)
+    stages = memory_forecast(num_nodes, num_edges, method, source.bytes_in_memory())
+    for stage, size in stages.items():
+        print(f"memory forecast, {stage}: {size / 2**30:.2f} GiB", file=sys.stderr)
+    available = _available_memory()
+    if available is not None and max(stages.values()) > available:
+        print(
+            f"warning: the forecast exceeds the available memory ({available / 2**30:.2f} GiB); "
+            "--method random needs far less than metis",
+            file=sys.stderr,
+        )
+
+
+def _available_memory() -> int | None:
+    """Return the bytes that Linux says are available, None elsewhere."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")), None)

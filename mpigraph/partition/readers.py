@@ -1,0 +1,153 @@
+"""Read graphs from files into a :class:`~mpigraph.partition.source.GraphSource`. numpy only, no pickle.
+
+Three inputs: an ``.npz`` file, a directory of ``.npy`` files as ``python -m mpigraph generate`` writes it
+(memory-mapped), and the directory of an OGB node-property dataset (``ogb.py``). Labels become the node feature
+"label" (int64), masks bool, features "feat" (float32).
+"""
+
+import json
+import os
+import zipfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mpigraph.errors import GraphDataError
+from mpigraph.graph.schema import Relation, Schema, relation_key
+from mpigraph.partition.ogb import read_ogb
+from mpigraph.partition.rows import CastRows, SparseRows
+from mpigraph.partition.source import Feature, GraphSource
+
+__all__ = ["add_reverse_edges", "read_source"]
+
+Array = npt.NDArray[Any]
+
+_MASKS = ("train_mask", "val_mask", "test_mask")
+
+
+def read_source(path: str | os.PathLike[str]) -> GraphSource:
+    """Read a graph. Local; no communication.
+
+    Args:
+        path: an ``.npz`` file, a directory with ``edge_src.npy``, or an OGB dataset directory with ``raw/``.
+
+    Raises:
+        GraphDataError: there is nothing that can be read; the message names the path.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise GraphDataError(f"{path}: no such file or directory")
+    try:
+        if path.is_dir() and (path / "edge_src.npy").is_file():
+            return _read_npy_directory(path)
+        if path.is_dir() and (path / "raw").is_dir():
+            return read_ogb(path)
+        if path.is_file():
+            return _read_npz(path)
+    except GraphDataError as error:
+        raise GraphDataError(f"{path}: {error}") from error
+    except (OSError, ValueError, KeyError, EOFError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+        raise GraphDataError(f"{path}: cannot be read: {error}") from error
+    raise GraphDataError(f"{path}: a directory with neither edge_src.npy nor raw/ (OGB)")
+
+
+def add_reverse_edges(source: GraphSource) -> GraphSource:
+    """Return the graph with the reverse of every edge.
+
+    Local; no communication. A relation from a type to itself becomes twice as long; any other gets a partner
+    ``(dst_type, "rev_<rel>", src_type)``. Edge features go along. Arrays are copied.
+    """
+    relations: list[Relation] = []
+    edges: list[tuple[Array, Array]] = []
+    feats: dict[str, Mapping[str, Feature]] = {}
+    for relation, (src, dst) in zip(source.schema.relations, source.edges, strict=True):
+        own = source.edge_feats.get(relation_key(relation), {})
+        relations.append(relation)
+        if relation[0] == relation[2]:
+            edges.append((np.concatenate([src, dst]), np.concatenate([dst, src])))
+            twice = {n: Feature(np.concatenate([f.values, f.values]), f.dtype) for n, f in own.items()}
+            feats[relation_key(relation)] = twice
+            continue
+        edges.append((src, dst))
+        feats[relation_key(relation)] = own
+        relations.append((relation[2], f"rev_{relation[1]}", relation[0]))
+        edges.append((dst, src))
+        feats[relation_key(relations[-1])] = own
+    schema = Schema(source.schema.ntypes, tuple(relations))
+    return replace(source, schema=schema, edges=tuple(edges), edge_feats=feats)
+
+
+def _read_npy_directory(path: Path) -> GraphSource:
+    """Map the files of a generated graph; only pages in use are in memory."""
+    names = [name for name in ("feat", "label", *_MASKS) if (path / f"{name}.npy").is_file()]
+    arrays = {name: np.load(path / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in names}
+    ends = [np.load(path / f"edge_{end}.npy", mmap_mode="r", allow_pickle=False) for end in ("src", "dst")]
+    meta = json.loads((path / "meta.json").read_text(encoding="utf-8")) if (path / "meta.json").is_file() else {}
+    num_nodes = int(meta["num_nodes"]) if "num_nodes" in meta else _count(arrays, ends)
+    source = GraphSource(Schema.homogeneous(), (num_nodes,), ((ends[0], ends[1]),), {"_N": _node_features(arrays)})
+    return source if meta.get("both_directions", True) else add_reverse_edges(source)
+
+
+def _read_npz(path: Path) -> GraphSource:
+    with np.load(path, allow_pickle=False) as file:
+        arrays = {name: file[name] for name in file.files}
+    meta = json.loads(str(arrays.pop("meta"))) if "meta" in arrays else {}
+    if "edge_src" in arrays and "edge_dst" in arrays:
+        ends = arrays.pop("edge_src"), arrays.pop("edge_dst")
+        num_nodes = int(meta["num_nodes"]) if "num_nodes" in meta else _count(arrays, list(ends))
+        source = GraphSource(Schema.homogeneous(), (num_nodes,), (ends,), {"_N": _node_features(arrays)})
+        return source if meta.get("both_directions", True) else add_reverse_edges(source)
+    if any(name.endswith("__num_nodes") for name in arrays):
+        return _read_typed(arrays)
+    raise GraphDataError("holds neither edge_src and edge_dst nor <type>__num_nodes")
+
+
+def _read_typed(arrays: dict[str, Array]) -> GraphSource:
+    """Read ``<type>__num_nodes``, ``<src>__<rel>__<dst>__{src,dst}`` and ``<type>__<feature>``."""
+    ntypes = sorted(name[: -len("__num_nodes")] for name in arrays if name.endswith("__num_nodes"))
+    relations = []
+    for name in arrays:
+        fields = name.split("__")
+        if len(fields) == 4 and fields[3] == "src" and fields[0] in ntypes and fields[2] in ntypes:
+            relations.append((fields[0], fields[1], fields[2]))
+    relations.sort()
+    edges = tuple((arrays["__".join([*rel, "src"])], arrays["__".join([*rel, "dst"])]) for rel in relations)
+    feats = {}
+    for ntype in ntypes:
+        own = {name[len(ntype) + 2 :]: array for name, array in arrays.items() if name.startswith(f"{ntype}__")}
+        feats[ntype] = _node_features(own)
+    counts = tuple(int(arrays[f"{ntype}__num_nodes"]) for ntype in ntypes)
+    return GraphSource(Schema(tuple(ntypes), tuple(relations)), counts, edges, feats)
+
+
+def _node_features(arrays: Mapping[str, Array]) -> dict[str, Feature]:
+    """Pick label, masks and dense or CSR features."""
+    feats = {name: Feature.of(_as_bool(arrays[name])) for name in _MASKS if name in arrays}
+    if "label" in arrays:
+        feats["label"] = Feature(arrays["label"].astype(np.int64, copy=False), "int64")
+    if "feat" in arrays:
+        dense = arrays["feat"]
+        feats["feat"] = Feature(dense if dense.dtype == np.float32 else CastRows(dense, np.float32), "float32")
+    elif "feat_data" in arrays:
+        shape = tuple(int(size) for size in arrays["feat_shape"])
+        rows = SparseRows(arrays["feat_indptr"], arrays["feat_indices"], arrays["feat_data"], shape)
+        feats["feat"] = Feature(rows, "float32")
+    return feats
+
+
+def _as_bool(mask: Array) -> Array:
+    return mask if mask.dtype == np.bool_ else mask != 0
+
+
+def _count(arrays: Mapping[str, Array], ends: list[Array]) -> int:
+    """Number of nodes: rows of a node array, else the largest endpoint plus one."""
+    for name in ("label", "feat", *_MASKS):
+        if name in arrays:
+            return len(arrays[name])
+    if "feat_shape" in arrays:
+        return int(arrays["feat_shape"][0])
+    return max((int(end.max()) + 1 for end in ends if len(end)), default=0)
