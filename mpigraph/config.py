@@ -4,6 +4,7 @@ Variables give defaults; arguments of :func:`mpigraph.distributed.initialize` wi
 """
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -52,12 +53,12 @@ class Config:
             text = os.environ.get(_PREFIX + field.name.upper())
             if text is None or field.name in given:
                 continue
-            kind = type(field.default)
+            kind: Callable[[str], Any] = type(field.default)  # type: ignore[assignment]
             try:
                 values[field.name] = kind(text)
             except ValueError:
                 raise InvalidArgumentError(
-                    f"{_PREFIX}{field.name.upper()} must be a {kind.__name__} (got {text!r})"
+                    f"{_PREFIX}{field.name.upper()} must be a {type(field.default).__name__} (got {text!r})"
                 ) from None
         return cls(**values)
 

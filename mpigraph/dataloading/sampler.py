@@ -46,7 +46,7 @@ class NeighborSampler(BlockSampler):
     Large Graphs", NeurIPS 2017).
 
     The draw is a hash of seed, epoch, the minibatch's seed nodes, hop and node: the same on any number of ranks.
-    """  # noqa: D205
+    """
 
     def __init__(
         self,

@@ -8,6 +8,8 @@ answering the others in the background until all are done, so that loops need no
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -23,7 +25,6 @@ from mpigraph.distributed.ids import as_ids
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.log import get_logger
 from mpigraph.service.hops import Draw
-from mpigraph.service.sampling import NeighborService
 
 __all__ = ["DistDataLoader", "DistNodeDataLoader"]
 
@@ -77,7 +78,11 @@ class _Epochs:
             self._drop()
             return
         last.abandon()
-        threading.Thread(target=lambda: (last.stop(), self._drop()), name="mpigraph-retire", daemon=True).start()
+        threading.Thread(target=self._drop_after, args=(last,), name="mpigraph-retire", daemon=True).start()
+
+    def _drop_after(self, last: Prefetch) -> None:
+        last.stop()
+        self._drop()
 
     def _drop(self) -> None:
         for service in self._services.values():
@@ -160,8 +165,8 @@ class DistDataLoader:
         bounds, collate = self._bounds.tolist(), self._collate
 
         def batches() -> Iterator[Callable[[], Any]]:
-            for begin, end in zip(bounds, bounds[1:], strict=False):
-                yield lambda ids=order[begin:end]: collate(ids.tolist())
+            for begin, end in pairwise(bounds):
+                yield partial(collate, order[begin:end].tolist())
 
         return iter(self._epochs.start(epoch, batches))
 

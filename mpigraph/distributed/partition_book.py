@@ -29,7 +29,8 @@ def _homogeneous_begins(tables: Sequence[_I64]) -> _I64:
     begins = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes.reshape(-1))])
     parts, types = sizes.shape
     rows = np.arange(parts)[:, None] * types + np.arange(types + 1)[None, :]
-    return begins[rows]
+    table: _I64 = begins[rows]
+    return table
 
 
 def _type_wise(ranges: Any, name: object, num_parts: int) -> _I64:
@@ -183,13 +184,13 @@ class RangePartitionBook:
     def local_ntype_offset(self) -> list[int]:
         """Prefix sums of the local part's node counts by type."""
         begins = self._node_begins[self._part_id]
-        return (begins - begins[0]).tolist()
+        return [int(begin) for begin in begins - begins[0]]
 
     @property
     def local_etype_offset(self) -> list[int]:
         """Prefix sums of the local part's edge counts by type."""
         begins = self._edge_begins[self._part_id]
-        return (begins - begins[0]).tolist()
+        return [int(begin) for begin in begins - begins[0]]
 
     def _node_type(self, ntype: str | None) -> int:
         return self.book.schema.ntype_id(ntype)

@@ -1,5 +1,7 @@
 """Compiled loops over plain arrays. :func:`warm_up` compiles (or loads from the cache) all that training uses."""
 
+from typing import Any
+
 import numpy as np
 
 from mpigraph.kernels.compact import LocalIds
@@ -28,6 +30,7 @@ def warm_up() -> None:
     order_by_owner(np.zeros(2, np.int32), 1)
     find_runs(ids)
     count_uniform(indptr, ids, ids, 1, False, counts)
+    dtype: Any
     for dtype in (np.int32, np.int64):
         indices = np.zeros(2, dtype)
         out = np.empty(2, dtype)

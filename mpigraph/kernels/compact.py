@@ -4,6 +4,8 @@ The map is kept across the hops of a minibatch, so the sources of one hop are th
 the same numbers, and no sort and no ``unique`` is needed.
 """
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 from numba import njit
@@ -18,7 +20,7 @@ _EMPTY = np.int64(-1)
 
 
 @njit(nogil=True, cache=True)
-def _insert(keys: _I64, slots: _I32, ids: npt.NDArray[np.signedinteger], listed: _I64, count: int, out: _I32) -> int:
+def _insert(keys: _I64, slots: _I32, ids: npt.NDArray[Any], listed: _I64, count: int, out: _I32) -> int:
     """Look up each id, append the new ones to ``listed``, fill ``out`` with positions; return the new count."""
     mask = np.uint64(len(keys) - 1)
     for i in range(len(ids)):
@@ -37,7 +39,7 @@ def _insert(keys: _I64, slots: _I32, ids: npt.NDArray[np.signedinteger], listed:
 
 
 @njit(nogil=True, cache=True)
-def _insert_verbatim(keys: _I64, slots: _I32, ids: npt.NDArray[np.signedinteger], first: int) -> None:
+def _insert_verbatim(keys: _I64, slots: _I32, ids: npt.NDArray[Any], first: int) -> None:
     """Map ``ids[i]`` to ``first + i``; a repeated id keeps its first position."""
     mask = np.uint64(len(keys) - 1)
     for i in range(len(ids)):
@@ -70,7 +72,7 @@ class LocalIds:
         """int64[count]: the ids in the order of their positions (a view; invalid after the next insert)."""
         return self._listed[: self.count]
 
-    def insert(self, ids: npt.NDArray[np.signedinteger]) -> npt.NDArray[np.int32]:
+    def insert(self, ids: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
         """Return int32[n], the position of each of ``ids`` ([n]), appending those not yet listed."""
         room = self.count + len(ids)
         if 2 * room > len(self._keys):

@@ -5,6 +5,8 @@ number of ranks. The mixer is the finalizer of SplitMix64 (Steele, Lea, Flood: "
 generators", OOPSLA 2014), the same that seeds xoshiro generators.
 """
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 from numba import njit
@@ -19,7 +21,7 @@ _LOW32 = np.uint64(0xFFFFFFFF)
 
 
 @njit(nogil=True, cache=True, inline="always")
-def mix64(x: np.uint64) -> np.uint64:
+def mix64(x: Any) -> Any:
     """Hash one 64-bit word to another. Local; no communication."""
     x = np.uint64(x) + _GOLDEN
     x = (x ^ (x >> _S30)) * _M1
@@ -28,7 +30,7 @@ def mix64(x: np.uint64) -> np.uint64:
 
 
 @njit(nogil=True, cache=True)
-def _combine(key: np.uint64, word: np.uint64) -> np.uint64:
+def _combine(key: np.uint64, word: np.uint64) -> Any:
     return mix64(key ^ mix64(word))
 
 
@@ -46,7 +48,7 @@ def combine(key: int | np.uint64, *words: int | np.uint64) -> np.uint64:
 
 
 @njit(nogil=True, cache=True, inline="always")
-def draw_below(h: np.uint64, n: np.int64) -> np.int64:
+def draw_below(h: Any, n: Any) -> Any:
     """Map a hash to an integer in ``[0, n)``, n < 2**32, by multiply-shift.
 
     Lemire, "Fast random integer generation in an interval", ACM TOMACS 2019, without the rejection step: the bias is
@@ -62,7 +64,7 @@ def uniform01(h: np.uint64) -> float:
 
 
 @njit(nogil=True, cache=True)
-def _fingerprint(ids: npt.NDArray[np.int64]) -> np.uint64:
+def _fingerprint(ids: npt.NDArray[np.int64]) -> Any:
     total = np.uint64(len(ids))
     for i in range(len(ids)):
         total += mix64(np.uint64(ids[i]))

@@ -4,6 +4,8 @@ Rows are handled as fixed-size words whatever their dtype (see :func:`as_words`)
 every dtype and row shape.
 """
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 from numba import njit
@@ -11,7 +13,7 @@ from numba import njit
 __all__ = ["as_words", "find_runs", "gather_rows", "order_by_owner", "place_ragged", "scatter_rows"]
 
 _I64 = npt.NDArray[np.int64]
-_Rows = npt.NDArray[np.generic]
+_Rows = npt.NDArray[Any]
 
 
 def as_words(rows: _Rows) -> _Rows:
@@ -113,10 +115,10 @@ def find_runs(rows: _I64) -> tuple[_I64, _I64, _I64]:
 
 @njit(nogil=True, cache=True)
 def place_ragged(
-    values: npt.NDArray[np.signedinteger],
+    values: npt.NDArray[Any],
     positions: _I64,
     offsets: _I64,
-    out: npt.NDArray[np.signedinteger],
+    out: npt.NDArray[Any],
 ) -> None:
     """Copy consecutive pieces of ``values`` to their places: piece i goes to ``offsets[positions[i]]``.
 

@@ -8,6 +8,8 @@ makes prefix sums, ``sample_*`` fills the neighbours.
 The draw for a node depends on ``(key, node id, number of the draw)`` alone.
 """
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 from numba import njit
@@ -43,7 +45,7 @@ def count_uniform(indptr: _I64, rows: _I64, positions: _I64, fanout: int, replac
 @njit(nogil=True, cache=True)
 def count_weighted(
     indptr: _I64,
-    weights: npt.NDArray[np.generic],
+    weights: npt.NDArray[Any],
     rows: _I64,
     positions: _I64,
     fanout: int,
@@ -52,9 +54,7 @@ def count_weighted(
 ) -> int:
     """Fill how many neighbours each row will get when edges of weight 0 do not exist. Local; no communication.
 
-    Args:
-        weights: float or bool [nnz], one per edge of the host.
-        (others): as in :func:`count_uniform`.
+    ``weights`` is float or bool [nnz], one per edge of the host; the others are as in :func:`count_uniform`.
 
     Returns:
         The position of the first edge with a negative or NaN weight, or -1.
@@ -102,7 +102,7 @@ def _choose_distinct(node_key: np.uint64, degree: int, k: int, chosen: _I64) -> 
 @njit(nogil=True, cache=True)
 def sample_uniform(
     indptr: _I64,
-    indices: npt.NDArray[np.signedinteger],
+    indices: npt.NDArray[Any],
     rows: _I64,
     positions: _I64,
     first_id: int,
@@ -110,7 +110,7 @@ def sample_uniform(
     replace: bool,
     key: np.uint64,
     offsets: _I64,
-    out_src: npt.NDArray[np.signedinteger],
+    out_src: npt.NDArray[Any],
     out_eid: _I64,
 ) -> None:
     """Choose neighbours of each row, each with equal probability. Local; no communication.
@@ -160,7 +160,7 @@ def sample_uniform(
 @njit(nogil=True, cache=True)
 def _choose_weighted_distinct(
     node_key: np.uint64,
-    weights: npt.NDArray[np.generic],
+    weights: npt.NDArray[Any],
     begin: int,
     degree: int,
     k: int,
@@ -194,7 +194,7 @@ def _choose_weighted_distinct(
 @njit(nogil=True, cache=True)
 def _choose_weighted(
     node_key: np.uint64,
-    weights: npt.NDArray[np.generic],
+    weights: npt.NDArray[Any],
     begin: int,
     degree: int,
     k: int,
@@ -208,7 +208,7 @@ def _choose_weighted(
         sums[t] = total
     for j in range(k):
         x = uniform01(mix64(node_key + np.uint64(j))) * total
-        pick = np.searchsorted(sums[:degree], x, side="right")
+        pick = int(np.searchsorted(sums[:degree], x, side="right"))
         if pick >= degree:
             pick = degree - 1
         while not weights[begin + pick] > 0:
@@ -219,8 +219,8 @@ def _choose_weighted(
 @njit(nogil=True, cache=True)
 def sample_weighted(
     indptr: _I64,
-    indices: npt.NDArray[np.signedinteger],
-    weights: npt.NDArray[np.generic],
+    indices: npt.NDArray[Any],
+    weights: npt.NDArray[Any],
     rows: _I64,
     positions: _I64,
     first_id: int,
@@ -229,15 +229,13 @@ def sample_weighted(
     take_all: bool,
     key: np.uint64,
     offsets: _I64,
-    out_src: npt.NDArray[np.signedinteger],
+    out_src: npt.NDArray[Any],
     out_eid: _I64,
 ) -> None:
     """Choose neighbours of each row with probability proportional to edge weight. Local; no communication.
 
-    Args:
-        weights: float or bool [nnz]; a bool array is a mask. Checked by :func:`count_weighted`.
-        take_all: the fanout is unlimited: every edge of positive weight, once.
-        (others): as in :func:`sample_uniform`.
+    ``weights`` is float or bool [nnz] (a bool array is a mask), checked by :func:`count_weighted`; ``take_all`` means
+    an unlimited fanout: every edge of positive weight, once. The others are as in :func:`sample_uniform`.
     """
     chosen = np.empty(1, np.int64)
     scratch = np.empty(1, np.float64)

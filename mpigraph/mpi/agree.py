@@ -10,12 +10,13 @@ from contextlib import contextmanager
 import numpy as np
 from mpi4py import MPI
 
+from mpigraph import errors
 from mpigraph.errors import CollectiveError, MPIGraphError
 
 __all__ = ["allgather_bytes", "raise_together", "together"]
 
 
-def allgather_bytes(comm: MPI.Intracomm, data: bytes) -> list[bytes]:
+def allgather_bytes(comm: MPI.Comm, data: bytes) -> list[bytes]:
     """Give every rank the bytes of every rank, in rank order. Collective on ``comm``."""
     lengths = np.empty(comm.size, np.int64)
     comm.Allgather(np.array([len(data)], np.int64), lengths)
@@ -30,7 +31,7 @@ def describe(error: BaseException) -> str:
     return str(error) if isinstance(error, MPIGraphError) else f"{type(error).__name__}: {error}"
 
 
-def raise_together(comm: MPI.Intracomm, doing: str, error: BaseException | None, *, label: str = "rank") -> None:
+def raise_together(comm: MPI.Comm, doing: str, error: BaseException | None, *, label: str = "rank") -> None:
     """Raise on every rank if any rank has an error.
 
     If all failing ranks failed with the same error of this library's own, the error of the same class is raised
@@ -52,27 +53,25 @@ def raise_together(comm: MPI.Intracomm, doing: str, error: BaseException | None,
     raise _joint_error(comm, doing, error, label) from error
 
 
-def _joint_error(comm: MPI.Intracomm, doing: str, error: BaseException | None, label: str) -> MPIGraphError:
-    import mpigraph.errors as classes
-
+def _joint_error(comm: MPI.Comm, doing: str, error: BaseException | None, label: str) -> MPIGraphError:
     texts = allgather_bytes(comm, describe(error).encode() if error is not None else b"")
     kinds = allgather_bytes(comm, type(error).__name__.encode() if error is not None else b"")
     by_text: dict[str, list[int]] = {}
-    for rank, text in enumerate(texts):
-        if text:
-            by_text.setdefault(text.decode(), []).append(rank)
+    for rank, data in enumerate(texts):
+        if data:
+            by_text.setdefault(data.decode(), []).append(rank)
     parts = []
     for text, ranks in by_text.items():
         where = "every rank" if len(ranks) == comm.size else f"{label} {', '.join(map(str, ranks))}"
         parts.append(f"on {where}: {text}")
     names = {kind.decode() for kind in kinds if kind}
-    kind = getattr(classes, names.pop(), CollectiveError) if len(names) == 1 else CollectiveError
+    kind = getattr(errors, names.pop(), CollectiveError) if len(names) == 1 else CollectiveError
     joint: MPIGraphError = kind(f"{doing} failed " + "; ".join(parts))
     return joint
 
 
 @contextmanager
-def together(comm: MPI.Intracomm, doing: str) -> Iterator[None]:
+def together(comm: MPI.Comm, doing: str) -> Iterator[None]:
     """Run local code; if it raised on any rank, raise on every rank, naming the culprits.
 
     The code inside must not communicate on ``comm``.

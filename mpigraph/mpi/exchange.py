@@ -50,7 +50,7 @@ class Header:
     Collective on ``comm``: construction.
     """
 
-    def __init__(self, comm: MPI.Intracomm, operation: int, status: int, words: _I64) -> None:
+    def __init__(self, comm: MPI.Comm, operation: int, status: int, words: _I64) -> None:
         """Tell each rank operation, status and how many words follow (``words``: int64[size])."""
         self._sent = np.empty((comm.size, _WORDS), np.int64)
         self._sent[:, 0] = operation
@@ -96,7 +96,7 @@ def _bounds(counts: _I64) -> _I64:
     return bounds
 
 
-def exchange_requests(comm: MPI.Intracomm, words: _I64, counts: _I64, header: Header) -> Requests:
+def exchange_requests(comm: MPI.Comm, words: _I64, counts: _I64, header: Header) -> Requests:
     """Send request words; ``counts[r]`` consecutive words of ``words`` go to rank r. Collective on ``comm``."""
     bounds = _bounds(header.counts)
     received = np.empty(int(bounds[-1]), np.int64)
@@ -104,7 +104,7 @@ def exchange_requests(comm: MPI.Intracomm, words: _I64, counts: _I64, header: He
     return Requests(received, bounds)
 
 
-def exchange_answers(comm: MPI.Intracomm, answers: list[_U8] | None) -> tuple[list[_U8], _I64]:
+def exchange_answers(comm: MPI.Comm, answers: list[_U8] | None) -> tuple[list[_U8], _I64]:
     """Send each rank its answer. Collective on ``comm``.
 
     Args:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import numpy as np
 from mpi4py import MPI
 
+from mpigraph.mpi.buffers import as_array
 from mpigraph.mpi.watch import Backoff
 from mpigraph.mpi.world import World
 
@@ -27,7 +28,7 @@ class HostMutex:
         self._world = world
         self._win = MPI.Win.Allocate(8 if world.is_host else 0, 8, comm=world.comm)
         if world.is_host:
-            np.frombuffer(self._win.tomemory(), np.int64)[:] = 0
+            as_array(self._win.tomemory(), np.int64)[:] = 0
         self._win.Lock_all(MPI.MODE_NOCHECK)
         self._win.Sync()
         world.comm.Barrier()

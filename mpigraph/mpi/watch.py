@@ -21,6 +21,8 @@ from types import TracebackType
 import numpy as np
 from mpi4py import MPI
 
+from mpigraph.mpi.buffers import as_array
+
 __all__ = ["Backoff", "Stop", "Watchdog", "guard", "keep_progress"]
 
 _SLOT = 256  # bytes a rank has on the board
@@ -64,7 +66,7 @@ class Watchdog:
         self._next = 0
         self._last = "started"
         self._win = MPI.Win.Allocate_shared(_SLOT, 1, comm=node)
-        self._board = [np.frombuffer(self._win.Shared_query(r)[0], np.uint8) for r in range(node.size)]
+        self._board = [as_array(self._win.Shared_query(r)[0], np.uint8) for r in range(node.size)]
         self._mine = self._board[node.rank]
         self._done = threading.Event()
         self._write_board()

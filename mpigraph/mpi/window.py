@@ -16,6 +16,7 @@ Two ways to allocate, same behaviour above this file:
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,12 +24,13 @@ from mpi4py import MPI
 
 from mpigraph.errors import ClosedError
 from mpigraph.kernels.rows import as_words, find_runs, gather_rows, order_by_owner, scatter_rows
+from mpigraph.mpi.buffers import as_array
 from mpigraph.mpi.world import World
 
 __all__ = ["RowWindow", "window_kind"]
 
 _I64 = npt.NDArray[np.int64]
-_Rows = npt.NDArray[np.generic]
+_Rows = npt.NDArray[Any]
 _ROWS_PER_GET = 1 << 20
 
 
@@ -107,7 +109,7 @@ class RowWindow:
         else:
             node_rank = MPI.Group.Translate_ranks(world.comm.group, [rank], world.node.group)[0]
             memory = self._shared.Shared_query(node_rank)[0]
-        flat = np.frombuffer(memory, self.dtype, count=count * self.row_bytes // self.dtype.itemsize)
+        flat = as_array(memory, self.dtype)[: count * self.row_bytes // self.dtype.itemsize]
         return flat.reshape(count, *self.row_shape)
 
     def segment(self, host: int) -> _Rows:

@@ -14,6 +14,7 @@ here and freed in :meth:`World.close`, in reverse order of their creation.
 
 import socket
 from contextlib import AbstractContextManager, ExitStack
+from typing import cast
 
 import numpy as np
 from mpi4py import MPI
@@ -56,7 +57,7 @@ class World:
         self.node = self._own(self._split_node(config.ranks_per_node))
         self._number_nodes()
         self._assign_roles(0 if self.size == 1 else num_servers)
-        self.trainers = self.comm.Split(0 if self.is_trainer else MPI.UNDEFINED, self.rank)
+        self.trainers = cast(MPI.Intracomm, self.comm.Split(0 if self.is_trainer else MPI.UNDEFINED, self.rank))
         if self.is_trainer:
             self._own(self.trainers)
         self.watchdog = Watchdog(self.node, self.identity, config.timeout)
@@ -72,8 +73,8 @@ class World:
 
     def _split_node(self, ranks_per_node: int) -> MPI.Intracomm:
         if ranks_per_node > 0:
-            return self.comm.Split(self.rank // ranks_per_node, self.rank)
-        return self.comm.Split_type(MPI.COMM_TYPE_SHARED, self.rank)
+            return cast(MPI.Intracomm, self.comm.Split(self.rank // ranks_per_node, self.rank))
+        return cast(MPI.Intracomm, self.comm.Split_type(MPI.COMM_TYPE_SHARED, self.rank))
 
     def _number_nodes(self) -> None:
         """Number the nodes by their lowest rank; every rank learns every rank's node."""

@@ -40,7 +40,7 @@ class Channel:
         self.number = number
         self.graph = graph
         self.rounds = 0
-        self._comm = MPI.COMM_NULL if world.all_near else world.comm.Dup()
+        self._comm: MPI.Comm = MPI.COMM_NULL if world.all_near else world.comm.Dup()
         self._pending: Header | None = None
 
     def ask(

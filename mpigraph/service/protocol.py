@@ -14,6 +14,7 @@ array padded to eight bytes::
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -94,7 +95,7 @@ class Part:
     """
 
     offsets: _I64
-    src: npt.NDArray[np.signedinteger]
+    src: npt.NDArray[Any]
     eids: _I64
 
 
@@ -117,7 +118,7 @@ class AnswerReader:
         self._answer = answer
         self._at = 0
 
-    def take(self, count: int, dtype: npt.DTypeLike) -> npt.NDArray[np.signedinteger]:
+    def take(self, count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """The next ``count`` elements."""
         nbytes = count * np.dtype(dtype).itemsize
         array = self._answer[self._at : self._at + nbytes].copy().view(dtype)

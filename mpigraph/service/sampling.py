@@ -69,22 +69,35 @@ class HopSampler:
         """Draw the neighbours of the ids at ``positions``."""
         near, request = self._topology.adjacency(self._request.relation, host), self._request
         rows = request.ids[positions] - near.first_node
-        first = (near.first_node, near.first_edge)
-        out = (request.key, part.offsets, part.src, part.eids)
         if self._weights is None:
-            sample_uniform(near.indptr, near.indices, rows, positions, *first, request.replace, *out)
+            sample_uniform(
+                near.indptr,
+                near.indices,
+                rows,
+                positions,
+                near.first_node,
+                near.first_edge,
+                request.replace and request.fanout >= 0,
+                request.key,
+                part.offsets,
+                part.src,
+                part.eids,
+            )
             return
-        weights = self._weights.segment(host)
         sample_weighted(
             near.indptr,
             near.indices,
-            weights,
+            self._weights.segment(host),
             rows,
             positions,
-            *first,
+            near.first_node,
+            near.first_edge,
             request.replace,
             request.fanout < 0,
-            *out,
+            request.key,
+            part.offsets,
+            part.src,
+            part.eids,
         )
 
 

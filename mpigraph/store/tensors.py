@@ -7,6 +7,7 @@ dtype for the layer that makes torch tensors of them.
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +21,7 @@ from mpigraph.storage.format import storage_dtype
 __all__ = ["Policy", "RowTensor"]
 
 _I64 = npt.NDArray[np.int64]
-_Rows = npt.NDArray[np.generic]
+_Rows = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ own offsets, starting at 0, one more than it has destinations), ``indices`` (glo
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +37,7 @@ class Adjacency:
     """
 
     indptr: _I64
-    indices: npt.NDArray[np.signedinteger]
+    indices: npt.NDArray[Any]
     first_node: int
     first_edge: int
 

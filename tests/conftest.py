@@ -1,0 +1,225 @@
+"""How the tests run: ``mpiexec -n 4 python -m pytest`` (or on fewer ranks, or plain ``pytest``).
+
+A test with the fixture ``comm`` runs on exactly 1, 2, 3 and 4 ranks, on a communicator of that many; the other ranks
+wait, asleep. A test with ``layout`` runs on every layout of :data:`LAYOUTS` that fits. Every other test needs no MPI
+and runs on one rank, in turn, so that the ranks share the work. Each test has a deadline, at which every rank prints
+its stacks and the run is aborted. Rank 0 reports for all.
+"""
+
+import faulthandler
+import gc
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+import pytest
+import torch
+from mpi4py import MPI
+from oracle import write_oracle
+
+import mpigraph.distributed as dist
+from mpigraph.distributed.context import Session
+from mpigraph.errors import CollectiveError
+
+torch.set_num_threads(1)
+
+WORLD = MPI.COMM_WORLD
+DEADLINE = float(os.environ.get("MPIGRAPH_TEST_DEADLINE", "120"))
+WAIT = 40.0  # deadline of a single wait inside a test job
+SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+class Layout(NamedTuple):
+    """How a job is laid out on a communicator of exactly ``ranks`` ranks."""
+
+    ranks: int
+    servers: int
+    ranks_per_node: int
+
+    @property
+    def trainers(self) -> int:
+        nodes = -(-self.ranks // self.ranks_per_node) if self.ranks_per_node else 1
+        return self.ranks - (self.servers * nodes if self.ranks > 1 else 0)
+
+
+LAYOUTS = [
+    Layout(1, 0, 0),
+    Layout(2, 0, 0),
+    Layout(2, 1, 0),
+    Layout(2, 0, 1),
+    Layout(3, 1, 0),
+    Layout(3, 0, 2),
+    Layout(4, 0, 0),
+    Layout(4, 2, 0),
+    Layout(4, 0, 1),
+    Layout(4, 0, 2),
+    Layout(4, 1, 2),
+]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    reporter = config.pluginmanager.getplugin("terminalreporter")
+    if WORLD.rank != 0 and reporter is not None:
+        config.pluginmanager.unregister(reporter)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give tests without MPI to one rank each, in turn."""
+    mine, serial = [], 0
+    for item in items:
+        if {"comm", "layout"} & set(getattr(item, "fixturenames", ())):
+            mine.append(item)
+            continue
+        if serial % WORLD.size == WORLD.rank:
+            mine.append(item)
+        serial += 1
+    mine.sort(key=lambda item: bool({"comm", "layout"} & set(getattr(item, "fixturenames", ()))))
+    items[:] = mine
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    report = yield
+    if report.failed and WORLD.rank != 0:
+        sys.stderr.write(f"\n[rank {WORLD.rank}] {item.nodeid} failed in {report.when}\n{report.longreprtext}\n")
+        sys.stderr.flush()
+    return report
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    quiet_barrier(WORLD)
+
+
+@pytest.fixture(autouse=True)
+def deadline(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Print every rank's stacks and abort when a test takes too long."""
+
+    def expire() -> None:
+        sys.stderr.write(f"\n[rank {WORLD.rank}] {request.node.nodeid} ran for {DEADLINE} s: aborting\n")
+        faulthandler.dump_traceback(all_threads=True)
+        time.sleep(5)
+        WORLD.Abort(3)
+
+    timer = threading.Timer(DEADLINE, expire)
+    timer.daemon = True
+    timer.start()
+    yield
+    timer.cancel()
+
+
+def quiet_barrier(comm: MPI.Intracomm) -> None:
+    """Wait for the others without taking a core from them."""
+    request = comm.Ibarrier()
+    while not request.Test():
+        time.sleep(0.002)
+
+
+@contextmanager
+def exactly(ranks: int) -> Iterator[MPI.Intracomm]:
+    """A communicator of ``ranks`` ranks; the others skip, and all meet at the end."""
+    if ranks > WORLD.size:
+        pytest.skip(f"needs {ranks} ranks")
+    sub = WORLD.Split(0 if WORLD.rank < ranks else MPI.UNDEFINED, WORLD.rank)
+    try:
+        if sub == MPI.COMM_NULL:
+            pytest.skip("not in this communicator")
+        yield sub
+        gc.collect(0)
+        sub.Free()
+    finally:
+        quiet_barrier(WORLD)
+
+
+@pytest.fixture(params=[1, 2, 3, 4], ids="np{}".format)
+def comm(request: pytest.FixtureRequest) -> Iterator[MPI.Intracomm]:
+    with exactly(request.param) as sub:
+        yield sub
+
+
+class Job:
+    """Runs functions as jobs on a communicator in one layout."""
+
+    def __init__(self, comm: MPI.Intracomm, layout: Layout) -> None:
+        self.comm = comm
+        self.layout = layout
+
+    def run(self, body: Callable[[], Any], **options: Any) -> Any:
+        """Run ``body`` on the trainers of a job and return its result; None on servers."""
+        settings = {"num_servers": self.layout.servers, "ranks_per_node": self.layout.ranks_per_node, "timeout": WAIT}
+        try:
+            dist.initialize(comm=self.comm, **(settings | options))
+        except SystemExit as stop:
+            assert stop.code == 0
+            return None
+        session = Session._current
+        try:
+            return body()
+        except BaseException:
+            traceback.print_exc()
+            raise
+        finally:
+            end(session)
+
+    def share(self, value: Any) -> Any:
+        """What rank 0 has, on every rank."""
+        return self.comm.bcast(value)
+
+
+def end(session: Session) -> None:
+    """End a job even when its trainers are in different calls."""
+    for _ in range(5):
+        try:
+            if Session._current is session:
+                dist.exit_client()
+            else:
+                session.close()
+        except CollectiveError:
+            continue
+        return
+
+
+@pytest.fixture(params=LAYOUTS, ids=lambda x: f"np{x.ranks}-servers{x.servers}-rpn{x.ranks_per_node}")
+def layout(request: pytest.FixtureRequest) -> Iterator[Job]:
+    with exactly(request.param.ranks) as sub:
+        yield Job(sub, request.param)
+
+
+def on_all(comm: MPI.Intracomm, ok: bool, message: str = "") -> None:
+    """Assert on every rank what must hold on each."""
+    results = comm.allgather((bool(ok), message))
+    bad = [f"rank {rank}: {text}" for rank, (good, text) in enumerate(results) if not good]
+    assert not bad, "; ".join(bad)
+
+
+@pytest.fixture(scope="session")
+def oracle(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """Path of the oracle graph's configuration in some number of parts; written once, by rank 0."""
+    base = WORLD.bcast(str(tmp_path_factory.mktemp("oracle")) if WORLD.rank == 0 else None)
+    paths: dict[tuple[int, str], str] = {}
+
+    def path(num_parts: int = 2, part_method: str = "random") -> str:
+        key = (num_parts, part_method)
+        if key not in paths:
+            directory = Path(base) / f"{part_method}{num_parts}"
+            paths[key] = str(directory / "oracle.json")
+            if WORLD.rank == 0 and not directory.exists():
+                write_oracle(directory, num_parts, part_method)
+        return paths[key]
+
+    for num_parts in (1, 2, 3, 4, 7):
+        path(num_parts)
+    path(2, "metis")
+    WORLD.Barrier()
+    return path
+
+
