@@ -8,7 +8,7 @@ import torch
 from mpigraph.aggregate import aggregate
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.frame import Frame
-from mpigraph.graph.schema import Relation
+from mpigraph.metadata.schema import Relation
 from mpigraph.graphbase import Etype, GraphBase
 from mpigraph.messages import (
     EdgeBatch,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mpigraph.graph.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Schema
+from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Schema
 from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.source import Feature, GraphSource
 

@@ -7,7 +7,7 @@ import torch
 from mpigraph.base import EID, NID
 from mpigraph.block import Block, to_block
 from mpigraph.errors import FieldNameError, GraphDataError, InvalidArgumentError, MPIGraphError, NodeTypeError
-from mpigraph.graph.schema import DEFAULT_ETYPE, Schema
+from mpigraph.metadata.schema import DEFAULT_ETYPE, Schema
 from mpigraph.heterograph import graph, heterograph
 
 RATES, FOLLOWS = ("user", "rates", "item"), ("user", "follows", "user")

@@ -7,7 +7,7 @@ import torch
 import mpigraph.nn.pytorch as dglnn
 from mpigraph.block import Block, to_block
 from mpigraph.errors import InvalidArgumentError, MPIGraphError
-from mpigraph.graph.schema import Schema
+from mpigraph.metadata.schema import Schema
 from mpigraph.heterograph import graph
 from mpigraph.nn import GraphConv, SAGEConv
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mpigraph.errors import GraphDataError, InvalidArgumentError
-from mpigraph.graph.schema import Schema
+from mpigraph.metadata.schema import Schema
 from mpigraph.partition.metis import symmetric_adjacency
 from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.source import Feature, GraphSource

@@ -18,7 +18,7 @@ from mpigraph.distributed.partition_book import PartitionPolicy, RangePartitionB
 from mpigraph.distributed.sampling import Blocks, sample_blocks, sample_neighbors
 from mpigraph.distributed.tensor import DistTensor
 from mpigraph.errors import InvalidArgumentError, NodeTypeError, PartitionError, TensorMismatchError
-from mpigraph.graph.schema import Relation, Schema
+from mpigraph.metadata.schema import Relation, Schema
 from mpigraph.heterograph import HeteroGraph
 from mpigraph.service.protocol import Operation
 from mpigraph.service.sampling import NeighborService

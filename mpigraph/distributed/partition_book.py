@@ -1,6 +1,6 @@
 """DGL's view of the partition book: torch tensors in and out, parts, policies, homogeneous ids.
 
-A torch face of :class:`mpigraph.graph.book.RangeBook`. DGL also numbers all nodes (and all edges) of a heterogeneous
+A torch face of :class:`mpigraph.metadata.book.RangeBook`. DGL also numbers all nodes (and all edges) of a heterogeneous
 graph in one *homogeneous* id space, part after part and within a part type after type; the maps between the two live
 here and nowhere else.
 """
@@ -14,8 +14,8 @@ import torch
 
 from mpigraph.distributed.ids import as_ids
 from mpigraph.errors import InvalidArgumentError, PartitionError
-from mpigraph.graph.book import RangeBook, check_ids
-from mpigraph.graph.schema import DEFAULT_NTYPE, Relation, Schema, relation_key
+from mpigraph.metadata.book import RangeBook, check_ids
+from mpigraph.metadata.schema import DEFAULT_NTYPE, Relation, Schema, relation_key
 
 __all__ = ["EdgePartitionPolicy", "NodePartitionPolicy", "PartitionPolicy", "RangePartitionBook"]
 

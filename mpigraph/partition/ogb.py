@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mpigraph.errors import GraphDataError
-from mpigraph.graph.schema import Schema
+from mpigraph.metadata.schema import Schema
 from mpigraph.partition.rows import CastRows, RowArray
 from mpigraph.partition.source import Feature, GraphSource
 

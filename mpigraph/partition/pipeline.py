@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mpigraph.errors import InvalidArgumentError
-from mpigraph.graph.book import RangeBook
-from mpigraph.graph.schema import relation_key
+from mpigraph.metadata.book import RangeBook
+from mpigraph.metadata.schema import relation_key
 from mpigraph.log import get_logger
 from mpigraph.partition.balance import balance_criteria, measured_balance
 from mpigraph.partition.metis import metis_assign

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mpigraph.errors import GraphDataError
-from mpigraph.graph.schema import Relation, Schema, relation_key
+from mpigraph.metadata.schema import Relation, Schema, relation_key
 from mpigraph.partition.ogb import read_ogb
 from mpigraph.partition.rows import CastRows, SparseRows
 from mpigraph.partition.source import Feature, GraphSource

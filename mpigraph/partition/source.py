@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mpigraph.errors import GraphDataError
-from mpigraph.graph.schema import Schema, relation_key
+from mpigraph.metadata.schema import Schema, relation_key
 from mpigraph.partition.rows import RowArray
 from mpigraph.storage.format import logical_dtype, storage_dtype
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from mpigraph.graph.schema import Schema
+from mpigraph.metadata.schema import Schema
 from mpigraph.kernels.compact import LocalIds
 from mpigraph.kernels.rng import combine, fingerprint
 from mpigraph.service.protocol import Part, RelationRequest

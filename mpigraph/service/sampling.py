@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mpigraph.errors import GraphDataError, MPIGraphError
-from mpigraph.graph.book import check_ids
+from mpigraph.metadata.book import check_ids
 from mpigraph.kernels.rows import order_by_owner, place_ragged
 from mpigraph.kernels.sample import count_uniform, count_weighted, sample_uniform, sample_weighted
 from mpigraph.mpi.exchange import Requests

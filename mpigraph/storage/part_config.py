@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mpigraph.errors import InvalidArgumentError, MPIGraphError, PartitionError
-from mpigraph.graph.book import RangeBook
-from mpigraph.graph.schema import Schema, parse_relation, relation_key
+from mpigraph.metadata.book import RangeBook
+from mpigraph.metadata.schema import Schema, parse_relation, relation_key
 
 __all__ = ["FeatureInfo", "PartConfig", "homogeneous_ranges"]
 

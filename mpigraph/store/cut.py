@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mpigraph.errors import PartitionError
-from mpigraph.graph.book import RangeBook
+from mpigraph.metadata.book import RangeBook
 from mpigraph.mpi.agree import together
 from mpigraph.mpi.world import World
 from mpigraph.storage.format import relation_dataset_name

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mpigraph.graph.book import RangeBook, check_ids
+from mpigraph.metadata.book import RangeBook, check_ids
 from mpigraph.mpi.mutex import HostMutex
 from mpigraph.mpi.window import RowWindow
 from mpigraph.mpi.world import World

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mpigraph.graph.book import check_ids
+from mpigraph.metadata.book import check_ids
 from mpigraph.mpi.agree import together
 from mpigraph.mpi.window import RowWindow
 from mpigraph.mpi.world import World

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mpigraph.errors import OutOfRangeError, PartitionError
-from mpigraph.graph.schema import Schema, relation_key
+from mpigraph.metadata.schema import Schema, relation_key
 
 __all__ = ["RangeBook", "check_ids"]
 

@@ -1,0 +1,64 @@
+"""mpigraph: MPI-native distributed GNN training with DGL's distributed API.
+
+Importing this package does no work: names are looked up on first use, so that what needs no torch never loads it.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mpigraph import convert, dataloading, distributed, function, nn
+    from mpigraph.base import ALL, EID, ETYPE, NID, NTYPE
+    from mpigraph.block import Block, to_block
+    from mpigraph.errors import MPIGraphError
+    from mpigraph.errors import MPIGraphError as DGLError
+    from mpigraph.heterograph import HeteroGraph, graph, heterograph, to_bidirected
+    from mpigraph.heterograph import HeteroGraph as DGLGraph
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ALL",
+    "EID",
+    "ETYPE",
+    "NID",
+    "NTYPE",
+    "Block",
+    "DGLError",
+    "DGLGraph",
+    "HeteroGraph",
+    "MPIGraphError",
+    "convert",
+    "dataloading",
+    "distributed",
+    "function",
+    "graph",
+    "heterograph",
+    "nn",
+    "to_bidirected",
+    "to_block",
+]
+
+_MODULES = {"convert", "dataloading", "distributed", "function", "nn"}
+_HOMES = {
+    "mpigraph.base": ("ALL", "EID", "ETYPE", "NID", "NTYPE"),
+    "mpigraph.block": ("Block", "to_block"),
+    "mpigraph.errors": ("MPIGraphError",),
+    "mpigraph.heterograph": ("HeteroGraph", "graph", "heterograph", "to_bidirected"),
+}
+_DGL_NAMES = {
+    "DGLError": ("mpigraph.errors", "MPIGraphError"),
+    "DGLGraph": ("mpigraph.heterograph", "HeteroGraph"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"mpigraph.{name}")
+    home, original = _DGL_NAMES.get(name, ("", name))
+    for module, names in _HOMES.items():
+        if name in names:
+            home = module
+    if not home:
+        raise AttributeError(f"module 'mpigraph' has no attribute {name!r}")
+    return getattr(import_module(home), original)

@@ -1,1 +1,0 @@
-"""The graph as pure data: types and ownership. numpy only."""

@@ -1,0 +1,1 @@
+"""A graph as pure data: types and ownership. numpy only."""

@@ -1,0 +1,261 @@
+"""Shard files and the partition configuration: round trips, and every kind of damage."""
+
+import json
+
+import h5py
+import numpy as np
+import pytest
+
+from mpigraph.errors import InvalidArgumentError, PartitionError, ShardFormatError
+from mpigraph.metadata.book import RangeBook
+from mpigraph.metadata.schema import Schema
+from mpigraph.storage import format as shard_format
+from mpigraph.storage.format import segment_rows, storage_dtype
+from mpigraph.storage.part_config import FeatureInfo, PartConfig
+from mpigraph.storage.shard import ShardReader, ShardWriter
+
+DTYPES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16 float32 float64".split()
+
+
+@pytest.fixture
+def small_segments(monkeypatch):
+    """Checksums over a few rows, so that small data have many segments."""
+    monkeypatch.setattr(shard_format, "_SEGMENT_BYTES", 64)
+
+
+@pytest.fixture
+def path(tmp_path, small_segments):
+    """A file with ``rows`` int64[100, 2] (four rows a segment) and an empty dataset."""
+    with ShardWriter(tmp_path / "graph.h5", "g", 3) as writer:
+        writer.add("some/rows", rows())
+        writer.add("empty", np.zeros((0, 5), np.float32))
+    return tmp_path / "graph.h5"
+
+
+def rows():
+    return np.arange(200).reshape(100, 2)
+
+
+def test_round_trip_of_every_dtype(tmp_path):
+    values = {name: np.arange(12).reshape(4, 3).astype(storage_dtype(name)) for name in DTYPES}
+    with ShardWriter(tmp_path / "x.h5", "g", 0) as writer:
+        for name, array in values.items():
+            writer.add(f"t/{name}", array, name)
+    with ShardReader(tmp_path / "x.h5", "g", 0) as reader:
+        assert sorted(reader.names()) == sorted(f"t/{name}" for name in DTYPES)
+        for name, array in values.items():
+            assert reader.info(f"t/{name}") == ((4, 3), name)
+            assert np.array_equal(reader.read(f"t/{name}"), array)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 4, 5, 100])
+def test_rows_written_in_chunks_are_the_rows(tmp_path, small_segments, chunk):
+    with ShardWriter(tmp_path / "x.h5", "g", 0) as writer:
+        writer.create("r", (100, 2), "int64")
+        for first in range(0, 100, chunk):
+            writer.write(rows()[first : first + chunk])
+    with ShardReader(tmp_path / "x.h5") as reader:
+        assert np.array_equal(reader.read("r"), rows())
+
+
+def test_every_range_reads_and_verifies(path):
+    with ShardReader(path) as reader:
+        for begin in range(0, 14):
+            for end in range(begin, 14):
+                out = np.full((end - begin, 2), -1)
+                reader.read_into("some/rows", out, begin)
+                assert np.array_equal(out, rows()[begin:end])
+        assert reader.read("empty").shape == (0, 5)
+
+
+def test_datasets_are_contiguous_and_files_whole(path):
+    with h5py.File(path) as file:
+        assert file["some/rows"].chunks is None and dict(file.attrs)["version"] == 1
+        assert len(file["some/rows"].attrs["crc32"]) == 25
+    assert [entry.name for entry in path.parent.iterdir()] == ["graph.h5"]
+
+
+def test_checksums_fit_their_attribute():
+    assert segment_rows(10**12, 4) * 8192 >= 10**12 and segment_rows(10, 1 << 30) == 1
+    assert segment_rows(0, 0) >= 1
+
+
+def test_a_flipped_bit_is_found_where_it_is(path):
+    content = bytearray(path.read_bytes())
+    content[content.index(rows()[41].tobytes())] ^= 4  # row 41, segment of rows 40 to 44
+    path.write_bytes(content)
+    with ShardReader(path) as reader:
+        reader.read("some/rows", 0, 40)
+        reader.read("some/rows", 44)
+        reader.read("some/rows", verify=False)
+        for begin, end in ((41, 42), (43, 44), (0, 100), (39, 41)):
+            with pytest.raises(ShardFormatError, match=r"graph\.h5: dataset 'some/rows' is damaged: .* rows 40 to 44"):
+                reader.read("some/rows", begin, end)
+
+
+@pytest.mark.parametrize("size", [0, 10, 500, 1500, 2500])
+def test_truncated_files(path, size):
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(ShardFormatError, match=r"graph\.h5"), ShardReader(path) as reader:
+        reader.read("some/rows")
+
+
+def test_any_flipped_byte_gives_the_data_or_our_error(path):
+    content, wanted, found = path.read_bytes(), rows(), 0
+    for position in range(0, len(content), 7):
+        damaged = bytearray(content)
+        damaged[position] ^= 0xFF
+        path.write_bytes(damaged)
+        try:
+            with ShardReader(path, "g", 3) as reader:
+                assert np.array_equal(reader.read("some/rows"), wanted)
+        except ShardFormatError:
+            found += 1
+    assert found > 0
+
+
+def test_foreign_files(path, tmp_path):
+    with pytest.raises(ShardFormatError, match=r"none\.h5: shard file is missing"):
+        ShardReader(tmp_path / "none.h5")
+    (tmp_path / "text.h5").write_text("not HDF5 at all")
+    with pytest.raises(ShardFormatError, match=r"text\.h5: cannot read the file header"):
+        ShardReader(tmp_path / "text.h5")
+    with h5py.File(tmp_path / "other.h5", "w") as file:
+        file["x"] = 1
+    with pytest.raises(ShardFormatError, match="not a shard of this library"):
+        ShardReader(tmp_path / "other.h5")
+    for attribute, value, message in (("version", 99, "format version 99"), ("magic", "x", "not a shard")):
+        with ShardWriter(tmp_path / "new.h5", "g", 0):
+            pass
+        with h5py.File(tmp_path / "new.h5", "r+") as file:
+            file.attrs[attribute] = value
+        with pytest.raises(ShardFormatError, match=message):
+            ShardReader(tmp_path / "new.h5")
+    with pytest.raises(ShardFormatError, match="belongs to graph 'g', not to 'h'"):
+        ShardReader(path, "h")
+    with pytest.raises(ShardFormatError, match="belongs to part 3, not to part 1"):
+        ShardReader(path, "g", 1)
+
+
+def test_wrong_requests(path):
+    with ShardReader(path) as reader:
+        for call, message in (
+            (lambda: reader.read("nothing"), "dataset 'nothing' is missing"),
+            (lambda: reader.info("some"), "dataset 'some' is missing"),
+            (
+                lambda: reader.read_into("some/rows", np.empty((2, 2), np.int32)),
+                r"holds int64\[100, 2\].*int32\[2, 2\]",
+            ),
+            (lambda: reader.read_into("some/rows", np.empty((2, 3), np.int64)), "holds int64"),
+            (lambda: reader.read_into("some/rows", np.empty((2, 2), np.int64), 99), "rows 99 to 101"),
+        ):
+            with pytest.raises(ShardFormatError, match=message):
+                call()
+        with pytest.raises(InvalidArgumentError, match="C-contiguous"):
+            reader.read_into("some/rows", np.empty((2, 4), np.int64)[:, ::2])
+
+
+def test_a_dataset_without_our_attributes(path):
+    with h5py.File(path, "r+") as file:
+        file["plain"] = np.arange(3)
+        file["lie"] = np.arange(3)
+        file["lie"].attrs.update(dtype="float32", segment_rows=3, crc32=np.zeros(1, np.uint32))
+    with ShardReader(path) as reader:
+        with pytest.raises(ShardFormatError, match="cannot read dataset 'plain'"):
+            reader.read("plain")
+        with pytest.raises(ShardFormatError, match="'lie' says dtype 'float32' but stores int64"):
+            reader.read("lie")
+
+
+def test_a_failed_write_leaves_nothing(tmp_path):
+    for action, message in (
+        (lambda w: w.write(np.zeros(1)), "before create"),
+        (lambda w: (w.create("x", (2,), "int64"), w.write(np.zeros(1, np.int32))), "has rows int64"),
+        (lambda w: (w.create("x", (2,), "int64"), w.write(np.zeros(3, np.int64))), "2 rows .got at least 3"),
+        (lambda w: w.create("x", (2,), "int64"), "2 rows .got only 0"),
+        (lambda w: w.create("x", (2,), "string"), "dtype 'string' cannot be stored"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=message), ShardWriter(tmp_path / "x.h5", "g", 0) as writer:
+            action(writer)
+        assert list(tmp_path.iterdir()) == []
+
+
+def config():
+    book = RangeBook(
+        Schema(("a", "b"), (("a", "x", "b"), ("b", "y", "b"))),
+        ([0, 2, 2, 5], [0, 0, 1, 1]),
+        ([0, 1, 2, 3], [0, 0, 4, 4]),
+    )
+    feats = {"a": {"feat": FeatureInfo("bfloat16", (3, 2))}, "b": {}}
+    return PartConfig(
+        "g", "metis", book, feats, {"a:x:b": {}, "b:y:b": {}}, PartConfig.default_files(3), {"edges_cut": 1}
+    )
+
+
+def test_configuration_round_trip(tmp_path):
+    written = config()
+    read = PartConfig.read(written.write(tmp_path))
+    assert (read.graph_name, read.part_method, read.num_parts, read.schema) == ("g", "metis", 3, written.schema)
+    for ours, theirs in (
+        (read.book.node_offsets, written.book.node_offsets),
+        (read.book.edge_offsets, written.book.edge_offsets),
+    ):
+        assert [o.tolist() for o in ours] == [t.tolist() for t in theirs]
+    assert read.node_features == written.node_features and read.edge_features == written.edge_features
+    assert read.report == {"edges_cut": 1} and read.path == tmp_path / "g.json"
+    assert read.part_path(2, "node_feats") == tmp_path / "part2" / "node_feat.h5"
+    content = json.loads((tmp_path / "g.json").read_text())
+    assert content["node_map"] == {"a": [[0, 2], [2, 2], [3, 6]], "b": [[2, 2], [2, 3], [6, 6]]}
+    assert content["part-0"]["part_graph"] == "part0/graph.h5" and content["halo_hops"] == 0
+    assert content["num_nodes"] == 6 and content["num_edges"] == 7
+
+
+def test_wrong_part_paths(tmp_path):
+    read = PartConfig.read(config().write(tmp_path))
+    with pytest.raises(PartitionError, match="part 3 does not exist"):
+        read.part_path(3, "part_graph")
+    with pytest.raises(InvalidArgumentError, match="which must be one of"):
+        read.part_path(0, "graph")
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda c: c.pop("node_map"), "key 'node_map' is missing"),
+        (lambda c: c.pop("part-1"), "damaged partition configuration.*part-1"),
+        (lambda c: c.pop("node_features"), "damaged partition configuration.*node_features"),
+        (lambda c: c.update(format_version=7), "format version 7"),
+        (lambda c: c.update(num_nodes=7), "node_map covers 6 ids, expected 7"),
+        (lambda c: c.update(num_parts=2), r"must have 2 ranges"),
+        (lambda c: c["node_map"].pop("a"), "node_map has the types"),
+        (lambda c: c["node_map"].update(a=[[0, 2], [2, 2], [4, 7]]), "inconsistent"),
+        (lambda c: c["node_map"].update(a=[[2, 0], [2, 2], [3, 6]]), "ends before it begins"),
+        (lambda c: c["edge_map"].update({"a:x:b": "no"}), "damaged|must have"),
+        (lambda c: c.update(ntypes={"a": 0, "b": 2}), "type ids must be 0 to 1"),
+        (lambda c: c["node_features"].update(z={}), "unknown type 'z'"),
+        (lambda c: c.pop("format"), "not a partition configuration of this library"),
+        (
+            lambda c: (c.pop("format"), c["part-0"].update(part_graph="part0/graph.dgl")),
+            r"written by DGL .*graph\.dgl",
+        ),
+    ],
+)
+def test_damaged_configurations(tmp_path, change, message):
+    path = config().write(tmp_path)
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+    with pytest.raises(PartitionError, match=message) as caught:
+        PartConfig.read(path)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text, message", [("{", "not a valid JSON"), ("[]", "no object"), ("\x00", "not a valid JSON")]
+)
+def test_files_that_are_no_configuration(tmp_path, text, message):
+    (tmp_path / "g.json").write_text(text)
+    with pytest.raises(PartitionError, match=message):
+        PartConfig.read(tmp_path / "g.json")
+    with pytest.raises(PartitionError, match="cannot read the partition configuration"):
+        PartConfig.read(tmp_path / "none.json")
