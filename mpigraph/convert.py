@@ -14,8 +14,8 @@ import torch
 from mpigraph.base import as_tensor
 from mpigraph.errors import GraphDataError, InvalidArgumentError
 from mpigraph.frame import Frame
-from mpigraph.metadata.schema import DEFAULT_ETYPE, Relation
 from mpigraph.heterograph import HeteroGraph, graph, heterograph
+from mpigraph.metadata.schema import DEFAULT_ETYPE, Relation
 
 __all__ = ["as_graph", "from_dgl", "from_networkx", "from_pyg", "from_scipy"]
 

@@ -17,8 +17,8 @@ import torch
 from mpigraph.base import ALL, as_ids
 from mpigraph.errors import InvalidArgumentError, NodeTypeError, OutOfRangeError
 from mpigraph.frame import Frame, Frames, fields_of
-from mpigraph.metadata.schema import Relation, Schema
 from mpigraph.inedges import InEdges
+from mpigraph.metadata.schema import Relation, Schema
 
 __all__ = ["EdgesView", "GraphBase", "NodesView", "Space"]
 

@@ -13,9 +13,9 @@ import torch
 from mpigraph.base import as_ids
 from mpigraph.errors import EdgeTypeError, GraphDataError, InvalidArgumentError
 from mpigraph.frame import Frame, Frames, fields_of
-from mpigraph.metadata.schema import DEFAULT_ETYPE, Relation, Schema
 from mpigraph.graphbase import NodesView, count, exact_device
 from mpigraph.inedges import InEdges
+from mpigraph.metadata.schema import DEFAULT_ETYPE, Relation, Schema
 from mpigraph.passing import MessagePassing
 
 __all__ = ["HeteroGraph", "graph", "heterograph", "to_bidirected"]

@@ -8,7 +8,6 @@ import torch
 from mpigraph.aggregate import aggregate
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.frame import Frame
-from mpigraph.metadata.schema import Relation
 from mpigraph.graphbase import Etype, GraphBase
 from mpigraph.messages import (
     EdgeBatch,
@@ -20,6 +19,7 @@ from mpigraph.messages import (
     check_builtin,
     edge_values,
 )
+from mpigraph.metadata.schema import Relation
 
 __all__ = ["MessagePassing"]
 

@@ -7,8 +7,8 @@ import torch
 import mpigraph.nn.pytorch as dglnn
 from mpigraph.block import Block, to_block
 from mpigraph.errors import InvalidArgumentError, MPIGraphError
-from mpigraph.metadata.schema import Schema
 from mpigraph.heterograph import graph
+from mpigraph.metadata.schema import Schema
 from mpigraph.nn import GraphConv, SAGEConv
 
 SIZES = [(5, 3), (3, 5)]  # with and without the linear map before the aggregation
