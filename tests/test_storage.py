@@ -159,7 +159,7 @@ def test_a_dataset_without_our_attributes(path):
     with h5py.File(path, "r+") as file:
         file["plain"] = np.arange(3)
         file["lie"] = np.arange(3)
-        file["lie"].attrs.update(dtype="float32", segment_rows=3, crc32=np.zeros(1, np.uint32))
+        file["lie"].attrs.update(dtype=np.bytes_("float32"), segment_rows=3, crc32=np.zeros(1, np.uint32))
     with ShardReader(path) as reader:
         with pytest.raises(ShardFormatError, match="cannot read dataset 'plain'"):
             reader.read("plain")

@@ -45,7 +45,7 @@ def metis_assign(
     *,
     seed: int = 0,
     objtype: str = "cut",
-    recursive: bool = False,
+    recursive: bool | None = None,
 ) -> Parts:
     """Assign every node of every type to a part. Local; no communication.
 
@@ -58,7 +58,9 @@ def metis_assign(
         criteria: what to balance.
         seed: equal seeds give equal assignments.
         objtype: minimise the edges cut ("cut") or the communication volume ("vol").
-        recursive: recursive bisection instead of k-way.
+        recursive: recursive bisection, or the k-way method; None takes bisection up to 8 parts (it cuts less and
+            balances
+            better there, at the same memory) unless ``objtype`` is "vol", which only the k-way method knows.
 
     Returns:
         int32[all nodes], types one after the other.
@@ -68,6 +70,8 @@ def metis_assign(
     total = int(source.node_bases[-1])
     if num_parts == 1:
         return np.zeros(total, np.int32)
+    if recursive is None:
+        recursive = num_parts <= 8 and objtype == "cut"
     adjacency = _widened(symmetric_adjacency(source))
     if total <= num_parts or len(adjacency.indices) == 0:
         return random_assign(source, num_parts, seed)
@@ -110,11 +114,10 @@ def _call_metis(
 ) -> Parts:
     indptr, indices = adjacency
     wide = indptr.dtype
-    kway = getattr(ctypes.CDLL(_internal.__file__), "METIS_PartGraphKway", None)
-    several = 1 < len(criteria) <= MAX_CONSTRAINTS and kway is not None
-    if several and not recursive:
+    entry = "METIS_PartGraphRecursive" if recursive else "METIS_PartGraphKway"
+    if 1 < len(criteria) <= MAX_CONSTRAINTS and hasattr(ctypes.CDLL(_internal.__file__), entry):
         weights = np.ascontiguousarray(np.stack(list(criteria.values()), axis=1).astype(wide))
-        return _call_multi_constraint(indptr, indices, weights, num_parts, seed, objtype)
+        return _call_multi_constraint(entry, indptr, indices, weights, num_parts, seed, objtype)
     options = pymetis.Options(seed=seed)
     if not recursive:
         options.objtype = int(pymetis.ObjType.VOL if objtype == "vol" else pymetis.ObjType.CUT)
@@ -126,6 +129,7 @@ def _call_metis(
 
 
 def _call_multi_constraint(
+    entry: str,
     indptr: npt.NDArray[np.integer],
     indices: npt.NDArray[np.integer],
     weights: npt.NDArray[np.integer],
@@ -133,8 +137,7 @@ def _call_multi_constraint(
     seed: int,
     objtype: str,
 ) -> Parts:
-    """Call METIS_PartGraphKway with one weight for each criterion (METIS manual, section 5.5)."""
-    library = ctypes.CDLL(_internal.__file__)
+    """Call METIS with one weight for each criterion (METIS manual, section 5.5)."""
     integer = ctypes.c_int64 if indptr.dtype.itemsize == 8 else ctypes.c_int32
     options = np.full(_METIS_OPTIONS, -1, indptr.dtype)
     options[int(pymetis.OptionKey.SEED)] = seed
@@ -148,7 +151,7 @@ def _call_multi_constraint(
     def address(array: npt.NDArray[np.integer]) -> ctypes.c_void_p:
         return ctypes.c_void_p(array.ctypes.data)
 
-    status = library.METIS_PartGraphKway(
+    status = getattr(ctypes.CDLL(_internal.__file__), entry)(
         number(len(found)), number(weights.shape[1]), address(indptr), address(indices), address(weights),
         None, None, number(num_parts), None, None, address(options), ctypes.byref(cut), address(found),
     )  # fmt: skip

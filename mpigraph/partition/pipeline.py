@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mpigraph.errors import InvalidArgumentError
+from mpigraph.log import get_logger
 from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import relation_key
-from mpigraph.log import get_logger
 from mpigraph.partition.balance import balance_criteria, measured_balance
 from mpigraph.partition.metis import metis_assign
 from mpigraph.partition.random import random_assign
@@ -65,7 +65,7 @@ def partition_source(
     balance_classes: Mapping[str, Array] | None = None,
     balance_edges: bool = False,
     objtype: str = "cut",
-    recursive: bool = False,
+    recursive: bool | None = None,
     seed: int = 0,
     keep_edge_ids: bool = True,
     progress: Progress | None = None,
@@ -81,7 +81,7 @@ def partition_source(
         balance_classes: node type -> int[nodes]; each class is spread evenly over the parts.
         balance_edges: spread the edges (by destination) evenly too.
         objtype: METIS's objective, "cut" or "vol".
-        recursive: METIS's recursive bisection instead of its k-way method.
+        recursive: METIS's recursive bisection or its k-way method; None chooses by the number of parts.
         seed: equal seeds give equal results.
         keep_edge_ids: return ``orig_eids`` (they are in the shards anyway); False saves their memory.
         progress: called with (stage, done, total).

@@ -50,9 +50,7 @@ def storage_dtype(logical: str) -> np.dtype[np.generic]:
         InvalidArgumentError: there is no such dtype, or it cannot be stored.
     """
     if logical not in _STORAGE:
-        raise InvalidArgumentError(
-            f"dtype {logical!r} cannot be stored (known: {', '.join(sorted(_STORAGE))})"
-        )
+        raise InvalidArgumentError(f"dtype {logical!r} cannot be stored (known: {', '.join(sorted(_STORAGE))})")
     return np.dtype(_STORAGE[logical])
 
 

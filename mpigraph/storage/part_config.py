@@ -120,9 +120,7 @@ class PartConfig:
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
-            raise PartitionError(
-                f"{path}: cannot read the partition configuration: {error.strerror}"
-            ) from error
+            raise PartitionError(f"{path}: cannot read the partition configuration: {error.strerror}") from error
         except ValueError as error:
             raise PartitionError(f"{path}: not a valid JSON file: {error}") from error
         _check_format(path, content)
@@ -183,9 +181,7 @@ def homogeneous_ranges(offsets: Sequence[npt.NDArray[np.int64]]) -> Ranges:
 
     Homogeneous ids count part by part and inside a part type by type.
     """
-    counts = (
-        np.stack([np.diff(table) for table in offsets], axis=1) if offsets else np.zeros((0, 0), np.int64)
-    )
+    counts = np.stack([np.diff(table) for table in offsets], axis=1) if offsets else np.zeros((0, 0), np.int64)
     ends = np.cumsum(counts.ravel()).reshape(counts.shape)
     return [np.stack([ends[:, i] - counts[:, i], ends[:, i]], axis=1) for i in range(counts.shape[1])]
 
@@ -208,9 +204,7 @@ def _offsets(
         if not np.array_equal(rows, tiled):
             raise PartitionError(f"{what} of {name!r} is inconsistent: the ranges do not follow each other")
     if sum(int(table[-1]) for table in offsets) != total:
-        raise PartitionError(
-            f"{what} covers {sum(int(table[-1]) for table in offsets)} ids, expected {total}"
-        )
+        raise PartitionError(f"{what} covers {sum(int(table[-1]) for table in offsets)} ids, expected {total}")
     return offsets
 
 
@@ -223,12 +217,9 @@ def _check_format(path: Path, content: object) -> None:
         names = [str(name) for name in part.values()] if isinstance(part, dict) else []
         if any(name.endswith((".dgl", ".pt")) for name in names):
             raise PartitionError(
-                f"{path}: written by DGL (its parts are {', '.join(names)}); "
-                "partition the graph again with mpigraph"
+                f"{path}: written by DGL (its parts are {', '.join(names)}); partition the graph again with mpigraph"
             )
-        raise PartitionError(
-            f"{path}: not a partition configuration of this library (no format {CONFIG_FORMAT!r})"
-        )
+        raise PartitionError(f"{path}: not a partition configuration of this library (no format {CONFIG_FORMAT!r})")
     if content.get("format_version") != CONFIG_VERSION:
         raise PartitionError(
             f"{path}: format version {content.get('format_version')} (this library reads {CONFIG_VERSION})"

@@ -26,6 +26,11 @@ __all__ = ["DatasetInfo", "ShardReader", "ShardWriter"]
 Array = npt.NDArray[Any]
 
 
+# Metadata of this file format version carry checksums, so that HDF5 notices damage instead of following a wild pointer;
+# for the same reason attributes are of fixed length (text of variable length lies in a heap without a checksum).
+_LIBVER = ("v110", "v110")
+
+
 class DatasetInfo(NamedTuple):
     """Shape and logical dtype of a dataset."""
 
@@ -49,8 +54,10 @@ class ShardWriter:
         self._path = Path(path)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}.tmp")
-        self._file = h5py.File(self._temporary, "w", locking=False)
-        self._file.attrs.update(magic=FORMAT_NAME, version=FORMAT_VERSION, graph_name=graph_name, part=part)
+        self._file = h5py.File(self._temporary, "w", libver=_LIBVER, locking=False)
+        self._file.attrs.update(
+            magic=_text(FORMAT_NAME), version=FORMAT_VERSION, graph_name=_text(graph_name), part=part
+        )
         self._current: _Appender | None = None
 
     def create(self, name: str, shape: tuple[int, ...], dtype: str) -> None:
@@ -119,7 +126,7 @@ class _Appender:
         self._name, self._shape = name, tuple(int(size) for size in shape)
         self._dataset = file.create_dataset(name, shape=self._shape, dtype=stored, track_times=False)
         self._segment = segment_rows(self._shape[0], stored.itemsize * int(np.prod(self._shape[1:])))
-        self._dataset.attrs["dtype"] = dtype
+        self._dataset.attrs["dtype"] = _text(dtype)
         self._dataset.attrs["segment_rows"] = self._segment
         self._done = 0
         self._crcs = np.zeros(-(-self._shape[0] // self._segment), np.uint32)
@@ -133,9 +140,7 @@ class _Appender:
             )
         end = self._done + len(rows)
         if end > self._shape[0]:
-            raise InvalidArgumentError(
-                f"dataset {self._name!r} has {self._shape[0]} rows (got at least {end})"
-            )
+            raise InvalidArgumentError(f"dataset {self._name!r} has {self._shape[0]} rows (got at least {end})")
         if len(rows) == 0 or rows.size == 0:
             self._done = end
             return
@@ -149,9 +154,7 @@ class _Appender:
     def finish(self) -> None:
         """Store the checksums; every row must have come."""
         if self._done != self._shape[0]:
-            raise InvalidArgumentError(
-                f"dataset {self._name!r} has {self._shape[0]} rows (got only {self._done})"
-            )
+            raise InvalidArgumentError(f"dataset {self._name!r} has {self._shape[0]} rows (got only {self._done})")
         self._dataset.attrs["crc32"] = self._crcs
 
 
@@ -170,9 +173,7 @@ class ShardReader:
             part.
     """
 
-    def __init__(
-        self, path: str | os.PathLike[str], graph_name: str | None = None, part: int | None = None
-    ) -> None:
+    def __init__(self, path: str | os.PathLike[str], graph_name: str | None = None, part: int | None = None) -> None:
         self._path = Path(path)
         if not self._path.is_file():
             raise ShardFormatError(f"{self._path}: shard file is missing")
@@ -219,12 +220,7 @@ class ShardReader:
         """
         dataset, _, rows, crcs = self._open(name)
         end = begin + len(out)
-        if (
-            out.dtype != dataset.dtype
-            or out.shape[1:] != dataset.shape[1:]
-            or begin < 0
-            or end > len(dataset)
-        ):
+        if out.dtype != dataset.dtype or out.shape[1:] != dataset.shape[1:] or begin < 0 or end > len(dataset):
             raise ShardFormatError(
                 f"{self._path}: dataset {name!r} holds {dataset.dtype}{list(dataset.shape)} "
                 f"(asked for rows {begin} to {end} as {out.dtype}{list(out.shape)})"
@@ -244,8 +240,7 @@ class ShardReader:
             crc = zlib.crc32(_bytes(self._scratch(name, dataset, stop, high)), crc)
             if crc != int(crcs[index]):
                 raise ShardFormatError(
-                    f"{self._path}: dataset {name!r} is damaged: "
-                    f"the checksum of rows {low} to {high} does not match"
+                    f"{self._path}: dataset {name!r} is damaged: the checksum of rows {low} to {high} does not match"
                 )
 
     def read(self, name: str, begin: int = 0, end: int | None = None, verify: bool = True) -> Array:
@@ -270,7 +265,8 @@ class ShardReader:
 
     def _check_header(self, graph_name: str | None, part: int | None) -> None:
         with self._failures("the file header"):
-            header = {key: self._file.attrs.get(key) for key in ("magic", "version", "graph_name", "part")}
+            header = {key: self._file.attrs.get(key) for key in ("version", "part")}
+            header |= {key: _untext(self._file.attrs.get(key)) for key in ("magic", "graph_name")}
         if header["magic"] != FORMAT_NAME:
             raise ShardFormatError(f"{self._path}: not a shard of this library (magic {header['magic']!r})")
         if header["version"] != FORMAT_VERSION:
@@ -278,9 +274,7 @@ class ShardReader:
                 f"{self._path}: format version {header['version']} (this library reads {FORMAT_VERSION})"
             )
         if graph_name is not None and header["graph_name"] != graph_name:
-            raise ShardFormatError(
-                f"{self._path}: belongs to graph {header['graph_name']!r}, not to {graph_name!r}"
-            )
+            raise ShardFormatError(f"{self._path}: belongs to graph {header['graph_name']!r}, not to {graph_name!r}")
         if part is not None and header["part"] != part:
             raise ShardFormatError(f"{self._path}: belongs to part {header['part']}, not to part {part}")
 
@@ -290,7 +284,7 @@ class ShardReader:
             dataset = self._file.get(name)
             if not isinstance(dataset, h5py.Dataset):
                 raise ShardFormatError(f"{self._path}: dataset {name!r} is missing")
-            logical = dataset.attrs["dtype"]
+            logical = _untext(dataset.attrs["dtype"])
             rows, crcs = int(dataset.attrs["segment_rows"]), np.asarray(dataset.attrs["crc32"])
             if storage_dtype(logical) != dataset.dtype:
                 raise ShardFormatError(
@@ -323,6 +317,16 @@ def _segments(begin: int, end: int, rows: int) -> Iterator[tuple[int, int, int]]
         stop = min(end, (index + 1) * rows)
         yield index, begin, stop
         begin = stop
+
+
+def _text(text: str) -> np.bytes_:
+    """Return text as an HDF5 string of fixed length."""
+    return np.bytes_(text.encode("utf-8"))
+
+
+def _untext(value: object) -> str:
+    """Undo :func:`_text`; anything else becomes a text that equals no name."""
+    return value.decode("utf-8") if isinstance(value, bytes) else repr(value)
 
 
 def _bytes(rows: Array) -> memoryview:
