@@ -93,6 +93,8 @@ def _read_npy_directory(path: Path) -> GraphSource:
 
 
 def _read_npz(path: Path) -> GraphSource:
+    if not zipfile.is_zipfile(path):
+        raise GraphDataError("not an .npz file")
     with np.load(path, allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files}
     meta = json.loads(str(arrays.pop("meta"))) if "meta" in arrays else {}

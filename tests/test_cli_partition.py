@@ -1,0 +1,188 @@
+"""The command line: every input format ends in the same shards; wrong input ends in status 2 and one line."""
+
+import gzip
+import json
+import re
+
+import numpy as np
+import pytest
+
+from mpigraph.cli.main import main
+from mpigraph.graph.schema import Schema
+from mpigraph.partition.generate import GRAPH_FILES, Recipe, generate_graph
+from mpigraph.partition.readers import add_reverse_edges, read_source
+from mpigraph.partition.source import Feature, GraphSource
+from mpigraph.storage.part_config import PartConfig
+from mpigraph.storage.shard import ShardReader
+
+ARRAYS = generate_graph(Recipe(num_nodes=120, num_edges=900, feat_dim=5, num_classes=3))
+HOMOGENEOUS = "_N:_E:_N"
+
+
+def write_csv(path, table, fmt):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with gzip.open(path, "wt") as file:
+        np.savetxt(file, table, fmt=fmt, delimiter=",")
+
+
+def as_csr(dense):
+    rows, columns = np.nonzero(dense)
+    indptr = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(dense)))])
+    shape = np.array(dense.shape)
+    return {"feat_data": dense[rows, columns], "feat_indices": columns, "feat_indptr": indptr, "feat_shape": shape}
+
+
+def write_npz(path, sparse=False, one_direction=False):
+    arrays = {**ARRAYS, "label": ARRAYS["label"].astype(np.int16)}
+    if sparse:
+        arrays.update(as_csr(arrays.pop("feat")))
+    if one_direction:
+        arrays["edge_src"], arrays["edge_dst"] = arrays["edge_src"][:450], arrays["edge_dst"][:450]
+    np.savez_compressed(path, meta=json.dumps({"both_directions": not one_direction}), **arrays)
+    return path
+
+
+def write_ogb(path, binary):
+    raw = path / "raw"
+    raw.mkdir(parents=True)
+    edges = np.stack([ARRAYS["edge_src"], ARRAYS["edge_dst"]])
+    if binary:
+        np.savez(raw / "data.npz", edge_index=edges.astype(np.int64), node_feat=ARRAYS["feat"], num_nodes_list=[120])
+        np.savez(raw / "node-label.npz", node_label=ARRAYS["label"][:, None].astype(np.float32))
+    else:
+        write_csv(raw / "edge.csv.gz", edges.T, "%d")
+        write_csv(raw / "num-node-list.csv.gz", [[120]], "%d")
+        write_csv(raw / "node-feat.csv.gz", ARRAYS["feat"], "%.9g")
+        write_csv(raw / "node-label.csv.gz", ARRAYS["label"], "%.1f")
+    for ours, theirs in (("train", "train"), ("val", "valid"), ("test", "test")):
+        write_csv(path / "split" / "random" / f"{theirs}.csv.gz", np.flatnonzero(ARRAYS[f"{ours}_mask"]), "%d")
+    return path
+
+
+def write_generated(path):
+    path.mkdir()
+    for name in GRAPH_FILES:
+        np.save(path / f"{name}.npy", ARRAYS[name])
+    return path
+
+
+WRITERS = {
+    "dense npz": lambda tmp: write_npz(tmp / "in.npz"),
+    "sparse npz": lambda tmp: write_npz(tmp / "in.npz", sparse=True),
+    "npz of one direction": lambda tmp: write_npz(tmp / "in.npz", one_direction=True),
+    "ogb text": lambda tmp: write_ogb(tmp / "ogbn_tiny", binary=False),
+    "ogb binary": lambda tmp: write_ogb(tmp / "ogbn_tiny", binary=True),
+    "generated": lambda tmp: write_generated(tmp / "gen"),
+}
+
+
+def run(*arguments):
+    return main(["partition", *map(str, arguments)])
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_every_input_gives_the_graph(tmp_path, capsys, kind):
+    assert run(WRITERS[kind](tmp_path), "--parts", 2, "--method", "random", "-o", tmp_path / "out", "--name", "g") == 0
+    out, err = capsys.readouterr()
+    assert "2 parts by random" in out and "memory forecast" in err and "120 nodes, 900 directed edges" in err
+    config = PartConfig.read(tmp_path / "out" / "g.json")
+    found = []
+    for part in range(2):
+        orig = graph.read("nodes/_N/orig_ids")
+        assert np.array_equal(f.read("_N/feat"), ARRAYS["feat"][orig]) and f.info("_N/feat").dtype == "float32"
+        assert np.array_equal(f.read("_N/label"), ARRAYS["label"][orig]) and f.info("_N/label").dtype == "int64"
+        for name in ("train_mask", "val_mask", "test_mask"):
+            assert np.array_equal(f.read(f"_N/{name}"), ARRAYS[name][orig]) and f.info(f"_N/{name}").dtype == "bool"
+        dst = np.repeat(orig, np.diff(graph.read(f"relations/{HOMOGENEOUS}/indptr")))
+        found.append((graph.read(f"relations/{HOMOGENEOUS}/indices"), dst, orig))
+    to_orig = np.concatenate([orig for _, _, orig in found])
+    keys = np.concatenate([to_orig[src] * 120 + dst for src, dst, _ in found])
+    assert np.array_equal(np.sort(keys), np.sort(ARRAYS["edge_src"].astype(np.int64) * 120 + ARRAYS["edge_dst"]))
+
+
+def test_a_typed_npz(tmp_path):
+    label = np.array([0, -1, 1], np.int16)
+    np.savez(
+        tmp_path / "x.npz", meta="{}", a__num_nodes=3, b__num_nodes=2, a__feat=np.ones((3, 2), np.float16),
+        a__label=label, a__train_mask=label >= 0, a__to__b__src=np.array([0, 2], np.int32), a__to__b__dst=np.array([1, 1]),
+        test__a__to__b__src=np.array([1]), test__a__to__b__dst=np.array([0]),
+    )  # fmt: skip
+    source = read_source(tmp_path / "x.npz")
+    assert source.schema.ntypes == ("a", "b") and source.schema.relations == (("a", "to", "b"),)
+    assert source.num_nodes == (3, 2) and source.num_edges(0) == 2
+    assert set(source.node_feats["a"]) == {"feat", "label", "train_mask"}
+    assert run(tmp_path / "x.npz", "--parts", 4, "--undirected", "--balance-train", "-o", tmp_path / "out") == 0
+    config = PartConfig.read(tmp_path / "out" / "x.json")
+    assert config.schema.relations == (("a", "to", "b"), ("b", "rev_to", "a"))
+    labels = []
+    for part in range(4):
+        with ShardReader(config.part_path(part, "node_feats")) as feats:
+            labels += feats.read("a/label").tolist()
+    assert sorted(labels) == [-1, 0, 1]
+
+
+def test_reverse_edges_carry_their_features():
+    ends = np.array([0, 1]), np.array([2, 3])
+    told = {HOMOGENEOUS: {"told": Feature.of(np.array([[0, 2], [1, 3]]))}}
+    twice = add_reverse_edges(GraphSource(Schema.homogeneous(), (4,), (ends,), edge_feats=told))
+    assert twice.edges[0][0].tolist() == [0, 1, 2, 3] and twice.edges[0][1].tolist() == [2, 3, 0, 1]
+    assert twice.edge_feats[HOMOGENEOUS]["told"].values.tolist() == [[0, 2], [1, 3]] * 2
+
+
+def test_generate_then_partition(tmp_path, capsys):
+    arguments = ["generate", "--nodes", "300", "--edges", "3000", "--feat-dim", "4", "--classes", "3", "--seed", "5"]
+    assert main([*arguments, "-o", str(tmp_path / "gen")]) == 0
+    assert run(tmp_path / "gen", "--parts", 3, "--balance-train", "--balance-edges", "-o", tmp_path / "out") == 0
+    assert "largest part / mean, edges: 1.0" in capsys.readouterr().out
+    config = PartConfig.read(tmp_path / "out" / "gen.json")
+    assert config.num_parts == 3 and config.part_method == "metis" and config.book.num_edges() == 3000
+
+
+@pytest.mark.parametrize(
+    "make, arguments, message",
+    [
+        (lambda t: t / "none.npz", (), "no such file"),
+        (lambda t: (t / "x").write_text("text") and t / "x", (), "not an .npz file"),
+        (lambda t: t, (), "neither edge_src.npy nor raw/"),
+        (lambda t: (t / "raw").mkdir() or t, (), "raw/ has neither"),
+        (lambda t: (np.savez(t / "x.npz", a=1), t / "x.npz")[1], (), "holds neither edge_src"),
+        (
+            lambda t: (np.savez(t / "x.npz", edge_src=[0], edge_dst=[9], label=[1, 2]), t / "x.npz")[1],
+            (),
+            "destination 9",
+        ),
+        (lambda t: (np.savez(t / "x.npz", edge_src=[0], edge_dst=[1, 2]), t / "x.npz")[1], (), "two integer arrays"),
+        (lambda t: write_npz(t / "x.npz"), ("--method", "spectral"), "'metis', 'random'.*spectral"),
+        (lambda t: write_npz(t / "x.npz"), ("--parts", "0"), "num_parts must be >= 1"),
+        (
+            lambda t: (np.savez(t / "x.npz", edge_src=[0], edge_dst=[1]), t / "x.npz")[1],
+            ("--balance-train",),
+            "train_mask",
+        ),
+    ],
+)
+def test_wrong_input_is_one_line_and_status_2(tmp_path, capsys, make, arguments, message):
+    path = make(tmp_path)
+    status = main(["partition", str(path), "--parts", "2", "-o", str(tmp_path / "out"), *arguments])
+    lines = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+    assert status == 2 and len(lines) == 1
+
+    assert re.search(message, lines[0]), lines[0]
+
+
+def test_damaged_npz(tmp_path, capsys):
+    path = write_npz(tmp_path / "x.npz")
+    content = bytearray(path.read_bytes())
+    content[len(content) // 3] ^= 0xFF
+    path.write_bytes(content)
+    assert run(path, "--parts", 2, "-o", tmp_path / "out") == 2
+    assert "x.npz" in capsys.readouterr().err
+
+
+def test_usage_errors_end_with_status_2(capsys):
+    for arguments in ([], ["nothing"], ["partition", "x"], ["generate", "--nodes", "many"]):
+        with pytest.raises(SystemExit) as stop:
+            main(arguments)
+        assert stop.value.code == 2
+    assert main(["generate", "--nodes", "1", "--edges", "4", "-o", "x"]) == 2
+    assert "num_nodes must be >= 2 (got 1)" in capsys.readouterr().err
