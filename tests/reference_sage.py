@@ -3,7 +3,13 @@
 Nothing of mpigraph takes part. Run it on a file with the keys edge_src, edge_dst, label, train_mask, test_mask and
 either feat or feat_{data,indices,indptr,shape}:
 
-    python tests/reference_sage.py cora.npz --epochs 50 --hidden 64
+    python tests/reference_sage.py cora.npz --epochs 50
+
+Settings that train well (rows divided by their 2-norm), with the mean and range of test accuracy over seeds 0 to 2:
+
+    cora              --norm 2 --fanouts 25,10 --epochs 100 --batch-size 140                           0.805 (0.004)
+    amazon_computers  --norm 2 --epochs 100 --lr 0.005 --batch-size 100                                0.791 (0.009)
+    oewn              --norm 2 --fanouts 5,5 --epochs 2 --batch-size 1024 --weight-decay 0 --feat-drop 0  0.800 (0.002)
 
 It prints the test accuracy of each seed, then mean and spread. Evaluation uses all neighbours, after the last epoch.
 """
