@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mpigraph.cli.main import main
-from mpigraph.graph.schema import Schema
+from mpigraph.metadata.schema import Schema
 from mpigraph.partition.generate import GRAPH_FILES, Recipe, generate_graph
 from mpigraph.partition.readers import add_reverse_edges, read_source
 from mpigraph.partition.source import Feature, GraphSource
@@ -104,7 +104,7 @@ def test_a_typed_npz(tmp_path):
     label = np.array([0, -1, 1], np.int16)
     np.savez(
         tmp_path / "x.npz", meta="{}", a__num_nodes=3, b__num_nodes=2, a__feat=np.ones((3, 2), np.float16),
-        a__label=label, a__train_mask=label >= 0, a__to__b__src=np.array([0, 2], np.int32), a__to__b__dst=np.array([1, 1]),
+        a__label=label, a__train_mask=label >= 0, a__to__b__src=np.array([0, 2]), a__to__b__dst=np.array([1, 1]),
         test__a__to__b__src=np.array([1]), test__a__to__b__dst=np.array([0]),
     )  # fmt: skip
     source = read_source(tmp_path / "x.npz")
