@@ -73,18 +73,21 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.unregister(reporter)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give tests without MPI to one rank each, in turn."""
-    mine, serial = [], 0
-    for item in items:
-        if {"comm", "layout"} & set(getattr(item, "fixturenames", ())):
-            mine.append(item)
-            continue
-        if serial % WORLD.size == WORLD.rank:
-            mine.append(item)
-        serial += 1
-    mine.sort(key=lambda item: bool({"comm", "layout"} & set(getattr(item, "fixturenames", ()))))
-    items[:] = mine
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Give tests without MPI to one rank each, in turn; leave out those that need more ranks than there are."""
+    alone = [item for item in items if ranks_of(item) == 0]
+    together = [item for item in items if 0 < ranks_of(item) <= WORLD.size]
+    kept = alone[WORLD.rank :: WORLD.size] + together
+    config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+    items[:] = kept
+
+
+def ranks_of(item: pytest.Item) -> int:
+    """How many ranks a test needs; 0 if it needs no MPI."""
+    params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+    if "layout" in params:
+        return params["layout"].ranks
+    return params.get("comm", 0)
 
 
 @pytest.hookimpl(wrapper=True)

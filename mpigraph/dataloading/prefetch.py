@@ -52,7 +52,7 @@ class Prefetch:
                 yield from self._produce()
                 return
             while True:
-                kind, item = self._items.get()
+                kind, item = self._take()
                 if kind == "end":
                     return
                 if kind == "error":
@@ -60,6 +60,15 @@ class Prefetch:
                 yield item
         finally:
             self.abandon()
+
+    def _take(self) -> tuple[str, Any]:
+        """The next entry of the queue; an end if the thread was stopped from elsewhere."""
+        while True:
+            try:
+                return self._items.get(timeout=1.0)
+            except queue.Empty:
+                if self._stop.is_set() and not self.running:
+                    return "end", None
 
     @property
     def running(self) -> bool:

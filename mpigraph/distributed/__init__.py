@@ -3,6 +3,7 @@
 from mpigraph.distributed.context import exit_client, initialize, is_initialized
 from mpigraph.distributed.graph import DistGraph
 from mpigraph.distributed.loader import DistDataLoader, DistNodeDataLoader
+from mpigraph.distributed.partition import load_partition, load_partition_book, load_partition_feats, partition_graph
 from mpigraph.distributed.partition_book import (
     EdgePartitionPolicy,
     NodePartitionPolicy,
@@ -27,6 +28,10 @@ __all__ = [
     "in_subgraph",
     "initialize",
     "is_initialized",
+    "load_partition",
+    "load_partition_book",
+    "load_partition_feats",
     "node_split",
+    "partition_graph",
     "sample_neighbors",
 ]

@@ -168,7 +168,7 @@ class DistDataLoader:
             for begin, end in pairwise(bounds):
                 yield partial(collate, order[begin:end].tolist())
 
-        return iter(self._epochs.start(epoch, batches))
+        return _hold(self, iter(self._epochs.start(epoch, batches)))
 
     def _order(self, epoch: int) -> _I64:
         if not self._shuffle:
@@ -179,6 +179,11 @@ class DistDataLoader:
         """End the epoch under way; the channels are freed at the next collective call. Collective on the trainers."""
         self._epochs.stop()
         self._retire()
+
+
+def _hold(loader: DistDataLoader, batches: Iterator[Any]) -> Iterator[Any]:
+    """Iterate, keeping the loader alive: ``for batch in DistDataLoader(...)`` has no other reference to it."""
+    yield from batches
 
 
 class DistNodeDataLoader(DistDataLoader):
