@@ -17,6 +17,7 @@ from mpigraph.storage.shard import ShardReader
 
 ARRAYS = generate_graph(Recipe(num_nodes=120, num_edges=900, feat_dim=5, num_classes=3))
 HOMOGENEOUS = "_N:_E:_N"
+NODE_ARRAYS = ("feat", "label", "train_mask", "val_mask", "test_mask")
 
 
 def write_csv(path, table, fmt):
@@ -88,13 +89,14 @@ def test_every_input_gives_the_graph(tmp_path, capsys, kind):
     config = PartConfig.read(tmp_path / "out" / "g.json")
     found = []
     for part in range(2):
-        orig = graph.read("nodes/_N/orig_ids")
-        assert np.array_equal(f.read("_N/feat"), ARRAYS["feat"][orig]) and f.info("_N/feat").dtype == "float32"
-        assert np.array_equal(f.read("_N/label"), ARRAYS["label"][orig]) and f.info("_N/label").dtype == "int64"
-        for name in ("train_mask", "val_mask", "test_mask"):
-            assert np.array_equal(f.read(f"_N/{name}"), ARRAYS[name][orig]) and f.info(f"_N/{name}").dtype == "bool"
-        dst = np.repeat(orig, np.diff(graph.read(f"relations/{HOMOGENEOUS}/indptr")))
-        found.append((graph.read(f"relations/{HOMOGENEOUS}/indices"), dst, orig))
+        paths = [config.part_path(part, which) for which in ("part_graph", "node_feats")]
+        with ShardReader(paths[0]) as graph, ShardReader(paths[1]) as feats:
+            orig = graph.read("nodes/_N/orig_ids")
+            for name in NODE_ARRAYS:
+                assert np.array_equal(feats.read(f"_N/{name}"), ARRAYS[name][orig])
+                assert feats.info(f"_N/{name}").dtype == str(ARRAYS[name].dtype)
+            dst = np.repeat(orig, np.diff(graph.read(f"relations/{HOMOGENEOUS}/indptr")))
+            found.append((graph.read(f"relations/{HOMOGENEOUS}/indices"), dst, orig))
     to_orig = np.concatenate([orig for _, _, orig in found])
     keys = np.concatenate([to_orig[src] * 120 + dst for src, dst, _ in found])
     assert np.array_equal(np.sort(keys), np.sort(ARRAYS["edge_src"].astype(np.int64) * 120 + ARRAYS["edge_dst"]))

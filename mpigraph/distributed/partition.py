@@ -17,9 +17,9 @@ from mpigraph.convert import as_graph
 from mpigraph.distributed.partition_book import RangePartitionBook
 from mpigraph.distributed.tensor import dtype_name, to_storage, to_torch
 from mpigraph.errors import InvalidArgumentError, PartitionError
+from mpigraph.heterograph import HeteroGraph
 from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import Relation, relation_key
-from mpigraph.heterograph import HeteroGraph
 from mpigraph.partition.pipeline import PartitionResult, partition_source
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.storage.format import edge_feature_name, node_feature_name, relation_dataset_name
