@@ -49,6 +49,8 @@ class World:
         Raises:
             InvalidArgumentError: ``num_servers`` is negative or leaves a node without a trainer (on every rank).
         """
+        if num_servers < 0:
+            raise InvalidArgumentError(f"num_servers must be >= 0 (got {num_servers})")
         self._made = ExitStack()
         self.closed = False
         self.config = config
@@ -88,8 +90,6 @@ class World:
 
     def _assign_roles(self, num_servers: int) -> None:
         """The last ``num_servers`` ranks of each node serve, the others train."""
-        if num_servers < 0:
-            raise InvalidArgumentError(f"num_servers must be >= 0 (got {num_servers})")
         per_node = np.bincount(self._node_of)
         starved = np.flatnonzero(per_node <= num_servers)
         if len(starved):

@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
 
-from mpigraph.errors import CollectiveError
+from mpigraph.errors import CollectiveError, MPIGraphError
+from mpigraph.log import get_logger
 from mpigraph.mpi.agree import raise_together
 from mpigraph.mpi.exchange import FAILED, OK, Header, Requests, exchange_answers, exchange_requests
 from mpigraph.mpi.world import World
@@ -76,7 +77,7 @@ class Channel:
             header.wait_long()
             if self._all_idle(header):
                 return
-            self._round(header, answer, np.empty(0, np.int64), nothing, None)
+            self._answer_only(header, answer)
 
     def poll(self, answer: Answer) -> bool:
         """On a server: answer a round if one has begun; say whether it had. Local until a round has begun."""
@@ -90,8 +91,15 @@ class Channel:
             return False
         self._pending = None
         if not self._all_idle(header):
-            self._round(header, answer, np.empty(0, np.int64), nothing, None)
+            self._answer_only(header, answer)
         return True
+
+    def _answer_only(self, header: Header, answer: Answer) -> None:
+        """Take part in a round that others began."""
+        try:
+            self._round(header, answer, np.empty(0, np.int64), np.zeros(self._comm.size, np.int64), None)
+        except MPIGraphError as error:
+            get_logger().info("%s", error)  # raised on every trainer that asks, where the user sees it
 
     def _all_idle(self, header: Header) -> bool:
         return bool((header.operations[self.world.trainer_ranks] == Operation.IDLE).all())

@@ -1,0 +1,330 @@
+"""DistGraph: counts, types, features, degrees and edges, near and far; splits; one-hop sampling."""
+
+import numpy as np
+import pytest
+import torch
+from conftest import Job, Layout
+from oracle import MAX_DEGREE, NAME, NUM_NODES
+
+import mpigraph.distributed as dist
+from mpigraph.base import EID, NID
+from mpigraph.block import to_block
+from mpigraph.distributed.context import current
+from mpigraph.errors import (
+    CollectiveError,
+    EdgeTypeError,
+    GraphDataError,
+    InvalidArgumentError,
+    MaskLengthError,
+    MPIGraphError,
+    NodeTypeError,
+    OutOfRangeError,
+    PartitionError,
+    TensorMismatchError,
+)
+
+
+def open_graph(path: str) -> dist.DistGraph:
+    return dist.DistGraph(NAME, part_config=path)
+
+
+def degrees_of(orig: torch.Tensor) -> torch.Tensor:
+    return orig % (MAX_DEGREE + 1)
+
+
+def check_edges(g: dist.DistGraph, src: torch.Tensor, dst: torch.Tensor, eids: torch.Tensor) -> None:
+    """Every edge exists, under its own id."""
+    orig = g.ndata["orig"]
+    assert torch.equal(g.edata["edge"][eids], 1000 * orig[dst] + orig[src])
+
+
+def test_counts_types_and_features(layout: Job, oracle) -> None:
+    path = oracle(3)
+
+    def body() -> None:
+        g = open_graph(path)
+        num_edges = int(degrees_of(torch.arange(NUM_NODES)).sum())
+        assert g.num_nodes() == g.number_of_nodes("_N") == NUM_NODES
+        assert g.num_edges() == g.number_of_edges("_E") == g.num_edges(("_N", "_E", "_N")) == num_edges
+        assert (g.ntypes, g.etypes, g.canonical_etypes) == (["_N"], ["_E"], [("_N", "_E", "_N")])
+        assert g.to_canonical_etype("_E") == ("_N", "_E", "_N")
+        assert g.get_ntype_id("_N") == g.get_etype_id("_E") == 0
+        assert set(g.ndata) == {"feat", "label", "orig", "third"}
+        assert set(g.edata) == {"edge", "weight", "even"}
+        assert g.node_attr_schemes()["feat"] == ((3,), torch.float32)
+        assert g.nodes["_N"].data["label"].dtype == torch.int64
+        assert g.edges["_E"].data["even"].dtype == torch.bool
+        assert g.rank() == current().rank == int(current().world.trainers.rank)
+        with pytest.raises(NodeTypeError, match="'paper' does not exist"):
+            g.num_nodes("paper")
+        with pytest.raises(KeyError):
+            g.edges["cites"]
+        with pytest.raises(EdgeTypeError):
+            g.num_edges("cites")
+        with pytest.raises(KeyError, match="no feature 'x'"):
+            g.ndata["x"]
+        again = open_graph(path)
+        assert again.num_edges() == num_edges
+
+    layout.run(body)
+
+
+def test_degrees_and_edges_near_and_far(layout: Job, oracle) -> None:
+    for num_parts in (1, 7):
+        path = oracle(num_parts)
+
+        def body(path: str = path) -> None:
+            g = open_graph(path)
+            orig = g.ndata["orig"][:]
+            assert torch.equal(g.in_degrees(), degrees_of(orig))
+            some = torch.from_numpy(np.random.default_rng(g.rank()).integers(0, NUM_NODES, 40))
+            assert torch.equal(g.in_degrees(some), degrees_of(orig[some]))
+            assert g.in_degrees(int(some[0])) == int(degrees_of(orig[some[0]]))
+            eids = torch.arange(g.num_edges())
+            src, dst = g.find_edges(eids)
+            check_edges(g, src, dst, eids)
+            assert torch.equal(torch.bincount(src, minlength=NUM_NODES), g.out_degrees())
+            assert torch.equal(torch.bincount(dst, minlength=NUM_NODES), g.in_degrees())
+            shuffled = eids[torch.randperm(len(eids))]
+            assert torch.equal(g.find_edges(shuffled)[1], dst[shuffled])
+            with pytest.raises(OutOfRangeError, match="edge id .*591"):
+                g.find_edges([591])
+            with pytest.raises(OutOfRangeError, match=r"node id of type '_N' 101"):
+                g.in_degrees([101])
+            with pytest.raises(IndexError):
+                g.out_degrees([-1])
+
+        layout.run(body)
+
+
+def test_partition_book_and_local_partition(layout: Job, oracle) -> None:
+    path = oracle(3)
+
+    def body() -> list[int]:
+        g = open_graph(path)
+        book = g.get_partition_book()
+        assert book.num_partitions() == 3 and 0 <= book.partid < 3
+        nids = torch.cat([book.partid2nids(part) for part in range(3)])
+        assert torch.equal(nids, torch.arange(NUM_NODES))
+        for part in range(3):
+            ids = book.partid2nids(part)
+            assert (book.nid2partid(ids) == part).all()
+            assert torch.equal(book.nid2localnid(ids, part), torch.arange(len(ids)))
+            assert (book.eid2partid(book.partid2eids(part)) == part).all()
+        local = g.local_partition
+        src, dst = local.edges()
+        check_edges(g, src, dst, local.edata[EID])
+        assert torch.equal(local.ndata[NID], torch.arange(NUM_NODES))
+        assert g.get_node_partition_policy("_N").policy_str == "node~_N"
+        return local.edata[EID].tolist() if current().world.is_host else []
+
+    eids = sum(layout.comm.allgather(layout.run(body) or []), [])
+    if layout.layout.servers == 0 or layout.layout.ranks == 1:
+        assert sorted(eids) == list(range(591))
+
+
+def test_added_features_are_seen_and_removed(layout: Job, oracle) -> None:
+    path = oracle(2)
+
+    def body() -> None:
+        g = open_graph(path)
+        g.ndata["h"] = dist.DistTensor((NUM_NODES, 2), torch.float32, "h")
+        g.edata["w"] = dist.DistTensor((g.num_edges(),), torch.float32, "w")
+        assert "h" in g.ndata and g.edata["w"].shape == (591,)
+        with pytest.raises(TensorMismatchError, match="are not nodes"):
+            g.ndata["w"] = g.edata["w"]
+        with pytest.raises(InvalidArgumentError, match="must be a DistTensor"):
+            g.ndata["x"] = torch.zeros(NUM_NODES)
+        del g.ndata["h"]
+        assert "h" not in g.ndata
+        with pytest.raises(KeyError):
+            del g.ndata["h"]
+
+    layout.run(body)
+
+
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("fanout", [0, 1, 4, -1])
+def test_one_hop(layout: Job, oracle, fanout: int, replace: bool) -> None:
+    path = oracle(3)
+
+    def body() -> None:
+        g = open_graph(path)
+        nodes = torch.from_numpy(np.random.default_rng(g.rank()).permutation(NUM_NODES)[:30].copy())
+        frontier = dist.sample_neighbors(g, nodes, fanout, replace=replace)
+        src, dst = frontier.edges()
+        check_edges(g, src, dst, frontier.edata[EID])
+        assert frontier.num_nodes() == NUM_NODES
+        degree = degrees_of(g.ndata["orig"][nodes])
+        if replace and fanout >= 0:
+            want = torch.where(degree > 0, fanout, 0)
+        else:
+            want = degree if fanout < 0 else degree.clamp(max=fanout)
+            assert len(torch.unique(frontier.edata[EID])) == len(src)
+        assert torch.equal(torch.bincount(dst, minlength=NUM_NODES)[nodes], want)
+        block = to_block(frontier, nodes)
+        assert torch.equal(block.dstdata[NID], nodes)
+        if fanout == -1:
+            assert torch.equal(dist.in_subgraph(g, nodes).edata[EID], frontier.edata[EID])
+
+    layout.run(body)
+
+
+@pytest.mark.parametrize("prob", ["weight", "even"])
+@pytest.mark.parametrize("replace", [False, True])
+def test_edges_of_no_weight_are_never_drawn(layout: Job, oracle, prob: str, replace: bool) -> None:
+    path = oracle(3)
+
+    def body() -> None:
+        g = open_graph(path)
+        nodes = torch.arange(NUM_NODES)
+        alive = torch.zeros(NUM_NODES, dtype=torch.int64)
+        src, dst = g.find_edges(torch.arange(g.num_edges()))
+        alive.index_add_(0, dst, (g.edata[prob][:] > 0).to(torch.int64))
+        for fanout in (2, -1):
+            frontier = dist.sample_neighbors(g, nodes, fanout, prob=prob, replace=replace)
+            check_edges(g, *frontier.edges(), frontier.edata[EID])
+            assert (g.edata[prob][frontier.edata[EID]] > 0).all()
+            found = torch.bincount(frontier.edges()[1], minlength=NUM_NODES)
+            if fanout < 0:
+                assert torch.equal(found, alive)
+            elif replace:
+                assert torch.equal(found, torch.where(alive > 0, fanout, 0))
+            else:
+                assert torch.equal(found, alive.clamp(max=fanout))
+
+    layout.run(body)
+
+
+def test_bad_sampling_arguments_raise_on_every_rank(layout: Job, oracle) -> None:
+    path = oracle(2)
+
+    def body() -> None:
+        g = open_graph(path)
+        rank0 = g.rank() == 0
+        far = not current().world.all_near
+
+        def everybody(match: str, **bad: object) -> None:
+            """Wrong on rank 0 alone: where sampling is collective every rank raises, else rank 0."""
+            good = {"nodes": [0], "fanout": 2}
+            arguments = good | bad if rank0 else good
+            if rank0 or far:
+                with pytest.raises(MPIGraphError, match=match):
+                    dist.sample_neighbors(g, **arguments)
+            else:
+                dist.sample_neighbors(g, **arguments)
+
+        everybody(r"node id of type '_N' 101 at position 1 is out of range", nodes=[5, 101])
+        everybody("fanout must be an integer >= -1", fanout=-2)
+        everybody("edge_dir must be 'in'", edge_dir="out")
+        everybody("no feature 'nothing'", prob="nothing")
+        everybody("node ids must be integers", nodes=[0.5])
+        frontier = dist.sample_neighbors(g, [0, 5], -1)  # and the job goes on
+        check_edges(g, *frontier.edges(), frontier.edata[EID])
+
+    layout.run(body)
+
+
+def test_a_negative_weight_raises_where_it_is_met(layout: Job, oracle) -> None:
+    path = oracle(2)
+
+    def body() -> None:
+        g = open_graph(path)
+        g.edata["w"] = dist.DistTensor((g.num_edges(),), torch.float32, "w")
+        if g.rank() == 0:
+            g.edata["w"][:] = -1.0
+        g.barrier()
+        with pytest.raises((GraphDataError, CollectiveError), match=r"edge weight 'w' of edge \d+ must be >= 0"):
+            dist.sample_neighbors(g, torch.arange(NUM_NODES), 2, prob="w")
+        g.barrier()
+
+    layout.run(body)
+
+
+@pytest.mark.parametrize("force_even", [True, False])
+@pytest.mark.parametrize("selected", ["all", "third", "two", "none"])
+def test_splits_cover_the_mask_once(layout: Job, oracle, selected: str, force_even: bool) -> None:
+    path = oracle(3)
+    masks = {
+        "all": np.ones(NUM_NODES, np.int64),
+        "third": np.arange(NUM_NODES) % 3 == 0,
+        "two": np.isin(np.arange(NUM_NODES), [0, 100]).astype(np.float32),
+        "none": np.zeros(NUM_NODES, bool),
+    }
+
+    def body() -> list[int]:
+        g = open_graph(path)
+        book, mask = g.get_partition_book(), masks[selected]
+        t = dist.DistTensor((NUM_NODES,), torch.float32)
+        if g.rank() == 0:
+            t[:] = torch.from_numpy(mask)
+        g.barrier()
+        shares = [dist.node_split(m, book, force_even=force_even) for m in (mask, torch.from_numpy(mask), t)]
+        assert all(torch.equal(shares[0], share) for share in shares)
+        assert shares[0].dtype == torch.int64
+        assert torch.equal(shares[0], shares[0].sort()[0])
+        for rank in range(current().num_trainers):
+            other = dist.node_split(t, rank=rank, force_even=force_even)
+            assert rank != g.rank() or torch.equal(other, shares[0])
+        edges = dist.edge_split(np.ones(g.num_edges(), bool), book, force_even=force_even)
+        with pytest.raises(MaskLengthError, match="one entry for each of 101 nodes"):
+            dist.node_split(np.ones(7), book)
+        with pytest.raises(InvalidArgumentError, match="rank must be in"):
+            dist.node_split(mask, book, rank=99)
+        return [shares[0].tolist(), edges.tolist()]
+
+    found = layout.comm.allgather(layout.run(body))
+    nodes = [share[0] for share in found if share is not None]
+    assert sorted(sum(nodes, [])) == np.flatnonzero(masks[selected]).tolist()
+    assert sorted(sum((share[1] for share in found if share is not None), [])) == list(range(591))
+    if force_even:
+        assert max(map(len, nodes)) - min(map(len, nodes)) <= 1
+
+
+def test_split_is_local_where_parts_are(comm, oracle) -> None:
+    if comm.size == 1:
+        return
+    path = oracle(4)
+
+    def body() -> None:
+        g = open_graph(path)
+        mine = dist.node_split(np.ones(NUM_NODES, bool), force_even=False)
+        world = current().world
+        offsets = current().state.graphs[NAME].topology.hosts.node_offsets[0]
+        assert torch.equal(mine, torch.arange(offsets[world.host_index], offsets[world.host_index + 1]))
+
+    Job(comm, Layout(comm.size, 0, 1)).run(body)
+
+
+def test_wrong_graph_name_and_missing_config(layout: Job, oracle) -> None:
+    path = oracle(2)
+
+    def body() -> None:
+        with pytest.raises(PartitionError, match="holds graph 'oracle', not 'products'"):
+            dist.DistGraph("products", part_config=path)
+        with pytest.raises(MPIGraphError, match="nowhere.json"):
+            dist.DistGraph("oracle", part_config="nowhere.json")
+        with pytest.raises(PartitionError, match="give part_config"):
+            dist.DistGraph("oracle")
+        assert open_graph(path).num_nodes() == NUM_NODES
+
+    layout.run(body)
+
+
+def test_nothing_works_before_initialize() -> None:
+    with pytest.raises(AssertionError, match="initialize"):
+        dist.DistGraph("oracle", part_config="x.json")
+    with pytest.raises(MPIGraphError, match="initialize"):
+        dist.DistTensor((3,), torch.float32)
+    with pytest.raises(MPIGraphError, match="initialize"):
+        dist.node_split(np.ones(3))
+
+
+def test_initialize_rejects_impossible_roles(comm) -> None:
+    with pytest.raises(InvalidArgumentError, match="num_servers must be >= 0"):
+        dist.initialize(num_servers=-1, comm=comm)
+    if comm.size > 1:
+        with pytest.raises(InvalidArgumentError, match="leaves no trainer on node 0"):
+            dist.initialize(num_servers=comm.size, comm=comm)
+        with pytest.raises(InvalidArgumentError, match="which has 1 rank"):
+            dist.initialize(num_servers=1, ranks_per_node=1, comm=comm)
