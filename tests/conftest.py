@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import numpy as np
 import pytest
 import torch
 from mpi4py import MPI
@@ -224,5 +223,3 @@ def oracle(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
     path(2, "metis")
     WORLD.Barrier()
     return path
-
-

@@ -143,55 +143,61 @@ def test_added_features_are_seen_and_removed(layout: Job, oracle) -> None:
     layout.run(body)
 
 
-@pytest.mark.parametrize("replace", [False, True])
-@pytest.mark.parametrize("fanout", [0, 1, 4, -1])
-def test_one_hop(layout: Job, oracle, fanout: int, replace: bool) -> None:
+def check_one_hop(g: dist.DistGraph, fanout: int, replace: bool) -> None:
+    nodes = torch.from_numpy(np.random.default_rng(g.rank()).permutation(NUM_NODES)[:30].copy())
+    frontier = dist.sample_neighbors(g, nodes, fanout, replace=replace)
+    src, dst = frontier.edges()
+    check_edges(g, src, dst, frontier.edata[EID])
+    assert frontier.num_nodes() == NUM_NODES
+    degree = degrees_of(g.ndata["orig"][nodes])
+    if replace and fanout >= 0:
+        want = torch.where(degree > 0, fanout, 0)
+    else:
+        want = degree if fanout < 0 else degree.clamp(max=fanout)
+        assert len(torch.unique(frontier.edata[EID])) == len(src)
+    assert torch.equal(torch.bincount(dst, minlength=NUM_NODES)[nodes], want)
+    assert torch.equal(to_block(frontier, nodes).dstdata[NID], nodes)
+    if fanout == -1:
+        assert torch.equal(dist.in_subgraph(g, nodes).edata[EID], frontier.edata[EID])
+
+
+def test_one_hop(layout: Job, oracle) -> None:
     path = oracle(3)
 
     def body() -> None:
         g = open_graph(path)
-        nodes = torch.from_numpy(np.random.default_rng(g.rank()).permutation(NUM_NODES)[:30].copy())
-        frontier = dist.sample_neighbors(g, nodes, fanout, replace=replace)
-        src, dst = frontier.edges()
-        check_edges(g, src, dst, frontier.edata[EID])
-        assert frontier.num_nodes() == NUM_NODES
-        degree = degrees_of(g.ndata["orig"][nodes])
-        if replace and fanout >= 0:
-            want = torch.where(degree > 0, fanout, 0)
-        else:
-            want = degree if fanout < 0 else degree.clamp(max=fanout)
-            assert len(torch.unique(frontier.edata[EID])) == len(src)
-        assert torch.equal(torch.bincount(dst, minlength=NUM_NODES)[nodes], want)
-        block = to_block(frontier, nodes)
-        assert torch.equal(block.dstdata[NID], nodes)
-        if fanout == -1:
-            assert torch.equal(dist.in_subgraph(g, nodes).edata[EID], frontier.edata[EID])
+        for fanout in (0, 1, 4, -1):
+            for replace in (False, True):
+                check_one_hop(g, fanout, replace)
 
     layout.run(body)
 
 
-@pytest.mark.parametrize("prob", ["weight", "even"])
-@pytest.mark.parametrize("replace", [False, True])
-def test_edges_of_no_weight_are_never_drawn(layout: Job, oracle, prob: str, replace: bool) -> None:
+def check_weighted_hop(g: dist.DistGraph, prob: str, replace: bool) -> None:
+    alive = torch.zeros(NUM_NODES, dtype=torch.int64)
+    dst = g.find_edges(torch.arange(g.num_edges()))[1]
+    alive.index_add_(0, dst, (g.edata[prob][:] > 0).to(torch.int64))
+    for fanout in (2, -1):
+        frontier = dist.sample_neighbors(g, torch.arange(NUM_NODES), fanout, prob=prob, replace=replace)
+        check_edges(g, *frontier.edges(), frontier.edata[EID])
+        assert (g.edata[prob][frontier.edata[EID]] > 0).all()
+        found = torch.bincount(frontier.edges()[1], minlength=NUM_NODES)
+        if fanout < 0:
+            assert torch.equal(found, alive)
+        elif replace:
+            assert torch.equal(found, torch.where(alive > 0, fanout, 0))
+        else:
+            assert torch.equal(found, alive.clamp(max=fanout))
+
+
+def test_edges_of_no_weight_are_never_drawn(layout: Job, oracle) -> None:
     path = oracle(3)
 
     def body() -> None:
         g = open_graph(path)
-        nodes = torch.arange(NUM_NODES)
-        alive = torch.zeros(NUM_NODES, dtype=torch.int64)
-        src, dst = g.find_edges(torch.arange(g.num_edges()))
-        alive.index_add_(0, dst, (g.edata[prob][:] > 0).to(torch.int64))
-        for fanout in (2, -1):
-            frontier = dist.sample_neighbors(g, nodes, fanout, prob=prob, replace=replace)
-            check_edges(g, *frontier.edges(), frontier.edata[EID])
-            assert (g.edata[prob][frontier.edata[EID]] > 0).all()
-            found = torch.bincount(frontier.edges()[1], minlength=NUM_NODES)
-            if fanout < 0:
-                assert torch.equal(found, alive)
-            elif replace:
-                assert torch.equal(found, torch.where(alive > 0, fanout, 0))
-            else:
-                assert torch.equal(found, alive.clamp(max=fanout))
+        for prob in ("weight", "even"):
+            for replace in (False, True):
+                check_weighted_hop(g, prob, replace)
 
     layout.run(body)
 
@@ -241,44 +247,50 @@ def test_a_negative_weight_raises_where_it_is_met(layout: Job, oracle) -> None:
     layout.run(body)
 
 
-@pytest.mark.parametrize("force_even", [True, False])
-@pytest.mark.parametrize("selected", ["all", "third", "two", "none"])
-def test_splits_cover_the_mask_once(layout: Job, oracle, selected: str, force_even: bool) -> None:
+MASKS = {
+    "all": np.ones(NUM_NODES, np.int64),
+    "third": np.arange(NUM_NODES) % 3 == 0,
+    "two": np.isin(np.arange(NUM_NODES), [0, 100]).astype(np.float32),
+    "none": np.zeros(NUM_NODES, bool),
+}
+
+
+def shares_of(g: dist.DistGraph, mask: np.ndarray, even: bool) -> tuple[list[int], list[int]]:
+    """This trainer's nodes and edges; the same by every kind of mask, and by every rank's reckoning."""
+    book, t = g.get_partition_book(), dist.DistTensor((NUM_NODES,), torch.float32)
+    if g.rank() == 0:
+        t[:] = torch.from_numpy(mask)
+    g.barrier()
+    shares = [dist.node_split(m, book, force_even=even) for m in (mask, torch.from_numpy(mask), t)]
+    assert all(torch.equal(shares[0], share) for share in shares)
+    assert shares[0].dtype == torch.int64
+    assert torch.equal(shares[0], shares[0].sort()[0])
+    for rank in range(current().num_trainers):
+        other = dist.node_split(t, rank=rank, force_even=even)
+        assert rank != g.rank() or torch.equal(other, shares[0])
+    edges = dist.edge_split(np.ones(g.num_edges(), bool), book, force_even=even)
+    return shares[0].tolist(), edges.tolist()
+
+
+def test_splits_cover_the_mask_once(layout: Job, oracle) -> None:
     path = oracle(3)
-    masks = {
-        "all": np.ones(NUM_NODES, np.int64),
-        "third": np.arange(NUM_NODES) % 3 == 0,
-        "two": np.isin(np.arange(NUM_NODES), [0, 100]).astype(np.float32),
-        "none": np.zeros(NUM_NODES, bool),
-    }
 
-    def body() -> list[int]:
+    def body() -> dict:
         g = open_graph(path)
-        book, mask = g.get_partition_book(), masks[selected]
-        t = dist.DistTensor((NUM_NODES,), torch.float32)
-        if g.rank() == 0:
-            t[:] = torch.from_numpy(mask)
-        g.barrier()
-        shares = [dist.node_split(m, book, force_even=force_even) for m in (mask, torch.from_numpy(mask), t)]
-        assert all(torch.equal(shares[0], share) for share in shares)
-        assert shares[0].dtype == torch.int64
-        assert torch.equal(shares[0], shares[0].sort()[0])
-        for rank in range(current().num_trainers):
-            other = dist.node_split(t, rank=rank, force_even=force_even)
-            assert rank != g.rank() or torch.equal(other, shares[0])
-        edges = dist.edge_split(np.ones(g.num_edges(), bool), book, force_even=force_even)
         with pytest.raises(MaskLengthError, match="one entry for each of 101 nodes"):
-            dist.node_split(np.ones(7), book)
+            dist.node_split(np.ones(7), g.get_partition_book())
         with pytest.raises(InvalidArgumentError, match="rank must be in"):
-            dist.node_split(mask, book, rank=99)
-        return [shares[0].tolist(), edges.tolist()]
+            dist.node_split(MASKS["all"], rank=99)
+        return {(name, even): shares_of(g, mask, even) for name, mask in MASKS.items() for even in (True, False)}
 
-    found = layout.comm.allgather(layout.run(body))
-    nodes = [share[0] for share in found if share is not None]
-    assert sorted(sum(nodes, [])) == np.flatnonzero(masks[selected]).tolist()
-    assert sorted(sum((share[1] for share in found if share is not None), [])) == list(range(591))
-    if force_even:
-        assert max(map(len, nodes)) - min(map(len, nodes)) <= 1
+    found = [shares for shares in layout.comm.allgather(layout.run(body)) if shares is not None]
+    for name, mask in MASKS.items():
+        for even in (True, False):
+            nodes = [shares[name, even][0] for shares in found]
+            assert sorted(sum(nodes, [])) == np.flatnonzero(mask).tolist()
+            assert sorted(sum((shares[name, even][1] for shares in found), [])) == list(range(591))
+            if even:
+                assert max(map(len, nodes)) - min(map(len, nodes)) <= 1
 
 
 def test_split_is_local_where_parts_are(comm, oracle) -> None:
@@ -287,7 +299,7 @@ def test_split_is_local_where_parts_are(comm, oracle) -> None:
     path = oracle(4)
 
     def body() -> None:
-        g = open_graph(path)
+        open_graph(path)
         mine = dist.node_split(np.ones(NUM_NODES, bool), force_even=False)
         world = current().world
         offsets = current().state.graphs[NAME].topology.hosts.node_offsets[0]

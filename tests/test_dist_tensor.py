@@ -258,7 +258,7 @@ def test_bad_indices_name_the_tensor_and_the_row(layout: Job, oracle) -> None:
     def body() -> None:
         g = open_graph(path)
         feat = g.ndata["feat"]
-        with pytest.raises(OutOfRangeError, match=r"tensor 'feat': row 101 at position 1 is out of range \(valid: 0 to 100\)"):
+        with pytest.raises(OutOfRangeError, match=r"tensor 'feat': row 101 at position 1 is out of range"):
             feat[[3, 101]]
         with pytest.raises(IndexError, match="row -1"):
             feat[torch.tensor([-1])]

@@ -1,0 +1,199 @@
+"""Nothing hangs: damaged files on one rank, broken scripts, killed ranks, ranks that never come.
+
+Broken scripts run as jobs of their own, under ``mpiexec`` with a clean environment, and must end within seconds, with
+a status and one message that says what happened where.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import h5py
+import pytest
+from conftest import Job, Layout
+from oracle import NAME, NUM_NODES
+
+import mpigraph.distributed as dist
+from mpigraph.errors import MPIGraphError
+from mpigraph.storage.part_config import PartConfig
+
+PRELUDE = """
+import os, sys, time, signal
+import torch
+import mpigraph.distributed as dist
+from mpigraph.dataloading import NeighborSampler
+dist.initialize(num_servers={servers})
+g = dist.DistGraph("oracle", part_config={path!r})
+rank = g.rank()
+"""
+
+
+def run_script(tmp_path: Path, path: str, body: str, ranks: int = 3, servers: int = 1, before: str = "", **env: str):
+    """Run a script under mpiexec; return (status, output, seconds)."""
+    script = tmp_path / "script.py"
+    script.write_text(before + PRELUDE.format(servers=servers, path=path) + body)
+    launcher = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    clean = {k: v for k, v in os.environ.items() if not re.match(r"PMI|HYD|MPI_|MPIR|OMPI|PRTE|RANK|WORLD|MASTER", k)}
+    command = [launcher, "-n", str(ranks), sys.executable, "-u", str(script)] if ranks > 1 else [sys.executable, script]
+    start = time.monotonic()
+    done = subprocess.run(
+        command, env=clean | {"OMP_NUM_THREADS": "1"} | env, capture_output=True, text=True, timeout=90
+    )
+    return done.returncode, done.stdout + done.stderr, time.monotonic() - start
+
+
+def damage(directory: Path, how: str) -> str:
+    """Damage part 1 of a copy of the graph; return what the error must say."""
+    shard = directory / "part1" / "graph.h5"
+    if how == "missing":
+        shard.unlink()
+        return "graph.h5: shard file is missing"
+    if how == "truncated":
+        shard.write_bytes(shard.read_bytes()[: shard.stat().st_size // 2])
+        return "graph.h5"
+    if how == "foreign":
+        with h5py.File(shard, "w") as file:
+            file["x"] = [1, 2, 3]
+        return "graph.h5"
+    with h5py.File(shard) as file:
+        at = file["relations/_N:_E:_N/indices"].id.get_offset()
+    data = bytearray(shard.read_bytes())
+    data[at + 5] ^= 1
+    shard.write_bytes(data)
+    return "relations/_N:_E:_N/indices"
+
+
+@pytest.mark.parametrize("how", ["missing", "truncated", "foreign", "flipped"])
+def test_a_damaged_shard_on_one_rank_raises_on_all(
+    layout: Job, oracle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    path = oracle(2)
+    bad = tmp_path / "bad"
+    shutil.copytree(Path(path).parent, bad)
+    words = damage(bad, how)
+    original = PartConfig.part_path
+    if layout.comm.rank == layout.comm.size - 1:  # the last rank hosts (a part of) part 1 in every layout
+        monkeypatch.setattr(
+            PartConfig, "part_path", lambda c, k, which: bad / original(c, k, which).relative_to(c.directory)
+        )
+
+    def body() -> None:
+        with pytest.raises(MPIGraphError, match=f"rank {layout.comm.size - 1}|every rank") as caught:
+            dist.DistGraph(NAME, part_config=path)
+        assert words in str(caught.value)
+
+    layout.run(body)
+
+
+def test_reads_go_on_while_their_target_computes(comm, oracle) -> None:
+    """Rows of a rank that is outside MPI can be read: no deadlock between a reader and a busy host."""
+    path = oracle(3)
+
+    def body() -> float:
+        g = dist.DistGraph(NAME, part_config=path)
+        g.barrier()
+        start = time.monotonic()
+        if g.rank() == 0:
+            time.sleep(1.5)
+            return 0.0
+        g.ndata["feat"][list(range(NUM_NODES))]
+        return time.monotonic() - start
+
+    slowest = max(comm.allgather(Job(comm, Layout(comm.size, 0, 1)).run(body)))
+    assert slowest < 1.2
+
+
+def test_an_exception_on_one_trainer_ends_the_job(tmp_path: Path, oracle) -> None:
+    body = 'if rank == 1: raise RuntimeError("I am the culprit")\ng.barrier(); g.barrier()'
+    status, output, seconds = run_script(tmp_path, oracle(2), body)
+    assert status != 0 and seconds < 40
+    assert "uncaught exception on trainer 1/2 (rank 1)" in output and "I am the culprit" in output
+
+
+def test_a_collate_function_that_raises_on_one_rank_ends_the_job(tmp_path: Path, oracle) -> None:
+    body = """
+def collate(ids):
+    if rank == 1 and 6 in ids:
+        raise RuntimeError("cannot collate 6")
+    return dist.sample_neighbors(g, ids, 2)
+for batch in dist.DistDataLoader(range(20), 2, collate_fn=collate):
+    pass
+g.barrier()
+"""
+    for env in ({}, {"MPIGRAPH_RANKS_PER_NODE": "1"}):
+        status, output, seconds = run_script(tmp_path, oracle(2), body, servers=0, **env)
+        assert status != 0 and seconds < 40
+        assert "cannot collate 6" in output and "trainer 1/3" in output
+
+
+def test_an_exception_in_a_thread_ends_the_job(tmp_path: Path, oracle) -> None:
+    body = """
+import threading
+if rank == 0:
+    threading.Thread(target=lambda: 1 / 0).start()
+g.barrier()
+time.sleep(60)
+"""
+    status, output, seconds = run_script(tmp_path, oracle(2), body)
+    assert status != 0 and seconds < 40 and "ZeroDivisionError" in output
+
+
+def test_a_killed_rank_ends_the_job(tmp_path: Path, oracle) -> None:
+    body = "if rank == 0: os.kill(os.getpid(), signal.SIGKILL)\ng.barrier()"
+    status, _, seconds = run_script(tmp_path, oracle(2), body)
+    assert status != 0 and seconds < 40
+
+
+def test_a_failing_server_ends_the_job(tmp_path: Path, oracle) -> None:
+    before = """
+import mpigraph.distributed.context as context
+def serve(state, control):
+    raise MemoryError("the server is out of memory")
+context.serve = serve
+"""
+    status, output, seconds = run_script(tmp_path, oracle(2), "g.barrier()", before=before)
+    assert status != 0 and seconds < 40
+    assert "uncaught exception on server (rank 2)" in output and "out of memory" in output
+
+
+def test_a_rank_that_never_comes_is_reported(tmp_path: Path, oracle) -> None:
+    body = "if rank == 1: time.sleep(80)\ng.barrier()"
+    status, output, seconds = run_script(tmp_path, oracle(2), body, MPIGRAPH_TIMEOUT="4")
+    assert status != 0 and seconds < 40
+    assert "waited" in output and "barrier (waiting for the other trainers)" in output
+    assert re.search(r"trainer 1/2 \(rank 1\): running, last wait was", output)
+
+
+def test_a_script_that_ends_without_closing_is_fine(tmp_path: Path, oracle) -> None:
+    body = "t = dist.DistTensor((g.num_nodes(),), torch.float32)\nit = iter(dist.DistDataLoader(range(9), 2)); next(it)"
+    for ranks, servers in ((1, 1), (3, 1), (3, 0)):
+        status, output, _ = run_script(tmp_path, oracle(2), body, ranks, servers)
+        assert status == 0, output
+
+
+def test_exit_codes_of_scripts_are_kept(tmp_path: Path, oracle) -> None:
+    status, output, _ = run_script(tmp_path, oracle(2), "sys.exit(3)")
+    assert status == 3, output
+
+
+def test_a_trainer_that_leaves_early_is_named(tmp_path: Path, oracle) -> None:
+    body = "if rank == 0: sys.exit(0)\ng.barrier()"
+    status, output, seconds = run_script(tmp_path, oracle(2), body)
+    assert status != 0 and seconds < 40
+    assert "trainer(s) 0 in shutdown; trainer(s) 1 in barrier" in output
+
+
+def test_a_wrong_graph_name_is_one_error_on_every_trainer(tmp_path: Path, oracle) -> None:
+    body = """
+try:
+    dist.DistGraph("products", part_config=sys.argv[0])
+except dist.context.NotInitializedError: raise
+except Exception as error:
+    print(f"trainer {rank} caught {type(error).__name__}", flush=True)
+"""
+    status, output, _ = run_script(tmp_path, oracle(2), body)
+    assert status == 0 and len(re.findall(r"trainer \d caught \w+Error", output)) == 2, output
