@@ -16,7 +16,7 @@ __all__ = ["combine", "draw_below", "fingerprint", "mix64", "uniform01"]
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _M1 = np.uint64(0xBF58476D1CE4E5B9)
 _M2 = np.uint64(0x94D049BB133111EB)
-_S30, _S27, _S31, _S32, _S11 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(32), np.uint64(11)
+_S30, _S27, _S31, _S32, _S12 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(32), np.uint64(12)
 _LOW32 = np.uint64(0xFFFFFFFF)
 
 
@@ -59,8 +59,8 @@ def draw_below(h: Any, n: Any) -> Any:
 
 @njit(nogil=True, cache=True, inline="always")
 def uniform01(h: np.uint64) -> float:
-    """Map a hash to a float64 in ``(0, 1)``: 53 random bits, never 0 and never 1. Local; no communication."""
-    return (np.float64(h >> _S11) + 0.5) * (1.0 / 9007199254740992.0)
+    """Map a hash to a float64 in ``(0, 1)``: 52 random bits, never 0 and never 1. Local; no communication."""
+    return (np.float64(h >> _S12) + 0.5) * (1.0 / 4503599627370496.0)
 
 
 @njit(nogil=True, cache=True)

@@ -1,0 +1,328 @@
+"""Kernels against plain references: hashes, counts and choices of neighbours, renumbering, moves of rows."""
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from mpigraph.kernels import warm_up
+from mpigraph.kernels.compact import LocalIds
+from mpigraph.kernels.rng import combine, draw_below, fingerprint, mix64, uniform01
+from mpigraph.kernels.rows import as_words, find_runs, gather_rows, order_by_owner, place_ragged, scatter_rows
+from mpigraph.kernels.sample import count_uniform, count_weighted, sample_uniform, sample_weighted
+
+I64 = npt.NDArray[np.int64]
+WEIGHTS = ["float32", "float64", "bool"]
+
+
+class Csc:
+    """Rows of the degrees given; source of edge e is ``7 * e + 1``, so a source names its edge."""
+
+    def __init__(self, degrees: list[int], dtype: str = "int64", first_id: int = 0, first_eid: int = 0) -> None:
+        self.degrees = np.array(degrees, np.int64)
+        self.indptr = np.concatenate([[0], np.cumsum(self.degrees)]).astype(np.int64)
+        self.indices = (7 * np.arange(self.indptr[-1]) + 1).astype(dtype)
+        self.first_id, self.first_eid = first_id, first_eid
+
+    def sample(
+        self, rows: I64, fanout: int, replace: bool, key: np.uint64, weights: np.ndarray | None = None
+    ) -> tuple[list[I64], list[I64]]:
+        """Both passes on one host: sources and edge ids of each row."""
+        rows = np.asarray(rows, np.int64)
+        positions, counts = np.arange(len(rows)), np.zeros(len(rows), np.int64)
+        if weights is None:
+            count_uniform(self.indptr, rows, positions, fanout, replace, counts)
+        else:
+            assert count_weighted(self.indptr, weights, rows, positions, fanout, replace, counts) == -1
+        offsets = np.concatenate([[0], np.cumsum(counts)])
+        src, eid = np.full(offsets[-1], -1, self.indices.dtype), np.full(offsets[-1], -1, np.int64)
+        where = (rows, positions, self.first_id, self.first_eid)
+        if weights is None:
+            sample_uniform(self.indptr, self.indices, *where, replace and fanout >= 0, key, offsets, src, eid)
+        else:
+            sample_weighted(self.indptr, self.indices, weights, *where, replace, fanout < 0, key, offsets, src, eid)
+        return np.split(src, offsets[1:-1]), np.split(eid, offsets[1:-1])
+
+
+def reference_count(alive: int, fanout: int, replace: bool) -> int:
+    if fanout < 0 or alive == 0:
+        return alive
+    return fanout if replace else min(alive, fanout)
+
+
+# Hashes
+
+
+def test_mix64_is_splitmix64() -> None:
+    def reference(x: int) -> int:
+        x = (x + 0x9E3779B97F4A7C15) % 2**64
+        x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+        x = (x ^ (x >> 27)) * 0x94D049BB133111EB % 2**64
+        return x ^ (x >> 31)
+
+    assert int(mix64(np.uint64(0))) == 0xE220A8397B1DCDAF  # the published first number of seed 0
+    for x in [1, 2, 2**32, 2**63, 2**64 - 1, *map(int, np.random.default_rng(0).integers(0, 2**63, 50))]:
+        assert int(mix64(np.uint64(x))) == reference(x)
+        assert int(combine(5, x)) == reference(5 ^ reference(x))
+
+
+def test_combine_tells_keys_and_orders_apart() -> None:
+    keys = [combine(*words) for words in [(1,), (1, 2), (2, 1), (1, 2, 3), (1, 3, 2), (1, 2, 0), (-1, 2)]]
+    assert len(set(map(int, keys))) == len(keys)
+    assert all(isinstance(key, np.uint64) for key in keys)
+    assert combine(-1, -2) == combine(2**64 - 1, 2**64 - 2)
+
+
+def test_fingerprint_is_of_the_collection_not_its_order() -> None:
+    ids = np.random.default_rng(1).integers(0, 2**40, 100)
+    assert fingerprint(ids) == fingerprint(np.sort(ids)) == fingerprint(ids[::-1].copy())
+    others = [ids[:-1], np.append(ids, 0), np.append(ids[:-1], ids[-1] + 1), np.append(ids, ids[0]), ids[:0]]
+    assert len({int(fingerprint(np.ascontiguousarray(x))) for x in [ids, *others]}) == 6
+
+
+def test_ranges_of_draws() -> None:
+    highest, lowest = np.uint64(2**64 - 1), np.uint64(0)
+    for n in (1, 2, 3, 1000, 2**31, 2**32 - 1):
+        assert draw_below(lowest, n) == 0
+        assert draw_below(highest, n) == n - 1
+        assert draw_below(np.uint64(1 << 63), n) == n // 2
+    assert 0 < uniform01(lowest) < 1e-15
+    assert uniform01(np.uint64(1 << 63)) == pytest.approx(0.5)
+    assert 0.999 < uniform01(np.uint64(2**64 - 2**12)) < 1
+    assert uniform01(highest) < 1
+
+
+# Neighbours
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("fanout", [-1, 0, 1, 4, 64, 65, 100])
+def test_uniform_counts_and_choices(fanout: int, replace: bool, dtype: str) -> None:
+    g = Csc([0, 1, 3, 4, 5, 64, 65, 66, 99, 100, 101, 300], dtype, first_id=50, first_eid=1000)
+    rows = np.random.default_rng(fanout + 1).permutation(len(g.degrees))
+    for key in (np.uint64(3), np.uint64(2**64 - 5)):
+        for row, src, eid in zip(rows, *g.sample(rows, fanout, replace, key), strict=True):
+            degree = int(g.degrees[row])
+            every = np.arange(g.indptr[row], g.indptr[row + 1])
+            local = eid - 1000
+            assert len(src) == reference_count(degree, fanout, replace)
+            assert np.isin(local, every).all()
+            assert np.array_equal(src, g.indices[local])
+            if fanout < 0 or not replace:
+                assert len(np.unique(eid)) == len(eid)
+            if fanout < 0 or (not replace and degree <= fanout):
+                assert np.array_equal(local, every)
+
+
+def test_uniform_leaves_out_edge_ids_and_repeats_rows() -> None:
+    g = Csc([5, 9, 3])
+    rows, key = np.array([1, 0, 1]), np.uint64(8)
+    src, _ = g.sample(rows, 2, False, key)
+    assert np.array_equal(src[0], src[2])
+    bare = np.empty(6, np.int64)
+    nothing = np.empty(0, np.int64)
+    sample_uniform(g.indptr, g.indices, rows, np.arange(3), 0, 0, False, key, np.arange(4) * 2, bare, nothing)
+    assert np.array_equal(bare, np.concatenate(src))
+
+
+@pytest.mark.parametrize("kind", WEIGHTS)
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("fanout", [-1, 0, 1, 3, 70])
+def test_weighted_counts_and_choices(fanout: int, replace: bool, kind: str) -> None:
+    g = Csc([0, 1, 2, 5, 8, 80, 100], "int32", first_id=9, first_eid=30)
+    rng = np.random.default_rng(4)
+    weights = (rng.integers(0, 3, len(g.indices)) * rng.random(len(g.indices))).astype(kind)
+    weights[g.indptr[3] : g.indptr[4]] = 0  # a row with neighbours, none of them alive
+    for key in (np.uint64(1), np.uint64(2)):
+        rows = np.arange(len(g.degrees))
+        for row, src, eid in zip(rows, *g.sample(rows, fanout, replace, key, weights), strict=True):
+            alive = np.flatnonzero(weights[g.indptr[row] : g.indptr[row + 1]] > 0) + g.indptr[row]
+            assert len(src) == reference_count(len(alive), fanout, replace)
+            assert np.isin(eid - 30, alive).all()
+            assert np.array_equal(src, g.indices[eid - 30])
+            if fanout < 0:
+                assert np.array_equal(eid - 30, alive)
+            elif not replace:
+                assert len(np.unique(eid)) == len(eid)
+
+
+def test_zero_weights_at_the_ends_are_never_drawn() -> None:
+    g = Csc([4])
+    weights = np.array([0.0, 1e-300, 1.0, 0.0])
+    for key in range(200):
+        for replace in (False, True):
+            _, eid = g.sample([0], 1, replace, np.uint64(key), weights)
+            assert eid[0][0] in (1, 2)
+
+
+@pytest.mark.parametrize("bad", [-1.0, -1e-30, float("nan")])
+def test_the_first_bad_weight_is_found(bad: float) -> None:
+    g = Csc([2, 3, 4])
+    weights = np.ones(9)
+    weights[[4, 7]] = bad
+    counts = np.zeros(3, np.int64)
+    assert count_weighted(g.indptr, weights, np.arange(3), np.arange(3), 2, False, counts) == 4
+    assert count_weighted(g.indptr, weights, np.array([2, 0]), np.arange(2), 2, False, counts) == 7
+    assert count_weighted(g.indptr, weights, np.array([0]), np.arange(1), 2, False, counts) == -1
+
+
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("fanout", [2, 70])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_draw_depends_on_key_and_node_alone(weighted: bool, fanout: int, replace: bool) -> None:
+    whole = Csc([90, 3, 80, 0, 75, 2, 100, 71])
+    weights = np.random.default_rng(0).random(len(whole.indices)) if weighted else None
+    key = combine(1, 2)
+    src, eid = whole.sample(np.arange(8), fanout, replace, key, weights)
+    for rows in ([7, 0, 4], [2], [6, 6, 1, 3, 0]):  # other order, other company
+        for row, again in zip(rows, whole.sample(rows, fanout, replace, key, weights)[1], strict=True):
+            assert np.array_equal(eid[row], again)
+    for first in (0, 2, 5):  # the rows from ``first`` on, as another host would hold them
+        begin = int(whole.indptr[first])
+        part = Csc(whole.degrees[first:].tolist(), first_id=first, first_eid=begin)
+        part.indices = whole.indices[begin:]
+        share = None if weights is None else weights[begin:]
+        found = part.sample(np.arange(8 - first), fanout, replace, key, share)
+        assert np.array_equal(np.concatenate(found[0]), np.concatenate(src[first:]))
+        assert np.array_equal(np.concatenate(found[1]), np.concatenate(eid[first:]))
+    other = whole.sample(np.arange(8), fanout, replace, combine(1, 3), weights)[1]
+    assert not np.array_equal(np.concatenate(other), np.concatenate(eid))
+
+
+def test_calls_for_several_hosts_fill_one_output() -> None:
+    g = Csc([6, 7, 8, 9, 10])
+    key, rows = np.uint64(5), np.array([4, 0, 3, 1, 2])
+    want = np.concatenate(g.sample(rows, 3, False, key)[1])
+    counts, out, eid = np.zeros(5, np.int64), np.zeros(15, np.int64), np.zeros(15, np.int64)
+    for positions in (np.array([0, 2]), np.array([1, 3, 4])):
+        count_uniform(g.indptr, rows[positions], positions, 3, False, counts)
+    offsets = np.concatenate([[0], np.cumsum(counts)])
+    for positions in (np.array([1, 3, 4]), np.array([0, 2])):
+        sample_uniform(g.indptr, g.indices, rows[positions], positions, 0, 0, False, key, offsets, out, eid)
+    assert np.array_equal(eid, want)
+
+
+# Renumbering
+
+
+def reference_positions(seeds: I64, batches: list[I64]) -> tuple[list[int], list[list[int]]]:
+    listed, where = list(seeds), {}
+    for i, x in enumerate(listed):
+        where.setdefault(x, i)
+    found = []
+    for batch in batches:
+        for x in batch:
+            if x not in where:
+                where[x] = len(listed)
+                listed.append(x)
+        found.append([where[x] for x in batch])
+    return listed, found
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+@pytest.mark.parametrize(("seeds", "spread"), [(0, 50), (1, 5), (10, 40), (300, 10**6), (33, 2**31 - 1)])
+def test_local_ids(seeds: int, spread: int, dtype: type) -> None:
+    rng = np.random.default_rng(seeds)
+    first = rng.integers(0, spread, seeds)  # repeated ids occur
+    batches = [rng.integers(0, spread, n).astype(dtype) for n in (0, 5, 70, 1, 3000)]  # grows several times
+    listed, found = reference_positions(first.tolist(), [b.tolist() for b in batches])
+    local = LocalIds(first)
+    assert np.array_equal(local.ids, first)
+    for batch, want in zip(batches, found, strict=True):
+        got = local.insert(batch)
+        assert got.dtype == np.int32
+        assert np.array_equal(got, want)
+    assert local.count == len(listed) and local.ids.dtype == np.int64
+    assert np.array_equal(local.ids, listed)
+
+
+def test_local_ids_do_not_keep_the_callers_array() -> None:
+    seeds = np.array([4, 4, 9])
+    local = LocalIds(seeds)
+    seeds[:] = 0
+    assert local.insert(np.array([9, 4, 2**62], np.int64)).tolist() == [2, 0, 3]
+    assert local.ids.tolist() == [4, 4, 9, 2**62]
+
+
+# Rows
+
+SHAPES = [
+    ((), "i8"),
+    ((3,), "u1"),
+    ((3,), "f2"),
+    ((7,), "f4"),
+    ((2, 5), "f8"),
+    ((1,), "?"),
+    ((0,), "f4"),
+    ((400,), "u1"),
+]
+
+
+@pytest.mark.parametrize(("shape", "dtype"), SHAPES)
+def test_rows_move_whatever_their_width(shape: tuple[int, ...], dtype: str) -> None:
+    rng = np.random.default_rng(0)
+    table = rng.integers(0, 256, (20, *shape)).astype(dtype)
+    rows, positions = rng.integers(0, 20, 9), rng.permutation(11)[:9]
+    words = as_words(table)
+    assert words.ndim == 2 and len(words) == 20
+    assert words.nbytes == table.nbytes and (table.size == 0 or np.shares_memory(words, table))
+    out = np.zeros((11, *shape), dtype)
+    want = out.copy()
+    want[positions] = table[rows]
+    gather_rows(words, rows, positions, as_words(out).view(words.dtype))
+    assert np.array_equal(out, want)
+    values = rng.integers(0, 256, (11, *shape)).astype(dtype)
+    want = table.copy()
+    for r, p in zip(rows, positions, strict=True):  # the last of equal rows wins
+        want[r] = values[p]
+    scatter_rows(as_words(values).view(words.dtype), positions, words, rows)
+    assert np.array_equal(table, want)
+
+
+def test_as_words_takes_the_widest_word_that_fits() -> None:
+    for shape, dtype, width in [((3,), "u1", 1), ((3,), "f2", 2), ((7,), "f4", 4), ((8,), "u1", 8), ((4,), "f4", 8)]:
+        assert as_words(np.zeros((4, *shape), dtype)).dtype.itemsize == width
+    odd = np.zeros(33, np.uint8)[1:].reshape(4, 8)  # not aligned to a word
+    assert as_words(odd).ctypes.data == odd.ctypes.data
+    assert odd.ctypes.data % as_words(odd).dtype.itemsize == 0
+    assert as_words(np.zeros((0, 3), "f4")).shape[0] == 0
+
+
+@pytest.mark.parametrize("owners", [1, 2, 5])
+@pytest.mark.parametrize("n", [0, 1, 100])
+def test_order_by_owner(n: int, owners: int) -> None:
+    owner = np.random.default_rng(n).integers(0, owners, n).astype(np.int32)
+    owner[owner == 1] = 0  # one owns nothing
+    order, bounds = order_by_owner(owner, owners)
+    assert np.array_equal(order, np.argsort(owner, kind="stable"))
+    assert np.array_equal(np.diff(bounds), np.bincount(owner, minlength=owners))
+    assert bounds[0] == 0 and bounds[-1] == n
+
+
+@pytest.mark.parametrize("rows", [[], [5], [5, 5, 5], [1, 2, 3], [0, 2, 4], [0, 0, 1, 1, 4, 5, 5, 6, 9, 9]])
+def test_find_runs(rows: list[int]) -> None:
+    given = np.array(rows, np.int64)
+    starts, lengths, place = find_runs(given)
+    moved = np.concatenate([np.arange(s, s + n) for s, n in zip(starts, lengths, strict=True)] or [given])
+    assert np.array_equal(moved, np.unique(given))  # nothing twice, nothing unasked
+    assert np.array_equal(moved[place], given)
+    assert len(starts) == np.count_nonzero(np.diff(np.unique(given)) > 1) + (len(rows) > 0)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_place_ragged(dtype: str) -> None:
+    lengths = np.array([2, 0, 3, 1, 4])
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    positions = np.array([3, 0, 1, 4])
+    values = np.arange(100, 107).astype(dtype)
+    out = np.zeros(10, dtype)
+    want, at = out.copy(), 0
+    for p in positions:
+        want[offsets[p] : offsets[p + 1]] = values[at : at + lengths[p]]
+        at += lengths[p]
+    place_ragged(values, positions, offsets, out)
+    assert np.array_equal(out, want)
+
+
+def test_warm_up_runs() -> None:
+    warm_up()
