@@ -30,6 +30,8 @@ parser.add_argument("--num_parts", type=int, default=2, help="parts of the gener
 parser.add_argument("--num_epochs", type=int, default=30)
 parser.add_argument("--eval_every", type=int, default=5)
 parser.add_argument("--fan_out", default="10,10", help="neighbours per layer, input side first")
+parser.add_argument("--eval_fan_out", default="-1", help="neighbours per layer in evaluation; -1: all")
+parser.add_argument("--num_eval", type=int, default=10**9, help="evaluate on so many nodes of each trainer at most")
 parser.add_argument("--batch_size", type=int, default=500, help="of all trainers together")
 parser.add_argument("--num_hidden", type=int, default=64)
 parser.add_argument("--dropout", type=float, default=0.5)
@@ -63,10 +65,10 @@ class SAGE(nn.Module):
 
 @torch.no_grad()
 def evaluate(g, model, nodes, layers):
-    """Accuracy on all trainers' nodes together, with all neighbours."""
+    """Accuracy on all trainers' nodes together."""
     model.eval()
-    sampler = mg.dataloading.MultiLayerFullNeighborSampler(layers, return_eids=False)
-    count = torch.zeros(2)
+    sampler = mg.dataloading.NeighborSampler([int(args.eval_fan_out)] * layers, return_eids=False)
+    nodes, count = nodes[: args.num_eval], torch.zeros(2)
     for inputs, seeds, blocks in mg.distributed.DistNodeDataLoader(g, nodes, sampler, batch_size=1000):
         predicted = model(blocks, g.ndata["feat"][inputs]).argmax(1)
         count += torch.tensor([(predicted == g.ndata["label"][seeds]).sum(), len(seeds)])

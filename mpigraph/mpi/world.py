@@ -58,7 +58,11 @@ class World:
         self.rank, self.size = self.comm.rank, self.comm.size
         self.node = self._own(self._split_node(config.ranks_per_node))
         self._number_nodes()
-        self._assign_roles(0 if self.size == 1 else num_servers)
+        try:
+            self._assign_roles(0 if self.size == 1 else num_servers)
+        except InvalidArgumentError:  # on every rank
+            self._made.close()
+            raise
         self.trainers = cast(MPI.Intracomm, self.comm.Split(0 if self.is_trainer else MPI.UNDEFINED, self.rank))
         if self.is_trainer:
             self._own(self.trainers)

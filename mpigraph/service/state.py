@@ -7,6 +7,7 @@ numbers given out by counters agree. They are called through ``service/control.p
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from mpigraph.errors import MPIGraphError
 from mpigraph.mpi.agree import together
 from mpigraph.mpi.mutex import HostMutex
 from mpigraph.mpi.window import window_kind
@@ -68,7 +69,12 @@ class State:
             config = PartConfig.read(part_config)
             check_name(config, name)
         graph = Graph(Topology(self.world, config, self.kind))
-        self._load_features(graph)
+        try:
+            self._load_features(graph)
+        except MPIGraphError:  # on every rank
+            self.free(graph.features.values())
+            graph.topology.close()
+            raise
         self.graphs[name] = graph
         return graph
 

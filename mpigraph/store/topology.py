@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mpigraph.errors import MPIGraphError
 from mpigraph.metadata.book import check_ids
 from mpigraph.mpi.agree import together
 from mpigraph.mpi.window import RowWindow
@@ -65,10 +66,14 @@ class Topology:
         self._indptr = [self._window(kind, r, "indptr", np.dtype(np.int64)) for r in relations]
         self._indices = [self._window(kind, r, "indices", self.index_dtype(r)) for r in relations]
         self._out_degrees = [self._window(kind, r, "out_degrees", np.dtype(np.int64)) for r in relations]
-        with together(world.comm, f"loading graph {config.graph_name!r}"):
-            for relation in relations:
-                if world.is_host:
-                    self._load(relation)
+        try:
+            with together(world.comm, f"loading graph {config.graph_name!r}"):
+                for relation in relations:
+                    if world.is_host:
+                        self._load(relation)
+        except MPIGraphError:  # on every rank
+            self.close()
+            raise
         self._sync()
 
     def index_dtype(self, relation: int) -> np.dtype[np.generic]:
