@@ -1,0 +1,271 @@
+"""The shape of the library, read from its source: layers, third parties, and what it must not contain."""
+
+import ast
+from collections.abc import Callable, Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "mpigraph"
+FILES = {str(path.relative_to(ROOT)): path.read_text() for path in sorted(PACKAGE.rglob("*.py"))}
+
+# From the lowest to the highest. A module may import what stands above its line, and its own folder; two names on
+# one line do not know each other.
+LAYERS = """
+errors
+config
+log
+kernels
+mpi metadata
+storage
+partition store
+service
+base
+frame
+inedges
+graphbase
+messages
+aggregate
+passing
+heterograph
+block
+convert
+function
+nn dataloading
+distributed
+train
+cli
+__main__
+""".split("\n")
+LAYER_OF = {name: layer for layer, line in enumerate(LAYERS) for name in line.split()}
+FIRST_WITH_TORCH = LAYER_OF["base"]
+ONLY_IN = {
+    "numba": ("kernels",),
+    "mpi4py": ("mpi", "service", "distributed/context.py"),
+    "h5py": ("storage",),
+    "pymetis": ("partition/metis.py",),
+    "torch": tuple(name for name, layer in LAYER_OF.items() if layer >= FIRST_WITH_TORCH),
+}
+PICKLES = {"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve"}
+PICKLED_MESSAGES = {"bcast", "send", "recv", "isend", "irecv", "sendrecv", "allgather", "allreduce", "alltoall"}
+MAX_LINES = 350
+
+
+def parts_of(path: str) -> tuple[str, ...]:
+    """("distributed", "graph") of mpigraph/distributed/graph.py; the package itself is ()."""
+    parts = Path(path).with_suffix("").parts[1:]
+    return parts[:-1] if parts and parts[-1] == "__init__" else parts
+
+
+def imports(tree: ast.AST) -> Iterator[tuple[str, ...]]:
+    """Every name imported anywhere, in functions and for type checkers too, as a dotted path."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (tuple(alias.name.split(".")) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = tuple((node.module or "").split("."))
+            yield from ((*("." * node.level), *base, alias.name) for alias in node.names)
+
+
+def wrong_layers(path: str, tree: ast.AST) -> Iterator[str]:
+    mine = parts_of(path)
+    if not mine:
+        return  # the package itself looks its names up when they are used
+    if mine[0] not in LAYER_OF:
+        yield f"{mine[0]} has no layer"
+        return
+    for name in imports(tree):
+        if name[0] == ".":
+            yield f"relative import of {'.'.join(name[1:])}"
+        elif name == ("mpigraph",):
+            yield "imports the whole package"
+        elif name[0] == "mpigraph" and name[1] not in LAYER_OF:
+            yield f"imports {name[1]}, which has no layer"
+        elif name[0] == "mpigraph" and name[1] != mine[0] and LAYER_OF[name[1]] >= LAYER_OF[mine[0]]:
+            yield f"{mine[0]} imports {name[1]}, which is not below it"
+
+
+def wrong_third_parties(path: str, tree: ast.AST) -> Iterator[str]:
+    inside = path.removeprefix("mpigraph/")
+    first = inside.split("/")[0].removesuffix(".py")
+    for name in imports(tree):
+        allowed = ONLY_IN.get(name[0])
+        if allowed is not None and first not in allowed and inside not in allowed:
+            yield f"imports {name[0]}, which belongs in {', '.join(allowed[:3])}"
+        if name[0] == "importlib" and parts_of(path):
+            yield "imports dynamically"
+
+
+def pickling(path: str, tree: ast.AST) -> Iterator[str]:
+    found = set(imports(tree))
+    speaks_mpi = any(name[0] == "mpi4py" for name in found)
+    yield from (f"imports {name[0]}" for name in found if name[0] in PICKLES)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.keyword) and node.arg == "allow_pickle":
+            if not (isinstance(node.value, ast.Constant) and node.value.value is False):
+                yield "allow_pickle that is not False"
+        elif isinstance(node, ast.Attribute) and node.attr in PICKLED_MESSAGES and speaks_mpi:
+            yield f"{node.attr} pickles its message"
+
+
+def comm_world(path: str, tree: ast.AST) -> Iterator[str]:
+    """The one place that may speak of all ranks is ``initialize`` in distributed/context.py."""
+    allowed: set[ast.AST] = set()
+    for node in ast.iter_child_nodes(tree):
+        if (
+            path == "mpigraph/distributed/context.py"
+            and isinstance(node, ast.FunctionDef)
+            and node.name == "initialize"
+        ):
+            allowed |= set(ast.walk(node))
+    for node in ast.walk(tree):
+        named = isinstance(node, ast.Attribute) and node.attr == "COMM_WORLD"
+        imported = isinstance(node, ast.ImportFrom) and any(alias.name == "COMM_WORLD" for alias in node.names)
+        if (named or imported) and node not in allowed:
+            yield "COMM_WORLD outside initialize"
+
+
+def forbidden_words(path: str, tree: ast.AST) -> Iterator[str]:
+    folder = (*parts_of(path), "")[0]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Global):
+            yield "global"
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == "__del__":
+            yield "__del__"
+        elif isinstance(node, ast.ImportFrom) and any(alias.name == "*" for alias in node.names):
+            yield "import *"
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
+            if folder != "cli":
+                yield "print"
+
+
+def environment(path: str, tree: ast.AST) -> Iterator[str]:
+    if path == "mpigraph/config.py":
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr in {"environ", "getenv", "putenv"}:
+            yield f"{node.attr} outside config.py"
+
+
+def length(path: str, tree: ast.AST) -> Iterator[str]:
+    if len(FILES.get(path, "").splitlines()) > MAX_LINES:
+        yield f"more than {MAX_LINES} lines"
+
+
+RULES: list[Callable[[str, ast.AST], Iterator[str]]] = [
+    wrong_layers,
+    wrong_third_parties,
+    pickling,
+    comm_world,
+    forbidden_words,
+    environment,
+    length,
+]
+
+
+def modules(files: dict[str, str]) -> dict[str, str]:
+    """Source by dotted module name."""
+    return {".".join(("mpigraph", *parts_of(path))): source for path, source in files.items()}
+
+
+def import_cycle(files: dict[str, str]) -> list[str]:
+    """Modules that import one another in a ring, or nothing."""
+    sources = modules(files)
+    graph: dict[str, set[str]] = {}
+    for module, source in sources.items():
+        if module == "mpigraph":
+            continue
+        named = [".".join(name) for name in imports(ast.parse(source))]
+        # ``from package import submodule`` needs the submodule, ``from module import name`` the module
+        needed = {name if name in sources else name.rpartition(".")[0] for name in named}
+        graph[module] = {name for name in needed if name in sources} - {"mpigraph"}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_the_library_obeys(rule: Callable[[str, ast.AST], Iterator[str]]) -> None:
+    found = [f"{path}: {text}" for path, source in FILES.items() for text in rule(path, ast.parse(source))]
+    assert not found, "\n".join(found)
+
+
+def test_there_are_no_import_cycles() -> None:
+    assert len(FILES) > 50
+    assert import_cycle(FILES) == []
+
+
+BAD = [
+    (wrong_layers, "kernels/x.py", "from mpigraph.mpi.world import World"),
+    (wrong_layers, "mpi/x.py", "from mpigraph.metadata.book import RangeBook"),
+    (wrong_layers, "store/x.py", "def f():\n    from mpigraph import service"),
+    (wrong_layers, "store/x.py", "if TYPE_CHECKING:\n    import mpigraph.service.state"),
+    (wrong_layers, "store/x.py", "import mpigraph.partition.metis"),
+    (wrong_layers, "nn/x.py", "from mpigraph.dataloading import MultiLayerFullNeighborSampler"),
+    (wrong_layers, "graphbase.py", "from mpigraph.heterograph import HeteroGraph"),
+    (wrong_layers, "errors.py", "from mpigraph.log import get_logger"),
+    (wrong_layers, "distributed/x.py", "from mpigraph.cli.main import main"),
+    (wrong_layers, "distributed/x.py", "from .graph import DistGraph"),
+    (wrong_layers, "distributed/x.py", "import mpigraph"),
+    (wrong_layers, "distributed/x.py", "from mpigraph import sonnet"),
+    (wrong_layers, "utils/x.py", ""),
+    (wrong_third_parties, "store/x.py", "import numba"),
+    (wrong_third_parties, "store/x.py", "import torch.nn.functional as F"),
+    (wrong_third_parties, "service/x.py", "def f():\n    import torch"),
+    (wrong_third_parties, "distributed/graph.py", "from mpi4py import MPI"),
+    (wrong_third_parties, "store/x.py", "from h5py import File"),
+    (wrong_third_parties, "partition/pipeline.py", "import pymetis"),
+    (wrong_third_parties, "service/x.py", "from importlib import import_module"),
+    (pickling, "store/x.py", "import pickle"),
+    (pickling, "store/x.py", "from cloudpickle import dumps"),
+    (pickling, "store/x.py", "np.load(path, allow_pickle=True)"),
+    (pickling, "mpi/x.py", "from mpi4py import MPI\ncomm.bcast(1)"),
+    (comm_world, "mpi/world.py", "MPI.COMM_WORLD.Barrier()"),
+    (comm_world, "mpi/world.py", "def initialize():\n    MPI.COMM_WORLD.Barrier()"),
+    (comm_world, "distributed/context.py", "def start():\n    MPI.COMM_WORLD.Barrier()"),
+    (comm_world, "distributed/context.py", "from mpi4py.MPI import COMM_WORLD"),
+    (forbidden_words, "store/x.py", "def f():\n    global x"),
+    (forbidden_words, "store/x.py", "class A:\n    def __del__(self): ..."),
+    (forbidden_words, "store/x.py", "from mpigraph.errors import *"),
+    (forbidden_words, "store/x.py", "print(1)"),
+    (environment, "mpi/x.py", "import os\nos.environ['A']"),
+]
+GOOD = [
+    (wrong_layers, "store/x.py", "from mpigraph import config, errors\nfrom mpigraph.storage.shard import ShardReader"),
+    (wrong_layers, "store/x.py", "import mpigraphics\nfrom mpigraph.store.cut import pieces"),
+    (wrong_layers, "__init__.py", "from mpigraph.cli.main import main"),
+    (wrong_third_parties, "distributed/context.py", "from mpi4py import MPI\nimport torch"),
+    (wrong_third_parties, "base.py", "import torch"),
+    (pickling, "store/x.py", "np.load(path, allow_pickle=False)\nwindow.allgather()"),
+    (comm_world, "distributed/context.py", "def initialize():\n    MPI.COMM_WORLD.Barrier()"),
+    (forbidden_words, "cli/x.py", "print(1)"),
+    (environment, "config.py", "import os\nos.environ['A']"),
+]
+
+
+@pytest.mark.parametrize(("rule", "path", "source"), BAD)
+def test_each_rule_can_fail(rule: Callable[[str, ast.AST], Iterator[str]], path: str, source: str) -> None:
+    assert len(list(rule(f"mpigraph/{path}", ast.parse(source)))) == 1
+
+
+@pytest.mark.parametrize(("rule", "path", "source"), GOOD)
+def test_each_rule_can_hold(rule: Callable[[str, ast.AST], Iterator[str]], path: str, source: str) -> None:
+    assert list(rule(f"mpigraph/{path}", ast.parse(source))) == []
+
+
+def test_long_files_and_cycles_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FILES, "mpigraph/x.py", "\n" * 351)
+    assert list(length("mpigraph/x.py", ast.parse(""))) == ["more than 350 lines"]
+    ring = {
+        "mpigraph/store/a.py": "from mpigraph.store import b",
+        "mpigraph/store/b.py": "def f():\n    from mpigraph.store.c import C",
+        "mpigraph/store/c.py": "import mpigraph.store.a",
+        "mpigraph/store/__init__.py": "",
+    }
+    assert len(set(import_cycle(ring))) == 3
+    assert import_cycle(ring | {"mpigraph/store/c.py": "import mpigraph.errors"}) == []
+    assert import_cycle({"mpigraph/a.py": "import mpigraph.a"}) != []
