@@ -33,6 +33,11 @@ class Config:
     log_level: str = "WARNING"
     part_config: str = ""
 
+    @property
+    def threads_chosen(self) -> bool:
+        """Whether the user chose the number of threads (``OMP_NUM_THREADS``)."""
+        return "OMP_NUM_THREADS" in os.environ
+
     def __post_init__(self) -> None:
         if self.ranks_per_node < 0:
             raise InvalidArgumentError(f"ranks_per_node must be >= 0 (got {self.ranks_per_node})")

@@ -23,7 +23,13 @@ __all__ = [
 
 
 class MPIGraphError(Exception):
-    """Base class of all errors of this library (DGL's ``DGLError``)."""
+    """Base class of all errors of this library (DGL's ``DGLError``).
+
+    Attributes:
+        everywhere: whether every rank raises this same error; one of them then speaks for all.
+    """
+
+    everywhere = False
 
 
 class InvalidArgumentError(MPIGraphError, ValueError):

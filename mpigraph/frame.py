@@ -82,6 +82,8 @@ class Frames:
         src: source node type -> frame.
         dst: destination node type -> frame.
         edge: canonical relation -> frame.
+
+    Local; no communication.
     """
 
     src: dict[str, Frame]

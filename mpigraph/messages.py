@@ -26,7 +26,10 @@ _BINARY: Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 
 @dataclass(frozen=True)
 class Operand:
-    """A field of the source ("u"), the destination ("v") or the edge ("e")."""
+    """A field of the source ("u"), the destination ("v") or the edge ("e").
+
+    Local; no communication.
+    """
 
     side: Literal["u", "v", "e"]
     field: str
@@ -41,6 +44,8 @@ class Message:
         lhs: left operand.
         rhs: right operand; None for "copy".
         out: name of the result.
+
+    Local; no communication.
     """
 
     op: str
@@ -57,6 +62,8 @@ class Reduce:
         op: "sum", "mean", "max" or "min".
         msg: name of the message to reduce.
         out: name of the result on the destinations.
+
+    Local; no communication.
     """
 
     op: str
@@ -90,6 +97,8 @@ class EdgeBatch:
         src: source features, one row for each edge.
         dst: destination features, one row for each edge.
         data: edge features.
+
+    Local; no communication.
     """
 
     src: Mapping[str, torch.Tensor]
@@ -117,7 +126,10 @@ class EdgeBatch:
 
 @dataclass(frozen=True)
 class NodeBatch:
-    """All nodes of one type, as a Python function on nodes sees them."""
+    """All nodes of one type, as a Python function on nodes sees them.
+
+    Local; no communication.
+    """
 
     data: Mapping[str, torch.Tensor]
 

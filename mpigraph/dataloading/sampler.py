@@ -22,7 +22,10 @@ class Graph(Protocol):
 
 
 class BlockSampler(ABC):
-    """Draws ``(input nodes, output nodes, blocks)`` for seeds; subclass it for a sampler of your own."""
+    """Draws ``(input nodes, output nodes, blocks)`` for seeds; subclass it for a sampler of your own.
+
+    Local; no communication: construction.
+    """
 
     @abstractmethod
     def sample_blocks(self, g: Any, seed_nodes: Any) -> Blocks:
@@ -34,10 +37,15 @@ class BlockSampler(ABC):
 
         Returns:
             Input nodes, output nodes, and blocks from the input side.
+
+        Collective on the trainers when hosts are far; local when all are near.
         """
 
     def sample(self, g: Any, seed_nodes: Any) -> Blocks:
-        """The same as :meth:`sample_blocks`, under DGL's other name."""
+        """The same as :meth:`sample_blocks`, under DGL's other name.
+
+        Collective on the trainers when hosts are far; local when all are near.
+        """
         return self.sample_blocks(g, seed_nodes)
 
 
@@ -46,6 +54,8 @@ class NeighborSampler(BlockSampler):
     Large Graphs", NeurIPS 2017).
 
     The draw is a hash of seed, epoch, the minibatch's seed nodes, hop and node: the same on any number of ranks.
+
+    Local; no communication: construction.
     """
 
     def __init__(
@@ -89,7 +99,10 @@ MultiLayerNeighborSampler = NeighborSampler
 
 
 class MultiLayerFullNeighborSampler(NeighborSampler):
-    """Takes all in-neighbours in each of ``num_layers`` layers."""
+    """Takes all in-neighbours in each of ``num_layers`` layers.
+
+    Local; no communication: construction.
+    """
 
     def __init__(self, num_layers: int, **options: Any) -> None:
         """The options are those of :class:`NeighborSampler`."""

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from typing import Any, ClassVar
 from weakref import WeakSet
 
+import torch
 from mpi4py import MPI
 
 from mpigraph import config as settings
@@ -41,6 +42,8 @@ class Session:
         control: how the trainers act together.
         loops: epochs under way, to be stopped before the job ends.
         handles: named tensors that are alive, by graph and name.
+
+    Local; no communication, but for the methods that say so.
     """
 
     _current: ClassVar["Session | None"] = None
@@ -149,7 +152,8 @@ def initialize(
     The three starts of a script need nothing else: ``python`` (one rank does everything), ``mpiexec -n 4``, ``srun``.
     On a server this call does not return: it raises ``SystemExit(0)`` when the job is over. On a trainer it sets
     ``RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT`` where they are not set, so that
-    ``torch.distributed.init_process_group`` works next.
+    ``torch.distributed.init_process_group`` works next. Without ``OMP_NUM_THREADS`` torch's threads are limited to the
+    rank's share of the node's cores, since ranks that compete for cores are slow.
 
     Args:
         ip_config: accepted for DGL's scripts; MPI knows the hosts.
@@ -179,8 +183,11 @@ def initialize(
     set_identity(world.identity, config.log_level)
     closing = ExitStack()
     if world.size > 1:
-        closing.enter_context(guard(world.identity))
+        closing.enter_context(guard(world.identity, world.is_trainer and world.trainers.rank == 0))
     _warm_up(world)
+    cores = world.cores_per_rank()
+    if world.size > 1 and not config.threads_chosen:
+        torch.set_num_threads(cores)
     state = State(world, seed)
     control = Control(state)
     if not world.is_trainer:

@@ -18,8 +18,8 @@ from mpigraph.distributed.partition_book import PartitionPolicy, RangePartitionB
 from mpigraph.distributed.sampling import Blocks, sample_blocks, sample_neighbors
 from mpigraph.distributed.tensor import DistTensor
 from mpigraph.errors import InvalidArgumentError, NodeTypeError, PartitionError, TensorMismatchError
-from mpigraph.metadata.schema import Relation, Schema
 from mpigraph.heterograph import HeteroGraph
+from mpigraph.metadata.schema import Relation, Schema
 from mpigraph.service.protocol import Operation
 from mpigraph.service.sampling import NeighborService
 from mpigraph.store.tensors import Policy
@@ -31,7 +31,10 @@ Etype = str | Relation | None
 
 
 class Scheme(NamedTuple):
-    """Shape and dtype of one row of a feature."""
+    """Shape and dtype of one row of a feature.
+
+    Local; no communication.
+    """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -154,28 +157,28 @@ class DistGraph:
         return torch.device("cpu")
 
     def is_pinned(self) -> bool:
-        """Whether the graph is in pinned memory: never."""
+        """Whether the graph is in pinned memory: never. Local; no communication."""
         return False
 
     def to_canonical_etype(self, etype: Etype) -> Relation:
-        """The triple of an edge type. Raises EdgeTypeError if unknown or ambiguous."""
+        """The triple of an edge type. Raises EdgeTypeError if unknown or ambiguous. Local; no communication."""
         return self.schema.to_canonical(etype)
 
     def get_ntype_id(self, ntype: str | None) -> int:
-        """The id of a node type; None with one type. Raises NodeTypeError."""
+        """The id of a node type; None with one type. Raises NodeTypeError. Local; no communication."""
         return self.schema.ntype_id(ntype)
 
     def get_etype_id(self, etype: Etype) -> int:
-        """The id of an edge type; None with one type. Raises EdgeTypeError."""
+        """The id of an edge type; None with one type. Raises EdgeTypeError. Local; no communication."""
         return self.schema.relation_id(etype)
 
     def num_nodes(self, ntype: str | None = None) -> int:
-        """Number of nodes of a type, or of all types together."""
+        """Number of nodes of a type, or of all types together. Local; no communication."""
         types = range(len(self.schema.ntypes)) if ntype is None else [self.schema.ntype_id(ntype)]
         return sum(self._book.book.num_nodes(t) for t in types)
 
     def num_edges(self, etype: Etype = None) -> int:
-        """Number of edges of a type, or of all types together."""
+        """Number of edges of a type, or of all types together. Local; no communication."""
         relations = range(len(self.schema.relations)) if etype is None else [self.schema.relation_id(etype)]
         return sum(self._book.book.num_edges(r) for r in relations)
 
@@ -205,11 +208,11 @@ class DistGraph:
         return self.edges[self.schema.to_canonical(None)].data
 
     def node_attr_schemes(self) -> dict[str, Scheme]:
-        """Row shape and dtype of each node feature."""
+        """Row shape and dtype of each node feature. Local; no communication."""
         return {name: Scheme(t.shape[1:], t.dtype) for name, t in self.ndata.items()}
 
     def edge_attr_schemes(self) -> dict[str, Scheme]:
-        """Row shape and dtype of each edge feature."""
+        """Row shape and dtype of each edge feature. Local; no communication."""
         return {name: Scheme(t.shape[1:], t.dtype) for name, t in self.edata.items()}
 
     # Structure, near or far
@@ -284,19 +287,19 @@ class DistGraph:
     # The job
 
     def rank(self) -> int:
-        """This trainer's rank, the same as ``torch.distributed.get_rank()``."""
+        """This trainer's rank, the same as ``torch.distributed.get_rank()``. Local; no communication."""
         return self._session.rank
 
     def get_partition_book(self) -> RangePartitionBook:
-        """The parts, with the one nearest to this trainer as the local one."""
+        """The parts, with the one nearest to this trainer as the local one. Local; no communication."""
         return self._book
 
     def get_node_partition_policy(self, ntype: str | None = None) -> PartitionPolicy:
-        """The policy of tensors with one row for each node of a type."""
+        """The policy of tensors with one row for each node of a type. Local; no communication."""
         return PartitionPolicy(f"node~{self.schema.ntypes[self.schema.ntype_id(ntype)]}", self._book)
 
     def get_edge_partition_policy(self, etype: Etype = None) -> PartitionPolicy:
-        """The policy of tensors with one row for each edge of a type."""
+        """The policy of tensors with one row for each edge of a type. Local; no communication."""
         return PartitionPolicy(f"edge~{self.schema.relation_key(self.schema.relation_id(etype))}", self._book)
 
     def barrier(self) -> None:
@@ -314,11 +317,17 @@ class DistGraph:
         return self._session.service(self.graph_name)
 
     def sample_neighbors(self, seed_nodes: Any, fanout: Any, **options: Any) -> HeteroGraph:
-        """The same as :func:`mpigraph.distributed.sample_neighbors`, with its options."""
+        """The same as :func:`mpigraph.distributed.sample_neighbors`, with its options.
+
+        Collective on the trainers when hosts are far; local when all are near.
+        """
         return sample_neighbors(self, seed_nodes, fanout, **options)
 
     def sample_blocks(self, seed_nodes: Any, fanouts: Sequence[int], **options: Any) -> Blocks:
-        """The blocks of one minibatch, see :func:`mpigraph.distributed.sampling.sample_blocks`."""
+        """The blocks of one minibatch, see :func:`mpigraph.distributed.sampling.sample_blocks`.
+
+        Collective on the trainers when hosts are far; local when all are near.
+        """
         return sample_blocks(self, seed_nodes, fanouts, **options)
 
     def __repr__(self) -> str:

@@ -282,14 +282,20 @@ class PartitionPolicy:
 
 
 class NodePartitionPolicy(PartitionPolicy):
-    """Rows are the nodes of a type."""
+    """Rows are the nodes of a type.
+
+    Local; no communication.
+    """
 
     def __init__(self, partition_book: RangePartitionBook, ntype: str = DEFAULT_NTYPE) -> None:
         super().__init__(f"node~{ntype}", partition_book)
 
 
 class EdgePartitionPolicy(PartitionPolicy):
-    """Rows are the edges of a relation."""
+    """Rows are the edges of a relation.
+
+    Local; no communication.
+    """
 
     def __init__(self, partition_book: RangePartitionBook, etype: str | Relation | None = None) -> None:
         super().__init__(f"edge~{relation_key(partition_book.to_canonical_etype(etype))}", partition_book)

@@ -12,8 +12,8 @@ from mpigraph.block import Block
 from mpigraph.distributed.context import Session
 from mpigraph.distributed.ids import as_ids
 from mpigraph.errors import EdgeTypeError, InvalidArgumentError, MPIGraphError
-from mpigraph.metadata.schema import Schema
 from mpigraph.heterograph import HeteroGraph
+from mpigraph.metadata.schema import Schema
 from mpigraph.service.hops import Draw, Hop, HopPlan, hop_requests, sample_minibatch, sampling_key
 from mpigraph.service.sampling import NeighborService
 

@@ -112,9 +112,7 @@ class RangeBook:
         Raises:
             OutOfRangeError: an id does not exist.
         """
-        check_ids(
-            ids, self.num_edges(relation_id), f"edge id of relation {self.schema.relations[relation_id]}"
-        )
+        check_ids(ids, self.num_edges(relation_id), f"edge id of relation {self.schema.relations[relation_id]}")
         return _owner(self.edge_offsets[relation_id], ids)
 
 
@@ -136,10 +134,6 @@ def _check_offsets(what: str, names: Sequence[str], table: tuple[Ids, ...], num_
         raise PartitionError(f"num_parts must be >= 1 (got {num_parts})")
     for name, offsets in zip(names, table, strict=True):
         if offsets.shape != (num_parts + 1,):
-            raise PartitionError(
-                f"offsets of {what} {name!r} must have {num_parts + 1} entries (got {offsets.shape})"
-            )
+            raise PartitionError(f"offsets of {what} {name!r} must have {num_parts + 1} entries (got {offsets.shape})")
         if offsets[0] != 0 or (np.diff(offsets) < 0).any():
-            raise PartitionError(
-                f"offsets of {what} {name!r} must start at 0 and never fall (got {offsets.tolist()})"
-            )
+            raise PartitionError(f"offsets of {what} {name!r} must start at 0 and never fall (got {offsets.tolist()})")

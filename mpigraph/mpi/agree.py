@@ -67,6 +67,7 @@ def _joint_error(comm: MPI.Comm, doing: str, error: BaseException | None, label:
     names = {kind.decode() for kind in kinds if kind}
     kind = getattr(errors, names.pop(), CollectiveError) if len(names) == 1 else CollectiveError
     joint: MPIGraphError = kind(f"{doing} failed " + "; ".join(parts))
+    joint.everywhere = True
     return joint
 
 

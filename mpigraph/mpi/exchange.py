@@ -34,7 +34,10 @@ _WORDS = 3  # operation, status, request words
 
 @dataclass(frozen=True)
 class Requests:
-    """What every rank asks of this one: ``words[bounds[r]:bounds[r + 1]]`` came from rank r."""
+    """What every rank asks of this one: ``words[bounds[r]:bounds[r + 1]]`` came from rank r.
+
+    Local; no communication.
+    """
 
     words: _I64
     bounds: _I64

@@ -26,6 +26,7 @@ from mpigraph.mpi.buffers import as_array
 __all__ = ["Backoff", "Stop", "Watchdog", "guard", "keep_progress"]
 
 _SLOT = 256  # bytes a rank has on the board
+_SPEAKING_TIME = 5.0  # seconds that the speaker has to print an error that every rank raises
 
 
 class Backoff:
@@ -123,14 +124,18 @@ class Watchdog:
 
 
 @contextmanager
-def guard(identity: str) -> Iterator[None]:
+def guard(identity: str, speaker: bool) -> Iterator[None]:
     """While active, an uncaught exception in any thread prints one traceback and aborts the whole job.
+
+    Of an error that every rank raises, only the rank with ``speaker`` prints; the others give it the time to.
 
     Local; no communication.
     """
     main_hook, thread_hook = sys.excepthook, threading.excepthook
 
     def stop(kind: type[BaseException], error: BaseException | None, tb: TracebackType | None) -> None:
+        if getattr(error, "everywhere", False) and not speaker:
+            time.sleep(_SPEAKING_TIME)
         text = "".join(traceback.format_exception(kind, error, tb))
         sys.stderr.write(f"[mpigraph] uncaught exception on {identity}; the job is ended\n{text}")
         sys.stderr.flush()

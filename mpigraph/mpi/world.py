@@ -12,6 +12,7 @@ A *host* holds rows of the graph; a *trainer* runs the user's script. A *server*
 here and freed in :meth:`World.close`, in reverse order of their creation.
 """
 
+import os
 import socket
 from contextlib import AbstractContextManager, ExitStack
 from typing import cast
@@ -152,6 +153,12 @@ class World:
     def watch(self, what: str) -> AbstractContextManager[None]:
         """Put a deadline on the wait inside the ``with`` block. Local; no communication."""
         return self.watchdog.watch(what)
+
+    def cores_per_rank(self) -> int:
+        """How many cores each rank of this node has if they share what they may run on. Collective on ``node``."""
+        mine = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+        cores = set(",".join(data.decode() for data in allgather_bytes(self.node, mine.encode())).split(","))
+        return max(1, len(cores) // self.node.size)
 
     @property
     def threads_may_communicate(self) -> bool:

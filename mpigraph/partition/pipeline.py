@@ -47,6 +47,8 @@ class PartitionResult:
         orig_nids: for each node type int64[n], new id -> original id.
         orig_eids: for each relation int32 or int64[m], new id -> original position in the edge list.
         report: edge cut and balance.
+
+    Local; no communication.
     """
 
     config_path: Path

@@ -21,6 +21,8 @@ class NodeOrder(NamedTuple):
     """New ids of one node type: by part, then by original id.
 
     orig_ids int64[n]: new -> original.  new_ids int[n]: original -> new.  offsets int64[parts + 1].
+
+    Local; no communication.
     """
 
     orig_ids: Ids
@@ -33,6 +35,8 @@ class RelationCSC(NamedTuple):
 
     indptr int64[n_dst + 1].  indices int32 or int64[m]: new source ids, rising inside a row.
     orig_ids int32 or int64[m]: the original edge at each position.  out_degrees int64[n_src].
+
+    Local; no communication.
     """
 
     indptr: Ids

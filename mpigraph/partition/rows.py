@@ -15,7 +15,10 @@ Array = npt.NDArray[Any]
 
 
 class RowArray(Protocol):
-    """What partitioning needs of a feature: numpy arrays, memory maps and the classes below have it."""
+    """What partitioning needs of a feature: numpy arrays, memory maps and the classes below have it.
+
+    Local; no communication.
+    """
 
     @property
     def shape(self) -> tuple[int, ...]:

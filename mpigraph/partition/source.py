@@ -24,7 +24,10 @@ EDGES_PER_CHUNK = 1 << 22
 
 
 class Feature(NamedTuple):
-    """Rows of a feature in their storage dtype, and their logical dtype ("bfloat16" is stored as uint16)."""
+    """Rows of a feature in their storage dtype, and their logical dtype ("bfloat16" is stored as uint16).
+
+    Local; no communication.
+    """
 
     values: RowArray
     dtype: str

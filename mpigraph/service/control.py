@@ -60,7 +60,10 @@ _HANDLERS: dict[Operation, Callable[[State, Arguments], Any]] = {
 
 
 class Control:
-    """The control calls of one rank. Runs on ``world.comm``, on the main thread."""
+    """The control calls of one rank. Runs on ``world.comm``, on the main thread.
+
+    Collective on ``world.comm``, in step: :meth:`call` on trainers, :meth:`poll` on servers.
+    """
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -111,7 +114,7 @@ class Control:
         trainers = self._world.trainer_ranks
         operations = header.operations[trainers]
         if (operations != operations[0]).any():
-            raise CollectiveError(_astray(operations))
+            raise _everywhere(CollectiveError(_astray(operations)))
         operation = Operation(int(operations[0]))
         with self._world.watch(operation.name.lower()):
             mine = json.dumps({"args": args, "dropped": sorted(self._dropped)})
@@ -119,9 +122,11 @@ class Control:
             said = [json.loads(replies[rank]) for rank in trainers]
             for trainer, other in enumerate(said):
                 if other["args"] != said[0]["args"]:
-                    raise CollectiveError(
-                        f"trainers call {operation.name.lower()} with different arguments: "
-                        f"trainer 0 with {said[0]['args']}, trainer {trainer} with {other['args']}"
+                    raise _everywhere(
+                        CollectiveError(
+                            f"trainers call {operation.name.lower()} with different arguments: "
+                            f"trainer 0 with {said[0]['args']}, trainer {trainer} with {other['args']}"
+                        )
                     )
             self._free_dropped([set(other["dropped"]) for other in said])
         return _HANDLERS[operation](self._state, said[0]["args"])
@@ -130,6 +135,12 @@ class Control:
         everywhere = set.intersection(*dropped)
         self._state.free(everywhere)
         self._dropped -= everywhere
+
+
+def _everywhere(error: CollectiveError) -> CollectiveError:
+    """Mark an error that every rank raises."""
+    error.everywhere = True
+    return error
 
 
 def _astray(operations: "np.ndarray[Any, np.dtype[np.int64]]") -> str:

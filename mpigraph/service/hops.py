@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from mpigraph.metadata.schema import Schema
 from mpigraph.kernels.compact import LocalIds
 from mpigraph.kernels.rng import combine, fingerprint
+from mpigraph.metadata.schema import Schema
 from mpigraph.service.protocol import Part, RelationRequest
 from mpigraph.service.sampling import NeighborService
 
@@ -29,6 +29,8 @@ class Draw:
     Attributes:
         seed: the user's seed.
         epoch: which pass over the data, or which call.
+
+    Local; no communication.
     """
 
     seed: int
@@ -44,6 +46,8 @@ class HopPlan:
         replace: with replacement.
         weights: tensor number of the edge weights by relation id; relations left out are uniform.
         want_eids: whether edge ids are wanted.
+
+    Local; no communication.
     """
 
     fanouts: Mapping[int, int]
@@ -75,6 +79,8 @@ class Hop:
         parts: sampled edges by relation id.
         src_ids: int64[num_src] by node type id, global; the first ``num_dst`` are the destinations.
         num_dst: number of destinations by node type id.
+
+    Local; no communication.
     """
 
     parts: dict[int, LocalPart]

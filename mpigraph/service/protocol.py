@@ -28,7 +28,10 @@ _REPLACE, _EIDS = 1, 2
 
 
 class Operation(IntEnum):
-    """What a rank does in a round or in a control call."""
+    """What a rank does in a round or in a control call.
+
+    Local; no communication.
+    """
 
     SERVE = 0
     IDLE = 1
@@ -53,6 +56,8 @@ class RelationRequest:
         want_eids: answer edge ids too.
         key: what the draws depend on besides the node.
         weights: number of the tensor of edge weights, or -1.
+
+    Local; no communication.
     """
 
     relation: int
@@ -92,6 +97,8 @@ class Part:
         offsets: int64[n + 1], where each node's neighbours are.
         src: int32 or int64 [offsets[-1]], global source ids.
         eids: int64[offsets[-1]], global edge ids; empty if nobody asked.
+
+    Local; no communication.
     """
 
     offsets: _I64

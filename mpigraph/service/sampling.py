@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mpigraph.errors import GraphDataError, MPIGraphError
-from mpigraph.metadata.book import check_ids
 from mpigraph.kernels.rows import order_by_owner, place_ragged
 from mpigraph.kernels.sample import count_uniform, count_weighted, sample_uniform, sample_weighted
+from mpigraph.metadata.book import check_ids
 from mpigraph.mpi.exchange import Requests
 from mpigraph.service.channel import Channel
 from mpigraph.service.protocol import (
@@ -102,7 +102,10 @@ class HopSampler:
 
 
 class NeighborService:
-    """Samples hops of a channel's graph over that channel, and answers the other ranks of the channel."""
+    """Samples hops of a channel's graph over that channel, and answers the other ranks of the channel.
+
+    Local; no communication, but for the methods that say so.
+    """
 
     def __init__(self, state: State, channel: Channel) -> None:
         self._state = state

@@ -29,6 +29,8 @@ class Graph:
     Attributes:
         topology: the relations.
         features: numbers of the tensors that came with it, by policy and name.
+
+    Local; no communication.
     """
 
     topology: Topology
@@ -62,6 +64,8 @@ class State:
         Raises:
             PartitionError: the configuration is missing, damaged or of another graph; on every rank.
             ShardFormatError: a shard is missing or damaged; on every rank.
+
+        Collective on ``world.comm``.
         """
         if name in self.graphs:
             return self.graphs[name]
@@ -106,7 +110,7 @@ class State:
     def create_tensor(
         self, topology: Topology, name: str, policy: Policy, row_shape: Iterable[int], dtype: str
     ) -> RowTensor:
-        """Allocate a tensor of zeros over the hosts of a graph."""
+        """Allocate a tensor of zeros over the hosts of a graph. Collective on ``world.comm``."""
         tensor = RowTensor(
             self.world,
             self.mutex,
@@ -122,13 +126,16 @@ class State:
         return tensor
 
     def open_channel(self, graph: str) -> Channel:
-        """Make a channel for one thread's sampling rounds on a graph."""
+        """Make a channel for one thread's sampling rounds on a graph. Collective on ``world.comm``."""
         channel = Channel(self.world, self._number(), graph)
         self.channels[channel.number] = channel
         return channel
 
     def free(self, numbers: Iterable[int]) -> None:
-        """Free tensors and channels by number, in ascending order; unknown numbers were freed before."""
+        """Free tensors and channels by number, in ascending order; unknown numbers were freed before.
+
+        Collective on ``world.comm``.
+        """
         for number in sorted(numbers):
             owner = self.tensors if number in self.tensors else self.channels
             thing = owner.pop(number, None)
@@ -136,7 +143,7 @@ class State:
                 thing.close()
 
     def close(self) -> None:
-        """Free everything in an agreed order, the world last."""
+        """Free everything in an agreed order, the world last. Collective on ``world.comm``."""
         self.free([*self.channels, *self.tensors])
         for graph in self.graphs.values():
             graph.topology.close()

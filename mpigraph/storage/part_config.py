@@ -32,7 +32,10 @@ Ranges = list[npt.NDArray[np.int64]]
 
 
 class FeatureInfo(NamedTuple):
-    """Logical dtype and row shape of a feature."""
+    """Logical dtype and row shape of a feature.
+
+    Local; no communication.
+    """
 
     dtype: str
     shape: tuple[int, ...]

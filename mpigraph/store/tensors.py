@@ -31,6 +31,8 @@ class Policy:
     Attributes:
         is_node: nodes, else edges.
         type_id: id of the node type or of the relation.
+
+    Local; no communication.
     """
 
     is_node: bool

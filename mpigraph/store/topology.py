@@ -35,6 +35,8 @@ class Adjacency:
         indices: int32 or int64 [nnz], global source ids.
         first_node: global id of the first destination.
         first_edge: global id of the first edge.
+
+    Local; no communication.
     """
 
     indptr: _I64
