@@ -29,10 +29,7 @@ G = TypeVar("G", bound="GraphBase")
 
 @dataclass(frozen=True)
 class Space:
-    """The nodes of one type or the edges of one relation; ``data`` holds their features.
-
-    Local; no communication.
-    """
+    """The nodes of one type or the edges of one relation; ``data`` holds their features. Local; no communication."""
 
     data: Frame
 

@@ -126,10 +126,7 @@ class EdgeBatch:
 
 @dataclass(frozen=True)
 class NodeBatch:
-    """All nodes of one type, as a Python function on nodes sees them.
-
-    Local; no communication.
-    """
+    """All nodes of one type, as a Python function on nodes sees them. Local; no communication."""
 
     data: Mapping[str, torch.Tensor]
 

@@ -15,10 +15,7 @@ _POLL = 0.05  # seconds between looks at the stop flag while the queue is full
 
 
 class Stoppable(Protocol):
-    """Something that runs in the background and can be told to end.
-
-    Local; no communication of its own.
-    """
+    """Something that runs in the background and can be told to end. Local; no communication of its own."""
 
     def stop(self) -> None:
         """End it and wait until it has ended."""

@@ -99,10 +99,7 @@ MultiLayerNeighborSampler = NeighborSampler
 
 
 class MultiLayerFullNeighborSampler(NeighborSampler):
-    """Takes all in-neighbours in each of ``num_layers`` layers.
-
-    Local; no communication: construction.
-    """
+    """Takes all in-neighbours in each of ``num_layers`` layers. Local; no communication: construction."""
 
     def __init__(self, num_layers: int, **options: Any) -> None:
         """The options are those of :class:`NeighborSampler`."""

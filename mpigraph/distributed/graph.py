@@ -31,10 +31,7 @@ Etype = str | Relation | None
 
 
 class Scheme(NamedTuple):
-    """Shape and dtype of one row of a feature.
-
-    Local; no communication.
-    """
+    """Shape and dtype of one row of a feature. Local; no communication."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -317,17 +314,11 @@ class DistGraph:
         return self._session.service(self.graph_name)
 
     def sample_neighbors(self, seed_nodes: Any, fanout: Any, **options: Any) -> HeteroGraph:
-        """The same as :func:`mpigraph.distributed.sample_neighbors`, with its options.
-
-        Collective on the trainers when hosts are far; local when all are near.
-        """
+        """See :func:`~mpigraph.distributed.sample_neighbors`. Collective on the trainers if hosts are far, else local."""
         return sample_neighbors(self, seed_nodes, fanout, **options)
 
     def sample_blocks(self, seed_nodes: Any, fanouts: Sequence[int], **options: Any) -> Blocks:
-        """The blocks of one minibatch, see :func:`mpigraph.distributed.sampling.sample_blocks`.
-
-        Collective on the trainers when hosts are far; local when all are near.
-        """
+        """See :func:`.sampling.sample_blocks`. Collective on the trainers if hosts are far, else local."""
         return sample_blocks(self, seed_nodes, fanouts, **options)
 
     def __repr__(self) -> str:

@@ -42,10 +42,7 @@ def _type_wise(ranges: Any, name: object, num_parts: int) -> _I64:
 
 
 class RangePartitionBook:
-    """Which part owns which ids, with DGL's methods.
-
-    Local; no communication.
-    """
+    """Which part owns which ids, with DGL's methods. Local; no communication."""
 
     def __init__(
         self,
@@ -282,20 +279,14 @@ class PartitionPolicy:
 
 
 class NodePartitionPolicy(PartitionPolicy):
-    """Rows are the nodes of a type.
-
-    Local; no communication.
-    """
+    """Rows are the nodes of a type. Local; no communication."""
 
     def __init__(self, partition_book: RangePartitionBook, ntype: str = DEFAULT_NTYPE) -> None:
         super().__init__(f"node~{ntype}", partition_book)
 
 
 class EdgePartitionPolicy(PartitionPolicy):
-    """Rows are the edges of a relation.
-
-    Local; no communication.
-    """
+    """Rows are the edges of a relation. Local; no communication."""
 
     def __init__(self, partition_book: RangePartitionBook, etype: str | Relation | None = None) -> None:
         super().__init__(f"edge~{relation_key(partition_book.to_canonical_etype(etype))}", partition_book)

@@ -32,10 +32,7 @@ Parts = npt.NDArray[np.int32]
 
 
 class Adjacency(NamedTuple):
-    """Undirected simple graph over all nodes: indptr int64[n + 1], indices int[m].
-
-    Local; no communication.
-    """
+    """Undirected simple graph over all nodes: indptr int64[n + 1], indices int[m]. Local; no communication."""
 
     indptr: Ids
     indices: npt.NDArray[Any]

@@ -28,10 +28,7 @@ _REPLACE, _EIDS = 1, 2
 
 
 class Operation(IntEnum):
-    """What a rank does in a round or in a control call.
-
-    Local; no communication.
-    """
+    """What a rank does in a round or in a control call. Local; no communication."""
 
     SERVE = 0
     IDLE = 1

@@ -32,10 +32,7 @@ Ranges = list[npt.NDArray[np.int64]]
 
 
 class FeatureInfo(NamedTuple):
-    """Logical dtype and row shape of a feature.
-
-    Local; no communication.
-    """
+    """Logical dtype and row shape of a feature. Local; no communication."""
 
     dtype: str
     shape: tuple[int, ...]

@@ -32,10 +32,7 @@ _LIBVER = ("v110", "v110")
 
 
 class DatasetInfo(NamedTuple):
-    """Shape and logical dtype of a dataset.
-
-    Local; no communication.
-    """
+    """Shape and logical dtype of a dataset. Local; no communication."""
 
     shape: tuple[int, ...]
     dtype: str
