@@ -314,7 +314,7 @@ class DistGraph:
         return self._session.service(self.graph_name)
 
     def sample_neighbors(self, seed_nodes: Any, fanout: Any, **options: Any) -> HeteroGraph:
-        """See :func:`~mpigraph.distributed.sample_neighbors`. Collective on the trainers if hosts are far, else local."""
+        """See :func:`.sampling.sample_neighbors`. Collective on the trainers if hosts are far, else local."""
         return sample_neighbors(self, seed_nodes, fanout, **options)
 
     def sample_blocks(self, seed_nodes: Any, fanouts: Sequence[int], **options: Any) -> Blocks:

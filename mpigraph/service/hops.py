@@ -64,6 +64,8 @@ class LocalPart:
         indptr: int64[num_dst + 1].
         indices: int32[edges], positions in the hop's source ids.
         eids: int64[edges], global edge ids, or None.
+
+    Local; no communication.
     """
 
     indptr: _I64
