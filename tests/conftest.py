@@ -220,6 +220,8 @@ def oracle(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
 
     for num_parts in (1, 2, 3, 4, 7):
         path(num_parts)
+    for num_parts in (1, 3, 4):
+        path(num_parts, "given")
     path(2, "metis")
     WORLD.Barrier()
     return path

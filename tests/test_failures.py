@@ -32,17 +32,28 @@ rank = g.rank()
 """
 
 
+def launcher() -> str:
+    """The mpiexec beside this Python, else the system's."""
+    found = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    assert found is not None
+    return found
+
+
+def clean_environment() -> dict[str, str]:
+    """The environment without what a launcher told this rank, so that another job can be started."""
+    ours = re.compile(r"PMI|HYD|MPI_|MPIR|OMPI|PRTE|RANK|WORLD|MASTER|LOCAL_RANK")
+    return {key: value for key, value in os.environ.items() if not ours.match(key)} | {"OMP_NUM_THREADS": "1"}
+
+
 def run_script(tmp_path: Path, path: str, body: str, ranks: int = 3, servers: int = 1, before: str = "", **env: str):
     """Run a script under mpiexec; return (status, output, seconds)."""
     script = tmp_path / "script.py"
     script.write_text(before + PRELUDE.format(servers=servers, path=path) + body)
-    launcher = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    clean = {k: v for k, v in os.environ.items() if not re.match(r"PMI|HYD|MPI_|MPIR|OMPI|PRTE|RANK|WORLD|MASTER", k)}
-    command = [launcher, "-n", str(ranks), sys.executable, "-u", str(script)] if ranks > 1 else [sys.executable, script]
-    start = time.monotonic()
-    done = subprocess.run(
-        command, env=clean | {"OMP_NUM_THREADS": "1"} | env, capture_output=True, text=True, timeout=90
+    command = (
+        [launcher(), "-n", str(ranks), sys.executable, "-u", str(script)] if ranks > 1 else [sys.executable, script]
     )
+    start = time.monotonic()
+    done = subprocess.run(command, env=clean_environment() | env, capture_output=True, text=True, timeout=90)
     return done.returncode, done.stdout + done.stderr, time.monotonic() - start
 
 

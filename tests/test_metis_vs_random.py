@@ -13,7 +13,7 @@ from scipy.stats import chi2
 import mpigraph.distributed as dist
 
 I64 = npt.NDArray[np.int64]
-DRAWS = 180  # a multiple of 1, 2, 3 and 4 trainers, so that all make the same number of rounds
+DRAWS = 120  # a multiple of 1, 2, 3 and 4 trainers, so that all make the same number of rounds
 SUSPICIOUS, WRONG = 1e-3, 1e-9
 CASES = list(product([False, True], [None, "weight"]))
 

@@ -69,6 +69,7 @@ def partition_source(
     objtype: str = "cut",
     recursive: bool | None = None,
     seed: int = 0,
+    assignment: Array | None = None,
     keep_edge_ids: bool = True,
     progress: Progress | None = None,
 ) -> PartitionResult:
@@ -85,6 +86,8 @@ def partition_source(
         objtype: METIS's objective, "cut" or "vol".
         recursive: METIS's recursive bisection or its k-way method; None chooses by the number of parts.
         seed: equal seeds give equal results.
+        assignment: int[nodes of all types, type after type], the part of each node, made by other means; then nothing
+            is computed and ``part_method`` must be "given".
         keep_edge_ids: return ``orig_eids`` (they are in the shards anyway); False saves their memory.
         progress: called with (stage, done, total).
 
@@ -92,14 +95,16 @@ def partition_source(
         InvalidArgumentError: an argument is not usable.
         GraphDataError: the graph contradicts itself.
     """
-    _check_arguments(graph_name, num_parts, part_method)
+    _check_arguments(graph_name, num_parts, part_method, assignment, sum(source.num_nodes))
     tell = progress or _silent
     tell("check edges", 0, 1)
     source.check_edges()
     tell("check edges", 1, 1)
     tell(f"assign nodes ({part_method})", 0, 1)
     criteria = balance_criteria(source, balance_classes, balance_edges)
-    if part_method == "metis":
+    if assignment is not None:
+        parts = np.asarray(assignment, np.int32)
+    elif part_method == "metis":
         parts = metis_assign(source, num_parts, criteria, seed=seed, objtype=objtype, recursive=recursive)
     else:
         parts = random_assign(source, num_parts, seed)
@@ -254,11 +259,21 @@ def _feature_infos(
     }
 
 
-def _check_arguments(graph_name: str, num_parts: int, part_method: str) -> None:
-    if part_method not in PART_METHODS:
-        raise InvalidArgumentError(f"part_method must be one of {list(PART_METHODS)} (got {part_method!r})")
+def _check_arguments(
+    graph_name: str, num_parts: int, part_method: str, assignment: Array | None, num_nodes: int
+) -> None:
+    methods = list(PART_METHODS) if assignment is None else ["given"]
+    if part_method not in methods:
+        raise InvalidArgumentError(f"part_method must be one of {methods} (got {part_method!r})")
     if num_parts < 1:
         raise InvalidArgumentError(f"num_parts must be >= 1 (got {num_parts})")
+    if assignment is not None and (
+        assignment.shape != (num_nodes,) or (num_nodes and not 0 <= assignment.min() <= assignment.max() < num_parts)
+    ):
+        raise InvalidArgumentError(
+            f"assignment must hold a part in [0, {num_parts}) for each of {num_nodes} nodes "
+            f"(got shape {assignment.shape})"
+        )
     if not graph_name or "/" in graph_name or graph_name.startswith("."):
         raise InvalidArgumentError(f"graph_name must be usable as a file name (got {graph_name!r})")
 
