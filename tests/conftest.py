@@ -9,7 +9,9 @@ its stacks and the run is aborted. Rank 0 reports for all.
 import faulthandler
 import gc
 import os
+import shutil
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -34,6 +36,7 @@ torch.set_num_threads(1)
 WORLD = MPI.COMM_WORLD
 DEADLINE = float(os.environ.get("MPIGRAPH_TEST_DEADLINE", "120"))
 WAIT = 40.0  # deadline of a single wait inside a test job
+ORACLES = Path(WORLD.bcast(tempfile.mkdtemp(prefix="mpigraph-oracle-") if WORLD.rank == 0 else None))
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
@@ -96,10 +99,6 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         sys.stderr.write(f"\n[rank {WORLD.rank}] {item.nodeid} failed in {report.when}\n{report.longreprtext}\n")
         sys.stderr.flush()
     return report
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    quiet_barrier(WORLD)
 
 
 @pytest.fixture(autouse=True)
@@ -203,25 +202,28 @@ def on_all(comm: MPI.Intracomm, ok: bool, message: str = "") -> None:
     assert not bad, "; ".join(bad)
 
 
+def oracle_path(num_parts: int = 2, part_method: str = "random") -> str:
+    """Path of the oracle graph's configuration in some number of parts; all of them are written at the start."""
+    return str(ORACLES / f"{part_method}{num_parts}" / "oracle.json")
+
+
+def pytest_sessionstart() -> None:
+    """Rank 0 writes the oracle graphs, the others wait for it."""
+    if WORLD.rank == 0:
+        for num_parts in (1, 2, 3, 4, 7):
+            write_oracle(ORACLES / f"random{num_parts}", num_parts, "random")
+        for num_parts in (1, 3, 4):
+            write_oracle(ORACLES / f"given{num_parts}", num_parts, "given")
+        write_oracle(ORACLES / "metis2", 2, "metis")
+    quiet_barrier(WORLD)
+
+
+def pytest_sessionfinish() -> None:
+    quiet_barrier(WORLD)
+    if WORLD.rank == 0:
+        shutil.rmtree(ORACLES)
+
+
 @pytest.fixture(scope="session")
-def oracle(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
-    """Path of the oracle graph's configuration in some number of parts; written once, by rank 0."""
-    base = WORLD.bcast(str(tmp_path_factory.mktemp("oracle")) if WORLD.rank == 0 else None)
-    paths: dict[tuple[int, str], str] = {}
-
-    def path(num_parts: int = 2, part_method: str = "random") -> str:
-        key = (num_parts, part_method)
-        if key not in paths:
-            directory = Path(base) / f"{part_method}{num_parts}"
-            paths[key] = str(directory / "oracle.json")
-            if WORLD.rank == 0 and not directory.exists():
-                write_oracle(directory, num_parts, part_method)
-        return paths[key]
-
-    for num_parts in (1, 2, 3, 4, 7):
-        path(num_parts)
-    for num_parts in (1, 3, 4):
-        path(num_parts, "given")
-    path(2, "metis")
-    WORLD.Barrier()
-    return path
+def oracle() -> Callable[..., str]:
+    return oracle_path

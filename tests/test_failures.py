@@ -173,8 +173,8 @@ context.serve = serve
 
 def test_a_rank_that_never_comes_is_reported(tmp_path: Path, oracle) -> None:
     body = "if rank == 1: time.sleep(80)\ng.barrier()"
-    status, output, seconds = run_script(tmp_path, oracle(2), body, MPIGRAPH_TIMEOUT="4")
-    assert status != 0 and seconds < 40
+    status, output, seconds = run_script(tmp_path, oracle(2), body, MPIGRAPH_TIMEOUT="12")
+    assert status != 0 and seconds < 60
     assert "waited" in output and "barrier (waiting for the other trainers)" in output
     assert re.search(r"trainer 1/2 \(rank 1\): running, last wait was", output)
 

@@ -1,7 +1,5 @@
 """Loaders: who yields what, in which order, how often, and that nothing depends on being in step."""
 
-import gc
-
 import numpy as np
 import pytest
 import torch
@@ -124,7 +122,6 @@ def test_early_breaks_and_interleaved_loaders(layout: Job, oracle, depth: int) -
         unfinished = iter(first)
         next(unfinished)
         del first, second
-        gc.collect()
         g.barrier()
         return pairs
 
@@ -142,7 +139,6 @@ def test_evaluation_loaders_do_not_pile_up(layout: Job, oracle) -> None:
         for _ in range(4):
             for _ in dist.DistNodeDataLoader(g, mine, NeighborSampler([2]), batch_size=10):
                 pass
-            gc.collect()
             g.barrier()
             g.barrier()
             counts.append(len(current().state.channels))
