@@ -1,5 +1,7 @@
 """DistGraph: counts, types, features, degrees and edges, near and far; splits; one-hop sampling."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -67,6 +69,26 @@ def test_counts_types_and_features(layout: Job, oracle) -> None:
         assert again.num_edges() == num_edges
 
     layout.run(body)
+
+
+def test_torch_distributed_finds_its_rank(layout: Job, oracle, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = oracle(2)
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+
+    def body() -> None:
+        g = open_graph(path)
+        torch.distributed.init_process_group("gloo")
+        assert torch.distributed.get_rank() == g.rank() == int(os.environ["RANK"])
+        assert torch.distributed.get_world_size() == current().num_trainers
+        total = torch.ones(1)
+        torch.distributed.all_reduce(total)
+        assert int(total) == current().num_trainers
+        torch.distributed.destroy_process_group()
+
+    layout.run(body)
+    assert not any(name in os.environ for name in names)
 
 
 def test_degrees_and_edges_near_and_far(layout: Job, oracle) -> None:

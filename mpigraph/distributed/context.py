@@ -184,7 +184,8 @@ def initialize(
     closing = ExitStack()
     if world.size > 1:
         closing.enter_context(guard(world.identity, world.is_trainer and world.trainers.rank == 0))
-    _warm_up(world)
+    with world.watch("compiling kernels"):
+        world.after_first(warm_up)  # the others find them in its cache
     cores = world.cores_per_rank()
     if world.size > 1 and not config.threads_chosen:
         torch.set_num_threads(cores)
@@ -207,16 +208,6 @@ def _start_session(session: Session, closing: ExitStack) -> None:
     get_logger().info("%d trainers, %d hosts, %d nodes", session.num_trainers, len(world.hosts), world.num_nodes)
     Session._current = session
     atexit.register(exit_client)
-
-
-def _warm_up(world: World) -> None:
-    """One rank of each node compiles the kernels, the others then read its cache."""
-    with world.watch("compiling kernels"):
-        if world.node.rank == 0:
-            warm_up()
-        world.node.Barrier()
-        if world.node.rank != 0:
-            warm_up()
 
 
 def exit_client() -> None:

@@ -12,8 +12,9 @@ from mpi4py import MPI
 
 from mpigraph import errors
 from mpigraph.errors import CollectiveError, MPIGraphError
+from mpigraph.mpi.watch import Backoff
 
-__all__ = ["allgather_bytes", "raise_together", "together"]
+__all__ = ["allgather_bytes", "raise_together", "together", "wait_asleep"]
 
 
 def allgather_bytes(comm: MPI.Comm, data: bytes) -> list[bytes]:
@@ -29,6 +30,13 @@ def allgather_bytes(comm: MPI.Comm, data: bytes) -> list[bytes]:
 def describe(error: BaseException) -> str:
     """One line for an error: its own words, with the class where the words are not ours."""
     return str(error) if isinstance(error, MPIGraphError) else f"{type(error).__name__}: {error}"
+
+
+def wait_asleep(request: MPI.Request) -> None:
+    """Wait for ranks that may work for seconds, without taking a core from them. Local; no communication."""
+    backoff = Backoff()
+    while not request.Test():
+        backoff.pause()
 
 
 def raise_together(comm: MPI.Comm, doing: str, error: BaseException | None, *, label: str = "rank") -> None:
@@ -47,7 +55,7 @@ def raise_together(comm: MPI.Comm, doing: str, error: BaseException | None, *, l
     """
     failed = np.array([error is not None], np.int8)
     any_failed = np.empty(1, np.int8)
-    comm.Allreduce(failed, any_failed, op=MPI.MAX)
+    wait_asleep(comm.Iallreduce(failed, any_failed, op=MPI.MAX))
     if not any_failed[0]:
         return
     raise _joint_error(comm, doing, error, label) from error

@@ -14,6 +14,7 @@ here and freed in :meth:`World.close`, in reverse order of their creation.
 
 import os
 import socket
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from typing import cast
 
@@ -22,7 +23,7 @@ from mpi4py import MPI
 
 from mpigraph.config import Config
 from mpigraph.errors import ClosedError, InvalidArgumentError
-from mpigraph.mpi.agree import allgather_bytes
+from mpigraph.mpi.agree import allgather_bytes, wait_asleep
 from mpigraph.mpi.watch import Watchdog, keep_progress
 
 __all__ = ["World"]
@@ -139,6 +140,14 @@ class World:
         """The ranks in ``comm`` of the trainers that are near host ``host``. Local; no communication."""
         node = self._node_of[self.hosts[host]]
         return [int(r) for r in self.trainer_ranks if self._node_of[r] == node]
+
+    def after_first(self, work: Callable[[], None]) -> None:
+        """Do some work on one rank of the node first, then on the others. Collective on ``node``."""
+        if self.node.rank == 0:
+            work()
+        wait_asleep(self.node.Ibarrier())
+        if self.node.rank != 0:
+            work()
 
     def neighbourhood(self, trainer: int) -> tuple[list[int], int, int]:
         """Where a trainer is: the hosts on its node, its place among the trainers there, and how many those are.
