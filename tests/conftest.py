@@ -37,6 +37,7 @@ WORLD = MPI.COMM_WORLD
 DEADLINE = float(os.environ.get("MPIGRAPH_TEST_DEADLINE", "120"))
 WAIT = 40.0  # deadline of a single wait inside a test job
 ORACLES = Path(WORLD.bcast(tempfile.mkdtemp(prefix="mpigraph-oracle-") if WORLD.rank == 0 else None))
+COUNTS = {"passed": 0, "failed": 0, "skipped": 0}
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
@@ -95,6 +96,8 @@ def ranks_of(item: pytest.Item) -> int:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
     report = yield
+    if report.when == "call" or report.failed or report.skipped:
+        COUNTS[report.outcome] += report.outcome != "skipped" or ranks_of(item) == 0
     if report.failed and WORLD.rank != 0:
         sys.stderr.write(f"\n[rank {WORLD.rank}] {item.nodeid} failed in {report.when}\n{report.longreprtext}\n")
         sys.stderr.flush()
@@ -220,8 +223,15 @@ def pytest_sessionstart() -> None:
 
 def pytest_sessionfinish() -> None:
     quiet_barrier(WORLD)
+    for outcome in COUNTS:
+        COUNTS[outcome] = WORLD.allreduce(COUNTS[outcome])
     if WORLD.rank == 0:
         shutil.rmtree(ORACLES)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    counts = ", ".join(f"{count} {outcome}" for outcome, count in COUNTS.items())
+    terminalreporter.write_line(f"on {WORLD.size} rank(s), each rank's share of a test counted: {counts}")
 
 
 @pytest.fixture(scope="session")

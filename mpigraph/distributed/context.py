@@ -109,8 +109,9 @@ class Session:
 
     def close(self) -> None:
         """Stop the loaders, end the servers, free everything. Collective on the trainers."""
-        for loop in list(self.loops):
-            loop.stop()
+        with self.world.watch("the end of every trainer's loaders"):
+            for loop in list(self.loops):
+                loop.stop()
         self.control.call(Operation.SHUTDOWN)
         self.state.close()
         self.closing.close()
