@@ -5,7 +5,7 @@
 DIR holds the files <graph>.npz of :data:`GRAPHS`. Each is cut in two parts and trained in each of :data:`STARTS` by
 ``examples/node_classification.py``, and by ``reference_sage.py``, with equal settings and seeds. A Markdown table goes
 to stdout, progress to stderr. The exit status is 1 if a mean differs from that of the reference by more than
-:data:`LIMIT` points or is below the floor of its graph.
+:data:`LIMIT` points or is below the floor of its graph. Allow half an hour on two cores.
 """
 
 import argparse
