@@ -9,13 +9,13 @@ the features alone, to show what the neighbours are worth.
 """
 
 import argparse
+import os
 import shutil
 import tempfile
 import time
 from itertools import pairwise
 
 import torch
-import torch.distributed
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -23,24 +23,27 @@ from torch.nn.parallel import DistributedDataParallel
 import mpigraph as mg
 from mpigraph.partition.generate import Recipe, generate_graph
 
+SETTINGS = {
+    "graph_name": "default",
+    "part_config": "",  # <name>.json of a partitioned graph
+    "num_servers": 1,  # on each node; 0: every trainer hosts a share of the graph
+    "num_epochs": 30,
+    "eval_every": 5,  # epochs
+    "fan_out": "10,10",  # neighbours per layer, input side first
+    "eval_fan_out": -1,  # neighbours in each layer in evaluation; -1: all
+    "num_eval": 10**9,  # evaluate on about so many nodes of each trainer
+    "batch_size": 500,  # of all trainers together
+    "num_hidden": 64,
+    "dropout": 0.5,
+    "feat_drop": 0.0,
+    "norm": 0,  # divide each feature row by this norm; 0: do not
+    "lr": 0.005,
+    "weight_decay": 0.0,
+    "seed": 0,
+}
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("--graph_name", default="default")
-parser.add_argument("--part_config", help="<name>.json of a partitioned graph")
-parser.add_argument("--num_servers", type=int, default=1, help="servers on each node; 0: every trainer hosts a share")
-parser.add_argument("--num_parts", type=int, default=2, help="parts of the generated graph")
-parser.add_argument("--num_epochs", type=int, default=30)
-parser.add_argument("--eval_every", type=int, default=5)
-parser.add_argument("--fan_out", default="10,10", help="neighbours per layer, input side first")
-parser.add_argument("--eval_fan_out", type=int, default=-1, help="neighbours in each layer in evaluation; -1: all")
-parser.add_argument("--num_eval", type=int, default=10**9, help="evaluate on about so many nodes of each trainer")
-parser.add_argument("--batch_size", type=int, default=500, help="of all trainers together")
-parser.add_argument("--num_hidden", type=int, default=64)
-parser.add_argument("--dropout", type=float, default=0.5)
-parser.add_argument("--feat_drop", type=float, default=0.0)
-parser.add_argument("--norm", type=int, default=0, help="divide each feature row by this norm; 0: do not")
-parser.add_argument("--lr", type=float, default=0.005)
-parser.add_argument("--weight_decay", type=float, default=0.0)
-parser.add_argument("--seed", type=int, default=0)
+for setting, value in SETTINGS.items():
+    parser.add_argument(f"--{setting}", type=type(value), default=value, help=f"default: {value}")
 args = parser.parse_args()
 
 
@@ -54,8 +57,7 @@ class SAGE(nn.Module):
         self.layers = nn.ModuleList(make(a, b) for a, b in pairwise(sizes))
 
     def forward(self, blocks, h):
-        h = F.normalize(h, p=args.norm, dim=1) if args.norm else h
-        h = F.dropout(h, args.feat_drop, self.training)
+        h = F.dropout(F.normalize(h, p=args.norm) if args.norm else h, args.feat_drop, self.training)
         for i, layer in enumerate(self.layers):
             h = layer(blocks[i], h) if blocks else layer(h)
             if i < len(self.layers) - 1:
@@ -70,8 +72,8 @@ def evaluate(g, model, nodes, num_layers):
     sampler = mg.dataloading.NeighborSampler([args.eval_fan_out] * num_layers, return_eids=False)
     nodes, count = nodes[:: max(1, len(nodes) // args.num_eval)], torch.zeros(2)
     for inputs, seeds, blocks in mg.distributed.DistNodeDataLoader(g, nodes, sampler, batch_size=1000):
-        predicted = model(blocks, g.ndata["feat"][inputs]).argmax(1)
-        count += torch.tensor([(predicted == g.ndata["label"][seeds]).sum(), len(seeds)])
+        right = model(blocks, g.ndata["feat"][inputs]).argmax(1) == g.ndata["label"][seeds]
+        count += torch.tensor([right.sum(), len(seeds)])
     torch.distributed.all_reduce(count)
     model.train()
     return float(count[0] / count[1].clamp(min=1))
@@ -79,7 +81,7 @@ def evaluate(g, model, nodes, num_layers):
 
 def train_epoch(g, model, optimizer, loader):
     """Make one pass; return the seconds spent waiting for samples, gathering rows and computing."""
-    sample = gather = compute = 0.0
+    spent = [0.0, 0.0, 0.0]
     with model.join():  # trainers that run out of seeds take part
         start = time.perf_counter()
         for inputs, seeds, blocks in loader:
@@ -91,61 +93,55 @@ def train_epoch(g, model, optimizer, loader):
             loss.backward()
             optimizer.step()
             end = time.perf_counter()
-            sample, gather, compute = sample + sampled - start, gather + gathered - sampled, compute + end - gathered
+            spent = [a + b for a, b in zip(spent, (sampled - start, gathered - sampled, end - gathered), strict=True)]
             start = end
-    return sample, gather, compute
+    return spent
 
 
 def train(g, name, fanouts, classes):
     """Train one model; return its accuracy on the test nodes."""
-    book, num_trainers = g.get_partition_book(), torch.distributed.get_world_size()
-    masks = ("train_mask", "val_mask", "test_mask")
-    train_nodes, val_nodes, test_nodes = (mg.distributed.node_split(g.ndata[mask], book) for mask in masks)
+    num_trainers = torch.distributed.get_world_size()
+    split = [mg.distributed.node_split(g.ndata[f"{part}_mask"]) for part in ("train", "val", "test")]
     sampler = mg.dataloading.NeighborSampler(fanouts, return_eids=False)
-    batch_size = -(-args.batch_size // num_trainers)
-    loader = mg.distributed.DistNodeDataLoader(g, train_nodes, sampler, batch_size=batch_size, shuffle=True)
+    size = -(-args.batch_size // num_trainers)
+    loader = mg.distributed.DistNodeDataLoader(g, split[0], sampler, batch_size=size, shuffle=True)
     torch.manual_seed(args.seed)
     model = DistributedDataParallel(SAGE(g.ndata["feat"].shape[1], args.num_hidden, classes, len(fanouts)))
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr, weight_decay=args.weight_decay)
     torch.manual_seed(args.seed * num_trainers + g.rank())  # dropout differs between trainers
     for epoch in range(args.num_epochs):
         spent = train_epoch(g, model, optimizer, loader)
-        split = "sample {:.2f} gather {:.2f} compute {:.2f}".format(*spent)
-        line = f"{name} epoch {epoch:2d} {sum(spent):7.2f} s ({split})"
+        line = "{:2d} (sample {:.2f} s, gather {:.2f} s, compute {:.2f} s)".format(epoch, *spent)
         if (epoch + 1) % args.eval_every == 0:
-            line += f"  validation accuracy {evaluate(g, model, val_nodes, len(fanouts)):.4f}"
+            line += f"  validation accuracy {evaluate(g, model, split[1], len(fanouts)):.4f}"
         if g.rank() == 0:
-            print(line, flush=True)
-    return evaluate(g, model, test_nodes, len(fanouts))
+            print(name, "epoch", line, flush=True)
+    return evaluate(g, model, split[2], len(fanouts))
 
 
 def generate(directory):
-    """Write a partitioned graph of 20,000 nodes and 200,000 edges; return its configuration."""
+    """Write a partitioned graph of 20,000 nodes and 200,000 edges."""
     data = generate_graph(Recipe(20_000, 200_000, feat_dim=64, num_classes=16))
     g = mg.graph((data["edge_src"], data["edge_dst"]), num_nodes=20_000)
-    for name in ("feat", "label", "train_mask", "val_mask", "test_mask"):
-        g.ndata[name] = torch.from_numpy(data[name])
-    mg.distributed.partition_graph(g, args.graph_name, args.num_parts, directory)
-    return f"{directory}/{args.graph_name}.json"
+    g.ndata.update({name: torch.from_numpy(data[name]) for name in data if not name.startswith("edge")})
+    mg.distributed.partition_graph(g, "default", 2, directory)
 
 
 def main():
     mg.distributed.initialize(num_servers=args.num_servers, seed=args.seed)
     torch.distributed.init_process_group("gloo")
-    part_config, directory = [args.part_config], None
-    if not args.part_config:
-        if torch.distributed.get_rank() == 0:
-            directory = tempfile.mkdtemp(prefix="mpigraph-")
-            part_config = [generate(directory)]
-        torch.distributed.broadcast_object_list(part_config)
-    g = mg.distributed.DistGraph(args.graph_name, part_config=part_config[0])
-    if directory:
+    directory = f"{tempfile.gettempdir()}/mpigraph-{os.environ['MASTER_PORT']}"  # the same on every trainer
+    if not args.part_config and torch.distributed.get_rank() == 0:
+        generate(directory)
+    torch.distributed.barrier()
+    g = mg.distributed.DistGraph(args.graph_name, part_config=args.part_config or f"{directory}/default.json")
+    if not args.part_config and g.rank() == 0:
         shutil.rmtree(directory)  # the graph is in memory now
     classes = int(g.ndata["label"][:].max()) + 1
     accuracy = train(g, "GraphSAGE", [int(fanout) for fanout in args.fan_out.split(",")], classes)
-    mlp = None if args.part_config else train(g, "MLP", [], classes)
+    mlp = "" if args.part_config else f", of an MLP on the features alone {train(g, 'MLP', [], classes):.4f}"
     if g.rank() == 0:
-        print(f"test accuracy {accuracy:.4f}" + (f", of an MLP on the features alone {mlp:.4f}" if mlp else ""))
+        print(f"test accuracy {accuracy:.4f}{mlp}")
     torch.distributed.destroy_process_group()
 
 

@@ -54,7 +54,7 @@ def read_ogb(path: Path) -> GraphSource:
 
 
 def _read_binary(path: Path) -> tuple[Array, Array, int, RowArray | None]:
-    with np.load(path, allow_pickle=False) as file:
+    with np.load(path) as file:
         edges, num_nodes = file["edge_index"], int(file["num_nodes_list"].sum())
         feat: RowArray | None = file["node_feat"] if "node_feat" in file.files else None
     if feat is not None and feat.dtype != np.float32:
@@ -63,7 +63,7 @@ def _read_binary(path: Path) -> tuple[Array, Array, int, RowArray | None]:
 
 
 def _read_npz_label(path: Path) -> Array:
-    with np.load(path, allow_pickle=False) as file:
+    with np.load(path) as file:
         return np.asarray(file["node_label"])
 
 

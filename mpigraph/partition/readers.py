@@ -84,8 +84,8 @@ def add_reverse_edges(source: GraphSource) -> GraphSource:
 def _read_npy_directory(path: Path) -> GraphSource:
     """Map the files of a generated graph; only pages in use are in memory."""
     names = [name for name in ("feat", "label", *_MASKS) if (path / f"{name}.npy").is_file()]
-    arrays = {name: np.load(path / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in names}
-    ends = [np.load(path / f"edge_{end}.npy", mmap_mode="r", allow_pickle=False) for end in ("src", "dst")]
+    arrays = {name: np.load(path / f"{name}.npy", mmap_mode="r") for name in names}
+    ends = [np.load(path / f"edge_{end}.npy", mmap_mode="r") for end in ("src", "dst")]
     meta = json.loads((path / "meta.json").read_text(encoding="utf-8")) if (path / "meta.json").is_file() else {}
     num_nodes = int(meta["num_nodes"]) if "num_nodes" in meta else _count(arrays, ends)
     source = GraphSource(Schema.homogeneous(), (num_nodes,), ((ends[0], ends[1]),), {"_N": _node_features(arrays)})
@@ -95,7 +95,7 @@ def _read_npy_directory(path: Path) -> GraphSource:
 def _read_npz(path: Path) -> GraphSource:
     if not zipfile.is_zipfile(path):
         raise GraphDataError("not an .npz file")
-    with np.load(path, allow_pickle=False) as file:
+    with np.load(path) as file:
         arrays = {name: file[name] for name in file.files}
     meta = json.loads(str(arrays.pop("meta"))) if "meta" in arrays else {}
     if "edge_src" in arrays and "edge_dst" in arrays:
