@@ -247,6 +247,8 @@ def test_bad_sampling_arguments_raise_on_every_rank(layout: Job, oracle) -> None
         everybody("edge_dir must be 'in'", edge_dir="out")
         everybody("no feature 'nothing'", prob="nothing")
         everybody("node ids must be integers", nodes=[0.5])
+        with pytest.raises(OutOfRangeError):
+            g.sample_blocks([101], [])
         frontier = dist.sample_neighbors(g, [0, 5], -1)  # and the job goes on
         check_edges(g, *frontier.edges(), frontier.edata[EID])
 

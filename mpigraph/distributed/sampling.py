@@ -128,6 +128,8 @@ def sample_blocks(
     Collective on the trainers when hosts are far; local when all are near.
     """
     seeds, plans, error = _prepare(g, seed_nodes, fanouts, edge_dir, prob, replace, return_eids)
+    if error is not None and not plans:
+        raise error  # no layer, no round that could tell the others
     draw: Draw = g.session.draw(seed)
     hops = sample_minibatch(g.service, g.schema, seeds, plans, draw, error)
     output = torch.from_numpy(next(iter(seeds.values())))
