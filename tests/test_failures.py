@@ -21,6 +21,8 @@ import mpigraph.distributed as dist
 from mpigraph.errors import MPIGraphError
 from mpigraph.storage.part_config import PartConfig
 
+SOON = 75  # seconds, the start of a job on a busy machine included
+
 PRELUDE = """
 import os, sys, time, signal
 import torch
@@ -109,19 +111,19 @@ def test_reads_go_on_while_their_target_computes(comm, oracle) -> None:
         g.barrier()
         start = time.monotonic()
         if g.rank() == 0:
-            time.sleep(1.5)
+            time.sleep(3)
             return 0.0
         g.ndata["feat"][list(range(NUM_NODES))]
         return time.monotonic() - start
 
     slowest = max(comm.allgather(Job(comm, Layout(comm.size, 0, 1)).run(body)))
-    assert slowest < 1.2
+    assert slowest < 2.5
 
 
 def test_an_exception_on_one_trainer_ends_the_job(tmp_path: Path, oracle) -> None:
     body = 'if rank == 1: raise RuntimeError("I am the culprit")\ng.barrier(); g.barrier()'
     status, output, seconds = run_script(tmp_path, oracle(2), body)
-    assert status != 0 and seconds < 40
+    assert status != 0 and seconds < SOON
     assert "uncaught exception on trainer 1/2 (rank 1)" in output and "I am the culprit" in output
 
 
@@ -137,7 +139,7 @@ g.barrier()
 """
     for env in ({}, {"MPIGRAPH_RANKS_PER_NODE": "1"}):
         status, output, seconds = run_script(tmp_path, oracle(2), body, servers=0, **env)
-        assert status != 0 and seconds < 40
+        assert status != 0 and seconds < SOON
         assert "cannot collate 6" in output and "trainer 1/3" in output
 
 
@@ -150,13 +152,13 @@ g.barrier()
 time.sleep(60)
 """
     status, output, seconds = run_script(tmp_path, oracle(2), body)
-    assert status != 0 and seconds < 40 and "ZeroDivisionError" in output
+    assert status != 0 and seconds < SOON and "ZeroDivisionError" in output
 
 
 def test_a_killed_rank_ends_the_job(tmp_path: Path, oracle) -> None:
     body = "if rank == 0: os.kill(os.getpid(), signal.SIGKILL)\ng.barrier()"
     status, _, seconds = run_script(tmp_path, oracle(2), body)
-    assert status != 0 and seconds < 40
+    assert status != 0 and seconds < SOON
 
 
 def test_a_failing_server_ends_the_job(tmp_path: Path, oracle) -> None:
@@ -167,14 +169,14 @@ def serve(state, control):
 context.serve = serve
 """
     status, output, seconds = run_script(tmp_path, oracle(2), "g.barrier()", before=before)
-    assert status != 0 and seconds < 40
+    assert status != 0 and seconds < SOON
     assert "uncaught exception on server (rank 2)" in output and "out of memory" in output
 
 
 def test_a_rank_that_never_comes_is_reported(tmp_path: Path, oracle) -> None:
-    body = "if rank == 1: time.sleep(80)\ng.barrier()"
+    body = "if rank == 1: time.sleep(300)\ng.barrier()"
     status, output, seconds = run_script(tmp_path, oracle(2), body, MPIGRAPH_TIMEOUT="12")
-    assert status != 0 and seconds < 60
+    assert status != 0 and seconds < SOON
     assert "waited" in output and "barrier (waiting for the other trainers)" in output
     assert re.search(r"trainer 1/2 \(rank 1\): running, last wait was", output)
 
@@ -194,7 +196,7 @@ def test_exit_codes_of_scripts_are_kept(tmp_path: Path, oracle) -> None:
 def test_a_trainer_that_leaves_early_is_named(tmp_path: Path, oracle) -> None:
     body = "if rank == 0: sys.exit(0)\ng.barrier()"
     status, output, seconds = run_script(tmp_path, oracle(2), body)
-    assert status != 0 and seconds < 40
+    assert status != 0 and seconds < SOON
     assert "trainer(s) 0 in shutdown; trainer(s) 1 in barrier" in output
 
 
