@@ -28,7 +28,7 @@ SETTINGS = {
     "part_config": "",  # <name>.json of a partitioned graph
     "num_servers": 1,  # on each node; 0: every trainer hosts a share of the graph
     "num_epochs": 30,
-    "eval_every": 5,  # epochs
+    "eval_every": 1,  # epochs
     "fan_out": "10,10",  # neighbours per layer, input side first
     "eval_fan_out": -1,  # neighbours in each layer in evaluation; -1: all
     "num_eval": 10**9,  # evaluate on about so many nodes of each trainer
