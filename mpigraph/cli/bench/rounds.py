@@ -1,0 +1,110 @@
+"""Rounds of requests and answers: their latency and rate, and what a channel's rounds cost a minibatch."""
+
+import time
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from mpigraph.cli.bench.clock import time_collective
+from mpigraph.distributed.context import Session
+from mpigraph.mpi.exchange import OK, Header, Requests, exchange_answers, exchange_requests
+from mpigraph.mpi.world import World
+from mpigraph.service.channel import Channel
+from mpigraph.service.protocol import Operation
+from mpigraph.service.sampling import NeighborService
+
+__all__ = ["TimedService", "measure_rounds"]
+
+_PAYLOAD = 256 << 10
+
+
+def measure_rounds(session: Session, graph: str, seconds: float) -> dict[str, float | None]:
+    """Make rounds between the trainers alone, and empty sampling rounds with the servers. Collective on the trainers.
+
+    A round is the four collective steps of ``mpi/exchange.py``. There are none with one trainer, or on one node.
+    """
+    world, figures = session.world, dict[str, float | None]()
+    if session.num_trainers > 1:
+        comm = world.trainers.Dup()
+        try:
+            empty = time_collective(world, lambda: _round(world, comm, 0), seconds / 3)
+            full = time_collective(world, lambda: _round(world, comm, _PAYLOAD), seconds / 3)
+        finally:
+            comm.Free()
+        moved = 2 * _PAYLOAD * (session.num_trainers - 1)
+        figures |= {"round_latency": empty * 1e6, "rounds_per_s": 1 / empty, "round_rate": moved / full / 1e9}
+    if not world.all_near:
+        service = TimedService.open(session, graph)
+        spent = time_collective(world, lambda: service.sample([]), seconds / 3)
+        figures["service_latency"] = spent * 1e6
+        service.drop(session)
+    return figures
+
+
+def _round(world: World, comm: Any, nbytes: int) -> None:
+    """One round in which every trainer sends every other one ``nbytes`` of requests and of answers."""
+    counts = np.full(comm.size, nbytes // 8, np.int64)
+    counts[comm.rank] = 0
+    header = Header(comm, Operation.SAMPLE, OK, counts)
+    header.wait(world, "a round of the benchmark")
+    with world.watch("a round of the benchmark"):
+        exchange_requests(comm, np.zeros(int(counts.sum()), np.int64), counts, header)
+        exchange_answers(comm, [np.zeros(8 * int(count), np.uint8) for count in counts])
+
+
+class _Stopwatch:
+    """Passes a channel's methods through and adds up the time inside them."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self.seconds = 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._channel, name)
+        if not callable(found):
+            return found
+
+        def timed(*args: Any, **options: Any) -> Any:
+            begin = time.perf_counter()
+            try:
+                return found(*args, **options)
+            finally:
+                self.seconds += time.perf_counter() - begin
+
+        return timed
+
+
+class TimedService(NeighborService):
+    """A sampling service that knows how long it was in rounds, and how long of that answering.
+
+    Collective on the trainers: :meth:`open`, and sampling when hosts are far.
+    """
+
+    def __init__(self, session: Session, channel: Channel) -> None:
+        self.channel = channel
+        self._watch = _Stopwatch(channel)
+        self._answering = 0.0
+        super().__init__(session.state, cast(Channel, self._watch))
+
+    @classmethod
+    def open(cls, session: Session, graph: str) -> "TimedService":
+        """Sample on a channel of its own. Collective on the trainers."""
+        return cls(session, session.control.call(Operation.OPEN_CHANNEL, graph=graph))
+
+    def answer(self, requests: Requests) -> list[npt.NDArray[np.uint8]]:
+        """Answer as every service does, and add up the time. Local; no communication."""
+        begin = time.perf_counter()
+        try:
+            return super().answer(requests)
+        finally:
+            self._answering += time.perf_counter() - begin
+
+    @property
+    def exchange_seconds(self) -> float:
+        """Seconds in rounds so far, but for answering. Local; no communication."""
+        return self._watch.seconds - self._answering
+
+    def drop(self, session: Session) -> None:
+        """Let the channel be freed at the next collective call. Local; no communication."""
+        session.control.drop(self.channel.number)

@@ -1,0 +1,80 @@
+"""Options of the benchmark, checked the same way on every rank."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from mpigraph.errors import InvalidArgumentError
+
+__all__ = ["Settings"]
+
+
+def _option(default: Any, text: str, least: float | None = None) -> Any:
+    return field(default=default, metadata={"text": text, "least": least})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to measure on, and for how long.
+
+    Local; no communication.
+    """
+
+    nodes: int = _option(200_000, "nodes of the generated graph", 100)
+    edges: int = _option(5_000_000, "its directed edges", 100)
+    feat_dim: int = _option(100, "length of its feature rows (float32)", 1)
+    part_config: str = _option("", "measure on this partitioned graph instead (<name>.json)")
+    dir: str = _option("", "where to write the generated graph for the job; every node must see it")
+    batch_size: int = _option(1000, "seeds of a minibatch, on each trainer", 1)
+    fanouts: str = _option("10,25", "neighbours in each layer, input side first")
+    hidden: int = _option(256, "width of the hidden layers", 1)
+    seconds: float = _option(20.0, "about how long to measure in all, after the start", 0.01)
+    num_servers: int = _option(1, "servers on each node", 0)
+    out: str = ""
+    plot: str = ""
+
+    @classmethod
+    def options(cls) -> dict[str, tuple[str, str]]:
+        """Option name -> default and help text. Local; no communication."""
+        found = {}
+        for entry in fields(cls):
+            if "text" in entry.metadata:
+                note = f" ({entry.default})" if entry.default != "" else ""
+                found[entry.name.replace("_", "-")] = (str(entry.default), entry.metadata["text"] + note)
+        return found
+
+    @classmethod
+    def of(cls, texts: Mapping[str, Any]) -> "Settings":
+        """Read options as they were typed. Local; no communication.
+
+        Raises:
+            InvalidArgumentError: an option is no number, or out of range; the message names it.
+        """
+        values = {}
+        for entry in fields(cls):
+            name, text = f"--{entry.name.replace('_', '-')}", texts[entry.name]
+            kind: Callable[[str], Any] = type(entry.default)
+            try:
+                values[entry.name] = kind(text)
+            except ValueError:
+                raise InvalidArgumentError(f"{name} must be a number (got {text!r})") from None
+            least = entry.metadata.get("least")
+            if least is not None and not values[entry.name] >= least:
+                raise InvalidArgumentError(f"{name} must be >= {least} (got {text})")
+        settings = cls(**values)
+        settings.layers()
+        return settings
+
+    def layers(self) -> list[int]:
+        """The fanouts as numbers. Local; no communication.
+
+        Raises:
+            InvalidArgumentError: they are no integers >= -1 with commas between.
+        """
+        try:
+            numbers = [int(word) for word in self.fanouts.split(",")]
+        except ValueError:
+            numbers = [-2]
+        if min(numbers) < -1:
+            raise InvalidArgumentError(f"--fanouts must be integers >= -1 with commas between (got {self.fanouts!r})")
+        return numbers
