@@ -23,6 +23,7 @@ class Config:
         ranks_per_node: pretend that nodes hold this many ranks; 0 means the real nodes. For tests.
         timeout: seconds that a wait may last before the watchdog ends the job.
         window: how shared windows are allocated: "auto", "allocate" or "create" (see ``mpi/window.py``).
+        transport: how far rows are read: "rma", "packed", or "auto" to measure at start (see ``mpi/choice.py``).
         log_level: a level name of :mod:`logging`.
         part_config: the partition configuration of graphs opened without naming one.
     """
@@ -30,6 +31,7 @@ class Config:
     ranks_per_node: int = 0
     timeout: float = 300.0
     window: str = "auto"
+    transport: str = "auto"
     log_level: str = "WARNING"
     part_config: str = ""
 
@@ -45,6 +47,8 @@ class Config:
             raise InvalidArgumentError(f"timeout must be > 0 seconds (got {self.timeout})")
         if self.window not in ("auto", "allocate", "create"):
             raise InvalidArgumentError(f"window must be auto, allocate or create (got {self.window!r})")
+        if self.transport not in ("auto", "rma", "packed"):
+            raise InvalidArgumentError(f"transport must be auto, rma or packed (got {self.transport!r})")
 
     @classmethod
     def from_env(cls, **given: Any) -> "Config":

@@ -157,15 +157,15 @@ def guard(identity: str, speaker: bool) -> Iterator[None]:
 Stop = Callable[[], None]
 
 
-def keep_progress(comm: MPI.Intracomm, pause: float = 1e-3) -> Stop:
-    """Poke the MPI library from a thread, so that far one-sided reads of this rank's memory go on.
+def keep_progress(poke: Callable[[], bool], longest: float = 1e-3) -> Stop:
+    """Poke the MPI library from a thread, so that others can read this rank's rows while it computes.
 
     MPI need not serve a passive target while its process is outside MPI (MPI 4.1, section 12.7.3), and many fabrics
     do not: a trainer that waits in torch for a trainer that reads from it would wait for ever.
 
     Args:
-        comm: a communicator that nobody else uses.
-        pause: seconds between pokes.
+        poke: calls MPI, and says whether there was something to do; then it is called again at once.
+        longest: most seconds between pokes.
 
     Returns:
         A function that ends the thread.
@@ -174,11 +174,15 @@ def keep_progress(comm: MPI.Intracomm, pause: float = 1e-3) -> Stop:
     """
     done = threading.Event()
 
-    def poke() -> None:
-        while not done.wait(pause):
-            comm.Iprobe()
+    def run() -> None:
+        backoff = Backoff(spins=20, first=1e-4, longest=longest)
+        while not done.is_set():
+            if poke():
+                backoff.reset()
+            else:
+                backoff.pause()
 
-    thread = threading.Thread(target=poke, name="mpigraph-progress", daemon=True)
+    thread = threading.Thread(target=run, name="mpigraph-progress", daemon=True)
     thread.start()
 
     def stop() -> None:

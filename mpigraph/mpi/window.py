@@ -2,8 +2,8 @@
 
 A :class:`RowWindow` is one array of rows, cut over the hosts in rank order. One ``Lock_all`` at birth, ``Unlock_all``
 at close; between them only ``Get``, ``Put`` and ``Flush`` (MPI 4.1, section 12.5: passive target). A read climbs a
-ladder and stops at the first rung that reaches: hosts on my node are read with plain loads, the rest with one ``Get``
-per host, whose target datatype lists the wanted rows as runs.
+ladder and stops at the first rung that reaches: hosts on my node are read with plain loads, the rest by a transport
+(``mpi/rma.py`` or ``mpi/packed.py``, chosen in ``mpi/choice.py``), which works while the near rows are loaded.
 
 Two ways to allocate, same behaviour above this file:
 
@@ -25,13 +25,15 @@ from mpi4py import MPI
 from mpigraph.errors import ClosedError
 from mpigraph.kernels.rows import as_words, find_runs, gather_rows, order_by_owner, scatter_rows
 from mpigraph.mpi.buffers import as_array
+from mpigraph.mpi.rma import listed_rows
+from mpigraph.mpi.transport import FarRows, Target, Transport
 from mpigraph.mpi.world import World
 
 __all__ = ["RowWindow", "window_kind"]
 
 _I64 = npt.NDArray[np.int64]
 _Rows = npt.NDArray[Any]
-_ROWS_PER_GET = 1 << 20
+_ROWS_PER_PUT = 1 << 20
 
 
 def window_kind(world: World) -> str:
@@ -77,13 +79,16 @@ class RowWindow:
         with world.watch(f"allocating a window of {int(offsets[-1])} rows"):
             self._allocate(kind)
             self._row = MPI.BYTE.Create_contiguous(self.row_bytes).Commit()
+            self._target = Target(world.number_window(), self._win, self._row, self.row_bytes)
             self.segments = {int(h): self._near_segment(int(h), kind) for h in np.flatnonzero(world.near)}
             if world.is_host:
                 self.segment(world.host_index).reshape(-1).view(np.uint8)[:] = 0
             self._win.Lock_all(MPI.MODE_NOCHECK)
             self._win.Sync()
+            self._words = {h: as_words(rows) for h, rows in self.segments.items()}
+            if world.packed and world.is_host:
+                world.packed.owner.enter(self._target.number, self._words[world.host_index])
             world.comm.Barrier()
-        self._words = {h: as_words(rows) for h, rows in self.segments.items()}
 
     def _allocate(self, kind: str) -> None:
         world = self.world
@@ -121,12 +126,16 @@ class RowWindow:
     def __len__(self) -> int:
         return int(self.offsets[-1])
 
-    def gather(self, ids: _I64, out: _Rows | None = None) -> _Rows:
+    def gather(self, ids: _I64, out: _Rows | None = None, transport: Transport | None = None) -> _Rows:
         """Read rows in the order of ``ids``. One-sided; the target does nothing.
 
         Args:
             ids: int64[n], each in ``[0, len(self))`` (checked by the caller).
             out: [n, *row_shape] to fill, C-contiguous; a new array if None.
+            transport: reads the far rows (``world.rma`` or ``world.packed``); ``world.transport`` if None.
+
+        Raises:
+            ClosedError: the window was closed, here or at a host.
         """
         if not self._win:
             raise ClosedError("this window was closed")
@@ -134,15 +143,24 @@ class RowWindow:
             out = np.empty((len(ids), *self.row_shape), self.dtype)
         if out.size == 0:
             return out
-        words = as_words(out)
-        for host, positions in self._by_host(ids):
-            rows = ids[positions] - self.offsets[host]
-            if host in self.segments:
-                table = self._words[host]
-                gather_rows(table, rows, positions, words.view(table.dtype))
-            else:
-                self._gather_far(host, rows, positions, words)
+        words, by_host = as_words(out), self._by_host(ids)
+
+        def load_near() -> None:
+            for host, positions in by_host:
+                if host in self.segments:
+                    table = self._words[host]
+                    gather_rows(table, ids[positions] - self.offsets[host], positions, words.view(table.dtype))
+
+        far = [self._far_rows(host, ids, at) for host, at in by_host if host not in self.segments]
+        if far:
+            (transport or self.world.transport).read(self._target, far, words, load_near)
+        else:
+            load_near()
         return out
+
+    def _far_rows(self, host: int, ids: _I64, positions: _I64) -> FarRows:
+        begin, end = self.offsets[host : host + 2].tolist()
+        return FarRows(int(self.world.hosts[host]), end - begin, ids[positions] - begin, positions)
 
     def scatter(self, ids: _I64, values: _Rows, hold: Callable[[int], AbstractContextManager[None]]) -> None:
         """Write ``values`` ([n, *row_shape], C-contiguous) to rows ``ids``; the last of equal rows wins.
@@ -178,37 +196,21 @@ class RowWindow:
         order, bounds = order_by_owner(self.owner(ids), hosts)
         return [(int(h), order[bounds[h] : bounds[h + 1]]) for h in np.flatnonzero(np.diff(bounds))]
 
-    def _gather_far(self, host: int, rows: _I64, positions: _I64, out: _Rows) -> None:
-        rank = int(self.world.hosts[host])
-        order = np.argsort(rows, kind="stable")
-        for begin in range(0, len(order), _ROWS_PER_GET):
-            part = order[begin : begin + _ROWS_PER_GET]
-            starts, lengths, place = find_runs(rows[part])
-            count = int(lengths.sum())
-            arrived = np.empty((count, out.shape[1]), out.dtype)
-            self._transfer(self._win.Get, rank, arrived, starts, lengths)
-            gather_rows(arrived, place, positions[part], out)
-
     def _scatter_far(self, host: int, rows: _I64, positions: _I64, values: _Rows) -> None:
         rank = int(self.world.hosts[host])
         order = np.argsort(rows, kind="stable")
         ends = np.flatnonzero(np.diff(rows[order], append=-1))  # the last of equal rows
         order = order[ends]
-        for begin in range(0, len(order), _ROWS_PER_GET):
-            part = order[begin : begin + _ROWS_PER_GET]
+        for begin in range(0, len(order), _ROWS_PER_PUT):
+            part = order[begin : begin + _ROWS_PER_PUT]
             starts, lengths, _ = find_runs(rows[part])
             leaving = np.ascontiguousarray(values[positions[part]])
-            self._transfer(self._win.Put, rank, leaving, starts, lengths)
-
-    def _transfer(self, move, rank: int, buffer: _Rows, starts: _I64, lengths: _I64) -> None:  # type: ignore[no-untyped-def]
-        """One ``Get`` or ``Put`` of all runs, and its flush."""
-        target = self._row.Create_indexed(lengths.tolist(), starts.tolist()).Commit()
-        try:
-            with self.world.watch(f"one-sided access to {len(buffer)} rows of rank {rank}"):
-                move([buffer.view(np.uint8), len(buffer), self._row], rank, target=[0, 1, target])
+            with (
+                listed_rows(self._row, starts, lengths) as listed,
+                self.world.watch(f"writing {len(leaving)} rows of rank {rank}"),
+            ):
+                self._win.Put([leaving.view(np.uint8), len(leaving), self._row], rank, target=[0, 1, listed])
                 self._win.Flush(rank)
-        finally:
-            target.Free()
 
     def sync(self) -> None:
         """Make plain stores and loads of this process ordered with the other processes'. Local; no communication."""
@@ -220,6 +222,8 @@ class RowWindow:
         if not win:
             return
         with self.world.watch("closing a window"):
+            if self.world.packed:
+                self.world.packed.owner.forget(self._target.number)
             self.segments, self._words = {}, {}
             win.Unlock_all()
             self._row.Free()

@@ -5,6 +5,7 @@ Exposition: the communicators of a job and their threads::
     caller's comm --dup--> world.comm       control: set-up, creation of tensors, barrier     main thread
                              |- world.node        the ranks that share memory with me            set-up
                              |- world.trainers    the trainers alone (COMM_NULL on servers)      main thread
+                             |- world.packed      requests for far rows, and the rows            every thread
                              '- world.dup()       one for each loader that samples ahead         its thread
 
 A *host* holds rows of the graph; a *trainer* runs the user's script. A *server* is a host that is not a trainer. With
@@ -24,6 +25,9 @@ from mpi4py import MPI
 from mpigraph.config import Config
 from mpigraph.errors import ClosedError, InvalidArgumentError
 from mpigraph.mpi.agree import allgather_bytes, wait_asleep
+from mpigraph.mpi.packed import Packed
+from mpigraph.mpi.rma import Rma
+from mpigraph.mpi.transport import Transport
 from mpigraph.mpi.watch import Watchdog, keep_progress
 
 __all__ = ["World"]
@@ -39,8 +43,12 @@ class World:
         hosts: int64[H], ranks in ``comm`` that hold parts of the graph, ascending.
         host_index: this rank's place in ``hosts``, or -1.
         near: bool[H], whether this rank can load from a host's memory directly.
+        pids: int64[size], process ids; they mean something among the ranks of a node.
         num_nodes: how many nodes the job runs on.
         node_index: this rank's node.
+        rma: far rows by one-sided reads.
+        packed: far rows by request and reply, or None: one node, or hosts that cannot answer while they train.
+        transport: the one of the two that reads far rows unless a caller names one.
 
     Collective on the communicator given: construction and :meth:`close`.
     """
@@ -70,10 +78,31 @@ class World:
             self._own(self.trainers)
         self.watchdog = Watchdog(self.node, self.identity, config.timeout)
         self._made.callback(self.watchdog.close)
-        if self.num_nodes > 1 and self.is_host and self.is_trainer:
-            self._made.callback(keep_progress(self.dup()))
-        elif self.num_nodes > 1:
-            self.dup()  # duplicating is collective
+        self._windows = 0
+        self.rma = Rma(self.watch)
+        self.packed: Packed | None = None
+        self.transport: Transport = self.rma
+        if self.num_nodes > 1:
+            self._open_packed(self.dup())
+
+    def _open_packed(self, comm: MPI.Intracomm) -> None:
+        """Get ready to send rows to other nodes. A host that also trains answers in a thread of its own."""
+        answers = np.array([not (self.is_host and self.is_trainer) or self.threads_may_communicate], np.int8)
+        self.comm.Allreduce(MPI.IN_PLACE, answers, op=MPI.MIN)
+        if answers[0]:
+            self.packed = Packed(comm, self.watch)
+            self._made.callback(self.packed.close)
+        if self.is_host and self.is_trainer:
+            self._made.callback(keep_progress(self.packed.owner.poll if self.packed else comm.Iprobe))
+
+    def number_window(self) -> int:
+        """A number for a new window, the same on every rank. Local; no communication."""
+        self._windows += 1
+        return self._windows
+
+    def answer(self) -> bool:
+        """On a server: send rows that others asked for; say whether anything went on. Never waits."""
+        return self.packed is not None and self.packed.owner.poll()
 
     def _own(self, comm: MPI.Intracomm) -> MPI.Intracomm:
         self._made.callback(comm.Free)
@@ -85,12 +114,13 @@ class World:
         return cast(MPI.Intracomm, self.comm.Split_type(MPI.COMM_TYPE_SHARED, self.rank))
 
     def _number_nodes(self) -> None:
-        """Number the nodes by their lowest rank; every rank learns every rank's node."""
+        """Number the nodes by their lowest rank; every rank learns every rank's node and process id."""
         leader = np.array([self.rank], np.int64)
         self.node.Bcast(leader)
-        leaders = np.empty(self.size, np.int64)
-        self.comm.Allgather(leader, leaders)
-        self._node_of = np.unique(leaders, return_inverse=True)[1]
+        known = np.empty((self.size, 2), np.int64)
+        self.comm.Allgather(np.array([leader[0], os.getpid()], np.int64), known)
+        self._node_of = np.unique(known[:, 0], return_inverse=True)[1]
+        self.pids = known[:, 1]
         self.num_nodes = int(self._node_of.max()) + 1
         self.node_index = int(self._node_of[self.rank])
 
@@ -155,9 +185,12 @@ class World:
         Local; no communication.
         """
         node = self._node_of[self.trainer_ranks[trainer]]
-        hosts = np.flatnonzero(self._node_of[self.hosts] == node)
         peers = np.flatnonzero(self._node_of[self.trainer_ranks] == node)
-        return hosts.tolist(), int(np.searchsorted(peers, trainer)), len(peers)
+        return self.hosts_of_node(node), int(np.searchsorted(peers, trainer)), len(peers)
+
+    def hosts_of_node(self, node: int) -> list[int]:
+        """The hosts on a node. Local; no communication."""
+        return [int(h) for h in np.flatnonzero(self._node_of[self.hosts] == node)]
 
     def watch(self, what: str) -> AbstractContextManager[None]:
         """Put a deadline on the wait inside the ``with`` block. Local; no communication."""

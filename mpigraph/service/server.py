@@ -8,19 +8,22 @@ from mpigraph.service.state import State
 
 __all__ = ["serve"]
 
+_LONGEST_NEAR, _LONGEST_FAR = 2e-2, 2e-3  # seconds of sleep
+
 
 def serve(state: State, control: Control) -> None:
     """Serve until the trainers call shutdown, then free everything.
 
-    An idle server sleeps between polls, so that it leaves its core to a trainer; it may be idle for hours.
+    An idle server sleeps between polls, so that it leaves its core to a trainer; it may be idle for hours. Where
+    every trainer reads its memory directly it has only control calls to wait for, and sleeps longer.
 
     Collective on ``state.world.comm``, in step with the trainers' calls.
     """
-    backoff = Backoff(spins=50)
+    backoff = Backoff(spins=50, longest=_LONGEST_NEAR if state.world.all_near else _LONGEST_FAR)
     services: dict[int, NeighborService] = {}
     while True:
         operation = control.poll()
-        busy = operation is not None
+        busy = (operation is not None) | state.world.answer()
         for number, channel in list(state.channels.items()):
             if number not in services:
                 services[number] = NeighborService(state, channel)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from mpigraph.errors import MPIGraphError
 from mpigraph.mpi.agree import together
+from mpigraph.mpi.choice import choose_transport
 from mpigraph.mpi.mutex import HostMutex
 from mpigraph.mpi.window import window_kind
 from mpigraph.mpi.world import World
@@ -40,6 +41,10 @@ class Graph:
 class State:
     """Everything that the ranks share.
 
+    Attributes:
+        kind: how windows are allocated.
+        transport: how far rows are read, and what was measured to choose that.
+
     Collective on ``world.comm``: construction, :meth:`close` and every method that makes or frees something.
     """
 
@@ -48,6 +53,7 @@ class State:
         self.world = world
         self.seed = seed
         self.kind = window_kind(world)
+        self.transport = choose_transport(world, self.kind)
         self.mutex = HostMutex(world)
         self.graphs: dict[str, Graph] = {}
         self.tensors: dict[int, RowTensor] = {}
