@@ -9,11 +9,14 @@ from mpigraph.errors import InvalidArgumentError
 from mpigraph.messages import Message
 from mpigraph.passing import MessagePassing
 
-__all__ = ["Features", "source_and_destination", "weighted_copy"]
+__all__ = ["Features", "project_first", "source_and_destination", "weighted_copy"]
 
 Features = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
 _WEIGHT = "_edge_weight"
+
+_FLOPS_PER_GATHERED = 16
+"""Multiplications and additions of a matrix product in the time that one number of a random row takes to add."""
 
 
 def source_and_destination(
@@ -50,3 +53,20 @@ def weighted_copy(graph: MessagePassing, edge_weight: torch.Tensor | None) -> Me
         raise InvalidArgumentError(f"edge_weight must have {graph.num_edges()} rows (got {edge_weight.shape[0]})")
     graph.edata[_WEIGHT] = edge_weight
     return fn.u_mul_e("h", _WEIGHT, "m")
+
+
+def project_first(graph: MessagePassing, width: int, out: int) -> bool:
+    """Whether a linear map is cheaper on the sources than on their aggregate. Local; no communication.
+
+    It may be where it narrows rows. But a block has many more sources than destinations, and then fewer numbers to
+    gather do not pay for the products of all sources.
+
+    Args:
+        graph: a graph of one relation.
+        width: of the input.
+        out: width of the output.
+    """
+    if out >= width:
+        return False
+    products = 2 * width * out * (graph.num_src_nodes() - graph.num_dst_nodes())
+    return products < _FLOPS_PER_GATHERED * graph.num_edges() * (width - out)

@@ -7,7 +7,7 @@ from torch import nn
 
 import mpigraph.function as fn
 from mpigraph.errors import InvalidArgumentError, MPIGraphError
-from mpigraph.nn.common import Features, source_and_destination, weighted_copy
+from mpigraph.nn.common import Features, project_first, source_and_destination, weighted_copy
 from mpigraph.passing import MessagePassing
 
 __all__ = ["GraphConv"]
@@ -20,7 +20,7 @@ class GraphConv(nn.Module):
 
     ``c_uv`` is, by ``norm``: "both" the root of out-degree of u times in-degree of v; "right" the in-degree of v;
     "left" the out-degree of u; "none" 1. Degrees are those of the block. Where the output is narrower than the input,
-    W is applied before the sum. Local; no communication.
+    W is applied before the sum if that is less work. Local; no communication.
 
     Args:
         in_feats: width of the input.
@@ -51,7 +51,6 @@ class GraphConv(nn.Module):
         super().__init__()
         if norm not in _NORMS:
             raise InvalidArgumentError(f"norm must be one of {_NORMS} (got {norm!r})")
-        self._narrows = in_feats > out_feats
         self._norm = norm
         self._allow_zero_in_degree = allow_zero_in_degree
         self._activation = activation
@@ -105,7 +104,7 @@ class GraphConv(nn.Module):
             src, _ = source_and_destination(graph, feat)
             if self._norm in ("left", "both"):
                 src = src * self._factor(graph.out_degrees(), src)
-            before = weight is not None and self._narrows
+            before = weight is not None and project_first(graph, *weight.shape)
             graph.srcdata["h"] = src @ weight if weight is not None and before else src
             graph.update_all(weighted_copy(graph, edge_weight), fn.sum("m", "h"))
             out = torch.as_tensor(graph.dstdata["h"])

@@ -9,7 +9,8 @@ from torch.nn import functional as F
 import mpigraph.function as fn
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.messages import Message
-from mpigraph.nn.common import Features, source_and_destination, weighted_copy
+from mpigraph.nn.common import Features, project_first, source_and_destination, weighted_copy
+from mpigraph.nn.drop import Dropout
 from mpigraph.passing import MessagePassing
 
 __all__ = ["SAGEConv"]
@@ -25,7 +26,8 @@ class SAGEConv(nn.Module):
     * gcn: ``fc_neigh((h + sum of h over in-neighbours) / (in-degree + 1)) + bias``
 
     The aggregate of no neighbour is 0. Where the output is narrower than the input, ``fc_neigh`` is applied before
-    the aggregation (but not for pool, which is not linear). Local; no communication.
+    the aggregation if that is less work: on a graph, but seldom on a block, whose sources are many (and not for pool,
+    which is not linear). Local; no communication.
 
     Args:
         in_feats: width of the input, or a pair of widths for sources and destinations.
@@ -59,8 +61,7 @@ class SAGEConv(nn.Module):
         if aggregator_type == "gcn" and in_src != in_dst:
             raise InvalidArgumentError(f"'gcn' needs sources and destinations of one width (got {in_src}, {in_dst})")
         self._aggregator = aggregator_type
-        self._narrows = in_src > out_feats
-        self.feat_drop = nn.Dropout(feat_drop)
+        self.feat_drop = Dropout(feat_drop)
         self.norm = norm
         self.activation = activation
         if aggregator_type == "pool":
@@ -108,9 +109,10 @@ class SAGEConv(nn.Module):
             graph.srcdata["h"] = F.relu(self.fc_pool(src))
             graph.update_all(send, fn.max("m", "h"))
         else:
-            graph.srcdata["h"] = self.fc_neigh(src) if self._narrows else src
+            before = project_first(graph, *self.fc_neigh.weight.T.shape)
+            graph.srcdata["h"] = self.fc_neigh(src) if before else src
             graph.update_all(send, fn.mean("m", "h"))
-            if self._narrows:
+            if before:
                 return torch.as_tensor(graph.dstdata["h"])
         return torch.as_tensor(self.fc_neigh(graph.dstdata["h"]))
 

@@ -1,0 +1,137 @@
+"""Dropout that draws its mask a byte or two at a time.
+
+``torch.nn.functional.dropout`` draws one number of the generator for each element, which on CPU (torch 2.13) costs more
+than the matrix product before it. Here each draw of 64 bits decides 4 or 8 elements. The draws come from torch's
+default generator, so ``torch.manual_seed`` rules them; they are others than torch's.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy.typing as npt
+import torch
+from torch import nn
+from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.nn import functional as F
+
+from mpigraph.errors import InvalidArgumentError
+from mpigraph.kernels import dropout as kernels
+
+__all__ = ["Dropout", "dropout", "relu_dropout"]
+
+
+def dropout(x: torch.Tensor, p: float = 0.5, training: bool = True) -> torch.Tensor:
+    """Zero each element with probability ``p`` and divide the others by ``1 - p``. Local; no communication.
+
+    On CPU ``p`` is rounded to a multiple of 2**-16 and the scale goes with it, so the expectation is exact.
+
+    Args:
+        x: any shape; float32 and float64 on CPU are fast, everything else is torch's own dropout.
+        p: between 0 and 1.
+        training: if not, return ``x``.
+
+    Raises:
+        InvalidArgumentError: ``p`` is not between 0 and 1.
+    """
+    if not _is_on(p, training):
+        return x
+    if not _is_fast(x, p):
+        return F.dropout(x, p)
+    out: torch.Tensor = _Drop.apply(x, p)  # type: ignore[no-untyped-call]
+    return out
+
+
+def relu_dropout(x: torch.Tensor, p: float = 0.5, training: bool = True) -> torch.Tensor:
+    """Return ``dropout(relu(x), p, training)`` in one pass, with nothing kept but the result.
+
+    Args and errors are those of :func:`dropout`. Local; no communication.
+    """
+    if not _is_on(p, training):
+        return F.relu(x)
+    if not _is_fast(x, p):
+        return F.dropout(F.relu(x), p)
+    out: torch.Tensor = _ReluDrop.apply(x, p)  # type: ignore[no-untyped-call]
+    return out
+
+
+class Dropout(nn.Dropout):
+    """:func:`dropout` as a module. Local; no communication."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Drop in training. Local; no communication."""
+        return dropout(x, self.p, self.training)
+
+
+class _Drop(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: FunctionCtx, x: torch.Tensor, p: float) -> torch.Tensor:  # type: ignore[override]
+        """Local; no communication."""
+        ctx.p, bits = p, _random_bits(x.numel(), p)  # type: ignore[attr-defined]
+        ctx.save_for_backward(bits)
+        return _dropped(kernels.drop, x, bits, p)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[misc, untyped-decorator]
+    def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        """Local; no communication."""
+        (bits,) = ctx.saved_tensors  # type: ignore[attr-defined]
+        return _dropped(kernels.drop, grad, bits, ctx.p), None  # type: ignore[attr-defined]
+
+
+class _ReluDrop(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: FunctionCtx, x: torch.Tensor, p: float) -> torch.Tensor:  # type: ignore[override]
+        """Local; no communication."""
+        ctx.p = p  # type: ignore[attr-defined]
+        out = _dropped(kernels.relu_drop, x, _random_bits(x.numel(), p), p)
+        ctx.save_for_backward(out)
+        return out
+
+    @staticmethod
+    @once_differentiable  # type: ignore[misc, untyped-decorator]
+    def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        """Local; no communication."""
+        (kept,) = ctx.saved_tensors  # type: ignore[attr-defined]
+        grad, out = grad.contiguous(), torch.empty_like(kept)
+        scale = _flat(grad).dtype.type(_odds(ctx.p)[2])  # type: ignore[attr-defined]
+        kernels.relu_drop_backward(_flat(grad), _flat(kept), scale, _flat(out))
+        return out, None
+
+
+def _is_on(p: float, training: bool) -> bool:
+    if not 0 <= p <= 1:
+        raise InvalidArgumentError(f"the dropout rate must be between 0 and 1 (got {p})")
+    return training and p > 0
+
+
+def _is_fast(x: torch.Tensor, p: float) -> bool:
+    return x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64) and p < 1
+
+
+def _odds(p: float) -> tuple[torch.dtype, int, float]:
+    """Return the type of a draw, how many of its values mean to keep, and the factor of what is kept."""
+    wide, values = torch.uint16, 1 << 16
+    if ((1 - p) * 256).is_integer():
+        wide, values = torch.uint8, 1 << 8
+    limit = min(max(round((1 - p) * values), 1), values - 1)
+    return wide, limit, values / limit
+
+
+def _random_bits(size: int, p: float) -> torch.Tensor:
+    """Draw one small unsigned integer for each element, many with each draw of the generator."""
+    dtype = _odds(p)[0]
+    draws = torch.empty(-(-size * dtype.itemsize // 8), dtype=torch.int64)
+    return draws.random_(-(2**63), None).view(dtype)[:size]
+
+
+def _dropped(kernel: Callable[..., None], x: torch.Tensor, bits: torch.Tensor, p: float) -> torch.Tensor:
+    x = x.contiguous()
+    out, (_, limit, scale) = torch.empty_like(x), _odds(p)
+    values, draws = _flat(x), bits.numpy()
+    kernel(values, draws, draws.dtype.type(limit), values.dtype.type(scale), _flat(out))
+    return out
+
+
+def _flat(x: torch.Tensor) -> npt.NDArray[Any]:
+    flat: npt.NDArray[Any] = x.detach().reshape(-1).numpy()
+    return flat
