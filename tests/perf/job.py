@@ -1,0 +1,147 @@
+"""One rank of a distributed job, the same script for both systems; started by ``jobs.py``.
+
+    job.py train|pull --system mpigraph|dgl --graph NAME --config FILE.json --out DIR
+
+Every trainer writes ``DIR/trainer<rank>.json``. Times are lists over the steps, in seconds.
+"""
+
+import argparse
+import importlib
+import inspect
+import itertools
+import json
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+CLASSES = 47
+PULL_ROWS = 100_000
+
+
+class SAGE(nn.Module):
+    """GraphSAGE with means and dropout, of the given system's layers."""
+
+    def __init__(self, lib, width, hidden, num_layers):
+        super().__init__()
+        sizes = [width] + [hidden] * (num_layers - 1) + [CLASSES]
+        self.layers = nn.ModuleList(lib.nn.SAGEConv(a, b, "mean") for a, b in zip(sizes, sizes[1:]))
+
+    def forward(self, blocks, h):
+        for i, (layer, block) in enumerate(zip(self.layers, blocks)):
+            h = layer(block, h)
+            if i < len(self.layers) - 1:
+                h = F.dropout(F.relu(h), 0.5)
+        return h
+
+
+def main():
+    p = argparse.ArgumentParser()
+    p.add_argument("what", choices=("train", "pull"))
+    p.add_argument("--system", choices=("mpigraph", "dgl"), required=True)
+    p.add_argument("--graph", required=True)
+    p.add_argument("--config", required=True)
+    p.add_argument("--out", type=Path, required=True)
+    p.add_argument("--num_servers", type=int, default=1, help="on each node; mpigraph only")
+    p.add_argument("--graphbolt", action="store_true", help="DGL only")
+    p.add_argument("--fanouts", default="10,25")
+    p.add_argument("--hidden", type=int, default=256)
+    p.add_argument("--batch_size", type=int, default=1000)
+    p.add_argument("--steps", type=int, default=40)
+    p.add_argument("--warm", type=int, default=4, help="steps that are not timed")
+    args = p.parse_args()
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    lib = importlib.import_module(args.system)
+    if args.system == "mpigraph":
+        lib.distributed.initialize(num_servers=args.num_servers)
+    else:
+        importlib.import_module("dgl.distributed")
+        lib.distributed.initialize(os.environ["DGL_IP_CONFIG"], use_graphbolt=args.graphbolt)
+    torch.distributed.init_process_group("gloo")
+    g = lib.distributed.DistGraph(args.graph, part_config=args.config)
+    found = {"train": train, "pull": pull}[args.what](lib, g, args)
+    path = args.out / f"trainer{torch.distributed.get_rank()}.json"
+    path.write_text(json.dumps(found), encoding="utf-8")
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+def make_loader(lib, g, args):
+    """The loader, and whether gathered rows come with its blocks."""
+    sampler = lib.dataloading.NeighborSampler([int(fanout) for fanout in args.fanouts.split(",")])
+    seeds = lib.distributed.node_split(g.ndata["train_mask"], g.get_partition_book(), force_even=True)
+    make = (lib.dataloading if args.system == "dgl" else lib.distributed).DistNodeDataLoader
+    gathers = "features" in inspect.signature(make.__init__).parameters
+    rows = {"features": ["feat"], "labels": "label"} if gathers else {}
+    return make(g, seeds, sampler, batch_size=args.batch_size, shuffle=True, drop_last=True, **rows), gathers
+
+
+def train(lib, g, args):
+    loader, gathers = make_loader(lib, g, args)
+    torch.manual_seed(0)
+    width, layers = g.ndata["feat"].shape[1], len(args.fanouts.split(","))
+    model = DistributedDataParallel(SAGE(lib, width, args.hidden, layers))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
+    torch.manual_seed(1 + torch.distributed.get_rank())
+    names = ("step", "sample", "gather", "compute", "cpu", "accuracy", "edges", "inputs")
+    found = {name: [] for name in names} | {"first_minibatch_at": 0.0, "gathers": gathers}
+    with model.join():
+        start, cpu = time.perf_counter(), time.process_time()
+        for step, (inputs, seeds, blocks) in enumerate(endless(loader, args.warm + args.steps)):
+            sampled = time.perf_counter()
+            if gathers:
+                feats, labels = blocks[0].srcdata["feat"], blocks[-1].dstdata["label"]
+            else:
+                feats, labels = g.ndata["feat"][inputs], g.ndata["label"][seeds]
+            gathered = time.perf_counter()
+            found["first_minibatch_at"] = found["first_minibatch_at"] or time.time()
+            scores = model(blocks, feats)
+            loss = F.cross_entropy(scores, labels.long())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            end, cpu_end = time.perf_counter(), time.process_time()
+            accuracy = float((scores.argmax(1) == labels).float().mean())
+            sizes = sum(block.num_edges() for block in blocks), len(inputs)
+            row = end - start, sampled - start, gathered - sampled, end - gathered, cpu_end - cpu, accuracy, *sizes
+            if step >= args.warm:
+                for name, value in zip(names, row):
+                    found[name].append(value)
+            start, cpu = time.perf_counter(), time.process_time()
+    return found
+
+
+def endless(loader, steps):
+    """So many batches, of as many epochs as that takes; every trainer has the same number in each."""
+    return itertools.islice(itertools.chain.from_iterable(itertools.repeat(loader)), steps)
+
+
+def pull(lib, g, args):
+    """The first trainer reads random rows of one part at a time while the other waits."""
+    book, feat = g.get_partition_book(), g.ndata["feat"]
+    own = book.partid if args.system == "dgl" else 0
+    rng, found = np.random.default_rng(5), {}
+    for where, part in (("near", own), ("far", 1 - own)):
+        torch.distributed.barrier()
+        if torch.distributed.get_rank() > 0:
+            continue
+        pool, times = book.partid2nids(part), []
+        for _ in range(args.warm + args.steps):
+            ids = pool[torch.from_numpy(rng.integers(0, len(pool), PULL_ROWS))]
+            start = time.perf_counter()
+            rows = feat[ids]
+            times.append(time.perf_counter() - start)
+            if tuple(rows.shape) != (PULL_ROWS, feat.shape[1]):
+                raise ValueError(f"pulled {tuple(rows.shape)}")
+        found[where] = times[args.warm :]
+    torch.distributed.barrier()
+    return found
+
+
+if __name__ == "__main__":
+    main()

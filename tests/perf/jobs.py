@@ -1,0 +1,134 @@
+"""Starts one distributed job on hosts made by ``namespaces.py``, of either system, and waits for its result."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import common
+from namespaces import INTERFACE
+
+PORT = 30050
+
+
+class Usage:
+    """The memory of all processes on some hosts: the sum of their proportional set sizes, polled."""
+
+    def __init__(self, hosts, interval=0.4):
+        self._hosts, self._interval, self._next = hosts, interval, 0.0
+        self.samples = []
+
+    def poll(self):
+        """Look, if it is time to."""
+        if time.monotonic() >= self._next:
+            self.samples.append((time.time(), sum(pss(pid) for pid in self._hosts.processes())))
+            self._next = time.monotonic() + self._interval
+
+
+def pss(pid):
+    """Proportional set size of a process in bytes; 0 if it has ended."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0)
+
+
+def run(hosts, system, what, base, graph, limit=170.0, memory=False, **options):
+    """Run a job on all hosts with one server and one trainer of one thread on each.
+
+    Args:
+        hosts: :class:`namespaces.Hosts`.
+        system: "mpigraph", "dgl" or "graphbolt".
+        what: what ``job.py`` does.
+        base: the directory of the graph that ``prepare.py`` wrote.
+        graph: its name.
+        limit: seconds after which the job is ended.
+        memory: also measure it, which slows the job down.
+        options: of ``job.py``.
+
+    Returns:
+        What each trainer wrote, with "start" (seconds from launch to its first minibatch) where it trains; the memory
+        samples (time, bytes).
+
+    Raises:
+        RuntimeError: it failed or took too long; with the end of what it printed.
+    """
+    with tempfile.TemporaryDirectory(prefix="mpig-job-") as directory:
+        flags = [f"--{name}={value}" for name, value in options.items()]
+        script = [str(common.HERE / "job.py"), what, "--graph", graph, "--out", directory, *flags]
+        usage, begin = Usage(hosts), time.time()
+        start = _start_ours if system == common.OURS else _start_dgl
+        processes = start(hosts, script, base, graph, Path(directory), system == "graphbolt")
+        try:
+            _wait(processes, time.monotonic() + limit, usage if memory else None)
+        except RuntimeError as error:
+            raise RuntimeError(f"{system} {what}: {error}\n{_tails(directory)}") from None
+        finally:
+            hosts.kill()
+            for process in processes:
+                process.wait()
+        results = [json.loads(path.read_text()) for path in sorted(Path(directory).glob("trainer*.json"))]
+    for result in results:
+        if "first_minibatch_at" in result:
+            result["start"] = result["first_minibatch_at"] - begin
+    return results, usage.samples
+
+
+def _start_ours(hosts, script, base, graph, directory, _):
+    flags = ["--system", "mpigraph", "--config", str(base / "parts-2" / f"{graph}.json")]
+    command = [*hosts.mpiexec(2), sys.executable, *script, *flags]
+    with open(directory / "ours.log", "w") as log:
+        env = os.environ | {"OMP_NUM_THREADS": "1"}
+        return [subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT, cwd=directory)]
+
+
+def _start_dgl(hosts, script, base, graph, directory, graphbolt):
+    """Servers and trainers as DGL's ``launch.py`` starts them, without ssh."""
+    count, config = len(hosts.addresses), str(base / "dgl-2" / f"{graph}.json")
+    (directory / "ip_config.txt").write_text("".join(f"{address} {PORT}\n" for address in hosts.addresses))
+    env = common.dgl_environment() | {
+        "DGL_DIST_MODE": "distributed",
+        "DGL_IP_CONFIG": str(directory / "ip_config.txt"),
+        "DGL_CONF_PATH": config,
+        "DGL_GRAPH_FORMAT": "csc",
+        "DGL_NUM_SERVER": "1",
+        "DGL_NUM_SAMPLER": "0",
+        "DGL_NUM_CLIENT": str(count),
+        "DGL_KEEP_ALIVE": "0",
+        "MASTER_ADDR": hosts.addresses[0],
+        "MASTER_PORT": str(PORT + 900),
+        "GLOO_SOCKET_IFNAME": INTERFACE,
+        "WORLD_SIZE": str(count),
+    }
+    command = [os.environ["DGL_PYTHON"], *script, "--system", "dgl", "--config", config]
+    command += ["--graphbolt"] if graphbolt else []
+    processes = []
+    for host in range(count):
+        for role in ({"DGL_ROLE": "server", "DGL_SERVER_ID": str(host)}, {"DGL_ROLE": "client", "RANK": str(host)}):
+            with open(directory / f"{role['DGL_ROLE']}{host}.log", "w") as log:
+                options = {"stdout": log, "stderr": subprocess.STDOUT, "cwd": directory}
+                processes.append(hosts.popen(host, command, env=env | role | {"LOCAL_RANK": "0"}, **options))
+    return processes
+
+
+def _wait(processes, deadline, usage):
+    while any(process.poll() is None for process in processes):
+        failed = [process.returncode for process in processes if process.poll() not in (None, 0)]
+        if failed:
+            raise RuntimeError(f"a process ended with {failed[0]}")
+        if time.monotonic() > deadline:
+            raise RuntimeError("took too long")
+        if usage is not None:
+            usage.poll()
+        time.sleep(0.1)
+    if any(process.returncode for process in processes):
+        raise RuntimeError(f"processes ended with {[process.returncode for process in processes]}")
+
+
+def _tails(directory):
+    logs = sorted(Path(directory).glob("*.log"))
+    return "\n".join(f"== {path.name}\n" + "\n".join(path.read_text().splitlines()[-15:]) for path in logs)

@@ -1,0 +1,100 @@
+"""Train GraphSAGE on two hosts beside DGL: time of a step, start to first minibatch, memory, accuracy.
+
+    DGL_PYTHON=... python tests/perf/training.py DIR --graph S --fanouts 10,25          # as root
+    DGL_PYTHON=... python tests/perf/training.py DIR --graph products --memory
+
+Two hosts (``namespaces.py``) with one server and one trainer of one thread each, every byte between them over TCP, the
+same parts and the same script for both systems (``job.py``). Whole jobs alternate: ours, DGL, DGL with GraphBolt. With
+``--memory`` the sum of the proportional set sizes of all processes on the hosts, launchers included, is polled, and
+times are not reported because polling costs time.
+"""
+
+import statistics
+import sys
+
+import common
+import jobs
+import namespaces
+
+MUST = {("S", 2): 2.0, ("products", 2): 2.5, ("S", 3): 1.5, ("products", 3): 1.5}
+MUST_START, MUST_MEMORY = 2.0, 1 / 0.6
+STEPS = {("S", 2): 40, ("products", 2): 30, ("S", 3): 12, ("products", 3): 8}
+PARTS = ("sample", "gather", "compute", "cpu")
+
+
+def main():
+    p = common.parser(__doc__)
+    p.add_argument("--fanouts", choices=common.FANOUTS, default=common.FANOUTS[0])
+    p.add_argument("--steps", type=int, help="timed steps of a job (default: by graph and fanouts)")
+    p.add_argument("--memory", action="store_true", help="measure memory in place of time")
+    args = p.parse_args()
+    if namespaces.missing():
+        sys.exit(f"two hosts are needed: {namespaces.missing()}")
+    layers = len(args.fanouts.split(","))
+    steps = args.steps or STEPS[args.graph, layers]
+    systems = [common.OURS, *(["dgl", "graphbolt"] if common.dgl_python() else [])]
+    with namespaces.Hosts(2) as hosts:
+
+        def side(system):
+            def run():
+                options = {"fanouts": args.fanouts, "steps": steps, "memory": args.memory}
+                return summary(*jobs.run(hosts, system, "train", args.dir / args.graph, args.graph, **options))
+
+            return run
+
+        if not args.memory:
+            side(common.OURS)()  # compile the kernels, warm the page cache
+        found, loads = common.alternate({system: side(system) for system in systems}, args.rounds, args.quiet)
+    make = memory_rows if args.memory else time_rows
+    common.report(args, make(args, layers, found), fanouts=args.fanouts, steps=steps, others=loads)
+
+
+def summary(trainers, memory):
+    """One job in numbers: medians over steps, then the mean of the trainers; seconds and bytes."""
+    mean = {name: statistics.mean(statistics.median(t[name]) for t in trainers) for name in ("step", *PARTS)}
+    for name in ("edges", "inputs"):
+        mean[name] = statistics.mean(statistics.mean(t[name]) for t in trainers)
+    mean["accuracy"] = statistics.mean(statistics.mean(t["accuracy"][-5:]) for t in trainers)
+    mean["start"] = max(t["start"] for t in trainers)
+    if memory:
+        first = max(t["first_minibatch_at"] for t in trainers)
+        mean["peak"] = max(size for _, size in memory)
+        mean["steady"] = statistics.median([size for at, size in memory if at > first] or [memory[-1][1]])
+    common.say(", ".join(f"{name} {value:.4g}" for name, value in mean.items()))
+    return mean
+
+
+def time_rows(args, layers, found):
+    """Step against each peer and the faster one, start against each; then what the step consists of."""
+    steps, starts = common.pick(found, "step", 1e3), common.pick(found, "start")
+    peers = [name for name in found if name != common.OURS]
+    rows = []
+    if peers:
+        best = min(peers, key=lambda name: statistics.median(steps[name]))
+        must = MUST[args.graph, layers]
+        rows.append(common.compare(f"training step, fanouts {args.fanouts}", "ms", steps, best, must=must))
+        rows += [common.compare(f"training step beside {name}", "ms", steps, name) for name in peers if name != best]
+        rows += [
+            common.compare(f"start to first minibatch beside {name}", "s", starts, name, must=MUST_START)
+            for name in peers
+        ]
+    rows += [common.alone("training step", "ms", steps), common.alone("start to first minibatch", "s", starts)]
+    rows += [common.alone(f"of the step: {name}", "ms", common.pick(found, name, 1e3)) for name in PARTS]
+    rows += [common.alone(f"{name} of a minibatch", "", common.pick(found, name)) for name in ("edges", "inputs")]
+    return [*rows, common.alone("accuracy, last 5 minibatches", "", common.pick(found, "accuracy"))]
+
+
+def memory_rows(args, layers, found):
+    """Peak and steady memory against each peer."""
+    rows = []
+    for when in ("peak", "steady"):
+        sizes = common.pick(found, when, 2**-30)
+        peers = [name for name in found if name != common.OURS]
+        must = MUST_MEMORY if when == "peak" else None
+        rows += [common.compare(f"{when} memory beside {name}", "GiB", sizes, name, must=must) for name in peers]
+        rows += [] if peers else [common.alone(f"{when} memory", "GiB", sizes)]
+    return rows
+
+
+if __name__ == "__main__":
+    main()
