@@ -50,9 +50,7 @@ def aggregate(
     return reduce_rows(in_edges, edge_values(message, edges), reduce.op, empty)
 
 
-def spmm(
-    in_edges: InEdges, x: torch.Tensor, weights: torch.Tensor | None = None, mean: bool = False
-) -> torch.Tensor:
+def spmm(in_edges: InEdges, x: torch.Tensor, weights: torch.Tensor | None = None, mean: bool = False) -> torch.Tensor:
     """Sum source rows over the in-edges of each destination. Local; no communication.
 
     float16 and bfloat16 are summed in float32; integers are gathered.

@@ -24,6 +24,7 @@ class Config:
         timeout: seconds that a wait may last before the watchdog ends the job.
         window: how shared windows are allocated: "auto", "allocate" or "create" (see ``mpi/window.py``).
         transport: how far rows are read: "rma", "packed", or "auto" to measure at start (see ``mpi/choice.py``).
+        keep_memory: 1 to keep freed blocks for the next minibatch (see ``memory.py``), 0 to give them back.
         log_level: a level name of :mod:`logging`.
         part_config: the partition configuration of graphs opened without naming one.
     """
@@ -32,6 +33,7 @@ class Config:
     timeout: float = 300.0
     window: str = "auto"
     transport: str = "auto"
+    keep_memory: int = 1
     log_level: str = "WARNING"
     part_config: str = ""
 
@@ -49,6 +51,8 @@ class Config:
             raise InvalidArgumentError(f"window must be auto, allocate or create (got {self.window!r})")
         if self.transport not in ("auto", "rma", "packed"):
             raise InvalidArgumentError(f"transport must be auto, rma or packed (got {self.transport!r})")
+        if self.keep_memory not in (0, 1):
+            raise InvalidArgumentError(f"keep_memory must be 0 or 1 (got {self.keep_memory})")
 
     @classmethod
     def from_env(cls, **given: Any) -> "Config":

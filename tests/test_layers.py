@@ -16,7 +16,7 @@ FILES = {str(path.relative_to(ROOT)): path.read_text() for path in sorted(PACKAG
 LAYERS = """
 errors
 config
-log
+log memory
 kernels
 mpi metadata
 storage

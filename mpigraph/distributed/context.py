@@ -20,6 +20,7 @@ from mpigraph.dataloading.prefetch import Stoppable
 from mpigraph.errors import InvalidArgumentError, NotInitializedError
 from mpigraph.kernels import warm_up
 from mpigraph.log import get_logger, set_identity
+from mpigraph.memory import keep_freed_memory
 from mpigraph.mpi.watch import guard
 from mpigraph.mpi.world import World
 from mpigraph.service.control import Control
@@ -196,6 +197,8 @@ def initialize(
         serve(state, control)
         closing.close()
         sys.exit(0)
+    if config.keep_memory:
+        keep_freed_memory()
     _start_session(Session(state, control), closing)
 
 
