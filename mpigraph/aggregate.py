@@ -17,7 +17,7 @@ from mpigraph.frame import Frame
 from mpigraph.inedges import InEdges
 from mpigraph.messages import EdgeBatch, Message, Operand, Reduce, edge_values
 
-__all__ = ["aggregate", "reduce_rows", "spmm"]
+__all__ = ["aggregate", "mean_and_own", "reduce_rows", "spmm"]
 
 _SUM = 0
 """The mode of ``torch.embedding_bag``."""
@@ -74,6 +74,23 @@ def spmm(in_edges: InEdges, x: torch.Tensor, weights: torch.Tensor | None = None
     flat = x.reshape(x.shape[0], math.prod(x.shape[1:]))
     total: torch.Tensor = _Spmm.apply(flat, weights, in_edges, mean)  # type: ignore[no-untyped-call]
     return total.reshape(in_edges.num_dst, *x.shape[1:])
+
+
+def mean_and_own(in_edges: InEdges, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the mean of the sources of each destination and its own row, in a block. Local; no communication.
+
+    The same as ``spmm(in_edges, x, mean=True), x[:num_dst]``, but the gradient of the own rows is added into that of
+    the means; a slice would first widen it to all sources with zeros.
+
+    Args:
+        in_edges: the edges; the first sources are the destinations.
+        x: float[num_src, width].
+
+    Returns:
+        [num_dst, width] twice.
+    """
+    found: tuple[torch.Tensor, torch.Tensor] = _MeanAndOwn.apply(x, None, in_edges, True)  # type: ignore[no-untyped-call]
+    return found
 
 
 def reduce_rows(in_edges: InEdges, rows: torch.Tensor, op: str, empty: float = 0.0) -> torch.Tensor:
@@ -136,6 +153,26 @@ class _Spmm(torch.autograd.Function):
         if weights is not None and ctx.needs_input_grad[1]:  # type: ignore[attr-defined]
             grad_weights = _sampled_dot(in_edges, x, grad).to(weights.dtype)
         return grad_x, grad_weights, None, None
+
+
+class _MeanAndOwn(torch.autograd.Function):
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: FunctionCtx, x: torch.Tensor, weights: None, in_edges: InEdges, mean: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Local; no communication."""
+        return _Spmm.forward(ctx, x, weights, in_edges, mean), x[: in_edges.num_dst]
+
+    @staticmethod
+    @once_differentiable  # type: ignore[misc, untyped-decorator]
+    def backward(
+        ctx: FunctionCtx, grad: torch.Tensor, grad_own: torch.Tensor
+    ) -> tuple[torch.Tensor | None, None, None, None]:
+        """Local; no communication."""
+        grad_x = _Spmm.backward(ctx, grad)[0]
+        if grad_x is not None:
+            grad_x[: grad_own.shape[0]].add_(grad_own)
+        return grad_x, None, None, None
 
 
 class _Extreme(torch.autograd.Function):

@@ -5,11 +5,12 @@ from collections.abc import Callable
 import torch
 
 import mpigraph.function as fn
+from mpigraph.aggregate import mean_and_own
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.messages import Message
 from mpigraph.passing import MessagePassing
 
-__all__ = ["Features", "project_first", "source_and_destination", "weighted_copy"]
+__all__ = ["Features", "mean_and_own_rows", "project_first", "source_and_destination", "weighted_copy"]
 
 Features = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
@@ -36,6 +37,22 @@ def source_and_destination(
         return change(feat[0]), change(feat[1])
     src = change(feat)
     return src, src[: graph.num_dst_nodes()] if graph.is_block else src
+
+
+def mean_and_own_rows(block: MessagePassing, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the mean over in-neighbours and the destinations' own rows. Local; no communication.
+
+    Call it in a local scope of the block.
+
+    Args:
+        block: a block of one relation.
+        x: float[num_src, width], destinations first.
+
+    Returns:
+        [num_dst, width] twice.
+    """
+    block.srcdata["h"] = x  # checks the number of rows
+    return mean_and_own(block._in_edges(block.to_canonical_etype(None)), x)
 
 
 def weighted_copy(graph: MessagePassing, edge_weight: torch.Tensor | None) -> Message:

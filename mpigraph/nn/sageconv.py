@@ -9,7 +9,7 @@ from torch.nn import functional as F
 import mpigraph.function as fn
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.messages import Message
-from mpigraph.nn.common import Features, project_first, source_and_destination, weighted_copy
+from mpigraph.nn.common import Features, mean_and_own_rows, project_first, source_and_destination, weighted_copy
 from mpigraph.nn.drop import Dropout
 from mpigraph.passing import MessagePassing
 
@@ -93,15 +93,30 @@ class SAGEConv(nn.Module):
             [num_dst, out_feats].
         """
         with graph.local_scope():
-            src, dst = source_and_destination(graph, feat, self.feat_drop)
-            send = weighted_copy(graph, edge_weight)
-            if self._aggregator == "gcn":
-                out = self._gcn(graph, src, dst, send)
+            if self._aggregator == "mean" and edge_weight is None and self._aggregates_own(graph, feat):
+                mean, own = mean_and_own_rows(graph, self.feat_drop(feat))
+                out = self._combined(own, self.fc_neigh(mean))
             else:
-                out = self.fc_self(dst) + self._neighbours(graph, src, send)
+                src, dst = source_and_destination(graph, feat, self.feat_drop)
+                send = weighted_copy(graph, edge_weight)
+                if self._aggregator == "gcn":
+                    out = self._gcn(graph, src, dst, send)
+                else:
+                    out = self._combined(dst, self._neighbours(graph, src, send))
         if self.activation is not None:
             out = self.activation(out)
         return out if self.norm is None else self.norm(out)
+
+    def _aggregates_own(self, graph: MessagePassing, feat: Features) -> bool:
+        """Whether the rows that are aggregated are also the destinations' own, first among the sources."""
+        one = isinstance(feat, torch.Tensor) and feat.dim() == 2 and feat.dtype in (torch.float32, torch.float64)
+        return graph.is_block and one and not project_first(graph, *self.fc_neigh.weight.T.shape)
+
+    def _combined(self, dst: torch.Tensor, neighbours: torch.Tensor) -> torch.Tensor:
+        """Add ``fc_self`` of the destinations, in place: a linear map keeps no output for its gradient."""
+        own: torch.Tensor = self.fc_self(dst)
+        in_place = type(self.fc_self) is nn.Linear and own.dtype == neighbours.dtype
+        return own.add_(neighbours) if in_place else own + neighbours
 
     def _neighbours(self, graph: MessagePassing, src: torch.Tensor, send: Message) -> torch.Tensor:
         """Aggregate by mean or pool, through ``fc_neigh``."""
