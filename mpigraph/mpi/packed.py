@@ -15,9 +15,8 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 from mpigraph.errors import ClosedError
-from mpigraph.kernels.compact import LocalIds
 from mpigraph.kernels.rows import gather_rows
-from mpigraph.mpi.packing import DEPTH, REQUEST, TAGS, Buffers, Owner, rows_of_a_piece
+from mpigraph.mpi.packing import REQUEST, TAGS, Buffers, Owner, depth, rows_of_a_piece
 from mpigraph.mpi.transport import FarRows, Target, Traffic, Watch, waves
 from mpigraph.mpi.watch import Backoff
 
@@ -26,7 +25,7 @@ __all__ = ["Packed"]
 _I64 = npt.NDArray[np.int64]
 _U8 = npt.NDArray[np.uint8]
 _Rows = npt.NDArray[Any]
-_SPARSE = 64  # rows held for each row wanted, above which looking for repeats in a table of flags is slow
+_SPARSE = 64  # rows held for each row wanted, above which a table of them is slower than sorting
 
 
 class _Wanted:
@@ -39,19 +38,13 @@ class _Wanted:
     """
 
     def __init__(self, part: FarRows) -> None:
+        first = _first_alike(part)
+        again = np.flatnonzero(first != np.arange(len(first)))
         self.rows, self.places = part.rows, part.positions
-        self.repeats = self.originals = np.empty(0, np.int64)
-        if len(part.rows) < 2 or _no_repeats(part):
-            return
-        known = LocalIds(np.empty(0, np.int64))
-        which = known.insert(part.rows)
-        if known.count == len(part.rows):
-            return
-        first = np.empty(known.count, np.int64)
-        first[which[::-1]] = np.arange(len(which) - 1, -1, -1)
-        again = np.flatnonzero(first[which] != np.arange(len(which)))
-        self.rows, self.places = known.ids, part.positions[first]
-        self.repeats, self.originals = part.positions[again], self.places[which[again]]
+        self.repeats, self.originals = self.places[again], self.places[first[again]]
+        if len(again):
+            distinct = np.flatnonzero(first == np.arange(len(first)))
+            self.rows, self.places = self.rows[distinct], self.places[distinct]
 
     def message(self, number: int, tag: int) -> _U8:
         """The request."""
@@ -61,24 +54,26 @@ class _Wanted:
         return np.concatenate([header.view(np.uint8), ids.view(np.uint8)])
 
 
-def _no_repeats(part: FarRows) -> bool:
-    """Whether a table of flags says that all rows are distinct; False also where the table would be too long."""
-    if part.held > _SPARSE * len(part.rows):
-        return False
-    seen = np.zeros(part.held, bool)
-    seen[part.rows] = True
-    return int(np.count_nonzero(seen)) == len(part.rows)
+def _first_alike(part: FarRows) -> _I64:
+    """int64[n]: for each wanted row the index of the first that is the same."""
+    count = len(part.rows)
+    if part.held > _SPARSE * count:
+        _, first, which = np.unique(part.rows, return_index=True, return_inverse=True)
+        return first[which]
+    table = np.empty(part.held, np.int64)  # only entries that were written are read
+    table[part.rows[::-1]] = np.arange(count - 1, -1, -1)
+    return table[part.rows]
 
 
 class _Reply:
-    """One request under way, begun by construction.
+    """One request under way, begun by construction, with at most ``most`` receives posted.
 
     Attributes:
         failed: the owner could not answer.
     """
 
     def __init__(
-        self, comm: MPI.Intracomm, target: Target, part: FarRows, tag: int, out: _Rows, buffers: Buffers
+        self, comm: MPI.Intracomm, target: Target, part: FarRows, tag: int, out: _Rows, buffers: Buffers, most: int
     ) -> None:
         self._comm, self._from, self._out, self._buffers = comm, (part.rank, tag), out, buffers
         self._wanted = _Wanted(part)
@@ -88,7 +83,7 @@ class _Reply:
         self.failed = False
         self._message = self._wanted.message(target.number, tag)
         self.nbytes = self._message.nbytes
-        for _ in range(DEPTH):
+        for _ in range(most):
             self._post()
         self._sending = comm.Isend(self._message, part.rank, REQUEST)
 
@@ -181,7 +176,7 @@ class Packed:
         for wave in waves(parts):
             ranks = ", ".join(str(part.rank) for part in wave)
             with self._watch(f"rows of window {target.number} from rank(s) {ranks}"):
-                replies = [self._ask(target, part, out) for part in wave]
+                replies = [self._ask(target, part, out, depth(len(wave))) for part in wave]
                 meanwhile()
                 self._receive(replies)
             failed += [part.rank for part, reply in zip(wave, replies, strict=True) if reply.failed]
@@ -189,19 +184,21 @@ class Packed:
         if failed:
             raise ClosedError(f"rank {failed[0]} does not hold these rows of window {target.number}: it was closed")
 
-    def _ask(self, target: Target, part: FarRows, out: _Rows) -> _Reply:
+    def _ask(self, target: Target, part: FarRows, out: _Rows, most: int) -> _Reply:
         if not hasattr(self._thread, "buffers"):
             self._thread.buffers = Buffers()
         with self._lock:
             self._tag = self._tag % (TAGS - 1) + 1
             tag = self._tag
-        reply = _Reply(self._comm, target, part, tag, out, self._thread.buffers)
+        reply = _Reply(self._comm, target, part, tag, out, self._thread.buffers, most)
         self.traffic.sent(reply.nbytes)
         return reply
 
     def _receive(self, replies: list[_Reply]) -> None:
         """Place what comes until all is there."""
-        backoff = Backoff()
+        backoff = Backoff(
+            spins=20, longest=5e-5
+        )  # longer sleeps would hold up the transfer: MPI works when it is called
         waiting = replies
         while waiting:
             moved = [reply.step(self.traffic) for reply in waiting]
@@ -215,10 +212,9 @@ class Packed:
 
     def close(self) -> None:
         """Send what is still being sent. Local; no communication, once every asker has what it asked for."""
-        backoff = Backoff()
         with self._watch("sending the last rows"):
-            while self.owner.poll() or self.owner.busy:
-                backoff.pause()
+            while self.owner.poll():
+                pass
 
 
 def _nothing() -> None:

@@ -19,15 +19,16 @@ from mpi4py import MPI
 from mpigraph.kernels.rows import gather_rows
 from mpigraph.log import get_logger
 from mpigraph.mpi.transport import Traffic
+from mpigraph.mpi.watch import Backoff
 
-__all__ = ["DEPTH", "HEADER_WORDS", "PIECE", "REQUEST", "TAGS", "Buffers", "Owner", "rows_of_a_piece"]
+__all__ = ["HEADER_WORDS", "PIECE", "REQUEST", "TAGS", "Buffers", "Owner", "depth", "rows_of_a_piece"]
 
 _I64 = npt.NDArray[np.int64]
 _U8 = npt.NDArray[np.uint8]
 _Rows = npt.NDArray[Any]
 
-PIECE = 1 << 20  # bytes: packing, sending and placing overlap, and memory stays small
-DEPTH = 3  # pieces of one reply under way
+PIECE = 4 << 20  # bytes: packing, sending and placing overlap, and memory stays small
+_DEPTH, _ALL = 3, 24  # pieces of one reply under way, and of all replies together
 REQUEST = 0  # tag of a request; replies have others
 TAGS = 1 << 15  # MPI allows at least this many
 HEADER_WORDS = 4  # window, rows, bytes of an id, tag of the reply
@@ -36,6 +37,11 @@ HEADER_WORDS = 4  # window, rows, bytes of an id, tag of the reply
 def rows_of_a_piece(row_bytes: int) -> int:
     """How many rows travel together. Local; no communication."""
     return max(1, PIECE // row_bytes)
+
+
+def depth(replies: int) -> int:
+    """How many pieces of each of some replies are under way at once. Local; no communication."""
+    return max(1, min(_DEPTH, _ALL // replies))
 
 
 class Buffers:
@@ -55,7 +61,7 @@ class Buffers:
 
     def give(self, buffer: _U8) -> None:
         """Take a buffer back. Local; no communication."""
-        if len(buffer) == PIECE and len(self._free) < 4 * DEPTH:
+        if len(buffer) == PIECE and len(self._free) < 4 * _DEPTH:
             self._free.append(buffer)
 
 
@@ -70,13 +76,13 @@ class _Answer:
         self._at = 0
         self._sending: deque[tuple[MPI.Request, _U8]] = deque()
 
-    def step(self, comm: MPI.Intracomm, buffers: Buffers, traffic: Traffic) -> bool:
-        """Send the next piece if there is room; say whether anything went on."""
+    def step(self, comm: MPI.Intracomm, buffers: Buffers, traffic: Traffic, most: int) -> bool:
+        """Send the next piece if fewer than ``most`` are under way; say whether anything went on."""
         moved = False
         while self._sending and self._sending[0][0].Test():
             buffers.give(self._sending.popleft()[1])
             moved = True
-        if self._at < len(self._rows) and len(self._sending) < DEPTH:
+        if self._at < len(self._rows) and len(self._sending) < most:
             piece = self._pack(buffers)
             asker, tag = self._to
             self._sending.append((comm.Isend(piece, asker, tag), piece if piece.base is None else piece.base))
@@ -114,6 +120,7 @@ class Owner:
         self._tables: dict[int, _Rows] = {}
         self._answers: list[_Answer] = []
         self._buffers = Buffers()
+        self._backoff = Backoff(spins=20, longest=5e-5)
 
     def enter(self, number: int, table: _Rows) -> None:
         """Answer for a window whose rows here are ``table`` (2-D, rows as words). Local; no communication."""
@@ -129,11 +136,22 @@ class Owner:
                     answer.table = None
 
     def poll(self) -> bool:
-        """Go on answering; say whether anything went on. Sends messages, never waits."""
+        """Go on answering; say whether there is an answer under way. Sends messages, never waits for long.
+
+        What is under way needs the MPI library to be called often, so the pauses here are short.
+        """
+        if self._step():
+            self._backoff.reset()
+            return True
+        if self._answers:
+            self._backoff.pause()
+        return self.busy
+
+    def _step(self) -> bool:
         with self._lock:
             moved = self._accept()
             for answer in self._answers:
-                moved |= answer.step(self._comm, self._buffers, self._traffic)
+                moved |= answer.step(self._comm, self._buffers, self._traffic, depth(len(self._answers)))
             if moved:
                 self._answers = [answer for answer in self._answers if not answer.done]
             return moved

@@ -32,6 +32,8 @@ class Channel:
         number: the same on every rank.
         graph: name of the graph that is sampled.
         rounds: how many rounds were made.
+        messages: how many requests and answers that were not empty went from here to other ranks.
+        bytes: their bytes.
 
     Collective on ``world.comm``: construction and :meth:`close`.
     """
@@ -40,7 +42,7 @@ class Channel:
         self.world = world
         self.number = number
         self.graph = graph
-        self.rounds = 0
+        self.rounds = self.messages = self.bytes = 0
         self._comm: MPI.Comm = MPI.COMM_NULL if world.all_near else world.comm.Dup()
         self._pending: Header | None = None
 
@@ -116,16 +118,24 @@ class Channel:
         with self.world.watch(f"sampling round {self.rounds} of channel {self.number}"):
             if (header.statuses == FAILED).any():
                 raise_together(self._comm, "sampling", error)
+            self._count(counts * words.itemsize)
             requests = exchange_requests(self._comm, words, counts, header)
             answers: list[_U8] | None = None
             try:
                 answers = answer(requests)
+                self._count(np.array([len(data) for data in answers], np.int64))
             except Exception as exc:  # told to every rank by the exchange, and raised there
                 error = exc
             received, failed = exchange_answers(self._comm, answers)
             if len(failed):
                 raise_together(self._comm, "answering a sampling request", error)
         return received
+
+    def _count(self, nbytes: npt.NDArray[np.int64]) -> None:
+        """Count what goes to each rank (int64[size])."""
+        to_others = np.delete(nbytes, self._comm.rank)
+        self.messages += int(np.count_nonzero(to_others))
+        self.bytes += int(to_others.sum())
 
     def finish(self) -> None:
         """Complete a server's pending header, before the channel is freed. Collective on the channel."""
