@@ -12,6 +12,7 @@ import itertools
 import json
 import os
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -30,10 +31,10 @@ class SAGE(nn.Module):
     def __init__(self, lib, width, hidden, num_layers):
         super().__init__()
         sizes = [width] + [hidden] * (num_layers - 1) + [CLASSES]
-        self.layers = nn.ModuleList(lib.nn.SAGEConv(a, b, "mean") for a, b in zip(sizes, sizes[1:]))
+        self.layers = nn.ModuleList(lib.nn.SAGEConv(a, b, "mean") for a, b in pairwise(sizes))
 
     def forward(self, blocks, h):
-        for i, (layer, block) in enumerate(zip(self.layers, blocks)):
+        for i, (layer, block) in enumerate(zip(self.layers, blocks, strict=True)):
             h = layer(block, h)
             if i < len(self.layers) - 1:
                 h = F.dropout(F.relu(h), 0.5)
@@ -110,7 +111,7 @@ def train(lib, g, args):
             sizes = sum(block.num_edges() for block in blocks), len(inputs)
             row = end - start, sampled - start, gathered - sampled, end - gathered, cpu_end - cpu, accuracy, *sizes
             if step >= args.warm:
-                for name, value in zip(names, row):
+                for name, value in zip(names, row, strict=True):
                     found[name].append(value)
             start, cpu = time.perf_counter(), time.process_time()
     return found

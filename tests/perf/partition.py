@@ -1,0 +1,78 @@
+"""Cut a graph into two parts by METIS, beside DGL's ``partition_graph``: time and memory.
+
+    DGL_PYTHON=... python tests/perf/partition.py DIR --graph S
+
+Both read the generated ``.npy`` files and write parts, in commands that alternate. Time and peak memory are those of
+the whole command (``wait4``); DGL's call alone, without imports and building the graph, is a line of its own. For
+products only ours runs: DGL passed 22 GB there when it was stopped.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import common
+
+MUST = 1 / 0.7
+LIMIT = 16.0  # GiB for products
+CALL = "seconds of the call: "
+
+
+def main():
+    args = common.parser(__doc__).parse_args()
+    data = args.dir / args.graph / "data"
+    ours = [sys.executable, "-m", "mpigraph", "partition", data, "--parts", 2, "--method", "metis", "--name", "g"]
+    sides = {common.OURS: lambda: measure([*ours, "--balance-train", "--balance-edges", "-o"], dict(os.environ))}
+    dgl = common.dgl_python() if args.graph == "S" else None
+    if dgl is not None:
+        script = [dgl, common.HERE / "dgl_partition.py", data]
+        sides["dgl"] = lambda: measure(script, common.dgl_environment(threads=os.cpu_count()))
+    found, loads = common.alternate(sides, args.rounds, args.quiet)
+    common.report(args, rows(args, found), others=loads)
+
+
+def measure(command, env):
+    """Run a command with a directory to write appended; return its seconds, peak GiB and what it says of its call."""
+    with tempfile.TemporaryDirectory() as directory, open(Path(directory) / "log", "w+") as log:
+        begin = time.perf_counter()
+        words = [*map(str, command), f"{directory}/out"]
+        process = subprocess.Popen(words, env=env, stdout=log, stderr=subprocess.STDOUT)
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        seconds = time.perf_counter() - begin
+        log.seek(0)
+        printed = log.read()
+        if process.returncode:
+            raise RuntimeError(f"{' '.join(words)} ended with {process.returncode}:\n{printed[-2000:]}")
+    call = [float(line.removeprefix(CALL)) for line in printed.splitlines() if line.startswith(CALL)]
+    cpu = used.ru_utime + used.ru_stime
+    return {"seconds": seconds, "cpu": cpu, "peak": used.ru_maxrss / 2**20, "call": call[0] if call else seconds}
+
+
+def rows(args, found):
+    """Time and memory, with ratios where DGL ran."""
+    what = f"METIS into 2 parts, {args.graph}"
+    table = {
+        "whole command": ("seconds", "s", MUST),
+        "CPU time": ("cpu", "s", None),
+        "peak memory": ("peak", "GiB", MUST),
+    }
+    if "dgl" in found:
+        lines = [
+            common.compare(f"{what}: {name}", unit, common.pick(found, key), "dgl", must=must)
+            for name, (key, unit, must) in table.items()
+        ]
+        return [*lines, common.alone(f"{what}: whole command, DGL's call alone", "s", common.pick(found, "call"))]
+    lines = [common.alone(f"{what}: {name}", unit, common.pick(found, key)) for name, (key, unit, _) in table.items()]
+    if args.graph == "products":
+        peaks = common.pick(found, "peak")
+        left = [LIMIT / peak for peak in peaks[common.OURS]]
+        lines.append(common.Row(f"{what}: {LIMIT:g} GiB / peak", "", {}, min(left), (min(left), max(left)), 1.0, peaks))
+    return lines
+
+
+if __name__ == "__main__":
+    main()
