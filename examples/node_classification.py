@@ -57,11 +57,11 @@ class SAGE(nn.Module):
         self.layers = nn.ModuleList(make(a, b) for a, b in pairwise(sizes))
 
     def forward(self, blocks, h):
-        h = F.dropout(F.normalize(h, p=args.norm) if args.norm else h, args.feat_drop, self.training)
+        h = mg.nn.dropout(F.normalize(h, p=args.norm) if args.norm else h, args.feat_drop, self.training)
         for i, layer in enumerate(self.layers):
             h = layer(blocks[i], h) if blocks else layer(h)
             if i < len(self.layers) - 1:
-                h = F.dropout(F.relu(h), args.dropout, self.training)
+                h = mg.nn.relu_dropout(h, args.dropout, self.training)
         return h
 
 

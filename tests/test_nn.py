@@ -10,6 +10,7 @@ from mpigraph.errors import InvalidArgumentError, MPIGraphError
 from mpigraph.heterograph import graph
 from mpigraph.metadata.schema import Schema
 from mpigraph.nn import GraphConv, SAGEConv
+from mpigraph.nn.common import mean_and_own_rows, project_first
 
 SIZES = [(5, 3), (3, 5)]  # with and without the linear map before the aggregation
 
@@ -158,6 +159,29 @@ def test_blocks_without_edges(layer, num_src, num_dst):
     assert out.shape == (num_dst, 2)
     out.sum().backward()
     layer.zero_grad()
+
+
+@pytest.mark.parametrize("layer", [SAGEConv(96, 32, "mean"), GraphConv(96, 32, norm="right", allow_zero_in_degree=True)])
+def test_a_linear_map_before_or_after_the_sum_gives_the_same(layer):
+    whole_graph = graph((torch.arange(50).repeat(4), torch.arange(200) % 40))
+    few = to_block(_in_edges_of(whole_graph, torch.arange(2)), torch.arange(2))
+    assert project_first(whole_graph, 96, 32) and not project_first(few, 96, 32)
+    x = torch.randn(50, 96, dtype=torch.float64)
+    on_block = layer.double()(few, x[few.srcdata["_ID"]])
+    torch.testing.assert_close(on_block, layer(whole_graph, x)[:2])
+
+
+def test_own_rows_and_means_share_one_gradient():
+    block, x = part(), features(part(), 4)
+    inputs = [x.clone().requires_grad_() for _ in range(2)]
+    factor = torch.randn(2, block.num_dst_nodes(), 4, dtype=torch.float64)
+    with block.local_scope():
+        mean, own = mean_and_own_rows(block, inputs[0])
+    want = dense(block) @ inputs[1] / block.in_degrees().double().clamp(min=1)[:, None]
+    torch.testing.assert_close(mean, want)
+    (mean * factor[0] + own * factor[1]).sum().backward()
+    (want * factor[0] + inputs[1][: block.num_dst_nodes()] * factor[1]).sum().backward()
+    torch.testing.assert_close(inputs[0].grad, inputs[1].grad)
 
 
 def test_two_layers_on_blocks_equal_two_layers_on_the_graph():
