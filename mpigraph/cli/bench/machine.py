@@ -13,7 +13,7 @@ from mpigraph.mpi.world import World
 
 __all__ = ["describe", "measure_copy"]
 
-_COPY_BYTES = 64 << 20
+_COPY_BYTES = 32 << 20
 
 
 def measure_copy(world: World, seconds: float) -> dict[str, float | None]:

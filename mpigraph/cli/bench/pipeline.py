@@ -85,10 +85,10 @@ class Pipeline:
     def _pieces(self, service: TimedService, seconds: float) -> dict[str, float | None]:
         warm = [self._one_step(service, seeds) for seeds in self._batches(_WARM_UP)]
         steps = self._agree(seconds, warm[-1]["step_total"])
-        before = _traffic(service)
+        before = self._traffic(service)
         rows = [self._one_step(service, seeds) for seeds in self._batches(steps)]
         middle: dict[str, float | None] = {name: median(row[name] for row in rows) for name in rows[0]}
-        for name, count in _traffic(service).items():
+        for name, count in self._traffic(service).items():
             middle[name] = (count - before[name]) / steps
         sampling = sum(row["step_sample"] + row["step_exchange"] for row in rows) / 1e3
         middle["edges_per_s"] = sum(row["edges"] for row in rows) / sampling / 1e6
@@ -152,7 +152,6 @@ class Pipeline:
         }
         found = {name: value * 1e3 for name, value in spent.items()}
         found["edges"] = float(sum(block.num_edges() for block in blocks))
-        found["row_bytes_per_batch"] = float(far.sum()) * window.row_bytes / 1e6
         return found
 
     def _time_near(self, ids: Any) -> float:
@@ -175,7 +174,14 @@ class Pipeline:
         loss.backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()
 
-
-def _traffic(service: TimedService) -> dict[str, float]:
-    """What the channel's rounds have moved so far."""
-    return {"rounds_per_batch": float(service.channel.rounds)}
+    def _traffic(self, service: TimedService) -> dict[str, float]:
+        """What sampling and gathering have moved so far."""
+        if self._session.world.all_near:
+            return {"rounds_per_batch": 0, "messages_per_batch": 0}
+        sampling, rows = service.traffic, self._session.world.transport.traffic
+        return {
+            "rounds_per_batch": sampling["rounds"],
+            "messages_per_batch": sampling["messages"] + rows.messages,
+            "sampling_bytes_per_batch": sampling["bytes"] / 1e6,
+            "row_bytes_per_batch": (rows.bytes_sent + rows.bytes_received) / 1e6,
+        }

@@ -41,7 +41,7 @@ def draw(found: Mapping[str, Any], path: str) -> None:
 
     figures = found["figures"]
     count = min(found["layout"]["trainers"], _MOST_TRAINERS)
-    picture = Figure(figsize=(8, 1.8 + 0.7 * count), layout="constrained")
+    picture = Figure(figsize=(9, 2 + 0.7 * count), layout="constrained")
     axes = picture.subplots()
     for trainer in range(count):
         for y, stages in _bars(figures, trainer):
@@ -56,8 +56,9 @@ def draw(found: Mapping[str, Any], path: str) -> None:
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(axis="y", length=0)
     handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    picture.legend(handles.values(), handles.keys(), loc="outside upper left", ncols=3, frameon=False)
-    picture.suptitle(found["verdict"].partition(" (")[0].partition(";")[0], x=0.99, ha="right", fontsize="medium")
+    picture.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, frameon=False)
+    layout = found["layout"]
+    axes.set_title(f"{layout['trainers']} trainers, {layout['nodes']} node(s): {found['verdict'].partition(' (')[0]}")
     picture.savefig(path, dpi=150)
 
 

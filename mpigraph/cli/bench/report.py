@@ -73,7 +73,7 @@ def table(found: Mapping[str, Any]) -> str:
 
 
 def _number(value: float) -> str:
-    return f"{value:.0f}" if value >= 1000 else f"{value:.4g}" if value >= 1 else f"{value:.3f}"
+    return f"{value:.0f}" if value >= 1000 or value == 0 else f"{value:.4g}" if value >= 1 else f"{value:.3f}"
 
 
 def _spread(figure: Mapping[str, Any]) -> str:

@@ -17,6 +17,7 @@ from mpigraph.service.sampling import NeighborService
 __all__ = ["TimedService", "measure_rounds"]
 
 _PAYLOAD = 256 << 10
+_SMALL = 32  # bytes of a header and of an answer's size
 
 
 def measure_rounds(session: Session, graph: str, seconds: float) -> dict[str, float | None]:
@@ -54,11 +55,12 @@ def _round(world: World, comm: Any, nbytes: int) -> None:
 
 
 class _Stopwatch:
-    """Passes a channel's methods through and adds up the time inside them."""
+    """Passes a channel's methods through and adds up the time inside them and the arrays that go in and out."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self.seconds = 0.0
+        self.arrays = self.bytes = 0
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._channel, name)
@@ -67,22 +69,30 @@ class _Stopwatch:
 
         def timed(*args: Any, **options: Any) -> Any:
             begin = time.perf_counter()
-            try:
-                return found(*args, **options)
-            finally:
-                self.seconds += time.perf_counter() - begin
+            result = found(*args, **options)
+            self.seconds += time.perf_counter() - begin
+            self._count([*args, *options.values(), result])
+            return result
 
         return timed
 
+    def _count(self, values: list[Any]) -> None:
+        """Count the arrays in lists: what is asked of and answered by each rank; empty ones do not travel."""
+        lists = [value for value in values if isinstance(value, list)]
+        sizes = [array.nbytes for some in lists for array in some if isinstance(array, np.ndarray) and array.nbytes]
+        self.arrays += len(sizes)
+        self.bytes += sum(sizes)
+
 
 class TimedService(NeighborService):
-    """A sampling service that knows how long it was in rounds, and how long of that answering.
+    """A sampling service that knows how long it was in rounds, how long of that answering, and what travelled.
 
     Collective on the trainers: :meth:`open`, and sampling when hosts are far.
     """
 
     def __init__(self, session: Session, channel: Channel) -> None:
         self.channel = channel
+        self._peers = session.world.size - 1
         self._watch = _Stopwatch(channel)
         self._answering = 0.0
         super().__init__(session.state, cast(Channel, self._watch))
@@ -104,6 +114,19 @@ class TimedService(NeighborService):
     def exchange_seconds(self) -> float:
         """Seconds in rounds so far, but for answering. Local; no communication."""
         return self._watch.seconds - self._answering
+
+    @property
+    def traffic(self) -> dict[str, float]:
+        """Rounds, messages and bytes of this trainer's own asking so far. Local; no communication.
+
+        Besides requests and answers, each round tells every rank how much is asked and how long the answer is.
+        """
+        rounds, peers = self.channel.rounds, self._peers
+        return {
+            "rounds": rounds,
+            "messages": self._watch.arrays + 2 * rounds * peers,
+            "bytes": self._watch.bytes + _SMALL * rounds * peers,
+        }
 
     def drop(self, session: Session) -> None:
         """Let the channel be freed at the next collective call. Local; no communication."""
