@@ -161,7 +161,9 @@ def test_blocks_without_edges(layer, num_src, num_dst):
     layer.zero_grad()
 
 
-@pytest.mark.parametrize("layer", [SAGEConv(96, 32, "mean"), GraphConv(96, 32, norm="right", allow_zero_in_degree=True)])
+@pytest.mark.parametrize(
+    "layer", [SAGEConv(96, 32, "mean"), GraphConv(96, 32, norm="right", allow_zero_in_degree=True)]
+)
 def test_a_linear_map_before_or_after_the_sum_gives_the_same(layer):
     whole_graph = graph((torch.arange(50).repeat(4), torch.arange(200) % 40))
     few = to_block(_in_edges_of(whole_graph, torch.arange(2)), torch.arange(2))
