@@ -136,9 +136,11 @@ class Owner:
                     answer.table = None
 
     def poll(self) -> bool:
-        """Go on answering; say whether there is an answer under way. Sends messages, never waits for long.
+        """Go on answering; say whether there is an answer under way. Never waits for long.
 
         What is under way needs the MPI library to be called often, so the pauses here are short.
+
+        Local; no communication but the rows that leave.
         """
         if self._step():
             self._backoff.reset()

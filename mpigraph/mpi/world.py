@@ -101,7 +101,10 @@ class World:
         return self._windows
 
     def answer(self) -> bool:
-        """On a server: send rows that others asked for; say whether anything went on. Never waits."""
+        """On a server: go on sending rows that others asked for; say whether there are any.
+
+        Local; no communication but the rows that leave.
+        """
         return self.packed is not None and self.packed.owner.poll()
 
     def _own(self, comm: MPI.Intracomm) -> MPI.Intracomm:
