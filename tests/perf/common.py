@@ -8,6 +8,7 @@ import statistics
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -194,16 +195,19 @@ class Worker:
         Raises:
             RuntimeError: it has ended.
         """
-        self._process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
-        self._process.stdin.flush()
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
+            self._process.stdin.flush()
         for line in self._process.stdout:
             if line.startswith("{"):
                 return json.loads(line)
-        raise RuntimeError(f"{' '.join(self._process.args)} ended with {self._process.wait()}")
+        self.close()
+        raise RuntimeError(f"{' '.join(self._process.args)} ended with {self._process.returncode}")
 
     def close(self):
         """End it."""
-        self._process.stdin.close()
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
         try:
             self._process.wait(timeout=10)
         except subprocess.TimeoutExpired:

@@ -79,7 +79,10 @@ def make_loader(lib, g, args):
     make = (lib.dataloading if args.system == "dgl" else lib.distributed).DistNodeDataLoader
     gathers = "features" in inspect.signature(make.__init__).parameters
     rows = {"features": ["feat"], "labels": "label"} if gathers else {}
-    return make(g, seeds, sampler, batch_size=args.batch_size, shuffle=True, drop_last=True, **rows), gathers
+    loader = make(g, seeds, sampler, batch_size=args.batch_size, shuffle=True, drop_last=True, **rows)
+    if len(seeds) < args.batch_size:
+        raise ValueError(f"{len(seeds)} seeds make no minibatch of {args.batch_size}")
+    return loader, gathers
 
 
 def train(lib, g, args):

@@ -12,7 +12,6 @@ that holds it, and the holders die with this process, however it ends: nothing i
 Needs Linux, root, iproute2 and util-linux; :func:`missing` says what there is not.
 """
 
-import ctypes
 import os
 import shlex
 import shutil
@@ -25,8 +24,8 @@ from pathlib import Path
 
 SUBNET = "10.77.0."
 INTERFACE = "mpig"  # inside every host
-_TOOLS = ("ip", "mount", "nsenter", "unshare")
-_PR_SET_PDEATHSIG = 1
+_TOOLS = ("ip", "mount", "nsenter", "setpriv", "unshare")
+_ENDS_WITH_US = ["setpriv", "--pdeathsig", "KILL"]  # the kernel ends it with the thread that started it
 
 
 def missing():
@@ -36,7 +35,10 @@ def missing():
     if os.geteuid() != 0:
         return "namespaces need root"
     tools = [tool for tool in _TOOLS if shutil.which(tool) is None]
-    return f"not installed: {', '.join(tools)} (packages iproute2 and util-linux)" if tools else ""
+    if tools:
+        return f"not installed: {', '.join(tools)} (packages iproute2 and util-linux)"
+    trial = subprocess.run(["unshare", "--net", "--mount", "--uts", "--ipc", "true"], capture_output=True, text=True)
+    return f"this machine forbids namespaces: {trial.stderr.strip()}" if trial.returncode else ""
 
 
 class Hosts:
@@ -53,8 +55,9 @@ class Hosts:
         Raises:
             RuntimeError: this machine or user cannot make namespaces.
         """
-        if missing():
-            raise RuntimeError(missing())
+        why = missing()
+        if why:
+            raise RuntimeError(why)
         if not 1 <= count < 255:
             raise ValueError(f"count must be 1 to 254 (got {count})")
         self.addresses = [f"{SUBNET}{i + 1}" for i in range(count)]
@@ -90,7 +93,7 @@ class Hosts:
 
         The command ends with this process. The process that is returned is the command itself.
         """
-        return subprocess.Popen(self.enter(host) + list(command), preexec_fn=_die_with_parent, **options)
+        return subprocess.Popen([*_ENDS_WITH_US, *self.enter(host), *command], **options)
 
     def processes(self):
         """The ids of all processes on the hosts, however they got there."""
@@ -131,12 +134,11 @@ class Hosts:
         """Start a process in new namespaces that prepares them and then only holds them; return its id."""
         script = f"{commands} && ip link set lo up && echo ready && exec sleep infinity"
         holder = subprocess.Popen(
-            ["unshare", *namespaces, "sh", "-c", script],
+            [*_ENDS_WITH_US, "unshare", *namespaces, "sh", "-c", script],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            preexec_fn=_die_with_parent,
         )
         undo.callback(_end, holder)
         if holder.stdout.readline() != "ready\n":
@@ -185,10 +187,6 @@ def _end(holder):
     holder.wait()
     holder.stdout.close()
     holder.stderr.close()
-
-
-def _die_with_parent():
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 if __name__ == "__main__":  # python namespaces.py COUNT RANKS_PER_HOST COMMAND ...

@@ -74,12 +74,12 @@ def count(args):
     loader = mg.distributed.DistNodeDataLoader(g, seeds, sampler, batch_size=1000, drop_last=True)
     torch.distributed.barrier()
     before, batches, inputs, far = counters(), 0, 0, 0
-    own = slice(*np.linspace(0, g.num_nodes(), g.num_ranks() + 1).astype(int)[g.rank() : g.rank() + 2])
+    first, last = current().state.graphs["S"].topology.hosts.node_range(g.rank(), 0)
     for _ in range(2):
         for input_nodes, _, _ in loader:
             g.ndata["feat"][input_nodes]
             batches, inputs = batches + 1, inputs + len(input_nodes)
-            far += int(((input_nodes < own.start) | (input_nodes >= own.stop)).sum())
+            far += int(((input_nodes < first) | (input_nodes >= last)).sum())
     torch.distributed.barrier()
     loader.close()
     total = torch.tensor([*(counters() - before), batches, far, inputs], dtype=torch.float64)
