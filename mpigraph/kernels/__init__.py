@@ -13,7 +13,7 @@ from mpigraph.kernels.rows import (
     place_ragged,
     scatter_rows,
 )
-from mpigraph.kernels.sample import count_uniform, sample_uniform
+from mpigraph.kernels.sample import choose_uniform, copy_neighbours, count_uniform
 
 __all__ = ["warm_up"]
 
@@ -29,14 +29,18 @@ def warm_up() -> None:
     key = combine(np.uint64(1), fingerprint(ids))
     order_by_owner(np.zeros(2, np.int32), 1)
     find_runs(ids)
-    count_uniform(indptr, ids, ids, 1, False, counts)
+    scratch = np.empty(2, np.int64), np.empty(2, np.int64)
+    count_uniform(indptr, ids, ids, 0, 1, False, *scratch, counts)
+    choose_uniform(ids, ids, *scratch, False, key, indptr, counts)
+    local = LocalIds(2)
+    local.reset(ids)
     dtype: Any
     for dtype in (np.int32, np.int64):
         indices = np.zeros(2, dtype)
         out = np.empty(2, dtype)
-        sample_uniform(indptr, indices, ids, ids, 0, 0, False, key, indptr, out, np.empty(2, np.int64))
+        copy_neighbours(indices, ids, indptr, 0, counts, out)
         place_ragged(indices, ids, indptr, out)
-        LocalIds(ids).insert(indices)
+        local.insert(indices)
     for word in (np.uint8, np.uint16, np.uint32, np.uint64):
         table = np.zeros((2, 1), word)
         gather_rows(table, ids, ids, np.empty_like(table))

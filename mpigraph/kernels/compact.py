@@ -1,7 +1,8 @@
 """Renumber global ids to local positions, destinations first: one open-addressing map per minibatch.
 
 The map is kept across the hops of a minibatch, so the sources of one hop are the destinations of the next one with
-the same numbers, and no sort and no ``unique`` is needed.
+the same numbers, and no sort and no ``unique`` is needed. It is kept across minibatches too, without being cleared:
+positions go on counting from minibatch to minibatch, and an entry below the first position of this minibatch is free.
 """
 
 from typing import Any
@@ -10,50 +11,77 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from mpigraph.kernels.rng import mix64
+from mpigraph.errors import OutOfRangeError
+from mpigraph.kernels.prefetch import prefetch
 
 __all__ = ["LocalIds"]
 
 _I64 = npt.NDArray[np.int64]
 _I32 = npt.NDArray[np.int32]
-_EMPTY = np.int64(-1)
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # Knuth, TAOCP vol. 3, 6.4: multiplicative hashing by the golden ratio
+_AHEAD = 16  # ids between asking for a slot and probing it
+_FILL = 0.6  # largest share of used slots
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _home(x: Any, bits: Any) -> Any:
+    return np.int64((np.uint64(x) * _GOLDEN) >> np.uint64(64 - bits))
 
 
 @njit(nogil=True, cache=True)
-def _insert(keys: _I64, slots: _I32, ids: npt.NDArray[Any], listed: _I64, count: int, out: _I32) -> int:
-    """Look up each id, append the new ones to ``listed``, fill ``out`` with positions; return the new count."""
-    mask = np.uint64(len(keys) - 1)
-    for i in range(len(ids)):
+def _insert(
+    table: _I64, bits: int, shift: int, base: int, ids: npt.NDArray[Any], begin: int, listed: _I64, count: int, out: _I32
+) -> tuple[int, int]:
+    """Look up ``ids[begin:]``, append the new ones to ``listed``, fill ``out`` with positions.
+
+    A slot holds ``id << shift | base + position``. Stops where ``listed`` is full.
+
+    Returns:
+        The new count and the first index not done.
+    """
+    mask = len(table) - 1
+    low = (np.int64(1) << shift) - 1
+    n = len(ids)
+    for i in range(begin, min(begin + _AHEAD, n)):
+        prefetch(table, _home(ids[i], bits))
+    for i in range(begin, n):
+        if i + _AHEAD < n:
+            prefetch(table, _home(ids[i + _AHEAD], bits))
         x = np.int64(ids[i])
-        at = mix64(np.uint64(x)) & mask
-        while keys[at] != x:
-            if keys[at] == _EMPTY:
-                keys[at] = x
-                slots[at] = count
+        at = _home(x, bits)
+        while True:
+            word = table[at]
+            position = (word & low) - base
+            if position < 0:
+                if count == len(listed):
+                    return count, i
+                table[at] = (x << shift) | (base + count)
                 listed[count] = x
+                position = np.int64(count)
                 count += 1
                 break
-            at = (at + np.uint64(1)) & mask
-        out[i] = slots[at]
-    return count
+            if word >> shift == x:
+                break
+            at = (at + 1) & mask
+        out[i] = position
+    return count, n
 
 
 @njit(nogil=True, cache=True)
-def _insert_verbatim(keys: _I64, slots: _I32, ids: npt.NDArray[Any], first: int) -> None:
-    """Map ``ids[i]`` to ``first + i``; a repeated id keeps its first position."""
-    mask = np.uint64(len(keys) - 1)
+def _insert_verbatim(table: _I64, bits: int, shift: int, base: int, ids: _I64) -> None:
+    """Map ``ids[i]`` to position i; a repeated id keeps its first position."""
+    mask = len(table) - 1
+    low = (np.int64(1) << shift) - 1
     for i in range(len(ids)):
-        x = np.int64(ids[i])
-        at = mix64(np.uint64(x)) & mask
-        while keys[at] != _EMPTY and keys[at] != x:
-            at = (at + np.uint64(1)) & mask
-        if keys[at] == _EMPTY:
-            keys[at] = x
-            slots[at] = first + i
+        at = _home(ids[i], bits)
+        while (table[at] & low) >= base and table[at] >> shift != ids[i]:
+            at = (at + 1) & mask
+        if (table[at] & low) < base:
+            table[at] = (ids[i] << shift) | (base + i)
 
 
 class LocalIds:
-    """A growing list of global ids with the position of each one.
+    """A growing list of global ids with the position of each one; to be used for one minibatch after the other.
 
     Attributes:
         count: number of ids listed so far.
@@ -61,33 +89,54 @@ class LocalIds:
     Local; no communication.
     """
 
-    def __init__(self, seeds: npt.NDArray[np.int64]) -> None:
-        """List ``seeds`` (int64[n], all >= 0) at positions 0..n-1, repeated ones included."""
+    def __init__(self, num_ids: int) -> None:
+        """Make an empty list of ids in ``[0, num_ids)``."""
+        self.count = 0
+        self._shift = 63 - max(num_ids - 1, 1).bit_length()
+        self._base, self._allocated = 1, 0
+        self._allocate(64)
+
+    def reset(self, seeds: npt.NDArray[np.int64]) -> None:
+        """Forget all; list ``seeds`` (int64[n]) at positions 0..n-1, repeated ones included."""
+        self._base += self.count
         self.count = len(seeds)
-        self._listed = np.array(seeds, np.int64)
-        self._rehash(max(64, 2 * len(seeds)))
+        if self.count > len(self._listed):
+            self._allocate(self.count)
+        elif self._base + len(self._listed) >= 1 << self._shift:
+            self._allocate(len(self._listed))
+        self._listed[: self.count] = seeds
+        _insert_verbatim(self._table, self._bits, self._shift, self._base, self.ids)
 
     @property
     def ids(self) -> npt.NDArray[np.int64]:
-        """int64[count]: the ids in the order of their positions (a view; invalid after the next insert)."""
+        """int64[count]: the ids in the order of their positions (a view; invalid after the next insert or reset)."""
         return self._listed[: self.count]
 
-    def insert(self, ids: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
-        """Return int32[n], the position of each of ``ids`` ([n]), appending those not yet listed."""
-        room = self.count + len(ids)
-        if 2 * room > len(self._keys):
-            self._rehash(room)
-        if room > len(self._listed):
-            grown = np.empty(2 * room, np.int64)
-            grown[: self.count] = self.ids
-            self._listed = grown
-        out = np.empty(len(ids), np.int32)
-        self.count = _insert(self._keys, self._slots, ids, self._listed, self.count, out)
-        return out
+    def insert(self, ids: npt.NDArray[Any], out: _I32 | None = None) -> _I32:
+        """Return int32[n], the position of each of ``ids`` ([n]), appending those not yet listed.
 
-    def _rehash(self, room: int) -> None:
-        """Make the table large enough for ``room`` ids at half load."""
-        size = 1 << max(6, int(2 * room - 1).bit_length())
-        self._keys = np.full(size, _EMPTY)
-        self._slots = np.empty(size, np.int32)
-        _insert_verbatim(self._keys, self._slots, self.ids, 0)
+        Args:
+            ids: int32 or int64 [n].
+            out: int32[n] to fill; a new array if None.
+        """
+        if out is None:
+            out = np.empty(len(ids), np.int32)
+        done = 0
+        while True:
+            where = (self._table, self._bits, self._shift, self._base)
+            self.count, done = _insert(*where, ids, done, self._listed, self.count, out)
+            if done == len(ids):
+                return out
+            listed = self.ids
+            self._allocate(2 * len(self._listed))
+            self._listed[: self.count] = listed
+            _insert_verbatim(self._table, self._bits, self._shift, self._base, self.ids)
+
+    def _allocate(self, room: int) -> None:
+        """Make an empty table for at least ``room`` ids, and a list as long as the table may become full."""
+        self._bits = max(6, int(room / _FILL).bit_length())
+        self._table = np.zeros(1 << self._bits, np.int64)
+        self._listed = np.empty(int(_FILL * (1 << self._bits)), np.int64)
+        self._base = 1
+        if len(self._listed) >= 1 << self._shift:
+            raise OutOfRangeError(f"a minibatch of {room} nodes of a type with more than 2**{63 - self._shift} nodes")
