@@ -8,7 +8,8 @@ import pytest
 from scipy.stats import chisquare
 
 from mpigraph.kernels.rng import combine, draw_below, mix64, uniform01
-from mpigraph.kernels.sample import sample_uniform, sample_weighted
+from mpigraph.kernels.sample import choose_uniform
+from mpigraph.kernels.weighted import choose_weighted
 
 I64 = npt.NDArray[np.int64]
 DRAWS = 40_000
@@ -18,16 +19,18 @@ WRONG = 1e-9  # a wrong one falls below
 
 def draws(degree: int, k: int, replace: bool, *, weights: list[float] | None = None, nodes: int = 100) -> I64:
     """int64[DRAWS, k]: places drawn in lists of ``degree`` neighbours, of ``nodes`` nodes under many keys."""
-    rows, indptr = np.arange(nodes), np.arange(nodes + 1) * degree
-    indices, offsets = np.tile(np.arange(degree), nodes), np.arange(nodes + 1) * k
+    rows, begins, degrees = np.arange(nodes), np.arange(nodes) * degree, np.full(nodes, degree)
+    offsets, out = np.arange(nodes + 1) * k, np.empty((DRAWS, k), np.int64)
     tiled = None if weights is None else np.tile(np.array(weights, np.float32), nodes)
-    out, eids = np.empty((DRAWS, k), np.int64), np.empty(0, np.int64)
+    alive = np.full(nodes, sum(w > 0 for w in weights or []))
     for i in range(DRAWS // nodes):
         key, share = combine(11, i), out[i * nodes : (i + 1) * nodes].reshape(-1)
         if tiled is None:
-            sample_uniform(indptr, indices, rows, rows, 0, 0, replace, key, offsets, share, eids)
+            choose_uniform(rows, rows, begins, degrees, replace, key, offsets, share)
         else:
-            sample_weighted(indptr, indices, tiled, rows, rows, 0, 0, replace, False, key, offsets, share, eids)
+            row = (rows, rows, begins, degrees, alive)
+            choose_weighted(tiled, np.empty(0), *row, False, replace, key, offsets, share)
+        share -= np.repeat(begins, k)
     return out
 
 

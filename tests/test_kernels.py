@@ -4,11 +4,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from mpigraph.errors import OutOfRangeError
 from mpigraph.kernels import warm_up
 from mpigraph.kernels.compact import LocalIds
 from mpigraph.kernels.rng import combine, draw_below, fingerprint, mix64, uniform01
 from mpigraph.kernels.rows import as_words, find_runs, gather_rows, order_by_owner, place_ragged, scatter_rows
-from mpigraph.kernels.sample import count_uniform, count_weighted, sample_uniform, sample_weighted
+from mpigraph.kernels.sample import choose_uniform, copy_neighbours, count_uniform
+from mpigraph.kernels.weighted import choose_weighted, count_weighted, prefix_sums
 
 I64 = npt.NDArray[np.int64]
 WEIGHTS = ["float32", "float64", "bool"]
@@ -24,23 +26,41 @@ class Csc:
         self.first_id, self.first_eid = first_id, first_eid
 
     def sample(
-        self, rows: I64, fanout: int, replace: bool, key: np.uint64, weights: np.ndarray | None = None
+        self,
+        rows: I64,
+        fanout: int,
+        replace: bool,
+        key: np.uint64,
+        weights: np.ndarray | None = None,
+        *,
+        prepared: bool = False,
+        shares: list[I64] | None = None,
     ) -> tuple[list[I64], list[I64]]:
-        """Both passes on one host: sources and edge ids of each row."""
-        rows = np.asarray(rows, np.int64)
-        positions, counts = np.arange(len(rows)), np.zeros(len(rows), np.int64)
-        if weights is None:
-            count_uniform(self.indptr, rows, positions, fanout, replace, counts)
-        else:
-            assert count_weighted(self.indptr, weights, rows, positions, fanout, replace, counts) == -1
+        """All passes on one host: sources and edge ids of each row; the frontier in several shares, if given."""
+        ids = np.asarray(rows, np.int64) + self.first_id
+        begins, degrees, alive, counts = (np.zeros(len(ids), np.int64) for _ in range(4))
+        shares = [np.arange(len(ids))] if shares is None else shares
+        sums, drawable = np.empty(0), np.empty(0, np.int32)
+        if weights is not None and prepared:
+            sums = np.empty(len(weights), np.float32 if weights.dtype == bool else np.float64)
+            drawable = np.empty(len(self.degrees), np.int32)
+            assert prefix_sums(self.indptr, weights, sums, drawable) == -1
+        for share in shares:
+            where = (ids, share, self.first_id, fanout, replace, begins, degrees)
+            if weights is None:
+                count_uniform(self.indptr, *where, counts)
+            else:
+                assert count_weighted(self.indptr, weights, drawable, *where, alive, counts) == -1
         offsets = np.concatenate([[0], np.cumsum(counts)])
-        src, eid = np.full(offsets[-1], -1, self.indices.dtype), np.full(offsets[-1], -1, np.int64)
-        where = (rows, positions, self.first_id, self.first_eid)
-        if weights is None:
-            sample_uniform(self.indptr, self.indices, *where, replace and fanout >= 0, key, offsets, src, eid)
-        else:
-            sample_weighted(self.indptr, self.indices, weights, *where, replace, fanout < 0, key, offsets, src, eid)
-        return np.split(src, offsets[1:-1]), np.split(eid, offsets[1:-1])
+        src, picks = np.full(offsets[-1], -1, self.indices.dtype), np.full(offsets[-1], -1, np.int64)
+        for share in reversed(shares):
+            if weights is None:
+                choose_uniform(ids, share, begins, degrees, replace and fanout >= 0, key, offsets, picks)
+            else:
+                rows_of = (ids, share, begins, degrees, alive)
+                choose_weighted(weights, sums, *rows_of, fanout < 0, replace, key, offsets, picks)
+            copy_neighbours(self.indices, share, offsets, self.first_eid, picks, src)
+        return np.split(src, offsets[1:-1]), np.split(picks, offsets[1:-1])
 
 
 def reference_count(alive: int, fanout: int, replace: bool) -> int:
@@ -114,28 +134,24 @@ def test_uniform_counts_and_choices(fanout: int, replace: bool, dtype: str) -> N
                 assert np.array_equal(local, every)
 
 
-def test_uniform_leaves_out_edge_ids_and_repeats_rows() -> None:
+def test_uniform_draws_alike_for_repeated_rows() -> None:
     g = Csc([5, 9, 3])
-    rows, key = np.array([1, 0, 1]), np.uint64(8)
-    src, _ = g.sample(rows, 2, False, key)
+    src, _ = g.sample(np.array([1, 0, 1]), 2, False, np.uint64(8))
     assert np.array_equal(src[0], src[2])
-    bare = np.empty(6, np.int64)
-    nothing = np.empty(0, np.int64)
-    sample_uniform(g.indptr, g.indices, rows, np.arange(3), 0, 0, False, key, np.arange(4) * 2, bare, nothing)
-    assert np.array_equal(bare, np.concatenate(src))
 
 
+@pytest.mark.parametrize("prepared", [False, True])
 @pytest.mark.parametrize("kind", WEIGHTS)
 @pytest.mark.parametrize("replace", [False, True])
 @pytest.mark.parametrize("fanout", [-1, 0, 1, 3, 70])
-def test_weighted_counts_and_choices(fanout: int, replace: bool, kind: str) -> None:
+def test_weighted_counts_and_choices(fanout: int, replace: bool, kind: str, prepared: bool) -> None:
     g = Csc([0, 1, 2, 5, 8, 80, 100], "int32", first_id=9, first_eid=30)
     rng = np.random.default_rng(4)
     weights = (rng.integers(0, 3, len(g.indices)) * rng.random(len(g.indices))).astype(kind)
     weights[g.indptr[3] : g.indptr[4]] = 0  # a row with neighbours, none of them alive
     for key in (np.uint64(1), np.uint64(2)):
         rows = np.arange(len(g.degrees))
-        for row, src, eid in zip(rows, *g.sample(rows, fanout, replace, key, weights), strict=True):
+        for row, src, eid in zip(rows, *g.sample(rows, fanout, replace, key, weights, prepared=prepared), strict=True):
             alive = np.flatnonzero(weights[g.indptr[row] : g.indptr[row + 1]] > 0) + g.indptr[row]
             assert len(src) == reference_count(len(alive), fanout, replace)
             assert np.isin(eid - 30, alive).all()
@@ -155,15 +171,42 @@ def test_zero_weights_at_the_ends_are_never_drawn() -> None:
             assert eid[0][0] in (1, 2)
 
 
+@pytest.mark.parametrize("kind", WEIGHTS)
+@pytest.mark.parametrize("replace", [False, True])
+def test_prepared_sums_give_the_same_draws(replace: bool, kind: str) -> None:
+    g = Csc([0, 1, 2, 5, 8, 80, 1000], "int32")
+    rng = np.random.default_rng(5)
+    weights = (rng.integers(0, 2, len(g.indices)) * rng.random(len(g.indices)) ** 8).astype(kind)
+    for fanout in (1, 3, 40):
+        for key in (np.uint64(1), np.uint64(2)):
+            bare, ready = (g.sample(np.arange(7), fanout, replace, key, weights, prepared=p)[1] for p in (False, True))
+            assert all(np.array_equal(a, b) for a, b in zip(bare, ready, strict=True))
+
+
+def test_a_heavy_edge_does_not_hide_the_others() -> None:
+    g, weights = Csc([50]), np.full(50, 1e-9)
+    weights[7] = 1.0
+    firsts = []
+    for key in range(300):  # almost every draw meets edge 7 again, so the rest comes from the pass over the edges
+        eid = g.sample([0], 20, False, np.uint64(key), weights)[1][0]
+        assert len(np.unique(eid)) == 20 and eid[0] == 7
+        firsts.append(eid[1])
+    assert np.bincount(firsts, minlength=50).max() < 20  # the light ones are alike
+
+
 @pytest.mark.parametrize("bad", [-1.0, -1e-30, float("nan")])
 def test_the_first_bad_weight_is_found(bad: float) -> None:
     g = Csc([2, 3, 4])
     weights = np.ones(9)
     weights[[4, 7]] = bad
-    counts = np.zeros(3, np.int64)
-    assert count_weighted(g.indptr, weights, np.arange(3), np.arange(3), 2, False, counts) == 4
-    assert count_weighted(g.indptr, weights, np.array([2, 0]), np.arange(2), 2, False, counts) == 7
-    assert count_weighted(g.indptr, weights, np.array([0]), np.arange(1), 2, False, counts) == -1
+
+    def count(ids: list[int]) -> int:
+        scratch = [np.zeros(3, np.int64) for _ in range(4)]
+        none = np.empty(0, np.int32)
+        return count_weighted(g.indptr, weights, none, np.array(ids), np.arange(len(ids)), 0, 2, False, *scratch)
+
+    assert (count([0, 1, 2]), count([2, 0]), count([0])) == (4, 7, -1)
+    assert prefix_sums(g.indptr, weights, np.empty(9), np.empty(3, np.int32)) == 4
 
 
 @pytest.mark.parametrize("replace", [False, True])
@@ -189,17 +232,14 @@ def test_a_draw_depends_on_key_and_node_alone(weighted: bool, fanout: int, repla
     assert not np.array_equal(np.concatenate(other), np.concatenate(eid))
 
 
-def test_calls_for_several_hosts_fill_one_output() -> None:
+@pytest.mark.parametrize("weighted", [False, True])
+def test_calls_for_several_hosts_fill_one_output(weighted: bool) -> None:
     g = Csc([6, 7, 8, 9, 10])
     key, rows = np.uint64(5), np.array([4, 0, 3, 1, 2])
-    want = np.concatenate(g.sample(rows, 3, False, key)[1])
-    counts, out, eid = np.zeros(5, np.int64), np.zeros(15, np.int64), np.zeros(15, np.int64)
-    for positions in (np.array([0, 2]), np.array([1, 3, 4])):
-        count_uniform(g.indptr, rows[positions], positions, 3, False, counts)
-    offsets = np.concatenate([[0], np.cumsum(counts)])
-    for positions in (np.array([1, 3, 4]), np.array([0, 2])):
-        sample_uniform(g.indptr, g.indices, rows[positions], positions, 0, 0, False, key, offsets, out, eid)
-    assert np.array_equal(eid, want)
+    weights = np.random.default_rng(1).random(len(g.indices)) if weighted else None
+    want = g.sample(rows, 3, False, key, weights)[1]
+    got = g.sample(rows, 3, False, key, weights, shares=[np.array([0, 2]), np.array([1, 3, 4])])[1]
+    assert np.array_equal(np.concatenate(got), np.concatenate(want))
 
 
 # Renumbering
@@ -226,22 +266,35 @@ def test_local_ids(seeds: int, spread: int, dtype: type) -> None:
     first = rng.integers(0, spread, seeds)  # repeated ids occur
     batches = [rng.integers(0, spread, n).astype(dtype) for n in (0, 5, 70, 1, 3000)]  # grows several times
     listed, found = reference_positions(first.tolist(), [b.tolist() for b in batches])
-    local = LocalIds(first)
-    assert np.array_equal(local.ids, first)
-    for batch, want in zip(batches, found, strict=True):
-        got = local.insert(batch)
-        assert got.dtype == np.int32
-        assert np.array_equal(got, want)
-    assert local.count == len(listed) and local.ids.dtype == np.int64
-    assert np.array_equal(local.ids, listed)
+    local = LocalIds(spread)
+    for _ in range(3):  # the map is not cleared in between
+        local.reset(first)
+        assert np.array_equal(local.ids, first)
+        for batch, want in zip(batches, found, strict=True):
+            got = local.insert(batch)
+            assert got.dtype == np.int32
+            assert np.array_equal(got, want)
+        assert local.count == len(listed) and local.ids.dtype == np.int64
+        assert np.array_equal(local.ids, listed)
+        local.reset(batches[-1].astype(np.int64)[::-1])
 
 
 def test_local_ids_do_not_keep_the_callers_array() -> None:
     seeds = np.array([4, 4, 9])
-    local = LocalIds(seeds)
+    local = LocalIds(2**40)
+    local.reset(seeds)
     seeds[:] = 0
-    assert local.insert(np.array([9, 4, 2**62], np.int64)).tolist() == [2, 0, 3]
-    assert local.ids.tolist() == [4, 4, 9, 2**62]
+    assert local.insert(np.array([9, 4, 2**40 - 1], np.int64)).tolist() == [2, 0, 3]
+    assert local.ids.tolist() == [4, 4, 9, 2**40 - 1]
+
+
+def test_positions_of_many_minibatches_run_out_of_bits() -> None:
+    local = LocalIds(2**50)  # 13 bits are left for positions, of this and of earlier minibatches
+    for first in range(0, 50_000, 500):
+        local.reset(np.array([first]))
+        assert np.array_equal(local.insert(first + np.arange(500)), np.arange(500))
+    with pytest.raises(OutOfRangeError, match="50 nodes"):
+        local.insert(np.arange(20_000))
 
 
 # Rows
@@ -320,7 +373,7 @@ def test_place_ragged(dtype: str) -> None:
     for p in positions:
         want[offsets[p] : offsets[p + 1]] = values[at : at + lengths[p]]
         at += lengths[p]
-    place_ragged(values, positions, offsets, out)
+    place_ragged(values, positions, lengths[positions], offsets, out)
     assert np.array_equal(out, want)
 
 

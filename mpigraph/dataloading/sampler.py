@@ -65,8 +65,11 @@ class NeighborSampler(BlockSampler):
         prob: str | None = None,
         mask: str | None = None,
         replace: bool = False,
+        prefetch_node_feats: Sequence[str] = (),
+        prefetch_labels: Sequence[str] = (),
         *,
         return_eids: bool = True,
+        num_threads: int | None = None,
     ) -> None:
         """Describe the draw.
 
@@ -76,23 +79,45 @@ class NeighborSampler(BlockSampler):
             prob: name of an edge feature with weights.
             mask: name of an edge feature with a mask; not together with ``prob``.
             replace: with replacement.
+            prefetch_node_feats: names of node features that loaders gather for the input nodes, into
+                ``blocks[0].srcdata``.
+            prefetch_labels: names of node features that loaders gather for the output nodes, into
+                ``blocks[-1].dstdata``.
             return_eids: whether blocks carry ``edata[EID]``; without it less is moved.
+            num_threads: threads that draw near neighbours, with the same results; by default what ``initialize`` was
+                told.
 
         Raises:
-            InvalidArgumentError: ``prob`` and ``mask`` together, or a fanout that is not an integer >= -1.
+            InvalidArgumentError: ``prob`` and ``mask`` together, or a fanout that is not an integer >= -1, or
+                ``num_threads`` below 1.
         """
         if prob is not None and mask is not None:
             raise InvalidArgumentError("give prob or mask, not both")
         for fanout in fanouts:
             if not isinstance(fanout, int | np.integer) or fanout < -1:
                 raise InvalidArgumentError(f"fanout must be an integer >= -1 (got {fanout!r})")
+        if num_threads is not None and num_threads < 1:
+            raise InvalidArgumentError(f"num_threads must be >= 1 (got {num_threads})")
         self.fanouts = list(fanouts)
+        self.prefetch_node_feats = _names(prefetch_node_feats)
+        self.prefetch_labels = _names(prefetch_labels)
         self.prob = prob or mask
-        self._options = {"edge_dir": edge_dir, "prob": self.prob, "replace": replace, "return_eids": return_eids}
+        self._options = {
+            "edge_dir": edge_dir,
+            "prob": self.prob,
+            "replace": replace,
+            "return_eids": return_eids,
+            "num_threads": num_threads,
+        }
 
     def sample_blocks(self, g: Graph, seed_nodes: Any) -> Blocks:
         """Draw the blocks of one minibatch. Collective on the trainers when hosts are far, else local."""
         return g.sample_blocks(seed_nodes, self.fanouts, **self._options)
+
+
+def _names(names: Sequence[str] | None) -> list[str]:
+    """One name, several, or none, as a list."""
+    return [names] if isinstance(names, str) else list(names or ())
 
 
 MultiLayerNeighborSampler = NeighborSampler

@@ -29,6 +29,7 @@ from mpigraph.service.protocol import Operation
 from mpigraph.service.sampling import NeighborService
 from mpigraph.service.server import serve
 from mpigraph.service.state import State
+from mpigraph.store.pool import RowPool
 
 __all__ = ["Session", "current", "exit_client", "initialize", "is_initialized"]
 
@@ -43,14 +44,18 @@ class Session:
         control: how the trainers act together.
         loops: epochs under way, to be stopped before the job ends.
         handles: named tensors that are alive, by graph and name.
+        pool: memory for gathered rows.
+        num_threads: threads with which this rank samples, unless a sampler says otherwise.
 
     Local; no communication, but for the methods that say so.
     """
 
     _current: ClassVar["Session | None"] = None
 
-    def __init__(self, state: State, control: Control) -> None:
+    def __init__(self, state: State, control: Control, num_threads: int = 1) -> None:
         self.state = state
+        self.pool = RowPool()
+        self.num_threads = num_threads
         self.world = state.world
         self.control = control
         self.loops: WeakSet[Stoppable] = WeakSet()
@@ -168,17 +173,20 @@ def initialize(
         timeout: seconds that any wait may last (default: ``MPIGRAPH_TIMEOUT``, else 300).
         max_queue_size: accepted for DGL's scripts.
         net_type: accepted for DGL's scripts.
-        num_worker_threads: accepted for DGL's scripts.
+        num_worker_threads: threads with which a rank samples, unless a sampler says otherwise.
         use_graphbolt: accepted for DGL's scripts.
 
     Raises:
-        InvalidArgumentError: called twice, or a node would have no trainer; on every rank.
+        InvalidArgumentError: called twice, ``num_worker_threads`` below 1, or a node would have no trainer; on every
+            rank.
         SystemExit: on a server, when the job is over.
 
     Collective on ``comm``.
     """
     if is_initialized():
         raise InvalidArgumentError("initialize() was called twice; call exit_client() between")
+    if num_worker_threads < 1:
+        raise InvalidArgumentError(f"num_worker_threads must be >= 1 (got {num_worker_threads})")
     given = {"ranks_per_node": ranks_per_node, "timeout": timeout}
     config = Config.from_env(**{name: value for name, value in given.items() if value is not None})
     world = World(MPI.COMM_WORLD if comm is None else comm, num_servers, config)
@@ -199,7 +207,7 @@ def initialize(
         sys.exit(0)
     if config.keep_memory:
         keep_freed_memory()
-    _start_session(Session(state, control), closing)
+    _start_session(Session(state, control, num_worker_threads), closing)
 
 
 def _start_session(session: Session, closing: ExitStack) -> None:

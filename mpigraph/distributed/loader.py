@@ -7,7 +7,7 @@ answering the others in the background until all are done, so that loops need no
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -22,9 +22,12 @@ from mpigraph.dataloading.seeds import agreed_steps, batch_bounds, shuffled
 from mpigraph.distributed.context import Session, current
 from mpigraph.distributed.graph import DistGraph
 from mpigraph.distributed.ids import as_ids
+from mpigraph.distributed.sampling import edge_weights
+from mpigraph.distributed.tensor import DistTensor
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.log import get_logger
 from mpigraph.service.hops import Draw
+from mpigraph.service.protocol import Operation
 
 __all__ = ["DistDataLoader", "DistNodeDataLoader"]
 
@@ -162,13 +165,18 @@ class DistDataLoader:
     def __iter__(self) -> Iterator[Any]:
         epoch, self._epoch = self._epoch, self._epoch + 1
         order = self._order(epoch)
-        bounds, collate = self._bounds.tolist(), self._collate
+        bounds, make = self._bounds.tolist(), self._batch_maker()
 
         def batches() -> Iterator[Callable[[], Any]]:
             for begin, end in pairwise(bounds):
-                yield partial(collate, order[begin:end].tolist())
+                yield partial(make, order[begin:end])
 
         return _hold(self, iter(self._epochs.start(epoch, batches)))
+
+    def _batch_maker(self) -> Callable[[_I64], Any]:
+        """What turns ids into a batch; it must not refer to the loader, which can be dropped while a thread works."""
+        collate = self._collate
+        return lambda ids: collate(ids.tolist())
 
     def _order(self, epoch: int) -> _I64:
         if not self._shuffle:
@@ -202,6 +210,8 @@ class DistNodeDataLoader(DistDataLoader):
         batch_size: int = 1,
         shuffle: bool = False,
         drop_last: bool = False,
+        features: Sequence[str] = (),
+        labels: str | Sequence[str] = (),
         num_prefetch: int = 2,
         seed: int | None = None,
         num_workers: int = 0,
@@ -217,16 +227,43 @@ class DistNodeDataLoader(DistDataLoader):
             batch_size: most seeds of a minibatch.
             shuffle: another order in each epoch.
             drop_last: leave out seeds that do not fill a batch.
+            features: names of node features to gather for the input nodes, into ``blocks[0].srcdata``; besides the
+                sampler's ``prefetch_node_feats``. Their memory is used again once nothing refers to them.
+            labels: names of node features to gather for the output nodes, into ``blocks[-1].dstdata``; besides the
+                sampler's ``prefetch_labels``.
             num_prefetch: how many minibatches to be ahead.
             seed: of order and draws; the job's by default.
             num_workers: accepted for DGL's scripts; see ``num_prefetch``.
             pin_memory: accepted for DGL's scripts.
+
+        Raises:
+            FieldNameError: a feature, or the sampler's edge weights, do not exist.
+            GraphDataError: an edge weight is negative or NaN; on every rank.
         """
+        prob = getattr(graph_sampler, "prob", None)
+        if prob is not None:
+            current().control.call(Operation.PREPARE_WEIGHTS, numbers=[edge_weights(g, prob)])
+        inputs = _tensors(g, features, getattr(graph_sampler, "prefetch_node_feats", ()))
+        outputs = _tensors(g, labels, getattr(graph_sampler, "prefetch_labels", ()))
 
-        def collate(seeds: list[int]) -> Minibatch:
-            inputs, outputs, blocks = graph_sampler.sample_blocks(g, torch.tensor(seeds, dtype=torch.int64))
+        def make(seeds: _I64) -> Minibatch:
+            input_nodes, output_nodes, blocks = graph_sampler.sample_blocks(g, torch.from_numpy(seeds))
+            for name, tensor in inputs.items():
+                blocks[0].srcdata[name] = tensor[input_nodes]
+            for name, tensor in outputs.items():
+                blocks[-1].dstdata[name] = tensor[output_nodes]
             if device is None:
-                return inputs, outputs, blocks
-            return inputs.to(device), outputs.to(device), [block.to(device) for block in blocks]
+                return input_nodes, output_nodes, blocks
+            return input_nodes.to(device), output_nodes.to(device), [block.to(device) for block in blocks]
 
-        super().__init__(nids, batch_size, shuffle, collate, drop_last, num_prefetch=num_prefetch, seed=seed)
+        self._make = make
+        super().__init__(nids, batch_size, shuffle, None, drop_last, num_prefetch=num_prefetch, seed=seed)
+
+    def _batch_maker(self) -> Callable[[_I64], Minibatch]:
+        return self._make
+
+
+def _tensors(g: DistGraph, *names: str | Sequence[str]) -> dict[str, DistTensor]:
+    """Node features by name, each once."""
+    lists = [[some] if isinstance(some, str) else list(some) for some in names]
+    return {name: g.ndata[name] for some in lists for name in some}

@@ -17,7 +17,7 @@ from mpigraph.metadata.schema import Schema
 from mpigraph.service.hops import Draw, Hop, HopPlan, hop_requests, sample_minibatch, sampling_key
 from mpigraph.service.sampling import NeighborService
 
-__all__ = ["in_subgraph", "sample_blocks", "sample_neighbors"]
+__all__ = ["edge_weights", "in_subgraph", "sample_blocks", "sample_neighbors"]
 
 _I64 = npt.NDArray[np.int64]
 Blocks = tuple[torch.Tensor, torch.Tensor, list[Block]]
@@ -105,6 +105,7 @@ def sample_blocks(
     replace: bool = False,
     return_eids: bool = True,
     seed: int | None = None,
+    num_threads: int | None = None,
 ) -> Blocks:
     """Sample the blocks of one minibatch, all hops fused.
 
@@ -117,6 +118,7 @@ def sample_blocks(
         replace: as in :func:`sample_neighbors`.
         return_eids: whether ``edata[EID]`` is wanted; without it less is moved.
         seed: as in :func:`sample_neighbors`.
+        num_threads: threads that draw near neighbours; by default what ``initialize`` was told.
 
     Returns:
         Input nodes int64, output nodes int64 and the blocks, input side first.
@@ -131,6 +133,7 @@ def sample_blocks(
     if error is not None and not plans:
         raise error  # no layer, no round that could tell the others
     draw: Draw = g.session.draw(seed)
+    g.service.use_threads(num_threads or g.session.num_threads)
     hops = sample_minibatch(g.service, g.schema, seeds, plans, draw, error)
     output = torch.from_numpy(next(iter(seeds.values())))
     blocks = [_block(g.schema, hop) for hop in hops]
@@ -166,7 +169,7 @@ def _prepare(
         for fanout in fanouts:
             if not isinstance(fanout, int | np.integer) or fanout < -1:
                 raise InvalidArgumentError(f"fanout must be an integer >= -1 (got {fanout!r})")
-        weights = _weights(g, prob)
+        weights = {} if prob is None else {0: edge_weights(g, prob)}
         seeds = {g.schema.ends(0)[1]: as_ids(nodes, "node ids")}
         plans = [HopPlan({0: int(fanout)}, replace, weights, want_eids) for fanout in fanouts]
         g.service.check(next(iter(seeds.values())), 0)
@@ -175,14 +178,17 @@ def _prepare(
     return seeds, plans, None
 
 
-def _weights(g: SampledGraph, prob: str | None) -> dict[int, int]:
-    """Relation id -> number of the tensor of edge weights."""
-    if prob is None:
-        return {}
+def edge_weights(g: SampledGraph, prob: str) -> int:
+    """The number of the tensor of edge weights. Local; no communication.
+
+    Raises:
+        FieldNameError: there is no such edge feature.
+        InvalidArgumentError: it is not one number or mask for each edge.
+    """
     tensor = g.edata[prob]
     if len(tensor.shape) != 1 or tensor.rows.dtype not in ("bool", "uint8", "float32", "float64"):
         raise InvalidArgumentError(
             f"edge weights {prob!r} must be one bool, uint8, float32 or float64 for each edge "
             f"(got {tensor.dtype}, shape {tensor.shape})"
         )
-    return {0: tensor.rows.number}
+    return int(tensor.rows.number)

@@ -157,7 +157,9 @@ class DistTensor:
             OutOfRangeError: a row does not exist.
         """
         rows = self.rows
-        return to_torch(rows.gather(to_rows(index, len(self), rows.name)), rows.dtype)
+        ids = to_rows(index, len(self), rows.name)
+        out = self._handle.session.pool.empty((len(ids), *rows.shape[1:]), storage_dtype(rows.dtype))
+        return to_torch(rows.gather(ids, out), rows.dtype)
 
     def __setitem__(self, index: Any, values: Any) -> None:
         """Write rows; ``values`` broadcast and are converted. Of repeated rows the last wins.
@@ -226,7 +228,8 @@ class DistTensor:
     def local_partition(self) -> torch.Tensor:
         """This rank's share of the rows, without a copy: its own host's, else a near server's, divided evenly.
 
-        The shares of all trainers together are all rows, each once.
+        The shares of all trainers together are all rows, each once. Samplers that use the tensor as edge weights do not
+        notice what is written through this view once a loader has prepared them.
         """
         session = self._handle.session
         shares = [self.rows.segment(host)[part] for host, part in _my_shares(session, self.rows)]

@@ -39,7 +39,7 @@ def warm_up() -> None:
         indices = np.zeros(2, dtype)
         out = np.empty(2, dtype)
         copy_neighbours(indices, ids, indptr, 0, counts, out)
-        place_ragged(indices, ids, indptr, out)
+        place_ragged(indices, ids, ids, indptr, out)
         local.insert(indices)
     for word in (np.uint8, np.uint16, np.uint32, np.uint64):
         table = np.zeros((2, 1), word)

@@ -30,7 +30,15 @@ def _home(x: Any, bits: Any) -> Any:
 
 @njit(nogil=True, cache=True)
 def _insert(
-    table: _I64, bits: int, shift: int, base: int, ids: npt.NDArray[Any], begin: int, listed: _I64, count: int, out: _I32
+    table: _I64,
+    bits: int,
+    shift: int,
+    base: int,
+    ids: npt.NDArray[Any],
+    begin: int,
+    listed: _I64,
+    count: int,
+    out: _I32,
 ) -> tuple[int, int]:
     """Look up ``ids[begin:]``, append the new ones to ``listed``, fill ``out`` with positions.
 

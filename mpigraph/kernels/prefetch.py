@@ -14,23 +14,27 @@ from numba.extending import intrinsic
 __all__ = ["prefetch"]
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def prefetch(typingctx: Any, array: Any, index: Any) -> Any:
-    """Load the cache line of ``array[index]`` (LLVM's ``llvm.prefetch``); the index is not checked.
-
-    Local; no communication.
-    """
+def _prefetch(typingctx: Any, array: Any, index: Any) -> Any:
+    """The instruction, typed and emitted."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         array_type = signature.args[0]
         view = context.make_array(array_type)(context, builder, args[0])
-        element = cgutils.get_item_pointer(context, builder, array_type, view, [args[1]], wraparound=False)
+        tools: Any = cgutils
+        element = tools.get_item_pointer(context, builder, array_type, view, [args[1]], wraparound=False)
         address = builder.bitcast(element, ir.IntType(8).as_pointer())
         word = ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [address.type, word, word, word])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        function = tools.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
         read, keep, data = word(0), word(3), word(1)
         builder.call(function, [address, read, keep, data])
         return context.get_dummy_value()
 
     return types.void(array, index), emit
+
+
+prefetch: Any = intrinsic(_prefetch)
+"""``prefetch(array, index)``, inside a kernel, loads the cache line of ``array[index]`` (LLVM's ``llvm.prefetch``).
+
+The index is not checked. Local; no communication.
+"""

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-__all__ = ["as_words", "find_runs", "gather_rows", "order_by_owner", "place_ragged", "scatter_rows"]
+__all__ = ["as_words", "find_runs", "gather_rows", "order_by_owner", "order_by_range", "place_ragged", "scatter_rows"]
 
 _I64 = npt.NDArray[np.int64]
 _Rows = npt.NDArray[Any]
@@ -80,6 +80,41 @@ def order_by_owner(owner: npt.NDArray[np.int32], num_owners: int) -> tuple[_I64,
 
 
 @njit(nogil=True, cache=True)
+def _owners(ids: _I64, offsets: _I64, owner: npt.NDArray[np.int32], bounds: _I64) -> None:
+    for i in range(len(ids)):
+        low, high = 0, len(offsets) - 1  # the owner is in low .. high - 1
+        while high - low > 1:
+            middle = (low + high) >> 1
+            if offsets[middle] <= ids[i]:
+                low = middle
+            else:
+                high = middle
+        owner[i] = low
+        bounds[low + 1] += 1
+    for k in range(1, len(bounds)):
+        bounds[k] += bounds[k - 1]
+
+
+def order_by_range(ids: _I64, offsets: _I64) -> tuple[_I64, _I64]:
+    """Sort positions by the range that holds their id, stably. Local; no communication.
+
+    Args:
+        ids: int64[n], in ``[offsets[0], offsets[-1])``.
+        offsets: int64[k + 1], ascending: range j is ``[offsets[j], offsets[j + 1])``.
+
+    Returns:
+        ``order`` int64[n] and ``bounds`` int64[k + 1]: ``order[bounds[j]:bounds[j + 1]]`` are the positions whose id is
+        in range j, ascending.
+    """
+    owner = np.empty(len(ids), np.int32)
+    bounds = np.zeros(len(offsets), np.int64)
+    _owners(ids, offsets, owner, bounds)
+    order = np.empty(len(ids), np.int64)
+    _order_by_owner(owner, bounds, order)
+    return order, bounds
+
+
+@njit(nogil=True, cache=True)
 def _fill_runs(rows: _I64, starts: _I64, lengths: _I64, place: _I64) -> int:
     runs = 0
     total = 0
@@ -117,16 +152,17 @@ def find_runs(rows: _I64) -> tuple[_I64, _I64, _I64]:
 def place_ragged(
     values: npt.NDArray[Any],
     positions: _I64,
+    counts: npt.NDArray[Any],
     offsets: _I64,
     out: npt.NDArray[Any],
 ) -> None:
     """Copy consecutive pieces of ``values`` to their places: piece i goes to ``offsets[positions[i]]``.
 
-    The length of a piece is ``offsets[p + 1] - offsets[p]``. Local; no communication.
+    ``counts[i]`` is the length of piece i. Local; no communication.
     """
     at = 0
     for i in range(len(positions)):
         begin = offsets[positions[i]]
-        for j in range(begin, offsets[positions[i] + 1]):
+        for j in range(begin, begin + counts[i]):
             out[j] = values[at]
             at += 1

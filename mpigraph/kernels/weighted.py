@@ -42,7 +42,8 @@ def prefix_sums(indptr: _I64, weights: npt.NDArray[Any], sums: _Sums, alive: npt
             if not weights[e] >= 0:
                 return e
             more = total + np.float64(weights[e])
-            drawable += more > total
+            if more > total:
+                drawable += 1
             total = more
             sums[e] = total
         alive[row] = drawable
@@ -87,7 +88,8 @@ def count_weighted(
                 if not weights[e] >= 0:
                     return e
                 more = total + np.float64(weights[e])
-                alive[p] += more > total
+                if more > total:
+                    alive[p] += 1
                 total = more
         counts[p] = wanted(alive[p], fanout, replace)
     return -1
@@ -208,7 +210,9 @@ def choose_weighted(
                 total += np.float64(weights[begin + t])
                 scratch[t] = total
         if len(prepared) > 0:
-            _choose_row(ids[p], begin, prepared[begin : begin + degree], alive[p], take_all, replace, key, out, k, picks)
+            _choose_row(
+                ids[p], begin, prepared[begin : begin + degree], alive[p], take_all, replace, key, out, k, picks
+            )
         else:
             _choose_row(ids[p], begin, scratch[:degree], alive[p], take_all, replace, key, out, k, picks)
 

@@ -2,25 +2,26 @@
 
 A round is four collective steps, the same for every operation::
 
-    Ialltoall(headers)          what I ask of you: operation, status, number of request words
-    Alltoallv(request words)    int64
-    Alltoall(answer sizes)      bytes; -1 to everybody: answering failed here
-    Alltoallv(answers)          bytes
+    Ialltoall(headers)           what I ask of you: operation, status, number of request words
+    Ialltoallv(request words)    int64
+    Ialltoall(answer sizes)      bytes; -1 to everybody: answering failed here
+    Ialltoallv(answers)          bytes
 
-Only the header is non-blocking, so that a server can wait for the next round of several channels at once and sleep
-meanwhile; inside a round nobody sleeps. In MPI blocking and non-blocking collectives do not match each other, so
-every rank uses the same kind for each step.
+All are non-blocking. So a server can wait for the next round of several channels at once and sleep meanwhile; an asker
+does its own share of the work while the others make their answers; and a rank that waits inside a round gives its core
+to whoever shares it, since blocking MPI calls spin.
 
 Knows nothing of what is asked. One thread at a time on a communicator.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
 
-from mpigraph.mpi.watch import Backoff
+from mpigraph.mpi.watch import Backoff, wait_politely
 from mpigraph.mpi.world import World
 
 __all__ = ["FAILED", "OK", "Header", "Requests", "exchange_answers", "exchange_requests"]
@@ -73,7 +74,7 @@ class Header:
 
     def wait_long(self, longest: float = 2e-3) -> None:
         """Wait for every rank's header as long as it takes: the others may compute. Local; no communication."""
-        backoff = Backoff(spins=2000, longest=longest)
+        backoff = Backoff(spins=200, longest=longest)
         while not self._request.Test():
             backoff.pause()
 
@@ -103,16 +104,19 @@ def exchange_requests(comm: MPI.Comm, words: _I64, counts: _I64, header: Header)
     """Send request words; ``counts[r]`` consecutive words of ``words`` go to rank r. Collective on ``comm``."""
     bounds = _bounds(header.counts)
     received = np.empty(int(bounds[-1]), np.int64)
-    comm.Alltoallv([words, counts, MPI.INT64_T], [received, header.counts, MPI.INT64_T])
+    wait_politely(comm.Ialltoallv([words, counts, MPI.INT64_T], [received, header.counts, MPI.INT64_T]))
     return Requests(received, bounds)
 
 
-def exchange_answers(comm: MPI.Comm, answers: list[_U8] | None) -> tuple[list[_U8], _I64]:
+def exchange_answers(
+    comm: MPI.Comm, answers: list[_U8] | None, meanwhile: Callable[[], None] | None = None
+) -> tuple[list[_U8], _I64]:
     """Send each rank its answer. Collective on ``comm``.
 
     Args:
         comm: the channel.
         answers: ``answers[r]`` (uint8) goes to rank r; None if answering failed on this rank.
+        meanwhile: what to do while the other ranks make their answers.
 
     Returns:
         The answers received in rank order (empty where answering failed), and the ranks where it failed.
@@ -121,7 +125,10 @@ def exchange_answers(comm: MPI.Comm, answers: list[_U8] | None) -> tuple[list[_U
     if answers is not None:
         sizes[:] = [len(answer) for answer in answers]
     incoming = np.empty(comm.size, np.int64)
-    comm.Alltoall(sizes, incoming)
+    request = comm.Ialltoall(sizes, incoming)
+    if meanwhile is not None:
+        meanwhile()
+    wait_politely(request)
     failed = np.flatnonzero(incoming < 0)
     if len(failed):
         return [], failed
@@ -129,5 +136,5 @@ def exchange_answers(comm: MPI.Comm, answers: list[_U8] | None) -> tuple[list[_U
     bounds = _bounds(incoming)
     received = np.empty(int(bounds[-1]), np.uint8)
     leaving = np.concatenate(answers)
-    comm.Alltoallv([leaving, sizes, MPI.UINT8_T], [received, incoming, MPI.UINT8_T])
+    wait_politely(comm.Ialltoallv([leaving, sizes, MPI.UINT8_T], [received, incoming, MPI.UINT8_T]))
     return [received[bounds[r] : bounds[r + 1]] for r in range(comm.size)], failed

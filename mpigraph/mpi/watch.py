@@ -9,6 +9,7 @@ threads alone, so a wait itself costs one dictionary entry.
 """
 
 import faulthandler
+import itertools
 import os
 import sys
 import threading
@@ -23,7 +24,7 @@ from mpi4py import MPI
 
 from mpigraph.mpi.buffers import as_array
 
-__all__ = ["Backoff", "Stop", "Watchdog", "guard", "keep_progress"]
+__all__ = ["Backoff", "Stop", "Watchdog", "guard", "keep_progress", "wait_politely"]
 
 _SLOT = 256  # bytes a rank has on the board
 _SPEAKING_TIME = 5.0  # seconds that the speaker has to print an error that every rank raises
@@ -51,6 +52,20 @@ class Backoff:
             return
         time.sleep(self._pause)
         self._pause = min(1.5 * self._pause, self._longest)
+
+
+def wait_politely(request: MPI.Request, spins: int = 100, turns: int = 400) -> None:
+    """Wait for ranks that are in the same round: spin shortly, then let others have the core, then nap.
+
+    Local; no communication.
+    """
+    for turn in itertools.count():
+        if request.Test():
+            return
+        if turn > turns:
+            time.sleep(2e-5)
+        elif turn > spins:
+            os.sched_yield()
 
 
 class Watchdog:

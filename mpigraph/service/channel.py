@@ -47,13 +47,18 @@ class Channel:
         self._pending: Header | None = None
 
     def ask(
-        self, answer: Answer, requests: list[npt.NDArray[np.int64]], error: BaseException | None = None
+        self,
+        answer: Answer,
+        requests: list[npt.NDArray[np.int64]],
+        meanwhile: Callable[[], None] | None = None,
+        error: BaseException | None = None,
     ) -> list[_U8]:
         """Make one round: ask every rank, answer every rank.
 
         Args:
             answer: answers what others ask of me.
             requests: for each rank its request words.
+            meanwhile: this rank's own share of the work, done while the others make their answers.
             error: this rank cannot ask because of this; it takes part all the same, and every rank raises.
 
         Returns:
@@ -67,7 +72,7 @@ class Channel:
         counts = np.array([len(words) for words in requests], np.int64)
         header = Header(self._comm, Operation.SAMPLE, FAILED if error else OK, counts)
         header.wait(self.world, f"sampling round {self.rounds} of channel {self.number}")
-        return self._round(header, answer, np.concatenate(requests), counts, error)
+        return self._round(header, answer, np.concatenate(requests), counts, meanwhile, error)
 
     def serve_until_idle(self, answer: Answer) -> None:
         """Answer the others until every trainer is idle. Collective on the channel's trainers."""
@@ -99,7 +104,7 @@ class Channel:
     def _answer_only(self, header: Header, answer: Answer) -> None:
         """Take part in a round that others began."""
         try:
-            self._round(header, answer, np.empty(0, np.int64), np.zeros(self._comm.size, np.int64), None)
+            self._round(header, answer, np.empty(0, np.int64), np.zeros(self._comm.size, np.int64), None, None)
         except MPIGraphError as error:
             get_logger().info("%s", error)  # raised on every trainer that asks, where the user sees it
 
@@ -112,6 +117,7 @@ class Channel:
         answer: Answer,
         words: npt.NDArray[np.int64],
         counts: npt.NDArray[np.int64],
+        meanwhile: Callable[[], None] | None,
         error: BaseException | None,
     ) -> list[_U8]:
         self.rounds += 1
@@ -126,7 +132,7 @@ class Channel:
                 self._count(np.array([len(data) for data in answers], np.int64))
             except Exception as exc:  # told to every rank by the exchange, and raised there
                 error = exc
-            received, failed = exchange_answers(self._comm, answers)
+            received, failed = exchange_answers(self._comm, answers, meanwhile)
             if len(failed):
                 raise_together(self._comm, "answering a sampling request", error)
         return received

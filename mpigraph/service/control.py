@@ -40,6 +40,10 @@ def _open_channel(state: State, args: Arguments) -> Any:
     return state.open_channel(args["graph"])
 
 
+def _prepare_weights(state: State, args: Arguments) -> Any:
+    state.prepare_weights(number for number in args["numbers"] if number not in state.weights)
+
+
 def _free(state: State, args: Arguments) -> Any:
     state.free(args["numbers"])
 
@@ -53,6 +57,7 @@ _HANDLERS: dict[Operation, Callable[[State, Arguments], Any]] = {
     Operation.OPEN_GRAPH: _open_graph,
     Operation.CREATE_TENSOR: _create_tensor,
     Operation.OPEN_CHANNEL: _open_channel,
+    Operation.PREPARE_WEIGHTS: _prepare_weights,
     Operation.FREE: _free,
     Operation.BARRIER: _nothing,
     Operation.SHUTDOWN: _nothing,
@@ -117,7 +122,7 @@ class Control:
             raise _everywhere(CollectiveError(_astray(operations)))
         operation = Operation(int(operations[0]))
         with self._world.watch(operation.name.lower()):
-            mine = json.dumps({"args": args, "dropped": sorted(self._dropped)})
+            mine = json.dumps({"args": args, "dropped": sorted(self._dropped), "written": self._written()})
             replies = allgather_bytes(self._world.comm, mine.encode())
             said = [json.loads(replies[rank]) for rank in trainers]
             for trainer, other in enumerate(said):
@@ -129,7 +134,17 @@ class Control:
                         )
                     )
             self._free_dropped([set(other["dropped"]) for other in said])
+            self._state.prepare_weights(set().union(*(other["written"] for other in said)) & self._state.weights.keys())
         return _HANDLERS[operation](self._state, said[0]["args"])
+
+    def _written(self) -> list[int]:
+        """Prepared edge weights that this rank wrote to since its last call: their sums have to be made anew."""
+        written = []
+        for number, weights in self._state.weights.items():
+            if weights.tensor.written:
+                written.append(number)
+            weights.tensor.written = False
+        return written
 
     def _free_dropped(self, dropped: list[set[int]]) -> None:
         everywhere = set.intersection(*dropped)

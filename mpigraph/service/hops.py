@@ -151,19 +151,25 @@ def sample_minibatch(
 
     Collective on the channel's trainers when hosts are far; local when all are near.
     """
-    tables = {ntype: LocalIds(seeds.get(ntype, np.empty(0, np.int64))) for ntype in range(len(schema.ntypes))}
-    hops: list[Hop] = []
+    tables = service.local_ids
+    for ntype, table in enumerate(tables):
+        table.reset(seeds.get(ntype, np.empty(0, np.int64)))
+    drawn: list[tuple[dict[int, LocalPart], list[int], list[int]]] = []
     for number, plan in enumerate(reversed(plans)):
-        frontier = {ntype: table.ids.copy() for ntype, table in tables.items()}
+        frontier = {ntype: table.ids for ntype, table in enumerate(tables)}
+        num_dst = [table.count for table in tables]
         requests = hop_requests(plan, schema, frontier, sampling_key(draw, seeds, number))
         parts = service.sample(requests, error)
         local = {
             request.relation: _localise(tables[schema.ends(request.relation)[0]], part, plan.want_eids)
             for request, part in zip(requests, parts, strict=True)
         }
-        src_ids = {ntype: table.ids.copy() for ntype, table in tables.items()}
-        hops.append(Hop(local, src_ids, {ntype: len(ids) for ntype, ids in frontier.items()}))
-    return hops[::-1]
+        drawn.append((local, num_dst, [table.count for table in tables]))
+    ids = [table.ids.copy() for table in tables]  # a hop's sources are the first of these
+    return [
+        Hop(local, {t: ids[t][:n] for t, n in enumerate(num_src)}, dict(enumerate(num_dst)))
+        for local, num_dst, num_src in reversed(drawn)
+    ]
 
 
 def _localise(table: LocalIds, part: Part, want_eids: bool) -> LocalPart:

@@ -13,55 +13,57 @@ from mpigraph.service.workers import Workers
 from mpigraph.store.topology import Adjacency
 from mpigraph.store.weights import EdgeWeights
 
-__all__ = ["NearSampler", "Shares"]
+__all__ = ["NearDraw", "Shares"]
 
 _I64 = npt.NDArray[np.int64]
 Shares = list[tuple[int, _I64]]
-"""Positions in the frontier by host; together with a host's index."""
+"""Hosts, each with the positions in the frontier of the nodes that it holds."""
 
 
-class NearSampler:
-    """Samples requests on near hosts, for one thread and its workers. Local; no communication."""
+class NearDraw:
+    """One request on near hosts: construction counts the neighbours, :meth:`finish` draws them.
 
-    def __init__(self, state: State, graph: Graph, buffers: Buffers) -> None:
-        self._state = state
-        self._topology = graph.topology
-        self._buffers = buffers
+    The nodes of the request that are not in ``shares`` get no neighbours.
 
-    def sample(self, request: RelationRequest, shares: Shares, workers: Workers) -> Part:
-        """Draw the neighbours of the nodes in ``shares``; the other nodes of the request get none.
+    Local; no communication.
+    """
 
-        The sources are in a buffer that lasts until the next call for the same relation.
+    def __init__(self, state: State, graph: Graph, request: RelationRequest, shares: Shares, buffers: Buffers) -> None:
+        """Count.
 
         Raises:
             GraphDataError: an edge weight is negative or NaN.
         """
-        n = len(request.ids)
-        weighted = request.weights >= 0
-        draw = _Weighted(self._weights(request), request, self._buffers) if weighted else _Uniform(request, self._buffers)
-        counts = self._buffers.take("counts", n)
-        if sum(len(positions) for _, positions in shares) < n:
-            counts[:] = 0
-        hosts = [(self._topology.adjacency(request.relation, host), host, positions) for host, positions in shares]
-        for near, host, positions in hosts:
-            draw.count(near, host, positions, counts)
-        offsets = np.empty(n + 1, np.int64)
+        self._topology, self._request, self._buffers = graph.topology, request, buffers
+        self._draw: _Uniform | _Weighted = (
+            _Uniform(request, buffers) if request.weights < 0 else _Weighted(state, graph, request, buffers)
+        )
+        self._hosts = [
+            (self._topology.adjacency(request.relation, host), host, positions) for host, positions in shares
+        ]
+        self._counts = buffers.take(f"counts {request.relation}", len(request.ids))
+        if sum(len(positions) for _, positions in shares) < len(request.ids):
+            self._counts[:] = 0
+        for near, host, positions in self._hosts:
+            self._draw.count(near, host, positions, self._counts)
+
+    def finish(self, workers: Workers) -> Part:
+        """Draw; the sources are in a buffer that lasts until the next request for the same relation."""
+        request, draw = self._request, self._draw
+        offsets = np.empty(len(self._counts) + 1, np.int64)
         offsets[0] = 0
-        np.cumsum(counts, out=offsets[1:])
+        np.cumsum(self._counts, out=offsets[1:])
         total = int(offsets[-1])
         src = self._buffers.take(f"src {request.relation}", total, self._topology.index_dtype(request.relation))
         picks = np.empty(total, np.int64) if request.want_eids else self._buffers.take("picks", total)
-        for near, host, positions in hosts:
+        for near, host, positions in self._hosts:
 
             def fill(part: _I64, near: Adjacency = near, host: int = host) -> None:
-                draw.choose(near, host, part, offsets, picks)
+                draw.choose(host, part, offsets, picks)
                 copy_neighbours(near.indices, part, offsets, near.first_edge, picks, src)
 
             workers.run(fill, positions)
         return Part(offsets, src, picks if request.want_eids else picks[:0])
-
-    def _weights(self, request: RelationRequest) -> EdgeWeights:
-        return self._state.edge_weights(request.weights)
 
 
 class _Uniform:
@@ -69,26 +71,30 @@ class _Uniform:
 
     def __init__(self, request: RelationRequest, buffers: Buffers) -> None:
         self._request = request
-        self._rows = [buffers.take(name, len(request.ids)) for name in ("begins", "degrees")]
+        self._begins = buffers.take(f"begins {request.relation}", len(request.ids))
+        self._degrees = buffers.take(f"degrees {request.relation}", len(request.ids))
 
     def count(self, near: Adjacency, host: int, positions: _I64, counts: _I64) -> None:
         """Fill how many neighbours the nodes at ``positions`` get."""
-        r = self._request
-        count_uniform(near.indptr, r.ids, positions, near.first_node, r.fanout, r.replace, *self._rows, counts)
+        r, rows = self._request, (self._begins, self._degrees)
+        count_uniform(near.indptr, r.ids, positions, near.first_node, r.fanout, r.replace, *rows, counts)
 
-    def choose(self, near: Adjacency, host: int, positions: _I64, offsets: _I64, picks: _I64) -> None:
+    def choose(self, host: int, positions: _I64, offsets: _I64, picks: _I64) -> None:
         """Fill which edges they are."""
-        r = self._request
-        choose_uniform(r.ids, positions, *self._rows, r.replace and r.fanout >= 0, r.key, offsets, picks)
+        r, rows = self._request, (self._begins, self._degrees)
+        choose_uniform(r.ids, positions, *rows, r.replace and r.fanout >= 0, r.key, offsets, picks)
 
 
 class _Weighted:
     """In proportion to edge weights. Local; no communication."""
 
-    def __init__(self, weights: EdgeWeights, request: RelationRequest, buffers: Buffers) -> None:
-        self._weights = weights
+    def __init__(self, state: State, graph: Graph, request: RelationRequest, buffers: Buffers) -> None:
+        prepared = state.weights.get(request.weights)
+        self._weights = prepared or EdgeWeights(graph.topology, state.tensors[request.weights])
         self._request = request
-        self._rows = [buffers.take(name, len(request.ids)) for name in ("begins", "degrees", "alive")]
+        self._begins = buffers.take(f"begins {request.relation}", len(request.ids))
+        self._degrees = buffers.take(f"degrees {request.relation}", len(request.ids))
+        self._alive = buffers.take(f"alive {request.relation}", len(request.ids))
 
     def count(self, near: Adjacency, host: int, positions: _I64, counts: _I64) -> None:
         """Fill how many neighbours the nodes at ``positions`` get.
@@ -97,13 +103,25 @@ class _Weighted:
             GraphDataError: an edge weight is negative or NaN.
         """
         r, weights = self._request, self._weights.values(host)
-        where = (r.ids, positions, near.first_node, r.fanout, r.replace)
-        bad = count_weighted(near.indptr, weights, self._weights.alive(host), *where, *self._rows, counts)
+        bad = count_weighted(
+            near.indptr,
+            weights,
+            self._weights.alive(host),
+            r.ids,
+            positions,
+            near.first_node,
+            r.fanout,
+            r.replace,
+            self._begins,
+            self._degrees,
+            self._alive,
+            counts,
+        )
         if bad >= 0:
             raise GraphDataError(self._weights.complaint(near.first_edge + bad, weights[bad]))
 
-    def choose(self, near: Adjacency, host: int, positions: _I64, offsets: _I64, picks: _I64) -> None:
+    def choose(self, host: int, positions: _I64, offsets: _I64, picks: _I64) -> None:
         """Fill which edges they are."""
-        r = self._request
-        sums = self._weights.values(host), self._weights.sums(host)
-        choose_weighted(*sums, r.ids, positions, *self._rows, r.fanout < 0, r.replace, r.key, offsets, picks)
+        r, rows = self._request, (self._begins, self._degrees, self._alive)
+        values, sums = self._weights.values(host), self._weights.sums(host)
+        choose_weighted(values, sums, r.ids, positions, *rows, r.fanout < 0, r.replace, r.key, offsets, picks)

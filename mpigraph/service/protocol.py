@@ -5,10 +5,12 @@ concatenation, relation by relation, of ::
 
     relation, fanout, flags, key, weights, n, id 0 .. id n-1
 
-with ``weights`` the number of the tensor of edge weights (-1: uniform). Its answer is, relation by relation, each
-array padded to eight bytes::
+with ``weights`` the number of the tensor of edge weights (-1: uniform), and two ids in a word where they fit 32 bits.
+Its answer is, relation by relation, each array padded to eight bytes::
 
-    counts int32[n], sources int32|int64 [sum(counts)], edge ids int64[sum(counts)] if asked for
+    counts uint8|int32 [n], sources int32|int64 [sum(counts)], edges int32|int64 [sum(counts)] if asked for
+
+Counts are bytes where the fanout fits one; edges are counted from the owner's first one.
 """
 
 from collections.abc import Iterator
@@ -19,12 +21,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["AnswerReader", "Operation", "Part", "RelationRequest", "pack_answer", "pack_request", "unpack_requests"]
+__all__ = [
+    "AnswerReader",
+    "Operation",
+    "Part",
+    "RelationRequest",
+    "count_dtype",
+    "pack_answer",
+    "pack_request",
+    "unpack_requests",
+]
 
 _I64 = npt.NDArray[np.int64]
 _U8 = npt.NDArray[np.uint8]
 _HEAD = 6
-_REPLACE, _EIDS = 1, 2
+_REPLACE, _EIDS, _NARROW = 1, 2, 4
 
 
 class Operation(IntEnum):
@@ -36,9 +47,10 @@ class Operation(IntEnum):
     OPEN_GRAPH = 10
     CREATE_TENSOR = 11
     OPEN_CHANNEL = 12
-    FREE = 13
-    BARRIER = 14
-    SHUTDOWN = 15
+    PREPARE_WEIGHTS = 13
+    FREE = 14
+    BARRIER = 15
+    SHUTDOWN = 16
 
 
 @dataclass(frozen=True)
@@ -68,10 +80,16 @@ class RelationRequest:
 
 def pack_request(request: RelationRequest, ids: _I64) -> _I64:
     """The words that ask one rank for ``ids`` of a request. Local; no communication."""
-    flags = _REPLACE * request.replace + _EIDS * request.want_eids
-    head = [request.relation, request.fanout, flags, 0, request.weights, len(ids)]
-    words = np.concatenate([np.array(head, np.int64), ids])
-    words[3] = request.key.view(np.int64)
+    narrow = ids.max(initial=0) < 2**31
+    flags = _REPLACE * request.replace + _EIDS * request.want_eids + _NARROW * narrow
+    body = ids
+    if narrow:
+        body = np.empty((len(ids) + 1) // 2, np.int64)
+        body[-1:] = 0
+        body.view(np.int32)[: len(ids)] = ids
+    words = np.empty(_HEAD + len(body), np.int64)
+    words[:_HEAD] = request.relation, request.fanout, flags, request.key.view(np.int64), request.weights, len(ids)
+    words[_HEAD:] = body
     return words
 
 
@@ -80,10 +98,19 @@ def unpack_requests(words: _I64) -> Iterator[RelationRequest]:
     at = 0
     while at < len(words):
         relation, fanout, flags, _, weights, n = words[at : at + _HEAD].tolist()
-        ids = words[at + _HEAD : at + _HEAD + n]
         key = words[at + 3].view(np.uint64)
+        at += _HEAD
+        used = (n + 1) // 2 if flags & _NARROW else n
+        ids = words[at : at + used]
+        if flags & _NARROW:
+            ids = ids.view(np.int32)[:n].astype(np.int64)
         yield RelationRequest(relation, ids, fanout, bool(flags & _REPLACE), bool(flags & _EIDS), key, weights)
-        at += _HEAD + n
+        at += used
+
+
+def count_dtype(fanout: int) -> np.dtype[Any]:
+    """How the counts of a hop travel. Local; no communication."""
+    return np.dtype(np.uint8 if 0 <= fanout < 256 else np.int32)
 
 
 @dataclass(frozen=True)
@@ -92,7 +119,7 @@ class Part:
 
     Attributes:
         offsets: int64[n + 1], where each node's neighbours are.
-        src: int32 or int64 [offsets[-1]], global source ids.
+        src: int32 or int64 [offsets[-1]], global source ids; in a buffer of the sampler's, to be used at once.
         eids: int64[offsets[-1]], global edge ids; empty if nobody asked.
 
     Local; no communication.
@@ -103,14 +130,14 @@ class Part:
     eids: _I64
 
 
-def pack_answer(parts: list[Part]) -> _U8:
-    """The bytes that answer one rank. Local; no communication."""
-    arrays = [a for part in parts for a in (np.diff(part.offsets).astype(np.int32), part.src, part.eids)]
+def pack_answer(arrays: list[npt.NDArray[Any]]) -> _U8:
+    """The bytes that answer one rank: the arrays, one after the other. Local; no communication."""
     sizes = [-(-a.nbytes // 8) * 8 for a in arrays]
-    answer = np.zeros(sum(sizes), np.uint8)
+    answer = np.empty(sum(sizes), np.uint8)
     at = 0
     for array, size in zip(arrays, sizes, strict=True):
         answer[at : at + array.nbytes] = array.view(np.uint8)
+        answer[at + array.nbytes : at + size] = 0
         at += size
     return answer
 
@@ -123,8 +150,8 @@ class AnswerReader:
         self._at = 0
 
     def take(self, count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """The next ``count`` elements."""
+        """The next ``count`` elements, a view."""
         nbytes = count * np.dtype(dtype).itemsize
-        array = self._answer[self._at : self._at + nbytes].copy().view(dtype)
+        array = self._answer[self._at : self._at + nbytes].view(dtype)
         self._at += -(-nbytes // 8) * 8
         return array

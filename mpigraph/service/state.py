@@ -6,6 +6,7 @@ numbers given out by counters agree. They are called through ``service/control.p
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from mpigraph.errors import MPIGraphError
 from mpigraph.mpi.agree import together
@@ -19,6 +20,7 @@ from mpigraph.storage.part_config import PartConfig
 from mpigraph.store.cut import check_name, read_rows
 from mpigraph.store.tensors import Policy, RowTensor
 from mpigraph.store.topology import Topology
+from mpigraph.store.weights import EdgeWeights
 
 __all__ = ["Graph", "State"]
 
@@ -44,6 +46,7 @@ class State:
     Attributes:
         kind: how windows are allocated.
         transport: how far rows are read, and what was measured to choose that.
+        weights: tensors of edge weights that were prepared for sampling, by number.
 
     Collective on ``world.comm``: construction, :meth:`close` and every method that makes or frees something.
     """
@@ -58,6 +61,7 @@ class State:
         self.graphs: dict[str, Graph] = {}
         self.tensors: dict[int, RowTensor] = {}
         self.channels: dict[int, Channel] = {}
+        self.weights: dict[int, EdgeWeights] = {}
         self._next = 0
 
     def _number(self) -> int:
@@ -122,6 +126,7 @@ class State:
             self.mutex,
             topology.hosts,
             number=self._number(),
+            graph=topology.config.graph_name,
             name=name,
             policy=policy,
             row_shape=tuple(row_shape),
@@ -137,16 +142,37 @@ class State:
         self.channels[channel.number] = channel
         return channel
 
+    def prepare_weights(self, numbers: Iterable[int]) -> None:
+        """Make the prefix sums of edge weights, or make them anew after a write.
+
+        Raises:
+            GraphDataError: a weight is negative or NaN; on every rank. The weights are then not prepared.
+
+        Collective on ``world.comm``.
+        """
+        for number in sorted(numbers):
+            weights = self.weights.pop(number, None)
+            if weights is None:
+                tensor = self.tensors[number]
+                weights = EdgeWeights(self.graphs[tensor.graph].topology, tensor)
+            try:
+                weights.prepare(self.kind)
+            except MPIGraphError:  # on every rank
+                weights.close()
+                raise
+            self.weights[number] = weights
+
     def free(self, numbers: Iterable[int]) -> None:
         """Free tensors and channels by number, in ascending order; unknown numbers were freed before.
 
         Collective on ``world.comm``.
         """
         for number in sorted(numbers):
-            owner = self.tensors if number in self.tensors else self.channels
-            thing = owner.pop(number, None)
-            if thing is not None:
-                thing.close()
+            owners: tuple[dict[int, Any], ...] = (self.weights, self.tensors, self.channels)
+            for owner in owners:
+                thing = owner.pop(number, None)
+                if thing is not None:
+                    thing.close()
 
     def close(self) -> None:
         """Free everything in an agreed order, the world last. Collective on ``world.comm``."""

@@ -49,10 +49,12 @@ class RowTensor:
 
     Attributes:
         number: the same on every rank, never used twice in a job.
+        graph: name of the graph whose nodes or edges the rows are.
         name: the user's name for it.
         policy: what its rows are.
         dtype: logical dtype ("float32", "bfloat16", ...).
         shape: ``(rows, *row_shape)``.
+        written: whether this rank wrote rows since the last collective call.
 
     Collective on ``world.comm``: construction and :meth:`close`.
     """
@@ -64,6 +66,7 @@ class RowTensor:
         book: RangeBook,
         *,
         number: int,
+        graph: str,
         name: str,
         policy: Policy,
         row_shape: Sequence[int],
@@ -72,9 +75,11 @@ class RowTensor:
     ) -> None:
         """Allocate zeros; ``book`` says which host holds what, ``kind`` how windows are allocated."""
         self.number = number
+        self.graph = graph
         self.name = name
         self.policy = policy
         self.dtype = dtype
+        self.written = False
         self._mutex = mutex
         self.window = RowWindow(world, policy.offsets(book), row_shape, storage_dtype(dtype), kind)
         self.shape = (len(self.window), *row_shape)
@@ -97,6 +102,7 @@ class RowTensor:
             OutOfRangeError: an id is not a row.
         """
         check_ids(ids, self.shape[0], f"tensor {self.name!r}: row")
+        self.written = True
         self.window.scatter(ids, values, self._hold)
 
     def segment(self, host: int) -> _Rows:

@@ -71,7 +71,7 @@ class EdgeWeights:
         world, relation = self._topology.world, self.tensor.policy.type_id
         if self._sums is None or self._alive is None:
             hosts = self._topology.hosts
-            exact = np.float32 if self.tensor.dtype in ("bool", "uint8") else np.float64  # counts fit a float32
+            exact = np.float32 if self.tensor.dtype == "bool" else np.float64  # counts fit a float32
             dst = hosts.schema.ends(relation)[1]
             self._sums = RowWindow(world, hosts.edge_offsets[relation], (), exact, kind)
             self._alive = RowWindow(world, hosts.node_offsets[dst], (), np.int32, kind)
