@@ -19,7 +19,8 @@ def serve(state: State, control: Control) -> None:
 
     Collective on ``state.world.comm``, in step with the trainers' calls.
     """
-    backoff = Backoff(spins=50, longest=_LONGEST_NEAR if state.world.all_near else _LONGEST_FAR)
+    near = state.world.all_near
+    backoff = Backoff(spins=5, first=1e-4, longest=_LONGEST_NEAR) if near else Backoff(spins=50, longest=_LONGEST_FAR)
     services: dict[int, NeighborService] = {}
     while True:
         operation = control.poll()
