@@ -50,7 +50,7 @@ CATALOGUE: dict[str, Entry] = {
     "step_far": Entry("step", "ms", "gather far rows"),
     "step_compute": Entry("step", "ms", "forward, backward, optimizer"),
     "step_total": Entry("step", "ms", "all of it, one after the other (num_prefetch=0)"),
-    "step_prefetch": Entry("step", "ms", "with num_prefetch=2"),
+    "step_prefetch": Entry("step", "ms", "with num_prefetch=2: sampling and gathering are ahead"),
     "step_wait": Entry("step", "ms", "of that, waiting for the prefetched minibatch"),
     "batches_per_s": Entry("step", "1/s", "minibatches, all trainers, with num_prefetch=2", "sum"),
     "rounds_per_batch": Entry("traffic", "", "sampling rounds of a minibatch", "max"),

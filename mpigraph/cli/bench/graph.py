@@ -1,6 +1,7 @@
 """The graph to measure on: the user's, or one that trainer 0 generates for the job."""
 
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -12,12 +13,8 @@ from mpigraph.cli.bench.settings import Settings
 from mpigraph.distributed.graph import DistGraph
 from mpigraph.distributed.tensor import DistTensor
 from mpigraph.errors import InvalidArgumentError
-from mpigraph.metadata.schema import Schema
 from mpigraph.mpi.agree import allgather_bytes, together
 from mpigraph.mpi.world import World
-from mpigraph.partition.generate import Recipe, generate_graph
-from mpigraph.partition.pipeline import partition_source
-from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.storage.part_config import PartConfig
 
 __all__ = ["Place", "feature_of", "place_of_graph"]
@@ -50,11 +47,10 @@ def place_of_graph(world: World, settings: Settings) -> Iterator[Place]:
         return
     directory = ""
     try:
-        with world.watch("generating a graph"), together(world.trainers, "generating a graph"):
+        with together(world.trainers, "generating a graph"):  # without a deadline: large graphs take minutes
             if world.trainers.rank == 0:
                 directory = tempfile.mkdtemp(prefix="mpigraph-bench-", dir=settings.dir or _shared_directory(world))
                 _generate(settings, directory, len(world.hosts))
-                _forget_peak()
         shared = allgather_bytes(world.trainers, directory.encode())[0].decode()
         yield Place(_NAME, str(Path(shared).absolute() / f"{_NAME}.json"))
     finally:
@@ -82,20 +78,18 @@ def _shared_directory(world: World) -> str:
 
 
 def _generate(settings: Settings, directory: str, num_parts: int) -> None:
+    """Generate and partition in processes of their own, so that their memory does not count as this trainer's."""
     print(f"generating {settings.nodes} nodes, {settings.edges} edges", file=sys.stderr, flush=True)
-    data = generate_graph(Recipe(settings.nodes, settings.edges, feat_dim=settings.feat_dim))
-    source = GraphSource(
-        Schema.homogeneous(),
-        (settings.nodes,),
-        ((data["edge_src"], data["edge_dst"]),),
-        {"_N": {"feat": Feature.of(data["feat"])}},
+    sizes: list[str | int] = ["--nodes", settings.nodes, "--edges", settings.edges, "--feat-dim", settings.feat_dim]
+    _command("generate", *sizes, "-o", f"{directory}/data")
+    _command("partition", f"{directory}/data", "--parts", num_parts, "--name", _NAME, "-o", directory)
+
+
+def _command(*words: str | int) -> None:
+    """Run a command of this command line that needs no MPI."""
+    done = subprocess.run(
+        [sys.executable, "-m", "mpigraph", *map(str, words)], capture_output=True, text=True, check=False
     )
-    partition_source(source, _NAME, num_parts, directory, "metis", keep_edge_ids=False)
-
-
-def _forget_peak() -> None:
-    """Start this process's peak of resident memory again, so that generating does not count; Linux only."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    except OSError:
-        return
+    if done.returncode != 0:
+        said = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
+        raise InvalidArgumentError(said[-1].partition("error: ")[2] or said[-1])

@@ -15,7 +15,7 @@ from mpigraph.block import Block
 from mpigraph.cli.bench.rounds import TimedService
 from mpigraph.cli.bench.rows import is_far
 from mpigraph.cli.bench.settings import Settings
-from mpigraph.dataloading.sampler import NeighborSampler
+from mpigraph.dataloading.sampler import BlockSampler, NeighborSampler
 from mpigraph.distributed.context import Session
 from mpigraph.distributed.graph import DistGraph
 from mpigraph.distributed.loader import DistNodeDataLoader
@@ -29,6 +29,8 @@ __all__ = ["Pipeline"]
 _CLASSES = 47
 _FEWEST, _MOST = 3, 500
 _WARM_UP = 2
+_ROWS = "feat"
+Minibatch = tuple[torch.Tensor, torch.Tensor, list[Block]]
 
 
 class _Sage(nn.Module):
@@ -43,6 +45,19 @@ class _Sage(nn.Module):
             h = F.relu(layer(block, h))
         last: torch.Tensor = self.layers[-1](blocks[-1], h)
         return last
+
+
+class _WithRows(BlockSampler):
+    """Samples blocks and gathers their rows, so that a loader does both ahead."""
+
+    def __init__(self, sampler: BlockSampler, feature: DistTensor) -> None:
+        self._sampler, self._feature = sampler, feature
+
+    def sample_blocks(self, g: DistGraph, seed_nodes: torch.Tensor) -> Minibatch:
+        """Collective on the trainers when hosts are far; local when all are near."""
+        inputs, outputs, blocks = self._sampler.sample_blocks(g, seed_nodes)
+        blocks[0].srcdata[_ROWS] = self._feature[inputs]
+        return inputs, outputs, blocks
 
 
 class Pipeline:
@@ -66,8 +81,8 @@ class Pipeline:
         """Seconds until a new loader has given its first minibatch with its rows. Collective on the trainers."""
         begin = time.perf_counter()
         loader = self._loader(1)
-        for inputs, _, _ in loader:
-            self._gather(inputs.numpy())
+        for _ in loader:
+            pass
         spent = time.perf_counter() - begin
         loader.close()
         return spent
@@ -98,14 +113,14 @@ class Pipeline:
         return middle
 
     def measure_ahead(self, seconds: float, step_ms: float) -> dict[str, float | None]:
-        """Time steps behind a loader that is two minibatches ahead. Collective on the trainers."""
+        """Time steps behind a loader that samples and gathers two minibatches ahead. Collective on the trainers."""
         steps = self._agree(seconds, step_ms)
         loader = self._loader(steps + _WARM_UP)
         waits, ends = list[float](), list[float]()
         begin = time.perf_counter()
-        for inputs, _, blocks in loader:
+        for _, _, blocks in loader:
             waits.append(time.perf_counter() - begin)
-            self._compute(blocks, self._gather(inputs.numpy()))
+            self._compute(blocks, blocks[0].srcdata[_ROWS])
             begin = time.perf_counter()
             ends.append(begin)
         loader.close()
@@ -127,7 +142,8 @@ class Pipeline:
     def _loader(self, steps: int) -> DistNodeDataLoader:
         seeds = torch.cat(list(self._batches(steps)))
         size = min(self._settings.batch_size, len(self._nodes))
-        return DistNodeDataLoader(self._g, seeds, self._sampler, batch_size=max(1, size), num_prefetch=2)
+        sampler = _WithRows(self._sampler, self._feature)
+        return DistNodeDataLoader(self._g, seeds, sampler, batch_size=max(1, size), num_prefetch=2)
 
     def _one_step(self, service: TimedService, seeds: torch.Tensor) -> dict[str, float]:
         """One step; milliseconds of each piece, and how many edges."""

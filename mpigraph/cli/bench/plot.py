@@ -70,4 +70,4 @@ def _bars(figures: Mapping[str, Any], trainer: int) -> list[tuple[int, list[tupl
 
     pieces = [(STAGES[name], color, value(name)) for name, color in _COLORS.items() if value(name)]
     wait, rest = value("step_wait"), value("step_prefetch") - value("step_wait")
-    return [(0, pieces), (1, [("waiting for a minibatch", _WAIT, wait), ("gather and compute", "#CCCCCC", rest)])]
+    return [(0, pieces), (1, [("waiting for a minibatch", _WAIT, wait), ("not waiting", "#CCCCCC", rest)])]

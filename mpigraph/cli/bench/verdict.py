@@ -59,14 +59,16 @@ RULES = (
 def bottleneck(values: Values) -> tuple[str, float]:
     """The stage that limits the step, and its share of a step without sampling ahead. Local; no communication.
 
-    Where a prefetching loader keeps the model from waiting, computing limits, however small its share was.
+    Behind a prefetching loader computing limits as long as the model hardly waits, however small its share; when it
+    waits, the largest of the stages before it does.
     """
     spent = {stage: values.get(stage) or 0.0 for stage in STAGES}
     total = sum(spent.values()) or 1.0
-    wait, step = values.get("step_wait"), values.get("step_prefetch")
-    if wait is not None and step and wait < _HIDDEN * step:
+    waiting = _waiting(values)
+    if waiting is not None and waiting < _HIDDEN:
         return "step_compute", spent["step_compute"] / total
-    stage = max(spent, key=lambda name: spent[name])
+    stages = [stage for stage in STAGES if waiting is None or stage != "step_compute"]
+    stage = max(stages, key=lambda name: spent[name])
     return stage, spent[stage] / total
 
 
@@ -74,11 +76,14 @@ def verdict(values: Values) -> str:
     """One line: the bottleneck, its share, and what to try. Local; no communication."""
     stage, share = bottleneck(values)
     advice = next(rule.advice for rule in RULES if rule.stage == stage and rule.applies(values))
-    return f"{STAGES[stage]}: {share:.0%} of the step{_hiding(stage, values)}; try {advice}"
+    waiting = _waiting(values)
+    hiding = "" if waiting is None else f" (with prefetching the model waits {waiting:.0%} of the time)"
+    if _below(1.05, "step_total", "step_prefetch")(values):
+        advice += "; prefetching gains nothing here: leave it a core (fewer ranks or threads)"
+    return f"{STAGES[stage]}: {share:.0%} of the step{hiding}; try {advice}"
 
 
-def _hiding(stage: str, values: Values) -> str:
+def _waiting(values: Values) -> float | None:
+    """Share of a step behind a prefetching loader that the model waits; None if that was not measured."""
     wait, step = values.get("step_wait"), values.get("step_prefetch")
-    if wait is None or not step:
-        return ""
-    return f" (with prefetching the model waits {wait / step:.0%} of the time)"
+    return None if wait is None or not step else wait / step
