@@ -1,5 +1,7 @@
 """Kernels against plain references: hashes, counts and choices of neighbours, renumbering, moves of rows."""
 
+from itertools import pairwise
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -8,7 +10,15 @@ from mpigraph.errors import OutOfRangeError
 from mpigraph.kernels import warm_up
 from mpigraph.kernels.compact import LocalIds
 from mpigraph.kernels.rng import combine, draw_below, fingerprint, mix64, uniform01
-from mpigraph.kernels.rows import as_words, find_runs, gather_rows, order_by_owner, place_ragged, scatter_rows
+from mpigraph.kernels.rows import (
+    as_words,
+    find_runs,
+    gather_rows,
+    order_by_owner,
+    order_by_range,
+    place_ragged,
+    scatter_rows,
+)
 from mpigraph.kernels.sample import choose_uniform, copy_neighbours, count_uniform
 from mpigraph.kernels.weighted import choose_weighted, count_weighted, prefix_sums
 
@@ -350,6 +360,15 @@ def test_order_by_owner(n: int, owners: int) -> None:
     assert np.array_equal(order, np.argsort(owner, kind="stable"))
     assert np.array_equal(np.diff(bounds), np.bincount(owner, minlength=owners))
     assert bounds[0] == 0 and bounds[-1] == n
+
+
+@pytest.mark.parametrize("n", [0, 1, 500])
+@pytest.mark.parametrize("offsets", [[0, 30], [0, 0, 7, 7, 29, 30], [0, 10, 20, 30, 30]])
+def test_order_by_range(n: int, offsets: list[int]) -> None:
+    ids = np.random.default_rng(n).integers(0, 30, n)
+    order, bounds = order_by_range(ids, np.array(offsets))
+    for k, (low, high) in enumerate(pairwise(offsets)):
+        assert np.array_equal(order[bounds[k] : bounds[k + 1]], np.flatnonzero((ids >= low) & (ids < high)))
 
 
 @pytest.mark.parametrize("rows", [[], [5], [5, 5, 5], [1, 2, 3], [0, 2, 4], [0, 0, 1, 1, 4, 5, 5, 6, 9, 9]])

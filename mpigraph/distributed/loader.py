@@ -237,7 +237,8 @@ class DistNodeDataLoader(DistDataLoader):
             pin_memory: accepted for DGL's scripts.
 
         Raises:
-            FieldNameError: a feature, or the sampler's edge weights, do not exist.
+            NodeTypeError: a feature does not exist.
+            EdgeTypeError: the sampler's edge weights do not exist.
             GraphDataError: an edge weight is negative or NaN; on every rank.
         """
         prob = getattr(graph_sampler, "prob", None)

@@ -182,7 +182,7 @@ def edge_weights(g: SampledGraph, prob: str) -> int:
     """The number of the tensor of edge weights. Local; no communication.
 
     Raises:
-        FieldNameError: there is no such edge feature.
+        EdgeTypeError: there is no such edge feature.
         InvalidArgumentError: it is not one number or mask for each edge.
     """
     tensor = g.edata[prob]

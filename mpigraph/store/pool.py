@@ -7,7 +7,7 @@ gathering the rows into it. A pool keeps such memory. The arrays it hands out ar
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -38,8 +38,7 @@ class RowPool:
             memory = free.pop()
         except IndexError:
             memory = np.empty(-(-nbytes // step) * step, np.uint8)
-        root = np.frombuffer(
-            cast(memoryview, memory), np.uint8, nbytes
-        )  # every view of the result keeps this array alive
+        # the base of a view is the array at the end of the chain; the memoryview makes that this one
+        root = np.frombuffer(memoryview(memory), np.uint8, nbytes)  # type: ignore[arg-type]
         weakref.finalize(root, free.append, memory).atexit = False
         return root.view(dtype).reshape(shape)
