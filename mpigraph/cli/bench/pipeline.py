@@ -15,7 +15,7 @@ from mpigraph.block import Block
 from mpigraph.cli.bench.rounds import TimedService
 from mpigraph.cli.bench.rows import is_far
 from mpigraph.cli.bench.settings import Settings
-from mpigraph.dataloading.sampler import BlockSampler, NeighborSampler
+from mpigraph.dataloading.sampler import NeighborSampler
 from mpigraph.distributed.context import Session
 from mpigraph.distributed.graph import DistGraph
 from mpigraph.distributed.loader import DistNodeDataLoader
@@ -29,8 +29,6 @@ __all__ = ["Pipeline"]
 _CLASSES = 47
 _FEWEST, _MOST = 3, 500
 _WARM_UP = 2
-_ROWS = "feat"
-Minibatch = tuple[torch.Tensor, torch.Tensor, list[Block]]
 
 
 class _Sage(nn.Module):
@@ -45,19 +43,6 @@ class _Sage(nn.Module):
             h = F.relu(layer(block, h))
         last: torch.Tensor = self.layers[-1](blocks[-1], h)
         return last
-
-
-class _WithRows(BlockSampler):
-    """Samples blocks and gathers their rows, so that a loader does both ahead."""
-
-    def __init__(self, sampler: BlockSampler, feature: DistTensor) -> None:
-        self._sampler, self._feature = sampler, feature
-
-    def sample_blocks(self, g: DistGraph, seed_nodes: torch.Tensor) -> Minibatch:
-        """Collective on the trainers when hosts are far; local when all are near."""
-        inputs, outputs, blocks = self._sampler.sample_blocks(g, seed_nodes)
-        blocks[0].srcdata[_ROWS] = self._feature[inputs]
-        return inputs, outputs, blocks
 
 
 class Pipeline:
@@ -120,7 +105,7 @@ class Pipeline:
         begin = time.perf_counter()
         for _, _, blocks in loader:
             waits.append(time.perf_counter() - begin)
-            self._compute(blocks, blocks[0].srcdata[_ROWS])
+            self._compute(blocks, blocks[0].srcdata[self._feature.name])
             begin = time.perf_counter()
             ends.append(begin)
         loader.close()
@@ -142,8 +127,14 @@ class Pipeline:
     def _loader(self, steps: int) -> DistNodeDataLoader:
         seeds = torch.cat(list(self._batches(steps)))
         size = min(self._settings.batch_size, len(self._nodes))
-        sampler = _WithRows(self._sampler, self._feature)
-        return DistNodeDataLoader(self._g, seeds, sampler, batch_size=max(1, size), num_prefetch=2)
+        return DistNodeDataLoader(
+            self._g,
+            seeds,
+            self._sampler,
+            batch_size=max(1, size),
+            num_prefetch=2,
+            features=[self._feature.name],
+        )
 
     def _one_step(self, service: TimedService, seeds: torch.Tensor) -> dict[str, float]:
         """One step; milliseconds of each piece, and how many edges."""

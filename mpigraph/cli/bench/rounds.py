@@ -4,11 +4,10 @@ import time
 from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from mpigraph.cli.bench.clock import time_collective
 from mpigraph.distributed.context import Session
-from mpigraph.mpi.exchange import OK, Header, Requests, exchange_answers, exchange_requests
+from mpigraph.mpi.exchange import OK, Header, exchange_answers, exchange_requests
 from mpigraph.mpi.world import World
 from mpigraph.service.channel import Channel
 from mpigraph.service.protocol import Operation
@@ -68,13 +67,28 @@ class _Stopwatch:
             return found
 
         def timed(*args: Any, **options: Any) -> Any:
+            work = {name: self._apart(value) for name, value in options.items()}
             begin = time.perf_counter()
-            result = found(*args, **options)
+            result = found(*map(self._apart, args), **work)
             self.seconds += time.perf_counter() - begin
             self._count([*args, *options.values(), result])
             return result
 
         return timed
+
+    def _apart(self, value: Any) -> Any:
+        """Of work that a channel is to do in a round, such as answering, the time does not count."""
+        if not callable(value):
+            return value
+
+        def work(*args: Any) -> Any:
+            begin = time.perf_counter()
+            try:
+                return value(*args)
+            finally:
+                self.seconds -= time.perf_counter() - begin
+
+        return work
 
     def _count(self, values: list[Any]) -> None:
         """Count the arrays in lists: what is asked of and answered by each rank; empty ones do not travel."""
@@ -85,7 +99,7 @@ class _Stopwatch:
 
 
 class TimedService(NeighborService):
-    """A sampling service that knows how long it was in rounds, how long of that answering, and what travelled.
+    """A sampling service that knows how long it waited in rounds and what travelled.
 
     Collective on the trainers: :meth:`open`, and sampling when hosts are far.
     """
@@ -94,7 +108,6 @@ class TimedService(NeighborService):
         self.channel = channel
         self._peers = session.world.size - 1
         self._watch = _Stopwatch(channel)
-        self._answering = 0.0
         super().__init__(session.state, cast(Channel, self._watch))
 
     @classmethod
@@ -102,18 +115,10 @@ class TimedService(NeighborService):
         """Sample on a channel of its own. Collective on the trainers."""
         return cls(session, session.control.call(Operation.OPEN_CHANNEL, graph=graph))
 
-    def answer(self, requests: Requests) -> list[npt.NDArray[np.uint8]]:
-        """Answer as every service does, and add up the time. Local; no communication."""
-        begin = time.perf_counter()
-        try:
-            return super().answer(requests)
-        finally:
-            self._answering += time.perf_counter() - begin
-
     @property
     def exchange_seconds(self) -> float:
-        """Seconds in rounds so far, but for answering. Local; no communication."""
-        return self._watch.seconds - self._answering
+        """Seconds in rounds so far, but for answering and drawing meanwhile. Local; no communication."""
+        return self._watch.seconds
 
     @property
     def traffic(self) -> dict[str, float]:
