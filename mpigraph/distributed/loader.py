@@ -249,6 +249,8 @@ class DistNodeDataLoader(DistDataLoader):
 
         def make(seeds: _I64) -> Minibatch:
             input_nodes, output_nodes, blocks = graph_sampler.sample_blocks(g, torch.from_numpy(seeds))
+            if (inputs or outputs) and not blocks:
+                raise InvalidArgumentError("features and labels come with blocks: the sampler has no layer")
             for name, tensor in inputs.items():
                 blocks[0].srcdata[name] = tensor[input_nodes]
             for name, tensor in outputs.items():

@@ -5,11 +5,13 @@ from typing import Any
 import numpy as np
 
 from mpigraph.kernels.compact import LocalIds
+from mpigraph.kernels.dropout import drop, relu_drop, relu_drop_backward
 from mpigraph.kernels.rng import combine, fingerprint
 from mpigraph.kernels.rows import (
     find_runs,
     gather_rows,
     order_by_owner,
+    order_by_range,
     place_ragged,
     scatter_rows,
 )
@@ -28,6 +30,7 @@ def warm_up() -> None:
     counts = np.zeros(2, np.int64)
     key = combine(np.uint64(1), fingerprint(ids))
     order_by_owner(np.zeros(2, np.int32), 1)
+    order_by_range(ids, np.array([0, 2]))
     find_runs(ids)
     scratch = np.empty(2, np.int64), np.empty(2, np.int64)
     count_uniform(indptr, ids, ids, 0, 1, False, *scratch, counts)
@@ -39,8 +42,14 @@ def warm_up() -> None:
         indices = np.zeros(2, dtype)
         out = np.empty(2, dtype)
         copy_neighbours(indices, ids, indptr, 0, counts, out)
-        place_ragged(indices, ids, ids, indptr, out)
+        for counted in (ids, ids.astype(np.uint8), ids.astype(np.int32)):
+            place_ragged(indices, ids, counted, indptr, out)
         local.insert(indices)
+    floats = np.zeros(2, np.float32)
+    relu_drop_backward(floats, floats, np.float32(2), np.empty_like(floats))
+    for bits in (np.zeros(2, np.uint8), np.zeros(2, np.uint16)):
+        for kernel in (drop, relu_drop):
+            kernel(floats, bits, bits.dtype.type(1), np.float32(2), np.empty_like(floats))
     for word in (np.uint8, np.uint16, np.uint32, np.uint64):
         table = np.zeros((2, 1), word)
         gather_rows(table, ids, ids, np.empty_like(table))
