@@ -15,29 +15,36 @@ PORT = 30050
 
 
 class Usage:
-    """The memory of all processes on some hosts: the sum of their proportional set sizes, polled."""
+    """The memory of all processes on some hosts, polled: shared pages count once.
 
-    def __init__(self, hosts, interval=0.4):
+    That is the sum of the proportional set sizes; and since a file in ``/dev/shm`` is in memory whether or not a
+    process has its pages mapped at the moment, those files in place of the mapped pages where they are more.
+    """
+
+    def __init__(self, hosts, interval=1.0):
         self._hosts, self._interval, self._next = hosts, interval, 0.0
         self.samples = []
 
     def poll(self):
-        """Look, if it is time to."""
+        """Look, if it is time to; a sample is (time, proportional set sizes, these or the files in ``/dev/shm``)."""
         if time.monotonic() >= self._next:
-            self.samples.append((time.time(), sum(pss(pid) for pid in self._hosts.processes())))
+            sizes = [proportional_sizes(pid) for pid in self._hosts.processes()]
+            total, shared = (sum(size.get(key, 0) for size in sizes) for key in ("Pss", "Pss_Shmem"))
+            self.samples.append((time.time(), total, total + max(0, self._hosts.shared_memory() - shared)))
             self._next = time.monotonic() + self._interval
 
 
-def pss(pid):
-    """Proportional set size of a process in bytes; 0 if it has ended."""
+def proportional_sizes(pid):
+    """The proportional set sizes of a process in bytes, by the kernel's names; empty if it has ended."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
     except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0)
+        return {}
+    words = (line.split() for line in lines if line.startswith("Pss"))
+    return {name.rstrip(":"): int(size) * 1024 for name, size, *_ in words}
 
 
-def run(hosts, system, what, base, graph, limit=170.0, memory=False, **options):
+def run(hosts, system, what, base, graph, limit=400.0, memory=False, **options):
     """Run a job on all hosts with one server and one trainer of one thread on each.
 
     Args:
@@ -52,7 +59,7 @@ def run(hosts, system, what, base, graph, limit=170.0, memory=False, **options):
 
     Returns:
         What each trainer wrote, with "start" (seconds from launch to its first minibatch) where it trains; the memory
-        samples (time, bytes).
+        samples of :class:`Usage`.
 
     Raises:
         RuntimeError: it failed or took too long; with the end of what it printed.

@@ -101,6 +101,11 @@ class Hosts:
         everyone = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
         return [pid for pid in everyone if pid not in self._pids and _network(pid) in networks]
 
+    def shared_memory(self):
+        """Bytes that the files in every ``/dev/shm`` hold."""
+        found = [os.statvfs(f"/proc/{pid}/root/dev/shm") for pid in self._pids]
+        return sum((stat.f_blocks - stat.f_bfree) * stat.f_frsize for stat in found)
+
     def kill(self):
         """End every process on the hosts."""
         for pid in self.processes():

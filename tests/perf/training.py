@@ -5,8 +5,8 @@
 
 Two hosts (``namespaces.py``) with one server and one trainer of one thread each, every byte between them over TCP, the
 same parts and the same script for both systems (``job.py``). Whole jobs alternate: ours, DGL, DGL with GraphBolt. With
-``--memory`` the sum of the proportional set sizes of all processes on the hosts, launchers included, is polled, and
-times are not reported because polling costs time.
+``--memory`` the memory of all processes on the hosts, launchers included, is polled (``jobs.Usage``), and times are not
+reported because polling costs time.
 """
 
 import statistics
@@ -20,6 +20,7 @@ MUST = {("S", 2): 2.0, ("products", 2): 2.5, ("S", 3): 1.5, ("products", 3): 1.5
 MUST_START, MUST_MEMORY = 2.0, 1 / 0.6
 STEPS = {("S", 2): 40, ("products", 2): 30, ("S", 3): 12, ("products", 3): 8}
 PARTS = ("sample", "gather", "compute", "cpu")
+MEMORY = ("memory", "mapped memory")  # with all of /dev/shm, and only what processes have mapped
 
 
 def main():
@@ -58,8 +59,10 @@ def summary(trainers, memory):
     mean["start"] = max(t["start"] for t in trainers)
     if memory:
         first = max(t["first_minibatch_at"] for t in trainers)
-        mean["peak"] = max(size for _, size in memory)
-        mean["steady"] = statistics.median([size for at, size in memory if at > first] or [memory[-1][1]])
+        later = [sample for sample in memory if sample[0] > first] or memory[-1:]
+        for i, name in enumerate(MEMORY, 1):
+            mean[f"peak {name}"] = max(sample[i] for sample in memory)
+            mean[f"steady {name}"] = statistics.median(sample[i] for sample in later)
     common.say(", ".join(f"{name} {value:.4g}" for name, value in mean.items()))
     return mean
 
@@ -74,6 +77,8 @@ def time_rows(args, layers, found):
         must = MUST[args.graph, layers]
         rows.append(common.compare(f"training step, fanouts {args.fanouts}", "ms", steps, best, must=must))
         rows += [common.compare(f"training step beside {name}", "ms", steps, name) for name in peers if name != best]
+        cpu = common.pick(found, "cpu", 1e3)
+        rows += [common.compare(f"CPU time of a trainer's step beside {name}", "ms", cpu, name) for name in peers]
         rows += [
             common.compare(f"start to first minibatch beside {name}", "s", starts, name, must=MUST_START)
             for name in peers
@@ -87,12 +92,12 @@ def time_rows(args, layers, found):
 def memory_rows(args, layers, found):
     """Peak and steady memory against each peer."""
     rows = []
-    for when in ("peak", "steady"):
-        sizes = common.pick(found, when, 2**-30)
-        peers = [name for name in found if name != common.OURS]
-        must = MUST_MEMORY if when == "peak" else None
-        rows += [common.compare(f"{when} memory beside {name}", "GiB", sizes, name, must=must) for name in peers]
-        rows += [] if peers else [common.alone(f"{when} memory", "GiB", sizes)]
+    peers = [name for name in found if name != common.OURS]
+    for what in (f"{when} {name}" for name in MEMORY for when in ("peak", "steady")):
+        sizes = common.pick(found, what, 2**-30)
+        must = MUST_MEMORY if what == "peak memory" else None
+        rows += [common.compare(f"{what} beside {peer}", "GiB", sizes, peer, must=must) for peer in peers]
+        rows += [] if peers else [common.alone(what, "GiB", sizes)]
     return rows
 
 
