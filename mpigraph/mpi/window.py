@@ -24,7 +24,7 @@ from mpi4py import MPI
 
 from mpigraph.errors import ClosedError
 from mpigraph.kernels.rows import as_words, find_runs, gather_rows, order_by_owner, scatter_rows
-from mpigraph.mpi.buffers import as_array
+from mpigraph.mpi.buffers import advise_large_pages, as_array
 from mpigraph.mpi.rma import listed_rows
 from mpigraph.mpi.transport import FarRows, Target, Transport
 from mpigraph.mpi.world import World
@@ -82,7 +82,9 @@ class RowWindow:
             self._target = Target(world.number_window(), self._win, self._row, self.row_bytes)
             self.segments = {int(h): self._near_segment(int(h), kind) for h in np.flatnonzero(world.near)}
             if world.is_host:
-                self.segment(world.host_index).reshape(-1).view(np.uint8)[:] = 0
+                mine = self.segment(world.host_index).reshape(-1).view(np.uint8)
+                advise_large_pages(mine)
+                mine[:] = 0
             self._win.Lock_all(MPI.MODE_NOCHECK)
             self._win.Sync()
             self._words = {h: as_words(rows) for h, rows in self.segments.items()}
