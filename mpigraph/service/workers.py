@@ -1,5 +1,8 @@
 """Threads inside a rank: the same loop over slices of positions. What it fills does not depend on the slices."""
 
+import ctypes
+import os
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -21,7 +24,10 @@ class Workers:
 
     def __init__(self, num_threads: int) -> None:
         self.num_threads = num_threads
-        self._pool = ThreadPoolExecutor(num_threads - 1, "mpigraph-worker") if num_threads > 1 else None
+        self._threads: list[int] = []
+        self._pool: ThreadPoolExecutor | None = None
+        if num_threads > 1:
+            self._pool = ThreadPoolExecutor(num_threads - 1, "mpigraph-worker", self._note_thread)
 
     def run(self, work: Callable[[_I64], object], positions: _I64) -> None:
         """Call ``work`` on slices of ``positions`` that are together all of them. Local; no communication."""
@@ -30,7 +36,24 @@ class Workers:
             work(positions)
             return
         mine, *others = np.array_split(positions, slices)
+        self._leave_my_core()
         waiting = [self._pool.submit(work, part) for part in others]
         work(mine)
         for future in waiting:
             future.result()
+
+    def _note_thread(self) -> None:
+        self._threads.append(threading.get_native_id())
+
+    def _leave_my_core(self) -> None:
+        """Keep the workers off the core of the caller, which is about to be busy.
+
+        A thread that wakes up on a busy core may wait there for milliseconds though others are idle; virtual machines
+        do that, since an idle virtual core looks like one that was taken away.
+        """
+        if not hasattr(os, "sched_setaffinity"):
+            return
+        others = os.sched_getaffinity(0) - {ctypes.CDLL(None).sched_getcpu()}
+        if others:
+            for thread in self._threads:
+                os.sched_setaffinity(thread, others)
