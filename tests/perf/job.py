@@ -25,19 +25,25 @@ CLASSES = 47
 PULL_ROWS = 100_000
 
 
+def relu_dropout(h, p, training):
+    """What a script writes with torch alone."""
+    return F.dropout(F.relu(h), p, training)
+
+
 class SAGE(nn.Module):
-    """GraphSAGE with means and dropout, of the given system's layers."""
+    """GraphSAGE with means and dropout, of the given system's layers; DGL has none for dropout, torch's are used."""
 
     def __init__(self, lib, width, hidden, num_layers):
         super().__init__()
         sizes = [width] + [hidden] * (num_layers - 1) + [CLASSES]
+        self.between = getattr(lib.nn, "relu_dropout", relu_dropout)
         self.layers = nn.ModuleList(lib.nn.SAGEConv(a, b, "mean") for a, b in pairwise(sizes))
 
     def forward(self, blocks, h):
         for i, (layer, block) in enumerate(zip(self.layers, blocks, strict=True)):
             h = layer(block, h)
             if i < len(self.layers) - 1:
-                h = F.dropout(F.relu(h), 0.5)
+                h = self.between(h, 0.5, self.training)
         return h
 
 
