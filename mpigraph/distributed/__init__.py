@@ -10,6 +10,7 @@ from mpigraph.distributed.partition_book import (
     PartitionPolicy,
     RangePartitionBook,
 )
+from mpigraph.distributed.process_group import MPIProcessGroup
 from mpigraph.distributed.sampling import in_subgraph, sample_neighbors
 from mpigraph.distributed.split import edge_split, node_split
 from mpigraph.distributed.tensor import DistTensor
@@ -20,6 +21,7 @@ __all__ = [
     "DistNodeDataLoader",
     "DistTensor",
     "EdgePartitionPolicy",
+    "MPIProcessGroup",
     "NodePartitionPolicy",
     "PartitionPolicy",
     "RangePartitionBook",

@@ -79,7 +79,7 @@ class Watchdog:
         self._identity = identity
         self._timeout = timeout
         self._waits: dict[int, tuple[str, float]] = {}
-        self._next = 0
+        self._tokens = itertools.count()
         self._last = "started"
         self._win = MPI.Win.Allocate_shared(_SLOT, 1, comm=node)
         self._board = [as_array(self._win.Shared_query(r)[0], np.uint8) for r in range(node.size)]
@@ -93,7 +93,7 @@ class Watchdog:
     @contextmanager
     def watch(self, what: str) -> Iterator[None]:
         """Say that this thread is about to wait for ``what``. Local; no communication."""
-        token = self._next = self._next + 1
+        token = next(self._tokens)  # waits begin in several threads
         self._waits[token] = (what, time.monotonic())
         try:
             yield

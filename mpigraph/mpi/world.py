@@ -6,7 +6,8 @@ Exposition: the communicators of a job and their threads::
                              |- world.node        the ranks that share memory with me            set-up
                              |- world.trainers    the trainers alone (COMM_NULL on servers)      main thread
                              |- world.packed      requests for far rows, and the rows            every thread
-                             '- world.dup()       one for each loader that samples ahead         its thread
+                             |- world.dup()       one for each loader that samples ahead         its thread
+                             '- world.group()     one for each torch process group               who calls torch
 
 A *host* holds rows of the graph; a *trainer* runs the user's script. A *server* is a host that is not a trainer. With
 ``num_servers=0`` every rank is both. Nothing is ever sent on the caller's communicator. All communicators are made
@@ -15,7 +16,7 @@ here and freed in :meth:`World.close`, in reverse order of their creation.
 
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import cast
 
@@ -229,6 +230,20 @@ class World:
         if self.closed:
             raise ClosedError("the world was closed")
         return self._own(self.comm.Dup())
+
+    def group(self, members: Sequence[int]) -> MPI.Intracomm:
+        """A communicator of some trainers, in the order given; whoever asks frees it. Collective on those trainers."""
+        everyone = self.trainers.Get_group()
+        some = everyone.Incl(list(members))
+        with self.watch("making a group of trainers"):
+            comm = self.trainers.Create_group(some)
+        some.Free()
+        everyone.Free()
+        return comm
+
+    def at_close(self, call: Callable[[], None]) -> None:
+        """Call something when the world is closed, before anything made earlier is. Local; no communication."""
+        self._made.callback(call)
 
     def rendezvous(self) -> tuple[str, int]:
         """The address of the first trainer and a free port there. Collective on ``trainers``."""
