@@ -4,13 +4,14 @@ Variables give defaults; arguments of :func:`mpigraph.distributed.initialize` wi
 """
 
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from mpigraph.errors import InvalidArgumentError
 
-__all__ = ["Config", "set_rendezvous", "unset"]
+__all__ = ["Allocation", "Config", "set_rendezvous", "slurm_allocation", "unset"]
 
 _PREFIX = "MPIGRAPH_"
 
@@ -27,6 +28,8 @@ class Config:
         keep_memory: 1 to keep freed blocks for the next minibatch (see ``memory.py``), 0 to give them back.
         log_level: a level name of :mod:`logging`.
         part_config: the partition configuration of graphs opened without naming one.
+        num_servers: servers on each node.
+        num_worker_threads: threads with which a rank samples.
     """
 
     ranks_per_node: int = 0
@@ -36,6 +39,8 @@ class Config:
     keep_memory: int = 1
     log_level: str = "WARNING"
     part_config: str = ""
+    num_servers: int = 1
+    num_worker_threads: int = 1
 
     @property
     def threads_chosen(self) -> bool:
@@ -53,6 +58,10 @@ class Config:
             raise InvalidArgumentError(f"transport must be auto, rma or packed (got {self.transport!r})")
         if self.keep_memory not in (0, 1):
             raise InvalidArgumentError(f"keep_memory must be 0 or 1 (got {self.keep_memory})")
+        if self.num_servers < 0:
+            raise InvalidArgumentError(f"num_servers must be >= 0 (got {self.num_servers})")
+        if self.num_worker_threads < 1:
+            raise InvalidArgumentError(f"num_worker_threads must be >= 1 (got {self.num_worker_threads})")
 
     @classmethod
     def from_env(cls, **given: Any) -> "Config":
@@ -74,6 +83,26 @@ class Config:
                     f"{_PREFIX}{field.name.upper()} must be a {type(field.default).__name__} (got {text!r})"
                 ) from None
         return cls(**values)
+
+
+class Allocation(NamedTuple):
+    """What Slurm gave to the job that this process runs in.
+
+    Attributes:
+        nodes: how many nodes.
+        cpus: CPUs on the node that has the fewest; 0 where Slurm does not say.
+    """
+
+    nodes: int
+    cpus: int
+
+
+def slurm_allocation() -> Allocation | None:
+    """Return the Slurm allocation that this process is in, None outside of one. Local; no communication."""
+    if "SLURM_JOB_ID" not in os.environ:
+        return None
+    cpus = re.findall(r"(?:^|,)(\d+)", os.environ.get("SLURM_JOB_CPUS_PER_NODE", ""))  # such as 16(x2),8
+    return Allocation(int(os.environ.get("SLURM_JOB_NUM_NODES", "1")), min(map(int, cpus), default=0))
 
 
 def set_rendezvous(rank: int, world_size: int, local_rank: int, address: str, port: int) -> list[str]:

@@ -4,12 +4,12 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from mpigraph.cli import bench, generate, partition
+from mpigraph.cli import bench, copy, generate, launch, partition
 from mpigraph.errors import MPIGraphError
 
 __all__ = ["main"]
 
-_COMMANDS = (generate, partition, bench)
+_COMMANDS = (generate, partition, launch, copy, bench)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

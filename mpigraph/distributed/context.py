@@ -142,7 +142,7 @@ def is_initialized() -> bool:
 
 def initialize(
     ip_config: str | None = None,
-    num_servers: int = 1,
+    num_servers: int | None = None,
     num_workers: int = 0,
     *,
     comm: MPI.Intracomm | None = None,
@@ -151,7 +151,7 @@ def initialize(
     timeout: float | None = None,
     max_queue_size: int | None = None,
     net_type: str | None = None,
-    num_worker_threads: int = 1,
+    num_worker_threads: int | None = None,
     use_graphbolt: bool = False,
 ) -> None:
     """Split the ranks into servers and trainers; on a server, serve until the trainers are done.
@@ -165,7 +165,7 @@ def initialize(
     Args:
         ip_config: accepted for DGL's scripts; MPI knows the hosts.
         num_servers: servers on each node; 0 means that every trainer hosts a share of the graph. With one rank in
-            all, it hosts and trains.
+            all, it hosts and trains (default: ``MPIGRAPH_NUM_SERVERS``, else 1).
         num_workers: accepted for DGL's scripts; every loader samples ahead in a thread (``num_prefetch``).
         comm: the ranks that take part; all by default. The library works on a duplicate.
         seed: default seed of every draw and shuffle.
@@ -173,23 +173,27 @@ def initialize(
         timeout: seconds that any wait may last (default: ``MPIGRAPH_TIMEOUT``, else 300).
         max_queue_size: accepted for DGL's scripts.
         net_type: accepted for DGL's scripts.
-        num_worker_threads: threads with which a rank samples, unless a sampler says otherwise.
+        num_worker_threads: threads with which a rank samples, unless a sampler says otherwise (default:
+            ``MPIGRAPH_NUM_WORKER_THREADS``, else 1).
         use_graphbolt: accepted for DGL's scripts.
 
     Raises:
-        InvalidArgumentError: called twice, ``num_worker_threads`` below 1, or a node would have no trainer; on every
-            rank.
+        InvalidArgumentError: called twice, an argument or its variable out of range, or a node would have no trainer;
+            on every rank.
         SystemExit: on a server, when the job is over.
 
     Collective on ``comm``.
     """
     if is_initialized():
         raise InvalidArgumentError("initialize() was called twice; call exit_client() between")
-    if num_worker_threads < 1:
-        raise InvalidArgumentError(f"num_worker_threads must be >= 1 (got {num_worker_threads})")
-    given = {"ranks_per_node": ranks_per_node, "timeout": timeout}
+    given = {
+        "ranks_per_node": ranks_per_node,
+        "timeout": timeout,
+        "num_servers": num_servers,
+        "num_worker_threads": num_worker_threads,
+    }
     config = Config.from_env(**{name: value for name, value in given.items() if value is not None})
-    world = World(MPI.COMM_WORLD if comm is None else comm, num_servers, config)
+    world = World(MPI.COMM_WORLD if comm is None else comm, config.num_servers, config)
     set_identity(world.identity, config.log_level)
     closing = ExitStack()
     if world.size > 1:
@@ -207,7 +211,7 @@ def initialize(
         sys.exit(0)
     if config.keep_memory:
         keep_freed_memory()
-    _start_session(Session(state, control, num_worker_threads), closing)
+    _start_session(Session(state, control, config.num_worker_threads), closing)
 
 
 def _start_session(session: Session, closing: ExitStack) -> None:

@@ -1,0 +1,160 @@
+"""``python -m mpigraph copy``: what DGL's ``copy_files.py`` does, part k and the scripts to host k.
+
+The k-th of N hosts gets the parts that its share of the graph overlaps: part k where there are as many parts as
+hosts. The configuration travels last and as it is, since it names the files relative to itself.
+
+In a Slurm allocation, nodes copy their parts from the shared file system in a step of their own: ``sbcast`` sends one
+file to every node, which is right for the configuration and wrong for the parts.
+"""
+
+import argparse
+import os
+import shlex
+import socket
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from mpigraph.cli.hosts import Host, read_hosts
+from mpigraph.cli.launchers import slurm_nodes
+from mpigraph.cli.remote import HERE, Local, Site, SlurmNode, Ssh, add_ssh_options, both_have_rsync, ssh_options
+from mpigraph.config import slurm_allocation
+from mpigraph.errors import InvalidArgumentError, MPIGraphError, PartitionError
+from mpigraph.storage.part_config import PartConfig
+
+__all__ = ["add_parser"]
+
+_KINDS = ("part_graph", "node_feats", "edge_feats")
+
+Command = tuple[str, list[str]]  # whom it serves, and its arguments
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Register the command. Local; no communication."""
+    parser = commands.add_parser(
+        "copy",
+        help="copy parts and scripts to the hosts by the arguments of DGL's copy_files.py",
+        description="Copy part k of a graph to host k, its configuration and a folder of scripts to all: through "
+        "Slurm in an allocation, else by rsync or scp.",
+    )
+    add = parser.add_argument
+    add("--part_config", required=True, metavar="FILE.json", help="the partitioned graph")
+    add("--ip_config", metavar="FILE", help="the hosts, one 'ADDRESS [PORT]' on each line; in Slurm only their number")
+    add("--workspace", required=True, metavar="DIR", help="absolute path of the job's directory on every host")
+    add("--rel_data_path", required=True, metavar="DIR", help="where the parts go, relative to the workspace")
+    add("--script_folder", metavar="DIR", help="goes into the workspace of every host")
+    add_ssh_options(parser)
+    add("--tool", default="auto", choices=("auto", "rsync", "scp"), help="auto: rsync where both ends have it")
+    add("--dry-run", action="store_true", help="print the commands and run none; no host is asked for its rsync")
+    parser.set_defaults(run=_run)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What goes where: sources are absolute paths here, targets on the hosts."""
+
+    config_path: str
+    config: PartConfig
+    workspace: str
+    data: str
+    scripts: str | None
+
+    def groups(self, host: int, num_hosts: int) -> dict[str, list[str]]:
+        """Target directory -> files of the parts that a host needs."""
+        found: dict[str, list[str]] = {}
+        num_parts = self.config.num_parts
+        first, last = host * num_parts // num_hosts, -(-(host + 1) * num_parts // num_hosts)
+        for part in range(first, last):
+            for kind in _KINDS:
+                inside = PurePosixPath(self.config.files[part][kind])
+                if inside.is_absolute() or ".." in inside.parts:
+                    raise PartitionError(f"{self.config_path}: {inside} of part {part} lies outside of its directory")
+                source = os.path.abspath(self.config.part_path(part, kind))
+                if not os.path.isfile(source):
+                    raise PartitionError(f"{source}: no such file (part {part} of {self.config_path})")
+                found.setdefault(os.path.join(self.data, inside.parent), []).append(source)
+        return found
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    plan = _read_plan(arguments)
+    hosts = read_hosts(Path(arguments.ip_config)) if arguments.ip_config else []
+    if slurm_allocation() is not None:
+        commands = _through_slurm(plan, slurm_nodes(hosts))
+    elif hosts:
+        commands = _to_hosts(plan, [_site(host, arguments) for host in hosts])
+    else:
+        raise InvalidArgumentError("--ip_config is needed outside of a Slurm allocation")
+    for whom, argv in list(commands):  # every mistake shows before the first copy
+        print(shlex.join(argv), flush=True)
+        if arguments.dry_run:
+            continue
+        status = subprocess.run(argv, check=False).returncode
+        if status != 0:
+            raise MPIGraphError(f"copying to {whom} failed: {argv[0]} ended with status {status}")
+    return 0
+
+
+def _read_plan(arguments: argparse.Namespace) -> _Plan:
+    workspace = arguments.workspace
+    if not os.path.isabs(workspace):
+        raise InvalidArgumentError(f"--workspace must be an absolute path: hosts differ in others (got {workspace!r})")
+    scripts = arguments.script_folder
+    if scripts is not None and not os.path.isdir(scripts):
+        raise InvalidArgumentError(f"--script_folder: no such directory: {scripts!r}")
+    config_path = os.path.abspath(arguments.part_config)
+    data = os.path.normpath(os.path.join(workspace, arguments.rel_data_path))
+    if os.path.realpath(data) == os.path.realpath(os.path.dirname(config_path)) and slurm_allocation() is not None:
+        raise InvalidArgumentError(f"{data} is where the parts are: nodes on a shared file system need no copy")
+    return _Plan(
+        config_path,
+        PartConfig.read(config_path),
+        os.path.normpath(workspace),
+        data,
+        os.path.abspath(scripts) if scripts is not None else None,
+    )
+
+
+def _site(host: Host, arguments: argparse.Namespace) -> Site:
+    if host.name in (*HERE, socket.gethostname()):
+        return Local(host.name)
+    options = ssh_options(arguments)
+    rsync = arguments.tool == "rsync"
+    if arguments.tool == "auto":
+        rsync = both_have_rsync(Ssh(host, options), ask=not arguments.dry_run)
+    return Ssh(host, options, rsync)
+
+
+def _to_hosts(plan: _Plan, sites: list[Site]) -> Iterator[Command]:
+    for index, site in enumerate(sites):
+        groups = plan.groups(index, len(sites))
+        yield site.name, site.make([plan.workspace, plan.data, *groups])
+        sending = [*groups.items()]
+        if plan.scripts is not None:
+            sending.append((plan.workspace, [plan.scripts]))
+        sending.append((plan.data, [plan.config_path]))
+        for directory, sources in sending:
+            wanted = [source for source in sources if not (isinstance(site, Local) and _is_there(source, directory))]
+            if wanted:
+                yield site.name, site.send(wanted, directory)
+
+
+def _through_slurm(plan: _Plan, num_nodes: int) -> Iterator[Command]:
+    allocation = slurm_allocation()
+    everywhere = SlurmNode(allocation.nodes if allocation else num_nodes)  # sbcast knows no fewer
+    yield everywhere.name, everywhere.make([plan.workspace, plan.data])
+    for index in range(num_nodes):
+        site, groups = SlurmNode(1, index), plan.groups(index, num_nodes)
+        yield site.name, site.make([*groups])
+        for directory, sources in groups.items():
+            yield site.name, site.send(sources, directory)
+    if plan.scripts is not None:
+        yield everywhere.name, everywhere.send([plan.scripts], plan.workspace)
+    target = os.path.join(plan.data, os.path.basename(plan.config_path))
+    yield everywhere.name, ["sbcast", "--force", "--preserve", "--", plan.config_path, target]
+
+
+def _is_there(source: str, directory: str) -> bool:
+    """Whether a file of this machine lies where it should go already."""
+    return os.path.realpath(source) == os.path.realpath(os.path.join(directory, os.path.basename(source)))
