@@ -15,11 +15,12 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from mpigraph.cli.hosts import Host
-from mpigraph.errors import InvalidArgumentError
+from mpigraph.errors import InvalidArgumentError, MPIGraphError
 
 __all__ = ["HERE", "Local", "Site", "SlurmNode", "Ssh", "add_ssh_options", "both_have_rsync", "ssh_options"]
 
 HERE = ("localhost", "127.0.0.1", "::1")
+_SSH_FAILED = 255  # ssh's own failure, not that of what it runs
 
 
 def add_ssh_options(parser: argparse.ArgumentParser) -> None:
@@ -156,13 +157,20 @@ class Ssh:
 
 
 def both_have_rsync(site: Ssh, ask: bool) -> bool:
-    """Whether rsync is here and there; without asking, whether it is here. Local; no communication but ssh's."""
+    """Whether rsync is here and there; without asking, whether it is here.
+
+    Raises:
+        MPIGraphError: ssh does not get there.
+
+    Local; no communication but ssh's.
+    """
     if shutil.which("rsync") is None:
         return False
     if not ask:
         return True
-    done = subprocess.run(
-        site.run(["rsync", "--version"]), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL, check=False,
-    )  # fmt: skip
+    question = site.run(["rsync", "--version"])
+    done = subprocess.run(question, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    if done.returncode == _SSH_FAILED:
+        reason = done.stderr.decode(errors="replace").strip()
+        raise MPIGraphError(f"{site.host.where}: ssh does not reach {site.name}: {reason or 'it does not say why'}")
     return done.returncode == 0
