@@ -45,7 +45,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     add_ssh_options(parser)
     add("--launcher", default="auto", choices=("auto", *FAMILIES), help="(%(default)s)")
     add("--mpiexec", default="", metavar="PROGRAM", help="default: the one beside this Python, else on PATH")
-    add("--launcher_flags", default="", metavar="=FLAGS", help="further arguments of srun or mpiexec, as one argument")
+    add("--launcher_flags", default="", metavar="=FLAGS", help="for srun or mpiexec, such as =--mpi=pmi2")
     add("--dry-run", action="store_true", help="print the command and do not run it")
     parser.set_defaults(run=_run)
 
