@@ -86,10 +86,27 @@ class MPIProcessGroup(dist.ProcessGroup):
     def __init__(self, group: Collectives) -> None:
         super().__init__(group.rank, group.size)  # type: ignore[call-arg]
         self._group = group
+        self._names = {"name": "", "description": ""}
 
     def getBackendName(self) -> str:
         """The name that it is registered by. Local; no communication."""
         return _NAME
+
+    def setGroupName(self, name: str) -> None:
+        """Torch's name for the group. Local; no communication."""
+        self._names["name"] = name
+
+    def getGroupName(self) -> str:
+        """Torch's name for the group. Local; no communication."""
+        return self._names["name"]
+
+    def setGroupDesc(self, text: str) -> None:
+        """What torch says of the group. Local; no communication."""
+        self._names["description"] = text
+
+    def getGroupDesc(self) -> str:
+        """What torch says of the group. Local; no communication."""
+        return self._names["description"]
 
     def _work(self, parts: Sequence[Pending], outputs: list[Tensor], opts: Any) -> MPIWork:
         work = MPIWork(self._group, parts, outputs)
@@ -154,7 +171,7 @@ class MPIProcessGroup(dist.ProcessGroup):
         return part
 
     def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> MPIWork:
-        """``torch.distributed.all_gather_into_tensor``. Collective on the group."""
+        """``torch.distributed.all_gather_single``, once ``all_gather_into_tensor``. Collective on the group."""
         return self._work([self._gather_into(output, tensor)], [output], opts)
 
     def all_gather_single_coalesced(self, outputs: list[Tensor], tensors: list[Tensor], opts: Any = None) -> MPIWork:
@@ -209,7 +226,7 @@ class MPIProcessGroup(dist.ProcessGroup):
         return self._work([self._reduce_into(outputs[0], _join(tensors[0]), counts, opts)], outputs, opts)
 
     def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> MPIWork:
-        """``torch.distributed.reduce_scatter_tensor``. Collective on the group."""
+        """``torch.distributed.reduce_scatter_single``, once ``reduce_scatter_tensor``. Collective on the group."""
         counts = _even("reduce_scatter", tensor, output, self.size())
         return self._work([self._reduce_into(output, tensor, counts, opts)], [output], opts)
 
