@@ -1,5 +1,6 @@
 """torch.distributed over MPI: every collective beside numpy, DDP beside gloo, handles, errors, and how it ends."""
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 from conftest import Job
 from test_failures import run_script
 from torch import Tensor, nn
@@ -18,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mpigraph.distributed.context import current
 from mpigraph.errors import ClosedError, InvalidArgumentError, NotInitializedError
+from mpigraph.mpi.world import World
 
 DTYPES = [
     torch.float16, torch.bfloat16, torch.float32, torch.float64,
@@ -265,6 +268,39 @@ def test_an_operation_goes_on_without_being_waited_for(layout: Job) -> None:
                 start = time.monotonic()
                 dist.recv(big, 0)
                 assert float(big.sum()) == 0 and time.monotonic() - start < 0.9
+
+    layout.run(body)
+
+
+def test_without_threads(layout: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(World, "threads_may_communicate", False)
+
+    def body() -> None:
+        with started() as (rank, size):
+            to, source = (rank + 1) % size, (rank - 1) % size
+            x, big = torch.zeros(300_000), torch.full((300_000,), float(rank))
+            if size > 1:
+                dist.isend(big, to)  # nobody keeps the handle
+                dist.recv(x, source)
+                same(x, np.full(300_000, source))
+            work = dist.all_reduce(big, async_op=True)
+            dist.barrier()
+            assert work.get_future().done() and big[0] == sum(range(size))
+            assert not [thread for thread in threading.enumerate() if thread.name == "mpigraph-collectives"]
+
+    layout.run(body)
+
+
+def test_torch_operators(layout: Job) -> None:
+    """The collectives that compiled code calls, through torch's dispatcher and the group's name."""
+
+    def body() -> None:
+        with started() as (rank, size):
+            group = dist.group.WORLD
+            given = everyone(size, (2 * size,))
+            same(functional.all_reduce(mine(rank, (2 * size,)), "sum", group), given.sum(0))
+            got = functional.reduce_scatter_single(mine(rank, (2 * size,)), "sum", 0, group)
+            same(got, given.sum(0)[2 * rank : 2 * rank + 2])
 
     layout.run(body)
 

@@ -11,8 +11,11 @@ With ``mpi4py://`` each rank has a key-value store of its own: collectives go by
 passes keys through torch's store needs ``env://``.
 
 A call begins a non-blocking MPI operation. With ``async_op=True``, and for DDP's gradients, a thread makes it advance
-while the caller computes (see ``mpi/collectives.py``); below ``MPI_THREAD_MULTIPLE`` it is completed at once. Every
-operation has the deadline ``MPIGRAPH_TIMEOUT``; torch's ``timeout`` is not read, but for ``Work.wait(timeout)``.
+while the caller computes (see ``mpi/collectives.py``). Measured between two hosts over a 1 Gbit/s link: an all_reduce
+of 4 MB takes 32 ms, beside 52 ms of computing 6 ms more than the computing alone; of 52 ms for DDP's gradients 20 to
+31 ms remain. Within one node the bytes are moved by the cores that compute, and there is little to hide. Below
+``MPI_THREAD_MULTIPLE`` operations advance when they are waited for, and DDP's are completed one after the other.
+Every operation has the deadline ``MPIGRAPH_TIMEOUT``; torch's ``timeout`` is not read, but for ``Work.wait(timeout)``.
 
 float16 and bfloat16 are reduced in float32 and rounded once; sums of bool are "any", products are "all". MPI chooses
 the order of sums by size and layout: the same job gives the same bits again, another layout may differ in the last.

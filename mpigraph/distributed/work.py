@@ -148,14 +148,14 @@ class MPIWork(dist.Work):
             self._group.go_on(part)
 
     def get_future(self) -> "torch.futures.Future[list[Tensor]]":
-        """A future of :meth:`result`; from now on all advances without being waited for."""
+        """A future of :meth:`result`, which comes without a call of :meth:`wait`."""
         if self._future is None:
             self._future = torch.futures.Future()
             if not self._parts:
                 self._future.set_result(self._outputs)
             for part in self._parts:
                 part.then(self._settle)
-            self.go_on()
+                self._group.finish_alone(part)
         return self._future
 
     def _settle(self) -> None:

@@ -1,9 +1,9 @@
 """Collectives that go on while their caller computes: begun by one call, waited for later, or never.
 
 Exposition: who makes an operation advance. MPI advances a non-blocking operation only inside MPI calls. So whoever
-waits for one tests it again and again; and an operation that nobody waits for yet is tested by a thread, which exists
-only while MPI allows calls from several threads, and sleeps while nothing is under way. Both may test the same
-operation: a lock in :class:`Pending` keeps them apart.
+waits for one tests it again and again; and an operation that nobody waits for yet is tested by a thread, if MPI allows
+calls from several threads. The thread sleeps while nothing is under way, and leaves an operation to whoever waits for
+it; where both test the same one, a lock in :class:`Pending` keeps them apart.
 
 All ranks of a communicator must begin its operations in the same order. Arrays are one-dimensional and contiguous;
 they belong to the operation until it is complete.
@@ -62,6 +62,7 @@ class Pending:
         self._arrays = arrays
         self._expected = expected
         self._done = False
+        self._awaited = False
         self._lock = threading.Lock()
         self._after: list[Callable[[], None]] = []
 
@@ -84,6 +85,10 @@ class Pending:
         for call in after:
             call()
         return True
+
+    def nudge(self) -> bool:
+        """:meth:`poll`, unless somebody waits and polls anyway; say whether it is complete."""
+        return self._done if self._awaited else self.poll()
 
     def _test(self) -> bool:
         status = MPI.Status()
@@ -109,16 +114,20 @@ class Pending:
     def wait(self, seconds: float = 0.0) -> bool:
         """Wait politely, as long as it takes or for some seconds; say whether it is complete."""
         end = time.monotonic() + seconds if seconds > 0 else float("inf")
-        for turn in itertools.count():
-            if self.poll():
-                return True
-            if turn > 400:
-                time.sleep(2e-5)
-            elif turn > 100:
-                os.sched_yield()
-            if time.monotonic() > end:
-                return False
-        return False
+        self._awaited = True
+        try:
+            for turn in itertools.count():
+                if self.poll():
+                    break
+                if time.monotonic() > end:
+                    return False
+                if turn > 400:
+                    time.sleep(2e-5)
+                elif turn > 100:
+                    os.sched_yield()
+        finally:
+            self._awaited = False
+        return True
 
 
 class _Progress:
@@ -154,7 +163,7 @@ class _Progress:
                 continue
             except queue.Empty:
                 pass
-            left = [pending for pending in active if not pending.poll()]
+            left = [pending for pending in active if not pending.nudge()]
             if len(left) < len(active):
                 backoff.reset()
             active = left
@@ -177,6 +186,7 @@ class Collectives:
         self._watch = watch
         self._threaded = threaded
         self._progress: _Progress | None = None
+        self._kept: list[Pending] = []
         self.rank, self.size = comm.rank, comm.size
 
     @property
@@ -196,18 +206,27 @@ class Collectives:
             return pending.wait(seconds)
 
     def go_on(self, pending: Pending) -> None:
-        """See that the operation advances without being waited for; without threads, by waiting here.
+        """Keep an operation that may not be waited for, and see that it advances if a thread can do that.
 
         Local; no communication.
         """
         if pending.poll():
             return
         if not self._threaded:
-            self.wait(pending)
+            self._kept = [*(kept for kept in self._kept if not kept.poll()), pending]
             return
         if self._progress is None:
             self._progress = _Progress(self._watch)
         self._progress.add(pending)
+
+    def finish_alone(self, pending: Pending) -> None:
+        """See that an operation completes though nobody will wait for it: without a thread, wait here.
+
+        Local; no communication.
+        """
+        self.go_on(pending)
+        if not self._threaded:
+            self.wait(pending)
 
     def allreduce(self, array: Array, op: str) -> Pending:
         """Reduce in place. Collective on ``comm``."""
@@ -267,6 +286,8 @@ class Collectives:
         """
         if not self._comm:
             return
+        for pending in self._kept:
+            self.wait(pending)
         if self._progress is not None:
             with self._watch("the end of a process group's operations"):
                 self._progress.close()
