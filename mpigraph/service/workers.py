@@ -27,7 +27,7 @@ class Workers:
         self._threads: list[int] = []
         self._pool: ThreadPoolExecutor | None = None
         if num_threads > 1:
-            self._pool = ThreadPoolExecutor(num_threads - 1, "mpigraph-worker", self._note_thread)
+            self._pool = ThreadPoolExecutor(num_threads - 1, "mpigraph-worker", _note_thread, (self._threads,))
 
     def run(self, work: Callable[[_I64], object], positions: _I64) -> None:
         """Call ``work`` on slices of ``positions`` that are together all of them. Local; no communication."""
@@ -42,9 +42,6 @@ class Workers:
         for future in waiting:
             future.result()
 
-    def _note_thread(self) -> None:
-        self._threads.append(threading.get_native_id())
-
     def _leave_my_core(self) -> None:
         """Keep the workers off the core of the caller, which is about to be busy.
 
@@ -57,3 +54,7 @@ class Workers:
         if others:
             for thread in self._threads:
                 os.sched_setaffinity(thread, others)
+
+
+def _note_thread(threads: list[int]) -> None:
+    threads.append(threading.get_native_id())
