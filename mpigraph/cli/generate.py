@@ -23,6 +23,13 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument(
         "--homophily", type=float, default=Recipe.homophily, help="share of edges inside a class (%(default)s)"
     )
+    parser.add_argument(
+        "--block-share", type=float, default=Recipe.block_share, help="share of those inside one block (%(default)s)"
+    )
+    parser.add_argument("--block-size", type=int, default=0, help="nodes of a block (0: by the mean degree)")
+    parser.add_argument(
+        "--train-fraction", type=float, default=Recipe.train_fraction, help="share of training nodes (%(default)s)"
+    )
     parser.add_argument("--signal", type=float, default=Recipe.signal, help="strength of the features (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="equal seeds give equal graphs (%(default)s)")
     parser.add_argument("-o", "--out", required=True, metavar="DIR", help="directory to write")
@@ -37,6 +44,9 @@ def _run(arguments: argparse.Namespace) -> int:
         num_classes=arguments.classes,
         seed=arguments.seed,
         homophily=arguments.homophily,
+        block_share=arguments.block_share,
+        block_size=arguments.block_size,
+        train_fraction=arguments.train_fraction,
         signal=arguments.signal,
     )
     path = write_graph(recipe, arguments.out, ProgressBar())

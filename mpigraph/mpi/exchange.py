@@ -74,7 +74,7 @@ class Header:
 
     def wait_long(self, longest: float = 2e-3) -> None:
         """Wait for every rank's header as long as it takes: the others may compute. Local; no communication."""
-        backoff = Backoff(spins=200, longest=longest)
+        backoff = Backoff(spins=5, longest=longest)
         while not self._request.Test():
             backoff.pause()
 

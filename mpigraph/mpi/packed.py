@@ -196,9 +196,7 @@ class Packed:
 
     def _receive(self, replies: list[_Reply]) -> None:
         """Place what comes until all is there."""
-        backoff = Backoff(
-            spins=20, longest=5e-5
-        )  # longer sleeps would hold up the transfer: MPI works when it is called
+        backoff = Backoff(spins=2, longest=1e-4)  # longer sleeps hold up the transfer: MPI works when it is called
         waiting = replies
         while waiting:
             moved = [reply.step(self.traffic) for reply in waiting]

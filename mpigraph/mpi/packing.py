@@ -120,7 +120,7 @@ class Owner:
         self._tables: dict[int, _Rows] = {}
         self._answers: list[_Answer] = []
         self._buffers = Buffers()
-        self._backoff = Backoff(spins=20, longest=5e-5)
+        self._backoff = Backoff(spins=2, longest=1e-4)
 
     def enter(self, number: int, table: _Rows) -> None:
         """Answer for a window whose rows here are ``table`` (2-D, rows as words). Local; no communication."""

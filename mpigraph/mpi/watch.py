@@ -54,18 +54,15 @@ class Backoff:
         self._pause = min(1.5 * self._pause, self._longest)
 
 
-def wait_politely(request: MPI.Request, spins: int = 100, turns: int = 400) -> None:
-    """Wait for ranks that are in the same round: spin shortly, then let others have the core, then nap.
+def wait_politely(request: MPI.Request) -> None:
+    """Wait for ranks that are in the same round, in naps that leave core and interpreter lock to whoever computes.
 
-    Local; no communication.
+    A thread that polls without sleeping takes the lock again and again, and each operation of a model in another
+    thread then waits for it. Local; no communication.
     """
-    for turn in itertools.count():
-        if request.Test():
-            return
-        if turn > turns:
-            time.sleep(2e-5)
-        elif turn > spins:
-            os.sched_yield()
+    backoff = Backoff(spins=5, first=1e-5, longest=1e-4)
+    while not request.Test():
+        backoff.pause()
 
 
 class Watchdog:
@@ -190,7 +187,7 @@ def keep_progress(poke: Callable[[], bool], longest: float = 1e-3) -> Stop:
     done = threading.Event()
 
     def run() -> None:
-        backoff = Backoff(spins=20, first=1e-4, longest=longest)
+        backoff = Backoff(spins=2, first=1e-4, longest=longest)
         while not done.is_set():
             if poke():
                 backoff.reset()

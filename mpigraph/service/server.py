@@ -8,7 +8,7 @@ from mpigraph.service.state import State
 
 __all__ = ["serve"]
 
-_LONGEST_NEAR, _LONGEST_FAR = 2e-2, 2e-3  # seconds of sleep
+_LONGEST_NEAR, _LONGEST_FAR = 2e-2, 1e-3  # seconds of sleep
 
 
 def serve(state: State, control: Control) -> None:
@@ -20,7 +20,11 @@ def serve(state: State, control: Control) -> None:
     Collective on ``state.world.comm``, in step with the trainers' calls.
     """
     near = state.world.all_near
-    backoff = Backoff(spins=5, first=1e-4, longest=_LONGEST_NEAR) if near else Backoff(spins=50, longest=_LONGEST_FAR)
+    backoff = (
+        Backoff(spins=5, first=1e-4, longest=_LONGEST_NEAR)
+        if near
+        else Backoff(spins=5, first=5e-5, longest=_LONGEST_FAR)
+    )
     services: dict[int, NeighborService] = {}
     while True:
         operation = control.poll()

@@ -19,7 +19,7 @@ import numpy as np
 from mpigraph.storage.part_config import PartConfig
 from mpigraph.storage.shard import ShardReader
 
-SIZES = {"S": (200_000, 5_000_000), "products": (2_449_029, 123_718_280)}
+SIZES = {"S": (200_000, 5_000_000, 400), "products": (2_449_029, 123_718_280, 800)}  # nodes, edges, nodes of a block
 PARTS = {"S": (2, 8), "products": (2,)}
 RELATION = "relations/_N:_E:_N/"
 BATCH, NUM_BATCHES = 1000, 16
@@ -53,9 +53,10 @@ def run(*command, env=None):
 
 
 def generate(name, out):
-    nodes, edges = SIZES[name]
+    nodes, edges, block = SIZES[name]
     sizes = ["--nodes", nodes, "--edges", edges, "--feat-dim", 100, "--classes", 47]
-    run(sys.executable, "-m", "mpigraph", "generate", *sizes, "-o", out)
+    mixing = ["--homophily", 0.85, "--block-share", 0.65, "--block-size", block, "--train-fraction", 0.08]
+    run(sys.executable, "-m", "mpigraph", "generate", *sizes, *mixing, "-o", out)
 
 
 def partition(data, name, parts, out):
