@@ -15,7 +15,7 @@ HERE = Path(__file__).resolve().parent
 TOY = """
 import sys
 import prepare, sampling
-prepare.SIZES["S"], prepare.PARTS["S"], prepare.BATCH = (3000, 30000), (2,), 50
+prepare.SIZES["S"], prepare.PARTS["S"], prepare.BATCH = (3000, 30000, 50), (2,), 50
 directory, out = sys.argv[1:]
 sys.argv[1:] = [directory]
 prepare.main()
