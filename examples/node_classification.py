@@ -27,6 +27,7 @@ SETTINGS = {
     "graph_name": "default",
     "part_config": "",  # <name>.json of a partitioned graph
     "num_servers": 1,  # on each node; 0: every trainer hosts a share of the graph
+    "backend": "gloo",  # of gradients; mpi4py: by MPI, with no port opened
     "num_epochs": 30,
     "eval_every": 1,  # epochs
     "fan_out": "10,10",  # neighbours per layer, input side first
@@ -81,9 +82,8 @@ def evaluate(g, model, nodes, num_layers):
 
 def train_epoch(g, model, optimizer, loader):
     """Make one pass; return the seconds spent waiting for minibatches and computing."""
-    spent = [0.0, 0.0]
+    spent, start = [0.0, 0.0], time.perf_counter()
     with model.join():  # trainers that run out of seeds take part
-        start = time.perf_counter()
         for inputs, seeds, blocks in loader:
             arrived = time.perf_counter()
             feats = blocks[0].srcdata["feat"] if blocks else g.ndata["feat"][inputs]
@@ -129,7 +129,7 @@ def generate(directory):
 
 def main():
     mg.distributed.initialize(num_servers=args.num_servers, seed=args.seed)
-    torch.distributed.init_process_group("gloo")
+    torch.distributed.init_process_group(args.backend, init_method="mpi4py://" if args.backend == "mpi4py" else None)
     directory = f"{tempfile.gettempdir()}/mpigraph-{os.environ['MASTER_PORT']}"  # the same on every trainer
     if not args.part_config and torch.distributed.get_rank() == 0:
         generate(directory)

@@ -1,5 +1,7 @@
 """torch.distributed over MPI: every collective beside numpy, DDP beside gloo, handles, errors, and how it ends."""
 
+import re
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +15,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from conftest import Job
-from test_failures import run_script
+from test_examples import EXAMPLES, run
+from test_failures import launcher, run_script
 from torch import Tensor, nn
 from torch.distributed import ReduceOp
 from torch.nn.parallel import DistributedDataParallel
@@ -471,6 +474,15 @@ def test_exit_without_destroying(body: str, says: str, tmp_path: Path, oracle: C
     status, output, seconds = run_script(tmp_path, oracle(2), "import torch\n" + TRAIN + body)
     assert status == 0 and output.count(says) == 2, output
     assert seconds < 40
+
+
+def test_the_example_trains_as_with_gloo() -> None:
+    accuracies = []
+    for backend in ("gloo", "mpi4py"):
+        options = ["--backend", backend, "--num_epochs", "3", "--eval_every", "3"]
+        output = run(launcher(), "-n", "3", sys.executable, str(EXAMPLES / "node_classification.py"), *options)
+        accuracies.append(list(map(float, re.search(r"accuracy ([\d.]+), of .* ([\d.]+)$", output.strip()).groups())))
+    assert accuracies[0] == pytest.approx(accuracies[1], abs=0.01)
 
 
 def test_a_trainer_that_does_not_come_ends_the_job(tmp_path: Path, oracle: Callable[..., str]) -> None:
