@@ -159,7 +159,8 @@ def initialize(
     The three starts of a script need nothing else: ``python`` (one rank does everything), ``mpiexec -n 4``, ``srun``.
     On a server this call does not return: it raises ``SystemExit(0)`` when the job is over. On a trainer it sets
     ``RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT`` where they are not set, so that
-    ``torch.distributed.init_process_group`` works next. Without ``OMP_NUM_THREADS`` torch's threads are limited to the
+    ``torch.distributed.init_process_group`` works next, with gloo, NCCL, or over MPI and without a port
+    (``"mpi4py", init_method="mpi4py://"``). Without ``OMP_NUM_THREADS`` torch's threads are limited to the
     rank's share of the node's cores, since ranks that compete for cores are slow.
 
     Args:
