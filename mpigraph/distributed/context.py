@@ -200,7 +200,7 @@ def initialize(
     if world.size > 1:
         closing.enter_context(guard(world.identity, world.is_trainer and world.trainers.rank == 0))
     with world.watch("compiling kernels"):
-        world.after_first(warm_up)  # the others find them in its cache
+        world.once_per_node(warm_up)  # the others load what they need from its cache
     cores = world.cores_per_rank()
     if world.size > 1 and not config.threads_chosen:
         torch.set_num_threads(cores)

@@ -175,13 +175,11 @@ class World:
         node = self._node_of[self.hosts[host]]
         return [int(r) for r in self.trainer_ranks if self._node_of[r] == node]
 
-    def after_first(self, work: Callable[[], None]) -> None:
-        """Do some work on one rank of the node first, then on the others. Collective on ``node``."""
+    def once_per_node(self, work: Callable[[], None]) -> None:
+        """Do some work on one rank of each node while the others wait. Collective on ``node``."""
         if self.node.rank == 0:
             work()
         wait_asleep(self.node.Ibarrier())
-        if self.node.rank != 0:
-            work()
 
     def neighbourhood(self, trainer: int) -> tuple[list[int], int, int]:
         """Where a trainer is: the hosts on its node, its place among the trainers there, and how many those are.

@@ -28,13 +28,22 @@ class NearDraw:
     Local; no communication.
     """
 
-    def __init__(self, state: State, graph: Graph, request: RelationRequest, shares: Shares, buffers: Buffers) -> None:
+    def __init__(
+        self,
+        state: State,
+        graph: Graph,
+        request: RelationRequest,
+        shares: Shares,
+        buffers: Buffers,
+        workers: Workers,
+    ) -> None:
         """Count.
 
         Raises:
             GraphDataError: an edge weight is negative or NaN.
         """
-        self._topology, self._request, self._buffers = graph.topology, request, buffers
+        self._topology, self._request = graph.topology, request
+        self._buffers, self._workers = buffers, workers
         self._draw: _Uniform | _Weighted = (
             _Uniform(request, buffers) if request.weights < 0 else _Weighted(state, graph, request, buffers)
         )
@@ -45,9 +54,13 @@ class NearDraw:
         if sum(len(positions) for _, positions in shares) < len(request.ids):
             self._counts[:] = 0
         for near, host, positions in self._hosts:
-            self._draw.count(near, host, positions, self._counts)
 
-    def finish(self, workers: Workers) -> Part:
+            def count(part: _I64, near: Adjacency = near, host: int = host) -> None:
+                self._draw.count(near, host, part, self._counts)
+
+            workers.run(count, positions)
+
+    def finish(self) -> Part:
         """Draw; the sources are in a buffer that lasts until the next request for the same relation."""
         request, draw = self._request, self._draw
         offsets = np.empty(len(self._counts) + 1, np.int64)
@@ -62,7 +75,7 @@ class NearDraw:
                 draw.choose(host, part, offsets, picks)
                 copy_neighbours(near.indices, part, offsets, near.first_edge, picks, src)
 
-            workers.run(fill, positions)
+            self._workers.run(fill, positions)
         return Part(offsets, src, picks if request.want_eids else picks[:0])
 
 

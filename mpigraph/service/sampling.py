@@ -95,7 +95,7 @@ class NeighborService:
             if error is not None:
                 raise error
             draws = [self._near(request, self._shares(request), self._buffers) for request in requests]
-            return [draw.finish(self._workers) for draw in draws]
+            return [draw.finish() for draw in draws]
         return self._sample_far([] if error is not None else requests, error)
 
     def check(self, ids: _I64, relation: int) -> None:
@@ -119,7 +119,7 @@ class NeighborService:
             arrays: list[npt.NDArray[Any]] = []
             for request in unpack_requests(requests.of(rank)):
                 shares = [(host, self._for_others.arange(len(request.ids)))]
-                part = self._near(request, shares, self._for_others).finish(self._workers)
+                part = self._near(request, shares, self._for_others).finish()
                 first, wire = self._edges_of(host, request.relation)
                 counts = np.diff(part.offsets).astype(count_dtype(request.fanout))
                 arrays += [counts, part.src.copy(), (part.eids - first).astype(wire)]
@@ -127,7 +127,7 @@ class NeighborService:
         return answers
 
     def _near(self, request: RelationRequest, shares: Shares, buffers: Buffers) -> NearDraw:
-        return NearDraw(self._state, self._graph, request, shares, buffers)
+        return NearDraw(self._state, self._graph, request, shares, buffers, self._workers)
 
     def _edges_of(self, host: int, relation: int) -> tuple[int, np.dtype[Any]]:
         """The first edge of a host, and the dtype of its edges counted from there."""
@@ -160,7 +160,7 @@ class NeighborService:
         drawn: list[Part] = []
 
         def draw_near() -> None:
-            drawn.extend(draw.finish(self._workers) for draw in near)
+            drawn.extend(draw.finish() for draw in near)
 
         asked = [np.concatenate(lists) for lists in words]
         readers = [AnswerReader(a) for a in self._channel.ask(self.answer, asked, draw_near, error)]

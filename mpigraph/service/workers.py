@@ -12,6 +12,7 @@ import numpy.typing as npt
 __all__ = ["Workers"]
 
 _I64 = npt.NDArray[np.int64]
+_C = ctypes.CDLL(None)
 _WORTH_IT = 4096  # positions of a slice below which starting a thread costs more than it saves
 
 
@@ -50,7 +51,7 @@ class Workers:
         """
         if not hasattr(os, "sched_setaffinity"):
             return
-        others = os.sched_getaffinity(0) - {ctypes.CDLL(None).sched_getcpu()}
+        others = os.sched_getaffinity(0) - {_C.sched_getcpu()}
         if others:
             for thread in self._threads:
                 os.sched_setaffinity(thread, others)

@@ -87,7 +87,9 @@ def run(hosts, system, what, base, graph, limit=400.0, memory=False, **options):
 
 def _start_ours(hosts, script, base, graph, directory, _):
     flags = ["--system", "mpigraph", "--config", str(base / "parts-2" / f"{graph}.json")]
-    command = [*hosts.mpiexec(2), sys.executable, *script, *flags]
+    servers = [flag for flag in script if flag.startswith("--num_servers=")]
+    ranks = 1 + int(servers[0].partition("=")[2]) if servers else 2
+    command = [*hosts.mpiexec(ranks), sys.executable, *script, *flags]
     with open(directory / "ours.log", "w") as log:
         env = os.environ | {"OMP_NUM_THREADS": "1"}
         return [subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT, cwd=directory)]

@@ -3,9 +3,9 @@
     DGL_PYTHON=... python tests/perf/training.py DIR --graph S --fanouts 10,25          # as root
     DGL_PYTHON=... python tests/perf/training.py DIR --graph products --memory
 
-Two hosts (``namespaces.py``) with one server and one trainer of one thread each, every byte between them over TCP, the
-same parts and the same script for both systems (``job.py``). Whole jobs alternate: ours, DGL, DGL with GraphBolt. With
-``--memory`` the memory of all processes on the hosts, launchers included, is polled (``jobs.Usage``), and times are not
+Two hosts (``namespaces.py``) with one server (``--num_servers 0``: ours with none) and one trainer of one thread each,
+every byte between them over TCP, the same parts and the same script for both systems (``job.py``). Whole jobs
+alternate: ours, DGL, DGL with GraphBolt. With ``--memory`` the memory of all processes on the hosts, launchers included, is polled (``jobs.Usage``), and times are not
 reported because polling costs time.
 """
 
@@ -27,6 +27,7 @@ def main():
     p = common.parser(__doc__)
     p.add_argument("--fanouts", choices=common.FANOUTS, default=common.FANOUTS[0])
     p.add_argument("--steps", type=int, help="timed steps of a job (default: by graph and fanouts)")
+    p.add_argument("--num_servers", type=int, choices=(0, 1), default=1, help="ours on each host; 0: trainers host")
     p.add_argument("--memory", action="store_true", help="measure memory in place of time")
     args = p.parse_args()
     if namespaces.missing():
@@ -39,6 +40,8 @@ def main():
         def side(system):
             def run():
                 options = {"fanouts": args.fanouts, "steps": steps, "memory": args.memory}
+                if system == common.OURS:
+                    options["num_servers"] = args.num_servers
                 return summary(*jobs.run(hosts, system, "train", args.dir / args.graph, args.graph, **options))
 
             return run
