@@ -5,8 +5,8 @@
 
 Two hosts (``namespaces.py``) with one server (``--num_servers 0``: ours with none) and one trainer of one thread each,
 every byte between them over TCP, the same parts and the same script for both systems (``job.py``). Whole jobs
-alternate: ours, DGL, DGL with GraphBolt. With ``--memory`` the memory of all processes on the hosts, launchers included,
-is polled (``jobs.Usage``), and times are not reported because polling costs time.
+alternate: ours, DGL, DGL with GraphBolt. With ``--memory`` the memory of all processes on the hosts, launchers
+included, is polled (``jobs.Usage``), and times are not reported because polling costs time.
 """
 
 import statistics
