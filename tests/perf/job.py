@@ -55,6 +55,7 @@ def main():
     p.add_argument("--config", required=True)
     p.add_argument("--out", type=Path, required=True)
     p.add_argument("--num_servers", type=int, default=1, help="on each node; mpigraph only")
+    p.add_argument("--num_prefetch", type=int, default=2, help="minibatches ahead; mpigraph only")
     p.add_argument("--graphbolt", action="store_true", help="DGL only")
     p.add_argument("--fanouts", default="10,25")
     p.add_argument("--hidden", type=int, default=256)
@@ -84,7 +85,7 @@ def make_loader(lib, g, args):
     seeds = lib.distributed.node_split(g.ndata["train_mask"], g.get_partition_book(), force_even=True)
     make = (lib.dataloading if args.system == "dgl" else lib.distributed).DistNodeDataLoader
     gathers = "features" in inspect.signature(make.__init__).parameters
-    rows = {"features": ["feat"], "labels": "label"} if gathers else {}
+    rows = {"features": ["feat"], "labels": "label", "num_prefetch": args.num_prefetch} if gathers else {}
     loader = make(g, seeds, sampler, batch_size=args.batch_size, shuffle=True, drop_last=True, **rows)
     if len(seeds) < args.batch_size:
         raise ValueError(f"{len(seeds)} seeds make no minibatch of {args.batch_size}")

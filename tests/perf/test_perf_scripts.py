@@ -1,4 +1,4 @@
-"""The measuring scripts still run: the shared parts, data and sampling of a toy, two hosts. No time is judged."""
+"""The measuring scripts still run: the shared parts, data and sampling of a toy. No time is judged."""
 
 import json
 import subprocess
@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import common
-import namespaces
 import pytest
 from test_failures import clean_environment
 
@@ -21,13 +20,6 @@ sys.argv[1:] = [directory]
 prepare.main()
 sys.argv[1:] = [directory, "--rounds", "1", "--quiet", "0", "--batches", "2", "--out", out]
 sampling.main()
-"""
-HELLO = """
-from mpi4py import MPI
-comm, node = MPI.COMM_WORLD, MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
-names = comm.gather(f"{MPI.Get_processor_name()} {node.size}")
-if comm.rank == 0:
-    print(names)
 """
 
 
@@ -63,16 +55,3 @@ def test_sampling_of_a_toy(tmp_path: Path) -> None:
     assert "DGL is left out: DGL_PYTHON is not set" in done.stderr
     edges = [row["values"] for row in json.loads((tmp_path / "out.json").read_text())["rows"] if "edges" in row["what"]]
     assert edges and all(value > 0 for row in edges for value in row.values())
-
-
-@pytest.mark.skipif(bool(namespaces.missing()), reason=namespaces.missing())
-def test_hosts_are_apart_and_leave_nothing(tmp_path: Path) -> None:
-    (tmp_path / "hello.py").write_text(HELLO)
-    with namespaces.Hosts(2, shm="64m") as hosts:
-        command = [*hosts.mpiexec(2), sys.executable, str(tmp_path / "hello.py")]
-        done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=60)
-        assert done.stdout.strip() == "['mpig0 2', 'mpig0 2', 'mpig1 2', 'mpig1 2']", done.stdout + done.stderr
-        sleeper = hosts.popen(1, ["sleep", "60"])
-        while sleeper.pid not in hosts.processes():
-            assert sleeper.poll() is None
-    assert sleeper.wait(timeout=10) < 0

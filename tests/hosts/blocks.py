@@ -1,0 +1,61 @@
+"""Sample and gather given seeds in a job of any layout, and write fingerprints of what came.
+
+    python blocks.py CONFIG OUT NUM_SERVERS
+
+Every trainer takes its share of the minibatches of ``test_sampling_equal.py`` and writes
+``OUT/<transport><rank>.json``, once for each way in which rows of other hosts can be read. ``OUT/hosts`` says how many
+hosts the job found.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import conftest
+import torch
+from oracle import NAME
+from test_sampling_equal import NUM_BATCHES, SAMPLERS, batch, digest
+
+import mpigraph.distributed as dist
+from mpigraph.distributed.context import current
+
+TRANSPORTS = ("rma", "packed")
+
+
+def main():
+    config, out, num_servers = sys.argv[1:]
+    for transport in TRANSPORTS:
+        os.environ["MPIGRAPH_TRANSPORT"] = transport
+        try:
+            dist.initialize(num_servers=int(num_servers))
+        except SystemExit:  # a server, when the job is over
+            continue
+        session = current()
+        found = sample_all(dist.DistGraph(NAME, part_config=config), session.rank, session.num_trainers)
+        Path(out, f"{transport}{session.rank}.json").write_text(json.dumps(found))
+        Path(out, "hosts").write_text(str(session.world.num_nodes))
+        dist.exit_client()
+    if conftest.WORLD.rank == 0:
+        shutil.rmtree(conftest.ORACLES)
+
+
+def sample_all(graph, rank, num_trainers):
+    """This trainer's minibatches: blocks as the test of equal blocks has them, and the rows of their input nodes."""
+    found = {}
+    for name, sampler in SAMPLERS.items():
+        for number in range(NUM_BATCHES):
+            mine = number % num_trainers == rank
+            seeds = batch(number) if mine else torch.empty(0, dtype=torch.int64)
+            sample = graph.sample_blocks(seeds, sampler.fanouts, seed=7, **sampler._options)
+            if mine:
+                rows = graph.ndata["feat"][sample[0]], graph.ndata["label"][seeds]
+                state = hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in rows))
+                found[f"{name} {number}"] = digest(sample) + state.hexdigest()
+    return found
+
+
+if __name__ == "__main__":
+    main()

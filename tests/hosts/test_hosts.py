@@ -1,0 +1,266 @@
+"""Jobs on two and three hosts with addresses of their own, every byte between them over TCP.
+
+The hosts are network namespaces (``tests/namespaces.py``): what needs one machine, shared memory above all, is missed
+between them as it is between machines.
+"""
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import namespaces
+import pytest
+from blocks import TRANSPORTS
+from conftest import WORLD
+from oracle import NAME, write_oracle
+from test_failures import PRELUDE, clean_environment
+from test_sampling_equal import NUM_BATCHES, SAMPLERS
+
+HERE = Path(__file__).resolve().parent
+EXAMPLE = HERE.parents[1] / "examples/node_classification.py"
+PATIENCE = 100  # seconds for a job
+SOON = 10  # seconds from a rank's death to the end of its job
+SLOW = {"delay": 2e-3, "rate": 1e9}
+SPREAD = 0.04  # of the example's accuracy, between numbers of trainers
+
+pytestmark = pytest.mark.skipif(
+    WORLD.size > 1 or bool(namespaces.missing()),
+    reason=namespaces.missing() or "runs jobs of its own: start pytest without mpiexec",
+)
+needs_delay = pytest.mark.skipif(bool(namespaces.missing_delay()), reason=namespaces.missing_delay())
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[namespaces.Hosts]:
+    with namespaces.Hosts(3, shm="256m") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def slow_hosts() -> Iterator[namespaces.Hosts]:
+    with namespaces.Hosts(2, shm="256m", **SLOW) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def oracle_config(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_oracle(tmp_path_factory.mktemp("oracle"), 3, "given")
+
+
+@pytest.fixture(scope="module")
+def trained_graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A graph to train on, in two parts."""
+    where = tmp_path_factory.mktemp("graph")
+    sizes = "--nodes 4000 --edges 40000 --feat-dim 16 --classes 4".split()
+    command = [sys.executable, "-m", "mpigraph"]
+    subprocess.run([*command, "generate", *sizes, "-o", where / "data"], check=True, capture_output=True)
+    parts = ["--parts", "2", "--method", "metis", "--name", "S"]
+    subprocess.run([*command, "partition", where / "data", *parts, "-o", where], check=True, capture_output=True)
+    return where / "S.json"
+
+
+def environment(**more: str) -> dict[str, str]:
+    kept = {key: value for key, value in clean_environment().items() if not key.startswith("MPIGRAPH_")}
+    paths = os.pathsep.join(map(str, (HERE, HERE.parent)))
+    return kept | {"MPIGRAPH_TIMEOUT": "60", "PYTHONPATH": paths} | more
+
+
+def finish(hosts: namespaces.Hosts, job: "subprocess.Popen[str]", seconds: float = PATIENCE) -> str:
+    """Wait for a job's end and return what it printed; a job that takes too long is ended."""
+    try:
+        return job.communicate(timeout=seconds)[0]
+    except subprocess.TimeoutExpired:
+        hosts.kill()
+        raise AssertionError(f"the job took more than {seconds} s:\n{job.communicate()[0]}") from None
+
+
+def start(command: Sequence[object], **env: str) -> "subprocess.Popen[str]":
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.Popen(list(map(str, command)), env=environment(**env), text=True, **pipes)
+
+
+def run(hosts: namespaces.Hosts, command: Sequence[object], **env: str) -> str:
+    """Run a command to its good end and return what it printed."""
+    job = start(command, **env)
+    output = finish(hosts, job)
+    assert job.returncode == 0, output
+    assert hosts.processes() == []
+    return output
+
+
+def fingerprints(hosts: namespaces.Hosts, launcher: list[str], config: str, out: Path, servers: int) -> dict[str, str]:
+    """What a job samples and gathers, with either transport."""
+    out.mkdir()
+    run(hosts, [*launcher, sys.executable, HERE / "blocks.py", config, out, servers])
+    found = [{}, {}]
+    for transport, prints in zip(TRANSPORTS, found, strict=True):
+        for path in out.glob(f"{transport}*.json"):
+            prints.update(json.loads(path.read_text()))
+    assert found[0] == found[1]
+    return found[0]
+
+
+@pytest.fixture(scope="module")
+def expected(hosts: namespaces.Hosts, oracle_config: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What one process alone samples and gathers."""
+    found = fingerprints(hosts, [], oracle_config, tmp_path_factory.mktemp("alone") / "out", 0)
+    assert len(found) == len(SAMPLERS) * NUM_BATCHES
+    return found
+
+
+@pytest.mark.parametrize(
+    "ranks, servers", [([2, 2], 0), ([2, 2], 1), ([1, 3], 0), ([2, 3], 1), ([1, 1, 1], 0), ([2, 2, 2], 1)]
+)
+def test_blocks_and_rows_are_those_of_one_process(
+    hosts: namespaces.Hosts,
+    oracle_config: str,
+    tmp_path: Path,
+    expected: dict[str, str],
+    ranks: list[int],
+    servers: int,
+) -> None:
+    before = [hosts.sent(host) for host in range(len(ranks))]
+    found = fingerprints(hosts, hosts.mpiexec(ranks), oracle_config, tmp_path / "out", servers)
+    assert found == expected
+    assert (tmp_path / "out" / "hosts").read_text() == str(len(ranks))
+    assert all(hosts.sent(host) > before[host] + 20_000 for host in range(len(ranks)))
+
+
+@needs_delay
+def test_blocks_and_rows_are_the_same_on_a_slow_network(
+    slow_hosts: namespaces.Hosts, oracle_config: str, tmp_path: Path, expected: dict[str, str]
+) -> None:
+    assert fingerprints(slow_hosts, slow_hosts.mpiexec(2), oracle_config, tmp_path / "out", 1) == expected
+
+
+def example(config: Path) -> list[str]:
+    flags = "--num_epochs 8 --eval_every 8 --fan_out 5,5 --num_hidden 32 --batch_size 200 --lr 0.01"
+    return [str(EXAMPLE), "--graph_name", "S", "--part_config", str(config), *flags.split()]
+
+
+def accuracy(output: str) -> float:
+    found = re.search(r"test accuracy ([0-9.]+)", output)
+    assert found, output
+    return float(found[1])
+
+
+@pytest.fixture(scope="module")
+def accuracy_alone(hosts: namespaces.Hosts, trained_graph: Path) -> float:
+    alone = accuracy(run(hosts, [sys.executable, *example(trained_graph)]))
+    assert alone > 0.6
+    return alone
+
+
+@pytest.mark.parametrize("ranks, backend", [([2, 2], "gloo"), ([2, 2, 2], "mpi4py")])
+def test_the_example_trains_as_well_as_one_process(
+    hosts: namespaces.Hosts, trained_graph: Path, accuracy_alone: float, ranks: list[int], backend: str
+) -> None:
+    command = [*hosts.mpiexec(ranks), sys.executable, *example(trained_graph), "--backend", backend]
+    output = run(hosts, command, MPIGRAPH_LOG_LEVEL="INFO")
+    assert f"{len(ranks)} trainers, {len(ranks)} hosts, {len(ranks)} nodes" in output
+    assert accuracy(output) == pytest.approx(accuracy_alone, abs=SPREAD)
+
+
+@needs_delay
+def test_the_example_trains_on_a_slow_network(
+    slow_hosts: namespaces.Hosts, trained_graph: Path, accuracy_alone: float
+) -> None:
+    output = run(slow_hosts, [*slow_hosts.mpiexec(2), sys.executable, *example(trained_graph)])
+    assert accuracy(output) == pytest.approx(accuracy_alone, abs=SPREAD)
+
+
+def test_a_host_without_a_trainer_is_one_clear_error(
+    hosts: namespaces.Hosts, oracle_config: str, tmp_path: Path
+) -> None:
+    (tmp_path / "script.py").write_text(PRELUDE.format(servers=1, path=oracle_config))
+    job = start([*hosts.mpiexec([1, 3]), sys.executable, tmp_path / "script.py"])
+    output = finish(hosts, job)
+    assert job.returncode != 0
+    assert "num_servers=1 leaves no trainer on node 0, which has 1 rank(s)" in output
+    until_gone(hosts)
+
+
+SUICIDE = "victim = os.getpid()"
+MURDER = "world = dist.context.current().world; victim = int(world.pids[world.hosts[1]])"  # the server beside it
+KILL = """
+sampler = NeighborSampler([3, 3])
+loader = dist.DistNodeDataLoader(g, torch.arange(rank, 100, 2), sampler, batch_size=10)
+for epoch in range(10**9):
+    for inputs, seeds, blocks in loader:
+        g.ndata["feat"][inputs]
+    if rank == 1 and epoch == 3:
+        {find}
+        print("killed at", time.time(), flush=True)
+        os.kill(victim, signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("find", [SUICIDE, MURDER], ids=["trainer", "server"])
+def test_a_killed_rank_on_another_host_ends_the_job(
+    hosts: namespaces.Hosts, oracle_config: str, tmp_path: Path, find: str
+) -> None:
+    (tmp_path / "script.py").write_text(PRELUDE.format(servers=1, path=oracle_config) + KILL.format(find=find))
+    job = start([*hosts.mpiexec([2, 2]), sys.executable, tmp_path / "script.py"])
+    output = finish(hosts, job)
+    ended = time.time()
+    killed = re.search(r"killed at ([0-9.]+)", output)
+    assert killed and job.returncode != 0, output
+    assert ended - float(killed[1]) < SOON
+    until_gone(hosts)
+
+
+def until_gone(hosts: namespaces.Hosts) -> None:
+    """No process may be left on the hosts."""
+    end = time.monotonic() + SOON
+    while hosts.processes():
+        assert time.monotonic() < end, f"left: {hosts.processes()}"
+        time.sleep(0.1)
+
+
+def launch(hosts: namespaces.Hosts, where: Path, script: list[str], *more: str) -> list[str]:
+    """The command of a user who has DGL's arguments; nothing but the launcher's flags is special here."""
+    lines = "".join(f"{address}  # {name}\n" for address, name in zip(hosts.addresses, hosts.names, strict=True))
+    (where / "ip_config.txt").write_text(lines)
+    flags = f"--launcher_flags={shlex.join(hosts.launcher_flags)}"
+    options = ["--num_trainers", "1", "--num_servers", "1", "--ip_config", "ip_config.txt", "--workspace", str(where)]
+    tool = [sys.executable, "-m", "mpigraph", "launch", "--launcher", "hydra", flags, *options, *more]
+    return [*hosts.enter(0), *tool, shlex.join([sys.executable, *script])]
+
+
+def test_the_launch_command_trains_over_the_hosts(
+    hosts: namespaces.Hosts, trained_graph: Path, accuracy_alone: float, tmp_path: Path
+) -> None:
+    more = ["--part_config", str(trained_graph), "--num_omp_threads", "1", "--extra_envs", "MPIGRAPH_LOG_LEVEL=INFO"]
+    output = run(hosts, launch(hosts, tmp_path, example(trained_graph), *more))
+    assert "3 trainers, 3 hosts, 3 nodes" in output
+    assert accuracy(output) == pytest.approx(accuracy_alone, abs=SPREAD)
+
+
+def test_the_launch_command_passes_on_status_and_signals(
+    hosts: namespaces.Hosts, oracle_config: str, tmp_path: Path
+) -> None:
+    (tmp_path / "script.py").write_text(
+        f"import os, sys, time\nimport mpigraph.distributed as dist\ndist.initialize()\n"
+        f"g = dist.DistGraph({NAME!r})\nprint('opened in', os.getcwd(), flush=True)\n"
+        "if len(sys.argv) > 1: sys.exit(3)\ntime.sleep(300)\n"
+    )
+    opened = f"opened in {tmp_path}"
+    failing = start(launch(hosts, tmp_path, ["script.py", "fail"], "--part_config", oracle_config))
+    output = finish(hosts, failing)
+    assert failing.returncode == 3 and opened in output, output
+    sleeping = start(launch(hosts, tmp_path, ["script.py"], "--part_config", oracle_config))
+    printed = []
+    while sum(opened in line for line in printed) < len(hosts.names):
+        printed.append(sleeping.stdout.readline())
+        assert printed[-1], "".join(printed)
+    sleeping.send_signal(signal.SIGTERM)
+    finish(hosts, sleeping, SOON)
+    assert sleeping.returncode != 0
+    until_gone(hosts)

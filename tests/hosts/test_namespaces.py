@@ -1,0 +1,128 @@
+"""The hosts that other tests use: apart from each other, as slow as asked for, and gone with their maker."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import namespaces
+import pytest
+from conftest import WORLD
+from test_failures import clean_environment
+
+pytestmark = pytest.mark.skipif(
+    WORLD.size > 1 or bool(namespaces.missing()),
+    reason=namespaces.missing() or "makes namespaces: start pytest without mpiexec",
+)
+
+HELLO = """
+from mpi4py import MPI
+comm, node = MPI.COMM_WORLD, MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
+names = comm.gather(f"{MPI.Get_processor_name()} {node.size}")
+if comm.rank == 0:
+    print(names)
+"""
+SLEEP = """
+import os, time
+from mpi4py import MPI
+print("pid", os.getpid(), flush=True)
+time.sleep(300)
+"""
+ECHO = """
+import socket, sys
+server = socket.create_server(("0.0.0.0", 7007))
+print("up", flush=True)
+with server.accept()[0] as peer:
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    while data := peer.recv(1 << 20):
+        peer.sendall(data[-1:])
+"""
+ASK = """
+import socket, time
+with socket.create_connection(("mpig0", 7007)) as peer:
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    times = []
+    for _ in range(9):
+        begin = time.perf_counter()
+        peer.sendall(b"x")
+        peer.recv(1)
+        times.append(time.perf_counter() - begin)
+    begin, data = time.perf_counter(), bytes(10_000_000) + b"end"
+    peer.sendall(data)
+    peer.shutdown(socket.SHUT_WR)
+    while peer.recv(1 << 20):
+        pass
+    print(sorted(times)[4], 8 * len(data) / (time.perf_counter() - begin))
+"""
+
+
+def gone(pids: list[int], seconds: float = 10) -> bool:
+    """Whether all of these processes end in time; one that has ended and that nobody asked about counts."""
+    end = time.monotonic() + seconds
+    while any(alive(pid) for pid in pids):
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def test_hosts_are_apart_and_leave_nothing(tmp_path: Path) -> None:
+    (tmp_path / "hello.py").write_text(HELLO)
+    with namespaces.Hosts(2, shm="64m") as hosts:
+        command = [*hosts.mpiexec(2), sys.executable, str(tmp_path / "hello.py")]
+        done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=60)
+        assert done.stdout.strip() == "['mpig0 2', 'mpig0 2', 'mpig1 2', 'mpig1 2']", done.stdout + done.stderr
+        sleeper = hosts.popen(1, ["sleep", "60"])
+        while sleeper.pid not in hosts.processes():
+            assert sleeper.poll() is None
+    assert sleeper.wait(timeout=10) < 0
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_a_maker_that_is_killed_leaves_nothing(tmp_path: Path, how: signal.Signals) -> None:
+    (tmp_path / "sleep.py").write_text(SLEEP)
+    command = [sys.executable, namespaces.__file__, "2", "1", sys.executable, str(tmp_path / "sleep.py")]
+    env = clean_environment() | {"TMPDIR": str(tmp_path)}
+    maker = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    ranks = [int(maker.stdout.readline().split()[1]) for _ in range(2)]
+    networks = {os.readlink(f"/proc/{pid}/ns/net") for pid in ranks}
+    on_hosts = namespaces._processes(networks)
+    assert len(on_hosts) >= 6  # two that hold the namespaces, mpiexec, two of its helpers, the ranks
+    maker.send_signal(how)
+    maker.wait(timeout=10)
+    maker.stdout.close()
+    assert gone(on_hosts) and namespaces._processes(networks) == []
+    assert gone_directory(tmp_path)
+
+
+def gone_directory(where: Path, seconds: float = 10) -> bool:
+    end = time.monotonic() + seconds
+    while list(where.glob("mpig-*")):
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+@pytest.mark.skipif(bool(namespaces.missing_delay()), reason=namespaces.missing_delay())
+def test_a_slow_network_is_as_slow_as_asked_for() -> None:
+    with namespaces.Hosts(2, shm="64m", delay=5e-3, rate=2e8) as hosts:
+        echo = hosts.popen(0, [sys.executable, "-c", ECHO], stdout=subprocess.PIPE)
+        assert echo.stdout.readline() == b"up\n"
+        done = subprocess.run(
+            [*hosts.enter(1), sys.executable, "-c", ASK], capture_output=True, text=True, timeout=60, check=True
+        )
+        assert echo.wait(timeout=10) == 0
+        echo.stdout.close()
+    there_and_back, bits_per_second = map(float, done.stdout.split())
+    assert 0.010 <= there_and_back < 0.020
+    assert 0.5e8 < bits_per_second < 2e8
