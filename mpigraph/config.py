@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from mpigraph.errors import InvalidArgumentError
 
-__all__ = ["Allocation", "Config", "set_rendezvous", "slurm_allocation", "unset"]
+__all__ = ["Allocation", "Config", "set_rendezvous", "slurm_allocation", "slurm_tasks", "unset"]
 
 _PREFIX = "MPIGRAPH_"
 
@@ -103,6 +103,14 @@ def slurm_allocation() -> Allocation | None:
         return None
     cpus = re.findall(r"(?:^|,)(\d+)", os.environ.get("SLURM_JOB_CPUS_PER_NODE", ""))  # such as 16(x2),8
     return Allocation(int(os.environ.get("SLURM_JOB_NUM_NODES", "1")), min(map(int, cpus), default=0))
+
+
+def slurm_tasks() -> int:
+    """Return how many processes ``srun`` started beside this one, itself included; 0 outside of a job step.
+
+    Local; no communication.
+    """
+    return int(os.environ.get("SLURM_STEP_NUM_TASKS", "0"))
 
 
 def set_rendezvous(rank: int, world_size: int, local_rank: int, address: str, port: int) -> list[str]:

@@ -18,6 +18,7 @@ __all__ = [
     "OutOfRangeError",
     "PartitionError",
     "ShardFormatError",
+    "SharedMemoryError",
     "TensorMismatchError",
 ]
 
@@ -79,6 +80,10 @@ class PartitionError(MPIGraphError, ValueError):
 
 class ShardFormatError(MPIGraphError, OSError):
     """A shard file is missing, truncated, damaged or not ours; the message names file and dataset."""
+
+
+class SharedMemoryError(MPIGraphError, MemoryError):
+    """A node's shared memory (``/dev/shm``) is too small for what its hosts would keep there."""
 
 
 class NotInitializedError(MPIGraphError, AssertionError, RuntimeError):

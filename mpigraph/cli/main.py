@@ -4,12 +4,12 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from mpigraph.cli import bench, copy, generate, launch, partition
+from mpigraph.cli import bench, copy, generate, launch, partition, stage
 from mpigraph.errors import MPIGraphError
 
 __all__ = ["main"]
 
-_COMMANDS = (generate, partition, launch, copy, bench)
+_COMMANDS = (generate, partition, launch, copy, stage, bench)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -33,6 +33,7 @@ from mpigraph.store.pool import RowPool
 
 __all__ = ["Session", "current", "exit_client", "initialize", "is_initialized"]
 
+_TRY = "each is a job of its own; try another --mpi (srun --mpi=list; MPICH: pmi2, Open MPI: pmix)"
 _CALLS = 0x5EED  # separates draws made outside loaders from the epochs of loaders with the same seed
 
 
@@ -196,6 +197,8 @@ def initialize(
     config = Config.from_env(**{name: value for name, value in given.items() if value is not None})
     world = World(MPI.COMM_WORLD if comm is None else comm, config.num_servers, config)
     set_identity(world.identity, config.log_level)
+    if comm is None and world.size == 1 and settings.slurm_tasks() > 1:
+        get_logger().warning("srun started %d processes that MPI does not connect: %s", settings.slurm_tasks(), _TRY)
     closing = ExitStack()
     if world.size > 1:
         closing.enter_context(guard(world.identity, world.is_trainer and world.trainers.rank == 0))

@@ -26,6 +26,7 @@ from mpigraph.errors import ClosedError
 from mpigraph.kernels.rows import as_words, find_runs, gather_rows, order_by_owner, scatter_rows
 from mpigraph.mpi.buffers import advise_large_pages, as_array
 from mpigraph.mpi.rma import listed_rows
+from mpigraph.mpi.room import need_room
 from mpigraph.mpi.transport import FarRows, Target, Transport
 from mpigraph.mpi.world import World
 
@@ -68,7 +69,11 @@ class RowWindow:
     """
 
     def __init__(self, world: World, offsets: _I64, row_shape: Sequence[int], dtype: npt.DTypeLike, kind: str) -> None:
-        """Allocate the rows, zeroed. ``kind`` is what :func:`window_kind` said."""
+        """Allocate the rows, zeroed. ``kind`` is what :func:`window_kind` said.
+
+        Raises:
+            SharedMemoryError: a node's shared memory cannot hold its rows; on every rank.
+        """
         self.world = world
         self.offsets = np.ascontiguousarray(offsets, np.int64)
         self.row_shape = tuple(row_shape)
@@ -77,6 +82,7 @@ class RowWindow:
         self._types: list[MPI.Datatype] = []
         self._shared = MPI.WIN_NULL
         with world.watch(f"allocating a window of {int(offsets[-1])} rows"):
+            need_room(world, np.diff(self.offsets) * self.row_bytes, f"{int(offsets[-1])} rows")
             self._allocate(kind)
             self._row = MPI.BYTE.Create_contiguous(self.row_bytes).Commit()
             self._target = Target(world.number_window(), self._win, self._row, self.row_bytes)

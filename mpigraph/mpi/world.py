@@ -21,12 +21,15 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import cast
 
 import numpy as np
+import numpy.typing as npt
 from mpi4py import MPI
 
 from mpigraph.config import Config
 from mpigraph.errors import ClosedError, InvalidArgumentError
 from mpigraph.mpi.agree import allgather_bytes, wait_asleep
+from mpigraph.mpi.leftovers import unlink_segments
 from mpigraph.mpi.packed import Packed
+from mpigraph.mpi.places import choose_servers, memory_domain
 from mpigraph.mpi.rma import Rma
 from mpigraph.mpi.transport import Transport
 from mpigraph.mpi.watch import Watchdog, keep_progress
@@ -69,6 +72,8 @@ class World:
         self.rank, self.size = self.comm.rank, self.comm.size
         self.node = self._own(self._split_node(config.ranks_per_node))
         self._number_nodes()
+        if self.node.rank == 0:
+            unlink_segments()
         try:
             self._assign_roles(0 if self.size == 1 else num_servers)
         except InvalidArgumentError:  # on every rank
@@ -118,18 +123,18 @@ class World:
         return cast(MPI.Intracomm, self.comm.Split_type(MPI.COMM_TYPE_SHARED, self.rank))
 
     def _number_nodes(self) -> None:
-        """Number the nodes by their lowest rank; every rank learns every rank's node and process id."""
+        """Number the nodes by their lowest rank; every rank learns every rank's node, process id and processor."""
         leader = np.array([self.rank], np.int64)
         self.node.Bcast(leader)
-        known = np.empty((self.size, 2), np.int64)
-        self.comm.Allgather(np.array([leader[0], os.getpid()], np.int64), known)
+        known = np.empty((self.size, 3), np.int64)
+        self.comm.Allgather(np.array([leader[0], os.getpid(), memory_domain()], np.int64), known)
         self._node_of = np.unique(known[:, 0], return_inverse=True)[1]
-        self.pids = known[:, 1]
+        self.pids, self._domains = known[:, 1], known[:, 2]
         self.num_nodes = int(self._node_of.max()) + 1
         self.node_index = int(self._node_of[self.rank])
 
     def _assign_roles(self, num_servers: int) -> None:
-        """The last ``num_servers`` ranks of each node serve, the others train."""
+        """Of each node ``num_servers`` ranks serve, the others train."""
         per_node = np.bincount(self._node_of)
         starved = np.flatnonzero(per_node <= num_servers)
         if len(starved):
@@ -137,11 +142,8 @@ class World:
                 f"num_servers={num_servers} leaves no trainer on node {starved[0]}, which has "
                 f"{per_node[starved[0]]} rank(s): start more ranks per node or ask for fewer servers"
             )
-        place = np.empty(self.size, np.int64)
-        for node in range(self.num_nodes):
-            members = np.flatnonzero(self._node_of == node)
-            place[members] = np.arange(len(members))
-        serves = place >= (per_node - num_servers)[self._node_of]
+        serves = np.zeros(self.size, bool)
+        serves[np.concatenate(self.serving(num_servers))] = True
         self.num_servers = num_servers
         self.is_trainer = not serves[self.rank]
         self.trainer_ranks = np.flatnonzero(~serves)
@@ -149,8 +151,14 @@ class World:
         self.near = self._node_of[self.hosts] == self.node_index
         mine = np.flatnonzero(self.hosts == self.rank)
         self.host_index = int(mine[0]) if len(mine) else -1
-        self.local_trainer = int(place[self.rank]) if self.is_trainer else -1
+        before = (self._node_of == self.node_index)[: self.rank] & ~serves[: self.rank]
+        self.local_trainer = int(before.sum()) if self.is_trainer else -1
         self.num_local_trainers = int(per_node[self.node_index]) - num_servers
+
+    def serving(self, num_servers: int) -> list[npt.NDArray[np.int64]]:
+        """For each node, the ranks that serve where ``num_servers`` are asked for. Local; no communication."""
+        members = [np.flatnonzero(self._node_of == node) for node in range(self.num_nodes)]
+        return [ranks[choose_servers(self._domains[ranks].tolist(), num_servers)] for ranks in members]
 
     @property
     def is_host(self) -> bool:

@@ -206,6 +206,10 @@ class ShardReader:
         dataset, logical, _, _ = self._open(name)
         return DatasetInfo(tuple(dataset.shape), logical)
 
+    def checksums(self, name: str) -> Array:
+        """Return uint32[segments], the checksums that a dataset carries. Local; no communication."""
+        return self._open(name)[3]
+
     def read_into(self, name: str, out: Array, begin: int = 0, verify: bool = True) -> None:
         """Read rows ``[begin, begin + len(out))`` straight into ``out``. Local; no communication.
 

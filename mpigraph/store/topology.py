@@ -14,12 +14,14 @@ import numpy.typing as npt
 from mpigraph.errors import MPIGraphError
 from mpigraph.metadata.book import check_ids
 from mpigraph.mpi.agree import together
+from mpigraph.mpi.room import need_room
 from mpigraph.mpi.window import RowWindow
 from mpigraph.mpi.world import World
 from mpigraph.storage.format import index_dtype, relation_dataset_name
 from mpigraph.storage.part_config import PartConfig
 from mpigraph.storage.shard import ShardReader
 from mpigraph.store.cut import cut_for_hosts, pieces, read_rows
+from mpigraph.store.room import bytes_of_hosts
 
 __all__ = ["Adjacency", "Topology"]
 
@@ -60,10 +62,12 @@ class Topology:
 
         Raises:
             ShardFormatError: a shard is missing or damaged on some rank; raised on every rank.
+            SharedMemoryError: a node cannot hold its hosts' share of topology and features; on every rank.
         """
         self.config = config
         self.world = world
         self.hosts = cut_for_hosts(world, config)
+        need_room(world, bytes_of_hosts(config, self.hosts), f"graph {config.graph_name!r}")
         relations = range(len(config.schema.relations))
         self._indptr = [self._window(kind, r, "indptr", np.dtype(np.int64)) for r in relations]
         self._indices = [self._window(kind, r, "indices", self.index_dtype(r)) for r in relations]

@@ -1,0 +1,61 @@
+"""Whether one shard file is a whole copy of another.
+
+Every dataset carries its checksums, so the original is only asked for these (its *fingerprint*), and the data are
+read where they are near: on the copy.
+"""
+
+import os
+from collections.abc import Mapping
+
+import numpy as np
+
+from mpigraph.errors import ShardFormatError
+from mpigraph.storage.format import segment_rows, storage_dtype
+from mpigraph.storage.shard import DatasetInfo, ShardReader
+
+__all__ = ["Fingerprint", "fingerprint", "verify_copy"]
+
+Fingerprint = Mapping[str, tuple[DatasetInfo, bytes]]
+
+_READ_BYTES = 64 << 20
+
+
+def fingerprint(shard: ShardReader) -> Fingerprint:
+    """Return shape, dtype and checksums of every dataset. Local; no communication.
+
+    Raises:
+        ShardFormatError: the file is damaged.
+    """
+    return {name: (shard.info(name), shard.checksums(name).tobytes()) for name in shard.names()}
+
+
+def verify_copy(path: str | os.PathLike[str], original: Fingerprint, graph_name: str, part: int) -> None:
+    """Read a copy from end to end and compare it with the fingerprint of the original.
+
+    Args:
+        path: the copy.
+        original: what it must be a copy of.
+        graph_name: the graph that the file must belong to.
+        part: the part that the file must belong to.
+
+    Raises:
+        ShardFormatError: it is missing, damaged, or a copy of something else.
+
+    Local; no communication.
+    """
+    with ShardReader(path, graph_name, part) as shard:
+        if fingerprint(shard) != original:
+            raise ShardFormatError(f"{path}: not a copy of the original: their checksums differ")
+        for name, (info, _) in original.items():
+            _read_all(shard, name, info)
+
+
+def _read_all(shard: ShardReader, name: str, info: DatasetInfo) -> None:
+    """Read a dataset in pieces that end where its checksums do."""
+    stored = storage_dtype(info.dtype)
+    row_bytes = stored.itemsize * int(np.prod(info.shape[1:], dtype=np.int64))
+    segment = segment_rows(info.shape[0], row_bytes)
+    step = segment * max(1, _READ_BYTES // max(1, segment * row_bytes))
+    buffer = np.empty((min(step, info.shape[0]), *info.shape[1:]), stored)
+    for begin in range(0, info.shape[0], step):
+        shard.read_into(name, buffer[: min(step, info.shape[0] - begin)], begin)

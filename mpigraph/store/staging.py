@@ -1,0 +1,168 @@
+"""Copy to a node's own disk the shards that its hosts will read, and no others.
+
+Which those are follows from the cut (``store/cut.py``): host h of H reads the parts that its piece of the axis
+overlaps. A shard gets its name when it is whole and verified, so staging that was interrupted goes on where it was.
+"""
+
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from mpigraph.errors import InvalidArgumentError, PartitionError, ShardFormatError
+from mpigraph.storage.part_config import PartConfig
+from mpigraph.storage.shard import ShardReader
+from mpigraph.storage.verify import Fingerprint, fingerprint, verify_copy
+
+__all__ = ["Shard", "check_space", "copy_shard", "hosts_of_nodes", "is_staged", "parts_of_hosts", "shards_of"]
+
+_PIECE = 8 << 20  # bytes of one read and write
+
+
+class Shard(NamedTuple):
+    """One file to have on the node. Local; no communication.
+
+    Attributes:
+        part: whose file it is.
+        source: where it is now.
+        target: where it is to be.
+        size: bytes.
+    """
+
+    part: int
+    source: Path
+    target: Path
+    size: int
+
+
+def hosts_of_nodes(serving: Sequence[Sequence[int]], num_hosts: int = 0) -> list[list[int]]:
+    """Return the hosts on each node: hosts are numbered in the order of their ranks.
+
+    Args:
+        serving: the ranks on each node that will be hosts, ascending.
+        num_hosts: how many hosts each node will have at least; the last rank of a node with fewer ranks stands for
+            those that are not there, since one rank on each node is enough to stage.
+
+    Local; no communication.
+    """
+    places: list[tuple[int, int]] = []
+    for node, ranks in enumerate(serving):
+        places += [(rank, node) for rank in [*ranks, *[ranks[-1]] * (num_hosts - len(ranks))]]
+    order = [node for _, node in sorted(places)]
+    return [[host for host, where in enumerate(order) if where == node] for node in range(len(serving))]
+
+
+def parts_of_hosts(hosts: Sequence[int], num_hosts: int, num_parts: int) -> list[int]:
+    """Return the parts that some hosts read, ascending. Local; no communication."""
+    return sorted(
+        {
+            part
+            for host in hosts
+            for part in range(host * num_parts // num_hosts, -(-(host + 1) * num_parts // num_hosts))
+        }
+    )
+
+
+def shards_of(config: PartConfig, parts: Sequence[int], directory: Path) -> list[Shard]:
+    """Return the files of some parts, to be staged into a directory under their usual names.
+
+    Raises:
+        PartitionError: one does not exist, or is in that directory already.
+
+    Local; no communication.
+    """
+    if directory.resolve() == config.directory.resolve():
+        raise PartitionError(f"{directory} is where the parts are: choose another directory")
+    shards = []
+    for part in parts:
+        for kind, name in PartConfig.default_files(config.num_parts)[part].items():
+            source = config.part_path(part, kind)
+            try:
+                size = source.stat().st_size
+            except OSError as error:
+                raise PartitionError(f"{source}: {error.strerror} (part {part} of {config.path})") from error
+            shards.append(Shard(part, source, directory / name, size))
+    return shards
+
+
+def is_staged(shard: Shard, graph_name: str) -> bool:
+    """Whether a file is on the node, whole and undamaged. Reads it from end to end. Local; no communication.
+
+    Raises:
+        ShardFormatError: the original is damaged.
+    """
+    if not shard.target.is_file() or shard.target.stat().st_size != shard.size:
+        return False
+    original = _fingerprint(shard, graph_name)
+    try:
+        verify_copy(shard.target, original, graph_name, shard.part)
+    except ShardFormatError:
+        return False
+    return True
+
+
+def check_space(shards: Sequence[Shard], directory: Path, where: str = "this node") -> None:
+    """Check that files fit on the disk of a directory, which is made. Local; no communication.
+
+    Args:
+        shards: what is to be copied.
+        directory: where to.
+        where: which node that is, for the message.
+
+    Raises:
+        InvalidArgumentError: they do not; names both sizes.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    leftovers = sum(path.stat().st_size for path in map(_temporary, shards) if path.is_file())
+    needed, free = sum(shard.size for shard in shards), shutil.disk_usage(directory).free + leftovers
+    if needed > free:
+        sizes = f"has {free / 2**20:.1f} MiB free, but the shards need {needed / 2**20:.1f} MiB"
+        raise InvalidArgumentError(f"{where} lacks space: {directory} {sizes}")
+
+
+def copy_shard(shard: Shard, graph_name: str) -> None:
+    """Copy one file; the copy gets its name once it is verified. Local; no communication.
+
+    Raises:
+        ShardFormatError: the original is damaged, or the copy is not the same.
+        InvalidArgumentError: another process is copying the same file.
+        OSError: reading or writing fails.
+    """
+    original, temporary = _fingerprint(shard, graph_name), _temporary(shard)
+    shard.target.parent.mkdir(parents=True, exist_ok=True)
+    with open(shard.source, "rb") as source, open(temporary, "ab") as copy:
+        _lock(copy, shard)
+        copy.truncate(0)
+        shutil.copyfileobj(source, copy, _PIECE)
+        copy.flush()
+        try:
+            verify_copy(temporary, original, graph_name, shard.part)
+        except ShardFormatError as error:
+            raise ShardFormatError(f"{shard.source} is damaged, or was on its way here: {error}") from error
+        os.replace(temporary, shard.target)
+
+
+def _lock(copy: IO[bytes], shard: Shard) -> None:
+    """Keep other jobs of the node out; the lock goes with the process, however it ends."""
+    try:
+        fcntl.flock(copy, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise InvalidArgumentError(
+            f"{shard.target}: another process is staging this file (each node needs a disk of its own)"
+        ) from None
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):  # a file system without locks
+            raise
+
+
+def _fingerprint(shard: Shard, graph_name: str) -> Fingerprint:
+    with ShardReader(shard.source, graph_name, shard.part) as original:
+        return fingerprint(original)
+
+
+def _temporary(shard: Shard) -> Path:
+    """The same in every attempt, so that what a killed one left is used up."""
+    return shard.target.with_name(f".{shard.target.name}.staging")

@@ -1,0 +1,232 @@
+"""The shipped templates on a real Slurm of two nodes, unmodified but for the settings block.
+
+Each node has a disk and shared memory of its own where this machine allows that, so that what a node lacks is missed.
+"""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cluster import Cluster, missing, settings, until
+from conftest import WORLD
+
+ROOT = Path(__file__).resolve().parents[2]
+SLURM = ROOT / "slurm"
+TEMPLATES = sorted(SLURM.glob("*.sbatch"))
+PATIENCE = 100  # seconds for a job that trains
+SOON = 40  # seconds for a job that fails, its start included
+NUM_SERVERS, TASKS = 1, 2  # on each node
+
+needs_slurm = pytest.mark.skipif(
+    WORLD.size > 1 or bool(missing()), reason=missing() or "runs jobs of its own: start pytest without mpiexec"
+)
+
+SMALL = {"--nodes": "2", "--ntasks-per-node": str(TASKS), "--cpus-per-task": "1", "--time": "00:10:00"}
+SETUP = f"    export PATH={Path(sys.executable).parent}:$PATH MPIGRAPH_TIMEOUT=60 MPIGRAPH_LOG_LEVEL=INFO"
+OPEN = """
+import os, signal, sys, time
+import mpigraph.distributed as dist
+dist.initialize(num_servers=1)
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("slurm")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def parts(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A graph in two parts, by the shipped template."""
+    where = tmp_path_factory.mktemp("graph")
+    sizes = "--nodes 3000 --edges 30000 --feat-dim 16 --classes 4".split()
+    generate = [sys.executable, "-m", "mpigraph", "generate", *sizes, "-o", str(where / "data/S")]
+    subprocess.run(generate, check=True, capture_output=True, timeout=60)
+    changes = {"--cpus-per-task": "1", "INPUT": "$PWD/data/S", "PARTS": "2"}
+    found, output = run(cluster, where, "partition", changes, {"setup": SETUP})
+    assert found["JobState"] == "COMPLETED", output
+    assert "edges cut" in output
+    return where / "parts/S/S.json"
+
+
+def submit(cluster: Cluster, where: Path, name: str, changes: dict[str, str], commands: dict[str, str]) -> str:
+    """Edit the settings of a template as a user does, and submit it."""
+    text = settings(SLURM / f"{name}.sbatch", changes, commands)
+    (where / f"{name}.sbatch").write_text(text)
+    return cluster.submit(where / f"{name}.sbatch", where)
+
+
+def log_of(where: Path, job: str) -> str:
+    return "".join(path.read_text(errors="replace") for path in where.glob(f"*-{job}.out"))
+
+
+def run(
+    cluster: Cluster,
+    where: Path,
+    name: str,
+    changes: dict[str, str],
+    commands: dict[str, str],
+    seconds: float = PATIENCE,
+) -> tuple[dict[str, str], str]:
+    """Submit a template and wait for its end; return what Slurm says and its log."""
+    job = submit(cluster, where, name, changes, commands)
+    try:
+        found = cluster.wait(job, seconds)
+    except TimeoutError as error:
+        raise AssertionError(f"{error}\n{log_of(where, job)}") from error
+    return found, log_of(where, job)
+
+
+def train_script(cluster: Cluster, where: Path, body: str, before: str = "", **changes: str) -> str:
+    """Submit a job that runs a script of its own; return the number of the job."""
+    (where / "script.py").write_text(before + OPEN + body)
+    commands = {"setup": SETUP, "train": '    run python -u script.py "$PART_CONFIG"'}
+    return submit(cluster, where, "train_cpu", SMALL | changes, commands)
+
+
+@needs_slurm
+def test_the_example_trains_over_both_nodes_from_their_own_disks(cluster: Cluster, parts: Path, tmp_path: Path) -> None:
+    changes = SMALL | {"PART_CONFIG": str(parts), "STAGE_TO": str(cluster.local / "parts")}
+    flags = "--num_epochs 6 --fan_out 5,5 --num_hidden 32"
+    example = (
+        f'    run python {ROOT}/examples/node_classification.py --graph_name S --part_config "$PART_CONFIG" {flags}'
+    )
+    found, output = run(cluster, tmp_path, "train_cpu", changes, {"setup": SETUP, "train": example})
+    assert (found["JobState"], found["ExitCode"]) == ("COMPLETED", "0:0"), output
+    assert "2 trainers, 2 hosts, 2 nodes" in output  # that is, a server on each
+    accuracy = re.search(r"test accuracy ([0-9.]+)", output)
+    assert accuracy and float(accuracy[1]) > 0.5, output
+    for node, name in enumerate(cluster.names):
+        assert re.search(rf"node {node} .*: part\(s\) {node}: 3 files copied .*, 0 kept", output), output
+        staged = cluster.on_node(name, cluster.local / "parts")
+        assert (staged / "S.json").is_file()
+        if cluster.parted:
+            assert sorted(path.name for path in staged.iterdir()) == ["S.json", f"part{node}"]
+    said = cluster.run(["sacct", "--completion", "--noheader", "--parsable2", "--format=jobid,state"]).stdout
+    assert f"{found['JobId']}|COMPLETED" in said, said
+    assert cluster.shared_memory() == set() and cluster.processes() == []
+
+
+@needs_slurm
+def test_staging_again_copies_nothing(cluster: Cluster, parts: Path, tmp_path: Path) -> None:
+    changes = SMALL | {"PART_CONFIG": str(parts), "STAGE_TO": str(cluster.local / "again")}
+    commands = {"setup": SETUP, "train": '    echo "read $PART_CONFIG"'}
+    assert "3 files" in run(cluster, tmp_path, "train_cpu", changes, commands)[1]
+    found, output = run(cluster, tmp_path, "train_cpu", changes, commands)
+    assert found["JobState"] == "COMPLETED" and output.count("0 files copied (0.0 MiB), 3 kept") == 2, output
+    assert f"read {cluster.local}/again/S.json" in output
+
+
+@needs_slurm
+def test_a_failing_script_is_a_failed_job_in_seconds(cluster: Cluster, tmp_path: Path) -> None:
+    begin = time.monotonic()
+    job = train_script(cluster, tmp_path, 'if rank == 1: raise ValueError("no such luck")\ntime.sleep(300)')
+    found = cluster.wait(job, SOON)
+    output = log_of(tmp_path, job)
+    assert time.monotonic() - begin < SOON
+    assert found["JobState"] == "FAILED" and found["ExitCode"] not in ("0:0", ""), output
+    assert "no such luck" in output and "trainer 1/2" in output
+    until(lambda: not cluster.processes() and not cluster.shared_memory(), 10)
+
+
+@needs_slurm
+def test_exit_codes_reach_slurm(cluster: Cluster, tmp_path: Path) -> None:
+    job = train_script(cluster, tmp_path, "sys.exit(3)")
+    found = cluster.wait(job, SOON)
+    assert (found["JobState"], found["ExitCode"]) == ("FAILED", "3:0"), log_of(tmp_path, job)
+
+
+@needs_slurm
+def test_scancel_leaves_nothing(cluster: Cluster, tmp_path: Path) -> None:
+    job = train_script(cluster, tmp_path, 'print("ready", flush=True)\ntime.sleep(300)')
+    until(lambda: "ready" in log_of(tmp_path, job), SOON)
+    assert len(cluster.processes()) >= 2 * TASKS
+    cluster.run(["scancel", job])
+    assert cluster.wait(job, 20)["JobState"] == "CANCELLED"
+    until(lambda: not cluster.processes(), 20)
+    assert cluster.shared_memory() == set()
+
+
+@needs_slurm
+def test_a_warning_before_the_limit_reaches_every_rank(cluster: Cluster, tmp_path: Path) -> None:
+    before = (
+        "import signal\nwarned = []\nsignal.signal(signal.SIGUSR1, lambda *_: warned.append(1))\n"  # on servers too
+    )
+    body = """
+print("ready", flush=True)
+while not warned:
+    time.sleep(0.1)
+print("saved by", rank, flush=True)
+"""
+    job = train_script(cluster, tmp_path, body, before, WARN="USR1")
+    until(lambda: log_of(tmp_path, job).count("ready") == 2, SOON)
+    cluster.run(["scancel", "--batch", "--signal=USR1", job])  # as Slurm does by itself before the limit
+    found = cluster.wait(job, SOON)
+    output = log_of(tmp_path, job)
+    assert found["JobState"] == "COMPLETED", output
+    assert "the time limit is near" in output and "saved by 0" in output and "saved by 1" in output
+
+
+@needs_slurm
+def test_trainers_see_the_gpus_of_their_node(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(
+        OPEN + 'print("gpu", os.environ["LOCAL_RANK"], os.environ["CUDA_VISIBLE_DEVICES"])'
+    )
+    changes = SMALL | {"--ntasks-per-node": "3", "--gpus-per-node": "2"}
+    commands = {"setup": SETUP, "train": "    run python -u script.py"}
+    found, output = run(cluster, tmp_path, "train_gpu", changes, commands)
+    assert found["JobState"] == "COMPLETED", output
+    assert sorted(re.findall(r"gpu \d \S+", output)) == ["gpu 0 0,1"] * 2 + ["gpu 1 0,1"] * 2, output
+
+
+@needs_slurm
+def test_bench_runs(cluster: Cluster, tmp_path: Path) -> None:
+    options = "(--nodes 2000 --edges 20000 --feat-dim 8 --batch-size 50 --hidden 16 --seconds 2)"
+    found, output = run(cluster, tmp_path, "bench", SMALL | {"OPTIONS": options}, {"setup": SETUP})
+    assert found["JobState"] == "COMPLETED", output
+    report = json.loads((tmp_path / f"bench-{found['JobId']}.json").read_text())
+    assert report
+
+
+@needs_slurm
+def test_processes_that_do_not_find_each_other_are_told_why(cluster: Cluster, tmp_path: Path) -> None:
+    job = train_script(cluster, tmp_path, "print('alone', world)", MPI="none")
+    found = cluster.wait(job, SOON)
+    output = log_of(tmp_path, job)
+    assert found["JobState"] == "COMPLETED" and output.count("srun --mpi=list") >= 1, output
+
+
+@pytest.mark.parametrize("template", TEMPLATES, ids=lambda path: path.stem)
+def test_templates_are_good_shell(template: Path) -> None:
+    assert subprocess.run(["bash", "-n", template]).returncode == 0
+    if shutil.which("shellcheck"):
+        done = subprocess.run(["shellcheck", "-e", "SC1091", template], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout
+    lines = template.read_text().splitlines()
+    first = next(i for i, line in enumerate(lines) if line and not line.startswith("#"))
+    assert not [line for line in lines[first:] if line.startswith("#SBATCH")], (
+        f"sbatch reads no further than line {first}"
+    )
+
+
+def test_training_templates_differ_in_their_settings_only() -> None:
+    cpu, gpu = ((SLURM / f"train_{kind}.sbatch").read_text().partition("# ==== end of")[2] for kind in ("cpu", "gpu"))
+    assert cpu == gpu
+
+
+def test_editing_the_settings_finds_what_it_edits() -> None:
+    template = SLURM / "train_cpu.sbatch"
+    text = settings(template, {"--nodes": "7", "SERVERS": "0", "--mem": ""}, {"setup": "    module load python"})
+    assert "#SBATCH --nodes=7\n" in text and "\nSERVERS=0\n" in text and "#SBATCH --mem" not in text
+    assert "    module load python\n}\n" in text and ".venv" not in text
+    for changes, commands in (({"--gpus": "1"}, {}), ({"NO": "1"}, {}), ({}, {"no": ""}), ({"child": ""}, {})):
+        with pytest.raises(KeyError):
+            settings(template, changes, commands)

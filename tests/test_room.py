@@ -1,0 +1,117 @@
+"""Shared memory that is too small is an error on every rank, with the sizes, before anything is allocated."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import Job
+from oracle import NAME, NUM_NODES
+from test_failures import clean_environment, launcher
+
+import mpigraph.distributed as dist
+from mpigraph.distributed.context import current
+from mpigraph.errors import SharedMemoryError
+from mpigraph.mpi import room
+from mpigraph.store import topology
+from mpigraph.store.room import bytes_of_hosts
+
+BIG = 30_000_000  # bytes that do not fit in 24 MiB
+SCRIPT = """
+import sys
+import torch
+import mpigraph.distributed as dist
+dist.initialize(num_servers=1)
+g = dist.DistGraph("oracle", part_config=sys.argv[1])
+try:
+    dist.DistTensor((g.num_nodes(), {columns}), torch.int8, name="big")
+except dist.context.NotInitializedError: raise
+except MemoryError as error:
+    print(f"trainer {{g.rank()}}: {{error}}", flush=True)
+small = dist.DistTensor((g.num_nodes(), 3), torch.int8, name="small")
+small[[5]] = torch.ones(1, 3, dtype=torch.int8)
+g.barrier()
+print("went on", int(small[[5]].sum()), flush=True)
+"""
+
+
+def cannot_mount() -> str:
+    """What keeps /dev/shm from being made small, in words."""
+    if os.geteuid() != 0:
+        return "a small /dev/shm needs root"
+    trial = subprocess.run(["unshare", "--mount", "mount", "-t", "tmpfs", "tmpfs", "/dev/shm"], capture_output=True)
+    return f"a small /dev/shm cannot be mounted: {trial.stderr.decode().strip()}" if trial.returncode else ""
+
+
+def with_shared_memory(size: str, *words: str | Path) -> "subprocess.CompletedProcess[str]":
+    """Run a command where /dev/shm has a size of its own."""
+    mount = f'mount --make-rprivate / && mount -t tmpfs -o size={size} tmpfs /dev/shm && exec "$@"'
+    return subprocess.run(
+        ["unshare", "--mount", "sh", "-c", mount, "sh", *words],
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+
+
+def test_the_forecast_is_what_the_windows_take(layout: Job, oracle) -> None:
+    def body() -> None:
+        g = dist.DistGraph(NAME, part_config=oracle(3))
+        loaded, tensors = g._topology, current().state.tensors.values()
+        windows = [*loaded._indptr, *loaded._indices, *loaded._out_degrees, *(t.window for t in tensors)]
+        forecast = bytes_of_hosts(loaded.config, loaded.hosts)
+        for host in range(loaded.hosts.num_parts):
+            taken = sum(-(-int(np.diff(w.offsets)[host]) * w.row_bytes // 4096) * 4096 for w in windows)
+            assert taken == forecast[host]
+
+    layout.run(body)
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="shared memory is a file system on Linux")
+def test_too_little_is_one_error_on_every_trainer(layout: Job, oracle, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topology, "bytes_of_hosts", lambda config, hosts: np.full(hosts.num_parts, 1 << 50))
+    step = layout.layout.ranks_per_node or layout.comm.size
+    several = layout.comm.size > 1 and step > 1  # of a rank alone, windows are private memory
+
+    def body() -> None:
+        if not several:
+            dist.DistGraph(NAME, part_config=oracle(2))
+            return
+        words = r"not enough shared memory for graph 'oracle': node 0 \(.*\) needs \d+.0 MiB for its \d host\(s\), and"
+        with pytest.raises(SharedMemoryError, match=words) as caught:
+            dist.DistGraph(NAME, part_config=oracle(2))
+        assert caught.value.everywhere
+        assert current().world.add(1) == layout.layout.trainers  # the job goes on
+
+    layout.run(body)
+
+
+def test_nothing_is_asked_of_a_rank_alone(oracle) -> None:
+    """Its windows are private memory."""
+
+    class Alone:
+        class node:
+            size = 1
+
+    assert room._free_and_size(Alone()) == (-1, -1)
+    Alone.node.size = 2
+    free, size = room._free_and_size(Alone())
+    assert (0 <= free <= size) if sys.platform == "linux" else free == -1
+
+
+@pytest.mark.skipif(bool(cannot_mount()), reason=cannot_mount())
+def test_a_small_shared_memory_is_an_error_and_no_bus_error(tmp_path: Path, oracle) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.format(columns=BIG // NUM_NODES))
+    done = with_shared_memory("24m", launcher(), "-n", "3", sys.executable, script, oracle(2))
+    assert done.returncode == 0, done.stdout + done.stderr
+    pattern = (
+        r"trainer (\d): not enough shared memory for 101 rows: node 0 \(.*\) needs 28.6 MiB for its 1 host\(s\), and"
+    )
+    said = re.findall(pattern + r" /dev/shm has \d+.\d MiB free of 24.0 MiB", done.stdout)
+    assert sorted(said) == ["0", "1"], done.stdout + done.stderr
+    assert done.stdout.count("went on 3") == 2
