@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
+from mpigraph.kernels.prefetch import prefetch
 from mpigraph.kernels.rng import mix64, uniform01
 from mpigraph.kernels.sample import wanted
 
@@ -17,7 +18,11 @@ __all__ = ["choose_weighted", "count_weighted", "prefix_sums"]
 
 _I64 = npt.NDArray[np.int64]
 _Sums = npt.NDArray[Any]
-_LATE = np.uint64(1) << np.uint64(32)  # numbers of the draws that replace those that met an edge chosen before
+_F64 = npt.NDArray[np.float64]
+_AHEAD, _LINES = 4, 128  # nodes between asking for a row's sums and using them; sums asked for at most
+_MANY = 64  # draws of a node above which one pass over its edges is faster
+_LITTLE = 1e-9  # share of the weight that must be left
+_LATE = np.uint64(1) << np.uint64(32)  # numbers of the draws of the pass over the edges
 
 
 @njit(nogil=True, cache=True)
@@ -96,16 +101,17 @@ def count_weighted(
 
 
 @njit(nogil=True, cache=True)
-def _first_above(sums: _Sums, x: float) -> int:
-    """The first place whose sum is above x, or the last place whose sum grew."""
-    low, size = 0, len(sums)
-    while size > 0:  # the answer is in low .. low + size
+def _first_above(sums: _Sums, x: float) -> Any:
+    """The first place whose sum is above x, or the last place whose sum grew.
+
+    A binary search whose steps do not branch: their outcomes cannot be predicted.
+    """
+    low, size = np.int64(0), len(sums)
+    while size > 1:
         half = size >> 1
-        if sums[low + half] > x:
-            size = half
-        else:
-            low += half + 1
-            size -= half + 1
+        low += half * np.int64(sums[low + half - 1] <= x)
+        size -= half
+    low += np.int64(sums[low] <= x)
     if low == len(sums):  # x was rounded up to the total
         low -= 1
         while low > 0 and not sums[low] > sums[low - 1]:
@@ -146,31 +152,39 @@ def _choose_late(node_key: np.uint64, begin: int, sums: _Sums, found: int, chose
 
 
 @njit(nogil=True, cache=True)
-def _choose_distinct_weighted(node_key: np.uint64, begin: int, sums: _Sums, chosen: _I64) -> None:
+def _choose_distinct_weighted(
+    node_key: np.uint64, begin: int, sums: _Sums, chosen: _I64, starts: _F64, widths: _F64
+) -> None:
     """Choose distinct edges one after the other, with probability proportional to weight among those left.
 
-    A draw by inversion that meets a chosen edge is made again: what is accepted has the right distribution. Where heavy
-    edges make too many draws fail, the rest is chosen in one pass over the edges.
+    Each draw inverts the sums of what is left: the intervals of the edges chosen so far, kept in ascending order in
+    ``starts`` and ``widths`` (scratch), are skipped. Where so little is left that rounding would matter, and for many
+    edges, the rest is chosen in one pass over the edges.
     """
     k = len(chosen)
     total = np.float64(sums[len(sums) - 1])
-    seen = np.uint64(0)
-    found = 0
-    for draw in range(4 * k + 8):
-        pick = _first_above(sums, uniform01(mix64(node_key + np.uint64(draw))) * total)
-        bit = np.uint64(1) << np.uint64(pick & 63)
-        known = False
-        if seen & bit:
-            for c in range(found):
-                known |= chosen[c] == begin + pick
-        if known:
-            continue
-        seen |= bit
-        chosen[found] = begin + pick
-        found += 1
-        if found == k:
+    left = total
+    for j in range(k):
+        if k > len(starts) or left < _LITTLE * total:
+            _choose_late(node_key, begin, sums, j, chosen)
             return
-    _choose_late(node_key, begin, sums, found, chosen)
+        x = uniform01(mix64(node_key + np.uint64(j))) * left
+        place = 0
+        while place < j and x >= starts[place]:
+            x += widths[place]
+            place += 1
+        pick = _first_above(sums, x)
+        start = np.float64(sums[pick - 1]) if pick > 0 else 0.0
+        if (place > 0 and starts[place - 1] >= start) or (place < j and starts[place] <= start):
+            _choose_late(node_key, begin, sums, j, chosen)  # x was rounded into a chosen edge
+            return
+        for c in range(j, place, -1):
+            starts[c] = starts[c - 1]
+            widths[c] = widths[c - 1]
+        starts[place] = start
+        widths[place] = sums[pick] - start
+        left -= widths[place]
+        chosen[j] = begin + pick
 
 
 @njit(nogil=True, cache=True)
@@ -196,12 +210,17 @@ def choose_weighted(
     :func:`choose_uniform` and :func:`count_weighted`.
     """
     scratch = np.empty(1, np.float64)
+    room = np.empty(_MANY, np.float64), np.empty(_MANY, np.float64)
     for i in range(len(positions)):
         p = positions[i]
         begin, degree, out = begins[p], degrees[p], offsets[p]
         k = offsets[p + 1] - out
         if k == 0:
             continue
+        if len(prepared) > 0 and i + _AHEAD < len(positions):
+            later = positions[i + _AHEAD]
+            for e in range(begins[later], begins[later] + min(degrees[later], _LINES), 8):
+                prefetch(prepared, e)
         if len(prepared) == 0:
             if degree > len(scratch):
                 scratch = np.empty(2 * degree, np.float64)
@@ -210,11 +229,11 @@ def choose_weighted(
                 total += np.float64(weights[begin + t])
                 scratch[t] = total
         if len(prepared) > 0:
-            _choose_row(
-                ids[p], begin, prepared[begin : begin + degree], alive[p], take_all, replace, key, out, k, picks
-            )
+            row = prepared[begin : begin + degree]
+            _choose_row(ids[p], begin, row, alive[p], take_all, replace, key, picks[out : out + k], room)
         else:
-            _choose_row(ids[p], begin, scratch[:degree], alive[p], take_all, replace, key, out, k, picks)
+            made = scratch[:degree]
+            _choose_row(ids[p], begin, made, alive[p], take_all, replace, key, picks[out : out + k], room)
 
 
 @njit(nogil=True, cache=True)
@@ -226,23 +245,24 @@ def _choose_row(
     take_all: bool,
     replace: bool,
     key: np.uint64,
-    out: int,
-    k: int,
-    picks: _I64,
+    chosen: _I64,
+    room: tuple[_F64, _F64],
 ) -> None:
-    """Choose ``k`` edges of one node."""
+    """Choose the edges of one node."""
+    k = len(chosen)
     if take_all or (k == alive and not replace):
         before = 0.0
+        found = 0
         for t in range(len(sums)):
             if sums[t] > before:
-                picks[out] = begin + t
-                out += 1
+                chosen[found] = begin + t
+                found += 1
             before = np.float64(sums[t])
         return
     node_key = mix64(key ^ mix64(np.uint64(node)))
     if not replace:
-        _choose_distinct_weighted(node_key, begin, sums, picks[out : out + k])
+        _choose_distinct_weighted(node_key, begin, sums, chosen, room[0], room[1])
         return
     total = np.float64(sums[len(sums) - 1])
     for j in range(k):
-        picks[out + j] = begin + _first_above(sums, uniform01(mix64(node_key + np.uint64(j))) * total)
+        chosen[j] = begin + _first_above(sums, uniform01(mix64(node_key + np.uint64(j))) * total)
