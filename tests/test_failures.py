@@ -21,6 +21,16 @@ import mpigraph.distributed as dist
 from mpigraph.errors import MPIGraphError
 from mpigraph.storage.part_config import PartConfig
 
+# Open MPI refuses to run as root, or more ranks than cores, unless it is told; ranks that share cores must not spin.
+OPEN_MPI = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    "OMPI_MCA_hwloc_base_binding_policy": "none",
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "PRTE_MCA_hwloc_default_binding_policy": "none",
+}
 SOON = 75  # seconds, the start of a job on a busy machine included
 
 PRELUDE = """
@@ -43,8 +53,9 @@ def launcher() -> str:
 
 def clean_environment() -> dict[str, str]:
     """The environment without what a launcher told this rank, so that another job can be started."""
-    ours = re.compile(r"PMI|HYD|MPI_|MPIR|OMPI|PRTE|RANK|WORLD|MASTER|LOCAL_RANK")
-    return {key: value for key, value in os.environ.items() if not ours.match(key)} | {"OMP_NUM_THREADS": "1"}
+    ours = re.compile(r"PMI|HYD|MPI_|MPIR|OMPI(?!_MCA_(osc|pml|btl)$)|OPAL|PRTE|RANK|WORLD|MASTER|LOCAL_RANK")
+    kept = {key: value for key, value in os.environ.items() if not ours.match(key)}
+    return kept | OPEN_MPI | {"OMP_NUM_THREADS": "1"}
 
 
 def run_script(tmp_path: Path, path: str, body: str, ranks: int = 3, servers: int = 1, before: str = "", **env: str):

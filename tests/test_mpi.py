@@ -180,7 +180,7 @@ def ask_all(channel: Channel, world: World, error: Exception | None = None, brok
         return answer_to(requests, world.rank, world.size)
 
     words = [words_between(world.rank, target) for target in range(world.size)]
-    for target, got in enumerate(channel.ask(answer, words, error)):
+    for target, got in enumerate(channel.ask(answer, words, error=error)):
         assert np.array_equal(got.view(np.int64), words[target] + target)
 
 

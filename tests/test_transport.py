@@ -13,6 +13,7 @@ import pytest
 from conftest import WAIT, Job
 from mpi4py import MPI
 from test_failures import clean_environment, launcher
+from worlds import KINDS
 
 import mpigraph.distributed as dist
 from mpigraph.config import Config
@@ -25,7 +26,6 @@ from mpigraph.mpi.transport import FarRows, Transport, waves
 from mpigraph.mpi.window import RowWindow
 from mpigraph.mpi.world import World
 
-KINDS = ["allocate", "create"]
 HELD = 300
 ROWS = [((3,), "u1"), ((), "i8"), ((2, 3), "f2"), ((5,), "u2"), ((100,), "f4"), ((2000,), "u1")]
 
@@ -53,7 +53,7 @@ def values(ids: npt.NDArray[np.int64], shape: tuple[int, ...], dtype: str) -> np
     return ((ids[:, None] * 7 + np.arange(width)) % 251 + 1).astype(dtype).reshape(len(ids), *shape)
 
 
-def filled_window(world: World, shape: tuple[int, ...], dtype: str, kind: str = "allocate") -> RowWindow:
+def filled_window(world: World, shape: tuple[int, ...], dtype: str, kind: str = KINDS[0]) -> RowWindow:
     window = RowWindow(world, np.arange(len(world.hosts) + 1) * HELD, shape, dtype, kind)
     if world.is_host:
         mine = np.arange(HELD) + world.host_index * HELD
@@ -217,7 +217,7 @@ def test_traffic_is_counted(layout: Job) -> None:
 @pytest.mark.parametrize("setting", ["auto", "rma", "packed"])
 def test_one_transport_is_chosen_for_all(layout: Job, setting: str) -> None:
     with answering_world(layout, transport=setting) as world:
-        choice = choose_transport(world, "allocate")
+        choice = choose_transport(world, KINDS[0])
         assert set(world.comm.allgather(choice.name)) == {world.transport.name}
         if world.packed is None:
             assert choice.name == "rma" and not choice.measured

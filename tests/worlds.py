@@ -7,7 +7,19 @@ from conftest import WAIT, Job
 from mpi4py import MPI
 
 from mpigraph.config import Config
+from mpigraph.mpi.window import shared_query_works
 from mpigraph.mpi.world import World
+
+
+def window_kinds() -> list[str]:
+    """The ways of allocating windows that this MPI has."""
+    win = MPI.Win.Allocate(8, 1, comm=MPI.COMM_SELF)
+    works = shared_query_works(win, [0], 8)
+    win.Free()
+    return ["allocate", "create"] if works else ["create"]
+
+
+KINDS = window_kinds()
 
 
 @contextmanager

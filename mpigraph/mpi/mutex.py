@@ -26,7 +26,11 @@ class HostMutex:
     def __init__(self, world: World) -> None:
         """Make one free lock on each host."""
         self._world = world
-        self._win = MPI.Win.Allocate(8 if world.is_host else 0, 8, comm=world.comm)
+        nbytes = 8 if world.is_host else 0
+        if world.all_near:  # the processor's own atomic operations, with any MPI; ranks are the same in both
+            self._win = MPI.Win.Allocate_shared(nbytes, 8, comm=world.node)
+        else:
+            self._win = MPI.Win.Allocate(nbytes, 8, comm=world.comm)
         if world.is_host:
             as_array(self._win.tomemory(), np.int64)[:] = 0
         self._win.Lock_all(MPI.MODE_NOCHECK)

@@ -9,12 +9,13 @@ Two ways to allocate, same behaviour above this file:
 
 * *allocate*: ``Win.Allocate`` over all ranks; neighbours on the node are found with ``Shared_query``, which MPI allows
   on such windows since 4.1 (MPICH does). A ``Get`` between processes of one machine then needs no help of the target.
-* *create*: ``Win.Allocate_shared`` on the node, and ``Win.Create`` over that memory (any MPI-3).
+* *create*: ``Win.Allocate_shared`` on the node, and ``Win.Create`` over that memory (any MPI-3), which is left out in a
+  job on one node, where every row is loaded.
 
 :func:`window_kind` tries the first on a small window at start.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -22,38 +23,52 @@ import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
 
-from mpigraph.errors import ClosedError
+from mpigraph.errors import ClosedError, InvalidArgumentError
 from mpigraph.kernels.rows import as_words, find_runs, gather_rows, order_by_owner, scatter_rows
 from mpigraph.mpi.buffers import advise_large_pages, as_array
+from mpigraph.mpi.library import library_version
 from mpigraph.mpi.rma import listed_rows
 from mpigraph.mpi.room import need_room
 from mpigraph.mpi.transport import FarRows, Target, Transport
 from mpigraph.mpi.world import World
 
-__all__ = ["RowWindow", "window_kind"]
+__all__ = ["RowWindow", "shared_query_works", "window_kind"]
 
 _I64 = npt.NDArray[np.int64]
 _Rows = npt.NDArray[Any]
 _ROWS_PER_PUT = 1 << 20
 
 
+def shared_query_works(win: MPI.Win, ranks: Iterable[int], nbytes: int) -> bool:
+    """Whether an allocated window says where the memory of ranks on this node is; ``nbytes`` is what each allocated.
+
+    Local; no communication.
+    """
+    try:
+        return all(len(win.Shared_query(rank)[0]) == nbytes for rank in ranks)
+    except MPI.Exception:  # Open MPI 5 and MPICH 4.0 do not have it
+        return False
+
+
 def window_kind(world: World) -> str:
     """Return "allocate" if ``Shared_query`` works on allocated windows here, else "create".
 
+    Raises:
+        InvalidArgumentError: ``MPIGRAPH_WINDOW`` asks for what this MPI cannot do; on every rank.
+
     Collective on ``world.comm``.
     """
-    if world.config.window != "auto":
-        return world.config.window
+    wanted = world.config.window
+    if wanted == "create":
+        return wanted
     win = MPI.Win.Allocate(8, 1, comm=world.comm)
-    works = 1
-    try:
-        for rank in world.hosts[world.near]:
-            works &= len(win.Shared_query(int(rank))[0]) == 8
-    except MPI.Exception:
-        works = 0
-    answer = np.array([works], np.int64)
+    answer = np.array([shared_query_works(win, world.hosts[world.near].tolist(), 8)], np.int64)
     world.comm.Allreduce(MPI.IN_PLACE, answer, op=MPI.MIN)
     win.Free()
+    if not answer[0] and wanted == "allocate":
+        error = InvalidArgumentError(f"window 'allocate' does not work with {library_version()}: use auto or create")
+        error.everywhere = True
+        raise error
     return "allocate" if answer[0] else "create"
 
 
@@ -106,6 +121,11 @@ class RowWindow:
             self._win = MPI.Win.Allocate(nbytes, 1, comm=world.comm)
             return
         self._shared = MPI.Win.Allocate_shared(nbytes, 1, comm=world.node)
+        if (
+            world.all_near
+        ):  # every row is loaded, and Open MPI 4.1 cannot make the other window without a network
+            self._win = self._shared
+            return
         mine = self._shared.Shared_query(world.node.rank)[0] if nbytes else None
         self._win = MPI.Win.Create(mine, 1, comm=world.comm)
 
