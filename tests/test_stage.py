@@ -15,6 +15,7 @@ import pytest
 from conftest import Job, on_all
 from oracle import NAME, write_oracle
 from test_failures import clean_environment, launcher
+from test_room import cannot_mount
 
 import mpigraph.distributed as dist
 from mpigraph.errors import InvalidArgumentError, PartitionError, ShardFormatError
@@ -173,7 +174,7 @@ def command(ranks: int, *words: str, **env: str) -> "subprocess.CompletedProcess
         env=clean_environment() | env,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=100,
     )
 
 
@@ -199,3 +200,20 @@ def test_the_command_gives_each_node_its_parts(oracle, tmp_path: Path) -> None:
         assert done.stdout.strip() == str(to / "oracle.json")
     done = command(2, oracle(2), "--to", str(Path(oracle(2)).parent), MPIGRAPH_RANKS_PER_NODE="1")
     assert done.returncode == 2 and done.stderr.count("error: ") == 1 and "where the parts are" in done.stderr
+
+
+@pytest.mark.skipif(bool(cannot_mount()), reason=cannot_mount())
+def test_a_full_disk_is_one_error(oracle, tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    mount = f'mount --make-rprivate / && mount -t tmpfs -o size=4k tmpfs {tmp_path}/disk && exec "$@"'
+    words = [launcher(), "-n", "2", sys.executable, "-m", "mpigraph", "stage", oracle(2), "--to", f"{tmp_path}/disk/a"]
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", mount, "sh", *words],
+        env=clean_environment() | {"MPIGRAPH_RANKS_PER_NODE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 2 and done.stderr.count("error: ") == 1, done.stderr
+    assert "on rank 0: node 0 (" in done.stderr and "on rank 1: node 1 (" in done.stderr
+    assert len(re.findall(r"lacks space: \S+ has 0.0 MiB free, but the shards need 0.\d MiB", done.stderr)) == 2

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SLURM = ROOT / "slurm"
 TEMPLATES = sorted(SLURM.glob("*.sbatch"))
 PATIENCE = 100  # seconds for a job that trains
-SOON = 40  # seconds for a job that fails, its start included
+SOON = 60  # seconds for a job that fails, its start included
 NUM_SERVERS, TASKS = 1, 2  # on each node
 
 needs_slurm = pytest.mark.skipif(
