@@ -106,7 +106,12 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 @pytest.fixture(autouse=True)
 def deadline(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Print every rank's stacks and abort when a test takes too long."""
+    """Print every rank's stacks and abort when a test takes too long.
+
+    The time begins when all ranks are there: some still run their share of the tests without MPI, and have the cores.
+    """
+    if ranks_of(request.node):
+        quiet_barrier(WORLD)
 
     def expire() -> None:
         sys.stderr.write(f"\n[rank {WORLD.rank}] {request.node.nodeid} ran for {DEADLINE} s: aborting\n")
