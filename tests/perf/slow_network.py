@@ -35,10 +35,10 @@ def main():
     }
     sides["fast, 0 ahead"]()  # compile the kernels, warm the page cache
     found, loads = common.alternate(sides, args.rounds, args.quiet)
-    report = [
-        common.alone(f"{part} of a step", "ms", common.pick(found, part, 1e3)) for part in ("step", "wait", "compute")
-    ]
-    common.report(args, [*report, *(hidden(found, name) for name in networks)], others=loads)
+    what = {"step": "step", "wait": "of a step: waiting", "compute": "of a step: computing"}
+    rows = [common.alone(words, "ms", common.pick(found, part, 1e3)) for part, words in what.items()]
+    rows += [hidden(found, network) for network in networks]
+    common.report(args, rows, others=loads, fanouts=args.fanouts, delay=args.delay, rate=args.rate)
 
 
 def side(args, network, depth):
