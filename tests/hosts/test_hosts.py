@@ -177,9 +177,7 @@ def test_the_example_trains_on_a_slow_network(
     assert accuracy(output) == pytest.approx(accuracy_alone, abs=SPREAD)
 
 
-def test_a_host_without_a_trainer_is_one_clear_error(
-    hosts: namespaces.Hosts, oracle_config: str, tmp_path: Path
-) -> None:
+def test_a_host_without_a_trainer_is_a_clear_error(hosts: namespaces.Hosts, oracle_config: str, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(PRELUDE.format(servers=1, path=oracle_config))
     job = start([*hosts.mpiexec([1, 3]), sys.executable, tmp_path / "script.py"])
     output = finish(hosts, job)
@@ -198,7 +196,7 @@ for epoch in range(10**9):
         g.ndata["feat"][inputs]
     if rank == 1 and epoch == 3:
         {find}
-        print("killed at", time.time(), flush=True)
+        print(f"killed at {{time.time()}}", flush=True)
         os.kill(victim, signal.SIGKILL)
 """
 

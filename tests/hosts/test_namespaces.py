@@ -27,7 +27,7 @@ if comm.rank == 0:
 SLEEP = """
 import os, time
 from mpi4py import MPI
-print("pid", os.getpid(), flush=True)
+open(f"{os.getpid()}.rank", "w").close()
 time.sleep(300)
 """
 ECHO = """
@@ -91,15 +91,15 @@ def test_hosts_are_apart_and_leave_nothing(tmp_path: Path) -> None:
 def test_a_maker_that_is_killed_leaves_nothing(tmp_path: Path, how: signal.Signals) -> None:
     (tmp_path / "sleep.py").write_text(SLEEP)
     command = [sys.executable, namespaces.__file__, "2", "1", sys.executable, str(tmp_path / "sleep.py")]
-    env = clean_environment() | {"TMPDIR": str(tmp_path)}
-    maker = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    ranks = [int(maker.stdout.readline().split()[1]) for _ in range(2)]
+    maker = subprocess.Popen(command, env=clean_environment() | {"TMPDIR": str(tmp_path)}, cwd=tmp_path)
+    while len(ranks := [int(path.stem) for path in tmp_path.glob("*.rank")]) < 2:
+        assert maker.poll() is None
+        time.sleep(0.05)
     networks = {os.readlink(f"/proc/{pid}/ns/net") for pid in ranks}
     on_hosts = namespaces._processes(networks)
     assert len(on_hosts) >= 6  # two that hold the namespaces, mpiexec, two of its helpers, the ranks
     maker.send_signal(how)
     maker.wait(timeout=10)
-    maker.stdout.close()
     assert gone(on_hosts) and namespaces._processes(networks) == []
     assert gone_directory(tmp_path)
 
