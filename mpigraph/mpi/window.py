@@ -121,9 +121,7 @@ class RowWindow:
             self._win = MPI.Win.Allocate(nbytes, 1, comm=world.comm)
             return
         self._shared = MPI.Win.Allocate_shared(nbytes, 1, comm=world.node)
-        if (
-            world.all_near
-        ):  # every row is loaded, and Open MPI 4.1 cannot make the other window without a network
+        if world.all_near:  # every row is loaded, and Open MPI 4.1 cannot make the other window without a network
             self._win = self._shared
             return
         mine = self._shared.Shared_query(world.node.rank)[0] if nbytes else None
