@@ -27,7 +27,7 @@ if comm.rank == 0:
 SLEEP = """
 import os, time
 from mpi4py import MPI
-open(f"{os.getpid()}.rank", "w").close()
+open(f"{os.path.dirname(__file__)}/{os.getpid()}.rank", "w").close()
 time.sleep(300)
 """
 ECHO = """
@@ -91,7 +91,7 @@ def test_hosts_are_apart_and_leave_nothing(tmp_path: Path) -> None:
 def test_a_maker_that_is_killed_leaves_nothing(tmp_path: Path, how: signal.Signals) -> None:
     (tmp_path / "sleep.py").write_text(SLEEP)
     command = [sys.executable, namespaces.__file__, "2", "1", sys.executable, str(tmp_path / "sleep.py")]
-    maker = subprocess.Popen(command, env=clean_environment() | {"TMPDIR": str(tmp_path)}, cwd=tmp_path)
+    maker = subprocess.Popen(command, env=clean_environment() | {"TMPDIR": str(tmp_path)})
     while len(ranks := [int(path.stem) for path in tmp_path.glob("*.rank")]) < 2:
         assert maker.poll() is None
         time.sleep(0.05)
