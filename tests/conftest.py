@@ -38,6 +38,7 @@ DEADLINE = float(os.environ.get("MPIGRAPH_TEST_DEADLINE", "120"))
 WAIT = 40.0  # deadline of a single wait inside a test job
 ORACLES = Path(WORLD.bcast(tempfile.mkdtemp(prefix="mpigraph-oracle-") if WORLD.rank == 0 else None))
 COUNTS = {"passed": 0, "failed": 0, "skipped": 0}
+STDERR = 2
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
@@ -71,6 +72,8 @@ LAYOUTS = [
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
+    global STDERR
+    STDERR = os.dup(2)  # pytest does not catch here yet: what a deadline prints gets out
     reporter = config.pluginmanager.getplugin("terminalreporter")
     if WORLD.rank != 0 and reporter is not None:
         config.pluginmanager.unregister(reporter)
@@ -114,8 +117,8 @@ def deadline(request: pytest.FixtureRequest) -> Iterator[None]:
         quiet_barrier(WORLD)
 
     def expire() -> None:
-        sys.stderr.write(f"\n[rank {WORLD.rank}] {request.node.nodeid} ran for {DEADLINE} s: aborting\n")
-        faulthandler.dump_traceback(all_threads=True)
+        os.write(STDERR, f"\n[rank {WORLD.rank}] {request.node.nodeid} ran for {DEADLINE} s: aborting\n".encode())
+        faulthandler.dump_traceback(STDERR, all_threads=True)
         time.sleep(5)
         WORLD.Abort(3)
 

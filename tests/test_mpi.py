@@ -1,11 +1,12 @@
 """The MPI floor: roles, agreement, rounds and channels, on every layout."""
 
+import threading
 from contextlib import AbstractContextManager
 
 import numpy as np
 import numpy.typing as npt
 import pytest
-from conftest import WAIT, Job, on_all
+from conftest import WAIT, Job, Layout, on_all
 from mpi4py import MPI
 from worlds import flat_world, world_of
 
@@ -21,8 +22,9 @@ from mpigraph.errors import (
 )
 from mpigraph.mpi.agree import allgather_bytes, raise_together, together
 from mpigraph.mpi.exchange import FAILED, OK, Header, Requests, exchange_answers, exchange_requests
+from mpigraph.mpi.steps import finish
 from mpigraph.mpi.world import World
-from mpigraph.service.channel import Channel
+from mpigraph.service.channel import Answer, Channel
 
 # Roles
 
@@ -160,14 +162,14 @@ def test_a_round_carries_words_and_answers(comm: MPI.Intracomm) -> None:
         assert header.operations.tolist() == [40 + rank for rank in range(size)]
         assert header.statuses.tolist() == [FAILED] + [OK] * (size - 1)
         assert header.counts.tolist() == [len(words_between(rank, me)) for rank in range(size)]
-        requests = exchange_requests(world.comm, np.concatenate(words), counts, header)
+        requests = finish(exchange_requests(world.comm, np.concatenate(words), counts, header))
         for asker in range(size):
             assert np.array_equal(requests.of(asker), words_between(asker, me))
-        received, failed = exchange_answers(world.comm, answer_to(requests, me, size))
+        received, failed = finish(exchange_answers(world.comm, answer_to(requests, me, size)))
         assert len(failed) == 0
         for target in range(size):
             assert np.array_equal(received[target].view(np.int64), words[target] + target)
-        received, failed = exchange_answers(world.comm, None if me in (0, 2) else answer_to(requests, me, size))
+        received, failed = finish(exchange_answers(world.comm, None if me in (0, 2) else answer_to(requests, me, size)))
         assert received == [] and failed.tolist() == [rank for rank in (0, 2) if rank < size]
 
 
@@ -185,19 +187,23 @@ def ask_all(channel: Channel, world: World, error: Exception | None = None, brok
 
 
 def serve(channel: Channel, world: World) -> None:
-    """Answer on a server or an idle trainer until all trainers are idle."""
+    """Answer on a server or an idle trainer until all trainers are idle, and every rank knows."""
 
     def answer(requests: Requests) -> list[npt.NDArray[np.uint8]]:
         return answer_to(requests, world.rank, world.size)
 
     if world.is_trainer:
         channel.serve_until_idle(answer)
-        return
-    rounds = -1
-    while rounds != channel.rounds:  # a poll that had something and made no round saw all idle
-        rounds = channel.rounds
-        while not channel.poll(answer):
-            pass
+    poll_together(world, [channel], answer)
+
+
+def poll_together(world: World, channels: list[Channel], answer: Answer) -> None:
+    """Poll on servers until every rank is here."""
+    done = world.comm.Ibarrier()
+    while not done.Test():
+        for channel in channels if not world.is_trainer else ():
+            channel.poll(answer)
+    world.comm.Barrier()
 
 
 @pytest.mark.parametrize("order", ["few first", "few last", "nobody", "one"])
@@ -250,3 +256,34 @@ def test_idle_ranks_survive_the_failure_of_one_that_asks(comm: MPI.Intracomm) ->
         serve(channel, world)
         assert channel.rounds == 2
         channel.close()
+
+
+@pytest.mark.parametrize("layout", [Layout(4, 1, 2)], indirect=True)
+def test_servers_may_meet_the_rounds_of_two_channels_in_different_orders(layout: Job) -> None:
+    with world_of(layout) as world:
+        channels = [Channel(world, number, "g") for number in (1, 2)]
+
+        def ask(channel: Channel) -> None:
+            ask_all(channel, world)
+            channel.serve_until_idle(answer)
+
+        def answer(requests: Requests) -> list[npt.NDArray[np.uint8]]:
+            return answer_to(requests, world.rank, world.size)
+
+        if not world.is_trainer:
+            assert [channel.poll(answer) for channel in channels] == [False, False]
+        world.comm.Barrier()
+        if world.is_trainer:
+            threads = [threading.Thread(target=ask, args=(channel,)) for channel in channels]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        else:
+            mine = channels[world.host_index]
+            while not mine.in_round:  # another one than the other server
+                mine.poll(answer)
+        poll_together(world, channels, answer)
+        assert [channel.rounds for channel in channels] == [1, 1]
+        for channel in channels:
+            channel.close()

@@ -1,7 +1,7 @@
 """Fail together: a check that can fail on one rank is agreed on, so that every rank raises the same error.
 
-Runs on the communicator that it is given; uses blocking collectives. For set-up, not for the hot path (there the
-status rides in the headers of a round, see ``mpi/exchange.py``).
+Runs on the communicator that it is given. For set-up, not for the hot path (there the status rides in the headers of a
+round, see ``mpi/exchange.py``).
 """
 
 from collections.abc import Iterator
@@ -12,17 +12,22 @@ from mpi4py import MPI
 
 from mpigraph import errors
 from mpigraph.errors import CollectiveError, MPIGraphError
+from mpigraph.mpi.steps import Steps, finish
 from mpigraph.mpi.watch import Backoff
 
-__all__ = ["allgather_bytes", "raise_together", "together", "wait_asleep"]
+__all__ = ["allgather_bytes", "joint_error", "raise_together", "together", "wait_asleep"]
 
 
 def allgather_bytes(comm: MPI.Comm, data: bytes) -> list[bytes]:
     """Give every rank the bytes of every rank, in rank order. Collective on ``comm``."""
-    lengths = np.empty(comm.size, np.int64)
-    comm.Allgather(np.array([len(data)], np.int64), lengths)
-    total = np.empty(int(lengths.sum()), np.uint8)
-    comm.Allgatherv(np.frombuffer(data, np.uint8), [total, lengths])
+    return finish(_gather_bytes(comm, data))
+
+
+def _gather_bytes(comm: MPI.Comm, data: bytes) -> Steps[list[bytes]]:
+    length, lengths = np.array([len(data)], np.int64), np.empty(comm.size, np.int64)
+    yield comm.Iallgather(length, lengths)
+    mine, total = np.frombuffer(data, np.uint8), np.empty(int(lengths.sum()), np.uint8)
+    yield comm.Iallgatherv(mine, [total, lengths])
     ends = np.cumsum(lengths)
     return [total[end - length : end].tobytes() for end, length in zip(ends.tolist(), lengths.tolist(), strict=True)]
 
@@ -58,12 +63,16 @@ def raise_together(comm: MPI.Comm, doing: str, error: BaseException | None, *, l
     wait_asleep(comm.Iallreduce(failed, any_failed, op=MPI.MAX))
     if not any_failed[0]:
         return
-    raise _joint_error(comm, doing, error, label) from error
+    raise finish(joint_error(comm, doing, error, label)) from error
 
 
-def _joint_error(comm: MPI.Comm, doing: str, error: BaseException | None, label: str) -> MPIGraphError:
-    texts = allgather_bytes(comm, describe(error).encode() if error is not None else b"")
-    kinds = allgather_bytes(comm, type(error).__name__.encode() if error is not None else b"")
+def joint_error(comm: MPI.Comm, doing: str, error: BaseException | None, label: str = "rank") -> Steps[MPIGraphError]:
+    """The error that every rank raises, once it is known that some rank has one; see :func:`raise_together`.
+
+    Collective on ``comm``.
+    """
+    texts = yield from _gather_bytes(comm, describe(error).encode() if error is not None else b"")
+    kinds = yield from _gather_bytes(comm, type(error).__name__.encode() if error is not None else b"")
     by_text: dict[str, list[int]] = {}
     for rank, data in enumerate(texts):
         if data:

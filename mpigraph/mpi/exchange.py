@@ -7,9 +7,9 @@ A round is four collective steps, the same for every operation::
     Ialltoall(answer sizes)      bytes; -1 to everybody: answering failed here
     Ialltoallv(answers)          bytes
 
-All are non-blocking. So a server can wait for the next round of several channels at once and sleep meanwhile; an asker
-does its own share of the work while the others make their answers; and a rank that waits inside a round gives its core
-to whoever shares it, since blocking MPI calls spin.
+All are non-blocking (:mod:`.steps`). So a server takes part in the rounds of several channels at once and sleeps
+meanwhile; an asker does its own share of the work while the others make their answers; and a rank that waits inside a
+round gives its core to whoever shares it, since blocking MPI calls spin.
 
 Knows nothing of what is asked. One thread at a time on a communicator.
 """
@@ -21,7 +21,8 @@ import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
 
-from mpigraph.mpi.watch import Backoff, wait_politely
+from mpigraph.mpi.steps import Steps
+from mpigraph.mpi.watch import Backoff
 from mpigraph.mpi.world import World
 
 __all__ = ["FAILED", "OK", "Header", "Requests", "exchange_answers", "exchange_requests"]
@@ -51,6 +52,9 @@ class Requests:
 class Header:
     """The first step of a round, begun by construction.
 
+    Attributes:
+        request: completes when every rank's header is here.
+
     Collective on ``comm``: construction.
     """
 
@@ -61,11 +65,11 @@ class Header:
         self._sent[:, 1] = status
         self._sent[:, 2] = words
         self._received = np.empty_like(self._sent)
-        self._request = comm.Ialltoall(self._sent, self._received)
+        self.request = comm.Ialltoall(self._sent, self._received)
 
     def arrived(self) -> bool:
         """Whether every rank's header is here. Local; no communication."""
-        return bool(self._request.Test())
+        return bool(self.request.Test())
 
     def wait(self, world: World, what: str) -> None:
         """Wait for every rank's header, with a deadline. Local; no communication."""
@@ -75,7 +79,7 @@ class Header:
     def wait_long(self, longest: float = 2e-3) -> None:
         """Wait for every rank's header as long as it takes: the others may compute. Local; no communication."""
         backoff = Backoff(spins=5, longest=longest)
-        while not self._request.Test():
+        while not self.request.Test():
             backoff.pause()
 
     @property
@@ -100,17 +104,17 @@ def _bounds(counts: _I64) -> _I64:
     return bounds
 
 
-def exchange_requests(comm: MPI.Comm, words: _I64, counts: _I64, header: Header) -> Requests:
+def exchange_requests(comm: MPI.Comm, words: _I64, counts: _I64, header: Header) -> Steps[Requests]:
     """Send request words; ``counts[r]`` consecutive words of ``words`` go to rank r. Collective on ``comm``."""
     bounds = _bounds(header.counts)
     received = np.empty(int(bounds[-1]), np.int64)
-    wait_politely(comm.Ialltoallv([words, counts, MPI.INT64_T], [received, header.counts, MPI.INT64_T]))
+    yield comm.Ialltoallv([words, counts, MPI.INT64_T], [received, header.counts, MPI.INT64_T])
     return Requests(received, bounds)
 
 
 def exchange_answers(
     comm: MPI.Comm, answers: list[_U8] | None, meanwhile: Callable[[], None] | None = None
-) -> tuple[list[_U8], _I64]:
+) -> Steps[tuple[list[_U8], _I64]]:
     """Send each rank its answer. Collective on ``comm``.
 
     Args:
@@ -128,7 +132,7 @@ def exchange_answers(
     request = comm.Ialltoall(sizes, incoming)
     if meanwhile is not None:
         meanwhile()
-    wait_politely(request)
+    yield request
     failed = np.flatnonzero(incoming < 0)
     if len(failed):
         return [], failed
@@ -136,5 +140,5 @@ def exchange_answers(
     bounds = _bounds(incoming)
     received = np.empty(int(bounds[-1]), np.uint8)
     leaving = np.concatenate(answers)
-    wait_politely(comm.Ialltoallv([leaving, sizes, MPI.UINT8_T], [received, incoming, MPI.UINT8_T]))
+    yield comm.Ialltoallv([leaving, sizes, MPI.UINT8_T], [received, incoming, MPI.UINT8_T])
     return [received[bounds[r] : bounds[r + 1]] for r in range(comm.size)], failed

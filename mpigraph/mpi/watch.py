@@ -10,6 +10,7 @@ threads alone, so a wait itself costs one dictionary entry.
 
 import faulthandler
 import itertools
+import math
 import os
 import sys
 import threading
@@ -45,12 +46,12 @@ class Backoff:
         """Start again with spinning."""
         self._left, self._pause = self._spins, self._first
 
-    def pause(self) -> None:
-        """Wait one turn."""
+    def pause(self, longest: float = math.inf) -> None:
+        """Wait one turn, for no longer than ``longest`` seconds."""
         if self._left > 0:
             self._left -= 1
             return
-        time.sleep(self._pause)
+        time.sleep(min(self._pause, longest))
         self._pause = min(1.5 * self._pause, self._longest)
 
 

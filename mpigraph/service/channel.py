@@ -14,8 +14,9 @@ from mpi4py import MPI
 
 from mpigraph.errors import CollectiveError, MPIGraphError
 from mpigraph.log import get_logger
-from mpigraph.mpi.agree import raise_together
+from mpigraph.mpi.agree import joint_error
 from mpigraph.mpi.exchange import FAILED, OK, Header, Requests, exchange_answers, exchange_requests
+from mpigraph.mpi.steps import Steps, UnderWay, finish
 from mpigraph.mpi.world import World
 from mpigraph.service.protocol import Operation
 
@@ -44,7 +45,8 @@ class Channel:
         self.graph = graph
         self.rounds = self.messages = self.bytes = 0
         self._comm: MPI.Comm = MPI.COMM_NULL if world.all_near else world.comm.Dup()
-        self._pending: Header | None = None
+        self._serving: UnderWay[set[int]] | None = None
+        self._nothing = np.zeros(world.size, np.int64)
 
     def ask(
         self,
@@ -72,44 +74,58 @@ class Channel:
         counts = np.array([len(words) for words in requests], np.int64)
         header = Header(self._comm, Operation.SAMPLE, FAILED if error else OK, counts)
         header.wait(self.world, f"sampling round {self.rounds} of channel {self.number}")
-        return self._round(header, answer, np.concatenate(requests), counts, meanwhile, error)
+        return finish(self._round(header, answer, np.concatenate(requests), counts, meanwhile, error))
 
     def serve_until_idle(self, answer: Answer) -> None:
         """Answer the others until every trainer is idle. Collective on the channel's trainers."""
         if self._comm == MPI.COMM_NULL:
             return
-        nothing = np.zeros(self._comm.size, np.int64)
         while True:
-            header = Header(self._comm, Operation.IDLE, OK, nothing)
+            header = Header(self._comm, Operation.IDLE, OK, self._nothing)
             header.wait_long()
-            if self._all_idle(header):
+            if self._doing(header) == {Operation.IDLE}:
                 return
-            self._answer_only(header, answer)
+            finish(self._answer_only(header, answer))
 
     def poll(self, answer: Answer) -> bool:
-        """On a server: answer a round if one has begun; say whether it had. Local until a round has begun."""
+        """On a server: go on with the round under way, if the others have; say whether anything moved.
+
+        Never waits: rounds of other channels may have to end before this one can.
+
+        Local; collective on the channel round by round.
+        """
         if self._comm == MPI.COMM_NULL:
             return False
-        nothing = np.zeros(self._comm.size, np.int64)
-        if self._pending is None:
-            self._pending = Header(self._comm, Operation.SERVE, OK, nothing)
-        header = self._pending
-        if not header.arrived():
-            return False
-        self._pending = None
-        if not self._all_idle(header):
-            self._answer_only(header, answer)
-        return True
+        serving = self._serving = self._serving or UnderWay(self._serve_once(answer))
+        before = serving.taken
+        if serving.go_on():
+            self._serving = None
+        return serving.taken > before
 
-    def _answer_only(self, header: Header, answer: Answer) -> None:
+    @property
+    def in_round(self) -> bool:
+        """On a server: whether a round has begun and is not over. Local; no communication."""
+        return self._serving is not None and self._serving.taken > 0
+
+    def _serve_once(self, answer: Answer) -> Steps[set[int]]:
+        """A server's share of what the trainers do next; the result is what they did."""
+        header = Header(self._comm, Operation.SERVE, OK, self._nothing)
+        yield header.request
+        doing = self._doing(header)
+        if Operation.SAMPLE in doing and Operation.CLOSE not in doing:
+            yield from self._answer_only(header, answer)
+        return doing
+
+    def _answer_only(self, header: Header, answer: Answer) -> Steps[None]:
         """Take part in a round that others began."""
         try:
-            self._round(header, answer, np.empty(0, np.int64), np.zeros(self._comm.size, np.int64), None, None)
+            yield from self._round(header, answer, np.empty(0, np.int64), self._nothing, None, None)
         except MPIGraphError as error:
             get_logger().info("%s", error)  # raised on every trainer that asks, where the user sees it
 
-    def _all_idle(self, header: Header) -> bool:
-        return bool((header.operations[self.world.trainer_ranks] == Operation.IDLE).all())
+    def _doing(self, header: Header) -> set[int]:
+        """The operations that trainers do."""
+        return set(header.operations[self.world.trainer_ranks].tolist())
 
     def _round(
         self,
@@ -119,22 +135,22 @@ class Channel:
         counts: npt.NDArray[np.int64],
         meanwhile: Callable[[], None] | None,
         error: BaseException | None,
-    ) -> list[_U8]:
+    ) -> Steps[list[_U8]]:
         self.rounds += 1
         with self.world.watch(f"sampling round {self.rounds} of channel {self.number}"):
             if (header.statuses == FAILED).any():
-                raise_together(self._comm, "sampling", error)
+                raise (yield from joint_error(self._comm, "sampling", error)) from error
             self._count(counts * words.itemsize)
-            requests = exchange_requests(self._comm, words, counts, header)
+            requests = yield from exchange_requests(self._comm, words, counts, header)
             answers: list[_U8] | None = None
             try:
                 answers = answer(requests)
                 self._count(np.array([len(data) for data in answers], np.int64))
             except Exception as exc:  # told to every rank by the exchange, and raised there
                 error = exc
-            received, failed = exchange_answers(self._comm, answers, meanwhile)
+            received, failed = yield from exchange_answers(self._comm, answers, meanwhile)
             if len(failed):
-                raise_together(self._comm, "answering a sampling request", error)
+                raise (yield from joint_error(self._comm, "answering a sampling request", error)) from error
         return received
 
     def _count(self, nbytes: npt.NDArray[np.int64]) -> None:
@@ -143,21 +159,35 @@ class Channel:
         self.messages += int(np.count_nonzero(to_others))
         self.bytes += int(to_others.sum())
 
-    def finish(self) -> None:
-        """Complete a server's pending header, before the channel is freed. Collective on the channel."""
+    def close(self) -> None:
+        """Free the communicator, once the headers that servers wait for have come; a second call does nothing.
+
+        Raises:
+            CollectiveError: a trainer is in the middle of a round.
+        """
         if self._comm == MPI.COMM_NULL:
             return
-        if self._pending is None:
-            operation = Operation.IDLE if self.world.is_trainer else Operation.SERVE
-            self._pending = Header(self._comm, operation, OK, np.zeros(self._comm.size, np.int64))
-        self._pending.wait(self.world, f"closing channel {self.number}")
-        if not self._all_idle(self._pending):
+        with self.world.watch(f"closing channel {self.number}"):
+            doing = self._begin_close() if self.world.is_trainer else self._await_close()
+        if doing != {Operation.CLOSE}:
             raise CollectiveError(f"channel {self.number} was closed in the middle of a round")
-        self._pending = None
+        self._serving = None
+        comm, self._comm = self._comm, MPI.COMM_NULL
+        comm.Free()
 
-    def close(self) -> None:
-        """Free the communicator; a second call does nothing."""
-        if self._comm != MPI.COMM_NULL:
-            self.finish()
-            comm, self._comm = self._comm, MPI.COMM_NULL
-            comm.Free()
+    def _begin_close(self) -> set[int]:
+        header = Header(self._comm, Operation.CLOSE, OK, self._nothing)
+        header.wait_long()
+        return self._doing(header)
+
+    def _await_close(self) -> set[int]:
+        """On a server, which may not have seen yet that the trainers became idle before they came to close."""
+        doing = {int(Operation.IDLE)}
+        while doing == {Operation.IDLE}:
+            serving, self._serving = self._serving or UnderWay(self._serve_once(_no_answer)), None
+            doing = serving.finish()
+        return doing
+
+
+def _no_answer(requests: Requests) -> list[_U8]:
+    raise CollectiveError("the channel is being closed")

@@ -44,6 +44,7 @@ class Operation(IntEnum):
     SERVE = 0
     IDLE = 1
     SAMPLE = 2
+    CLOSE = 3
     OPEN_GRAPH = 10
     CREATE_TENSOR = 11
     OPEN_CHANNEL = 12

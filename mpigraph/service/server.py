@@ -8,7 +8,7 @@ from mpigraph.service.state import State
 
 __all__ = ["serve"]
 
-_LONGEST_NEAR, _LONGEST_FAR = 2e-2, 1e-3  # seconds of sleep
+_LONGEST_NEAR, _LONGEST_FAR, _LONGEST_IN_ROUND = 2e-2, 1e-3, 1e-4  # seconds of sleep
 
 
 def serve(state: State, control: Control) -> None:
@@ -40,5 +40,7 @@ def serve(state: State, control: Control) -> None:
             return
         if busy:
             backoff.reset()
+        elif any(channel.in_round for channel in state.channels.values()):
+            backoff.pause(_LONGEST_IN_ROUND)
         else:
             backoff.pause()

@@ -8,6 +8,7 @@ import numpy as np
 from mpigraph.cli.bench.clock import time_collective
 from mpigraph.distributed.context import Session
 from mpigraph.mpi.exchange import OK, Header, exchange_answers, exchange_requests
+from mpigraph.mpi.steps import finish
 from mpigraph.mpi.world import World
 from mpigraph.service.channel import Channel
 from mpigraph.service.protocol import Operation
@@ -49,8 +50,8 @@ def _round(world: World, comm: Any, nbytes: int) -> None:
     header = Header(comm, Operation.SAMPLE, OK, counts)
     header.wait(world, "a round of the benchmark")
     with world.watch("a round of the benchmark"):
-        exchange_requests(comm, np.zeros(int(counts.sum()), np.int64), counts, header)
-        exchange_answers(comm, [np.zeros(8 * int(count), np.uint8) for count in counts])
+        finish(exchange_requests(comm, np.zeros(int(counts.sum()), np.int64), counts, header))
+        finish(exchange_answers(comm, [np.zeros(8 * int(count), np.uint8) for count in counts]))
 
 
 class _Stopwatch:
