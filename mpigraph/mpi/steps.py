@@ -59,7 +59,7 @@ class UnderWay(Generic[T]):
         return False
 
     def finish(self) -> T:
-        """Take the remaining steps, waiting in naps."""
+        """Take the remaining steps in naps and return what they return. Collective on whom the steps name."""
         wait_politely(self._request)
         while not self.go_on():
             wait_politely(self._request)
