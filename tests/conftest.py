@@ -215,7 +215,8 @@ def on_all(comm: MPI.Intracomm, ok: bool, message: str = "") -> None:
 
 def oracle_path(num_parts: int = 2, part_method: str = "random") -> str:
     """Path of the oracle graph's configuration in some number of parts; all of them are written at the start."""
-    return str(ORACLES / f"{part_method}{num_parts}" / "oracle.json")
+    (config,) = (ORACLES / f"{part_method}{num_parts}").glob("*.json")
+    return str(config)
 
 
 def pytest_sessionstart() -> None:
@@ -226,6 +227,7 @@ def pytest_sessionstart() -> None:
         for num_parts in (1, 3, 4):
             write_oracle(ORACLES / f"given{num_parts}", num_parts, "given")
         write_oracle(ORACLES / "metis2", 2, "metis")
+        write_oracle(ORACLES / "other2", 2, name="other")
     quiet_barrier(WORLD)
 
 

@@ -273,3 +273,26 @@ def test_shuffles_are_reproducible_permutations() -> None:
     a, b, c = (shuffled(50, 3, epoch, 0) for epoch in (0, 0, 1))
     assert (a == b).all() and (a != c).any()
     assert sorted(a.tolist()) == list(range(50))
+
+
+def test_two_graphs_are_sampled_in_different_orders_and_numbers(layout: Job, oracle) -> None:
+    path, other = oracle(3), oracle(2, "other")
+
+    def body() -> None:
+        rank = current().rank
+        graphs = [open_graph(path), dist.DistGraph("other", part_config=other)]
+        sizes = [5 + 6 * r for r in range(current().num_trainers)]
+
+        def collate(ids: list[int]) -> None:
+            for turn in range(1 + ids[0] % 3):
+                g = graphs[(rank + turn) % 2]
+                frontier = g.sample_neighbors(ids, -1)
+                assert frontier.num_edges() == int(g.in_degrees(ids).sum())
+
+        seeds = seeds_of(rank, sizes)
+        for depth in (0, 2):
+            loader = dist.DistDataLoader(seeds, 4, collate_fn=collate, num_prefetch=depth)
+            for _ in range(2):
+                assert len(list(loader)) == len(loader)
+
+    layout.run(body)

@@ -209,7 +209,7 @@ def poll_together(world: World, channels: list[Channel], answer: Answer) -> None
 @pytest.mark.parametrize("order", ["few first", "few last", "nobody", "one"])
 def test_trainers_make_different_numbers_of_rounds(layout: Job, order: str) -> None:
     with world_of(layout) as world:
-        channel = Channel(world, 7, "g")
+        channel = Channel(world, 7)
         index = world.trainers.rank if world.is_trainer else 0
         trainers = len(world.trainer_ranks)
         rounds = {"few first": 2 * index, "few last": 2 * (trainers - index), "nobody": 0, "one": 5 * (index == 0)}
@@ -230,7 +230,7 @@ def test_a_failed_round_raises_for_all_and_the_channel_goes_on(layout: Job) -> N
     with world_of(layout) as world:
         if world.all_near:
             return
-        channel = Channel(world, 1, "g")
+        channel = Channel(world, 1)
         if world.is_trainer:
             first = world.rank == 0
             ask_all(channel, world)
@@ -248,7 +248,7 @@ def test_idle_ranks_survive_the_failure_of_one_that_asks(comm: MPI.Intracomm) ->
     with flat_world(comm) as world:
         if world.all_near:
             return
-        channel = Channel(world, 1, "g")
+        channel = Channel(world, 1)
         if comm.rank == 0:
             with pytest.raises(InvalidArgumentError, match="seeds are bad"):
                 ask_all(channel, world, InvalidArgumentError("seeds are bad"))
@@ -261,7 +261,7 @@ def test_idle_ranks_survive_the_failure_of_one_that_asks(comm: MPI.Intracomm) ->
 @pytest.mark.parametrize("layout", [Layout(4, 1, 2)], indirect=True)
 def test_servers_may_meet_the_rounds_of_two_channels_in_different_orders(layout: Job) -> None:
     with world_of(layout) as world:
-        channels = [Channel(world, number, "g") for number in (1, 2)]
+        channels = [Channel(world, number) for number in (1, 2)]
 
         def ask(channel: Channel) -> None:
             ask_all(channel, world)

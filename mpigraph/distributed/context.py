@@ -62,7 +62,7 @@ class Session:
         self.loops: WeakSet[Stoppable] = WeakSet()
         self.handles: dict[tuple[str, str], Any] = {}
         self.closing = ExitStack()
-        self._services: dict[str, NeighborService] = {}
+        self._main: NeighborService | None = None
         self._thread = threading.local()
         self._calls = 0
 
@@ -76,27 +76,28 @@ class Session:
         """How many trainers there are."""
         return int(self.world.trainers.size)
 
-    def open_service(self, graph: str) -> NeighborService:
+    def open_service(self) -> NeighborService:
         """A sampling service with a channel of its own. Collective on the trainers."""
-        return NeighborService(self.state, self.control.call(Operation.OPEN_CHANNEL, graph=graph))
+        return NeighborService(self.state, self.control.call(Operation.OPEN_CHANNEL))
 
-    def add_main_service(self, graph: str) -> None:
-        """Make the service that the main thread samples with. Collective on the trainers."""
-        if graph not in self._services:
-            self._services[graph] = self.open_service(graph)
+    def open_main_service(self) -> None:
+        """Make the service that the main thread samples with, once. Collective on the trainers."""
+        if self._main is None:
+            self._main = self.open_service()
 
-    def use(self, services: dict[str, NeighborService] | None, draw: Draw | None) -> None:
-        """Make this thread sample with a loader's services and draws; None means the main ones again.
+    def use(self, service: NeighborService | None, draw: Draw | None) -> None:
+        """Make this thread sample with a loader's service and draws; None means the main one's again.
 
         Local; no communication.
         """
-        self._thread.services, self._thread.draw = services, draw
+        self._thread.service, self._thread.draw = service, draw
 
-    def service(self, graph: str) -> NeighborService:
-        """The service that this thread samples a graph with. Local; no communication."""
-        services = getattr(self._thread, "services", None) or self._services
-        found: NeighborService = services[graph]
-        return found
+    @property
+    def service(self) -> NeighborService:
+        """The service that this thread samples with."""
+        service = getattr(self._thread, "service", None) or self._main
+        assert service is not None  # whoever samples has opened a graph
+        return service
 
     def draw(self, seed: int | None = None) -> Draw:
         """What this thread's next draw depends on.

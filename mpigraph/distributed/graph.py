@@ -22,6 +22,7 @@ from mpigraph.heterograph import HeteroGraph
 from mpigraph.metadata.schema import Relation, Schema
 from mpigraph.service.protocol import Operation
 from mpigraph.service.sampling import NeighborService
+from mpigraph.service.state import Graph
 from mpigraph.store.tensors import Policy
 from mpigraph.store.topology import Topology
 
@@ -104,10 +105,10 @@ class DistGraph:
         if not part_config:
             raise PartitionError(f"graph {graph_name!r}: give part_config, or set MPIGRAPH_PART_CONFIG")
         graph = session.control.call(Operation.OPEN_GRAPH, name=graph_name, part_config=part_config)
-        self._session = session
-        self.graph_name = graph_name
+        self._session, self.graph_name = session, graph_name
+        self.loaded: Graph = graph
         self._topology: Topology = graph.topology
-        session.add_main_service(graph_name)
+        session.open_main_service()
         self._features = {
             key: DistTensor.of_rows(session, graph_name, session.state.tensors[number])
             for key, number in graph.features.items()
@@ -311,7 +312,7 @@ class DistGraph:
     @property
     def service(self) -> NeighborService:
         """The sampling service of the calling thread."""
-        return self._session.service(self.graph_name)
+        return self._session.service
 
     def sample_neighbors(self, seed_nodes: Any, fanout: Any, **options: Any) -> HeteroGraph:
         """See :func:`.sampling.sample_neighbors`. Collective on the trainers if hosts are far, else local."""

@@ -36,13 +36,13 @@ Minibatch = tuple[torch.Tensor, torch.Tensor, list[Block]]
 
 
 class _Epochs:
-    """Runs a loader's epochs on its own channels; does not know the loader, so the loader can be dropped."""
+    """Runs a loader's epochs on a channel of its own; does not know the loader, so the loader can be dropped."""
 
     def __init__(self, session: Session, seed: int, depth: int) -> None:
         self._session = session
         self._seed = seed
         self._depth = depth
-        self._services = {name: session.open_service(name) for name in session.state.graphs}
+        self._service = session.open_service()
         self._last: Prefetch | None = None
 
     def start(self, epoch: int, batches: Callable[[], Iterator[Any]]) -> Prefetch:
@@ -52,20 +52,16 @@ class _Epochs:
 
         def produce() -> Iterator[Any]:
             for make in batches():
-                self._session.use(self._services, draw)
+                self._session.use(self._service, draw)
                 try:
                     batch = make()
                 finally:
                     self._session.use(None, None)
                 yield batch
 
-        self._last = Prefetch(produce, self._serve, self._depth)
+        self._last = Prefetch(produce, self._service.serve_until_idle, self._depth)
         self._session.loops.add(self._last)
         return self._last
-
-    def _serve(self) -> None:
-        for service in self._services.values():
-            service.serve_until_idle()
 
     def stop(self) -> None:
         """End the epoch under way: wait until every trainer has ended its own."""
@@ -75,7 +71,7 @@ class _Epochs:
                 last.stop()
 
     def retire(self) -> None:
-        """Drop the channels once no thread uses them. Local; no communication."""
+        """Drop the channel once no thread uses it. Local; no communication."""
         last = self._last
         if last is None or not last.running:
             self._drop()
@@ -88,8 +84,7 @@ class _Epochs:
         self._drop()
 
     def _drop(self) -> None:
-        for service in self._services.values():
-            self._session.control.drop(service.channel_number)
+        self._session.control.drop(self._service.channel_number)
 
 
 class DistDataLoader:
@@ -184,7 +179,7 @@ class DistDataLoader:
         return self._ids[shuffled(len(self._ids), self._seed, epoch, self._rank)]
 
     def close(self) -> None:
-        """End the epoch under way; the channels are freed at the next collective call. Collective on the trainers."""
+        """End the epoch under way; the channel is freed at the next collective call. Collective on the trainers."""
         self._epochs.stop()
         self._retire()
 

@@ -13,9 +13,11 @@ from mpigraph.distributed.context import Session
 from mpigraph.distributed.ids import as_ids
 from mpigraph.errors import EdgeTypeError, InvalidArgumentError, MPIGraphError
 from mpigraph.heterograph import HeteroGraph
+from mpigraph.metadata.book import check_ids
 from mpigraph.metadata.schema import Schema
 from mpigraph.service.hops import Draw, Hop, HopPlan, hop_requests, sample_minibatch, sampling_key
 from mpigraph.service.sampling import NeighborService
+from mpigraph.service.state import Graph
 
 __all__ = ["edge_weights", "in_subgraph", "sample_blocks", "sample_neighbors"]
 
@@ -25,6 +27,8 @@ Blocks = tuple[torch.Tensor, torch.Tensor, list[Block]]
 
 class SampledGraph(Protocol):
     """What sampling needs of a DistGraph."""
+
+    loaded: Graph
 
     @property
     def schema(self) -> Schema: ...
@@ -74,7 +78,7 @@ def sample_neighbors(
     seeds, plans, error = _prepare(g, nodes, [fanout], edge_dir, prob, replace, want_eids=True)
     ids = next(iter(seeds.values()))
     key = sampling_key(session.draw(seed), seeds, 0)
-    requests = hop_requests(plans[0], schema, seeds, key)
+    requests = hop_requests(plans[0], g.loaded, seeds, key)
     parts = g.service.sample(requests, error)
     relation = schema.relations[0]
     edges, eids = (np.empty(0, np.int64), np.empty(0, np.int64)), np.empty(0, np.int64)
@@ -134,7 +138,7 @@ def sample_blocks(
         raise error  # no layer, no round that could tell the others
     draw: Draw = g.session.draw(seed)
     g.service.use_threads(num_threads or g.session.num_threads)
-    hops = sample_minibatch(g.service, g.schema, seeds, plans, draw, error)
+    hops = sample_minibatch(g.service, g.loaded, seeds, plans, draw, error)
     output = torch.from_numpy(next(iter(seeds.values())))
     blocks = [_block(g.schema, hop) for hop in hops]
     input_ids = torch.from_numpy(hops[0].src_ids[0]) if hops else output
@@ -170,9 +174,11 @@ def _prepare(
             if not isinstance(fanout, int | np.integer) or fanout < -1:
                 raise InvalidArgumentError(f"fanout must be an integer >= -1 (got {fanout!r})")
         weights = {} if prob is None else {0: edge_weights(g, prob)}
-        seeds = {g.schema.ends(0)[1]: as_ids(nodes, "node ids")}
+        dst = g.schema.ends(0)[1]
+        seeds = {dst: as_ids(nodes, "node ids")}
         plans = [HopPlan({0: int(fanout)}, replace, weights, want_eids) for fanout in fanouts]
-        g.service.check(next(iter(seeds.values())), 0)
+        ntype = g.schema.ntypes[dst]
+        check_ids(seeds[dst], g.num_nodes(ntype), f"node id of type {ntype!r}")
     except MPIGraphError as error:
         return seeds, plans, error
     return seeds, plans, None

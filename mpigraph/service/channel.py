@@ -31,7 +31,6 @@ class Channel:
 
     Attributes:
         number: the same on every rank.
-        graph: name of the graph that is sampled.
         rounds: how many rounds were made.
         messages: how many requests and answers that were not empty went from here to other ranks.
         bytes: their bytes.
@@ -39,10 +38,9 @@ class Channel:
     Collective on ``world.comm``: construction and :meth:`close`.
     """
 
-    def __init__(self, world: World, number: int, graph: str) -> None:
+    def __init__(self, world: World, number: int) -> None:
         self.world = world
         self.number = number
-        self.graph = graph
         self.rounds = self.messages = self.bytes = 0
         self._comm: MPI.Comm = MPI.COMM_NULL if world.all_near else world.comm.Dup()
         self._serving: UnderWay[set[int]] | None = None

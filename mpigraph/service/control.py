@@ -37,7 +37,7 @@ def _create_tensor(state: State, args: Arguments) -> Any:
 
 
 def _open_channel(state: State, args: Arguments) -> Any:
-    return state.open_channel(args["graph"])
+    return state.open_channel()
 
 
 def _prepare_weights(state: State, args: Arguments) -> Any:

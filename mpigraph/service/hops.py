@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 from mpigraph.kernels.compact import LocalIds
 from mpigraph.kernels.rng import combine, fingerprint
-from mpigraph.metadata.schema import Schema
 from mpigraph.service.protocol import Part, RelationRequest
 from mpigraph.service.sampling import NeighborService
+from mpigraph.service.state import Graph
 
 __all__ = ["Draw", "Hop", "HopPlan", "LocalPart", "sample_minibatch", "sampling_key"]
 
@@ -107,15 +107,16 @@ def sampling_key(draw: Draw, seeds: Mapping[int, _I64], hop: int) -> np.uint64:
     return combine(key, hop)
 
 
-def hop_requests(plan: HopPlan, schema: Schema, frontier: Mapping[int, _I64], key: np.uint64) -> list[RelationRequest]:
+def hop_requests(plan: HopPlan, graph: Graph, frontier: Mapping[int, _I64], key: np.uint64) -> list[RelationRequest]:
     """The requests of one hop, one for each relation whose destinations are in the frontier."""
-    requests = []
+    schema, requests = graph.topology.hosts.schema, []
     for relation, fanout in sorted(plan.fanouts.items()):
         ids = frontier.get(schema.ends(relation)[1])
         if ids is None or fanout == 0:
             continue
         requests.append(
             RelationRequest(
+                graph=graph.number,
                 relation=relation,
                 ids=ids,
                 fanout=fanout,
@@ -130,7 +131,7 @@ def hop_requests(plan: HopPlan, schema: Schema, frontier: Mapping[int, _I64], ke
 
 def sample_minibatch(
     service: NeighborService,
-    schema: Schema,
+    graph: Graph,
     seeds: Mapping[int, _I64],
     plans: Sequence[HopPlan],
     draw: Draw,
@@ -140,7 +141,7 @@ def sample_minibatch(
 
     Args:
         service: who samples.
-        schema: the types.
+        graph: what is sampled.
         seeds: int64[n] by node type id.
         plans: one for each layer, input side first (DGL's order).
         draw: what the choices depend on.
@@ -151,14 +152,14 @@ def sample_minibatch(
 
     Collective on the channel's trainers when hosts are far; local when all are near.
     """
-    tables = service.local_ids
+    schema, tables = graph.topology.hosts.schema, service.local_ids(graph)
     for ntype, table in enumerate(tables):
         table.reset(seeds.get(ntype, np.empty(0, np.int64)))
     drawn: list[tuple[dict[int, LocalPart], list[int], list[int]]] = []
     for number, plan in enumerate(reversed(plans)):
         frontier = {ntype: table.ids for ntype, table in enumerate(tables)}
         num_dst = [table.count for table in tables]
-        requests = hop_requests(plan, schema, frontier, sampling_key(draw, seeds, number))
+        requests = hop_requests(plan, graph, frontier, sampling_key(draw, seeds, number))
         parts = service.sample(requests, error)
         local = {
             request.relation: _localise(tables[schema.ends(request.relation)[0]], part, plan.want_eids)

@@ -31,7 +31,6 @@ class NearDraw:
     def __init__(
         self,
         state: State,
-        graph: Graph,
         request: RelationRequest,
         shares: Shares,
         buffers: Buffers,
@@ -42,6 +41,7 @@ class NearDraw:
         Raises:
             GraphDataError: an edge weight is negative or NaN.
         """
+        graph = state.graph_of_number[request.graph]
         self._topology, self._request = graph.topology, request
         self._buffers, self._workers = buffers, workers
         self._draw: _Uniform | _Weighted = (

@@ -3,7 +3,7 @@
 Requests are int64 words, answers are bytes; no pickle, no code. A sampling request from one rank to another is the
 concatenation, relation by relation, of ::
 
-    relation, fanout, flags, key, weights, n, id 0 .. id n-1
+    graph, relation, fanout, flags, key, weights, n, id 0 .. id n-1
 
 with ``weights`` the number of the tensor of edge weights (-1: uniform), and two ids in a word where they fit 32 bits.
 Its answer is, relation by relation, each array padded to eight bytes::
@@ -34,7 +34,7 @@ __all__ = [
 
 _I64 = npt.NDArray[np.int64]
 _U8 = npt.NDArray[np.uint8]
-_HEAD = 6
+_HEAD = 7
 _REPLACE, _EIDS, _NARROW = 1, 2, 4
 
 
@@ -59,6 +59,7 @@ class RelationRequest:
     """Sample in-neighbours of nodes through one relation.
 
     Attributes:
+        graph: number of the graph.
         relation: relation id.
         ids: int64[n], destinations; may repeat.
         fanout: most neighbours of a node; -1 means all.
@@ -70,6 +71,7 @@ class RelationRequest:
     Local; no communication.
     """
 
+    graph: int
     relation: int
     ids: _I64
     fanout: int
@@ -89,7 +91,8 @@ def pack_request(request: RelationRequest, ids: _I64) -> _I64:
         body[-1:] = 0
         body.view(np.int32)[: len(ids)] = ids
     words = np.empty(_HEAD + len(body), np.int64)
-    words[:_HEAD] = request.relation, request.fanout, flags, request.key.view(np.int64), request.weights, len(ids)
+    key = request.key.view(np.int64)
+    words[:_HEAD] = request.graph, request.relation, request.fanout, flags, key, request.weights, len(ids)
     words[_HEAD:] = body
     return words
 
@@ -98,14 +101,15 @@ def unpack_requests(words: _I64) -> Iterator[RelationRequest]:
     """The requests in a rank's words. Local; no communication."""
     at = 0
     while at < len(words):
-        relation, fanout, flags, _, weights, n = words[at : at + _HEAD].tolist()
-        key = words[at + 3].view(np.uint64)
+        graph, relation, fanout, flags, _, weights, n = words[at : at + _HEAD].tolist()
+        key = words[at + 4].view(np.uint64)
         at += _HEAD
         used = (n + 1) // 2 if flags & _NARROW else n
         ids = words[at : at + used]
         if flags & _NARROW:
             ids = ids.view(np.int32)[:n].astype(np.int64)
-        yield RelationRequest(relation, ids, fanout, bool(flags & _REPLACE), bool(flags & _EIDS), key, weights)
+        replace, want_eids = bool(flags & _REPLACE), bool(flags & _EIDS)
+        yield RelationRequest(graph, relation, ids, fanout, replace, want_eids, key, weights)
         at += used
 
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from mpigraph.errors import MPIGraphError
 from mpigraph.kernels.compact import LocalIds
 from mpigraph.kernels.rows import order_by_range, place_ragged
-from mpigraph.metadata.book import check_ids
+from mpigraph.metadata.book import RangeBook
 from mpigraph.mpi.exchange import Requests
 from mpigraph.service.buffers import Buffers
 from mpigraph.service.channel import Channel
@@ -27,7 +27,7 @@ from mpigraph.service.protocol import (
     pack_request,
     unpack_requests,
 )
-from mpigraph.service.state import State
+from mpigraph.service.state import Graph, State
 from mpigraph.service.workers import Workers
 from mpigraph.storage.format import index_dtype
 
@@ -48,26 +48,23 @@ class _Piece:
 
 
 class NeighborService:
-    """Samples hops of a channel's graph over that channel, and answers the other ranks of the channel.
+    """Samples hops over a channel, and answers the other ranks of the channel.
 
     For one thread at a time.
 
     Attributes:
-        local_ids: by node type, the maps of the minibatch under way, kept from one minibatch to the next.
+        channel_number: the number of the channel.
 
     Local; no communication, but for the methods that say so.
     """
 
     def __init__(self, state: State, channel: Channel) -> None:
         self._state = state
-        self._graph = state.graphs[channel.graph]
-        self._hosts = self._graph.topology.hosts
         self._channel = channel
         self._world = state.world
         self._buffers, self._for_others = Buffers(), Buffers()  # a round answers others while it asks
         self._workers = Workers(1)
-        schema = self._hosts.schema
-        self.local_ids = [LocalIds(self._hosts.num_nodes(ntype)) for ntype in range(len(schema.ntypes))]
+        self._local_ids: dict[int, list[LocalIds]] = {}
 
     @property
     def channel_number(self) -> int:
@@ -98,14 +95,15 @@ class NeighborService:
             return [draw.finish() for draw in draws]
         return self._sample_far([] if error is not None else requests, error)
 
-    def check(self, ids: _I64, relation: int) -> None:
-        """Check that ids are destinations of a relation. Local; no communication.
+    def local_ids(self, graph: Graph) -> list[LocalIds]:
+        """By node type, the maps of a graph's minibatch under way, kept from one minibatch to the next.
 
-        Raises:
-            OutOfRangeError: an id does not exist.
+        Local; no communication.
         """
-        dst = self._hosts.schema.ends(relation)[1]
-        check_ids(ids, self._hosts.num_nodes(dst), f"node id of type {self._hosts.schema.ntypes[dst]!r}")
+        if graph.number not in self._local_ids:
+            hosts = graph.topology.hosts
+            self._local_ids[graph.number] = [LocalIds(hosts.num_nodes(t)) for t in range(len(hosts.schema.ntypes))]
+        return self._local_ids[graph.number]
 
     def serve_until_idle(self) -> None:
         """Answer the other trainers until all are idle. Collective on the channel's trainers."""
@@ -120,26 +118,30 @@ class NeighborService:
             for request in unpack_requests(requests.of(rank)):
                 shares = [(host, self._for_others.arange(len(request.ids)))]
                 part = self._near(request, shares, self._for_others).finish()
-                first, wire = self._edges_of(host, request.relation)
+                first, wire = self._edges_of(host, request)
                 counts = np.diff(part.offsets).astype(count_dtype(request.fanout))
                 arrays += [counts, part.src.copy(), (part.eids - first).astype(wire)]
             answers.append(pack_answer(arrays))
         return answers
 
     def _near(self, request: RelationRequest, shares: Shares, buffers: Buffers) -> NearDraw:
-        return NearDraw(self._state, self._graph, request, shares, buffers, self._workers)
+        return NearDraw(self._state, request, shares, buffers, self._workers)
 
-    def _edges_of(self, host: int, relation: int) -> tuple[int, np.dtype[Any]]:
+    def _hosts_of(self, request: RelationRequest) -> RangeBook:
+        return self._state.graph_of_number[request.graph].topology.hosts
+
+    def _edges_of(self, host: int, request: RelationRequest) -> tuple[int, np.dtype[Any]]:
         """The first edge of a host, and the dtype of its edges counted from there."""
-        first, last = self._hosts.edge_range(host, relation)
+        first, last = self._hosts_of(request).edge_range(host, request.relation)
         return first, index_dtype(last - first)
 
     def _shares(self, request: RelationRequest) -> Shares:
         """Positions of the ids by host, hosts that hold none left out."""
-        if self._hosts.num_parts == 1:
+        hosts = self._hosts_of(request)
+        if hosts.num_parts == 1:
             return [(0, self._buffers.arange(len(request.ids)))]
-        dst = self._hosts.schema.ends(request.relation)[1]
-        order, bounds = order_by_range(request.ids, self._hosts.node_offsets[dst])
+        dst = hosts.schema.ends(request.relation)[1]
+        order, bounds = order_by_range(request.ids, hosts.node_offsets[dst])
         return [(int(h), order[bounds[h] : bounds[h + 1]]) for h in np.flatnonzero(np.diff(bounds))]
 
     def _sample_far(self, requests: list[RelationRequest], error: BaseException | None) -> list[Part]:
@@ -179,7 +181,7 @@ class NeighborService:
             reader = readers[self._world.hosts[host]]
             far = reader.take(len(positions), count_dtype(request.fanout))
             total = int(far.sum(dtype=np.int64))
-            first, wire = self._edges_of(host, request.relation)
+            first, wire = self._edges_of(host, request)
             src = reader.take(total, dtype)
             edges = reader.take(total if request.want_eids else 0, wire)
             counts[positions] = far

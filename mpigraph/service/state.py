@@ -30,12 +30,14 @@ class Graph:
     """One loaded graph.
 
     Attributes:
+        number: the same on every rank.
         topology: the relations.
         features: numbers of the tensors that came with it, by policy and name.
 
     Local; no communication.
     """
 
+    number: int
     topology: Topology
     features: dict[tuple[Policy, str], int] = field(default_factory=dict)
 
@@ -59,6 +61,7 @@ class State:
         self.transport = choose_transport(world, self.kind)
         self.mutex = HostMutex(world)
         self.graphs: dict[str, Graph] = {}
+        self.graph_of_number: dict[int, Graph] = {}
         self.tensors: dict[int, RowTensor] = {}
         self.channels: dict[int, Channel] = {}
         self.weights: dict[int, EdgeWeights] = {}
@@ -82,14 +85,14 @@ class State:
         with together(self.world.comm, f"opening graph {name!r}"):
             config = PartConfig.read(part_config)
             check_name(config, name)
-        graph = Graph(Topology(self.world, config, self.kind))
+        graph = Graph(self._number(), Topology(self.world, config, self.kind))
         try:
             self._load_features(graph)
         except MPIGraphError:  # on every rank
             self.free(graph.features.values())
             graph.topology.close()
             raise
-        self.graphs[name] = graph
+        self.graphs[name] = self.graph_of_number[graph.number] = graph
         return graph
 
     def _load_features(self, graph: Graph) -> None:
@@ -136,9 +139,9 @@ class State:
         self.tensors[tensor.number] = tensor
         return tensor
 
-    def open_channel(self, graph: str) -> Channel:
-        """Make a channel for one thread's sampling rounds on a graph. Collective on ``world.comm``."""
-        channel = Channel(self.world, self._number(), graph)
+    def open_channel(self) -> Channel:
+        """Make a channel for one thread's sampling rounds. Collective on ``world.comm``."""
+        channel = Channel(self.world, self._number())
         self.channels[channel.number] = channel
         return channel
 

@@ -86,7 +86,7 @@ def _measure(session: Session, settings: Settings, start: dict[str, float | None
     mine |= measure_copy(world, _COPY * seconds)
     mine |= measure_rows(world, feature, _ROWS * seconds)
     _say(session, "measuring rounds")
-    mine |= measure_rounds(session, g.graph_name, _ROUNDS * seconds)
+    mine |= measure_rounds(session, _ROUNDS * seconds)
     _say(session, "measuring the training step")
     mine |= pipeline.measure_pieces(_PIECES * seconds)
     mine |= pipeline.measure_ahead(_AHEAD * seconds, mine["step_total"] or 1.0)

@@ -74,8 +74,8 @@ class Pipeline:
 
     def measure_pieces(self, seconds: float) -> dict[str, float | None]:
         """Time the pieces of a step, with nothing ahead, and count what travels. Collective on the trainers."""
-        service = TimedService.open(self._session, self._g.graph_name)
-        self._session.use({self._g.graph_name: service}, Draw(0, 0))
+        service = TimedService.open(self._session)
+        self._session.use(service, Draw(0, 0))
         try:
             return self._pieces(service, seconds)
         finally:

@@ -20,7 +20,7 @@ _PAYLOAD = 256 << 10
 _SMALL = 32  # bytes of a header and of an answer's size
 
 
-def measure_rounds(session: Session, graph: str, seconds: float) -> dict[str, float | None]:
+def measure_rounds(session: Session, seconds: float) -> dict[str, float | None]:
     """Make rounds between the trainers alone, and empty sampling rounds with the servers. Collective on the trainers.
 
     A round is the four collective steps of ``mpi/exchange.py``. There are none with one trainer, or on one node.
@@ -36,7 +36,7 @@ def measure_rounds(session: Session, graph: str, seconds: float) -> dict[str, fl
         moved = 2 * _PAYLOAD * (session.num_trainers - 1)
         figures |= {"round_latency": empty * 1e6, "rounds_per_s": 1 / empty, "round_rate": moved / full / 1e9}
     if not world.all_near:
-        service = TimedService.open(session, graph)
+        service = TimedService.open(session)
         spent = time_collective(world, lambda: service.sample([]), seconds / 3)
         figures["service_latency"] = spent * 1e6
         service.drop(session)
@@ -112,9 +112,9 @@ class TimedService(NeighborService):
         super().__init__(session.state, cast(Channel, self._watch))
 
     @classmethod
-    def open(cls, session: Session, graph: str) -> "TimedService":
+    def open(cls, session: Session) -> "TimedService":
         """Sample on a channel of its own. Collective on the trainers."""
-        return cls(session, session.control.call(Operation.OPEN_CHANNEL, graph=graph))
+        return cls(session, session.control.call(Operation.OPEN_CHANNEL))
 
     @property
     def exchange_seconds(self) -> float:
