@@ -41,18 +41,27 @@ def prefix_sums(indptr: _I64, weights: npt.NDArray[Any], sums: _Sums, alive: npt
         The position of the first edge with a negative or NaN weight, or -1.
     """
     for row in range(len(indptr) - 1):
-        total = 0.0
-        drawable = 0
-        for e in range(indptr[row], indptr[row + 1]):
-            if not weights[e] >= 0:
-                return e
-            more = total + np.float64(weights[e])
-            if more > total:
-                drawable += 1
-            total = more
-            sums[e] = total
-        alive[row] = drawable
+        begin, end = indptr[row], indptr[row + 1]
+        alive[row], bad = _add_up(weights[begin:end], sums[begin:end])
+        if bad >= 0:
+            return int(begin + bad)
     return -1
+
+
+@njit(nogil=True, cache=True)
+def _add_up(weights: npt.NDArray[Any], sums: _Sums) -> Any:
+    """Fill a row's sums, unless ``sums`` is empty; return how many edges can be drawn and the first bad one or -1."""
+    total, drawable = 0.0, 0
+    for e in range(len(weights)):
+        if not weights[e] >= 0:
+            return drawable, e
+        more = total + np.float64(weights[e])
+        if more > total:
+            drawable += 1
+        total = more
+        if len(sums) > 0:
+            sums[e] = total
+    return drawable, -1
 
 
 @njit(nogil=True, cache=True)
@@ -79,23 +88,19 @@ def count_weighted(
     Returns:
         The position of the first edge with a negative or NaN weight, or -1.
     """
+    nowhere = np.empty(0, np.float64)
     for i in range(len(positions)):
         p = positions[i]
         row = ids[p] - first_id
-        begins[p] = indptr[row]
-        degrees[p] = indptr[row + 1] - indptr[row]
+        begin, end = indptr[row], indptr[row + 1]
+        begins[p] = begin
+        degrees[p] = end - begin
         if len(prepared) > 0:
             alive[p] = prepared[row]
         else:
-            alive[p] = 0
-            total = 0.0
-            for e in range(indptr[row], indptr[row + 1]):
-                if not weights[e] >= 0:
-                    return e
-                more = total + np.float64(weights[e])
-                if more > total:
-                    alive[p] += 1
-                total = more
+            alive[p], bad = _add_up(weights[begin:end], nowhere)
+            if bad >= 0:
+                return int(begin + bad)
         counts[p] = wanted(alive[p], fanout, replace)
     return -1
 
@@ -217,23 +222,19 @@ def choose_weighted(
         k = offsets[p + 1] - out
         if k == 0:
             continue
-        if len(prepared) > 0 and i + _AHEAD < len(positions):
-            later = positions[i + _AHEAD]
-            for e in range(begins[later], begins[later] + min(degrees[later], _LINES), 8):
-                prefetch(prepared, e)
+        chosen = picks[out : out + k]
         if len(prepared) == 0:
             if degree > len(scratch):
                 scratch = np.empty(2 * degree, np.float64)
-            total = 0.0
-            for t in range(degree):
-                total += np.float64(weights[begin + t])
-                scratch[t] = total
-        if len(prepared) > 0:
-            row = prepared[begin : begin + degree]
-            _choose_row(ids[p], begin, row, alive[p], take_all, replace, key, picks[out : out + k], room)
-        else:
-            made = scratch[:degree]
-            _choose_row(ids[p], begin, made, alive[p], take_all, replace, key, picks[out : out + k], room)
+            _add_up(weights[begin : begin + degree], scratch)
+            _choose_row(ids[p], begin, scratch[:degree], alive[p], take_all, replace, key, chosen, room)
+            continue
+        if i + _AHEAD < len(positions):
+            later = positions[i + _AHEAD]
+            for e in range(begins[later], begins[later] + min(degrees[later], _LINES), 8):
+                prefetch(prepared, e)
+        sums = prepared[begin : begin + degree]
+        _choose_row(ids[p], begin, sums, alive[p], take_all, replace, key, chosen, room)
 
 
 @njit(nogil=True, cache=True)
