@@ -7,9 +7,11 @@ a status and one message that says what happened where.
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import h5py
@@ -65,9 +67,19 @@ def run_script(tmp_path: Path, path: str, body: str, ranks: int = 3, servers: in
     command = (
         [launcher(), "-n", str(ranks), sys.executable, "-u", str(script)] if ranks > 1 else [sys.executable, script]
     )
-    start = time.monotonic()
-    done = subprocess.run(command, env=clean_environment() | env, capture_output=True, text=True, timeout=90)
-    return done.returncode, done.stdout + done.stderr, time.monotonic() - start
+    start, output = time.monotonic(), tmp_path / "output"
+    with (
+        output.open("w") as out,
+        subprocess.Popen(
+            command, env=clean_environment() | env, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+        ) as job,
+    ):
+        try:
+            status = job.wait(timeout=90)
+        finally:  # nothing of it stays, whatever happens
+            with suppress(ProcessLookupError):
+                os.killpg(job.pid, signal.SIGKILL)
+    return status, output.read_text(), time.monotonic() - start
 
 
 def damage(directory: Path, how: str) -> str:
@@ -221,3 +233,9 @@ except Exception as error:
 """
     status, output, _ = run_script(tmp_path, oracle(2), body)
     assert status == 0 and len(re.findall(r"trainer \d caught \w+Error", output)) == 2, output
+
+
+def test_a_node_without_a_trainer_is_one_error(tmp_path: Path, oracle) -> None:
+    status, output, _ = run_script(tmp_path, oracle(2), "", servers=3)
+    assert status != 0
+    assert output.count("num_servers=3 leaves no trainer on node 0, which has 3 rank(s)") == 1, output

@@ -17,7 +17,7 @@ from mpi4py import MPI
 from mpigraph import config as settings
 from mpigraph.config import Config
 from mpigraph.dataloading.prefetch import Stoppable
-from mpigraph.errors import InvalidArgumentError, NotInitializedError
+from mpigraph.errors import InvalidArgumentError, MPIGraphError, NotInitializedError
 from mpigraph.kernels import warm_up
 from mpigraph.log import get_logger, set_identity
 from mpigraph.memory import keep_freed_memory
@@ -195,12 +195,18 @@ def initialize(
         "num_servers": num_servers,
         "num_worker_threads": num_worker_threads,
     }
-    config = Config.from_env(**{name: value for name, value in given.items() if value is not None})
-    world = World(MPI.COMM_WORLD if comm is None else comm, config.num_servers, config)
+    everyone, closing = MPI.COMM_WORLD if comm is None else comm, ExitStack()
+    if everyone.size > 1:
+        closing.enter_context(guard(f"rank {everyone.rank}", everyone.rank == 0))
+    try:
+        config = Config.from_env(**{name: value for name, value in given.items() if value is not None})
+        world = World(everyone, config.num_servers, config)
+    except MPIGraphError as error:
+        error.everywhere = True  # all ranks decide by the same numbers
+        raise
     set_identity(world.identity, config.log_level)
     if comm is None and world.size == 1 and settings.slurm_tasks() > 1:
         get_logger().warning("srun started %d processes that MPI does not connect: %s", settings.slurm_tasks(), _TRY)
-    closing = ExitStack()
     if world.size > 1:
         closing.enter_context(guard(world.identity, world.is_trainer and world.trainers.rank == 0))
     with world.watch("compiling kernels"):
