@@ -44,7 +44,7 @@ class Row(NamedTuple):
 def parser(doc):
     """The options that every script has."""
     p = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("dir", type=Path, metavar="DIR", help="what prepare.py wrote")
+    p.add_argument("dir", type=lambda text: Path(text).resolve(), metavar="DIR", help="what prepare.py wrote")
     p.add_argument("--graph", choices=("S", "products"), default="S")
     p.add_argument("--rounds", type=int, default=3, help="how often each side runs (%(default)s)")
     p.add_argument("--out", type=Path, metavar="FILE.json", help="write the result there, too")
@@ -65,7 +65,9 @@ def dgl_python():
         why = f"{path}: {check.stderr.strip().splitlines()[-1]}" if check.returncode else ""
     if why:
         say(f"DGL is left out: {why}")
-    return None if why else path
+        return None
+    os.environ["DGL_PYTHON"] = os.path.abspath(shutil.which(path))  # jobs run in directories of their own
+    return os.environ["DGL_PYTHON"]
 
 
 def dgl_environment(threads=1):
@@ -103,22 +105,22 @@ def wait_for_quiet(limit):
 
 
 def alternate(sides, rounds, quiet=0.0):
-    """Run the sides in turn, A B A B.
+    """Run the sides in turn, A B B A: each comes first as often as last.
 
     Args:
         sides: name -> function without arguments that returns a number or a dict of numbers.
         rounds: how often each runs.
-        quiet: seconds to wait for a quiet machine before each round.
+        quiet: seconds to wait for a quiet machine before each side.
 
     Returns:
-        Name -> the results in the order of the rounds, and the cores that others used before each round.
+        Name -> the results in the order of the rounds, and the cores that others used before each.
     """
     found, loads = {name: [] for name in sides}, []
     for round_number in range(rounds):
-        loads.append(round(wait_for_quiet(quiet), 2) if quiet else 0.0)
-        for name, run in sides.items():
-            found[name].append(run())
-        say(f"round {round_number + 1} of {rounds}; others used {loads[-1]} cores")
+        for name in list(sides)[:: -1 if round_number % 2 else 1]:
+            loads.append(round(wait_for_quiet(quiet), 2) if quiet else 0.0)
+            found[name].append(sides[name]())
+        say(f"round {round_number + 1} of {rounds}; others used {loads[-len(sides) :]} cores")
     return found, loads
 
 

@@ -38,7 +38,7 @@ def main():
 
 
 class Turn:
-    """A loader of its own; calling it trains some steps and returns the medians."""
+    """A loader of its own; calling it trains some steps, over ends of epochs, and returns the means."""
 
     def __init__(self, g, model, args, depth):
         self._g, self._model, self._steps, self._depth = g, model, WARM + args.steps, depth
@@ -54,7 +54,7 @@ class Turn:
         loader = make(self._g, self._seeds, self._sampler, **options, **rows)
         steps = list(self._run(itertools.chain.from_iterable(itertools.repeat(loader)), gathers))[WARM:]
         loader.close()
-        step, compute = (statistics.median(times) for times in zip(*steps, strict=True))
+        step, compute = (statistics.mean(times) for times in zip(*steps, strict=True))
         return {"step": step, "compute": compute}
 
     def _run(self, batches, gathers):

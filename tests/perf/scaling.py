@@ -39,6 +39,8 @@ def main():
     p.add_argument("--transports", nargs="+", choices=("rma", "packed"), default=["rma", "packed"])
     p.add_argument("--count", type=Path, help="used by the ranks")
     args = p.parse_args()
+    if args.graph != "S":
+        p.error("prepare.py writes eight parts of S alone")
     if args.count is not None:
         count(args)
         return

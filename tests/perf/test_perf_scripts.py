@@ -30,7 +30,7 @@ def test_alternating_and_ratios() -> None:
         return lambda: calls.append(name) or {"wall": value}
 
     found, loads = common.alternate({common.OURS: side("a", 2.0), "peer": side("b", 5.0)}, rounds=3)
-    assert calls == list("ababab") and loads == [0.0] * 3
+    assert calls == list("abbaab") and loads == [0.0] * 6
     row = common.compare("work", "s", common.pick(found, "wall"), "peer", must=2.0)
     assert (row.ratio, row.spread, row.values) == (2.5, (2.5, 2.5), {common.OURS: 2.0, "peer": 5.0})
     more = common.compare("work", "GB/s", common.pick(found, "wall"), "peer", must=2.0, more_is_better=True)

@@ -46,16 +46,17 @@ def main():
 
             return run
 
-        if not args.memory:
-            side(common.OURS)()  # compile the kernels, warm the page cache
+        for system in systems if not args.memory else ():
+            side(system)()  # compile the kernels, warm the page cache
         found, loads = common.alternate({system: side(system) for system in systems}, args.rounds, args.quiet)
     make = memory_rows if args.memory else time_rows
     common.report(args, make(args, layers, found), fanouts=args.fanouts, steps=steps, others=loads)
 
 
 def summary(trainers, memory):
-    """One job in numbers: medians over steps, then the mean of the trainers; seconds and bytes."""
-    mean = {name: statistics.mean(statistics.median(t[name]) for t in trainers) for name in ("step", *PARTS)}
+    """One job in numbers: means over steps, the first of an epoch among them, and over trainers; seconds and bytes."""
+    mean = {name: statistics.mean(statistics.mean(t[name]) for t in trainers) for name in ("step", *PARTS)}
+    mean["median step"] = statistics.mean(statistics.median(t["step"]) for t in trainers)
     for name in ("edges", "inputs"):
         mean[name] = statistics.mean(statistics.mean(t[name]) for t in trainers)
     mean["accuracy"] = statistics.mean(statistics.mean(t["accuracy"][-5:]) for t in trainers)
@@ -86,6 +87,8 @@ def time_rows(args, layers, found):
             common.compare(f"start to first minibatch beside {name}", "s", starts, name, must=MUST_START)
             for name in peers
         ]
+    medians = common.pick(found, "median step", 1e3)
+    rows += [common.compare(f"median step beside {name}", "ms", medians, name) for name in peers]
     rows += [common.alone("training step", "ms", steps), common.alone("start to first minibatch", "s", starts)]
     rows += [common.alone(f"of the step: {name}", "ms", common.pick(found, name, 1e3)) for name in PARTS]
     rows += [common.alone(f"{name} of a minibatch", "", common.pick(found, name)) for name in ("edges", "inputs")]
