@@ -15,6 +15,9 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 _LARGEST = 1 << 30
 """Blocks of more bytes than this are still given back, such as features of a whole graph."""
 
+_LARGEST_BEFORE = 32 << 20
+"""The most that older glibc accepts."""
+
 
 def keep_freed_memory() -> bool:
     """Let the allocator keep freed blocks of up to 1 GiB in this process. Local; no communication.
@@ -29,5 +32,6 @@ def keep_freed_memory() -> bool:
         return False
     mallopt = ctypes.CDLL(None).mallopt
     mallopt.argtypes, mallopt.restype = [ctypes.c_int, ctypes.c_int], ctypes.c_int
-    settings = {_MMAP_THRESHOLD: _LARGEST, _TRIM_THRESHOLD: 2 * _LARGEST - 1, _ARENA_MAX: 1}
-    return all([bool(mallopt(name, value)) for name, value in settings.items()])
+    if not any(mallopt(_MMAP_THRESHOLD, largest) for largest in (_LARGEST, _LARGEST_BEFORE)):
+        return False  # the other settings alone would do harm: they freeze this threshold where it is
+    return bool(mallopt(_TRIM_THRESHOLD, 2 * _LARGEST - 1)) and bool(mallopt(_ARENA_MAX, 1))

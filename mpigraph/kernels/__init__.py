@@ -10,7 +10,6 @@ from mpigraph.kernels.rng import combine, fingerprint
 from mpigraph.kernels.rows import (
     find_runs,
     gather_rows,
-    order_by_owner,
     order_by_range,
     place_ragged,
     scatter_rows,
@@ -29,8 +28,10 @@ def warm_up() -> None:
     indptr = np.array([0, 1, 2], np.int64)
     counts = np.zeros(2, np.int64)
     key = combine(np.uint64(1), fingerprint(ids))
-    order_by_owner(np.zeros(2, np.int32), 1)
-    order_by_range(ids, np.array([0, 2]))
+    ranges = np.array([0, 2])
+    order_by_range(ids, ranges)
+    ranges.setflags(write=False)  # to the compiler another type, and that of books
+    order_by_range(ids, ranges)
     find_runs(ids)
     scratch = np.empty(2, np.int64), np.empty(2, np.int64)
     count_uniform(indptr, ids, ids, 0, 1, False, *scratch, counts)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-__all__ = ["as_words", "find_runs", "gather_rows", "order_by_owner", "order_by_range", "place_ragged", "scatter_rows"]
+__all__ = ["as_words", "find_runs", "gather_rows", "order_by_range", "place_ragged", "scatter_rows"]
 
 _I64 = npt.NDArray[np.int64]
 _Rows = npt.NDArray[Any]
@@ -59,24 +59,6 @@ def _order_by_owner(owner: npt.NDArray[np.int32], bounds: _I64, order: _I64) -> 
     for i in range(len(owner)):
         order[fill[owner[i]]] = i
         fill[owner[i]] += 1
-
-
-def order_by_owner(owner: npt.NDArray[np.int32], num_owners: int) -> tuple[_I64, _I64]:
-    """Sort positions by owner, stably (a counting sort). Local; no communication.
-
-    Args:
-        owner: int32[n], values in ``[0, num_owners)``.
-        num_owners: how many owners there are.
-
-    Returns:
-        ``order`` int64[n] and ``bounds`` int64[num_owners + 1]: ``order[bounds[k]:bounds[k + 1]]`` are the positions
-        owned by ``k``, ascending.
-    """
-    bounds = np.zeros(num_owners + 1, np.int64)
-    np.cumsum(np.bincount(owner, minlength=num_owners), out=bounds[1:])
-    order = np.empty(len(owner), np.int64)
-    _order_by_owner(owner, bounds, order)
-    return order, bounds
 
 
 @njit(nogil=True, cache=True)

@@ -38,7 +38,7 @@ def prefix_sums(indptr: _I64, weights: npt.NDArray[Any], sums: _Sums, alive: npt
         alive: int [n], filled: how many edges of each row can be drawn.
 
     Returns:
-        The position of the first edge with a negative or NaN weight, or -1.
+        The position of the first edge whose weight is negative, NaN or too large to be added, or -1.
     """
     for row in range(len(indptr) - 1):
         begin, end = indptr[row], indptr[row + 1]
@@ -53,9 +53,9 @@ def _add_up(weights: npt.NDArray[Any], sums: _Sums) -> Any:
     """Fill a row's sums, unless ``sums`` is empty; return how many edges can be drawn and the first bad one or -1."""
     total, drawable = 0.0, 0
     for e in range(len(weights)):
-        if not weights[e] >= 0:
-            return drawable, e
         more = total + np.float64(weights[e])
+        if not (weights[e] >= 0 and more < np.inf):
+            return drawable, e
         if more > total:
             drawable += 1
         total = more
@@ -86,7 +86,7 @@ def count_weighted(
     the number of edges that can be drawn. The others are as in :func:`count_uniform`.
 
     Returns:
-        The position of the first edge with a negative or NaN weight, or -1.
+        The position of the first edge whose weight is negative, NaN or too large to be added, or -1.
     """
     nowhere = np.empty(0, np.float64)
     for i in range(len(positions)):
@@ -249,13 +249,18 @@ def _choose_row(
     chosen: _I64,
     room: tuple[_F64, _F64],
 ) -> None:
-    """Choose the edges of one node."""
+    """Choose the edges of one node.
+
+    A write to the weights may have changed the sums since the edges were counted: what is chosen then is not defined,
+    but it is always edges of this node.
+    """
     k = len(chosen)
+    chosen[:] = begin
     if take_all or (k == alive and not replace):
         before = 0.0
         found = 0
         for t in range(len(sums)):
-            if sums[t] > before:
+            if sums[t] > before and found < k:
                 chosen[found] = begin + t
                 found += 1
             before = np.float64(sums[t])

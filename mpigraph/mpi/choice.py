@@ -44,14 +44,12 @@ class Choice:
 def choose_transport(world: World, kind: str) -> Choice:
     """Choose how far rows are read, and set ``world.transport``; ``kind`` is how windows are allocated.
 
-    Takes half a second at most. Servers answer meanwhile. Collective on ``world.comm``.
+    Takes about half a second. Servers answer meanwhile. Collective on ``world.comm``.
     """
     setting = np.array([_SETTINGS.index(world.config.transport)], np.int64)
     world.comm.Bcast(setting)
     name = _SETTINGS[int(setting[0])]
     if world.packed is None:
-        if name == "packed" and not world.all_near and world.rank == 0:
-            get_logger().warning("transport: rma, since MPI lets only one thread of a rank communicate")
         return Choice("rma")
     measured = _measure(world, kind) if name == "auto" else {}
     if measured:

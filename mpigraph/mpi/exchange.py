@@ -4,8 +4,8 @@ A round is four collective steps, the same for every operation::
 
     Ialltoall(headers)           what I ask of you: operation, status, number of request words
     Ialltoallv(request words)    int64
-    Ialltoall(answer sizes)      bytes; -1 to everybody: answering failed here
-    Ialltoallv(answers)          bytes
+    Ialltoall(answer sizes)      in words; -1 to everybody: answering failed here
+    Ialltoallv(answers)          words of eight bytes, since MPI-3 counts are 32-bit
 
 All are non-blocking (:mod:`.steps`). So a server takes part in the rounds of several channels at once and sleeps
 meanwhile; an asker does its own share of the work while the others make their answers; and a rank that waits inside a
@@ -119,7 +119,7 @@ def exchange_answers(
 
     Args:
         comm: the channel.
-        answers: ``answers[r]`` (uint8) goes to rank r; None if answering failed on this rank.
+        answers: ``answers[r]`` (uint8, in eights) goes to rank r; None if answering failed on this rank.
         meanwhile: what to do while the other ranks make their answers.
 
     Returns:
@@ -127,7 +127,7 @@ def exchange_answers(
     """
     sizes = np.full(comm.size, -1, np.int64)
     if answers is not None:
-        sizes[:] = [len(answer) for answer in answers]
+        sizes[:] = [len(answer) // 8 for answer in answers]
     incoming = np.empty(comm.size, np.int64)
     request = comm.Ialltoall(sizes, incoming)
     if meanwhile is not None:
@@ -138,7 +138,7 @@ def exchange_answers(
         return [], failed
     assert answers is not None  # our own size came back as sent
     bounds = _bounds(incoming)
-    received = np.empty(int(bounds[-1]), np.uint8)
+    received = np.empty(8 * int(bounds[-1]), np.uint8)
     leaving = np.concatenate(answers)
-    yield comm.Ialltoallv([leaving, sizes, MPI.UINT8_T], [received, incoming, MPI.UINT8_T])
-    return [received[bounds[r] : bounds[r + 1]] for r in range(comm.size)], failed
+    yield comm.Ialltoallv([leaving, sizes, MPI.INT64_T], [received, incoming, MPI.INT64_T])
+    return [received[8 * bounds[r] : 8 * bounds[r + 1]] for r in range(comm.size)], failed

@@ -118,6 +118,7 @@ class Owner:
         self._traffic = traffic
         self._lock = Lock()  # poll() may run in another thread than enter() and forget()
         self._tables: dict[int, _Rows] = {}
+        self._coming: deque[tuple[MPI.Request, int, _U8]] = deque()
         self._answers: list[_Answer] = []
         self._buffers = Buffers()
         self._backoff = Backoff(spins=2, longest=1e-4)
@@ -145,7 +146,7 @@ class Owner:
         if self._step():
             self._backoff.reset()
             return True
-        if self._answers:
+        if self.busy:
             self._backoff.pause()
         return self.busy
 
@@ -160,18 +161,23 @@ class Owner:
 
     @property
     def busy(self) -> bool:
-        """Whether an answer is under way."""
-        return bool(self._answers)
+        """Whether a request or an answer is under way."""
+        return bool(self._coming or self._answers)
 
     def _accept(self) -> bool:
-        """Take in the requests that have come."""
+        """Take in the requests that have come. A long one arrives while its sender is elsewhere: never wait for it."""
         moved = False
         status = MPI.Status()
         while (message := self._comm.Improbe(MPI.ANY_SOURCE, REQUEST, status)) is not None:
             words = np.empty(status.Get_count(MPI.BYTE), np.uint8)
-            message.Recv([words, MPI.BYTE])
+            self._coming.append((message.Irecv([words, MPI.BYTE]), status.Get_source(), words))
+        for _ in range(len(self._coming)):
+            request, asker, words = self._coming.popleft()
+            if not request.Test():
+                self._coming.append((request, asker, words))
+                continue
             self._traffic.received(words.nbytes)
-            self._answers += self._read_request(status.Get_source(), words)
+            self._answers += self._read_request(asker, words)
             moved = True
         return moved
 

@@ -76,7 +76,7 @@ class Watchdog:
         """Share a board on ``node`` and start watching; ``identity`` names this rank ("trainer 3 (rank 5)")."""
         self._identity = identity
         self._timeout = timeout
-        self._waits: dict[int, tuple[str, float]] = {}
+        self._waits: dict[int, tuple[str, float, float]] = {}
         self._tokens = itertools.count()
         self._last = "started"
         self._win = MPI.Win.Allocate_shared(_SLOT, 1, comm=node)
@@ -89,10 +89,13 @@ class Watchdog:
         self._thread.start()
 
     @contextmanager
-    def watch(self, what: str) -> Iterator[None]:
-        """Say that this thread is about to wait for ``what``. Local; no communication."""
+    def watch(self, what: str, patience: float = 1.0) -> Iterator[None]:
+        """Say that this thread is about to wait for ``what``, for ``patience`` timeouts at most.
+
+        Local; no communication.
+        """
         token = next(self._tokens)  # waits begin in several threads
-        self._waits[token] = (what, time.monotonic())
+        self._waits[token] = (what, time.monotonic(), patience * self._timeout)
         try:
             yield
         finally:
@@ -113,13 +116,13 @@ class Watchdog:
         while not self._done.wait(min(0.5, self._timeout / 4)):
             self._write_board()
             now = time.monotonic()
-            for what, since in list(self._waits.values()):
-                if now - since > self._timeout:
+            for what, since, limit in list(self._waits.values()):
+                if now - since > limit:
                     self._abort(what, now - since)
 
     def _write_board(self) -> None:
         now = time.monotonic()
-        waits = [f"waiting {now - since:.0f} s in {what}" for what, since in list(self._waits.values())]
+        waits = [f"waiting {now - since:.0f} s in {what}" for what, since, _ in list(self._waits.values())]
         text = f"{self._identity}: {'; '.join(waits) or 'running, last wait was ' + self._last}"
         data = text.encode()[:_SLOT]
         self._mine[:] = np.frombuffer(data.ljust(_SLOT, b"\0"), np.uint8)

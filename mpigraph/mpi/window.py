@@ -24,7 +24,7 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 from mpigraph.errors import ClosedError, InvalidArgumentError
-from mpigraph.kernels.rows import as_words, find_runs, gather_rows, order_by_owner, scatter_rows
+from mpigraph.kernels.rows import as_words, find_runs, gather_rows, order_by_range, scatter_rows
 from mpigraph.mpi.buffers import advise_large_pages, as_array
 from mpigraph.mpi.library import library_version
 from mpigraph.mpi.rma import listed_rows
@@ -94,7 +94,6 @@ class RowWindow:
         self.row_shape = tuple(row_shape)
         self.dtype = np.dtype(dtype)
         self.row_bytes = self.dtype.itemsize * int(np.prod(self.row_shape, dtype=np.int64))
-        self._types: list[MPI.Datatype] = []
         self._shared = MPI.WIN_NULL
         with world.watch(f"allocating a window of {int(offsets[-1])} rows"):
             need_room(world, np.diff(self.offsets) * self.row_bytes, f"{int(offsets[-1])} rows")
@@ -216,10 +215,9 @@ class RowWindow:
 
     def _by_host(self, ids: _I64) -> list[tuple[int, _I64]]:
         """Positions of ``ids`` by host, hosts that own none left out."""
-        hosts = len(self.offsets) - 1
-        if hosts == 1:
+        if len(self.offsets) == 2:
             return [(0, np.arange(len(ids)))]
-        order, bounds = order_by_owner(self.owner(ids), hosts)
+        order, bounds = order_by_range(ids, self.offsets)
         return [(int(h), order[bounds[h] : bounds[h + 1]]) for h in np.flatnonzero(np.diff(bounds))]
 
     def _scatter_far(self, host: int, rows: _I64, positions: _I64, values: _Rows) -> None:

@@ -6,12 +6,12 @@ Exposition: the communicators of a job and their threads::
                              |- world.node        the ranks that share memory with me            set-up
                              |- world.trainers    the trainers alone (COMM_NULL on servers)      main thread
                              |- world.packed      requests for far rows, and the rows            every thread
-                             |- world.dup()       one for each loader that samples ahead         its thread
+                             |- a channel         one for each thread that samples               its thread
                              '- world.group()     one for each torch process group               who calls torch
 
 A *host* holds rows of the graph; a *trainer* runs the user's script. A *server* is a host that is not a trainer. With
-``num_servers=0`` every rank is both. Nothing is ever sent on the caller's communicator. All communicators are made
-here and freed in :meth:`World.close`, in reverse order of their creation.
+``num_servers=0`` every rank is both. Nothing is ever sent on the caller's communicator. All communicators but those of
+channels are made here and freed in :meth:`World.close`, in reverse order of their creation.
 """
 
 import os
@@ -51,7 +51,7 @@ class World:
         num_nodes: how many nodes the job runs on.
         node_index: this rank's node.
         rma: far rows by one-sided reads.
-        packed: far rows by request and reply, or None: one node, or hosts that cannot answer while they train.
+        packed: far rows by request and reply, or None on one node, where no row is far.
         transport: the one of the two that reads far rows unless a caller names one.
 
     Collective on the communicator given: construction and :meth:`close`.
@@ -76,6 +76,7 @@ class World:
             unlink_segments()
         try:
             self._assign_roles(0 if self.size == 1 else num_servers)
+            self._check_threads()
         except InvalidArgumentError:  # on every rank
             self._made.close()
             raise
@@ -93,13 +94,19 @@ class World:
 
     def _open_packed(self, comm: MPI.Intracomm) -> None:
         """Get ready to send rows to other nodes. A host that also trains answers in a thread of its own."""
-        answers = np.array([not (self.is_host and self.is_trainer) or self.threads_may_communicate], np.int8)
-        self.comm.Allreduce(MPI.IN_PLACE, answers, op=MPI.MIN)
-        if answers[0]:
-            self.packed = Packed(comm, self.watch)
-            self._made.callback(self.packed.close)
+        self.packed = Packed(comm, self.watch)
+        self._made.callback(self.packed.close)
         if self.is_host and self.is_trainer:
-            self._made.callback(keep_progress(self.packed.owner.poll if self.packed else comm.Iprobe))
+            self._made.callback(keep_progress(self.packed.owner.poll))
+
+    def _check_threads(self) -> None:
+        """A trainer that hosts rows for other nodes answers for them while it computes."""
+        able = np.array([self.threads_may_communicate], np.int8)
+        self.comm.Allreduce(MPI.IN_PLACE, able, op=MPI.MIN)
+        if self.num_nodes > 1 and self.num_servers == 0 and not able[0]:
+            raise InvalidArgumentError(
+                "num_servers=0 on several nodes needs MPI_THREAD_MULTIPLE, which MPI was not started with: use servers"
+            )
 
     def number_window(self) -> int:
         """A number for a new window, the same on every rank. Local; no communication."""
@@ -202,9 +209,9 @@ class World:
         """The hosts on a node. Local; no communication."""
         return [int(h) for h in np.flatnonzero(self._node_of[self.hosts] == node)]
 
-    def watch(self, what: str) -> AbstractContextManager[None]:
-        """Put a deadline on the wait inside the ``with`` block. Local; no communication."""
-        return self.watchdog.watch(what)
+    def watch(self, what: str, patience: float = 1.0) -> AbstractContextManager[None]:
+        """Put a deadline of ``patience`` timeouts on the wait inside the ``with`` block. Local; no communication."""
+        return self.watchdog.watch(what, patience)
 
     def cores_per_rank(self) -> int:
         """How many cores each rank of this node has if they share what they may run on. Collective on ``node``."""

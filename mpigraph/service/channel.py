@@ -32,7 +32,7 @@ class Channel:
     Attributes:
         number: the same on every rank.
         rounds: how many rounds were made.
-        messages: how many requests and answers that were not empty went from here to other ranks.
+        messages: how many requests of this rank to others, and answers to them, were not empty.
         bytes: their bytes.
 
     Collective on ``world.comm``: construction and :meth:`close`.
@@ -143,19 +143,19 @@ class Channel:
             answers: list[_U8] | None = None
             try:
                 answers = answer(requests)
-                self._count(np.array([len(data) for data in answers], np.int64))
             except Exception as exc:  # told to every rank by the exchange, and raised there
                 error = exc
             received, failed = yield from exchange_answers(self._comm, answers, meanwhile)
             if len(failed):
                 raise (yield from joint_error(self._comm, "answering a sampling request", error)) from error
+            self._count(np.array([len(data) for data in received], np.int64))
         return received
 
     def _count(self, nbytes: npt.NDArray[np.int64]) -> None:
-        """Count what goes to each rank (int64[size])."""
-        to_others = np.delete(nbytes, self._comm.rank)
-        self.messages += int(np.count_nonzero(to_others))
-        self.bytes += int(to_others.sum())
+        """Count what goes to or comes from each rank (int64[size])."""
+        own = int(nbytes[self._comm.rank])
+        self.messages += int(np.count_nonzero(nbytes)) - (own > 0)
+        self.bytes += int(nbytes.sum()) - own
 
     def close(self) -> None:
         """Free the communicator, once the headers that servers wait for have come; a second call does nothing.
@@ -179,9 +179,9 @@ class Channel:
         return self._doing(header)
 
     def _await_close(self) -> set[int]:
-        """On a server, which may not have seen yet that the trainers became idle before they came to close."""
-        doing = {int(Operation.IDLE)}
-        while doing == {Operation.IDLE}:
+        """On a server, which may not have seen yet what the trainers did last before they came to close."""
+        doing: set[int] = set()
+        while Operation.CLOSE not in doing:
             serving, self._serving = self._serving or UnderWay(self._serve_once(_no_answer)), None
             doing = serving.finish()
         return doing

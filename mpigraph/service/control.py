@@ -24,6 +24,7 @@ from mpigraph.store.tensors import Policy
 __all__ = ["Control"]
 
 Arguments = dict[str, Any]
+_PATIENCE = 12.0  # timeouts that an operation may take as a whole: a slow disk may make ranks wait for one that loads
 
 
 def _open_graph(state: State, args: Arguments) -> Any:
@@ -122,7 +123,8 @@ class Control:
             raise _everywhere(CollectiveError(_astray(operations)))
         operation = Operation(int(operations[0]))
         with self._world.watch(operation.name.lower()):
-            mine = json.dumps({"args": args, "dropped": sorted(self._dropped), "written": self._written()})
+            written = [number for number, tensor in self._state.tensors.items() if tensor.written]
+            mine = json.dumps({"args": args, "dropped": sorted(self._dropped), "written": written})
             replies = allgather_bytes(self._world.comm, mine.encode())
             said = [json.loads(replies[rank]) for rank in trainers]
             for trainer, other in enumerate(said):
@@ -133,18 +135,14 @@ class Control:
                             f"trainer 0 with {said[0]['args']}, trainer {trainer} with {other['args']}"
                         )
                     )
+            for number in written:
+                self._state.tensors[number].written = False
             self._free_dropped([set(other["dropped"]) for other in said])
-            self._state.prepare_weights(set().union(*(other["written"] for other in said)) & self._state.weights.keys())
-        return _HANDLERS[operation](self._state, said[0]["args"])
-
-    def _written(self) -> list[int]:
-        """Prepared edge weights that this rank wrote to since its last call: their sums have to be made anew."""
-        written = []
-        for number, weights in self._state.weights.items():
-            if weights.tensor.written:
-                written.append(number)
-            weights.tensor.written = False
-        return written
+            changed = set[int]().union(*(other["written"] for other in said)) & self._state.weights.keys()
+            if operation is not Operation.SHUTDOWN:
+                self._state.prepare_weights(changed)
+        with self._world.watch(operation.name.lower(), _PATIENCE):
+            return _HANDLERS[operation](self._state, said[0]["args"])
 
     def _free_dropped(self, dropped: list[set[int]]) -> None:
         everywhere = set.intersection(*dropped)

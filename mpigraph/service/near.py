@@ -39,7 +39,7 @@ class NearDraw:
         """Count.
 
         Raises:
-            GraphDataError: an edge weight is negative or NaN.
+            GraphDataError: an edge weight is negative, infinite or NaN.
         """
         graph = state.graph_of_number[request.graph]
         self._topology, self._request = graph.topology, request
@@ -113,7 +113,7 @@ class _Weighted:
         """Fill how many neighbours the nodes at ``positions`` get.
 
         Raises:
-            GraphDataError: an edge weight is negative or NaN.
+            GraphDataError: an edge weight is negative, infinite or NaN.
         """
         r, weights = self._request, self._weights.values(host)
         bad = count_weighted(

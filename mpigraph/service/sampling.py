@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mpigraph.errors import MPIGraphError
 from mpigraph.kernels.compact import LocalIds
 from mpigraph.kernels.rows import order_by_range, place_ragged
 from mpigraph.metadata.book import RangeBook
@@ -63,7 +62,7 @@ class NeighborService:
         self._channel = channel
         self._world = state.world
         self._buffers, self._for_others = Buffers(), Buffers()  # a round answers others while it asks
-        self._workers = Workers(1)
+        self._workers = Workers(state.world.config.num_worker_threads)
         self._local_ids: dict[int, list[LocalIds]] = {}
 
     @property
@@ -120,7 +119,7 @@ class NeighborService:
                 part = self._near(request, shares, self._for_others).finish()
                 first, wire = self._edges_of(host, request)
                 counts = np.diff(part.offsets).astype(count_dtype(request.fanout))
-                arrays += [counts, part.src.copy(), (part.eids - first).astype(wire)]
+                arrays += [counts, part.src, (part.eids - first).astype(wire)]
             answers.append(pack_answer(arrays))
         return answers
 
@@ -157,23 +156,29 @@ class NeighborService:
                 for host, positions in share:
                     if not self._world.near[host]:
                         words[int(self._world.hosts[host])].append(pack_request(request, request.ids[positions]))
-        except MPIGraphError as exc:  # raised on every rank by the round
+        except Exception as exc:  # raised on every rank by the round
             error = exc
         drawn: list[Part] = []
+        failed: list[Exception] = []
 
         def draw_near() -> None:
-            drawn.extend(draw.finish() for draw in near)
+            try:
+                drawn.extend(draw.finish() for draw in near)
+            except Exception as exc:  # once the round is over: the others are in the middle of it
+                failed.append(exc)
 
         asked = [np.concatenate(lists) for lists in words]
         readers = [AnswerReader(a) for a in self._channel.ask(self.answer, asked, draw_near, error)]
+        if failed:
+            raise failed[0]
         return [self._merge(*job, readers) for job in zip(requests, shares, drawn, strict=True)]
 
     def _merge(self, request: RelationRequest, shares: Shares, near: Part, readers: list[AnswerReader]) -> Part:
         """Put near draws and far answers of one relation together, in the order of its ids."""
-        counts = np.diff(near.offsets)
         if all(self._world.near[host] for host, _ in shares):
             return near
-        pieces = [_Piece(np.arange(len(counts)), counts.copy(), near.src, near.eids)]
+        counts = np.diff(near.offsets)
+        pieces = [_Piece(self._buffers.arange(len(counts)), counts.copy(), near.src, near.eids)]
         dtype = near.src.dtype
         for host, positions in shares:
             if self._world.near[host]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from mpigraph.errors import MPIGraphError
+from mpigraph.errors import MPIGraphError, PartitionError
 from mpigraph.mpi.agree import together
 from mpigraph.mpi.choice import choose_transport
 from mpigraph.mpi.mutex import HostMutex
@@ -75,16 +75,20 @@ class State:
         """Load a partitioned graph with its features; a second call gives the loaded one.
 
         Raises:
-            PartitionError: the configuration is missing, damaged or of another graph; on every rank.
+            PartitionError: the configuration is missing, damaged or of another graph, or another one with this name is
+                open; on every rank.
             ShardFormatError: a shard is missing or damaged; on every rank.
 
         Collective on ``world.comm``.
         """
-        if name in self.graphs:
-            return self.graphs[name]
         with together(self.world.comm, f"opening graph {name!r}"):
             config = PartConfig.read(part_config)
             check_name(config, name)
+            known = self.graphs.get(name)
+            if known is not None and known.topology.config.path.resolve() != config.path.resolve():
+                raise PartitionError(f"graph {name!r} is open already, from {known.topology.config.path}")
+        if known is not None:
+            return known
         graph = Graph(self._number(), Topology(self.world, config, self.kind))
         try:
             self._load_features(graph)
@@ -149,19 +153,19 @@ class State:
         """Make the prefix sums of edge weights, or make them anew after a write.
 
         Raises:
-            GraphDataError: a weight is negative or NaN; on every rank. The weights are then not prepared.
+            GraphDataError: a weight is negative, infinite or NaN; on every rank.
 
         Collective on ``world.comm``.
         """
         for number in sorted(numbers):
-            weights = self.weights.pop(number, None)
-            if weights is None:
-                tensor = self.tensors[number]
-                weights = EdgeWeights(self.graphs[tensor.graph].topology, tensor)
+            known = self.weights.get(number)
+            tensor = self.tensors[number]
+            weights = known or EdgeWeights(self.graphs[tensor.graph].topology, tensor)
             try:
                 weights.prepare(self.kind)
-            except MPIGraphError:  # on every rank
-                weights.close()
+            except MPIGraphError:  # on every rank; sums that a thread may be reading stay where they are
+                if known is None:
+                    weights.close()
                 raise
             self.weights[number] = weights
 

@@ -4,7 +4,7 @@ import ctypes
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +39,10 @@ class Workers:
         mine, *others = np.array_split(positions, slices)
         self._leave_my_core()
         waiting = [self._pool.submit(work, part) for part in others]
-        work(mine)
+        try:
+            work(mine)
+        finally:  # they write to buffers of the next call
+            wait(waiting)
         for future in waiting:
             future.result()
 

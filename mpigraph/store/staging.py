@@ -135,6 +135,8 @@ def copy_shard(shard: Shard, graph_name: str) -> None:
     shard.target.parent.mkdir(parents=True, exist_ok=True)
     with open(shard.source, "rb") as source, open(temporary, "ab") as copy:
         _lock(copy, shard)
+        if not temporary.exists() or not os.path.samestat(os.fstat(copy.fileno()), temporary.stat()):
+            raise _busy(shard)  # it was published between our opening and locking it
         copy.truncate(0)
         shutil.copyfileobj(source, copy, _PIECE)
         copy.flush()
@@ -150,12 +152,16 @@ def _lock(copy: IO[bytes], shard: Shard) -> None:
     try:
         fcntl.flock(copy, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise InvalidArgumentError(
-            f"{shard.target}: another process is staging this file (each node needs a disk of its own)"
-        ) from None
+        raise _busy(shard) from None
     except OSError as error:
         if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):  # a file system without locks
             raise
+
+
+def _busy(shard: Shard) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"{shard.target}: another process is staging this file (each node needs a disk of its own)"
+    )
 
 
 def _fingerprint(shard: Shard, graph_name: str) -> Fingerprint:

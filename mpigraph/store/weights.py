@@ -58,30 +58,33 @@ class EdgeWeights:
 
     def complaint(self, edge: int, weight: float) -> str:
         """What to say of a bad weight. Local; no communication."""
-        return f"edge weight {self.tensor.name!r} of edge {edge} must be >= 0 (got {weight})"
+        return f"edge weight {self.tensor.name!r} of edge {edge} must be finite and >= 0 (got {weight})"
 
     def prepare(self, kind: str) -> None:
         """Make the prefix sums, or make them anew; ``kind`` is how windows are allocated.
 
         Raises:
-            GraphDataError: a weight is negative or NaN; on every rank.
+            GraphDataError: a weight is negative, infinite or NaN; on every rank. What the sums are then is not defined.
 
         Collective on ``world.comm``.
         """
         world, relation = self._topology.world, self.tensor.policy.type_id
         if self._sums is None or self._alive is None:
             hosts = self._topology.hosts
-            exact = np.float32 if self.tensor.dtype == "bool" else np.float64  # counts fit a float32
+            exact = np.uint32 if self.tensor.dtype == "bool" else np.float64  # sums of a mask are counts
             dst = hosts.schema.ends(relation)[1]
             self._sums = RowWindow(world, hosts.edge_offsets[relation], (), exact, kind)
             self._alive = RowWindow(world, hosts.node_offsets[dst], (), np.int32, kind)
         with together(world.comm, f"preparing edge weights {self.tensor.name!r}"):
             if world.is_host:
                 self._add_up(world.host_index, relation)
-        self._sums.sync()
+        windows = (self._sums, self._alive)
+        for window in windows:
+            window.sync()
         with world.watch("preparing edge weights"):
             world.comm.Barrier()
-        self._sums.sync()
+        for window in windows:
+            window.sync()
 
     def _add_up(self, host: int, relation: int) -> None:
         near, weights = self._topology.adjacency(relation, host), self.values(host)
