@@ -18,16 +18,15 @@ from itertools import pairwise
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 import mpigraph as mg
 from mpigraph.partition.generate import Recipe, generate_graph
 
 SETTINGS = {
     "graph_name": "default",
-    "part_config": "",  # <name>.json of a partitioned graph
-    "num_servers": 1,  # on each node; 0: every trainer hosts a share of the graph
-    "backend": "gloo",  # of gradients; mpi4py: by MPI, with no port opened
+    "part_config": os.environ.get("MPIGRAPH_PART_CONFIG", ""),  # <name>.json of a partitioned graph
+    "num_servers": None,  # on each node (MPIGRAPH_NUM_SERVERS, else 1); 0: every trainer hosts a share of the graph
+    "backend": "gloo",  # of gradients; nccl: train on GPUs; mpi4py: by MPI, with no port opened
     "num_epochs": 30,
     "eval_every": 1,  # epochs
     "fan_out": "10,10",  # neighbours per layer, input side first
@@ -43,8 +42,8 @@ SETTINGS = {
     "seed": 0,
 }
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-for setting, value in SETTINGS.items():
-    parser.add_argument(f"--{setting}", type=type(value), default=value, help=f"default: {value}")
+for name, value in SETTINGS.items():
+    parser.add_argument(f"--{name}", type=int if value is None else type(value), default=value, help="(%(default)s)")
 args = parser.parse_args()
 
 
@@ -67,56 +66,55 @@ class SAGE(nn.Module):
 
 
 @torch.no_grad()
-def evaluate(g, model, nodes, num_layers):
+def evaluate(g, model, nodes, num_layers, device):
     """Accuracy on all trainers' nodes together."""
     model.eval()
     sampler = mg.dataloading.NeighborSampler([args.eval_fan_out] * num_layers, return_eids=False)
-    nodes, count = nodes[:: max(1, len(nodes) // args.num_eval)], torch.zeros(2)
-    for inputs, seeds, blocks in mg.distributed.DistNodeDataLoader(g, nodes, sampler, batch_size=1000):
-        right = model(blocks, g.ndata["feat"][inputs]).argmax(1) == g.ndata["label"][seeds]
-        count += torch.tensor([right.sum(), len(seeds)])
+    nodes, count = nodes[:: max(1, len(nodes) // args.num_eval)], torch.zeros(2, device=device)
+    for inputs, seeds, blocks in mg.distributed.DistNodeDataLoader(g, nodes, sampler, device, batch_size=1000):
+        right = model(blocks, g.ndata["feat"][inputs].to(device)).argmax(1).cpu() == g.ndata["label"][seeds]
+        count += torch.tensor([right.sum(), len(seeds)], device=device)
     torch.distributed.all_reduce(count)
     model.train()
     return float(count[0] / count[1].clamp(min=1))
 
 
-def train_epoch(g, model, optimizer, loader):
+def train_epoch(g, model, optimizer, loader, device):
     """Make one pass; return the seconds spent waiting for minibatches and computing."""
     spent, start = [0.0, 0.0], time.perf_counter()
     with model.join():  # trainers that run out of seeds take part
         for inputs, seeds, blocks in loader:
             arrived = time.perf_counter()
-            feats = blocks[0].srcdata["feat"] if blocks else g.ndata["feat"][inputs]
-            loss = F.cross_entropy(model(blocks, feats), g.ndata["label"][seeds])
+            feats = blocks[0].srcdata["feat"] if blocks else g.ndata["feat"][inputs].to(device)
+            loss = F.cross_entropy(model(blocks, feats), g.ndata["label"][seeds].to(device))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             end = time.perf_counter()
-            spent = [spent[0] + arrived - start, spent[1] + end - arrived]
-            start = end
+            spent, start = [spent[0] + arrived - start, spent[1] + end - arrived], end
     return spent
 
 
-def train(g, name, fanouts, classes):
+def train(g, name, fanouts, device):
     """Train one model; return its accuracy on the test nodes."""
     num_trainers = torch.distributed.get_world_size()
     split = [mg.distributed.node_split(g.ndata[f"{part}_mask"]) for part in ("train", "val", "test")]
     sampler = mg.dataloading.NeighborSampler(fanouts, return_eids=False)
-    size = -(-args.batch_size // num_trainers)
-    options = {"batch_size": size, "shuffle": True, "features": ["feat"] if fanouts else []}
-    loader = mg.distributed.DistNodeDataLoader(g, split[0], sampler, **options)
+    options = {"batch_size": -(-args.batch_size // num_trainers), "features": ["feat"] if fanouts else []}
+    loader = mg.distributed.DistNodeDataLoader(g, split[0], sampler, device, shuffle=True, **options)
     torch.manual_seed(args.seed)
-    model = DistributedDataParallel(SAGE(g.ndata["feat"].shape[1], args.num_hidden, classes, len(fanouts)))
+    model = SAGE(g.ndata["feat"].shape[1], args.num_hidden, int(g.ndata["label"][:].max()) + 1, len(fanouts))
+    model = nn.parallel.DistributedDataParallel(model.to(device))
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr, weight_decay=args.weight_decay)
     torch.manual_seed(args.seed * num_trainers + g.rank())  # dropout differs between trainers
     for epoch in range(args.num_epochs):
-        spent = train_epoch(g, model, optimizer, loader)
-        line = "{:2d} (wait {:.2f} s, compute {:.2f} s)".format(epoch, *spent)
+        wait, compute = train_epoch(g, model, optimizer, loader, device)
+        line = f"{epoch:2d} (wait {wait:.2f} s, compute {compute:.2f} s)"
         if (epoch + 1) % args.eval_every == 0:
-            line += f"  validation accuracy {evaluate(g, model, split[1], len(fanouts)):.4f}"
+            line += f"  validation accuracy {evaluate(g, model, split[1], len(fanouts), device):.4f}"
         if g.rank() == 0:
             print(name, "epoch", line, flush=True)
-    return evaluate(g, model, split[2], len(fanouts))
+    return evaluate(g, model, split[2], len(fanouts), device)
 
 
 def generate(directory):
@@ -129,6 +127,9 @@ def generate(directory):
 
 def main():
     mg.distributed.initialize(num_servers=args.num_servers, seed=args.seed)
+    device = f"cuda:{os.environ['LOCAL_RANK']}" if args.backend == "nccl" else "cpu"
+    if device != "cpu":
+        torch.cuda.set_device(device)
     torch.distributed.init_process_group(args.backend, init_method="mpi4py://" if args.backend == "mpi4py" else None)
     directory = f"{tempfile.gettempdir()}/mpigraph-{os.environ['MASTER_PORT']}"  # the same on every trainer
     if not args.part_config and torch.distributed.get_rank() == 0:
@@ -137,9 +138,8 @@ def main():
     g = mg.distributed.DistGraph(args.graph_name, part_config=args.part_config or f"{directory}/default.json")
     if not args.part_config and g.rank() == 0:
         shutil.rmtree(directory)  # the graph is in memory now
-    classes = int(g.ndata["label"][:].max()) + 1
-    accuracy = train(g, "GraphSAGE", [int(fanout) for fanout in args.fan_out.split(",")], classes)
-    mlp = "" if args.part_config else f", of an MLP on the features alone {train(g, 'MLP', [], classes):.4f}"
+    accuracy = train(g, "GraphSAGE", [int(fanout) for fanout in args.fan_out.split(",")], device)
+    mlp = "" if args.part_config else f", of an MLP on the features alone {train(g, 'MLP', [], device):.4f}"
     if g.rank() == 0:
         print(f"test accuracy {accuracy:.4f}{mlp}")
     torch.distributed.destroy_process_group()

@@ -2,14 +2,18 @@
 
 A test with the fixture ``comm`` runs on exactly 1, 2, 3 and 4 ranks, on a communicator of that many; the other ranks
 wait, asleep. A test with ``layout`` runs on every layout of :data:`LAYOUTS` that fits. Every other test needs no MPI
-and runs on one rank, in turn, so that the ranks share the work. Each test has a deadline, at which every rank prints
-its stacks and the run is aborted. Rank 0 reports for all.
+and runs on one rank, in turn, so that the ranks share the work; ``--together`` leaves these out. Each test has a
+deadline, at which every rank prints its stacks and the run is aborted. Rank 0 reports for all.
+
+Tests on Slurm and on hosts of their own skip where something is missing that they need, unless it is required:
+``MPIGRAPH_TEST_REQUIRE=slurm,hosts`` makes them fail instead.
 """
 
 import faulthandler
 import gc
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -22,8 +26,10 @@ from typing import Any, NamedTuple
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import jobs
 import pytest
 import torch
+from jobs import DEADLINE, GRACE
 from mpi4py import MPI
 from oracle import write_oracle
 
@@ -34,12 +40,12 @@ from mpigraph.errors import CollectiveError
 torch.set_num_threads(1)
 
 WORLD = MPI.COMM_WORLD
-DEADLINE = float(os.environ.get("MPIGRAPH_TEST_DEADLINE", "120"))
 WAIT = 40.0  # deadline of a single wait inside a test job
-ORACLES = Path(WORLD.bcast(tempfile.mkdtemp(prefix="mpigraph-oracle-") if WORLD.rank == 0 else None))
+ORACLES: Path | None = None  # where the oracle graphs are, from the start of the session on
+NEEDS = {"slurm", "hosts"}
+REQUIRED = set(filter(None, os.environ.get("MPIGRAPH_TEST_REQUIRE", "").split(",")))
 COUNTS = {"passed": 0, "failed": 0, "skipped": 0}
 STDERR = 2
-SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
 class Layout(NamedTuple):
@@ -70,8 +76,15 @@ LAYOUTS = [
 ]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    text = "leave out the tests that need no MPI, which one rank runs: they are the same on any number of ranks"
+    parser.addoption("--together", action="store_true", help=text)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
+    if REQUIRED - NEEDS:
+        raise pytest.UsageError(f"MPIGRAPH_TEST_REQUIRE: nothing is called {', '.join(REQUIRED - NEEDS)}")
     global STDERR
     STDERR = os.dup(2)  # pytest does not catch here yet: what a deadline prints gets out
     reporter = config.pluginmanager.getplugin("terminalreporter")
@@ -81,7 +94,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Give tests without MPI to one rank each, in turn; leave out those that need more ranks than there are."""
-    alone = [item for item in items if ranks_of(item) == 0]
+    alone = [item for item in items if ranks_of(item) == 0 and not config.getoption("together")]
     together = [item for item in items if 0 < ranks_of(item) <= WORLD.size]
     kept = alone[WORLD.rank :: WORLD.size] + together
     config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
@@ -119,7 +132,7 @@ def deadline(request: pytest.FixtureRequest) -> Iterator[None]:
     def expire() -> None:
         os.write(STDERR, f"\n[rank {WORLD.rank}] {request.node.nodeid} ran for {DEADLINE} s: aborting\n".encode())
         faulthandler.dump_traceback(STDERR, all_threads=True)
-        time.sleep(5)
+        leave_nothing()  # which takes some seconds: the other ranks print their stacks, too
         WORLD.Abort(3)
 
     timer = threading.Timer(DEADLINE, expire)
@@ -127,6 +140,20 @@ def deadline(request: pytest.FixtureRequest) -> Iterator[None]:
     timer.start()
     yield
     timer.cancel()
+
+
+def leave_nothing() -> None:
+    """End this rank's jobs and remove the oracle graphs, where the session does not come to its end."""
+    jobs.end_all(signal.SIGTERM)
+    time.sleep(GRACE)
+    jobs.end_all(signal.SIGKILL)
+    shutil.rmtree(ORACLES, ignore_errors=True)
+
+
+def leave(*_: object) -> None:
+    """What a signal does that ends the session."""
+    leave_nothing()
+    os._exit(1)
 
 
 def quiet_barrier(comm: MPI.Intracomm) -> None:
@@ -221,6 +248,9 @@ def oracle_path(num_parts: int = 2, part_method: str = "random") -> str:
 
 def pytest_sessionstart() -> None:
     """Rank 0 writes the oracle graphs, the others wait for it."""
+    global ORACLES
+    ORACLES = Path(WORLD.bcast(tempfile.mkdtemp(prefix="mpigraph-oracle-") if WORLD.rank == 0 else None))
+    signal.signal(signal.SIGTERM, leave)
     if WORLD.rank == 0:
         for num_parts in (1, 2, 3, 4, 7):
             write_oracle(ORACLES / f"random{num_parts}", num_parts, "random")
@@ -242,6 +272,13 @@ def pytest_sessionfinish() -> None:
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     counts = ", ".join(f"{count} {outcome}" for outcome, count in COUNTS.items())
     terminalreporter.write_line(f"on {WORLD.size} rank(s), each rank's share of a test counted: {counts}")
+
+
+def needs(what: str, missing: str) -> pytest.MarkDecorator:
+    """The mark of tests that start jobs on ``what``, of which something is missing if ``missing`` says so."""
+    if WORLD.size > 1:
+        return pytest.mark.skip(reason="runs jobs of its own: start pytest without mpiexec")
+    return pytest.mark.skipif(bool(missing) and what not in REQUIRED, reason=missing)
 
 
 @pytest.fixture(scope="session")

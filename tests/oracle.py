@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+import mpigraph.distributed as dist
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Schema
 from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.source import Feature, GraphSource
@@ -55,3 +56,7 @@ def write_oracle(directory: Path, num_parts: int = 2, part_method: str = "random
     assignment = np.arange(NUM_NODES) * num_parts // NUM_NODES if part_method == "given" else None
     source = oracle_source()
     return str(partition_source(source, name, num_parts, directory, part_method, assignment=assignment).config_path)
+
+
+def open_graph(path: str) -> dist.DistGraph:
+    return dist.DistGraph(NAME, part_config=path)

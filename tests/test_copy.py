@@ -180,9 +180,10 @@ scp -rpq -P 2222 -o User=ann -- {config} '[fe80::2]:/w/data/'
 {all} mkdir -p -- /w /w/data
 {one} --relative=0 --input=none --kill-on-bad-exit=1 mkdir -p -- /w/data/part0
 {one} --relative=0 --input=none --kill-on-bad-exit=1 cp -Rp -- {part0} /w/data/part0/
+{one} --relative=0 --input=none --kill-on-bad-exit=1 cp -Rp -- '{dir}/my scripts' /w/
 {one} --relative=1 --input=none --kill-on-bad-exit=1 mkdir -p -- /w/data/part1
 {one} --relative=1 --input=none --kill-on-bad-exit=1 cp -Rp -- {part1} /w/data/part1/
-{all} cp -Rp -- '{dir}/my scripts' /w/
+{one} --relative=1 --input=none --kill-on-bad-exit=1 cp -Rp -- '{dir}/my scripts' /w/
 sbcast --force --preserve -- {config} /w/data/oracle.json
 """,
 }
@@ -247,6 +248,15 @@ def test_slurm_needs_enough_nodes_and_another_place(oracle, capsys, monkeypatch)
     directory = Path(oracle(2)).parent
     assert copy(oracle(2), None, str(directory), "--rel_data_path", ".") == 2
     assert "is where the parts are" in capsys.readouterr().err
+
+
+def test_nodes_that_share_the_workspace_copy_one_after_the_other(oracle, capsys, monkeypatch, tmp_path):
+    slurm(monkeypatch, 2)
+    assert copy(oracle(2), None, "/w", "--dry-run") == 0
+    writes = [line for line in capsys.readouterr().out.splitlines() if "my scripts" in line]
+    assert len(writes) == 2 and all("--nodes=1 " in line for line in writes)
+    assert copy(oracle(2), None, str(tmp_path), "--dry-run") == 0  # where the scripts are already
+    assert "my scripts" not in capsys.readouterr().out
 
 
 def test_what_is_printed_can_be_typed(oracle, capsys):

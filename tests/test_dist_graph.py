@@ -5,29 +5,26 @@ import os
 import numpy as np
 import pytest
 import torch
-from conftest import Job, Layout
-from oracle import MAX_DEGREE, NAME, NUM_NODES
+from conftest import Job
+from oracle import MAX_DEGREE, NUM_NODES, open_graph
 
 import mpigraph.distributed as dist
 from mpigraph.base import EID, NID
 from mpigraph.block import to_block
+from mpigraph.dataloading import NeighborSampler
 from mpigraph.distributed.context import current
 from mpigraph.errors import (
     CollectiveError,
     EdgeTypeError,
+    FieldNameError,
     GraphDataError,
     InvalidArgumentError,
-    MaskLengthError,
     MPIGraphError,
     NodeTypeError,
     OutOfRangeError,
     PartitionError,
     TensorMismatchError,
 )
-
-
-def open_graph(path: str) -> dist.DistGraph:
-    return dist.DistGraph(NAME, part_config=path)
 
 
 def degrees_of(orig: torch.Tensor) -> torch.Tensor:
@@ -63,8 +60,10 @@ def test_counts_types_and_features(layout: Job, oracle) -> None:
             g.edges["cites"]
         with pytest.raises(EdgeTypeError):
             g.num_edges("cites")
-        with pytest.raises(KeyError, match="no feature 'x'"):
-            g.ndata["x"]
+        assert issubclass(FieldNameError, KeyError)
+        for features in (g.ndata, g.edata):
+            with pytest.raises(FieldNameError, match="no feature 'x'"):
+                features["x"]
         again = open_graph(path)
         assert again.num_edges() == num_edges
 
@@ -247,10 +246,35 @@ def test_bad_sampling_arguments_raise_on_every_rank(layout: Job, oracle) -> None
         everybody("edge_dir must be 'in'", edge_dir="out")
         everybody("no feature 'nothing'", prob="nothing")
         everybody("node ids must be integers", nodes=[0.5])
+        everybody("node ids of uint8 look like a mask", nodes=np.ones(NUM_NODES, np.uint8))
+        everybody("exclude_edges must be None", exclude_edges=[1])
         with pytest.raises(OutOfRangeError):
             g.sample_blocks([101], [])
         frontier = dist.sample_neighbors(g, [0, 5], -1)  # and the job goes on
         check_edges(g, *frontier.edges(), frontier.edata[EID])
+
+    layout.run(body)
+
+
+def test_arguments_in_dgls_order(layout: Job, oracle) -> None:
+    path = oracle(2)
+
+    def body() -> None:
+        g = open_graph(path)
+        nodes = torch.arange(NUM_NODES)
+        ours = g.sample_neighbors(nodes, 7, prob="weight", replace=True, seed=1)
+        theirs = g.sample_neighbors(nodes, 7, "in", "weight", None, True, True, "cpu", seed=1)
+        assert torch.equal(ours.edata[EID], theirs.edata[EID])
+        sizes = dist.sample_neighbors(g, nodes, 7, "in", None, None, True, use_graphbolt=True).in_degrees(nodes)
+        assert torch.equal(sizes, torch.where(g.in_degrees() > 0, 7, 0))
+        meta = g.sample_neighbors(nodes, 2, output_device="meta")
+        assert meta.device.type == meta.edges()[0].device.type == meta.edata[EID].device.type == "meta"
+        sampler = NeighborSampler([2], "in", None, None, False, ["feat"], ["label"], ["edge"], "cpu", False)
+        assert (sampler.prefetch_node_feats, sampler.prefetch_labels) == (["feat"], ["label"])
+        assert sampler.sample(g, nodes, None)[2][0].num_edges() <= 2 * NUM_NODES
+        for sample in (sampler.sample, sampler.sample_blocks):
+            with pytest.raises((InvalidArgumentError, CollectiveError), match="exclude_edges must be None"):
+                sample(g, nodes, torch.arange(2))
 
     layout.run(body)
 
@@ -264,72 +288,11 @@ def test_a_negative_weight_raises_where_it_is_met(layout: Job, oracle) -> None:
         if g.rank() == 0:
             g.edata["w"][:] = -1.0
         g.barrier()
-        with pytest.raises((GraphDataError, CollectiveError), match=r"edge weight 'w' of edge \d+ must be >= 0"):
+        with pytest.raises((GraphDataError, CollectiveError), match=r"'w' of edge \d+ must be finite and >= 0"):
             dist.sample_neighbors(g, torch.arange(NUM_NODES), 2, prob="w")
         g.barrier()
 
     layout.run(body)
-
-
-MASKS = {
-    "all": np.ones(NUM_NODES, np.int64),
-    "third": np.arange(NUM_NODES) % 3 == 0,
-    "two": np.isin(np.arange(NUM_NODES), [0, 100]).astype(np.float32),
-    "none": np.zeros(NUM_NODES, bool),
-}
-
-
-def shares_of(g: dist.DistGraph, mask: np.ndarray, even: bool) -> tuple[list[int], list[int]]:
-    """This trainer's nodes and edges; the same by every kind of mask, and by every rank's reckoning."""
-    book, t = g.get_partition_book(), dist.DistTensor((NUM_NODES,), torch.float32)
-    if g.rank() == 0:
-        t[:] = torch.from_numpy(mask)
-    g.barrier()
-    shares = [dist.node_split(m, book, force_even=even) for m in (mask, torch.from_numpy(mask), t)]
-    assert all(torch.equal(shares[0], share) for share in shares)
-    assert shares[0].dtype == torch.int64
-    assert torch.equal(shares[0], shares[0].sort()[0])
-    for rank in range(current().num_trainers):
-        other = dist.node_split(t, rank=rank, force_even=even)
-        assert rank != g.rank() or torch.equal(other, shares[0])
-    edges = dist.edge_split(np.ones(g.num_edges(), bool), book, force_even=even)
-    return shares[0].tolist(), edges.tolist()
-
-
-def test_splits_cover_the_mask_once(layout: Job, oracle) -> None:
-    path = oracle(3)
-
-    def body() -> dict:
-        g = open_graph(path)
-        with pytest.raises(MaskLengthError, match="one entry for each of 101 nodes"):
-            dist.node_split(np.ones(7), g.get_partition_book())
-        with pytest.raises(InvalidArgumentError, match="rank must be in"):
-            dist.node_split(MASKS["all"], rank=99)
-        return {(name, even): shares_of(g, mask, even) for name, mask in MASKS.items() for even in (True, False)}
-
-    found = [shares for shares in layout.comm.allgather(layout.run(body)) if shares is not None]
-    for name, mask in MASKS.items():
-        for even in (True, False):
-            nodes = [shares[name, even][0] for shares in found]
-            assert sorted(sum(nodes, [])) == np.flatnonzero(mask).tolist()
-            assert sorted(sum((shares[name, even][1] for shares in found), [])) == list(range(591))
-            if even:
-                assert max(map(len, nodes)) - min(map(len, nodes)) <= 1
-
-
-def test_split_is_local_where_parts_are(comm, oracle) -> None:
-    if comm.size == 1:
-        return
-    path = oracle(4)
-
-    def body() -> None:
-        open_graph(path)
-        mine = dist.node_split(np.ones(NUM_NODES, bool), force_even=False)
-        world = current().world
-        offsets = current().state.graphs[NAME].topology.hosts.node_offsets[0]
-        assert torch.equal(mine, torch.arange(offsets[world.host_index], offsets[world.host_index + 1]))
-
-    Job(comm, Layout(comm.size, 0, 1)).run(body)
 
 
 def test_wrong_graph_name_and_missing_config(layout: Job, oracle) -> None:

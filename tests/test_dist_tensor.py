@@ -1,13 +1,17 @@
 """DistTensor: every index, dtype, life cycle and write, near and far, with and without servers."""
 
+import gc
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
-from conftest import Job, Layout, on_all
-from oracle import NAME, NUM_NODES
+from conftest import LAYOUTS, Job, Layout, on_all
+from oracle import NUM_NODES, open_graph
 
 import mpigraph.distributed as dist
 from mpigraph.distributed.context import current
+from mpigraph.distributed.tensor import _my_piece
 from mpigraph.errors import (
     ClosedError,
     CollectiveError,
@@ -33,10 +37,6 @@ DTYPES = [
 LAYOUT_NEAR, LAYOUT_FAR = Layout(0, 0, 0), Layout(0, 0, 1)
 
 
-def open_graph(path: str) -> dist.DistGraph:
-    return dist.DistGraph(NAME, part_config=path)
-
-
 def test_every_index_reads_its_rows(layout: Job, oracle) -> None:
     path = oracle(3)
 
@@ -52,7 +52,6 @@ def test_every_index_reads_its_rows(layout: Job, oracle) -> None:
         for index in (
             random,
             random.astype(np.int32),
-            random.astype(np.uint8),
             torch.from_numpy(random),
             torch.from_numpy(random).to(torch.int32),
             random.tolist(),
@@ -158,8 +157,14 @@ def test_init_func_that_raises_on_one_trainer_raises_on_all(layout: Job, oracle)
 
     def body() -> None:
         open_graph(path)
-        with pytest.raises(CollectiveError, match=r"init_func of tensor 'x' failed on .*no such vocabulary"):
-            dist.DistTensor((NUM_NODES,), torch.float32, "x", init_func=init)
+        for persistent in (False, True):
+            with pytest.raises(CollectiveError, match=r"init_func of tensor 'x' failed on .*no such vocabulary"):
+                dist.DistTensor((NUM_NODES,), torch.float32, "x", init_func=init, persistent=persistent)
+        gc.collect()  # what failed is in a cycle with its error
+        t = dist.DistTensor((NUM_NODES,), torch.int32, "x")  # the name is free
+        assert t.dtype is torch.int32
+        tensors = current().state.tensors
+        assert [tensor.number for tensor in tensors.values() if tensor.name == "x"] == [t.rows.number]
 
     layout.run(body)
 
@@ -213,6 +218,28 @@ def test_dropped_tensors_are_freed_and_persistent_ones_stay(layout: Job, oracle)
     layout.run(body)
 
 
+def test_a_tensor_that_one_trainer_dropped_is_made_anew(layout: Job, oracle) -> None:
+    """An evaluation loop in which one trainer keeps the best result."""
+    path = oracle(2)
+
+    def body() -> None:
+        g, session = open_graph(path), current()
+        t = dist.DistTensor((NUM_NODES,), torch.int64, "h")
+        if g.rank() == 0:
+            t[:] = 7
+        best = t if g.rank() == 0 else None
+        del t
+        again = dist.DistTensor((NUM_NODES,), torch.int64, "h")
+        assert (again[:] == (7 if session.num_trainers == 1 else 0)).all()
+        assert best is None or (best[:] == 7).all()
+        assert dist.DistTensor((NUM_NODES,), torch.int64, "h").rows is again.rows
+        del best
+        g.barrier()
+        assert [tensor for tensor in session.state.tensors.values() if tensor.name == "h"] == [again.rows]
+
+    layout.run(body)
+
+
 def test_close_ends_a_tensor(layout: Job, oracle) -> None:
     path = oracle(2)
 
@@ -247,6 +274,49 @@ def test_union_of_masks_and_local_partition(layout: Job, oracle) -> None:
     result = layout.run(body) or (0, 0)
     sizes, sums = zip(*layout.comm.allgather(result), strict=True)
     assert (sum(sizes), sum(sums)) == (NUM_NODES, NUM_NODES * (NUM_NODES - 1) // 2)
+
+
+@pytest.mark.parametrize("layout", [*LAYOUTS, Layout(4, 1, 0)], indirect=True)
+def test_writes_through_local_partition_arrive(layout: Job, oracle) -> None:
+    path = oracle(3)
+
+    def body() -> int:
+        g = open_graph(path)
+        t = dist.DistTensor((NUM_NODES, 2), torch.int64)
+        t.local_partition[:] += g.rank() + 1
+        g.barrier()
+        rows = t[torch.arange(NUM_NODES)]
+        assert (rows >= 1).all() and (rows[:, 0] == rows[:, 1]).all()
+        return int((rows[:, 0] == g.rank() + 1).sum()) - len(t.local_partition)
+
+    assert layout.run(body) in (0, None)
+
+
+@pytest.mark.parametrize(("trainers", "hosts"), [(1, 1), (3, 1), (2, 2), (3, 2), (7, 3), (8, 4)])
+def test_the_pieces_of_trainers_are_all_rows_of_their_hosts(trainers: int, hosts: int) -> None:
+    segments = [np.arange(100 * host, 100 * host + 10 + host) for host in range(hosts)]
+    rows = SimpleNamespace(segment=lambda host: segments[host - 5])
+    pieces = []
+    for k in range(trainers):
+        near = np.repeat([False, True, False], [5, hosts, 4])
+        world = SimpleNamespace(is_host=False, near=near, local_trainer=k, num_local_trainers=trainers)
+        host, part = _my_piece(world, rows)
+        pieces.append(segments[host - 5][part])
+    assert np.array_equal(np.concatenate(pieces), np.concatenate(segments))
+    assert max(map(len, pieces)) <= 3 * min(map(len, pieces))
+
+
+@pytest.mark.parametrize("layout", [Layout(3, 2, 0)], indirect=True)
+def test_no_local_partition_of_two_servers(layout: Job, oracle) -> None:
+    path = oracle(2)
+
+    def body() -> None:
+        g = open_graph(path)
+        with pytest.raises(InvalidArgumentError, match=r"'orig' has no local_partition .* 1 trainer.* 2 servers"):
+            _ = g.ndata["orig"].local_partition
+        assert g.ndata["orig"].count_nonzero() == NUM_NODES - 1
+
+    layout.run(body)
 
 
 def test_bad_indices_name_the_tensor_and_the_row(layout: Job, oracle) -> None:

@@ -1,9 +1,12 @@
-"""Dropout: its odds, its scale, its gradient, and whose draws it uses."""
+"""Dropout: its odds, its scale, its gradient, and whose draws it uses; memory that is kept for the next one."""
+
+import platform
 
 import pytest
 import torch
 from torch.nn import functional as F
 
+from mpigraph.distributed import context
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.memory import keep_freed_memory
 from mpigraph.nn import Dropout, dropout, relu_dropout
@@ -82,5 +85,16 @@ def test_off_and_misuse():
             dropout(x, p)
 
 
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be told to keep memory")
 def test_keeping_memory_can_be_asked_for_again():
-    assert keep_freed_memory() == keep_freed_memory()
+    assert keep_freed_memory() is True
+    assert keep_freed_memory() is True
+
+
+@pytest.mark.parametrize("keep", [0, 1])
+def test_trainers_keep_memory_unless_they_are_told_not_to(layout, monkeypatch, keep):
+    asked = []
+    monkeypatch.setattr(context, "keep_freed_memory", lambda: asked.append(True))
+    monkeypatch.setenv("MPIGRAPH_KEEP_MEMORY", str(keep))
+    is_trainer = layout.run(lambda: True)
+    assert asked == ([True] if keep and is_trainer else [])

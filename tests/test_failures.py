@@ -4,82 +4,20 @@ Broken scripts run as jobs of their own, under ``mpiexec`` with a clean environm
 a status and one message that says what happened where.
 """
 
-import os
 import re
 import shutil
-import signal
-import subprocess
-import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import h5py
 import pytest
 from conftest import Job, Layout
+from jobs import SOON, run_script
 from oracle import NAME, NUM_NODES
 
 import mpigraph.distributed as dist
 from mpigraph.errors import MPIGraphError
 from mpigraph.storage.part_config import PartConfig
-
-# Open MPI refuses to run as root, or more ranks than cores, unless it is told; ranks that share cores must not spin.
-OPEN_MPI = {
-    "OMPI_ALLOW_RUN_AS_ROOT": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "OMPI_MCA_rmaps_base_oversubscribe": "1",
-    "OMPI_MCA_hwloc_base_binding_policy": "none",
-    "OMPI_MCA_mpi_yield_when_idle": "1",
-    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-    "PRTE_MCA_hwloc_default_binding_policy": "none",
-}
-SOON = 75  # seconds, the start of a job on a busy machine included
-
-PRELUDE = """
-import os, sys, time, signal
-import torch
-import mpigraph.distributed as dist
-from mpigraph.dataloading import NeighborSampler
-dist.initialize(num_servers={servers})
-g = dist.DistGraph("oracle", part_config={path!r})
-rank = g.rank()
-"""
-
-
-def launcher() -> str:
-    """The mpiexec beside this Python, else the system's."""
-    found = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    assert found is not None
-    return found
-
-
-def clean_environment() -> dict[str, str]:
-    """The environment without what a launcher told this rank, so that another job can be started."""
-    ours = re.compile(r"PMI|HYD|MPI_|MPIR|OMPI(?!_MCA_(osc|pml|btl)$)|OPAL|PRTE|RANK|WORLD|MASTER|LOCAL_RANK")
-    kept = {key: value for key, value in os.environ.items() if not ours.match(key)}
-    return kept | OPEN_MPI | {"OMP_NUM_THREADS": "1"}
-
-
-def run_script(tmp_path: Path, path: str, body: str, ranks: int = 3, servers: int = 1, before: str = "", **env: str):
-    """Run a script under mpiexec; return (status, output, seconds)."""
-    script = tmp_path / "script.py"
-    script.write_text(before + PRELUDE.format(servers=servers, path=path) + body)
-    command = (
-        [launcher(), "-n", str(ranks), sys.executable, "-u", str(script)] if ranks > 1 else [sys.executable, script]
-    )
-    start, output = time.monotonic(), tmp_path / "output"
-    with (
-        output.open("w") as out,
-        subprocess.Popen(
-            command, env=clean_environment() | env, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
-        ) as job,
-    ):
-        try:
-            status = job.wait(timeout=90)
-        finally:  # nothing of it stays, whatever happens
-            with suppress(ProcessLookupError):
-                os.killpg(job.pid, signal.SIGKILL)
-    return status, output.read_text(), time.monotonic() - start
 
 
 def damage(directory: Path, how: str) -> str:
@@ -150,7 +88,8 @@ def test_an_exception_on_one_trainer_ends_the_job(tmp_path: Path, oracle) -> Non
     assert "uncaught exception on trainer 1/2 (rank 1)" in output and "I am the culprit" in output
 
 
-def test_a_collate_function_that_raises_on_one_rank_ends_the_job(tmp_path: Path, oracle) -> None:
+@pytest.mark.parametrize("per_node", ["0", "1"])
+def test_a_collate_function_that_raises_on_one_rank_ends_the_job(tmp_path: Path, oracle, per_node: str) -> None:
     body = """
 def collate(ids):
     if rank == 1 and 6 in ids:
@@ -160,10 +99,10 @@ for batch in dist.DistDataLoader(range(20), 2, collate_fn=collate):
     pass
 g.barrier()
 """
-    for env in ({}, {"MPIGRAPH_RANKS_PER_NODE": "1"}):
-        status, output, seconds = run_script(tmp_path, oracle(2), body, servers=0, **env)
-        assert status != 0 and seconds < SOON
-        assert "cannot collate 6" in output and "trainer 1/3" in output
+    env = {"MPIGRAPH_RANKS_PER_NODE": per_node}
+    status, output, seconds = run_script(tmp_path, oracle(2), body, servers=0, **env)
+    assert status != 0 and seconds < SOON
+    assert "cannot collate 6" in output and "trainer 1/3" in output
 
 
 def test_an_exception_in_a_thread_ends_the_job(tmp_path: Path, oracle) -> None:
@@ -204,11 +143,17 @@ def test_a_rank_that_never_comes_is_reported(tmp_path: Path, oracle) -> None:
     assert re.search(r"trainer 1/2 \(rank 1\): running, last wait was", output)
 
 
-def test_a_script_that_ends_without_closing_is_fine(tmp_path: Path, oracle) -> None:
+@pytest.mark.parametrize("ranks, servers", [(1, 1), (3, 1), (3, 0)])
+def test_a_script_that_ends_without_closing_is_fine(tmp_path: Path, oracle, ranks: int, servers: int) -> None:
     body = "t = dist.DistTensor((g.num_nodes(),), torch.float32)\nit = iter(dist.DistDataLoader(range(9), 2)); next(it)"
-    for ranks, servers in ((1, 1), (3, 1), (3, 0)):
-        status, output, _ = run_script(tmp_path, oracle(2), body, ranks, servers)
-        assert status == 0, output
+    status, output, _ = run_script(tmp_path, oracle(2), body, ranks, servers)
+    assert status == 0, output
+
+
+def test_an_exception_while_the_job_ends_at_exit_ends_it(tmp_path: Path, oracle) -> None:
+    body = "dist.context.current().control.call = lambda *args: 1 / 0"
+    status, output, seconds = run_script(tmp_path, oracle(2), body)
+    assert status != 0 and seconds < SOON and "ZeroDivisionError" in output, output
 
 
 def test_exit_codes_of_scripts_are_kept(tmp_path: Path, oracle) -> None:
@@ -224,15 +169,17 @@ def test_a_trainer_that_leaves_early_is_named(tmp_path: Path, oracle) -> None:
 
 
 def test_a_wrong_graph_name_is_one_error_on_every_trainer(tmp_path: Path, oracle) -> None:
-    body = """
+    path = oracle(2)
+    body = f"""
 try:
-    dist.DistGraph("products", part_config=sys.argv[0])
-except dist.context.NotInitializedError: raise
+    dist.DistGraph("products", part_config={path!r})
 except Exception as error:
-    print(f"trainer {rank} caught {type(error).__name__}", flush=True)
+    print(f"trainer {{rank}} caught {{type(error).__name__}}: {{error}}", flush=True)
 """
-    status, output, _ = run_script(tmp_path, oracle(2), body)
-    assert status == 0 and len(re.findall(r"trainer \d caught \w+Error", output)) == 2, output
+    status, output, _ = run_script(tmp_path, path, body)
+    assert status == 0, output
+    words = rf"{re.escape(path)} holds graph 'oracle', not 'products': check graph_name and part_config"
+    assert sorted(re.findall(rf"trainer (\d) caught PartitionError: .*?{words}", output)) == ["0", "1"], output
 
 
 def test_a_node_without_a_trainer_is_one_error(tmp_path: Path, oracle) -> None:

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from test_failures import run_script
+from jobs import PATIENCE, run_script
 
 BATCHES = """
 import hashlib
@@ -27,10 +27,8 @@ KNOWN = "OSC UCX component priority set inside component query failed"
 
 def test_without_threads_in_mpi_loaders_do_not_prefetch(tmp_path, oracle) -> None:
     """A warning says so, and the batches are the same, with rows and neighbours from near and far."""
-    free, tied = (
-        run_script(tmp_path, oracle(3), BATCHES, ranks=4, before=before, MPIGRAPH_RANKS_PER_NODE="2")
-        for before in ("", SERIALIZED)
-    )
+    options = {"ranks": 4, "seconds": PATIENCE / 2, "MPIGRAPH_RANKS_PER_NODE": "2"}
+    free, tied = (run_script(tmp_path, oracle(3), BATCHES, before=before, **options) for before in ("", SERIALIZED))
     assert free[0] == tied[0] == 0, free[1] + tied[1]
     assert "prefetching" not in free[1]
     assert "MPI lacks MPI_THREAD_MULTIPLE: batches are made without prefetching" in tied[1]
@@ -50,3 +48,27 @@ def test_a_job_says_nothing_when_it_ends(tmp_path, oracle, end: str, per_node: s
     said = "\n".join(line for line in output.splitlines() if KNOWN not in line)
     assert len(re.findall(SAYS.format("True"), said)) == (2 if per_node == "2" else 3)
     assert not re.sub(SAYS.format("True"), "", said).strip(), output
+
+
+def test_bad_weights_at_the_end_do_not_keep_the_job(tmp_path, oracle) -> None:
+    """The sums of edge weights that were written are not made anew only to be freed."""
+    body = """
+w = dist.DistTensor((g.num_edges(),), torch.float32, "w", part_policy=g.get_edge_partition_policy())
+w[torch.arange(g.num_edges())] = torch.ones(g.num_edges())
+g.edata["w"] = w
+loader = dist.DistNodeDataLoader(g, [0, 1], NeighborSampler([2], prob="w"), batch_size=1)
+print("batches", len(list(loader)), flush=True)
+w[0] = float("nan")
+"""
+    status, output, _ = run_script(
+        tmp_path, oracle(2), body, ranks=4, MPIGRAPH_RANKS_PER_NODE="2", MPIGRAPH_TIMEOUT="20"
+    )
+    assert status == 0 and output.count("batches 2") == 2, output
+
+
+def test_hosts_that_train_need_threads_in_mpi(tmp_path, oracle) -> None:
+    """On several nodes they answer the others while they compute."""
+    options = {"ranks": 4, "servers": 0, "before": SERIALIZED, "MPIGRAPH_RANKS_PER_NODE": "2"}
+    status, output, _ = run_script(tmp_path, oracle(2), "", **options)
+    assert status != 0
+    assert output.count("num_servers=0 on several nodes needs MPI_THREAD_MULTIPLE") == 1, output

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_failures import clean_environment, launcher
+from jobs import clean_environment, launcher, run_job, started
 
 from mpigraph.cli.hosts import read_hosts
 from mpigraph.cli.main import main
@@ -139,7 +139,8 @@ def test_more_ranks_than_cpus_share_them(capsys, tmp_path, slurm, monkeypatch):
 
 def test_what_the_arguments_become(capsys, tmp_path):
     more = ["--num_servers", 0, "--num_samplers", 4, "--num_omp_threads", 2, "--part_config", "data/g.json"]
-    more += ["--num_server_threads", 1, "--graph_format", "csc,coo", "--extra_envs", "A=1,2;3", "B= x=y"]
+    more += ["--num_server_threads", 1, "--graph_format", "csc,coo", "--server_name", "s", "--keep_alive"]
+    more += ["--extra_envs", "A=1,2;3", "B= x=y"]
     more += ["--launcher_flags=-iface 'eth 0'", "--mpiexec", stand_in(tmp_path)]
     found = dry_run(capsys, tmp_path, *more)
     given = found[found.index("env") + 1 : found.index("python")]
@@ -275,10 +276,8 @@ def test_every_argument_arrives_unchanged(tmp_path, family):
         chosen = []
         env |= {"SLURM_JOB_ID": "7", "PATH": f"{stand_in(tmp_path, 'srun').parent}:{env['PATH']}"}
     extra = ["--extra_envs", *(f"{name}={value}" for name, value in values.items())]
-    done = subprocess.run(
-        launch(tmp_path, *chosen, command, *extra), env=env, capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_job(launch(tmp_path, *chosen, command, *extra), env)
+    assert done.status == 0, done.stderr
     rank, seen = json.loads(told.read_text()), json.loads((tmp_path / "seen.json").read_text())
     assert rank["argv"] == HOSTILE
     assert {name: rank["environ"][name] for name in values} == values
@@ -294,8 +293,8 @@ def test_signals_reach_the_launcher(tmp_path, number):
     (tmp_path / "rank.py").write_text(body)
     command = shlex.join([sys.executable, str(tmp_path / "rank.py")])
     arguments = launch(tmp_path, "--mpiexec", str(stand_in(tmp_path)), command)
-    process = subprocess.Popen(arguments, env=clean_environment(), stdout=subprocess.PIPE, text=True)
-    with process:
+    pipe = {"stdout": subprocess.PIPE, "text": True}
+    with started(arguments, clean_environment(), **pipe) as process, process.stdout:
         assert process.stdout.readline() == "ready\n"
         process.send_signal(number)
         assert process.wait(20) == 42
@@ -309,7 +308,7 @@ def test_the_status_is_the_launchers(tmp_path, code, status):
     command = shlex.join([sys.executable, "-S", "-c", f"import os, sys, signal; signal.signal(13, 0); {code}"])
     arguments = launch(tmp_path, "--mpiexec", str(stand_in(tmp_path)), command)
     shell = ["sh", "-c", '"$@"; exit $?', "sh", *arguments]  # a shell, since what it sees is 128 + signal
-    assert subprocess.run(shell, env=clean_environment(), capture_output=True, timeout=60).returncode == status
+    assert run_job(shell, clean_environment()).status == status
 
 
 def test_a_job_by_the_mpiexec_that_is_installed(tmp_path):
@@ -325,6 +324,6 @@ def test_a_job_by_the_mpiexec_that_is_installed(tmp_path):
     command = shlex.join([sys.executable, "train me.py", *HOSTILE])
     more = ["--num_servers", "1", "--num_samplers", "3", "--num_omp_threads", "1", "--mpiexec", launcher()]
     arguments = launch(tmp_path, *more, command, "--extra_envs", "HOSTILE=$(x) ;'\",=")
-    done = subprocess.run(arguments, env=clean_environment(), capture_output=True, text=True, timeout=90)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = run_job(arguments, clean_environment())
+    assert done.status == 0, done.output
     assert f"told 2 1 3 $(x) ;'\",= {HOSTILE}" in done.stdout

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from batches import digest
 from conftest import Job, Layout, on_all
-from oracle import NAME, NUM_NODES
-from test_sampling_equal import digest
+from mpi4py import MPI
+from oracle import NUM_NODES, open_graph
 
 import mpigraph.distributed as dist
 from mpigraph.base import EID, NID
@@ -14,10 +15,6 @@ from mpigraph.dataloading import BlockSampler, MultiLayerFullNeighborSampler, Ne
 from mpigraph.dataloading.seeds import agreed_steps, batch_bounds, shuffled
 from mpigraph.distributed.context import current
 from mpigraph.errors import InvalidArgumentError
-
-
-def open_graph(path: str) -> dist.DistGraph:
-    return dist.DistGraph(NAME, part_config=path)
 
 
 def seeds_of(rank: int, sizes: list[int]) -> np.ndarray:
@@ -174,6 +171,30 @@ def test_a_user_collate_function_may_sample_and_read(layout: Job, oracle) -> Non
         assert [batch.tolist() for batch in plain] == [[0, 1], [2, 3], [4]]
 
     layout.run(body)
+
+
+def test_every_draw_of_a_batch_is_another_one_on_all_ranks_alike(layout: Job, oracle) -> None:
+    path = oracle(3)
+
+    def body() -> list:
+        g = open_graph(path)
+
+        def collate(seeds: list[int]) -> list:
+            return [g.sample_neighbors(seeds, 1).edata[EID].tolist() for _ in range(3)]
+
+        epochs = []
+        for depth in (0, 2):
+            loader = dist.DistDataLoader(range(NUM_NODES), 21, collate_fn=collate, num_prefetch=depth, seed=4)
+            epochs.append([list(loader), list(loader)])
+        assert epochs[0] == epochs[1]
+        draws = [str(draw) for epoch in epochs[0] for batch in epoch for draw in batch]
+        assert len(set(draws)) == len(draws)
+        once = dist.DistDataLoader(range(NUM_NODES), 21, collate_fn=lambda ids: g.sample_blocks(ids, [1]), seed=4)
+        assert [blocks[0].edata[EID].tolist() for _, _, blocks in once] == [batch[0] for batch in epochs[0][0]]
+        return draws
+
+    alone = Job(MPI.COMM_SELF, Layout(1, 0, 0)).run(body)
+    on_all(layout.comm, layout.run(body) in (None, alone))
 
 
 class OneHop(BlockSampler):

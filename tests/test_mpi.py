@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pytest
 from conftest import WAIT, Job, Layout, on_all
 from mpi4py import MPI
-from worlds import flat_world, world_of
+from worlds import flat_world, meet, world_of
 
 from mpigraph.config import Config
 from mpigraph.errors import (
@@ -182,8 +182,12 @@ def ask_all(channel: Channel, world: World, error: Exception | None = None, brok
         return answer_to(requests, world.rank, world.size)
 
     words = [words_between(world.rank, target) for target in range(world.size)]
+    before = channel.messages, channel.bytes
     for target, got in enumerate(channel.ask(answer, words, error=error)):
         assert np.array_equal(got.view(np.int64), words[target] + target)
+    others = [len(asked) for target, asked in enumerate(words) if target != world.rank]
+    assert channel.messages - before[0] == 2 * np.count_nonzero(others)  # an answer is as long as its request
+    assert channel.bytes - before[1] == 2 * 8 * sum(others)
 
 
 def serve(channel: Channel, world: World) -> None:
@@ -199,10 +203,7 @@ def serve(channel: Channel, world: World) -> None:
 
 def poll_together(world: World, channels: list[Channel], answer: Answer) -> None:
     """Poll on servers until every rank is here."""
-    done = world.comm.Ibarrier()
-    while not done.Test():
-        for channel in channels if not world.is_trainer else ():
-            channel.poll(answer)
+    meet(world, lambda: any([channel.poll(answer) for channel in channels]))
     world.comm.Barrier()
 
 

@@ -7,6 +7,7 @@ from mpigraph.errors import GraphDataError, InvalidArgumentError
 from mpigraph.metadata.schema import Schema
 from mpigraph.partition.metis import symmetric_adjacency
 from mpigraph.partition.pipeline import partition_source
+from mpigraph.partition.rows import CastRows, SparseRows
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.storage.part_config import PartConfig
 from mpigraph.storage.shard import ShardReader
@@ -170,6 +171,23 @@ def test_memory_mapped_input(tmp_path):
     mapped = tuple(np.load(tmp_path / f"{i}.npy", mmap_mode="r") for i in range(2))
     source = GraphSource(source.schema, source.num_nodes, (mapped,), source.node_feats, source.edge_feats)
     check_round_trip(source, partition_source(source, "g", 2, tmp_path), 2)
+
+
+def test_bytes_in_memory_leave_out_what_is_mapped(tmp_path):
+    source = homogeneous(6, [0, 1, 2], [1, 2, 4])
+    half = np.ones((6, 4), np.float16)
+    np.save(tmp_path / "half.npy", half)
+    sparse = SparseRows(np.arange(7), np.zeros(6, np.int32), np.ones(6, np.float32), (6, 10))
+
+    def size(**feats):
+        table = {name: Feature(values, "float32") for name, values in feats.items()}
+        return GraphSource(source.schema, (6,), source.edges, {"_N": table}).bytes_in_memory() - 2 * 3 * 8
+
+    mapped = CastRows(np.load(tmp_path / "half.npy", mmap_mode="r")[:], np.float32)
+    assert np.array_equal(mapped[np.arange(2)], np.ones((2, 4), np.float32))
+    assert size(a=CastRows(half, np.float32)) == 6 * 4 * 2
+    assert size(a=sparse, b=mapped) == 7 * 8 + 6 * 4 + 6 * 4
+    assert size(a=half.astype(np.float32)) == 6 * 4 * 4
 
 
 def test_bad_input_is_named(tmp_path):

@@ -1,25 +1,22 @@
 """What a loader adds to sampling: gathered rows, prepared edge weights, threads. None of it changes a draw."""
 
 import gc
+import threading
 
 import numpy as np
 import pytest
 import torch
+from batches import SAMPLERS, batch, digest
 from conftest import Job
-from oracle import NAME, NUM_NODES
-from test_sampling_equal import SAMPLERS, batch, digest
+from oracle import NUM_NODES, open_graph
 
 import mpigraph.distributed as dist
 from mpigraph.base import EID
 from mpigraph.dataloading import NeighborSampler
 from mpigraph.distributed.context import current
-from mpigraph.errors import GraphDataError, InvalidArgumentError, NodeTypeError
+from mpigraph.errors import FieldNameError, GraphDataError, InvalidArgumentError
 from mpigraph.service.workers import Workers
 from mpigraph.store.pool import RowPool
-
-
-def open_graph(path: str) -> dist.DistGraph:
-    return dist.DistGraph(NAME, part_config=path)
 
 
 @pytest.mark.parametrize("depth", [0, 2])
@@ -39,8 +36,10 @@ def test_gathered_rows_come_with_the_blocks(layout: Job, oracle, depth: int) -> 
             assert torch.equal(blocks[-1].dstdata["label"], g.ndata["orig"][outputs] % 7)
             assert torch.equal(blocks[-1].dstdata["third"], g.ndata["orig"][outputs] % 3 == 0)
             assert "feat" not in blocks[-1].srcdata and "label" not in blocks[0].dstdata
-        with pytest.raises(NodeTypeError, match="nothing"):
+        with pytest.raises(FieldNameError, match="no feature 'nothing' on nodes"):
             dist.DistNodeDataLoader(g, mine, sampler, features=["nothing"])
+        with pytest.raises(FieldNameError, match="no feature 'feat' on edges"):
+            dist.DistNodeDataLoader(g, mine, NeighborSampler([2], prob="feat"))
 
     layout.run(body)
 
@@ -87,7 +86,7 @@ def test_weights_that_are_written_count_from_the_next_barrier_on(layout: Job, or
             assert torch.equal(blocks[0].edata[EID].sort().values, first)
         if g.rank() == current().num_trainers - 1:
             g.edata["w"][first[:1]] = -1.0
-        with pytest.raises(GraphDataError, match=r"'w' of edge \d+ must be >= 0 \(got -1"):
+        with pytest.raises(GraphDataError, match=r"'w' of edge \d+ must be finite and >= 0 \(got -1"):
             g.barrier()
         with pytest.raises(GraphDataError, match="'w' of edge"):
             dist.DistNodeDataLoader(g, np.arange(3), NeighborSampler([1], prob="w"))
@@ -113,6 +112,47 @@ def test_threads_draw_alike(layout: Job, oracle, name: str, monkeypatch: pytest.
         assert alone == together
         with pytest.raises(InvalidArgumentError, match="num_threads"):
             NeighborSampler([2], num_threads=0)
+
+    layout.run(body)
+
+
+def test_the_threads_of_the_job_draw_single_hops_too(layout: Job, oracle, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = oracle(2)
+    monkeypatch.setattr("mpigraph.service.workers._WORTH_IT", 3)
+
+    def workers() -> set[threading.Thread]:
+        return {thread for thread in threading.enumerate() if thread.name.startswith("mpigraph-worker")}
+
+    def draw(expected: int) -> torch.Tensor:
+        g = open_graph(path)
+        before = workers()
+        edges = g.sample_neighbors(torch.arange(NUM_NODES), 2, seed=3).edata[EID]
+        assert len(workers() - before) == expected
+        return edges
+
+    alone = layout.run(lambda: draw(0))
+    together = layout.run(lambda: draw(2), num_worker_threads=3)
+    assert alone is None or torch.equal(alone, together)
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_the_device_is_the_callers(layout: Job, oracle, depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each thread has a current GPU of its own, so "cuda" is made exact before the thread begins."""
+    path, asked = oracle(2), []
+
+    def exact(device: str) -> torch.device:
+        asked.append((device, threading.current_thread()))
+        return torch.device("cpu")
+
+    monkeypatch.setattr("mpigraph.distributed.loader.exact_device", exact)
+
+    def body() -> None:
+        g = open_graph(path)
+        loader = dist.DistNodeDataLoader(
+            g, np.arange(9), NeighborSampler([2]), "cuda", batch_size=3, num_prefetch=1, queue_size=depth
+        )
+        assert asked == [("cuda", threading.current_thread())]
+        assert [inputs.device.type for inputs, _, _ in loader] == ["cpu"] * 3
 
     layout.run(body)
 

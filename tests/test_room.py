@@ -1,16 +1,14 @@
 """Shared memory that is too small is an error on every rank, with the sizes, before anything is allocated."""
 
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import Job
+from jobs import cannot_mount, clean_environment, mpiexec, run_job, with_file_system
 from oracle import NAME, NUM_NODES
-from test_failures import clean_environment, launcher
 
 import mpigraph.distributed as dist
 from mpigraph.distributed.context import current
@@ -36,26 +34,6 @@ small[[5]] = torch.ones(1, 3, dtype=torch.int8)
 g.barrier()
 print("went on", int(small[[5]].sum()), flush=True)
 """
-
-
-def cannot_mount() -> str:
-    """What keeps /dev/shm from being made small, in words."""
-    if os.geteuid() != 0:
-        return "a small /dev/shm needs root"
-    trial = subprocess.run(["unshare", "--mount", "mount", "-t", "tmpfs", "tmpfs", "/dev/shm"], capture_output=True)
-    return f"a small /dev/shm cannot be mounted: {trial.stderr.decode().strip()}" if trial.returncode else ""
-
-
-def with_shared_memory(size: str, *words: str | Path) -> "subprocess.CompletedProcess[str]":
-    """Run a command where /dev/shm has a size of its own."""
-    mount = f'mount --make-rprivate / && mount -t tmpfs -o size={size} tmpfs /dev/shm && exec "$@"'
-    return subprocess.run(
-        ["unshare", "--mount", "sh", "-c", mount, "sh", *words],
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-        timeout=90,
-    )
 
 
 def test_the_forecast_is_what_the_windows_take(layout: Job, oracle) -> None:
@@ -107,11 +85,12 @@ def test_nothing_is_asked_of_a_rank_alone(oracle) -> None:
 def test_a_small_shared_memory_is_an_error_and_no_bus_error(tmp_path: Path, oracle) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.format(columns=BIG // NUM_NODES))
-    done = with_shared_memory("24m", launcher(), "-n", "3", sys.executable, script, oracle(2))
-    assert done.returncode == 0, done.stdout + done.stderr
+    command = [*with_file_system("/dev/shm", "24m"), *mpiexec(3), sys.executable, script, oracle(2)]
+    done = run_job(command, clean_environment())
+    assert done.status == 0, done.output
     pattern = (
         r"trainer (\d): not enough shared memory for 101 rows: node 0 \(.*\) needs 28.6 MiB for its 1 host\(s\), and"
     )
     said = re.findall(pattern + r" /dev/shm has \d+.\d MiB free of 24.0 MiB", done.stdout)
-    assert said and set(said) <= {"0", "1"}, done.stdout + done.stderr  # lines of two ranks may mix
+    assert said and set(said) <= {"0", "1"}, done.output  # lines of two ranks may mix
     assert done.stdout.count("not enough shared memory") == done.stdout.count("went on 3") == 2

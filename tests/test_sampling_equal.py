@@ -1,46 +1,16 @@
 """The same seeds give the same blocks, bit for bit, whatever the layout of the job."""
 
-import hashlib
 from functools import cache
 
-import numpy as np
 import pytest
 import torch
+from batches import NUM_BATCHES, SAMPLERS, batch, digest
 from conftest import Job, Layout, on_all
 from mpi4py import MPI
-from oracle import NAME, NUM_NODES
+from oracle import NAME
 
 import mpigraph.distributed as dist
-from mpigraph.base import NID
-from mpigraph.dataloading import NeighborSampler
 from mpigraph.distributed.context import current
-
-NUM_BATCHES = 6
-SAMPLERS = {
-    "uniform": NeighborSampler([3, 4]),
-    "replace": NeighborSampler([2, 5], replace=True),
-    "all": NeighborSampler([-1, -1]),
-    "prob": NeighborSampler([3, 2], prob="weight"),
-    "prob-replace": NeighborSampler([3, 2], prob="weight", replace=True),
-    "mask": NeighborSampler([2, 2], mask="even"),
-    "no-eids": NeighborSampler([3, 3], return_eids=False),
-}
-
-
-def batch(number: int) -> torch.Tensor:
-    return torch.from_numpy(np.random.default_rng(number).permutation(NUM_NODES)[:17].astype(np.int64))
-
-
-def digest(sample: tuple) -> str:
-    """A fingerprint of every array of a minibatch, with the features of its input nodes."""
-    inputs, outputs, blocks = sample
-    state = hashlib.sha256()
-    for tensor in (inputs, outputs):
-        state.update(tensor.numpy().tobytes())
-    for block in blocks:
-        for tensor in (*block.edges(), block.srcdata[NID], block.edata.get(NID, torch.empty(0))):
-            state.update(tensor.numpy().tobytes())
-    return state.hexdigest()
 
 
 def sample_all(path: str, rank: int, trainers: int) -> dict[tuple[str, int], str]:

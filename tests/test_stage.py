@@ -4,8 +4,8 @@ import fcntl
 import os
 import re
 import shutil
-import subprocess
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -13,9 +13,8 @@ import h5py
 import numpy as np
 import pytest
 from conftest import Job, on_all
+from jobs import Done, cannot_mount, clean_environment, mpiexec, run_job, with_file_system
 from oracle import NAME, write_oracle
-from test_failures import clean_environment, launcher
-from test_room import cannot_mount
 
 import mpigraph.distributed as dist
 from mpigraph.errors import InvalidArgumentError, PartitionError, ShardFormatError
@@ -167,53 +166,45 @@ def test_a_copy_is_compared_by_checksums(config: PartConfig, tmp_path: Path) -> 
         verify_copy(config.part_path(0, "edge_feats"), wanted, NAME, 0)
 
 
-def command(ranks: int, *words: str, **env: str) -> "subprocess.CompletedProcess[str]":
-    start = [launcher(), "-n", str(ranks)] if ranks > 1 else []
-    return subprocess.run(
-        [*start, sys.executable, "-m", "mpigraph", "stage", *words],
-        env=clean_environment() | env,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+def command(ranks: int, *words: object, before: Sequence[str] = (), **env: str) -> Done:
+    start = [*before, *mpiexec(ranks), sys.executable, "-m", "mpigraph", "stage"]
+    return run_job([*start, *words], clean_environment() | env)
 
 
 def test_the_command_alone_brings_everything(oracle, tmp_path: Path) -> None:
-    done = command(1, oracle(3), "--to", str(tmp_path / "to"))
-    assert done.returncode == 0, done.stderr
+    done = command(1, oracle(3), "--to", tmp_path / "to")
+    assert done.status == 0, done.stderr
     path = done.stdout.strip()
     assert path == str(tmp_path / "to" / "oracle.json")
     assert re.search(r"node 0 \(.+\): part\(s\) 0, 1, 2: 9 files copied \(0.\d MiB\), 0 kept", done.stderr)
     staged = PartConfig.read(path)
     assert staged.files == PartConfig.default_files(3)
     assert all(staged.part_path(k, "part_graph").is_file() for k in range(3))
-    done = command(1, str(tmp_path / "no.json"), "--to", str(tmp_path / "to"))
-    assert done.returncode == 2 and "no.json: cannot read the partition configuration" in done.stderr
 
 
-def test_the_command_gives_each_node_its_parts(oracle, tmp_path: Path) -> None:
-    for servers in ("1", "0"):
-        to = tmp_path / servers
-        done = command(4, oracle(4), "--to", str(to), "--num-servers", servers, MPIGRAPH_RANKS_PER_NODE="2")
-        assert done.returncode == 0, done.stderr
-        assert re.findall(r"node (\d) .*part\(s\) (.*): 6 files", done.stderr) == [("0", "0, 1"), ("1", "2, 3")]
-        assert done.stdout.strip() == str(to / "oracle.json")
-    done = command(2, oracle(2), "--to", str(Path(oracle(2)).parent), MPIGRAPH_RANKS_PER_NODE="1")
-    assert done.returncode == 2 and done.stderr.count("error: ") == 1 and "where the parts are" in done.stderr
+def test_the_command_without_a_graph_is_one_error(tmp_path: Path) -> None:
+    done = command(1, tmp_path / "no.json", "--to", tmp_path / "to")
+    assert done.status == 2 and "no.json: cannot read the partition configuration" in done.stderr
+
+
+@pytest.mark.parametrize("servers", [0, 1])
+def test_the_command_gives_each_node_its_parts(oracle, tmp_path: Path, servers: int) -> None:
+    done = command(4, oracle(4), "--to", tmp_path / "to", "--num-servers", servers, MPIGRAPH_RANKS_PER_NODE="2")
+    assert done.status == 0, done.stderr
+    assert re.findall(r"node (\d) .*part\(s\) (.*): 6 files", done.stderr) == [("0", "0, 1"), ("1", "2, 3")]
+    assert done.stdout.strip() == str(tmp_path / "to" / "oracle.json")
+
+
+def test_the_command_does_not_stage_where_the_parts_are(oracle) -> None:
+    done = command(2, oracle(2), "--to", Path(oracle(2)).parent, MPIGRAPH_RANKS_PER_NODE="1")
+    assert done.status == 2 and done.stderr.count("error: ") == 1 and "where the parts are" in done.stderr
 
 
 @pytest.mark.skipif(bool(cannot_mount()), reason=cannot_mount())
 def test_a_full_disk_is_one_error(oracle, tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
-    mount = f'mount --make-rprivate / && mount -t tmpfs -o size=4k tmpfs {tmp_path}/disk && exec "$@"'
-    words = [launcher(), "-n", "2", sys.executable, "-m", "mpigraph", "stage", oracle(2), "--to", f"{tmp_path}/disk/a"]
-    done = subprocess.run(
-        ["unshare", "--mount", "sh", "-c", mount, "sh", *words],
-        env=clean_environment() | {"MPIGRAPH_RANKS_PER_NODE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 2 and done.stderr.count("error: ") == 1, done.stderr
+    disk = with_file_system(tmp_path / "disk", "4k")
+    done = command(2, oracle(2), "--to", tmp_path / "disk" / "a", before=disk, MPIGRAPH_RANKS_PER_NODE="1")
+    assert done.status == 2 and done.stderr.count("error: ") == 1, done.stderr
     assert "on rank 0: node 0 (" in done.stderr and "on rank 1: node 1 (" in done.stderr
     assert len(re.findall(r"lacks space: \S+ has 0.0 MiB free, but the shards need 0.\d MiB", done.stderr)) == 2

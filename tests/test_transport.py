@@ -1,19 +1,15 @@
 """Far rows by both transports: equal rows, repeats, threads, closed windows, damaged requests, the choice."""
 
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from threading import Thread
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from conftest import WAIT, Job
+from jobs import mpiexec, run
 from mpi4py import MPI
-from test_failures import clean_environment, launcher
-from worlds import KINDS
+from worlds import KINDS, meet, row_values, world_of
 
 import mpigraph.distributed as dist
 from mpigraph.config import Config
@@ -30,34 +26,11 @@ HELD = 300
 ROWS = [((3,), "u1"), ((), "i8"), ((2, 3), "f2"), ((5,), "u2"), ((100,), "f4"), ((2000,), "u1")]
 
 
-@contextmanager
-def answering_world(job: Job, **settings: object) -> Iterator[World]:
-    """A world without a session; its servers answer in :func:`meet`."""
-    world = World(
-        job.comm, job.layout.servers, Config(ranks_per_node=job.layout.ranks_per_node, timeout=WAIT, **settings)
-    )
-    yield world
-    world.close()
-
-
-def meet(world: World) -> None:
-    """A barrier in which servers answer."""
-    request = world.comm.Ibarrier()
-    while not request.Test():
-        if world.is_trainer or not world.answer():
-            time.sleep(1e-4)
-
-
-def values(ids: npt.NDArray[np.int64], shape: tuple[int, ...], dtype: str) -> npt.NDArray[np.generic]:
-    width = int(np.prod(shape))
-    return ((ids[:, None] * 7 + np.arange(width)) % 251 + 1).astype(dtype).reshape(len(ids), *shape)
-
-
 def filled_window(world: World, shape: tuple[int, ...], dtype: str, kind: str = KINDS[0]) -> RowWindow:
     window = RowWindow(world, np.arange(len(world.hosts) + 1) * HELD, shape, dtype, kind)
     if world.is_host:
         mine = np.arange(HELD) + world.host_index * HELD
-        window.segment(world.host_index)[:] = values(mine, shape, dtype)
+        window.segment(world.host_index)[:] = row_values(mine, shape, dtype)
     window.sync()
     world.comm.Barrier()
     window.sync()
@@ -77,7 +50,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_both_transports_read_the_same_rows(layout: Job, kind: str, small_pieces: None) -> None:
-    with answering_world(layout) as world:
+    with world_of(layout) as world:
         total = len(world.hosts) * HELD
         random = np.random.default_rng(world.rank)
         wanted = [
@@ -93,16 +66,16 @@ def test_both_transports_read_the_same_rows(layout: Job, kind: str, small_pieces
             window = filled_window(world, shape, dtype, kind)
             for way in transports(world) if world.is_trainer else []:
                 for ids in wanted:
-                    assert np.array_equal(window.gather(ids, transport=way), values(ids, shape, dtype))
+                    assert np.array_equal(window.gather(ids, transport=way), row_values(ids, shape, dtype))
                 out = np.zeros((len(wanted[2]), *shape), dtype)
                 assert window.gather(wanted[2], out, way) is out
-                assert np.array_equal(out, values(wanted[2], shape, dtype))
+                assert np.array_equal(out, row_values(wanted[2], shape, dtype))
             meet(world)
             window.close()
 
 
 def test_threads_of_a_trainer_read_at_once(layout: Job, small_pieces: None) -> None:
-    with answering_world(layout) as world:
+    with world_of(layout) as world:
         window, narrow = filled_window(world, (100,), "f4"), filled_window(world, (), "i8")
         wrong: list[str] = []
 
@@ -111,7 +84,7 @@ def test_threads_of_a_trainer_read_at_once(layout: Job, small_pieces: None) -> N
             for _ in range(5):
                 ids = random.integers(0, len(which), 300)
                 for way in transports(world):
-                    if not np.array_equal(which.gather(ids, transport=way), values(ids, shape, dtype)):
+                    if not np.array_equal(which.gather(ids, transport=way), row_values(ids, shape, dtype)):
                         wrong.append(f"{way.name} {shape}")
 
         if world.is_trainer:
@@ -131,7 +104,7 @@ def test_threads_of_a_trainer_read_at_once(layout: Job, small_pieces: None) -> N
 
 @pytest.mark.parametrize("stop", ["before", "within"])
 def test_a_window_that_its_owner_forgot_raises(layout: Job, stop: str, small_pieces: None) -> None:
-    with answering_world(layout) as world:
+    with world_of(layout) as world:
         window, kept = filled_window(world, (100,), "f4"), filled_window(world, (), "i8")
         if world.packed is not None:
             if world.is_host and stop == "before":
@@ -146,7 +119,7 @@ def test_a_window_that_its_owner_forgot_raises(layout: Job, stop: str, small_pie
                     reader = Thread(target=read_until_closed, args=(window, world.packed))
                 reader.start()
                 ids = np.arange(len(kept))
-                assert np.array_equal(kept.gather(ids, transport=world.packed), values(ids, (), "i8"))
+                assert np.array_equal(kept.gather(ids, transport=world.packed), row_values(ids, (), "i8"))
             if world.is_host and stop == "within":
                 time.sleep(0.02)
                 world.packed.owner.forget(window._target.number)
@@ -174,7 +147,7 @@ def still_answer(world: World, reader: Thread) -> None:
 
 @pytest.mark.parametrize("damage", ["short", "window", "row", "negative", "width", "count"])
 def test_damaged_requests_get_an_empty_reply_or_none(layout: Job, damage: str) -> None:
-    with answering_world(layout) as world:
+    with world_of(layout) as world:
         window = filled_window(world, (), "i8")
         if world.packed is not None and world.is_trainer:
             number = window._target.number
@@ -194,13 +167,13 @@ def test_damaged_requests_get_an_empty_reply_or_none(layout: Job, damage: str) -
                 comm.Recv(answer, owner, 77, status)
                 assert status.Get_count(MPI.BYTE) == 0
             ids = np.arange(len(window))
-            assert np.array_equal(window.gather(ids, transport=world.packed), values(ids, (), "i8"))
+            assert np.array_equal(window.gather(ids, transport=world.packed), row_values(ids, (), "i8"))
         meet(world)
         window.close()
 
 
 def test_traffic_is_counted(layout: Job) -> None:
-    with answering_world(layout) as world:
+    with world_of(layout) as world:
         window = filled_window(world, (100,), "f4")
         far = np.flatnonzero(~world.near)
         if len(far) and world.is_trainer:
@@ -216,7 +189,7 @@ def test_traffic_is_counted(layout: Job) -> None:
 
 @pytest.mark.parametrize("setting", ["auto", "rma", "packed"])
 def test_one_transport_is_chosen_for_all(layout: Job, setting: str) -> None:
-    with answering_world(layout, transport=setting) as world:
+    with world_of(layout, transport=setting) as world:
         choice = choose_transport(world, KINDS[0])
         assert set(world.comm.allgather(choice.name)) == {world.transport.name}
         if world.packed is None:
@@ -274,8 +247,5 @@ def test_an_idle_server_leaves_its_core_to_others(tmp_path) -> None:
         "time.sleep(5)\n"
         "print('server seconds', used() - before)\n"
     )
-    command = [launcher(), "-n", "2", sys.executable, str(script)]
-    environment = clean_environment() | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert float(done.stdout.split()[-1]) < 0.03 * 5, done.stdout
+    output = run(*mpiexec(2), sys.executable, script)
+    assert float(output.split()[-1]) < 0.03 * 5, output

@@ -3,22 +3,15 @@
 from contextlib import nullcontext
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from conftest import Job
-from worlds import KINDS, world_of
+from worlds import KINDS, row_values, world_of
 
 from mpigraph.errors import ClosedError, InvalidArgumentError
 from mpigraph.mpi.mutex import HostMutex
 from mpigraph.mpi.window import RowWindow, window_kind
 
 ROWS = [((0,), "f4"), ((1,), "u1"), ((3,), "u1"), ((), "i8"), ((2, 3), "f2"), ((400,), "u1"), ((), "?")]
-
-
-def row_values(ids: npt.NDArray[np.int64], shape: tuple[int, ...], dtype: str) -> npt.NDArray[np.generic]:
-    """A row that says its number in every element, as far as the dtype goes."""
-    width = int(np.prod(shape))
-    return ((ids[:, None] * 7 + np.arange(width)) % 251 + 1).astype(dtype).reshape(len(ids), *shape)
 
 
 def segment_sizes(hosts: int) -> list[int]:

@@ -1,8 +1,11 @@
-"""Worlds without a session, for tests of what lies below it."""
+"""Worlds without a session, and rows for their windows, for tests of what lies below a session."""
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import numpy as np
+import numpy.typing as npt
 from conftest import WAIT, Job
 from mpi4py import MPI
 
@@ -36,3 +39,18 @@ def flat_world(comm: MPI.Intracomm) -> Iterator[World]:
     world = World(comm, 0, Config(ranks_per_node=1, timeout=WAIT))
     yield world
     world.close()
+
+
+def meet(world: World, answer: Callable[[], bool] | None = None) -> None:
+    """A barrier in which servers answer, by default those who want rows; ``answer`` says whether there was anything."""
+    answer = answer or world.answer
+    request = world.comm.Ibarrier()
+    while not request.Test():
+        if world.is_trainer or not answer():
+            time.sleep(1e-4)
+
+
+def row_values(ids: npt.NDArray[np.int64], shape: tuple[int, ...], dtype: str) -> npt.NDArray[np.generic]:
+    """Rows that say their numbers in every element, as far as the dtype goes."""
+    width = int(np.prod(shape))
+    return ((ids[:, None] * 7 + np.arange(width)) % 251 + 1).astype(dtype).reshape(len(ids), *shape)

@@ -3,8 +3,9 @@
 The k-th of N hosts gets the parts that its share of the graph overlaps: part k where there are as many parts as
 hosts. The configuration travels last and as it is, since it names the files relative to itself.
 
-In a Slurm allocation, nodes copy their parts from the shared file system in a step of their own: ``sbcast`` sends one
-file to every node, which is right for the configuration and wrong for the parts.
+In a Slurm allocation, each node copies its parts and the scripts from the shared file system in a step of its own, one
+node after the other: the workspace may be shared too, and two nodes must not write one file at a time. ``sbcast`` sends
+one file to every node, which is right for the configuration and wrong for the parts.
 """
 
 import argparse
@@ -22,6 +23,7 @@ from mpigraph.cli.remote import HERE, Local, Site, SlurmNode, Ssh, add_ssh_optio
 from mpigraph.config import slurm_allocation
 from mpigraph.errors import InvalidArgumentError, MPIGraphError, PartitionError
 from mpigraph.storage.part_config import PartConfig
+from mpigraph.store.staging import parts_of_hosts
 
 __all__ = ["add_parser"]
 
@@ -63,9 +65,7 @@ class _Plan:
     def groups(self, host: int, num_hosts: int) -> dict[str, list[str]]:
         """Target directory -> files of the parts that a host needs."""
         found: dict[str, list[str]] = {}
-        num_parts = self.config.num_parts
-        first, last = host * num_parts // num_hosts, -(-(host + 1) * num_parts // num_hosts)
-        for part in range(first, last):
+        for part in parts_of_hosts([host], num_hosts, self.config.num_parts):
             for kind in _KINDS:
                 inside = PurePosixPath(self.config.files[part][kind])
                 if inside.is_absolute() or ".." in inside.parts:
@@ -149,12 +149,12 @@ def _through_slurm(plan: _Plan, num_nodes: int) -> Iterator[Command]:
         yield site.name, site.make([*groups])
         for directory, sources in groups.items():
             yield site.name, site.send(sources, directory)
-    if plan.scripts is not None:
-        yield everywhere.name, everywhere.send([plan.scripts], plan.workspace)
+        if plan.scripts is not None and not _is_there(plan.scripts, plan.workspace):
+            yield site.name, site.send([plan.scripts], plan.workspace)
     target = os.path.join(plan.data, os.path.basename(plan.config_path))
     yield everywhere.name, ["sbcast", "--force", "--preserve", "--", plan.config_path, target]
 
 
 def _is_there(source: str, directory: str) -> bool:
-    """Whether a file of this machine lies where it should go already."""
+    """Whether a file or folder of this machine lies where it should go already."""
     return os.path.realpath(source) == os.path.realpath(os.path.join(directory, os.path.basename(source)))

@@ -6,6 +6,7 @@ so sampling and gathering hide behind the model's compute.
 
 import queue
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -16,6 +17,9 @@ _POLL = 0.05  # seconds between looks at the stop flag while the queue is full
 
 class Stoppable(Protocol):
     """Something that runs in the background and can be told to end. Local; no communication of its own."""
+
+    def abandon(self) -> None:
+        """Tell it to end."""
 
     def stop(self) -> None:
         """End it and wait until it has ended."""
@@ -29,24 +33,35 @@ class Prefetch:
     Local; no communication of its own.
     """
 
-    def __init__(self, produce: Callable[[], Iterator[Any]], after: Callable[[], None], depth: int) -> None:
+    def __init__(
+        self, produce: Callable[[], Iterator[Any]], after: Callable[[], None], depth: int, background: bool = True
+    ) -> None:
         """Begin.
 
         Args:
             produce: makes the iterator; called in the thread that runs it.
             after: called once the iterator is exhausted, failed or abandoned, in the background.
             depth: how many items to be ahead.
+            background: whether there may be a thread. Without one (``depth=0``) ``after`` runs in the thread that ends
+                or abandons the iterator, which waits for it.
         """
+        assert background or depth == 0
         self._produce, self._after = produce, after
         self._items: queue.Queue[tuple[str, Any]] = queue.Queue(maxsize=max(depth, 1))
         self._stop = threading.Event()
         self._inline = depth == 0
-        self._thread = threading.Thread(target=self._run, name="mpigraph-prefetch", daemon=True)
+        self._background = background
+        self._thread: threading.Thread | None = None
         if not self._inline:
-            self._thread.start()
+            self._begin()
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the items; leaving the loop early abandons the rest."""
+        """Yield the items; leaving the loop early, or never beginning it, abandons the rest."""
+        items = self._take_all()
+        weakref.finalize(items, self.abandon).atexit = False  # what was never advanced runs no "finally"
+        return items
+
+    def _take_all(self) -> Iterator[Any]:
         try:
             if self._inline:
                 yield from self._produce()
@@ -73,37 +88,49 @@ class Prefetch:
     @property
     def running(self) -> bool:
         """Whether the thread is at work."""
-        return self._thread.is_alive()
+        return self._thread is not None and self._thread.is_alive()
 
     def abandon(self) -> None:
-        """Ask the thread to end, without waiting for it. Local; no communication."""
-        if self._inline and not self._stop.is_set():
-            self._thread.start()
+        """Ask the thread to end, without waiting for it; without a background, run ``after``.
+
+        Local; no communication of its own.
+        """
+        if self._stop.is_set():
+            return
         self._stop.set()
+        if self._inline:
+            self._begin()
 
     def stop(self) -> None:
         """Ask the thread to end and wait until ``after`` has returned."""
         self.abandon()
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _begin(self) -> None:
+        if not self._background:
+            self._run()
+            return
+        self._thread = threading.Thread(target=self._run, name="mpigraph-prefetch", daemon=True)
+        self._thread.start()
 
     def _run(self) -> None:
-        """The thread: items, then "end" so that the consumer can go on, then ``after``."""
-        try:
-            if not self._inline:
-                self._produce_all()
-            self._after()
-        except BaseException as error:
-            if not self._put("error", error):
-                raise  # the consumer has left: the thread's uncaught exception ends the job
+        """The thread: items, then "end" so that the consumer can go on, then ``after``.
+
+        The consumer may have gone on when ``after`` fails: the thread's uncaught exception then ends the job.
+        """
+        if not self._inline:
+            self._produce_all()
+        self._after()
 
     def _produce_all(self) -> None:
         try:
             for item in self._produce():
                 if not self._put("item", item):
                     return
-        except Exception as error:  # raised by the consumer; the other ranks are still answered
+        except BaseException as error:  # raised by the consumer; the other ranks are still answered
             if not self._put("error", error):
-                raise
+                raise  # the consumer has left
         else:
             self._put("end", None)
 

@@ -28,12 +28,13 @@ class BlockSampler(ABC):
     """
 
     @abstractmethod
-    def sample_blocks(self, g: Any, seed_nodes: Any) -> Blocks:
+    def sample_blocks(self, g: Any, seed_nodes: Any, exclude_eids: Any = None) -> Blocks:
         """Draw the blocks of one minibatch.
 
         Args:
             g: the graph.
             seed_nodes: int64[n].
+            exclude_eids: DGL's edges to leave out; loaders give none, and a sampler may lack the parameter.
 
         Returns:
             Input nodes, output nodes, and blocks from the input side.
@@ -41,12 +42,13 @@ class BlockSampler(ABC):
         Collective on the trainers when hosts are far; local when all are near.
         """
 
-    def sample(self, g: Any, seed_nodes: Any) -> Blocks:
+    def sample(self, g: Any, seed_nodes: Any, exclude_eids: Any = None) -> Blocks:
         """The same as :meth:`sample_blocks`, under DGL's other name.
 
         Collective on the trainers when hosts are far; local when all are near.
         """
-        return self.sample_blocks(g, seed_nodes)
+        given = () if exclude_eids is None else (exclude_eids,)
+        return self.sample_blocks(g, seed_nodes, *given)
 
 
 class NeighborSampler(BlockSampler):
@@ -67,6 +69,9 @@ class NeighborSampler(BlockSampler):
         replace: bool = False,
         prefetch_node_feats: Sequence[str] = (),
         prefetch_labels: Sequence[str] = (),
+        prefetch_edge_feats: Any = None,
+        output_device: Any = None,
+        fused: bool = True,
         *,
         return_eids: bool = True,
         num_threads: int | None = None,
@@ -83,6 +88,9 @@ class NeighborSampler(BlockSampler):
                 ``blocks[0].srcdata``.
             prefetch_labels: names of node features that loaders gather for the output nodes, into
                 ``blocks[-1].dstdata``.
+            prefetch_edge_feats: accepted for DGL's scripts; edge features are read with ``block.edata[EID]``.
+            output_device: accepted for DGL's scripts; the loader's ``device`` says where blocks go.
+            fused: accepted for DGL's scripts; hops are always fused.
             return_eids: whether blocks carry ``edata[EID]``; without it less is moved.
             num_threads: threads that draw near neighbours, with the same results; by default what ``initialize`` was
                 told.
@@ -110,9 +118,13 @@ class NeighborSampler(BlockSampler):
             "num_threads": num_threads,
         }
 
-    def sample_blocks(self, g: Graph, seed_nodes: Any) -> Blocks:
-        """Draw the blocks of one minibatch. Collective on the trainers when hosts are far, else local."""
-        return g.sample_blocks(seed_nodes, self.fanouts, **self._options)
+    def sample_blocks(self, g: Graph, seed_nodes: Any, exclude_eids: Any = None) -> Blocks:
+        """Draw the blocks of one minibatch. Collective on the trainers when hosts are far, else local.
+
+        Raises:
+            InvalidArgumentError: there are edges to exclude.
+        """
+        return g.sample_blocks(seed_nodes, self.fanouts, exclude_edges=exclude_eids, **self._options)
 
 
 def _names(names: Sequence[str] | None) -> list[str]:

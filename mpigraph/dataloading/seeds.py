@@ -16,7 +16,6 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from mpigraph.errors import InvalidArgumentError
 from mpigraph.kernels.rng import combine
 
 __all__ = ["agreed_steps", "batch_bounds", "shuffled"]
@@ -29,17 +28,12 @@ def agreed_steps(num_seeds: int, batch_size: int, drop_last: bool, allreduce: Ca
 
     Args:
         num_seeds: seeds of this rank.
-        batch_size: most seeds of a batch.
+        batch_size: most seeds of a batch, at least 1.
         drop_last: leave out seeds that do not fill a batch.
         allreduce: ``allreduce(value, largest)`` is the largest or smallest value of all ranks.
 
-    Raises:
-        InvalidArgumentError: ``batch_size`` is not positive.
-
     Collective on whatever ``allreduce`` is collective on.
     """
-    if batch_size < 1:
-        raise InvalidArgumentError(f"batch_size must be >= 1 (got {batch_size})")
     if not drop_last:
         return allreduce(-(-num_seeds // batch_size), True)
     full = num_seeds // batch_size

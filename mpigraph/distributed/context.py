@@ -9,7 +9,7 @@ import sys
 import threading
 from contextlib import ExitStack
 from typing import Any, ClassVar
-from weakref import WeakSet
+from weakref import WeakValueDictionary
 
 import torch
 from mpi4py import MPI
@@ -19,6 +19,7 @@ from mpigraph.config import Config
 from mpigraph.dataloading.prefetch import Stoppable
 from mpigraph.errors import InvalidArgumentError, MPIGraphError, NotInitializedError
 from mpigraph.kernels import warm_up
+from mpigraph.kernels.rng import combine
 from mpigraph.log import get_logger, set_identity
 from mpigraph.memory import keep_freed_memory
 from mpigraph.mpi.watch import guard
@@ -43,7 +44,7 @@ class Session:
     Attributes:
         state: what this rank holds.
         control: how the trainers act together.
-        loops: epochs under way, to be stopped before the job ends.
+        loops: epochs under way by number of their channel, to be stopped before the job ends.
         handles: named tensors that are alive, by graph and name.
         pool: memory for gathered rows.
         num_threads: threads with which this rank samples, unless a sampler says otherwise.
@@ -59,7 +60,7 @@ class Session:
         self.num_threads = num_threads
         self.world = state.world
         self.control = control
-        self.loops: WeakSet[Stoppable] = WeakSet()
+        self.loops: WeakValueDictionary[int, Stoppable] = WeakValueDictionary()
         self.handles: dict[tuple[str, str], Any] = {}
         self.closing = ExitStack()
         self._main: NeighborService | None = None
@@ -90,7 +91,7 @@ class Session:
 
         Local; no communication.
         """
-        self._thread.service, self._thread.draw = service, draw
+        self._thread.service, self._thread.draw, self._thread.calls = service, draw, 0
 
     @property
     def service(self) -> NeighborService:
@@ -102,8 +103,9 @@ class Session:
     def draw(self, seed: int | None = None) -> Draw:
         """What this thread's next draw depends on.
 
-        Inside a loader: its seed and epoch. Outside: the given seed, else the job's seed and the number of calls made
-        so far, so that two calls differ and the same program repeats the same draws.
+        The given seed alone, if there is one. Inside a loader: its seed and epoch, and the number of calls made so far
+        for this batch. Outside: the job's seed and the number of calls made so far. So two calls differ, and the same
+        program repeats the same draws.
 
         Local; no communication.
         """
@@ -111,14 +113,18 @@ class Session:
         if seed is not None:
             return Draw(seed, _CALLS)
         if draw is not None:
-            return draw
+            call, self._thread.calls = self._thread.calls, self._thread.calls + 1
+            return Draw(draw.seed, int(combine(draw.epoch, call))) if call else draw
         self._calls += 1
         return Draw(self.state.seed ^ _CALLS, self._calls)
 
     def close(self) -> None:
         """Stop the loaders, end the servers, free everything. Collective on the trainers."""
+        loops = [loop for _, loop in sorted(self.loops.items())]  # in the same order on every trainer
         with self.world.watch("the end of every trainer's loaders"):
-            for loop in list(self.loops):
+            for loop in loops:  # all, before the first wait: the others may wait for any of them
+                loop.abandon()
+            for loop in loops:
                 loop.stop()
         self.control.call(Operation.SHUTDOWN)
         self.state.close()
@@ -234,7 +240,15 @@ def _start_session(session: Session, closing: ExitStack) -> None:
     closing.callback(settings.unset, ours)
     get_logger().info("%d trainers, %d hosts, %d nodes", session.num_trainers, len(world.hosts), world.num_nodes)
     Session._current = session
-    atexit.register(exit_client)
+    atexit.register(_exit_at_exit)
+
+
+def _exit_at_exit() -> None:
+    """End the job at exit. Of an exception there atexit only prints the traceback, and the servers would serve on."""
+    try:
+        exit_client()
+    except Exception as error:
+        sys.excepthook(type(error), error, error.__traceback__)
 
 
 def exit_client() -> None:
@@ -245,5 +259,5 @@ def exit_client() -> None:
     session, Session._current = Session._current, None
     if session is None:
         return
-    atexit.unregister(exit_client)
+    atexit.unregister(_exit_at_exit)
     session.close()

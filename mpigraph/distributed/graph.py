@@ -17,7 +17,7 @@ from mpigraph.distributed.ids import as_ids
 from mpigraph.distributed.partition_book import PartitionPolicy, RangePartitionBook
 from mpigraph.distributed.sampling import Blocks, sample_blocks, sample_neighbors
 from mpigraph.distributed.tensor import DistTensor
-from mpigraph.errors import InvalidArgumentError, NodeTypeError, PartitionError, TensorMismatchError
+from mpigraph.errors import FieldNameError, InvalidArgumentError, PartitionError, TensorMismatchError
 from mpigraph.heterograph import HeteroGraph
 from mpigraph.metadata.schema import Relation, Schema
 from mpigraph.service.protocol import Operation
@@ -48,7 +48,7 @@ class FeatureMap(MutableMapping[str, DistTensor]):
         try:
             return self._features[self._policy, name]
         except KeyError:
-            raise NodeTypeError(f"no feature {name!r} on {self._what} (there are {list(self)})") from None
+            raise FieldNameError(f"no feature {name!r} on {self._what} (there are {list(self)})") from None
 
     def __setitem__(self, name: str, tensor: DistTensor) -> None:
         if not isinstance(tensor, DistTensor):
@@ -314,9 +314,9 @@ class DistGraph:
         """The sampling service of the calling thread."""
         return self._session.service
 
-    def sample_neighbors(self, seed_nodes: Any, fanout: Any, **options: Any) -> HeteroGraph:
+    def sample_neighbors(self, seed_nodes: Any, fanout: int, *args: Any, **options: Any) -> HeteroGraph:
         """See :func:`.sampling.sample_neighbors`. Collective on the trainers if hosts are far, else local."""
-        return sample_neighbors(self, seed_nodes, fanout, **options)
+        return sample_neighbors(self, seed_nodes, fanout, *args, **options)
 
     def sample_blocks(self, seed_nodes: Any, fanouts: Sequence[int], **options: Any) -> Blocks:
         """See :func:`.sampling.sample_blocks`. Collective on the trainers if hosts are far, else local."""

@@ -17,13 +17,15 @@ def as_ids(ids: Any, what: str) -> _I64:
     """int64[n] from a tensor, array, list or scalar of integers. Local; no communication.
 
     Raises:
-        InvalidArgumentError: the values are not integers, or not one-dimensional.
+        InvalidArgumentError: the values are not integers, or of uint8 like many masks, or not one-dimensional.
     """
     array = ids.detach().cpu().numpy() if isinstance(ids, torch.Tensor) else np.asarray(ids)
     if array.size == 0:
         return np.empty(0, np.int64)
     if array.dtype.kind not in "iu" or array.ndim > 1:
         raise InvalidArgumentError(f"{what} must be integers in one dimension (got {array.dtype}, shape {array.shape})")
+    if array.dtype == np.uint8:
+        raise InvalidArgumentError(f"{what} of uint8 look like a mask: use mask.bool() for a mask, int64 for ids")
     return np.ascontiguousarray(array.reshape(-1), np.int64)
 
 

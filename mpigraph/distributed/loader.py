@@ -3,6 +3,10 @@
 ``seeds -> batches -> collate (sampling, gathering) -> queue -> model``: everything before the queue runs in a thread,
 ``num_prefetch`` batches ahead, on a channel of its own. A trainer that has finished, or left its loop early, goes on
 answering the others in the background until all are done, so that loops need not be in step.
+
+Where MPI lacks ``MPI_THREAD_MULTIPLE`` nothing runs in the background: batches are made when they are asked for, and a
+trainer that has finished or left its loop waits there, answering the others, until all are done. Its trainers must then
+end their loops in the same order.
 """
 
 import threading
@@ -25,6 +29,7 @@ from mpigraph.distributed.ids import as_ids
 from mpigraph.distributed.sampling import edge_weights
 from mpigraph.distributed.tensor import DistTensor
 from mpigraph.errors import InvalidArgumentError
+from mpigraph.graphbase import exact_device
 from mpigraph.log import get_logger
 from mpigraph.service.hops import Draw
 from mpigraph.service.protocol import Operation
@@ -36,7 +41,10 @@ Minibatch = tuple[torch.Tensor, torch.Tensor, list[Block]]
 
 
 class _Epochs:
-    """Runs a loader's epochs on a channel of its own; does not know the loader, so the loader can be dropped."""
+    """Runs a loader's epochs on a channel of its own; does not know the loader, so the loader can be dropped.
+
+    Collective on the trainers: construction, in a call that is checked.
+    """
 
     def __init__(self, session: Session, seed: int, depth: int) -> None:
         self._session = session
@@ -59,8 +67,9 @@ class _Epochs:
                     self._session.use(None, None)
                 yield batch
 
-        self._last = Prefetch(produce, self._service.serve_until_idle, self._depth)
-        self._session.loops.add(self._last)
+        background = self._session.world.threads_may_communicate
+        self._last = Prefetch(produce, self._service.serve_until_idle, self._depth, background)
+        self._session.loops[self._service.channel_number] = self._last
         return self._last
 
     def stop(self) -> None:
@@ -73,10 +82,11 @@ class _Epochs:
     def retire(self) -> None:
         """Drop the channel once no thread uses it. Local; no communication."""
         last = self._last
+        if last is not None:
+            last.abandon()
         if last is None or not last.running:
             self._drop()
             return
-        last.abandon()
         threading.Thread(target=self._drop_after, args=(last,), name="mpigraph-retire", daemon=True).start()
 
     def _drop_after(self, last: Prefetch) -> None:
@@ -124,8 +134,11 @@ class DistDataLoader:
 
         Raises:
             InvalidArgumentError: ``batch_size`` or ``num_prefetch`` out of range.
+            CollectiveError: other trainers are in another call; on every trainer.
         """
         session = current()
+        if batch_size < 1:
+            raise InvalidArgumentError(f"batch_size must be >= 1 (got {batch_size})")
         depth = num_prefetch if queue_size is None else queue_size
         if depth < 0:
             raise InvalidArgumentError(f"num_prefetch must be >= 0 (got {depth})")
@@ -136,13 +149,13 @@ class DistDataLoader:
         self._shuffle = shuffle
         self._seed = session.state.seed if seed is None else seed
         self._collate = collate_fn or torch.as_tensor
+        self._epochs = _Epochs(session, self._seed, depth)  # its checked call before the plain one below
+        self._retire = weakref.finalize(self, self._epochs.retire)
+        self._retire.atexit = False
         steps = agreed_steps(len(self._ids), batch_size, drop_last, session.world.agree)
         self._bounds = batch_bounds(len(self._ids), batch_size, drop_last, steps)
         self._rank = session.rank
         self._epoch = 0
-        self._epochs = _Epochs(session, self._seed, depth)
-        self._retire = weakref.finalize(self, self._epochs.retire)
-        self._retire.atexit = False
 
     def __len__(self) -> int:
         """Number of batches that this rank yields in an epoch."""
@@ -211,6 +224,7 @@ class DistNodeDataLoader(DistDataLoader):
         seed: int | None = None,
         num_workers: int = 0,
         pin_memory: bool = False,
+        queue_size: int | None = None,
     ) -> None:
         """Plan the minibatches.
 
@@ -218,7 +232,7 @@ class DistNodeDataLoader(DistDataLoader):
             g: the graph.
             nids: int[n], this rank's seed nodes.
             graph_sampler: has ``sample_blocks(g, seeds)``, for example a ``NeighborSampler``.
-            device: where to put the blocks; the CPU by default.
+            device: where to put the blocks; the CPU by default. "cuda" is the caller's current GPU.
             batch_size: most seeds of a minibatch.
             shuffle: another order in each epoch.
             drop_last: leave out seeds that do not fill a batch.
@@ -230,15 +244,17 @@ class DistNodeDataLoader(DistDataLoader):
             seed: of order and draws; the job's by default.
             num_workers: accepted for DGL's scripts; see ``num_prefetch``.
             pin_memory: accepted for DGL's scripts.
+            queue_size: DGL's name for ``num_prefetch``.
 
         Raises:
-            NodeTypeError: a feature does not exist.
-            EdgeTypeError: the sampler's edge weights do not exist.
-            GraphDataError: an edge weight is negative or NaN; on every rank.
+            InvalidArgumentError: ``batch_size`` or ``num_prefetch`` out of range.
+            FieldNameError: a feature, or the sampler's edge weights, do not exist.
+            CollectiveError: other trainers are in another call; on every trainer.
+            GraphDataError: an edge weight is negative, infinite or NaN; on every rank.
         """
         prob = getattr(graph_sampler, "prob", None)
-        if prob is not None:
-            current().control.call(Operation.PREPARE_WEIGHTS, numbers=[edge_weights(g, prob)])
+        weights = None if prob is None else edge_weights(g, prob)
+        target = None if device is None else exact_device(device)  # each thread has a current GPU of its own
         inputs = _tensors(g, features, getattr(graph_sampler, "prefetch_node_feats", ()))
         outputs = _tensors(g, labels, getattr(graph_sampler, "prefetch_labels", ()))
 
@@ -250,12 +266,14 @@ class DistNodeDataLoader(DistDataLoader):
                 blocks[0].srcdata[name] = tensor[input_nodes]
             for name, tensor in outputs.items():
                 blocks[-1].dstdata[name] = tensor[output_nodes]
-            if device is None:
+            if target is None:
                 return input_nodes, output_nodes, blocks
-            return input_nodes.to(device), output_nodes.to(device), [block.to(device) for block in blocks]
+            return input_nodes.to(target), output_nodes.to(target), [block.to(target) for block in blocks]
 
         self._make = make
-        super().__init__(nids, batch_size, shuffle, None, drop_last, num_prefetch=num_prefetch, seed=seed)
+        super().__init__(nids, batch_size, shuffle, None, drop_last, queue_size, num_prefetch=num_prefetch, seed=seed)
+        if weights is not None:
+            current().control.call(Operation.PREPARE_WEIGHTS, numbers=[weights])
 
     def _batch_maker(self) -> Callable[[_I64], Minibatch]:
         return self._make

@@ -47,8 +47,12 @@ def sample_neighbors(
     fanout: int,
     edge_dir: str = "in",
     prob: str | None = None,
+    exclude_edges: None = None,
     replace: bool = False,
+    etype_sorted: bool = True,
+    output_device: torch.device | str | None = None,
     *,
+    use_graphbolt: bool = False,
     seed: int | None = None,
 ) -> HeteroGraph:
     """Sample in-neighbours of nodes.
@@ -60,7 +64,11 @@ def sample_neighbors(
         edge_dir: only "in": parts hold the in-edges of their nodes.
         prob: name of an edge feature with a weight for each edge, or a mask. Drawn with probability proportional to
             the weight; an edge of weight 0 is never drawn.
+        exclude_edges: only None.
         replace: draw with replacement: exactly ``fanout`` neighbours of a node that has any.
+        etype_sorted: accepted for DGL's scripts.
+        output_device: where to put the graph; the CPU by default.
+        use_graphbolt: accepted for DGL's scripts.
         seed: makes the draw a function of the arguments alone. By default two calls differ, and the same program
             repeats the same draws on any number of ranks.
 
@@ -70,13 +78,15 @@ def sample_neighbors(
 
     Raises:
         OutOfRangeError: a node does not exist. On every rank if hosts are far.
-        InvalidArgumentError: fanout below -1, or another ``edge_dir``.
+        FieldNameError: there is no edge feature ``prob``.
+        InvalidArgumentError: fanout below -1, another ``edge_dir``, or edges to exclude.
 
     Collective on the trainers when hosts are far; local when all are near.
     """
     schema, session = g.schema, g.session
-    seeds, plans, error = _prepare(g, nodes, [fanout], edge_dir, prob, replace, want_eids=True)
+    seeds, plans, error = _prepare(g, nodes, [fanout], edge_dir, prob, exclude_edges, replace, want_eids=True)
     ids = next(iter(seeds.values()))
+    g.service.use_threads(session.num_threads)
     key = sampling_key(session.draw(seed), seeds, 0)
     requests = hop_requests(plans[0], g.loaded, seeds, key)
     parts = g.service.sample(requests, error)
@@ -88,7 +98,7 @@ def sample_neighbors(
     counts = {ntype: g.num_nodes(ntype) for ntype in schema.ntypes}
     frontier = HeteroGraph(schema, {relation: (torch.from_numpy(edges[0]), torch.from_numpy(edges[1]))}, counts)
     frontier.edges[relation].data[EID] = torch.from_numpy(eids)
-    return frontier
+    return frontier if output_device is None else frontier.to(output_device)
 
 
 def in_subgraph(g: SampledGraph, nodes: Any) -> HeteroGraph:
@@ -106,6 +116,7 @@ def sample_blocks(
     *,
     edge_dir: str = "in",
     prob: str | None = None,
+    exclude_edges: None = None,
     replace: bool = False,
     return_eids: bool = True,
     seed: int | None = None,
@@ -119,6 +130,7 @@ def sample_blocks(
         fanouts: fanout of each layer, input side first.
         edge_dir: only "in".
         prob: as in :func:`sample_neighbors`.
+        exclude_edges: only None.
         replace: as in :func:`sample_neighbors`.
         return_eids: whether ``edata[EID]`` is wanted; without it less is moved.
         seed: as in :func:`sample_neighbors`.
@@ -129,11 +141,12 @@ def sample_blocks(
 
     Raises:
         OutOfRangeError: a seed does not exist. On every rank if hosts are far.
-        InvalidArgumentError: a fanout below -1, or another ``edge_dir``.
+        FieldNameError: there is no edge feature ``prob``.
+        InvalidArgumentError: a fanout below -1, another ``edge_dir``, or edges to exclude.
 
     Collective on the trainers when hosts are far; local when all are near.
     """
-    seeds, plans, error = _prepare(g, seed_nodes, fanouts, edge_dir, prob, replace, return_eids)
+    seeds, plans, error = _prepare(g, seed_nodes, fanouts, edge_dir, prob, exclude_edges, replace, return_eids)
     if error is not None and not plans:
         raise error  # no layer, no round that could tell the others
     draw: Draw = g.session.draw(seed)
@@ -160,6 +173,7 @@ def _prepare(
     fanouts: Sequence[int],
     edge_dir: str,
     prob: str | None,
+    exclude_edges: None,
     replace: bool,
     want_eids: bool,
 ) -> tuple[dict[int, _I64], list[HopPlan], MPIGraphError | None]:
@@ -170,6 +184,8 @@ def _prepare(
             raise EdgeTypeError("sampling works on graphs with one edge type")
         if edge_dir != "in":
             raise InvalidArgumentError(f"edge_dir must be 'in': parts hold in-edges (got {edge_dir!r})")
+        if exclude_edges is not None:
+            raise InvalidArgumentError("exclude_edges must be None: all in-edges of a node are sampled from")
         for fanout in fanouts:
             if not isinstance(fanout, int | np.integer) or fanout < -1:
                 raise InvalidArgumentError(f"fanout must be an integer >= -1 (got {fanout!r})")
@@ -188,7 +204,7 @@ def edge_weights(g: SampledGraph, prob: str) -> int:
     """The number of the tensor of edge weights. Local; no communication.
 
     Raises:
-        EdgeTypeError: there is no such edge feature.
+        FieldNameError: there is no such edge feature.
         InvalidArgumentError: it is not one number or mask for each edge.
     """
     tensor = g.edata[prob]

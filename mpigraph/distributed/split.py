@@ -4,7 +4,7 @@ Ids are ranges by part and parts lie in host order, so consecutive pieces of the
 rank order, are mostly local without looking at any table.
 """
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -102,21 +102,11 @@ def _check_length(mask: Any, count: int, what: str) -> None:
         raise MaskLengthError(f"the mask must have one entry for each of {count} {what}s (got shape {shape})")
 
 
-def _selected(mask: Any, begin: int, end: int) -> Iterator[_I64]:
-    """The selected ids in ``[begin, end)``, block by block."""
-    for first in range(begin, end, _BLOCK):
-        piece = mask[first : min(first + _BLOCK, end)]
-        values = piece.detach().cpu().numpy() if isinstance(piece, torch.Tensor) else np.asarray(piece)
-        yield np.flatnonzero(values) + first
-
-
-def _piece(pieces: Iterator[_I64], begin: int, end: int) -> _I64:
-    """Entries ``[begin, end)`` of consecutive arrays."""
-    found, at = [np.empty(0, np.int64)], 0
-    for ids in pieces:
-        found.append(ids[max(begin - at, 0) : max(end - at, 0)])
-        at += len(ids)
-    return np.concatenate(found)
+def _selected(mask: Any, begin: int, end: int) -> _I64:
+    """The selected ids in ``[begin, end)``."""
+    piece = mask[begin:end]
+    values = piece.detach().cpu().numpy() if isinstance(piece, torch.Tensor) else np.asarray(piece)
+    return np.flatnonzero(values) + begin
 
 
 def _bounds(count: int, index: int, pieces: int) -> tuple[int, int]:
@@ -126,15 +116,26 @@ def _bounds(count: int, index: int, pieces: int) -> tuple[int, int]:
     return begin, begin + small + (index < larger)
 
 
+def _share(mask: Any, ranges: Sequence[tuple[int, int]], index: int, pieces: int) -> _I64:
+    """Piece ``index`` of equal pieces of the selected ids in some ranges.
+
+    The mask is read block by block, and a second time only where the piece lies.
+    """
+    blocks = [(first, min(first + _BLOCK, end)) for begin, end in ranges for first in range(begin, end, _BLOCK)]
+    ends = np.cumsum([len(_selected(mask, *block)) for block in blocks], dtype=np.int64).tolist()
+    begin, end = _bounds(ends[-1] if ends else 0, index, pieces)
+    found = [np.empty(0, np.int64)]
+    for block, first, last in zip(blocks, [0, *ends], ends, strict=False):
+        if max(first, begin) < min(last, end):
+            found.append(_selected(mask, *block)[max(begin - first, 0) : end - first])
+    return np.concatenate(found)
+
+
 def _even_share(mask: Any, session: Session, rank: int) -> _I64:
-    total = sum(len(ids) for ids in _selected(mask, 0, len(mask)))
-    return _piece(_selected(mask, 0, len(mask)), *_bounds(total, rank, session.num_trainers))
+    return _share(mask, [(0, len(mask))], rank, session.num_trainers)
 
 
 def _near_share(mask: Any, session: Session, rank: int, offsets: _I64) -> _I64:
     """The selected ids on the node of trainer ``rank``, cut evenly among its trainers."""
-    world = session.world
-    hosts, place, trainers = world.neighbourhood(rank)
-    ranges = [(int(offsets[h]), int(offsets[h + 1])) for h in hosts]
-    total = sum(len(ids) for r in ranges for ids in _selected(mask, *r))
-    return _piece((ids for r in ranges for ids in _selected(mask, *r)), *_bounds(total, place, trainers))
+    hosts, place, trainers = session.world.neighbourhood(rank)
+    return _share(mask, [(int(offsets[h]), int(offsets[h + 1])) for h in hosts], place, trainers)

@@ -12,6 +12,7 @@ from mpigraph.distributed.ids import to_rows
 from mpigraph.distributed.partition_book import PartitionPolicy
 from mpigraph.errors import ClosedError, InvalidArgumentError, PartitionError, TensorMismatchError
 from mpigraph.mpi.agree import raise_together
+from mpigraph.mpi.world import World
 from mpigraph.service.protocol import Operation
 from mpigraph.storage.format import storage_dtype
 from mpigraph.store.tensors import Policy, RowTensor
@@ -58,6 +59,12 @@ class Handle:
         if self.drop is not None:
             self.drop.atexit = False
 
+    def keep(self) -> None:
+        """Let the tensor live on whoever drops it."""
+        if self.drop is not None:
+            self.drop.detach()
+            self.drop = None
+
 
 class DistTensor:
     """A tensor spread over the hosts by rows.
@@ -66,7 +73,7 @@ class DistTensor:
     the host when it returns; the other ranks see it after :meth:`DistGraph.barrier`. Two writers of one row leave one
     of the two rows, never a mix; reading a row while another rank writes it is the caller's race.
 
-    Collective on the trainers: construction (unless it attaches to an existing name), :meth:`close`, ``|``.
+    Collective on the trainers: construction, :meth:`close`, ``|``.
     Dropping the last reference frees the memory at the trainers' next collective call, once all have dropped it.
     """
 
@@ -81,7 +88,7 @@ class DistTensor:
         is_gdata: bool = True,
         attach: bool = True,
     ) -> None:
-        """Create a tensor, or attach to the one that has this name.
+        """Create a tensor, or attach to the one of this name that every trainer still holds.
 
         Args:
             shape: full shape; the first dimension is the number of nodes of a type or edges of a relation.
@@ -104,13 +111,10 @@ class DistTensor:
         shape = tuple(int(size) for size in shape)
         graph, policy = _find_policy(session, shape, part_policy)
         held = session.handles.get((graph, name)) if name is not None else None
-        handle = held() if isinstance(held, weakref.ref) else held
-        if handle is not None and not handle.closed:
-            _check_match(handle.rows, shape, dtype_name(dtype), policy)
-            self._handle: Handle = handle
-            return
+        handle: Handle | None = held() if isinstance(held, weakref.ref) else held
         rows = session.control.call(
             Operation.CREATE_TENSOR,
+            have=None if handle is None or handle.closed else handle.rows.number,
             graph=graph,
             name=name or "anonymous",
             is_node=policy.is_node,
@@ -118,11 +122,17 @@ class DistTensor:
             row_shape=shape[1:],
             dtype=dtype_name(dtype),
         )
-        self._handle = Handle(session, graph, rows, owned=not persistent)
-        if name is not None:
-            session.handles[graph, name] = self._handle if persistent else weakref.ref(self._handle)
+        if handle is not None and handle.rows is rows:
+            _check_match(rows, shape, dtype_name(dtype), policy)
+            self._handle = handle
+            return
+        self._handle = Handle(session, graph, rows, owned=True)
         if init_func is not None:
             _initialise(session, rows, init_func, dtype)
+        if name is not None:
+            session.handles[graph, name] = self._handle if persistent else weakref.ref(self._handle)
+        if persistent:
+            self._handle.keep()
 
     @classmethod
     def of_rows(cls, session: Session, graph: str, rows: RowTensor) -> "DistTensor":
@@ -226,23 +236,23 @@ class DistTensor:
 
     @property
     def local_partition(self) -> torch.Tensor:
-        """This rank's share of the rows, without a copy: its own host's, else a near server's, divided evenly.
+        """A view of this rank's share of the rows: its own host's, else a share of one near server's.
 
-        The shares of all trainers together are all rows, each once. Samplers that use the tensor as edge weights do not
-        notice what is written through this view once a loader has prepared them.
+        The shares of all trainers together are all rows, each once. The other ranks see what is written through the
+        view after :meth:`DistGraph.barrier`; samplers that use the tensor as edge weights do not, once a loader has
+        prepared them.
+
+        Raises:
+            InvalidArgumentError: this node has fewer trainers than servers, whose rows are not one piece of memory.
         """
-        session = self._handle.session
-        shares = [self.rows.segment(host)[part] for host, part in _my_shares(session, self.rows)]
-        return to_torch(shares[0] if len(shares) == 1 else np.concatenate(shares), self.rows.dtype)
+        host, part = _my_piece(self._handle.session.world, self.rows)
+        return to_torch(self.rows.segment(host)[part], self.rows.dtype)
 
     def count_nonzero(self) -> int:
         """How many elements are not zero. Collective on the trainers."""
         session = self._handle.session
-        mine = sum(
-            int(torch.count_nonzero(to_torch(self.rows.segment(host)[part], self.rows.dtype)))
-            for host, part in _my_shares(session, self.rows)
-        )
-        return session.world.add(mine)
+        segments = [to_torch(self.rows.segment(host), self.rows.dtype) for host in _my_hosts(session)]
+        return session.world.add(sum(int(torch.count_nonzero(rows)) for rows in segments))
 
     def close(self) -> None:
         """Free the rows now; later use of any handle to this tensor raises. Collective on the trainers."""
@@ -301,17 +311,21 @@ def _my_hosts(session: Session) -> list[int]:
     return mine
 
 
-def _my_shares(session: Session, rows: RowTensor) -> list[tuple[int, slice]]:
-    """Slices of near hosts' rows that are this trainer's: its own rows if it hosts, else an even cut."""
-    world = session.world
+def _my_piece(world: World, rows: RowTensor) -> tuple[int, slice]:
+    """A slice of one near host's rows, so that all trainers together have each row once."""
     if world.is_host:
-        return [(world.host_index, slice(None))]
-    shares = []
-    for host in np.flatnonzero(world.near):
-        count = len(rows.segment(int(host)))
-        k, n = world.local_trainer, world.num_local_trainers
-        shares.append((int(host), slice(count * k // n, count * (k + 1) // n)))
-    return shares
+        return world.host_index, slice(None)
+    near, k, n = np.flatnonzero(world.near), world.local_trainer, world.num_local_trainers
+    if n < len(near):
+        raise InvalidArgumentError(
+            f"tensor {rows.name!r} has no local_partition on a node with {n} trainer(s) and {len(near)} servers, whose "
+            "rows are not one piece of memory: read and write by t[...], or use at most as many servers as trainers"
+        )
+    place = k * len(near) // n
+    first, end = (-(-i * n // len(near)) for i in (place, place + 1))  # the trainers that share this host
+    host = int(near[place])
+    count = len(rows.segment(host))
+    return host, slice(count * (k - first) // (end - first), count * (k + 1 - first) // (end - first))
 
 
 def _initialise(session: Session, rows: RowTensor, init_func: InitFunc, dtype: torch.dtype) -> None:

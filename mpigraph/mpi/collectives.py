@@ -49,6 +49,7 @@ class Pending:
         finish: called once, before the operation counts as complete, in the thread that notices; set it at the start.
         source: the rank that a received message came from, or -1.
         error: what went wrong, once complete, or None.
+        attended: whether somebody already sees that it advances without being waited for.
 
     Local; no communication.
     """
@@ -58,6 +59,7 @@ class Pending:
         self.finish: Callable[[], None] | None = None
         self.source = -1
         self.error: Exception | None = None
+        self.attended = False
         self._request = request
         self._arrays = arrays
         self._expected = expected
@@ -208,10 +210,13 @@ class Collectives:
     def go_on(self, pending: Pending) -> None:
         """Keep an operation that may not be waited for, and see that it advances if a thread can do that.
 
+        A second call for the same operation does nothing.
+
         Local; no communication.
         """
-        if pending.poll():
+        if pending.attended or pending.poll():
             return
+        pending.attended = True
         if not self._threaded:
             self._kept = [*(kept for kept in self._kept if not kept.poll()), pending]
             return

@@ -28,24 +28,35 @@ class RowArray(Protocol):
     def dtype(self) -> np.dtype[Any]:
         """Storage dtype."""
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what the rows are made from."""
+
     def __len__(self) -> int: ...
 
     def __getitem__(self, rows: Any, /) -> Any: ...
 
 
 class CastRows:
-    """Rows of an array in another dtype. Local; no communication."""
+    """Rows of an array in another dtype.
+
+    Attributes:
+        base: the array, as a view of it would have it: a memory map shows through.
+
+    Local; no communication.
+    """
 
     def __init__(self, values: Array, dtype: npt.DTypeLike) -> None:
-        self._values = values
+        self.base = values
         self.shape: tuple[int, ...] = values.shape
         self.dtype: np.dtype[Any] = np.dtype(dtype)
+        self.nbytes: int = values.nbytes
 
     def __len__(self) -> int:
-        return len(self._values)
+        return len(self.base)
 
     def __getitem__(self, rows: npt.NDArray[np.integer]) -> Array:
-        cast: Array = self._values[rows].astype(self.dtype)
+        cast: Array = self.base[rows].astype(self.dtype)
         return cast
 
 
@@ -65,6 +76,7 @@ class SparseRows:
         self._indptr, self._indices, self._data = indptr.astype(np.int64), indices, data
         self.shape: tuple[int, ...] = shape
         self.dtype: np.dtype[Any] = np.dtype(np.float32)
+        self.nbytes: int = self._indptr.nbytes + indices.nbytes + data.nbytes
 
     def __len__(self) -> int:
         return self.shape[0]

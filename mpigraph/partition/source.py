@@ -89,10 +89,10 @@ class GraphSource:
 
     def bytes_in_memory(self) -> int:
         """Return the size of the arrays that are no memory maps. Local; no communication."""
-        arrays: list[object] = [end for ends in self.edges for end in ends]
+        arrays: list[RowArray] = [end for ends in self.edges for end in ends]
         for table in (self.node_feats, self.edge_feats):
             arrays += [feature.values for features in table.values() for feature in features.values()]
-        return sum(a.nbytes for a in arrays if isinstance(a, np.ndarray) and _mapping(a) is None)
+        return sum(array.nbytes for array in arrays if _mapping(array) is None)
 
     def check_edges(self) -> None:
         """Check that every endpoint exists. Local; no communication.
@@ -128,7 +128,7 @@ def release(array: object) -> None:
 
 
 def _mapping(array: object) -> mmap.mmap | None:
-    """Find the mapped file under an array or a view of one."""
+    """Find the mapped file under an array, a view of one or rows made from one."""
     base: Any = array
     while base is not None and not isinstance(base, mmap.mmap):
         base = getattr(base, "base", None)

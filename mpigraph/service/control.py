@@ -32,6 +32,8 @@ def _open_graph(state: State, args: Arguments) -> Any:
 
 
 def _create_tensor(state: State, args: Arguments) -> Any:
+    if args["have"] is not None:
+        return state.tensors[args["have"]]
     policy = Policy(args["is_node"], args["type_id"])
     topology = state.graphs[args["graph"]].topology
     return state.create_tensor(topology, args["name"], policy, args["row_shape"], args["dtype"])
@@ -42,7 +44,8 @@ def _open_channel(state: State, args: Arguments) -> Any:
 
 
 def _prepare_weights(state: State, args: Arguments) -> Any:
-    state.prepare_weights(number for number in args["numbers"] if number not in state.weights)
+    sound = {number for number, weights in state.weights.items() if weights.sound}
+    state.prepare_weights(set(args["numbers"]) - sound)
 
 
 def _free(state: State, args: Arguments) -> Any:
@@ -82,11 +85,13 @@ class Control:
         """Note that this trainer no longer uses a tensor or channel. Local; no communication."""
         self._dropped.add(number)
 
-    def call(self, operation: Operation, **args: Any) -> Any:
+    def call(self, operation: Operation, have: int | None = None, **args: Any) -> Any:
         """Run an operation on every rank and return this rank's result.
 
         Args:
             operation: what to do.
+            have: number of what this trainer holds of what it asks for. It counts if every trainer holds the same:
+                which rank still holds what is up to its garbage collector.
             args: JSON values, the same on every trainer.
 
         Raises:
@@ -99,7 +104,7 @@ class Control:
             tensor.window.sync()
         header = Header(self._world.comm, operation, OK, self._nobody)
         header.wait(self._world, f"{operation.name.lower()} (waiting for the other trainers)")
-        return self._run(header, args)
+        return self._run(header, args, have)
 
     def poll(self) -> Operation | None:
         """On a server: join a call if the trainers began one, and say which. Local until one has begun."""
@@ -116,7 +121,7 @@ class Control:
             return None  # raised on every trainer too, where the user sees it; if they go on, so do we
         return operation
 
-    def _run(self, header: Header, args: Arguments) -> Any:
+    def _run(self, header: Header, args: Arguments, have: int | None = None) -> Any:
         trainers = self._world.trainer_ranks
         operations = header.operations[trainers]
         if (operations != operations[0]).any():
@@ -124,7 +129,7 @@ class Control:
         operation = Operation(int(operations[0]))
         with self._world.watch(operation.name.lower()):
             written = [number for number, tensor in self._state.tensors.items() if tensor.written]
-            mine = json.dumps({"args": args, "dropped": sorted(self._dropped), "written": written})
+            mine = json.dumps({"args": args, "have": have, "dropped": sorted(self._dropped), "written": written})
             replies = allgather_bytes(self._world.comm, mine.encode())
             said = [json.loads(replies[rank]) for rank in trainers]
             for trainer, other in enumerate(said):
@@ -141,8 +146,9 @@ class Control:
             changed = set[int]().union(*(other["written"] for other in said)) & self._state.weights.keys()
             if operation is not Operation.SHUTDOWN:
                 self._state.prepare_weights(changed)
+        held = {other["have"] for other in said}
         with self._world.watch(operation.name.lower(), _PATIENCE):
-            return _HANDLERS[operation](self._state, said[0]["args"])
+            return _HANDLERS[operation](self._state, said[0]["args"] | {"have": held.pop() if len(held) == 1 else None})
 
     def _free_dropped(self, dropped: list[set[int]]) -> None:
         everywhere = set.intersection(*dropped)

@@ -28,12 +28,14 @@ class EdgeWeights:
 
     Attributes:
         tensor: the weights.
+        sound: whether the sums were made, and no weight was bad.
 
     Local; no communication: construction. Collective on ``world.comm``: :meth:`prepare` and :meth:`close`.
     """
 
     def __init__(self, topology: Topology, tensor: RowTensor) -> None:
         self.tensor = tensor
+        self.sound = False
         self._topology = topology
         self._sums: RowWindow | None = None
         self._alive: RowWindow | None = None
@@ -68,6 +70,7 @@ class EdgeWeights:
 
         Collective on ``world.comm``.
         """
+        self.sound = False
         world, relation = self._topology.world, self.tensor.policy.type_id
         if self._sums is None or self._alive is None:
             hosts = self._topology.hosts
@@ -85,6 +88,7 @@ class EdgeWeights:
             world.comm.Barrier()
         for window in windows:
             window.sync()
+        self.sound = True
 
     def _add_up(self, host: int, relation: int) -> None:
         near, weights = self._topology.adjacency(relation, host), self.values(host)

@@ -2,7 +2,7 @@
 
     python blocks.py CONFIG OUT NUM_SERVERS
 
-Every trainer takes its share of the minibatches of ``test_sampling_equal.py`` and writes
+Every trainer takes its share of the minibatches of ``batches.py`` and writes
 ``OUT/<transport><rank>.json``, once for each way in which rows of other hosts can be read. ``OUT/hosts`` says how many
 hosts the job found.
 """
@@ -10,14 +10,12 @@ hosts the job found.
 import hashlib
 import json
 import os
-import shutil
 import sys
 from pathlib import Path
 
-import conftest
 import torch
+from batches import NUM_BATCHES, SAMPLERS, batch, digest
 from oracle import NAME
-from test_sampling_equal import NUM_BATCHES, SAMPLERS, batch, digest
 
 import mpigraph.distributed as dist
 from mpigraph.distributed.context import current
@@ -38,8 +36,6 @@ def main():
         Path(out, f"{transport}{session.rank}.json").write_text(json.dumps(found))
         Path(out, "hosts").write_text(str(session.world.num_nodes))
         dist.exit_client()
-    if conftest.WORLD.rank == 0:
-        shutil.rmtree(conftest.ORACLES)
 
 
 def sample_all(graph, rank, num_trainers):

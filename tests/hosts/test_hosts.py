@@ -17,24 +17,21 @@ from pathlib import Path
 
 import namespaces
 import pytest
+from batches import NUM_BATCHES, SAMPLERS
 from blocks import TRANSPORTS
-from conftest import WORLD
+from conftest import needs
+from jobs import EXAMPLES, PRELUDE, clean_environment
 from oracle import NAME, write_oracle
-from test_failures import PRELUDE, clean_environment
-from test_sampling_equal import NUM_BATCHES, SAMPLERS
 
 HERE = Path(__file__).resolve().parent
-EXAMPLE = HERE.parents[1] / "examples/node_classification.py"
+EXAMPLE = EXAMPLES / "node_classification.py"
 PATIENCE = 100  # seconds for a job
 SOON = 10  # seconds from a rank's death to the end of its job
 SLOW = {"delay": 2e-3, "rate": 1e9}
 SPREAD = 0.04  # of the example's accuracy, between numbers of trainers
 
-pytestmark = pytest.mark.skipif(
-    WORLD.size > 1 or bool(namespaces.missing()),
-    reason=namespaces.missing() or "runs jobs of its own: start pytest without mpiexec",
-)
-needs_delay = pytest.mark.skipif(bool(namespaces.missing_delay()), reason=namespaces.missing_delay())
+pytestmark = needs("hosts", namespaces.missing())
+needs_delay = needs("hosts", namespaces.missing_delay())
 
 
 @pytest.fixture(scope="module")

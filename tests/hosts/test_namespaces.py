@@ -9,13 +9,10 @@ from pathlib import Path
 
 import namespaces
 import pytest
-from conftest import WORLD
-from test_failures import clean_environment
+from conftest import needs
+from jobs import clean_environment, run_job
 
-pytestmark = pytest.mark.skipif(
-    WORLD.size > 1 or bool(namespaces.missing()),
-    reason=namespaces.missing() or "makes namespaces: start pytest without mpiexec",
-)
+pytestmark = needs("hosts", namespaces.missing())
 
 HELLO = """
 from mpi4py import MPI
@@ -79,8 +76,8 @@ def test_hosts_are_apart_and_leave_nothing(tmp_path: Path) -> None:
     (tmp_path / "hello.py").write_text(HELLO)
     with namespaces.Hosts(2, shm="64m") as hosts:
         command = [*hosts.mpiexec(2), sys.executable, str(tmp_path / "hello.py")]
-        done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=60)
-        assert done.stdout.strip() == "['mpig0 2', 'mpig0 2', 'mpig1 2', 'mpig1 2']", done.stdout + done.stderr
+        done = run_job(command, clean_environment(), 60)
+        assert done.stdout.strip() == "['mpig0 2', 'mpig0 2', 'mpig1 2', 'mpig1 2']", done.output
         sleeper = hosts.popen(1, ["sleep", "60"])
         while sleeper.pid not in hosts.processes():
             assert sleeper.poll() is None
@@ -113,14 +110,13 @@ def gone_directory(where: Path, seconds: float = 10) -> bool:
     return True
 
 
-@pytest.mark.skipif(bool(namespaces.missing_delay()), reason=namespaces.missing_delay())
+@needs("hosts", namespaces.missing_delay())
 def test_a_slow_network_is_as_slow_as_asked_for() -> None:
     with namespaces.Hosts(2, shm="64m", delay=5e-3, rate=2e8) as hosts:
         echo = hosts.popen(0, [sys.executable, "-c", ECHO], stdout=subprocess.PIPE)
         assert echo.stdout.readline() == b"up\n"
-        done = subprocess.run(
-            [*hosts.enter(1), sys.executable, "-c", ASK], capture_output=True, text=True, timeout=60, check=True
-        )
+        done = run_job([*hosts.enter(1), sys.executable, "-c", ASK], clean_environment(), 60)
+        assert done.status == 0, done.output
         assert echo.wait(timeout=10) == 0
         echo.stdout.close()
     there_and_back, bits_per_second = map(float, done.stdout.split())

@@ -10,7 +10,7 @@ while the other waits. Whole jobs alternate; values are medians over the reads o
 import statistics
 
 import common
-import jobs
+import host_jobs
 import namespaces
 import numpy as np
 import torch
@@ -83,7 +83,7 @@ def pull_rows(args, base):
 
         def side(system):
             def run():
-                found, _ = jobs.run(hosts, system, "pull", base, args.graph, steps=READS)
+                found, _ = host_jobs.run(hosts, system, "pull", base, args.graph, steps=READS)
                 return {where: statistics.median(found[0][where]) for where in MUST}
 
             return run

@@ -1,4 +1,4 @@
-"""One rank of a distributed job, the same script for both systems; started by ``jobs.py``.
+"""One rank of a distributed job, the same script for both systems; started by ``host_jobs.py``.
 
     job.py train|pull --system mpigraph|dgl --graph NAME --config FILE.json --out DIR
 

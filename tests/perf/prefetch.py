@@ -3,7 +3,7 @@
     python tests/perf/prefetch.py DIR --graph S
 
 Two loaders of one process take turns. Hidden is 1 - (step with - compute) / (step without - compute), where compute is
-the rest of a step without prefetching; medians over the steps of a turn.
+the rest of a step without prefetching; means over the steps of a turn.
 """
 
 import inspect
@@ -26,6 +26,7 @@ def main():
     p = common.parser(__doc__)
     p.add_argument("--fanouts", choices=common.FANOUTS, default=common.FANOUTS[0])
     p.add_argument("--steps", type=int, default=16, help="timed steps of a turn (%(default)s)")
+    p.add_argument("--batch_size", type=int, default=1000)
     args = p.parse_args()
     torch.set_num_threads(1)
     mg.distributed.initialize()
@@ -42,6 +43,7 @@ class Turn:
 
     def __init__(self, g, model, args, depth):
         self._g, self._model, self._steps, self._depth = g, model, WARM + args.steps, depth
+        self._batch_size = args.batch_size
         self._sampler = mg.dataloading.NeighborSampler(list(map(int, args.fanouts.split(","))))
         self._seeds = mg.distributed.node_split(g.ndata["train_mask"])
         self._optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
@@ -50,8 +52,10 @@ class Turn:
         make = mg.distributed.DistNodeDataLoader
         gathers = "features" in inspect.signature(make.__init__).parameters
         rows = {"features": ["feat"], "labels": "label"} if gathers else {}
-        options = {"batch_size": 1000, "shuffle": True, "drop_last": True, "num_prefetch": self._depth}
+        options = {"batch_size": self._batch_size, "shuffle": True, "drop_last": True, "num_prefetch": self._depth}
         loader = make(self._g, self._seeds, self._sampler, **options, **rows)
+        if len(loader) == 0:
+            raise ValueError(f"{len(self._seeds)} seeds make no minibatch of {self._batch_size}")
         steps = list(self._run(itertools.chain.from_iterable(itertools.repeat(loader)), gathers))[WARM:]
         loader.close()
         step, compute = (statistics.mean(times) for times in zip(*steps, strict=True))

@@ -12,7 +12,7 @@ import statistics
 import sys
 
 import common
-import jobs
+import host_jobs
 import namespaces
 
 DEPTHS = (0, 2)
@@ -47,7 +47,7 @@ def side(args, network, depth):
     def run():
         options = {"fanouts": args.fanouts, "steps": args.steps, "batch_size": args.batch_size, "num_prefetch": depth}
         with namespaces.Hosts(2, **network) as hosts:
-            trainers, _ = jobs.run(hosts, common.OURS, "train", args.dir / args.graph, args.graph, **options)
+            trainers, _ = host_jobs.run(hosts, common.OURS, "train", args.dir / args.graph, args.graph, **options)
         return {
             "step": mean_of(trainer["step"] for trainer in trainers),
             "wait": mean_of(map(sum, zip(t["sample"], t["gather"], strict=True)) for t in trainers),

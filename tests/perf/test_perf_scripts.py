@@ -1,26 +1,28 @@
-"""The measuring scripts still run: the shared parts, data and sampling of a toy. No time is judged."""
+"""The measuring scripts still run: the shared parts, and what needs no second host on a toy. No time is judged."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import common
 import pytest
-from test_failures import clean_environment
+from jobs import Done, clean_environment, run_job
 
-HERE = Path(__file__).resolve().parent
+SELF = Path(__file__).resolve()
+HERE = SELF.parent
+SCRIPTS = sorted(path.stem for path in HERE.glob("*.py") if "parser(__doc__)" in path.read_text() and path != SELF)
 
 TOY = """
-import sys
-import prepare, sampling
+import prepare
 prepare.SIZES["S"], prepare.PARTS["S"], prepare.BATCH = (3000, 30000, 50), (2,), 50
-directory, out = sys.argv[1:]
-sys.argv[1:] = [directory]
 prepare.main()
-sys.argv[1:] = [directory, "--rounds", "1", "--quiet", "0", "--batches", "2", "--out", out]
-sampling.main()
 """
+ON_TOY = {
+    "sampling": (["--batches", "2"], "sample and relabel, fanouts 15,10,5: edges"),
+    "prefetch": (["--steps", "2", "--batch_size", "50"], "step"),
+    "weighted": ([], "an edge, fanouts 15,10,5"),
+    "partition": ([], "METIS into 2 parts, S: share of the edges that is cut"),
+}
 
 
 def test_alternating_and_ratios() -> None:
@@ -47,11 +49,37 @@ def test_worker_answers_and_ends() -> None:
         common.Worker([sys.executable, "-c", "raise SystemExit(3)"])
 
 
-def test_sampling_of_a_toy(tmp_path: Path) -> None:
-    env = clean_environment() | {"PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1", "DGL_PYTHON": ""}
-    command = [sys.executable, "-c", TOY, str(tmp_path), str(tmp_path / "out.json")]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=110)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "DGL is left out: DGL_PYTHON is not set" in done.stderr
-    edges = [row["values"] for row in json.loads((tmp_path / "out.json").read_text())["rows"] if "edges" in row["what"]]
-    assert edges and all(value > 0 for row in edges for value in row.values())
+def python(*words: object) -> Done:
+    env = clean_environment() | {"PYTHONPATH": str(HERE), "DGL_PYTHON": ""}
+    done = run_job([sys.executable, *words], env)
+    assert done.status == 0, done.output
+    return done
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("toy")
+    python("-c", TOY, directory)
+    return directory
+
+
+@pytest.mark.parametrize("name", ON_TOY)
+def test_a_script_on_a_toy(name: str, toy: Path, tmp_path: Path) -> None:
+    options, what = ON_TOY[name]
+    common_options = ["--rounds", "1", "--quiet", "0", "--out", tmp_path / "out.json"]
+    done = python(HERE / f"{name}.py", toy, *common_options, *options)
+    rows = {row["what"]: row["values"] for row in json.loads((tmp_path / "out.json").read_text())["rows"]}
+    assert rows[what] and all(value > 0 for value in rows[what].values())
+    assert done.stdout.startswith("| work | values |")
+    if name in ("sampling", "partition"):
+        assert "DGL is left out: DGL_PYTHON is not set" in done.stderr
+
+
+@pytest.mark.parametrize("name", [name for name in SCRIPTS if name not in ON_TOY])
+def test_a_script_says_how_it_is_used(name: str) -> None:
+    assert f"usage: {name}.py" in python(HERE / f"{name}.py", "--help").stdout
+
+
+def test_every_script_is_described() -> None:
+    text = (HERE / "README.md").read_text()
+    assert [name for name in SCRIPTS if f"`{name}.py`" not in text] == []

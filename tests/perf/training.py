@@ -6,14 +6,14 @@
 Two hosts (``namespaces.py``) with one server (``--num_servers 0``: ours with none) and one trainer of one thread each,
 every byte between them over TCP, the same parts and the same script for both systems (``job.py``). Whole jobs
 alternate: ours, DGL, DGL with GraphBolt. With ``--memory`` the memory of all processes on the hosts, launchers
-included, is polled (``jobs.Usage``), and times are not reported because polling costs time.
+included, is polled (``host_jobs.Usage``), and times are not reported because polling costs time.
 """
 
 import statistics
 import sys
 
 import common
-import jobs
+import host_jobs
 import namespaces
 
 MUST = {("S", 2): 2.0, ("products", 2): 2.5, ("S", 3): 1.5, ("products", 3): 1.5}
@@ -42,7 +42,7 @@ def main():
                 options = {"fanouts": args.fanouts, "steps": steps, "memory": args.memory}
                 if system == common.OURS:
                     options["num_servers"] = args.num_servers
-                return summary(*jobs.run(hosts, system, "train", args.dir / args.graph, args.graph, **options))
+                return summary(*host_jobs.run(hosts, system, "train", args.dir / args.graph, args.graph, **options))
 
             return run
 

@@ -185,10 +185,10 @@ class Pipeline:
         """What sampling and gathering have moved so far."""
         if self._session.world.all_near:
             return {"rounds_per_batch": 0, "messages_per_batch": 0}
-        sampling, rows = service.traffic, self._session.world.transport.traffic
+        sampling, rows = service.channel, self._session.world.transport.traffic
         return {
-            "rounds_per_batch": sampling["rounds"],
-            "messages_per_batch": sampling["messages"] + rows.messages,
-            "sampling_bytes_per_batch": sampling["bytes"] / 1e6,
+            "rounds_per_batch": sampling.rounds,
+            "messages_per_batch": sampling.messages + rows.messages,
+            "sampling_bytes_per_batch": sampling.bytes / 1e6,
             "row_bytes_per_batch": (rows.bytes_sent + rows.bytes_received) / 1e6,
         }

@@ -17,7 +17,6 @@ from mpigraph.service.sampling import NeighborService
 __all__ = ["TimedService", "measure_rounds"]
 
 _PAYLOAD = 256 << 10
-_SMALL = 32  # bytes of a header and of an answer's size
 
 
 def measure_rounds(session: Session, seconds: float) -> dict[str, float | None]:
@@ -55,12 +54,11 @@ def _round(world: World, comm: Any, nbytes: int) -> None:
 
 
 class _Stopwatch:
-    """Passes a channel's methods through and adds up the time inside them and the arrays that go in and out."""
+    """Passes a channel's methods through and adds up the time inside them."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self.seconds = 0.0
-        self.arrays = self.bytes = 0
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._channel, name)
@@ -72,7 +70,6 @@ class _Stopwatch:
             begin = time.perf_counter()
             result = found(*map(self._apart, args), **work)
             self.seconds += time.perf_counter() - begin
-            self._count([*args, *options.values(), result])
             return result
 
         return timed
@@ -91,23 +88,18 @@ class _Stopwatch:
 
         return work
 
-    def _count(self, values: list[Any]) -> None:
-        """Count the arrays in lists: what is asked of and answered by each rank; empty ones do not travel."""
-        lists = [value for value in values if isinstance(value, list)]
-        sizes = [array.nbytes for some in lists for array in some if isinstance(array, np.ndarray) and array.nbytes]
-        self.arrays += len(sizes)
-        self.bytes += sum(sizes)
-
 
 class TimedService(NeighborService):
-    """A sampling service that knows how long it waited in rounds and what travelled.
+    """A sampling service that knows how long it waited in rounds.
+
+    Attributes:
+        channel: its channel, which counts what travels.
 
     Collective on the trainers: :meth:`open`, and sampling when hosts are far.
     """
 
     def __init__(self, session: Session, channel: Channel) -> None:
         self.channel = channel
-        self._peers = session.world.size - 1
         self._watch = _Stopwatch(channel)
         super().__init__(session.state, cast(Channel, self._watch))
 
@@ -120,19 +112,6 @@ class TimedService(NeighborService):
     def exchange_seconds(self) -> float:
         """Seconds in rounds so far, but for answering and drawing meanwhile. Local; no communication."""
         return self._watch.seconds
-
-    @property
-    def traffic(self) -> dict[str, float]:
-        """Rounds, messages and bytes of this trainer's own asking so far. Local; no communication.
-
-        Besides requests and answers, each round tells every rank how much is asked and how long the answer is.
-        """
-        rounds, peers = self.channel.rounds, self._peers
-        return {
-            "rounds": rounds,
-            "messages": self._watch.arrays + 2 * rounds * peers,
-            "bytes": self._watch.bytes + _SMALL * rounds * peers,
-        }
 
     def drop(self, session: Session) -> None:
         """Let the channel be freed at the next collective call. Local; no communication."""

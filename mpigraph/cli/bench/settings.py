@@ -9,8 +9,8 @@ from mpigraph.errors import InvalidArgumentError
 __all__ = ["Settings"]
 
 
-def _option(default: Any, text: str, least: float | None = None) -> Any:
-    return field(default=default, metadata={"text": text, "least": least})
+def _option(default: Any, text: str, least: float | None = None, kind: Callable[[str], Any] | None = None) -> Any:
+    return field(default=default, metadata={"text": text, "least": least, "kind": kind or type(default)})
 
 
 @dataclass(frozen=True)
@@ -29,18 +29,19 @@ class Settings:
     fanouts: str = _option("10,25", "neighbours in each layer, input side first")
     hidden: int = _option(256, "width of the hidden layers", 1)
     seconds: float = _option(20.0, "about how long to measure in all, after the start", 0.01)
-    num_servers: int = _option(1, "servers on each node", 0)
+    num_servers: int | None = _option(None, "servers on each node (MPIGRAPH_NUM_SERVERS, else 1)", 0, int)
     out: str = ""
     plot: str = ""
 
     @classmethod
-    def options(cls) -> dict[str, tuple[str, str]]:
-        """Option name -> default and help text. Local; no communication."""
+    def options(cls) -> dict[str, tuple[str | None, str]]:
+        """Option name -> default as it would be typed, or None, and help text. Local; no communication."""
         found = {}
         for entry in fields(cls):
             if "text" in entry.metadata:
-                note = f" ({entry.default})" if entry.default != "" else ""
-                found[entry.name.replace("_", "-")] = (str(entry.default), entry.metadata["text"] + note)
+                default = None if entry.default is None else str(entry.default)
+                note = f" ({default})" if default else ""
+                found[entry.name.replace("_", "-")] = (default, entry.metadata["text"] + note)
         return found
 
     @classmethod
@@ -50,10 +51,12 @@ class Settings:
         Raises:
             InvalidArgumentError: an option is no number, or out of range; the message names it.
         """
-        values = {}
+        values: dict[str, Any] = {}
         for entry in fields(cls):
             name, text = f"--{entry.name.replace('_', '-')}", texts[entry.name]
-            kind: Callable[[str], Any] = type(entry.default)
+            if text is None:
+                continue
+            kind = entry.metadata.get("kind", str)
             try:
                 values[entry.name] = kind(text)
             except ValueError:
