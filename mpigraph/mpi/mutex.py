@@ -49,6 +49,7 @@ class HostMutex:
                 self._win.Flush(rank)
                 if seen[0] == 0:
                     break
+                self._world.comm.Iprobe()  # who holds it may be writing to us, which Open MPI does when we are in MPI
                 backoff.pause()
         try:
             yield
