@@ -36,6 +36,7 @@ from oracle import write_oracle
 import mpigraph.distributed as dist
 from mpigraph.distributed.context import Session
 from mpigraph.errors import CollectiveError
+from mpigraph.mpi.watch import Watchdog
 
 torch.set_num_threads(1)
 
@@ -86,7 +87,15 @@ def pytest_configure(config: pytest.Config) -> None:
     if REQUIRED - NEEDS:
         raise pytest.UsageError(f"MPIGRAPH_TEST_REQUIRE: nothing is called {', '.join(REQUIRED - NEEDS)}")
     global STDERR
-    STDERR = os.dup(2)  # pytest does not catch here yet: what a deadline prints gets out
+    STDERR = os.dup(2)  # pytest does not catch here yet: what a deadline or the watchdog prints gets out
+    abort = Watchdog._abort
+
+    def abort_aloud(watchdog: Watchdog, what: str, seconds: float) -> None:
+        os.dup2(STDERR, 2)
+        sys.stderr = os.fdopen(STDERR, "w")
+        abort(watchdog, what, seconds)
+
+    Watchdog._abort = abort_aloud
     reporter = config.pluginmanager.getplugin("terminalreporter")
     if WORLD.rank != 0 and reporter is not None:
         config.pluginmanager.unregister(reporter)
