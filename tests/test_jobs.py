@@ -51,7 +51,7 @@ def test_a_job_says_nothing_when_it_ends(tmp_path, oracle, end: str, per_node: s
 
 
 def test_bad_weights_at_the_end_do_not_keep_the_job(tmp_path, oracle) -> None:
-    """The sums of edge weights that were written are not made anew only to be freed."""
+    """The tables of edge weights that were written are not made anew only to be freed."""
     body = """
 w = dist.DistTensor((g.num_edges(),), torch.float32, "w", part_policy=g.get_edge_partition_policy())
 w[torch.arange(g.num_edges())] = torch.ones(g.num_edges())

@@ -29,7 +29,7 @@ def draws(degree: int, k: int, replace: bool, *, weights: list[float] | None = N
             choose_uniform(rows, rows, begins, degrees, replace, key, offsets, share)
         else:
             row = (rows, rows, begins, degrees, alive)
-            choose_weighted(tiled, np.empty(0), *row, False, replace, key, offsets, share)
+            choose_weighted(tiled, np.empty(0, np.uint64), *row, False, replace, key, offsets, share)
         share -= np.repeat(begins, k)
     return out
 

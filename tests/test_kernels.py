@@ -9,6 +9,7 @@ import pytest
 from mpigraph.errors import OutOfRangeError
 from mpigraph.kernels import warm_up
 from mpigraph.kernels.compact import LocalIds
+from mpigraph.kernels.masked import choose_masked, list_allowed
 from mpigraph.kernels.rng import combine, draw_below, fingerprint, mix64, uniform01
 from mpigraph.kernels.rows import (
     as_words,
@@ -19,7 +20,7 @@ from mpigraph.kernels.rows import (
     scatter_rows,
 )
 from mpigraph.kernels.sample import choose_uniform, copy_neighbours, count_uniform
-from mpigraph.kernels.weighted import choose_weighted, count_weighted, prefix_sums
+from mpigraph.kernels.weighted import alias_tables, choose_weighted, count_weighted
 
 I64 = npt.NDArray[np.int64]
 WEIGHTS = ["float32", "float64", "bool"]
@@ -49,11 +50,11 @@ class Csc:
         ids = np.asarray(rows, np.int64) + self.first_id
         begins, degrees, alive, counts = (np.zeros(len(ids), np.int64) for _ in range(4))
         shares = [np.arange(len(ids))] if shares is None else shares
-        sums, drawable = np.empty(0), np.empty(0, np.int32)
+        masked = weights is not None and weights.dtype == bool
+        table, drawable = np.empty(0, np.uint32 if masked else np.uint64), np.empty(0, np.int32)
         if weights is not None and prepared:
-            sums = np.empty(len(weights), np.uint32 if weights.dtype == bool else np.float64)
-            drawable = np.empty(len(self.degrees), np.int32)
-            assert prefix_sums(self.indptr, weights, sums, drawable) == -1
+            table, drawable = np.empty(len(weights), table.dtype), np.empty(len(self.degrees), np.int32)
+            assert (list_allowed if masked else alias_tables)(self.indptr, weights, table, drawable) == -1
         for share in shares:
             where = (ids, share, self.first_id, fanout, replace, begins, degrees)
             if weights is None:
@@ -67,7 +68,8 @@ class Csc:
                 choose_uniform(ids, share, begins, degrees, replace and fanout >= 0, key, offsets, picks)
             else:
                 rows_of = (ids, share, begins, degrees, alive)
-                choose_weighted(weights, sums, *rows_of, fanout < 0, replace, key, offsets, picks)
+                choose = choose_masked if masked else choose_weighted
+                choose(weights, table, *rows_of, fanout < 0, replace, key, offsets, picks)
             copy_neighbours(self.indices, share, offsets, self.first_eid, picks, src)
         return np.split(src, offsets[1:-1]), np.split(picks, offsets[1:-1])
 
@@ -182,7 +184,7 @@ def test_zero_weights_at_the_ends_are_never_drawn() -> None:
 
 @pytest.mark.parametrize("kind", WEIGHTS)
 @pytest.mark.parametrize("replace", [False, True])
-def test_prepared_sums_give_the_same_draws(replace: bool, kind: str) -> None:
+def test_prepared_tables_give_the_same_draws(replace: bool, kind: str) -> None:
     g = Csc([0, 1, 2, 5, 8, 80, 1000], "int32")
     rng = np.random.default_rng(5)
     weights = (rng.integers(0, 2, len(g.indices)) * rng.random(len(g.indices)) ** 8).astype(kind)
@@ -215,7 +217,7 @@ def test_the_first_bad_weight_is_found(bad: float) -> None:
         return count_weighted(g.indptr, weights, none, np.array(ids), np.arange(len(ids)), 0, 2, False, *scratch)
 
     assert (count([0, 1, 2]), count([2, 0]), count([0])) == (4, 7, -1)
-    assert prefix_sums(g.indptr, weights, np.empty(9), np.empty(3, np.int32)) == 4
+    assert alias_tables(g.indptr, weights, np.empty(9, np.uint64), np.empty(3, np.int32)) == 4
 
 
 @pytest.mark.parametrize("replace", [False, True])
@@ -241,25 +243,30 @@ def test_a_draw_depends_on_key_and_node_alone(weighted: bool, fanout: int, repla
     assert not np.array_equal(np.concatenate(other), np.concatenate(eid))
 
 
+@pytest.mark.parametrize("kind", ["float64", "bool"])
+@pytest.mark.parametrize("prepared", [False, True])
 @pytest.mark.parametrize("alive_now", [0, 1, 4, 6])
 @pytest.mark.parametrize("replace", [False, True])
 @pytest.mark.parametrize("fanout", [-1, 3])
-def test_weights_that_change_between_the_passes_never_lead_out_of_the_row(alive_now, replace, fanout) -> None:
+def test_weights_that_change_between_the_passes_never_lead_out_of_the_row(
+    alive_now: int, replace: bool, fanout: int, prepared: bool, kind: str
+) -> None:
     """Another rank may write weights while this one samples; what is drawn then matters less than where it lies."""
     g = Csc([2, 6, 2])
-    weights = np.array([1.0] * 6 + [0.0] * 2 + [1.0] * 2)  # four edges of the middle row can be drawn
-    sums, drawable = np.empty(10), np.empty(3, np.int32)
-    assert prefix_sums(g.indptr, weights, sums, drawable) == -1
+    weights = np.array([1.0] * 6 + [0.0] * 2 + [1.0] * 2).astype(kind)  # four edges of the middle row can be drawn
+    masked = kind == "bool"
+    prepare, choose = (list_allowed, choose_masked) if masked else (alias_tables, choose_weighted)
+    table, drawable = np.empty(10, np.uint32 if masked else np.uint64), np.empty(3, np.int32)
+    assert prepare(g.indptr, weights, table, drawable) == -1
     ids, where = np.array([1]), np.array([0])
     begins, degrees, alive, counts = (np.zeros(1, np.int64) for _ in range(4))
     count_weighted(g.indptr, weights, drawable, ids, where, 0, fanout, replace, begins, degrees, alive, counts)
     weights[2:8] = np.arange(6) < alive_now
-    prefix_sums(g.indptr, weights, sums, drawable)
+    prepare(g.indptr, weights, table, drawable)
+    table = table if prepared else table[:0]
     room = np.full(counts[0] + 2, -7)  # one more at each end
     picks, offsets = room[1:-1], np.array([0, counts[0]])
-    choose_weighted(
-        weights, sums, ids, where, begins, degrees, alive, fanout < 0, replace, np.uint64(3), offsets, picks
-    )
+    choose(weights, table, ids, where, begins, degrees, alive, fanout < 0, replace, np.uint64(3), offsets, picks)
     assert ((picks >= 2) & (picks < 8)).all()
     assert room[0] == room[-1] == -7
 

@@ -17,7 +17,7 @@ from numba import njit
 
 from mpigraph.kernels.rng import draw_below, mix64
 
-__all__ = ["choose_uniform", "copy_neighbours", "count_uniform", "wanted"]
+__all__ = ["choose_distinct", "choose_uniform", "copy_neighbours", "count_uniform", "wanted"]
 
 _I64 = npt.NDArray[np.int64]
 _FLOYD_MAX = 64  # above this many draws Floyd's membership test loses to one pass over the list
@@ -67,7 +67,7 @@ def count_uniform(
 
 
 @njit(nogil=True, cache=True)
-def _choose_distinct(node_key: np.uint64, begin: int, degree: int, chosen: _I64) -> None:
+def choose_distinct(node_key: np.uint64, begin: int, degree: int, chosen: _I64) -> None:
     """Choose ``len(chosen)`` distinct edges of ``begin .. begin + degree - 1``, each subset equally likely.
 
     Few: Floyd's algorithm (Bentley, Floyd: "A sample of brilliance", CACM 1987); a word with one bit for each residue
@@ -133,7 +133,7 @@ def choose_uniform(
             for j in range(k):
                 picks[out + j] = begin + draw_below(mix64(node_key + np.uint64(j)), degree)
         else:
-            _choose_distinct(node_key, begin, degree, picks[out : out + k])
+            choose_distinct(node_key, begin, degree, picks[out : out + k])
 
 
 @njit(nogil=True, cache=True)

@@ -1,7 +1,9 @@
 """Choose in-neighbours with probability proportional to edge weight; see ``kernels/sample.py`` for the passes.
 
-A draw inverts the prefix sums of a row's weights. The sums can be prepared once for all rows (:func:`prefix_sums`), and
-then a draw costs a binary search; or they are made for a row when it is drawn from. The draws are the same.
+A draw looks into the alias table of the row: one of its slots, each equally likely, and there one of two edges
+(Walker: "An efficient method for generating discrete random variables with general distributions", ACM TOMS 1977; built
+as in Vose: "A linear algorithm for generating random numbers with a given distribution", IEEE TSE 1991). The tables can
+be made once for all rows (:func:`alias_tables`), or for a row when it is drawn from. The draws are the same.
 """
 
 from typing import Any
@@ -11,57 +13,104 @@ import numpy.typing as npt
 from numba import njit
 
 from mpigraph.kernels.prefetch import prefetch
-from mpigraph.kernels.rng import mix64, uniform01
+from mpigraph.kernels.rng import draw_below, mix64, uniform01
 from mpigraph.kernels.sample import wanted
 
-__all__ = ["choose_weighted", "count_weighted", "prefix_sums"]
+__all__ = ["alias_tables", "choose_weighted", "count_weighted"]
 
 _I64 = npt.NDArray[np.int64]
-_Sums = npt.NDArray[Any]
+_U64 = npt.NDArray[np.uint64]
 _F64 = npt.NDArray[np.float64]
-_AHEAD, _LINES = 4, 128  # nodes between asking for a row's sums and using them; sums asked for at most
+_AHEAD, _LINES = 4, 128  # nodes between asking for a row's table and using it; slots asked for at most
 _MANY = 64  # draws of a node above which one pass over its edges is faster
-_LITTLE = 1e-9  # share of the weight that must be left
+_TRIES = 3  # draws in vain, for each edge wanted, after which it is faster too
 _LATE = np.uint64(1) << np.uint64(32)  # numbers of the draws of the pass over the edges
+_S32, _LOW32 = np.uint64(32), np.uint64(0xFFFFFFFF)
 
 
 @njit(nogil=True, cache=True)
-def prefix_sums(indptr: _I64, weights: npt.NDArray[Any], sums: _Sums, alive: npt.NDArray[Any]) -> int:
-    """Add up the weights of each row's edges. Local; no communication.
+def alias_tables(indptr: _I64, weights: npt.NDArray[Any], table: _U64, alive: npt.NDArray[Any]) -> int:
+    """Make the alias table of each row, and count its edges of weight above 0. Local; no communication.
 
-    An edge can be drawn if it makes the sum larger: not if its weight is 0, nor if it is lost in rounding.
+    A slot is one word. Its lower half is the place in the row of another edge, its upper half the share of the draws of
+    this slot, in units of 2**-32, that stay; the others go to the other edge. A probability is right to 2**-32.
 
     Args:
         indptr: int64[n + 1].
-        weights: float or bool [nnz].
-        sums: float [nnz], filled: the sum up to and with each edge, within its row.
+        weights: float [nnz].
+        table: uint64 [nnz], filled.
         alive: int [n], filled: how many edges of each row can be drawn.
 
     Returns:
         The position of the first edge whose weight is negative, NaN or too large to be added, or -1.
     """
+    room = np.empty(1, np.float64), np.empty(1, np.int64)
     for row in range(len(indptr) - 1):
         begin, end = indptr[row], indptr[row + 1]
-        alive[row], bad = _add_up(weights[begin:end], sums[begin:end])
+        total, alive[row], bad = _add_up(weights[begin:end])
         if bad >= 0:
             return int(begin + bad)
+        if alive[row] > 0:
+            if end - begin > len(room[0]):
+                room = np.empty(2 * (end - begin), np.float64), np.empty(2 * (end - begin), np.int64)
+            _make_table(weights[begin:end], total, table[begin:end], room[0], room[1])
     return -1
 
 
 @njit(nogil=True, cache=True)
-def _add_up(weights: npt.NDArray[Any], sums: _Sums) -> Any:
-    """Fill a row's sums, unless ``sums`` is empty; return how many edges can be drawn and the first bad one or -1."""
+def _add_up(weights: npt.NDArray[Any]) -> Any:
+    """Return the sum of a row's weights, how many edges can be drawn, and the first bad one or -1."""
     total, drawable = 0.0, 0
     for e in range(len(weights)):
         more = total + np.float64(weights[e])
         if not (weights[e] >= 0 and more < np.inf):
-            return drawable, e
-        if more > total:
-            drawable += 1
+            return total, drawable, e
+        drawable += weights[e] > 0
         total = more
-        if len(sums) > 0:
-            sums[e] = total
-    return drawable, -1
+    return total, drawable, -1
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _make_table(weights: npt.NDArray[Any], total: float, table: _U64, share: _F64, order: _I64) -> None:
+    """Fill the slots of a row whose weights add up to ``total`` > 0.
+
+    ``share`` and ``order`` are scratch of the row's length: what each edge still has to give, 1 being the mean, and the
+    edges below the mean from the front, those above it from the back.
+    """
+    n = len(weights)
+    low, high, heaviest = 0, n, 0
+    for e in range(n):
+        share[e] = weights[e] / total * n
+        if weights[e] > weights[heaviest]:
+            heaviest = e
+        if share[e] < 1.0:
+            order[low] = e
+            low += 1
+        else:
+            high -= 1
+            order[high] = e
+    while low > 0 and high < n:
+        low -= 1
+        small, large = order[low], order[high]
+        table[small] = (np.uint64(share[small] * 4294967296.0) << _S32) | np.uint64(large)
+        share[large] -= 1.0 - share[small]
+        if share[large] < 1.0:
+            high += 1
+            order[low] = large
+            low += 1
+    for i in range(n):  # what rounding left: all of a slot goes to one edge, which has a weight
+        if i < low or i >= high:
+            e = order[i]
+            table[e] = np.uint64(e if weights[e] > 0 else heaviest)
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _draw(table: _U64, node_key: Any, number: Any) -> Any:
+    """The place in the row of the edge that one draw finds."""
+    h = mix64(node_key + np.uint64(number))
+    slot = draw_below(h, len(table))
+    word = table[slot]
+    return slot if h & _LOW32 < word >> _S32 else np.int64(word & _LOW32)
 
 
 @njit(nogil=True, cache=True)
@@ -81,14 +130,13 @@ def count_weighted(
 ) -> int:
     """Fill how many neighbours each node will get when edges of weight 0 do not exist. Local; no communication.
 
-    ``weights`` is float or bool [nnz], one for each edge of the host. ``prepared`` is what :func:`prefix_sums` said
-    of the rows, or empty: then the edges are looked at here. ``alive`` is int64[frontier], filled at ``positions`` with
-    the number of edges that can be drawn. The others are as in :func:`count_uniform`.
+    ``weights`` is float or bool [nnz], one for each edge of the host. ``prepared`` is how many edges of each row can be
+    drawn, or empty: then the edges are looked at here. ``alive`` is int64[frontier], filled at ``positions`` with the
+    number of edges that can be drawn. The others are as in :func:`count_uniform`.
 
     Returns:
         The position of the first edge whose weight is negative, NaN or too large to be added, or -1.
     """
-    nowhere = np.empty(0, np.float64)
     for i in range(len(positions)):
         p = positions[i]
         row = ids[p] - first_id
@@ -98,7 +146,7 @@ def count_weighted(
         if len(prepared) > 0:
             alive[p] = prepared[row]
         else:
-            alive[p], bad = _add_up(weights[begin:end], nowhere)
+            _, alive[p], bad = _add_up(weights[begin:end])
             if bad >= 0:
                 return int(begin + bad)
         counts[p] = wanted(alive[p], fanout, replace)
@@ -106,26 +154,7 @@ def count_weighted(
 
 
 @njit(nogil=True, cache=True)
-def _first_above(sums: _Sums, x: float) -> Any:
-    """The first place whose sum is above x, or the last place whose sum grew.
-
-    A binary search whose steps do not branch: their outcomes cannot be predicted.
-    """
-    low, size = np.int64(0), len(sums)
-    while size > 1:
-        half = size >> 1
-        low += half * np.int64(sums[low + half - 1] <= x)
-        size -= half
-    low += np.int64(sums[low] <= x)
-    if low == len(sums):  # x was rounded up to the total
-        low -= 1
-        while low > 0 and not sums[low] > sums[low - 1]:
-            low -= 1
-    return low
-
-
-@njit(nogil=True, cache=True)
-def _choose_late(node_key: np.uint64, begin: int, sums: _Sums, found: int, chosen: _I64) -> None:
+def _choose_late(node_key: np.uint64, begin: int, weights: npt.NDArray[Any], found: int, chosen: _I64) -> None:
     """Choose the edges that are missing in ``chosen[found:]``, one after the other among those not chosen.
 
     Each edge gets an exponential arrival time with its weight as rate; the first arrivals are the sample
@@ -133,16 +162,15 @@ def _choose_late(node_key: np.uint64, begin: int, sums: _Sums, found: int, chose
     """
     first, k = found, len(chosen)
     times = np.empty(k, np.float64)
-    for t in range(len(sums)):
-        weight = sums[t] - (sums[t - 1] if t > 0 else 0.0)
-        if not weight > 0:
+    for t in range(len(weights)):
+        if not weights[t] > 0:
             continue
         known = False
         for c in range(first):
             known |= chosen[c] == begin + t
         if known:
             continue
-        arrival = -np.log(uniform01(mix64(node_key + _LATE + np.uint64(t)))) / weight
+        arrival = -np.log(uniform01(mix64(node_key + _LATE + np.uint64(t)))) / np.float64(weights[t])
         if found == k and arrival >= times[k - 1]:
             continue
         j = found if found < k else k - 1
@@ -158,44 +186,37 @@ def _choose_late(node_key: np.uint64, begin: int, sums: _Sums, found: int, chose
 
 @njit(nogil=True, cache=True)
 def _choose_distinct_weighted(
-    node_key: np.uint64, begin: int, sums: _Sums, chosen: _I64, starts: _F64, widths: _F64
+    node_key: np.uint64, begin: int, weights: npt.NDArray[Any], table: _U64, chosen: _I64
 ) -> None:
     """Choose distinct edges one after the other, with probability proportional to weight among those left.
 
-    Each draw inverts the sums of what is left: the intervals of the edges chosen so far, kept in ascending order in
-    ``starts`` and ``widths`` (scratch), are skipped. Where so little is left that rounding would matter, and for many
-    edges, the rest is chosen in one pass over the edges.
+    A draw that finds a chosen edge is repeated; a word with one bit for each residue modulo 64 says of most that they
+    are new. When too many were in vain, or many are wanted, the rest is chosen in one pass over the edges.
     """
     k = len(chosen)
-    total = np.float64(sums[len(sums) - 1])
-    left = total
-    for j in range(k):
-        if k > len(starts) or left < _LITTLE * total:
-            _choose_late(node_key, begin, sums, j, chosen)
-            return
-        x = uniform01(mix64(node_key + np.uint64(j))) * left
-        place = 0
-        while place < j and x >= starts[place]:
-            x += widths[place]
-            place += 1
-        pick = _first_above(sums, x)
-        start = np.float64(sums[pick - 1]) if pick > 0 else 0.0
-        if (place > 0 and starts[place - 1] >= start) or (place < j and starts[place] <= start):
-            _choose_late(node_key, begin, sums, j, chosen)  # x was rounded into a chosen edge
-            return
-        for c in range(j, place, -1):
-            starts[c] = starts[c - 1]
-            widths[c] = widths[c - 1]
-        starts[place] = start
-        widths[place] = sums[pick] - start
-        left -= widths[place]
-        chosen[j] = begin + pick
+    found, seen = 0, np.uint64(0)
+    if k <= _MANY:
+        for number in range((1 + _TRIES) * k):
+            pick = _draw(table, node_key, number)
+            bit = np.uint64(1) << np.uint64(pick & 63)
+            if seen & bit:
+                known = False
+                for c in range(found):
+                    known |= chosen[c] == begin + pick
+                if known:
+                    continue
+            seen |= bit
+            chosen[found] = begin + pick
+            found += 1
+            if found == k:
+                return
+    _choose_late(node_key, begin, weights, found, chosen)
 
 
 @njit(nogil=True, cache=True)
 def choose_weighted(
     weights: npt.NDArray[Any],
-    prepared: _Sums,
+    prepared: _U64,
     ids: _I64,
     positions: _I64,
     begins: _I64,
@@ -209,66 +230,50 @@ def choose_weighted(
 ) -> None:
     """Choose edges of each node with probability proportional to their weight. Local; no communication.
 
-    ``weights`` is float or bool [nnz] (a bool array is a mask), checked by :func:`count_weighted`. ``prepared`` is
-    [nnz], filled by :func:`prefix_sums`, or empty: then the sums of a row are made when it is drawn from; the draws are
-    the same. ``take_all`` means an unlimited fanout: every edge that can be drawn, once. The others are as in
+    A write to the weights may have changed them since the edges were counted: what is chosen then is not defined, but
+    it is always edges of the node.
+
+    ``weights`` is float [nnz], checked by :func:`count_weighted`. ``prepared`` is [nnz], filled by
+    :func:`alias_tables`, or empty: then the table of a row is made when it is drawn from; the draws are the same.
+    ``take_all`` means an unlimited fanout: every edge that can be drawn, once. The others are as in
     :func:`choose_uniform` and :func:`count_weighted`.
     """
-    scratch = np.empty(1, np.float64)
-    room = np.empty(_MANY, np.float64), np.empty(_MANY, np.float64)
+    scratch, room = np.empty(1, np.uint64), (np.empty(1, np.float64), np.empty(1, np.int64))
     for i in range(len(positions)):
         p = positions[i]
         begin, degree, out = begins[p], degrees[p], offsets[p]
         k = offsets[p + 1] - out
-        if k == 0:
-            continue
-        chosen = picks[out : out + k]
-        if len(prepared) == 0:
-            if degree > len(scratch):
-                scratch = np.empty(2 * degree, np.float64)
-            _add_up(weights[begin : begin + degree], scratch)
-            _choose_row(ids[p], begin, scratch[:degree], alive[p], take_all, replace, key, chosen, room)
-            continue
-        if i + _AHEAD < len(positions):
+        if len(prepared) > 0 and i + _AHEAD < len(positions):
             later = positions[i + _AHEAD]
             for e in range(begins[later], begins[later] + min(degrees[later], _LINES), 8):
                 prefetch(prepared, e)
-        sums = prepared[begin : begin + degree]
-        _choose_row(ids[p], begin, sums, alive[p], take_all, replace, key, chosen, room)
+        if k == 0:
+            continue
+        row, chosen = weights[begin : begin + degree], picks[out : out + k]
+        chosen[:] = begin
+        if take_all or (k == alive[p] and not replace):
+            _take_all(row, begin, chosen)
+            continue
+        if len(prepared) > 0:
+            table = prepared[begin : begin + degree]
+        else:
+            if degree > len(scratch):
+                scratch, room = np.empty(2 * degree, np.uint64), (np.empty(2 * degree), np.empty(2 * degree, np.int64))
+            table = scratch[:degree]
+            _make_table(row, _add_up(row)[0], table, room[0], room[1])
+        node_key = mix64(key ^ mix64(np.uint64(ids[p])))
+        if not replace:
+            _choose_distinct_weighted(node_key, begin, row, table, chosen)
+            continue
+        for j in range(k):
+            chosen[j] = begin + _draw(table, node_key, j)
 
 
 @njit(nogil=True, cache=True)
-def _choose_row(
-    node: int,
-    begin: int,
-    sums: _Sums,
-    alive: int,
-    take_all: bool,
-    replace: bool,
-    key: np.uint64,
-    chosen: _I64,
-    room: tuple[_F64, _F64],
-) -> None:
-    """Choose the edges of one node.
-
-    A write to the weights may have changed the sums since the edges were counted: what is chosen then is not defined,
-    but it is always edges of this node.
-    """
-    k = len(chosen)
-    chosen[:] = begin
-    if take_all or (k == alive and not replace):
-        before = 0.0
-        found = 0
-        for t in range(len(sums)):
-            if sums[t] > before and found < k:
-                chosen[found] = begin + t
-                found += 1
-            before = np.float64(sums[t])
-        return
-    node_key = mix64(key ^ mix64(np.uint64(node)))
-    if not replace:
-        _choose_distinct_weighted(node_key, begin, sums, chosen, room[0], room[1])
-        return
-    total = np.float64(sums[len(sums) - 1])
-    for j in range(k):
-        chosen[j] = begin + _first_above(sums, uniform01(mix64(node_key + np.uint64(j))) * total)
+def _take_all(weights: npt.NDArray[Any], begin: int, chosen: _I64) -> None:
+    """Every edge of weight above 0, as many as were counted."""
+    found = 0
+    for t in range(len(weights)):
+        if weights[t] > 0 and found < len(chosen):
+            chosen[found] = begin + t
+            found += 1

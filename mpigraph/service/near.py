@@ -4,6 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mpigraph.errors import GraphDataError
+from mpigraph.kernels.masked import choose_masked
 from mpigraph.kernels.sample import choose_uniform, copy_neighbours, count_uniform
 from mpigraph.kernels.weighted import choose_weighted, count_weighted
 from mpigraph.service.buffers import Buffers
@@ -99,7 +100,7 @@ class _Uniform:
 
 
 class _Weighted:
-    """In proportion to edge weights. Local; no communication."""
+    """In proportion to edge weights, or where a mask is set. Local; no communication."""
 
     def __init__(self, state: State, graph: Graph, request: RelationRequest, buffers: Buffers) -> None:
         prepared = state.weights.get(request.weights)
@@ -136,5 +137,6 @@ class _Weighted:
     def choose(self, host: int, positions: _I64, offsets: _I64, picks: _I64) -> None:
         """Fill which edges they are."""
         r, rows = self._request, (self._begins, self._degrees, self._alive)
-        values, sums = self._weights.values(host), self._weights.sums(host)
-        choose_weighted(values, sums, r.ids, positions, *rows, r.fanout < 0, r.replace, r.key, offsets, picks)
+        values, table = self._weights.values(host), self._weights.table(host)
+        choose = choose_masked if self._weights.is_mask else choose_weighted
+        choose(values, table, r.ids, positions, *rows, r.fanout < 0, r.replace, r.key, offsets, picks)

@@ -150,7 +150,7 @@ class State:
         return channel
 
     def prepare_weights(self, numbers: Iterable[int]) -> None:
-        """Make the prefix sums of edge weights, or make them anew after a write.
+        """Make the tables to draw from of edge weights, or make them anew after a write.
 
         Raises:
             GraphDataError: a weight is negative, infinite or NaN; on every rank.
@@ -163,7 +163,7 @@ class State:
             weights = known or EdgeWeights(self.graphs[tensor.graph].topology, tensor)
             try:
                 weights.prepare(self.kind)
-            except MPIGraphError:  # on every rank; sums that a thread may be reading stay where they are
+            except MPIGraphError:  # on every rank; tables that a thread may be reading stay where they are
                 if known is None:
                     weights.close()
                 raise

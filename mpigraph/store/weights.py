@@ -1,8 +1,8 @@
-"""Edge weights for sampling: the tensor of weights, and, once prepared, their prefix sums beside it.
+"""Edge weights for sampling: the tensor of weights, and, once prepared, tables to draw from beside it.
 
-The sums are made by each host for its own edges, in a window of their own, so that all ranks of a node read the same
-copy. They cost eight bytes an edge (four for masks). Weights that are written later count from the next collective
-call of the trainers on (``g.barrier()``), as any row that was written.
+The tables (``kernels/weighted.py``, ``kernels/masked.py``) are made by each host for its own edges, in a window of
+their own, so that all ranks of a node read the same copy. They cost eight bytes an edge (four for masks). Weights that
+are written later count from the next collective call of the trainers on (``g.barrier()``), as any row that was written.
 """
 
 from typing import Any
@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mpigraph.errors import GraphDataError
-from mpigraph.kernels.weighted import prefix_sums
+from mpigraph.kernels.masked import list_allowed
+from mpigraph.kernels.weighted import alias_tables
 from mpigraph.mpi.agree import together
 from mpigraph.mpi.window import RowWindow
 from mpigraph.store.tensors import RowTensor
@@ -19,7 +20,10 @@ from mpigraph.store.topology import Topology
 
 __all__ = ["EdgeWeights"]
 
-_NONE = np.empty(0, np.float64)
+_NONE: dict[bool, npt.NDArray[Any]] = {
+    True: np.empty(0, np.uint32),
+    False: np.empty(0, np.uint64),
+}  # by whether the weights are a mask
 _NOBODY = np.empty(0, np.int32)
 
 
@@ -28,28 +32,30 @@ class EdgeWeights:
 
     Attributes:
         tensor: the weights.
-        sound: whether the sums were made, and no weight was bad.
+        is_mask: whether the weights are bool.
+        sound: whether the tables were made, and no weight was bad.
 
     Local; no communication: construction. Collective on ``world.comm``: :meth:`prepare` and :meth:`close`.
     """
 
     def __init__(self, topology: Topology, tensor: RowTensor) -> None:
         self.tensor = tensor
+        self.is_mask = tensor.dtype == "bool"
         self.sound = False
         self._topology = topology
-        self._sums: RowWindow | None = None
+        self._table: RowWindow | None = None
         self._alive: RowWindow | None = None
 
     def values(self, host: int) -> npt.NDArray[Any]:
         """[edges of near ``host``], the weights. Local; no communication."""
         return self.tensor.segment(host)
 
-    def sums(self, host: int) -> npt.NDArray[Any]:
-        """[edges of near ``host``], prefix sums within each destination; empty if not prepared.
+    def table(self, host: int) -> npt.NDArray[Any]:
+        """uint64, or uint32 of a mask, [edges of near ``host``], to draw from; empty if not prepared.
 
         Local; no communication.
         """
-        return _NONE if self._sums is None else self._sums.segment(host)
+        return _NONE[self.is_mask] if self._table is None else self._table.segment(host)
 
     def alive(self, host: int) -> npt.NDArray[np.int32]:
         """int32[destinations of near ``host``], how many edges can be drawn; empty if not prepared.
@@ -63,25 +69,24 @@ class EdgeWeights:
         return f"edge weight {self.tensor.name!r} of edge {edge} must be finite and >= 0 (got {weight})"
 
     def prepare(self, kind: str) -> None:
-        """Make the prefix sums, or make them anew; ``kind`` is how windows are allocated.
+        """Make the tables, or make them anew; ``kind`` is how windows are allocated.
 
         Raises:
-            GraphDataError: a weight is negative, infinite or NaN; on every rank. What the sums are then is not defined.
+            GraphDataError: a weight is negative, infinite or NaN; on every rank. The tables are not defined then.
 
         Collective on ``world.comm``.
         """
         self.sound = False
         world, relation = self._topology.world, self.tensor.policy.type_id
-        if self._sums is None or self._alive is None:
+        if self._table is None or self._alive is None:
             hosts = self._topology.hosts
-            exact = np.uint32 if self.tensor.dtype == "bool" else np.float64  # sums of a mask are counts
             dst = hosts.schema.ends(relation)[1]
-            self._sums = RowWindow(world, hosts.edge_offsets[relation], (), exact, kind)
+            self._table = RowWindow(world, hosts.edge_offsets[relation], (), _NONE[self.is_mask].dtype, kind)
             self._alive = RowWindow(world, hosts.node_offsets[dst], (), np.int32, kind)
         with together(world.comm, f"preparing edge weights {self.tensor.name!r}"):
             if world.is_host:
-                self._add_up(world.host_index, relation)
-        windows = (self._sums, self._alive)
+                self._make(world.host_index, relation)
+        windows = (self._table, self._alive)
         for window in windows:
             window.sync()
         with world.watch("preparing edge weights"):
@@ -90,15 +95,16 @@ class EdgeWeights:
             window.sync()
         self.sound = True
 
-    def _add_up(self, host: int, relation: int) -> None:
+    def _make(self, host: int, relation: int) -> None:
         near, weights = self._topology.adjacency(relation, host), self.values(host)
-        bad = prefix_sums(near.indptr, weights, self.sums(host), self.alive(host))
+        make = list_allowed if self.is_mask else alias_tables
+        bad = make(near.indptr, weights, self.table(host), self.alive(host))
         if bad >= 0:
             raise GraphDataError(self.complaint(near.first_edge + bad, weights[bad]))
 
     def close(self) -> None:
-        """Free the sums, if there are any. Collective on ``world.comm``."""
-        for window in (self._sums, self._alive):
+        """Free the tables, if there are any. Collective on ``world.comm``."""
+        for window in (self._table, self._alive):
             if window is not None:
                 window.close()
-        self._sums = self._alive = None
+        self._table = self._alive = None

@@ -1,0 +1,106 @@
+"""Choose in-neighbours among the edges that a mask lets through, each alike; see ``kernels/sample.py`` for the passes.
+
+The edges of a row that may be drawn can be listed once for all rows (:func:`list_allowed`), or for a row when it is
+drawn from. A draw is that of :func:`choose_uniform` in the list.
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from mpigraph.kernels.prefetch import prefetch
+from mpigraph.kernels.rng import draw_below, mix64
+from mpigraph.kernels.sample import choose_distinct
+
+__all__ = ["choose_masked", "list_allowed"]
+
+_I64 = npt.NDArray[np.int64]
+_U32 = npt.NDArray[np.uint32]
+_Mask = npt.NDArray[np.bool_]
+_AHEAD, _LINES = 4, 128  # nodes between asking for a row's list and using it; entries asked for at most
+
+
+@njit(nogil=True, cache=True)
+def list_allowed(indptr: _I64, mask: _Mask, table: _U32, alive: npt.NDArray[Any]) -> int:
+    """List the edges of each row whose mask is set. Local; no communication.
+
+    Args:
+        indptr: int64[n + 1].
+        mask: bool [nnz].
+        table: uint32 [nnz]; the first ``alive[row]`` entries of a row's share are filled with places in the row.
+        alive: int [n], filled.
+
+    Returns:
+        -1: no value of a mask is bad (:func:`alias_tables` can find one).
+    """
+    for row in range(len(indptr) - 1):
+        alive[row] = _list_row(mask[indptr[row] : indptr[row + 1]], table[indptr[row] : indptr[row + 1]])
+    return -1
+
+
+@njit(nogil=True, cache=True)
+def _list_row(mask: _Mask, table: _U32) -> Any:
+    """Fill the front of ``table`` with the places of a row whose mask is set; return how many."""
+    found = 0
+    for t in range(len(mask)):
+        if mask[t]:
+            table[found] = t
+            found += 1
+    return found
+
+
+@njit(nogil=True, cache=True)
+def choose_masked(
+    mask: _Mask,
+    prepared: _U32,
+    ids: _I64,
+    positions: _I64,
+    begins: _I64,
+    degrees: _I64,
+    alive: _I64,
+    take_all: bool,
+    replace: bool,
+    key: np.uint64,
+    offsets: _I64,
+    picks: _I64,
+) -> None:
+    """Choose among the edges of each node whose mask is set. Local; no communication.
+
+    ``prepared`` is [nnz], filled by :func:`list_allowed`, or empty: then a row is listed when it is drawn from; the
+    draws are the same. The others are as in :func:`choose_weighted`. A write to the mask may have changed it since the
+    edges were counted: what is chosen then is not defined, but it is always edges of the node.
+    """
+    scratch = np.zeros(1, np.uint32)
+    for i in range(len(positions)):
+        p = positions[i]
+        begin, degree, out = begins[p], degrees[p], offsets[p]
+        k = offsets[p + 1] - out
+        if len(prepared) > 0 and i + _AHEAD < len(positions):
+            later = positions[i + _AHEAD]
+            for e in range(begins[later], begins[later] + min(degrees[later], _LINES), 16):
+                prefetch(prepared, e)
+        if k == 0:
+            continue
+        if len(prepared) > 0:
+            table = prepared[begin : begin + degree]
+        else:
+            if degree > len(scratch):
+                scratch = np.zeros(2 * degree, np.uint32)
+            table = scratch[:degree]
+            table[:] = 0
+            _list_row(mask[begin : begin + degree], table)
+        chosen = picks[out : out + k]
+        if take_all or (k == alive[p] and not replace):
+            for j in range(k):
+                chosen[j] = begin + np.int64(table[j])
+            continue
+        node_key = mix64(key ^ mix64(np.uint64(ids[p])))
+        if replace:
+            for j in range(k):
+                chosen[j] = begin + np.int64(table[draw_below(mix64(node_key + np.uint64(j)), alive[p])])
+        else:
+            choose_distinct(node_key, 0, alive[p], chosen)
+            for j in range(k):
+                chosen[j] = begin + np.int64(table[chosen[j]])
