@@ -10,10 +10,14 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
+from mpigraph.kernels.copy import copy_row
+from mpigraph.kernels.prefetch import prefetch
+
 __all__ = ["as_words", "find_runs", "gather_rows", "order_by_range", "place_ragged", "scatter_rows"]
 
 _I64 = npt.NDArray[np.int64]
 _Rows = npt.NDArray[Any]
+_AHEAD, _ASKED = 8, 16  # rows between asking for one and copying it; cache lines of a row asked for at most
 
 
 def as_words(rows: _Rows) -> _Rows:
@@ -33,24 +37,26 @@ def as_words(rows: _Rows) -> _Rows:
 
 @njit(nogil=True, cache=True)
 def gather_rows(table: _Rows, rows: _I64, positions: _I64, out: _Rows) -> None:
-    """``out[positions[i]] = table[rows[i]]`` for 2-D arrays of one dtype. Local; no communication."""
-    width = table.shape[1]
+    """``out[positions[i]] = table[rows[i]]`` for C-contiguous 2-D arrays of one dtype. Local; no communication."""
+    width, line = table.shape[1], max(1, 64 // table.itemsize)
+    words, asked = table.reshape(-1), min(width, _ASKED * line)
     for i in range(len(rows)):
-        r = rows[i]
-        p = positions[i]
-        for j in range(width):
-            out[p, j] = table[r, j]
+        if i + _AHEAD < len(rows):
+            first = rows[i + _AHEAD] * width
+            for word in range(first, first + asked, line):
+                prefetch(words, word)
+        if width < line:
+            for j in range(width):
+                out[positions[i], j] = table[rows[i], j]
+        else:
+            copy_row(out, positions[i], table, rows[i])
 
 
 @njit(nogil=True, cache=True)
 def scatter_rows(values: _Rows, positions: _I64, table: _Rows, rows: _I64) -> None:
     """``table[rows[i]] = values[positions[i]]``; the last of equal rows wins. Local; no communication."""
-    width = table.shape[1]
     for i in range(len(rows)):
-        r = rows[i]
-        p = positions[i]
-        for j in range(width):
-            table[r, j] = values[p, j]
+        copy_row(table, rows[i], values, positions[i])
 
 
 @njit(nogil=True, cache=True)

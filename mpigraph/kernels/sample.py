@@ -70,6 +70,8 @@ def count_uniform(
 def choose_distinct(node_key: np.uint64, begin: int, degree: int, chosen: _I64) -> None:
     """Choose ``len(chosen)`` distinct edges of ``begin .. begin + degree - 1``, each subset equally likely.
 
+    Local; no communication.
+
     Few: Floyd's algorithm (Bentley, Floyd: "A sample of brilliance", CACM 1987); a word with one bit for each residue
     modulo 64 says of most picks that they are new. Many: selection sampling (Knuth, TAOCP vol. 2, 3.4.2, algorithm S).
     """
