@@ -14,6 +14,7 @@ from mpigraph.errors import InvalidArgumentError
 __all__ = ["Allocation", "Config", "set_rendezvous", "slurm_allocation", "slurm_tasks", "unset"]
 
 _PREFIX = "MPIGRAPH_"
+_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Config:
         window: how shared windows are allocated: "auto", "allocate" or "create" (see ``mpi/window.py``).
         transport: how far rows are read: "rma", "packed", or "auto" to measure at start (see ``mpi/choice.py``).
         keep_memory: 1 to keep freed blocks for the next minibatch (see ``memory.py``), 0 to give them back.
-        log_level: a level name of :mod:`logging`.
+        log_level: a level name of :mod:`logging`, in capitals or not.
         part_config: the partition configuration of graphs opened without naming one.
         num_servers: servers on each node.
         num_worker_threads: threads with which a rank samples.
@@ -58,6 +59,8 @@ class Config:
             raise InvalidArgumentError(f"transport must be auto, rma or packed (got {self.transport!r})")
         if self.keep_memory not in (0, 1):
             raise InvalidArgumentError(f"keep_memory must be 0 or 1 (got {self.keep_memory})")
+        if self.log_level.upper() not in _LEVELS:
+            raise InvalidArgumentError(f"log_level must be one of {', '.join(_LEVELS)} (got {self.log_level!r})")
         if self.num_servers < 0:
             raise InvalidArgumentError(f"num_servers must be >= 0 (got {self.num_servers})")
         if self.num_worker_threads < 1:

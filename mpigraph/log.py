@@ -18,11 +18,11 @@ def set_identity(identity: str, level: str) -> None:
 
     Args:
         identity: who speaks.
-        level: a name of :mod:`logging` ("WARNING", "INFO", ...).
+        level: a name of :mod:`logging` ("WARNING", "info", ...).
     """
     logger = get_logger()
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter(f"[mpigraph {identity}] %(levelname)s %(message)s"))
     logger.handlers[:] = [handler]
-    logger.setLevel(level)
+    logger.setLevel(level.upper())
     logger.propagate = False

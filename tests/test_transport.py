@@ -7,7 +7,7 @@ from threading import Thread
 import numpy as np
 import pytest
 from conftest import WAIT, Job
-from jobs import mpiexec, run
+from jobs import mpiexec, run, run_script
 from mpi4py import MPI
 from worlds import KINDS, meet, row_values, world_of
 
@@ -249,3 +249,12 @@ def test_an_idle_server_leaves_its_core_to_others(tmp_path) -> None:
     )
     output = run(*mpiexec(2), sys.executable, script)
     assert float(output.split()[-1]) < 0.03 * 5, output
+
+
+def test_the_choice_is_told_at_info_level(tmp_path, oracle) -> None:
+    """A level is named in capitals or not; another name is refused in one line, not by a traceback of each rank."""
+    info = {"MPIGRAPH_LOG_LEVEL": "info", "MPIGRAPH_RANKS_PER_NODE": "2"}
+    status, output, _ = run_script(tmp_path, oracle(2), "", ranks=4, **info)
+    assert status == 0 and output.count("transport: ") == 1, output
+    status, output, _ = run_script(tmp_path, oracle(2), "", MPIGRAPH_LOG_LEVEL="loud")
+    assert status != 0 and output.count("InvalidArgumentError: log_level must be one of") == 1, output
