@@ -27,7 +27,7 @@ import torch
 
 from mpigraph.dataloading.edges import NO_EDGES, EdgeGraph, Edges, as_given, find_edges
 from mpigraph.errors import InvalidArgumentError
-from mpigraph.kernels.negatives import draw_nodes, draw_others
+from mpigraph.kernels.negatives import draw_nodes, draw_others, keep_candidates
 from mpigraph.kernels.rng import combine, fingerprint
 from mpigraph.metadata.schema import Relation
 
@@ -162,16 +162,13 @@ class GlobalUniform(NegativeSampler):
         tries = max(math.ceil(self.k * self.redundancy), self.k + 1) if refuses else self.k
         src = _nodes(combine(key, 0), edges.eids, tries, g.num_nodes(relation[0]))
         dst = _nodes(combine(key, 1), edges.eids, tries, g.num_nodes(relation[2]))
-        good = np.ones(len(src), np.bool_)
+        allowed = np.ones(len(src), np.bool_)
         if self.exclude_edges:
-            good &= ~np.asarray(g.has_edges_between(torch.from_numpy(src), torch.from_numpy(dst), relation))
+            allowed &= ~np.asarray(g.has_edges_between(torch.from_numpy(src), torch.from_numpy(dst), relation))
         if no_loops:
-            good &= src != dst
-        if not self.replace:
-            good &= ~_repeats(src, dst)
-        of_edge = good.reshape(-1, tries)
-        kept = (of_edge & (np.cumsum(of_edge, axis=1) <= self.k)).reshape(-1)
-        return src[kept], dst[kept]
+            allowed &= src != dst
+        keep_candidates(src, dst, tries, self.k, not self.replace, allowed)
+        return src[allowed], dst[allowed]
 
 
 class LocalUniform(NegativeSampler):
@@ -240,13 +237,3 @@ def _nodes(key: np.uint64, eids: _I64, count: int, num: int, first: int = 0) -> 
     out = np.empty(len(eids) * count, np.int64)
     draw_nodes(key, eids, count, first, num, out)
     return out
-
-
-def _repeats(src: _I64, dst: _I64) -> npt.NDArray[np.bool_]:
-    """bool[n]: whether a pair occurred before."""
-    order = np.lexsort((dst, src))  # stable: of equal pairs the first comes first
-    ordered = src[order], dst[order]
-    same = (ordered[0][1:] == ordered[0][:-1]) & (ordered[1][1:] == ordered[1][:-1])
-    repeats = np.zeros(len(src), np.bool_)
-    repeats[order[1:][same]] = True
-    return repeats

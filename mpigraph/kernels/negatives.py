@@ -12,7 +12,7 @@ from numba import njit
 
 from mpigraph.kernels.rng import mix64
 
-__all__ = ["draw_nodes", "draw_others"]
+__all__ = ["draw_nodes", "draw_others", "keep_candidates"]
 
 _I64 = npt.NDArray[np.int64]
 _LOW32, _S32 = np.uint64(0xFFFFFFFF), np.uint64(32)
@@ -66,3 +66,38 @@ def draw_others(key: np.uint64, eids: _I64, count: int, out: _I64) -> None:
         for j in range(count):
             position = _below(mix64(edge_key + np.uint64(j)), others)
             out[i * count + j] = position + (position >= i)
+
+
+@njit(nogil=True, cache=True)
+def keep_candidates(
+    src: _I64, dst: _I64, tries: int, count: int, distinct: bool, allowed: npt.NDArray[np.bool_]
+) -> None:
+    """Keep the first ``count`` allowed candidates of each edge. Local; no communication.
+
+    Args:
+        src: int64[n * tries], the pairs of one edge after those of the other.
+        dst: int64[n * tries].
+        tries: candidates of an edge.
+        count: most pairs to keep of an edge.
+        distinct: skip pairs that were kept before, of this edge or another one.
+        allowed: bool[n * tries], which pairs may be kept; cleared where they are not.
+    """
+    bits = 4
+    while (1 << bits) < 2 * len(src):
+        bits += 1
+    table = np.full(1 << bits, -1, np.int64)  # places of the pairs that were kept, by their hash
+    for first in range(0, len(src), tries):
+        kept = 0
+        for i in range(first, first + tries):
+            if not allowed[i] or kept == count:
+                allowed[i] = False
+                continue
+            if distinct:
+                at = np.int64(mix64(np.uint64(src[i]) ^ mix64(dst[i])) >> np.uint64(64 - bits))
+                while table[at] >= 0 and (src[table[at]] != src[i] or dst[table[at]] != dst[i]):
+                    at = (at + 1) & ((1 << bits) - 1)
+                if table[at] >= 0:
+                    allowed[i] = False
+                    continue
+                table[at] = i
+            kept += 1
