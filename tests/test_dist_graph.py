@@ -247,7 +247,6 @@ def test_bad_sampling_arguments_raise_on_every_rank(layout: Job, oracle) -> None
         everybody("no feature 'nothing'", prob="nothing")
         everybody("node ids must be integers", nodes=[0.5])
         everybody("node ids of uint8 look like a mask", nodes=np.ones(NUM_NODES, np.uint8))
-        everybody("exclude_edges must be None", exclude_edges=[1])
         with pytest.raises(OutOfRangeError):
             g.sample_blocks([101], [])
         frontier = dist.sample_neighbors(g, [0, 5], -1)  # and the job goes on
@@ -272,9 +271,11 @@ def test_arguments_in_dgls_order(layout: Job, oracle) -> None:
         sampler = NeighborSampler([2], "in", None, None, False, ["feat"], ["label"], ["edge"], "cpu", False)
         assert (sampler.prefetch_node_feats, sampler.prefetch_labels) == (["feat"], ["label"])
         assert sampler.sample(g, nodes, None)[2][0].num_edges() <= 2 * NUM_NODES
+        excluded = torch.arange(2)
         for sample in (sampler.sample, sampler.sample_blocks):
-            with pytest.raises((InvalidArgumentError, CollectiveError), match="exclude_edges must be None"):
-                sample(g, nodes, torch.arange(2))
+            assert not torch.isin(sample(g, nodes, excluded)[2][0].edata[EID], excluded).any()
+        without = g.sample_neighbors(nodes, -1, "in", None, excluded)
+        assert torch.equal(without.edata[EID], torch.arange(2, g.num_edges()))
 
     layout.run(body)
 

@@ -34,7 +34,8 @@ class BlockSampler(ABC):
         Args:
             g: the graph.
             seed_nodes: int64[n].
-            exclude_eids: DGL's edges to leave out; loaders give none, and a sampler may lack the parameter.
+            exclude_eids: int[k], ids of edges that are as if they did not exist, or a dict of them by edge type. Node
+                loaders give none, and a sampler for these alone may lack the parameter.
 
         Returns:
             Input nodes, output nodes, and blocks from the input side.
@@ -119,10 +120,12 @@ class NeighborSampler(BlockSampler):
         }
 
     def sample_blocks(self, g: Graph, seed_nodes: Any, exclude_eids: Any = None) -> Blocks:
-        """Draw the blocks of one minibatch. Collective on the trainers when hosts are far, else local.
+        """Draw the blocks of one minibatch, in every layer as if the edges ``exclude_eids`` did not exist.
 
         Raises:
-            InvalidArgumentError: there are edges to exclude.
+            OutOfRangeError: a seed or an excluded edge does not exist. On every rank if hosts are far.
+
+        Collective on the trainers when hosts are far; local when all are near.
         """
         return g.sample_blocks(seed_nodes, self.fanouts, exclude_edges=exclude_eids, **self._options)
 

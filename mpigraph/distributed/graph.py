@@ -4,77 +4,31 @@ Holds no data. Counts and types come from the partition book, rows from :class:`
 windows.
 """
 
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
 from mpigraph.base import ALL, EID, NID
 from mpigraph.distributed.context import Session, current
+from mpigraph.distributed.features import EdgeSpaces, FeatureMap, Features, NodeSpaces, Scheme
 from mpigraph.distributed.ids import as_ids
 from mpigraph.distributed.partition_book import PartitionPolicy, RangePartitionBook
-from mpigraph.distributed.sampling import Blocks, sample_blocks, sample_neighbors
+from mpigraph.distributed.sampling import Blocks, has_edges_between, sample_blocks, sample_neighbors
 from mpigraph.distributed.tensor import DistTensor
-from mpigraph.errors import FieldNameError, InvalidArgumentError, PartitionError, TensorMismatchError
+from mpigraph.errors import PartitionError
 from mpigraph.heterograph import HeteroGraph
 from mpigraph.metadata.schema import Relation, Schema
 from mpigraph.service.protocol import Operation
 from mpigraph.service.sampling import NeighborService
 from mpigraph.service.state import Graph
-from mpigraph.store.tensors import Policy
 from mpigraph.store.topology import Topology
 
 __all__ = ["DistGraph", "Scheme"]
 
 Etype = str | Relation | None
-
-
-class Scheme(NamedTuple):
-    """Shape and dtype of one row of a feature. Local; no communication."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-
-class FeatureMap(MutableMapping[str, DistTensor]):
-    """Features of one node type or relation: name -> :class:`DistTensor`. Local; no communication."""
-
-    def __init__(self, features: dict[tuple[Policy, str], DistTensor], policy: Policy, what: str) -> None:
-        self._features, self._policy, self._what = features, policy, what
-
-    def __getitem__(self, name: str) -> DistTensor:
-        try:
-            return self._features[self._policy, name]
-        except KeyError:
-            raise FieldNameError(f"no feature {name!r} on {self._what} (there are {list(self)})") from None
-
-    def __setitem__(self, name: str, tensor: DistTensor) -> None:
-        if not isinstance(tensor, DistTensor):
-            raise InvalidArgumentError(f"feature {name!r} must be a DistTensor (got {type(tensor).__name__})")
-        if tensor.rows.policy != self._policy:
-            raise TensorMismatchError(
-                f"feature {name!r}: the rows of tensor {tensor.name!r} are not {self._what} (give part_policy)"
-            )
-        self._features[self._policy, name] = tensor
-
-    def __delitem__(self, name: str) -> None:
-        self[name]
-        del self._features[self._policy, name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter([name for policy, name in self._features if policy == self._policy])
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-    def __repr__(self) -> str:
-        return repr({name: Scheme(t.shape[1:], t.dtype) for name, t in self.items()})
-
-
-class _Space(NamedTuple):
-    data: FeatureMap
 
 
 class DistGraph:
@@ -109,7 +63,7 @@ class DistGraph:
         self.loaded: Graph = graph
         self._topology: Topology = graph.topology
         session.open_main_service()
-        self._features = {
+        self._features: Features = {
             key: DistTensor.of_rows(session, graph_name, session.state.tensors[number])
             for key, number in graph.features.items()
         }
@@ -186,14 +140,14 @@ class DistGraph:
     # Features
 
     @property
-    def nodes(self) -> "NodeSpaces":
+    def nodes(self) -> NodeSpaces:
         """``g.nodes[ntype].data[name]``."""
-        return NodeSpaces(self)
+        return NodeSpaces(self.schema, self._features)
 
     @property
-    def edges(self) -> "EdgeSpaces":
+    def edges(self) -> EdgeSpaces:
         """``g.edges[etype].data[name]``."""
-        return EdgeSpaces(self)
+        return EdgeSpaces(self.schema, self._features)
 
     @property
     def ndata(self) -> FeatureMap:
@@ -255,6 +209,10 @@ class DistGraph:
         relation = self.schema.relation_id(etype)
         src, dst = self._topology.find_edges(as_ids(edges, "edge ids"), relation)
         return torch.from_numpy(src), torch.from_numpy(dst)
+
+    def has_edges_between(self, u: Any, v: Any, etype: Etype = None) -> torch.Tensor:
+        """See :func:`.sampling.has_edges_between`. Collective on the trainers if hosts are far, else local."""
+        return has_edges_between(self, u, v, etype)
 
     @property
     def local_partition(self) -> HeteroGraph:
@@ -324,27 +282,3 @@ class DistGraph:
 
     def __repr__(self) -> str:
         return f"DistGraph({self.graph_name!r}, num_nodes={self.num_nodes()}, num_edges={self.num_edges()})"
-
-
-class NodeSpaces:
-    """``g.nodes[ntype]``. Local; no communication."""
-
-    def __init__(self, graph: DistGraph) -> None:
-        self._schema = graph.schema
-        self._features = graph._features
-
-    def __getitem__(self, ntype: str) -> _Space:
-        policy = Policy(True, self._schema.ntype_id(ntype))
-        return _Space(FeatureMap(self._features, policy, f"nodes of type {ntype!r}"))
-
-
-class EdgeSpaces:
-    """``g.edges[etype]``. Local; no communication."""
-
-    def __init__(self, graph: DistGraph) -> None:
-        self._schema = graph.schema
-        self._features = graph._features
-
-    def __getitem__(self, etype: str | Relation) -> _Space:
-        policy = Policy(False, self._schema.relation_id(etype))
-        return _Space(FeatureMap(self._features, policy, f"edges of type {etype!r}"))

@@ -1,4 +1,7 @@
-"""Neighbour sampling on a DistGraph: one hop as an in-memory graph, or the blocks of a whole minibatch."""
+"""Neighbour sampling on a DistGraph: one hop as an in-memory graph, or the blocks of a whole minibatch.
+
+And whether edges exist: like a node's neighbours, its owner knows.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -14,14 +17,16 @@ from mpigraph.distributed.ids import as_ids
 from mpigraph.errors import EdgeTypeError, InvalidArgumentError, MPIGraphError
 from mpigraph.heterograph import HeteroGraph
 from mpigraph.metadata.book import check_ids
-from mpigraph.metadata.schema import Schema
+from mpigraph.metadata.schema import Relation, Schema
 from mpigraph.service.hops import Draw, Hop, HopPlan, hop_requests, sample_minibatch, sampling_key
+from mpigraph.service.protocol import EdgeQuery
 from mpigraph.service.sampling import NeighborService
 from mpigraph.service.state import Graph
 
-__all__ = ["edge_weights", "in_subgraph", "sample_blocks", "sample_neighbors"]
+__all__ = ["edge_weights", "has_edges_between", "in_subgraph", "sample_blocks", "sample_neighbors"]
 
 _I64 = npt.NDArray[np.int64]
+_NONE = np.empty(0, np.int64)
 Blocks = tuple[torch.Tensor, torch.Tensor, list[Block]]
 
 
@@ -47,7 +52,7 @@ def sample_neighbors(
     fanout: int,
     edge_dir: str = "in",
     prob: str | None = None,
-    exclude_edges: None = None,
+    exclude_edges: Any = None,
     replace: bool = False,
     etype_sorted: bool = True,
     output_device: torch.device | str | None = None,
@@ -64,7 +69,8 @@ def sample_neighbors(
         edge_dir: only "in": parts hold the in-edges of their nodes.
         prob: name of an edge feature with a weight for each edge, or a mask. Drawn with probability proportional to
             the weight; an edge of weight 0 is never drawn.
-        exclude_edges: only None.
+        exclude_edges: int[k], edge ids, or a dict of them by edge type; they may repeat, and end anywhere. The draw is
+            as if these edges did not exist: a node with d in-edges, m of them excluded, is one with d - m.
         replace: draw with replacement: exactly ``fanout`` neighbours of a node that has any.
         etype_sorted: accepted for DGL's scripts.
         output_device: where to put the graph; the CPU by default.
@@ -77,9 +83,10 @@ def sample_neighbors(
         ``edata[EID]`` are their ids in ``g``.
 
     Raises:
-        OutOfRangeError: a node does not exist. On every rank if hosts are far.
+        OutOfRangeError: a node or an excluded edge does not exist. On every rank if hosts are far.
         FieldNameError: there is no edge feature ``prob``.
-        InvalidArgumentError: fanout below -1, another ``edge_dir``, or edges to exclude.
+        EdgeTypeError: excluded edges of a type that does not exist.
+        InvalidArgumentError: fanout below -1, another ``edge_dir``, or ids that are not integers.
 
     Collective on the trainers when hosts are far; local when all are near.
     """
@@ -116,7 +123,7 @@ def sample_blocks(
     *,
     edge_dir: str = "in",
     prob: str | None = None,
-    exclude_edges: None = None,
+    exclude_edges: Any = None,
     replace: bool = False,
     return_eids: bool = True,
     seed: int | None = None,
@@ -130,7 +137,7 @@ def sample_blocks(
         fanouts: fanout of each layer, input side first.
         edge_dir: only "in".
         prob: as in :func:`sample_neighbors`.
-        exclude_edges: only None.
+        exclude_edges: as in :func:`sample_neighbors`; left out in every layer.
         replace: as in :func:`sample_neighbors`.
         return_eids: whether ``edata[EID]`` is wanted; without it less is moved.
         seed: as in :func:`sample_neighbors`.
@@ -140,9 +147,10 @@ def sample_blocks(
         Input nodes int64, output nodes int64 and the blocks, input side first.
 
     Raises:
-        OutOfRangeError: a seed does not exist. On every rank if hosts are far.
+        OutOfRangeError: a seed or an excluded edge does not exist. On every rank if hosts are far.
         FieldNameError: there is no edge feature ``prob``.
-        InvalidArgumentError: a fanout below -1, another ``edge_dir``, or edges to exclude.
+        EdgeTypeError: excluded edges of a type that does not exist.
+        InvalidArgumentError: a fanout below -1, another ``edge_dir``, or ids that are not integers.
 
     Collective on the trainers when hosts are far; local when all are near.
     """
@@ -156,6 +164,35 @@ def sample_blocks(
     blocks = [_block(g.schema, hop) for hop in hops]
     input_ids = torch.from_numpy(hops[0].src_ids[0]) if hops else output
     return input_ids, output, blocks
+
+
+def has_edges_between(g: SampledGraph, u: Any, v: Any, etype: str | Relation | None = None) -> torch.Tensor:
+    """Whether there is an edge from ``u[i]`` to ``v[i]``; one round, whatever the number of edges.
+
+    Args:
+        g: a :class:`DistGraph`.
+        u: int[n], sources.
+        v: int[n], destinations.
+        etype: the edge type; None if there is one.
+
+    Returns:
+        bool[n]; of parallel edges one is enough.
+
+    Raises:
+        OutOfRangeError: a node does not exist. As with the other errors, on every rank if hosts are far.
+        EdgeTypeError: the edge type does not exist or is ambiguous.
+        InvalidArgumentError: ids that are not integers, or ``u`` and ``v`` of different lengths.
+
+    Collective on the trainers when hosts are far; local when all are near.
+    """
+    query = EdgeQuery(g.loaded.number, 0, _NONE, _NONE)
+    error: MPIGraphError | None = None
+    try:
+        query = _edge_query(g, as_ids(u, "source ids"), as_ids(v, "destination ids"), g.schema.relation_id(etype))
+    except MPIGraphError as exc:  # raised on every rank by the round
+        error = exc
+    g.service.use_threads(g.session.num_threads)
+    return torch.from_numpy(g.service.has_edges(query, error))
 
 
 def _block(schema: Schema, hop: Hop) -> Block:
@@ -173,31 +210,55 @@ def _prepare(
     fanouts: Sequence[int],
     edge_dir: str,
     prob: str | None,
-    exclude_edges: None,
+    exclude_edges: Any,
     replace: bool,
     want_eids: bool,
 ) -> tuple[dict[int, _I64], list[HopPlan], MPIGraphError | None]:
     """Check the arguments of this rank; what is wrong is returned, to be raised on every rank of the round."""
-    seeds, plans = {0: np.empty(0, np.int64)}, [HopPlan({0: 0}, replace, {}, want_eids) for _ in fanouts]
+    seeds, plans = {0: _NONE}, [HopPlan({0: 0}, replace, {}, want_eids) for _ in fanouts]
     try:
         if len(g.schema.relations) != 1:
             raise EdgeTypeError("sampling works on graphs with one edge type")
         if edge_dir != "in":
             raise InvalidArgumentError(f"edge_dir must be 'in': parts hold in-edges (got {edge_dir!r})")
-        if exclude_edges is not None:
-            raise InvalidArgumentError("exclude_edges must be None: all in-edges of a node are sampled from")
         for fanout in fanouts:
             if not isinstance(fanout, int | np.integer) or fanout < -1:
                 raise InvalidArgumentError(f"fanout must be an integer >= -1 (got {fanout!r})")
         weights = {} if prob is None else {0: edge_weights(g, prob)}
         dst = g.schema.ends(0)[1]
         seeds = {dst: as_ids(nodes, "node ids")}
-        plans = [HopPlan({0: int(fanout)}, replace, weights, want_eids) for fanout in fanouts]
-        ntype = g.schema.ntypes[dst]
-        check_ids(seeds[dst], g.num_nodes(ntype), f"node id of type {ntype!r}")
+        excluded = _excluded(g, exclude_edges)
+        plans = [HopPlan({0: int(fanout)}, replace, weights, want_eids, excluded) for fanout in fanouts]
+        _check_nodes(g, seeds[dst], dst)
     except MPIGraphError as error:
         return seeds, plans, error
     return seeds, plans, None
+
+
+def _check_nodes(g: SampledGraph, ids: _I64, ntype_id: int) -> None:
+    check_ids(ids, g.loaded.topology.hosts.num_nodes(ntype_id), f"node id of type {g.schema.ntypes[ntype_id]!r}")
+
+
+def _excluded(g: SampledGraph, edges: Any) -> dict[int, _I64]:
+    """By relation id, the ids of edges to leave out, ascending, each once."""
+    if edges is None:
+        return {}
+    book = g.loaded.topology.hosts
+    found: dict[int, list[_I64]] = {}
+    for etype, some in edges.items() if isinstance(edges, Mapping) else [(None, edges)]:
+        relation = g.schema.relation_id(etype)
+        ids = as_ids(some, "exclude_edges")
+        check_ids(ids, book.num_edges(relation), f"exclude_edges: edge id of relation {g.schema.relations[relation]}")
+        found.setdefault(relation, []).append(ids)
+    return {relation: np.unique(np.concatenate(lists)) for relation, lists in found.items()}
+
+
+def _edge_query(g: SampledGraph, src: _I64, dst: _I64, relation: int) -> EdgeQuery:
+    if len(src) != len(dst):
+        raise InvalidArgumentError(f"an edge has two ends (got {len(src)} sources and {len(dst)} destinations)")
+    for ids, ntype_id in zip((src, dst), g.schema.ends(relation), strict=True):
+        _check_nodes(g, ids, ntype_id)
+    return EdgeQuery(g.loaded.number, relation, dst, src)
 
 
 def edge_weights(g: SampledGraph, prob: str) -> int:

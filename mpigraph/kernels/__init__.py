@@ -6,6 +6,7 @@ import numpy as np
 
 from mpigraph.kernels.compact import LocalIds
 from mpigraph.kernels.dropout import drop, relu_drop, relu_drop_backward
+from mpigraph.kernels.exclude import shorten_rows, step_over
 from mpigraph.kernels.rng import combine, fingerprint
 from mpigraph.kernels.rows import (
     find_runs,
@@ -15,6 +16,7 @@ from mpigraph.kernels.rows import (
     scatter_rows,
 )
 from mpigraph.kernels.sample import choose_uniform, copy_neighbours, count_uniform
+from mpigraph.kernels.search import find_in_rows
 
 __all__ = ["warm_up"]
 
@@ -36,6 +38,9 @@ def warm_up() -> None:
     scratch = np.empty(2, np.int64), np.empty(2, np.int64)
     count_uniform(indptr, ids, ids, 0, 1, False, *scratch, counts)
     choose_uniform(ids, ids, *scratch, False, key, indptr, counts)
+    holes = np.empty(2, np.int64), np.empty(2, np.int64)
+    shorten_rows(ids[:0], ids, 1, False, *scratch, *holes, counts)
+    step_over(ids[:0], ids, scratch[0], scratch[0], *holes, indptr, counts)
     local = LocalIds(2)
     local.reset(ids)
     dtype: Any
@@ -46,6 +51,7 @@ def warm_up() -> None:
         for counted in (ids, ids.astype(np.uint8), ids.astype(np.int32)):
             place_ragged(indices, ids, counted, indptr, out)
         local.insert(indices)
+        find_in_rows(indptr, indices, 0, ids, ids, ids, np.empty(2, np.bool_))
     floats = np.zeros(2, np.float32)
     relu_drop_backward(floats, floats, np.float32(2), np.empty_like(floats))
     for bits in (np.zeros(2, np.uint8), np.zeros(2, np.uint16)):

@@ -6,7 +6,7 @@ demand.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from mpigraph.service.state import Graph
 __all__ = ["Draw", "Hop", "HopPlan", "LocalPart", "sample_minibatch", "sampling_key"]
 
 _I64 = npt.NDArray[np.int64]
+_NONE = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class HopPlan:
         replace: with replacement.
         weights: tensor number of the edge weights by relation id; relations left out are uniform.
         want_eids: whether edge ids are wanted.
+        excluded: by relation id, int64[k] edge ids that are as if they did not exist, ascending, each once.
 
     Local; no communication.
     """
@@ -54,6 +56,7 @@ class HopPlan:
     replace: bool
     weights: Mapping[int, int]
     want_eids: bool
+    excluded: Mapping[int, _I64] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -124,6 +127,7 @@ def hop_requests(plan: HopPlan, graph: Graph, frontier: Mapping[int, _I64], key:
                 want_eids=plan.want_eids,
                 key=combine(key, relation),
                 weights=plan.weights.get(relation, -1),
+                excluded=plan.excluded.get(relation, _NONE),
             )
         )
     return requests
@@ -154,7 +158,7 @@ def sample_minibatch(
     """
     schema, tables = graph.topology.hosts.schema, service.local_ids(graph)
     for ntype, table in enumerate(tables):
-        table.reset(seeds.get(ntype, np.empty(0, np.int64)))
+        table.reset(seeds.get(ntype, _NONE))
     drawn: list[tuple[dict[int, LocalPart], list[int], list[int]]] = []
     for number, plan in enumerate(reversed(plans)):
         frontier = {ntype: table.ids for ntype, table in enumerate(tables)}

@@ -1,9 +1,13 @@
 """Draw one request's neighbours from the memory that this rank can load: its own and its node's hosts'."""
 
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
 from mpigraph.errors import GraphDataError
+from mpigraph.kernels.exclude import copy_kept, recount_weighted, shorten_rows, step_over
 from mpigraph.kernels.masked import choose_masked
 from mpigraph.kernels.sample import choose_uniform, copy_neighbours, count_uniform
 from mpigraph.kernels.weighted import choose_weighted, count_weighted
@@ -19,6 +23,16 @@ __all__ = ["NearDraw", "Shares"]
 _I64 = npt.NDArray[np.int64]
 Shares = list[tuple[int, _I64]]
 """Hosts, each with the positions in the frontier of the nodes that it holds."""
+
+
+@dataclass(frozen=True)
+class _Share:
+    """What one near host holds of a request."""
+
+    host: int
+    near: Adjacency
+    positions: _I64
+    excluded: _I64  # ascending, counted from the host's first edge
 
 
 class NearDraw:
@@ -48,18 +62,22 @@ class NearDraw:
         self._draw: _Uniform | _Weighted = (
             _Uniform(request, buffers) if request.weights < 0 else _Weighted(state, graph, request, buffers)
         )
-        self._hosts = [
-            (self._topology.adjacency(request.relation, host), host, positions) for host, positions in shares
-        ]
+        self._shares = [self._share(host, positions) for host, positions in shares]
         self._counts = buffers.take(f"counts {request.relation}", len(request.ids))
         if sum(len(positions) for _, positions in shares) < len(request.ids):
             self._counts[:] = 0
-        for near, host, positions in self._hosts:
+        for share in self._shares:
 
-            def count(part: _I64, near: Adjacency = near, host: int = host) -> None:
-                self._draw.count(near, host, part, self._counts)
+            def count(part: _I64, share: _Share = share) -> None:
+                self._draw.count(share, part, self._counts)
 
-            workers.run(count, positions)
+            workers.run(count, share.positions)
+
+    def _share(self, host: int, positions: _I64) -> _Share:
+        near = self._topology.adjacency(self._request.relation, host)
+        first = near.first_edge
+        excluded = self._request.excluded_in(first, first + len(near.indices)) - first
+        return _Share(host, near, positions, excluded)
 
     def finish(self) -> Part:
         """Draw; the sources are in a buffer that lasts until the next request for the same relation."""
@@ -70,14 +88,60 @@ class NearDraw:
         total = int(offsets[-1])
         src = self._buffers.take(f"src {request.relation}", total, self._topology.index_dtype(request.relation))
         picks = np.empty(total, np.int64) if request.want_eids else self._buffers.take("picks", total)
-        for near, host, positions in self._hosts:
+        for share in self._shares:
 
-            def fill(part: _I64, near: Adjacency = near, host: int = host) -> None:
-                draw.choose(host, part, offsets, picks)
-                copy_neighbours(near.indices, part, offsets, near.first_edge, picks, src)
+            def fill(part: _I64, share: _Share = share) -> None:
+                draw.choose(share, part, offsets, picks)
+                copy_neighbours(share.near.indices, part, offsets, share.near.first_edge, picks, src)
 
-            self._workers.run(fill, positions)
+            self._workers.run(fill, share.positions)
         return Part(offsets, src, picks if request.want_eids else picks[:0])
+
+
+class _Rows:
+    """Where the edges of a request's nodes are in their hosts, less the excluded ones. Local; no communication.
+
+    The methods are for shares with excluded edges.
+
+    Attributes:
+        begins: int64[frontier], the first edge of each node.
+        degrees: int64[frontier], how many there are.
+    """
+
+    def __init__(self, request: RelationRequest, buffers: Buffers) -> None:
+        nodes, cut = len(request.ids), len(request.ids) if len(request.excluded) else 0
+        self._request = request
+        self.begins = buffers.take(f"begins {request.relation}", nodes)
+        self.degrees = buffers.take(f"degrees {request.relation}", nodes)
+        self._starts = buffers.take(f"starts {request.relation}", cut)
+        first, count = (buffers.take(f"{name} {request.relation}", cut) for name in ("first hole", "num holes"))
+        self._holes = (first, count)  # where each node's excluded edges are among the excluded ones of its host
+
+    def shorten(self, share: _Share, positions: _I64, counts: _I64) -> None:
+        """Take the excluded edges out of the degrees, and out of the counts of a uniform draw."""
+        r, rows = self._request, (self.begins, self.degrees, *self._holes)
+        shorten_rows(share.excluded, positions, r.fanout, r.replace, *rows, counts)
+
+    def split(self, positions: _I64) -> tuple[_I64, _I64]:
+        """The positions of the rows that are whole, and of those that were shortened."""
+        short = self._holes[1][positions] > 0
+        return positions[~short], positions[short]
+
+    def recount(self, weights: npt.NDArray[Any], share: _Share, positions: _I64, alive: _I64, counts: _I64) -> None:
+        """Correct how many edges of shortened rows can be drawn, and the counts of a weighted draw."""
+        r, rows = self._request, (self.begins, self.degrees, *self._holes)
+        recount_weighted(weights, share.excluded, positions, r.fanout, r.replace, *rows, alive, counts)
+
+    def copy_kept(self, weights: npt.NDArray[Any], share: _Share, positions: _I64) -> tuple[npt.NDArray[Any], _I64]:
+        """The weights of shortened rows, and, filled at ``positions``, where each row begins there."""
+        kept = np.empty(int(self.degrees[positions].sum()), weights.dtype)
+        rows = (self.begins, self.degrees, *self._holes)
+        copy_kept(weights, share.excluded, positions, *rows, self._starts, kept)
+        return kept, self._starts
+
+    def step_over(self, share: _Share, positions: _I64, starts: _I64, offsets: _I64, picks: _I64) -> None:
+        """Turn picks in shortened rows that begin at ``starts`` into edges of the host."""
+        step_over(share.excluded, positions, starts, self.begins, *self._holes, offsets, picks)
 
 
 class _Uniform:
@@ -85,18 +149,21 @@ class _Uniform:
 
     def __init__(self, request: RelationRequest, buffers: Buffers) -> None:
         self._request = request
-        self._begins = buffers.take(f"begins {request.relation}", len(request.ids))
-        self._degrees = buffers.take(f"degrees {request.relation}", len(request.ids))
+        self._rows = _Rows(request, buffers)
 
-    def count(self, near: Adjacency, host: int, positions: _I64, counts: _I64) -> None:
+    def count(self, share: _Share, positions: _I64, counts: _I64) -> None:
         """Fill how many neighbours the nodes at ``positions`` get."""
-        r, rows = self._request, (self._begins, self._degrees)
+        r, near, rows = self._request, share.near, (self._rows.begins, self._rows.degrees)
         count_uniform(near.indptr, r.ids, positions, near.first_node, r.fanout, r.replace, *rows, counts)
+        if len(share.excluded):
+            self._rows.shorten(share, positions, counts)
 
-    def choose(self, host: int, positions: _I64, offsets: _I64, picks: _I64) -> None:
+    def choose(self, share: _Share, positions: _I64, offsets: _I64, picks: _I64) -> None:
         """Fill which edges they are."""
-        r, rows = self._request, (self._begins, self._degrees)
+        r, rows = self._request, (self._rows.begins, self._rows.degrees)
         choose_uniform(r.ids, positions, *rows, r.replace and r.fanout >= 0, r.key, offsets, picks)
+        if len(share.excluded):
+            self._rows.step_over(share, positions, self._rows.begins, offsets, picks)
 
 
 class _Weighted:
@@ -106,37 +173,55 @@ class _Weighted:
         prepared = state.weights.get(request.weights)
         self._weights = prepared or EdgeWeights(graph.topology, state.tensors[request.weights])
         self._request = request
-        self._begins = buffers.take(f"begins {request.relation}", len(request.ids))
-        self._degrees = buffers.take(f"degrees {request.relation}", len(request.ids))
+        self._rows = _Rows(request, buffers)
         self._alive = buffers.take(f"alive {request.relation}", len(request.ids))
 
-    def count(self, near: Adjacency, host: int, positions: _I64, counts: _I64) -> None:
+    def count(self, share: _Share, positions: _I64, counts: _I64) -> None:
         """Fill how many neighbours the nodes at ``positions`` get.
 
         Raises:
             GraphDataError: an edge weight is negative, infinite or NaN.
         """
-        r, weights = self._request, self._weights.values(host)
+        r, near, weights = self._request, share.near, self._weights.values(share.host)
         bad = count_weighted(
             near.indptr,
             weights,
-            self._weights.alive(host),
+            self._weights.alive(share.host),
             r.ids,
             positions,
             near.first_node,
             r.fanout,
             r.replace,
-            self._begins,
-            self._degrees,
+            self._rows.begins,
+            self._rows.degrees,
             self._alive,
             counts,
         )
         if bad >= 0:
             raise GraphDataError(self._weights.complaint(near.first_edge + bad, weights[bad]))
+        if len(share.excluded):
+            self._rows.shorten(share, positions, counts)
+            self._rows.recount(weights, share, self._rows.split(positions)[1], self._alive, counts)
 
-    def choose(self, host: int, positions: _I64, offsets: _I64, picks: _I64) -> None:
+    def choose(self, share: _Share, positions: _I64, offsets: _I64, picks: _I64) -> None:
         """Fill which edges they are."""
-        r, rows = self._request, (self._begins, self._degrees, self._alive)
-        values, table = self._weights.values(host), self._weights.table(host)
+        weights, table = self._weights.values(share.host), self._weights.table(share.host)
+        if len(share.excluded):
+            positions, short = self._rows.split(positions)
+            kept, starts = self._rows.copy_kept(weights, share, short)
+            self._choose(kept, table[:0], short, starts, offsets, picks)
+            self._rows.step_over(share, short, starts, offsets, picks)
+        self._choose(weights, table, positions, self._rows.begins, offsets, picks)
+
+    def _choose(
+        self,
+        weights: npt.NDArray[Any],
+        table: npt.NDArray[Any],
+        positions: _I64,
+        begins: _I64,
+        offsets: _I64,
+        picks: _I64,
+    ) -> None:
+        r, rows = self._request, (begins, self._rows.degrees, self._alive)
         choose = choose_masked if self._weights.is_mask else choose_weighted
-        choose(values, table, r.ids, positions, *rows, r.fanout < 0, r.replace, r.key, offsets, picks)
+        choose(weights, table, r.ids, positions, *rows, r.fanout < 0, r.replace, r.key, offsets, picks)

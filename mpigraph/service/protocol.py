@@ -1,20 +1,25 @@
-"""The wire: operations, and how a hop of sampling is asked and answered.
+"""The wire: operations, and how the questions of a round are asked and answered.
 
-Requests are int64 words, answers are bytes; no pickle, no code. A sampling request from one rank to another is the
-concatenation, relation by relation, of ::
+Requests are int64 words, answers are bytes; no pickle, no code. What one rank asks of another in a round is any number
+of requests, one after the other, of two kinds. Neighbours of nodes through one relation::
 
-    graph, relation, fanout, flags, key, weights, n, id 0 .. id n-1
+    flags, graph, relation, fanout, weights, key, destinations, excluded edges
 
-with ``weights`` the number of the tensor of edge weights (-1: uniform), and two ids in a word where they fit 32 bits.
-Its answer is, relation by relation, each array padded to eight bytes::
+with ``weights`` the number of the tensor of edge weights (-1: uniform). Whether edges exist::
+
+    flags, graph, relation, destinations, sources
+
+A list of n ids is ``2 n + narrow, id 0 .. id n-1``, narrow being 1 with two ids in a word, where they fit 32 bits, else
+0. The answer is, request by request, each array padded to eight bytes::
 
     counts uint8|int32 [n], sources int32|int64 [sum(counts)], edges int32|int64 [sum(counts)] if asked for
+    exists bool [n]
 
 Counts are bytes where the fanout fits one; edges are counted from the owner's first one.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
@@ -23,19 +28,21 @@ import numpy.typing as npt
 
 __all__ = [
     "AnswerReader",
+    "EdgeQuery",
     "Operation",
     "Part",
     "RelationRequest",
+    "Request",
     "count_dtype",
     "pack_answer",
+    "pack_query",
     "pack_request",
     "unpack_requests",
 ]
 
 _I64 = npt.NDArray[np.int64]
 _U8 = npt.NDArray[np.uint8]
-_HEAD = 7
-_REPLACE, _EIDS, _NARROW = 1, 2, 4
+_REPLACE, _EIDS, _EXISTS = 1, 2, 4
 
 
 class Operation(IntEnum):
@@ -54,6 +61,10 @@ class Operation(IntEnum):
     SHUTDOWN = 16
 
 
+def _no_ids() -> _I64:
+    return np.empty(0, np.int64)
+
+
 @dataclass(frozen=True)
 class RelationRequest:
     """Sample in-neighbours of nodes through one relation.
@@ -67,6 +78,7 @@ class RelationRequest:
         want_eids: answer edge ids too.
         key: what the draws depend on besides the node.
         weights: number of the tensor of edge weights, or -1.
+        excluded: int64[k], global ids of edges that are as if they did not exist, ascending, each once.
 
     Local; no communication.
     """
@@ -79,38 +91,114 @@ class RelationRequest:
     want_eids: bool
     key: np.uint64
     weights: int = -1
+    excluded: _I64 = field(default_factory=_no_ids)
+
+    def excluded_in(self, begin: int, end: int) -> _I64:
+        """The excluded edges in ``[begin, end)``, an owner's range."""
+        if len(self.excluded) == 0:
+            return self.excluded
+        low, high = np.searchsorted(self.excluded, (begin, end))
+        return self.excluded[low:high]
 
 
-def pack_request(request: RelationRequest, ids: _I64) -> _I64:
-    """The words that ask one rank for ``ids`` of a request. Local; no communication."""
-    narrow = ids.max(initial=0) < 2**31
-    flags = _REPLACE * request.replace + _EIDS * request.want_eids + _NARROW * narrow
+@dataclass(frozen=True)
+class EdgeQuery:
+    """Ask whether edges of one relation exist.
+
+    Attributes:
+        graph: number of the graph.
+        relation: relation id.
+        ids: int64[n], destinations; may repeat.
+        src: int64[n], sources.
+
+    Local; no communication.
+    """
+
+    graph: int
+    relation: int
+    ids: _I64
+    src: _I64
+
+
+Request = RelationRequest | EdgeQuery
+
+
+def pack_request(request: RelationRequest, ids: _I64, excluded: _I64) -> list[_I64]:
+    """The words that ask one rank for ``ids`` of a request, ``excluded`` being edges of that rank.
+
+    Local; no communication.
+    """
+    flags = _REPLACE * request.replace + _EIDS * request.want_eids
+    key = int(request.key.view(np.int64))
+    numbers = [flags, request.graph, request.relation, request.fanout, request.weights, key]
+    return [np.array(numbers, np.int64), *_pack_ids(ids), *_pack_ids(excluded)]
+
+
+def pack_query(query: EdgeQuery, positions: _I64) -> list[_I64]:
+    """The words that ask one rank for the edges at ``positions`` of a query. Local; no communication."""
+    numbers = np.array([_EXISTS, query.graph, query.relation], np.int64)
+    return [numbers, *_pack_ids(query.ids[positions]), *_pack_ids(query.src[positions])]
+
+
+def _pack_ids(ids: _I64) -> list[_I64]:
+    narrow = bool(ids.max(initial=0) < 2**31)
     body = ids
     if narrow:
         body = np.empty((len(ids) + 1) // 2, np.int64)
         body[-1:] = 0
         body.view(np.int32)[: len(ids)] = ids
-    words = np.empty(_HEAD + len(body), np.int64)
-    key = request.key.view(np.int64)
-    words[:_HEAD] = request.graph, request.relation, request.fanout, flags, key, request.weights, len(ids)
-    words[_HEAD:] = body
-    return words
+    return [np.array([2 * len(ids) + narrow], np.int64), body]
 
 
-def unpack_requests(words: _I64) -> Iterator[RelationRequest]:
+def unpack_requests(words: _I64) -> Iterator[Request]:
     """The requests in a rank's words. Local; no communication."""
-    at = 0
-    while at < len(words):
-        graph, relation, fanout, flags, _, weights, n = words[at : at + _HEAD].tolist()
-        key = words[at + 4].view(np.uint64)
-        at += _HEAD
-        used = (n + 1) // 2 if flags & _NARROW else n
-        ids = words[at : at + used]
-        if flags & _NARROW:
-            ids = ids.view(np.int32)[:n].astype(np.int64)
-        replace, want_eids = bool(flags & _REPLACE), bool(flags & _EIDS)
-        yield RelationRequest(graph, relation, ids, fanout, replace, want_eids, key, weights)
-        at += used
+    reader = _WordReader(words)
+    while reader.left:
+        flags, graph, relation = reader.numbers(3)
+        if flags & _EXISTS:
+            yield EdgeQuery(graph, relation, reader.ids(), reader.ids())
+            continue
+        fanout, weights, key = reader.numbers(3)
+        yield RelationRequest(
+            graph=graph,
+            relation=relation,
+            ids=reader.ids(),
+            fanout=fanout,
+            replace=bool(flags & _REPLACE),
+            want_eids=bool(flags & _EIDS),
+            key=np.int64(key).view(np.uint64),
+            weights=weights,
+            excluded=reader.ids(),
+        )
+
+
+class _WordReader:
+    """Takes numbers and lists of ids in the order in which they were packed."""
+
+    def __init__(self, words: _I64) -> None:
+        self._words = words
+        self._at = 0
+
+    @property
+    def left(self) -> bool:
+        """Whether there is anything more."""
+        return self._at < len(self._words)
+
+    def _take(self, count: int) -> _I64:
+        self._at += count
+        return self._words[self._at - count : self._at]
+
+    def numbers(self, count: int) -> list[int]:
+        """The next words, as they are."""
+        return [int(word) for word in self._take(count)]
+
+    def ids(self) -> _I64:
+        """The next list of ids."""
+        (size,) = self.numbers(1)
+        n, narrow = divmod(size, 2)
+        if not narrow:
+            return self._take(n)
+        return self._take((n + 1) // 2).view(np.int32)[:n].astype(np.int64)
 
 
 def count_dtype(fanout: int) -> np.dtype[Any]:

@@ -1,9 +1,11 @@
-"""One hop of neighbour sampling: near destinations by plain loads, far ones in a round.
+"""One hop of neighbour sampling: near destinations by plain loads, far ones in a round. And whether edges exist.
 
 All relations of a hop share the round. The answer does not depend on who samples: a draw is a hash of the request's
-key, the node and the number of the draw.
+key, the node and the number of the draw. An edge is looked up where its destination is. While some trainers sample
+others may look up edges, in the same round.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +14,7 @@ import numpy.typing as npt
 
 from mpigraph.kernels.compact import LocalIds
 from mpigraph.kernels.rows import order_by_range, place_ragged
+from mpigraph.kernels.search import find_in_rows
 from mpigraph.metadata.book import RangeBook
 from mpigraph.mpi.exchange import Requests
 from mpigraph.service.buffers import Buffers
@@ -19,16 +22,20 @@ from mpigraph.service.channel import Channel
 from mpigraph.service.near import NearDraw, Shares
 from mpigraph.service.protocol import (
     AnswerReader,
+    EdgeQuery,
     Part,
     RelationRequest,
+    Request,
     count_dtype,
     pack_answer,
+    pack_query,
     pack_request,
     unpack_requests,
 )
 from mpigraph.service.state import Graph, State
 from mpigraph.service.workers import Workers
 from mpigraph.storage.format import index_dtype
+from mpigraph.store.topology import Adjacency
 
 __all__ = ["NeighborService"]
 
@@ -47,7 +54,7 @@ class _Piece:
 
 
 class NeighborService:
-    """Samples hops over a channel, and answers the other ranks of the channel.
+    """Samples hops and looks up edges over a channel, and answers the other ranks of the channel.
 
     For one thread at a time.
 
@@ -94,6 +101,33 @@ class NeighborService:
             return [draw.finish() for draw in draws]
         return self._sample_far([] if error is not None else requests, error)
 
+    def has_edges(self, query: EdgeQuery, error: BaseException | None = None) -> npt.NDArray[np.bool_]:
+        """Look edges up where their destinations are, all of them in one round.
+
+        Args:
+            query: which edges.
+            error: a reason why this rank cannot ask; every rank of the round raises.
+
+        Returns:
+            bool[n], whether each edge exists.
+
+        Collective on the channel's trainers when hosts are far; local when all are near.
+        """
+        found = np.zeros(len(query.ids), np.bool_)
+        if self._world.all_near:
+            if error is not None:
+                raise error
+            self._look_up(query, self._shares(query), found)
+            return found
+        near, far = self._split(self._shares(query))
+        words = self._no_words()
+        for host, positions in far:
+            words[int(self._world.hosts[host])] += pack_query(query, positions)
+        readers = self._ask(words, lambda: self._look_up(query, near, found), error)
+        for host, positions in far:
+            found[positions] = readers[self._world.hosts[host]].take(len(positions), np.bool_)
+        return found
+
     def local_ids(self, graph: Graph) -> list[LocalIds]:
         """By node type, the maps of a graph's minibatch under way, kept from one minibatch to the next.
 
@@ -110,23 +144,42 @@ class NeighborService:
 
     def answer(self, requests: Requests) -> list[npt.NDArray[np.uint8]]:
         """Answer what every rank asks of this one. Local; no communication."""
-        host = self._world.host_index
         answers = []
         for rank in range(self._world.size):
             arrays: list[npt.NDArray[Any]] = []
             for request in unpack_requests(requests.of(rank)):
-                shares = [(host, self._for_others.arange(len(request.ids)))]
-                part = self._near(request, shares, self._for_others).finish()
-                first, wire = self._edges_of(host, request)
-                counts = np.diff(part.offsets).astype(count_dtype(request.fanout))
-                arrays += [counts, part.src, (part.eids - first).astype(wire)]
+                arrays += self._answer_one(request)
             answers.append(pack_answer(arrays))
         return answers
+
+    def _answer_one(self, request: Request) -> list[npt.NDArray[Any]]:
+        """The arrays that answer one request, to be used before the next is answered."""
+        host = self._world.host_index
+        shares = [(host, self._for_others.arange(len(request.ids)))]
+        if isinstance(request, EdgeQuery):
+            found = np.empty(len(request.ids), np.bool_)
+            self._look_up(request, shares, found)
+            return [found]
+        part = self._near(request, shares, self._for_others).finish()
+        first, wire = self._edges_of(host, request)
+        counts = np.diff(part.offsets).astype(count_dtype(request.fanout))
+        return [counts, part.src, (part.eids - first).astype(wire)]
 
     def _near(self, request: RelationRequest, shares: Shares, buffers: Buffers) -> NearDraw:
         return NearDraw(self._state, request, shares, buffers, self._workers)
 
-    def _hosts_of(self, request: RelationRequest) -> RangeBook:
+    def _look_up(self, query: EdgeQuery, shares: Shares, found: npt.NDArray[np.bool_]) -> None:
+        """Fill which edges exist on near hosts."""
+        topology = self._state.graph_of_number[query.graph].topology
+        for host, positions in shares:
+            near = topology.adjacency(query.relation, host)
+
+            def look(part: _I64, near: Adjacency = near) -> None:
+                find_in_rows(near.indptr, near.indices, near.first_node, query.src, query.ids, part, found)
+
+            self._workers.run(look, positions)
+
+    def _hosts_of(self, request: Request) -> RangeBook:
         return self._state.graph_of_number[request.graph].topology.hosts
 
     def _edges_of(self, host: int, request: RelationRequest) -> tuple[int, np.dtype[Any]]:
@@ -134,7 +187,7 @@ class NeighborService:
         first, last = self._hosts_of(request).edge_range(host, request.relation)
         return first, index_dtype(last - first)
 
-    def _shares(self, request: RelationRequest) -> Shares:
+    def _shares(self, request: Request) -> Shares:
         """Positions of the ids by host, hosts that hold none left out."""
         hosts = self._hosts_of(request)
         if hosts.num_parts == 1:
@@ -143,19 +196,34 @@ class NeighborService:
         order, bounds = order_by_range(request.ids, hosts.node_offsets[dst])
         return [(int(h), order[bounds[h] : bounds[h + 1]]) for h in np.flatnonzero(np.diff(bounds))]
 
+    def _split(self, shares: Shares) -> tuple[Shares, Shares]:
+        """The shares of near hosts and those of far ones."""
+        near = self._world.near
+        return [share for share in shares if near[share[0]]], [share for share in shares if not near[share[0]]]
+
+    def _no_words(self) -> list[list[_I64]]:
+        """For each rank the words to ask it with: none so far."""
+        return [[_NONE] for _ in range(self._world.size)]
+
+    def _ask(
+        self, words: list[list[_I64]], meanwhile: Callable[[], None], error: BaseException | None
+    ) -> list[AnswerReader]:
+        """Make a round; see :meth:`.Channel.ask`."""
+        asked = [np.concatenate(lists) for lists in words]
+        return [AnswerReader(answer) for answer in self._channel.ask(self.answer, asked, meanwhile, error)]
+
     def _sample_far(self, requests: list[RelationRequest], error: BaseException | None) -> list[Part]:
         """Ask the far hosts, draw near neighbours while they answer, put both together."""
-        words = [[_NONE] for _ in range(self._world.size)]
-        shares: list[Shares] = []
-        near: list[NearDraw] = []
+        words = self._no_words()
+        drawing: list[NearDraw] = []
+        far_shares: list[Shares] = []
         try:
             for request in requests:
-                share = self._shares(request)
-                shares.append(share)
-                near.append(self._near(request, [s for s in share if self._world.near[s[0]]], self._buffers))
-                for host, positions in share:
-                    if not self._world.near[host]:
-                        words[int(self._world.hosts[host])].append(pack_request(request, request.ids[positions]))
+                near, far = self._split(self._shares(request))
+                far_shares.append(far)
+                drawing.append(self._near(request, near, self._buffers))
+                for host, positions in far:
+                    words[int(self._world.hosts[host])] += self._pack(request, host, positions)
         except Exception as exc:  # raised on every rank by the round
             error = exc
         drawn: list[Part] = []
@@ -163,26 +231,28 @@ class NeighborService:
 
         def draw_near() -> None:
             try:
-                drawn.extend(draw.finish() for draw in near)
+                drawn.extend(draw.finish() for draw in drawing)
             except Exception as exc:  # once the round is over: the others are in the middle of it
                 failed.append(exc)
 
-        asked = [np.concatenate(lists) for lists in words]
-        readers = [AnswerReader(a) for a in self._channel.ask(self.answer, asked, draw_near, error)]
+        readers = self._ask(words, draw_near, error)
         if failed:
             raise failed[0]
-        return [self._merge(*job, readers) for job in zip(requests, shares, drawn, strict=True)]
+        return [self._merge(*job, readers) for job in zip(requests, far_shares, drawn, strict=True)]
+
+    def _pack(self, request: RelationRequest, host: int, positions: _I64) -> list[_I64]:
+        """The words that ask a host for its share of a request."""
+        edges = self._hosts_of(request).edge_range(host, request.relation)
+        return pack_request(request, request.ids[positions], request.excluded_in(*edges))
 
     def _merge(self, request: RelationRequest, shares: Shares, near: Part, readers: list[AnswerReader]) -> Part:
-        """Put near draws and far answers of one relation together, in the order of its ids."""
-        if all(self._world.near[host] for host, _ in shares):
+        """Put near draws and the answers of far ``shares`` of one relation together, in the order of its ids."""
+        if not shares:
             return near
         counts = np.diff(near.offsets)
         pieces = [_Piece(self._buffers.arange(len(counts)), counts.copy(), near.src, near.eids)]
         dtype = near.src.dtype
         for host, positions in shares:
-            if self._world.near[host]:
-                continue
             reader = readers[self._world.hosts[host]]
             far = reader.take(len(positions), count_dtype(request.fanout))
             total = int(far.sum(dtype=np.int64))

@@ -34,7 +34,7 @@ class Adjacency:
 
     Attributes:
         indptr: int64[n + 1], from 0.
-        indices: int32 or int64 [nnz], global source ids.
+        indices: int32 or int64 [nnz], global source ids, rising inside a row.
         first_node: global id of the first destination.
         first_edge: global id of the first edge.
 

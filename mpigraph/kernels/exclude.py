@@ -1,0 +1,170 @@
+"""Take edges out of rows before they are drawn from; see ``kernels/sample.py`` for the passes.
+
+A row of d edges, m of them excluded, is drawn from as a row of d - m edges: which are drawn, and how likely, is what it
+were if the excluded edges did not exist. :func:`shorten_rows` comes after the rows were counted, :func:`step_over`
+after edges were chosen: it moves each pick over the excluded edges before it. Weights and masks are copied without
+those of the excluded edges in between, so that the choosing kernels meet nothing but shorter rows.
+
+Few rows have an excluded edge; all others stay as they are.
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from mpigraph.kernels.sample import wanted
+
+__all__ = ["copy_kept", "recount_weighted", "shorten_rows", "step_over"]
+
+_I64 = npt.NDArray[np.int64]
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _first_not_below(ascending: Any, x: Any) -> Any:
+    """Position of the first element that is not below ``x``."""
+    low, high = 0, len(ascending)
+    while low < high:
+        middle = (low + high) >> 1
+        if ascending[middle] < x:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@njit(nogil=True, cache=True)
+def shorten_rows(
+    excluded: _I64,
+    positions: _I64,
+    fanout: int,
+    replace: bool,
+    begins: _I64,
+    degrees: _I64,
+    holes: _I64,
+    num_holes: _I64,
+    counts: _I64,
+) -> None:
+    """Find the excluded edges of each node and take them out of its degree and its count. Local; no communication.
+
+    Args:
+        excluded: int64[k], positions in the host's edges, ascending, each once.
+        positions: int64[m], positions in the frontier of the nodes that this host holds.
+        fanout: most neighbours of a node; negative means all.
+        replace: with replacement.
+        begins: int64[frontier], the first edge of each node.
+        degrees: int64[frontier], the number of edges; reduced where some are excluded.
+        holes: int64[frontier], filled at ``positions``: where the node's excluded edges are in ``excluded``.
+        num_holes: int64[frontier], filled at ``positions``: how many they are.
+        counts: int64[frontier], how many neighbours each node gets when all edges are alike; corrected where some are
+            excluded.
+    """
+    for i in range(len(positions)):
+        p = positions[i]
+        end = begins[p] + degrees[p]
+        first = _first_not_below(excluded, begins[p])
+        behind = first
+        while behind < len(excluded) and excluded[behind] < end:
+            behind += 1
+        holes[p] = first
+        num_holes[p] = behind - first
+        if behind > first:
+            degrees[p] -= behind - first
+            counts[p] = wanted(degrees[p], fanout, replace)
+
+
+@njit(nogil=True, cache=True)
+def recount_weighted(
+    weights: npt.NDArray[Any],
+    excluded: _I64,
+    positions: _I64,
+    fanout: int,
+    replace: bool,
+    begins: _I64,
+    degrees: _I64,
+    holes: _I64,
+    num_holes: _I64,
+    alive: _I64,
+    counts: _I64,
+) -> None:
+    """Count anew, in shortened rows, the edges that can be drawn. Local; no communication.
+
+    ``weights`` is float or bool [nnz], one for each edge of the host. ``alive`` and ``counts`` are int64[frontier],
+    filled at ``positions``. The others are as :func:`shorten_rows` left them.
+    """
+    for i in range(len(positions)):
+        p = positions[i]
+        hole, behind = holes[p], holes[p] + num_holes[p]
+        drawable = 0
+        for e in range(begins[p], begins[p] + degrees[p] + num_holes[p]):
+            if hole < behind and excluded[hole] == e:
+                hole += 1
+            else:
+                drawable += weights[e] > 0
+        alive[p] = drawable
+        counts[p] = wanted(drawable, fanout, replace)
+
+
+@njit(nogil=True, cache=True)
+def copy_kept(
+    weights: npt.NDArray[Any],
+    excluded: _I64,
+    positions: _I64,
+    begins: _I64,
+    degrees: _I64,
+    holes: _I64,
+    num_holes: _I64,
+    starts: _I64,
+    kept: npt.NDArray[Any],
+) -> None:
+    """Copy the weights of shortened rows, one row after the other. Local; no communication.
+
+    ``starts`` is int64[frontier], filled at ``positions`` with where each row begins in ``kept``, which holds as many
+    weights as the rows have edges left. The others are as in :func:`recount_weighted`.
+    """
+    at = 0
+    for i in range(len(positions)):
+        p = positions[i]
+        starts[p] = at
+        hole, behind = holes[p], holes[p] + num_holes[p]
+        for e in range(begins[p], begins[p] + degrees[p] + num_holes[p]):
+            if hole < behind and excluded[hole] == e:
+                hole += 1
+            else:
+                kept[at] = weights[e]
+                at += 1
+
+
+@njit(nogil=True, cache=True)
+def step_over(
+    excluded: _I64,
+    positions: _I64,
+    starts: _I64,
+    begins: _I64,
+    holes: _I64,
+    num_holes: _I64,
+    offsets: _I64,
+    picks: _I64,
+) -> None:
+    """Turn picks in shortened rows into edges of the host. Local; no communication.
+
+    ``starts`` is int64[frontier]: where the choosing kernel took each row to begin. ``offsets`` and ``picks`` are as in
+    :func:`choose_uniform`; a pick is moved by the number of excluded edges before it. The others are as
+    :func:`shorten_rows` left them.
+    """
+    for i in range(len(positions)):
+        p = positions[i]
+        first, n, begin = holes[p], num_holes[p], begins[p]
+        if n == 0:
+            continue
+        for o in range(offsets[p], offsets[p + 1]):
+            edge = begin + picks[o] - starts[p]
+            low, high = 0, n
+            while low < high:  # hole number ``middle`` has so many edges of the row before it, others not counted
+                middle = (low + high) >> 1
+                if excluded[first + middle] - middle <= edge:
+                    low = middle + 1
+                else:
+                    high = middle
+            picks[o] = edge + low

@@ -1,0 +1,55 @@
+"""Look edges up in CSC arrays by their two ends."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from mpigraph.kernels.prefetch import prefetch
+
+__all__ = ["find_in_rows"]
+
+_I64 = npt.NDArray[np.int64]
+_AHEAD = 8  # look-ups between asking for the bounds of a row, for its middle, and searching it
+
+
+@njit(nogil=True, cache=True)
+def find_in_rows(
+    indptr: _I64,
+    indices: npt.NDArray[Any],
+    first_id: int,
+    src: _I64,
+    dst: _I64,
+    positions: _I64,
+    found: npt.NDArray[np.bool_],
+) -> None:
+    """Say which edges exist, by binary search in the in-edges of their destinations. Local; no communication.
+
+    Args:
+        indptr: int64[n + 1], CSC offsets of the host's rows.
+        indices: int32 or int64 [nnz], global source ids, rising inside a row.
+        first_id: global id of row 0.
+        src: int64[queries], global ids.
+        dst: int64[queries], global ids.
+        positions: int64[m], the queries whose destination this host holds.
+        found: bool[queries], filled at ``positions``.
+    """
+    n = len(positions)
+    for i in range(n):
+        if i + 2 * _AHEAD < n:
+            prefetch(indptr, dst[positions[i + 2 * _AHEAD]] - first_id)
+        if i + _AHEAD < n:
+            later = dst[positions[i + _AHEAD]] - first_id
+            prefetch(indices, (indptr[later] + indptr[later + 1]) >> 1)
+        p = positions[i]
+        row = dst[p] - first_id
+        low, end = indptr[row], indptr[row + 1]
+        high = end
+        while low < high:
+            middle = (low + high) >> 1
+            if indices[middle] < src[p]:
+                low = middle + 1
+            else:
+                high = middle
+        found[p] = low < end and indices[low] == src[p]
