@@ -1,6 +1,8 @@
 """DGL's distributed namespace on MPI."""
 
+from mpigraph.distributed.collators import EdgeCollator, NodeCollator
 from mpigraph.distributed.context import exit_client, initialize, is_initialized
+from mpigraph.distributed.edge_loader import DistEdgeDataLoader
 from mpigraph.distributed.graph import DistGraph
 from mpigraph.distributed.loader import DistDataLoader, DistNodeDataLoader
 from mpigraph.distributed.partition import load_partition, load_partition_book, load_partition_feats, partition_graph
@@ -17,11 +19,14 @@ from mpigraph.distributed.tensor import DistTensor
 
 __all__ = [
     "DistDataLoader",
+    "DistEdgeDataLoader",
     "DistGraph",
     "DistNodeDataLoader",
     "DistTensor",
+    "EdgeCollator",
     "EdgePartitionPolicy",
     "MPIProcessGroup",
+    "NodeCollator",
     "NodePartitionPolicy",
     "PartitionPolicy",
     "RangePartitionBook",

@@ -11,7 +11,7 @@ end their loops in the same order.
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -24,17 +24,17 @@ from mpigraph.block import Block
 from mpigraph.dataloading.prefetch import Prefetch
 from mpigraph.dataloading.seeds import agreed_steps, batch_bounds, shuffled
 from mpigraph.distributed.context import Session, current
+from mpigraph.distributed.gathering import BlockFeatures, Names, moved
 from mpigraph.distributed.graph import DistGraph
 from mpigraph.distributed.ids import as_ids
 from mpigraph.distributed.sampling import edge_weights
-from mpigraph.distributed.tensor import DistTensor
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphbase import exact_device
 from mpigraph.log import get_logger
 from mpigraph.service.hops import Draw
 from mpigraph.service.protocol import Operation
 
-__all__ = ["DistDataLoader", "DistNodeDataLoader"]
+__all__ = ["DistDataLoader", "DistNodeDataLoader", "SampledDataLoader"]
 
 _I64 = npt.NDArray[np.int64]
 Minibatch = tuple[torch.Tensor, torch.Tensor, list[Block]]
@@ -202,7 +202,48 @@ def _hold(loader: DistDataLoader, batches: Iterator[Any]) -> Iterator[Any]:
     yield from batches
 
 
-class DistNodeDataLoader(DistDataLoader):
+class SampledDataLoader(DistDataLoader):
+    """What loaders of nodes and of edges share: a sampler makes the batches, on a device of the caller's choice.
+
+    Collective on the trainers: construction and :meth:`close`.
+    """
+
+    def __init__(
+        self,
+        g: DistGraph,
+        ids: Any,
+        sampler: Any,
+        make: Callable[[_I64], tuple[Any, ...]],
+        device: torch.device | str | None,
+        *,
+        batch_size: int,
+        shuffle: bool,
+        drop_last: bool,
+        queue_size: int | None,
+        num_prefetch: int,
+        seed: int | None,
+    ) -> None:
+        """Plan the batches, and have the hosts prepare the edge weights that ``sampler.prob`` names, if any.
+
+        ``make`` makes a minibatch of int64[b] ids, which is moved to ``device`` unless that is None. The other
+        arguments are those of :class:`DistDataLoader`.
+        """
+        prob = getattr(sampler, "prob", None)
+        weights = None if prob is None else edge_weights(g, prob)
+        if device is None:
+            self._make = make
+        else:
+            target = exact_device(device)  # each thread has a current GPU of its own
+            self._make = lambda batch: moved(make(batch), target)
+        super().__init__(ids, batch_size, shuffle, None, drop_last, queue_size, num_prefetch=num_prefetch, seed=seed)
+        if weights is not None:
+            current().control.call(Operation.PREPARE_WEIGHTS, numbers=[weights])
+
+    def _batch_maker(self) -> Callable[[_I64], tuple[Any, ...]]:
+        return self._make
+
+
+class DistNodeDataLoader(SampledDataLoader):
     """Minibatches of nodes: yields ``(input_nodes, output_nodes, blocks)``.
 
     Collective on the trainers: construction and :meth:`close`.
@@ -218,8 +259,8 @@ class DistNodeDataLoader(DistDataLoader):
         batch_size: int = 1,
         shuffle: bool = False,
         drop_last: bool = False,
-        features: Sequence[str] = (),
-        labels: str | Sequence[str] = (),
+        features: Names = (),
+        labels: Names = (),
         num_prefetch: int = 2,
         seed: int | None = None,
         num_workers: int = 0,
@@ -252,34 +293,23 @@ class DistNodeDataLoader(DistDataLoader):
             CollectiveError: other trainers are in another call; on every trainer.
             GraphDataError: an edge weight is negative, infinite or NaN; on every rank.
         """
-        prob = getattr(graph_sampler, "prob", None)
-        weights = None if prob is None else edge_weights(g, prob)
-        target = None if device is None else exact_device(device)  # each thread has a current GPU of its own
-        inputs = _tensors(g, features, getattr(graph_sampler, "prefetch_node_feats", ()))
-        outputs = _tensors(g, labels, getattr(graph_sampler, "prefetch_labels", ()))
+        rows = BlockFeatures(g, graph_sampler, features, labels)
 
         def make(seeds: _I64) -> Minibatch:
             input_nodes, output_nodes, blocks = graph_sampler.sample_blocks(g, torch.from_numpy(seeds))
-            if (inputs or outputs) and not blocks:
-                raise InvalidArgumentError("features and labels come with blocks: the sampler has no layer")
-            for name, tensor in inputs.items():
-                blocks[0].srcdata[name] = tensor[input_nodes]
-            for name, tensor in outputs.items():
-                blocks[-1].dstdata[name] = tensor[output_nodes]
-            if target is None:
-                return input_nodes, output_nodes, blocks
-            return input_nodes.to(target), output_nodes.to(target), [block.to(target) for block in blocks]
+            rows.gather(blocks, input_nodes, output_nodes)
+            return input_nodes, output_nodes, blocks
 
-        self._make = make
-        super().__init__(nids, batch_size, shuffle, None, drop_last, queue_size, num_prefetch=num_prefetch, seed=seed)
-        if weights is not None:
-            current().control.call(Operation.PREPARE_WEIGHTS, numbers=[weights])
-
-    def _batch_maker(self) -> Callable[[_I64], Minibatch]:
-        return self._make
-
-
-def _tensors(g: DistGraph, *names: str | Sequence[str]) -> dict[str, DistTensor]:
-    """Node features by name, each once."""
-    lists = [[some] if isinstance(some, str) else list(some) for some in names]
-    return {name: g.ndata[name] for some in lists for name in some}
+        super().__init__(
+            g,
+            nids,
+            graph_sampler,
+            make,
+            device,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            queue_size=queue_size,
+            num_prefetch=num_prefetch,
+            seed=seed,
+        )

@@ -1,0 +1,217 @@
+"""From edges to minibatches: pair graphs of the edges and of negatives, and the blocks of their end nodes.
+
+The pair graphs share one numbering of nodes, by first appearance: sources and destinations of the edges, then those of
+the negatives. It is the order of the blocks' output nodes, so a model's output has a row for each node of the pair
+graphs.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from mpigraph.base import EID, NID, as_ids
+from mpigraph.dataloading.edges import NO_EDGES, EdgeGraph, as_given, find_edges
+from mpigraph.dataloading.exclusion import make_exclusion
+from mpigraph.dataloading.negative_sampler import draw_negatives
+from mpigraph.errors import InvalidArgumentError
+from mpigraph.heterograph import HeteroGraph
+from mpigraph.kernels.compact import LocalIds
+from mpigraph.metadata.book import check_ids
+from mpigraph.metadata.schema import Relation
+
+__all__ = ["EdgePredictionSampler", "as_edge_prediction_sampler"]
+
+_I64 = npt.NDArray[np.int64]
+_Ends = tuple[_I64, _I64]
+_NOTHING: _Ends = (NO_EDGES.src, NO_EDGES.dst)
+
+
+class EdgePredictionSampler:
+    """Samples minibatches of edges; made by :func:`as_edge_prediction_sampler`.
+
+    Local; no communication: construction.
+
+    Attributes:
+        sampler: draws the blocks.
+        negative_sampler: draws the negatives, or None.
+        prefetch_labels: names of edge features that loaders gather for the seed edges.
+    """
+
+    def __init__(
+        self,
+        sampler: Any,
+        exclude: Any = None,
+        reverse_eids: Any = None,
+        reverse_etypes: Mapping[Any, Any] | None = None,
+        negative_sampler: Callable[[Any, Any], Any] | None = None,
+        prefetch_labels: Sequence[str] | str | None = None,
+    ) -> None:
+        """The arguments are those of :func:`as_edge_prediction_sampler`."""
+        if not callable(getattr(sampler, "sample_blocks", None)):
+            raise InvalidArgumentError(f"sampler must have sample_blocks(g, seeds) (got {type(sampler).__name__})")
+        if negative_sampler is not None and not callable(negative_sampler):
+            raise InvalidArgumentError(
+                f"negative_sampler must be callable with (g, eids) (got {type(negative_sampler).__name__})"
+            )
+        self.sampler = sampler
+        self.negative_sampler = negative_sampler
+        self.prefetch_labels = [prefetch_labels] if isinstance(prefetch_labels, str) else list(prefetch_labels or ())
+        self._exclusion = make_exclusion(exclude, reverse_eids, reverse_etypes)
+
+    def sample(self, g: EdgeGraph, seed_edges: Any) -> tuple[Any, ...]:
+        """Sample the minibatch of some edges.
+
+        Args:
+            g: the graph.
+            seed_edges: int64[n], edge ids, or edge type -> edge ids.
+
+        Returns:
+            Input nodes, the pair graph, the pair graph of negatives if there is a negative sampler, and blocks, input
+            side first. ``ndata[NID]`` of the pair graphs are the blocks' output nodes; ``edata[EID]`` of the first are
+            the seed edges in their order.
+
+        Raises:
+            OutOfRangeError: an edge, or an end of a negative, does not exist. On every trainer when hosts are far, as
+                all errors that are found on one trainer.
+            InvalidArgumentError: the negative sampler returned something else than sources and destinations.
+
+        Collective on the trainers when hosts are far; local when all are near.
+        """
+        negatives: dict[Relation, _Ends] | None = None
+        excluded: tuple[Any, ...] = ()
+        with _raised_on_all(g):
+            edges = find_edges(g, seed_edges)
+            if self.negative_sampler is not None:
+                negatives = _checked(g, draw_negatives(self.negative_sampler, g, edges))
+            if self._exclusion is not None:
+                seeds = {relation: torch.from_numpy(some.eids) for relation, some in edges.items()}
+                excluded = (as_given(g, self._exclusion(g, seeds)),)
+        numbering = _Numbering(g)
+        numbering.add({relation: (some.src, some.dst) for relation, some in edges.items()})
+        if negatives is not None:
+            numbering.add(negatives)
+        graphs, nodes = numbering.graphs()
+        for relation, some in edges.items():
+            graphs[0].edges[relation].data[EID] = torch.from_numpy(some.eids)
+        given = nodes if len(nodes) > 1 else next(iter(nodes.values()))
+        input_nodes, _, blocks = self.sampler.sample_blocks(g, given, *excluded)
+        return input_nodes, *graphs, blocks
+
+
+def as_edge_prediction_sampler(
+    sampler: Any,
+    exclude: Any = None,
+    reverse_eids: Any = None,
+    reverse_etypes: Mapping[Any, Any] | None = None,
+    negative_sampler: Callable[[Any, Any], Any] | None = None,
+    prefetch_labels: Sequence[str] | str | None = None,
+) -> EdgePredictionSampler:
+    """Make a sampler of edges of a sampler of blocks.
+
+    Edges that are excluded are removed before neighbours are drawn, so a node gets its full fanout of others.
+
+    Args:
+        sampler: has ``sample_blocks(g, seeds, exclude_eids)``, for example a ``NeighborSampler``; without ``exclude``
+            it is called with two arguments.
+        exclude: which edges the blocks of a minibatch must not contain. None: none; "self": its seed edges;
+            "reverse_id": these and their reverse edges, of the same relation; "reverse_types": these and their reverse
+            edges, which have the same ids in another relation; int64[n] edge ids (or edge type -> edge ids): always
+            these; a function from seed edges to edge ids, both in the form in which the loader has them.
+        reverse_eids: int64[num_edges], the reverse edge of each edge: tensor, ndarray or DistTensor, which is read for
+            each minibatch; or edge type -> one of these.
+        reverse_etypes: edge type -> edge type of the reverse edges.
+        negative_sampler: ``(g, seed edges) -> (src, dst)``, for example :class:`.negative_sampler.Uniform`.
+        prefetch_labels: names of edge features that loaders gather for the seed edges.
+
+    Raises:
+        InvalidArgumentError: an argument is not one of these, or ``reverse_eids`` or ``reverse_etypes`` is missing.
+
+    Local; no communication.
+    """
+    return EdgePredictionSampler(sampler, exclude, reverse_eids, reverse_etypes, negative_sampler, prefetch_labels)
+
+
+class _Numbering:
+    """Numbers nodes by first appearance, for all pair graphs of a minibatch."""
+
+    def __init__(self, g: EdgeGraph) -> None:
+        self._schema = g.schema
+        self._tables = {ntype: LocalIds(g.num_nodes(ntype)) for ntype in g.schema.ntypes}
+        self._edges: list[dict[Relation, tuple[torch.Tensor, torch.Tensor]]] = []
+
+    def add(self, pairs: Mapping[Relation, _Ends]) -> None:
+        """Number the ends of one graph's edges, the sources of a relation first."""
+        edges = {}
+        for relation in self._schema.relations:
+            src, dst = pairs.get(relation, _NOTHING)
+            edges[relation] = self._local(relation[0], src), self._local(relation[2], dst)
+        self._edges.append(edges)
+
+    def _local(self, ntype: str, ids: _I64) -> torch.Tensor:
+        return torch.from_numpy(self._tables[ntype].insert(ids)).long()
+
+    def graphs(self) -> tuple[list[HeteroGraph], dict[str, torch.Tensor]]:
+        """The graphs, with all nodes each, and the nodes by type."""
+        nodes = {ntype: torch.from_numpy(table.ids.copy()) for ntype, table in self._tables.items()}
+        made = [HeteroGraph(self._schema, edges, {t: len(ids) for t, ids in nodes.items()}) for edges in self._edges]
+        for graph in made:
+            for ntype, ids in nodes.items():
+                graph.nodes[ntype].data[NID] = ids
+        return made, nodes
+
+
+@contextmanager
+def _raised_on_all(g: EdgeGraph) -> Iterator[None]:
+    """Raise what happens on one trainer on every trainer, where hosts are far and a round can tell them.
+
+    Without it the others would wait for this one in their next round.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not getattr(error, "everywhere", False):  # else the round that failed has told them
+            g.service.sample([], error)
+        raise
+
+
+def _checked(g: EdgeGraph, given: Any) -> dict[Relation, _Ends]:
+    """What a negative sampler returned, by relation.
+
+    Raises:
+        InvalidArgumentError: it is not one pair of arrays of one length for each relation.
+        GraphDataError: the arrays are not integers in one dimension.
+        OutOfRangeError: a node does not exist.
+        EdgeTypeError: a relation does not exist, or none is named where there are several.
+    """
+    checked = {}
+    for etype, pair in (given if isinstance(given, Mapping) else {None: given}).items():
+        relation = g.to_canonical_etype(etype)
+        checked[relation] = _checked_pair(g, relation, pair)
+    return checked
+
+
+def _checked_pair(g: EdgeGraph, relation: Relation, pair: Any) -> _Ends:
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        raise InvalidArgumentError(
+            f"the negative sampler must return a pair (src, dst) for {relation} (got {type(pair).__name__})"
+        )
+    src, dst = (
+        _checked_ends(g, ids, ntype, f"{what} of a negative of {relation}")
+        for ids, ntype, what in zip(pair, relation[::2], ("source", "destination"), strict=True)
+    )
+    if len(src) != len(dst):
+        raise InvalidArgumentError(
+            f"the negative sampler must return as many sources as destinations for {relation} "
+            f"(got {len(src)} and {len(dst)})"
+        )
+    return src, dst
+
+
+def _checked_ends(g: EdgeGraph, ids: Any, ntype: str, what: str) -> _I64:
+    array: _I64 = as_ids(ids, what).cpu().contiguous().numpy()
+    check_ids(array, g.num_nodes(ntype), what)
+    return array

@@ -1,0 +1,97 @@
+"""Edges of a minibatch by relation, as negative samplers and edge samplers see them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from mpigraph.base import as_ids
+from mpigraph.metadata.schema import Relation, Schema
+from mpigraph.service.hops import Draw
+from mpigraph.service.sampling import NeighborService
+
+__all__ = ["NO_EDGES", "Edges", "as_given", "by_relation", "find_edges"]
+
+_I64 = npt.NDArray[np.int64]
+
+
+class Draws(Protocol):
+    """Says what the next draw depends on; a session does."""
+
+    def draw(self, seed: int | None = None) -> Draw: ...
+
+
+class EdgeGraph(Protocol):
+    """What samplers of edges need of a graph; :class:`mpigraph.distributed.DistGraph` has it."""
+
+    @property
+    def schema(self) -> Schema: ...
+    @property
+    def session(self) -> Draws: ...
+    @property
+    def service(self) -> NeighborService: ...
+    def to_canonical_etype(self, etype: str | Relation | None) -> Relation: ...
+    def num_nodes(self, ntype: str | None = None) -> int: ...
+    def num_edges(self, etype: str | Relation | None = None) -> int: ...
+    def find_edges(self, edges: Any, etype: Relation) -> tuple[torch.Tensor, torch.Tensor]: ...
+    def has_edges_between(self, u: Any, v: Any, etype: Relation) -> torch.Tensor: ...
+    def get_partition_book(self) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Edges:
+    """Edges of one relation.
+
+    Attributes:
+        eids: int64[n], edge ids.
+        src: int64[n], their sources.
+        dst: int64[n], their destinations.
+
+    Local; no communication.
+    """
+
+    eids: _I64
+    src: _I64
+    dst: _I64
+
+
+NO_EDGES = Edges(*(np.empty(0, np.int64) for _ in range(3)))
+
+
+def by_relation(g: EdgeGraph, ids: Any, what: str) -> dict[Relation, torch.Tensor]:
+    """Edge ids keyed by canonical relation, int64 on the CPU. Local; no communication.
+
+    Args:
+        g: the graph.
+        ids: int[n] where the graph has one relation, or edge type -> int[n].
+        what: names the ids in errors.
+
+    Raises:
+        EdgeTypeError: an edge type is unknown, or the ids are not keyed and the graph has several.
+        GraphDataError: the ids are not integers in one dimension.
+    """
+    given = ids if isinstance(ids, Mapping) else {None: ids}
+    return {g.to_canonical_etype(etype): as_ids(part, what).cpu().contiguous() for etype, part in given.items()}
+
+
+def as_given(g: EdgeGraph, ids: dict[Relation, torch.Tensor]) -> Any:
+    """The reverse of :func:`by_relation`: a tensor where the graph has one relation. Local; no communication."""
+    if len(g.schema.relations) > 1:
+        return ids
+    return ids.get(g.schema.relations[0], torch.empty(0, dtype=torch.int64))
+
+
+def find_edges(g: EdgeGraph, eids: Any) -> dict[Relation, Edges]:
+    """The ends of edges, given as in :func:`by_relation`. One-sided; the target does nothing.
+
+    Raises:
+        OutOfRangeError: an edge does not exist.
+    """
+    found = {}
+    for relation, ids in by_relation(g, eids, "edge ids").items():
+        src, dst = g.find_edges(ids, relation)
+        found[relation] = Edges(ids.numpy(), src.numpy(), dst.numpy())
+    return found

@@ -1,0 +1,111 @@
+"""Which edges a minibatch of edges must not be sampled from: what ``exclude=`` means.
+
+A model that predicts an edge must not see it, nor its reverse, among the neighbours it aggregates.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from mpigraph.base import as_ids
+from mpigraph.dataloading.edges import EdgeGraph, as_given, by_relation
+from mpigraph.errors import InvalidArgumentError
+from mpigraph.metadata.schema import Relation
+
+__all__ = ["Exclusion", "make_exclusion"]
+
+Seeds = dict[Relation, torch.Tensor]
+Exclusion = Callable[[EdgeGraph, Seeds], Seeds]
+"""Makes the edges to leave out of the seed edges of a minibatch, both int64 by relation."""
+
+
+def make_exclusion(exclude: Any, reverse_eids: Any, reverse_etypes: Any) -> Exclusion | None:
+    """What ``exclude`` means, or None if nothing is to be excluded; see :func:`.as_edge_prediction_sampler`.
+
+    Local; no communication. What it returns reads ``reverse_eids`` one-sidedly, if that is a DistTensor.
+
+    Raises:
+        InvalidArgumentError: not a way to exclude, or ``reverse_eids`` or ``reverse_etypes`` is missing or wrong.
+    """
+    if exclude is None:
+        return None
+    if callable(exclude):
+        return partial(_chosen, exclude)
+    if isinstance(exclude, torch.Tensor | np.ndarray | list | tuple | Mapping):
+        return partial(_always, exclude)
+    if exclude == "self":
+        return _self
+    if exclude == "reverse_id":
+        if reverse_eids is None:
+            raise InvalidArgumentError("exclude='reverse_id' needs reverse_eids, the reverse edge of each edge")
+        return partial(_with_reverse_ids, _tables(reverse_eids))
+    if exclude == "reverse_types":
+        if not isinstance(reverse_etypes, Mapping):
+            raise InvalidArgumentError("exclude='reverse_types' needs reverse_etypes, a dict edge type -> edge type")
+        return partial(_with_reverse_types, reverse_etypes)
+    raise InvalidArgumentError(
+        "exclude must be None, 'self', 'reverse_id', 'reverse_types', edge ids or a function of edge ids "
+        f"(got {exclude!r})"
+    )
+
+
+def _self(g: EdgeGraph, seeds: Seeds) -> Seeds:
+    return seeds
+
+
+def _always(edges: Any, g: EdgeGraph, seeds: Seeds) -> Seeds:
+    return by_relation(g, edges, "edges to exclude")
+
+
+def _chosen(choose: Callable[[Any], Any], g: EdgeGraph, seeds: Seeds) -> Seeds:
+    return by_relation(g, choose(as_given(g, seeds)), "edges to exclude")
+
+
+def _with_reverse_ids(tables: Mapping[Any, Any], g: EdgeGraph, seeds: Seeds) -> Seeds:
+    by_etype = {g.to_canonical_etype(etype): table for etype, table in tables.items()}
+    for relation in seeds:
+        if relation not in by_etype:
+            raise InvalidArgumentError(f"reverse_eids has no edges of {relation} (has {list(by_etype)})")
+    return {
+        relation: torch.cat([ids, _reverse(by_etype[relation], ids, g, relation)]) for relation, ids in seeds.items()
+    }
+
+
+def _reverse(table: Any, ids: torch.Tensor, g: EdgeGraph, relation: Relation) -> torch.Tensor:
+    """The reverse of each edge, of a tensor or DistTensor."""
+    if len(table) != g.num_edges(relation):
+        raise InvalidArgumentError(
+            f"reverse_eids must have one entry for each of {g.num_edges(relation)} edges of {relation} "
+            f"(got {len(table)})"
+        )
+    return as_ids(table[ids], "reverse_eids").cpu()
+
+
+def _tables(reverse_eids: Any) -> dict[Any, Any]:
+    """Edge type (None: the only one) -> what can be indexed by tensors of edges and has a length."""
+    tables = reverse_eids if isinstance(reverse_eids, Mapping) else {None: reverse_eids}
+    return {etype: _table(table) for etype, table in tables.items()}
+
+
+def _table(table: Any) -> Any:
+    if isinstance(table, torch.Tensor | np.ndarray | list | tuple):
+        return as_ids(table, "reverse_eids")
+    if getattr(table, "dtype", None) != torch.int64 or not hasattr(table, "__getitem__"):  # DistTensor is above us
+        raise InvalidArgumentError(
+            f"reverse_eids must be a tensor, array or DistTensor of int64 (got {type(table).__name__} "
+            f"of {getattr(table, 'dtype', None)})"
+        )
+    return table
+
+
+def _with_reverse_types(reverse_etypes: Mapping[Any, Any], g: EdgeGraph, seeds: Seeds) -> Seeds:
+    """The seeds, and the edges of the same ids in the reverse of their relation; of both if both are seeds."""
+    reverse = {g.to_canonical_etype(one): g.to_canonical_etype(other) for one, other in reverse_etypes.items()}
+    excluded: dict[Relation, list[torch.Tensor]] = {}
+    for relation, ids in seeds.items():
+        for where in {relation, reverse.get(relation, relation)}:
+            excluded.setdefault(where, []).append(ids)
+    return {relation: torch.cat(parts) for relation, parts in excluded.items()}

@@ -1,0 +1,239 @@
+"""Negative samplers: pairs of nodes to tell from the edges of a minibatch.
+
+A negative sampler is any callable ``(g, eids) -> (src, dst)``, int64 each; where the graph has several relations,
+``eids`` and what it returns are keyed by canonical relation. Those here draw by hashes of the loader's seed, the epoch,
+the edge and the number of the negative, so a run can be repeated on any number of ranks. Which new nodes they add to a
+minibatch decides what they cost, since each one's neighbours are sampled and its features read:
+
+==================  ==========================================  ============================
+sampler             destinations                                new nodes of a batch, at most
+==================  ==========================================  ============================
+PerSourceUniform    k of all nodes for each edge                n * k
+GlobalUniform       (sources too) of all nodes                  2 * n * k
+LocalUniform        k of the trainer's own part for each edge   n * k, none of them far
+JointUniform        k of all nodes for the batch                k
+InBatch             k of the other edges' destinations          none
+==================  ==========================================  ============================
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from mpigraph.dataloading.edges import NO_EDGES, EdgeGraph, Edges, as_given, find_edges
+from mpigraph.errors import InvalidArgumentError
+from mpigraph.kernels.negatives import draw_nodes, draw_others, keep_candidates
+from mpigraph.kernels.rng import combine, fingerprint
+from mpigraph.metadata.schema import Relation
+
+__all__ = [
+    "GlobalUniform",
+    "InBatch",
+    "JointUniform",
+    "LocalUniform",
+    "NegativeSampler",
+    "PerSourceUniform",
+    "Uniform",
+    "draw_negatives",
+]
+
+_I64 = npt.NDArray[np.int64]
+_TAG = 0x4E4547  # separates these draws from those of neighbours with the same seed and epoch
+
+
+class NegativeSampler(ABC):
+    """Draws ``k`` negatives for each edge.
+
+    Inside a loader an edge's draws depend on the loader's seed, the epoch and the edge alone. Outside they depend on
+    the job's seed and the number of calls so far.
+
+    One-sided, but for :class:`GlobalUniform`: a call, which looks up the sources of the edges. Local; no communication:
+    construction.
+    """
+
+    def __init__(self, k: int) -> None:
+        """Draw ``k`` negatives for each edge.
+
+        Raises:
+            InvalidArgumentError: ``k`` is not an integer >= 1.
+        """
+        if not isinstance(k, int | np.integer) or isinstance(k, bool) or k < 1:
+            raise InvalidArgumentError(f"k must be an integer >= 1 (got {k!r})")
+        self.k = int(k)
+
+    def __call__(self, g: EdgeGraph, eids: Any) -> Any:
+        """Draw negatives.
+
+        Args:
+            g: the graph.
+            eids: int64[n], edge ids, or edge type -> edge ids.
+
+        Returns:
+            Sources and destinations, int64 each, the negatives of an edge one after the other; by canonical relation if
+            ``eids`` are by edge type.
+
+        Raises:
+            OutOfRangeError: an edge does not exist.
+        """
+        pairs = self.draw(g, find_edges(g, eids))
+        return pairs if isinstance(eids, Mapping) else next(iter(pairs.values()))
+
+    def draw(self, g: EdgeGraph, edges: Mapping[Relation, Edges]) -> dict[Relation, tuple[torch.Tensor, torch.Tensor]]:
+        """Draw negatives of edges whose ends are known, by relation.
+
+        Local; no communication (:class:`GlobalUniform`: a round on the trainers when hosts are far).
+        """
+        drawn = g.session.draw()
+        pairs = {}
+        for number, relation in enumerate(g.schema.relations):  # all: another trainer's batch may have what this lacks
+            key = combine(drawn.seed, drawn.epoch, _TAG, number)
+            src, dst = self._pairs(g, relation, edges.get(relation, NO_EDGES), key)
+            pairs[relation] = torch.from_numpy(src), torch.from_numpy(dst)
+        return {relation: pairs[relation] for relation in edges}
+
+    @abstractmethod
+    def _pairs(self, g: EdgeGraph, relation: Relation, edges: Edges, key: np.uint64) -> tuple[_I64, _I64]:
+        """Draw for the edges of one relation."""
+
+
+class PerSourceUniform(NegativeSampler):
+    """Keeps the source of each edge and draws ``k`` destinations among all nodes of the destination type.
+
+    A negative may happen to be an edge. An edge has the same negatives throughout an epoch, in whatever batch and on
+    whatever rank. One-sided; the target does nothing.
+    """
+
+    def _pairs(self, g: EdgeGraph, relation: Relation, edges: Edges, key: np.uint64) -> tuple[_I64, _I64]:
+        return np.repeat(edges.src, self.k), _nodes(key, edges.eids, self.k, g.num_nodes(relation[2]))
+
+
+Uniform = PerSourceUniform
+
+
+class GlobalUniform(NegativeSampler):
+    """Draws both ends among all nodes of their types, and keeps at most ``k`` pairs for each edge that are allowed.
+
+    Each edge has ``k * redundancy`` candidates, of which the first ``k`` that pass are kept: fewer where too many are
+    refused, which is rare but in small or dense graphs. The hosts say whether a pair is an edge, in one round for the
+    whole batch.
+
+    Collective on the trainers when hosts are far and existing edges are excluded: a call, of which every trainer makes
+    one for each batch, if for no edges. Else local but for looking up the edges.
+    """
+
+    def __init__(
+        self,
+        k: int,
+        exclude_self_loops: bool = True,
+        replace: bool = False,
+        *,
+        exclude_edges: bool = True,
+        redundancy: float = 1.3,
+    ) -> None:
+        """Describe the draw.
+
+        Args:
+            k: most negatives of an edge.
+            exclude_self_loops: refuse pairs of a node with itself, in relations within one type.
+            replace: a pair may occur more than once in a batch. Then an edge has the same negatives throughout an
+                epoch, in whatever batch; else a pair goes to the first edge of the batch that draws it.
+            exclude_edges: refuse pairs that are edges of the relation.
+            redundancy: candidates of an edge for each negative that is wanted, at least one candidate more than these.
+
+        Raises:
+            InvalidArgumentError: ``k`` or ``redundancy`` below 1.
+        """
+        super().__init__(k)
+        if not redundancy >= 1 or math.isinf(redundancy):
+            raise InvalidArgumentError(f"redundancy must be a number >= 1 (got {redundancy!r})")
+        self.exclude_self_loops = exclude_self_loops
+        self.replace = replace
+        self.exclude_edges = exclude_edges
+        self.redundancy = redundancy
+
+    def _pairs(self, g: EdgeGraph, relation: Relation, edges: Edges, key: np.uint64) -> tuple[_I64, _I64]:
+        no_loops = self.exclude_self_loops and relation[0] == relation[2]
+        refuses = no_loops or self.exclude_edges or not self.replace
+        tries = max(math.ceil(self.k * self.redundancy), self.k + 1) if refuses else self.k
+        src = _nodes(combine(key, 0), edges.eids, tries, g.num_nodes(relation[0]))
+        dst = _nodes(combine(key, 1), edges.eids, tries, g.num_nodes(relation[2]))
+        allowed = np.ones(len(src), np.bool_)
+        if self.exclude_edges:
+            allowed &= ~np.asarray(g.has_edges_between(torch.from_numpy(src), torch.from_numpy(dst), relation))
+        if no_loops:
+            allowed &= src != dst
+        keep_candidates(src, dst, tries, self.k, not self.replace, allowed)
+        return src[allowed], dst[allowed]
+
+
+class LocalUniform(NegativeSampler):
+    """Keeps the source of each edge and draws ``k`` destinations in the trainer's own part.
+
+    Their neighbours and features are near. By nature the draws depend on the part that a trainer has, and so on the
+    layout of the job. A trainer whose part has no node of the type draws among all nodes. One-sided; the target does
+    nothing.
+    """
+
+    def _pairs(self, g: EdgeGraph, relation: Relation, edges: Edges, key: np.uint64) -> tuple[_I64, _I64]:
+        mine = g.get_partition_book()
+        first, last = mine.book.node_range(mine.partid, g.schema.ntype_id(relation[2]))
+        if first == last:
+            first, last = 0, g.num_nodes(relation[2])
+        return np.repeat(edges.src, self.k), _nodes(key, edges.eids, self.k, last - first, first)
+
+
+class JointUniform(NegativeSampler):
+    """Keeps the source of each edge and pairs it with ``k`` destinations that all edges of the batch share.
+
+    The destinations are drawn among all nodes of the destination type, and are a hash of the set of the batch's edges.
+    The batch gets ``k`` new nodes in place of ``n * k`` (the shared negative sampling of DGL-KE, Zheng et al., SIGIR
+    2020). One-sided; the target does nothing.
+    """
+
+    def _pairs(self, g: EdgeGraph, relation: Relation, edges: Edges, key: np.uint64) -> tuple[_I64, _I64]:
+        shared = _nodes(combine(key, fingerprint(edges.eids)), np.zeros(1, np.int64), self.k, g.num_nodes(relation[2]))
+        return np.repeat(edges.src, self.k), np.tile(shared, len(edges.eids))
+
+
+class InBatch(NegativeSampler):
+    """Keeps the source of each edge and takes ``k`` destinations of other edges of the batch; no new nodes.
+
+    Destinations occur as often as in the batch, so nodes of many edges are drawn more often (Hidasi et al., "Session-
+    based recommendations with recurrent neural networks", ICLR 2016). A draw is the destination of another edge, which
+    may be the same node. A batch of one edge has no other: no negatives. The draws depend on the batch that an edge
+    falls in. One-sided; the target does nothing.
+    """
+
+    def _pairs(self, g: EdgeGraph, relation: Relation, edges: Edges, key: np.uint64) -> tuple[_I64, _I64]:
+        if len(edges.eids) < 2:
+            return NO_EDGES.src, NO_EDGES.dst
+        others = np.empty(len(edges.eids) * self.k, np.int64)
+        draw_others(key, edges.eids, self.k, others)
+        return np.repeat(edges.src, self.k), edges.dst[others]
+
+
+def draw_negatives(sampler: Callable[[Any, Any], Any], g: EdgeGraph, edges: dict[Relation, Edges]) -> Any:
+    """Call any negative sampler; those of this module are spared looking the edges up again.
+
+    Args:
+        sampler: called with the graph and int64[n] (or relation -> int64[n] where there are several relations).
+        g: the graph.
+        edges: the positive edges by relation.
+
+    Local; no communication, but for what the sampler does.
+    """
+    if isinstance(sampler, NegativeSampler) and type(sampler).__call__ is NegativeSampler.__call__:
+        return sampler.draw(g, edges)
+    return sampler(g, as_given(g, {relation: torch.from_numpy(some.eids) for relation, some in edges.items()}))
+
+
+def _nodes(key: np.uint64, eids: _I64, count: int, num: int, first: int = 0) -> _I64:
+    """int64[n * count]: ``count`` of the nodes ``first .. first + num - 1`` for each edge."""
+    out = np.empty(len(eids) * count, np.int64)
+    draw_nodes(key, eids, count, first, num, out)
+    return out

@@ -1,0 +1,135 @@
+"""The loader of minibatches of edges: edges as training examples, with negatives, and the blocks of their end nodes."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from mpigraph.base import NID
+from mpigraph.dataloading.edge_sampler import as_edge_prediction_sampler
+from mpigraph.distributed.gathering import BlockFeatures, Names, named_tensors
+from mpigraph.distributed.graph import DistGraph
+from mpigraph.distributed.loader import SampledDataLoader
+from mpigraph.errors import EdgeTypeError, InvalidArgumentError
+
+__all__ = ["DistEdgeDataLoader"]
+
+_I64 = npt.NDArray[np.int64]
+
+
+class DistEdgeDataLoader(SampledDataLoader):
+    """Minibatches of edges: yields ``(input_nodes, pair_graph, blocks)``.
+
+    With a negative sampler: ``(input_nodes, pair_graph, negative_pair_graph, blocks)``. The pair graphs have the seed
+    edges and the negatives, and share their nodes: those of ``blocks[-1].dstdata[NID]``, in this order.
+
+    Collective on the trainers: construction and :meth:`close`.
+    """
+
+    def __init__(
+        self,
+        g: DistGraph,
+        eids: Any,
+        graph_sampler: Any,
+        device: torch.device | str | None = None,
+        *,
+        negative_sampler: Callable[[Any, Any], Any] | None = None,
+        exclude: Any = None,
+        reverse_eids: Any = None,
+        reverse_etypes: Mapping[Any, Any] | None = None,
+        batch_size: int = 1,
+        shuffle: bool = False,
+        drop_last: bool = False,
+        features: Names = (),
+        labels: Names = (),
+        num_prefetch: int = 2,
+        seed: int | None = None,
+        num_workers: int = 0,
+        pin_memory: bool = False,
+        queue_size: int | None = None,
+    ) -> None:
+        """Plan the minibatches.
+
+        Args:
+            g: the graph, with one edge type.
+            eids: int[n], this rank's seed edges, for example of :func:`.edge_split`; or a dict with the only edge type.
+            graph_sampler: has ``sample_blocks(g, seeds, exclude_eids)``, for example a ``NeighborSampler``; or what
+                :func:`mpigraph.dataloading.as_edge_prediction_sampler` returns, which then knows the next four.
+            device: where to put graphs and blocks; the CPU by default. "cuda" is the caller's current GPU.
+            negative_sampler: ``(g, eids) -> (src, dst)``, for example ``negative_sampler.Uniform(10)``.
+            exclude: which edges are removed before neighbours are drawn; see :func:`.as_edge_prediction_sampler`.
+            reverse_eids: the reverse edge of each edge, for ``exclude="reverse_id"``; a DistTensor is read batch by
+                batch.
+            reverse_etypes: edge type -> edge type of the reverse edges, for ``exclude="reverse_types"``.
+            batch_size: most seed edges of a minibatch.
+            shuffle: another order in each epoch.
+            drop_last: leave out edges that do not fill a batch.
+            features: names of node features to gather for the input nodes, into ``blocks[0].srcdata``; besides the
+                block sampler's ``prefetch_node_feats``. Their memory is used again once nothing refers to them.
+            labels: names of edge features to gather for the seed edges, into ``pair_graph.edata``; besides the edge
+                sampler's ``prefetch_labels``.
+            num_prefetch: how many minibatches to be ahead.
+            seed: of order and draws; the job's by default.
+            num_workers: accepted for DGL's scripts; see ``num_prefetch``.
+            pin_memory: accepted for DGL's scripts.
+            queue_size: DGL's name for ``num_prefetch``.
+
+        Raises:
+            InvalidArgumentError: an argument is out of range, ``reverse_eids`` or ``reverse_etypes`` is missing, or
+                a sampler of edges is given together with what it knows.
+            EdgeTypeError: the graph has several edge types, or not the one that is given.
+            FieldNameError: a feature, or the sampler's edge weights, do not exist.
+            CollectiveError: other trainers are in another call; on every trainer.
+            GraphDataError: an edge weight is negative, infinite or NaN; on every rank.
+        """
+        how = (exclude, reverse_eids, reverse_etypes, negative_sampler)
+        if hasattr(graph_sampler, "sample_blocks"):
+            graph_sampler = as_edge_prediction_sampler(graph_sampler, *how)
+        elif not hasattr(graph_sampler, "sample"):
+            raise InvalidArgumentError(
+                f"graph_sampler must have sample_blocks, or be a sampler of edges (got {type(graph_sampler).__name__})"
+            )
+        elif any(option is not None for option in how):
+            raise InvalidArgumentError(
+                "give exclude, reverse_eids, reverse_etypes and negative_sampler to as_edge_prediction_sampler"
+            )
+        block_sampler = getattr(graph_sampler, "sampler", None)
+        rows = BlockFeatures(g, block_sampler, features, ())
+        edge_rows = named_tensors(g, "edata", labels, getattr(graph_sampler, "prefetch_labels", ()))
+
+        def make(seeds: _I64) -> tuple[Any, ...]:
+            sample = graph_sampler.sample(g, torch.from_numpy(seeds))
+            input_nodes, pair_graph, blocks = sample[0], sample[1], sample[-1]
+            rows.gather(blocks, input_nodes, pair_graph.ndata[NID])
+            for name, tensor in edge_rows.items():
+                pair_graph.edata[name] = tensor[seeds]
+            return tuple(sample)
+
+        super().__init__(
+            g,
+            _of_the_only_type(g, eids),
+            block_sampler,
+            make,
+            device,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            queue_size=queue_size,
+            num_prefetch=num_prefetch,
+            seed=seed,
+        )
+
+
+def _of_the_only_type(g: DistGraph, eids: Any) -> Any:
+    """The seed edges without their type."""
+    if len(g.canonical_etypes) > 1:
+        raise EdgeTypeError(f"edge loaders work on graphs with one edge type (there are {g.canonical_etypes})")
+    if not isinstance(eids, Mapping):
+        return eids
+    if len(eids) != 1:
+        raise EdgeTypeError(f"seed edges must be of {g.canonical_etypes[0]} (got {list(eids)})")
+    ((etype, ids),) = eids.items()
+    g.to_canonical_etype(etype)
+    return ids

@@ -1,0 +1,103 @@
+"""Draw the other ends of negative edges.
+
+A draw is a hash of ``(key, edge id, number of the draw)``: it depends neither on the batch nor on the rank that the
+edge falls in.
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from mpigraph.kernels.rng import mix64
+
+__all__ = ["draw_nodes", "draw_others", "keep_candidates"]
+
+_I64 = npt.NDArray[np.int64]
+_LOW32, _S32 = np.uint64(0xFFFFFFFF), np.uint64(32)
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _below(h: Any, n: Any) -> Any:
+    """Map a hash to an integer in ``[0, n)``: the high word of the product of 64-bit words.
+
+    Lemire, "Fast random integer generation in an interval", ACM TOMACS 2019, without the rejection step. Unlike
+    :func:`.rng.draw_below` it uses all 64 bits, so the bias is below n / 2**64: the range is that of all nodes here.
+    """
+    low, high = h & _LOW32, h >> _S32
+    n_low, n_high = n & _LOW32, n >> _S32
+    middle = high * n_low + ((low * n_low) >> _S32)
+    crossed = low * n_high + (middle & _LOW32)
+    return np.int64(high * n_high + (middle >> _S32) + (crossed >> _S32))
+
+
+@njit(nogil=True, cache=True)
+def draw_nodes(key: np.uint64, eids: _I64, count: int, first: int, num: int, out: _I64) -> None:
+    """Draw nodes for each edge, uniformly and with replacement. Local; no communication.
+
+    Args:
+        key: hash of everything that the draws depend on but the edge.
+        eids: int64[n], edge ids.
+        count: draws for each edge.
+        first: the smallest node that can be drawn.
+        num: how many nodes can be drawn: ``first .. first + num - 1``.
+        out: int64[n * count], filled edge by edge.
+    """
+    for i in range(len(eids)):
+        edge_key = mix64(key ^ mix64(eids[i]))
+        for j in range(count):
+            out[i * count + j] = first + _below(mix64(edge_key + np.uint64(j)), np.uint64(num))
+
+
+@njit(nogil=True, cache=True)
+def draw_others(key: np.uint64, eids: _I64, count: int, out: _I64) -> None:
+    """Draw positions of other edges for each edge, uniformly and with replacement. Local; no communication.
+
+    Args:
+        key: as in :func:`draw_nodes`.
+        eids: int64[n], n >= 2, edge ids.
+        count: draws for each edge.
+        out: int64[n * count], filled edge by edge with positions in ``eids``, never the edge's own.
+    """
+    others = np.uint64(len(eids) - 1)
+    for i in range(len(eids)):
+        edge_key = mix64(key ^ mix64(eids[i]))
+        for j in range(count):
+            position = _below(mix64(edge_key + np.uint64(j)), others)
+            out[i * count + j] = position + (position >= i)
+
+
+@njit(nogil=True, cache=True)
+def keep_candidates(
+    src: _I64, dst: _I64, tries: int, count: int, distinct: bool, allowed: npt.NDArray[np.bool_]
+) -> None:
+    """Keep the first ``count`` allowed candidates of each edge. Local; no communication.
+
+    Args:
+        src: int64[n * tries], the pairs of one edge after those of the other.
+        dst: int64[n * tries].
+        tries: candidates of an edge.
+        count: most pairs to keep of an edge.
+        distinct: skip pairs that were kept before, of this edge or another one.
+        allowed: bool[n * tries], which pairs may be kept; cleared where they are not.
+    """
+    bits = 4
+    while (1 << bits) < 2 * len(src):
+        bits += 1
+    table = np.full(1 << bits, -1, np.int64)  # places of the pairs that were kept, by their hash
+    for first in range(0, len(src), tries):
+        kept = 0
+        for i in range(first, first + tries):
+            if not allowed[i] or kept == count:
+                allowed[i] = False
+                continue
+            if distinct:
+                at = np.int64(mix64(np.uint64(src[i]) ^ mix64(dst[i])) >> np.uint64(64 - bits))
+                while table[at] >= 0 and (src[table[at]] != src[i] or dst[table[at]] != dst[i]):
+                    at = (at + 1) & ((1 << bits) - 1)
+                if table[at] >= 0:
+                    allowed[i] = False
+                    continue
+                table[at] = i
+            kept += 1
