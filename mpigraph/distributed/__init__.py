@@ -1,8 +1,11 @@
 """DGL's distributed namespace on MPI."""
 
+from mpigraph.distributed import nn, optim
 from mpigraph.distributed.context import exit_client, initialize, is_initialized
+from mpigraph.distributed.embedding import DistEmbedding
 from mpigraph.distributed.graph import DistGraph
 from mpigraph.distributed.loader import DistDataLoader, DistNodeDataLoader
+from mpigraph.distributed.optim import SparseAdagrad, SparseAdam, SparseSGD
 from mpigraph.distributed.partition import load_partition, load_partition_book, load_partition_feats, partition_graph
 from mpigraph.distributed.partition_book import (
     EdgePartitionPolicy,
@@ -17,6 +20,7 @@ from mpigraph.distributed.tensor import DistTensor
 
 __all__ = [
     "DistDataLoader",
+    "DistEmbedding",
     "DistGraph",
     "DistNodeDataLoader",
     "DistTensor",
@@ -25,6 +29,9 @@ __all__ = [
     "NodePartitionPolicy",
     "PartitionPolicy",
     "RangePartitionBook",
+    "SparseAdagrad",
+    "SparseAdam",
+    "SparseSGD",
     "edge_split",
     "exit_client",
     "in_subgraph",
@@ -33,7 +40,9 @@ __all__ = [
     "load_partition",
     "load_partition_book",
     "load_partition_feats",
+    "nn",
     "node_split",
+    "optim",
     "partition_graph",
     "sample_neighbors",
 ]
