@@ -6,8 +6,8 @@ Two hosts (``namespaces.py``) with one server and one trainer of one thread each
 same parts, seed edges and script for both systems (``job.py``). Each trainer iterates over its loader and does nothing
 with the minibatches, so what is timed is what it takes to make one. Whole jobs alternate.
 
-"leaked" counts the excluded edges in the blocks of the last minibatch: DGL 2.1 ignores ``exclude`` with a DistGraph (its
-issue 7225), and has that much less to do.
+"leaked" counts the excluded edges in the blocks of the last minibatch: DGL 2.1 ignores ``exclude`` with a DistGraph
+(its issue 7225), and has that much less to do.
 """
 
 import statistics
