@@ -9,6 +9,7 @@ import pytest
 from mpigraph.errors import OutOfRangeError
 from mpigraph.kernels import warm_up
 from mpigraph.kernels.compact import LocalIds
+from mpigraph.kernels.exclude import copy_kept, recount_weighted, shorten_rows, step_over
 from mpigraph.kernels.masked import choose_masked, list_allowed
 from mpigraph.kernels.rng import combine, draw_below, fingerprint, mix64, uniform01
 from mpigraph.kernels.rows import (
@@ -20,6 +21,7 @@ from mpigraph.kernels.rows import (
     scatter_rows,
 )
 from mpigraph.kernels.sample import choose_uniform, copy_neighbours, count_uniform
+from mpigraph.kernels.search import find_in_rows
 from mpigraph.kernels.weighted import alias_tables, choose_weighted, count_weighted
 
 I64 = npt.NDArray[np.int64]
@@ -45,6 +47,7 @@ class Csc:
         *,
         prepared: bool = False,
         shares: list[I64] | None = None,
+        excluded: I64 | None = None,
     ) -> tuple[list[I64], list[I64]]:
         """All passes on one host: sources and edge ids of each row; the frontier in several shares, if given."""
         ids = np.asarray(rows, np.int64) + self.first_id
@@ -55,23 +58,43 @@ class Csc:
         if weights is not None and prepared:
             table, drawable = np.empty(len(weights), table.dtype), np.empty(len(self.degrees), np.int32)
             assert (list_allowed if masked else alias_tables)(self.indptr, weights, table, drawable) == -1
+        out = np.empty(0, np.int64) if excluded is None else excluded
+        first, number, starts = (np.zeros(len(ids), np.int64) for _ in range(3))
+        holes = (begins, degrees, first, number)
         for share in shares:
             where = (ids, share, self.first_id, fanout, replace, begins, degrees)
             if weights is None:
                 count_uniform(self.indptr, *where, counts)
             else:
                 assert count_weighted(self.indptr, weights, drawable, *where, alive, counts) == -1
+            if excluded is not None:
+                shorten_rows(out, share, fanout, replace, *holes, counts)
+            if weights is not None:
+                recount_weighted(weights, out, share[number[share] > 0], fanout, replace, *holes, alive, counts)
         offsets = np.concatenate([[0], np.cumsum(counts)])
         src, picks = np.full(offsets[-1], -1, self.indices.dtype), np.full(offsets[-1], -1, np.int64)
         for share in reversed(shares):
             if weights is None:
                 choose_uniform(ids, share, begins, degrees, replace and fanout >= 0, key, offsets, picks)
+                step_over(out, share, begins, begins, first, number, offsets, picks)
             else:
-                rows_of = (ids, share, begins, degrees, alive)
+                how = (fanout < 0, replace, key, offsets, picks)
                 choose = choose_masked if masked else choose_weighted
-                choose(weights, table, *rows_of, fanout < 0, replace, key, offsets, picks)
+                whole, short = share[number[share] == 0], share[number[share] > 0]
+                choose(weights, table, ids, whole, begins, degrees, alive, *how)
+                kept = np.empty(degrees[short].sum(), weights.dtype)
+                copy_kept(weights, out, short, *holes, starts, kept)
+                choose(kept, table[:0], ids, short, starts, degrees, alive, *how)
+                step_over(out, short, starts, begins, first, number, offsets, picks)
             copy_neighbours(self.indices, share, offsets, self.first_eid, picks, src)
         return np.split(src, offsets[1:-1]), np.split(picks, offsets[1:-1])
+
+    def without(self, excluded: I64) -> tuple["Csc", I64]:
+        """The rows without some edges, and the edges that are left."""
+        kept = np.setdiff1d(np.arange(len(self.indices)), excluded)
+        rest = Csc(np.diff(np.searchsorted(kept, self.indptr)).tolist(), first_id=self.first_id)
+        rest.indices = self.indices[kept]
+        return rest, kept
 
 
 def reference_count(alive: int, fanout: int, replace: bool) -> int:
@@ -279,6 +302,98 @@ def test_calls_for_several_hosts_fill_one_output(weighted: bool) -> None:
     want = g.sample(rows, 3, False, key, weights)[1]
     got = g.sample(rows, 3, False, key, weights, shares=[np.array([0, 2]), np.array([1, 3, 4])])[1]
     assert np.array_equal(np.concatenate(got), np.concatenate(want))
+
+
+# Excluded edges
+
+MANY_ROWS = [0, 1, 2, 5, 5, 8, 64, 65, 66, 80, 300]
+
+
+def some_edges(g: Csc, how: str) -> I64:
+    """Edges to exclude, ascending."""
+    every, rng = np.arange(len(g.indices)), np.random.default_rng(7)
+    ends = np.concatenate([g.indptr[:-1], g.indptr[1:] - 1])
+    chosen = {
+        "none": every[:0],
+        "one": every[9:10],
+        "few": rng.choice(every, 12, replace=False),
+        "half": every[::2],
+        "ends": ends[(ends >= 0) & (ends < len(every))],  # the first and the last edge of each row
+        "rows": np.concatenate([every[g.indptr[r] : g.indptr[r + 1]] for r in (2, 4, 8)]),
+        "all but one": np.delete(every, 40),
+        "all": every,
+    }
+    return np.unique(chosen[how])
+
+
+@pytest.mark.parametrize("how", ["none", "one", "few", "half", "ends", "rows", "all but one", "all"])
+@pytest.mark.parametrize("kind", [None, *WEIGHTS])
+@pytest.mark.parametrize("replace", [False, True])
+def test_a_draw_without_edges_is_a_draw_of_rows_that_lack_them(replace: bool, kind: str | None, how: str) -> None:
+    g = Csc(MANY_ROWS, "int32", first_id=9)
+    rng = np.random.default_rng(4)
+    weights = None
+    if kind is not None:
+        weights = (rng.integers(0, 3, len(g.indices)) * rng.random(len(g.indices))).astype(kind)
+    excluded = some_edges(g, how)
+    rest, kept = g.without(excluded)
+    rows = np.array([3, 0, 10, 8, 8, 1, 2, 4, 5, 6, 7, 9])  # one of them twice
+    for fanout in (-1, 0, 1, 4, 64, 70):
+        key = combine(1, fanout)
+        want = rest.sample(rows, fanout, replace, key, None if weights is None else weights[kept])
+        for prepared in (False, True):
+            src, eid = g.sample(rows, fanout, replace, key, weights, prepared=prepared, excluded=excluded)
+            assert all(np.array_equal(a, b) for a, b in zip(src, want[0], strict=True))
+            assert all(np.array_equal(a, kept[b]) for a, b in zip(eid, want[1], strict=True))
+        shares = [np.array([0, 2, 5]), np.array([1, 3, 4, 6, 7, 8, 9, 10, 11])]
+        parts = g.sample(rows, fanout, replace, key, weights, shares=shares, excluded=excluded)[1]
+        assert all(np.array_equal(a, b) for a, b in zip(parts, eid, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["float64", "bool"])
+@pytest.mark.parametrize("alive_now", [0, 1, 4, 6])
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("fanout", [-1, 3])
+def test_weights_that_change_between_the_passes_never_lead_to_an_excluded_edge(
+    alive_now: int, replace: bool, fanout: int, kind: str
+) -> None:
+    g = Csc([2, 6, 2])
+    weights = np.array([1.0] * 6 + [0.0] * 2 + [1.0] * 2).astype(kind)
+    excluded = np.array([1, 2, 5, 8])  # in the middle row the edges 3, 4, 6 and 7 are left, of which 3 and 4 are alive
+    ids, where, none = np.array([1]), np.array([0]), np.empty(0, np.uint32 if kind == "bool" else np.uint64)
+    begins, degrees, first, number, alive, counts, starts = (np.zeros(1, np.int64) for _ in range(7))
+    rows = (begins, degrees)
+    count_weighted(g.indptr, weights, np.empty(0, np.int32), ids, where, 0, fanout, replace, *rows, alive, counts)
+    shorten_rows(excluded, where, fanout, replace, *rows, first, number, counts)
+    recount_weighted(weights, excluded, where, fanout, replace, *rows, first, number, alive, counts)
+    assert (degrees[0], alive[0], counts[0]) == (4, 2, 3 if replace and fanout > 0 else 2)
+    weights[2:8] = np.arange(6) < alive_now
+    kept = np.empty(4, weights.dtype)
+    copy_kept(weights, excluded, where, *rows, first, number, starts, kept)
+    room = np.full(counts[0] + 2, -7)  # one more at each end
+    picks, offsets = room[1:-1], np.array([0, counts[0]])
+    choose = choose_masked if kind == "bool" else choose_weighted
+    choose(kept, none, ids, where, starts, degrees, alive, fanout < 0, replace, np.uint64(3), offsets, picks)
+    step_over(excluded, where, starts, begins, first, number, offsets, picks)
+    assert np.isin(picks, [3, 4, 6, 7]).all()
+    assert room[0] == room[-1] == -7
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_edges_are_found_by_their_ends(dtype: str) -> None:
+    rng, n = np.random.default_rng(3), 40
+    degrees = rng.integers(0, 9, n)
+    degrees[[0, 5, 39]] = [0, 500, 3]
+    indptr = np.concatenate([[0], np.cumsum(degrees)])
+    rows = [np.sort(rng.integers(0, 60, d)) for d in degrees]  # parallel edges occur
+    indices = np.concatenate(rows).astype(dtype)
+    src, dst = (x.reshape(-1) for x in np.meshgrid(np.arange(-1, 62), np.arange(n)))
+    want = np.array([u in rows[v] for u, v in zip(src, dst, strict=True)])
+    found = np.zeros(len(src), np.bool_)
+    for positions in np.array_split(rng.permutation(len(src)), 3):
+        find_in_rows(indptr, indices, 1000, src, dst + 1000, positions, found)
+    assert np.array_equal(found, want) and 0 < want.sum() < len(want)
+    find_in_rows(indptr, indices, 0, src, dst, np.empty(0, np.int64), found)
 
 
 # Renumbering
