@@ -116,7 +116,7 @@ def test_an_edge_has_the_same_negatives_on_every_layout(layout: Job, oracle, nam
         g = open_graph(path)
         mine = dist.edge_split(np.ones(g.num_edges(), bool))
         loader = dist.DistEdgeDataLoader(
-            g, mine, NeighborSampler([2]), batch_size=7, shuffle=True, negative_sampler=STEADY[name], seed=9
+            g, mine, NeighborSampler([2]), batch_size=31, shuffle=True, negative_sampler=STEADY[name], seed=9
         )
         return [by_edge(list(loader)) for _ in range(2)]
 

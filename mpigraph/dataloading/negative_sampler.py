@@ -225,7 +225,7 @@ def draw_negatives(sampler: Callable[[Any, Any], Any], g: EdgeGraph, edges: dict
         g: the graph.
         edges: the positive edges by relation.
 
-    Collective, one-sided or local as the sampler is.
+    Local; no communication, but for what the sampler does.
     """
     if isinstance(sampler, NegativeSampler) and type(sampler).__call__ is NegativeSampler.__call__:
         return sampler.draw(g, edges)

@@ -1,6 +1,6 @@
 """One rank of a distributed job, the same script for both systems; started by ``host_jobs.py``.
 
-    job.py train|pull --system mpigraph|dgl --graph NAME --config FILE.json --out DIR
+    job.py train|pull|edges --system mpigraph|dgl --graph NAME --config FILE.json --out DIR
 
 Every trainer writes ``DIR/trainer<rank>.json``. Times are lists over the steps, in seconds.
 """
@@ -49,7 +49,7 @@ class SAGE(nn.Module):
 
 def main():
     p = argparse.ArgumentParser()
-    p.add_argument("what", choices=("train", "pull"))
+    p.add_argument("what", choices=("train", "pull", "edges"))
     p.add_argument("--system", choices=("mpigraph", "dgl"), required=True)
     p.add_argument("--graph", required=True)
     p.add_argument("--config", required=True)
@@ -62,6 +62,8 @@ def main():
     p.add_argument("--batch_size", type=int, default=1000)
     p.add_argument("--steps", type=int, default=40)
     p.add_argument("--warm", type=int, default=4, help="steps that are not timed")
+    p.add_argument("--negatives", type=int, default=10, help="of each edge")
+    p.add_argument("--reverse", help="the reverse edge of each edge, an npy file")
     args = p.parse_args()
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     lib = importlib.import_module(args.system)
@@ -72,7 +74,7 @@ def main():
         lib.distributed.initialize(os.environ["DGL_IP_CONFIG"], use_graphbolt=args.graphbolt)
     torch.distributed.init_process_group("gloo")
     g = lib.distributed.DistGraph(args.graph, part_config=args.config)
-    found = {"train": train, "pull": pull}[args.what](lib, g, args)
+    found = {"train": train, "pull": pull, "edges": edges}[args.what](lib, g, args)
     path = args.out / f"trainer{torch.distributed.get_rank()}.json"
     path.write_text(json.dumps(found), encoding="utf-8")
     torch.distributed.barrier()
@@ -151,6 +153,33 @@ def pull(lib, g, args):
                 raise ValueError(f"pulled {tuple(rows.shape)}")
         found[where] = times[args.warm :]
     torch.distributed.barrier()
+    return found
+
+
+def edges(lib, g, args):
+    """Minibatches of edges with negatives, their reverse edges excluded; nothing is done with them."""
+    sampler = lib.dataloading.NeighborSampler([int(fanout) for fanout in args.fanouts.split(",")])
+    reverse, every = torch.from_numpy(np.load(args.reverse)), torch.ones(g.num_edges(), dtype=torch.bool)
+    seeds = lib.distributed.edge_split(every, g.get_partition_book(), force_even=True)
+    make = (lib.dataloading if args.system == "dgl" else lib.distributed).DistEdgeDataLoader
+    uniform = lib.dataloading.negative_sampler.Uniform(args.negatives)
+    how = {"exclude": "reverse_id", "reverse_eids": reverse, "negative_sampler": uniform}
+    loader = make(g, seeds, sampler, batch_size=args.batch_size, shuffle=True, drop_last=True, **how)
+    found = {name: [] for name in ("batch", "cpu", "nodes", "edges", "inputs")} | {"first_minibatch_at": 0.0}
+    start, cpu = time.perf_counter(), time.process_time()
+    for step, (inputs, pairs, negatives, blocks) in enumerate(endless(loader, args.warm + args.steps)):
+        found["first_minibatch_at"] = found["first_minibatch_at"] or time.time()
+        sizes = pairs.num_nodes(), sum(block.num_edges() for block in blocks), len(inputs)
+        if (pairs.num_edges(), negatives.num_edges()) != (args.batch_size, args.batch_size * args.negatives):
+            raise ValueError(f"{pairs.num_edges()} edges with {negatives.num_edges()} negatives")
+        row = time.perf_counter() - start, time.process_time() - cpu, *sizes
+        start, cpu = time.perf_counter(), time.process_time()
+        if step >= args.warm:
+            for name, value in zip(("batch", "cpu", "nodes", "edges", "inputs"), row, strict=True):
+                found[name].append(value)
+    excluded = torch.cat([pairs.edata[lib.EID], reverse[pairs.edata[lib.EID]]])
+    if any(torch.isin(block.edata[lib.EID], excluded).any() for block in blocks):
+        raise ValueError("an excluded edge was sampled")
     return found
 
 

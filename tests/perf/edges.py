@@ -1,0 +1,91 @@
+"""Minibatches of edges on two hosts beside DGL: uniform negatives, reverse edges excluded.
+
+    DGL_PYTHON=... python tests/perf/edges.py DIR --graph S          # as root
+
+Two hosts (``namespaces.py``) with one server and one trainer of one thread each, every byte between them over TCP, the
+same parts, seed edges and script for both systems (``job.py``). Each trainer iterates over its loader and does nothing
+with the minibatches, so what is timed is what it takes to make one. Whole jobs alternate.
+"""
+
+import statistics
+import sys
+
+import common
+import host_jobs
+import namespaces
+import numpy as np
+import prepare
+
+MUST = 2.0
+STEPS = {"S": 20, "products": 10}
+SIZES = ("nodes", "edges", "inputs")
+
+
+def main():
+    p = common.parser(__doc__)
+    p.add_argument("--fanouts", choices=common.FANOUTS, default=common.FANOUTS[0])
+    p.add_argument("--negatives", type=int, default=10, help="of each edge (%(default)s)")
+    p.add_argument("--batch_size", type=int, default=1000, help="seed edges of a minibatch (%(default)s)")
+    p.add_argument("--steps", type=int, help="timed minibatches of a job (default: by graph)")
+    p.add_argument("--num_servers", type=int, choices=(0, 1), default=1, help="ours on each host; 0: trainers host")
+    args = p.parse_args()
+    if namespaces.missing():
+        sys.exit(f"two hosts are needed: {namespaces.missing()}")
+    base = args.dir / args.graph
+    prepare.once(base / "reverse-2.npy", lambda out: write_reverse(base / "flat-2", out))
+    options = {name: getattr(args, name) for name in ("fanouts", "negatives", "batch_size")}
+    options |= {"steps": args.steps or STEPS[args.graph], "reverse": base / "reverse-2.npy"}
+    systems = [common.OURS, *(["dgl"] if common.dgl_python() else [])]
+    with namespaces.Hosts(2) as hosts:
+
+        def side(system):
+            def run():
+                ours = {"num_servers": args.num_servers} if system == common.OURS else {}
+                trainers, _ = host_jobs.run(hosts, system, "edges", base, args.graph, **options, **ours)
+                return summary(trainers)
+
+            return run
+
+        for system in systems:
+            side(system)()  # compile the kernels, warm the page cache
+        found, loads = common.alternate({system: side(system) for system in systems}, args.rounds, args.quiet)
+    shown = {name: value for name, value in options.items() if name != "reverse"}
+    common.report(args, rows_of(args, found), others=loads, **shown)
+
+
+def write_reverse(flat, out):
+    """The id of the reverse of each edge: int64[num_edges]."""
+    indptr, src = np.load(flat / "indptr.npy"), np.load(flat / "indices.npy")
+    num = len(indptr) - 1
+    dst = np.repeat(np.arange(num), np.diff(indptr))
+    forward, backward = dst * num + src, src * num + dst
+    order = np.argsort(forward)
+    place = np.searchsorted(forward, backward, sorter=order)
+    reverse = order[np.minimum(place, len(order) - 1)]
+    if not np.array_equal(forward[reverse], backward):
+        raise ValueError("some edge has no reverse")
+    with open(out, "wb") as file:
+        np.save(file, reverse)
+
+
+def summary(trainers):
+    """One job in numbers: minibatches in a second of both trainers together, and means over minibatches."""
+    mean = {name: statistics.mean(statistics.mean(t[name]) for t in trainers) for name in ("batch", "cpu", *SIZES)}
+    mean["rate"] = sum(1 / statistics.mean(t["batch"]) for t in trainers)
+    common.say(", ".join(f"{name} {value:.4g}" for name, value in mean.items()))
+    return mean
+
+
+def rows_of(args, found):
+    """The rate beside DGL's, and what a minibatch consists of."""
+    what = f"edge minibatches, fanouts {args.fanouts}, {args.negatives} negatives"
+    rates, cpu = common.pick(found, "rate"), common.pick(found, "cpu", 1e3)
+    rows = [common.alone(what, "1/s", rates), common.alone("a minibatch", "ms", common.pick(found, "batch", 1e3))]
+    if "dgl" in found:
+        rows[0] = common.compare(what, "1/s", rates, "dgl", must=MUST, more_is_better=True)
+        rows.append(common.compare("CPU time of a trainer's minibatch", "ms", cpu, "dgl"))
+    return rows + [common.alone(f"{name} of a minibatch", "", common.pick(found, name)) for name in SIZES]
+
+
+if __name__ == "__main__":
+    main()
