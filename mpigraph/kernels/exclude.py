@@ -5,7 +5,8 @@ were if the excluded edges did not exist. :func:`shorten_rows` comes after the r
 after edges were chosen: it moves each pick over the excluded edges before it. Weights and masks are copied without
 those of the excluded edges in between, so that the choosing kernels meet nothing but shorter rows.
 
-Few rows have an excluded edge; all others stay as they are.
+Few rows have an excluded edge, and all others stay as they are: a directory of the edge ids by their high bits says of
+most rows at once that they have none.
 """
 
 from typing import Any
@@ -19,19 +20,18 @@ from mpigraph.kernels.sample import wanted
 __all__ = ["copy_kept", "recount_weighted", "shorten_rows", "step_over"]
 
 _I64 = npt.NDArray[np.int64]
+_BUCKETS = 4  # for each excluded edge
 
 
-@njit(nogil=True, cache=True, inline="always")
-def _first_not_below(ascending: Any, x: Any) -> Any:
-    """Position of the first element that is not below ``x``."""
-    low, high = 0, len(ascending)
-    while low < high:
-        middle = (low + high) >> 1
-        if ascending[middle] < x:
-            low = middle + 1
-        else:
-            high = middle
-    return low
+@njit(nogil=True, cache=True)
+def _directory(excluded: _I64, shift: int) -> _I64:
+    """Where the excluded edges of each bucket of ``2**shift`` edges begin: int64[buckets + 1]."""
+    begins = np.zeros((excluded[-1] >> shift) + 2, np.int64)
+    for edge in excluded:
+        begins[(edge >> shift) + 1] += 1
+    for b in range(1, len(begins)):
+        begins[b] += begins[b - 1]
+    return begins
 
 
 @njit(nogil=True, cache=True)
@@ -60,12 +60,24 @@ def shorten_rows(
         counts: int64[frontier], how many neighbours each node gets when all edges are alike; corrected where some are
             excluded.
     """
+    if len(excluded) == 0:
+        for i in range(len(positions)):
+            num_holes[positions[i]] = 0
+        return
+    shift = 0
+    while excluded[-1] >> shift > _BUCKETS * len(excluded):
+        shift += 1
+    directory = _directory(excluded, shift)
+    last = len(directory) - 1
     for i in range(len(positions)):
         p = positions[i]
-        end = begins[p] + degrees[p]
-        first = _first_not_below(excluded, begins[p])
+        begin, end = begins[p], begins[p] + degrees[p]
+        low, high = directory[min(begin >> shift, last)], directory[min(((end - 1) >> shift) + 1, last)]
+        first = low
+        while first < high and excluded[first] < begin:
+            first += 1
         behind = first
-        while behind < len(excluded) and excluded[behind] < end:
+        while behind < high and excluded[behind] < end:
             behind += 1
         holes[p] = first
         num_holes[p] = behind - first
