@@ -48,6 +48,7 @@ class Session:
         handles: named tensors that are alive, by graph and name.
         pool: memory for gathered rows.
         num_threads: threads with which this rank samples, unless a sampler says otherwise.
+        unnamed: how many embeddings without a name were made.
 
     Local; no communication, but for the methods that say so.
     """
@@ -66,6 +67,7 @@ class Session:
         self._main: NeighborService | None = None
         self._thread = threading.local()
         self._calls = 0
+        self.unnamed = 0
 
     @property
     def rank(self) -> int:

@@ -14,8 +14,8 @@ import torch
 
 from mpigraph.base import EID, ETYPE, NID, NTYPE, as_tensor
 from mpigraph.convert import as_graph
+from mpigraph.distributed.dtypes import dtype_name, to_storage, to_torch
 from mpigraph.distributed.partition_book import RangePartitionBook
-from mpigraph.distributed.tensor import dtype_name, to_storage, to_torch
 from mpigraph.errors import InvalidArgumentError, PartitionError
 from mpigraph.heterograph import HeteroGraph
 from mpigraph.metadata.book import RangeBook

@@ -1,50 +1,25 @@
 """DistTensor: a tensor whose rows live on the hosts, one row for each node of a type or edge of a relation."""
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from mpigraph.distributed.context import Session, current
+from mpigraph.distributed.dtypes import dtype_name, to_storage, to_torch
 from mpigraph.distributed.ids import to_rows
+from mpigraph.distributed.initial import Fill, InitFunc, by_share, initialise
 from mpigraph.distributed.partition_book import PartitionPolicy
 from mpigraph.errors import ClosedError, InvalidArgumentError, PartitionError, TensorMismatchError
-from mpigraph.mpi.agree import raise_together
 from mpigraph.mpi.world import World
 from mpigraph.service.protocol import Operation
 from mpigraph.storage.format import storage_dtype
+from mpigraph.store.charge import Charge, Share
 from mpigraph.store.tensors import Policy, RowTensor
 
 __all__ = ["DistTensor"]
-
-InitFunc = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """The logical name of a torch dtype ("float32"). Local; no communication."""
-    if not isinstance(dtype, torch.dtype):
-        raise InvalidArgumentError(f"dtype must be a torch.dtype (got {dtype!r})")
-    name = str(dtype).removeprefix("torch.")
-    storage_dtype(name)
-    return name
-
-
-def to_torch(rows: np.ndarray[Any, Any], dtype: str) -> torch.Tensor:
-    """View rows in their storage dtype as a tensor of the logical dtype. Local; no communication."""
-    if dtype == "bfloat16":
-        return torch.from_numpy(rows.view(np.int16)).view(torch.bfloat16)
-    if dtype == "bool":
-        return torch.from_numpy(rows.view(np.bool_))
-    return torch.from_numpy(rows)
-
-
-def to_storage(values: torch.Tensor, dtype: str) -> np.ndarray[Any, Any]:
-    """View a contiguous CPU tensor of a logical dtype in its storage dtype. Local; no communication."""
-    if dtype == "bfloat16":
-        return values.view(torch.int16).numpy().view(np.uint16)
-    return values.numpy().view(storage_dtype(dtype))
 
 
 class Handle:
@@ -94,8 +69,8 @@ class DistTensor:
             shape: full shape; the first dimension is the number of nodes of a type or edges of a relation.
             dtype: any torch dtype of integers, floats, bool.
             name: a name to find the tensor by; None makes an anonymous one.
-            init_func: ``init_func(shape, dtype) -> tensor``, called for each host's rows by one trainer near them;
-                zeros if None.
+            init_func: ``init_func(shape, dtype) -> tensor``, called for each share of the rows by the trainer in
+                charge of it, which is near their host; zeros if None.
             part_policy: which nodes or edges the rows are; found by ``shape[0]`` if None.
             persistent: keep the tensor until the job ends, whoever drops it.
             is_gdata: accepted for DGL's scripts.
@@ -105,34 +80,37 @@ class DistTensor:
             TensorMismatchError: the name exists with another shape, dtype or policy; no type has ``shape[0]`` rows, or
                 several have; an anonymous tensor cannot be persistent.
         """
-        session = current()
         if name is None and persistent:
             raise TensorMismatchError("a persistent tensor needs a name")
+        fill = None if init_func is None else by_share(init_func, dtype)
         shape = tuple(int(size) for size in shape)
-        graph, policy = _find_policy(session, shape, part_policy)
-        held = session.handles.get((graph, name)) if name is not None else None
-        handle: Handle | None = held() if isinstance(held, weakref.ref) else held
-        rows = session.control.call(
-            Operation.CREATE_TENSOR,
-            have=None if handle is None or handle.closed else handle.rows.number,
-            graph=graph,
-            name=name or "anonymous",
-            is_node=policy.is_node,
-            type_id=policy.type_id,
-            row_shape=shape[1:],
-            dtype=dtype_name(dtype),
-        )
-        if handle is not None and handle.rows is rows:
-            _check_match(rows, shape, dtype_name(dtype), policy)
-            self._handle = handle
-            return
-        self._handle = Handle(session, graph, rows, owned=True)
-        if init_func is not None:
-            _initialise(session, rows, init_func, dtype)
-        if name is not None:
-            session.handles[graph, name] = self._handle if persistent else weakref.ref(self._handle)
-        if persistent:
-            self._handle.keep()
+        self._handle = _create(shape, dtype, name, name or "anonymous", part_policy, fill, persistent)
+
+    @classmethod
+    def filled(
+        cls,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        name: str | None,
+        label: str,
+        part_policy: PartitionPolicy | None,
+        fill: Fill | None = None,
+    ) -> "DistTensor":
+        """Create a tensor whose rows ``fill`` makes, or attach to the one of this name.
+
+        Args:
+            shape: full shape.
+            dtype: of its elements.
+            name: a name to find the tensor by; None makes one that nobody else finds.
+            label: what it is called.
+            part_policy: which nodes or edges the rows are; found by ``shape[0]`` if None.
+            fill: makes the rows that a trainer is in charge of, if the tensor is new; zeros if None.
+
+        Collective on the trainers.
+        """
+        tensor = cls.__new__(cls)
+        tensor._handle = _create(shape, dtype, name, label, part_policy, fill)
+        return tensor
 
     @classmethod
     def of_rows(cls, session: Session, graph: str, rows: RowTensor) -> "DistTensor":
@@ -201,10 +179,9 @@ class DistTensor:
             raise TensorMismatchError(f"cannot combine tensors of shapes {self.shape} and {other.shape}")
         result = DistTensor(self.shape, self.dtype, part_policy=self.part_policy)
         session = self._handle.session
-        for host in _my_hosts(session):
-            mine, theirs = (to_torch(t.rows.segment(host), t.rows.dtype) for t in (self, other))
-            united = (mine != 0) | (theirs != 0)
-            to_torch(result.rows.segment(host), result.rows.dtype)[:] = united.to(self.dtype)
+        for share in self._shares():
+            mine, theirs, united = (to_torch(_part(t, share), t.rows.dtype) for t in (self, other, result))
+            united[:] = ((mine != 0) | (theirs != 0)).to(self.dtype)
         session.control.call(Operation.BARRIER)
         return result
 
@@ -251,8 +228,11 @@ class DistTensor:
     def count_nonzero(self) -> int:
         """How many elements are not zero. Collective on the trainers."""
         session = self._handle.session
-        segments = [to_torch(self.rows.segment(host), self.rows.dtype) for host in _my_hosts(session)]
-        return session.world.add(sum(int(torch.count_nonzero(rows)) for rows in segments))
+        parts = [to_torch(_part(self, share), self.rows.dtype) for share in self._shares()]
+        return session.world.add(sum(int(torch.count_nonzero(rows)) for rows in parts))
+
+    def _shares(self) -> list[Share]:
+        return Charge(self._handle.session.world, self.rows.window.offsets).shares()
 
     def close(self) -> None:
         """Free the rows now; later use of any handle to this tensor raises. Collective on the trainers."""
@@ -262,11 +242,55 @@ class DistTensor:
         handle.closed = True
         if handle.drop is not None:
             handle.drop.detach()
-        handle.session.handles.pop((handle.graph, handle.rows.name), None)
+        if _held(handle.session, handle.graph, handle.rows.name) is handle:
+            del handle.session.handles[handle.graph, handle.rows.name]
         handle.session.control.call(Operation.FREE, numbers=[handle.rows.number])
 
     def __repr__(self) -> str:
         return f"DistTensor(name={self.name!r}, shape={self.shape}, dtype={self.dtype})"
+
+
+def _create(
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    name: str | None,
+    label: str,
+    part_policy: PartitionPolicy | None,
+    fill: Fill | None,
+    persistent: bool = False,
+) -> Handle:
+    """Create the rows of a tensor, or attach to those of this name."""
+    session = current()
+    graph, policy = find_policy(session, shape, part_policy)
+    handle = _held(session, graph, name)
+    rows = session.control.call(
+        Operation.CREATE_TENSOR,
+        have=None if handle is None or handle.closed else handle.rows.number,
+        graph=graph,
+        name=label,
+        is_node=policy.is_node,
+        type_id=policy.type_id,
+        row_shape=shape[1:],
+        dtype=dtype_name(dtype),
+    )
+    if handle is not None and handle.rows is rows:
+        _check_match(rows, shape, dtype_name(dtype), policy)
+        return handle
+    handle = Handle(session, graph, rows, owned=True)
+    if fill is not None:
+        initialise(session, rows, fill)
+    if name is not None:
+        session.handles[graph, name] = handle if persistent else weakref.ref(handle)
+    if persistent:
+        handle.keep()
+    return handle
+
+
+def _held(session: Session, graph: str, name: str | None) -> Handle | None:
+    """Whoever keeps the tensor of a name alive."""
+    held = session.handles.get((graph, name)) if name is not None else None
+    handle: Handle | None = held() if isinstance(held, weakref.ref) else held
+    return handle
 
 
 def _check_match(rows: RowTensor, shape: tuple[int, ...], dtype: str, policy: Policy) -> None:
@@ -277,7 +301,7 @@ def _check_match(rows: RowTensor, shape: tuple[int, ...], dtype: str, policy: Po
         )
 
 
-def _find_policy(session: Session, shape: tuple[int, ...], part_policy: PartitionPolicy | None) -> tuple[str, Policy]:
+def find_policy(session: Session, shape: tuple[int, ...], part_policy: PartitionPolicy | None) -> tuple[str, Policy]:
     """The graph and policy of a new tensor."""
     if not session.state.graphs:
         raise PartitionError("a DistTensor needs a DistGraph: create the graph first")
@@ -300,15 +324,8 @@ def _find_policy(session: Session, shape: tuple[int, ...], part_policy: Partitio
     )
 
 
-def _my_hosts(session: Session) -> list[int]:
-    """The hosts whose rows this trainer takes care of: each host has exactly one near trainer that does."""
-    world = session.world
-    mine = []
-    for host in np.flatnonzero(world.near):
-        trainers = world.trainers_of_host(int(host))
-        if trainers[int(host) % len(trainers)] == world.rank:
-            mine.append(int(host))
-    return mine
+def _part(tensor: DistTensor, share: Share) -> "np.ndarray[Any, Any]":
+    return tensor.rows.segment(share.host)[share.rows]
 
 
 def _my_piece(world: World, rows: RowTensor) -> tuple[int, slice]:
@@ -326,18 +343,3 @@ def _my_piece(world: World, rows: RowTensor) -> tuple[int, slice]:
     host = int(near[place])
     count = len(rows.segment(host))
     return host, slice(count * (k - first) // (end - first), count * (k + 1 - first) // (end - first))
-
-
-def _initialise(session: Session, rows: RowTensor, init_func: InitFunc, dtype: torch.dtype) -> None:
-    """Fill each host's rows by one near trainer. Collective on the trainers."""
-    error: Exception | None = None
-    try:
-        for host in _my_hosts(session):
-            segment = rows.segment(host)
-            values = init_func(tuple(segment.shape), dtype)
-            to_torch(segment, rows.dtype)[:] = torch.as_tensor(values).to(dtype)
-    except Exception as exc:  # raised on every trainer by the next line
-        error = exc
-    with session.world.watch(f"initialising tensor {rows.name!r}"):
-        raise_together(session.world.trainers, f"init_func of tensor {rows.name!r}", error, label="trainer")
-    session.control.call(Operation.BARRIER)

@@ -1,6 +1,6 @@
 """One rank of a distributed job, the same script for both systems; started by ``host_jobs.py``.
 
-    job.py train|pull|edges --system mpigraph|dgl --graph NAME --config FILE.json --out DIR
+    job.py train|pull|edges|sparse --system mpigraph|dgl --graph NAME --config FILE.json --out DIR
 
 Every trainer writes ``DIR/trainer<rank>.json``. Times are lists over the steps, in seconds.
 """
@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 CLASSES = 47
 PULL_ROWS = 100_000
+SPARSE_ROWS, SPARSE_WIDTH = 100_000, 128
 
 
 def relu_dropout(h, p, training):
@@ -49,7 +50,7 @@ class SAGE(nn.Module):
 
 def main():
     p = argparse.ArgumentParser()
-    p.add_argument("what", choices=("train", "pull", "edges"))
+    p.add_argument("what", choices=("train", "pull", "edges", "sparse"))
     p.add_argument("--system", choices=("mpigraph", "dgl"), required=True)
     p.add_argument("--graph", required=True)
     p.add_argument("--config", required=True)
@@ -74,7 +75,7 @@ def main():
         lib.distributed.initialize(os.environ["DGL_IP_CONFIG"], use_graphbolt=args.graphbolt)
     torch.distributed.init_process_group("gloo")
     g = lib.distributed.DistGraph(args.graph, part_config=args.config)
-    found = {"train": train, "pull": pull, "edges": edges}[args.what](lib, g, args)
+    found = {"train": train, "pull": pull, "edges": edges, "sparse": sparse}[args.what](lib, g, args)
     path = args.out / f"trainer{torch.distributed.get_rank()}.json"
     path.write_text(json.dumps(found), encoding="utf-8")
     torch.distributed.barrier()
@@ -181,6 +182,25 @@ def edges(lib, g, args):
     if any(torch.isin(block.edata[lib.EID], excluded).any() for block in blocks):
         raise ValueError("an excluded edge was sampled")
     return found
+
+
+def sparse(lib, g, args):
+    """Steps of SparseAdagrad; each trainer has gradients for distinct random rows of all nodes."""
+    emb = lib.distributed.DistEmbedding(g.num_nodes(), SPARSE_WIDTH, "emb")
+    optimizer = lib.distributed.optim.SparseAdagrad([emb], lr=0.1)
+    rng, times = np.random.default_rng(5 + torch.distributed.get_rank()), []
+    for _ in range(args.warm + args.steps):
+        rows = emb(torch.from_numpy(rng.permutation(g.num_nodes())[:SPARSE_ROWS]))
+        optimizer.zero_grad()
+        rows.backward(torch.full_like(rows, 0.5))
+        torch.distributed.barrier()
+        start, cpu = time.perf_counter(), time.process_time()
+        optimizer.step()
+        times.append((time.perf_counter() - start, time.process_time() - cpu))
+    torch.distributed.barrier()
+    step, cpu = zip(*times[args.warm :], strict=True)
+    some = emb.weight[torch.arange(0, g.num_nodes(), 97)].double().sum(1)
+    return {"step": step, "cpu": cpu, "rows": some.tolist()}
 
 
 if __name__ == "__main__":

@@ -17,10 +17,11 @@ from mpigraph.cli.bench.rows import is_far
 from mpigraph.cli.bench.settings import Settings
 from mpigraph.dataloading.sampler import NeighborSampler
 from mpigraph.distributed.context import Session
+from mpigraph.distributed.dtypes import to_torch
 from mpigraph.distributed.graph import DistGraph
 from mpigraph.distributed.loader import DistNodeDataLoader
 from mpigraph.distributed.split import node_split
-from mpigraph.distributed.tensor import DistTensor, to_torch
+from mpigraph.distributed.tensor import DistTensor
 from mpigraph.nn.sageconv import SAGEConv
 from mpigraph.service.hops import Draw
 

@@ -1,0 +1,5 @@
+"""DGL's path to :class:`DistEmbedding`: ``distributed.nn.DistEmbedding``. Layers are in ``mpigraph.nn``."""
+
+from mpigraph.distributed.embedding import DistEmbedding
+
+__all__ = ["DistEmbedding"]

@@ -1,0 +1,193 @@
+"""Optimizers of sparse rows: add up the gradients of each touched row in a given order, and update the row once.
+
+A gradient is in one of two arrays: ``own[~s]`` where its source s is negative, ``arrived[s]`` else. Those of distinct
+row d are the sources ``sources[bounds[d]:bounds[d + 1]]``, added from the first to the last; so the sum depends on
+that order alone. Everything is computed in float32, but for the powers in the bias correction of Adam and the mean
+square of row-wise Adagrad, which are float64 and then rounded.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from mpigraph.kernels.csr import count_keys, place_values
+
+__all__ = ["Gradients", "adagrad", "adam", "collect", "row_wise_adagrad", "sgd"]
+
+_I64 = npt.NDArray[np.int64]
+_F32 = npt.NDArray[np.float32]
+
+
+class Gradients(NamedTuple):
+    """Gradients by distinct row. Local; no communication.
+
+    Attributes:
+        own: float32[n, width].
+        arrived: float32[k, width].
+        sources: int64[m], where each gradient is, sorted by distinct row.
+        bounds: int64[d + 1], where those of each distinct row begin.
+        mean: divide the sum by the number of gradients.
+    """
+
+    own: _F32
+    arrived: _F32
+    sources: _I64
+    bounds: _I64
+    mean: bool
+
+
+def collect(
+    places: npt.NDArray[np.int32], count: int, own: _F32, arrived: _F32, sources: _I64, mean: bool
+) -> Gradients:
+    """Sort gradients by distinct row, stably. Local; no communication.
+
+    Args:
+        places: int32[m], the distinct row of each gradient.
+        count: how many distinct rows there are.
+        own: float32[n, width].
+        arrived: float32[k, width].
+        sources: int64[m], where each gradient is.
+        mean: divide the sum by the number of gradients.
+    """
+    bounds = np.zeros(count + 1, np.int64)
+    count_keys(places, 1, bounds)
+    np.cumsum(bounds, out=bounds)
+    placed = np.empty_like(sources)
+    place_values(places, sources, bounds[:-1].copy(), placed)
+    return Gradients(own, arrived, placed, bounds, mean)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _reduce(gradients: Any, row: int, total: _F32) -> None:
+    """``total`` (float32[width]) = the sum or mean of the gradients of a distinct row."""
+    begin, end = gradients.bounds[row], gradients.bounds[row + 1]
+    for i in range(begin, end):
+        s = gradients.sources[i]
+        part = gradients.own[~s] if s < 0 else gradients.arrived[s]
+        if i == begin:
+            for j in range(len(total)):
+                total[j] = part[j]
+        else:
+            for j in range(len(total)):
+                total[j] += part[j]
+    if gradients.mean and end - begin > 1:
+        count = np.float32(end - begin)
+        for j in range(len(total)):
+            total[j] /= count
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def sgd(gradients: Any, which: _I64, table: _F32, places: _I64, lr: np.float32) -> None:
+    """``w -= lr * g``. Local; no communication.
+
+    gradients: :class:`Gradients`.  which: int64[k], distinct rows.  table: float32[n, width], updated here.
+    places: int64[k], the row of ``table`` that each is.
+    """
+    g = np.empty(table.shape[1], np.float32)
+    for k in range(len(which)):
+        _reduce(gradients, which[k], g)
+        w = table[places[k]]
+        for j in range(len(g)):
+            w[j] -= lr * g[j]
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def adagrad(
+    gradients: Any,
+    which: _I64,
+    table: _F32,
+    places: _I64,
+    sums: _F32,
+    rows: _I64,
+    lr: np.float32,
+    eps: np.float32,
+) -> None:
+    """``G += g * g; w -= lr * g / (sqrt(G) + eps)``. Local; no communication.
+
+    Duchi, Hazan, Singer: "Adaptive subgradient methods for online learning and stochastic optimization", JMLR 2011.
+
+    gradients, which, table, places: as for :func:`sgd`.  sums: float32[n, width], G, updated here.
+    rows: int64[k], the row of ``sums`` that each is.
+    """
+    g = np.empty(table.shape[1], np.float32)
+    for k in range(len(which)):
+        _reduce(gradients, which[k], g)
+        w, total = table[places[k]], sums[rows[k]]
+        for j in range(len(g)):
+            total[j] += g[j] * g[j]
+            w[j] -= lr * g[j] / (np.sqrt(total[j]) + eps)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def row_wise_adagrad(
+    gradients: Any,
+    which: _I64,
+    table: _F32,
+    places: _I64,
+    sums: _F32,
+    rows: _I64,
+    lr: np.float32,
+    eps: np.float32,
+) -> None:
+    """Adagrad with one accumulator for a row: ``G += mean(g * g)``. Local; no communication.
+
+    Used for the embedding tables of recommenders, e.g. Naumov et al.: "Deep learning recommendation model for
+    personalization and recommendation systems", 2019.
+
+    gradients, which, table, places: as for :func:`sgd`.  sums: float32[n], G, updated here.  rows: int64[k], the row
+    of ``sums`` that each is.
+    """
+    g = np.empty(table.shape[1], np.float32)
+    for k in range(len(which)):
+        _reduce(gradients, which[k], g)
+        square = 0.0
+        for j in range(len(g)):
+            square += np.float64(g[j]) * np.float64(g[j])
+        total = sums[rows[k]] + np.float32(square / len(g))
+        sums[rows[k]] = total
+        scale = np.sqrt(total) + eps
+        w = table[places[k]]
+        for j in range(len(g)):
+            w[j] -= lr * g[j] / scale
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def adam(
+    gradients: Any,
+    which: _I64,
+    table: _F32,
+    places: _I64,
+    memory: _F32,
+    power: _F32,
+    steps: _F32,
+    rows: _I64,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: np.float32,
+) -> None:
+    """Adam of the touched rows, each with its own number of steps t. Local; no communication.
+
+    ``t += 1; m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g g; w -= lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)``.
+    Kingma, Ba: "Adam: a method for stochastic optimization", ICLR 2015.
+
+    gradients, which, table, places: as for :func:`sgd`.  memory, power: float32[n, width], m and v, updated here.
+    steps: float32[n], t, updated here.  rows: int64[k], the row of the state that each is.
+    """
+    g = np.empty(table.shape[1], np.float32)
+    keep1, keep2 = np.float32(beta1), np.float32(beta2)
+    add1, add2 = np.float32(1.0 - beta1), np.float32(1.0 - beta2)
+    for k in range(len(which)):
+        _reduce(gradients, which[k], g)
+        r = rows[k]
+        steps[r] += np.float32(1.0)
+        t = np.float64(steps[r])
+        rate = np.float32(lr / (1.0 - beta1**t))
+        scale = np.float32(1.0 / np.sqrt(1.0 - beta2**t))
+        w, m, v = table[places[k]], memory[r], power[r]
+        for j in range(len(g)):
+            m[j] = keep1 * m[j] + add1 * g[j]
+            v[j] = keep2 * v[j] + add2 * g[j] * g[j]
+            w[j] -= rate * m[j] / (np.sqrt(v[j]) * scale + eps)
