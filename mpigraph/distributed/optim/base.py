@@ -106,6 +106,7 @@ class SparseOptimizer:
 
     @lr.setter
     def lr(self, lr: float) -> None:
+        """Set the learning rate. Raises InvalidArgumentError if it is not > 0. Local; no communication."""
         self.settings = check_settings(self.settings | {"lr": lr})
 
     def step(self) -> None:
