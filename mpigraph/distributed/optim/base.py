@@ -23,10 +23,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from mpigraph.distributed.agreement import agreed
 from mpigraph.distributed.context import current
 from mpigraph.distributed.dtypes import to_storage, to_torch
 from mpigraph.distributed.embedding import DistEmbedding, Lookup
-from mpigraph.distributed.initial import agreed
 from mpigraph.distributed.optim.checkpoint import Identity, Table, load, save
 from mpigraph.distributed.optim.checks import check_embeddings, check_settings, dense_gradient
 from mpigraph.distributed.tensor import DistTensor
