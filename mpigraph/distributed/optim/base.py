@@ -129,7 +129,6 @@ class SparseOptimizer:
                 outgoing[number] = self._route(number, found) or outgoing[number]
         except Exception as exc:  # raised on every trainer by the first push
             error = exc
-        del lookups
         with self._session.world.watch(self._what):
             finish(self._exchange(outgoing, error))
 
