@@ -23,10 +23,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from mpigraph.distributed.agreement import agreed
 from mpigraph.distributed.context import current
 from mpigraph.distributed.dtypes import to_storage, to_torch
 from mpigraph.distributed.embedding import DistEmbedding, Lookup
-from mpigraph.distributed.initial import agreed
 from mpigraph.distributed.optim.checkpoint import Identity, Table, load, save
 from mpigraph.distributed.optim.checks import check_embeddings, check_settings, dense_gradient
 from mpigraph.distributed.tensor import DistTensor
@@ -129,7 +129,6 @@ class SparseOptimizer:
                 outgoing[number] = self._route(number, found) or outgoing[number]
         except Exception as exc:  # raised on every trainer by the first push
             error = exc
-        del lookups
         with self._session.world.watch(self._what):
             finish(self._exchange(outgoing, error))
 
