@@ -211,7 +211,10 @@ class DistGraph:
         return torch.from_numpy(src), torch.from_numpy(dst)
 
     def has_edges_between(self, u: Any, v: Any, etype: Etype = None) -> torch.Tensor:
-        """See :func:`.sampling.has_edges_between`. Collective on the trainers if hosts are far, else local."""
+        """Whether there are edges ``u[i] -> v[i]``: bool[n]; see :func:`.sampling.has_edges_between`.
+
+        Collective on the trainers when hosts are far; local when all are near.
+        """
         return has_edges_between(self, u, v, etype)
 
     @property
