@@ -11,7 +11,15 @@ from oracle import MAX_DEGREE, NUM_NODES, open_graph
 import mpigraph.distributed as dist
 from mpigraph.base import EID, NID
 from mpigraph.dataloading import NeighborSampler, negative_sampler
-from mpigraph.dataloading.negative_sampler import GlobalUniform, InBatch, JointUniform, LocalUniform, Uniform
+from mpigraph.dataloading.edges import find_edges
+from mpigraph.dataloading.negative_sampler import (
+    GlobalUniform,
+    InBatch,
+    JointUniform,
+    LocalUniform,
+    Uniform,
+    draw_negatives,
+)
 from mpigraph.errors import EdgeTypeError, InvalidArgumentError, OutOfRangeError
 from mpigraph.heterograph import graph, heterograph
 from mpigraph.kernels.negatives import draw_nodes, draw_others
@@ -306,6 +314,22 @@ def test_several_relations() -> None:
     assert {relation: n for relation, n in g.asked} == {likes: 0, liked: 0, knows: 200}  # all, in the same order
     with pytest.raises(EdgeTypeError, match="ambiguous"):
         Uniform(2)(g, [0])
+
+
+class Shifted(Uniform):
+    """A sampler of the user's own, made of one of ours."""
+
+    def __call__(self, g, eids):
+        src, dst = super().__call__(g, eids)
+        return src, (dst + 1) % g.num_nodes()
+
+
+def test_samplers_derived_from_ours_are_called() -> None:
+    g, eids = small(), torch.arange(30)
+    edges = find_edges(g, eids)
+    ours, derived = (draw_negatives(kind(3), g, edges) for kind in (Uniform, Shifted))
+    ((src, dst),) = ours.values()
+    assert torch.equal(derived[0], src) and torch.equal(derived[1], (dst + 1) % NUM_NODES)
 
 
 def test_a_part_without_nodes_draws_among_all() -> None:

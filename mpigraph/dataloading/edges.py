@@ -10,18 +10,31 @@ import torch
 
 from mpigraph.base import as_ids
 from mpigraph.metadata.schema import Relation, Schema
-from mpigraph.service.hops import Draw
-from mpigraph.service.sampling import NeighborService
 
 __all__ = ["NO_EDGES", "Edges", "as_given", "by_relation", "find_edges"]
 
 _I64 = npt.NDArray[np.int64]
 
 
+class Draw(Protocol):
+    """What the draws of a minibatch depend on."""
+
+    @property
+    def seed(self) -> int: ...
+    @property
+    def epoch(self) -> int: ...
+
+
 class Draws(Protocol):
     """Says what the next draw depends on; a session does."""
 
     def draw(self, seed: int | None = None) -> Draw: ...
+
+
+class Rounds(Protocol):
+    """Makes rounds of sampling; a round with an error raises it on every trainer."""
+
+    def sample(self, requests: list[Any], error: BaseException | None = None) -> Any: ...
 
 
 class EdgeGraph(Protocol):
@@ -32,7 +45,7 @@ class EdgeGraph(Protocol):
     @property
     def session(self) -> Draws: ...
     @property
-    def service(self) -> NeighborService: ...
+    def service(self) -> Rounds: ...
     def to_canonical_etype(self, etype: str | Relation | None) -> Relation: ...
     def num_nodes(self, ntype: str | None = None) -> int: ...
     def num_edges(self, etype: str | Relation | None = None) -> int: ...
