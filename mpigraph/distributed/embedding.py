@@ -11,9 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from mpigraph.distributed.agreement import agreed
 from mpigraph.distributed.context import current
 from mpigraph.distributed.ids import to_rows
-from mpigraph.distributed.initial import InitFunc, agreed, by_chunk
+from mpigraph.distributed.initial import InitFunc, by_chunk
 from mpigraph.distributed.partition_book import PartitionPolicy
 from mpigraph.distributed.tensor import DistTensor, find_policy
 from mpigraph.errors import InvalidArgumentError
@@ -82,8 +83,8 @@ class DistEmbedding:
         Raises:
             TensorMismatchError: no type has so many rows, or several have; or the name exists with another shape,
                 dtype or policy.
-            InvalidArgumentError: ``embedding_dim`` is less than 1, ``dtype`` is another, or ``init_func`` cannot be
-                called or returns rows of another shape.
+            InvalidArgumentError: ``embedding_dim`` is less than 1, ``dtype`` is another, ``name`` is no string, or
+                ``init_func`` cannot be called or returns rows of another shape.
             CollectiveError: ``init_func`` raised.
 
         All of these are raised on every trainer, whichever has the reason.
@@ -91,11 +92,11 @@ class DistEmbedding:
         session = current()
         called = "an embedding" if name is None else f"embedding {name!r}"
         with agreed(session, f"creating {called}"):
-            _check(embedding_dim, dtype, init_func)
+            _check(name, embedding_dim, dtype, init_func)
             find_policy(session, (num_embeddings, embedding_dim), part_policy)
         if name is None:
             session.unnamed += 1
-        label = name or f"embedding#{session.unnamed}"
+        label = f"embedding#{session.unnamed}" if name is None else name
         fill = None if init_func is None else by_chunk(init_func, dtype, _seed(session.state.seed, label))
         shape = (int(num_embeddings), int(embedding_dim))
         self.weight = DistTensor.filled(shape, dtype, name, label, part_policy, fill)
@@ -160,7 +161,9 @@ class DistEmbedding:
         return f"DistEmbedding({self.num_embeddings}, {self.embedding_dim}, name={self.name!r})"
 
 
-def _check(embedding_dim: int, dtype: torch.dtype, init_func: InitFunc | None) -> None:
+def _check(name: str | None, embedding_dim: int, dtype: torch.dtype, init_func: InitFunc | None) -> None:
+    if name is not None and not isinstance(name, str):
+        raise InvalidArgumentError(f"name must be a string (got {name!r})")
     if not isinstance(embedding_dim, int | np.integer) or embedding_dim < 1:
         raise InvalidArgumentError(f"embedding_dim must be an integer >= 1 (got {embedding_dim!r})")
     if dtype not in _DTYPES:

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from mpigraph.distributed.agreement import agreed
 from mpigraph.distributed.context import Session
 from mpigraph.distributed.dtypes import to_torch
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.kernels.rng import combine
-from mpigraph.mpi.agree import raise_together
 from mpigraph.service.protocol import Operation
 from mpigraph.store.charge import Charge
 from mpigraph.store.tensors import RowTensor
 
-__all__ = ["Fill", "InitFunc", "agreed", "by_chunk", "by_share", "initialise"]
+__all__ = ["Fill", "InitFunc", "by_chunk", "by_share", "initialise"]
 
 InitFunc = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 Fill = Callable[[RowTensor, Charge], None]
@@ -26,21 +26,6 @@ Fill = Callable[[RowTensor, Charge], None]
 
 CHUNK = 1 << 14  # rows of one call; whoever changes it changes the rows that a seed makes
 _DRAWS = 0x1217  # separates these draws from others with the same seed
-
-
-@contextmanager
-def agreed(session: Session, doing: str) -> Iterator[None]:
-    """Run local code; if it raised on any trainer, raise on every trainer, naming the culprits.
-
-    Collective on the trainers.
-    """
-    error: Exception | None = None
-    try:
-        yield
-    except Exception as exc:  # raised on every trainer by the next lines
-        error = exc
-    with session.world.watch(doing):
-        raise_together(session.world.trainers, doing, error, label="trainer")
 
 
 def initialise(session: Session, rows: RowTensor, fill: Fill) -> None:

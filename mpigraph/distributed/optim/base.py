@@ -23,10 +23,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from mpigraph.distributed.agreement import agreed
 from mpigraph.distributed.context import current
 from mpigraph.distributed.dtypes import to_storage, to_torch
 from mpigraph.distributed.embedding import DistEmbedding, Lookup
-from mpigraph.distributed.initial import agreed
 from mpigraph.distributed.optim.checkpoint import Identity, Table, load, save
 from mpigraph.distributed.optim.checks import check_embeddings, check_settings, dense_gradient
 from mpigraph.distributed.tensor import DistTensor
@@ -106,6 +106,7 @@ class SparseOptimizer:
 
     @lr.setter
     def lr(self, lr: float) -> None:
+        """Set the learning rate. Raises InvalidArgumentError if it is not > 0. Local; no communication."""
         self.settings = check_settings(self.settings | {"lr": lr})
 
     def step(self) -> None:

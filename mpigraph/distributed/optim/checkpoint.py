@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mpigraph.distributed.agreement import agreed
 from mpigraph.distributed.context import Session
-from mpigraph.distributed.initial import agreed
 from mpigraph.distributed.tensor import DistTensor
 from mpigraph.errors import InvalidArgumentError, ShardFormatError
 from mpigraph.mpi.agree import allgather_bytes
@@ -33,6 +33,7 @@ __all__ = ["Identity", "Table", "load", "save"]
 _FORMAT, _VERSION = "mpigraph-sparse-optimizer", 1
 _INDEX = "index.json"
 _GRAPH = "embeddings"  # what shards call the graph that they belong to
+_PATIENCE = 12.0  # timeouts that a trainer waits for one with a slow disk
 
 Ranges = Sequence[Sequence[int]]
 
@@ -89,7 +90,7 @@ def save(session: Session, path: str | os.PathLike[str], identity: Identity, tab
     with session.world.watch(doing):
         word = allgather_bytes(session.world.trainers, secrets.token_hex(6).encode())[0].decode()
     directory = Path(path)
-    with agreed(session, doing):
+    with agreed(session, doing, _PATIENCE):
         directory.mkdir(parents=True, exist_ok=True)
         with ShardWriter(directory / _file(word, session.rank), _GRAPH, session.rank) as writer:
             for number, table in enumerate(tables):
@@ -98,7 +99,7 @@ def save(session: Session, path: str | os.PathLike[str], identity: Identity, tab
                     for name, tensor in table.tensors.items():
                         rows = tensor.rows.segment(share.host)[share.rows]
                         writer.add(_dataset(number, name, place), rows, tensor.rows.dtype)
-    with agreed(session, doing):
+    with agreed(session, doing, _PATIENCE):
         if session.rank == 0:
             _publish(directory, word, session.num_trainers, identity, tables)
 
@@ -114,10 +115,10 @@ def load(session: Session, path: str | os.PathLike[str], identity: Identity, tab
     """
     doing = f"loading embeddings from {os.fspath(path)!r}"
     directory = Path(path)
-    with agreed(session, doing):
+    with agreed(session, doing, _PATIENCE):
         index = _Index(directory / _INDEX)
         index.check(identity, tables)
-    with agreed(session, doing), ExitStack() as opened:
+    with agreed(session, doing, _PATIENCE), ExitStack() as opened:
         readers: dict[int, ShardReader] = {}
         for table in tables:
             number, saved = index.find(table.name)
