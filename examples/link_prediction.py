@@ -38,10 +38,10 @@ SETTINGS = {
     "negatives": "Uniform",  # or another sampler of mpigraph.dataloading.negative_sampler
     "num_negatives": 5,  # for each edge, or for all of a minibatch that shares them (JointUniform)
     "num_eval_negatives": 1000,  # for all edges to predict
-    "loss": "bce",  # each pair by itself; softmax: an edge among its negatives (not with GlobalUniform)
+    "loss": "softmax",  # an edge among its negatives; bce: each pair by itself (as with GlobalUniform)
     "batch_size": 1000,  # edges, of all trainers together
     "num_hidden": 64,  # also the width of embeddings
-    "lr": 0.003,
+    "lr": 0.01,
     "sparse_lr": 0.1,  # of embeddings, by Adagrad
     "seed": 0,
 }

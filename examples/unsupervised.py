@@ -27,10 +27,10 @@ SETTINGS = {
     "part_config": os.environ.get("MPIGRAPH_PART_CONFIG", ""),  # <name>.json of a partitioned graph
     "num_servers": None,  # on each node (MPIGRAPH_NUM_SERVERS, else 1); 0: every trainer hosts a share of the graph
     "backend": "gloo",  # of gradients; nccl: train on GPUs; mpi4py: by MPI, with no port opened
-    "num_epochs": 3,
+    "num_epochs": 5,
     "fan_out": "10,10",  # neighbours per layer, input side first
     "eval_fan_out": -1,  # neighbours in each layer for the representations; -1: all
-    "batch_size": 1000,  # edges, of all trainers together
+    "batch_size": 500,  # edges, of all trainers together
     "num_negatives": 5,  # for each edge: its source with other destinations
     "num_hidden": 64,  # also the width of the representations
     "lr": 0.01,
@@ -107,15 +107,13 @@ def represent(g, model, device):
 
 def classify(g, rows, split, num_classes, device):
     """Train a linear model on rows as they are; return the accuracy on the test nodes of all trainers together."""
-    model = nn.Sequential(nn.BatchNorm1d(rows.shape[1], affine=False), nn.Linear(rows.shape[1], num_classes))
-    model = nn.parallel.DistributedDataParallel(model.to(device))
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    model = nn.parallel.DistributedDataParallel(nn.Linear(rows.shape[1], num_classes).to(device))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     x, labels = rows[split[0]].to(device), g.ndata["label"][split[0]].to(device)
     for _ in range(args.linear_epochs):
         optimizer.zero_grad()
         F.cross_entropy(model(x), labels).backward()
         optimizer.step()
-    model.eval()
     with torch.no_grad():
         right = model(rows[split[1]].to(device)).argmax(1).cpu() == g.ndata["label"][split[1]]
     count = torch.tensor([right.sum(), len(right)], dtype=torch.float64, device=device)
@@ -124,9 +122,9 @@ def classify(g, rows, split, num_classes, device):
 
 
 def generate(directory):
-    """Write a partitioned graph of 10,000 nodes and 100,000 edges."""
-    data = generate_graph(Recipe(10_000, 100_000, feat_dim=64, num_classes=16, homophily=0.8))
-    g = mg.graph((data["edge_src"], data["edge_dst"]), num_nodes=10_000)
+    """Write a partitioned graph of 5,000 nodes and 60,000 edges."""
+    data = generate_graph(Recipe(5_000, 60_000, feat_dim=64, num_classes=8, homophily=0.8))
+    g = mg.graph((data["edge_src"], data["edge_dst"]), num_nodes=5_000)
     g.ndata.update({name: torch.from_numpy(data[name]) for name in data if not name.startswith("edge")})
     mg.distributed.partition_graph(g, "default", 2, directory)
 
