@@ -45,6 +45,8 @@ parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.R
 for name, value in SETTINGS.items():
     parser.add_argument(f"--{name}", type=int if value is None else type(value), default=value, help="(%(default)s)")
 args = parser.parse_args()
+if args.part_config and not args.triples:
+    parser.error("a partitioned graph needs --triples")
 TRIPLES, ENTITIES = 500, 10_000  # that are ranked together
 
 
@@ -65,8 +67,7 @@ class Relations(nn.Module):
 
 
 def train_epoch(entities, model, optimizers, loader, device):
-    """Make one pass; return the mean loss of this trainer's minibatches."""
-    losses = []
+    """Make one pass; return the loss of this trainer's last minibatch."""
     for inputs, positives, negatives, _ in loader:
         for optimizer in optimizers:
             optimizer.zero_grad()
@@ -79,8 +80,7 @@ def train_epoch(entities, model, optimizers, loader, device):
         loss.backward()
         for optimizer in optimizers:  # that of the entities is collective: gradients go to the owners of the rows
             optimizer.step()
-        losses.append(loss.item())
-    return sum(losses) / max(len(losses), 1)
+    return loss.item()
 
 
 def known_answers(g, triples, held_out, num_relations):
@@ -132,13 +132,13 @@ def train(g, parts, num_relations, device):
     torch.manual_seed(args.seed)
     model = nn.parallel.DistributedDataParallel(Relations(num_relations, args.num_hidden).to(device))
     entities = mg.distributed.DistEmbedding(
-        g.num_nodes(), args.num_hidden, "entities", lambda shape, dtype: 0.01 * torch.randn(shape)
+        g.num_nodes(), args.num_hidden, "emb", lambda shape, _: torch.randn(shape) / 100
     )
     optimizers = [torch.optim.Adam(model.parameters(), lr=args.lr)]
     optimizers.append(mg.distributed.SparseAdagrad([entities], lr=args.sparse_lr, reduction="sum"))
     held_out = torch.cat(list(parts.values()))
     for epoch in range(args.num_epochs):
-        line = f"epoch {epoch:2d}  loss {train_epoch(entities, model, optimizers, loader, device):.4f}"
+        line = f"epoch {epoch:2d}  last loss {train_epoch(entities, model, optimizers, loader, device):.4f}"
         if (epoch + 1) % args.eval_every == 0:
             line += f"  validation {evaluate(g, entities, model, parts['valid'], held_out, device)}"
         if g.rank() == 0:

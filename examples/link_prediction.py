@@ -49,6 +49,8 @@ parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.R
 for name, value in SETTINGS.items():
     parser.add_argument(f"--{name}", type=int if value is None else type(value), default=value, help="(%(default)s)")
 args = parser.parse_args()
+if args.part_config and not args.held_out:
+    parser.error("a partitioned graph needs --held_out")
 FANOUTS = [] if args.fan_out == "none" else [int(fanout) for fanout in args.fan_out.split(",")]
 
 

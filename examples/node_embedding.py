@@ -142,7 +142,7 @@ def main():
         shutil.rmtree(directory)  # the graph is in memory now
     split = [mg.distributed.node_split(g.ndata[f"{part}_mask"]) for part in ("train", "val", "test")]
     num_classes = int(g.ndata["label"][:].max()) + 1
-    emb = mg.distributed.DistEmbedding(g.num_nodes(), args.num_hidden, "nodes", lambda shape, dtype: torch.randn(shape))
+    emb = mg.distributed.DistEmbedding(g.num_nodes(), args.num_hidden, "nodes", lambda shape, _: torch.randn(shape))
     sage = train(g, emb, split, num_classes, device)
     linear = train_linear(g, emb.weight, split, num_classes, device)
     if g.rank() == 0:
