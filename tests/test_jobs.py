@@ -57,7 +57,7 @@ w = dist.DistTensor((g.num_edges(),), torch.float32, "w", part_policy=g.get_edge
 w[torch.arange(g.num_edges())] = torch.ones(g.num_edges())
 g.edata["w"] = w
 loader = dist.DistNodeDataLoader(g, [0, 1], NeighborSampler([2], prob="w"), batch_size=1)
-print("batches", len(list(loader)), flush=True)
+print(f"batches {len(list(loader))}", flush=True)
 w[0] = float("nan")
 """
     status, output, _ = run_script(
