@@ -6,8 +6,10 @@ import re
 
 import numpy as np
 import pytest
+from typed_parts import COUNTS, EDGES, typed_source
 
 from mpigraph.cli.main import main
+from mpigraph.errors import GraphDataError
 from mpigraph.metadata.schema import Schema
 from mpigraph.partition.generate import GRAPH_FILES, Recipe, generate_graph
 from mpigraph.partition.readers import add_reverse_edges, read_source
@@ -188,3 +190,162 @@ def test_usage_errors_end_with_status_2(capsys):
         assert stop.value.code == 2
     assert main(["generate", "--nodes", "1", "--edges", "4", "-o", "x"]) == 2
     assert "num_nodes must be >= 2 (got 1)" in capsys.readouterr().err
+
+
+TYPED = typed_source()
+PAPERS = COUNTS["paper"]
+OF_PAPERS = {
+    "feat": np.random.default_rng(0).random((PAPERS, 3), dtype=np.float32).round(2),
+    "label": np.arange(PAPERS) % 5 - 1,
+    "train_mask": np.arange(PAPERS) % 3 == 0,
+    "val_mask": np.arange(PAPERS) % 3 == 1,
+    "test_mask": np.arange(PAPERS) % 3 == 2,
+}
+
+
+def write_typed_npz(path, sparse=False):
+    arrays = {f"{ntype}__num_nodes": count for ntype, count in COUNTS.items()}
+    for relation, ends in zip(EDGES, TYPED.edges, strict=True):
+        arrays |= {f"{'__'.join(relation)}__{end}": ids for end, ids in zip(("src", "dst"), ends, strict=True)}
+    own = OF_PAPERS | as_csr(OF_PAPERS["feat"]) if sparse else OF_PAPERS
+    arrays |= {f"paper__{name}": values for name, values in own.items() if not (sparse and name == "feat")}
+    held_out = {f"test__author__writes__paper__{end}": np.array([1]) for end in ("src", "dst")}
+    np.savez(path, meta=json.dumps({"target": "paper"}), **arrays, **held_out)
+    return path
+
+
+def write_typed_ogb(path, binary):
+    raw, label = path / "raw", OF_PAPERS["label"].astype(np.float64)
+    label[label < 0] = np.nan
+    edges = {"___".join(relation): np.stack(ends) for relation, ends in zip(EDGES, TYPED.edges, strict=True)}
+    if binary:
+        raw.mkdir(parents=True)
+        np.savez(raw / "num_nodes_dict.npz", **{ntype: np.array([count]) for ntype, count in COUNTS.items()})
+        np.savez(raw / "edge_index_dict.npz", **edges)
+        np.savez(raw / "node_feat_dict.npz", paper=OF_PAPERS["feat"].astype(np.float64))
+        np.savez(raw / "node-label.npz", paper=label[:, None])
+    else:
+        for name, ends in edges.items():
+            write_csv(raw / "relations" / name / "edge.csv.gz", ends.T, "%d")
+        write_lines(raw / "num-node-dict.csv.gz", [",".join(COUNTS), ",".join(map(str, COUNTS.values()))])
+        write_lines(raw / "triplet-type-list.csv.gz", [",".join(relation) for relation in reversed(EDGES)])
+        write_csv(raw / "node-feat" / "paper" / "node-feat.csv.gz", OF_PAPERS["feat"], "%.9g")
+        write_csv(raw / "node-label" / "paper" / "node-label.csv.gz", label, "%.1f")
+    for ours, theirs in (("train", "train"), ("val", "valid"), ("test", "test")):
+        ids = np.flatnonzero(OF_PAPERS[f"{ours}_mask"])
+        write_csv(path / "split" / "time" / "paper" / f"{theirs}.csv.gz", ids, "%d")
+    return path
+
+
+def write_lines(path, lines):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with gzip.open(path, "wt") as file:
+        file.write("\n".join(lines) + "\n")
+
+
+TYPED_WRITERS = {
+    "dense npz": lambda tmp: write_typed_npz(tmp / "g.npz"),
+    "sparse npz": lambda tmp: write_typed_npz(tmp / "g.npz", sparse=True),
+    "ogb text": lambda tmp: write_typed_ogb(tmp / "g", binary=False),
+    "ogb binary": lambda tmp: write_typed_ogb(tmp / "g", binary=True),
+}
+
+
+@pytest.mark.parametrize("kind", TYPED_WRITERS)
+def test_every_typed_input_gives_the_graph(tmp_path, capsys, kind):
+    path = TYPED_WRITERS[kind](tmp_path)
+    source = read_source(path)
+    assert source.schema == TYPED.schema and source.num_nodes == TYPED.num_nodes
+    for found, wanted in zip(source.edges, TYPED.edges, strict=True):
+        assert all(np.array_equal(a, b) for a, b in zip(found, wanted, strict=True))
+    assert {ntype for ntype, table in source.node_feats.items() if table} == {"paper"}
+    assert set(source.node_feats["paper"]) == set(OF_PAPERS)
+    for name, wanted in OF_PAPERS.items():
+        feature = source.node_feats["paper"][name]
+        assert np.array_equal(feature.values[np.arange(PAPERS)], wanted) and feature.dtype == str(wanted.dtype)
+    assert run(path, "--parts", 3, "--add-reverse", "--balance-train", "-o", tmp_path / "out", "--name", "g") == 0
+    out, err = capsys.readouterr()
+    assert "in 14 relations; nodes by type: author 40, editor 0" in err
+    assert "largest part / mean, nodes paper class 1: 1.0" in out
+    book = PartConfig.read(tmp_path / "out" / "g.json").book
+    assert {relation: book.num_edges(r) for r, relation in enumerate(book.schema.relations)} == EDGES | {
+        (dst, f"rev_{rel}", src): count for (src, rel, dst), count in EDGES.items()
+    }
+
+
+def test_reverse_relations_hold_the_same_edges():
+    merged, apart = add_reverse_edges(TYPED), add_reverse_edges(TYPED, own_relations=True)
+    cites, rev_cites = ("paper", "cites", "paper"), ("paper", "rev_cites", "paper")
+    assert len(merged.schema.relations) == 13 and len(apart.schema.relations) == 14
+    assert rev_cites in apart.schema.relations and rev_cites not in merged.schema.relations
+    for source in (merged, apart):
+        edges = dict(zip(source.schema.relations, source.edges, strict=True))
+        for relation, (src, dst) in zip(EDGES, TYPED.edges, strict=True):
+            back = relation[2], f"rev_{relation[1]}", relation[0]
+            if back in edges:
+                assert np.array_equal(edges[relation], (src, dst)) and np.array_equal(edges[back], (dst, src))
+                told = [source.edge_feats[":".join(r)]["told"].values for r in (relation, back)]
+                assert np.array_equal(told[0], told[1])
+            else:
+                assert relation == cites and edges[cites][0].tolist() == [*src, *dst]
+                assert edges[cites][1].tolist() == [*dst, *src]
+    with pytest.raises(GraphDataError, match=r"there is a relation \('paper', 'rev_reviews', 'author'\) already"):
+        add_reverse_edges(apart)
+    with pytest.raises(SystemExit):
+        run("x.npz", "--parts", 2, "-o", "out", "--undirected", "--add-reverse")
+
+
+def save(path, **arrays):
+    np.savez(path, **arrays)
+    return path
+
+
+def ogb_without(tmp, name, binary=False):
+    path = write_typed_ogb(tmp / "g", binary)
+    (path / "raw" / name).unlink()
+    return path
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda t: save(t / "x.npz", a__b__num_nodes=3), "a__b__num_nodes: a node type's name must not contain '__'"),
+        (
+            lambda t: save(t / "x.npz", a__num_nodes=3, a__to__the__a__src=[0], a__to__the__a__dst=[1]),
+            "a__to__the__a__(src|dst): a relation's name must not contain '__'",
+        ),
+        (
+            lambda t: save(t / "x.npz", a__num_nodes=3, a__to__b__src=[0], a__to__b__dst=[1]),
+            "node type 'b' does not exist, there is no b__num_nodes",
+        ),
+        (lambda t: save(t / "x.npz", a__num_nodes=3, a__to__a__src=[0]), "a__to__a__dst is missing"),
+        (lambda t: save(t / "x.npz", a__num_nodes=3, a__to__a__src=[0], a__to__a__dst=[3]), "destination 3"),
+        (lambda t: save(t / "x.npz", a__num_nodes=3, a__label=[0, 1]), "'label' of 'a' must have 3 rows"),
+        (lambda t: ogb_without(t, "num-node-dict.csv.gz"), "num-node-dict.csv.gz is missing"),
+        (
+            lambda t: ogb_without(t, "relations/paper___cites___paper/edge.csv.gz"),
+            "paper___cites___paper/edge.csv.gz is missing",
+        ),
+        (lambda t: ogb_without(t, "num_nodes_dict.npz", binary=True), "num_nodes_dict.npz is missing"),
+    ],
+)
+def test_wrong_typed_input_is_one_line_and_status_2(tmp_path, capsys, make, message):
+    assert run(make(tmp_path), "--parts", 2, "-o", tmp_path / "out") == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+    assert len(lines) == 1 and re.search(message, lines[0]), lines
+
+
+def test_wrong_files_of_a_typed_ogb_dataset(tmp_path):
+    path = write_typed_ogb(tmp_path / "g", binary=False)
+    for name, lines, message in (
+        ("raw/triplet-type-list.csv.gz", ["paper,cites"], r"a relation is three names \(got \['paper', 'cites'\]\)"),
+        ("raw/num-node-dict.csv.gz", ["author,paper", "3"], "must have a count for each of the node types"),
+        ("split/time/paper/valid.csv.gz", ["90"], "paper/valid.csv.gz names a node beyond 89"),
+        ("raw/relations/paper___in___field/edge.csv.gz", ["1,2,3"], "edge.csv.gz must have two columns"),
+    ):
+        kept = (path / name).read_bytes()
+        write_lines(path / name, lines)
+        with pytest.raises(GraphDataError, match=message):
+            read_source(path)
+        (path / name).write_bytes(kept)
+    read_source(path)

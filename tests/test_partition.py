@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from typed_parts import COUNTS, EDGES, many_relations, typed_source
 
 from mpigraph.errors import GraphDataError, InvalidArgumentError
 from mpigraph.metadata.schema import Schema
@@ -203,3 +204,65 @@ def test_bad_input_is_named(tmp_path):
         partition_source(good, "g", 2, tmp_path, objtype="both")
     with pytest.raises(GraphDataError, match="feature 'x' of '_N' must have 4 rows"):
         GraphSource(good.schema, (4,), good.edges, {"_N": {"x": Feature.of(np.zeros(3))}})
+
+
+@pytest.mark.parametrize("method", ["metis", "random"])
+@pytest.mark.parametrize("num_parts", [1, 3, 8])
+def test_round_trip_of_a_graph_with_odd_types(tmp_path, method, num_parts):
+    source = typed_source()
+    result = partition_source(source, "t", num_parts, tmp_path, method)
+    check_round_trip(source, result, num_parts)
+    balance = result.report["balance"]
+    assert set(balance) == {f"nodes {ntype}" for ntype, count in COUNTS.items() if count}
+    for ntype, count in COUNTS.items():
+        if count:
+            assert balance[f"nodes {ntype}"] <= max(1.05 * count, num_parts * -(-count // num_parts)) / count + 1e-4
+
+
+@pytest.mark.parametrize("method", ["metis", "random"])
+def test_round_trip_of_two_hundred_relations(tmp_path, method):
+    source = many_relations(200)
+    result = partition_source(source, "many", 3, tmp_path, method)
+    check_round_trip(source, result, 3)
+    assert len(result.orig_eids) == 200 and len(PartConfig.read(result.config_path).schema.relations) == 200
+
+
+@pytest.mark.parametrize("method", ["metis", "random"])
+def test_types_without_nodes_or_relations(tmp_path, method):
+    nothing = typed_source(dict.fromkeys(COUNTS, 0), dict.fromkeys(EDGES, 0))
+    check_round_trip(nothing, partition_source(nothing, "n", 2, tmp_path, method), 2)
+    bare = typed_source({"a": 5, "b": 1}, {})
+    result = partition_source(bare, "b", 3, tmp_path, method)
+    check_round_trip(bare, result, 3)
+    assert result.report["edges_cut"] == 0 and result.orig_eids == ()
+
+
+@pytest.mark.parametrize("num_parts", [2, 4])
+def test_metis_balances_every_type_and_class(tmp_path, num_parts):
+    counts = {"author": 900, "institution": 12, "paper": 600, "topic": 80}
+    edges = {
+        ("author", "at", "institution"): 900,
+        ("author", "writes", "paper"): 4000,
+        ("paper", "cites", "paper"): 3000,
+        ("paper", "on", "topic"): 3000,
+    }
+    source = typed_source(counts, edges)
+    plain = partition_source(source, "p", num_parts, tmp_path / "p").report["balance"]
+    assert set(plain) == {f"nodes {ntype}" for ntype in counts} and max(plain.values()) <= 1.05
+    train = {"paper": (np.arange(600) < 200).astype(np.int8), "topic": np.arange(80) % 2}
+    result = partition_source(source, "q", num_parts, tmp_path / "q", balance_classes=train, balance_edges=True)
+    check_round_trip(source, result, num_parts)
+    names = {"nodes paper class 0", "nodes paper class 1", "nodes topic class 0", "nodes topic class 1"}
+    assert set(result.report["balance"]) == names | {"nodes author", "nodes institution", "edges"}
+    assert max(result.report["balance"].values()) < 1.1
+    first, second = (partition_source(source, "s", 2, tmp_path / str(i)).orig_nids for i in range(2))
+    assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
+    with pytest.raises(GraphDataError, match="balance classes of 'paper' must be 600 numbers"):
+        partition_source(source, "r", 2, tmp_path, balance_classes={"paper": np.zeros(3)})
+
+
+def test_metis_with_more_types_than_it_takes_constraints(tmp_path):
+    counts = {f"t{i}": 100 for i in range(12)}
+    source = typed_source(counts, {(f"t{i}", "next", f"t{(i + 1) % 12}"): 400 for i in range(12)})
+    balance = partition_source(source, "g", 4, tmp_path).report["balance"]
+    assert len(balance) == 12 and max(balance.values()) <= 1.05

@@ -29,7 +29,15 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument("--name", help="name of the graph (default: name of INPUT)")
     parser.add_argument("--balance-train", action="store_true", help="spread the training nodes evenly")
     parser.add_argument("--balance-edges", action="store_true", help="spread the edges evenly")
-    parser.add_argument("--undirected", action="store_true", help="add the reverse of every edge")
+    both_ways = parser.add_mutually_exclusive_group()
+    both_ways.add_argument(
+        "--undirected",
+        action="store_true",
+        help="add the reverse of every edge: within a type to the same relation, else as a relation rev_<name>",
+    )
+    both_ways.add_argument(
+        "--add-reverse", action="store_true", help="add the reverse of every relation as a relation rev_<name>"
+    )
     parser.add_argument("--seed", type=int, default=0, help="equal seeds give equal parts (%(default)s)")
     parser.set_defaults(run=_run)
 
@@ -38,8 +46,8 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.method not in PART_METHODS:
         raise InvalidArgumentError(f"--method must be one of {list(PART_METHODS)} (got {arguments.method!r})")
     source = read_source(arguments.input)
-    if arguments.undirected:
-        source = add_reverse_edges(source)
+    if arguments.undirected or arguments.add_reverse:
+        source = add_reverse_edges(source, own_relations=arguments.add_reverse)
     _print_forecast(source, arguments.method)
     result = partition_source(
         source,
@@ -75,7 +83,7 @@ def _training_nodes(source: GraphSource) -> dict[str, np.ndarray[tuple[int], np.
 def _print_forecast(source: GraphSource, method: str) -> None:
     """Print counts and the memory that each stage will need; warn when there is less."""
     num_nodes, num_edges = int(source.node_bases[-1]), sum(len(src) for src, _ in source.edges)
-    print(f"{num_nodes} nodes, {num_edges} directed edges", file=sys.stderr)
+    print(f"{num_nodes} nodes, {num_edges} directed edges{_types(source)}", file=sys.stderr)
     stages = memory_forecast(num_nodes, num_edges, method, source.bytes_in_memory())
     for stage, size in stages.items():
         print(f"memory forecast, {stage}: {size / 2**30:.2f} GiB", file=sys.stderr)
@@ -86,6 +94,15 @@ def _print_forecast(source: GraphSource, method: str) -> None:
             "--method random needs far less than metis",
             file=sys.stderr,
         )
+
+
+def _types(source: GraphSource) -> str:
+    """What a typed graph consists of, in words; nothing for a homogeneous one."""
+    schema = source.schema
+    if schema.is_homogeneous:
+        return ""
+    counts = ", ".join(f"{ntype} {count}" for ntype, count in zip(schema.ntypes, source.num_nodes, strict=True))
+    return f" in {len(schema.relations)} relations; nodes by type: {counts}"
 
 
 def _available_memory() -> int | None:

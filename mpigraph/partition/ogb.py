@@ -1,12 +1,10 @@
 """Read the directory of an OGB node-property dataset as it lies on disk, without the ogb package and without pickle.
 
 Text layout: ``raw/{edge,num-node-list,node-feat,node-label}.csv.gz``; binary layout of the large ones:
-``raw/data.npz`` and ``raw/node-label.npz``. Both: ``split/<name>/{train,valid,test}.csv.gz``.
+``raw/data.npz`` and ``raw/node-label.npz``. Both: ``split/<name>/{train,valid,test}.csv.gz``. Typed datasets are read
+by ``ogb_typed.py``.
 """
 
-import gzip
-from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +15,12 @@ from mpigraph.errors import GraphDataError
 from mpigraph.metadata.schema import Schema
 from mpigraph.partition.rows import CastRows, RowArray
 from mpigraph.partition.source import Feature, GraphSource
+from mpigraph.partition.tables import as_labels, read_edges, read_table, split_masks
 
 __all__ = ["read_ogb"]
 
 Array = npt.NDArray[Any]
 
-_LINES_PER_CHUNK = 1 << 19
 _STORED_ONCE = ("ogbn_products", "ogbn_proteins")  # OGB's own loader adds the reverse edges of these
 
 
@@ -41,13 +39,13 @@ def read_ogb(path: Path) -> GraphSource:
         label = _read_npz_label(raw / "node-label.npz")
     elif (raw / "edge.csv.gz").is_file():
         src, dst, num_nodes, feat = _read_text(raw)
-        label = _concatenated(raw / "node-label.csv.gz", np.float64)
+        label = read_table(raw / "node-label.csv.gz", np.float64)
     else:
-        raise GraphDataError("raw/ has neither edge.csv.gz nor data.npz (typed OGB datasets are not read)")
+        raise GraphDataError("raw/ has neither edge.csv.gz nor data.npz, nor the files of a typed dataset")
     if path.name in _STORED_ONCE:
         src, dst = np.concatenate([src, dst]), np.concatenate([dst, src])
-    feats = _masks(path, num_nodes)
-    feats["label"] = Feature(_as_labels(label), "int64")
+    feats = split_masks((path / "split").glob("*"), num_nodes)
+    feats["label"] = Feature(as_labels(label), "int64")
     if feat is not None:
         feats["feat"] = Feature(feat, "float32")
     return GraphSource(Schema.homogeneous(), (num_nodes,), ((src, dst),), {"_N": feats})
@@ -68,53 +66,9 @@ def _read_npz_label(path: Path) -> Array:
 
 
 def _read_text(raw: Path) -> tuple[Array, Array, int, Array | None]:
-    num_nodes = int(_concatenated(raw / "num-node-list.csv.gz", np.int64).sum())
-    dtype = np.dtype(np.int32 if num_nodes < 2**31 else np.int64)
-    chunks = [chunk.astype(dtype) for chunk in _csv_chunks(raw / "edge.csv.gz", np.int64)]
-    edges = np.concatenate(chunks) if chunks else np.zeros((0, 2), dtype)
-    src, dst = np.ascontiguousarray(edges[:, 0]), np.ascontiguousarray(edges[:, 1])
+    num_nodes = int(read_table(raw / "num-node-list.csv.gz", np.int64).sum())
+    src, dst = read_edges(raw / "edge.csv.gz", num_nodes)
     feat = None
     if (raw / "node-feat.csv.gz").is_file():
-        feat = _concatenated(raw / "node-feat.csv.gz", np.float32)
+        feat = read_table(raw / "node-feat.csv.gz", np.float32)
     return src, dst, num_nodes, feat
-
-
-def _masks(path: Path, num_nodes: int) -> dict[str, Feature]:
-    splits = sorted(folder for folder in (path / "split").glob("*") if (folder / "train.csv.gz").is_file())
-    masks = {}
-    for ours, theirs in (("train", "train"), ("val", "valid"), ("test", "test")):
-        if splits:
-            mask = np.zeros(num_nodes, bool)
-            ids = _concatenated(splits[0] / f"{theirs}.csv.gz", np.int64).reshape(-1)
-            if len(ids) and (ids.min() < 0 or ids.max() >= num_nodes):
-                raise GraphDataError(f"{splits[0].name}/{theirs}.csv.gz names a node beyond {num_nodes - 1}")
-            mask[ids] = True
-            masks[f"{ours}_mask"] = Feature.of(mask)
-    return masks
-
-
-def _as_labels(label: Array) -> Array:
-    """Return int64[n] or int64[n, k]; unlabelled (NaN) becomes -1."""
-    if label.dtype.kind == "f":
-        label = np.where(np.isnan(label), -1, label)
-    label = label.astype(np.int64)
-    return label[:, 0] if label.ndim == 2 and label.shape[1] == 1 else label
-
-
-def _concatenated(path: Path, dtype: npt.DTypeLike) -> Array:
-    chunks = list(_csv_chunks(path, dtype))
-    return np.concatenate(chunks) if chunks else np.zeros((0, 1), dtype)
-
-
-def _csv_chunks(path: Path, dtype: npt.DTypeLike) -> Iterator[Array]:
-    """Yield ``[<= lines, columns]`` blocks of a compressed csv file; an empty field is read as NaN where that
-    exists.
-    """
-    if not path.is_file():
-        raise GraphDataError(f"{path.parent.name}/{path.name} is missing")
-    with gzip.open(path, "rt", encoding="ascii") as lines:
-        while block := list(islice(lines, _LINES_PER_CHUNK)):
-            try:
-                yield np.loadtxt(block, delimiter=",", dtype=dtype, ndmin=2)
-            except ValueError as error:
-                raise GraphDataError(f"{path.parent.name}/{path.name}: {error}") from error

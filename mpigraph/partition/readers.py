@@ -1,8 +1,8 @@
 """Read graphs from files into a :class:`~mpigraph.partition.source.GraphSource`. numpy only, no pickle.
 
 Three inputs: an ``.npz`` file, a directory of ``.npy`` files as ``python -m mpigraph generate`` writes it
-(memory-mapped), and the directory of an OGB node-property dataset (``ogb.py``). Labels become the node feature
-"label" (int64), masks bool, features "feat" (float32).
+(memory-mapped), and the directory of an OGB node-property dataset (``ogb.py``, ``ogb_typed.py``). Labels become the
+node feature "label" (int64), masks bool, features "feat" (float32).
 """
 
 import json
@@ -19,6 +19,7 @@ import numpy.typing as npt
 from mpigraph.errors import GraphDataError
 from mpigraph.metadata.schema import Relation, Schema, relation_key
 from mpigraph.partition.ogb import read_ogb
+from mpigraph.partition.ogb_typed import is_typed_ogb, read_typed_ogb
 from mpigraph.partition.rows import CastRows, SparseRows
 from mpigraph.partition.source import Feature, GraphSource
 
@@ -27,6 +28,7 @@ __all__ = ["add_reverse_edges", "read_source"]
 Array = npt.NDArray[Any]
 
 _MASKS = ("train_mask", "val_mask", "test_mask")
+_COUNT = "__num_nodes"
 
 
 def read_source(path: str | os.PathLike[str]) -> GraphSource:
@@ -45,7 +47,7 @@ def read_source(path: str | os.PathLike[str]) -> GraphSource:
         if path.is_dir() and (path / "edge_src.npy").is_file():
             return _read_npy_directory(path)
         if path.is_dir() and (path / "raw").is_dir():
-            return read_ogb(path)
+            return read_typed_ogb(path) if is_typed_ogb(path) else read_ogb(path)
         if path.is_file():
             return _read_npz(path)
     except GraphDataError as error:
@@ -55,11 +57,20 @@ def read_source(path: str | os.PathLike[str]) -> GraphSource:
     raise GraphDataError(f"{path}: a directory with neither edge_src.npy nor raw/ (OGB)")
 
 
-def add_reverse_edges(source: GraphSource) -> GraphSource:
+def add_reverse_edges(source: GraphSource, own_relations: bool = False) -> GraphSource:
     """Return the graph with the reverse of every edge.
 
-    Local; no communication. A relation from a type to itself becomes twice as long; any other gets a partner
-    ``(dst_type, "rev_<rel>", src_type)``. Edge features go along. Arrays are copied.
+    A relation gets a partner ``(dst_type, "rev_<rel>", src_type)``; one from a type to itself becomes twice as long
+    instead, as DGL's ``AddReverse`` has it. Edge features go along. Arrays are copied where they become longer.
+
+    Args:
+        source: the graph.
+        own_relations: a relation from a type to itself gets a partner, too (``AddReverse(sym_new_etype=True)``).
+
+    Raises:
+        GraphDataError: there is a relation of a partner's name already.
+
+    Local; no communication.
     """
     relations: list[Relation] = []
     edges: list[tuple[Array, Array]] = []
@@ -67,18 +78,25 @@ def add_reverse_edges(source: GraphSource) -> GraphSource:
     for relation, (src, dst) in zip(source.schema.relations, source.edges, strict=True):
         own = source.edge_feats.get(relation_key(relation), {})
         relations.append(relation)
-        if relation[0] == relation[2]:
+        if relation[0] == relation[2] and not own_relations:
             edges.append((np.concatenate([src, dst]), np.concatenate([dst, src])))
             twice = {n: Feature(np.concatenate([f.values, f.values]), f.dtype) for n, f in own.items()}
             feats[relation_key(relation)] = twice
             continue
         edges.append((src, dst))
         feats[relation_key(relation)] = own
-        relations.append((relation[2], f"rev_{relation[1]}", relation[0]))
+        relations.append(_partner(relation, source.schema))
         edges.append((dst, src))
         feats[relation_key(relations[-1])] = own
     schema = Schema(source.schema.ntypes, tuple(relations))
     return replace(source, schema=schema, edges=tuple(edges), edge_feats=feats)
+
+
+def _partner(relation: Relation, schema: Schema) -> Relation:
+    partner = relation[2], f"rev_{relation[1]}", relation[0]
+    if partner in schema.relations:
+        raise GraphDataError(f"the reverse of {relation} cannot be added: there is a relation {partner} already")
+    return partner
 
 
 def _read_npy_directory(path: Path) -> GraphSource:
@@ -103,27 +121,50 @@ def _read_npz(path: Path) -> GraphSource:
         num_nodes = int(meta["num_nodes"]) if "num_nodes" in meta else _count(arrays, list(ends))
         source = GraphSource(Schema.homogeneous(), (num_nodes,), (ends,), {"_N": _node_features(arrays)})
         return source if meta.get("both_directions", True) else add_reverse_edges(source)
-    if any(name.endswith("__num_nodes") for name in arrays):
+    if any(name.endswith(_COUNT) for name in arrays):
         return _read_typed(arrays)
     raise GraphDataError("holds neither edge_src and edge_dst nor <type>__num_nodes")
 
 
 def _read_typed(arrays: dict[str, Array]) -> GraphSource:
     """Read ``<type>__num_nodes``, ``<src>__<rel>__<dst>__{src,dst}`` and ``<type>__<feature>``."""
-    ntypes = sorted(name[: -len("__num_nodes")] for name in arrays if name.endswith("__num_nodes"))
-    relations = []
-    for name in arrays:
-        fields = name.split("__")
-        if len(fields) == 4 and fields[3] == "src" and fields[0] in ntypes and fields[2] in ntypes:
-            relations.append((fields[0], fields[1], fields[2]))
-    relations.sort()
-    edges = tuple((arrays["__".join([*rel, "src"])], arrays["__".join([*rel, "dst"])]) for rel in relations)
+    counts = {name[: -len(_COUNT)]: int(array) for name, array in arrays.items() if name.endswith(_COUNT)}
+    ntypes = sorted(counts)
+    relations = sorted({relation for name in arrays if (relation := _relation_in(name, ntypes)) is not None})
+    edges = []
+    for relation in relations:
+        names = ["__".join([*relation, end]) for end in ("src", "dst")]
+        missing = [name for name in names if name not in arrays]
+        if missing:
+            raise GraphDataError(f"{missing[0]} is missing")
+        edges.append((arrays[names[0]], arrays[names[1]]))
     feats = {}
     for ntype in ntypes:
         own = {name[len(ntype) + 2 :]: array for name, array in arrays.items() if name.startswith(f"{ntype}__")}
         feats[ntype] = _node_features(own)
-    counts = tuple(int(arrays[f"{ntype}__num_nodes"]) for ntype in ntypes)
-    return GraphSource(Schema(tuple(ntypes), tuple(relations)), counts, edges, feats)
+    schema = Schema(tuple(ntypes), tuple(relations))
+    return GraphSource(schema, tuple(counts[ntype] for ntype in ntypes), tuple(edges), feats)
+
+
+def _relation_in(name: str, ntypes: list[str]) -> Relation | None:
+    """The relation that an array holds the sources or destinations of, if it does.
+
+    What has one field more, such as ``test__user__buys__item__src``, is not of the graph, but held out of it.
+
+    Raises:
+        GraphDataError: the name can be read in several ways, or names a type that does not exist.
+    """
+    *fields, end = name.split("__")
+    if end == "num_nodes" and len(fields) > 1:
+        raise GraphDataError(f"{name}: a node type's name must not contain '__', which separates names")
+    if end not in ("src", "dst") or len(fields) < 3 or (len(fields) > 3 and fields[0] not in ntypes):
+        return None
+    if len(fields) > 3:
+        raise GraphDataError(f"{name}: a relation's name must not contain '__', which separates names")
+    for ntype in (fields[0], fields[2]):
+        if ntype not in ntypes:
+            raise GraphDataError(f"{name}: node type {ntype!r} does not exist, there is no {ntype}{_COUNT}")
+    return fields[0], fields[1], fields[2]
 
 
 def _node_features(arrays: Mapping[str, Array]) -> dict[str, Feature]:

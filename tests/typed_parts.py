@@ -1,0 +1,63 @@
+"""Typed graphs with all that is odd about types, for tests of parts, books, splits and tensors.
+
+The node feature ``id`` is the node and the edge feature ``told`` is (src, dst, position in the list of edges). Two
+relations join the same types, one joins a type to itself, one has no edges; one type has no nodes, one has fewer than
+there are parts, and two have equally many, as do two relations.
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from mpigraph.metadata.book import RangeBook
+from mpigraph.metadata.schema import Relation, Schema, relation_key
+from mpigraph.partition.pipeline import partition_source
+from mpigraph.partition.source import Feature, GraphSource
+
+TYPED = "typed"
+COUNTS = {"author": 40, "editor": 0, "field": 2, "paper": 90, "reader": 40}
+EDGES = {
+    ("author", "reviews", "paper"): 70,
+    ("author", "writes", "paper"): 200,
+    ("editor", "edits", "paper"): 0,
+    ("field", "hosts", "author"): 0,
+    ("paper", "cites", "paper"): 200,
+    ("paper", "in", "field"): 90,
+    ("reader", "reads", "paper"): 150,
+}
+
+
+def typed_source(counts: dict[str, int] = COUNTS, edges: dict[Relation, int] = EDGES, seed: int = 0) -> GraphSource:
+    """A graph with so many nodes of each type and edges of each relation, at random."""
+    rng = np.random.default_rng(seed)
+    lists = [tuple(rng.integers(0, max(counts[r[i]], 1), m) for i in (0, 2)) for r, m in edges.items()]
+    told = [{"told": Feature.of(np.stack([*ends, np.arange(len(ends[0]))], 1))} for ends in lists]
+    nodes = {
+        ntype: {"id": Feature.of(np.arange(n)), "third": Feature.of(np.arange(n) % 3 == 0)}
+        for ntype, n in counts.items()
+    }
+    feats = dict(zip(map(relation_key, edges), told, strict=True))
+    return GraphSource(Schema(tuple(counts), tuple(edges)), tuple(counts.values()), tuple(lists), nodes, feats)
+
+
+def many_relations(number: int = 200, num_edges: int = 1000) -> GraphSource:
+    """A graph of two types and so many relations between and within them, every seventh without edges."""
+    ends = (("a", "a"), ("a", "b"), ("b", "a"), ("b", "b"))
+    edges = {(ends[r % 4][0], f"r{r}", ends[r % 4][1]): 0 if r % 7 == 0 else num_edges // number for r in range(number)}
+    return typed_source({"a": 60, "b": 45}, edges)
+
+
+def write_typed(directory: Path, num_parts: int = 3, source: GraphSource | None = None, name: str = TYPED) -> str:
+    """Partition a typed graph at random; return the path of its configuration."""
+    return str(partition_source(source or typed_source(), name, num_parts, directory, "random").config_path)
+
+
+def random_book(num_parts: int, seed: int) -> RangeBook:
+    """A book of the types above with parts of random sizes, some of them empty."""
+    rng = np.random.default_rng(seed)
+    schema = Schema(tuple(COUNTS), tuple(EDGES))
+
+    def offsets(total: int) -> np.ndarray:
+        return np.concatenate([[0], np.sort(rng.integers(0, total + 1, num_parts - 1)), [total]])
+
+    return RangeBook(schema, tuple(map(offsets, COUNTS.values())), tuple(map(offsets, EDGES.values())))
