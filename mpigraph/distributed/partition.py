@@ -50,6 +50,7 @@ def partition_graph(
     graph_formats: str | Sequence[str] | None = None,
     use_graphbolt: bool = False,
     seed: int = 0,
+    reshuffle: bool = True,
 ) -> tuple[Any, Any] | None:
     """Cut a graph into parts and write them to ``out_path``. Local; no communication.
 
@@ -62,7 +63,8 @@ def partition_graph(
         out_path: directory, created if missing.
         num_hops: without effect: owners sample, so parts hold no copies of neighbours.
         part_method: "metis" or "random".
-        balance_ntypes: int[nodes], or node type -> int[nodes]: every number is spread evenly over the parts.
+        balance_ntypes: int[nodes], or node type -> int[nodes]: every number is spread evenly over the parts. The nodes
+            of each type that is not named are spread evenly in any case.
         balance_edges: spread the edges evenly too.
         return_mapping: return the original ids.
         num_trainers_per_machine: without effect: any number of trainers share a part.
@@ -70,6 +72,7 @@ def partition_graph(
         graph_formats: without effect: a part is one CSC.
         use_graphbolt: without effect.
         seed: equal seeds give equal parts.
+        reshuffle: only True: nodes and edges always get new ids.
 
     Returns:
         None, or ``(orig_nids, orig_eids)``: new id -> original id, int64 tensors; dicts by node type and by
@@ -82,6 +85,8 @@ def partition_graph(
     graph = as_graph(g)
     if num_hops < 0:
         raise InvalidArgumentError(f"num_hops must be >= 0 (got {num_hops})")
+    if not reshuffle:
+        raise InvalidArgumentError("reshuffle must be True: parts own ranges of new ids (return_mapping tells the old)")
     if num_trainers_per_machine < 1:
         raise InvalidArgumentError(f"num_trainers_per_machine must be >= 1 (got {num_trainers_per_machine})")
     result = partition_source(

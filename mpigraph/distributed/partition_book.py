@@ -15,7 +15,7 @@ import torch
 from mpigraph.distributed.ids import as_ids
 from mpigraph.errors import InvalidArgumentError, PartitionError
 from mpigraph.metadata.book import RangeBook, check_ids
-from mpigraph.metadata.schema import DEFAULT_NTYPE, Relation, Schema, relation_key
+from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, Schema, relation_key
 
 __all__ = ["EdgePartitionPolicy", "NodePartitionPolicy", "PartitionPolicy", "RangePartitionBook"]
 
@@ -23,9 +23,11 @@ _I64 = npt.NDArray[np.int64]
 Ranges = Mapping[Any, Any]
 
 
-def _homogeneous_begins(tables: Sequence[_I64]) -> _I64:
+def _homogeneous_begins(tables: Sequence[_I64], num_parts: int) -> _I64:
     """int64[parts, types + 1]: where each part's ids of each type begin in the homogeneous numbering."""
-    sizes = np.stack([np.diff(offsets) for offsets in tables], axis=1)
+    sizes = np.zeros((num_parts, 0), np.int64)
+    if tables:
+        sizes = np.stack([np.diff(offsets) for offsets in tables], axis=1)
     begins = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes.reshape(-1))])
     parts, types = sizes.shape
     rows = np.arange(parts)[:, None] * types + np.arange(types + 1)[None, :]
@@ -42,7 +44,13 @@ def _type_wise(ranges: Any, name: object, num_parts: int) -> _I64:
 
 
 class RangePartitionBook:
-    """Which part owns which ids, with DGL's methods. Local; no communication."""
+    """Which part owns which ids, with DGL's methods.
+
+    Ids are type-wise. As in DGL, the type ``"_N"`` or ``"_E"``, which is the default where ids are looked up, means
+    homogeneous ids in a graph that has no type of that name; None means the only type.
+
+    Local; no communication.
+    """
 
     def __init__(
         self,
@@ -88,8 +96,10 @@ class RangePartitionBook:
             raise PartitionError(f"part_id must be in [0, {book.num_parts}) (got {part_id})")
         self.book = book
         self._part_id = part_id
-        self._node_begins = _homogeneous_begins(book.node_offsets)
-        self._edge_begins = _homogeneous_begins(book.edge_offsets)
+        self._node_begins = _homogeneous_begins(book.node_offsets, book.num_parts)
+        self._edge_begins = _homogeneous_begins(book.edge_offsets, book.num_parts)
+        ends = [np.append(begins[:, 0], begins[-1, -1]) for begins in (self._node_begins, self._edge_begins)]
+        self._homogeneous = RangeBook(Schema.homogeneous(), (ends[0],), (ends[1],))
 
     @property
     def partid(self) -> int:
@@ -126,53 +136,79 @@ class RangePartitionBook:
 
     def metadata(self) -> list[dict[str, int]]:
         """For each part ``machine_id``, ``num_nodes`` and ``num_edges`` of all types together."""
-        nodes = sum(np.diff(offsets) for offsets in self.book.node_offsets)
-        edges = sum(np.diff(offsets) for offsets in self.book.edge_offsets)
-        counts = zip(np.asarray(nodes).tolist(), np.asarray(edges).tolist(), strict=True)
+        nodes, edges = self._homogeneous.node_offsets[0], self._homogeneous.edge_offsets[0]
+        counts = zip(np.diff(nodes).tolist(), np.diff(edges).tolist(), strict=True)
         return [{"machine_id": p, "num_nodes": n, "num_edges": m} for p, (n, m) in enumerate(counts)]
 
-    def nid2partid(self, nids: Any, ntype: str | None = None) -> torch.Tensor:
-        """int64[n]: the part of each type-wise node id."""
-        return _tensor(self.book.node_owner(as_ids(nids, "node ids"), self._node_type(ntype)))
+    @property
+    def global_nid_dtype(self) -> torch.dtype:
+        """The dtype of node ids."""
+        return torch.int64
 
-    def eid2partid(self, eids: Any, etype: str | Relation | None = None) -> torch.Tensor:
-        """int64[n]: the part of each type-wise edge id."""
-        return _tensor(self.book.edge_owner(as_ids(eids, "edge ids"), self.book.schema.relation_id(etype)))
+    @property
+    def global_eid_dtype(self) -> torch.dtype:
+        """The dtype of edge ids."""
+        return torch.int64
 
-    def partid2nids(self, partid: int, ntype: str | None = None) -> torch.Tensor:
-        """The type-wise node ids of a part."""
-        return torch.arange(*self.book.node_range(self._part(partid), self._node_type(ntype)))
+    def shared_memory(self, graph_name: str) -> None:
+        """Accepted for DGL's scripts: every rank has the book."""
 
-    def partid2eids(self, partid: int, etype: str | Relation | None = None) -> torch.Tensor:
-        """The type-wise edge ids of a part."""
-        return torch.arange(*self.book.edge_range(self._part(partid), self.book.schema.relation_id(etype)))
+    def nid2partid(self, nids: Any, ntype: str | None = DEFAULT_NTYPE) -> torch.Tensor:
+        """int64[n]: the part of each node.
 
-    def nid2localnid(self, nids: Any, partid: int, ntype: str | None = None) -> torch.Tensor:
-        """Type-wise node ids counted from the part's first."""
-        begin = self.book.node_range(self._part(partid), self._node_type(ntype))[0]
-        return _tensor(as_ids(nids, "node ids") - begin)
+        Raises:
+            NodeTypeError: the type does not exist, or None with several types.
+            OutOfRangeError: a node does not exist.
+        """
+        book, kind = self._node_space(ntype)
+        return _tensor(book.node_owner(as_ids(nids, "node ids"), kind))
 
-    def eid2localeid(self, eids: Any, partid: int, etype: str | Relation | None = None) -> torch.Tensor:
-        """Type-wise edge ids counted from the part's first."""
-        begin = self.book.edge_range(self._part(partid), self.book.schema.relation_id(etype))[0]
-        return _tensor(as_ids(eids, "edge ids") - begin)
+    def eid2partid(self, eids: Any, etype: str | Relation | None = DEFAULT_ETYPE) -> torch.Tensor:
+        """int64[n]: the part of each edge.
+
+        Raises:
+            EdgeTypeError: the type does not exist or is ambiguous.
+            OutOfRangeError: an edge does not exist.
+        """
+        book, kind = self._edge_space(etype)
+        return _tensor(book.edge_owner(as_ids(eids, "edge ids"), kind))
+
+    def partid2nids(self, partid: int, ntype: str | None = DEFAULT_NTYPE) -> torch.Tensor:
+        """int64[n]: the node ids of a part, ascending. Raises NodeTypeError, and PartitionError for no such part."""
+        book, kind = self._node_space(ntype)
+        return torch.arange(*book.node_range(self._part(partid), kind))
+
+    def partid2eids(self, partid: int, etype: str | Relation | None = DEFAULT_ETYPE) -> torch.Tensor:
+        """int64[n]: the edge ids of a part, ascending. Raises EdgeTypeError, and PartitionError for no such part."""
+        book, kind = self._edge_space(etype)
+        return torch.arange(*book.edge_range(self._part(partid), kind))
+
+    def nid2localnid(self, nids: Any, partid: int, ntype: str | None = DEFAULT_NTYPE) -> torch.Tensor:
+        """int64[n]: node ids counted from a part's first."""
+        book, kind = self._node_space(ntype)
+        return _tensor(as_ids(nids, "node ids") - book.node_range(self._part(partid), kind)[0])
+
+    def eid2localeid(self, eids: Any, partid: int, etype: str | Relation | None = DEFAULT_ETYPE) -> torch.Tensor:
+        """int64[n]: edge ids counted from a part's first."""
+        book, kind = self._edge_space(etype)
+        return _tensor(as_ids(eids, "edge ids") - book.edge_range(self._part(partid), kind)[0])
 
     def map_to_per_ntype(self, ids: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """``(type ids, type-wise ids)`` of homogeneous node ids."""
+        """``(type ids, type-wise ids)`` of homogeneous node ids, int64[n] each. Raises OutOfRangeError."""
         return _split_types(as_ids(ids, "node ids"), self._node_begins, self.book.node_offsets, "node")
 
     def map_to_per_etype(self, ids: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """``(type ids, type-wise ids)`` of homogeneous edge ids."""
+        """``(type ids, type-wise ids)`` of homogeneous edge ids, int64[n] each. Raises OutOfRangeError."""
         return _split_types(as_ids(ids, "edge ids"), self._edge_begins, self.book.edge_offsets, "edge")
 
     def map_to_homo_nid(self, ids: Any, ntype: str | None = None) -> torch.Tensor:
-        """Homogeneous ids of type-wise node ids."""
-        kind, values = self._node_type(ntype), as_ids(ids, "node ids")
+        """int64[n]: homogeneous ids of type-wise node ids. Raises NodeTypeError and OutOfRangeError."""
+        kind, values = self.book.schema.ntype_id(ntype), as_ids(ids, "node ids")
         owner = self.book.node_owner(values, kind)
         return _tensor(values - self.book.node_offsets[kind][owner] + self._node_begins[owner, kind])
 
     def map_to_homo_eid(self, ids: Any, etype: str | Relation | None = None) -> torch.Tensor:
-        """Homogeneous ids of type-wise edge ids."""
+        """int64[n]: homogeneous ids of type-wise edge ids. Raises EdgeTypeError and OutOfRangeError."""
         kind, values = self.book.schema.relation_id(etype), as_ids(ids, "edge ids")
         owner = self.book.edge_owner(values, kind)
         return _tensor(values - self.book.edge_offsets[kind][owner] + self._edge_begins[owner, kind])
@@ -189,8 +225,28 @@ class RangePartitionBook:
         begins = self._edge_begins[self._part_id]
         return [int(begin) for begin in begins - begins[0]]
 
-    def _node_type(self, ntype: str | None) -> int:
-        return self.book.schema.ntype_id(ntype)
+    def _num_nodes(self, ntype: str | None = DEFAULT_NTYPE) -> int:
+        book, kind = self._node_space(ntype)
+        return book.num_nodes(kind)
+
+    def _num_edges(self, etype: str | Relation | None = DEFAULT_ETYPE) -> int:
+        book, kind = self._edge_space(etype)
+        return book.num_edges(kind)
+
+    def _node_space(self, ntype: str | None) -> tuple[RangeBook, int]:
+        """The book, and the type in it, that ids of a node type are looked up in."""
+        schema = self.book.schema
+        if ntype == DEFAULT_NTYPE and ntype not in schema.ntypes:
+            return self._homogeneous, 0
+        return self.book, schema.ntype_id(ntype)
+
+    def _edge_space(self, etype: str | Relation | None) -> tuple[RangeBook, int]:
+        """The book, and the relation in it, that ids of an edge type are looked up in."""
+        schema = self.book.schema
+        known = {DEFAULT_ETYPE[1]} & {relation[1] for relation in schema.relations}
+        if etype in (DEFAULT_ETYPE, DEFAULT_ETYPE[1]) and not known:
+            return self._homogeneous, 0
+        return self.book, schema.relation_id(etype)
 
     def _part(self, partid: int) -> int:
         if not 0 <= partid < self.book.num_parts:
@@ -205,6 +261,8 @@ def _tensor(values: npt.NDArray[np.integer[Any]]) -> torch.Tensor:
 def _split_types(ids: _I64, begins: _I64, tables: Sequence[_I64], what: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Homogeneous ids to types and type-wise ids, by binary search in all (part, type) ranges."""
     check_ids(ids, int(begins[-1, -1]), f"homogeneous {what} id")
+    if len(ids) == 0:
+        return _tensor(ids), _tensor(ids)
     flat = begins[:, :-1].reshape(-1)
     cell = np.searchsorted(flat, ids, side="right") - 1
     part, kind = np.divmod(cell, len(tables))

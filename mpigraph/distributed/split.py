@@ -14,7 +14,8 @@ import torch
 from mpigraph.distributed.context import Session, current
 from mpigraph.distributed.partition_book import RangePartitionBook
 from mpigraph.distributed.tensor import DistTensor
-from mpigraph.errors import InvalidArgumentError, MaskLengthError, PartitionError
+from mpigraph.errors import InvalidArgumentError, MaskLengthError, PartitionError, TensorMismatchError
+from mpigraph.metadata.schema import Schema
 from mpigraph.store.tensors import Policy
 
 __all__ = ["edge_split", "node_split"]
@@ -36,7 +37,7 @@ def node_split(
     Args:
         nodes: a mask with one entry for each node of the type (tensor, ndarray or DistTensor); non-zero is selected.
         partition_book: the book; needed for plain masks when several graphs are open.
-        ntype: the node type; may be left out if there is one.
+        ntype: the node type; may be left out if there is one, or if the mask is a DistTensor, which knows.
         rank: whose share; this trainer's by default.
         force_even: shares differ by at most one node: trainer t gets the t-th of equal consecutive pieces of the
             selected ids. Else: the selected ids on this trainer's node, divided among the trainers there.
@@ -47,6 +48,8 @@ def node_split(
 
     Raises:
         MaskLengthError: the mask does not have one entry for each node.
+        NodeTypeError: the type does not exist, or was left out where there are several (EdgeTypeError for edges).
+        TensorMismatchError: the mask is a DistTensor of another type.
 
     One-sided; every trainer can call it alone.
     """
@@ -77,8 +80,7 @@ def _split(
         raise InvalidArgumentError(f"rank must be in [0, {session.num_trainers}) (got {rank})")
     graph = _graph_of(session, mask, partition_book)
     topology = session.state.graphs[graph].topology
-    schema = topology.config.schema
-    policy = Policy(is_node, schema.ntype_id(kind) if is_node else schema.relation_id(kind))
+    policy = _policy_of(topology.config.schema, mask, is_node, kind)
     offsets = policy.offsets(topology.hosts)
     _check_length(mask, int(offsets[-1]), "node" if is_node else "edge")
     ids = _even_share(mask, session, rank) if even else _near_share(mask, session, rank, offsets)
@@ -94,6 +96,20 @@ def _graph_of(session: Session, mask: Any, partition_book: RangePartitionBook | 
     if len(graphs) != 1:
         raise PartitionError(f"give the partition_book of an open graph ({len(graphs)} graphs fit)")
     return next(iter(graphs))
+
+
+def _policy_of(schema: Schema, mask: Any, is_node: bool, kind: Any) -> Policy:
+    """Which nodes or edges are split: those of the type that was named, else those that a DistTensor has rows for."""
+    if not isinstance(mask, DistTensor):
+        return Policy(is_node, schema.ntype_id(kind) if is_node else schema.relation_id(kind))
+    known = mask.rows.policy
+    if kind is None and known.is_node == is_node:
+        return known
+    named = Policy(is_node, schema.ntype_id(kind) if is_node else schema.relation_id(kind))
+    if named != known:
+        wanted = schema.ntypes[named.type_id] if is_node else schema.relations[named.type_id]
+        raise TensorMismatchError(f"mask {mask.name!r} is of {mask.part_policy.policy_str!r}, not of {wanted!r}")
+    return known
 
 
 def _check_length(mask: Any, count: int, what: str) -> None:

@@ -13,6 +13,7 @@ from mpigraph.distributed.ids import to_rows
 from mpigraph.distributed.initial import Fill, InitFunc, by_share, initialise
 from mpigraph.distributed.partition_book import PartitionPolicy
 from mpigraph.errors import ClosedError, InvalidArgumentError, PartitionError, TensorMismatchError
+from mpigraph.metadata.book import RangeBook
 from mpigraph.mpi.world import World
 from mpigraph.service.protocol import Operation
 from mpigraph.storage.format import storage_dtype
@@ -274,7 +275,7 @@ def _create(
         dtype=dtype_name(dtype),
     )
     if handle is not None and handle.rows is rows:
-        _check_match(rows, shape, dtype_name(dtype), policy)
+        _check_match(rows, shape, dtype_name(dtype), policy, session.state.graphs[graph].topology.config.book)
         return handle
     handle = Handle(session, graph, rows, owned=True)
     if fill is not None:
@@ -293,8 +294,11 @@ def _held(session: Session, graph: str, name: str | None) -> Handle | None:
     return handle
 
 
-def _check_match(rows: RowTensor, shape: tuple[int, ...], dtype: str, policy: Policy) -> None:
-    if (rows.shape, rows.dtype, rows.policy) != (shape, dtype, policy):
+def _check_match(rows: RowTensor, shape: tuple[int, ...], dtype: str, policy: Policy, book: RangeBook) -> None:
+    if rows.policy != policy:
+        theirs, ours = (PartitionPolicy.of(book, p.is_node, p.type_id).policy_str for p in (rows.policy, policy))
+        raise TensorMismatchError(f"tensor {rows.name!r} exists with rows for {theirs!r}, not for {ours!r}")
+    if (rows.shape, rows.dtype) != (shape, dtype):
         raise TensorMismatchError(
             f"tensor {rows.name!r} exists with shape {rows.shape} and dtype {rows.dtype}: "
             f"it cannot be attached as {shape} {dtype}"
