@@ -7,6 +7,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -41,11 +42,11 @@ class Row(NamedTuple):
     rounds: dict | None = None
 
 
-def parser(doc):
-    """The options that every script has."""
+def parser(doc, graphs=("S", "products")):
+    """The options that every script has; ``graphs`` are those that it can work on, the first by default."""
     p = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("dir", type=lambda text: Path(text).resolve(), metavar="DIR", help="what prepare.py wrote")
-    p.add_argument("--graph", choices=("S", "products"), default="S")
+    p.add_argument("--graph", choices=graphs, default=graphs[0])
     p.add_argument("--rounds", type=int, default=3, help="how often each side runs (%(default)s)")
     p.add_argument("--out", type=Path, metavar="FILE.json", help="write the result there, too")
     p.add_argument("--quiet", type=float, default=60.0, help="seconds to wait for a quiet machine (%(default)s)")
@@ -78,6 +79,24 @@ def dgl_environment(threads=1):
 def say(text):
     """Progress, to stderr."""
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+
+
+def count_on_nodes(script, nodes, **env):
+    """Start a script that counts something, on pretended nodes of one rank each; return what it wrote.
+
+    Args:
+        script: its path and options; ``--count FILE.json``, what it has to write, is added.
+        nodes: how many.
+        env: more of its environment.
+    """
+    env = os.environ | {"MPIGRAPH_RANKS_PER_NODE": "1", "OMP_NUM_THREADS": "1"} | env
+    mpiexec = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "count.json"
+        command = [mpiexec, "-n", nodes, sys.executable, *script, "--count", path]
+        subprocess.run(list(map(str, command)), env=env, check=True, timeout=170)
+        say(f"{nodes} nodes: {path.read_text()}")
+        return json.loads(path.read_text())
 
 
 def _busy_and_mine():

@@ -1,6 +1,6 @@
 """One rank of a distributed job, the same script for both systems; started by ``host_jobs.py``.
 
-    job.py train|pull|edges|sparse --system mpigraph|dgl --graph NAME --config FILE.json --out DIR
+    job.py train|pull|edges|hetero|sparse --system mpigraph|dgl --graph NAME --config FILE.json --out DIR
 
 Every trainer writes ``DIR/trainer<rank>.json``. Times are lists over the steps, in seconds.
 """
@@ -50,7 +50,7 @@ class SAGE(nn.Module):
 
 def main():
     p = argparse.ArgumentParser()
-    p.add_argument("what", choices=("train", "pull", "edges", "sparse"))
+    p.add_argument("what", choices=("train", "pull", "edges", "hetero", "sparse"))
     p.add_argument("--system", choices=("mpigraph", "dgl"), required=True)
     p.add_argument("--graph", required=True)
     p.add_argument("--config", required=True)
@@ -64,6 +64,7 @@ def main():
     p.add_argument("--steps", type=int, default=40)
     p.add_argument("--warm", type=int, default=4, help="steps that are not timed")
     p.add_argument("--negatives", type=int, default=10, help="of each edge")
+    p.add_argument("--gather", type=int, default=0, help="1: read the papers' features")
     p.add_argument("--reverse", help="the reverse edge of each edge, an npy file")
     args = p.parse_args()
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
@@ -75,7 +76,7 @@ def main():
         lib.distributed.initialize(os.environ["DGL_IP_CONFIG"], use_graphbolt=args.graphbolt)
     torch.distributed.init_process_group("gloo")
     g = lib.distributed.DistGraph(args.graph, part_config=args.config)
-    found = {"train": train, "pull": pull, "edges": edges, "sparse": sparse}[args.what](lib, g, args)
+    found = {"train": train, "pull": pull, "edges": edges, "hetero": hetero, "sparse": sparse}[args.what](lib, g, args)
     path = args.out / f"trainer{torch.distributed.get_rank()}.json"
     path.write_text(json.dumps(found), encoding="utf-8")
     torch.distributed.barrier()
@@ -166,21 +167,53 @@ def edges(lib, g, args):
     uniform = lib.dataloading.negative_sampler.Uniform(args.negatives)
     how = {"exclude": "reverse_id", "reverse_eids": reverse, "negative_sampler": uniform}
     loader = make(g, seeds, sampler, batch_size=args.batch_size, shuffle=True, drop_last=True, **how)
-    found = {name: [] for name in ("batch", "cpu", "nodes", "edges", "inputs")} | {"first_minibatch_at": 0.0}
-    start, cpu = time.perf_counter(), time.process_time()
-    for step, (inputs, pairs, negatives, blocks) in enumerate(endless(loader, args.warm + args.steps)):
-        found["first_minibatch_at"] = found["first_minibatch_at"] or time.time()
-        sizes = pairs.num_nodes(), sum(block.num_edges() for block in blocks), len(inputs)
+    last = []
+
+    def look(inputs, pairs, negatives, blocks):
         if (pairs.num_edges(), negatives.num_edges()) != (args.batch_size, args.batch_size * args.negatives):
             raise ValueError(f"{pairs.num_edges()} edges with {negatives.num_edges()} negatives")
-        row = time.perf_counter() - start, time.process_time() - cpu, *sizes
-        start, cpu = time.perf_counter(), time.process_time()
-        if step >= args.warm:
-            for name, value in zip(("batch", "cpu", "nodes", "edges", "inputs"), row, strict=True):
-                found[name].append(value)
+        last[:] = pairs, blocks
+        return pairs.num_nodes(), sum(block.num_edges() for block in blocks), len(inputs)
+
+    found = timed(loader, args, ("nodes", "edges", "inputs"), look)
+    pairs, blocks = last
     excluded = torch.cat([pairs.edata[lib.EID], reverse[pairs.edata[lib.EID]]])
     found["leaked"] = [sum(int(torch.isin(block.edata[lib.EID], excluded).sum()) for block in blocks)]
     return found
+
+
+def timed(loader, args, names, look):
+    """Time what it takes to make each minibatch; ``look`` turns one into the numbers that are called ``names``."""
+    names = ("batch", "cpu", *names)
+    found = {name: [] for name in names} | {"first_minibatch_at": 0.0}
+    start, cpu = time.perf_counter(), time.process_time()
+    for step, minibatch in enumerate(endless(loader, args.warm + args.steps)):
+        found["first_minibatch_at"] = found["first_minibatch_at"] or time.time()
+        sizes = look(*minibatch)
+        row = time.perf_counter() - start, time.process_time() - cpu, *sizes
+        start, cpu = time.perf_counter(), time.process_time()
+        if step >= args.warm:
+            for name, value in zip(names, row, strict=True):
+                found[name].append(value)
+    return found
+
+
+def hetero(lib, g, args):
+    """Minibatches of papers of a typed graph; nothing is done with them, unless their papers' features are read."""
+    sampler = lib.dataloading.NeighborSampler([int(fanout) for fanout in args.fanouts.split(",")])
+    papers = g.nodes["paper"].data
+    seeds = lib.distributed.node_split(papers["train_mask"], g.get_partition_book(), ntype="paper", force_even=True)
+    make = (lib.dataloading if args.system == "dgl" else lib.distributed).DistNodeDataLoader
+    loader = make(g, {"paper": seeds}, sampler, batch_size=args.batch_size, shuffle=True, drop_last=True)
+
+    def look(inputs, outputs, blocks):
+        if len(outputs["paper"]) != args.batch_size:
+            raise ValueError(f"{len(outputs['paper'])} seeds in a minibatch of {args.batch_size}")
+        if args.gather:
+            papers["feat"][inputs["paper"]]
+        return sum(block.num_edges() for block in blocks), sum(map(len, inputs.values())), len(inputs["paper"])
+
+    return timed(loader, args, ("edges", "inputs", "papers"), look)
 
 
 def sparse(lib, g, args):

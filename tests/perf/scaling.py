@@ -8,11 +8,6 @@ minibatches of all ranks. A round is collective and counts once for the step in 
 """
 
 import json
-import os
-import shutil
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
 
 import common
@@ -56,14 +51,7 @@ def main():
 
 def job(args, nodes, transport):
     """Start a job of that many nodes and return what it counted."""
-    env = {"MPIGRAPH_RANKS_PER_NODE": "1", "MPIGRAPH_TRANSPORT": transport, "OMP_NUM_THREADS": "1"}
-    mpiexec = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory) / "count.json"
-        script = [sys.executable, __file__, str(args.dir), "--fanouts", args.fanouts, "--count", str(path)]
-        subprocess.run([mpiexec, "-n", str(nodes), *script], env=os.environ | env, check=True, timeout=170)
-        common.say(f"{nodes} nodes, {transport}: {path.read_text()}")
-        return json.loads(path.read_text())
+    return common.count_on_nodes([__file__, args.dir, "--fanouts", args.fanouts], nodes, MPIGRAPH_TRANSPORT=transport)
 
 
 def count(args):

@@ -5,23 +5,26 @@ import sys
 from pathlib import Path
 
 import common
+import numpy as np
 import pytest
 from jobs import Done, clean_environment, run_job
 
 SELF = Path(__file__).resolve()
 HERE = SELF.parent
-SCRIPTS = sorted(path.stem for path in HERE.glob("*.py") if "parser(__doc__)" in path.read_text() and path != SELF)
+SCRIPTS = sorted(path.stem for path in HERE.glob("*.py") if "parser(__doc__" in path.read_text() and path != SELF)
 
 TOY = """
 import prepare
 prepare.SIZES["S"], prepare.PARTS["S"], prepare.BATCH = (3000, 30000, 50), (2,), 50
 prepare.main()
 """
+RELATIONS = "sampling rounds of a step, fanouts 10,25 of all relations together"
 ON_TOY = {
     "sampling": (["--batches", "2"], "sample and relabel, fanouts 15,10,5: edges"),
     "prefetch": (["--steps", "2", "--batch_size", "50"], "step"),
     "weighted": ([], "an edge, fanouts 15,10,5"),
     "partition": ([], "METIS into 2 parts, S: share of the edges that is cut"),
+    "relations": (["--nodes", "2000", "--edges", "20000", "--batch_size", "20"], RELATIONS),
 }
 
 
@@ -73,6 +76,28 @@ def test_a_script_on_a_toy(name: str, toy: Path, tmp_path: Path) -> None:
     assert done.stdout.startswith("| work | values |")
     if name in ("sampling", "partition"):
         assert "DGL is left out: DGL_PYTHON is not set" in done.stderr
+
+
+def test_relations_do_not_add_rounds_or_messages(toy: Path, tmp_path: Path) -> None:
+    options, rounds = ON_TOY["relations"]
+    python(HERE / "relations.py", toy, "--rounds", "1", "--quiet", "0", "--out", tmp_path / "out.json", *options)
+    rows = {row["what"]: row["values"] for row in json.loads((tmp_path / "out.json").read_text())["rows"]}
+    assert rows[rounds] == {f"{number} relations": 2.0 for number in (1, 4, 200)}
+    assert len(set(rows[rounds.replace("rounds of a step", "messages")].values())) == 1
+
+
+def test_mag_is_prepared(tmp_path: Path) -> None:
+    python("-c", "import prepare, pathlib, sys; prepare.prepare_mag(pathlib.Path(sys.argv[1]), 0.01)", tmp_path)
+    config = json.loads((tmp_path / "parts-2" / "mag.json").read_text())
+    counts = {key: ranges[-1][-1] - ranges[0][0] for key, ranges in config["edge_map"].items()}
+    assert len(counts) == 8 and set(config["ntypes"]) == {"author", "field_of_study", "institution", "paper"}
+    assert config["num_edges"] == 2 * sum(round(count * 0.01) for count in (104_399, 714_566, 541_627, 750_507))
+    assert max(config["report"]["balance"].values()) <= 1.1 and config["report"]["edge_cut_fraction"] < 0.45
+    parts = np.load(tmp_path / "nodes-2.npz")
+    assert {ntype: len(parts[ntype]) for ntype in parts.files}["paper"] == 736
+    for ntype in parts.files:
+        sizes = [end - begin for begin, end in config["node_map"][ntype]]
+        assert np.bincount(parts[ntype], minlength=2).tolist() == sizes
 
 
 @pytest.mark.parametrize("name", [name for name in SCRIPTS if name not in ON_TOY])

@@ -1,0 +1,72 @@
+"""Graphs of many relations: all of a hop share its round and its messages, and each is read as itself."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import Job, Layout
+from typed_parts import many_relations, write_typed
+
+import mpigraph.distributed as dist
+from mpigraph.distributed.context import current
+from mpigraph.metadata.schema import Schema
+from mpigraph.partition.pipeline import partition_source
+from mpigraph.partition.source import GraphSource
+
+NUM_NODES, NUM_EDGES, HOPS = 120, 2400, 2
+RELATIONS = (1, 4, 200)
+FAR = [Layout(2, 0, 1), Layout(3, 0, 2), Layout(4, 1, 2)]
+
+
+def dealt_out(number: int) -> GraphSource:
+    """The same edges, dealt out to so many relations."""
+    src, dst = np.random.default_rng(0).integers(0, NUM_NODES, (2, NUM_EDGES))
+    schema = Schema(("n",), tuple(("n", f"r{r}", "n") for r in range(number)))
+    edges = tuple((src[r::number], dst[r::number]) for r in range(number))
+    return GraphSource(schema, (NUM_NODES,), edges)
+
+
+def traffic() -> np.ndarray:
+    """Rounds and messages of this rank's sampling so far."""
+    channels = current().state.channels.values()
+    return np.array([[channel.rounds, channel.messages] for channel in channels]).sum(axis=0)
+
+
+@pytest.mark.parametrize("layout", FAR, indirect=True)
+def test_rounds_and_messages_do_not_grow_with_relations(layout: Job, tmp_path: Path) -> None:
+    if layout.comm.rank == 0:
+        for number in RELATIONS:
+            partition_source(dealt_out(number), f"g{number}", 4, tmp_path / str(number), "random")
+    folder = layout.share(tmp_path)
+    ids = torch.from_numpy(np.random.default_rng(1).permutation(NUM_NODES)[:60])
+
+    def sample(number: int) -> list[int]:
+        g = dist.DistGraph(f"g{number}", part_config=folder / str(number) / f"g{number}.json")
+        before = traffic()
+        _, _, blocks = g.sample_blocks({"n": ids}, [-(-8 // number)] * HOPS)
+        assert len(blocks) == HOPS and blocks[-1].num_edges() > 0
+        g.barrier()
+        return (traffic() - before).tolist()
+
+    found = [layout.run(lambda number=number: sample(number)) for number in RELATIONS]
+    assert found == [found[0]] * len(RELATIONS)
+    assert found[0] is None or found[0][0] == HOPS
+
+
+@pytest.mark.parametrize("layout", [Layout(1, 0, 0), *FAR], indirect=True)
+def test_each_of_two_hundred_relations_is_read(layout: Job, tmp_path: Path) -> None:
+    source = many_relations(200)
+    path = layout.share(write_typed(tmp_path, 3, source, "many") if layout.comm.rank == 0 else None)
+
+    def body() -> None:
+        g = dist.DistGraph("many", part_config=path)
+        orig = {ntype: g.nodes[ntype].data["id"][:] for ntype in g.ntypes}
+        assert g.num_edges() == sum(len(src) for src, _ in source.edges)
+        for relation, (src, dst) in zip(source.schema.relations, source.edges, strict=True):
+            found = g.find_edges(torch.arange(len(src)), etype=relation)
+            ends = orig[relation[0]][found[0]], orig[relation[2]][found[1]]
+            position = g.edges[relation].data["told"][:][:, 2]
+            assert np.array_equal(src[position], ends[0]) and np.array_equal(dst[position], ends[1])
+
+    layout.run(body)
