@@ -16,7 +16,7 @@ from mpigraph.partition.source import GraphSource
 
 NUM_NODES, NUM_EDGES, HOPS = 120, 2400, 2
 RELATIONS = (1, 4, 200)
-FAR = [Layout(2, 0, 1), Layout(3, 0, 2), Layout(4, 1, 2)]
+FAR = [Layout(2, 0, 1), Layout(4, 1, 2)]
 
 
 def dealt_out(number: int) -> GraphSource:

@@ -18,13 +18,11 @@ import prepare
 prepare.SIZES["S"], prepare.PARTS["S"], prepare.BATCH = (3000, 30000, 50), (2,), 50
 prepare.main()
 """
-RELATIONS = "sampling rounds of a step, fanouts 10,25 of all relations together"
 ON_TOY = {
     "sampling": (["--batches", "2"], "sample and relabel, fanouts 15,10,5: edges"),
     "prefetch": (["--steps", "2", "--batch_size", "50"], "step"),
     "weighted": ([], "an edge, fanouts 15,10,5"),
     "partition": ([], "METIS into 2 parts, S: share of the edges that is cut"),
-    "relations": (["--nodes", "2000", "--edges", "20000", "--batch_size", "20"], RELATIONS),
 }
 
 
@@ -78,12 +76,13 @@ def test_a_script_on_a_toy(name: str, toy: Path, tmp_path: Path) -> None:
         assert "DGL is left out: DGL_PYTHON is not set" in done.stderr
 
 
-def test_relations_do_not_add_rounds_or_messages(toy: Path, tmp_path: Path) -> None:
-    options, rounds = ON_TOY["relations"]
-    python(HERE / "relations.py", toy, "--rounds", "1", "--quiet", "0", "--out", tmp_path / "out.json", *options)
+def test_relations_do_not_add_rounds_or_messages(tmp_path: Path) -> None:
+    options = ["--nodes", "2000", "--edges", "20000", "--batch_size", "20", "--quiet", "0"]
+    python(HERE / "relations.py", tmp_path, "--out", tmp_path / "out.json", *options)
     rows = {row["what"]: row["values"] for row in json.loads((tmp_path / "out.json").read_text())["rows"]}
-    assert rows[rounds] == {f"{number} relations": 2.0 for number in (1, 4, 200)}
-    assert len(set(rows[rounds.replace("rounds of a step", "messages")].values())) == 1
+    assert rows["sampling rounds of a step, fanouts 255,255"] == {f"{n} relations": 2.0 for n in (1, 4, 200)}
+    for what in ("sampling messages", "edges", "input nodes"):
+        assert len(set(rows[f"{what}, fanouts 255,255"].values())) == 1
 
 
 def test_mag_is_prepared(tmp_path: Path) -> None:
