@@ -38,8 +38,8 @@ def from_pyg(data: Any) -> HeteroGraph:
     """Make a graph of ``torch_geometric``'s ``Data`` or ``HeteroData``. Local; no communication.
 
     The i-th edge of a relation stays its i-th. A tensor becomes a feature if it has one row for each node or edge;
-    where a ``Data`` has as many edges as nodes, those with "edge" in their name, and ``e_id``, are of edges. Numbers of nodes
-    are what PyG says; what it does not know is the largest endpoint plus one.
+    where a ``Data`` has as many edges as nodes, those with "edge" in their name, and ``e_id``, are of edges. Numbers of
+    nodes are what PyG says; what it does not know is the largest endpoint plus one.
 
     Args:
         data: needs ``edge_index`` (by relation, if typed).
