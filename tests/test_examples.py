@@ -132,7 +132,7 @@ def test_factorisation_recommends_what_the_others_of_a_group_have(tmp_path: Path
     assert recall > 0.9  # the 6 are what is left of the group; by chance 6 / 86
 
 
-@pytest.mark.parametrize("ranks", [1, 3], ids=["python", "mpiexec"])
+@STARTS
 def test_a_model_of_pyg_beats_the_mlp(ranks: int) -> None:
     flags = "--num_epochs 5 --eval_every 5".split()
     output = run(*TWO_NODES, *mpiexec(ranks), sys.executable, EXAMPLES / "hgt_pyg.py", *flags)
