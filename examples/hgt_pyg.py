@@ -30,14 +30,14 @@ SETTINGS = {
     "target": "paper",  # the node type with label, train_mask, val_mask and test_mask
     "num_servers": None,  # on each node (MPIGRAPH_NUM_SERVERS, else 1); 0: every trainer hosts a share of the graph
     "backend": "gloo",  # of gradients; nccl: train on GPUs; mpi4py: by MPI, with no port opened
-    "num_epochs": 8,
+    "num_epochs": 4,
     "eval_every": 1,  # epochs
     "fan_out": "10,10",  # neighbours per layer and relation, input side first
-    "batch_size": 500,  # of all trainers together
+    "batch_size": 200,  # of all trainers together
     "num_hidden": 64,
     "num_heads": 4,
     "dropout": 0.3,
-    "lr": 0.005,
+    "lr": 0.01,
     "weight_decay": 1e-4,
     "seed": 0,
 }
