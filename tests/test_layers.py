@@ -31,7 +31,7 @@ aggregate
 passing
 heterograph
 block
-convert
+homogeneous convert
 function
 nn dataloading
 distributed
