@@ -260,7 +260,7 @@ def _as_product(
         return None
     if weights.numel() == in_edges.num_edges and weights.dim() <= x.dim():
         return x, in_edges.to_csc_order(weights.reshape(-1))
-    if weights.shape[1:] == (*x.shape[1:-1], 1):  # a number for each head
+    if weights.dim() == x.dim() and weights.shape[1:] == (*x.shape[1:-1], 1):  # a number for each head
         return x, in_edges.to_csc_order(weights.squeeze(-1))
     return None
 
