@@ -28,10 +28,14 @@ class InMemory:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.graph, name)
 
-    def has_edges_between(self, u: torch.Tensor, v: torch.Tensor, etype: Any) -> torch.Tensor:
-        self.asked.append((etype, len(u)))
-        pairs = set(zip(*(ends.tolist() for ends in self.graph.all_edges(etype=etype)), strict=True))
-        return torch.tensor([pair in pairs for pair in zip(u.tolist(), v.tolist(), strict=True)], dtype=torch.bool)
+    def has_edges_between(self, u: dict[Any, torch.Tensor], v: dict[Any, torch.Tensor]) -> dict[Any, torch.Tensor]:
+        self.asked.append({relation: len(src) for relation, src in u.items()})
+        found = {}
+        for relation, src in u.items():
+            pairs = set(zip(*(ends.tolist() for ends in self.graph.all_edges(etype=relation)), strict=True))
+            ends = zip(src.tolist(), v[relation].tolist(), strict=True)
+            found[relation] = torch.tensor([pair in pairs for pair in ends], dtype=torch.bool)
+        return found
 
     def get_partition_book(self) -> Any:
         """Two parts, of which the local one has no node."""

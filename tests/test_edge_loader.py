@@ -408,7 +408,7 @@ def test_bad_arguments(comm, oracle) -> None:
         refused("negative_sampler must be callable", negative_sampler=3)
         refused("graph_sampler must have sample_blocks", g, ids, [2, 2])
         refused("batch_size must be >= 1", batch_size=0)
-        refused("seed edges must be of", g, {"_E": ids, "x": ids}, blocks, error=EdgeTypeError)
+        refused("edge type .x. does not exist", g, {"_E": ids, "x": ids}, blocks, error=EdgeTypeError)
         refused("'x' does not exist", g, {"x": ids}, blocks, error=EdgeTypeError)
         refused("no feature 'nothing'", labels=["nothing"], error=FieldNameError)
         refused("no feature 'nothing'", features=["nothing"], error=FieldNameError)

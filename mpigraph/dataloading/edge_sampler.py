@@ -95,8 +95,8 @@ class EdgePredictionSampler:
         if negatives is not None:
             numbering.add(negatives)
         graphs, nodes = numbering.graphs()
-        for relation, some in edges.items():
-            graphs[0].edges[relation].data[EID] = torch.from_numpy(some.eids)
+        for relation in g.schema.relations:
+            graphs[0].edges[relation].data[EID] = torch.from_numpy(edges.get(relation, NO_EDGES).eids)
         given = nodes if len(nodes) > 1 else next(iter(nodes.values()))
         input_nodes, _, blocks = self.sampler.sample_blocks(g, given, *excluded)
         return input_nodes, *graphs, blocks
@@ -119,8 +119,9 @@ def as_edge_prediction_sampler(
             it is called with two arguments.
         exclude: which edges the blocks of a minibatch must not contain. None: none; "self": its seed edges;
             "reverse_id": these and their reverse edges, of the same relation; "reverse_types": these and their reverse
-            edges, which have the same ids in another relation; int64[n] edge ids (or edge type -> edge ids): always
-            these; a function from seed edges to edge ids, both in the form in which the loader has them.
+            edges in another relation, which have the same ids there unless ``reverse_eids`` is given (a graph that
+            was partitioned has other ids in each relation: give it); int64[n] edge ids (or edge type -> edge ids):
+            always these; a function from seed edges to edge ids, both in the form in which the loader has them.
         reverse_eids: int64[num_edges], the reverse edge of each edge: tensor, ndarray or DistTensor, which is read for
             each minibatch; or edge type -> one of these.
         reverse_etypes: edge type -> edge type of the reverse edges.

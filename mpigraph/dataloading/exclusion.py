@@ -45,7 +45,7 @@ def make_exclusion(exclude: Any, reverse_eids: Any, reverse_etypes: Any) -> Excl
     if exclude == "reverse_types":
         if not isinstance(reverse_etypes, Mapping):
             raise InvalidArgumentError("exclude='reverse_types' needs reverse_etypes, a dict edge type -> edge type")
-        return partial(_with_reverse_types, reverse_etypes)
+        return partial(_with_reverse_types, reverse_etypes, None if reverse_eids is None else _tables(reverse_eids))
     raise InvalidArgumentError(
         "exclude must be None, 'self', 'reverse_id', 'reverse_types', edge ids or a function of edge ids "
         f"(got {exclude!r})"
@@ -66,11 +66,9 @@ def _chosen(choose: Callable[[Any], Any], g: EdgeGraph, seeds: Seeds) -> Seeds:
 
 def _with_reverse_ids(tables: Mapping[Any, Any], g: EdgeGraph, seeds: Seeds) -> Seeds:
     by_etype = {g.to_canonical_etype(etype): table for etype, table in tables.items()}
-    for relation in seeds:
-        if relation not in by_etype:
-            raise InvalidArgumentError(f"reverse_eids has no edges of {relation} (has {list(by_etype)})")
     return {
-        relation: torch.cat([ids, _reverse(by_etype[relation], ids, g, relation)]) for relation, ids in seeds.items()
+        relation: torch.cat([ids, _reverse(_table_of(by_etype, relation), ids, g, relation)])
+        for relation, ids in seeds.items()
     }
 
 
@@ -101,11 +99,21 @@ def _table(table: Any) -> Any:
     return table
 
 
-def _with_reverse_types(reverse_etypes: Mapping[Any, Any], g: EdgeGraph, seeds: Seeds) -> Seeds:
-    """The seeds, and the edges of the same ids in the reverse of their relation; of both if both are seeds."""
+def _with_reverse_types(
+    reverse_etypes: Mapping[Any, Any], tables: Mapping[Any, Any] | None, g: EdgeGraph, seeds: Seeds
+) -> Seeds:
+    """The seeds, and their reverse edges in the reverse of their relation; of both if both are seeds."""
     reverse = {g.to_canonical_etype(one): g.to_canonical_etype(other) for one, other in reverse_etypes.items()}
-    excluded: dict[Relation, list[torch.Tensor]] = {}
+    by_etype = None if tables is None else {g.to_canonical_etype(etype): table for etype, table in tables.items()}
+    excluded: dict[Relation, list[torch.Tensor]] = {relation: [ids] for relation, ids in seeds.items()}
     for relation, ids in seeds.items():
-        for where in {relation, reverse.get(relation, relation)}:
-            excluded.setdefault(where, []).append(ids)
+        if relation in reverse:
+            there = ids if by_etype is None else _reverse(_table_of(by_etype, relation), ids, g, relation)
+            excluded.setdefault(reverse[relation], []).append(there)
     return {relation: torch.cat(parts) for relation, parts in excluded.items()}
+
+
+def _table_of(by_etype: Mapping[Relation, Any], relation: Relation) -> Any:
+    if relation not in by_etype:
+        raise InvalidArgumentError(f"reverse_eids has no edges of {relation} (has {list(by_etype)})")
+    return by_etype[relation]

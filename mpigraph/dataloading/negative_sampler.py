@@ -43,6 +43,7 @@ __all__ = [
 ]
 
 _I64 = npt.NDArray[np.int64]
+_Pairs = dict[Relation, tuple[_I64, _I64]]
 _TAG = 0x4E4547  # separates these draws from those of neighbours with the same seed and epoch
 
 
@@ -89,19 +90,27 @@ class NegativeSampler(ABC):
         Local; no communication (:class:`GlobalUniform`: a round on the trainers when hosts are far).
         """
         drawn = g.session.draw()
-        pairs = {}
-        for number, relation in enumerate(g.schema.relations):  # all: another trainer's batch may have what this lacks
-            key = combine(drawn.seed, drawn.epoch, _TAG, number)
-            src, dst = self._pairs(g, relation, edges.get(relation, NO_EDGES), key)
-            pairs[relation] = torch.from_numpy(src), torch.from_numpy(dst)
-        return {relation: pairs[relation] for relation in edges}
+        keys = {r: combine(drawn.seed, drawn.epoch, _TAG, g.schema.relation_id(r)) for r in edges}
+        pairs = self._draw(g, edges, keys)
+        return {relation: (torch.from_numpy(src), torch.from_numpy(dst)) for relation, (src, dst) in pairs.items()}
+
+    @abstractmethod
+    def _draw(self, g: EdgeGraph, edges: Mapping[Relation, Edges], keys: Mapping[Relation, np.uint64]) -> _Pairs:
+        """Draw for the edges of each relation, with a key for each."""
+
+
+class _PerRelation(NegativeSampler):
+    """Draws for each relation by itself."""
+
+    def _draw(self, g: EdgeGraph, edges: Mapping[Relation, Edges], keys: Mapping[Relation, np.uint64]) -> _Pairs:
+        return {relation: self._pairs(g, relation, some, keys[relation]) for relation, some in edges.items()}
 
     @abstractmethod
     def _pairs(self, g: EdgeGraph, relation: Relation, edges: Edges, key: np.uint64) -> tuple[_I64, _I64]:
         """Draw for the edges of one relation."""
 
 
-class PerSourceUniform(NegativeSampler):
+class PerSourceUniform(_PerRelation):
     """Keeps the source of each edge and draws ``k`` destinations among all nodes of the destination type.
 
     A negative may happen to be an edge. An edge has the same negatives throughout an epoch, in whatever batch and on
@@ -156,22 +165,34 @@ class GlobalUniform(NegativeSampler):
         self.exclude_edges = exclude_edges
         self.redundancy = redundancy
 
-    def _pairs(self, g: EdgeGraph, relation: Relation, edges: Edges, key: np.uint64) -> tuple[_I64, _I64]:
-        no_loops = self.exclude_self_loops and relation[0] == relation[2]
-        refuses = no_loops or self.exclude_edges or not self.replace
-        tries = max(math.ceil(self.k * self.redundancy), self.k + 1) if refuses else self.k
-        src = _nodes(combine(key, 0), edges.eids, tries, g.num_nodes(relation[0]))
-        dst = _nodes(combine(key, 1), edges.eids, tries, g.num_nodes(relation[2]))
-        allowed = np.ones(len(src), np.bool_)
-        if self.exclude_edges:
-            allowed &= ~np.asarray(g.has_edges_between(torch.from_numpy(src), torch.from_numpy(dst), relation))
-        if no_loops:
-            allowed &= src != dst
-        keep_candidates(src, dst, tries, self.k, not self.replace, allowed)
-        return src[allowed], dst[allowed]
+    def _draw(self, g: EdgeGraph, edges: Mapping[Relation, Edges], keys: Mapping[Relation, np.uint64]) -> _Pairs:
+        candidates, tries = {}, {}
+        for relation, some in edges.items():
+            refuses = self._refuses_loops(relation) or self.exclude_edges or not self.replace
+            tries[relation] = max(math.ceil(self.k * self.redundancy), self.k + 1) if refuses else self.k
+            src, dst = (
+                _nodes(combine(keys[relation], end), some.eids, tries[relation], g.num_nodes(ntype))
+                for end, ntype in enumerate(relation[::2])
+            )
+            candidates[relation] = src, dst
+        known: Mapping[Relation, Any] = {}
+        if self.exclude_edges:  # a round, also for no edges at all: another trainer's batch may have some
+            u, v = ({r: torch.from_numpy(ends[side]) for r, ends in candidates.items()} for side in (0, 1))
+            known = g.has_edges_between(u, v)
+        pairs = {}
+        for relation, (src, dst) in candidates.items():
+            allowed = ~np.asarray(known[relation]) if relation in known else np.ones(len(src), np.bool_)
+            if self._refuses_loops(relation):
+                allowed &= src != dst
+            keep_candidates(src, dst, tries[relation], self.k, not self.replace, allowed)
+            pairs[relation] = src[allowed], dst[allowed]
+        return pairs
+
+    def _refuses_loops(self, relation: Relation) -> bool:
+        return self.exclude_self_loops and relation[0] == relation[2]
 
 
-class LocalUniform(NegativeSampler):
+class LocalUniform(_PerRelation):
     """Keeps the source of each edge and draws ``k`` destinations in the trainer's own part.
 
     Their neighbours and features are near. By nature the draws depend on the part that a trainer has, and so on the
@@ -187,7 +208,7 @@ class LocalUniform(NegativeSampler):
         return np.repeat(edges.src, self.k), _nodes(key, edges.eids, self.k, last - first, first)
 
 
-class JointUniform(NegativeSampler):
+class JointUniform(_PerRelation):
     """Keeps the source of each edge and pairs it with ``k`` destinations that all edges of the batch share.
 
     The destinations are drawn among all nodes of the destination type, and are a hash of the set of the batch's edges.
@@ -200,7 +221,7 @@ class JointUniform(NegativeSampler):
         return np.repeat(edges.src, self.k), np.tile(shared, len(edges.eids))
 
 
-class InBatch(NegativeSampler):
+class InBatch(_PerRelation):
     """Keeps the source of each edge and takes ``k`` destinations of other edges of the batch; no new nodes.
 
     Destinations occur as often as in the batch, so nodes of many edges are drawn more often (Hidasi et al., "Session-

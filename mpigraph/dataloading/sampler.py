@@ -1,7 +1,7 @@
 """Samplers: how the blocks of a minibatch are drawn."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,13 +12,16 @@ from mpigraph.errors import InvalidArgumentError
 
 __all__ = ["BlockSampler", "MultiLayerFullNeighborSampler", "MultiLayerNeighborSampler", "NeighborSampler"]
 
-Blocks = tuple[torch.Tensor, torch.Tensor, list[Block]]
+Nodes = torch.Tensor | dict[str, torch.Tensor]
+Blocks = tuple[Nodes, Nodes, list[Block]]
+Fanout = int | Mapping[Any, int]
+Names = str | Sequence[str] | Mapping[str, str | Sequence[str]]
 
 
 class Graph(Protocol):
     """What a sampler needs of a graph; :class:`mpigraph.distributed.DistGraph` has it."""
 
-    def sample_blocks(self, seed_nodes: Any, fanouts: Sequence[int], **options: Any) -> Blocks: ...
+    def sample_blocks(self, seed_nodes: Any, fanouts: Sequence[Fanout], **options: Any) -> Blocks: ...
 
 
 class BlockSampler(ABC):
@@ -33,12 +36,12 @@ class BlockSampler(ABC):
 
         Args:
             g: the graph.
-            seed_nodes: int64[n].
+            seed_nodes: int64[n], or node type -> int64[n].
             exclude_eids: int[k], ids of edges that are as if they did not exist, or a dict of them by edge type. Node
                 loaders give none, and a sampler for these alone may lack the parameter.
 
         Returns:
-            Input nodes, output nodes, and blocks from the input side.
+            Input nodes, output nodes (both by node type where the graph has several), and blocks from the input side.
 
         Collective on the trainers when hosts are far; local when all are near.
         """
@@ -63,13 +66,13 @@ class NeighborSampler(BlockSampler):
 
     def __init__(
         self,
-        fanouts: Sequence[int],
+        fanouts: Sequence[Fanout],
         edge_dir: str = "in",
-        prob: str | None = None,
-        mask: str | None = None,
+        prob: str | Mapping[Any, str] | None = None,
+        mask: str | Mapping[Any, str] | None = None,
         replace: bool = False,
-        prefetch_node_feats: Sequence[str] = (),
-        prefetch_labels: Sequence[str] = (),
+        prefetch_node_feats: Names = (),
+        prefetch_labels: Names = (),
         prefetch_edge_feats: Any = None,
         output_device: Any = None,
         fused: bool = True,
@@ -80,15 +83,17 @@ class NeighborSampler(BlockSampler):
         """Describe the draw.
 
         Args:
-            fanouts: most neighbours in each layer, input side first; -1 means all.
+            fanouts: most neighbours in each layer, input side first; -1 means all. An integer counts for each relation
+                by itself; or a dict edge type -> integer with every edge type.
             edge_dir: only "in".
-            prob: name of an edge feature with weights.
-            mask: name of an edge feature with a mask; not together with ``prob``.
+            prob: name of an edge feature with weights, for the relations that have it; or edge type -> name. Others are
+                sampled uniformly.
+            mask: name of an edge feature with a mask, or edge type -> name; not together with ``prob``.
             replace: with replacement.
             prefetch_node_feats: names of node features that loaders gather for the input nodes, into
-                ``blocks[0].srcdata``.
+                ``blocks[0].srcdata``; or node type -> names, into ``blocks[0].srcnodes[ntype].data``.
             prefetch_labels: names of node features that loaders gather for the output nodes, into
-                ``blocks[-1].dstdata``.
+                ``blocks[-1].dstdata``; or node type -> names, into ``blocks[-1].dstnodes[ntype].data``.
             prefetch_edge_feats: accepted for DGL's scripts; edge features are read with ``block.edata[EID]``.
             output_device: accepted for DGL's scripts; the loader's ``device`` says where blocks go.
             fused: accepted for DGL's scripts; hops are always fused.
@@ -102,14 +107,14 @@ class NeighborSampler(BlockSampler):
         """
         if prob is not None and mask is not None:
             raise InvalidArgumentError("give prob or mask, not both")
-        for fanout in fanouts:
-            if not isinstance(fanout, int | np.integer) or fanout < -1:
-                raise InvalidArgumentError(f"fanout must be an integer >= -1 (got {fanout!r})")
+        for layer in fanouts:
+            for fanout in layer.values() if isinstance(layer, Mapping) else [layer]:
+                check_fanout(fanout)
         if num_threads is not None and num_threads < 1:
             raise InvalidArgumentError(f"num_threads must be >= 1 (got {num_threads})")
         self.fanouts = list(fanouts)
-        self.prefetch_node_feats = _names(prefetch_node_feats)
-        self.prefetch_labels = _names(prefetch_labels)
+        self.prefetch_node_feats = prefetch_node_feats or ()
+        self.prefetch_labels = prefetch_labels or ()
         self.prob = prob or mask
         self._options = {
             "edge_dir": edge_dir,
@@ -130,9 +135,15 @@ class NeighborSampler(BlockSampler):
         return g.sample_blocks(seed_nodes, self.fanouts, exclude_edges=exclude_eids, **self._options)
 
 
-def _names(names: Sequence[str] | None) -> list[str]:
-    """One name, several, or none, as a list."""
-    return [names] if isinstance(names, str) else list(names or ())
+def check_fanout(fanout: Any) -> int:
+    """Return a fanout. Local; no communication.
+
+    Raises:
+        InvalidArgumentError: it is not an integer >= -1.
+    """
+    if not isinstance(fanout, int | np.integer) or isinstance(fanout, bool) or fanout < -1:
+        raise InvalidArgumentError(f"fanout must be an integer >= -1 (got {fanout!r})")
+    return int(fanout)
 
 
 MultiLayerNeighborSampler = NeighborSampler

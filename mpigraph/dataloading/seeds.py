@@ -11,16 +11,46 @@ With batch size 4 and 9, 8, 3 and 0 seeds on four ranks::
     3      0       -          -          (nothing to make a batch of: use DDP's ``join`` for empty ranks)
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from mpigraph.kernels.rng import combine
 
-__all__ = ["agreed_steps", "batch_bounds", "shuffled"]
+__all__ = ["Seeds", "agreed_steps", "batch_bounds", "shuffled"]
 
 _I64 = npt.NDArray[np.int64]
+
+
+class Seeds:
+    """A rank's seeds: ids, or ids of several types, which batches mix. Local; no communication."""
+
+    def __init__(self, given: _I64 | Mapping[Any, _I64]) -> None:
+        """Keep int64[n] ids, or type -> int64[n]."""
+        self._types = list(given) if isinstance(given, Mapping) else None
+        lists = list(given.values()) if isinstance(given, Mapping) else [given]
+        self._ids = np.concatenate([*lists, np.empty(0, np.int64)])
+        self._type_of = np.repeat(np.arange(len(lists)), [len(ids) for ids in lists])
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def take(self, positions: _I64) -> _I64 | dict[Any, _I64]:
+        """The seeds at int64[b] positions: ids, or ids by type with the types that occur."""
+        ids = self._ids[positions]
+        if self._types is None:
+            return ids
+        kinds = self._type_of[positions]
+        return {self._types[kind]: ids[kinds == kind] for kind in np.unique(kinds)}
+
+    def items(self, positions: _I64) -> list[Any]:
+        """The seeds at int64[b] positions, one by one: ids, or ``(type, id)``."""
+        ids: list[int] = self._ids[positions].tolist()
+        if self._types is None:
+            return ids
+        return [(self._types[kind], one) for kind, one in zip(self._type_of[positions], ids, strict=True)]
 
 
 def agreed_steps(num_seeds: int, batch_size: int, drop_last: bool, allreduce: Callable[[int, bool], int]) -> int:

@@ -16,7 +16,7 @@ from mpigraph.distributed.partition_book import (
     RangePartitionBook,
 )
 from mpigraph.distributed.process_group import MPIProcessGroup
-from mpigraph.distributed.sampling import in_subgraph, sample_neighbors
+from mpigraph.distributed.sampling import in_subgraph, sample_etype_neighbors, sample_neighbors
 from mpigraph.distributed.split import edge_split, node_split
 from mpigraph.distributed.tensor import DistTensor
 
@@ -49,5 +49,6 @@ __all__ = [
     "node_split",
     "optim",
     "partition_graph",
+    "sample_etype_neighbors",
     "sample_neighbors",
 ]

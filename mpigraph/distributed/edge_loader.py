@@ -3,27 +3,26 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
-from mpigraph.base import NID
+from mpigraph.base import EID, NID
 from mpigraph.dataloading.edge_sampler import as_edge_prediction_sampler
-from mpigraph.distributed.gathering import BlockFeatures, Names, named_tensors
+from mpigraph.dataloading.edges import as_given, by_relation
+from mpigraph.distributed.features import Names, named_tensors
+from mpigraph.distributed.gathering import BlockFeatures
 from mpigraph.distributed.graph import DistGraph
 from mpigraph.distributed.loader import SampledDataLoader
-from mpigraph.errors import EdgeTypeError, InvalidArgumentError
+from mpigraph.errors import InvalidArgumentError
 
 __all__ = ["DistEdgeDataLoader"]
-
-_I64 = npt.NDArray[np.int64]
 
 
 class DistEdgeDataLoader(SampledDataLoader):
     """Minibatches of edges: yields ``(input_nodes, pair_graph, blocks)``.
 
     With a negative sampler: ``(input_nodes, pair_graph, negative_pair_graph, blocks)``. The pair graphs have the seed
-    edges and the negatives, and share their nodes: those of ``blocks[-1].dstdata[NID]``, in this order.
+    edges and the negatives, and share their nodes: those of ``blocks[-1].dstdata[NID]``, in this order. Where the graph
+    has several node types, input nodes are by type.
 
     Collective on the trainers: construction and :meth:`close`.
     """
@@ -53,8 +52,9 @@ class DistEdgeDataLoader(SampledDataLoader):
         """Plan the minibatches.
 
         Args:
-            g: the graph, with one edge type.
-            eids: int[n], this rank's seed edges, for example of :func:`.edge_split`; or a dict with the only edge type.
+            g: the graph.
+            eids: int[n], this rank's seed edges, for example of :func:`.edge_split`; or edge type -> int[n], which
+                graphs with several edge types need, and whose minibatches mix the types.
             graph_sampler: has ``sample_blocks(g, seeds, exclude_eids)``, for example a ``NeighborSampler``; or what
                 :func:`mpigraph.dataloading.as_edge_prediction_sampler` returns, which then knows the next four.
             device: where to put graphs and blocks; the CPU by default. "cuda" is the caller's current GPU.
@@ -79,7 +79,7 @@ class DistEdgeDataLoader(SampledDataLoader):
         Raises:
             InvalidArgumentError: an argument is out of range, ``reverse_eids`` or ``reverse_etypes`` is missing, or
                 a sampler of edges is given together with what it knows.
-            EdgeTypeError: the graph has several edge types, or not the one that is given.
+            EdgeTypeError: an edge type does not exist, or there are several and ``eids`` are not by type.
             FieldNameError: a feature, or the sampler's edge weights, do not exist.
             CollectiveError: other trainers are in another call; on every trainer.
             GraphDataError: an edge weight is negative, infinite or NaN; on every rank.
@@ -97,19 +97,20 @@ class DistEdgeDataLoader(SampledDataLoader):
             )
         block_sampler = getattr(graph_sampler, "sampler", None)
         rows = BlockFeatures(g, block_sampler, features, ())
-        edge_rows = named_tensors(g, "edata", labels, getattr(graph_sampler, "prefetch_labels", ()))
+        edge_rows = named_tensors(g.edges, labels, getattr(graph_sampler, "prefetch_labels", ()))
 
-        def make(seeds: _I64) -> tuple[Any, ...]:
-            sample = graph_sampler.sample(g, torch.from_numpy(seeds))
+        def make(seeds: Any) -> tuple[Any, ...]:
+            sample = graph_sampler.sample(g, seeds)
             input_nodes, pair_graph, blocks = sample[0], sample[1], sample[-1]
-            rows.gather(blocks, input_nodes, pair_graph.ndata[NID])
-            for name, tensor in edge_rows.items():
-                pair_graph.edata[name] = tensor[seeds]
+            rows.gather(blocks, input_nodes, {ntype: pair_graph.nodes[ntype].data[NID] for ntype in g.ntypes})
+            for (relation, name), tensor in edge_rows.items():
+                edges = pair_graph.edges[relation].data
+                edges[name] = tensor[edges[EID]]
             return tuple(sample)
 
         super().__init__(
             g,
-            _of_the_only_type(g, eids),
+            as_given(g, by_relation(g, eids, "eids")),
             block_sampler,
             make,
             device,
@@ -120,16 +121,3 @@ class DistEdgeDataLoader(SampledDataLoader):
             num_prefetch=num_prefetch,
             seed=seed,
         )
-
-
-def _of_the_only_type(g: DistGraph, eids: Any) -> Any:
-    """The seed edges without their type."""
-    if len(g.canonical_etypes) > 1:
-        raise EdgeTypeError(f"edge loaders work on graphs with one edge type (there are {g.canonical_etypes})")
-    if not isinstance(eids, Mapping):
-        return eids
-    if len(eids) != 1:
-        raise EdgeTypeError(f"seed edges must be of {g.canonical_etypes[0]} (got {list(eids)})")
-    ((etype, ids),) = eids.items()
-    g.to_canonical_etype(etype)
-    return ids

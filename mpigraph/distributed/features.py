@@ -1,7 +1,7 @@
 """The features of a DistGraph by type and name: what ``g.ndata``, ``g.nodes[ntype].data`` and the like are."""
 
-from collections.abc import Iterator, MutableMapping
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -10,7 +10,10 @@ from mpigraph.errors import FieldNameError, InvalidArgumentError, TensorMismatch
 from mpigraph.metadata.schema import Relation, Schema
 from mpigraph.store.tensors import Policy
 
-__all__ = ["EdgeSpaces", "FeatureMap", "Features", "NodeSpaces", "Scheme"]
+__all__ = ["EdgeSpaces", "FeatureMap", "Features", "Names", "NodeSpaces", "Scheme", "named_tensors"]
+
+Names = str | Sequence[str] | Mapping[Any, str | Sequence[str]]
+"""Names of features, each for all types that have one of that name; or type -> names."""
 
 Features = dict[tuple[Policy, str], DistTensor]
 """All features of a graph, by what their rows are and by name."""
@@ -72,6 +75,15 @@ class NodeSpaces:
         policy = Policy(True, self._schema.ntype_id(ntype))
         return _Space(FeatureMap(self._features, policy, f"nodes of type {ntype!r}"))
 
+    @property
+    def types(self) -> tuple[str, ...]:
+        """The node types."""
+        return self._schema.ntypes
+
+    def canonical(self, ntype: str) -> str:
+        """The node type itself. Raises NodeTypeError if unknown. Local; no communication."""
+        return self._schema.ntypes[self._schema.ntype_id(ntype)]
+
 
 class EdgeSpaces:
     """``g.edges[etype]``. Local; no communication."""
@@ -82,3 +94,46 @@ class EdgeSpaces:
     def __getitem__(self, etype: str | Relation) -> _Space:
         policy = Policy(False, self._schema.relation_id(etype))
         return _Space(FeatureMap(self._features, policy, f"edges of type {etype!r}"))
+
+    @property
+    def types(self) -> tuple[Relation, ...]:
+        """The relations."""
+        return self._schema.relations
+
+    def canonical(self, etype: str | Relation) -> Relation:
+        """The triple of an edge type. Raises EdgeTypeError if unknown or ambiguous. Local; no communication."""
+        return self._schema.to_canonical(etype)
+
+
+class _Spaces(Protocol):
+    """Node spaces or edge spaces."""
+
+    @property
+    def types(self) -> Sequence[Any]: ...
+    def canonical(self, kind: Any, /) -> Any: ...
+    def __getitem__(self, kind: Any, /) -> _Space: ...
+
+
+def named_tensors(spaces: _Spaces, *names: Names) -> dict[tuple[Any, str], DistTensor]:
+    """Features by type (of edges: the triple) and name, each once. Local; no communication.
+
+    Raises:
+        FieldNameError: no type has the feature, or not the type that was given with it.
+        NodeTypeError, EdgeTypeError: a type that was given does not exist.
+    """
+    found = {}
+    for some in names:
+        given = some if isinstance(some, Mapping) else {None: some}
+        for one, listed in given.items():
+            for name in [listed] if isinstance(listed, str) else listed:
+                types = _types_with(spaces, name) if one is None else [spaces.canonical(one)]
+                found.update({(kind, name): spaces[kind].data[name] for kind in types})
+    return found
+
+
+def _types_with(spaces: _Spaces, name: str) -> Sequence[Any]:
+    """The types that have a feature; all if there is but one, which then says what is missing."""
+    having = [kind for kind in spaces.types if name in spaces[kind].data]
+    if not having and len(spaces.types) != 1:
+        raise FieldNameError(f"no feature {name!r} on any of {list(spaces.types)}")
+    return having or spaces.types

@@ -1,18 +1,16 @@
 """What loaders of nodes and of edges do with a sampled minibatch: gather features into it, and move it."""
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from mpigraph.block import Block
+from mpigraph.distributed.features import Names, named_tensors
 from mpigraph.distributed.graph import DistGraph
-from mpigraph.distributed.tensor import DistTensor
+from mpigraph.distributed.plans import Nodes
 from mpigraph.errors import InvalidArgumentError
 
-__all__ = ["BlockFeatures", "moved", "named_tensors"]
-
-Names = str | Sequence[str]
+__all__ = ["BlockFeatures", "moved"]
 
 
 class BlockFeatures:
@@ -32,34 +30,37 @@ class BlockFeatures:
 
         Raises:
             FieldNameError: a feature does not exist.
+            NodeTypeError: a node type that was given with a feature does not exist.
         """
-        self._inputs = named_tensors(g, "ndata", features, getattr(sampler, "prefetch_node_feats", ()))
-        self._outputs = named_tensors(g, "ndata", labels, getattr(sampler, "prefetch_labels", ()))
+        self._inputs = named_tensors(g.nodes, features, getattr(sampler, "prefetch_node_feats", ()))
+        self._outputs = named_tensors(g.nodes, labels, getattr(sampler, "prefetch_labels", ()))
 
-    def gather(self, blocks: list[Block], input_nodes: torch.Tensor, output_nodes: torch.Tensor) -> None:
-        """Put the rows of int64[n] input and output nodes into ``blocks[0].srcdata`` and ``blocks[-1].dstdata``.
+    def gather(self, blocks: list[Block], input_nodes: Nodes, output_nodes: Nodes) -> None:
+        """Put the rows of input and output nodes into ``blocks[0].srcnodes`` and ``blocks[-1].dstnodes``.
 
         Raises:
             InvalidArgumentError: there are features to gather, but no blocks.
         """
         if (self._inputs or self._outputs) and not blocks:
             raise InvalidArgumentError("features and labels come with blocks: the sampler has no layer")
-        for name, tensor in self._inputs.items():
-            blocks[0].srcdata[name] = tensor[input_nodes]
-        for name, tensor in self._outputs.items():
-            blocks[-1].dstdata[name] = tensor[output_nodes]
+        for (ntype, name), tensor in self._inputs.items():
+            blocks[0].srcnodes[ntype].data[name] = tensor[_of_type(input_nodes, ntype)]
+        for (ntype, name), tensor in self._outputs.items():
+            blocks[-1].dstnodes[ntype].data[name] = tensor[_of_type(output_nodes, ntype)]
 
 
-def named_tensors(g: DistGraph, side: Literal["ndata", "edata"], *names: Names) -> dict[str, DistTensor]:
-    """Features of the only node or edge type by name, each once. Local; no communication.
-
-    Raises:
-        FieldNameError: a feature does not exist.
-    """
-    lists = [[some] if isinstance(some, str) else list(some) for some in names]
-    return {name: getattr(g, side)[name] for some in lists for name in some}
+def _of_type(nodes: Nodes, ntype: str) -> torch.Tensor:
+    return nodes[ntype] if isinstance(nodes, dict) else nodes
 
 
 def moved(batch: tuple[Any, ...], target: torch.device) -> tuple[Any, ...]:
-    """A minibatch of tensors, graphs and a list of blocks on another device. Local; no communication."""
-    return tuple([block.to(target) for block in x] if isinstance(x, list) else x.to(target) for x in batch)
+    """A minibatch of tensors, dicts of them, graphs and a list of blocks on another device. Local; no communication."""
+    return tuple(_moved(part, target) for part in batch)
+
+
+def _moved(part: Any, target: torch.device) -> Any:
+    if isinstance(part, list):
+        return [block.to(target) for block in part]
+    if isinstance(part, dict):
+        return {key: ids.to(target) for key, ids in part.items()}
+    return part.to(target)

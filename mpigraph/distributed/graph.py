@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from mpigraph.base import ALL, EID, NID
+from mpigraph.dataloading.sampler import Fanout
 from mpigraph.distributed.context import Session, current
 from mpigraph.distributed.features import EdgeSpaces, FeatureMap, Features, NodeSpaces, Scheme
 from mpigraph.distributed.ids import as_ids
@@ -210,8 +211,10 @@ class DistGraph:
         src, dst = self._topology.find_edges(as_ids(edges, "edge ids"), relation)
         return torch.from_numpy(src), torch.from_numpy(dst)
 
-    def has_edges_between(self, u: Any, v: Any, etype: Etype = None) -> torch.Tensor:
-        """Whether there are edges ``u[i] -> v[i]``: bool[n]; see :func:`.sampling.has_edges_between`.
+    def has_edges_between(self, u: Any, v: Any, etype: Etype = None) -> Any:
+        """Whether there are edges ``u[i] -> v[i]``: bool[n], by relation if ``u`` and ``v`` are.
+
+        See :func:`.sampling.has_edges_between`.
 
         Collective on the trainers when hosts are far; local when all are near.
         """
@@ -275,11 +278,11 @@ class DistGraph:
         """The sampling service of the calling thread."""
         return self._session.service
 
-    def sample_neighbors(self, seed_nodes: Any, fanout: int, *args: Any, **options: Any) -> HeteroGraph:
+    def sample_neighbors(self, seed_nodes: Any, fanout: Fanout, *args: Any, **options: Any) -> HeteroGraph:
         """See :func:`.sampling.sample_neighbors`. Collective on the trainers if hosts are far, else local."""
         return sample_neighbors(self, seed_nodes, fanout, *args, **options)
 
-    def sample_blocks(self, seed_nodes: Any, fanouts: Sequence[int], **options: Any) -> Blocks:
+    def sample_blocks(self, seed_nodes: Any, fanouts: Sequence[Fanout], **options: Any) -> Blocks:
         """See :func:`.sampling.sample_blocks`. Collective on the trainers if hosts are far, else local."""
         return sample_blocks(self, seed_nodes, fanouts, **options)
 

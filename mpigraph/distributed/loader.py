@@ -11,7 +11,7 @@ end their loops in the same order.
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -22,12 +22,13 @@ import torch
 
 from mpigraph.block import Block
 from mpigraph.dataloading.prefetch import Prefetch
-from mpigraph.dataloading.seeds import agreed_steps, batch_bounds, shuffled
+from mpigraph.dataloading.seeds import Seeds, agreed_steps, batch_bounds, shuffled
 from mpigraph.distributed.context import Session, current
-from mpigraph.distributed.gathering import BlockFeatures, Names, moved
+from mpigraph.distributed.features import Names
+from mpigraph.distributed.gathering import BlockFeatures, moved
 from mpigraph.distributed.graph import DistGraph
 from mpigraph.distributed.ids import as_ids
-from mpigraph.distributed.sampling import edge_weights
+from mpigraph.distributed.plans import Nodes, by_type, edge_weights
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphbase import exact_device
 from mpigraph.log import get_logger
@@ -37,7 +38,7 @@ from mpigraph.service.protocol import Operation
 __all__ = ["DistDataLoader", "DistNodeDataLoader", "SampledDataLoader"]
 
 _I64 = npt.NDArray[np.int64]
-Minibatch = tuple[torch.Tensor, torch.Tensor, list[Block]]
+Minibatch = tuple[Nodes, Nodes, list[Block]]
 
 
 class _Epochs:
@@ -113,7 +114,7 @@ class DistDataLoader:
         dataset: Any,
         batch_size: int,
         shuffle: bool = False,
-        collate_fn: Callable[[list[int]], Any] | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
         drop_last: bool = False,
         queue_size: int | None = None,
         *,
@@ -123,10 +124,11 @@ class DistDataLoader:
         """Plan the batches.
 
         Args:
-            dataset: int[n], this rank's ids.
+            dataset: int[n], this rank's ids; or type -> int[n], whose batches mix the types.
             batch_size: most ids of a batch.
             shuffle: another order in each epoch.
-            collate_fn: makes a batch of a list of ids; a tensor of the ids by default. It may sample and read features.
+            collate_fn: makes a batch of a list of ids, or of ``(type, id)``; by default a tensor of the ids, or type ->
+                tensor. It may sample and read features.
             drop_last: leave out ids that do not fill a batch.
             queue_size: DGL's name for ``num_prefetch``.
             num_prefetch: how many batches to be ahead; 0 makes them when they are asked for. The same batches result.
@@ -145,15 +147,15 @@ class DistDataLoader:
         if depth > 0 and not session.world.threads_may_communicate:
             get_logger().warning("MPI lacks MPI_THREAD_MULTIPLE: batches are made without prefetching")
             depth = 0
-        self._ids = as_ids(dataset, "dataset")
+        self._seeds = Seeds(_checked(dataset))
         self._shuffle = shuffle
         self._seed = session.state.seed if seed is None else seed
-        self._collate = collate_fn or torch.as_tensor
+        self._collate = collate_fn
         self._epochs = _Epochs(session, self._seed, depth)  # its checked call before the plain one below
         self._retire = weakref.finalize(self, self._epochs.retire)
         self._retire.atexit = False
-        steps = agreed_steps(len(self._ids), batch_size, drop_last, session.world.agree)
-        self._bounds = batch_bounds(len(self._ids), batch_size, drop_last, steps)
+        steps = agreed_steps(len(self._seeds), batch_size, drop_last, session.world.agree)
+        self._bounds = batch_bounds(len(self._seeds), batch_size, drop_last, steps)
         self._rank = session.rank
         self._epoch = 0
 
@@ -182,19 +184,35 @@ class DistDataLoader:
         return _hold(self, iter(self._epochs.start(epoch, batches)))
 
     def _batch_maker(self) -> Callable[[_I64], Any]:
-        """What turns ids into a batch; it must not refer to the loader, which can be dropped while a thread works."""
-        collate = self._collate
-        return lambda ids: collate(ids.tolist())
+        """What turns positions of seeds into a batch.
+
+        It must not refer to the loader, which can be dropped while a thread works.
+        """
+        collate, seeds = self._collate, self._seeds
+        if collate is None:
+            return lambda positions: as_tensors(seeds.take(positions))
+        return lambda positions: collate(seeds.items(positions))
 
     def _order(self, epoch: int) -> _I64:
         if not self._shuffle:
-            return self._ids
-        return self._ids[shuffled(len(self._ids), self._seed, epoch, self._rank)]
+            return np.arange(len(self._seeds))
+        return shuffled(len(self._seeds), self._seed, epoch, self._rank)
 
     def close(self) -> None:
         """End the epoch under way; the channel is freed at the next collective call. Collective on the trainers."""
         self._epochs.stop()
         self._retire()
+
+
+def as_tensors(ids: _I64 | dict[Any, _I64]) -> Any:
+    """Ids, or ids by type, as tensors. Local; no communication."""
+    return {t: torch.from_numpy(some) for t, some in ids.items()} if isinstance(ids, dict) else torch.from_numpy(ids)
+
+
+def _checked(dataset: Any) -> _I64 | dict[Any, _I64]:
+    if isinstance(dataset, Mapping):
+        return {kind: as_ids(ids, f"dataset of {kind!r}") for kind, ids in dataset.items()}
+    return as_ids(dataset, "dataset")
 
 
 def _hold(loader: DistDataLoader, batches: Iterator[Any]) -> Iterator[Any]:
@@ -213,7 +231,7 @@ class SampledDataLoader(DistDataLoader):
         g: DistGraph,
         ids: Any,
         sampler: Any,
-        make: Callable[[_I64], tuple[Any, ...]],
+        make: Callable[[Any], tuple[Any, ...]],
         device: torch.device | str | None,
         *,
         batch_size: int,
@@ -225,26 +243,29 @@ class SampledDataLoader(DistDataLoader):
     ) -> None:
         """Plan the batches, and have the hosts prepare the edge weights that ``sampler.prob`` names, if any.
 
-        ``make`` makes a minibatch of int64[b] ids, which is moved to ``device`` unless that is None. The other
-        arguments are those of :class:`DistDataLoader`.
+        ``make`` makes a minibatch of int64[b] ids, or of ids by type, which is moved to ``device`` unless that is None.
+        The other arguments are those of :class:`DistDataLoader`.
         """
         prob = getattr(sampler, "prob", None)
-        weights = None if prob is None else edge_weights(g, prob)
+        weights = {} if prob is None else edge_weights(g, prob)
         if device is None:
             self._make = make
         else:
             target = exact_device(device)  # each thread has a current GPU of its own
             self._make = lambda batch: moved(make(batch), target)
         super().__init__(ids, batch_size, shuffle, None, drop_last, queue_size, num_prefetch=num_prefetch, seed=seed)
-        if weights is not None:
-            current().control.call(Operation.PREPARE_WEIGHTS, numbers=[weights])
+        if weights:
+            current().control.call(Operation.PREPARE_WEIGHTS, numbers=sorted(weights.values()))
 
     def _batch_maker(self) -> Callable[[_I64], tuple[Any, ...]]:
-        return self._make
+        make, seeds = self._make, self._seeds
+        return lambda positions: make(as_tensors(seeds.take(positions)))
 
 
 class DistNodeDataLoader(SampledDataLoader):
     """Minibatches of nodes: yields ``(input_nodes, output_nodes, blocks)``.
+
+    Where the graph has several node types, input and output nodes are by type, with every type.
 
     Collective on the trainers: construction and :meth:`close`.
     """
@@ -271,14 +292,16 @@ class DistNodeDataLoader(SampledDataLoader):
 
         Args:
             g: the graph.
-            nids: int[n], this rank's seed nodes.
+            nids: int[n], this rank's seed nodes; or node type -> int[n], which graphs with several node types need, and
+                whose minibatches mix the types.
             graph_sampler: has ``sample_blocks(g, seeds)``, for example a ``NeighborSampler``.
             device: where to put the blocks; the CPU by default. "cuda" is the caller's current GPU.
             batch_size: most seeds of a minibatch.
             shuffle: another order in each epoch.
             drop_last: leave out seeds that do not fill a batch.
             features: names of node features to gather for the input nodes, into ``blocks[0].srcdata``; besides the
-                sampler's ``prefetch_node_feats``. Their memory is used again once nothing refers to them.
+                sampler's ``prefetch_node_feats``. A name is for all node types that have it; or node type -> names.
+                Their memory is used again once nothing refers to them.
             labels: names of node features to gather for the output nodes, into ``blocks[-1].dstdata``; besides the
                 sampler's ``prefetch_labels``.
             num_prefetch: how many minibatches to be ahead.
@@ -290,19 +313,20 @@ class DistNodeDataLoader(SampledDataLoader):
         Raises:
             InvalidArgumentError: ``batch_size`` or ``num_prefetch`` out of range.
             FieldNameError: a feature, or the sampler's edge weights, do not exist.
+            NodeTypeError: a node type does not exist, or there are several and ``nids`` are not by type.
             CollectiveError: other trainers are in another call; on every trainer.
             GraphDataError: an edge weight is negative, infinite or NaN; on every rank.
         """
         rows = BlockFeatures(g, graph_sampler, features, labels)
 
-        def make(seeds: _I64) -> Minibatch:
-            input_nodes, output_nodes, blocks = graph_sampler.sample_blocks(g, torch.from_numpy(seeds))
+        def make(seeds: Any) -> Minibatch:
+            input_nodes, output_nodes, blocks = graph_sampler.sample_blocks(g, seeds)
             rows.gather(blocks, input_nodes, output_nodes)
             return input_nodes, output_nodes, blocks
 
         super().__init__(
             g,
-            nids,
+            _seed_nodes(g, nids),
             graph_sampler,
             make,
             device,
@@ -313,3 +337,11 @@ class DistNodeDataLoader(SampledDataLoader):
             num_prefetch=num_prefetch,
             seed=seed,
         )
+
+
+def _seed_nodes(g: DistGraph, nids: Any) -> Any:
+    """Seeds as the sampler gets them: without their type where the graph has one."""
+    seeds = by_type(g.schema, nids, "nids")
+    if len(g.ntypes) == 1:
+        return next(iter(seeds.values()), np.empty(0, np.int64))
+    return {g.ntypes[ntype]: ids for ntype, ids in seeds.items()}

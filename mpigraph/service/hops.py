@@ -111,11 +111,11 @@ def sampling_key(draw: Draw, seeds: Mapping[int, _I64], hop: int) -> np.uint64:
 
 
 def hop_requests(plan: HopPlan, graph: Graph, frontier: Mapping[int, _I64], key: np.uint64) -> list[RelationRequest]:
-    """The requests of one hop, one for each relation whose destinations are in the frontier."""
+    """The requests of one hop, one for each relation that has destinations in the frontier and a fanout."""
     schema, requests = graph.topology.hosts.schema, []
     for relation, fanout in sorted(plan.fanouts.items()):
-        ids = frontier.get(schema.ends(relation)[1])
-        if ids is None or fanout == 0:
+        ids = frontier.get(schema.ends(relation)[1], _NONE)
+        if len(ids) == 0 or fanout == 0:
             continue
         requests.append(
             RelationRequest(

@@ -101,31 +101,38 @@ class NeighborService:
             return [draw.finish() for draw in draws]
         return self._sample_far([] if error is not None else requests, error)
 
-    def has_edges(self, query: EdgeQuery, error: BaseException | None = None) -> npt.NDArray[np.bool_]:
+    def has_edges(self, queries: list[EdgeQuery], error: BaseException | None = None) -> list[npt.NDArray[np.bool_]]:
         """Look edges up where their destinations are, all of them in one round.
 
         Args:
-            query: which edges.
+            queries: which edges, relation by relation.
             error: a reason why this rank cannot ask; every rank of the round raises.
 
         Returns:
-            bool[n], whether each edge exists.
+            bool[n] for each query, whether each edge exists.
 
         Collective on the channel's trainers when hosts are far; local when all are near.
         """
-        found = np.zeros(len(query.ids), np.bool_)
+        found = [np.zeros(len(query.ids), np.bool_) for query in queries]
+        shares = [self._split(self._shares(query)) for query in queries]
+
+        def look_near() -> None:
+            for query, (near, _), out in zip(queries, shares, found, strict=True):
+                self._look_up(query, near, out)
+
         if self._world.all_near:
             if error is not None:
                 raise error
-            self._look_up(query, self._shares(query), found)
+            look_near()
             return found
-        near, far = self._split(self._shares(query))
         words = self._no_words()
-        for host, positions in far:
-            words[int(self._world.hosts[host])] += pack_query(query, positions)
-        readers = self._ask(words, lambda: self._look_up(query, near, found), error)
-        for host, positions in far:
-            found[positions] = readers[self._world.hosts[host]].take(len(positions), np.bool_)
+        for query, (_, far) in zip(queries, shares, strict=True):
+            for host, positions in far:
+                words[int(self._world.hosts[host])] += pack_query(query, positions)
+        readers = self._ask(words, look_near, error)
+        for out, (_, far) in zip(found, shares, strict=True):
+            for host, positions in far:
+                out[positions] = readers[self._world.hosts[host]].take(len(positions), np.bool_)
         return found
 
     def local_ids(self, graph: Graph) -> list[LocalIds]:

@@ -24,12 +24,14 @@ def bytes_of_hosts(config: PartConfig, hosts: RangeBook) -> _I64:
         hosts: the book whose owners are the hosts.
     """
     schema = config.schema
-    total = np.zeros(hosts.num_parts, np.int64)
+    indptr, degrees = np.zeros(hosts.num_parts, np.int64), np.zeros(hosts.num_parts, np.int64)
+    indices = {4: np.zeros(hosts.num_parts, np.int64), 8: np.zeros(hosts.num_parts, np.int64)}
     for relation, (src, _, dst) in enumerate(schema.relations):
-        sources = hosts.node_offsets[schema.ntype_id(src)]
-        indices = index_dtype(hosts.num_nodes(schema.ntype_id(src))).itemsize
-        total += _window(hosts.node_offsets[schema.ntype_id(dst)], 8, extra=1)  # indptr
-        total += _window(hosts.edge_offsets[relation], indices) + _window(sources, 8)  # indices, out-degrees
+        size = index_dtype(hosts.num_nodes(schema.ntype_id(src))).itemsize
+        indptr += 8 * (np.diff(hosts.node_offsets[schema.ntype_id(dst)]) + 1)
+        degrees += 8 * np.diff(hosts.node_offsets[schema.ntype_id(src)])
+        indices[size] += size * np.diff(hosts.edge_offsets[relation])
+    total = sum((_in_pages(nbytes) for nbytes in indices.values()), _in_pages(indptr) + _in_pages(degrees))
     for t, ntype in enumerate(schema.ntypes):
         total += _features(hosts.node_offsets[t], config.node_features[ntype])
     for r in range(len(schema.relations)):
@@ -40,11 +42,11 @@ def bytes_of_hosts(config: PartConfig, hosts: RangeBook) -> _I64:
 def _features(offsets: _I64, features: Mapping[str, FeatureInfo]) -> _I64:
     total = np.zeros(len(offsets) - 1, np.int64)
     for info in features.values():
-        total += _window(offsets, storage_dtype(info.dtype).itemsize * math.prod(info.shape))
+        total += _in_pages(np.diff(offsets) * storage_dtype(info.dtype).itemsize * math.prod(info.shape))
     return total
 
 
-def _window(offsets: _I64, row_bytes: int, extra: int = 0) -> _I64:
-    """Bytes of one window on each host, in whole pages."""
-    pages: _I64 = -(-(np.diff(offsets) + extra) * row_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+def _in_pages(nbytes: _I64) -> _I64:
+    """What a window of so many bytes on each host takes."""
+    pages: _I64 = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
     return pages

@@ -1,8 +1,9 @@
 """The topology of a partitioned graph in the hosts' memory, readable by every rank.
 
-For each relation three windows of rows, cut over the hosts like the nodes and edges themselves: ``indptr`` (a host's
-own offsets, starting at 0, one more than it has destinations), ``indices`` (global source ids in CSC order) and
-``out_degrees`` (of the relation's sources). Edge ids are positions: nothing else is needed to find an edge.
+For each relation three tables, cut over the hosts like the nodes and edges themselves: ``indptr`` (a host's own
+offsets, starting at 0, one more than it has destinations), ``indices`` (global source ids in CSC order) and
+``out_degrees`` (of the relation's sources). Edge ids are positions: nothing else is needed to find an edge. All
+relations share windows.
 """
 
 from dataclasses import dataclass
@@ -15,13 +16,13 @@ from mpigraph.errors import MPIGraphError
 from mpigraph.metadata.book import check_ids
 from mpigraph.mpi.agree import together
 from mpigraph.mpi.room import need_room
-from mpigraph.mpi.window import RowWindow
 from mpigraph.mpi.world import World
 from mpigraph.storage.format import index_dtype, relation_dataset_name
 from mpigraph.storage.part_config import PartConfig
 from mpigraph.storage.shard import ShardReader
 from mpigraph.store.cut import cut_for_hosts, pieces, read_rows
 from mpigraph.store.room import bytes_of_hosts
+from mpigraph.store.sections import Sections
 
 __all__ = ["Adjacency", "Topology"]
 
@@ -69,9 +70,18 @@ class Topology:
         self.hosts = cut_for_hosts(world, config)
         need_room(world, bytes_of_hosts(config, self.hosts), f"graph {config.graph_name!r}")
         relations = range(len(config.schema.relations))
-        self._indptr = [self._window(kind, r, "indptr", np.dtype(np.int64)) for r in relations]
-        self._indices = [self._window(kind, r, "indices", self.index_dtype(r)) for r in relations]
-        self._out_degrees = [self._window(kind, r, "out_degrees", np.dtype(np.int64)) for r in relations]
+        self._indptr = Sections(world, [self._rows_of_indptr(r) for r in relations], np.int64, kind)
+        self._out_degrees = Sections(world, [self._rows_of_sources(r) for r in relations], np.int64, kind)
+        nothing = np.zeros(len(world.hosts) + 1, np.int64)
+        self._indices = {
+            dtype: Sections(
+                world,
+                [self.hosts.edge_offsets[r] if self.index_dtype(r) == dtype else nothing for r in relations],
+                dtype,
+                kind,
+            )
+            for dtype in sorted({self.index_dtype(r) for r in relations})
+        }
         try:
             with together(world.comm, f"loading graph {config.graph_name!r}"):
                 for relation in relations:
@@ -87,30 +97,28 @@ class Topology:
         src = self.config.schema.ends(relation)[0]
         return index_dtype(self.config.book.num_nodes(src))
 
-    def _offsets(self, relation: int, field: str) -> _I64:
-        src, dst = self.config.schema.ends(relation)
-        if field == "indices":
-            return self.hosts.edge_offsets[relation]
-        if field == "out_degrees":
-            return self.hosts.node_offsets[src]
-        offsets = self.hosts.node_offsets[dst]
+    def _rows_of_indptr(self, relation: int) -> _I64:
+        offsets = self.hosts.node_offsets[self.config.schema.ends(relation)[1]]
         return offsets + np.arange(len(offsets))
 
-    def _window(self, kind: str, relation: int, field: str, dtype: np.dtype[np.generic]) -> RowWindow:
-        return RowWindow(self.world, self._offsets(relation, field), (), dtype, kind)
+    def _rows_of_sources(self, relation: int) -> _I64:
+        return self.hosts.node_offsets[self.config.schema.ends(relation)[0]]
+
+    def _indices_of(self, relation: int) -> Sections:
+        return self._indices[self.index_dtype(relation)]
 
     def _load(self, relation: int) -> None:
         """Fill my host's rows of one relation."""
         book, host = self.config.book, self.world.host_index
         src, dst = self.config.schema.ends(relation)
-        key = self.config.schema.relation_key(relation)
-        for field, window, offsets, begin in (
-            ("indices", self._indices, book.edge_offsets[relation], self.hosts.edge_range(host, relation)[0]),
+        key, first_edge = self.config.schema.relation_key(relation), self.hosts.edge_range(host, relation)[0]
+        for field, tables, offsets, begin in (
+            ("indices", self._indices_of(relation), book.edge_offsets[relation], first_edge),
             ("out_degrees", self._out_degrees, book.node_offsets[src], self.hosts.node_range(host, src)[0]),
         ):
             name = relation_dataset_name(key, field)
-            read_rows(self.config, "part_graph", name, offsets, begin, window[relation].segment(host))
-        indptr = self._indptr[relation].segment(host)
+            read_rows(self.config, "part_graph", name, offsets, begin, tables.segment(relation, host))
+        indptr = self._indptr.segment(relation, host)
         at, edges = 0, 0
         for part, first, last in pieces(book.node_offsets[dst], *self.hosts.node_range(host, dst)):
             with ShardReader(self.config.part_path(part, "part_graph"), self.config.graph_name, part) as shard:
@@ -123,8 +131,8 @@ class Topology:
         """The in-edges on near host ``host``, as plain arrays. Local; no communication."""
         dst = self.config.schema.ends(relation)[1]
         return Adjacency(
-            self._indptr[relation].segment(host),
-            self._indices[relation].segment(host),
+            self._indptr.segment(relation, host),
+            self._indices_of(relation).segment(relation, host),
             self.hosts.node_range(host, dst)[0],
             self.hosts.edge_range(host, relation)[0],
         )
@@ -137,8 +145,8 @@ class Topology:
         """
         dst = self.config.schema.ends(relation)[1]
         rows = ids + self.hosts.node_owner(ids, dst)
-        window = self._indptr[relation]
-        return window.gather(rows + 1) - window.gather(rows)
+        degrees: _I64 = self._indptr.gather(relation, rows + 1) - self._indptr.gather(relation, rows)
+        return degrees
 
     def out_degrees(self, ids: _I64, relation: int) -> _I64:
         """int64[n]: out-degrees of sources ``ids``, near or far. One-sided; the target does nothing.
@@ -148,7 +156,7 @@ class Topology:
         """
         src = self.config.schema.ends(relation)[0]
         check_ids(ids, self.config.book.num_nodes(src), f"node id of type {self.config.schema.ntypes[src]!r}")
-        return self._out_degrees[relation].gather(ids)
+        return self._out_degrees.gather(relation, ids)
 
     def find_edges(self, eids: _I64, relation: int) -> tuple[_I64, _I64]:
         """int64[n] sources and int64[n] destinations of edges, near or far. One-sided; the target does nothing.
@@ -160,28 +168,30 @@ class Topology:
             OutOfRangeError: an edge does not exist.
         """
         owner = self.hosts.edge_owner(eids, relation)
-        src = self._indices[relation].gather(eids).astype(np.int64)
+        src = self._indices_of(relation).gather(relation, eids).astype(np.int64)
         nodes = self.hosts.node_offsets[self.config.schema.ends(relation)[1]]
         local = eids - self.hosts.edge_offsets[relation][owner]
         low, high = nodes[owner].copy(), nodes[owner + 1] - 1
         while (low < high).any():  # the last node whose first edge is not behind this one
             middle = (low + high + 1) // 2
-            begins = self._indptr[relation].gather(middle + owner)
+            begins = self._indptr.gather(relation, middle + owner)
             low = np.where(begins <= local, middle, low)
             high = np.where(begins <= local, high, middle - 1)
         return src, low
 
     def _sync(self) -> None:
         """Make what the hosts stored visible to all loads."""
-        windows = [*self._indptr, *self._indices, *self._out_degrees]
-        for window in windows:
-            window.sync()
+        for tables in self._all():
+            tables.sync()
         with self.world.watch("loading a graph"):
             self.world.comm.Barrier()
-        for window in windows:
-            window.sync()
+        for tables in self._all():
+            tables.sync()
+
+    def _all(self) -> list[Sections]:
+        return [self._indptr, self._out_degrees, *self._indices.values()]
 
     def close(self) -> None:
         """Free the memory."""
-        for window in [*self._indptr, *self._indices, *self._out_degrees]:
-            window.close()
+        for tables in self._all():
+            tables.close()

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from mpigraph.base import NID
 from mpigraph.block import Block
 from mpigraph.cli.bench.rounds import TimedService
 from mpigraph.cli.bench.rows import is_far
@@ -140,13 +141,14 @@ class Pipeline:
     def _one_step(self, service: TimedService, seeds: torch.Tensor) -> dict[str, float]:
         """One step; milliseconds of each piece, and how many edges."""
         exchanged, start = service.exchange_seconds, time.perf_counter()
-        inputs, _, blocks = self._sampler.sample_blocks(self._g, seeds)
+        _, _, blocks = self._sampler.sample_blocks(self._g, seeds)
         sampled, exchange = time.perf_counter(), service.exchange_seconds - exchanged
-        rows = self._gather(inputs.numpy())
+        ids = blocks[0].srcdata[NID].numpy()
+        rows = self._gather(ids)
         gathered = time.perf_counter()
         self._compute(blocks, rows)
         end = time.perf_counter()
-        ids, window = inputs.numpy(), self._feature.rows.window
+        window = self._feature.rows.window
         far = is_far(window, ids)
         near_alone = self._time_near(ids[~far]) if far.any() else gathered - sampled
         near = min(near_alone, gathered - sampled)

@@ -1,0 +1,157 @@
+"""What a caller wants sampled, checked and by type id: seeds, fanouts, edge weights, edges to leave out.
+
+Where a graph has one node type its nodes are given and returned as they are, else by node type; what belongs to
+relations may be one value for all or a dict by edge type.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from mpigraph.dataloading.sampler import check_fanout
+from mpigraph.distributed.features import EdgeSpaces, Names, named_tensors
+from mpigraph.distributed.ids import as_ids
+from mpigraph.errors import EdgeTypeError, InvalidArgumentError, MPIGraphError, NodeTypeError
+from mpigraph.metadata.book import check_ids
+from mpigraph.metadata.schema import Schema
+from mpigraph.service.hops import HopPlan
+from mpigraph.service.state import Graph
+
+__all__ = ["Nodes", "as_given", "by_type", "check_nodes", "edge_weights", "plan_hops"]
+
+_I64 = npt.NDArray[np.int64]
+Nodes = torch.Tensor | dict[str, torch.Tensor]
+"""Node ids: int64[n] where the graph has one node type, else node type -> int64[n]."""
+
+
+class PlannedGraph(Protocol):
+    """What plans need of a DistGraph."""
+
+    loaded: Graph
+
+    @property
+    def schema(self) -> Schema: ...
+    @property
+    def edges(self) -> EdgeSpaces: ...
+
+
+def by_type(schema: Schema, nodes: Any, what: str = "node ids") -> dict[int, _I64]:
+    """Node ids by node type id. Local; no communication.
+
+    Args:
+        schema: node types and relations.
+        nodes: int[n] where the graph has one node type, or node type -> int[n].
+        what: names the ids in errors.
+
+    Raises:
+        NodeTypeError: a type does not exist, or the ids are not by type and the graph has several.
+        InvalidArgumentError: the ids are not integers in one dimension.
+    """
+    given = nodes if isinstance(nodes, Mapping) else {None: nodes}
+    if None in given and len(schema.ntypes) > 1:
+        raise NodeTypeError(f"{what} must be a dict by node type: the graph has {list(schema.ntypes)}")
+    return {schema.ntype_id(ntype): as_ids(ids, what) for ntype, ids in given.items()}
+
+
+def as_given(schema: Schema, nodes: Mapping[int, _I64]) -> Nodes:
+    """The reverse of :func:`by_type`, with every node type. Local; no communication."""
+    ids = [torch.from_numpy(nodes.get(t, np.empty(0, np.int64))) for t in range(len(schema.ntypes))]
+    return ids[0] if len(ids) == 1 else dict(zip(schema.ntypes, ids, strict=True))
+
+
+def plan_hops(
+    g: PlannedGraph,
+    nodes: Any,
+    fanouts: Sequence[Any],
+    *,
+    edge_dir: str,
+    prob: Any,
+    exclude_edges: Any,
+    replace: bool,
+    want_eids: bool,
+) -> tuple[dict[int, _I64], list[HopPlan], MPIGraphError | None]:
+    """Check the arguments of this rank; what is wrong is returned, to be raised on every rank of the round.
+
+    Args:
+        g: a :class:`DistGraph`.
+        nodes: seeds, as in :func:`by_type`.
+        fanouts: for each layer an integer, or edge type -> integer with every edge type.
+        edge_dir: only "in".
+        prob: what :func:`edge_weights` takes, or None.
+        exclude_edges: int[k] edge ids, or edge type -> int[k], or None.
+        replace: with replacement.
+        want_eids: whether edge ids are wanted.
+
+    Returns:
+        Seeds by node type id, a plan for each layer, and the error if there is one.
+
+    Local; no communication.
+    """
+    try:
+        if edge_dir != "in":
+            raise InvalidArgumentError(f"edge_dir must be 'in': parts hold in-edges (got {edge_dir!r})")
+        weights = {} if prob is None else edge_weights(g, prob)
+        excluded = _excluded(g, exclude_edges)
+        plans = [HopPlan(_fanouts(g.schema, layer), replace, weights, want_eids, excluded) for layer in fanouts]
+        seeds = by_type(g.schema, nodes)
+        for ntype_id, ids in seeds.items():
+            check_nodes(g, ids, ntype_id)
+    except MPIGraphError as error:
+        return {}, [HopPlan({}, replace, {}, want_eids) for _ in fanouts], error
+    return seeds, plans, None
+
+
+def check_nodes(g: PlannedGraph, ids: _I64, ntype_id: int) -> None:
+    """Raise OutOfRangeError unless all nodes of a type exist. Local; no communication."""
+    check_ids(ids, g.loaded.topology.hosts.num_nodes(ntype_id), f"node id of type {g.schema.ntypes[ntype_id]!r}")
+
+
+def edge_weights(g: PlannedGraph, prob: Names) -> dict[int, int]:
+    """The number of the tensor of edge weights, by relation id. Local; no communication.
+
+    Args:
+        g: a :class:`DistGraph`.
+        prob: the name of an edge feature, for the relations that have it; or edge type -> name.
+
+    Raises:
+        EdgeTypeError: an edge type does not exist.
+        FieldNameError: there is no such edge feature.
+        InvalidArgumentError: it is not one number or mask for each edge.
+    """
+    weights = {}
+    for (relation, name), tensor in named_tensors(g.edges, prob).items():
+        if len(tensor.shape) != 1 or tensor.rows.dtype not in ("bool", "uint8", "float32", "float64"):
+            raise InvalidArgumentError(
+                f"edge weights {name!r} must be one bool, uint8, float32 or float64 for each edge "
+                f"(got {tensor.dtype}, shape {tensor.shape})"
+            )
+        weights[g.schema.relation_id(relation)] = int(tensor.rows.number)
+    return weights
+
+
+def _fanouts(schema: Schema, fanout: Any) -> dict[int, int]:
+    """Fanouts of one layer by relation id."""
+    if not isinstance(fanout, Mapping):
+        return dict.fromkeys(range(len(schema.relations)), check_fanout(fanout))
+    found = {schema.relation_id(etype): check_fanout(number) for etype, number in fanout.items()}
+    missing = [relation for r, relation in enumerate(schema.relations) if r not in found]
+    if missing:
+        raise EdgeTypeError(f"a dict of fanouts needs every edge type (0 leaves one out): no fanout of {missing}")
+    return found
+
+
+def _excluded(g: PlannedGraph, edges: Any) -> dict[int, _I64]:
+    """By relation id, the ids of edges to leave out, ascending, each once."""
+    if edges is None:
+        return {}
+    book = g.loaded.topology.hosts
+    found: dict[int, list[_I64]] = {}
+    for etype, some in edges.items() if isinstance(edges, Mapping) else [(None, edges)]:
+        relation = g.schema.relation_id(etype)
+        ids = as_ids(some, "exclude_edges")
+        check_ids(ids, book.num_edges(relation), f"exclude_edges: edge id of relation {g.schema.relations[relation]}")
+        found.setdefault(relation, []).append(ids)
+    return {relation: np.unique(np.concatenate(lists)) for relation, lists in found.items()}
