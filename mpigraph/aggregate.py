@@ -17,13 +17,13 @@ from mpigraph.frame import Frame
 from mpigraph.inedges import InEdges
 from mpigraph.messages import EdgeBatch, Message, Operand, Reduce, edge_values
 
-__all__ = ["aggregate", "mean_and_own", "reduce_rows", "spmm"]
+__all__ = ["aggregate", "edge_dots", "mean_and_own", "reduce_rows", "spmm"]
 
 _SUM = 0
 """The mode of ``torch.embedding_bag``."""
 
 _CHUNK = 1 << 22
-"""Numbers gathered at a time for the gradient of edge weights."""
+"""Numbers gathered at a time for products on edges."""
 
 
 def aggregate(
@@ -96,6 +96,21 @@ def mean_and_own(in_edges: InEdges, x: torch.Tensor) -> tuple[torch.Tensor, torc
     return found
 
 
+def edge_dots(in_edges: InEdges, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Multiply the rows of source and destination on each edge, head by head. Local; no communication.
+
+    Args:
+        in_edges: the edges.
+        x: float[num_src, heads, width].
+        y: float[num_dst, heads, width].
+
+    Returns:
+        [num_edges, heads], in CSC order.
+    """
+    dots: torch.Tensor = _EdgeDots.apply(x, y, in_edges)  # type: ignore[no-untyped-call]
+    return dots
+
+
 def reduce_rows(in_edges: InEdges, rows: torch.Tensor, op: str, empty: float = 0.0) -> torch.Tensor:
     """Reduce one row for each edge to one row for each destination. Local; no communication.
 
@@ -154,7 +169,7 @@ class _Spmm(torch.autograd.Function):
         if ctx.needs_input_grad[0]:  # type: ignore[attr-defined]
             grad_x = _transposed_product(in_edges, grad, weights)
         if weights is not None and ctx.needs_input_grad[1]:  # type: ignore[attr-defined]
-            grad_weights = _sampled_dot(in_edges, x, grad).to(weights.dtype)
+            grad_weights = _sampled_dots(in_edges, x, grad).squeeze(1).to(weights.dtype)
         return grad_x, grad_weights, None, None
 
 
@@ -176,6 +191,33 @@ class _MeanAndOwn(torch.autograd.Function):
         if grad_x is not None:
             grad_x[: grad_own.shape[0]].add_(grad_own)
         return grad_x, None, None, None
+
+
+class _EdgeDots(torch.autograd.Function):
+    """Products on edges; their gradients are sums over edges, weighted by head."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: FunctionCtx, x: torch.Tensor, y: torch.Tensor, in_edges: InEdges
+    ) -> torch.Tensor:
+        """Local; no communication."""
+        ctx.in_edges = in_edges  # type: ignore[attr-defined]
+        ctx.save_for_backward(x, y)
+        return _sampled_dots(in_edges, x.flatten(1), y.flatten(1), x.shape[1])
+
+    @staticmethod
+    @once_differentiable  # type: ignore[misc, untyped-decorator]
+    def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
+        """Local; no communication."""
+        in_edges: InEdges = ctx.in_edges  # type: ignore[attr-defined]
+        x, y = ctx.saved_tensors  # type: ignore[attr-defined]
+        grad_x = grad_y = None
+        if ctx.needs_input_grad[0]:  # type: ignore[attr-defined]
+            turned, order = in_edges.transposed
+            grad_x = _by_head(turned, y, grad[order], mean=False)
+        if ctx.needs_input_grad[1]:  # type: ignore[attr-defined]
+            grad_y = _by_head(in_edges, x, grad, mean=False)
+        return grad_x, grad_y, None
 
 
 class _Extreme(torch.autograd.Function):
@@ -235,14 +277,14 @@ def _transposed_product(in_edges: InEdges, grad: torch.Tensor, weights: torch.Te
     return _product(turned, grad.contiguous(), None if weights is None else weights[order])
 
 
-def _sampled_dot(in_edges: InEdges, x: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
-    """Return x[src] . grad[dst] for each edge, in chunks so that no row for each edge is held."""
+def _sampled_dots(in_edges: InEdges, x: torch.Tensor, y: torch.Tensor, heads: int = 1) -> torch.Tensor:
+    """Return x[src] . y[dst] for each edge and head, in chunks so that no row for each edge is held."""
     step = max(1, _CHUNK // max(1, x.shape[1]))
-    dots = x.new_empty(in_edges.num_edges)
+    dots = x.new_empty(in_edges.num_edges, heads)
     for start in range(0, in_edges.num_edges, step):
         part = slice(start, start + step)
-        rows = x.index_select(0, in_edges.indices[part])
-        torch.sum(rows.mul_(grad.index_select(0, in_edges.dst[part])), 1, out=dots[part])
+        rows = x.index_select(0, in_edges.indices[part]).mul_(y.index_select(0, in_edges.dst[part]))
+        torch.sum(rows.reshape(-1, heads, x.shape[1] // heads), 2, out=dots[part])
     return dots
 
 

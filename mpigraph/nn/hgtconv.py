@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from mpigraph.aggregate import spmm
+from mpigraph.aggregate import edge_dots, spmm
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.nn.common import source_and_destination
 from mpigraph.nn.drop import Dropout
@@ -112,9 +112,8 @@ class HGTConv(nn.Module):
         values = self._by_head(self.linear_v(rows.src, rows.src_types, presorted))
         queries = self.linear_q(rows.dst, rows.dst_types, presorted).index_select(0, edges.dst)
         queries = self._by_head(grouped_product(queries, self._scoring(), edges.counts))  # of cells
-        cell = edges.cells.dst
-        scores = (keys.index_select(0, edges.cells.indices) * queries.index_select(0, cell)).sum(-1)
-        attention = softmax_rows(scores, edges.dst.index_select(0, cell), edges.num_dst)
+        scores = edge_dots(edges.cells, keys, queries)
+        attention = softmax_rows(scores, edges.dst.index_select(0, edges.cells.dst), edges.num_dst)
         sums = spmm(edges.cells, values, attention).flatten(1)
         h = edges.to_destinations(grouped_product(sums, _by_relation(self.relation_msg), edges.counts))
         h = self.drop(self.linear_a(h, rows.dst_types, presorted))
