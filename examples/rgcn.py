@@ -4,9 +4,9 @@
     mpiexec -n 4 python examples/rgcn.py --num_servers 1
     srun -N 8 --ntasks-per-node=9 python examples/rgcn.py --graph_name G --part_config DIR/G.json --target paper
 
-Node types with the feature "feat" enter by a linear map, all others by embeddings that learn (Schlichtkrull et al.,
-"Modeling relational data with graph convolutional networks", 2018). Without --part_config it generates a graph of
-authors, papers and venues, in which an author's subject shows only in the papers, and a paper's mostly in the venue.
+Types with the feature "feat" enter by a linear map, all others by embeddings that learn. Without --part_config it
+generates a graph of authors, papers and venues, in which an author's subject shows only in the papers, a paper's mostly
+in the venue.
 """
 
 import argparse
@@ -35,7 +35,6 @@ SETTINGS = {
     "batch_size": 500,  # of all trainers together
     "num_hidden": 64,  # also the width of the embeddings
     "num_bases": 0,  # matrices that those of the relations are composed of; 0: each has one of its own
-    "feat_drop": 0.0,
     "dropout": 0.5,
     "norm": 0,  # divide each feature row by this norm; 0: do not
     "lr": 0.01,  # of the layers, by Adam
@@ -56,16 +55,15 @@ class Layer(nn.Module):
         super().__init__()
         shape, num = (width, out), len(relations)
         self.relations = relations
-        self.matrices = mg.nn.WeightBasis(shape, args.num_bases, num) if args.num_bases else None
-        self.weight = None if args.num_bases else nn.Parameter(nn.init.xavier_uniform_(torch.empty(num, *shape)))
-        conv = {r: mg.nn.GraphConv(width, out, norm="right", weight=False, bias=False) for r in relations}
-        self.conv = mg.nn.HeteroGraphConv(conv)
+        self.basis = mg.nn.WeightBasis(shape, args.num_bases, num) if args.num_bases else None
+        self.weight = None if self.basis else nn.Parameter(nn.init.xavier_uniform_(torch.empty(num, *shape)))
+        mean = mg.nn.GraphConv(width, out, norm="right", weight=False, bias=False)
+        self.conv = mg.nn.HeteroGraphConv(dict.fromkeys(relations, mean))
         self.own = nn.Linear(width, out)
 
     def forward(self, block, h):
-        weights = self.weight if self.matrices is None else self.matrices()
-        named = {r: {"weight": weight} for r, weight in zip(self.relations, weights, strict=True)}
-        found = self.conv(block, h, mod_kwargs=named)
+        weights = zip(self.relations, self.basis() if self.basis else self.weight, strict=True)
+        found = self.conv(block, h, mod_kwargs={r: {"weight": weight} for r, weight in weights})
         return {t: found.get(t, 0) + self.own(h[t][: block.num_dst_nodes(t)]) for t in block.dsttypes}
 
 
@@ -80,21 +78,22 @@ class RGCN(nn.Module):
         self.layers = nn.ModuleList(Layer(relations, a, b) for a, b in pairwise(sizes))
 
     def forward(self, blocks, rows):
-        """Scores of the target type's nodes; ``rows`` holds the embeddings of the types without features."""
         h = dict(rows)
         for ntype, linear in self.inputs.items():
             x = blocks[0].srcnodes[ntype].data["feat"]
-            x = F.normalize(x, p=args.norm) if args.norm else x
-            h[ntype] = linear(mg.nn.dropout(x, args.feat_drop, self.training))
-        for block, layer in zip(blocks, self.layers, strict=True):
-            if layer is not self.layers[0]:
-                h = {t: mg.nn.relu_dropout(x, args.dropout, self.training) for t, x in h.items()}
+            h[ntype] = linear(F.normalize(x, p=args.norm) if args.norm else x)
+        for i, (block, layer) in enumerate(zip(blocks, self.layers, strict=True)):
+            h = {t: mg.nn.relu_dropout(x, args.dropout, self.training) for t, x in h.items()} if i else h
             h = layer(block, h)
         return h[args.target]
 
 
+def make_embedding(g, ntype):
+    policy, uniform = g.get_node_partition_policy(ntype), lambda shape, _: torch.empty(shape).uniform_(-1, 1)
+    return mg.distributed.DistEmbedding(g.num_nodes(ntype), args.num_hidden, f"rows of {ntype}", uniform, policy)
+
+
 def make_loader(g, widths, nodes, fanouts, device, **options):
-    """Minibatches of target nodes, with features and labels."""
     sampler = mg.dataloading.NeighborSampler(fanouts, return_eids=False)
     options |= {"features": {t: ["feat"] for t in widths}, "labels": {args.target: ["label"]}}
     return mg.distributed.DistNodeDataLoader(g, {args.target: nodes}, sampler, device, **options)
@@ -120,27 +119,15 @@ def evaluate(model, embeddings, loader, device):
 
 
 def train(g, device):
-    """Train; return the accuracy on the test nodes."""
     num_trainers = torch.distributed.get_world_size()
     target = g.nodes[args.target].data
     widths = {t: g.nodes[t].data["feat"].shape[1] for t in g.ntypes if "feat" in g.nodes[t].data}
-    embeddings = {
-        t: mg.distributed.DistEmbedding(
-            g.num_nodes(t),
-            args.num_hidden,
-            f"rows of {t}",
-            lambda shape, _: torch.empty(shape).uniform_(-1, 1),
-            g.get_node_partition_policy(t),
-        )
-        for t in g.ntypes
-        if t not in widths
-    }
+    embeddings = {t: make_embedding(g, t) for t in g.ntypes if t not in widths}
     split = [mg.distributed.node_split(target[f"{p}_mask"], ntype=args.target) for p in ("train", "val", "test")]
-    fanouts = [int(fanout) for fanout in args.fan_out.split(",")]
-    batch_size = -(-args.batch_size // num_trainers)
+    fanouts, batch_size = [int(fanout) for fanout in args.fan_out.split(",")], -(-args.batch_size // num_trainers)
     loader = make_loader(g, widths, split[0], fanouts, device, batch_size=batch_size, shuffle=True)
-    full = [args.eval_fan_out] * len(fanouts)
-    val, test = (make_loader(g, widths, nodes, full, device, batch_size=1000) for nodes in split[1:])
+    fanouts = [args.eval_fan_out] * len(fanouts)
+    val, test = (make_loader(g, widths, nodes, fanouts, device, batch_size=1000) for nodes in split[1:])
     torch.manual_seed(args.seed)
     model = RGCN(g.canonical_etypes, widths, int(target["label"][:].max()) + 1, len(fanouts)).to(device)
     model = nn.parallel.DistributedDataParallel(model)
@@ -185,8 +172,7 @@ def generate(directory, authors=4000, papers=8000, venues=64, subjects=8):
     g.nodes["paper"].data["feat"] = torch.from_numpy(feat).float()
     g.nodes["author"].data["label"] = torch.arange(authors) % subjects
     part = torch.from_numpy(rng.permutation(authors) * 4 // authors)
-    masks = {"train_mask": part < 2, "val_mask": part == 2, "test_mask": part == 3}
-    g.nodes["author"].data.update(masks)
+    g.nodes["author"].data.update({"train_mask": part < 2, "val_mask": part == 2, "test_mask": part == 3})
     mg.distributed.partition_graph(g, "default", 2, directory)
 
 

@@ -62,7 +62,6 @@ class Settings:
     hidden: int = 64
     layers: int = 2
     norm: int = 2
-    feat_drop: float = 0.0
     dropout: float = 0.5
     lr: float = 0.01
     weight_decay: float = 0.0
@@ -113,9 +112,9 @@ class Layer(nn.Module):
     def forward(self, edges, h):
         found = {t: self.own(rows) for t, rows in h.items()}
         for weight, ((src, _, dst), (u, v)) in zip(self.weight, edges.items(), strict=True):
-            degree = torch.bincount(v, minlength=len(h[dst])).clamp(min=1).unsqueeze(1)
-            total = h[src].new_zeros(h[dst].shape[0], h[src].shape[1]).index_add(0, v, h[src][u])
-            found[dst] = found[dst] + total / degree @ weight
+            at, place, degree = torch.unique(v, return_inverse=True, return_counts=True)
+            total = h[src].new_zeros(len(at), h[src].shape[1]).index_add(0, place, h[src][u])
+            found[dst].index_add_(0, at, total / degree.unsqueeze(1) @ weight)
         return found
 
 
@@ -135,10 +134,8 @@ class Model(nn.Module):
     def forward(self):
         h = dict(self.rows)
         for t, x in self.feat.items():
-            data, matrix = F.dropout(x.data, self.settings.feat_drop, self.training), self.maps[t].weight.T
-            h[t] = self.maps[t].bias + F.embedding_bag(
-                x.indices, matrix, x.indptr, mode="sum", per_sample_weights=data, include_last_offset=True
-            )
+            options = {"mode": "sum", "per_sample_weights": x.data, "include_last_offset": True}
+            h[t] = self.maps[t].bias + F.embedding_bag(x.indices, self.maps[t].weight.T, x.indptr, **options)
         for layer in self.layers:
             if layer is not self.layers[0]:
                 h = {t: F.dropout(F.relu(rows), self.settings.dropout, self.training) for t, rows in h.items()}
