@@ -1,8 +1,8 @@
 """Graphs of other packages as :class:`~mpigraph.heterograph.HeteroGraph`.
 
-No other package is imported: their objects are known by what they offer. Names of features are kept as they are
-(PyG's ``x`` stays ``x``, its ``edge_attr`` stays ``edge_attr``); what is not one number or one row of numbers for each
-node or edge is left out.
+No other package is imported to read its graphs: they are known by what they offer. Names of features are kept as they
+are; what is not one number or one row of numbers for each node or edge is left out. PyG's graphs are read and made in
+pyg.py.
 """
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from mpigraph.base import as_tensor
 from mpigraph.errors import GraphDataError, InvalidArgumentError
 from mpigraph.frame import Frame
 from mpigraph.heterograph import HeteroGraph, graph, heterograph
 from mpigraph.metadata.schema import DEFAULT_ETYPE, Relation
+from mpigraph.pyg import from_pyg, to_pyg
 
-__all__ = ["as_graph", "from_dgl", "from_networkx", "from_pyg", "from_scipy"]
+__all__ = ["as_graph", "from_dgl", "from_networkx", "from_pyg", "from_scipy", "to_pyg"]
 
 
 def as_graph(obj: Any) -> HeteroGraph:
@@ -99,30 +99,6 @@ def from_networkx(
     return result
 
 
-def from_pyg(data: Any) -> HeteroGraph:
-    """Make a graph of ``torch_geometric``'s ``Data`` or ``HeteroData``. Local; no communication.
-
-    A tensor becomes a feature if it has one row for each node or edge; a name with "edge" in it is an edge feature.
-
-    Args:
-        data: needs ``edge_index`` (by relation, if typed).
-
-    Raises:
-        GraphDataError: there is no ``edge_index``.
-    """
-    if hasattr(data, "node_types") and hasattr(data, "edge_types"):
-        edges = {tuple(r): _edge_index(data[r], f"relation {tuple(r)}") for r in data.edge_types}
-        result = heterograph(edges, {t: int(data[t].num_nodes) for t in data.node_types})
-        for ntype in data.node_types:
-            _share(data[ntype].items(), result.nodes[ntype].data)
-        for relation in edges:
-            _share(data[relation].items(), result.edges[relation].data)
-        return result
-    result = graph(_edge_index(data, "data"), num_nodes=int(data.num_nodes))
-    _share(data.to_dict().items(), result.nodes[result.ntypes[0]].data, result.edges[DEFAULT_ETYPE].data)
-    return result
-
-
 def from_dgl(g: Any) -> HeteroGraph:
     """Make a graph of a ``DGLGraph``; types, edge ids and features are kept. Local; no communication.
 
@@ -166,22 +142,3 @@ def _take(frame: Frame, records: list[dict[str, Any]], names: Sequence[str] | No
 def _common_names(records: list[dict[str, Any]]) -> list[str]:
     """Return the attributes that every record has, in the order of the first."""
     return [name for name in (records[0] if records else {}) if all(name in record for record in records)]
-
-
-def _edge_index(store: Any, what: str) -> tuple[torch.Tensor, torch.Tensor]:
-    index = getattr(store, "edge_index", None)
-    if index is None:
-        raise GraphDataError(f"{what} has no edge_index")
-    return index[0], index[1]
-
-
-def _share(fields: Iterable[tuple[str, Any]], *frames: Frame) -> None:
-    """Give each array the frame of its length; of a node and an edge frame, the name decides first."""
-    for name, values in fields:
-        if name == "edge_index" or not isinstance(values, torch.Tensor | np.ndarray) or values.ndim == 0:
-            continue
-        candidates = reversed(frames) if "edge" in name else frames
-        for frame in candidates:
-            if len(values) == frame.num_rows:
-                frame[name] = as_tensor(values)
-                break

@@ -212,7 +212,7 @@ GRAPHS = {
         reference_links.CORA,
         "examples/node_embedding.py",
         f"--fan_out {','.join(map(str, reference_links.CORA.fanouts))}",
-        limit=1.5,
+        limit=3.0,  # seeds differ by more than that
     ),
 }
 

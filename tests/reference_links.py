@@ -39,7 +39,7 @@ class Settings:
 
 GOWALLA = Settings(dim=64, lr=0.1, dense_lr=0.0, batch_size=2048, epochs=6, num_negatives=512)
 FB15K237 = Settings(dim=100, lr=0.03, dense_lr=0.003, batch_size=1000, epochs=6, num_negatives=500)
-CORA = Settings(dim=128, lr=1.0, dense_lr=0.003, batch_size=140, epochs=50, fanouts=(10, 10, 10))
+CORA = Settings(dim=256, lr=1.0, dense_lr=0.002, batch_size=140, epochs=50, fanouts=(25, 25, 25))
 
 
 def embedding(num, dim, std):

@@ -1,5 +1,6 @@
-"""Conversions. scipy and networkx are used for real; PyG and DGL by stand-ins with the attributes of the real classes
-(the real packages are tested too where they are installed)."""
+"""Conversions. scipy, networkx and PyG are used for real; DGL by a stand-in with the attributes of the real class (the
+real package is tested too where it is installed). PyG is stood in for as well, since it is read without being imported.
+"""
 
 from types import SimpleNamespace
 
@@ -8,8 +9,11 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
+from torch_geometric.data import Data, HeteroData
 
-from mpigraph.convert import as_graph, from_dgl, from_networkx, from_pyg, from_scipy
+from mpigraph.base import EID, NID
+from mpigraph.block import to_block
+from mpigraph.convert import as_graph, from_dgl, from_networkx, from_pyg, from_scipy, to_pyg
 from mpigraph.errors import GraphDataError, InvalidArgumentError
 from mpigraph.heterograph import graph, heterograph
 
@@ -138,14 +142,129 @@ def test_pyg_stand_ins():
 
 
 def test_pyg_itself():
-    data = pytest.importorskip("torch_geometric.data")
     fields = pyg_fields()
-    check_pyg(data.Data(**fields), fields)
-    hetero = data.HeteroData()
+    check_pyg(Data(**fields), fields)
+    hetero = HeteroData()
     for key, values in pyg_hetero_fields().items():
         for name, value in values.items():
             hetero[key][name] = torch.as_tensor(value) if isinstance(value, np.ndarray) else value
     check_pyg_hetero(hetero)
+
+
+TYPED = {
+    ("user", "rated-by__x", "item 2"): ([3, 0, 3, 3], [1, 1, 0, 1]),  # parallel edges
+    ("user", "likes.most", "user"): ([1, 0], [1, 3]),
+    ("item 2", "likes.most", "user"): ([], []),
+    ("user", "rated-by__y", "item 2"): ([2], [2]),
+}
+
+
+def typed_graph():
+    """Names that are no words, a relation without edges, two with one name, a type without features or edges."""
+    g = heterograph(TYPED, {"user": 6, "item 2": 3, "zone": 2})
+    g.nodes["user"].data.update({"x": torch.randn(6, 3), "train_mask": torch.arange(6) % 2 == 0, "y": torch.arange(6)})
+    g.nodes["item 2"].data.update({"x": torch.randn(3, 5), "train_mask": torch.tensor([True, False, False])})
+    for number, relation in enumerate(TYPED):
+        count = len(TYPED[relation][0])
+        g.edges[relation].data.update({"edge_attr": torch.randn(count, number + 1), "time": torch.arange(count) + 5})
+    return g
+
+
+def same_graphs(one, other):
+    """Whether two graphs have the same types, edges in the same order, and features."""
+    if (one.ntypes, one.canonical_etypes) != (other.ntypes, other.canonical_etypes):
+        return False
+    frames = [(one.nodes[t].data, other.nodes[t].data) for t in one.ntypes]
+    frames += [(one.edges[r].data, other.edges[r].data) for r in one.canonical_etypes]
+    for mine, theirs in frames:
+        if mine.num_rows != theirs.num_rows or set(mine) != set(theirs):
+            return False
+        if not all(mine[name].dtype == theirs[name].dtype and torch.equal(mine[name], theirs[name]) for name in mine):
+            return False
+    ends = [(one.edges(etype=r), other.edges(etype=r)) for r in one.canonical_etypes]
+    return all(torch.equal(mine[side], theirs[side]) for mine, theirs in ends for side in (0, 1))
+
+
+@pytest.mark.filterwarnings("ignore:There exist type names")  # with "__", which PyG joins names by elsewhere
+def test_typed_graphs_go_to_pyg_and_back():
+    g = typed_graph()
+    data = to_pyg(g)
+    assert isinstance(data, HeteroData)
+    assert data.node_types == g.ntypes and data.edge_types == g.canonical_etypes
+    assert data["zone"].num_nodes == 2 and data["item 2"].num_nodes == 3
+    for relation, (src, dst) in TYPED.items():
+        assert data[relation].edge_index.dtype == torch.int64 and data[relation].edge_index.tolist() == [src, dst]
+        assert torch.equal(data[relation].edge_attr, g.edges[relation].data["edge_attr"])
+    assert data["user"].x is g.nodes["user"].data["x"] and data["user"].train_mask.dtype == torch.bool
+    assert data["user"].is_node_attr("train_mask") and data["user", "likes.most", "user"].is_edge_attr("time")
+    assert same_graphs(from_pyg(data), g) and same_graphs(as_graph(data), g)
+
+
+def test_untyped_graphs_go_to_pyg_and_back():
+    g = graph(([4, 1, 1, 4], [0, 2, 2, 0]), num_nodes=7)
+    assert same_graphs(from_pyg(to_pyg(g)), g)  # without features
+    g.ndata.update({"x": torch.randn(7, 2), "val_mask": torch.arange(7) > 3, NID: torch.arange(7) * 3})
+    g.edata.update({"edge_attr": torch.randn(4), EID: torch.tensor([8, 1, 9, 0])})
+    data = to_pyg(g)
+    assert isinstance(data, Data) and data.validate()
+    assert data.num_nodes == 7 and data.edge_index.tolist() == [[4, 1, 1, 4], [0, 2, 2, 0]]
+    assert data.n_id.tolist() == [0, 3, 6, 9, 12, 15, 18] and data.e_id.tolist() == [8, 1, 9, 0]
+    assert same_graphs(from_pyg(data), g)
+
+
+def test_as_many_edges_as_nodes():
+    data = Data(
+        edge_index=torch.tensor([[0, 1, 2], [1, 2, 0]]), x=torch.eye(3), edge_attr=torch.ones(3), y=torch.ones(3)
+    )
+    data.edge_label_index, data.e_id = torch.zeros(3, 2, dtype=torch.int64), torch.tensor([5, 6, 7])
+    g = from_pyg(data)
+    assert sorted(g.ndata) == ["x", "y"] and sorted(g.edata) == sorted([EID, "edge_attr"])
+
+
+def test_a_type_of_one_relation_keeps_its_names():
+    g = heterograph({("paper", "cites", "paper"): ([0, 1], [1, 0])})
+    data = to_pyg(g)
+    assert isinstance(data, HeteroData) and data.edge_types == [("paper", "cites", "paper")]
+    assert same_graphs(from_pyg(data), g)
+
+
+def test_what_pyg_does_not_say():
+    data = HeteroData()
+    data["user", "buys", "item"].edge_index = torch.tensor([[0, 4], [1, 1]])
+    g = from_pyg(data)  # PyG knows no node types yet
+    assert (g.num_nodes("user"), g.num_nodes("item")) == (5, 2)
+    data["user"].x, data["zone"].name = torch.ones(6, 1), "somewhere"
+    with (
+        pytest.warns(UserWarning, match="num_nodes"),
+        pytest.raises(GraphDataError, match="nodes of type 'zone'.*num_n"),
+    ):
+        from_pyg(data)
+    data["zone"].num_nodes, data["item"].num_nodes = 0, 1
+    with pytest.raises(GraphDataError, match=r"edge 0: destination 1 is not in \[0, 1\)"):
+        from_pyg(data)
+    data["item"].num_nodes = 2
+    assert from_pyg(data).num_nodes("user") == 6 and from_pyg(data).num_nodes("zone") == 0
+    with pytest.raises(GraphDataError, match=r"relation \('a', 'b', 'a'\) has no edge_index"):
+        empty = HeteroData()
+        empty["a", "b", "a"].edge_attr = torch.ones(2)
+        from_pyg(empty)
+    named = HeteroData()
+    named["a", "b:c", "a"].edge_index = torch.zeros(2, 1, dtype=torch.int64)
+    with pytest.raises(InvalidArgumentError, match="'b:c' contains ':'"):
+        from_pyg(named)
+
+
+def test_what_pyg_cannot_keep():
+    g = graph(([0, 1], [1, 2]))
+    with pytest.raises(InvalidArgumentError, match="not a block"):
+        to_pyg(to_block(g, [1, 2]))
+    g.ndata["w"], g.edata["w"] = torch.ones(3), torch.ones(2)
+    with pytest.raises(InvalidArgumentError, match="nodes and edges both have 'w'"):
+        to_pyg(g)
+    del g.edata["w"]
+    g.ndata["num_nodes"] = torch.ones(3)
+    with pytest.raises(InvalidArgumentError, match="feature 'num_nodes' on nodes of type '_N'"):
+        to_pyg(g)
 
 
 class DGLStandIn:

@@ -138,3 +138,11 @@ def test_factorisation_recommends_what_the_others_of_a_group_have(tmp_path: Path
     script = [sys.executable, Path(__file__).with_name("recall_links.py"), "6", *flags.split()]
     (recall,) = numbers(r"^recall@6 ([\d.]+)", run(*TWO_NODES, *mpiexec(ranks), *script))
     assert recall > 0.9  # the 6 are what is left of the group; by chance 6 / 86
+
+
+@STARTS
+def test_a_model_of_pyg_beats_the_mlp(ranks: int) -> None:
+    flags = "--num_epochs 4 --eval_every 4 --fan_out 5,5 --num_hidden 32".split()
+    output = run(*TWO_NODES, *mpiexec(ranks), sys.executable, EXAMPLES / "hgt_pyg.py", *flags)
+    hgt, mlp = numbers(r"^test accuracy ([\d.]+), of an MLP .* ([\d.]+)", output)
+    assert hgt > mlp + 0.10, output

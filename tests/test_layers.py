@@ -31,7 +31,8 @@ aggregate
 passing
 heterograph
 block
-homogeneous convert
+homogeneous pyg
+convert
 function
 nn dataloading
 distributed
@@ -46,6 +47,7 @@ ONLY_IN = {
     "mpi4py": ("mpi", "service", "distributed/context.py"),
     "h5py": ("storage",),
     "pymetis": ("partition/metis.py",),
+    "torch_geometric": ("pyg",),
     "torch": tuple(name for name, layer in LAYER_OF.items() if layer >= FIRST_WITH_TORCH),
 }
 PICKLES = {"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve"}

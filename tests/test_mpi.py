@@ -1,6 +1,7 @@
 """The MPI floor: roles, agreement, rounds and channels, on every layout."""
 
 import threading
+import time
 from contextlib import AbstractContextManager
 
 import numpy as np
@@ -225,6 +226,18 @@ def test_trainers_make_different_numbers_of_rounds(layout: Job, order: str) -> N
             assert channel.rounds == most
         channel.close()
         channel.close()
+
+
+def test_a_server_may_meet_the_end_of_a_channel_before_it_closes_it(layout: Job) -> None:
+    with world_of(layout) as world:
+        channel = Channel(world, 3)
+        if world.is_trainer:
+            channel.close()
+        while not world.all_near and not world.is_trainer and not channel.poll(lambda _: []):
+            time.sleep(1e-3)
+        assert world.is_trainer or channel.poll(lambda _: []) is False
+        channel.close()
+        world.comm.Barrier()
 
 
 def test_a_failed_round_raises_for_all_and_the_channel_goes_on(layout: Job) -> None:

@@ -22,6 +22,7 @@ class Graph(Protocol):
     """What a sampler needs of a graph; :class:`mpigraph.distributed.DistGraph` has it."""
 
     def sample_blocks(self, seed_nodes: Any, fanouts: Sequence[Fanout], **options: Any) -> Blocks: ...
+    def sample_subgraph(self, seed_nodes: Any, fanouts: Sequence[Fanout], **options: Any) -> Any: ...
 
 
 class BlockSampler(ABC):
@@ -94,7 +95,8 @@ class NeighborSampler(BlockSampler):
                 ``blocks[0].srcdata``; or node type -> names, into ``blocks[0].srcnodes[ntype].data``.
             prefetch_labels: names of node features that loaders gather for the output nodes, into
                 ``blocks[-1].dstdata``; or node type -> names, into ``blocks[-1].dstnodes[ntype].data``.
-            prefetch_edge_feats: accepted for DGL's scripts; edge features are read with ``block.edata[EID]``.
+            prefetch_edge_feats: names of edge features that loaders gather for ``output="pyg"``, or edge type -> names;
+                those of blocks are read with ``block.edata[EID]``.
             output_device: accepted for DGL's scripts; the loader's ``device`` says where blocks go.
             fused: accepted for DGL's scripts; hops are always fused.
             return_eids: whether blocks carry ``edata[EID]``; without it less is moved.
@@ -115,6 +117,7 @@ class NeighborSampler(BlockSampler):
         self.fanouts = list(fanouts)
         self.prefetch_node_feats = prefetch_node_feats or ()
         self.prefetch_labels = prefetch_labels or ()
+        self.prefetch_edge_feats = prefetch_edge_feats or ()
         self.prob = prob or mask
         self._options = {
             "edge_dir": edge_dir,
@@ -133,6 +136,19 @@ class NeighborSampler(BlockSampler):
         Collective on the trainers when hosts are far; local when all are near.
         """
         return g.sample_blocks(seed_nodes, self.fanouts, exclude_edges=exclude_eids, **self._options)
+
+    def sample_subgraph(self, g: Graph, seed_nodes: Any, exclude_eids: Any = None) -> Any:
+        """Draw one minibatch as a subgraph in which every node is expanded once, as PyG does; else as the blocks.
+
+        Returns:
+            The graph's ``Subgraph``: nodes by node type id, edges by relation id.
+
+        Raises:
+            OutOfRangeError: a seed or an excluded edge does not exist. On every rank if hosts are far.
+
+        Collective on the trainers when hosts are far; local when all are near.
+        """
+        return g.sample_subgraph(seed_nodes, self.fanouts, exclude_edges=exclude_eids, **self._options)
 
 
 def check_fanout(fanout: Any) -> int:

@@ -9,9 +9,10 @@ from mpigraph.base import EID, NID
 from mpigraph.dataloading.edge_sampler import as_edge_prediction_sampler
 from mpigraph.dataloading.edges import as_given, by_relation
 from mpigraph.distributed.features import Names, named_tensors
-from mpigraph.distributed.gathering import BlockFeatures
+from mpigraph.distributed.gathering import BlockFeatures, for_output
 from mpigraph.distributed.graph import DistGraph
 from mpigraph.distributed.loader import SampledDataLoader
+from mpigraph.distributed.pyg import pyg_link_batches
 from mpigraph.errors import InvalidArgumentError
 
 __all__ = ["DistEdgeDataLoader"]
@@ -23,6 +24,8 @@ class DistEdgeDataLoader(SampledDataLoader):
     With a negative sampler: ``(input_nodes, pair_graph, negative_pair_graph, blocks)``. The pair graphs have the seed
     edges and the negatives, and share their nodes: those of ``blocks[-1].dstdata[NID]``, in this order. Where the graph
     has several node types, input nodes are by type.
+
+    With ``output="pyg"``: what PyG's models take.
 
     Collective on the trainers: construction and :meth:`close`.
     """
@@ -43,6 +46,7 @@ class DistEdgeDataLoader(SampledDataLoader):
         drop_last: bool = False,
         features: Names = (),
         labels: Names = (),
+        output: str = "dgl",
         num_prefetch: int = 2,
         seed: int | None = None,
         num_workers: int = 0,
@@ -70,6 +74,8 @@ class DistEdgeDataLoader(SampledDataLoader):
                 block sampler's ``prefetch_node_feats``. Their memory is used again once nothing refers to them.
             labels: names of edge features to gather for the seed edges, into ``pair_graph.edata``; besides the edge
                 sampler's ``prefetch_labels``.
+            output: "dgl"; or "pyg": what PyG's ``LinkNeighborLoader`` yields, see :mod:`mpigraph.distributed.pyg`.
+                Features are then of all its nodes, and the sampler's fanouts the reverse of ``num_neighbors``.
             num_prefetch: how many minibatches to be ahead.
             seed: of order and draws; the job's by default.
             num_workers: accepted for DGL's scripts; see ``num_prefetch``.
@@ -78,7 +84,8 @@ class DistEdgeDataLoader(SampledDataLoader):
 
         Raises:
             InvalidArgumentError: an argument is out of range, ``reverse_eids`` or ``reverse_etypes`` is missing, or
-                a sampler of edges is given together with what it knows.
+                a sampler of edges is given together with what it knows; or PyG is not installed or has no place for
+                what is wanted.
             EdgeTypeError: an edge type does not exist, or there are several and ``eids`` are not by type.
             FieldNameError: a feature, or the sampler's edge weights, do not exist.
             CollectiveError: other trainers are in another call; on every trainer.
@@ -96,21 +103,10 @@ class DistEdgeDataLoader(SampledDataLoader):
                 "give exclude, reverse_eids, reverse_etypes and negative_sampler to as_edge_prediction_sampler"
             )
         block_sampler = getattr(graph_sampler, "sampler", None)
-        rows = BlockFeatures(g, block_sampler, features, ())
-        edge_rows = named_tensors(g.edges, labels, getattr(graph_sampler, "prefetch_labels", ()))
-
-        def make(seeds: Any) -> tuple[Any, ...]:
-            sample = graph_sampler.sample(g, seeds)
-            input_nodes, pair_graph, blocks = sample[0], sample[1], sample[-1]
-            rows.gather(blocks, input_nodes, {ntype: pair_graph.nodes[ntype].data[NID] for ntype in g.ntypes})
-            for (relation, name), tensor in edge_rows.items():
-                edges = pair_graph.edges[relation].data
-                edges[name] = tensor[edges[EID]]
-            return tuple(sample)
-
+        ids, make = for_output(_MAKERS, output)(g, eids, graph_sampler, features, labels)
         super().__init__(
             g,
-            as_given(g, by_relation(g, eids, "eids")),
+            ids,
             block_sampler,
             make,
             device,
@@ -121,3 +117,25 @@ class DistEdgeDataLoader(SampledDataLoader):
             num_prefetch=num_prefetch,
             seed=seed,
         )
+
+
+def _pair_batches(
+    g: DistGraph, eids: Any, sampler: Any, features: Names, labels: Names
+) -> tuple[Any, Callable[[Any], tuple[Any, ...]]]:
+    """What the loader iterates over, and what makes pair graphs and blocks of some of it."""
+    rows = BlockFeatures(g, getattr(sampler, "sampler", None), features, ())
+    edge_rows = named_tensors(g.edges, labels, getattr(sampler, "prefetch_labels", ()))
+
+    def make(seeds: Any) -> tuple[Any, ...]:
+        sample = sampler.sample(g, seeds)
+        input_nodes, pair_graph, blocks = sample[0], sample[1], sample[-1]
+        rows.gather(blocks, input_nodes, {ntype: pair_graph.nodes[ntype].data[NID] for ntype in g.ntypes})
+        for (relation, name), tensor in edge_rows.items():
+            edges = pair_graph.edges[relation].data
+            edges[name] = tensor[edges[EID]]
+        return tuple(sample)
+
+    return as_given(g, by_relation(g, eids, "eids")), make
+
+
+_MAKERS = {"dgl": _pair_batches, "pyg": pyg_link_batches}

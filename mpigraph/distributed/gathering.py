@@ -1,16 +1,22 @@
 """What loaders of nodes and of edges do with a sampled minibatch: gather features into it, and move it."""
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from mpigraph.block import Block
 from mpigraph.distributed.features import Names, named_tensors
 from mpigraph.distributed.graph import DistGraph
-from mpigraph.distributed.plans import Nodes
+from mpigraph.distributed.plans import Nodes, by_type
 from mpigraph.errors import InvalidArgumentError
 
-__all__ = ["BlockFeatures", "moved"]
+__all__ = ["BlockFeatures", "block_batches", "for_output", "moved", "seed_nodes"]
+
+_I64 = npt.NDArray[np.int64]
+Minibatch = tuple[Nodes, Nodes, list[Block]]
 
 
 class BlockFeatures:
@@ -49,12 +55,69 @@ class BlockFeatures:
             blocks[-1].dstnodes[ntype].data[name] = tensor[_of_type(output_nodes, ntype)]
 
 
+def block_batches(
+    g: DistGraph, nids: Any, sampler: Any, features: Names, labels: Names
+) -> tuple[Any, Callable[[Any], Minibatch]]:
+    """What a loader of nodes iterates over, and what makes ``(input_nodes, output_nodes, blocks)`` of some of it.
+
+    Args:
+        g: the graph.
+        nids: int[n], or node type -> int[n].
+        sampler: has ``sample_blocks(g, seeds)``.
+        features: as in :class:`BlockFeatures`.
+        labels: as in :class:`BlockFeatures`.
+
+    Returns:
+        The seeds, and a function of some of them.
+
+    Raises:
+        FieldNameError: a feature does not exist.
+        NodeTypeError: a node type does not exist, or there are several and ``nids`` are not by type.
+
+    Local; no communication. The function is collective on the trainers when hosts are far, local when all are near.
+    """
+    rows = BlockFeatures(g, sampler, features, labels)
+
+    def make(seeds: Any) -> Minibatch:
+        input_nodes, output_nodes, blocks = sampler.sample_blocks(g, seeds)
+        rows.gather(blocks, input_nodes, output_nodes)
+        return input_nodes, output_nodes, blocks
+
+    return seed_nodes(g, by_type(g.schema, nids, "nids")), make
+
+
+def seed_nodes(g: DistGraph, by_id: dict[int, _I64]) -> Any:
+    """Seeds as samplers get them: int64[n] where the graph has one node type, else by node type.
+
+    Local; no communication.
+    """
+    if len(g.ntypes) == 1:
+        return next(iter(by_id.values()), np.empty(0, np.int64))
+    return {g.ntypes[ntype]: ids for ntype, ids in by_id.items()}
+
+
+def for_output(makers: Mapping[str, Callable[..., Any]], output: str) -> Callable[..., Any]:
+    """What makes the minibatches that a loader's ``output`` asks for. Local; no communication.
+
+    Raises:
+        InvalidArgumentError: nothing does.
+    """
+    if output not in makers:
+        raise InvalidArgumentError(f"output must be {' or '.join(map(repr, makers))} (got {output!r})")
+    return makers[output]
+
+
 def _of_type(nodes: Nodes, ntype: str) -> torch.Tensor:
     return nodes[ntype] if isinstance(nodes, dict) else nodes
 
 
-def moved(batch: tuple[Any, ...], target: torch.device) -> tuple[Any, ...]:
-    """A minibatch of tensors, dicts of them, graphs and a list of blocks on another device. Local; no communication."""
+def moved(batch: Any, target: torch.device) -> Any:
+    """A minibatch of tensors, dicts of them, graphs and a list of blocks on another device; or one of PyG's.
+
+    Local; no communication.
+    """
+    if not isinstance(batch, tuple):
+        return batch.to(target)
     return tuple(_moved(part, target) for part in batch)
 
 

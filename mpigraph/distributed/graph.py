@@ -18,6 +18,7 @@ from mpigraph.distributed.features import EdgeSpaces, FeatureMap, Features, Node
 from mpigraph.distributed.ids import as_ids
 from mpigraph.distributed.partition_book import PartitionPolicy, RangePartitionBook
 from mpigraph.distributed.sampling import Blocks, has_edges_between, sample_blocks, sample_neighbors
+from mpigraph.distributed.subgraph import sample_subgraph
 from mpigraph.distributed.tensor import DistTensor
 from mpigraph.errors import PartitionError
 from mpigraph.heterograph import HeteroGraph
@@ -25,6 +26,7 @@ from mpigraph.metadata.schema import Relation, Schema
 from mpigraph.service.protocol import Operation
 from mpigraph.service.sampling import NeighborService
 from mpigraph.service.state import Graph
+from mpigraph.service.subgraph import Subgraph
 from mpigraph.store.topology import Topology
 
 __all__ = ["DistGraph", "Scheme"]
@@ -285,6 +287,10 @@ class DistGraph:
     def sample_blocks(self, seed_nodes: Any, fanouts: Sequence[Fanout], **options: Any) -> Blocks:
         """See :func:`.sampling.sample_blocks`. Collective on the trainers if hosts are far, else local."""
         return sample_blocks(self, seed_nodes, fanouts, **options)
+
+    def sample_subgraph(self, seed_nodes: Any, fanouts: Sequence[Fanout], **options: Any) -> Subgraph:
+        """See :func:`.subgraph.sample_subgraph`. Collective on the trainers if hosts are far, else local."""
+        return sample_subgraph(self, seed_nodes, fanouts, **options)
 
     def __repr__(self) -> str:
         return f"DistGraph({self.graph_name!r}, num_nodes={self.num_nodes()}, num_edges={self.num_edges()})"

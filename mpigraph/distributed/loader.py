@@ -20,15 +20,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from mpigraph.block import Block
 from mpigraph.dataloading.prefetch import Prefetch
 from mpigraph.dataloading.seeds import Seeds, agreed_steps, batch_bounds, shuffled
 from mpigraph.distributed.context import Session, current
 from mpigraph.distributed.features import Names
-from mpigraph.distributed.gathering import BlockFeatures, moved
+from mpigraph.distributed.gathering import block_batches, for_output, moved
 from mpigraph.distributed.graph import DistGraph
 from mpigraph.distributed.ids import as_ids
-from mpigraph.distributed.plans import Nodes, by_type, edge_weights
+from mpigraph.distributed.plans import edge_weights
+from mpigraph.distributed.pyg import pyg_batches
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphbase import exact_device
 from mpigraph.log import get_logger
@@ -38,7 +38,7 @@ from mpigraph.service.protocol import Operation
 __all__ = ["DistDataLoader", "DistNodeDataLoader", "SampledDataLoader"]
 
 _I64 = npt.NDArray[np.int64]
-Minibatch = tuple[Nodes, Nodes, list[Block]]
+_MAKERS = {"dgl": block_batches, "pyg": pyg_batches}
 
 
 class _Epochs:
@@ -263,7 +263,7 @@ class SampledDataLoader(DistDataLoader):
 
 
 class DistNodeDataLoader(SampledDataLoader):
-    """Minibatches of nodes: yields ``(input_nodes, output_nodes, blocks)``.
+    """Minibatches of nodes: yields ``(input_nodes, output_nodes, blocks)``, or what PyG's models take.
 
     Where the graph has several node types, input and output nodes are by type, with every type.
 
@@ -282,6 +282,7 @@ class DistNodeDataLoader(SampledDataLoader):
         drop_last: bool = False,
         features: Names = (),
         labels: Names = (),
+        output: str = "dgl",
         num_prefetch: int = 2,
         seed: int | None = None,
         num_workers: int = 0,
@@ -304,6 +305,8 @@ class DistNodeDataLoader(SampledDataLoader):
                 Their memory is used again once nothing refers to them.
             labels: names of node features to gather for the output nodes, into ``blocks[-1].dstdata``; besides the
                 sampler's ``prefetch_labels``.
+            output: "dgl"; or "pyg": what PyG's ``NeighborLoader`` yields, see :mod:`mpigraph.distributed.pyg`. Features
+                and labels are then of all its nodes, and the sampler's fanouts the reverse of ``num_neighbors``.
             num_prefetch: how many minibatches to be ahead.
             seed: of order and draws; the job's by default.
             num_workers: accepted for DGL's scripts; see ``num_prefetch``.
@@ -311,22 +314,17 @@ class DistNodeDataLoader(SampledDataLoader):
             queue_size: DGL's name for ``num_prefetch``.
 
         Raises:
-            InvalidArgumentError: ``batch_size`` or ``num_prefetch`` out of range.
+            InvalidArgumentError: ``batch_size``, ``num_prefetch`` or ``output`` is not one of these, PyG is not
+                installed, or the sampler cannot make what it wants.
             FieldNameError: a feature, or the sampler's edge weights, do not exist.
             NodeTypeError: a node type does not exist, or there are several and ``nids`` are not by type.
             CollectiveError: other trainers are in another call; on every trainer.
             GraphDataError: an edge weight is negative, infinite or NaN; on every rank.
         """
-        rows = BlockFeatures(g, graph_sampler, features, labels)
-
-        def make(seeds: Any) -> Minibatch:
-            input_nodes, output_nodes, blocks = graph_sampler.sample_blocks(g, seeds)
-            rows.gather(blocks, input_nodes, output_nodes)
-            return input_nodes, output_nodes, blocks
-
+        ids, make = for_output(_MAKERS, output)(g, nids, graph_sampler, features, labels)
         super().__init__(
             g,
-            _seed_nodes(g, nids),
+            ids,
             graph_sampler,
             make,
             device,
@@ -337,11 +335,3 @@ class DistNodeDataLoader(SampledDataLoader):
             num_prefetch=num_prefetch,
             seed=seed,
         )
-
-
-def _seed_nodes(g: DistGraph, nids: Any) -> Any:
-    """Seeds as the sampler gets them: without their type where the graph has one."""
-    seeds = by_type(g.schema, nids, "nids")
-    if len(g.ntypes) == 1:
-        return next(iter(seeds.values()), np.empty(0, np.int64))
-    return {g.ntypes[ntype]: ids for ntype, ids in seeds.items()}

@@ -44,6 +44,7 @@ class Channel:
         self.rounds = self.messages = self.bytes = 0
         self._comm: MPI.Comm = MPI.COMM_NULL if world.all_near else world.comm.Dup()
         self._serving: UnderWay[set[int]] | None = None
+        self._ending: set[int] = set()  # on a server: what the trainers did when one of them closed the channel
         self._nothing = np.zeros(world.size, np.int64)
 
     def ask(
@@ -94,10 +95,13 @@ class Channel:
         """
         if self._comm == MPI.COMM_NULL:
             return False
+        if self._ending:
+            return False
         serving = self._serving = self._serving or UnderWay(self._serve_once(answer))
         before = serving.taken
         if serving.go_on():
             self._serving = None
+            self._ending = serving.result if Operation.CLOSE in serving.result else set()
         return serving.taken > before
 
     @property
@@ -179,8 +183,8 @@ class Channel:
         return self._doing(header)
 
     def _await_close(self) -> set[int]:
-        """On a server, which may not have seen yet what the trainers did last before they came to close."""
-        doing: set[int] = set()
+        """On a server, which may not have seen yet what the trainers did last, or have seen already that they close."""
+        doing = self._ending
         while Operation.CLOSE not in doing:
             serving, self._serving = self._serving or UnderWay(self._serve_once(_no_answer)), None
             doing = serving.finish()

@@ -1,0 +1,157 @@
+"""Graphs of PyG (``torch_geometric``) made from graphs of this library, and the other way.
+
+PyG's objects are known by what they offer; it is imported only to make some. Features keep their names, but for the
+original ids of nodes and edges, which PyG calls ``n_id`` and ``e_id``.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from mpigraph.base import EID, NID, as_tensor
+from mpigraph.errors import GraphDataError, InvalidArgumentError
+from mpigraph.frame import Frame
+from mpigraph.heterograph import HeteroGraph, graph, heterograph
+from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, Schema
+
+__all__ = ["as_data", "from_pyg", "need_pyg", "to_pyg"]
+
+_OURS = {"n_id": NID, "e_id": EID}
+_STRUCTURE = {"adj", "adj_t", "edge_index", "num_nodes"}  # what no feature can be called in PyG
+
+
+def need_pyg() -> None:
+    """Check that PyG is installed. Local; no communication.
+
+    Raises:
+        InvalidArgumentError: it is not.
+    """
+    try:
+        import torch_geometric.data  # noqa: F401
+    except ImportError:
+        raise InvalidArgumentError("graphs of PyG need torch_geometric: pip install torch_geometric") from None
+
+
+def from_pyg(data: Any) -> HeteroGraph:
+    """Make a graph of ``torch_geometric``'s ``Data`` or ``HeteroData``. Local; no communication.
+
+    The i-th edge of a relation stays its i-th. A tensor becomes a feature if it has one row for each node or edge;
+    where a ``Data`` has as many edges as nodes, those with "edge" in their name, and ``e_id``, are of edges. Numbers of
+    nodes are what PyG says; what it does not know is the largest endpoint plus one.
+
+    Args:
+        data: needs ``edge_index`` (by relation, if typed).
+
+    Raises:
+        GraphDataError: there is no ``edge_index``, an endpoint is out of range, or nothing says how many nodes a type
+            has.
+        InvalidArgumentError: the name of a type has one of the characters that separate names in files.
+    """
+    if hasattr(data, "node_types") and hasattr(data, "edge_types"):
+        return _from_hetero(data)
+    result = graph(_edge_index(data, "data"), _num_nodes(data))
+    _share(data.to_dict().items(), result.nodes[DEFAULT_NTYPE].data, result.edges[DEFAULT_ETYPE].data)
+    return result
+
+
+def to_pyg(g: HeteroGraph) -> Any:
+    """Make ``torch_geometric``'s ``Data`` or ``HeteroData`` of a graph. Local; no communication.
+
+    A graph without names of types gives ``Data``, any other one ``HeteroData``. The i-th edge of a relation stays its
+    i-th, features are shared, and ``num_nodes`` is always set. :func:`from_pyg` gives the graph back.
+
+    Args:
+        g: a graph in memory.
+
+    Raises:
+        InvalidArgumentError: it is a block, PyG is not installed, or a feature has a name that PyG cannot keep: that of
+            the structure, or in ``Data`` one that nodes and edges share.
+    """
+    if g.is_block:
+        raise InvalidArgumentError("expected a graph that is not a block")
+    nodes = {t: {"num_nodes": g.num_nodes(t)} | _features(g.nodes[t].data, "n_id") for t in g.ntypes}
+    edges = {}
+    for relation in g.canonical_etypes:
+        index = torch.stack(g.all_edges(etype=relation))
+        edges[relation] = {"edge_index": index} | _features(g.edges[relation].data, "e_id")
+    return as_data(g.schema, nodes, edges)
+
+
+def as_data(schema: Schema, nodes: Mapping[str, dict[str, Any]], edges: Mapping[Relation, dict[str, Any]]) -> Any:
+    """Make a ``Data`` if types have no names, else a ``HeteroData``. Local; no communication.
+
+    Args:
+        schema: the types.
+        nodes: node type -> attributes by name.
+        edges: relation -> attributes by name.
+
+    Raises:
+        InvalidArgumentError: PyG is not installed, or nodes and edges of a ``Data`` have an attribute of one name.
+    """
+    need_pyg()
+    from torch_geometric.data import Data, HeteroData
+
+    if schema != Schema.homogeneous():
+        hetero = HeteroData()
+        for key, attributes in [*nodes.items(), *edges.items()]:
+            for name, value in attributes.items():
+                hetero[key][name] = value
+        return hetero
+    of_nodes, of_edges = nodes[DEFAULT_NTYPE], edges[DEFAULT_ETYPE]
+    both = sorted(of_nodes.keys() & of_edges.keys())
+    if both:
+        raise InvalidArgumentError(f"nodes and edges both have {both[0]!r}, which Data cannot tell apart: rename one")
+    data = Data()
+    for name, value in (of_nodes | of_edges).items():
+        data[name] = value
+    return data
+
+
+def _from_hetero(data: Any) -> HeteroGraph:
+    edges = {tuple(r): _edge_index(data[r], f"relation {tuple(r)}") for r in data.edge_types}
+    counts = {t: _num_nodes(data[t]) for t in data.node_types}
+    ends = {end for relation in edges for end in relation[::2]}
+    for ntype, count in counts.items():
+        if count is None and ntype not in ends:
+            raise GraphDataError(f"nothing says how many nodes of type {ntype!r} there are: set its num_nodes")
+    result = heterograph(edges, {t: count for t, count in counts.items() if count is not None})
+    for ntype in counts:
+        _share(data[ntype].items(), result.nodes[ntype].data)
+    for relation in edges:
+        _share(data[relation].items(), result.edges[relation].data)
+    return result
+
+
+def _edge_index(store: Any, what: str) -> tuple[torch.Tensor, torch.Tensor]:
+    index = getattr(store, "edge_index", None)
+    if index is None:
+        raise GraphDataError(f"{what} has no edge_index")
+    return index[0], index[1]
+
+
+def _num_nodes(store: Any) -> int | None:
+    """What PyG says, if anything."""
+    count = getattr(store, "num_nodes", None)
+    return None if count is None else int(count)
+
+
+def _share(fields: Iterable[tuple[str, Any]], *frames: Frame) -> None:
+    """Give each array the frame of its length; of a node and an edge frame, the name decides first."""
+    for name, values in fields:
+        if "index" in name or not isinstance(values, torch.Tensor | np.ndarray) or values.ndim == 0:
+            continue
+        of_edges = "edge" in name or name == "e_id"
+        for frame in reversed(frames) if of_edges else frames:
+            if len(values) == frame.num_rows:
+                frame[_OURS.get(name, name)] = as_tensor(values)
+                break
+
+
+def _features(frame: Frame, ids_name: str) -> dict[str, torch.Tensor]:
+    """The features of a frame under PyG's names."""
+    taken = sorted(_STRUCTURE & set(frame))
+    if taken:
+        raise InvalidArgumentError(f"feature {taken[0]!r} on {frame.owner}: PyG means something else by this name")
+    return {ids_name if name == NID else name: values for name, values in frame.items()}
