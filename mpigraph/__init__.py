@@ -3,7 +3,9 @@
 Importing this package does no work: names are looked up on first use, so that what needs no torch never loads it.
 """
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from mpigraph.errors import MPIGraphError as DGLError
     from mpigraph.heterograph import HeteroGraph, graph, heterograph, to_bidirected
     from mpigraph.heterograph import HeteroGraph as DGLGraph
+    from mpigraph.homogeneous import to_homogeneous
 
 __version__ = "0.1.0"
 
@@ -37,6 +40,7 @@ __all__ = [
     "nn",
     "to_bidirected",
     "to_block",
+    "to_homogeneous",
 ]
 
 _MODULES = {"convert", "dataloading", "distributed", "function", "nn"}
@@ -45,6 +49,7 @@ _HOMES = {
     "mpigraph.block": ("Block", "to_block"),
     "mpigraph.errors": ("MPIGraphError",),
     "mpigraph.heterograph": ("HeteroGraph", "graph", "heterograph", "to_bidirected"),
+    "mpigraph.homogeneous": ("to_homogeneous",),
 }
 _DGL_NAMES = {
     "DGLError": ("mpigraph.errors", "MPIGraphError"),
@@ -62,3 +67,14 @@ def __getattr__(name: str) -> Any:
     if not home:
         raise AttributeError(f"module 'mpigraph' has no attribute {name!r}")
     return getattr(import_module(home), original)
+
+
+class _Package(ModuleType):
+    """The package, in which the module ``heterograph`` does not hide the function of that name once it is imported."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name != "heterograph":
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -5,6 +5,7 @@ were given (edge id = position in the list).
 """
 
 from collections.abc import Mapping, MutableMapping, Sequence
+from copy import copy
 from typing import Any
 
 import numpy.typing as npt
@@ -13,7 +14,7 @@ import torch
 from mpigraph.base import as_ids
 from mpigraph.errors import EdgeTypeError, GraphDataError, InvalidArgumentError
 from mpigraph.frame import Frame, Frames, fields_of
-from mpigraph.graphbase import NodesView, count, exact_device
+from mpigraph.graphbase import Etype, NodesView, count, exact_device
 from mpigraph.inedges import InEdges
 from mpigraph.metadata.schema import DEFAULT_ETYPE, Relation, Schema
 from mpigraph.passing import MessagePassing
@@ -54,7 +55,7 @@ class HeteroGraph(MessagePassing):
                 f"Graph(num_nodes={self.num_nodes()}, num_edges={self.num_edges()}, "
                 f"ndata={self.ndata!r}, edata={self.edata!r})"
             )
-        nodes = {t: frame.num_rows for t, frame in self._frames.src.items()}
+        nodes = {t: frame.num_rows for t, frame in self._node_frames.items()}
         edges = {r: frame.num_rows for r, frame in self._frames.edge.items()}
         return f"Graph(num_nodes={nodes}, num_edges={edges})"
 
@@ -65,19 +66,33 @@ class HeteroGraph(MessagePassing):
 
     def num_nodes(self, ntype: str | None = None) -> int:
         """Return the number of nodes of a type, or of all types. Local; no communication."""
-        return count(self._frames.src, ntype)
+        return count(self._node_frames, ntype)
 
     number_of_nodes = num_nodes
 
     @property
     def ndata(self) -> MutableMapping[str, Any]:
         """Features of the nodes: name -> tensor, or name -> {type: tensor} with several types."""
-        return fields_of(self._frames.src)
+        return fields_of(self._node_frames)
 
     @property
     def nodes(self) -> NodesView:
         """View of the nodes: ``nodes[t].data``, and ``nodes(t)`` for the ids."""
-        return NodesView(self, self._frames.src)
+        return NodesView(self, self._node_frames)
+
+    def __getitem__(self, etype: Etype) -> "HeteroGraph":
+        """Return the graph of one relation; it shares the features. Between two types it has a source and a
+        destination side, as a block has.
+        """
+        relation = self.to_canonical_etype(etype)
+        src, _, dst = relation
+        part, frames = copy(self), self._frames
+        part._schema = Schema(tuple(dict.fromkeys((src, dst))), (relation,))
+        sources = {src: frames.src[src]}
+        destinations = sources if src == dst else {dst: frames.dst[dst]}
+        part._frames = Frames(sources, destinations, {relation: frames.edge[relation]})
+        part._edges = {relation: self._edges[relation]}
+        return part  # with the structures of the whole graph, so that what is made for one is kept for both
 
     def to(self, device: torch.device | str) -> "HeteroGraph":
         """Return the graph with structure and features on ``device``; itself if it is there.
@@ -88,12 +103,18 @@ class HeteroGraph(MessagePassing):
         if device == self.device:
             return self
         edges = {r: (src.to(device), dst.to(device)) for r, (src, dst) in self._edges.items()}
-        counts = {t: frame.num_rows for t, frame in self._frames.src.items()}
+        counts = {t: frame.num_rows for t, frame in self._node_frames.items()}
         moved = HeteroGraph(self._schema, edges, counts)
         moved._device = device
         moved._frames = self._frames.to(device)
-        moved._structures = {r: in_edges.to(device) for r, in_edges in self._structures.items()}
+        moved._structures = {r: self._structures[r].to(device) for r in edges if r in self._structures}
         return moved
+
+    @property
+    def _node_frames(self) -> dict[str, Frame]:
+        """Frames by node type; the two sides are one, but in a relation between two types."""
+        frames = self._frames
+        return frames.src if frames.dst is frames.src else frames.src | frames.dst
 
     def _coo(self, relation: Relation) -> tuple[torch.Tensor, torch.Tensor]:
         return self._edges[relation]

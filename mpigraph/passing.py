@@ -21,7 +21,7 @@ from mpigraph.messages import (
 )
 from mpigraph.metadata.schema import Relation
 
-__all__ = ["MessagePassing"]
+__all__ = ["MessagePassing", "combine"]
 
 _NEUTRAL = {"sum": 0.0, "max": float("-inf"), "min": float("inf")}
 
@@ -68,7 +68,7 @@ class MessagePassing(GraphBase):
         for ntype, group in by_type.items():
             parts = [self._reduced(relation, message_func, reduce_func, neutral) for relation in group]
             lonely = sum(self._in_edges(relation).degrees for relation in group) == 0
-            totals[ntype] = _combine(parts, reduce_func.op)
+            totals[ntype] = combine(parts, reduce_func.op)
             totals[ntype][lonely] = 0
         for ntype, total in totals.items():
             self._frames.dst[ntype][reduce_func.out] = total
@@ -96,7 +96,7 @@ class MessagePassing(GraphBase):
             check_builtin(message, reduce)
             found.setdefault((relation[2], reduce.out), []).append(self._reduced(relation, message, reduce))
         for (ntype, out), parts in found.items():
-            self._frames.dst[ntype][out] = _combine(parts, cross_reducer)
+            self._frames.dst[ntype][out] = combine(parts, cross_reducer)
         self._apply_nodes(apply_node_func, {ntype for ntype, _ in found})
 
     def apply_edges(self, func: Message | EdgeFunction, etype: Etype = None) -> None:
@@ -128,8 +128,13 @@ class MessagePassing(GraphBase):
                 frame.update(func(NodeBatch(frame)))
 
 
-def _combine(parts: list[torch.Tensor], op: str) -> torch.Tensor:
-    """Reduce tensors of one shape to one."""
+def combine(parts: list[torch.Tensor], op: str) -> torch.Tensor:
+    """Reduce tensors of one shape to one. Local; no communication.
+
+    Args:
+        parts: each [n, ...].
+        op: "sum", "mean", "max", "min" or "stack" (which makes the parts a dimension behind the rows).
+    """
     stacked = torch.stack(parts, 1)
     if op == "stack":
         return stacked

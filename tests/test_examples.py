@@ -107,6 +107,14 @@ def test_knowledge_graph_finds_held_out_triples(ranks: int, model: str) -> None:
 
 
 @STARTS
+def test_rgcn_learns_the_subject_of_authors_from_their_papers(ranks: int) -> None:
+    flags = "--num_epochs 6 --eval_every 6 --num_hidden 32 --num_bases 3".split()
+    output = run(*TWO_NODES, *mpiexec(ranks), sys.executable, EXAMPLES / "rgcn.py", *flags)
+    (accuracy,) = numbers(r"^test accuracy ([\d.]+)", output)
+    assert accuracy > 0.7, output  # 0.125 by chance
+
+
+@STARTS
 def test_the_ranks_of_triples_are_those_of_a_plain_loop(tmp_path: Path, ranks: int) -> None:
     script, flags = tmp_path / "check.py", "--num_epochs 1 --num_hidden 16 --eval_every 2"
     script.write_text(CHECK_RANKS)

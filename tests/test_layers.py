@@ -31,7 +31,7 @@ aggregate
 passing
 heterograph
 block
-pyg
+homogeneous pyg
 convert
 function
 nn dataloading

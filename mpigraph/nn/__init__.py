@@ -2,7 +2,27 @@
 
 from mpigraph.nn.drop import Dropout, dropout, relu_dropout
 from mpigraph.nn.edge_predictor import EdgePredictor
+from mpigraph.nn.functional import edge_softmax
+from mpigraph.nn.gatconv import GATConv
 from mpigraph.nn.graphconv import GraphConv
+from mpigraph.nn.hetero import HeteroGraphConv
+from mpigraph.nn.hgtconv import HGTConv
+from mpigraph.nn.relgraphconv import RelGraphConv
 from mpigraph.nn.sageconv import SAGEConv
+from mpigraph.nn.typedlinear import TypedLinear, WeightBasis
 
-__all__ = ["Dropout", "EdgePredictor", "GraphConv", "SAGEConv", "dropout", "relu_dropout"]
+__all__ = [
+    "Dropout",
+    "EdgePredictor",
+    "GATConv",
+    "GraphConv",
+    "HGTConv",
+    "HeteroGraphConv",
+    "RelGraphConv",
+    "SAGEConv",
+    "TypedLinear",
+    "WeightBasis",
+    "dropout",
+    "edge_softmax",
+    "relu_dropout",
+]

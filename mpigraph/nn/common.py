@@ -6,11 +6,18 @@ import torch
 
 import mpigraph.function as fn
 from mpigraph.aggregate import mean_and_own
-from mpigraph.errors import InvalidArgumentError
+from mpigraph.errors import InvalidArgumentError, MPIGraphError
 from mpigraph.messages import Message
 from mpigraph.passing import MessagePassing
 
-__all__ = ["Features", "mean_and_own_rows", "project_first", "source_and_destination", "weighted_copy"]
+__all__ = [
+    "Features",
+    "check_in_degrees",
+    "mean_and_own_rows",
+    "project_first",
+    "source_and_destination",
+    "weighted_copy",
+]
 
 Features = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
@@ -37,6 +44,16 @@ def source_and_destination(
         return change(feat[0]), change(feat[1])
     src = change(feat)
     return src, src[: graph.num_dst_nodes()] if graph.is_block else src
+
+
+def check_in_degrees(graph: MessagePassing) -> None:
+    """Raise MPIGraphError if a destination of a graph of one relation has no in-edge. Local; no communication."""
+    lonely = int((graph.in_degrees() == 0).sum())
+    if lonely:
+        raise MPIGraphError(
+            f"{lonely} destinations have no in-edge, so their output would carry nothing: "
+            "add self loops to the graph, or pass allow_zero_in_degree=True"
+        )
 
 
 def mean_and_own_rows(block: MessagePassing, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

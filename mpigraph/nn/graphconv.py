@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 import mpigraph.function as fn
-from mpigraph.errors import InvalidArgumentError, MPIGraphError
-from mpigraph.nn.common import Features, project_first, source_and_destination, weighted_copy
+from mpigraph.errors import InvalidArgumentError
+from mpigraph.nn.common import Features, check_in_degrees, project_first, source_and_destination, weighted_copy
 from mpigraph.passing import MessagePassing
 
 __all__ = ["GraphConv"]
@@ -95,11 +95,8 @@ class GraphConv(nn.Module):
             raise InvalidArgumentError("a weight was given, but the layer has its own (make it with weight=False)")
         weight = self.weight if weight is None else weight
         in_degrees = graph.in_degrees()
-        if not self._allow_zero_in_degree and bool((in_degrees == 0).any()):
-            raise MPIGraphError(
-                f"{int((in_degrees == 0).sum())} destinations have no in-edge, so their output would carry nothing: "
-                "add self loops to the graph, or pass allow_zero_in_degree=True"
-            )
+        if not self._allow_zero_in_degree:
+            check_in_degrees(graph)
         with graph.local_scope():
             src, _ = source_and_destination(graph, feat)
             if self._norm in ("left", "both"):

@@ -1,0 +1,93 @@
+"""Functions on edges that layers are made of, named as in ``dgl.nn.functional``."""
+
+import torch
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+from mpigraph.base import ALL, as_ids
+from mpigraph.errors import InvalidArgumentError
+from mpigraph.graphbase import Ids, check_range
+from mpigraph.passing import MessagePassing
+
+__all__ = ["edge_softmax", "softmax_rows"]
+
+
+def edge_softmax(
+    graph: MessagePassing, logits: torch.Tensor, eids: Ids | str = ALL, norm_by: str = "dst"
+) -> torch.Tensor:
+    """Return the softmax of edge scores over the edges into each destination. Local; no communication.
+
+    Args:
+        graph: a block, or a graph of one relation.
+        logits: float[n, ...], a row for each edge.
+        eids: int[n], the edges that the rows are of and over which the softmax is taken; all by default.
+        norm_by: "dst", or "src" for the edges out of each source.
+
+    Returns:
+        float[n, ...].
+
+    Raises:
+        InvalidArgumentError: another ``norm_by``, or not a row for each edge.
+        OutOfRangeError: an edge id does not exist.
+    """
+    if norm_by not in ("dst", "src"):
+        raise InvalidArgumentError(f"norm_by must be 'dst' or 'src' (got {norm_by!r})")
+    group = graph.all_edges()[norm_by == "dst"]
+    if not isinstance(eids, str):
+        chosen = as_ids(eids, "edge ids")
+        check_range(chosen, graph.num_edges(), "Invalid edge ID")
+        group = group[chosen]
+    if logits.dim() == 0 or logits.shape[0] != group.shape[0]:
+        raise InvalidArgumentError(f"logits must have {group.shape[0]} rows (got shape {tuple(logits.shape)})")
+    return softmax_rows(logits, group, graph.num_dst_nodes() if norm_by == "dst" else graph.num_src_nodes())
+
+
+def softmax_rows(rows: torch.Tensor, group: torch.Tensor, num_groups: int) -> torch.Tensor:
+    """Return the softmax of each column within each group of rows. Local; no communication.
+
+    The largest number of a group is subtracted first, so that nothing overflows. float16 and bfloat16 are added up in
+    float32.
+
+    Args:
+        rows: float[n, ...].
+        group: int64[n], the group of each row.
+        num_groups: how many groups.
+
+    Returns:
+        float[n, ...].
+    """
+    if rows.dtype in (torch.float16, torch.bfloat16):
+        return softmax_rows(rows.float(), group, num_groups).to(rows.dtype)
+    shares: torch.Tensor = _Softmax.apply(rows, group, num_groups)  # type: ignore[no-untyped-call]
+    return shares
+
+
+class _Softmax(torch.autograd.Function):
+    """Softmax within groups, of which only the result is kept for the gradient."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: FunctionCtx, rows: torch.Tensor, group: torch.Tensor, num_groups: int
+    ) -> torch.Tensor:
+        """Local; no communication."""
+        index = group.reshape(-1, *[1] * (rows.dim() - 1)).expand_as(rows)
+        largest = rows.new_zeros(num_groups, *rows.shape[1:])
+        largest.scatter_reduce_(0, index, rows, "amax", include_self=False)
+        shares = (rows - largest.index_select(0, group)).exp_()
+        shares.div_(_group_sums(shares, group, num_groups))
+        ctx.num_groups = num_groups  # type: ignore[attr-defined]
+        ctx.save_for_backward(shares, group)
+        return shares
+
+    @staticmethod
+    @once_differentiable  # type: ignore[misc, untyped-decorator]
+    def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        """Local; no communication."""
+        shares, group = ctx.saved_tensors  # type: ignore[attr-defined]
+        weighted = shares * grad
+        sums = _group_sums(weighted, group, ctx.num_groups)  # type: ignore[attr-defined]
+        return weighted.addcmul_(shares, sums, value=-1), None, None
+
+
+def _group_sums(rows: torch.Tensor, group: torch.Tensor, num_groups: int) -> torch.Tensor:
+    """Return, for each row, the sum of its group."""
+    return rows.new_zeros(num_groups, *rows.shape[1:]).index_add_(0, group, rows).index_select(0, group)

@@ -1,0 +1,154 @@
+"""Graph attention layer (GAT), with DGL's arguments, parameter names, initialisation and numerics."""
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import mpigraph.function as fn
+from mpigraph.errors import InvalidArgumentError
+from mpigraph.nn.common import Features, check_in_degrees, source_and_destination
+from mpigraph.nn.drop import Dropout
+from mpigraph.nn.functional import edge_softmax
+from mpigraph.passing import MessagePassing
+
+__all__ = ["GATConv"]
+
+
+class GATConv(nn.Module):
+    """Graph attention: ``sum over in-neighbours u of a_uv W h_u + bias`` for each head.
+
+    ``a_uv`` is the softmax over the in-edges of v of ``LeakyReLU(<attn_l, W h_u> + <attn_r, W h_v>)``. Velickovic et
+    al., "Graph attention networks", ICLR 2018. Local; no communication.
+
+    Args:
+        in_feats: width of the input, or a pair of widths for sources and destinations.
+        out_feats: width of the output of one head.
+        num_heads: number of heads.
+        feat_drop: dropout rate of the input.
+        attn_drop: dropout rate of the attention.
+        negative_slope: of the LeakyReLU.
+        residual: add the destination's input, through a linear map unless it is as wide as all heads together.
+        activation: applied to the output.
+        allow_zero_in_degree: let destinations without in-edges pass (they get bias and residual only).
+        bias: add a learnable bias.
+    """
+
+    bias: nn.Parameter | None
+    res_fc: nn.Module | None
+
+    def __init__(
+        self,
+        in_feats: int | tuple[int, int],
+        out_feats: int,
+        num_heads: int,
+        feat_drop: float = 0.0,
+        attn_drop: float = 0.0,
+        negative_slope: float = 0.2,
+        residual: bool = False,
+        activation: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        allow_zero_in_degree: bool = False,
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        in_src, in_dst = in_feats if isinstance(in_feats, tuple) else (in_feats, in_feats)
+        width = out_feats * num_heads
+        self._num_heads, self._out_feats = num_heads, out_feats
+        self._allow_zero_in_degree = allow_zero_in_degree
+        self._negative_slope = negative_slope
+        self.activation = activation
+        if isinstance(in_feats, tuple):
+            self.fc_src = nn.Linear(in_src, width, bias=False)
+            self.fc_dst = nn.Linear(in_dst, width, bias=False)
+        else:
+            self.fc = nn.Linear(in_src, width, bias=False)
+        self.attn_l = nn.Parameter(torch.empty(1, num_heads, out_feats))
+        self.attn_r = nn.Parameter(torch.empty(1, num_heads, out_feats))
+        self.feat_drop = Dropout(feat_drop)
+        self.attn_drop = Dropout(attn_drop)
+        mapped = residual and in_dst != width
+        self.res_fc = None
+        if residual:
+            self.res_fc = nn.Linear(in_dst, width, bias=bias) if mapped else nn.Identity()
+        self.register_parameter("bias", nn.Parameter(torch.empty(width)) if bias and not mapped else None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the weights anew: Glorot normal with the gain of ReLU; the bias is 0. Local; no communication."""
+        gain = nn.init.calculate_gain("relu")
+        for module in self.children():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_normal_(module.weight, gain=gain)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+        nn.init.xavier_normal_(self.attn_l, gain=gain)
+        nn.init.xavier_normal_(self.attn_r, gain=gain)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def set_allow_zero_in_degree(self, set_value: bool) -> None:
+        """Let destinations without in-edges pass, or not. Local; no communication."""
+        self._allow_zero_in_degree = set_value
+
+    def forward(
+        self,
+        graph: MessagePassing,
+        feat: Features,
+        edge_weight: torch.Tensor | None = None,
+        get_attention: bool = False,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """Apply the layer. Local; no communication.
+
+        Args:
+            graph: a block, or a graph of one relation.
+            feat: [num_src, ..., in_feats], destinations first if ``graph`` is a block; or a pair of tensors for
+                sources and destinations.
+            edge_weight: [num_edges], multiplied with the attention.
+            get_attention: return the attention too.
+
+        Returns:
+            [num_dst, ..., num_heads, out_feats]; with ``get_attention`` also [num_edges, ..., num_heads, 1], in the
+            order of edge ids.
+
+        Raises:
+            MPIGraphError: a destination has no in-edge and ``allow_zero_in_degree`` is off.
+            InvalidArgumentError: one tensor is given to a layer of two input widths.
+        """
+        if not hasattr(self, "fc") and not isinstance(feat, tuple):
+            raise InvalidArgumentError("a layer of two input widths needs a pair of features")
+        if not self._allow_zero_in_degree:
+            check_in_degrees(graph)
+        src, dst = source_and_destination(graph, feat, self.feat_drop)
+        rows = self._by_head(self._linear(0), src)
+        with graph.local_scope():
+            graph.srcdata.update({"ft": rows, "el": (rows * self.attn_l).sum(-1, keepdim=True)})
+            if isinstance(feat, tuple):
+                rows = self._by_head(self._linear(1), dst)
+            graph.dstdata["er"] = (rows[: graph.num_dst_nodes()] * self.attn_r).sum(-1, keepdim=True)
+            graph.apply_edges(fn.u_add_v("el", "er", "e"))
+            scores = F.leaky_relu(graph.edata["e"], self._negative_slope)
+            attention = self.attn_drop(edge_softmax(graph, scores))
+            if edge_weight is not None:
+                attention = attention * edge_weight.reshape(-1, *[1] * (attention.dim() - 1))
+            graph.edata["a"] = attention
+            graph.update_all(fn.u_mul_e("ft", "a", "m"), fn.sum("m", "ft"))
+            out = torch.as_tensor(graph.dstdata["ft"])
+        out = self._finished(out, dst)
+        return (out, attention) if get_attention else out
+
+    def _linear(self, side: int) -> nn.Module:
+        """The map of the sources (0) or of the destinations (1)."""
+        return self.fc if hasattr(self, "fc") else (self.fc_src, self.fc_dst)[side]
+
+    def _by_head(self, linear: nn.Module, rows: torch.Tensor) -> torch.Tensor:
+        """Map [n, ..., in] to [n, ..., num_heads, out]."""
+        return torch.as_tensor(linear(rows)).reshape(*rows.shape[:-1], self._num_heads, self._out_feats)
+
+    def _finished(self, out: torch.Tensor, dst: torch.Tensor) -> torch.Tensor:
+        """Add residual and bias, and activate."""
+        if self.res_fc is not None:
+            out = out + self._by_head(self.res_fc, dst)
+        if self.bias is not None:
+            out = out + self.bias.reshape(self._num_heads, self._out_feats)
+        return out if self.activation is None else self.activation(out)

@@ -1,0 +1,135 @@
+"""Heterogeneous graph transformer (HGT), with DGL's arguments, parameter names, initialisation and numerics."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from mpigraph.aggregate import edge_dots, spmm
+from mpigraph.errors import InvalidArgumentError
+from mpigraph.nn.common import source_and_destination
+from mpigraph.nn.drop import Dropout
+from mpigraph.nn.functional import softmax_rows
+from mpigraph.nn.typed import TypedEdges, TypedFeatures, TypedGraph, TypedRows, grouped_product, is_typed
+from mpigraph.nn.typedlinear import TypedLinear
+
+__all__ = ["HGTConv"]
+
+
+class HGTConv(nn.Module):
+    """Heterogeneous graph transformer: attention over the in-edges of all relations together.
+
+    Keys, queries and values are linear maps by node type; the score of an edge is ``<k_u W_att, q_v> pri / sqrt(d)``
+    and its message ``v_u W_msg``, with W_att, W_msg and pri of its relation and head. The sum of the messages, weighted
+    by the softmax of the scores, goes through a linear map by node type and is mixed with the destination's input. Hu
+    et al., "Heterogeneous graph transformer", WWW 2020.
+
+    The matrices of relations are applied to queries and to sums, which are fewer than edges. It takes a graph of one
+    relation with a type for each node and edge, as DGL's layer does, or a graph or block of typed relations with
+    features by node type, where types are numbered as in ``ntypes`` and ``canonical_etypes``. Local; no communication.
+
+    Args:
+        in_size: width of the input.
+        head_size: width of one head; the output is ``head_size * num_heads`` wide.
+        num_heads: number of heads.
+        num_ntypes: number of node types.
+        num_etypes: number of relations.
+        dropout: dropout rate of what the neighbours give.
+        use_norm: normalise the output.
+    """
+
+    def __init__(
+        self,
+        in_size: int,
+        head_size: int,
+        num_heads: int,
+        num_ntypes: int,
+        num_etypes: int,
+        dropout: float = 0.2,
+        use_norm: bool = False,
+    ) -> None:
+        super().__init__()
+        self.in_size, self.head_size, self.num_heads = in_size, head_size, num_heads
+        self.num_ntypes, self.num_etypes = num_ntypes, num_etypes
+        width = head_size * num_heads
+        self.linear_k = TypedLinear(in_size, width, num_ntypes)
+        self.linear_q = TypedLinear(in_size, width, num_ntypes)
+        self.linear_v = TypedLinear(in_size, width, num_ntypes)
+        self.linear_a = TypedLinear(width, width, num_ntypes)
+        self.relation_pri = nn.ParameterList(nn.Parameter(torch.ones(num_etypes)) for _ in range(num_heads))
+        self.relation_att = nn.ModuleList(TypedLinear(head_size, head_size, num_etypes) for _ in range(num_heads))
+        self.relation_msg = nn.ModuleList(TypedLinear(head_size, head_size, num_etypes) for _ in range(num_heads))
+        self.skip = nn.Parameter(torch.ones(num_ntypes))
+        self.drop = Dropout(dropout)
+        self.norm = nn.LayerNorm(width) if use_norm else None
+        if in_size != width:
+            self.residual_w = nn.Parameter(torch.empty(in_size, width))
+            nn.init.xavier_uniform_(self.residual_w)
+
+    def forward(
+        self,
+        g: TypedGraph,
+        x: torch.Tensor | TypedFeatures,
+        ntype: torch.Tensor | Sequence[int] | None = None,
+        etype: torch.Tensor | Sequence[int] | None = None,
+        *,
+        presorted: bool = False,
+    ) -> torch.Tensor | dict[str, torch.Tensor]:
+        """Apply the layer. Local; no communication.
+
+        Args:
+            g: a graph or block; of one relation, if ``ntype`` and ``etype`` are given.
+            x: [num_src, in_size], destinations first in a block; or a dict of them by node type, or a pair of dicts for
+                sources and destinations.
+            ntype: int[num_src], the type of each node; None with features by node type.
+            etype: int[num_edges], the relation of each edge; None with features by node type.
+            presorted: whether ``ntype`` ascends, which saves a sort.
+
+        Returns:
+            [num_dst, head_size * num_heads]; with features by node type a dict of them.
+
+        Raises:
+            InvalidArgumentError: types are missing, wrong or without meaning; features of a type are missing.
+        """
+        if isinstance(x, torch.Tensor):
+            if ntype is None or etype is None:
+                raise InvalidArgumentError("ntype and etype go with features in one tensor")
+            src, dst = source_and_destination(g, x)
+            types = torch.as_tensor(ntype)
+            if types.shape != (src.shape[0],):
+                raise InvalidArgumentError(f"ntype must have shape ({src.shape[0]},) (got {tuple(types.shape)})")
+            edges = TypedEdges.of_types(g, torch.as_tensor(etype), self.num_etypes)
+            rows = TypedRows(src, dst, types, types[: dst.shape[0]], {})
+            return self._convolved(edges, rows, presorted)
+        if not is_typed(x) or ntype is not None or etype is not None:
+            raise InvalidArgumentError("features are one tensor, or go by node type without ntype and etype")
+        rows = TypedRows.of(g, x)
+        return rows.by_type(self._convolved(TypedEdges.of_relations(g, self.num_etypes), rows, True))
+
+    def _convolved(self, edges: TypedEdges, rows: TypedRows, presorted: bool) -> torch.Tensor:
+        keys = self._by_head(self.linear_k(rows.src, rows.src_types, presorted))
+        values = self._by_head(self.linear_v(rows.src, rows.src_types, presorted))
+        queries = self.linear_q(rows.dst, rows.dst_types, presorted).index_select(0, edges.dst)
+        queries = self._by_head(grouped_product(queries, self._scoring(), edges.counts))  # of cells
+        scores = edge_dots(edges.cells, keys, queries)
+        attention = softmax_rows(scores, edges.dst.index_select(0, edges.cells.dst), edges.num_dst)
+        sums = spmm(edges.cells, values, attention).flatten(1)
+        h = edges.to_destinations(grouped_product(sums, _by_relation(self.relation_msg), edges.counts))
+        h = self.drop(self.linear_a(h, rows.dst_types, presorted))
+        own = rows.dst if self.in_size == h.shape[1] else rows.dst @ self.residual_w
+        h = own.lerp(h, torch.sigmoid(self.skip)[rows.dst_types].unsqueeze(-1))
+        return h if self.norm is None else torch.as_tensor(self.norm(h))
+
+    def _by_head(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows.reshape(-1, self.num_heads, self.head_size)
+
+    def _scoring(self) -> torch.Tensor:
+        """The matrices W_att that take queries to where keys are, scaled: [num_etypes, num_heads, d, d]."""
+        scale = torch.stack(list(self.relation_pri), 1) / math.sqrt(self.head_size)
+        return _by_relation(self.relation_att).transpose(2, 3) * scale[:, :, None, None]
+
+
+def _by_relation(heads: nn.ModuleList) -> torch.Tensor:
+    """Return the matrices of all heads, [num_etypes, num_heads, d, d]."""
+    return torch.stack([torch.as_tensor(head.W) for head in heads], 1)

@@ -1,0 +1,271 @@
+"""All relations of a graph in one list of edges, and one matrix product for all groups of rows.
+
+The edges are sorted by relation, then by destination. The edges of one relation into one destination are a *cell*: a
+layer first adds up within cells, then multiplies each relation's cells with its matrix, then adds up the cells of each
+destination. So no product is made for each edge, and nothing is done relation by relation.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional as F
+
+from mpigraph.block import Block
+from mpigraph.errors import InvalidArgumentError
+from mpigraph.graphbase import GraphBase
+from mpigraph.heterograph import HeteroGraph
+from mpigraph.inedges import InEdges
+from mpigraph.metadata.schema import Relation
+from mpigraph.passing import MessagePassing
+
+__all__ = ["TypedEdges", "TypedFeatures", "TypedGraph", "TypedRows", "edge_values", "grouped_product", "is_typed"]
+
+TypedGraph = HeteroGraph | Block
+TypedFeatures = Mapping[str, torch.Tensor] | tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]
+
+
+def is_typed(feat: object) -> bool:
+    """Whether features are given by node type. Local; no communication."""
+    return isinstance(feat, Mapping) or (isinstance(feat, tuple) and all(isinstance(side, Mapping) for side in feat))
+
+
+@dataclass(frozen=True)
+class TypedEdges:
+    """Edges sorted by relation, then by destination. Local; no communication.
+
+    Attributes:
+        cells: the edges by cell, sources numbered over all types.
+        dst: int64[num_cells], the destination of each cell, numbered over all types.
+        counts: int64[num_rels], the cells of each relation.
+        num_dst: number of destinations.
+        order: int64[num_edges], for each edge its place in the order in which weights come; None means that order.
+    """
+
+    cells: InEdges
+    dst: torch.Tensor
+    counts: torch.Tensor
+    num_dst: int
+    order: torch.Tensor | None
+
+    @classmethod
+    def of_relations(cls, graph: GraphBase, num_rels: int) -> "TypedEdges":
+        """Join the relations of a typed graph; the weights of its edges come relation by relation.
+
+        Local; no communication.
+
+        Args:
+            graph: a graph or a block.
+            num_rels: the number of relations that the caller knows.
+
+        Raises:
+            InvalidArgumentError: there are more relations.
+        """
+        relations = graph.canonical_etypes
+        if len(relations) > num_rels:
+            raise InvalidArgumentError(f"the layer has {num_rels} relations, but the graph has {len(relations)}")
+        parts = [graph._in_edges(relation) for relation in relations]
+        device = graph.device
+        src_begin, num_src = _begins(graph.srctypes, [graph.num_src_nodes(t) for t in graph.srctypes])
+        dst_begin, num_dst = _begins(graph.dsttypes, [graph.num_dst_nodes(t) for t in graph.dsttypes])
+        # one row for each relation and destination of its type, of which those with edges are the cells
+        rows = torch.tensor([part.num_dst for part in parts], dtype=torch.int64, device=device)
+        edges = torch.tensor([part.num_edges for part in parts], dtype=torch.int64, device=device)
+        degrees = _joined([part.degrees for part in parts], device)
+        full = degrees.nonzero().reshape(-1)
+        relation = torch.repeat_interleave(rows)[full]
+        shift = torch.tensor([dst_begin[r[2]] for r in relations], dtype=torch.int64, device=device)
+        dst = full + (shift - rows.cumsum(0) + rows)[relation]
+        begin = torch.tensor([src_begin[r[0]] for r in relations], dtype=torch.int64, device=device)
+        src = _joined([part.indices for part in parts], device) + torch.repeat_interleave(begin, edges)
+        order = None
+        if any(part.perm is not None for part in parts):
+            places = [part.to_csc_order(torch.arange(part.num_edges, device=device)) for part in parts]
+            order = _joined(places, device) + torch.repeat_interleave(edges.cumsum(0) - edges, edges)
+        counts = torch.bincount(relation, minlength=num_rels)
+        return cls(_in_cells(degrees[full], src, num_src), dst, counts, num_dst, order)
+
+    @classmethod
+    def of_types(cls, graph: MessagePassing, etypes: torch.Tensor, num_rels: int) -> "TypedEdges":
+        """Sort the edges of a graph of one relation by a type of each edge. Local; no communication.
+
+        Args:
+            graph: a graph or a block of one relation.
+            etypes: int[num_edges], the relation of each edge, at least 0.
+            num_rels: number of relations.
+
+        Raises:
+            InvalidArgumentError: not one type for each edge, or a type that is not less than ``num_rels``.
+        """
+        in_edges = graph._in_edges(graph.to_canonical_etype(None))
+        if etypes.shape != (in_edges.num_edges,):
+            raise InvalidArgumentError(f"etypes must have shape ({in_edges.num_edges},) (got {tuple(etypes.shape)})")
+        types = in_edges.to_csc_order(etypes).to(torch.int64)
+        low, high = (int(types.min()), int(types.max())) if types.numel() else (0, 0)
+        if low < 0 or high >= num_rels:
+            raise InvalidArgumentError(f"etypes must be in [0, {num_rels}) (got {low} to {high})")
+        place = torch.argsort(types, stable=True)  # within a type they stay sorted by destination
+        key = types[place] * in_edges.num_dst + in_edges.dst[place]
+        found, degrees = torch.unique_consecutive(key, return_counts=True)
+        width = max(in_edges.num_dst, 1)
+        counts = torch.bincount(found // width, minlength=num_rels)
+        cells = _in_cells(degrees, in_edges.indices[place], in_edges.num_src)
+        order = place if in_edges.perm is None else in_edges.perm[place]
+        return cls(cells, found % width, counts, in_edges.num_dst, order)
+
+    def sorted(self, weights: torch.Tensor) -> torch.Tensor:
+        """Reorder rows from the order in which weights come to that of the cells. Local; no communication."""
+        return weights if self.order is None else weights[self.order]
+
+    def to_destinations(self, rows: torch.Tensor) -> torch.Tensor:
+        """Add up one row for each cell, [num_cells, ...], to [num_dst, ...]. Local; no communication."""
+        return rows.new_zeros(self.num_dst, *rows.shape[1:]).index_add(0, self.dst, rows)
+
+
+@dataclass(frozen=True)
+class TypedRows:
+    """Features of all node types in one tensor for each side, type by type. Local; no communication.
+
+    Attributes:
+        src: [num_src, width].
+        dst: [num_dst, width].
+        src_types: int64[num_src], the type id of each row.
+        dst_types: int64[num_dst].
+        dst_counts: destination type -> number of rows.
+    """
+
+    src: torch.Tensor
+    dst: torch.Tensor
+    src_types: torch.Tensor
+    dst_types: torch.Tensor
+    dst_counts: dict[str, int]
+
+    @classmethod
+    def of(cls, graph: GraphBase, feat: TypedFeatures) -> "TypedRows":
+        """Join features given by type. Local; no communication.
+
+        Args:
+            graph: a graph, or a block whose first sources of each type are the destinations.
+            feat: node type -> [num_nodes, width]; or one dict for each side. A type without nodes may be left out.
+
+        Raises:
+            InvalidArgumentError: the features of a type are missing, or not one row for each node.
+        """
+        src_counts = {t: graph.num_src_nodes(t) for t in graph.srctypes}
+        dst_counts = {t: graph.num_dst_nodes(t) for t in graph.dsttypes}
+        if isinstance(feat, tuple):
+            src, dst = _join(feat[0], src_counts), _join(feat[1], dst_counts)
+        else:
+            src = _join(feat, src_counts)
+            heads = {t: rows[: dst_counts[t]] for t, rows in feat.items() if t in dst_counts}
+            dst = _join(heads, dst_counts) if graph.is_block else src
+        return cls(src, dst, _types(graph, src_counts), _types(graph, dst_counts), dst_counts)
+
+    def by_type(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Cut [num_dst, ...] into the rows of each destination type. Local; no communication."""
+        return dict(zip(self.dst_counts, torch.split(rows, list(self.dst_counts.values())), strict=True))
+
+
+def edge_values(graph: TypedGraph, values: Mapping[str | Relation, torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+    """Join one number for each edge, [num_edges] by relation, relation by relation; 1 where there are none.
+
+    Local; no communication.
+
+    Raises:
+        EdgeTypeError: a relation does not exist.
+        InvalidArgumentError: not one number for each edge.
+    """
+    given = {graph.to_canonical_etype(etype): numbers.reshape(-1) for etype, numbers in values.items()}
+    parts = []
+    for relation in graph.canonical_etypes:
+        num = graph.num_edges(relation)
+        parts.append(given.get(relation, like.new_ones(num)))
+        if parts[-1].shape[0] != num:
+            raise InvalidArgumentError(f"{relation} has {num} edges, but {parts[-1].shape[0]} numbers are given")
+    return torch.cat(parts)
+
+
+def grouped_product(x: torch.Tensor, weight: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    """Multiply the rows of each group with the group's matrix, which may be block-diagonal.
+
+    No loop over groups, and no matrix for each row. Local; no communication.
+
+    Args:
+        x: [n, blocks * width], rows sorted by group.
+        weight: [groups, blocks, width, out].
+        counts: int64[groups], rows of each group.
+
+    Returns:
+        [n, blocks * out].
+    """
+    if _has_kernel(x, weight):
+        ends = counts.cumsum(0).to(torch.int32)
+        product: torch.Tensor = F.grouped_mm(x.contiguous(), weight.squeeze(1).contiguous(), offs=ends)
+        if product.requires_grad:
+            # the kernel refuses the expanded gradient of a sum
+            product.register_hook(torch.Tensor.contiguous)  # type: ignore[no-untyped-call]
+        return product
+    return _product_of_pieces(x, weight, counts)
+
+
+def _has_kernel(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether torch can do it: on CPU in float32, with rows of whole 16 bytes, from torch 2.10 on."""
+    _, blocks, width, out = weight.shape
+    plain = (
+        hasattr(F, "grouped_mm") and blocks == 1 and x.device.type == "cpu" and x.dtype == weight.dtype == torch.float32
+    )
+    return plain and width % 4 == 0 and out % 4 == 0 and x.shape[0] > 0
+
+
+def _product_of_pieces(x: torch.Tensor, weight: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    """Cut the groups into pieces of one size, filled up with zeros, for one batched product."""
+    num_groups, blocks, width, out = weight.shape
+    size = _piece(x.shape[0], num_groups)
+    pieces = (counts + (size - 1)) // size
+    group = torch.repeat_interleave(pieces)
+    # row i of a group that begins at row b and at piece p goes to row p * size + i - b
+    shift = (pieces.cumsum(0) - pieces) * size - counts.cumsum(0) + counts
+    place = torch.arange(x.shape[0], device=x.device) + torch.repeat_interleave(shift, counts, output_size=x.shape[0])
+    filled = x.new_zeros(group.shape[0] * size, x.shape[1]).index_copy(0, place, x)
+    left = filled.reshape(-1, size, blocks, width).transpose(1, 2)
+    product = torch.matmul(left, weight.index_select(0, group))
+    return product.transpose(1, 2).reshape(-1, blocks * out).index_select(0, place)
+
+
+def _piece(num_rows: int, num_groups: int) -> int:
+    """Rows of a piece: few enough that filling up costs little, many enough for matrix products."""
+    return min(max(num_rows // max(2 * num_groups, 1), 8), 512)
+
+
+def _begins(names: list[str], counts: list[int]) -> tuple[dict[str, int], int]:
+    """Return where each type begins if they follow one another, and where the last one ends."""
+    begins, end = {}, 0
+    for name, count in zip(names, counts, strict=True):
+        begins[name] = end
+        end += count
+    return begins, end
+
+
+def _joined(parts: list[torch.Tensor], device: torch.device) -> torch.Tensor:
+    """Concatenate integers, of which there may be none, as int64."""
+    return torch.cat([torch.zeros(0, dtype=torch.int64, device=device), *parts])
+
+
+def _in_cells(degrees: torch.Tensor, src: torch.Tensor, num_src: int) -> InEdges:
+    indptr = torch.zeros(degrees.shape[0] + 1, dtype=torch.int64, device=degrees.device)
+    torch.cumsum(degrees, 0, out=indptr[1:])
+    return InEdges(indptr, src.to(torch.int32) if num_src < 2**31 else src, num_src)
+
+
+def _join(feat: Mapping[str, torch.Tensor], counts: Mapping[str, int]) -> torch.Tensor:
+    for ntype, count in counts.items():
+        rows = feat[ntype].shape[0] if ntype in feat else 0
+        if rows != count:
+            raise InvalidArgumentError(f"there are {count} nodes of type {ntype!r}, but features of {rows}")
+    parts = [feat[ntype] for ntype in counts if ntype in feat]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _types(graph: GraphBase, counts: Mapping[str, int]) -> torch.Tensor:
+    ids = torch.tensor([graph.get_ntype_id(ntype) for ntype in counts], dtype=torch.int64, device=graph.device)
+    return torch.repeat_interleave(ids, torch.tensor(list(counts.values()), dtype=torch.int64, device=graph.device))

@@ -1,0 +1,143 @@
+"""Matrices by type, plain or composed of fewer parameters, as in ``dgl.nn.TypedLinear`` and ``WeightBasis``."""
+
+import math
+
+import torch
+from torch import nn
+
+from mpigraph.errors import InvalidArgumentError
+from mpigraph.nn.typed import grouped_product
+
+__all__ = ["TypedLinear", "WeightBasis"]
+
+_REGULARIZERS = (None, "basis", "bdd")
+
+
+class WeightBasis(nn.Module):
+    """Weights that are linear combinations of a few bases: ``W_o = sum over b of a_ob V_b``.
+
+    Schlichtkrull et al., "Modeling relational data with graph convolutional networks", ESWC 2018. Local; no
+    communication.
+
+    Args:
+        shape: of one weight.
+        num_bases: number of bases.
+        num_outputs: number of weights.
+    """
+
+    def __init__(self, shape: tuple[int, ...], num_bases: int, num_outputs: int) -> None:
+        super().__init__()
+        self.shape = tuple(shape)
+        self.num_bases = num_bases
+        self.num_outputs = num_outputs
+        self.weight = nn.Parameter(torch.empty(num_bases, *self.shape))
+        self.w_comp = nn.Parameter(torch.empty(num_outputs, num_bases))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw bases and coefficients anew: Glorot uniform with the gain of ReLU. Local; no communication."""
+        for parameter in (self.weight, self.w_comp):
+            nn.init.xavier_uniform_(parameter, gain=nn.init.calculate_gain("relu"))
+
+    def forward(self) -> torch.Tensor:
+        """Return all weights, [num_outputs, *shape]. Local; no communication."""
+        return torch.as_tensor(torch.tensordot(self.w_comp, self.weight, 1))
+
+
+class TypedLinear(nn.Module):
+    """A linear map for each type: ``y = x W_t`` where t is the type of the row x.
+
+    * None: a matrix for each type.
+    * basis: matrices that are linear combinations of ``num_bases`` ones.
+    * bdd: block-diagonal matrices of ``num_bases`` blocks.
+
+    Both from Schlichtkrull et al., "Modeling relational data with graph convolutional networks", ESWC 2018. Local; no
+    communication.
+
+    Args:
+        in_size: width of the input.
+        out_size: width of the output.
+        num_types: number of types.
+        regularizer: None, "basis" or "bdd".
+        num_bases: for "basis" and "bdd".
+
+    Raises:
+        InvalidArgumentError: another regularizer, ``num_bases`` missing or less than 1, or, for "bdd", a width that is
+            no multiple of it.
+    """
+
+    def __init__(
+        self,
+        in_size: int,
+        out_size: int,
+        num_types: int,
+        regularizer: str | None = None,
+        num_bases: int | None = None,
+    ) -> None:
+        super().__init__()
+        if regularizer not in _REGULARIZERS:
+            raise InvalidArgumentError(f"regularizer must be one of {_REGULARIZERS} (got {regularizer!r})")
+        if regularizer is not None and (num_bases is None or num_bases < 1):
+            raise InvalidArgumentError(f"num_bases must be at least 1 for {regularizer!r} (got {num_bases})")
+        self.in_size, self.out_size, self.num_types = in_size, out_size, num_types
+        self.regularizer = regularizer
+        self.num_bases = num_bases
+        blocks = num_bases if regularizer == "bdd" and num_bases is not None else 1
+        if in_size % blocks or out_size % blocks:
+            raise InvalidArgumentError(f"widths {in_size} and {out_size} must be multiples of num_bases {num_bases}")
+        self._shape = num_types, blocks, in_size // blocks, out_size // blocks
+        if regularizer == "bdd":
+            self.W = nn.Parameter(torch.empty(num_types, in_size * out_size // blocks))
+        elif regularizer == "basis" and num_bases is not None:
+            self.W = nn.Parameter(torch.empty(num_bases, in_size, out_size))
+            self.coeff = nn.Parameter(torch.empty(num_types, num_bases))
+        else:
+            self.W = nn.Parameter(torch.empty(num_types, in_size, out_size))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the weights anew: uniform, as torch does for a linear map; coefficients Glorot uniform.
+
+        Local; no communication.
+        """
+        bound = 1 / math.sqrt(self._shape[2])
+        nn.init.uniform_(self.W, -bound, bound)
+        if self.regularizer == "basis":
+            nn.init.xavier_uniform_(self.coeff, gain=nn.init.calculate_gain("relu"))
+
+    def get_weight(self) -> torch.Tensor:
+        """Return the matrices: [num_types, in_size, out_size], or the blocks of "bdd", a row for each type.
+
+        Local; no communication.
+        """
+        return torch.tensordot(self.coeff, self.W, 1) if self.regularizer == "basis" else self.W
+
+    def of_groups(self, x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        """Map [n, in_size] to [n, out_size], the rows sorted by type, of which int64[num_types] counts are given.
+
+        Local; no communication.
+        """
+        return grouped_product(x, self.get_weight().reshape(self._shape), counts)
+
+    def forward(self, x: torch.Tensor, x_type: torch.Tensor, sorted_by_type: bool = False) -> torch.Tensor:
+        """Map each row by the matrix of its type. Local; no communication.
+
+        Args:
+            x: [n, in_size].
+            x_type: int[n], in [0, num_types).
+            sorted_by_type: whether the types ascend; then nothing is sorted here.
+
+        Returns:
+            [n, out_size].
+        """
+        counts = torch.bincount(x_type, minlength=self.num_types)
+        if sorted_by_type:
+            return self.of_groups(x, counts)
+        order = torch.argsort(x_type, stable=True)
+        rows = self.of_groups(x.index_select(0, order), counts)
+        return torch.empty_like(rows).index_copy(0, order, rows)
+
+    def extra_repr(self) -> str:
+        """Describe the shape. Local; no communication."""
+        shape = f"{self.in_size}, {self.out_size}, num_types={self.num_types}"
+        return f"{shape}, regularizer={self.regularizer!r}, num_bases={self.num_bases}"
