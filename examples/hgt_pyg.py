@@ -22,7 +22,6 @@ from torch_geometric.nn import HGTConv
 from torch_geometric.utils import trim_to_layer
 
 import mpigraph as mg
-from mpigraph.heterograph import heterograph
 
 SETTINGS = {
     "graph_name": "default",
@@ -141,7 +140,7 @@ def generate(directory):
         others = by_class[rng.integers(bounds[wanted], bounds[wanted + 1])]
         edges[src, relation, "paper"] = (others, papers)
         edges["paper", f"rev_{relation}", src] = (papers, others)
-    g = heterograph(edges, COUNTS)
+    g = mg.heterograph(edges, COUNTS)
     for ntype, width in WIDTHS.items():
         centroids = rng.normal(0, 0.3, (NUM_CLASSES, width))
         rows = centroids[kinds[ntype]] + rng.normal(0, 1, (COUNTS[ntype], width))

@@ -10,7 +10,7 @@ import logging
 import torch
 
 from mpigraph.distributed.partition import load_partition, partition_graph
-from mpigraph.heterograph import HeteroGraph, graph
+from mpigraph.graphs import HeteroGraph, graph
 from mpigraph.partition.generate import Recipe, generate_graph
 from mpigraph.storage.part_config import PartConfig
 

@@ -3,9 +3,7 @@
 Importing this package does no work: names are looked up on first use, so that what needs no torch never loads it.
 """
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,8 +12,8 @@ if TYPE_CHECKING:
     from mpigraph.block import Block, to_block
     from mpigraph.errors import MPIGraphError
     from mpigraph.errors import MPIGraphError as DGLError
-    from mpigraph.heterograph import HeteroGraph, graph, heterograph, to_bidirected
-    from mpigraph.heterograph import HeteroGraph as DGLGraph
+    from mpigraph.graphs import HeteroGraph, graph, heterograph, to_bidirected
+    from mpigraph.graphs import HeteroGraph as DGLGraph
     from mpigraph.homogeneous import to_homogeneous
 
 __version__ = "0.1.0"
@@ -48,12 +46,12 @@ _HOMES = {
     "mpigraph.base": ("ALL", "EID", "ETYPE", "NID", "NTYPE"),
     "mpigraph.block": ("Block", "to_block"),
     "mpigraph.errors": ("MPIGraphError",),
-    "mpigraph.heterograph": ("HeteroGraph", "graph", "heterograph", "to_bidirected"),
+    "mpigraph.graphs": ("HeteroGraph", "graph", "heterograph", "to_bidirected"),
     "mpigraph.homogeneous": ("to_homogeneous",),
 }
 _DGL_NAMES = {
     "DGLError": ("mpigraph.errors", "MPIGraphError"),
-    "DGLGraph": ("mpigraph.heterograph", "HeteroGraph"),
+    "DGLGraph": ("mpigraph.graphs", "HeteroGraph"),
 }
 
 
@@ -67,14 +65,3 @@ def __getattr__(name: str) -> Any:
     if not home:
         raise AttributeError(f"module 'mpigraph' has no attribute {name!r}")
     return getattr(import_module(home), original)
-
-
-class _Package(ModuleType):
-    """The package, in which the module ``heterograph`` does not hide the function of that name once it is imported."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name != "heterograph":
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

@@ -15,7 +15,7 @@ from mpigraph.base import EID, NID, as_ids, as_tensor
 from mpigraph.errors import GraphDataError, InvalidArgumentError, NodeTypeError
 from mpigraph.frame import Frame, Frames
 from mpigraph.graphbase import Etype, Ids, NodesView, Space, count, exact_device, frame_of
-from mpigraph.heterograph import HeteroGraph
+from mpigraph.graphs import HeteroGraph
 from mpigraph.inedges import InEdges
 from mpigraph.metadata.schema import Relation, Schema
 from mpigraph.passing import MessagePassing

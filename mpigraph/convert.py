@@ -1,4 +1,4 @@
-"""Graphs of other packages as :class:`~mpigraph.heterograph.HeteroGraph`.
+"""Graphs of other packages as :class:`~mpigraph.graphs.HeteroGraph`.
 
 No other package is imported to read its graphs: they are known by what they offer. Names of features are kept as they
 are; what is not one number or one row of numbers for each node or edge is left out. PyG's graphs are read and made in
@@ -13,7 +13,7 @@ import torch
 
 from mpigraph.errors import GraphDataError, InvalidArgumentError
 from mpigraph.frame import Frame
-from mpigraph.heterograph import HeteroGraph, graph, heterograph
+from mpigraph.graphs import HeteroGraph, graph, heterograph
 from mpigraph.metadata.schema import DEFAULT_ETYPE, Relation
 from mpigraph.pyg import from_pyg, to_pyg
 

@@ -6,7 +6,7 @@ import torch
 
 from mpigraph.base import EID, ETYPE, NID, NTYPE
 from mpigraph.errors import InvalidArgumentError
-from mpigraph.heterograph import HeteroGraph
+from mpigraph.graphs import HeteroGraph
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Schema
 
 __all__ = ["to_homogeneous"]

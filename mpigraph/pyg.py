@@ -13,7 +13,7 @@ import torch
 from mpigraph.base import EID, NID, as_tensor
 from mpigraph.errors import GraphDataError, InvalidArgumentError
 from mpigraph.frame import Frame
-from mpigraph.heterograph import HeteroGraph, graph, heterograph
+from mpigraph.graphs import HeteroGraph, graph, heterograph
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, Schema
 
 __all__ = ["as_data", "from_pyg", "need_pyg", "to_pyg"]

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from mpigraph.heterograph import HeteroGraph
+from mpigraph.graphs import HeteroGraph
 from mpigraph.metadata.book import RangeBook
 from mpigraph.service.hops import Draw
 

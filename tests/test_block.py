@@ -7,7 +7,7 @@ import torch
 from mpigraph.base import EID, NID
 from mpigraph.block import Block, to_block
 from mpigraph.errors import FieldNameError, GraphDataError, InvalidArgumentError, MPIGraphError, NodeTypeError
-from mpigraph.heterograph import graph, heterograph
+from mpigraph.graphs import graph, heterograph
 from mpigraph.metadata.schema import DEFAULT_ETYPE, Schema
 
 RATES, FOLLOWS = ("user", "rates", "item"), ("user", "follows", "user")

@@ -15,7 +15,7 @@ from mpigraph.base import EID, NID
 from mpigraph.block import to_block
 from mpigraph.convert import as_graph, from_dgl, from_networkx, from_pyg, from_scipy, to_pyg
 from mpigraph.errors import GraphDataError, InvalidArgumentError
-from mpigraph.heterograph import graph, heterograph
+from mpigraph.graphs import graph, heterograph
 
 WRITES = ("author", "writes", "paper")
 

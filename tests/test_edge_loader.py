@@ -22,7 +22,7 @@ from mpigraph.dataloading import BlockSampler, NeighborSampler, as_edge_predicti
 from mpigraph.dataloading.negative_sampler import GlobalUniform, InBatch, JointUniform, LocalUniform, Uniform
 from mpigraph.distributed.context import current
 from mpigraph.errors import EdgeTypeError, FieldNameError, InvalidArgumentError, MPIGraphError
-from mpigraph.heterograph import HeteroGraph, heterograph
+from mpigraph.graphs import HeteroGraph, heterograph
 from mpigraph.metadata.schema import DEFAULT_NTYPE, Schema
 from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.source import Feature, GraphSource

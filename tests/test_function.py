@@ -8,7 +8,7 @@ import mpigraph.function as fn
 from mpigraph.aggregate import spmm
 from mpigraph.block import Block, to_block
 from mpigraph.errors import FieldNameError, InvalidArgumentError
-from mpigraph.heterograph import graph, heterograph
+from mpigraph.graphs import graph, heterograph
 from mpigraph.metadata.schema import DEFAULT_ETYPE, Schema
 
 OPS = {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div}

@@ -29,7 +29,7 @@ graphbase
 messages
 aggregate
 passing
-heterograph
+graphs
 block
 homogeneous pyg
 convert
@@ -208,7 +208,7 @@ BAD = [
     (wrong_layers, "store/x.py", "if TYPE_CHECKING:\n    import mpigraph.service.state"),
     (wrong_layers, "store/x.py", "import mpigraph.partition.metis"),
     (wrong_layers, "nn/x.py", "from mpigraph.dataloading import MultiLayerFullNeighborSampler"),
-    (wrong_layers, "graphbase.py", "from mpigraph.heterograph import HeteroGraph"),
+    (wrong_layers, "graphbase.py", "from mpigraph.graphs import HeteroGraph"),
     (wrong_layers, "errors.py", "from mpigraph.log import get_logger"),
     (wrong_layers, "distributed/x.py", "from mpigraph.cli.main import main"),
     (wrong_layers, "distributed/x.py", "from .graph import DistGraph"),

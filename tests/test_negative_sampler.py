@@ -21,7 +21,7 @@ from mpigraph.dataloading.negative_sampler import (
     draw_negatives,
 )
 from mpigraph.errors import EdgeTypeError, InvalidArgumentError, OutOfRangeError
-from mpigraph.heterograph import graph, heterograph
+from mpigraph.graphs import graph, heterograph
 from mpigraph.kernels.negatives import draw_nodes, draw_others
 
 WORD = 2**64

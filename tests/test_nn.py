@@ -7,7 +7,7 @@ import torch
 import mpigraph.nn.pytorch as dglnn
 from mpigraph.block import Block, to_block
 from mpigraph.errors import InvalidArgumentError, MPIGraphError
-from mpigraph.heterograph import graph
+from mpigraph.graphs import graph
 from mpigraph.metadata.schema import Schema
 from mpigraph.nn import GraphConv, SAGEConv
 from mpigraph.nn.common import mean_and_own_rows, project_first

@@ -12,7 +12,7 @@ from mpigraph.distributed.partition import (
     partition_graph,
 )
 from mpigraph.errors import GraphDataError, InvalidArgumentError, NodeTypeError, PartitionError
-from mpigraph.heterograph import graph, heterograph
+from mpigraph.graphs import graph, heterograph
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float64, torch.bool, torch.uint8, torch.int16, torch.int64]
 

@@ -18,7 +18,7 @@ from mpigraph.dataloading.edges import NO_EDGES, EdgeGraph, as_given, find_edges
 from mpigraph.dataloading.exclusion import make_exclusion
 from mpigraph.dataloading.negative_sampler import draw_negatives
 from mpigraph.errors import InvalidArgumentError
-from mpigraph.heterograph import HeteroGraph
+from mpigraph.graphs import HeteroGraph
 from mpigraph.kernels.compact import LocalIds
 from mpigraph.metadata.book import check_ids
 from mpigraph.metadata.schema import Relation

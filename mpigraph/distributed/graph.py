@@ -21,7 +21,7 @@ from mpigraph.distributed.sampling import Blocks, has_edges_between, sample_bloc
 from mpigraph.distributed.subgraph import sample_subgraph
 from mpigraph.distributed.tensor import DistTensor
 from mpigraph.errors import PartitionError
-from mpigraph.heterograph import HeteroGraph
+from mpigraph.graphs import HeteroGraph
 from mpigraph.metadata.schema import Relation, Schema
 from mpigraph.service.protocol import Operation
 from mpigraph.service.sampling import NeighborService

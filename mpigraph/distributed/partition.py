@@ -17,7 +17,7 @@ from mpigraph.convert import as_graph
 from mpigraph.distributed.dtypes import dtype_name, to_storage, to_torch
 from mpigraph.distributed.partition_book import RangePartitionBook
 from mpigraph.errors import InvalidArgumentError, PartitionError
-from mpigraph.heterograph import HeteroGraph
+from mpigraph.graphs import HeteroGraph
 from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import Relation, relation_key
 from mpigraph.partition.pipeline import PartitionResult, partition_source

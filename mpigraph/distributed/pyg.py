@@ -43,7 +43,7 @@ from mpigraph.distributed.graph import DistGraph
 from mpigraph.distributed.plans import as_given, by_type
 from mpigraph.distributed.tensor import DistTensor
 from mpigraph.errors import InvalidArgumentError
-from mpigraph.heterograph import HeteroGraph
+from mpigraph.graphs import HeteroGraph
 from mpigraph.metadata.schema import Relation
 from mpigraph.pyg import as_data, need_pyg
 from mpigraph.service.subgraph import Subgraph

@@ -17,7 +17,7 @@ from mpigraph.distributed.context import Session
 from mpigraph.distributed.ids import as_ids
 from mpigraph.distributed.plans import Nodes, PlannedGraph, as_given, check_nodes, plan_hops
 from mpigraph.errors import EdgeTypeError, InvalidArgumentError, MPIGraphError
-from mpigraph.heterograph import HeteroGraph
+from mpigraph.graphs import HeteroGraph
 from mpigraph.metadata.schema import Relation, Schema
 from mpigraph.service.hops import Draw, Hop, hop_requests, sample_minibatch, sampling_key
 from mpigraph.service.protocol import EdgeQuery

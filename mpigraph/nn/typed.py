@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from mpigraph.block import Block
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphbase import GraphBase
-from mpigraph.heterograph import HeteroGraph
+from mpigraph.graphs import HeteroGraph
 from mpigraph.inedges import InEdges
 from mpigraph.metadata.schema import Relation
 from mpigraph.passing import MessagePassing
