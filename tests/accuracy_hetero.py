@@ -40,6 +40,7 @@ import mpigraph as mg
 
 STARTS = {
     "python": Start("`python`", 0, 0),
+    "two-ranks": Start("2 ranks, 1 server", 2, 1),
     "servers-0": Start("4 ranks, 0 servers", 4, 0),
     "servers-1": Start("4 ranks, 1 server", 4, 1),
     "two-nodes": Start("2 pretended nodes, 1 server each", 4, 1, ranks_per_node=2),
