@@ -213,7 +213,8 @@ class Job:
         try:
             return body()
         except BaseException:
-            traceback.print_exc()
+            # At once: the others may wait for this rank until their deadline ends the run, and with it every report.
+            os.write(STDERR, f"\n[rank {WORLD.rank}] {traceback.format_exc()}".encode())
             raise
         finally:
             end(session)
