@@ -1,6 +1,7 @@
 """Graphs of many relations: all of a hop share its round and its messages, and each is read as itself."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ from mpigraph.distributed.context import current
 from mpigraph.metadata.schema import Schema
 from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.source import GraphSource
+from mpigraph.service.hops import HopPlan, hop_requests
+from mpigraph.service.protocol import RelationRequest, pack_request, unpack_requests
 
 NUM_NODES, NUM_EDGES, HOPS = 120, 2400, 2
 RELATIONS = (1, 4, 200)
@@ -70,3 +73,28 @@ def test_each_of_two_hundred_relations_is_read(layout: Job, tmp_path: Path) -> N
             assert np.array_equal(src[position], ends[0]) and np.array_equal(dst[position], ends[1])
 
     layout.run(body)
+
+
+def test_relations_without_destinations_or_fanout_are_not_asked_for() -> None:
+    schema = Schema(("a", "b"), (("a", "r0", "a"), ("a", "r1", "a"), ("a", "r2", "b"), ("b", "r3", "a")))
+    graph = SimpleNamespace(number=0, topology=SimpleNamespace(hosts=SimpleNamespace(schema=schema)))
+    plan = HopPlan({0: 2, 1: 0, 2: 2, 3: -1}, False, {}, False)
+    requests = hop_requests(plan, graph, {0: np.arange(5)}, np.uint64(1))
+    assert [(request.relation, request.fanout) for request in requests] == [(0, 2), (3, -1)]
+    assert requests[0].ids is requests[1].ids  # which lets a message carry them once
+
+
+def test_destinations_are_sent_once() -> None:
+    ids, others = np.arange(1000) * 7, np.arange(30) + 2**40
+
+    def request(relation: int) -> RelationRequest:
+        return RelationRequest(0, relation, ids, 5, False, True, np.uint64(relation))
+
+    edges = np.arange(3)
+    sent = [pack_request(request(0), ids, edges[:0]), pack_request(request(1), others, edges)]
+    sent += [pack_request(request(2), 0, edges), pack_request(request(3), 1, edges), pack_request(request(4), 2, edges)]
+    read = list(unpack_requests(np.concatenate([word for words in sent for word in words])))
+    assert [got.relation for got in read] == [0, 1, 2, 3, 4]
+    for got, expected in zip(read, (ids, others, ids, others, ids), strict=True):
+        assert np.array_equal(got.ids, expected)
+    assert sum(len(word) for word in sent[2]) < 20

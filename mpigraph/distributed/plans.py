@@ -75,6 +75,8 @@ def plan_hops(
 ) -> tuple[dict[int, _I64], list[HopPlan], MPIGraphError | None]:
     """Check the arguments of this rank; what is wrong is returned, to be raised on every rank of the round.
 
+    Without a layer there is no round, and it is raised here.
+
     Args:
         g: a :class:`DistGraph`.
         nodes: seeds, as in :func:`by_type`.
@@ -100,6 +102,8 @@ def plan_hops(
         for ntype_id, ids in seeds.items():
             check_nodes(g, ids, ntype_id)
     except MPIGraphError as error:
+        if not fanouts:
+            raise  # no layer, no round that could tell the others
         return {}, [HopPlan({}, replace, {}, want_eids) for _ in fanouts], error
     return seeds, plans, None
 

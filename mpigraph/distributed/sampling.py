@@ -174,8 +174,6 @@ def sample_blocks(
         replace=replace,
         want_eids=return_eids,
     )
-    if error is not None and not plans:
-        raise error  # no layer, no round that could tell the others
     draw: Draw = g.session.draw(seed)
     g.service.use_threads(num_threads or g.session.num_threads)
     hops = sample_minibatch(g.service, g.loaded, seeds, plans, draw, error)

@@ -60,8 +60,6 @@ def sample_subgraph(
         replace=replace,
         want_eids=return_eids,
     )
-    if error is not None and not plans:
-        raise error  # no layer, no round that could tell the others
     draw = g.session.draw(seed)
     g.service.use_threads(num_threads or g.session.num_threads)
     return grow_subgraph(g.service, g.loaded, seeds, plans, draw, error)

@@ -10,7 +10,8 @@ with ``weights`` the number of the tensor of edge weights (-1: uniform). Whether
     flags, graph, relation, destinations, sources
 
 A list of n ids is ``2 n + narrow, id 0 .. id n-1``, narrow being 1 with two ids in a word, where they fit 32 bits, else
-0. The answer is, request by request, each array padded to eight bytes::
+0. Destinations that request k of the same message has already are the word ``-1 - k``. The answer is, request by
+request, each array padded to eight bytes::
 
     counts uint8|int32 [n], sources int32|int64 [sum(counts)], edges int32|int64 [sum(counts)] if asked for
     exists bool [n]
@@ -123,15 +124,19 @@ class EdgeQuery:
 Request = RelationRequest | EdgeQuery
 
 
-def pack_request(request: RelationRequest, ids: _I64, excluded: _I64) -> list[_I64]:
+def pack_request(request: RelationRequest, ids: _I64 | int, excluded: _I64) -> list[_I64]:
     """The words that ask one rank for ``ids`` of a request, ``excluded`` being edges of that rank.
+
+    Relations into one node type have the same ids, which are sent once: then a number says in which earlier request to
+    this rank.
 
     Local; no communication.
     """
     flags = _REPLACE * request.replace + _EIDS * request.want_eids
     key = int(request.key.view(np.int64))
     numbers = [flags, request.graph, request.relation, request.fanout, request.weights, key]
-    return [np.array(numbers, np.int64), *_pack_ids(ids), *_pack_ids(excluded)]
+    destinations = [np.array([-1 - ids], np.int64)] if isinstance(ids, int) else _pack_ids(ids)
+    return [np.array(numbers, np.int64), *destinations, *_pack_ids(excluded)]
 
 
 def pack_query(query: EdgeQuery, positions: _I64) -> list[_I64]:
@@ -162,7 +167,7 @@ def unpack_requests(words: _I64) -> Iterator[Request]:
         yield RelationRequest(
             graph=graph,
             relation=relation,
-            ids=reader.ids(),
+            ids=reader.destinations(),
             fanout=fanout,
             replace=bool(flags & _REPLACE),
             want_eids=bool(flags & _EIDS),
@@ -178,6 +183,7 @@ class _WordReader:
     def __init__(self, words: _I64) -> None:
         self._words = words
         self._at = 0
+        self._seen: list[_I64] = []
 
     @property
     def left(self) -> bool:
@@ -191,6 +197,14 @@ class _WordReader:
     def numbers(self, count: int) -> list[int]:
         """The next words, as they are."""
         return [int(word) for word in self._take(count)]
+
+    def destinations(self) -> _I64:
+        """The ids of the next request, which may be those of an earlier one."""
+        size = int(self._words[self._at])
+        if size < 0:
+            self._at += 1
+        self._seen.append(self._seen[-1 - size] if size < 0 else self.ids())
+        return self._seen[-1]
 
     def ids(self) -> _I64:
         """The next list of ids."""

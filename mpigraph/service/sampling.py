@@ -97,7 +97,8 @@ class NeighborService:
         if self._world.all_near:
             if error is not None:
                 raise error
-            draws = [self._near(request, self._shares(request), self._buffers) for request in requests]
+            jobs = zip(requests, self._shares_of_all(requests), strict=True)
+            draws = [self._near(request, shares, self._buffers) for request, shares in jobs]
             return [draw.finish() for draw in draws]
         return self._sample_far([] if error is not None else requests, error)
 
@@ -225,12 +226,11 @@ class NeighborService:
         drawing: list[NearDraw] = []
         far_shares: list[Shares] = []
         try:
-            for request in requests:
-                near, far = self._split(self._shares(request))
+            for request, shares in zip(requests, self._shares_of_all(requests), strict=True):
+                near, far = self._split(shares)
                 far_shares.append(far)
                 drawing.append(self._near(request, near, self._buffers))
-                for host, positions in far:
-                    words[int(self._world.hosts[host])] += self._pack(request, host, positions)
+            words = self._pack(requests, far_shares)
         except Exception as exc:  # raised on every rank by the round
             error = exc
         drawn: list[Part] = []
@@ -247,10 +247,26 @@ class NeighborService:
             raise failed[0]
         return [self._merge(*job, readers) for job in zip(requests, far_shares, drawn, strict=True)]
 
-    def _pack(self, request: RelationRequest, host: int, positions: _I64) -> list[_I64]:
-        """The words that ask a host for its share of a request."""
-        edges = self._hosts_of(request).edge_range(host, request.relation)
-        return pack_request(request, request.ids[positions], request.excluded_in(*edges))
+    def _shares_of_all(self, requests: list[RelationRequest]) -> list[Shares]:
+        """The shares of each request; relations into one node type have the same ids, and so the same shares."""
+        found: dict[int, Shares] = {}
+        for request in requests:
+            if id(request.ids) not in found:
+                found[id(request.ids)] = self._shares(request)
+        return [found[id(request.ids)] for request in requests]
+
+    def _pack(self, requests: list[RelationRequest], far_shares: list[Shares]) -> list[list[_I64]]:
+        """For each rank the words that ask it for its shares of the requests, with the same ids but once."""
+        words, sent = self._no_words(), [list[int]() for _ in range(self._world.size)]
+        for request, shares in zip(requests, far_shares, strict=True):
+            key = id(request.ids)
+            for host, positions in shares:
+                rank = int(self._world.hosts[host])
+                ids = sent[rank].index(key) if key in sent[rank] else request.ids[positions]
+                excluded = request.excluded_in(*self._hosts_of(request).edge_range(host, request.relation))
+                words[rank] += pack_request(request, ids, excluded)
+                sent[rank].append(key)
+        return words
 
     def _merge(self, request: RelationRequest, shares: Shares, near: Part, readers: list[AnswerReader]) -> Part:
         """Put near draws and the answers of far ``shares`` of one relation together, in the order of its ids."""
