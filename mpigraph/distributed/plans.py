@@ -67,11 +67,11 @@ def plan_hops(
     nodes: Any,
     fanouts: Sequence[Any],
     *,
-    edge_dir: str,
-    prob: Any,
-    exclude_edges: Any,
-    replace: bool,
-    want_eids: bool,
+    edge_dir: str = "in",
+    prob: Any = None,
+    exclude_edges: Any = None,
+    replace: bool = False,
+    return_eids: bool = True,
 ) -> tuple[dict[int, _I64], list[HopPlan], MPIGraphError | None]:
     """Check the arguments of this rank; what is wrong is returned, to be raised on every rank of the round.
 
@@ -85,7 +85,7 @@ def plan_hops(
         prob: what :func:`edge_weights` takes, or None.
         exclude_edges: int[k] edge ids, or edge type -> int[k], or None.
         replace: with replacement.
-        want_eids: whether edge ids are wanted.
+        return_eids: whether edge ids are wanted.
 
     Returns:
         Seeds by node type id, a plan for each layer, and the error if there is one.
@@ -97,14 +97,14 @@ def plan_hops(
             raise InvalidArgumentError(f"edge_dir must be 'in': parts hold in-edges (got {edge_dir!r})")
         weights = {} if prob is None else edge_weights(g, prob)
         excluded = _excluded(g, exclude_edges)
-        plans = [HopPlan(_fanouts(g.schema, layer), replace, weights, want_eids, excluded) for layer in fanouts]
+        plans = [HopPlan(_fanouts(g.schema, layer), replace, weights, return_eids, excluded) for layer in fanouts]
         seeds = by_type(g.schema, nodes)
         for ntype_id, ids in seeds.items():
             check_nodes(g, ids, ntype_id)
     except MPIGraphError as error:
         if not fanouts:
             raise  # no layer, no round that could tell the others
-        return {}, [HopPlan({}, replace, {}, want_eids) for _ in fanouts], error
+        return {}, [HopPlan({}, replace, {}, return_eids) for _ in fanouts], error
     return seeds, plans, None
 
 

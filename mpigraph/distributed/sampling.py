@@ -96,7 +96,6 @@ def sample_neighbors(
         prob=prob,
         exclude_edges=exclude_edges,
         replace=replace,
-        want_eids=True,
     )
     g.service.use_threads(g.session.num_threads)
     requests = hop_requests(plan, g.loaded, seeds, sampling_key(g.session.draw(seed), seeds, 0))
@@ -172,7 +171,7 @@ def sample_blocks(
         prob=prob,
         exclude_edges=exclude_edges,
         replace=replace,
-        want_eids=return_eids,
+        return_eids=return_eids,
     )
     draw: Draw = g.session.draw(seed)
     g.service.use_threads(num_threads or g.session.num_threads)
