@@ -67,7 +67,8 @@ class HGT(nn.Module):
         edges, sampled = batch.edge_index_dict, (batch.num_sampled_nodes_dict, batch.num_sampled_edges_dict)
         for i, layer in enumerate(self.layers):
             x, edges, _ = trim_to_layer(i, *sampled, x, edges)
-            x = {ntype: F.dropout(h, args.dropout, self.training) for ntype, h in layer(x, edges).items()}
+            out = layer(x, edges)  # a type that no relation leads into keeps its rows
+            x |= {ntype: F.dropout(h, args.dropout, self.training) for ntype, h in out.items()}
         return self.out(x[args.target][: batch[args.target].batch_size])
 
 
@@ -92,7 +93,7 @@ def label_of_seeds(batch):
 def evaluate(g, model, nodes, fanouts, device):
     """Accuracy on all trainers' nodes together."""
     model.eval()
-    count = torch.zeros(2, device=device)
+    count = torch.zeros(2, dtype=torch.float64, device=device)
     for batch in make_loader(g, nodes, fanouts, device, batch_size=500, seed=1):
         right = model.module(batch).argmax(1) == label_of_seeds(batch)
         count += torch.tensor([right.sum(), len(right)], device=device)

@@ -68,6 +68,7 @@ class Relations(nn.Module):
 
 def train_epoch(entities, model, optimizers, loader, device):
     """Make one pass; return the loss of this trainer's last minibatch."""
+    loss = torch.zeros(())
     for inputs, positives, negatives, _ in loader:
         for optimizer in optimizers:
             optimizer.zero_grad()

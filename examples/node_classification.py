@@ -70,7 +70,7 @@ def evaluate(g, model, nodes, num_layers, device):
     """Accuracy on all trainers' nodes together."""
     model.eval()
     sampler = mg.dataloading.NeighborSampler([args.eval_fan_out] * num_layers, return_eids=False)
-    nodes, count = nodes[:: max(1, len(nodes) // args.num_eval)], torch.zeros(2, device=device)
+    nodes, count = nodes[:: max(1, len(nodes) // args.num_eval)], torch.zeros(2, dtype=torch.float64, device=device)
     for inputs, seeds, blocks in mg.distributed.DistNodeDataLoader(g, nodes, sampler, device, batch_size=1000):
         right = model(blocks, g.ndata["feat"][inputs].to(device)).argmax(1).cpu() == g.ndata["label"][seeds]
         count += torch.tensor([right.sum(), len(seeds)], device=device)

@@ -48,34 +48,16 @@ for name, value in SETTINGS.items():
 args = parser.parse_args()
 
 
-class Layer(nn.Module):
-    """The mean over in-neighbours by each relation, times the relation's matrix, plus a linear map of the node."""
-
-    def __init__(self, relations, width, out):
-        super().__init__()
-        shape, num = (width, out), len(relations)
-        self.relations = relations
-        self.basis = mg.nn.WeightBasis(shape, args.num_bases, num) if args.num_bases else None
-        self.weight = None if self.basis else nn.Parameter(nn.init.xavier_uniform_(torch.empty(num, *shape)))
-        mean = mg.nn.GraphConv(width, out, norm="right", weight=False, bias=False)
-        self.conv = mg.nn.HeteroGraphConv(dict.fromkeys(relations, mean))
-        self.own = nn.Linear(width, out)
-
-    def forward(self, block, h):
-        weights = zip(self.relations, self.basis() if self.basis else self.weight, strict=True)
-        found = self.conv(block, h, mod_kwargs={r: {"weight": weight} for r, weight in weights})
-        return {t: found.get(t, 0) + self.own(h[t][: block.num_dst_nodes(t)]) for t in block.dsttypes}
-
-
 class RGCN(nn.Module):
     """A linear map for each type with features, then a layer for each fanout."""
 
-    def __init__(self, relations, widths, classes, num_layers):
+    def __init__(self, num_relations, widths, classes, num_layers):
         super().__init__()
         hidden = args.num_hidden
         self.inputs = nn.ModuleDict({ntype: nn.Linear(width, hidden) for ntype, width in widths.items()})
         sizes = [hidden] * num_layers + [classes]
-        self.layers = nn.ModuleList(Layer(relations, a, b) for a, b in pairwise(sizes))
+        basis = ("basis", args.num_bases) if args.num_bases else ()
+        self.layers = nn.ModuleList(mg.nn.RelGraphConv(a, b, num_relations, *basis) for a, b in pairwise(sizes))
 
     def forward(self, blocks, rows):
         h = dict(rows)
@@ -84,12 +66,20 @@ class RGCN(nn.Module):
             h[ntype] = linear(F.normalize(x, p=args.norm) if args.norm else x)
         for i, (block, layer) in enumerate(zip(blocks, self.layers, strict=True)):
             h = {t: mg.nn.relu_dropout(x, args.dropout, self.training) for t, x in h.items()} if i else h
-            h = layer(block, h)
+            h = layer(block, h, norm=mean(block))
         return h[args.target]
 
 
+def mean(block):
+    """What edges are multiplied with: one over the number of edges of the relation that their destination has."""
+    return {r: 1 / block.in_degrees(etype=r)[block.edges(etype=r)[1]] for r in block.canonical_etypes}
+
+
 def make_embedding(g, ntype):
-    policy, uniform = g.get_node_partition_policy(ntype), lambda shape, _: torch.empty(shape).uniform_(-1, 1)
+    def uniform(shape, _):
+        return torch.empty(shape).uniform_(-1, 1)
+
+    policy = g.get_node_partition_policy(ntype)
     return mg.distributed.DistEmbedding(g.num_nodes(ntype), args.num_hidden, f"rows of {ntype}", uniform, policy)
 
 
@@ -129,20 +119,20 @@ def train(g, device):
     fanouts = [args.eval_fan_out] * len(fanouts)
     val, test = (make_loader(g, widths, nodes, fanouts, device, batch_size=1000) for nodes in split[1:])
     torch.manual_seed(args.seed)
-    model = RGCN(g.canonical_etypes, widths, int(target["label"][:].max()) + 1, len(fanouts)).to(device)
+    model = RGCN(len(g.canonical_etypes), widths, int(target["label"][:].max()) + 1, len(fanouts)).to(device)
     model = nn.parallel.DistributedDataParallel(model)
-    dense = torch.optim.Adam(model.parameters(), lr=args.lr, weight_decay=args.weight_decay)
-    sparse = mg.distributed.optim.SparseAdam(list(embeddings.values()), lr=args.sparse_lr) if embeddings else dense
+    optimizers = [torch.optim.Adam(model.parameters(), lr=args.lr, weight_decay=args.weight_decay)]
+    if embeddings:
+        optimizers.append(mg.distributed.optim.SparseAdam(list(embeddings.values()), lr=args.sparse_lr))
     torch.manual_seed(args.seed * num_trainers + g.rank())  # dropout differs between trainers
     for epoch in range(args.num_epochs):
         for inputs, _, blocks in loader:
             scores, labels = scores_and_labels(model, embeddings, inputs, blocks, device)
-            dense.zero_grad()
-            sparse.zero_grad()
+            for optimizer in optimizers:
+                optimizer.zero_grad()
             F.cross_entropy(scores, labels).backward()
-            dense.step()
-            if embeddings:
-                sparse.step()  # collective: the gradients of a row go to its owner, from all trainers
+            for optimizer in optimizers:  # that of embeddings is collective: gradients of a row go to its owner
+                optimizer.step()
         if (epoch + 1) % args.eval_every == 0:
             accuracy = evaluate(model, embeddings, val, device)
             if g.rank() == 0:

@@ -12,7 +12,8 @@ DIR (or MPIGRAPH_TEST_DATA) holds npz files with the keys that ``reference_rgcn.
   links of one kind, with as many layers: the types must be worth 3 points.
 
 Each is cut in two parts and trained by ``examples/rgcn.py`` in each of :data:`STARTS`. A Markdown table of percents,
-mean and (largest - smallest), goes to stdout, progress to stderr. The exit status is 1 if a mean is too low.
+mean and (largest - smallest), goes to stdout, progress to stderr. The exit status is 1 if a mean is too low, or if the
+means of two starts are more than :data:`SAME` apart.
 """
 
 import argparse
@@ -40,11 +41,13 @@ import mpigraph as mg
 
 STARTS = {
     "python": Start("`python`", 0, 0),
+    "two-trainers": Start("2 ranks, 0 servers", 2, 0),
     "two-ranks": Start("2 ranks, 1 server", 2, 1),
     "servers-0": Start("4 ranks, 0 servers", 4, 0),
     "servers-1": Start("4 ranks, 1 server", 4, 1),
     "two-nodes": Start("2 pretended nodes, 1 server each", 4, 1, ranks_per_node=2),
 }
+SAME = 1.0  # points
 NORM = f"--norm {accuracy.NORM}"
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "rgcn.py"
 
@@ -90,6 +93,8 @@ def main():
         floor = np.mean(results["reference"]) + GRAPHS[name].margin
         low = (start for start in args.starts if np.mean(results[start]) < floor)
         failures += [f"{name}, {start}: {np.mean(results[start]):.2f} < {floor:.2f}" for start in low]
+        apart = np.ptp([np.mean(results[start]) for start in args.starts])
+        failures += [f"{name}: the starts are {apart:.2f} points apart"] if apart > SAME else []
     print(line(titles), "|---" * len(titles) + "|", *rows, sep="\n")
     settings = (f"{name}: `examples/rgcn.py {NORM} {GRAPHS[name].flags}`" for name in args.graphs)
     print(f"\nOMP_NUM_THREADS=1, seeds {args.seeds}, 2 parts by METIS; {'; '.join(settings)}.")

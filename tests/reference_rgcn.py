@@ -79,8 +79,8 @@ def load(path):
         if key.endswith("__src"):
             columns = (torch.from_numpy(data[key[:-3] + end].astype(np.int64)) for end in ("src", "dst"))
             edges[tuple(key[: -len("__src")].split("__"))] = tuple(columns)
-    if not json.loads(str(data["meta"])).get("both_directions", True):
-        edges |= {(dst, f"rev-{rel}", src): (v, u) for (src, rel, dst), (u, v) in edges.items()}
+    if not json.loads(str(data.get("meta", "{}"))).get("both_directions", True):
+        edges |= {(dst, f"rev_{rel}", src): (v, u) for (src, rel, dst), (u, v) in edges.items()}
     feat = {t: csr(data, t) for t in nodes if f"{t}__feat" in data or f"{t}__feat_data" in data}
     (target,) = (t for t in nodes if f"{t}__label" in data)
     masks = {f"{p}_mask": torch.from_numpy(data[f"{target}__{p}_mask"].astype(bool)) for p in ("train", "val", "test")}
@@ -106,8 +106,10 @@ class Layer(nn.Module):
 
     def __init__(self, num_relations, width, out):
         super().__init__()
-        self.weight = nn.Parameter(nn.init.xavier_uniform_(torch.empty(num_relations, width, out)))
+        self.weight = nn.Parameter(torch.empty(num_relations, width, out).uniform_(-(width**-0.5), width**-0.5))
         self.own = nn.Linear(width, out)
+        nn.init.xavier_uniform_(self.own.weight, nn.init.calculate_gain("relu"))
+        nn.init.zeros_(self.own.bias)
 
     def forward(self, edges, h):
         found = {t: self.own(rows) for t, rows in h.items()}

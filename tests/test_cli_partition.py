@@ -125,6 +125,22 @@ def test_a_typed_npz(tmp_path):
     assert sorted(labels) == [-1, 0, 1]
 
 
+def test_reverse_relations_of_a_typed_npz_come_in_the_order_of_all_relations(tmp_path):
+    ends = {"a__up__b__src": [0], "a__up__b__dst": [1], "a__to__b__src": [1, 2], "a__to__b__dst": [0, 1]}
+    ends |= {"a__like__a__src": [0], "a__like__a__dst": [2]}
+    meta = json.dumps({"both_directions": False})
+    np.savez(tmp_path / "x.npz", meta=meta, a__num_nodes=3, b__num_nodes=2, **ends)
+    source = read_source(tmp_path / "x.npz")
+    names = ["a like a", "a rev_like a", "a to b", "a up b", "b rev_to a", "b rev_up a"]
+    assert [" ".join(relation) for relation in source.schema.relations] == names
+    found = {
+        relation[1]: [side.tolist() for side in ends]
+        for relation, ends in zip(source.schema.relations, source.edges, strict=True)
+    }
+    assert found["to"] == [[1, 2], [0, 1]] and found["rev_to"] == [[0, 1], [1, 2]]
+    assert found["up"] == [[0], [1]] and found["rev_up"] == [[1], [0]] and found["rev_like"] == [[2], [0]]
+
+
 def test_reverse_edges_carry_their_features():
     ends = np.array([0, 1]), np.array([2, 3])
     told = {HOMOGENEOUS: {"told": Feature.of(np.array([[0, 2], [1, 3]]))}}

@@ -72,24 +72,22 @@ def add_reverse_edges(source: GraphSource, own_relations: bool = False) -> Graph
 
     Local; no communication.
     """
-    relations: list[Relation] = []
-    edges: list[tuple[Array, Array]] = []
-    feats: dict[str, Mapping[str, Feature]] = {}
+    found: dict[Relation, tuple[tuple[Array, Array], Mapping[str, Feature]]] = {}
     for relation, (src, dst) in zip(source.schema.relations, source.edges, strict=True):
         own = source.edge_feats.get(relation_key(relation), {})
-        relations.append(relation)
         if relation[0] == relation[2] and not own_relations:
-            edges.append((np.concatenate([src, dst]), np.concatenate([dst, src])))
             twice = {n: Feature(np.concatenate([f.values, f.values]), f.dtype) for n, f in own.items()}
-            feats[relation_key(relation)] = twice
-            continue
-        edges.append((src, dst))
-        feats[relation_key(relation)] = own
-        relations.append(_partner(relation, source.schema))
-        edges.append((dst, src))
-        feats[relation_key(relations[-1])] = own
-    schema = Schema(source.schema.ntypes, tuple(relations))
-    return replace(source, schema=schema, edges=tuple(edges), edge_feats=feats)
+            found[relation] = (np.concatenate([src, dst]), np.concatenate([dst, src])), twice
+        else:
+            found[relation] = (src, dst), own
+            found[_partner(relation, source.schema)] = (dst, src), own
+    relations = sorted(found)  # the order of relations in every graph, which numbers the matrices of layers
+    return replace(
+        source,
+        schema=Schema(source.schema.ntypes, tuple(relations)),
+        edges=tuple(found[relation][0] for relation in relations),
+        edge_feats={relation_key(relation): found[relation][1] for relation in relations},
+    )
 
 
 def _partner(relation: Relation, schema: Schema) -> Relation:
@@ -122,7 +120,8 @@ def _read_npz(path: Path) -> GraphSource:
         source = GraphSource(Schema.homogeneous(), (num_nodes,), (ends,), {"_N": _node_features(arrays)})
         return source if meta.get("both_directions", True) else add_reverse_edges(source)
     if any(name.endswith(_COUNT) for name in arrays):
-        return _read_typed(arrays)
+        source = _read_typed(arrays)
+        return source if meta.get("both_directions", True) else add_reverse_edges(source, own_relations=True)
     raise GraphDataError("holds neither edge_src and edge_dst nor <type>__num_nodes")
 
 
