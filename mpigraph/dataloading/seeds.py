@@ -31,8 +31,9 @@ class Seeds:
         """Keep int64[n] ids, or type -> int64[n]."""
         self._types = list(given) if isinstance(given, Mapping) else None
         lists = list(given.values()) if isinstance(given, Mapping) else [given]
-        self._ids = np.concatenate([*lists, np.empty(0, np.int64)])
-        self._type_of = np.repeat(np.arange(len(lists)), [len(ids) for ids in lists])
+        self._ids = lists[0] if len(lists) == 1 else np.concatenate([np.empty(0, np.int64), *lists])
+        kinds = np.arange(len(lists), dtype=np.min_scalar_type(len(lists)))
+        self._kinds = kinds if self._types is None else np.repeat(kinds, [len(ids) for ids in lists])
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -42,7 +43,7 @@ class Seeds:
         ids = self._ids[positions]
         if self._types is None:
             return ids
-        kinds = self._type_of[positions]
+        kinds = self._kinds[positions]
         return {self._types[kind]: ids[kinds == kind] for kind in np.unique(kinds)}
 
     def items(self, positions: _I64) -> list[Any]:
@@ -50,7 +51,7 @@ class Seeds:
         ids: list[int] = self._ids[positions].tolist()
         if self._types is None:
             return ids
-        return [(self._types[kind], one) for kind, one in zip(self._type_of[positions], ids, strict=True)]
+        return [(self._types[kind], one) for kind, one in zip(self._kinds[positions], ids, strict=True)]
 
 
 def agreed_steps(num_seeds: int, batch_size: int, drop_last: bool, allreduce: Callable[[int, bool], int]) -> int:

@@ -174,12 +174,12 @@ class DistDataLoader:
 
     def __iter__(self) -> Iterator[Any]:
         epoch, self._epoch = self._epoch, self._epoch + 1
-        order = self._order(epoch)
+        positions = self._positions(epoch)
         bounds, make = self._bounds.tolist(), self._batch_maker()
 
         def batches() -> Iterator[Callable[[], Any]]:
             for begin, end in pairwise(bounds):
-                yield partial(make, order[begin:end])
+                yield partial(make, positions(begin, end))
 
         return _hold(self, iter(self._epochs.start(epoch, batches)))
 
@@ -193,10 +193,12 @@ class DistDataLoader:
             return lambda positions: as_tensors(seeds.take(positions))
         return lambda positions: collate(seeds.items(positions))
 
-    def _order(self, epoch: int) -> _I64:
+    def _positions(self, epoch: int) -> Callable[[int, int], _I64]:
+        """Which seeds come from one place in an epoch to another."""
         if not self._shuffle:
-            return np.arange(len(self._seeds))
-        return shuffled(len(self._seeds), self._seed, epoch, self._rank)
+            return np.arange
+        order = shuffled(len(self._seeds), self._seed, epoch, self._rank)
+        return lambda begin, end: order[begin:end]
 
     def close(self) -> None:
         """End the epoch under way; the channel is freed at the next collective call. Collective on the trainers."""

@@ -158,4 +158,10 @@ def _excluded(g: PlannedGraph, edges: Any) -> dict[int, _I64]:
         ids = as_ids(some, "exclude_edges")
         check_ids(ids, book.num_edges(relation), f"exclude_edges: edge id of relation {g.schema.relations[relation]}")
         found.setdefault(relation, []).append(ids)
-    return {relation: np.unique(np.concatenate(lists)) for relation, lists in found.items()}
+    return {relation: _ascending(lists) for relation, lists in found.items()}
+
+
+def _ascending(lists: list[_I64]) -> _I64:
+    """All ids, ascending, each once; a list that is so already, as one for every minibatch can be, is not sorted."""
+    ids = lists[0] if len(lists) == 1 else np.concatenate(lists)
+    return ids if bool((ids[1:] > ids[:-1]).all()) else np.unique(ids)

@@ -4,7 +4,7 @@ A homogeneous graph has one node type and one relation; it is the one-element ca
 second path. Types are known by name to the user and by position here ("type id", "relation id").
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from mpigraph.errors import EdgeTypeError, InvalidArgumentError, NodeTypeError
@@ -49,6 +49,8 @@ class Schema:
 
     ntypes: tuple[str, ...]
     relations: tuple[Relation, ...]
+    _ids: dict[str | Relation, list[int]] = field(init=False, repr=False, compare=False)
+    _ends: list[tuple[int, int]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ntypes", tuple(self.ntypes))
@@ -65,6 +67,14 @@ class Schema:
             for end in (relation[0], relation[2]):
                 if end not in self.ntypes:
                     raise NodeTypeError(f"node type {end!r} of relation {relation} does not exist")
+        ids: dict[str | Relation, list[int]] = {}  # minibatches look relations up by the hundred
+        for number, relation in enumerate(self.relations):
+            for given in (relation, relation[1], relation_key(relation)):
+                ids.setdefault(given, []).append(number)
+        object.__setattr__(self, "_ids", ids)
+        object.__setattr__(
+            self, "_ends", [(self.ntypes.index(src), self.ntypes.index(dst)) for src, _, dst in self.relations]
+        )
 
     @classmethod
     def homogeneous(cls) -> "Schema":
@@ -100,13 +110,12 @@ class Schema:
         """
         if etype is None:
             found = list(range(len(self.relations)))
-        elif isinstance(etype, str):
-            triple = parse_relation(etype) if ":" in etype else None
-            found = [i for i, rel in enumerate(self.relations) if rel == triple or rel[1] == etype]
         else:
-            found = [i for i, rel in enumerate(self.relations) if rel == tuple(etype)]
+            found = self._ids.get(etype if isinstance(etype, str) else _as_triple(etype), [])
         if len(found) == 1:
             return found[0]
+        if isinstance(etype, str) and ":" in etype:
+            parse_relation(etype)
         name = "edge type" if etype is None else f"edge type {etype!r}"
         if found:
             raise EdgeTypeError(f"{name} is ambiguous: name one of {[self.relations[i] for i in found]}")
@@ -118,8 +127,7 @@ class Schema:
 
     def ends(self, relation_id: int) -> tuple[int, int]:
         """Return the node type ids of source and destination. Local; no communication."""
-        src, _, dst = self.relations[relation_id]
-        return self.ntypes.index(src), self.ntypes.index(dst)
+        return self._ends[relation_id]
 
     def relation_key(self, relation: int | Relation) -> str:
         """Return ``"src:rel:dst"`` of a relation or of a relation id. Local; no communication."""

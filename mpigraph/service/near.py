@@ -50,8 +50,17 @@ class NearDraw:
         shares: Shares,
         buffers: Buffers,
         workers: Workers,
+        scratch: int = 0,
     ) -> None:
         """Count.
+
+        Args:
+            state: what this rank has loaded.
+            request: what is asked for.
+            shares: near hosts and the positions of their nodes.
+            buffers: memory to draw in.
+            workers: who draws.
+            scratch: draws with the same number must not overlap.
 
         Raises:
             GraphDataError: an edge weight is negative, infinite or NaN.
@@ -59,11 +68,12 @@ class NearDraw:
         graph = state.graph_of_number[request.graph]
         self._topology, self._request = graph.topology, request
         self._buffers, self._workers = buffers, workers
+        rows = _Rows(request, buffers, scratch)
         self._draw: _Uniform | _Weighted = (
-            _Uniform(request, buffers) if request.weights < 0 else _Weighted(state, graph, request, buffers)
+            _Uniform(request, rows) if request.weights < 0 else _Weighted(state, graph, request, rows)
         )
         self._shares = [self._share(host, positions) for host, positions in shares]
-        self._counts = buffers.take(f"counts {request.relation}", len(request.ids))
+        self._counts = buffers.take(f"counts {scratch}", len(request.ids))
         if sum(len(positions) for _, positions in shares) < len(request.ids):
             self._counts[:] = 0
         for share in self._shares:
@@ -108,14 +118,18 @@ class _Rows:
         degrees: int64[frontier], how many there are.
     """
 
-    def __init__(self, request: RelationRequest, buffers: Buffers) -> None:
+    def __init__(self, request: RelationRequest, buffers: Buffers, scratch: int) -> None:
         nodes, cut = len(request.ids), len(request.ids) if len(request.excluded) else 0
-        self._request = request
-        self.begins = buffers.take(f"begins {request.relation}", nodes)
-        self.degrees = buffers.take(f"degrees {request.relation}", nodes)
-        self._starts = buffers.take(f"starts {request.relation}", cut)
-        first, count = (buffers.take(f"{name} {request.relation}", cut) for name in ("first hole", "num holes"))
+        self._request, self._buffers, self._scratch = request, buffers, scratch
+        self.begins = buffers.take(f"begins {scratch}", nodes)
+        self.degrees = buffers.take(f"degrees {scratch}", nodes)
+        self._starts = buffers.take(f"starts {scratch}", cut)
+        first, count = (buffers.take(f"{name} {scratch}", cut) for name in ("first hole", "num holes"))
         self._holes = (first, count)  # where each node's excluded edges are among the excluded ones of its host
+
+    def alive(self) -> _I64:
+        """int64[frontier], room for how many edges of each node can be drawn."""
+        return self._buffers.take(f"alive {self._scratch}", len(self._request.ids))
 
     def shorten(self, share: _Share, positions: _I64, counts: _I64) -> None:
         """Take the excluded edges out of the degrees, and out of the counts of a uniform draw."""
@@ -147,9 +161,8 @@ class _Rows:
 class _Uniform:
     """Every edge alike. Local; no communication."""
 
-    def __init__(self, request: RelationRequest, buffers: Buffers) -> None:
-        self._request = request
-        self._rows = _Rows(request, buffers)
+    def __init__(self, request: RelationRequest, rows: _Rows) -> None:
+        self._request, self._rows = request, rows
 
     def count(self, share: _Share, positions: _I64, counts: _I64) -> None:
         """Fill how many neighbours the nodes at ``positions`` get."""
@@ -169,12 +182,11 @@ class _Uniform:
 class _Weighted:
     """In proportion to edge weights, or where a mask is set. Local; no communication."""
 
-    def __init__(self, state: State, graph: Graph, request: RelationRequest, buffers: Buffers) -> None:
+    def __init__(self, state: State, graph: Graph, request: RelationRequest, rows: _Rows) -> None:
         prepared = state.weights.get(request.weights)
         self._weights = prepared or EdgeWeights(graph.topology, state.tensors[request.weights])
-        self._request = request
-        self._rows = _Rows(request, buffers)
-        self._alive = buffers.take(f"alive {request.relation}", len(request.ids))
+        self._request, self._rows = request, rows
+        self._alive = rows.alive()
 
     def count(self, share: _Share, positions: _I64, counts: _I64) -> None:
         """Fill how many neighbours the nodes at ``positions`` get.

@@ -98,8 +98,7 @@ class NeighborService:
             if error is not None:
                 raise error
             jobs = zip(requests, self._shares_of_all(requests), strict=True)
-            draws = [self._near(request, shares, self._buffers) for request, shares in jobs]
-            return [draw.finish() for draw in draws]
+            return [self._near(request, shares, self._buffers).finish() for request, shares in jobs]
         return self._sample_far([] if error is not None else requests, error)
 
     def has_edges(self, queries: list[EdgeQuery], error: BaseException | None = None) -> list[npt.NDArray[np.bool_]]:
@@ -173,8 +172,8 @@ class NeighborService:
         counts = np.diff(part.offsets).astype(count_dtype(request.fanout))
         return [counts, part.src, (part.eids - first).astype(wire)]
 
-    def _near(self, request: RelationRequest, shares: Shares, buffers: Buffers) -> NearDraw:
-        return NearDraw(self._state, request, shares, buffers, self._workers)
+    def _near(self, request: RelationRequest, shares: Shares, buffers: Buffers, scratch: int = 0) -> NearDraw:
+        return NearDraw(self._state, request, shares, buffers, self._workers, scratch)
 
     def _look_up(self, query: EdgeQuery, shares: Shares, found: npt.NDArray[np.bool_]) -> None:
         """Fill which edges exist on near hosts."""
@@ -229,7 +228,7 @@ class NeighborService:
             for request, shares in zip(requests, self._shares_of_all(requests), strict=True):
                 near, far = self._split(shares)
                 far_shares.append(far)
-                drawing.append(self._near(request, near, self._buffers))
+                drawing.append(self._near(request, near, self._buffers, request.relation))
             words = self._pack(requests, far_shares)
         except Exception as exc:  # raised on every rank by the round
             error = exc
