@@ -2,11 +2,12 @@
 
     python tests/accuracy.py DIR [--graphs cora] [--starts python servers-1] [--seeds 0 1 2]
 
-DIR holds the files <graph>.npz of :data:`GRAPHS`, made from public data sets with the keys that README.md lists. cora
-is Planetoid's, with its split (``Planetoid(name="Cora")`` of PyG, ``CoraGraphDataset`` of DGL). amazon_computers
-(``Amazon(name="Computers")`` of PyG, ``AmazonCoBuyComputerDataset`` of DGL) is split at random, 20 nodes of each class
-to train and 30 to validate. oewn are the synsets of Open English WordNet with 2000 words of their glosses as features
-and their lexicographer files as classes, half of them at random to train, a quarter to validate.
+DIR (or MPIGRAPH_TEST_DATA) holds the files <graph>.npz of :data:`GRAPHS`, made from public data sets with the keys
+that README.md lists. cora is Planetoid's, with its split (``Planetoid(name="Cora")`` of PyG, ``CoraGraphDataset`` of
+DGL). amazon_computers (``Amazon(name="Computers")`` of PyG, ``AmazonCoBuyComputerDataset`` of DGL) is split at
+random, 20 nodes of each class to train and 30 to validate. oewn are the synsets of Open English WordNet with 2000
+words of their glosses as features and their lexicographer files as classes, half of them at random to train, a
+quarter to validate.
 
 Each is cut in two parts and trained in each of :data:`STARTS` by ``examples/node_classification.py``, and by
 ``reference_sage.py``, with equal settings and seeds. README's table and the settings go to stdout, progress to stderr.
@@ -49,13 +50,6 @@ class Start(NamedTuple):
     ranks_per_node: int = 0
 
 
-class Result(NamedTuple):
-    """Mean and spread (largest - smallest) of the test accuracy in percent."""
-
-    mean: float
-    spread: float
-
-
 GRAPHS = {
     "cora": Graph(reference_sage.Settings((25, 10), 64, 0.5, 0.5, 0.01, 5e-4, epochs=100, batch_size=140), 78.0),
     "amazon_computers": Graph(reference_sage.Settings((10, 10), 64, 0.5, 0.5, 0.005, 5e-4, epochs=100, batch_size=100)),
@@ -75,26 +69,41 @@ EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "node_classificatio
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path, metavar="DIR")
-    parser.add_argument("--graphs", nargs="+", choices=GRAPHS, default=list(GRAPHS))
-    parser.add_argument("--starts", nargs="+", choices=STARTS, default=list(STARTS))
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    titles = ["graph", "plain torch", *(STARTS[start].title for start in args.starts)]
+    args = arguments(__doc__, GRAPHS, STARTS)
     rows, failures = [], []
     for name in args.graphs:
         results = measure(args.data / f"{name}.npz", name, args.starts, args.seeds)
-        rows.append(line([name, *(f"{mean:.1f} ({spread:.1f})" for mean, spread in results.values())]))
-        reference = results["reference"].mean
-        for start, (mean, _) in results.items():
-            if abs(mean - reference) > LIMIT or mean < GRAPHS[name].floor:
-                failures.append(f"{name}, {start}: {mean:.2f} (reference {reference:.2f}, floor {GRAPHS[name].floor})")
-    print(line(titles), "|---" * len(titles) + "|", *rows, sep="\n")
-    print(f"\n{settings_line(args.graphs, args.seeds)}")
+        rows.append([name, *map(cell, results.values())])
+        reference, floor = np.mean(results["reference"]), GRAPHS[name].floor
+        for start, mean in ((start, np.mean(found)) for start, found in results.items()):
+            if abs(mean - reference) > LIMIT or mean < floor:
+                failures.append(f"{name}, {start}: {mean:.2f} (reference {reference:.2f}, floor {floor})")
+    report([STARTS[start] for start in args.starts], rows, settings_line(args.graphs, args.seeds), failures)
+
+
+def arguments(doc, graphs, starts):
+    """What the command line of a script of this kind says."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    default = os.environ.get("MPIGRAPH_TEST_DATA")
+    parser.add_argument("data", type=Path, metavar="DIR", nargs="?" if default else None, default=default)
+    parser.add_argument("--graphs", nargs="+", choices=graphs, default=list(graphs))
+    parser.add_argument("--starts", nargs="+", choices=starts, default=list(starts))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    torch.set_num_threads(1)
+    return parser.parse_args()
+
+
+def report(starts, rows, settings, failures):
+    """Print a Markdown table, its settings and what is too low, and exit."""
+    titles = ["graph", "plain torch", *(start.title for start in starts)]
+    print(line(titles), "|---" * len(titles) + "|", *map(line, rows), sep="\n")
+    print(f"\nSettings: OMP_NUM_THREADS=1, 2 parts by METIS, {settings}.")
     print("\n".join(failures), file=sys.stderr)
     sys.exit(1 if failures else 0)
+
+
+def cell(percents):
+    return f"{np.mean(percents):.1f} ({np.ptp(percents):.1f})"
 
 
 def line(cells):
@@ -104,11 +113,8 @@ def line(cells):
 
 def settings_line(graphs, seeds):
     """The settings in words."""
-    shared = (
-        f"OMP_NUM_THREADS=1, seeds {', '.join(map(str, seeds))}, 2 parts by METIS, two layers, Adam, feature rows "
-        f"divided by their {NORM}-norm"
-    )
-    return "; ".join([f"Settings: {shared}", *(f"{name}: {described(GRAPHS[name].settings)}" for name in graphs)]) + "."
+    shared = f"seeds {seeds}, two layers, Adam, feature rows divided by their {NORM}-norm"
+    return "; ".join([shared, *(f"{name}: {described(GRAPHS[name].settings)}" for name in graphs)])
 
 
 def described(s):
@@ -123,39 +129,52 @@ def described(s):
 def measure(path, name, starts, seeds):
     """Train one graph by the reference and in every start; return the result of each."""
     problem = reference_sage.load(path, NORM)
-    settings = GRAPHS[name].settings
-    results = {"reference": repeat("reference", seeds, lambda seed: reference_sage.train(problem, settings, seed))}
+    plain = partial(reference_sage.train, problem, GRAPHS[name].settings)
+    results = {"reference": repeat(f"{name}, reference", seeds, lambda seed: {"test": plain(seed)})["test"]}
     with tempfile.TemporaryDirectory() as directory:
         command = [sys.executable, "-m", "mpigraph", "partition", str(path), "--parts", "2", "--method", "metis"]
         output([*command, "--name", name, "-o", directory], {})
         for start in starts:
-            results[start] = repeat(start, seeds, partial(train, directory, name, STARTS[start]))
+            results[start] = repeat(f"{name}, {start}", seeds, partial(train, directory, name, STARTS[start]))["test"]
     return results
 
 
 def repeat(what, seeds, run):
-    """Run once for each seed."""
-    begin, found = time.perf_counter(), []
+    """Run once for each seed; return the percents of all by measure."""
+    found = []
     for seed in seeds:
-        found.append(100 * run(seed))
-        print(f"{time.perf_counter() - begin:6.1f} s  {what}, seed {seed}: {found[-1]:.2f}", file=sys.stderr)
-    return Result(float(np.mean(found)), float(np.ptp(found)))
+        begin = time.perf_counter()
+        found.append(run(seed))
+        said = ", ".join(f"{measure} {value:.4f}" for measure, value in found[-1].items())
+        print(f"{time.perf_counter() - begin:6.1f} s  {what}, seed {seed}: {said}", file=sys.stderr)
+    return {measure: [100 * one[measure] for one in found] for measure in found[0]}
 
 
 def train(directory, name, start, seed):
-    """Train the example once; return the test accuracy it prints."""
+    """Train the example once; return the test accuracy that it prints."""
     s = GRAPHS[name].settings
     flags = (
-        f"--graph_name {name} --num_servers {start.num_servers} --norm {NORM} --seed {seed} --num_hidden {s.hidden} "
+        f"--graph_name {name} --norm {NORM} --seed {seed} --num_hidden {s.hidden} "
         f"--fan_out {','.join(map(str, s.fanouts))} --feat_drop {s.feat_drop} --dropout {s.dropout} --lr {s.lr} "
         f"--weight_decay {s.weight_decay} --batch_size {s.batch_size} --num_epochs {s.epochs} "
         f"--eval_every {s.epochs + 1}"  # only after the last epoch
     )
+    printed = launched(start, EXAMPLE, f"--part_config {directory}/{name}.json {flags}")
+    return {"test": accuracy_in(printed)}
+
+
+def accuracy_in(printed):
+    """The test accuracy that an example printed."""
+    return float(re.search(r"^test accuracy ([0-9.]+)", printed, re.MULTILINE)[1])
+
+
+def launched(start, script, flags):
+    """Run a script in a start; return what it printed."""
     mpiexec = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     launcher = [mpiexec, "-n", str(start.ranks)] if start.ranks else []
-    command = [*launcher, sys.executable, str(EXAMPLE), "--part_config", f"{directory}/{name}.json", *flags.split()]
-    printed = output(command, {"MPIGRAPH_RANKS_PER_NODE": str(start.ranks_per_node)} if start.ranks_per_node else {})
-    return float(re.search(r"^test accuracy ([0-9.]+)", printed, re.MULTILINE)[1])
+    env = {"MPIGRAPH_RANKS_PER_NODE": str(start.ranks_per_node)} if start.ranks_per_node else {}
+    command = [*launcher, sys.executable, str(script), *flags.split(), "--num_servers", str(start.num_servers)]
+    return output(command, env)
 
 
 def output(command, env):

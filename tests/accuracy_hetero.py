@@ -16,11 +16,7 @@ mean and (largest - smallest), goes to stdout, progress to stderr. The exit stat
 means of two starts are more than :data:`SAME` apart.
 """
 
-import argparse
 import os
-import re
-import shutil
-import sys
 import tempfile
 from collections.abc import Callable
 from functools import partial
@@ -33,9 +29,7 @@ import accuracy
 import numpy as np
 import reference_rgcn
 import reference_sage
-import torch
-from accuracy import Start, line, output
-from accuracy_links import cell, repeat
+from accuracy import Start, accuracy_in, arguments, cell, launched, repeat, report
 
 import mpigraph as mg
 
@@ -77,29 +71,18 @@ GRAPHS = {
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    default = os.environ.get("MPIGRAPH_TEST_DATA")
-    parser.add_argument("data", type=Path, metavar="DIR", nargs="?" if default else None, default=default)
-    parser.add_argument("--graphs", nargs="+", choices=GRAPHS, default=list(GRAPHS))
-    parser.add_argument("--starts", nargs="+", choices=STARTS, default=list(STARTS))
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    titles = ["graph", "plain torch", *(STARTS[start].title for start in args.starts)]
+    args = arguments(__doc__, GRAPHS, STARTS)
     rows, failures = [], []
     for name in args.graphs:
-        results = measure(Path(args.data) / f"{name}.npz", name, args.starts, args.seeds)
-        rows.append(line([name, *(cell(found) for found in results.values())]))
+        results = measure(args.data / f"{name}.npz", name, args.starts, args.seeds)
+        rows.append([name, *map(cell, results.values())])
         floor = np.mean(results["reference"]) + GRAPHS[name].margin
-        low = (start for start in args.starts if np.mean(results[start]) < floor)
-        failures += [f"{name}, {start}: {np.mean(results[start]):.2f} < {floor:.2f}" for start in low]
-        apart = np.ptp([np.mean(results[start]) for start in args.starts])
+        means = {start: np.mean(results[start]) for start in args.starts}
+        failures += [f"{name}, {start}: {mean:.2f} < {floor:.2f}" for start, mean in means.items() if mean < floor]
+        apart = np.ptp(list(means.values()))
         failures += [f"{name}: the starts are {apart:.2f} points apart"] if apart > SAME else []
-    print(line(titles), "|---" * len(titles) + "|", *rows, sep="\n")
-    settings = (f"{name}: `examples/rgcn.py {NORM} {GRAPHS[name].flags}`" for name in args.graphs)
-    print(f"\nOMP_NUM_THREADS=1, seeds {args.seeds}, 2 parts by METIS; {'; '.join(settings)}.")
-    print("\n".join(failures), file=sys.stderr)
-    sys.exit(1 if failures else 0)
+    settings = "; ".join(f"{name}: `examples/rgcn.py {NORM} {GRAPHS[name].flags}`" for name in args.graphs)
+    report([STARTS[start] for start in args.starts], rows, f"seeds {args.seeds}; {settings}", failures)
 
 
 def measure(path, name, starts, seeds):
@@ -126,13 +109,8 @@ def write(problem, name, directory):
 
 def run(directory, name, target, start, seed):
     """Train in one start; return what the last line says."""
-    mpiexec = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    launcher = [mpiexec, "-n", str(start.ranks)] if start.ranks else []
     words = f"{NORM} {GRAPHS[name].flags} --graph_name {name} --part_config {directory}/{name}.json --target {target}"
-    words += f" --num_servers {start.num_servers} --seed {seed} --eval_every 1000"
-    env = {"MPIGRAPH_RANKS_PER_NODE": str(start.ranks_per_node)} if start.ranks_per_node else {}
-    printed = output([*launcher, sys.executable, str(EXAMPLE), *words.split()], env)
-    return {"test": float(re.search(r"^test accuracy ([0-9.]+)", printed, re.MULTILINE)[1])}
+    return {"test": accuracy_in(launched(start, EXAMPLE, f"{words} --seed {seed} --eval_every 1000"))}
 
 
 if __name__ == "__main__":

@@ -15,13 +15,9 @@ is 1 if the mean of a graph's first measure is below that of the reference by mo
 for cora the floor is the linear model.
 """
 
-import argparse
 import os
 import re
-import shutil
-import sys
 import tempfile
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -33,7 +29,7 @@ import numpy as np
 import reference_links
 import reference_sage
 import torch
-from accuracy import Start, line, output
+from accuracy import Start, arguments, cell, launched, repeat, report
 
 import mpigraph as mg
 from mpigraph.distributed.partition import partition_graph
@@ -61,30 +57,15 @@ class Graph(NamedTuple):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    default = os.environ.get("MPIGRAPH_TEST_DATA")
-    parser.add_argument("data", type=Path, metavar="DIR", nargs="?" if default else None, default=default)
-    parser.add_argument("--graphs", nargs="+", choices=GRAPHS, default=list(GRAPHS))
-    parser.add_argument("--starts", nargs="+", choices=STARTS, default=list(STARTS))
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    titles = ["graph", "plain torch", *(STARTS[start].title for start in args.starts)]
+    args = arguments(__doc__, GRAPHS, STARTS)
     rows, failures = [], []
     for name in args.graphs:
-        results = measure(Path(args.data) / f"{name}.npz", name, args.starts, args.seeds)
+        results = measure(args.data / f"{name}.npz", name, args.starts, args.seeds)
         for what in GRAPHS[name].measures:
-            rows.append(line([f"{name}, {what}", *(cell(runs[what]) for runs in results.values())]))
+            rows.append([f"{name}, {what}", *(cell(runs[what]) for runs in results.values())])
         failures += too_low(name, results)
-    print(line(titles), "|---" * len(titles) + "|", *rows, sep="\n")
-    settings = (f"{name}: `{GRAPHS[name].script} {flags(GRAPHS[name])}`" for name in args.graphs)
-    print(f"\nSettings: OMP_NUM_THREADS=1, seeds {args.seeds}, 2 parts by METIS; {'; '.join(settings)}.")
-    print("\n".join(failures), file=sys.stderr)
-    sys.exit(1 if failures else 0)
-
-
-def cell(values):
-    return f"{np.mean(values):.1f} ({np.ptp(values):.1f})"
+    settings = "; ".join(f"{name}: `{GRAPHS[name].script} {flags(GRAPHS[name])}`" for name in args.graphs)
+    report([STARTS[start] for start in args.starts], rows, f"seeds {args.seeds}; {settings}", failures)
 
 
 def too_low(name, results):
@@ -111,17 +92,6 @@ def measure(path, name, starts, seeds):
     return results
 
 
-def repeat(what, seeds, train):
-    """Train once for each seed; return the percents of all by measure."""
-    runs = []
-    for seed in seeds:
-        begin = time.perf_counter()
-        runs.append(train(seed))
-        found = ", ".join(f"{measure} {value:.4f}" for measure, value in runs[-1].items())
-        print(f"{time.perf_counter() - begin:6.1f} s  {what}, seed {seed}: {found}", file=sys.stderr)
-    return {measure: [100 * run[measure] for run in runs] for measure in runs[0]}
-
-
 def flags(graph):
     """The flags of the example that say what the reference's settings say."""
     s = graph.settings
@@ -133,12 +103,8 @@ def flags(graph):
 
 def run(directory, graph, start, seed):
     """Train in one start; return what the last line says."""
-    mpiexec = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    launcher = [mpiexec, "-n", str(start.ranks)] if start.ranks else []
-    words = f"{graph.script} {flags(graph)} --num_servers {start.num_servers} --seed {seed}".format(DIR=directory)
-    script, *words = words.split()
-    env = {"MPIGRAPH_RANKS_PER_NODE": str(start.ranks_per_node)} if start.ranks_per_node else {}
-    last = output([*launcher, sys.executable, str(ROOT / script), *words], env).splitlines()[-1]
+    words = f"{flags(graph)} --seed {seed}".format(DIR=directory)
+    last = launched(start, ROOT / graph.script, words).splitlines()[-1]
     return {what: float(re.search(f"{printed} ([0-9.]+)", last)[1]) for what, printed in graph.measures.items()}
 
 
