@@ -16,7 +16,7 @@ from conftest import Job, Layout, on_all, oracle_path
 from mpi4py import MPI
 from oracle import NAME as HOMOGENEOUS
 from oracle import oracle_source
-from typed_oracle import COUNTS, NAME, RELATIONS, SCHEMA, WEIGHTED, edges_of, name_of, write_typed
+from typed_oracle import NUM_NODES, RELATIONS, SCHEMA, TYPED_ORACLE, WEIGHTED, edges_of, name_of, write_typed_oracle
 
 import mpigraph.distributed as dist
 from mpigraph.base import EID, NID
@@ -44,8 +44,8 @@ TYPED_SAMPLERS = {
 def seeds_of(number: int) -> dict[str, torch.Tensor]:
     """Seeds of one type, of several, of none."""
     rng = np.random.default_rng(number)
-    types = [["paper"], ["paper", "author"], list(COUNTS), ["venue", "stray"], []][number]
-    return {t: torch.from_numpy(rng.permutation(COUNTS[t])[: 9 + number]) for t in types}
+    types = [["paper"], ["paper", "author"], list(NUM_NODES), ["venue", "stray"], []][number]
+    return {t: torch.from_numpy(rng.permutation(NUM_NODES[t])[: 9 + number]) for t in types}
 
 
 def left_out(number: int) -> dict[Relation, torch.Tensor] | None:
@@ -83,7 +83,7 @@ def check_block(
         if relation in weighted:
             alive &= (whole[0] + whole[1]) % 4 > 0
         assert alive[eids].all()
-        degrees = np.bincount(whole[1][alive], minlength=COUNTS[relation[2]])
+        degrees = np.bincount(whole[1][alive], minlength=NUM_NODES[relation[2]])
         most = fanout[relation] if isinstance(fanout, dict) else fanout
         most = degrees.max(initial=0) if most < 0 else most
         nodes = block.dstnodes[relation[2]].data[NID].numpy()
@@ -92,7 +92,7 @@ def check_block(
 
 def sample_all(path: str, rank: int, trainers: int) -> dict[tuple[str, int], str]:
     """This trainer's share of all minibatches."""
-    g = dist.DistGraph(NAME, part_config=path)
+    g = dist.DistGraph(TYPED_ORACLE, part_config=path)
     found = {}
     for name, sampler in TYPED_SAMPLERS.items():
         for number in range(5):
@@ -108,10 +108,10 @@ def sample_all(path: str, rank: int, trainers: int) -> dict[tuple[str, int], str
 
 def check_sample(name: str, number: int, sample: Sample) -> None:
     inputs, outputs, blocks = sample
-    assert all(torch.equal(outputs[t], seeds_of(number).get(t, torch.empty(0, dtype=torch.int64))) for t in COUNTS)
-    assert all(torch.equal(blocks[0].srcnodes[t].data[NID], inputs[t]) for t in COUNTS)
+    assert all(torch.equal(outputs[t], seeds_of(number).get(t, torch.empty(0, dtype=torch.int64))) for t in NUM_NODES)
+    assert all(torch.equal(blocks[0].srcnodes[t].data[NID], inputs[t]) for t in NUM_NODES)
     for before, after in pairwise(blocks):
-        assert all(torch.equal(before.dstnodes[t].data[NID], after.srcnodes[t].data[NID]) for t in COUNTS)
+        assert all(torch.equal(before.dstnodes[t].data[NID], after.srcnodes[t].data[NID]) for t in NUM_NODES)
     if name in ("replace", "no-eids"):
         return
     weighted = {"some weighted": WEIGHTED, "one weighted": WEIGHTED[1:]}.get(name, ())
@@ -123,14 +123,14 @@ def check_sample(name: str, number: int, sample: Sample) -> None:
 def expected() -> dict[tuple[str, int], str]:
     """What one process alone draws."""
     with TemporaryDirectory() as directory:
-        path = write_typed(Path(directory), 1)
+        path = write_typed_oracle(Path(directory), 1)
         return Job(MPI.COMM_SELF, Layout(1, 0, 0)).run(lambda: sample_all(path, 0, 1))
 
 
 @pytest.mark.parametrize("num_parts", [1, 3, 5])
 def test_blocks_are_right_and_the_same_in_every_layout(layout: Job, tmp_path: Path, num_parts: int) -> None:
     """Five parts are more than there are venues; the last type has no edges."""
-    path = layout.share(write_typed(tmp_path, num_parts) if layout.comm.rank == 0 else None)
+    path = layout.share(write_typed_oracle(tmp_path, num_parts) if layout.comm.rank == 0 else None)
     reference = expected()
     found = layout.run(lambda: sample_all(path, current().rank, current().num_trainers)) or {}
     wrong = [key for key, value in found.items() if reference[key] != value]
@@ -138,23 +138,17 @@ def test_blocks_are_right_and_the_same_in_every_layout(layout: Job, tmp_path: Pa
     assert sum(layout.comm.allgather(len(found))) == len(TYPED_SAMPLERS) * 5
 
 
-@pytest.fixture
-def typed(layout: Job, tmp_path: Path) -> str:
-    """The configuration of the typed graph in three parts, ids dealt out at random."""
-    return layout.share(write_typed(tmp_path, 3, "random") if layout.comm.rank == 0 else None)
-
-
 def original(g: dist.DistGraph, ntype: str, ids: torch.Tensor) -> torch.Tensor:
     """Node ids before partitioning, which features say."""
     return g.nodes[ntype].data["feat"][ids][:, 0].long() - 1000 * g.get_ntype_id(ntype)
 
 
-def test_one_hop(layout: Job, typed: str) -> None:
+def test_one_hop(layout: Job, typed_oracle: str) -> None:
     """A frontier has all relations, those that were drawn from with the ids of their edges."""
 
     def body() -> None:
-        g = dist.DistGraph(NAME, part_config=typed)
-        everything = {t: torch.arange(n) for t, n in COUNTS.items()}
+        g = dist.DistGraph(TYPED_ORACLE, part_config=typed_oracle)
+        everything = {t: torch.arange(n) for t, n in NUM_NODES.items()}
         whole = dist.in_subgraph(g, everything)
         assert whole.num_edges() == g.num_edges() and whole.ntypes == g.ntypes
         part = dist.sample_etype_neighbors(g, {"paper": torch.arange(30)}, FANOUTS)
@@ -172,12 +166,12 @@ def test_one_hop(layout: Job, typed: str) -> None:
 
 
 @pytest.mark.parametrize("num_prefetch", [0, 2])
-def test_loaders_mix_the_types(layout: Job, typed: str, num_prefetch: int) -> None:
+def test_loaders_mix_the_types(layout: Job, typed_oracle: str, num_prefetch: int) -> None:
     """Every seed comes once, and features come with the types that have them."""
 
     def body() -> Any:
-        g = dist.DistGraph(NAME, part_config=typed)
-        mine = {t: dist.node_split(np.ones(COUNTS[t], bool), ntype=t, force_even=False) for t in ("paper", "venue")}
+        g = dist.DistGraph(TYPED_ORACLE, part_config=typed_oracle)
+        mine = {t: dist.node_split(np.ones(NUM_NODES[t], bool), ntype=t, force_even=False) for t in ("paper", "venue")}
         loader = dist.DistNodeDataLoader(
             g,
             mine,
@@ -187,26 +181,26 @@ def test_loaders_mix_the_types(layout: Job, typed: str, num_prefetch: int) -> No
             features="feat",
             num_prefetch=num_prefetch,
         )
-        seen: dict[str, list[torch.Tensor]] = {t: [] for t in COUNTS}
+        seen: dict[str, list[torch.Tensor]] = {t: [] for t in NUM_NODES}
         for inputs, outputs, blocks in loader:
-            for ntype in COUNTS:
+            for ntype in NUM_NODES:
                 seen[ntype].append(outputs[ntype])
                 assert torch.equal(blocks[0].srcnodes[ntype].data["feat"], g.nodes[ntype].data["feat"][inputs[ntype]])
                 assert torch.equal(blocks[-1].dstnodes[ntype].data[NID], outputs[ntype])
             year = blocks[-1].dstnodes["paper"].data["year"]
             assert torch.equal(year, g.nodes["paper"].data["year"][outputs["paper"]])
             assert "year" not in blocks[-1].dstnodes["author"].data
-        for ntype in COUNTS:
+        for ntype in NUM_NODES:
             found = torch.cat([*seen[ntype], torch.empty(0, dtype=torch.int64)]).sort().values
             assert torch.equal(found, torch.as_tensor(mine.get(ntype, [])).long().sort().values), ntype
         return {t: torch.cat(seen[t]).tolist() if seen[t] else [] for t in mine}
 
     found = layout.comm.allgather(layout.run(body))
     for ntype in ("paper", "venue"):
-        assert sorted(v for some in found if some for v in some[ntype]) == list(range(COUNTS[ntype]))
+        assert sorted(v for some in found if some for v in some[ntype]) == list(range(NUM_NODES[ntype]))
 
 
-def test_batches_of_a_users_own(layout: Job, typed: str) -> None:
+def test_batches_of_a_users_own(layout: Job, typed_oracle: str) -> None:
     """A dict as dataset gives pairs of type and id, as in DGL; without a collate function ids by type."""
 
     def body() -> None:
@@ -282,9 +276,9 @@ def test_rounds_do_not_grow_with_relations(layout: Job, tmp_path: Path, num_rela
     layout.run(body)
 
 
-def test_bad_types_raise_on_every_rank(layout: Job, typed: str) -> None:
+def test_bad_types_raise_on_every_rank(layout: Job, typed_oracle: str) -> None:
     def body() -> None:
-        g = dist.DistGraph(NAME, part_config=typed)
+        g = dist.DistGraph(TYPED_ORACLE, part_config=typed_oracle)
         rank0, far = g.rank() == 0, not current().world.all_near
 
         def everybody(error: type[MPIGraphError], match: str, nodes: Any = None, fanout: Any = 2, **bad: Any) -> None:
