@@ -15,6 +15,7 @@ from batches import NUM_BATCHES, SAMPLERS, batch, digest
 from conftest import Job, Layout, on_all, oracle_path
 from mpi4py import MPI
 from oracle import NAME as HOMOGENEOUS
+from oracle import NUM_NODES as NUM_NODES_PLAIN
 from oracle import oracle_source
 from typed_oracle import NUM_NODES, RELATIONS, SCHEMA, TYPED_ORACLE, WEIGHTED, edges_of, name_of, write_typed_oracle
 
@@ -22,6 +23,7 @@ import mpigraph.distributed as dist
 from mpigraph.base import EID, NID
 from mpigraph.block import Block
 from mpigraph.dataloading import NeighborSampler
+from mpigraph.dataloading.negative_sampler import Uniform
 from mpigraph.distributed.context import current
 from mpigraph.errors import EdgeTypeError, FieldNameError, MPIGraphError, NodeTypeError
 from mpigraph.metadata.schema import Relation, Schema
@@ -29,6 +31,7 @@ from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.source import GraphSource
 
 Sample = tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], list[Block]]
+NEXT = ("thing", "next", "thing")
 FANOUTS = dict(zip(RELATIONS, (2, 0, 3, -1, 1, 4, 2), strict=True))
 TYPED_SAMPLERS = {
     "uniform": NeighborSampler([3, 2]),
@@ -69,25 +72,26 @@ def fingerprint(sample: Sample) -> str:
 
 
 def check_block(
-    block: Block, fanout: Any, drop: Mapping[Relation, torch.Tensor], weighted: tuple[Relation, ...]
+    block: Block, fanout: Any, drop: Mapping[Relation, torch.Tensor], weighted: tuple[Relation, ...], replace: bool
 ) -> None:
-    """Every edge exists, none comes twice, and every destination gets its fanout."""
+    """Every edge exists, none comes twice unless it is put back, and every destination gets its fanout."""
     for number, relation in enumerate(RELATIONS):
         src, dst, eids = *block.edges(etype=relation), block.edges[relation].data[EID].numpy()
         ids = block.srcnodes[relation[0]].data[NID][src].numpy(), block.dstnodes[relation[2]].data[NID][dst].numpy()
         whole = edges_of(number)
         assert np.array_equal(whole[0][eids], ids[0]) and np.array_equal(whole[1][eids], ids[1])
-        assert len(np.unique(eids)) == len(eids)
         alive = np.ones(len(whole[0]), bool)
         alive[drop.get(relation, torch.empty(0, dtype=torch.int64)).numpy()] = False
         if relation in weighted:
             alive &= (whole[0] + whole[1]) % 4 > 0
         assert alive[eids].all()
         degrees = np.bincount(whole[1][alive], minlength=NUM_NODES[relation[2]])
+        degrees = degrees[block.dstnodes[relation[2]].data[NID].numpy()]
         most = fanout[relation] if isinstance(fanout, dict) else fanout
-        most = degrees.max(initial=0) if most < 0 else most
-        nodes = block.dstnodes[relation[2]].data[NID].numpy()
-        assert np.array_equal(block.in_degrees(etype=relation).numpy(), np.minimum(degrees[nodes], most))
+        put_back = replace and most >= 0
+        wanted = most * (degrees > 0) if put_back else np.minimum(degrees, most if most >= 0 else len(whole[0]))
+        assert np.array_equal(block.in_degrees(etype=relation).numpy(), wanted)
+        assert put_back or len(np.unique(eids)) == len(eids)
 
 
 def sample_all(path: str, rank: int, trainers: int) -> dict[tuple[str, int], str]:
@@ -112,11 +116,11 @@ def check_sample(name: str, number: int, sample: Sample) -> None:
     assert all(torch.equal(blocks[0].srcnodes[t].data[NID], inputs[t]) for t in NUM_NODES)
     for before, after in pairwise(blocks):
         assert all(torch.equal(before.dstnodes[t].data[NID], after.srcnodes[t].data[NID]) for t in NUM_NODES)
-    if name in ("replace", "no-eids"):
+    if name == "no-eids":
         return
     weighted = {"some weighted": WEIGHTED, "one weighted": WEIGHTED[1:]}.get(name, ())
     for block, fanout in zip(blocks, TYPED_SAMPLERS[name].fanouts, strict=True):
-        check_block(block, fanout, left_out(number) or {}, weighted)
+        check_block(block, fanout, left_out(number) or {}, weighted, name == "replace")
 
 
 @cache
@@ -226,12 +230,15 @@ def cut_in_three(source: GraphSource, name: str, directory: Path) -> str:
 def renamed(source: GraphSource) -> GraphSource:
     """The same graph as one relation of a graph whose types have names."""
     (nodes,), (edges,) = source.node_feats.values(), source.edge_feats.values()
-    schema = Schema(("thing",), (("thing", "next", "thing"),))
+    schema = Schema(("thing",), (NEXT,))
     return GraphSource(schema, source.num_nodes, source.edges, {"thing": nodes}, {"thing:next:thing": edges})
 
 
 def test_one_relation_is_the_homogeneous_case(layout: Job, tmp_path: Path) -> None:
-    """The same minibatches, bit for bit, of a graph without types and of the same graph as its only relation."""
+    """The same minibatches, bit for bit, of a graph without types and of the same graph as its only relation.
+
+    Of one call, and of two epochs of loaders of nodes and of edges.
+    """
     path = layout.share(cut_in_three(renamed(oracle_source()), "named", tmp_path) if layout.comm.rank == 0 else None)
 
     def body() -> None:
@@ -243,8 +250,23 @@ def test_one_relation_is_the_homogeneous_case(layout: Job, tmp_path: Path) -> No
                 one = plain.sample_blocks(batch(number), sampler.fanouts, **options)
                 other = named.sample_blocks({"thing": batch(number)}, sampler.fanouts, **options)
                 assert digest(one) == digest(other)
+        nodes, edges = torch.arange(0, NUM_NODES_PLAIN, 2), torch.arange(0, plain.num_edges(), 5)
+        found = [epochs_of(g, *ids) for g, *ids in ((plain, nodes, edges), (named, {"thing": nodes}, {NEXT: edges}))]
+        assert found[0] == found[1] and len(set(found[0])) == len(found[0]) > 8
 
     layout.run(body)
+
+
+def epochs_of(g: dist.DistGraph, nids: Any, eids: Any) -> list[str]:
+    """Two shuffled epochs of nodes, and two of edges with negatives."""
+    options = {"batch_size": 20, "shuffle": True, "seed": 6}
+    loaders = (
+        dist.DistNodeDataLoader(g, nids, NeighborSampler([2, 3]), **options),
+        dist.DistEdgeDataLoader(
+            g, eids, NeighborSampler([2, 3]), negative_sampler=Uniform(2), exclude="self", **options
+        ),
+    )
+    return [digest(sample) for loader in loaders for _ in range(2) for sample in loader]
 
 
 def ring(num_relations: int, num_nodes: int = 40) -> GraphSource:
@@ -255,19 +277,17 @@ def ring(num_relations: int, num_nodes: int = 40) -> GraphSource:
     return GraphSource(Schema(("x",), relations), (num_nodes,), edges, {"x": {}}, {":".join(r): {} for r in relations})
 
 
-@pytest.mark.parametrize("num_relations", [1, 4, 200])
-def test_rounds_do_not_grow_with_relations(layout: Job, tmp_path: Path, num_relations: int) -> None:
-    """A hop is one round, whatever the number of its relations, and every relation is in it."""
-    path = layout.share(cut_in_three(ring(num_relations), "ring", tmp_path) if layout.comm.rank == 0 else None)
+@pytest.mark.parametrize("layout", [Layout(1, 0, 0), Layout(2, 0, 1), Layout(4, 1, 2)], indirect=True)
+def test_every_relation_of_many_is_drawn_from(layout: Job, tmp_path: Path) -> None:
+    """The edges of each are its own, and those with fanout 0 give none."""
+    source = ring(200)
+    path = layout.share(cut_in_three(source, "ring", tmp_path) if layout.comm.rank == 0 else None)
 
     def body() -> None:
         g = dist.DistGraph("ring", part_config=path)
-        g.sample_blocks([], [1])
-        before, far = g.service._channel.rounds, not current().world.all_near
-        seeds = torch.arange(0, 40, 4)
-        _, _, blocks = g.sample_blocks(seeds, [2, {r: int(r[1] < "r150") for r in g.canonical_etypes}])
-        assert g.service._channel.rounds == before + 2 * far
-        for number, relation in enumerate(g.canonical_etypes):
+        seeds, relations = torch.arange(0, 40, 4), source.schema.relations
+        _, _, blocks = g.sample_blocks(seeds, [2, {r: int(r[1] < "r150") for r in relations}])
+        for number, relation in enumerate(relations):
             src, dst = blocks[1].edges(etype=relation)
             assert len(dst) == (len(seeds) if number < 150 else 0)
             ends = blocks[1].srcnodes["x"].data[NID][src], blocks[1].dstnodes["x"].data[NID][dst]
