@@ -3,6 +3,7 @@
 import hashlib
 
 import numpy as np
+import pytest
 import torch
 from conftest import Job, Layout, on_all
 from mpi4py import MPI
@@ -100,6 +101,33 @@ def test_excluded_edges_of_all_relations_are_never_sampled(layout: Job, typed_or
         for relation, mine in own_edges(g).items():
             found = torch.cat([*seen[relation], mine[:0]])
             assert torch.equal(found.sort().values, mine.sort().values)
+
+    layout.run(body)
+
+
+@pytest.mark.parametrize("layout", [Layout(1, 0, 0), Layout(2, 0, 1), Layout(4, 1, 2)], indirect=True)
+def test_reverse_edges_may_be_in_a_dist_tensor(layout: Job, typed_oracle: str) -> None:
+    """It is read batch by batch, and leaves out what a tensor of the same numbers leaves out."""
+
+    def body() -> None:
+        g = dist.DistGraph(TYPED_ORACLE, part_config=typed_oracle)
+        ids = reverse_ids(g)
+        spread = dist.DistTensor(ids.shape, torch.int64, part_policy=g.get_edge_partition_policy(FORWARD))
+        if g.rank() == 0:
+            spread[:] = ids
+        g.barrier()
+        options = {"batch_size": 40, "shuffle": True, "seed": 1, "reverse_etypes": {FORWARD: REVERSE}}
+        options |= {"exclude": "reverse_types"}
+        epochs = [
+            [
+                digest(sample)
+                for sample in dist.DistEdgeDataLoader(
+                    g, own_edges(g), NeighborSampler([-1, 3]), reverse_eids={FORWARD: table}, **options
+                )
+            ]
+            for table in (ids, spread, ids.flip(0))
+        ]
+        assert epochs[0] == epochs[1] != epochs[2]
 
     layout.run(body)
 
