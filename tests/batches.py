@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from oracle import NUM_NODES
 
-from mpigraph.base import NID
+from mpigraph.base import EID, NID
 from mpigraph.dataloading import NeighborSampler
 
 NUM_BATCHES = 6
@@ -26,12 +26,13 @@ def batch(number: int) -> torch.Tensor:
 
 
 def digest(sample: tuple) -> str:
-    """A fingerprint of every array of a minibatch, with the features of its input nodes."""
-    inputs, outputs, blocks = sample
+    """A fingerprint of a minibatch of nodes or edges: its ids, and of each block or pair graph ends and ids."""
+    *others, blocks = sample
     state = hashlib.sha256()
-    for tensor in (inputs, outputs):
-        state.update(tensor.numpy().tobytes())
-    for block in blocks:
-        for tensor in (*block.edges(), block.srcdata[NID], block.edata.get(NID, torch.empty(0))):
+    for one in (*others, *blocks):
+        tensors = [one]
+        if not isinstance(one, torch.Tensor):
+            tensors = [*one.edges(), one.srcdata[NID], one.edata.get(EID, torch.empty(0))]
+        for tensor in tensors:
             state.update(tensor.numpy().tobytes())
     return state.hexdigest()

@@ -32,6 +32,7 @@ import torch
 from jobs import DEADLINE, GRACE
 from mpi4py import MPI
 from oracle import write_oracle
+from typed_oracle import write_typed_oracle
 
 import mpigraph.distributed as dist
 from mpigraph.distributed.context import Session
@@ -294,3 +295,9 @@ def needs(what: str, missing: str) -> pytest.MarkDecorator:
 @pytest.fixture(scope="session")
 def oracle() -> Callable[..., str]:
     return oracle_path
+
+
+@pytest.fixture
+def typed_oracle(layout: Job, tmp_path: Path) -> str:
+    """Path of the typed oracle's configuration in three parts, ids dealt out at random."""
+    return layout.share(write_typed_oracle(tmp_path, 3, "random") if layout.comm.rank == 0 else None)

@@ -1,14 +1,13 @@
 """Edges of several relations as training examples: numbering by type, negatives, exclusion, in every layout."""
 
 import hashlib
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from conftest import Job, Layout, on_all
 from mpi4py import MPI
-from typed_oracle import COUNTS, FORWARD, NAME, RELATIONS, REVERSE, write_typed
+from typed_oracle import FORWARD, NUM_NODES, RELATIONS, REVERSE, TYPED_ORACLE
 
 import mpigraph.distributed as dist
 from mpigraph.base import EID, NID
@@ -19,12 +18,6 @@ from mpigraph.metadata.schema import Relation
 
 CITES, PRINTS = ("paper", "cites", "paper"), ("venue", "prints", "paper")
 SEEDS = (FORWARD, CITES, PRINTS)
-
-
-@pytest.fixture
-def typed(layout: Job, tmp_path: Path) -> str:
-    """The configuration of the typed graph in three parts, ids dealt out at random."""
-    return layout.share(write_typed(tmp_path, 3, "random") if layout.comm.rank == 0 else None)
 
 
 def reverse_ids(g: dist.DistGraph) -> torch.Tensor:
@@ -46,7 +39,7 @@ def own_edges(g: dist.DistGraph) -> dict[Relation, torch.Tensor]:
 def check_pairs(g: dist.DistGraph, sample: tuple) -> None:
     """All graphs of a minibatch share the nodes of the last block, and their edges are what they say."""
     inputs, positive, *negative, blocks = sample
-    for ntype in COUNTS:
+    for ntype in NUM_NODES:
         nodes = positive.nodes[ntype].data[NID]
         assert len(torch.unique(nodes)) == len(nodes)
         for graph in negative:
@@ -66,11 +59,11 @@ def check_pairs(g: dist.DistGraph, sample: tuple) -> None:
         assert torch.equal(edges["edge"], g.edges[relation].data["edge"][edges[EID]])
 
 
-def test_excluded_edges_of_all_relations_are_never_sampled(layout: Job, typed: str) -> None:
+def test_excluded_edges_of_all_relations_are_never_sampled(layout: Job, typed_oracle: str) -> None:
     """The seeds, and the reverse of those that have one; every destination gets its fanout of the others."""
 
     def body() -> None:
-        g = dist.DistGraph(NAME, part_config=typed)
+        g = dist.DistGraph(TYPED_ORACLE, part_config=typed_oracle)
         reverse = reverse_ids(g)
         heads = {r: g.find_edges(torch.arange(g.num_edges(r)), r)[1] for r in RELATIONS}
         sampler = NeighborSampler([2, -1])
@@ -99,7 +92,7 @@ def test_excluded_edges_of_all_relations_are_never_sampled(layout: Job, typed: s
             for relation in RELATIONS:
                 alive = torch.ones(g.num_edges(relation), dtype=torch.bool)
                 alive[dropped.get(relation, torch.empty(0, dtype=torch.int64))] = False
-                left = torch.bincount(heads[relation][alive], minlength=COUNTS[relation[2]])
+                left = torch.bincount(heads[relation][alive], minlength=NUM_NODES[relation[2]])
                 for fanout, block in zip(sampler.fanouts, blocks, strict=True):
                     assert alive[block.edges[relation].data[EID]].all()
                     degrees = left[block.dstnodes[relation[2]].data[NID]]
@@ -112,19 +105,46 @@ def test_excluded_edges_of_all_relations_are_never_sampled(layout: Job, typed: s
     layout.run(body)
 
 
+@pytest.mark.parametrize("layout", [Layout(1, 0, 0), Layout(2, 0, 1), Layout(4, 1, 2)], indirect=True)
+def test_reverse_edges_may_be_in_a_dist_tensor(layout: Job, typed_oracle: str) -> None:
+    """It is read batch by batch, and leaves out what a tensor of the same numbers leaves out."""
+
+    def body() -> None:
+        g = dist.DistGraph(TYPED_ORACLE, part_config=typed_oracle)
+        ids = reverse_ids(g)
+        spread = dist.DistTensor(ids.shape, torch.int64, part_policy=g.get_edge_partition_policy(FORWARD))
+        if g.rank() == 0:
+            spread[:] = ids
+        g.barrier()
+        options = {"batch_size": 40, "shuffle": True, "seed": 1, "reverse_etypes": {FORWARD: REVERSE}}
+        options |= {"exclude": "reverse_types"}
+        epochs = [
+            [
+                digest(sample)
+                for sample in dist.DistEdgeDataLoader(
+                    g, own_edges(g), NeighborSampler([-1, 3]), reverse_eids={FORWARD: table}, **options
+                )
+            ]
+            for table in (ids, spread, ids.flip(0))
+        ]
+        assert epochs[0] == epochs[1] != epochs[2]
+
+    layout.run(body)
+
+
 def digest(sample: tuple) -> str:
     inputs, *graphs, blocks = sample
-    tensors = [inputs[t] for t in COUNTS]
+    tensors = [inputs[t] for t in NUM_NODES]
     for graph in graphs:
-        tensors += [x for r in RELATIONS for x in graph.edges(etype=r)] + [graph.nodes[t].data[NID] for t in COUNTS]
+        tensors += [x for r in RELATIONS for x in graph.edges(etype=r)] + [graph.nodes[t].data[NID] for t in NUM_NODES]
     for block in blocks:
         tensors += [x for r in RELATIONS for x in (*block.edges(etype=r), block.edges[r].data[EID])]
     return hashlib.sha256(b"|".join(tensor.numpy().tobytes() for tensor in tensors)).hexdigest()
 
 
-def test_minibatches_are_the_same_on_every_layout(layout: Job, typed: str) -> None:
+def test_minibatches_are_the_same_on_every_layout(layout: Job, typed_oracle: str) -> None:
     def body() -> list[str]:
-        g = dist.DistGraph(NAME, part_config=typed)
+        g = dist.DistGraph(TYPED_ORACLE, part_config=typed_oracle)
         found = []
         for negatives in (None, Uniform(2), GlobalUniform(2)):
             for depth in (0, 2):
@@ -146,14 +166,15 @@ def test_minibatches_are_the_same_on_every_layout(layout: Job, typed: str) -> No
     on_all(layout.comm, layout.run(body) in (None, alone))
 
 
-def test_negatives_of_many_relations_are_checked_in_one_round(layout: Job, typed: str) -> None:
+def test_negatives_of_many_relations_are_checked_in_one_round(layout: Job, typed_oracle: str) -> None:
     def body() -> None:
-        g = dist.DistGraph(NAME, part_config=typed)
+        g = dist.DistGraph(TYPED_ORACLE, part_config=typed_oracle)
         before, far = g.service._channel.rounds, not current().world.all_near
         pairs = GlobalUniform(3)(g, {r: torch.arange(20) for r in (FORWARD, CITES, REVERSE)})
         assert g.service._channel.rounds == before + far
         for relation, (src, dst) in pairs.items():
-            assert 0 < len(src) <= 60 and int(src.max()) < COUNTS[relation[0]] and int(dst.max()) < COUNTS[relation[2]]
+            assert 0 < len(src) <= 60
+            assert int(src.max()) < NUM_NODES[relation[0]] and int(dst.max()) < NUM_NODES[relation[2]]
             assert not g.has_edges_between(src, dst, relation).any()
             assert relation != CITES or (src != dst).all()
         u, v = g.find_edges(torch.arange(30), FORWARD)

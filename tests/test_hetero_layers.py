@@ -300,7 +300,10 @@ def test_hetero_graph_conv_arguments():
     clashing = mg.heterograph({("a", name, "a"): ([0], [0]) for name in ("to", "items", "v1.0")})
     mods = {name: Module() for name in clashing.etypes}
     assert dglnn.HeteroGraphConv(mods)(clashing, {"a": torch.ones(1, 1)})["a"] == 3
-    assert dglnn.HeteroGraphConv({"writes": Module()}).state_dict() == {}
+    keys = "writes", ("paper", "cites", "paper"), "to", "v1.0"  # as in DGL, where a ModuleDict takes them
+    linear = dglnn.HeteroGraphConv({key: torch.nn.Linear(1, 1, bias=False) for key in keys})
+    names = ["mods.writes.weight", "mods.('paper', 'cites', 'paper').weight", "mods.to%.weight", "mods.v1%2E0.weight"]
+    assert list(linear.state_dict()) == names
     with pytest.raises(EdgeTypeError, match=r"no module for relation \('author', 'edits', 'paper'\)"):
         dglnn.HeteroGraphConv({"writes": Module()})(g, feat)
     with pytest.raises(InvalidArgumentError, match="aggregate must be one of"):
@@ -396,17 +399,18 @@ def attention_by_hand(g, scores):
 
 @KINDS
 @pytest.mark.parametrize("residual", [False, True])
-@pytest.mark.parametrize("width", [4, 6])  # 6: as wide as the output, so that the residual needs no map
-def test_gat(kind, residual, width):
+@pytest.mark.parametrize(("width", "slope"), [(4, 0.2), (6, 0.7)])  # 6: the output's, so that the residual needs no map
+def test_gat(kind, residual, width, slope):
     g = one_relation(kind)
     x = normal(g.num_src_nodes(), width).requires_grad_()
-    layer = randomised(dglnn.GATConv(width, 3, 2, residual=residual, activation=torch.tanh, allow_zero_in_degree=True))
+    options = {"residual": residual, "activation": torch.tanh, "allow_zero_in_degree": True}
+    layer = randomised(dglnn.GATConv(width, 3, 2, negative_slope=slope, **options))
     w = normal(30, seed=6).requires_grad_()
     src, dst = g.edges()
     num_dst = g.num_dst_nodes()
     h = layer.fc(x).reshape(-1, 2, 3)
     scores = (h[src] * layer.attn_l).sum(-1) + (h[dst] * layer.attn_r).sum(-1)
-    attention = attention_by_hand(g, torch.nn.functional.leaky_relu(scores, 0.2)).unsqueeze(-1) * w[:, None, None]
+    attention = attention_by_hand(g, torch.nn.functional.leaky_relu(scores, slope)).unsqueeze(-1) * w[:, None, None]
     wanted = torch.zeros(num_dst, 2, 3, dtype=torch.float64).index_add(0, dst, attention * h[src])
     if residual:
         wanted = wanted + (layer.res_fc(x[:num_dst]) if width == 4 else x[:num_dst]).reshape(-1, 2, 3)
@@ -444,6 +448,22 @@ def test_gat_arguments():
     assert sorted(dglnn.GATConv(4, 2, 3, residual=True).state_dict()) == linear
     dropped = randomised(dglnn.GATConv(4, 2, 3, attn_drop=1.0, bias=False, allow_zero_in_degree=True))
     assert (dropped(g, (a, b[:, :4])) == 0).all() and (dropped.eval()(g, (a, b[:, :4])) != 0).any()
+
+
+@KINDS
+def test_gat_drops_its_input(kind):
+    """All of it: every in-edge gets the same attention, and the bias is left."""
+    g = one_relation(kind)
+    x = normal(g.num_src_nodes(), WIDTH)
+    layer = randomised(dglnn.GATConv(WIDTH, 3, 2, feat_drop=1.0, residual=True, allow_zero_in_degree=True))
+    found, attention = layer(g, x, get_attention=True)
+    wanted = layer.res_fc.bias.reshape(2, 3).expand(g.num_dst_nodes(), 2, 3)
+    torch.testing.assert_close(found, wanted)
+    equal = 1 / g.in_degrees()[g.edges()[1]].double()
+    torch.testing.assert_close(attention, equal.reshape(-1, 1, 1).expand(-1, 2, 1))
+    kept = dglnn.GATConv(WIDTH, 3, 2, residual=True, allow_zero_in_degree=True).double()
+    kept.load_state_dict(layer.state_dict())
+    torch.testing.assert_close(layer.eval()(g, x), kept(g, x))
 
 
 def hgt_by_hand(g, layer, feat):
@@ -511,7 +531,17 @@ def test_hgt_with_types_of_nodes_and_edges():
     names = {name.partition(".")[0] for name in layer.state_dict()}
     linear = {"linear_k", "linear_q", "linear_v", "linear_a", "relation_att", "relation_msg"}
     assert names == linear | {"relation_pri", "skip", "residual_w"}
-    assert layer.train() and dglnn.HGTConv(WIDTH, 2, 2, 5, 7).drop.p == 0.2
+    assert dglnn.HGTConv(WIDTH, 2, 2, 5, 7).drop.p == 0.2
+
+
+def test_hgt_drops_what_the_neighbours_give():
+    """All of it: what is left is the destination's share of its input."""
+    g = whole()
+    layer, feat = randomised(dglnn.HGTConv(WIDTH, 3, 2, 4, 6, dropout=1.0)), features(g)
+    shares = 1 - torch.sigmoid(layer.skip)
+    wanted = {t: rows @ layer.residual_w * shares[g.get_ntype_id(t)] for t, rows in feat.items()}
+    agree(layer(g, feat), wanted, *feat.values(), *layer.parameters())
+    torch.testing.assert_close(layer.eval()(g, feat), hgt_by_hand(g, layer, feat))
 
 
 # Typed graphs

@@ -15,13 +15,15 @@ from batches import NUM_BATCHES, SAMPLERS, batch, digest
 from conftest import Job, Layout, on_all, oracle_path
 from mpi4py import MPI
 from oracle import NAME as HOMOGENEOUS
+from oracle import NUM_NODES as NUM_NODES_PLAIN
 from oracle import oracle_source
-from typed_oracle import COUNTS, NAME, RELATIONS, SCHEMA, WEIGHTED, edges_of, name_of, write_typed
+from typed_oracle import NUM_NODES, RELATIONS, SCHEMA, TYPED_ORACLE, WEIGHTED, edges_of, name_of, write_typed_oracle
 
 import mpigraph.distributed as dist
 from mpigraph.base import EID, NID
 from mpigraph.block import Block
 from mpigraph.dataloading import NeighborSampler
+from mpigraph.dataloading.negative_sampler import Uniform
 from mpigraph.distributed.context import current
 from mpigraph.errors import EdgeTypeError, FieldNameError, MPIGraphError, NodeTypeError
 from mpigraph.metadata.schema import Relation, Schema
@@ -29,6 +31,7 @@ from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.source import GraphSource
 
 Sample = tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], list[Block]]
+NEXT = ("thing", "next", "thing")
 FANOUTS = dict(zip(RELATIONS, (2, 0, 3, -1, 1, 4, 2), strict=True))
 TYPED_SAMPLERS = {
     "uniform": NeighborSampler([3, 2]),
@@ -44,8 +47,8 @@ TYPED_SAMPLERS = {
 def seeds_of(number: int) -> dict[str, torch.Tensor]:
     """Seeds of one type, of several, of none."""
     rng = np.random.default_rng(number)
-    types = [["paper"], ["paper", "author"], list(COUNTS), ["venue", "stray"], []][number]
-    return {t: torch.from_numpy(rng.permutation(COUNTS[t])[: 9 + number]) for t in types}
+    types = [["paper"], ["paper", "author"], list(NUM_NODES), ["venue", "stray"], []][number]
+    return {t: torch.from_numpy(rng.permutation(NUM_NODES[t])[: 9 + number]) for t in types}
 
 
 def left_out(number: int) -> dict[Relation, torch.Tensor] | None:
@@ -69,30 +72,31 @@ def fingerprint(sample: Sample) -> str:
 
 
 def check_block(
-    block: Block, fanout: Any, drop: Mapping[Relation, torch.Tensor], weighted: tuple[Relation, ...]
+    block: Block, fanout: Any, drop: Mapping[Relation, torch.Tensor], weighted: tuple[Relation, ...], replace: bool
 ) -> None:
-    """Every edge exists, none comes twice, and every destination gets its fanout."""
+    """Every edge exists, none comes twice unless it is put back, and every destination gets its fanout."""
     for number, relation in enumerate(RELATIONS):
         src, dst, eids = *block.edges(etype=relation), block.edges[relation].data[EID].numpy()
         ids = block.srcnodes[relation[0]].data[NID][src].numpy(), block.dstnodes[relation[2]].data[NID][dst].numpy()
         whole = edges_of(number)
         assert np.array_equal(whole[0][eids], ids[0]) and np.array_equal(whole[1][eids], ids[1])
-        assert len(np.unique(eids)) == len(eids)
         alive = np.ones(len(whole[0]), bool)
         alive[drop.get(relation, torch.empty(0, dtype=torch.int64)).numpy()] = False
         if relation in weighted:
             alive &= (whole[0] + whole[1]) % 4 > 0
         assert alive[eids].all()
-        degrees = np.bincount(whole[1][alive], minlength=COUNTS[relation[2]])
+        degrees = np.bincount(whole[1][alive], minlength=NUM_NODES[relation[2]])
+        degrees = degrees[block.dstnodes[relation[2]].data[NID].numpy()]
         most = fanout[relation] if isinstance(fanout, dict) else fanout
-        most = degrees.max(initial=0) if most < 0 else most
-        nodes = block.dstnodes[relation[2]].data[NID].numpy()
-        assert np.array_equal(block.in_degrees(etype=relation).numpy(), np.minimum(degrees[nodes], most))
+        put_back = replace and most >= 0
+        wanted = most * (degrees > 0) if put_back else np.minimum(degrees, most if most >= 0 else len(whole[0]))
+        assert np.array_equal(block.in_degrees(etype=relation).numpy(), wanted)
+        assert put_back or len(np.unique(eids)) == len(eids)
 
 
 def sample_all(path: str, rank: int, trainers: int) -> dict[tuple[str, int], str]:
     """This trainer's share of all minibatches."""
-    g = dist.DistGraph(NAME, part_config=path)
+    g = dist.DistGraph(TYPED_ORACLE, part_config=path)
     found = {}
     for name, sampler in TYPED_SAMPLERS.items():
         for number in range(5):
@@ -108,29 +112,29 @@ def sample_all(path: str, rank: int, trainers: int) -> dict[tuple[str, int], str
 
 def check_sample(name: str, number: int, sample: Sample) -> None:
     inputs, outputs, blocks = sample
-    assert all(torch.equal(outputs[t], seeds_of(number).get(t, torch.empty(0, dtype=torch.int64))) for t in COUNTS)
-    assert all(torch.equal(blocks[0].srcnodes[t].data[NID], inputs[t]) for t in COUNTS)
+    assert all(torch.equal(outputs[t], seeds_of(number).get(t, torch.empty(0, dtype=torch.int64))) for t in NUM_NODES)
+    assert all(torch.equal(blocks[0].srcnodes[t].data[NID], inputs[t]) for t in NUM_NODES)
     for before, after in pairwise(blocks):
-        assert all(torch.equal(before.dstnodes[t].data[NID], after.srcnodes[t].data[NID]) for t in COUNTS)
-    if name in ("replace", "no-eids"):
+        assert all(torch.equal(before.dstnodes[t].data[NID], after.srcnodes[t].data[NID]) for t in NUM_NODES)
+    if name == "no-eids":
         return
     weighted = {"some weighted": WEIGHTED, "one weighted": WEIGHTED[1:]}.get(name, ())
     for block, fanout in zip(blocks, TYPED_SAMPLERS[name].fanouts, strict=True):
-        check_block(block, fanout, left_out(number) or {}, weighted)
+        check_block(block, fanout, left_out(number) or {}, weighted, name == "replace")
 
 
 @cache
 def expected() -> dict[tuple[str, int], str]:
     """What one process alone draws."""
     with TemporaryDirectory() as directory:
-        path = write_typed(Path(directory), 1)
+        path = write_typed_oracle(Path(directory), 1)
         return Job(MPI.COMM_SELF, Layout(1, 0, 0)).run(lambda: sample_all(path, 0, 1))
 
 
 @pytest.mark.parametrize("num_parts", [1, 3, 5])
 def test_blocks_are_right_and_the_same_in_every_layout(layout: Job, tmp_path: Path, num_parts: int) -> None:
     """Five parts are more than there are venues; the last type has no edges."""
-    path = layout.share(write_typed(tmp_path, num_parts) if layout.comm.rank == 0 else None)
+    path = layout.share(write_typed_oracle(tmp_path, num_parts) if layout.comm.rank == 0 else None)
     reference = expected()
     found = layout.run(lambda: sample_all(path, current().rank, current().num_trainers)) or {}
     wrong = [key for key, value in found.items() if reference[key] != value]
@@ -138,23 +142,17 @@ def test_blocks_are_right_and_the_same_in_every_layout(layout: Job, tmp_path: Pa
     assert sum(layout.comm.allgather(len(found))) == len(TYPED_SAMPLERS) * 5
 
 
-@pytest.fixture
-def typed(layout: Job, tmp_path: Path) -> str:
-    """The configuration of the typed graph in three parts, ids dealt out at random."""
-    return layout.share(write_typed(tmp_path, 3, "random") if layout.comm.rank == 0 else None)
-
-
 def original(g: dist.DistGraph, ntype: str, ids: torch.Tensor) -> torch.Tensor:
     """Node ids before partitioning, which features say."""
     return g.nodes[ntype].data["feat"][ids][:, 0].long() - 1000 * g.get_ntype_id(ntype)
 
 
-def test_one_hop(layout: Job, typed: str) -> None:
+def test_one_hop(layout: Job, typed_oracle: str) -> None:
     """A frontier has all relations, those that were drawn from with the ids of their edges."""
 
     def body() -> None:
-        g = dist.DistGraph(NAME, part_config=typed)
-        everything = {t: torch.arange(n) for t, n in COUNTS.items()}
+        g = dist.DistGraph(TYPED_ORACLE, part_config=typed_oracle)
+        everything = {t: torch.arange(n) for t, n in NUM_NODES.items()}
         whole = dist.in_subgraph(g, everything)
         assert whole.num_edges() == g.num_edges() and whole.ntypes == g.ntypes
         part = dist.sample_etype_neighbors(g, {"paper": torch.arange(30)}, FANOUTS)
@@ -172,12 +170,12 @@ def test_one_hop(layout: Job, typed: str) -> None:
 
 
 @pytest.mark.parametrize("num_prefetch", [0, 2])
-def test_loaders_mix_the_types(layout: Job, typed: str, num_prefetch: int) -> None:
+def test_loaders_mix_the_types(layout: Job, typed_oracle: str, num_prefetch: int) -> None:
     """Every seed comes once, and features come with the types that have them."""
 
     def body() -> Any:
-        g = dist.DistGraph(NAME, part_config=typed)
-        mine = {t: dist.node_split(np.ones(COUNTS[t], bool), ntype=t, force_even=False) for t in ("paper", "venue")}
+        g = dist.DistGraph(TYPED_ORACLE, part_config=typed_oracle)
+        mine = {t: dist.node_split(np.ones(NUM_NODES[t], bool), ntype=t, force_even=False) for t in ("paper", "venue")}
         loader = dist.DistNodeDataLoader(
             g,
             mine,
@@ -187,26 +185,26 @@ def test_loaders_mix_the_types(layout: Job, typed: str, num_prefetch: int) -> No
             features="feat",
             num_prefetch=num_prefetch,
         )
-        seen: dict[str, list[torch.Tensor]] = {t: [] for t in COUNTS}
+        seen: dict[str, list[torch.Tensor]] = {t: [] for t in NUM_NODES}
         for inputs, outputs, blocks in loader:
-            for ntype in COUNTS:
+            for ntype in NUM_NODES:
                 seen[ntype].append(outputs[ntype])
                 assert torch.equal(blocks[0].srcnodes[ntype].data["feat"], g.nodes[ntype].data["feat"][inputs[ntype]])
                 assert torch.equal(blocks[-1].dstnodes[ntype].data[NID], outputs[ntype])
             year = blocks[-1].dstnodes["paper"].data["year"]
             assert torch.equal(year, g.nodes["paper"].data["year"][outputs["paper"]])
             assert "year" not in blocks[-1].dstnodes["author"].data
-        for ntype in COUNTS:
+        for ntype in NUM_NODES:
             found = torch.cat([*seen[ntype], torch.empty(0, dtype=torch.int64)]).sort().values
             assert torch.equal(found, torch.as_tensor(mine.get(ntype, [])).long().sort().values), ntype
         return {t: torch.cat(seen[t]).tolist() if seen[t] else [] for t in mine}
 
     found = layout.comm.allgather(layout.run(body))
     for ntype in ("paper", "venue"):
-        assert sorted(v for some in found if some for v in some[ntype]) == list(range(COUNTS[ntype]))
+        assert sorted(v for some in found if some for v in some[ntype]) == list(range(NUM_NODES[ntype]))
 
 
-def test_batches_of_a_users_own(layout: Job, typed: str) -> None:
+def test_batches_of_a_users_own(layout: Job, typed_oracle: str) -> None:
     """A dict as dataset gives pairs of type and id, as in DGL; without a collate function ids by type."""
 
     def body() -> None:
@@ -232,12 +230,15 @@ def cut_in_three(source: GraphSource, name: str, directory: Path) -> str:
 def renamed(source: GraphSource) -> GraphSource:
     """The same graph as one relation of a graph whose types have names."""
     (nodes,), (edges,) = source.node_feats.values(), source.edge_feats.values()
-    schema = Schema(("thing",), (("thing", "next", "thing"),))
+    schema = Schema(("thing",), (NEXT,))
     return GraphSource(schema, source.num_nodes, source.edges, {"thing": nodes}, {"thing:next:thing": edges})
 
 
 def test_one_relation_is_the_homogeneous_case(layout: Job, tmp_path: Path) -> None:
-    """The same minibatches, bit for bit, of a graph without types and of the same graph as its only relation."""
+    """The same minibatches, bit for bit, of a graph without types and of the same graph as its only relation.
+
+    Of one call, and of two epochs of loaders of nodes and of edges.
+    """
     path = layout.share(cut_in_three(renamed(oracle_source()), "named", tmp_path) if layout.comm.rank == 0 else None)
 
     def body() -> None:
@@ -249,8 +250,23 @@ def test_one_relation_is_the_homogeneous_case(layout: Job, tmp_path: Path) -> No
                 one = plain.sample_blocks(batch(number), sampler.fanouts, **options)
                 other = named.sample_blocks({"thing": batch(number)}, sampler.fanouts, **options)
                 assert digest(one) == digest(other)
+        nodes, edges = torch.arange(0, NUM_NODES_PLAIN, 2), torch.arange(0, plain.num_edges(), 5)
+        found = [epochs_of(g, *ids) for g, *ids in ((plain, nodes, edges), (named, {"thing": nodes}, {NEXT: edges}))]
+        assert found[0] == found[1] and len(set(found[0])) == len(found[0]) > 8
 
     layout.run(body)
+
+
+def epochs_of(g: dist.DistGraph, nids: Any, eids: Any) -> list[str]:
+    """Two shuffled epochs of nodes, and two of edges with negatives."""
+    options = {"batch_size": 20, "shuffle": True, "seed": 6}
+    loaders = (
+        dist.DistNodeDataLoader(g, nids, NeighborSampler([2, 3]), **options),
+        dist.DistEdgeDataLoader(
+            g, eids, NeighborSampler([2, 3]), negative_sampler=Uniform(2), exclude="self", **options
+        ),
+    )
+    return [digest(sample) for loader in loaders for _ in range(2) for sample in loader]
 
 
 def ring(num_relations: int, num_nodes: int = 40) -> GraphSource:
@@ -261,19 +277,17 @@ def ring(num_relations: int, num_nodes: int = 40) -> GraphSource:
     return GraphSource(Schema(("x",), relations), (num_nodes,), edges, {"x": {}}, {":".join(r): {} for r in relations})
 
 
-@pytest.mark.parametrize("num_relations", [1, 4, 200])
-def test_rounds_do_not_grow_with_relations(layout: Job, tmp_path: Path, num_relations: int) -> None:
-    """A hop is one round, whatever the number of its relations, and every relation is in it."""
-    path = layout.share(cut_in_three(ring(num_relations), "ring", tmp_path) if layout.comm.rank == 0 else None)
+@pytest.mark.parametrize("layout", [Layout(1, 0, 0), Layout(2, 0, 1), Layout(4, 1, 2)], indirect=True)
+def test_every_relation_of_many_is_drawn_from(layout: Job, tmp_path: Path) -> None:
+    """The edges of each are its own, and those with fanout 0 give none."""
+    source = ring(200)
+    path = layout.share(cut_in_three(source, "ring", tmp_path) if layout.comm.rank == 0 else None)
 
     def body() -> None:
         g = dist.DistGraph("ring", part_config=path)
-        g.sample_blocks([], [1])
-        before, far = g.service._channel.rounds, not current().world.all_near
-        seeds = torch.arange(0, 40, 4)
-        _, _, blocks = g.sample_blocks(seeds, [2, {r: int(r[1] < "r150") for r in g.canonical_etypes}])
-        assert g.service._channel.rounds == before + 2 * far
-        for number, relation in enumerate(g.canonical_etypes):
+        seeds, relations = torch.arange(0, 40, 4), source.schema.relations
+        _, _, blocks = g.sample_blocks(seeds, [2, {r: int(r[1] < "r150") for r in relations}])
+        for number, relation in enumerate(relations):
             src, dst = blocks[1].edges(etype=relation)
             assert len(dst) == (len(seeds) if number < 150 else 0)
             ends = blocks[1].srcnodes["x"].data[NID][src], blocks[1].dstnodes["x"].data[NID][dst]
@@ -282,9 +296,9 @@ def test_rounds_do_not_grow_with_relations(layout: Job, tmp_path: Path, num_rela
     layout.run(body)
 
 
-def test_bad_types_raise_on_every_rank(layout: Job, typed: str) -> None:
+def test_bad_types_raise_on_every_rank(layout: Job, typed_oracle: str) -> None:
     def body() -> None:
-        g = dist.DistGraph(NAME, part_config=typed)
+        g = dist.DistGraph(TYPED_ORACLE, part_config=typed_oracle)
         rank0, far = g.rank() == 0, not current().world.all_near
 
         def everybody(error: type[MPIGraphError], match: str, nodes: Any = None, fanout: Any = 2, **bad: Any) -> None:

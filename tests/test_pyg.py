@@ -290,7 +290,8 @@ def test_minibatches_of_edges_are_those_of_link_neighbor_loader(layout: Job, wri
 
 @FEW_LAYOUTS
 def test_negatives_labels_and_exclusion(layout: Job, write) -> None:
-    path, (src, dst) = write("typed"), source_of("typed").edges[0]
+    path, source = write("typed"), source_of("typed")
+    (src, dst), counts = source.edges[0], KINDS["typed"][0]
 
     def body() -> None:
         g = open_graph(path)
@@ -311,6 +312,12 @@ def test_negatives_labels_and_exclusion(layout: Job, write) -> None:
             assert not set(store.e_id.tolist()) & set(ids.tolist())
             assert row.max() < batch["author"].num_sampled_nodes[0]
             assert batch["paper"].num_sampled_nodes[0] == len(set(papers.tolist()))
+            for relation, ends in zip(source.schema.relations, source.edges, strict=True):
+                heads = np.delete(ends[1], ids) if relation == WRITES else ends[1]
+                found = batch[relation[2]]
+                left = np.bincount(heads, minlength=counts[relation[2]])[found.n_id]
+                drawn_by = torch.bincount(batch[relation].edge_index[1], minlength=len(found.n_id)).numpy()
+                assert np.array_equal(drawn_by, np.minimum(left, limits_of(sampler.fanouts, found.num_sampled_nodes)))
         for batch in dist.DistEdgeDataLoader(g, eids, sampler, labels="weight", **options):
             ids = eids[WRITES][batch[WRITES].input_id.numpy()]
             assert torch.equal(batch[WRITES].edge_label, g.edges[WRITES].data["weight"][ids])
@@ -377,16 +384,21 @@ def test_every_node_is_expanded_once_by_edges_of_the_graph(layout: Job, write, k
         for number in range(NUM_BATCHES):
             for fanouts, replace in (([2, 3], False), ([3, 1, 2], True)):
                 subgraph = g.sample_subgraph(batch_seeds(kind, number), fanouts, replace=replace)
-                check(g, subgraph, fanouts, replace)
+                check(g, source_of(kind).schema, subgraph, fanouts, replace)
 
     layout.run(body)
 
 
-def check(g: dist.DistGraph, subgraph: Subgraph, fanouts: list[int], replace: bool) -> None:
+def limits_of(fanouts: list[int], num_nodes: list[int]) -> np.ndarray:
+    """How many in-neighbours each node may have drawn: as the hop says that follows on the one that found it."""
+    return np.repeat([*fanouts[::-1], 0], num_nodes)
+
+
+def check(g: dist.DistGraph, schema: Schema, subgraph: Subgraph, fanouts: list[int], replace: bool) -> None:
     """What nodes have found, hop by hop, and that nothing else is there."""
     found_by = [np.repeat(np.arange(len(fanouts) + 1), counts) for counts in subgraph.num_nodes]
-    for r, relation in enumerate(g.canonical_etypes):
-        src, dst = (g.get_ntype_id(relation[end]) for end in (0, 2))
+    for r, relation in enumerate(schema.relations):
+        src, dst = schema.ends(r)
         src_ids, dst_ids = torch.from_numpy(subgraph.ids[src]), torch.from_numpy(subgraph.ids[dst])
         row, col = subgraph.edges[r]
         ends = g.find_edges(torch.from_numpy(subgraph.eids[r]), etype=relation)
@@ -395,7 +407,7 @@ def check(g: dist.DistGraph, subgraph: Subgraph, fanouts: list[int], replace: bo
         assert np.array_equal(found_by[dst][col], hops)  # drawn in the hop after the one that found the node
         assert (found_by[src][row] <= hops + 1).all()
         degrees = g.in_degrees(dst_ids, etype=relation).numpy()
-        limits = np.append(np.array(fanouts[::-1]), 0)[found_by[dst]]
+        limits = limits_of(fanouts, subgraph.num_nodes[dst])
         wanted = np.where(degrees > 0, limits, 0) if replace else np.minimum(degrees, limits)
         assert np.array_equal(np.bincount(col, minlength=len(degrees)), wanted)
         if not replace:

@@ -30,10 +30,10 @@ def dealt_out(number: int) -> GraphSource:
     return GraphSource(schema, (NUM_NODES,), edges)
 
 
-def traffic() -> np.ndarray:
-    """Rounds and messages of this rank's sampling so far."""
+def traffic(*what: str) -> np.ndarray:
+    """What this rank's sampling has cost so far: "rounds", "messages", "bytes"."""
     channels = current().state.channels.values()
-    return np.array([[channel.rounds, channel.messages] for channel in channels]).sum(axis=0)
+    return np.array([[getattr(channel, name) for name in what] for channel in channels]).sum(axis=0)
 
 
 @pytest.mark.parametrize("layout", FAR, indirect=True)
@@ -46,11 +46,11 @@ def test_rounds_and_messages_do_not_grow_with_relations(layout: Job, tmp_path: P
 
     def sample(number: int) -> list[int]:
         g = dist.DistGraph(f"g{number}", part_config=folder / str(number) / f"g{number}.json")
-        before = traffic()
+        before = traffic("rounds", "messages")
         _, _, blocks = g.sample_blocks({"n": ids}, [-(-8 // number)] * HOPS)
         assert len(blocks) == HOPS and blocks[-1].num_edges() > 0
         g.barrier()
-        return (traffic() - before).tolist()
+        return (traffic("rounds", "messages") - before).tolist()
 
     found = [layout.run(lambda number=number: sample(number)) for number in RELATIONS]
     assert found == [found[0]] * len(RELATIONS)
@@ -84,7 +84,32 @@ def test_relations_without_destinations_or_fanout_are_not_asked_for() -> None:
     assert requests[0].ids is requests[1].ids  # which lets a message carry them once
 
 
-def test_destinations_are_sent_once() -> None:
+@pytest.mark.parametrize("layout", FAR[:1], indirect=True)
+def test_destinations_are_sent_once(layout: Job, tmp_path: Path) -> None:
+    """A hop from everywhere: 4 bytes for each far node, and for each of its relations a count of 1 byte."""
+    num_nodes, number, num_edges = 5000, 20, 100
+    ends = np.random.default_rng(2).integers(0, num_nodes, (number, 2, num_edges))
+    relations = tuple(("n", f"r{r}", "n") for r in range(number))
+    if layout.comm.rank == 0:
+        source = GraphSource(Schema(("n",), relations), (num_nodes,), tuple(map(tuple, ends)))
+        partition_source(source, "wide", 2, tmp_path, "random")
+    folder = layout.share(tmp_path)
+
+    def body() -> None:
+        g = dist.DistGraph("wide", part_config=folder / "wide.json")
+        begin, end = current().state.graphs["wide"].topology.hosts.node_range(1 - current().world.host_index, 0)
+        (before,) = traffic("bytes")
+        _, _, (block,) = g.sample_blocks({"n": torch.arange(num_nodes)}, [1])
+        (after,) = traffic("bytes")
+        for relation, (_, dst) in zip(relations, ends, strict=True):
+            assert block.num_edges(relation) == len(np.unique(dst))
+        per_relation = 128 + 8 * num_edges  # its header, padding, and the edges that are drawn
+        assert 0 < after - before - (end - begin) * (4 + number) < number * per_relation
+
+    layout.run(body)
+
+
+def test_a_message_refers_to_the_destinations_of_an_earlier_request() -> None:
     ids, others = np.arange(1000) * 7, np.arange(30) + 2**40
 
     def request(relation: int) -> RelationRequest:

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 from conftest import Job, Layout
-from typed_parts import COUNTS, EDGES, TYPED, write_typed
+from gradients import piece, start
+from typed_parts import COUNTS, EDGES, TYPED, typed_source, write_typed
 
 import mpigraph.distributed as dist
 from mpigraph.distributed.context import current
@@ -25,6 +26,95 @@ def open_typed(path: str) -> dist.DistGraph:
 def gathered(layout: Job, body) -> list:
     """What the body returned on each trainer."""
     return [found for found in layout.comm.allgather(layout.run(body)) if found is not None]
+
+
+FEW = pytest.mark.parametrize("layout", [Layout(1, 0, 0), Layout(2, 0, 1), Layout(4, 1, 2)], indirect=True)
+
+
+@FEW
+def test_a_graph_knows_its_types(layout: Job, typed: str) -> None:
+    def body() -> None:
+        g = open_typed(typed)
+        assert g.ntypes == list(COUNTS) and g.canonical_etypes == list(EDGES)
+        assert g.etypes == ["reviews", "writes", "edits", "hosts", "cites", "in", "reads"]
+        assert {t: g.num_nodes(t) for t in g.ntypes} == COUNTS and g.num_nodes() == sum(COUNTS.values())
+        assert {r: g.num_edges(r) for r in g.canonical_etypes} == EDGES and g.num_edges() == sum(EDGES.values())
+        for number, (ntype, count) in enumerate(COUNTS.items()):
+            policy = g.get_node_partition_policy(ntype)
+            assert (policy.policy_str, policy.get_size()) == (f"node~{ntype}", count)
+            assert g.get_ntype_id(ntype) == number
+        for number, (relation, count) in enumerate(EDGES.items()):
+            for name in (relation, relation[1], ":".join(relation)):
+                policy = g.get_edge_partition_policy(name)
+                assert (policy.policy_str, policy.get_size()) == (f"edge~{':'.join(relation)}", count)
+                assert (g.to_canonical_etype(name), g.get_etype_id(name)) == (relation, number)
+                assert g.num_edges(name) == count
+
+    layout.run(body)
+
+
+NO_NODES, NO_EDGES = (NodeTypeError, "'x' does not exist"), (EdgeTypeError, "'x' does not exist")
+WHICH_NODES, WHICH_EDGES = (NodeTypeError, "node type is ambiguous"), (EdgeTypeError, "edge type is ambiguous")
+WRONG_TYPES = (
+    (lambda g: g.ndata, WHICH_NODES),
+    (lambda g: g.edata, WHICH_EDGES),
+    (lambda g: g.find_edges([0]), WHICH_EDGES),
+    (lambda g: g.in_degrees([0]), WHICH_EDGES),
+    (lambda g: g.out_degrees([0]), WHICH_EDGES),
+    (lambda g: g.to_canonical_etype(None), WHICH_EDGES),
+    (lambda g: g.get_ntype_id(None), WHICH_NODES),
+    (lambda g: g.get_etype_id(None), WHICH_EDGES),
+    (lambda g: g.get_node_partition_policy(), WHICH_NODES),
+    (lambda g: g.get_edge_partition_policy(), WHICH_EDGES),
+    (lambda g: g.num_nodes("x"), NO_NODES),
+    (lambda g: g.nodes["x"], NO_NODES),
+    (lambda g: g.get_ntype_id("x"), NO_NODES),
+    (lambda g: g.get_node_partition_policy("x"), NO_NODES),
+    (lambda g: g.num_edges("x"), NO_EDGES),
+    (lambda g: g.edges["x"], NO_EDGES),
+    (lambda g: g.find_edges([0], "x"), NO_EDGES),
+    (lambda g: g.in_degrees([0], "x"), NO_EDGES),
+    (lambda g: g.out_degrees([0], "x"), NO_EDGES),
+    (lambda g: g.to_canonical_etype("x"), NO_EDGES),
+    (lambda g: g.get_etype_id("x"), NO_EDGES),
+    (lambda g: g.get_edge_partition_policy("x"), NO_EDGES),
+    (lambda g: g.num_edges(("paper", "writes", "author")), (EdgeTypeError, "'author'.* does not exist")),
+)
+
+
+@FEW
+def test_types_that_are_unknown_or_left_out_are_named(layout: Job, typed: str) -> None:
+    def body() -> None:
+        g = open_typed(typed)
+        for call, (error, message) in WRONG_TYPES:
+            with pytest.raises(error, match=message):
+                call(g)
+
+    layout.run(body)
+
+
+@FEW
+def test_a_name_of_two_relations_needs_the_triple(layout: Job, tmp_path: Path) -> None:
+    relations = {("a", "has", "b"): 9, ("b", "has", "a"): 5, ("b", "is", "b"): 4}
+    source = typed_source({"a": 6, "b": 8}, relations)
+    path = layout.share(write_typed(tmp_path, 2, source, "twice") if layout.comm.rank == 0 else None)
+
+    def body() -> None:
+        g = dist.DistGraph("twice", part_config=path)
+        assert g.etypes == ["has", "has", "is"]
+        for call in (
+            lambda: g.num_edges("has"),
+            lambda: g.to_canonical_etype("has"),
+            lambda: g.edges["has"],
+            lambda: g.find_edges([0], "has"),
+            lambda: g.in_degrees([0], "has"),
+            lambda: g.out_degrees([0], "has"),
+        ):
+            with pytest.raises(EdgeTypeError, match=r"'has' is ambiguous: name one of \[\('a', 'has', 'b'\), \('b', "):
+                call()
+        assert {r: g.num_edges(r) for r in relations} == relations and g.num_edges("is") == 4
+
+    layout.run(body)
 
 
 def chosen(count: int) -> np.ndarray:
@@ -171,5 +261,47 @@ def test_types_of_one_size_need_a_policy(layout: Job, typed: str) -> None:
             _ = dist.DistTensor((40,), torch.bool, part_policy=authors) | dist.DistTensor(
                 (40,), torch.bool, part_policy=readers
             )
+
+    layout.run(body)
+
+
+def test_embeddings_of_every_type_learn(layout: Job, typed: str) -> None:
+    """As dense ones do: of types that share their size, that have no nodes, and fewer nodes than there are parts."""
+    width, steps = 3, 2
+
+    def minibatch(step: int, number: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows that repeat, also across trainers, and a gradient for each."""
+        rng = np.random.default_rng((step, number))
+        ids = rng.integers(0, count, 30) if count else np.empty(0, np.int64)
+        return torch.from_numpy(ids), torch.from_numpy(rng.normal(size=(len(ids), width)).astype(np.float32))
+
+    def body() -> None:
+        g = open_typed(typed)
+        session = current()
+        embs = {
+            ntype: dist.DistEmbedding(
+                count, width, f"of {ntype}", init_func=start, part_policy=g.get_node_partition_policy(ntype)
+            )
+            for ntype, count in COUNTS.items()
+        }
+        optimizer = dist.SparseAdagrad(list(embs.values()), 0.1, reduction="sum")
+        dense = {ntype: torch.nn.Parameter(emb.weight[:]) for ntype, emb in embs.items()}
+        peer = torch.optim.Adagrad(dense.values(), 0.1)
+        for step in range(steps):
+            peer.zero_grad()
+            loss = torch.zeros(())
+            for number, (ntype, count) in enumerate(COUNTS.items()):
+                ids, grads = minibatch(step, number, count)
+                mine = piece(len(ids), session.rank, session.num_trainers)
+                loss = loss + (embs[ntype](ids[mine]) * grads[mine]).sum()
+                (dense[ntype][ids] * grads).sum().backward()
+            loss.backward()
+            optimizer.step()
+            peer.step()
+            for ntype, emb in embs.items():
+                assert emb.part_policy.policy_str == f"node~{ntype}" and len(emb.weight) == COUNTS[ntype]
+                torch.testing.assert_close(emb.weight[:], dense[ntype].detach(), rtol=1e-6, atol=1e-6)
+                state = optimizer.state[emb.name]["sum"]
+                torch.testing.assert_close(state[:], peer.state[dense[ntype]]["sum"], rtol=1e-5, atol=1e-6)
 
     layout.run(body)

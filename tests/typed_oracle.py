@@ -16,8 +16,8 @@ from mpigraph.metadata.schema import Relation, Schema
 from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.source import Feature, GraphSource
 
-NAME = "typed"
-COUNTS = {"author": 53, "nothing": 0, "paper": 101, "stray": 11, "venue": 3}
+TYPED_ORACLE = "typed_oracle"
+NUM_NODES = {"author": 53, "nothing": 0, "paper": 101, "stray": 11, "venue": 3}
 RELATIONS: tuple[Relation, ...] = (
     ("author", "reads", "paper"),
     ("author", "writes", "paper"),
@@ -30,7 +30,7 @@ RELATIONS: tuple[Relation, ...] = (
 EMPTY = ("venue", "never", "author")
 FORWARD, REVERSE = ("author", "writes", "paper"), ("paper", "written_by", "author")
 WEIGHTED = ("author", "writes", "paper"), ("paper", "cites", "paper")
-SCHEMA = Schema(tuple(COUNTS), RELATIONS)
+SCHEMA = Schema(tuple(NUM_NODES), RELATIONS)
 I64 = npt.NDArray[np.int64]
 
 
@@ -42,25 +42,25 @@ def edges_of(number: int) -> tuple[I64, I64]:
     if RELATIONS[number] == REVERSE:
         dst, src = edges_of(RELATIONS.index(FORWARD))
     else:
-        degrees = (np.arange(COUNTS[dst_type]) + number) % (number + 5)
-        dst = np.repeat(np.arange(COUNTS[dst_type]), degrees)
+        degrees = (np.arange(NUM_NODES[dst_type]) + number) % (number + 5)
+        dst = np.repeat(np.arange(NUM_NODES[dst_type]), degrees)
         step = np.concatenate([np.arange(1, d + 1) for d in degrees])
-        src = (3 * dst + number + step) % COUNTS[src_type]
+        src = (3 * dst + number + step) % NUM_NODES[src_type]
     order = np.lexsort((src, dst))
     return src[order], dst[order]
 
 
-def typed_source() -> GraphSource:
+def typed_oracle_source() -> GraphSource:
     """The whole graph."""
     edges = tuple(edges_of(number) for number in range(len(RELATIONS)))
-    nodes = {t: {"feat": Feature.of(feat_of(t, np.arange(n)))} for t, n in COUNTS.items()}
-    nodes["paper"]["year"] = Feature.of(np.arange(COUNTS["paper"]) % 9)
+    nodes = {t: {"feat": Feature.of(feat_of(t, np.arange(n)))} for t, n in NUM_NODES.items()}
+    nodes["paper"]["year"] = Feature.of(np.arange(NUM_NODES["paper"]) % 9)
     fields: dict[str, dict[str, Feature]] = {}
     for number, (relation, (src, dst)) in enumerate(zip(RELATIONS, edges, strict=True)):
         fields[":".join(relation)] = {"edge": Feature.of(name_of(number, src, dst))}
         if relation in WEIGHTED:
             fields[":".join(relation)]["weight"] = Feature.of(((src + dst) % 4).astype(np.float32))
-    return GraphSource(SCHEMA, tuple(COUNTS.values()), edges, nodes, fields)
+    return GraphSource(SCHEMA, tuple(NUM_NODES.values()), edges, nodes, fields)
 
 
 def feat_of(ntype: str, ids: I64) -> npt.NDArray[np.float32]:
@@ -73,8 +73,9 @@ def name_of(number: int, src: I64, dst: I64) -> I64:
     return number * 10**6 + 1000 * dst + src
 
 
-def write_typed(directory: Path, num_parts: int, part_method: str = "given") -> str:
+def write_typed_oracle(directory: Path, num_parts: int, part_method: str = "given") -> str:
     """Partition the graph; "given" cuts every type into ranges, so ids stay what they are."""
-    cuts = np.concatenate([np.arange(n) * num_parts // n for n in COUNTS.values()]) if part_method == "given" else None
-    result = partition_source(typed_source(), NAME, num_parts, directory, part_method, assignment=cuts)
+    cuts = np.concatenate([np.arange(n) * num_parts // n for n in NUM_NODES.values()])
+    given = cuts if part_method == "given" else None
+    result = partition_source(typed_oracle_source(), TYPED_ORACLE, num_parts, directory, part_method, assignment=given)
     return str(result.config_path)

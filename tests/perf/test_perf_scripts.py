@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import common
+import mag
 import numpy as np
 import pytest
 from jobs import Done, clean_environment, run_job
@@ -88,13 +89,14 @@ def test_relations_do_not_add_rounds_or_messages(tmp_path: Path) -> None:
 def test_mag_is_prepared(tmp_path: Path) -> None:
     python("-c", "import prepare, pathlib, sys; prepare.prepare_mag(pathlib.Path(sys.argv[1]), 0.01)", tmp_path)
     config = json.loads((tmp_path / "parts-2" / "mag.json").read_text())
-    counts = {key: ranges[-1][-1] - ranges[0][0] for key, ranges in config["edge_map"].items()}
-    assert len(counts) == 8 and set(config["ntypes"]) == {"author", "field_of_study", "institution", "paper"}
-    assert config["num_edges"] == 2 * sum(round(count * 0.01) for count in (104_399, 714_566, 541_627, 750_507))
-    assert max(config["report"]["balance"].values()) <= 1.1 and config["report"]["edge_cut_fraction"] < 0.45
+    ways = {r: r for r in mag.EDGES} | {(dst, f"rev_{name}", src): (src, name, dst) for src, name, dst in mag.EDGES}
+    found = {key: sum(end - begin for begin, end in ranges) for key, ranges in config["edge_map"].items()}
+    assert found == {":".join(way): round(mag.EDGES[relation] * 0.01) for way, relation in ways.items()}
+    assert max(config["report"]["balance"].values()) <= 1.1 and config["report"]["edge_cut_fraction"] < 0.38
     parts = np.load(tmp_path / "nodes-2.npz")
-    assert {ntype: len(parts[ntype]) for ntype in parts.files}["paper"] == 736
-    for ntype in parts.files:
+    nodes = {ntype: max(mag.BLOCKS, round(count * 0.01)) for ntype, count in mag.NODES.items()}
+    assert {ntype: len(parts[ntype]) for ntype in parts.files} == nodes
+    for ntype in nodes:
         sizes = [end - begin for begin, end in config["node_map"][ntype]]
         assert np.bincount(parts[ntype], minlength=2).tolist() == sizes
 
