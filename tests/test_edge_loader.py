@@ -403,11 +403,16 @@ def test_bad_arguments(comm, oracle) -> None:
         refused("exclude='reverse_types' needs reverse_etypes", exclude="reverse_types")
         refused("exclude must be None, 'self', 'reverse_id'", exclude="both")
         refused("exclude must be None, 'self', 'reverse_id'", exclude=3)
-        refused("reverse_eids must be integers", error=MPIGraphError, exclude="reverse_id", reverse_eids=[0.5] * 8)
+        refused("reverse_eids must be integers", exclude="reverse_id", reverse_eids=[0.5] * 8)
         refused("reverse_eids must be a tensor", exclude="reverse_id", reverse_eids=g.edata["weight"])
         refused("negative_sampler must be callable", negative_sampler=3)
         refused("graph_sampler must have sample_blocks", g, ids, [2, 2])
         refused("batch_size must be >= 1", batch_size=0)
+        for bad in (np.ones(NUM_EDGES, np.uint8), torch.ones(NUM_EDGES, dtype=torch.uint8)):
+            refused("eids of uint8 look like a mask", g, bad, blocks)
+            refused("eids of uint8 look like a mask", g, {"_E": bad}, blocks, output="pyg")
+            refused("reverse_eids of uint8 look like a mask", exclude="reverse_id", reverse_eids=bad)
+        refused("eids must be integers in one dimension", g, np.ones(NUM_EDGES, bool), blocks)
         refused("edge type .x. does not exist", g, {"_E": ids, "x": ids}, blocks, error=EdgeTypeError)
         refused("'x' does not exist", g, {"x": ids}, blocks, error=EdgeTypeError)
         refused("no feature 'nothing'", labels=["nothing"], error=FieldNameError)
@@ -467,7 +472,15 @@ WRONG = {
     "one array": ({"negative_sampler": of_first(lambda src, dst: src)}, r"must return a pair .src, dst. .*got Tensor"),
     "three arrays": ({"negative_sampler": of_first(lambda src, dst: (src, dst, dst))}, "must return a pair"),
     "floats": ({"negative_sampler": of_first(lambda src, dst: (src, dst / 2))}, "must be integers"),
-    "matrices": ({"negative_sampler": of_first(lambda src, dst: (src[None], dst[None]))}, "one-dimensional"),
+    "matrices": ({"negative_sampler": of_first(lambda src, dst: (src[None], dst[None]))}, "in one dimension"),
+    "masks": (
+        {"negative_sampler": of_first(lambda src, dst: (src.to(torch.uint8), dst))},
+        "source of a negative of .* of uint8 look like a mask",
+    ),
+    "mask to exclude": (
+        {"exclude": lambda eids: eids if current().rank else np.ones(NUM_EDGES, np.uint8)},
+        "edges to exclude of uint8 look like a mask",
+    ),
     "unknown type": ({"negative_sampler": of_first(lambda src, dst: {"x": (src, dst)})}, "'x' does not exist"),
     "exception": ({"negative_sampler": of_first(no_negatives)}, "no negatives today"),
     "excluded": ({"exclude": lambda eids: eids + NUM_EDGES * (current().rank == 0)}, "edge id of relation .* 591"),

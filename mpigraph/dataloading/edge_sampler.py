@@ -183,8 +183,7 @@ def _checked(g: EdgeGraph, given: Any) -> dict[Relation, _Ends]:
     """What a negative sampler returned, by relation.
 
     Raises:
-        InvalidArgumentError: it is not one pair of arrays of one length for each relation.
-        GraphDataError: the arrays are not integers in one dimension.
+        InvalidArgumentError: it is not one pair of arrays of one length for each relation, or they are not integers.
         OutOfRangeError: a node does not exist.
         EdgeTypeError: a relation does not exist, or none is named where there are several.
     """

@@ -84,7 +84,7 @@ def by_relation(g: EdgeGraph, ids: Any, what: str) -> dict[Relation, torch.Tenso
 
     Raises:
         EdgeTypeError: an edge type is unknown, or the ids are not keyed and the graph has several.
-        GraphDataError: the ids are not integers in one dimension.
+        InvalidArgumentError: the ids are not integers in one dimension.
     """
     given = ids if isinstance(ids, Mapping) else {None: ids}
     return {g.to_canonical_etype(etype): as_ids(part, what).cpu().contiguous() for etype, part in given.items()}
