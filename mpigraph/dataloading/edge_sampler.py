@@ -5,7 +5,7 @@ the negatives. It is the order of the blocks' output nodes, so a model's output 
 graphs.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,6 +17,7 @@ from mpigraph.base import EID, NID, as_ids
 from mpigraph.dataloading.edges import NO_EDGES, EdgeGraph, as_given, find_edges
 from mpigraph.dataloading.exclusion import make_exclusion
 from mpigraph.dataloading.negative_sampler import draw_negatives
+from mpigraph.dataloading.sampler import Names
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs import HeteroGraph
 from mpigraph.kernels.compact import LocalIds
@@ -38,7 +39,7 @@ class EdgePredictionSampler:
     Attributes:
         sampler: draws the blocks.
         negative_sampler: draws the negatives, or None.
-        prefetch_labels: names of edge features that loaders gather for the seed edges.
+        prefetch_labels: names of edge features that loaders gather for the seed edges, or edge type -> names.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class EdgePredictionSampler:
         reverse_eids: Any = None,
         reverse_etypes: Mapping[Any, Any] | None = None,
         negative_sampler: Callable[[Any, Any], Any] | None = None,
-        prefetch_labels: Sequence[str] | str | None = None,
+        prefetch_labels: Names = (),
     ) -> None:
         """The arguments are those of :func:`as_edge_prediction_sampler`."""
         if not callable(getattr(sampler, "sample_blocks", None)):
@@ -59,7 +60,7 @@ class EdgePredictionSampler:
             )
         self.sampler = sampler
         self.negative_sampler = negative_sampler
-        self.prefetch_labels = [prefetch_labels] if isinstance(prefetch_labels, str) else list(prefetch_labels or ())
+        self.prefetch_labels = prefetch_labels or ()
         self._exclusion = make_exclusion(exclude, reverse_eids, reverse_etypes)
 
     def sample(self, g: EdgeGraph, seed_edges: Any) -> tuple[Any, ...]:
@@ -108,7 +109,7 @@ def as_edge_prediction_sampler(
     reverse_eids: Any = None,
     reverse_etypes: Mapping[Any, Any] | None = None,
     negative_sampler: Callable[[Any, Any], Any] | None = None,
-    prefetch_labels: Sequence[str] | str | None = None,
+    prefetch_labels: Names = (),
 ) -> EdgePredictionSampler:
     """Make a sampler of edges of a sampler of blocks.
 
@@ -126,7 +127,7 @@ def as_edge_prediction_sampler(
             each minibatch; or edge type -> one of these.
         reverse_etypes: edge type -> edge type of the reverse edges.
         negative_sampler: ``(g, seed edges) -> (src, dst)``, for example :class:`.negative_sampler.Uniform`.
-        prefetch_labels: names of edge features that loaders gather for the seed edges.
+        prefetch_labels: names of edge features that loaders gather for the seed edges; or edge type -> names.
 
     Raises:
         InvalidArgumentError: an argument is not one of these, or ``reverse_eids`` or ``reverse_etypes`` is missing.

@@ -15,7 +15,8 @@ __all__ = ["BlockSampler", "MultiLayerFullNeighborSampler", "MultiLayerNeighborS
 Nodes = torch.Tensor | dict[str, torch.Tensor]
 Blocks = tuple[Nodes, Nodes, list[Block]]
 Fanout = int | Mapping[Any, int]
-Names = str | Sequence[str] | Mapping[str, str | Sequence[str]]
+Names = str | Sequence[str] | Mapping[Any, str | Sequence[str]]
+"""Names of features, each for all types that have one of that name; or type -> names."""
 
 
 class Graph(Protocol):

@@ -8,7 +8,8 @@ import torch
 from mpigraph.base import EID, NID
 from mpigraph.dataloading.edge_sampler import as_edge_prediction_sampler
 from mpigraph.dataloading.edges import as_given, by_relation
-from mpigraph.distributed.features import Names, named_tensors
+from mpigraph.dataloading.sampler import Names
+from mpigraph.distributed.features import named_tensors
 from mpigraph.distributed.gathering import BlockFeatures, for_output
 from mpigraph.distributed.graph import DistGraph
 from mpigraph.distributed.loader import SampledDataLoader

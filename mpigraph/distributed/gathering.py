@@ -8,7 +8,8 @@ import numpy.typing as npt
 import torch
 
 from mpigraph.block import Block
-from mpigraph.distributed.features import Names, named_tensors
+from mpigraph.dataloading.sampler import Names
+from mpigraph.distributed.features import named_tensors
 from mpigraph.distributed.graph import DistGraph
 from mpigraph.distributed.plans import Nodes, by_type
 from mpigraph.errors import InvalidArgumentError

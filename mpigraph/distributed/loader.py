@@ -21,9 +21,9 @@ import numpy.typing as npt
 import torch
 
 from mpigraph.dataloading.prefetch import Prefetch
+from mpigraph.dataloading.sampler import Names
 from mpigraph.dataloading.seeds import Seeds, agreed_steps, batch_bounds, shuffled
 from mpigraph.distributed.context import Session, current
-from mpigraph.distributed.features import Names
 from mpigraph.distributed.gathering import block_batches, for_output, moved
 from mpigraph.distributed.graph import DistGraph
 from mpigraph.distributed.ids import as_ids

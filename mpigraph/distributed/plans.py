@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from mpigraph.dataloading.sampler import check_fanout
-from mpigraph.distributed.features import EdgeSpaces, Names, named_tensors
+from mpigraph.dataloading.sampler import Names, check_fanout
+from mpigraph.distributed.features import EdgeSpaces, named_tensors
 from mpigraph.distributed.ids import as_ids
 from mpigraph.errors import EdgeTypeError, InvalidArgumentError, MPIGraphError, NodeTypeError
 from mpigraph.metadata.book import check_ids

@@ -37,7 +37,8 @@ import torch
 
 from mpigraph.dataloading.edges import as_given as edges_as_given
 from mpigraph.dataloading.edges import by_relation
-from mpigraph.distributed.features import Names, named_tensors
+from mpigraph.dataloading.sampler import Names
+from mpigraph.distributed.features import named_tensors
 from mpigraph.distributed.gathering import seed_nodes
 from mpigraph.distributed.graph import DistGraph
 from mpigraph.distributed.plans import as_given, by_type
