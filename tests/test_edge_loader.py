@@ -256,7 +256,11 @@ WAYS: dict[str, Callable[[dist.DistGraph, torch.Tensor], dict]] = {
     "callable": lambda g, reverse: {"exclude": lambda eids: torch.cat([reverse[eids], eids])},
     "tensor": lambda g, reverse: {"exclude": torch.arange(400)},
     "dict of edges": lambda g, reverse: {"exclude": {ETYPE: np.arange(100, 500)}},
-    "reverse_types": lambda g, reverse: {"exclude": "reverse_types", "reverse_etypes": {"_E": "_E"}},
+    "reverse_types": lambda g, reverse: {
+        "exclude": "reverse_types",
+        "reverse_etypes": {"_E": "_E"},
+        "reverse_eids": reverse,
+    },
 }
 
 FIXED = {"tensor": torch.arange(400), "dict of edges": torch.arange(100, 500)}
@@ -265,7 +269,7 @@ FIXED = {"tensor": torch.arange(400), "dict of edges": torch.arange(100, 500)}
 def excluded_by(way: str, eids: torch.Tensor, reverse: torch.Tensor) -> torch.Tensor:
     if way in FIXED:
         return FIXED[way]
-    return eids if way in ("self", "reverse_types") else torch.cat([eids, reverse[eids]])
+    return eids if way == "self" else torch.cat([eids, reverse[eids]])
 
 
 def check_exclusion(g: dist.DistGraph, way: str, replace: bool, reverse: torch.Tensor, heads: torch.Tensor) -> int:
@@ -401,6 +405,8 @@ def test_bad_arguments(comm, oracle) -> None:
 
         refused("exclude='reverse_id' needs reverse_eids", exclude="reverse_id")
         refused("exclude='reverse_types' needs reverse_etypes", exclude="reverse_types")
+        types = {"exclude": "reverse_types", "reverse_etypes": {"_E": "_E"}}
+        refused("exclude='reverse_types' needs reverse_eids.*partitioning renumbers each relation", **types)
         refused("exclude must be None, 'self', 'reverse_id'", exclude="both")
         refused("exclude must be None, 'self', 'reverse_id'", exclude=3)
         refused("reverse_eids must be integers", exclude="reverse_id", reverse_eids=[0.5] * 8)
@@ -550,7 +556,7 @@ LIKES, LIKED = ("user", "likes", "item"), ("item", "liked", "user")
 
 
 def typed() -> InMemory:
-    edges = {LIKES: ([0, 1, 2, 3], [1, 0, 4, 2]), LIKED: ([1, 0, 4, 2], [0, 1, 2, 3])}
+    edges = {LIKES: ([0, 1, 2, 3], [1, 0, 4, 2]), LIKED: ([0, 4, 1, 2], [1, 2, 0, 3])}
     return InMemory(heterograph(edges, {"user": 4, "item": 5}))
 
 
@@ -582,17 +588,24 @@ def test_pair_graphs_of_several_relations() -> None:
 @pytest.mark.parametrize(
     ("seeds", "excluded"),
     [
-        ({LIKES: [0, 2]}, {LIKES: [0, 2], LIKED: [0, 2]}),
-        ({LIKES: [0, 2], LIKED: [1, 2]}, {LIKES: [0, 1, 2, 2], LIKED: [0, 1, 2, 2]}),  # neither overwrites the other
+        ({LIKES: [0, 2]}, {LIKES: [0, 2], LIKED: [1, 2]}),
+        ({LIKES: [0, 2], LIKED: [0, 3]}, {LIKES: [0, 1, 2, 3], LIKED: [0, 1, 2, 3]}),  # neither overwrites the other
     ],
 )
 def test_reverse_types(seeds: dict, excluded: dict) -> None:
     g, blocks = typed(), Recording()
+    reverse = {LIKES: [2, 0, 1, 3], "liked": torch.tensor([1, 2, 0, 3])}
     for etypes in ({"likes": "liked", "liked": "likes"}, {LIKES: LIKED, LIKED: LIKES}):
-        as_edge_prediction_sampler(blocks, "reverse_types", reverse_etypes=etypes).sample(g, seeds)
+        as_edge_prediction_sampler(blocks, "reverse_types", reverse, etypes).sample(g, seeds)
         assert {relation: sorted(ids.tolist()) for relation, ids in blocks.excluded.items()} == excluded
-    as_edge_prediction_sampler(blocks, "reverse_types", reverse_etypes={"likes": "liked"}).sample(g, {LIKED: [3]})
+    as_edge_prediction_sampler(blocks, "reverse_types", reverse, {"likes": "liked"}).sample(g, {LIKED: [3]})
     assert {relation: ids.tolist() for relation, ids in blocks.excluded.items()} == {LIKED: [3]}
+    for tables, etypes in (
+        ({**reverse, LIKED: [0, 0, 0, 0]}, {LIKES: LIKED}),
+        (reverse, {LIKES: LIKED, "likes": LIKED}),
+    ):
+        with pytest.raises(InvalidArgumentError, match="reverse_.*: relation .* is given twice"):
+            as_edge_prediction_sampler(blocks, "reverse_types", tables, etypes).sample(g, seeds)
 
 
 def test_reverse_ids_of_several_relations() -> None:

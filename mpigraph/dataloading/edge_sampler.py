@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from mpigraph.base import EID, NID, as_ids
-from mpigraph.dataloading.edges import NO_EDGES, EdgeGraph, as_given, find_edges
+from mpigraph.dataloading.edges import NO_EDGES, EdgeGraph, as_given, canonical, find_edges
 from mpigraph.dataloading.exclusion import make_exclusion
 from mpigraph.dataloading.negative_sampler import draw_negatives
 from mpigraph.dataloading.sampler import Names
@@ -90,7 +90,7 @@ class EdgePredictionSampler:
                 negatives = _checked(g, draw_negatives(self.negative_sampler, g, edges))
             if self._exclusion is not None:
                 seeds = {relation: torch.from_numpy(some.eids) for relation, some in edges.items()}
-                excluded = (as_given(g, self._exclusion(g, seeds)),)
+                excluded = (as_given(g.schema, self._exclusion(g, seeds)),)
         numbering = _Numbering(g)
         numbering.add({relation: (some.src, some.dst) for relation, some in edges.items()})
         if negatives is not None:
@@ -120,12 +120,15 @@ def as_edge_prediction_sampler(
             it is called with two arguments.
         exclude: which edges the blocks of a minibatch must not contain. None: none; "self": its seed edges;
             "reverse_id": these and their reverse edges, of the same relation; "reverse_types": these and their reverse
-            edges in another relation, which have the same ids there unless ``reverse_eids`` is given (a graph that
-            was partitioned has other ids in each relation: give it); int64[n] edge ids (or edge type -> edge ids):
-            always these; a function from seed edges to edge ids, both in the form in which the loader has them.
+            edges in another relation; int64[n] edge ids (or edge type -> edge ids): always these; a function from seed
+            edges to edge ids, both in the form in which the loader has them.
         reverse_eids: int64[num_edges], the reverse edge of each edge: tensor, ndarray or DistTensor, which is read for
-            each minibatch; or edge type -> one of these.
-        reverse_etypes: edge type -> edge type of the reverse edges.
+            each minibatch; or edge type -> one of these. "reverse_types" needs it too, since partitioning renumbers
+            each relation by itself. Look the edges up by their ends; or, where an edge and its reverse had one id
+            before, and both relations have it as a feature ``orig``, invert one:
+            ``back["orig"][:].argsort()[there["orig"][:]]``, where ``there = g.edges[etype].data`` and ``back`` is the
+            same of the reverse edges.
+        reverse_etypes: edge type -> edge type of the reverse edges; with "reverse_types".
         negative_sampler: ``(g, seed edges) -> (src, dst)``, for example :class:`.negative_sampler.Uniform`.
         prefetch_labels: names of edge features that loaders gather for the seed edges; or edge type -> names.
 
@@ -188,11 +191,8 @@ def _checked(g: EdgeGraph, given: Any) -> dict[Relation, _Ends]:
         OutOfRangeError: a node does not exist.
         EdgeTypeError: a relation does not exist, or none is named where there are several.
     """
-    checked = {}
-    for etype, pair in (given if isinstance(given, Mapping) else {None: given}).items():
-        relation = g.to_canonical_etype(etype)
-        checked[relation] = _checked_pair(g, relation, pair)
-    return checked
+    pairs = canonical(g.schema, given, "negatives")
+    return {relation: _checked_pair(g, relation, pair) for relation, pair in pairs.items()}
 
 
 def _checked_pair(g: EdgeGraph, relation: Relation, pair: Any) -> _Ends:

@@ -112,15 +112,18 @@ def pyg_link_batches(g: DistGraph, eids: Any, sampler: Any, features: Names, lab
 
     Local; no communication. The function is collective on the trainers when hosts are far, local when all are near.
     """
-    ids, attributes = by_relation(g, eids, "eids"), _Attributes(g, getattr(sampler, "sampler", None), features, ())
+    ids, attributes = (
+        by_relation(g.schema, eids, "eids"),
+        _Attributes(g, getattr(sampler, "sampler", None), features, ()),
+    )
     label_of = _labels(g, sampler, labels)
     links = copy(sampler)
     links.sampler = _InPlaceOfBlocks(sampler.sampler)
 
     def make(chosen: Any) -> Any:
-        positions = by_relation(g, chosen, "seed edges")
+        positions = by_relation(g.schema, chosen, "seed edges")
         seeds = {relation: ids[relation][at] for relation, at in positions.items()}
-        _, *pairs, subgraph = links.sample(g, edges_as_given(g, seeds))
+        _, *pairs, subgraph = links.sample(g, edges_as_given(g.schema, seeds))
         nodes, edges = attributes.of(subgraph)
         none = torch.empty(0, dtype=torch.int64)
         for relation in ids:
@@ -129,7 +132,7 @@ def pyg_link_batches(g: DistGraph, eids: Any, sampler: Any, features: Names, lab
                 edges[relation]["edge_label"] = label_of[relation][seeds.get(relation, none)]
         return as_data(g.schema, nodes, edges)
 
-    return edges_as_given(g, {relation: torch.arange(len(some)) for relation, some in ids.items()}), make
+    return edges_as_given(g.schema, {relation: torch.arange(len(some)) for relation, some in ids.items()}), make
 
 
 class _Attributes:
