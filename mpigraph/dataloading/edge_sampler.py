@@ -17,7 +17,7 @@ from mpigraph.base import EID, NID, as_ids
 from mpigraph.dataloading.edges import NO_EDGES, EdgeGraph, as_given, canonical, find_edges
 from mpigraph.dataloading.exclusion import make_exclusion
 from mpigraph.dataloading.negative_sampler import draw_negatives
-from mpigraph.dataloading.sampler import Names
+from mpigraph.dataloading.sampler import Names, Nodes, nodes_as_given
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs import HeteroGraph
 from mpigraph.kernels.compact import LocalIds
@@ -82,6 +82,20 @@ class EdgePredictionSampler:
 
         Collective on the trainers when hosts are far; local when all are near.
         """
+        graphs, nodes, excluded = self.sample_pairs(g, seed_edges)
+        input_nodes, _, blocks = self.sampler.sample_blocks(g, nodes, *excluded)
+        return input_nodes, *graphs, blocks
+
+    def sample_pairs(self, g: EdgeGraph, seed_edges: Any) -> tuple[list[HeteroGraph], Nodes, tuple[Any, ...]]:
+        """The part of :meth:`sample` before the blocks; arguments and errors are the same.
+
+        Returns:
+            The pair graph and, with a negative sampler, that of the negatives; their nodes; and what else the sampler
+            of blocks is to be given: nothing, or the edges to exclude, in the form in which the loader has edges.
+
+        Local, but for looking edges up and the negative sampler. Where hosts are far, what is wrong on
+        one trainer is raised on the others in the round of sampling that they make next.
+        """
         negatives: dict[Relation, _Ends] | None = None
         excluded: tuple[Any, ...] = ()
         with _raised_on_all(g):
@@ -98,9 +112,7 @@ class EdgePredictionSampler:
         graphs, nodes = numbering.graphs()
         for relation in g.schema.relations:
             graphs[0].edges[relation].data[EID] = torch.from_numpy(edges.get(relation, NO_EDGES).eids)
-        given = nodes if len(nodes) > 1 else next(iter(nodes.values()))
-        input_nodes, _, blocks = self.sampler.sample_blocks(g, given, *excluded)
-        return input_nodes, *graphs, blocks
+        return graphs, nodes_as_given(nodes), excluded
 
 
 def as_edge_prediction_sampler(

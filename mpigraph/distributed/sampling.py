@@ -13,9 +13,9 @@ import torch
 from mpigraph.base import EID
 from mpigraph.block import Block
 from mpigraph.dataloading.edges import by_relation
-from mpigraph.dataloading.sampler import Fanout
+from mpigraph.dataloading.sampler import Blocks, Fanout
 from mpigraph.distributed.context import Session
-from mpigraph.distributed.plans import Nodes, PlannedGraph, as_given, check_nodes, plan_hops
+from mpigraph.distributed.plans import PlannedGraph, as_given, check_nodes, plan_hops
 from mpigraph.errors import EdgeTypeError, InvalidArgumentError, MPIGraphError
 from mpigraph.graphs import HeteroGraph
 from mpigraph.metadata.schema import Relation, Schema
@@ -27,7 +27,6 @@ __all__ = ["has_edges_between", "in_subgraph", "sample_blocks", "sample_etype_ne
 
 _I64 = npt.NDArray[np.int64]
 _NONE = np.empty(0, np.int64)
-Blocks = tuple[Nodes, Nodes, list[Block]]
 
 
 class SampledGraph(PlannedGraph, Protocol):
