@@ -150,7 +150,7 @@ class _Attributes:
         self._of_nodes: dict[tuple[str, str], DistTensor] = named_tensors(g.nodes, features, labels, *named)
         self._of_edges: dict[tuple[Relation, str], DistTensor]
         self._of_edges = named_tensors(g.edges, getattr(sampler, "prefetch_edge_feats", ()))
-        of_nodes, of_edges = ({name for _, name in features} for features in (self._of_nodes, self._of_edges))
+        of_nodes, of_edges = ({name for _, name in tensors} for tensors in (self._of_nodes, self._of_edges))
         check_names(of_nodes, OF_MINIBATCHES, "nodes")
         check_names(of_edges, OF_MINIBATCHES, "edges")
         check_apart(g.schema, of_nodes, of_edges)
