@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from mpigraph.errors import GraphDataError
+from mpigraph.errors import InvalidArgumentError
 
 __all__ = ["ALL", "EID", "ETYPE", "NID", "NTYPE", "as_ids", "as_tensor"]
 
@@ -30,34 +30,38 @@ def as_tensor(values: torch.Tensor | npt.ArrayLike | Sequence[Any]) -> torch.Ten
 
     Args:
         values: a tensor, an array, or nested lists of numbers.
+
+    Raises:
+        InvalidArgumentError: the values are not numbers.
     """
     if isinstance(values, torch.Tensor):
         return values
     array = np.asarray(values)
     if array.dtype.hasobject or array.dtype.kind in "USmM":
-        raise GraphDataError(f"expected numbers (got an array of {array.dtype})")
+        raise InvalidArgumentError(f"expected numbers (got an array of {array.dtype})")
     if not array.flags.writeable or any(stride < 0 for stride in array.strides):
         array = array.copy()  # torch has no read-only tensors and no negative strides
     return torch.from_numpy(array)
 
 
 def as_ids(ids: torch.Tensor | npt.ArrayLike | Sequence[int], what: str) -> torch.Tensor:
-    """Turn ids of any integer dtype into a one-dimensional int64 tensor.
+    """Turn ids of any integer dtype but uint8 into a one-dimensional int64 tensor, on the device where they are.
 
     Local; no communication.
 
     Args:
-        ids: n integers; an empty list of any dtype is fine.
+        ids: n integers, or one; an empty list of any dtype is fine.
         what: names the ids in the error.
 
     Raises:
-        GraphDataError: the ids are not integers or not one-dimensional.
+        InvalidArgumentError: the ids are not integers in one dimension, or of uint8 like many masks.
     """
     tensor = as_tensor(ids)
-    if tensor.dim() == 0:
-        tensor = tensor.reshape(1)
-    if tensor.dim() != 1:
-        raise GraphDataError(f"{what} must be one-dimensional (got shape {tuple(tensor.shape)})")
-    if tensor.numel() and (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool):
-        raise GraphDataError(f"{what} must be integers (got {tensor.dtype})")
-    return tensor.to(torch.int64)
+    no_ids = tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool
+    if tensor.dim() > 1 or (tensor.numel() and no_ids):
+        raise InvalidArgumentError(
+            f"{what} must be integers in one dimension (got {tensor.dtype}, shape {tuple(tensor.shape)})"
+        )
+    if tensor.numel() and tensor.dtype == torch.uint8:
+        raise InvalidArgumentError(f"{what} of uint8 look like a mask: use mask.bool() for a mask, int64 for ids")
+    return tensor.reshape(-1).to(torch.int64)

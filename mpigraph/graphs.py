@@ -136,6 +136,7 @@ def graph(edges: EdgeList, num_nodes: int | None = None) -> HeteroGraph:
 
     Raises:
         GraphDataError: an endpoint is out of range, or the columns differ in length.
+        InvalidArgumentError: a column is not integers in one dimension.
     """
     counts = None if num_nodes is None else {DEFAULT_ETYPE[0]: num_nodes}
     return heterograph({DEFAULT_ETYPE: edges}, counts)
@@ -153,6 +154,7 @@ def heterograph(data_dict: Mapping[Relation, EdgeList], num_nodes_dict: Mapping[
 
     Raises:
         GraphDataError: an endpoint is out of range, or the columns of a relation differ in length.
+        InvalidArgumentError: a column is not integers in one dimension.
         EdgeTypeError: a key is not a triple.
     """
     for relation in data_dict:

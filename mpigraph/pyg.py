@@ -4,7 +4,7 @@ PyG's objects are known by what they offer; it is imported only to make some. Fe
 original ids of nodes and edges, which PyG calls ``n_id`` and ``e_id``.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
 import numpy as np
@@ -16,10 +16,22 @@ from mpigraph.frame import Frame
 from mpigraph.graphs import HeteroGraph, graph, heterograph
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, Schema
 
-__all__ = ["as_data", "from_pyg", "need_pyg", "to_pyg"]
+__all__ = ["OF_GRAPHS", "OF_MINIBATCHES", "as_data", "check_apart", "check_names", "from_pyg", "need_pyg", "to_pyg"]
 
 _OURS = {"n_id": NID, "e_id": EID}
-_STRUCTURE = {"adj", "adj_t", "edge_index", "num_nodes"}  # what no feature can be called in PyG
+OF_GRAPHS = frozenset({"adj", "adj_t", "edge_index", "num_nodes"})
+"""What no feature of a graph can be called in PyG."""
+OF_MINIBATCHES = OF_GRAPHS | {
+    "batch_size",
+    "e_id",
+    "edge_label",
+    "edge_label_index",
+    "input_id",
+    "n_id",
+    "num_sampled_edges",
+    "num_sampled_nodes",
+}
+"""What no feature of a minibatch can be called in PyG."""
 
 
 def need_pyg() -> None:
@@ -100,13 +112,38 @@ def as_data(schema: Schema, nodes: Mapping[str, dict[str, Any]], edges: Mapping[
                 hetero[key][name] = value
         return hetero
     of_nodes, of_edges = nodes[DEFAULT_NTYPE], edges[DEFAULT_ETYPE]
-    both = sorted(of_nodes.keys() & of_edges.keys())
-    if both:
-        raise InvalidArgumentError(f"nodes and edges both have {both[0]!r}, which Data cannot tell apart: rename one")
+    check_apart(schema, of_nodes, of_edges)
     data = Data()
     for name, value in (of_nodes | of_edges).items():
         data[name] = value
     return data
+
+
+def check_names(names: Iterable[str], taken: Set[str], owner: str) -> None:
+    """Check that no feature has a name that PyG has taken. Local; no communication.
+
+    Args:
+        names: the features.
+        taken: the names, such as :data:`OF_GRAPHS`.
+        owner: what has the features, for the error.
+
+    Raises:
+        InvalidArgumentError: one has.
+    """
+    bad = sorted(taken & set(names))
+    if bad:
+        raise InvalidArgumentError(f"feature {bad[0]!r} on {owner}: PyG means something else by this name")
+
+
+def check_apart(schema: Schema, of_nodes: Iterable[str], of_edges: Iterable[str]) -> None:
+    """Check that nodes and edges share no name, if types have no names. Local; no communication.
+
+    Raises:
+        InvalidArgumentError: they do, and would be one attribute of a ``Data``.
+    """
+    both = sorted(set(of_nodes) & set(of_edges)) if schema == Schema.homogeneous() else []
+    if both:
+        raise InvalidArgumentError(f"nodes and edges both have {both[0]!r}, which Data cannot tell apart: rename one")
 
 
 def _from_hetero(data: Any) -> HeteroGraph:
@@ -151,7 +188,5 @@ def _share(fields: Iterable[tuple[str, Any]], *frames: Frame) -> None:
 
 def _features(frame: Frame, ids_name: str) -> dict[str, torch.Tensor]:
     """The features of a frame under PyG's names."""
-    taken = sorted(_STRUCTURE & set(frame))
-    if taken:
-        raise InvalidArgumentError(f"feature {taken[0]!r} on {frame.owner}: PyG means something else by this name")
+    check_names(frame, OF_GRAPHS, frame.owner)
     return {ids_name if name == NID else name: values for name, values in frame.items()}

@@ -256,7 +256,11 @@ WAYS: dict[str, Callable[[dist.DistGraph, torch.Tensor], dict]] = {
     "callable": lambda g, reverse: {"exclude": lambda eids: torch.cat([reverse[eids], eids])},
     "tensor": lambda g, reverse: {"exclude": torch.arange(400)},
     "dict of edges": lambda g, reverse: {"exclude": {ETYPE: np.arange(100, 500)}},
-    "reverse_types": lambda g, reverse: {"exclude": "reverse_types", "reverse_etypes": {"_E": "_E"}},
+    "reverse_types": lambda g, reverse: {
+        "exclude": "reverse_types",
+        "reverse_etypes": {"_E": "_E"},
+        "reverse_eids": reverse,
+    },
 }
 
 FIXED = {"tensor": torch.arange(400), "dict of edges": torch.arange(100, 500)}
@@ -265,7 +269,7 @@ FIXED = {"tensor": torch.arange(400), "dict of edges": torch.arange(100, 500)}
 def excluded_by(way: str, eids: torch.Tensor, reverse: torch.Tensor) -> torch.Tensor:
     if way in FIXED:
         return FIXED[way]
-    return eids if way in ("self", "reverse_types") else torch.cat([eids, reverse[eids]])
+    return eids if way == "self" else torch.cat([eids, reverse[eids]])
 
 
 def check_exclusion(g: dist.DistGraph, way: str, replace: bool, reverse: torch.Tensor, heads: torch.Tensor) -> int:
@@ -401,13 +405,20 @@ def test_bad_arguments(comm, oracle) -> None:
 
         refused("exclude='reverse_id' needs reverse_eids", exclude="reverse_id")
         refused("exclude='reverse_types' needs reverse_etypes", exclude="reverse_types")
+        types = {"exclude": "reverse_types", "reverse_etypes": {"_E": "_E"}}
+        refused("exclude='reverse_types' needs reverse_eids.*partitioning renumbers each relation", **types)
         refused("exclude must be None, 'self', 'reverse_id'", exclude="both")
         refused("exclude must be None, 'self', 'reverse_id'", exclude=3)
-        refused("reverse_eids must be integers", error=MPIGraphError, exclude="reverse_id", reverse_eids=[0.5] * 8)
+        refused("reverse_eids must be integers", exclude="reverse_id", reverse_eids=[0.5] * 8)
         refused("reverse_eids must be a tensor", exclude="reverse_id", reverse_eids=g.edata["weight"])
         refused("negative_sampler must be callable", negative_sampler=3)
         refused("graph_sampler must have sample_blocks", g, ids, [2, 2])
         refused("batch_size must be >= 1", batch_size=0)
+        for bad in (np.ones(NUM_EDGES, np.uint8), torch.ones(NUM_EDGES, dtype=torch.uint8)):
+            refused("eids of uint8 look like a mask", g, bad, blocks)
+            refused("eids of uint8 look like a mask", g, {"_E": bad}, blocks, output="pyg")
+            refused("reverse_eids of uint8 look like a mask", exclude="reverse_id", reverse_eids=bad)
+        refused("eids must be integers in one dimension", g, np.ones(NUM_EDGES, bool), blocks)
         refused("edge type .x. does not exist", g, {"_E": ids, "x": ids}, blocks, error=EdgeTypeError)
         refused("'x' does not exist", g, {"x": ids}, blocks, error=EdgeTypeError)
         refused("no feature 'nothing'", labels=["nothing"], error=FieldNameError)
@@ -467,7 +478,15 @@ WRONG = {
     "one array": ({"negative_sampler": of_first(lambda src, dst: src)}, r"must return a pair .src, dst. .*got Tensor"),
     "three arrays": ({"negative_sampler": of_first(lambda src, dst: (src, dst, dst))}, "must return a pair"),
     "floats": ({"negative_sampler": of_first(lambda src, dst: (src, dst / 2))}, "must be integers"),
-    "matrices": ({"negative_sampler": of_first(lambda src, dst: (src[None], dst[None]))}, "one-dimensional"),
+    "matrices": ({"negative_sampler": of_first(lambda src, dst: (src[None], dst[None]))}, "in one dimension"),
+    "masks": (
+        {"negative_sampler": of_first(lambda src, dst: (src.to(torch.uint8), dst))},
+        "source of a negative of .* of uint8 look like a mask",
+    ),
+    "mask to exclude": (
+        {"exclude": lambda eids: eids if current().rank else np.ones(NUM_EDGES, np.uint8)},
+        "edges to exclude of uint8 look like a mask",
+    ),
     "unknown type": ({"negative_sampler": of_first(lambda src, dst: {"x": (src, dst)})}, "'x' does not exist"),
     "exception": ({"negative_sampler": of_first(no_negatives)}, "no negatives today"),
     "excluded": ({"exclude": lambda eids: eids + NUM_EDGES * (current().rank == 0)}, "edge id of relation .* 591"),
@@ -537,7 +556,7 @@ LIKES, LIKED = ("user", "likes", "item"), ("item", "liked", "user")
 
 
 def typed() -> InMemory:
-    edges = {LIKES: ([0, 1, 2, 3], [1, 0, 4, 2]), LIKED: ([1, 0, 4, 2], [0, 1, 2, 3])}
+    edges = {LIKES: ([0, 1, 2, 3], [1, 0, 4, 2]), LIKED: ([0, 4, 1, 2], [1, 2, 0, 3])}
     return InMemory(heterograph(edges, {"user": 4, "item": 5}))
 
 
@@ -569,17 +588,24 @@ def test_pair_graphs_of_several_relations() -> None:
 @pytest.mark.parametrize(
     ("seeds", "excluded"),
     [
-        ({LIKES: [0, 2]}, {LIKES: [0, 2], LIKED: [0, 2]}),
-        ({LIKES: [0, 2], LIKED: [1, 2]}, {LIKES: [0, 1, 2, 2], LIKED: [0, 1, 2, 2]}),  # neither overwrites the other
+        ({LIKES: [0, 2]}, {LIKES: [0, 2], LIKED: [1, 2]}),
+        ({LIKES: [0, 2], LIKED: [0, 3]}, {LIKES: [0, 1, 2, 3], LIKED: [0, 1, 2, 3]}),  # neither overwrites the other
     ],
 )
 def test_reverse_types(seeds: dict, excluded: dict) -> None:
     g, blocks = typed(), Recording()
+    reverse = {LIKES: [2, 0, 1, 3], "liked": torch.tensor([1, 2, 0, 3])}
     for etypes in ({"likes": "liked", "liked": "likes"}, {LIKES: LIKED, LIKED: LIKES}):
-        as_edge_prediction_sampler(blocks, "reverse_types", reverse_etypes=etypes).sample(g, seeds)
+        as_edge_prediction_sampler(blocks, "reverse_types", reverse, etypes).sample(g, seeds)
         assert {relation: sorted(ids.tolist()) for relation, ids in blocks.excluded.items()} == excluded
-    as_edge_prediction_sampler(blocks, "reverse_types", reverse_etypes={"likes": "liked"}).sample(g, {LIKED: [3]})
+    as_edge_prediction_sampler(blocks, "reverse_types", reverse, {"likes": "liked"}).sample(g, {LIKED: [3]})
     assert {relation: ids.tolist() for relation, ids in blocks.excluded.items()} == {LIKED: [3]}
+    for tables, etypes in (
+        ({**reverse, LIKED: [0, 0, 0, 0]}, {LIKES: LIKED}),
+        (reverse, {LIKES: LIKED, "likes": LIKED}),
+    ):
+        with pytest.raises(InvalidArgumentError, match="reverse_.*: relation .* is given twice"):
+            as_edge_prediction_sampler(blocks, "reverse_types", tables, etypes).sample(g, seeds)
 
 
 def test_reverse_ids_of_several_relations() -> None:

@@ -100,6 +100,24 @@ def test_a_book_of_dgls_maps_is_the_same() -> None:
         RangePartitionBook(1, 2, *maps, *ids)
 
 
+def test_a_relation_with_the_default_name_between_named_types() -> None:
+    """The default means homogeneous ids, whatever relations are called; the name alone means the relation."""
+    relations = ("item", "seen", "user"), ("user", "_E", "item")
+    for some, offsets in ((relations[1:], ([0, 2, 5],)), (relations, ([0, 1, 3], [0, 2, 5]))):
+        book = RangeBook(Schema(("item", "user"), some), ([0, 3, 4], [0, 1, 4]), offsets)
+        face = RangePartitionBook.from_book(book, 0)
+        first, total = (sum(table[i] for table in offsets) for i in (1, 2))
+        assert face.eid2partid(range(total)).tolist() == [0] * first + [1] * (total - first)
+        assert face.partid2eids(1).tolist() == [*range(first, total)] and face._num_edges() == total
+        for name in ("_E", relations[1]):
+            assert face.eid2partid([1, 2], name).tolist() == [0, 1] and face._num_edges(name) == 5
+    two = RangeBook(Schema(("a", "b"), (("a", "_E", "b"), ("b", "_E", "a"))), ([0, 1], [0, 1]), ([0, 2], [0, 3]))
+    face = RangePartitionBook.from_book(two, 0)
+    assert face.partid2eids(0).tolist() == [0, 1, 2, 3, 4]
+    with pytest.raises(EdgeTypeError, match="ambiguous"):
+        face.partid2eids(0, "_E")
+
+
 def test_no_ids_and_no_relations() -> None:
     face = RangePartitionBook.from_book(random_book(3, 0), 0)
     none = torch.empty(0, dtype=torch.int64)

@@ -585,6 +585,69 @@ def test_what_cannot_be_given_is_refused(layout: Job, write, monkeypatch: pytest
     layout.run(body)
 
 
+def add(features: Any, name: str, rows: int, policy: Any) -> None:
+    """A feature of zeros."""
+    features[name] = dist.DistTensor((rows,), torch.float32, part_policy=policy)
+
+
+@FEW_LAYOUTS
+def test_names_that_pyg_has_taken_are_refused_at_once(layout: Job, write) -> None:
+    """What a minibatch has already, on nodes and on edges, and what nodes and edges of a ``Data`` share."""
+    paths = {kind: write(kind) for kind in KINDS}
+    taken = ["num_nodes", "n_id", "num_sampled_nodes", "edge_index", "e_id", "num_sampled_edges", "input_id"]
+    taken += ["batch_size", "edge_label", "edge_label_index", "adj_t"]
+
+    def refused(g: dist.DistGraph, match: str, nodes: Any, **feats: Any) -> None:
+        sampler = NeighborSampler([2], **feats)
+        edges = {r: [0] for r in g.canonical_etypes[:1]}
+        for loader, seeds in ((dist.DistNodeDataLoader, seeds_of(g.graph_name, [1])),
+                              (dist.DistEdgeDataLoader, edges)):  # fmt: skip
+            with pytest.raises(InvalidArgumentError, match=match):
+                loader(g, seeds, sampler, features=nodes, output="pyg")
+
+    def body() -> None:
+        for kind, path in paths.items():
+            g = open_graph(path)
+            ntype, relation = ("paper", WRITES) if kind == "typed" else (DEFAULT_NTYPE, DEFAULT_ETYPE)
+            nodes, edges = g.nodes[ntype].data, g.edges[relation].data
+            for name in taken:
+                add(nodes, name, g.num_nodes(ntype), g.get_node_partition_policy(ntype))
+                add(edges, name, g.num_edges(relation), g.get_edge_partition_policy(relation))
+                refused(g, f"feature '{name}' on nodes: PyG means something else", name)
+                refused(g, f"feature '{name}' on nodes", {ntype: ["x", name]})
+                refused(g, f"feature '{name}' on nodes", (), prefetch_node_feats=["x", name])
+                refused(g, f"feature '{name}' on edges", "x", prefetch_edge_feats={relation: name})
+            add(nodes, "weight", g.num_nodes(ntype), g.get_node_partition_policy(ntype))
+            both = NeighborSampler([2], prefetch_edge_feats="weight")
+            if kind == "plain":
+                refused(g, "nodes and edges both have 'weight'", "weight", prefetch_edge_feats="weight")
+            else:
+                loader = dist.DistNodeDataLoader(g, {ntype: [1, 2]}, both, features={ntype: "weight"}, output="pyg")
+                assert all("weight" in batch[ntype] and "weight" in batch[WRITES] for batch in loader)
+            g.barrier()
+
+    layout.run(body)
+
+
+@FEW_LAYOUTS
+def test_a_sampler_of_edges_of_the_users_own_is_refused(layout: Job, write) -> None:
+    path = write("plain")
+
+    class Own:
+        sampler = NeighborSampler([2])
+
+        def sample(self, g, seed_edges):
+            raise NotImplementedError
+
+    def body() -> None:
+        g = open_graph(path)
+        with pytest.raises(InvalidArgumentError, match=r"needs a sampler of as_edge_prediction_sampler \(got Own\)"):
+            dist.DistEdgeDataLoader(g, [1], Own(), output="pyg")
+        g.barrier()
+
+    layout.run(body)
+
+
 @FEW_LAYOUTS
 def test_bad_seeds_of_one_trainer(layout: Job, write) -> None:
     path = write("plain")

@@ -5,7 +5,7 @@ the negatives. It is the order of the blocks' output nodes, so a model's output 
 graphs.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,9 +14,10 @@ import numpy.typing as npt
 import torch
 
 from mpigraph.base import EID, NID, as_ids
-from mpigraph.dataloading.edges import NO_EDGES, EdgeGraph, as_given, find_edges
+from mpigraph.dataloading.edges import NO_EDGES, EdgeGraph, as_given, canonical, find_edges
 from mpigraph.dataloading.exclusion import make_exclusion
 from mpigraph.dataloading.negative_sampler import draw_negatives
+from mpigraph.dataloading.sampler import Names, Nodes, nodes_as_given
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs import HeteroGraph
 from mpigraph.kernels.compact import LocalIds
@@ -38,7 +39,7 @@ class EdgePredictionSampler:
     Attributes:
         sampler: draws the blocks.
         negative_sampler: draws the negatives, or None.
-        prefetch_labels: names of edge features that loaders gather for the seed edges.
+        prefetch_labels: names of edge features that loaders gather for the seed edges, or edge type -> names.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class EdgePredictionSampler:
         reverse_eids: Any = None,
         reverse_etypes: Mapping[Any, Any] | None = None,
         negative_sampler: Callable[[Any, Any], Any] | None = None,
-        prefetch_labels: Sequence[str] | str | None = None,
+        prefetch_labels: Names = (),
     ) -> None:
         """The arguments are those of :func:`as_edge_prediction_sampler`."""
         if not callable(getattr(sampler, "sample_blocks", None)):
@@ -59,7 +60,7 @@ class EdgePredictionSampler:
             )
         self.sampler = sampler
         self.negative_sampler = negative_sampler
-        self.prefetch_labels = [prefetch_labels] if isinstance(prefetch_labels, str) else list(prefetch_labels or ())
+        self.prefetch_labels = prefetch_labels or ()
         self._exclusion = make_exclusion(exclude, reverse_eids, reverse_etypes)
 
     def sample(self, g: EdgeGraph, seed_edges: Any) -> tuple[Any, ...]:
@@ -81,6 +82,20 @@ class EdgePredictionSampler:
 
         Collective on the trainers when hosts are far; local when all are near.
         """
+        graphs, nodes, excluded = self.sample_pairs(g, seed_edges)
+        input_nodes, _, blocks = self.sampler.sample_blocks(g, nodes, *excluded)
+        return input_nodes, *graphs, blocks
+
+    def sample_pairs(self, g: EdgeGraph, seed_edges: Any) -> tuple[list[HeteroGraph], Nodes, tuple[Any, ...]]:
+        """The part of :meth:`sample` before the blocks; arguments and errors are the same.
+
+        Returns:
+            The pair graph and, with a negative sampler, that of the negatives; their nodes; and what else the sampler
+            of blocks is to be given: nothing, or the edges to exclude, in the form in which the loader has edges.
+
+        Local, but for looking edges up and the negative sampler. Where hosts are far, what is wrong on
+        one trainer is raised on the others in the round of sampling that they make next.
+        """
         negatives: dict[Relation, _Ends] | None = None
         excluded: tuple[Any, ...] = ()
         with _raised_on_all(g):
@@ -89,7 +104,7 @@ class EdgePredictionSampler:
                 negatives = _checked(g, draw_negatives(self.negative_sampler, g, edges))
             if self._exclusion is not None:
                 seeds = {relation: torch.from_numpy(some.eids) for relation, some in edges.items()}
-                excluded = (as_given(g, self._exclusion(g, seeds)),)
+                excluded = (as_given(g.schema, self._exclusion(g, seeds)),)
         numbering = _Numbering(g)
         numbering.add({relation: (some.src, some.dst) for relation, some in edges.items()})
         if negatives is not None:
@@ -97,9 +112,7 @@ class EdgePredictionSampler:
         graphs, nodes = numbering.graphs()
         for relation in g.schema.relations:
             graphs[0].edges[relation].data[EID] = torch.from_numpy(edges.get(relation, NO_EDGES).eids)
-        given = nodes if len(nodes) > 1 else next(iter(nodes.values()))
-        input_nodes, _, blocks = self.sampler.sample_blocks(g, given, *excluded)
-        return input_nodes, *graphs, blocks
+        return graphs, nodes_as_given(nodes), excluded
 
 
 def as_edge_prediction_sampler(
@@ -108,7 +121,7 @@ def as_edge_prediction_sampler(
     reverse_eids: Any = None,
     reverse_etypes: Mapping[Any, Any] | None = None,
     negative_sampler: Callable[[Any, Any], Any] | None = None,
-    prefetch_labels: Sequence[str] | str | None = None,
+    prefetch_labels: Names = (),
 ) -> EdgePredictionSampler:
     """Make a sampler of edges of a sampler of blocks.
 
@@ -119,14 +132,17 @@ def as_edge_prediction_sampler(
             it is called with two arguments.
         exclude: which edges the blocks of a minibatch must not contain. None: none; "self": its seed edges;
             "reverse_id": these and their reverse edges, of the same relation; "reverse_types": these and their reverse
-            edges in another relation, which have the same ids there unless ``reverse_eids`` is given (a graph that
-            was partitioned has other ids in each relation: give it); int64[n] edge ids (or edge type -> edge ids):
-            always these; a function from seed edges to edge ids, both in the form in which the loader has them.
+            edges in another relation; int64[n] edge ids (or edge type -> edge ids): always these; a function from seed
+            edges to edge ids, both in the form in which the loader has them.
         reverse_eids: int64[num_edges], the reverse edge of each edge: tensor, ndarray or DistTensor, which is read for
-            each minibatch; or edge type -> one of these.
-        reverse_etypes: edge type -> edge type of the reverse edges.
+            each minibatch; or edge type -> one of these. "reverse_types" needs it too, since partitioning renumbers
+            each relation by itself. Look the edges up by their ends; or, where an edge and its reverse had one id
+            before, and both relations have it as a feature ``orig``, invert one:
+            ``back["orig"][:].argsort()[there["orig"][:]]``, where ``there = g.edges[etype].data`` and ``back`` is the
+            same of the reverse edges.
+        reverse_etypes: edge type -> edge type of the reverse edges; with "reverse_types".
         negative_sampler: ``(g, seed edges) -> (src, dst)``, for example :class:`.negative_sampler.Uniform`.
-        prefetch_labels: names of edge features that loaders gather for the seed edges.
+        prefetch_labels: names of edge features that loaders gather for the seed edges; or edge type -> names.
 
     Raises:
         InvalidArgumentError: an argument is not one of these, or ``reverse_eids`` or ``reverse_etypes`` is missing.
@@ -183,16 +199,12 @@ def _checked(g: EdgeGraph, given: Any) -> dict[Relation, _Ends]:
     """What a negative sampler returned, by relation.
 
     Raises:
-        InvalidArgumentError: it is not one pair of arrays of one length for each relation.
-        GraphDataError: the arrays are not integers in one dimension.
+        InvalidArgumentError: it is not one pair of arrays of one length for each relation, or they are not integers.
         OutOfRangeError: a node does not exist.
         EdgeTypeError: a relation does not exist, or none is named where there are several.
     """
-    checked = {}
-    for etype, pair in (given if isinstance(given, Mapping) else {None: given}).items():
-        relation = g.to_canonical_etype(etype)
-        checked[relation] = _checked_pair(g, relation, pair)
-    return checked
+    pairs = canonical(g.schema, given, "negatives")
+    return {relation: _checked_pair(g, relation, pair) for relation, pair in pairs.items()}
 
 
 def _checked_pair(g: EdgeGraph, relation: Relation, pair: Any) -> _Ends:

@@ -9,9 +9,10 @@ import numpy.typing as npt
 import torch
 
 from mpigraph.base import as_ids
+from mpigraph.errors import InvalidArgumentError
 from mpigraph.metadata.schema import Relation, Schema
 
-__all__ = ["NO_EDGES", "Edges", "as_given", "by_relation", "find_edges"]
+__all__ = ["NO_EDGES", "Edges", "as_given", "by_relation", "canonical", "find_edges"]
 
 _I64 = npt.NDArray[np.int64]
 
@@ -46,7 +47,6 @@ class EdgeGraph(Protocol):
     def session(self) -> Draws: ...
     @property
     def service(self) -> Rounds: ...
-    def to_canonical_etype(self, etype: str | Relation | None) -> Relation: ...
     def num_nodes(self, ntype: str | None = None) -> int: ...
     def num_edges(self, etype: str | Relation | None = None) -> int: ...
     def find_edges(self, edges: Any, etype: Relation) -> tuple[torch.Tensor, torch.Tensor]: ...
@@ -74,27 +74,47 @@ class Edges:
 NO_EDGES = Edges(*(np.empty(0, np.int64) for _ in range(3)))
 
 
-def by_relation(g: EdgeGraph, ids: Any, what: str) -> dict[Relation, torch.Tensor]:
-    """Edge ids keyed by canonical relation, int64 on the CPU. Local; no communication.
+def canonical(schema: Schema, given: Any, what: str) -> dict[Relation, Any]:
+    """What is given by edge type keyed by canonical relation, in the same order. Local; no communication.
 
     Args:
-        g: the graph.
+        schema: node types and relations.
+        given: edge type -> anything; or anything else where the graph has one relation.
+        what: names what is given in errors.
+
+    Raises:
+        EdgeTypeError: an edge type is unknown or ambiguous, or nothing is keyed and the graph has several.
+        InvalidArgumentError: two edge types are the same relation.
+    """
+    found: dict[Relation, Any] = {}
+    for etype, value in (given if isinstance(given, Mapping) else {None: given}).items():
+        relation = schema.to_canonical(etype)
+        if relation in found:
+            raise InvalidArgumentError(f"{what}: relation {relation} is given twice (edge types {list(given)})")
+        found[relation] = value
+    return found
+
+
+def by_relation(schema: Schema, ids: Any, what: str) -> dict[Relation, torch.Tensor]:
+    """Ids keyed by canonical relation, int64 on the CPU. Local; no communication.
+
+    Args:
+        schema: node types and relations.
         ids: int[n] where the graph has one relation, or edge type -> int[n].
         what: names the ids in errors.
 
     Raises:
-        EdgeTypeError: an edge type is unknown, or the ids are not keyed and the graph has several.
-        GraphDataError: the ids are not integers in one dimension.
+        EdgeTypeError: an edge type is unknown or ambiguous, or the ids are not keyed and the graph has several.
+        InvalidArgumentError: the ids are not integers in one dimension, or two edge types are the same relation.
     """
-    given = ids if isinstance(ids, Mapping) else {None: ids}
-    return {g.to_canonical_etype(etype): as_ids(part, what).cpu().contiguous() for etype, part in given.items()}
+    return {r: as_ids(some, what).cpu().contiguous() for r, some in canonical(schema, ids, what).items()}
 
 
-def as_given(g: EdgeGraph, ids: dict[Relation, torch.Tensor]) -> Any:
+def as_given(schema: Schema, ids: dict[Relation, torch.Tensor]) -> Any:
     """The reverse of :func:`by_relation`: a tensor where the graph has one relation. Local; no communication."""
-    if len(g.schema.relations) > 1:
+    if len(schema.relations) > 1:
         return ids
-    return ids.get(g.schema.relations[0], torch.empty(0, dtype=torch.int64))
+    return ids.get(schema.relations[0], torch.empty(0, dtype=torch.int64))
 
 
 def find_edges(g: EdgeGraph, eids: Any) -> dict[Relation, Edges]:
@@ -104,7 +124,7 @@ def find_edges(g: EdgeGraph, eids: Any) -> dict[Relation, Edges]:
         OutOfRangeError: an edge does not exist.
     """
     found = {}
-    for relation, ids in by_relation(g, eids, "edge ids").items():
+    for relation, ids in by_relation(g.schema, eids, "edge ids").items():
         src, dst = g.find_edges(ids, relation)
         found[relation] = Edges(ids.numpy(), src.numpy(), dst.numpy())
     return found

@@ -11,14 +11,14 @@ import numpy as np
 import torch
 
 from mpigraph.base import as_ids
-from mpigraph.dataloading.edges import EdgeGraph, as_given, by_relation
+from mpigraph.dataloading.edges import EdgeGraph, as_given, by_relation, canonical
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.metadata.schema import Relation
 
 __all__ = ["Exclusion", "make_exclusion"]
 
-Seeds = dict[Relation, torch.Tensor]
-Exclusion = Callable[[EdgeGraph, Seeds], Seeds]
+Eids = dict[Relation, torch.Tensor]
+Exclusion = Callable[[EdgeGraph, Eids], Eids]
 """Makes the edges to leave out of the seed edges of a minibatch, both int64 by relation."""
 
 
@@ -45,27 +45,32 @@ def make_exclusion(exclude: Any, reverse_eids: Any, reverse_etypes: Any) -> Excl
     if exclude == "reverse_types":
         if not isinstance(reverse_etypes, Mapping):
             raise InvalidArgumentError("exclude='reverse_types' needs reverse_etypes, a dict edge type -> edge type")
-        return partial(_with_reverse_types, reverse_etypes, None if reverse_eids is None else _tables(reverse_eids))
+        if reverse_eids is None:
+            raise InvalidArgumentError(
+                "exclude='reverse_types' needs reverse_eids, edge type -> the reverse edge of each edge: partitioning "
+                "renumbers each relation by itself, so an edge and its reverse have different ids"
+            )
+        return partial(_with_reverse_types, reverse_etypes, _tables(reverse_eids))
     raise InvalidArgumentError(
         "exclude must be None, 'self', 'reverse_id', 'reverse_types', edge ids or a function of edge ids "
         f"(got {exclude!r})"
     )
 
 
-def _self(g: EdgeGraph, seeds: Seeds) -> Seeds:
+def _self(g: EdgeGraph, seeds: Eids) -> Eids:
     return seeds
 
 
-def _always(edges: Any, g: EdgeGraph, seeds: Seeds) -> Seeds:
-    return by_relation(g, edges, "edges to exclude")
+def _always(edges: Any, g: EdgeGraph, seeds: Eids) -> Eids:
+    return by_relation(g.schema, edges, "edges to exclude")
 
 
-def _chosen(choose: Callable[[Any], Any], g: EdgeGraph, seeds: Seeds) -> Seeds:
-    return by_relation(g, choose(as_given(g, seeds)), "edges to exclude")
+def _chosen(choose: Callable[[Any], Any], g: EdgeGraph, seeds: Eids) -> Eids:
+    return by_relation(g.schema, choose(as_given(g.schema, seeds)), "edges to exclude")
 
 
-def _with_reverse_ids(tables: Mapping[Any, Any], g: EdgeGraph, seeds: Seeds) -> Seeds:
-    by_etype = {g.to_canonical_etype(etype): table for etype, table in tables.items()}
+def _with_reverse_ids(tables: Mapping[Any, Any], g: EdgeGraph, seeds: Eids) -> Eids:
+    by_etype = canonical(g.schema, tables, "reverse_eids")
     return {
         relation: torch.cat([ids, _reverse(_table_of(by_etype, relation), ids, g, relation)])
         for relation, ids in seeds.items()
@@ -100,16 +105,16 @@ def _table(table: Any) -> Any:
 
 
 def _with_reverse_types(
-    reverse_etypes: Mapping[Any, Any], tables: Mapping[Any, Any] | None, g: EdgeGraph, seeds: Seeds
-) -> Seeds:
+    reverse_etypes: Mapping[Any, Any], tables: Mapping[Any, Any], g: EdgeGraph, seeds: Eids
+) -> Eids:
     """The seeds, and their reverse edges in the reverse of their relation; of both if both are seeds."""
-    reverse = {g.to_canonical_etype(one): g.to_canonical_etype(other) for one, other in reverse_etypes.items()}
-    by_etype = None if tables is None else {g.to_canonical_etype(etype): table for etype, table in tables.items()}
+    reverse = canonical(g.schema, reverse_etypes, "reverse_etypes")
+    by_etype = canonical(g.schema, tables, "reverse_eids")
     excluded: dict[Relation, list[torch.Tensor]] = {relation: [ids] for relation, ids in seeds.items()}
     for relation, ids in seeds.items():
         if relation in reverse:
-            there = ids if by_etype is None else _reverse(_table_of(by_etype, relation), ids, g, relation)
-            excluded.setdefault(reverse[relation], []).append(there)
+            there = _reverse(_table_of(by_etype, relation), ids, g, relation)
+            excluded.setdefault(g.schema.to_canonical(reverse[relation]), []).append(there)
     return {relation: torch.cat(parts) for relation, parts in excluded.items()}
 
 

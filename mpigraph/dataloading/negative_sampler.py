@@ -250,7 +250,8 @@ def draw_negatives(sampler: Callable[[Any, Any], Any], g: EdgeGraph, edges: dict
     """
     if isinstance(sampler, NegativeSampler) and type(sampler).__call__ is NegativeSampler.__call__:
         return sampler.draw(g, edges)
-    return sampler(g, as_given(g, {relation: torch.from_numpy(some.eids) for relation, some in edges.items()}))
+    seeds = {relation: torch.from_numpy(some.eids) for relation, some in edges.items()}
+    return sampler(g, as_given(g.schema, seeds))
 
 
 def _nodes(key: np.uint64, eids: _I64, count: int, num: int, first: int = 0) -> _I64:

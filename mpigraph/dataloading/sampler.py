@@ -10,12 +10,27 @@ import torch
 from mpigraph.block import Block
 from mpigraph.errors import InvalidArgumentError
 
-__all__ = ["BlockSampler", "MultiLayerFullNeighborSampler", "MultiLayerNeighborSampler", "NeighborSampler"]
+__all__ = [
+    "BlockSampler",
+    "Blocks",
+    "Fanout",
+    "MultiLayerFullNeighborSampler",
+    "MultiLayerNeighborSampler",
+    "Names",
+    "NeighborSampler",
+    "Nodes",
+    "check_fanout",
+    "nodes_as_given",
+]
 
 Nodes = torch.Tensor | dict[str, torch.Tensor]
+"""Node ids: int64[n] where the graph has one node type, else node type -> int64[n]."""
 Blocks = tuple[Nodes, Nodes, list[Block]]
+"""Input nodes, output nodes, and blocks from the input side."""
 Fanout = int | Mapping[Any, int]
-Names = str | Sequence[str] | Mapping[str, str | Sequence[str]]
+"""Most neighbours of a node in each relation, -1 for all; or edge type -> most neighbours."""
+Names = str | Sequence[str] | Mapping[Any, str | Sequence[str]]
+"""Names of features, each for all types that have one of that name; or type -> names."""
 
 
 class Graph(Protocol):
@@ -160,6 +175,15 @@ def check_fanout(fanout: Any) -> int:
     if not isinstance(fanout, int | np.integer) or isinstance(fanout, bool) or fanout < -1:
         raise InvalidArgumentError(f"fanout must be an integer >= -1 (got {fanout!r})")
     return int(fanout)
+
+
+def nodes_as_given(by_type: dict[str, torch.Tensor]) -> Nodes:
+    """The nodes of a graph's only type, or by type if there are several. Local; no communication.
+
+    Args:
+        by_type: node type -> int64[n], with every node type of the graph.
+    """
+    return by_type if len(by_type) > 1 else next(iter(by_type.values()))
 
 
 MultiLayerNeighborSampler = NeighborSampler

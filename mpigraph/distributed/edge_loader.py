@@ -8,7 +8,8 @@ import torch
 from mpigraph.base import EID, NID
 from mpigraph.dataloading.edge_sampler import as_edge_prediction_sampler
 from mpigraph.dataloading.edges import as_given, by_relation
-from mpigraph.distributed.features import Names, named_tensors
+from mpigraph.dataloading.sampler import Names
+from mpigraph.distributed.features import named_tensors
 from mpigraph.distributed.gathering import BlockFeatures, for_output
 from mpigraph.distributed.graph import DistGraph
 from mpigraph.distributed.loader import SampledDataLoader
@@ -64,8 +65,8 @@ class DistEdgeDataLoader(SampledDataLoader):
             device: where to put graphs and blocks; the CPU by default. "cuda" is the caller's current GPU.
             negative_sampler: ``(g, eids) -> (src, dst)``, for example ``negative_sampler.Uniform(10)``.
             exclude: which edges are removed before neighbours are drawn; see :func:`.as_edge_prediction_sampler`.
-            reverse_eids: the reverse edge of each edge, for ``exclude="reverse_id"``; a DistTensor is read batch by
-                batch.
+            reverse_eids: the reverse edge of each edge, for ``exclude="reverse_id"`` and ``"reverse_types"``; a
+                DistTensor is read batch by batch.
             reverse_etypes: edge type -> edge type of the reverse edges, for ``exclude="reverse_types"``.
             batch_size: most seed edges of a minibatch.
             shuffle: another order in each epoch.
@@ -135,7 +136,7 @@ def _pair_batches(
             edges[name] = tensor[edges[EID]]
         return tuple(sample)
 
-    return as_given(g, by_relation(g, eids, "eids")), make
+    return as_given(g.schema, by_relation(g.schema, eids, "eids")), make
 
 
 _MAKERS = {"dgl": _pair_batches, "pyg": pyg_link_batches}

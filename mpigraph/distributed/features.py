@@ -5,15 +5,13 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from mpigraph.dataloading.sampler import Names
 from mpigraph.distributed.tensor import DistTensor
 from mpigraph.errors import FieldNameError, InvalidArgumentError, TensorMismatchError
 from mpigraph.metadata.schema import Relation, Schema
 from mpigraph.store.tensors import Policy
 
-__all__ = ["EdgeSpaces", "FeatureMap", "Features", "Names", "NodeSpaces", "Scheme", "named_tensors"]
-
-Names = str | Sequence[str] | Mapping[Any, str | Sequence[str]]
-"""Names of features, each for all types that have one of that name; or type -> names."""
+__all__ = ["EdgeSpaces", "FeatureMap", "Features", "NodeSpaces", "Scheme", "named_tensors"]
 
 Features = dict[tuple[Policy, str], DistTensor]
 """All features of a graph, by what their rows are and by name."""

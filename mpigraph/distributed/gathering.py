@@ -3,20 +3,16 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from mpigraph.block import Block
-from mpigraph.distributed.features import Names, named_tensors
+from mpigraph.dataloading.sampler import Blocks, Names, Nodes
+from mpigraph.distributed.features import named_tensors
 from mpigraph.distributed.graph import DistGraph
-from mpigraph.distributed.plans import Nodes, by_type
+from mpigraph.distributed.plans import as_given, by_type
 from mpigraph.errors import InvalidArgumentError
 
-__all__ = ["BlockFeatures", "block_batches", "for_output", "moved", "seed_nodes"]
-
-_I64 = npt.NDArray[np.int64]
-Minibatch = tuple[Nodes, Nodes, list[Block]]
+__all__ = ["BlockFeatures", "block_batches", "for_output", "moved"]
 
 
 class BlockFeatures:
@@ -57,7 +53,7 @@ class BlockFeatures:
 
 def block_batches(
     g: DistGraph, nids: Any, sampler: Any, features: Names, labels: Names
-) -> tuple[Any, Callable[[Any], Minibatch]]:
+) -> tuple[Any, Callable[[Any], Blocks]]:
     """What a loader of nodes iterates over, and what makes ``(input_nodes, output_nodes, blocks)`` of some of it.
 
     Args:
@@ -78,22 +74,12 @@ def block_batches(
     """
     rows = BlockFeatures(g, sampler, features, labels)
 
-    def make(seeds: Any) -> Minibatch:
+    def make(seeds: Any) -> Blocks:
         input_nodes, output_nodes, blocks = sampler.sample_blocks(g, seeds)
         rows.gather(blocks, input_nodes, output_nodes)
         return input_nodes, output_nodes, blocks
 
-    return seed_nodes(g, by_type(g.schema, nids, "nids")), make
-
-
-def seed_nodes(g: DistGraph, by_id: dict[int, _I64]) -> Any:
-    """Seeds as samplers get them: int64[n] where the graph has one node type, else by node type.
-
-    Local; no communication.
-    """
-    if len(g.ntypes) == 1:
-        return next(iter(by_id.values()), np.empty(0, np.int64))
-    return {g.ntypes[ntype]: ids for ntype, ids in by_id.items()}
+    return as_given(g.schema, by_type(g.schema, nids, "nids")), make
 
 
 def for_output(makers: Mapping[str, Callable[..., Any]], output: str) -> Callable[..., Any]:

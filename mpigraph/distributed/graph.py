@@ -12,12 +12,12 @@ import numpy as np
 import torch
 
 from mpigraph.base import ALL, EID, NID
-from mpigraph.dataloading.sampler import Fanout
+from mpigraph.dataloading.sampler import Blocks, Fanout
 from mpigraph.distributed.context import Session, current
 from mpigraph.distributed.features import EdgeSpaces, FeatureMap, Features, NodeSpaces, Scheme
 from mpigraph.distributed.ids import as_ids
 from mpigraph.distributed.partition_book import PartitionPolicy, RangePartitionBook
-from mpigraph.distributed.sampling import Blocks, has_edges_between, sample_blocks, sample_neighbors
+from mpigraph.distributed.sampling import has_edges_between, sample_blocks, sample_neighbors
 from mpigraph.distributed.subgraph import sample_subgraph
 from mpigraph.distributed.tensor import DistTensor
 from mpigraph.errors import PartitionError

@@ -6,7 +6,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from mpigraph.errors import InvalidArgumentError, MaskLengthError
+from mpigraph import base
+from mpigraph.errors import MaskLengthError
 
 __all__ = ["as_ids", "to_rows"]
 
@@ -14,19 +15,15 @@ _I64 = npt.NDArray[np.int64]
 
 
 def as_ids(ids: Any, what: str) -> _I64:
-    """int64[n] from a tensor, array, list or scalar of integers. Local; no communication.
+    """:func:`mpigraph.base.as_ids` as an array: int64[n] from a tensor, array, list or scalar of integers.
+
+    Local; no communication.
 
     Raises:
-        InvalidArgumentError: the values are not integers, or of uint8 like many masks, or not one-dimensional.
+        InvalidArgumentError: the values are not integers in one dimension, or of uint8 like many masks.
     """
-    array = ids.detach().cpu().numpy() if isinstance(ids, torch.Tensor) else np.asarray(ids)
-    if array.size == 0:
-        return np.empty(0, np.int64)
-    if array.dtype.kind not in "iu" or array.ndim > 1:
-        raise InvalidArgumentError(f"{what} must be integers in one dimension (got {array.dtype}, shape {array.shape})")
-    if array.dtype == np.uint8:
-        raise InvalidArgumentError(f"{what} of uint8 look like a mask: use mask.bool() for a mask, int64 for ids")
-    return np.ascontiguousarray(array.reshape(-1), np.int64)
+    array: _I64 = base.as_ids(ids, what).cpu().contiguous().numpy()
+    return array
 
 
 def to_rows(index: Any, num_rows: int, name: str) -> _I64:

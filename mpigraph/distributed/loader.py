@@ -21,9 +21,9 @@ import numpy.typing as npt
 import torch
 
 from mpigraph.dataloading.prefetch import Prefetch
+from mpigraph.dataloading.sampler import Names
 from mpigraph.dataloading.seeds import Seeds, agreed_steps, batch_bounds, shuffled
 from mpigraph.distributed.context import Session, current
-from mpigraph.distributed.features import Names
 from mpigraph.distributed.gathering import block_batches, for_output, moved
 from mpigraph.distributed.graph import DistGraph
 from mpigraph.distributed.ids import as_ids
@@ -147,7 +147,7 @@ class DistDataLoader:
         if depth > 0 and not session.world.threads_may_communicate:
             get_logger().warning("MPI lacks MPI_THREAD_MULTIPLE: batches are made without prefetching")
             depth = 0
-        self._seeds = Seeds(_checked(dataset))
+        self._seeds = Seeds(checked_ids(dataset, "dataset"))
         self._shuffle = shuffle
         self._seed = session.state.seed if seed is None else seed
         self._collate = collate_fn
@@ -211,10 +211,15 @@ def as_tensors(ids: _I64 | dict[Any, _I64]) -> Any:
     return {t: torch.from_numpy(some) for t, some in ids.items()} if isinstance(ids, dict) else torch.from_numpy(ids)
 
 
-def _checked(dataset: Any) -> _I64 | dict[Any, _I64]:
-    if isinstance(dataset, Mapping):
-        return {kind: as_ids(ids, f"dataset of {kind!r}") for kind, ids in dataset.items()}
-    return as_ids(dataset, "dataset")
+def checked_ids(given: Any, what: str) -> _I64 | dict[Any, _I64]:
+    """int64[n] ids, or type -> int64[n]. Local; no communication.
+
+    Raises:
+        InvalidArgumentError: the values are not integers in one dimension.
+    """
+    if isinstance(given, Mapping):
+        return {kind: as_ids(ids, f"{what} of {kind!r}") for kind, ids in given.items()}
+    return as_ids(given, what)
 
 
 def _hold(loader: DistDataLoader, batches: Iterator[Any]) -> Iterator[Any]:
@@ -233,7 +238,7 @@ class SampledDataLoader(DistDataLoader):
         g: DistGraph,
         ids: Any,
         sampler: Any,
-        make: Callable[[Any], tuple[Any, ...]],
+        make: Callable[[Any], Any],
         device: torch.device | str | None,
         *,
         batch_size: int,
@@ -259,7 +264,7 @@ class SampledDataLoader(DistDataLoader):
         if weights:
             current().control.call(Operation.PREPARE_WEIGHTS, numbers=sorted(weights.values()))
 
-    def _batch_maker(self) -> Callable[[_I64], tuple[Any, ...]]:
+    def _batch_maker(self) -> Callable[[_I64], Any]:
         make, seeds = self._make, self._seeds
         return lambda positions: make(as_tensors(seeds.take(positions)))
 

@@ -243,8 +243,7 @@ class RangePartitionBook:
     def _edge_space(self, etype: str | Relation | None) -> tuple[RangeBook, int]:
         """The book, and the relation in it, that ids of an edge type are looked up in."""
         schema = self.book.schema
-        known = {DEFAULT_ETYPE[1]} & {relation[1] for relation in schema.relations}
-        if etype in (DEFAULT_ETYPE, DEFAULT_ETYPE[1]) and not known:
+        if etype in (DEFAULT_ETYPE, DEFAULT_ETYPE[1]) and etype not in (*schema.relations, *self.etypes):
             return self._homogeneous, 0
         return self.book, schema.relation_id(etype)
 

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from mpigraph.dataloading.sampler import check_fanout
-from mpigraph.distributed.features import EdgeSpaces, Names, named_tensors
+from mpigraph.dataloading.sampler import Names, Nodes, check_fanout, nodes_as_given
+from mpigraph.distributed.features import EdgeSpaces, named_tensors
 from mpigraph.distributed.ids import as_ids
 from mpigraph.errors import EdgeTypeError, InvalidArgumentError, MPIGraphError, NodeTypeError
 from mpigraph.metadata.book import check_ids
@@ -20,11 +20,9 @@ from mpigraph.metadata.schema import Schema
 from mpigraph.service.hops import HopPlan
 from mpigraph.service.state import Graph
 
-__all__ = ["Nodes", "as_given", "by_type", "check_nodes", "edge_weights", "plan_hops"]
+__all__ = ["as_given", "by_type", "check_nodes", "edge_weights", "plan_hops"]
 
 _I64 = npt.NDArray[np.int64]
-Nodes = torch.Tensor | dict[str, torch.Tensor]
-"""Node ids: int64[n] where the graph has one node type, else node type -> int64[n]."""
 
 
 class PlannedGraph(Protocol):
@@ -58,8 +56,8 @@ def by_type(schema: Schema, nodes: Any, what: str = "node ids") -> dict[int, _I6
 
 def as_given(schema: Schema, nodes: Mapping[int, _I64]) -> Nodes:
     """The reverse of :func:`by_type`, with every node type. Local; no communication."""
-    ids = [torch.from_numpy(nodes.get(t, np.empty(0, np.int64))) for t in range(len(schema.ntypes))]
-    return ids[0] if len(ids) == 1 else dict(zip(schema.ntypes, ids, strict=True))
+    none = np.empty(0, np.int64)
+    return nodes_as_given({ntype: torch.from_numpy(nodes.get(t, none)) for t, ntype in enumerate(schema.ntypes)})
 
 
 def plan_hops(
@@ -89,6 +87,9 @@ def plan_hops(
 
     Returns:
         Seeds by node type id, a plan for each layer, and the error if there is one.
+
+    Raises:
+        MPIGraphError: what is wrong, where there is no layer.
 
     Local; no communication.
     """

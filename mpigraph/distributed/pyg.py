@@ -28,24 +28,24 @@ and loaders of edges, whose seeds are the ends of edges in the order of their fi
 """
 
 from collections.abc import Callable
-from copy import copy
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from mpigraph.dataloading.edge_sampler import EdgePredictionSampler
 from mpigraph.dataloading.edges import as_given as edges_as_given
 from mpigraph.dataloading.edges import by_relation
-from mpigraph.distributed.features import Names, named_tensors
-from mpigraph.distributed.gathering import seed_nodes
+from mpigraph.dataloading.sampler import Names
+from mpigraph.distributed.features import named_tensors
 from mpigraph.distributed.graph import DistGraph
 from mpigraph.distributed.plans import as_given, by_type
 from mpigraph.distributed.tensor import DistTensor
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs import HeteroGraph
 from mpigraph.metadata.schema import Relation
-from mpigraph.pyg import as_data, need_pyg
+from mpigraph.pyg import OF_MINIBATCHES, as_data, check_apart, check_names, need_pyg
 from mpigraph.service.subgraph import Subgraph
 
 __all__ = ["pyg_batches", "pyg_link_batches"]
@@ -69,7 +69,8 @@ def pyg_batches(g: DistGraph, nids: Any, sampler: Any, features: Names, labels: 
         Positions in ``nids``, in the same form, and a function of some of them.
 
     Raises:
-        InvalidArgumentError: PyG is not installed, or the sampler cannot do it.
+        InvalidArgumentError: PyG is not installed, the sampler cannot do it, or a feature has the name of another
+            attribute or, in a ``Data``, of nodes and of edges.
         FieldNameError: a feature does not exist.
         NodeTypeError: a node type does not exist, or there are several and ``nids`` are not by type.
 
@@ -86,7 +87,7 @@ def pyg_batches(g: DistGraph, nids: Any, sampler: Any, features: Names, labels: 
             nodes[g.schema.ntypes[ntype]] |= {"input_id": torch.from_numpy(at), "batch_size": len(at)}
         return as_data(g.schema, nodes, edges)
 
-    return seed_nodes(g, {ntype: np.arange(len(some)) for ntype, some in ids.items()}), make
+    return as_given(g.schema, {ntype: np.arange(len(some)) for ntype, some in ids.items()}), make
 
 
 def pyg_link_batches(g: DistGraph, eids: Any, sampler: Any, features: Names, labels: Names) -> _Batches:
@@ -104,23 +105,26 @@ def pyg_link_batches(g: DistGraph, eids: Any, sampler: Any, features: Names, lab
         Positions in ``eids``, in the same form, and a function of some of them.
 
     Raises:
-        InvalidArgumentError: PyG is not installed, the sampler cannot do it, there are several labels for a relation,
-            or labels and negatives.
+        InvalidArgumentError: as in :func:`pyg_batches`, or there are several labels for a relation, or labels and
+            negatives.
         FieldNameError: a feature does not exist.
         EdgeTypeError: an edge type does not exist, or there are several and ``eids`` are not by type.
 
     Local; no communication. The function is collective on the trainers when hosts are far, local when all are near.
     """
-    ids, attributes = by_relation(g, eids, "eids"), _Attributes(g, getattr(sampler, "sampler", None), features, ())
+    ids = by_relation(g.schema, eids, "eids")
+    if not isinstance(sampler, EdgePredictionSampler):
+        raise InvalidArgumentError(
+            f"output='pyg' needs a sampler of as_edge_prediction_sampler (got {type(sampler).__name__})"
+        )
+    attributes = _Attributes(g, sampler.sampler, features, ())
     label_of = _labels(g, sampler, labels)
-    links = copy(sampler)
-    links.sampler = _InPlaceOfBlocks(sampler.sampler)
 
     def make(chosen: Any) -> Any:
-        positions = by_relation(g, chosen, "seed edges")
+        positions = by_relation(g.schema, chosen, "seed edges")
         seeds = {relation: ids[relation][at] for relation, at in positions.items()}
-        _, *pairs, subgraph = links.sample(g, edges_as_given(g, seeds))
-        nodes, edges = attributes.of(subgraph)
+        pairs, ends, excluded = sampler.sample_pairs(g, edges_as_given(g.schema, seeds))
+        nodes, edges = attributes.of(sampler.sampler.sample_subgraph(g, ends, *excluded))
         none = torch.empty(0, dtype=torch.int64)
         for relation in ids:
             edges[relation] |= {"input_id": positions.get(relation, none)} | _ends(pairs, relation)
@@ -128,7 +132,7 @@ def pyg_link_batches(g: DistGraph, eids: Any, sampler: Any, features: Names, lab
                 edges[relation]["edge_label"] = label_of[relation][seeds.get(relation, none)]
         return as_data(g.schema, nodes, edges)
 
-    return edges_as_given(g, {relation: torch.arange(len(some)) for relation, some in ids.items()}), make
+    return edges_as_given(g.schema, {relation: torch.arange(len(some)) for relation, some in ids.items()}), make
 
 
 class _Attributes:
@@ -146,6 +150,10 @@ class _Attributes:
         self._of_nodes: dict[tuple[str, str], DistTensor] = named_tensors(g.nodes, features, labels, *named)
         self._of_edges: dict[tuple[Relation, str], DistTensor]
         self._of_edges = named_tensors(g.edges, getattr(sampler, "prefetch_edge_feats", ()))
+        of_nodes, of_edges = ({name for _, name in tensors} for tensors in (self._of_nodes, self._of_edges))
+        check_names(of_nodes, OF_MINIBATCHES, "nodes")
+        check_names(of_edges, OF_MINIBATCHES, "edges")
+        check_apart(g.schema, of_nodes, of_edges)
 
     def of(self, subgraph: Subgraph) -> tuple[dict[str, dict[str, Any]], dict[Relation, dict[str, Any]]]:
         """Attributes by name, by node type and by relation.
@@ -170,20 +178,10 @@ class _Attributes:
         return nodes, edges
 
 
-class _InPlaceOfBlocks:
-    """Lets a sampler of edges draw subgraphs where it would draw blocks."""
-
-    def __init__(self, sampler: Any) -> None:
-        self._sampler = sampler
-
-    def sample_blocks(self, g: DistGraph, seeds: Any, *excluded: Any) -> tuple[None, None, Subgraph]:
-        return None, None, self._sampler.sample_subgraph(g, seeds, *excluded)
-
-
-def _labels(g: DistGraph, sampler: Any, labels: Names) -> dict[Relation, DistTensor]:
+def _labels(g: DistGraph, sampler: EdgePredictionSampler, labels: Names) -> dict[Relation, DistTensor]:
     """The feature that is the label of each relation's edges."""
     found: dict[tuple[Relation, str], DistTensor]
-    found = named_tensors(g.edges, labels, getattr(sampler, "prefetch_labels", ()))
+    found = named_tensors(g.edges, labels, sampler.prefetch_labels)
     if found and sampler.negative_sampler is not None:
         raise InvalidArgumentError("labels and negatives: in PyG edge_label says which edges are negatives")
     if len({relation for relation, _ in found}) < len(found):

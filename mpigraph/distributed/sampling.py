@@ -12,10 +12,10 @@ import torch
 
 from mpigraph.base import EID
 from mpigraph.block import Block
-from mpigraph.dataloading.sampler import Fanout
+from mpigraph.dataloading.edges import by_relation
+from mpigraph.dataloading.sampler import Blocks, Fanout
 from mpigraph.distributed.context import Session
-from mpigraph.distributed.ids import as_ids
-from mpigraph.distributed.plans import Nodes, PlannedGraph, as_given, check_nodes, plan_hops
+from mpigraph.distributed.plans import PlannedGraph, as_given, check_nodes, plan_hops
 from mpigraph.errors import EdgeTypeError, InvalidArgumentError, MPIGraphError
 from mpigraph.graphs import HeteroGraph
 from mpigraph.metadata.schema import Relation, Schema
@@ -27,7 +27,6 @@ __all__ = ["has_edges_between", "in_subgraph", "sample_blocks", "sample_etype_ne
 
 _I64 = npt.NDArray[np.int64]
 _NONE = np.empty(0, np.int64)
-Blocks = tuple[Nodes, Nodes, list[Block]]
 
 
 class SampledGraph(PlannedGraph, Protocol):
@@ -186,7 +185,7 @@ def has_edges_between(g: SampledGraph, u: Any, v: Any, etype: str | Relation | N
     Args:
         g: a :class:`DistGraph`.
         u: int[n], sources; or edge type -> int[n], to ask about several relations at once.
-        v: int[n], destinations; in the form of ``u``.
+        v: int[n], destinations; or a dict with the same edge types as ``u``, in any order and spelling.
         etype: the edge type; None if there is one, or with dicts.
 
     Returns:
@@ -195,7 +194,8 @@ def has_edges_between(g: SampledGraph, u: Any, v: Any, etype: str | Relation | N
     Raises:
         OutOfRangeError: a node does not exist. As with the other errors, on every rank if hosts are far.
         EdgeTypeError: the edge type does not exist or is ambiguous, or ``v`` has not the edge types of ``u``.
-        InvalidArgumentError: ids that are not integers, or ``u`` and ``v`` of different lengths.
+        InvalidArgumentError: ids that are not integers, ``u`` and ``v`` of different lengths, two edge types that are
+            the same relation, or ``etype`` together with dicts.
 
     Collective on the trainers when hosts are far; local when all are near.
     """
@@ -228,16 +228,22 @@ def _block(schema: Schema, hop: Hop, with_eids: bool) -> Block:
 
 def _edge_queries(g: SampledGraph, u: Any, v: Any, etype: str | Relation | None) -> list[EdgeQuery]:
     """What to ask, relation by relation."""
-    sources, destinations = (x if isinstance(x, Mapping) else {etype: x} for x in (u, v))
-    if list(sources) != list(destinations):
-        raise EdgeTypeError(f"sources are of edge types {list(sources)}, destinations of {list(destinations)}")
+    if etype is not None and (isinstance(u, Mapping) or isinstance(v, Mapping)):
+        raise InvalidArgumentError(f"give etype or dicts by edge type, not both (got etype={etype!r})")
+    src, dst = (
+        by_relation(g.schema, ids if isinstance(ids, Mapping) else {etype: ids}, what)
+        for ids, what in ((u, "source ids"), (v, "destination ids"))
+    )
+    if src.keys() != dst.keys():
+        raise EdgeTypeError(f"sources are of edge types {list(src)}, destinations of {list(dst)}")
     queries = []
-    for name, some in sources.items():
-        src, dst = as_ids(some, "source ids"), as_ids(destinations[name], "destination ids")
-        relation = g.schema.relation_id(name)
-        if len(src) != len(dst):
-            raise InvalidArgumentError(f"an edge has two ends (got {len(src)} sources and {len(dst)} destinations)")
-        for ids, ntype_id in zip((src, dst), g.schema.ends(relation), strict=True):
+    for name, some in src.items():
+        relation, ends = g.schema.relation_id(name), (some.numpy(), dst[name].numpy())
+        if len(ends[0]) != len(ends[1]):
+            raise InvalidArgumentError(
+                f"an edge has two ends (got {len(ends[0])} sources and {len(ends[1])} destinations of {name})"
+            )
+        for ids, ntype_id in zip(ends, g.schema.ends(relation), strict=True):
             check_nodes(g, ids, ntype_id)
-        queries.append(EdgeQuery(g.loaded.number, relation, dst, src))
+        queries.append(EdgeQuery(g.loaded.number, relation, ends[1], ends[0]))
     return queries

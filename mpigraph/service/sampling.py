@@ -160,7 +160,7 @@ class NeighborService:
         return answers
 
     def _answer_one(self, request: Request) -> list[npt.NDArray[Any]]:
-        """The arrays that answer one request, to be used before the next is answered."""
+        """The arrays that answer one request, to be used before the next for the same relation is answered."""
         host = self._world.host_index
         shares = [(host, self._for_others.arange(len(request.ids)))]
         if isinstance(request, EdgeQuery):
