@@ -1,13 +1,12 @@
 """What callers give and get by edge type and by node type: collators, labels, reverse edges, spelling of types."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from conftest import Job, Layout
-from typed_oracle import COUNTS, FORWARD, NAME, RELATIONS, REVERSE, write_typed
+from typed_oracle import FORWARD, NUM_NODES, RELATIONS, REVERSE, TYPED_ORACLE
 
 import mpigraph.distributed as dist
 from mpigraph.base import EID, NID
@@ -25,20 +24,14 @@ FEW_LAYOUTS = pytest.mark.parametrize(
 )
 
 
-@pytest.fixture
-def typed(layout: Job, tmp_path: Path) -> str:
-    """The configuration of the typed graph in three parts, ids dealt out at random."""
-    return layout.share(write_typed(tmp_path, 3, "random") if layout.comm.rank == 0 else None)
-
-
 def same_tensors(ours: Any, theirs: Any) -> bool:
     return ours.keys() == theirs.keys() and all(torch.equal(ours[key], theirs[key]) for key in ours)
 
 
 @FEW_LAYOUTS
-def test_a_loader_with_a_collator_of_nodes_is_the_loader_of_nodes(layout: Job, typed: str) -> None:
+def test_a_loader_with_a_collator_of_nodes_is_the_loader_of_nodes(layout: Job, typed_oracle: str) -> None:
     def body() -> None:
-        g = dist.DistGraph(NAME, part_config=typed)
+        g = dist.DistGraph(TYPED_ORACLE, part_config=typed_oracle)
         nids = {"venue": [2, 0], "author": torch.arange(3 * g.rank(), 30)}
         sampler = NeighborSampler([2, 3])
         collator = dist.NodeCollator(g, nids, sampler)
@@ -66,9 +59,9 @@ def test_a_loader_with_a_collator_of_nodes_is_the_loader_of_nodes(layout: Job, t
 
 
 @FEW_LAYOUTS
-def test_a_loader_with_a_collator_of_edges_is_the_loader_of_edges(layout: Job, typed: str) -> None:
+def test_a_loader_with_a_collator_of_edges_is_the_loader_of_edges(layout: Job, typed_oracle: str) -> None:
     def body() -> None:
-        g = dist.DistGraph(NAME, part_config=typed)
+        g = dist.DistGraph(TYPED_ORACLE, part_config=typed_oracle)
         eids = {"reads": torch.arange(g.rank(), 40), CITES: torch.arange(20)}
         how = {"exclude": "self", "negative_sampler": Uniform(2)}
         collator = dist.EdgeCollator(g, eids, NeighborSampler([2, 3]), **how)
@@ -89,7 +82,7 @@ def test_a_loader_with_a_collator_of_edges_is_the_loader_of_edges(layout: Job, t
             seeds = {r: ours[1].edges[r].data[EID] for r in RELATIONS}
             assert same_tensors(seeds, {r: theirs[1].edges[r].data[EID] for r in RELATIONS})
             mixed += len(seeds[READS]) > 0 and len(seeds[CITES]) > 0
-            assert all(torch.equal(ours[1].nodes[t].data[NID], theirs[1].nodes[t].data[NID]) for t in COUNTS)
+            assert all(torch.equal(ours[1].nodes[t].data[NID], theirs[1].nodes[t].data[NID]) for t in NUM_NODES)
         assert mixed
         with pytest.raises(EdgeTypeError, match="ambiguous"):
             dist.EdgeCollator(g, [1, 2], NeighborSampler([2]))
@@ -99,9 +92,9 @@ def test_a_loader_with_a_collator_of_edges_is_the_loader_of_edges(layout: Job, t
 
 
 @FEW_LAYOUTS
-def test_labels_of_one_edge_type(layout: Job, typed: str) -> None:
+def test_labels_of_one_edge_type(layout: Job, typed_oracle: str) -> None:
     def body() -> None:
-        g = dist.DistGraph(NAME, part_config=typed)
+        g = dist.DistGraph(TYPED_ORACLE, part_config=typed_oracle)
         eids = {READS: torch.arange(8), FORWARD: torch.arange(8)}
         for labels in ({"writes": "edge"}, {FORWARD: ["edge", "weight"]}):
             sampler = as_edge_prediction_sampler(NeighborSampler([2]), prefetch_labels=labels)
@@ -116,11 +109,11 @@ def test_labels_of_one_edge_type(layout: Job, typed: str) -> None:
 
 
 @FEW_LAYOUTS
-def test_reverse_edges_by_what_their_ids_were_before_partitioning(layout: Job, typed: str) -> None:
+def test_reverse_edges_by_what_their_ids_were_before_partitioning(layout: Job, typed_oracle: str) -> None:
     """As the docstring of ``as_edge_prediction_sampler`` says, with a feature that both edges share."""
 
     def body() -> None:
-        g = dist.DistGraph(NAME, part_config=typed)
+        g = dist.DistGraph(TYPED_ORACLE, part_config=typed_oracle)
         number = {r: g.edges[r].data["edge"][:] % 10**6 for r in (FORWARD, REVERSE)}
         ends = {FORWARD: number[FORWARD], REVERSE: number[REVERSE] % 1000 * 1000 + number[REVERSE] // 1000}
         orig = {r: some.argsort().argsort() for r, some in ends.items()}
@@ -147,9 +140,9 @@ def test_reverse_edges_by_what_their_ids_were_before_partitioning(layout: Job, t
 
 
 @FEW_LAYOUTS
-def test_edges_are_looked_up_whatever_the_order_and_spelling_of_types(layout: Job, typed: str) -> None:
+def test_edges_are_looked_up_whatever_the_order_and_spelling_of_types(layout: Job, typed_oracle: str) -> None:
     def body() -> None:
-        g = dist.DistGraph(NAME, part_config=typed)
+        g = dist.DistGraph(TYPED_ORACLE, part_config=typed_oracle)
         ends = {r: g.find_edges(torch.arange(10), r) for r in (FORWARD, CITES)}
         u = {"writes": ends[FORWARD][0], CITES: ends[CITES][0]}
         v = {"cites": ends[CITES][1], "author:writes:paper": ends[FORWARD][1]}
@@ -181,9 +174,9 @@ def test_edges_are_looked_up_whatever_the_order_and_spelling_of_types(layout: Jo
 
 
 @FEW_LAYOUTS
-def test_an_edge_type_is_given_once(layout: Job, typed: str) -> None:
+def test_an_edge_type_is_given_once(layout: Job, typed_oracle: str) -> None:
     def body() -> None:
-        g = dist.DistGraph(NAME, part_config=typed)
+        g = dist.DistGraph(TYPED_ORACLE, part_config=typed_oracle)
         twice = {"writes": [0, 1], FORWARD: [2]}
         with pytest.raises(InvalidArgumentError, match="eids: relation .*'writes'.* is given twice"):
             dist.DistEdgeDataLoader(g, twice, NeighborSampler([2]))

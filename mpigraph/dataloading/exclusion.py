@@ -34,8 +34,10 @@ def make_exclusion(exclude: Any, reverse_eids: Any, reverse_etypes: Any) -> Excl
         return None
     if callable(exclude):
         return partial(_chosen, exclude)
-    if isinstance(exclude, torch.Tensor | np.ndarray | list | tuple | Mapping):
-        return partial(_always, exclude)
+    if isinstance(exclude, Mapping):
+        return partial(_always, {etype: _ascending(ids) for etype, ids in exclude.items()})
+    if isinstance(exclude, torch.Tensor | np.ndarray | list | tuple):
+        return partial(_always, _ascending(exclude))
     if exclude == "self":
         return _self
     if exclude == "reverse_id":
@@ -59,6 +61,11 @@ def make_exclusion(exclude: Any, reverse_eids: Any, reverse_etypes: Any) -> Excl
 
 def _self(g: EdgeGraph, seeds: Eids) -> Eids:
     return seeds
+
+
+def _ascending(ids: Any) -> torch.Tensor:
+    """Edge ids as sampling wants them, which is not done for every minibatch then."""
+    return torch.from_numpy(np.unique(as_ids(ids, "edges to exclude").cpu().numpy()))
 
 
 def _always(edges: Any, g: EdgeGraph, seeds: Eids) -> Eids:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from mpigraph.dataloading.edges import by_relation, canonical
 from mpigraph.dataloading.sampler import Names, Nodes, check_fanout, nodes_as_given
 from mpigraph.distributed.features import EdgeSpaces, named_tensors
 from mpigraph.distributed.ids import as_ids
@@ -141,7 +142,8 @@ def _fanouts(schema: Schema, fanout: Any) -> dict[int, int]:
     """Fanouts of one layer by relation id."""
     if not isinstance(fanout, Mapping):
         return dict.fromkeys(range(len(schema.relations)), check_fanout(fanout))
-    found = {schema.relation_id(etype): check_fanout(number) for etype, number in fanout.items()}
+    given = canonical(schema, fanout, "fanouts")
+    found = {schema.relation_id(relation): check_fanout(number) for relation, number in given.items()}
     missing = [relation for r, relation in enumerate(schema.relations) if r not in found]
     if missing:
         raise EdgeTypeError(f"a dict of fanouts needs every edge type (0 leaves one out): no fanout of {missing}")
@@ -152,17 +154,10 @@ def _excluded(g: PlannedGraph, edges: Any) -> dict[int, _I64]:
     """By relation id, the ids of edges to leave out, ascending, each once."""
     if edges is None:
         return {}
-    book = g.loaded.topology.hosts
-    found: dict[int, list[_I64]] = {}
-    for etype, some in edges.items() if isinstance(edges, Mapping) else [(None, edges)]:
-        relation = g.schema.relation_id(etype)
-        ids = as_ids(some, "exclude_edges")
-        check_ids(ids, book.num_edges(relation), f"exclude_edges: edge id of relation {g.schema.relations[relation]}")
-        found.setdefault(relation, []).append(ids)
-    return {relation: _ascending(lists) for relation, lists in found.items()}
-
-
-def _ascending(lists: list[_I64]) -> _I64:
-    """All ids, ascending, each once; a list that is so already, as one for every minibatch can be, is not sorted."""
-    ids = lists[0] if len(lists) == 1 else np.concatenate(lists)
-    return ids if bool((ids[1:] > ids[:-1]).all()) else np.unique(ids)
+    book, found = g.loaded.topology.hosts, {}
+    for relation, some in by_relation(g.schema, edges, "exclude_edges").items():
+        number, ids = g.schema.relation_id(relation), some.numpy()
+        check_ids(ids, book.num_edges(number), f"exclude_edges: edge id of relation {relation}")
+        ascending = bool((ids[1:] > ids[:-1]).all())  # those that every minibatch leaves out were sorted once
+        found[number] = ids if ascending else np.unique(ids)
+    return found
