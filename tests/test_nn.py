@@ -7,9 +7,9 @@ import torch
 import mpigraph.nn.pytorch as dglnn
 from mpigraph.block import Block, to_block
 from mpigraph.errors import InvalidArgumentError, MPIGraphError
-from mpigraph.graphs import graph
+from mpigraph.graphs import graph, heterograph
 from mpigraph.metadata.schema import Schema
-from mpigraph.nn import GraphConv, SAGEConv
+from mpigraph.nn import GATConv, GraphConv, HGTConv, RelGraphConv, SAGEConv
 from mpigraph.nn.common import mean_and_own_rows, project_first
 
 SIZES = [(5, 3), (3, 5)]  # with and without the linear map before the aggregation
@@ -214,6 +214,30 @@ def _in_edges_of(g, nodes):
 def test_misuse_is_named(make_layer, message):
     with pytest.raises(InvalidArgumentError, match=message):
         make_layer()
+
+
+@pytest.mark.parametrize(
+    ("layer", "args"),
+    [
+        (SAGEConv(3, 2, "mean"), ()),
+        (SAGEConv(3, 2, "pool"), ()),
+        (SAGEConv(3, 2, "gcn"), ()),
+        (GATConv(3, 2, 2), ()),
+        (RelGraphConv(3, 2, 1), (torch.zeros(3, dtype=torch.int64),)),
+        (HGTConv(3, 2, 2, 1, 1), (torch.zeros(4, dtype=torch.int64), torch.zeros(3, dtype=torch.int64))),
+    ],
+    ids=lambda x: type(x).__name__,
+)
+def test_one_tensor_for_a_graph_between_two_types(layer, args):
+    """More users than items: the first users' rows would pass for those of the items."""
+    g = heterograph({("user", "buys", "item"): ([0, 3, 2], [0, 0, 1])}, {"user": 4, "item": 2})["buys"]
+    users, items = torch.ones(4, 3), torch.ones(2, 3)
+    with pytest.raises(InvalidArgumentError, match=r"joins \['user'\] and \['item'\]: give a pair"):
+        layer(g, users, *args)
+    if not args:
+        assert len(layer(g, (users, items))) == 2
+    one = GraphConv(3, 2)  # does not look at destinations
+    assert torch.equal(one(g, users), one(g, (users, items)))
 
 
 def test_the_name_that_scripts_import():

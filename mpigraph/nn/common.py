@@ -38,10 +38,16 @@ def source_and_destination(
         graph: a block or a graph.
         feat: one tensor, whose first rows are the destinations' if ``graph`` is a block; or one for each side.
         transform: applied to the features (once to each tensor), such as dropout.
+
+    Raises:
+        InvalidArgumentError: one tensor is given for a graph between two types.
     """
     change = (lambda x: x) if transform is None else transform
     if isinstance(feat, tuple):
         return change(feat[0]), change(feat[1])
+    if not graph.is_block and graph.srctypes != graph.dsttypes:
+        sides = f"{graph.srctypes} and {graph.dsttypes}"
+        raise InvalidArgumentError(f"the graph joins {sides}: give a pair of features, for sources and destinations")
     src = change(feat)
     return src, src[: graph.num_dst_nodes()] if graph.is_block else src
 

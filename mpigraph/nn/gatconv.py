@@ -113,7 +113,7 @@ class GATConv(nn.Module):
 
         Raises:
             MPIGraphError: a destination has no in-edge and ``allow_zero_in_degree`` is off.
-            InvalidArgumentError: one tensor is given to a layer of two input widths.
+            InvalidArgumentError: one tensor is given to a layer of two input widths, or for a graph between two types.
         """
         if not hasattr(self, "fc") and not isinstance(feat, tuple):
             raise InvalidArgumentError("a layer of two input widths needs a pair of features")
