@@ -301,7 +301,7 @@ def _as_product(
     x, weights = frames[0][u.field], frames[2][e.field]
     if weights.dtype != x.dtype or not x.is_floating_point():
         return None
-    if weights.numel() == in_edges.num_edges and weights.dim() <= x.dim():
+    if math.prod(weights.shape[1:]) == 1 and weights.dim() <= x.dim():  # a number for each edge
         return x, in_edges.to_csc_order(weights.reshape(-1))
     if weights.dim() == x.dim() and weights.shape[1:] == (*x.shape[1:-1], 1):  # a number for each head
         return x, in_edges.to_csc_order(weights.squeeze(-1))
