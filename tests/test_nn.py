@@ -240,5 +240,27 @@ def test_one_tensor_for_a_graph_between_two_types(layer, args):
     assert torch.equal(one(g, users), one(g, (users, items)))
 
 
+def test_the_graph_of_one_relation_has_two_sides():
+    """Features by type for ``g[relation]``: the self loop is of the destinations."""
+    whole_graph = heterograph({("user", "buys", "item"): ([0, 3, 2], [0, 0, 1])}, {"user": 4, "item": 2})
+    users, items = features(whole(), 3)[:4], features(whole(), 3)[4:6]
+    rgcn = RelGraphConv(3, 2, 1).double()
+    hgt = HGTConv(3, 2, 2, 2, 1, dropout=0.0).double()
+    total = torch.stack([users[0] + users[3], users[2]])
+    want = total @ rgcn.linear_r.W[0] + items @ rgcn.loop_weight + rgcn.h_bias
+    part, both, pair = whole_graph["buys"], {"user": users, "item": items}, ({"user": users}, {"item": items})
+    for g, feat in ((whole_graph, both), (part, both), (part, pair)):
+        torch.testing.assert_close(rgcn(g, feat)["item"], want)
+    found = hgt(part, both)
+    assert list(found) == ["item"] and found["item"].shape == (2, 4)
+    assert torch.equal(found["item"], hgt(part, pair)["item"])
+
+
+def test_weights_of_typed_edges_go_by_relation():
+    g = heterograph({("a", "r", "a"): ([0], [0])})
+    with pytest.raises(InvalidArgumentError, match=r"go by relation \(got Tensor\)"):
+        RelGraphConv(3, 2, 1)(g, {"a": torch.ones(1, 3)}, norm=torch.ones(1))
+
+
 def test_the_name_that_scripts_import():
     assert dglnn.SAGEConv is SAGEConv and dglnn.GraphConv is GraphConv

@@ -110,12 +110,12 @@ class HGTConv(nn.Module):
     def _convolved(self, edges: TypedEdges, rows: TypedRows, presorted: bool) -> torch.Tensor:
         keys = self._by_head(self.linear_k(rows.src, rows.src_types, presorted))
         values = self._by_head(self.linear_v(rows.src, rows.src_types, presorted))
-        queries = self.linear_q(rows.dst, rows.dst_types, presorted).index_select(0, edges.dst)
-        queries = self._by_head(grouped_product(queries, self._scoring(), edges.counts))  # of cells
+        queries = self.linear_q(rows.dst, rows.dst_types, presorted).index_select(0, edges.cell_dst)
+        queries = self._by_head(grouped_product(queries, self._scoring(), edges.cell_counts))  # of cells
         scores = edge_dots(edges.cells, keys, queries)
-        attention = softmax_rows(scores, edges.dst.index_select(0, edges.cells.dst), edges.num_dst)
+        attention = softmax_rows(scores, edges.cell_dst.index_select(0, edges.cells.dst), edges.num_dst)
         sums = spmm(edges.cells, values, attention).flatten(1)
-        h = edges.to_destinations(grouped_product(sums, _by_relation(self.relation_msg), edges.counts))
+        h = edges.to_destinations(grouped_product(sums, _by_relation(self.relation_msg), edges.cell_counts))
         h = self.drop(self.linear_a(h, rows.dst_types, presorted))
         own = rows.dst if self.in_size == h.shape[1] else rows.dst @ self.residual_w
         h = own.lerp(h, torch.sigmoid(self.skip)[rows.dst_types].unsqueeze(-1))

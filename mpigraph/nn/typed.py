@@ -2,7 +2,7 @@
 
 The edges are sorted by relation, then by destination. The edges of one relation into one destination are a *cell*: a
 layer first adds up within cells, then multiplies each relation's cells with its matrix, then adds up the cells of each
-destination. So no product is made for each edge, and nothing is done relation by relation.
+destination. So no product is made for each edge; Python goes through the relations only to join their edges.
 """
 
 from collections.abc import Mapping
@@ -19,9 +19,19 @@ from mpigraph.inedges import InEdges
 from mpigraph.metadata.schema import Relation
 from mpigraph.passing import MessagePassing
 
-__all__ = ["TypedEdges", "TypedFeatures", "TypedGraph", "TypedRows", "edge_values", "grouped_product", "is_typed"]
+__all__ = [
+    "TypedEdges",
+    "TypedFeatures",
+    "TypedGraph",
+    "TypedRows",
+    "grouped_product",
+    "is_typed",
+    "joined_weights",
+    "sides",
+]
 
 TypedGraph = HeteroGraph | Block
+EdgeWeights = Mapping[str | Relation, torch.Tensor]
 TypedFeatures = Mapping[str, torch.Tensor] | tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]
 
 
@@ -30,21 +40,35 @@ def is_typed(feat: object) -> bool:
     return isinstance(feat, Mapping) or (isinstance(feat, tuple) and all(isinstance(side, Mapping) for side in feat))
 
 
+def sides(graph: GraphBase, feat: TypedFeatures) -> tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]:
+    """Return the features by type of the sources and of the destinations. Local; no communication.
+
+    Args:
+        graph: a graph, or a block whose first sources of each type are the destinations.
+        feat: node type -> [num_nodes, ...]; or one dict for each side.
+    """
+    if isinstance(feat, tuple):
+        return feat
+    if not graph.is_block:
+        return feat, feat
+    return feat, {t: rows[: graph.num_dst_nodes(t)] for t, rows in feat.items() if t in graph.dsttypes}
+
+
 @dataclass(frozen=True)
 class TypedEdges:
     """Edges sorted by relation, then by destination. Local; no communication.
 
     Attributes:
         cells: the edges by cell, sources numbered over all types.
-        dst: int64[num_cells], the destination of each cell, numbered over all types.
-        counts: int64[num_rels], the cells of each relation.
+        cell_dst: int64[num_cells], the destination of each cell, numbered over all types.
+        cell_counts: int64[num_rels], the cells of each relation.
         num_dst: number of destinations.
         order: int64[num_edges], for each edge its place in the order in which weights come; None means that order.
     """
 
     cells: InEdges
-    dst: torch.Tensor
-    counts: torch.Tensor
+    cell_dst: torch.Tensor
+    cell_counts: torch.Tensor
     num_dst: int
     order: torch.Tensor | None
 
@@ -80,10 +104,10 @@ class TypedEdges:
         src = _joined([part.indices for part in parts], device) + torch.repeat_interleave(begin, edges)
         order = None
         if any(part.perm is not None for part in parts):
-            places = [part.to_csc_order(torch.arange(part.num_edges, device=device)) for part in parts]
+            places = [torch.arange(p.num_edges, device=device) if p.perm is None else p.perm for p in parts]
             order = _joined(places, device) + torch.repeat_interleave(edges.cumsum(0) - edges, edges)
         counts = torch.bincount(relation, minlength=num_rels)
-        return cls(_in_cells(degrees[full], src, num_src), dst, counts, num_dst, order)
+        return cls(InEdges.of_degrees(degrees[full], src, num_src), dst, counts, num_dst, order)
 
     @classmethod
     def of_types(cls, graph: MessagePassing, etypes: torch.Tensor, num_rels: int) -> "TypedEdges":
@@ -109,7 +133,7 @@ class TypedEdges:
         found, degrees = torch.unique_consecutive(key, return_counts=True)
         width = max(in_edges.num_dst, 1)
         counts = torch.bincount(found // width, minlength=num_rels)
-        cells = _in_cells(degrees, in_edges.indices[place], in_edges.num_src)
+        cells = InEdges.of_degrees(degrees, in_edges.indices[place], in_edges.num_src)
         order = place if in_edges.perm is None else in_edges.perm[place]
         return cls(cells, found % width, counts, in_edges.num_dst, order)
 
@@ -119,7 +143,7 @@ class TypedEdges:
 
     def to_destinations(self, rows: torch.Tensor) -> torch.Tensor:
         """Add up one row for each cell, [num_cells, ...], to [num_dst, ...]. Local; no communication."""
-        return rows.new_zeros(self.num_dst, *rows.shape[1:]).index_add(0, self.dst, rows)
+        return rows.new_zeros(self.num_dst, *rows.shape[1:]).index_add(0, self.cell_dst, rows)
 
 
 @dataclass(frozen=True)
@@ -145,20 +169,17 @@ class TypedRows:
         """Join features given by type. Local; no communication.
 
         Args:
-            graph: a graph, or a block whose first sources of each type are the destinations.
-            feat: node type -> [num_nodes, width]; or one dict for each side. A type without nodes may be left out.
+            graph: a graph or a block.
+            feat: as in :func:`sides`, [num_nodes, width] by type. A type without nodes may be left out.
 
         Raises:
             InvalidArgumentError: the features of a type are missing, or not one row for each node.
         """
         src_counts = {t: graph.num_src_nodes(t) for t in graph.srctypes}
         dst_counts = {t: graph.num_dst_nodes(t) for t in graph.dsttypes}
-        if isinstance(feat, tuple):
-            src, dst = _join(feat[0], src_counts), _join(feat[1], dst_counts)
-        else:
-            src = _join(feat, src_counts)
-            heads = {t: rows[: dst_counts[t]] for t, rows in feat.items() if t in dst_counts}
-            dst = _join(heads, dst_counts) if graph.is_block else src
+        of_src, of_dst = sides(graph, feat)
+        src = _join(of_src, src_counts)
+        dst = src if of_dst is of_src and dst_counts == src_counts else _join(of_dst, dst_counts)
         return cls(src, dst, _types(graph, src_counts), _types(graph, dst_counts), dst_counts)
 
     def by_type(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -166,20 +187,23 @@ class TypedRows:
         return dict(zip(self.dst_counts, torch.split(rows, list(self.dst_counts.values())), strict=True))
 
 
-def edge_values(graph: TypedGraph, values: Mapping[str | Relation, torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+def joined_weights(graph: TypedGraph, weights: EdgeWeights, like: torch.Tensor) -> torch.Tensor:
     """Join one number for each edge, [num_edges] by relation, relation by relation; 1 where there are none.
 
     Local; no communication.
 
     Raises:
         EdgeTypeError: a relation does not exist.
-        InvalidArgumentError: not one number for each edge.
+        InvalidArgumentError: not numbers by relation, or not one for each edge.
     """
-    given = {graph.to_canonical_etype(etype): numbers.reshape(-1) for etype, numbers in values.items()}
+    if not isinstance(weights, Mapping):
+        kind = type(weights).__name__
+        raise InvalidArgumentError(f"with features by node type, numbers of edges go by relation (got {kind})")
+    given = {graph.to_canonical_etype(etype): numbers.reshape(-1) for etype, numbers in weights.items()}
     parts = []
     for relation in graph.canonical_etypes:
         num = graph.num_edges(relation)
-        parts.append(given.get(relation, like.new_ones(num)))
+        parts.append(given[relation] if relation in given else like.new_ones(num))
         if parts[-1].shape[0] != num:
             raise InvalidArgumentError(f"{relation} has {num} edges, but {parts[-1].shape[0]} numbers are given")
     return torch.cat(parts)
@@ -188,7 +212,7 @@ def edge_values(graph: TypedGraph, values: Mapping[str | Relation, torch.Tensor]
 def grouped_product(x: torch.Tensor, weight: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     """Multiply the rows of each group with the group's matrix, which may be block-diagonal.
 
-    No loop over groups, and no matrix for each row. Local; no communication.
+    No Python loop over groups, and no matrix for each row. Local; no communication.
 
     Args:
         x: [n, blocks * width], rows sorted by group.
@@ -249,12 +273,6 @@ def _begins(names: list[str], counts: list[int]) -> tuple[dict[str, int], int]:
 def _joined(parts: list[torch.Tensor], device: torch.device) -> torch.Tensor:
     """Concatenate integers, of which there may be none, as int64."""
     return torch.cat([torch.zeros(0, dtype=torch.int64, device=device), *parts])
-
-
-def _in_cells(degrees: torch.Tensor, src: torch.Tensor, num_src: int) -> InEdges:
-    indptr = torch.zeros(degrees.shape[0] + 1, dtype=torch.int64, device=degrees.device)
-    torch.cumsum(degrees, 0, out=indptr[1:])
-    return InEdges(indptr, src.to(torch.int32) if num_src < 2**31 else src, num_src)
 
 
 def _join(feat: Mapping[str, torch.Tensor], counts: Mapping[str, int]) -> torch.Tensor:
