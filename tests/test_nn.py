@@ -9,7 +9,7 @@ from mpigraph.block import Block, to_block
 from mpigraph.errors import InvalidArgumentError, MPIGraphError
 from mpigraph.graphs import graph, heterograph
 from mpigraph.metadata.schema import Schema
-from mpigraph.nn import GATConv, GraphConv, HGTConv, RelGraphConv, SAGEConv
+from mpigraph.nn import GATConv, GraphConv, HGTConv, RelGraphConv, SAGEConv, TypedLinear
 from mpigraph.nn.common import mean_and_own_rows, project_first
 
 SIZES = [(5, 3), (3, 5)]  # with and without the linear map before the aggregation
@@ -260,6 +260,33 @@ def test_weights_of_typed_edges_go_by_relation():
     g = heterograph({("a", "r", "a"): ([0], [0])})
     with pytest.raises(InvalidArgumentError, match=r"go by relation \(got Tensor\)"):
         RelGraphConv(3, 2, 1)(g, {"a": torch.ones(1, 3)}, norm=torch.ones(1))
+
+
+@pytest.mark.parametrize(
+    ("types", "message"),
+    [
+        ([0, 1, 2, 3], r"in \[0, 3\) \(got 0 to 3\)"),
+        ([0, 1, 2, -1], r"in \[0, 3\) \(got -1 to 2\)"),
+        ([0, 1], r"shape \(4,\) \(got \(2,\)\)"),
+        ([0.0, 1.0, 1.0, 2.0], r"integers \(got torch.float32\)"),
+    ],
+)
+def test_types_that_are_none(types, message):
+    g, x, good = graph(([0, 1, 2, 3], [1, 2, 3, 0])), torch.ones(4, 3), [0, 1, 2, 0]
+    hgt, linear = HGTConv(3, 2, 2, 3, 3), TypedLinear(3, 2, 3)
+    calls = {
+        "etypes": [lambda t: RelGraphConv(3, 2, 3)(g, x, t), lambda t: hgt(g, x, good, t)],
+        "ntype": [lambda t: hgt(g, x, t, good), lambda t: hgt(g, x, t, good, presorted=True)],
+        "x_type": [lambda t: linear(x, t), lambda t: linear(x, torch.tensor(t), True)],
+    }
+    for what, some in calls.items():
+        for call in some:
+            call(good if what == "etypes" else sorted(good))
+            with pytest.raises(InvalidArgumentError, match=f"{what} must (be|have) {message}"):
+                call(types)
+    typed = heterograph({("a", "r", "b"): ([0], [0])}, {"a": 1, "b": 1, "c": 0, "d": 1})
+    with pytest.raises(InvalidArgumentError, match="3 node types, but the graph has 4"):
+        hgt(typed, dict.fromkeys("abcd", torch.ones(1, 3)) | {"c": torch.ones(0, 3)})
 
 
 def test_the_name_that_scripts_import():

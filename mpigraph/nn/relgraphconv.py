@@ -1,6 +1,6 @@
 """Relational graph convolution (RGCN), with DGL's arguments, parameter names, initialisation and numerics."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from mpigraph.aggregate import spmm
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.nn.common import source_and_destination
 from mpigraph.nn.drop import Dropout
-from mpigraph.nn.typed import TypedEdges, TypedGraph, TypedRows, is_typed, joined_weights
+from mpigraph.nn.typed import TypedEdges, TypedGraph, TypedRows, Types, is_typed, joined_weights
 from mpigraph.nn.typedlinear import TypedLinear
 
 __all__ = ["RelGraphConv"]
@@ -84,7 +84,7 @@ class RelGraphConv(nn.Module):
         self,
         g: TypedGraph,
         feat: Any,
-        etypes: torch.Tensor | Sequence[int] | None = None,
+        etypes: Types | None = None,
         norm: Any = None,
         *,
         presorted: bool = False,
@@ -115,7 +115,7 @@ class RelGraphConv(nn.Module):
             edges = TypedEdges.of_relations(g, num_rels)
             return rows.by_type(self._convolved(edges, rows.src, rows.dst, weights))
         src, dst = source_and_destination(g, feat)
-        return self._convolved(TypedEdges.of_types(g, torch.as_tensor(etypes), num_rels), src, dst, norm)
+        return self._convolved(TypedEdges.of_types(g, etypes, num_rels), src, dst, norm)
 
     def _convolved(
         self, edges: TypedEdges, src: torch.Tensor, dst: torch.Tensor, norm: torch.Tensor | None
