@@ -126,9 +126,8 @@ class HGTConv(nn.Module):
         sorted_dst = dst.index_select(0, dst_order) if g.is_block else sorted_src
         place = _inverse(dst_order)
         edges = edges.renumbered(_inverse(order), place)
-        return self._convolved(edges, TypedRows(sorted_src, sorted_dst, src_counts, dst_counts, {})).index_select(
-            0, place
-        )
+        rows = TypedRows(sorted_src, sorted_dst, src_counts, dst_counts, {})
+        return self._convolved(edges, rows).index_select(0, place)
 
     def _convolved(self, edges: TypedEdges, rows: TypedRows) -> torch.Tensor:
         keys = self._by_head(self.linear_k.of_groups(rows.src, rows.src_counts))
