@@ -159,6 +159,9 @@ TYPED = {
 }
 
 
+WROTE = ("user", "likes.most", "user")
+
+
 def typed_graph():
     """Names that are no words, a relation without edges, two with one name, a type without features or edges."""
     g = heterograph(TYPED, {"user": 6, "item 2": 3, "zone": 2})
@@ -219,6 +222,31 @@ def test_as_many_edges_as_nodes():
     data.edge_label_index, data.e_id = torch.zeros(3, 2, dtype=torch.int64), torch.tensor([5, 6, 7])
     g = from_pyg(data)
     assert sorted(g.ndata) == ["x", "y"] and sorted(g.edata) == sorted([EID, "edge_attr"])
+    g.edata["w"] = torch.zeros(3)  # nothing in PyG says that it is of edges
+    assert "w" in from_pyg(to_pyg(g)).ndata
+
+
+def test_names_with_index():
+    """In PyG "index" turns an attribute of several dimensions, but no vector, and none of nodes in a HeteroData."""
+    plain, typed = graph(([4, 1, 1], [0, 2, 2]), num_nodes=7), typed_graph()
+    plain.ndata["node_index"], plain.edata["index"] = torch.arange(7), torch.arange(3)
+    typed.nodes["user"].data["index"], typed.edges[WROTE].data["index"] = torch.ones(6, 2), torch.arange(2)
+    for g in (plain, typed):
+        assert same_graphs(from_pyg(to_pyg(g)), g)
+    plain.ndata["node_index"], typed.edges[WROTE].data["index"] = torch.ones(7, 2), torch.ones(2, 3)
+    for g, owner in ((plain, "nodes of type '_N'"), (typed, "edges of relation")):
+        with pytest.raises(InvalidArgumentError, match=f"index' on {owner}.*PyG means something else"):
+            to_pyg(g)
+    data = Data(edge_index=torch.tensor([[0, 1], [1, 2]]), edge_label_index=torch.zeros(2, 2), face=torch.ones(3, 3))
+    data.num_nodes, data.adj_t = 3, torch.eye(3).to_sparse_csr()
+    assert list(from_pyg(data).ndata) == list(from_pyg(data).edata) == []
+
+
+def test_original_ids_have_one_name():
+    g = graph(([0, 1], [1, 2]))
+    g.ndata.update({NID: torch.arange(3), "n_id": torch.arange(3)})
+    with pytest.raises(InvalidArgumentError, match="feature 'n_id' on nodes"):
+        to_pyg(g)
 
 
 def test_a_type_of_one_relation_keeps_its_names():
