@@ -105,7 +105,7 @@ class TypedEdges:
 
     @classmethod
     def of_relations(cls, graph: GraphBase, num_rels: int) -> "TypedEdges":
-        """Join the relations of a typed graph; the weights of its edges come relation by relation.
+        """Join the relations of a typed graph, which keeps them; weights of edges come relation by relation.
 
         Local; no communication.
 
@@ -119,6 +119,11 @@ class TypedEdges:
         relations = graph.canonical_etypes
         if len(relations) > num_rels:
             raise InvalidArgumentError(f"the layer has {num_rels} relations, but the graph has {len(relations)}")
+        return graph._once((cls, num_rels), lambda: cls._of_all(graph, num_rels))
+
+    @classmethod
+    def _of_all(cls, graph: GraphBase, num_rels: int) -> "TypedEdges":
+        relations = graph.canonical_etypes
         parts = [graph._in_edges(relation) for relation in relations]
         device = graph.device
         src_begin, num_src = _begins(graph.srctypes, [graph.num_src_nodes(t) for t in graph.srctypes])
