@@ -9,8 +9,9 @@ from mpigraph.block import Block, to_block
 from mpigraph.errors import InvalidArgumentError, MPIGraphError
 from mpigraph.graphs import graph, heterograph
 from mpigraph.metadata.schema import Schema
-from mpigraph.nn import GATConv, GraphConv, HGTConv, RelGraphConv, SAGEConv, TypedLinear
+from mpigraph.nn import GATConv, GraphConv, HGTConv, RelGraphConv, SAGEConv, TypedLinear, edge_softmax
 from mpigraph.nn.common import mean_and_own_rows, project_first
+from mpigraph.nn.typed import TypedEdges
 
 SIZES = [(5, 3), (3, 5)]  # with and without the linear map before the aggregation
 
@@ -209,6 +210,9 @@ def _in_edges_of(g, nodes):
         (lambda: SAGEConv((3, 2), 2, "gcn"), "one width"),
         (lambda: GraphConv(3, 2, norm="up"), "norm must be"),
         (lambda: SAGEConv(3, 2, "mean")(whole(), torch.ones(10, 3), torch.ones(4)), "30 rows"),
+        (lambda: SAGEConv(3, 2, "mean")(whole(), torch.ones(10, 3), torch.tensor(1.0)), r"30 rows \(got shape \(\)"),
+        (lambda: GATConv(3, 2, 2)(whole(True), torch.ones(10, 3), torch.ones(1)), r"40 rows \(got shape \(1,\)"),
+        (lambda: edge_softmax(whole(), torch.ones(30), "all"), "expected edge ids.*'all'"),
     ],
 )
 def test_misuse_is_named(make_layer, message):
@@ -254,6 +258,17 @@ def test_the_graph_of_one_relation_has_two_sides():
     found = hgt(part, both)
     assert list(found) == ["item"] and found["item"].shape == (2, 4)
     assert torch.equal(found["item"], hgt(part, pair)["item"])
+
+
+def test_joined_relations_are_kept_on_the_graph():
+    g = heterograph({("user", "buys", "item"): ([0, 3, 2], [0, 0, 1])}, {"user": 4, "item": 2})
+    edges = TypedEdges.of_relations(g, 1)
+    assert TypedEdges.of_relations(g, 1) is edges is TypedEdges.of_relations(g.local_var(), 1)
+    assert TypedEdges.of_relations(g, 3).cell_counts.tolist() == [2, 0, 0]
+    part = TypedEdges.of_relations(g["buys"], 1)  # the same relation, between fewer nodes
+    assert (edges.cells.num_src, part.cells.num_src) == (6, 4) and (edges.num_dst, part.num_dst) == (6, 2)
+    block = to_block(g, {"item": [0, 1]})  # used but once
+    assert TypedEdges.of_relations(block, 1) is not TypedEdges.of_relations(block, 1)
 
 
 def test_weights_of_typed_edges_go_by_relation():

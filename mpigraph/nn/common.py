@@ -12,6 +12,7 @@ from mpigraph.passing import MessagePassing
 
 __all__ = [
     "Features",
+    "check_edge_weight",
     "check_in_degrees",
     "mean_and_own_rows",
     "project_first",
@@ -62,6 +63,13 @@ def check_in_degrees(graph: MessagePassing) -> None:
         )
 
 
+def check_edge_weight(graph: MessagePassing, edge_weight: torch.Tensor) -> None:
+    """Raise InvalidArgumentError unless there is a row for each edge. Local; no communication."""
+    if edge_weight.dim() == 0 or edge_weight.shape[0] != graph.num_edges():
+        shape = tuple(edge_weight.shape)
+        raise InvalidArgumentError(f"edge_weight must have {graph.num_edges()} rows (got shape {shape})")
+
+
 def mean_and_own_rows(block: MessagePassing, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the mean over in-neighbours and the destinations' own rows. Local; no communication.
 
@@ -86,11 +94,13 @@ def weighted_copy(graph: MessagePassing, edge_weight: torch.Tensor | None) -> Me
     Args:
         graph: a graph of one relation.
         edge_weight: [num_edges, ...] or None.
+
+    Raises:
+        InvalidArgumentError: not a row for each edge.
     """
     if edge_weight is None:
         return fn.copy_u("h", "m")
-    if edge_weight.shape[0] != graph.num_edges():
-        raise InvalidArgumentError(f"edge_weight must have {graph.num_edges()} rows (got {edge_weight.shape[0]})")
+    check_edge_weight(graph, edge_weight)
     graph.edata[_WEIGHT] = edge_weight
     return fn.u_mul_e("h", _WEIGHT, "m")
 
