@@ -1,7 +1,7 @@
 """A typed graph as one without types: all nodes in one range of numbers, all edges in one list."""
 
 from collections.abc import Sequence
-from typing import Literal, overload
+from typing import Any
 
 import torch
 
@@ -13,34 +13,13 @@ from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Schema
 __all__ = ["to_homogeneous"]
 
 
-@overload
-def to_homogeneous(
-    g: HeteroGraph,
-    ndata: Sequence[str] | None = None,
-    edata: Sequence[str] | None = None,
-    store_type: bool = True,
-    return_count: Literal[False] = False,
-) -> HeteroGraph: ...
-
-
-@overload
-def to_homogeneous(
-    g: HeteroGraph,
-    ndata: Sequence[str] | None = None,
-    edata: Sequence[str] | None = None,
-    store_type: bool = True,
-    *,
-    return_count: Literal[True],
-) -> tuple[HeteroGraph, list[int], list[int]]: ...
-
-
 def to_homogeneous(
     g: HeteroGraph,
     ndata: Sequence[str] | None = None,
     edata: Sequence[str] | None = None,
     store_type: bool = True,
     return_count: bool = False,
-) -> HeteroGraph | tuple[HeteroGraph, list[int], list[int]]:
+) -> Any:
     """Return the graph without types: nodes type by type, edges relation by relation. Local; no communication.
 
     ``ndata[NID]`` and ``edata[EID]`` are the ids in ``g`` within the type or relation, int64.
@@ -54,8 +33,8 @@ def to_homogeneous(
         return_count: also return how many nodes and edges there are of each type.
 
     Returns:
-        The graph; with ``return_count`` also the number of nodes of each type and of edges of each relation, in the
-        order of their ids.
+        The graph; with ``return_count`` a tuple of it, the number of nodes of each type and that of edges of each relation, lists in
+        the order of their ids.
 
     Raises:
         InvalidArgumentError: ``g`` is a block; layers take typed blocks as they are.
