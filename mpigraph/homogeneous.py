@@ -33,8 +33,8 @@ def to_homogeneous(
         return_count: also return how many nodes and edges there are of each type.
 
     Returns:
-        The graph; with ``return_count`` a tuple of it, the number of nodes of each type and that of edges of each relation, lists in
-        the order of their ids.
+        The graph; with ``return_count`` a tuple of it and two lists, the numbers of nodes of each type and of edges of
+        each relation, in the order of their ids.
 
     Raises:
         InvalidArgumentError: ``g`` is a block; layers take typed blocks as they are.
