@@ -252,9 +252,10 @@ class _Extreme(torch.autograd.Function):
 def _by_head(in_edges: InEdges, x: torch.Tensor, weights: torch.Tensor, mean: bool) -> torch.Tensor:
     """Do :func:`spmm` for each head: no row of all heads is made for each edge."""
     heads = math.prod(weights.shape[1:])
-    rows = x.reshape(x.shape[0], heads, math.prod(x.shape[weights.dim() :]))
-    columns = weights.reshape(weights.shape[0], heads)
-    parts = [spmm(in_edges, rows[:, k], columns[:, k].contiguous(), mean) for k in range(heads)]
+    # unbound, for the gradients of slices would be zeros of the full size, added up
+    rows = x.reshape(x.shape[0], heads, math.prod(x.shape[weights.dim() :])).unbind(1)
+    columns = weights.reshape(weights.shape[0], heads).unbind(1)
+    parts = [spmm(in_edges, row, column.contiguous(), mean) for row, column in zip(rows, columns, strict=True)]
     return torch.stack(parts, 1).reshape(in_edges.num_dst, *x.shape[1:])
 
 
@@ -300,7 +301,7 @@ def _as_product(
     x, weights = frames[0][u.field], frames[2][e.field]
     if weights.dtype != x.dtype or not x.is_floating_point():
         return None
-    if weights.numel() == in_edges.num_edges and weights.dim() <= x.dim():
+    if math.prod(weights.shape[1:]) == 1 and weights.dim() <= x.dim():  # a number for each edge
         return x, in_edges.to_csc_order(weights.reshape(-1))
     if weights.dim() == x.dim() and weights.shape[1:] == (*x.shape[1:-1], 1):  # a number for each head
         return x, in_edges.to_csc_order(weights.squeeze(-1))

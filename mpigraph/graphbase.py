@@ -5,7 +5,7 @@ types and whose lengths are the counts.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
@@ -25,6 +25,7 @@ __all__ = ["EdgesView", "GraphBase", "NodesView", "Space"]
 Ids = torch.Tensor | npt.ArrayLike | Sequence[int]
 Etype = str | Relation | None
 G = TypeVar("G", bound="GraphBase")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,10 @@ class GraphBase(ABC):
     @abstractmethod
     def _in_edges(self, relation: Relation) -> InEdges:
         """Return the edges of a relation by destination."""
+
+    def _once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """Return what is made of the structure alone; a graph that lives on keeps it under the key."""
+        return make()
 
     # -- types -----------------------------------------------------------------------------------------------
 

@@ -4,9 +4,9 @@ Relations are typed; a homogeneous graph is the one-relation case of the same co
 were given (edge id = position in the list).
 """
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequence
 from copy import copy
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy.typing as npt
 import torch
@@ -23,6 +23,7 @@ __all__ = ["HeteroGraph", "graph", "heterograph", "to_bidirected"]
 
 Column = torch.Tensor | npt.ArrayLike | Sequence[int]
 EdgeList = tuple[Column, Column]
+T = TypeVar("T")
 
 
 class HeteroGraph(MessagePassing):
@@ -48,6 +49,7 @@ class HeteroGraph(MessagePassing):
         super().__init__(schema, Frames(nodes, nodes, edge), device)
         self._edges = dict(edges)
         self._structures: dict[Relation, InEdges] = {}
+        self._made: dict[Hashable, Any] = {}
 
     def __repr__(self) -> str:
         if self.is_homogeneous:
@@ -92,6 +94,7 @@ class HeteroGraph(MessagePassing):
         destinations = sources if src == dst else {dst: frames.dst[dst]}
         part._frames = Frames(sources, destinations, {relation: frames.edge[relation]})
         part._edges = {relation: self._edges[relation]}
+        part._made = {}
         return part  # with the structures of the whole graph, so that what is made for one is kept for both
 
     def to(self, device: torch.device | str) -> "HeteroGraph":
@@ -125,6 +128,12 @@ class HeteroGraph(MessagePassing):
             sizes = self.num_nodes(relation[0]), self.num_nodes(relation[2])
             self._structures[relation] = InEdges.from_coo(src, dst, *sizes)
         return self._structures[relation]
+
+    def _once(self, key: Hashable, make: Callable[[], T]) -> T:
+        if key not in self._made:
+            self._made[key] = make()
+        made: T = self._made[key]
+        return made
 
 
 def graph(edges: EdgeList, num_nodes: int | None = None) -> HeteroGraph:

@@ -1,6 +1,7 @@
 """A typed graph as one without types: all nodes in one range of numbers, all edges in one list."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -13,18 +14,27 @@ __all__ = ["to_homogeneous"]
 
 
 def to_homogeneous(
-    g: HeteroGraph, ndata: Sequence[str] = (), edata: Sequence[str] = (), store_type: bool = True
-) -> HeteroGraph:
+    g: HeteroGraph,
+    ndata: Sequence[str] | None = None,
+    edata: Sequence[str] | None = None,
+    store_type: bool = True,
+    return_count: bool = False,
+) -> Any:
     """Return the graph without types: nodes type by type, edges relation by relation. Local; no communication.
 
     ``ndata[NID]`` and ``edata[EID]`` are the ids in ``g`` within the type or relation, int64.
 
     Args:
         g: a graph in memory.
-        ndata: names of node features to keep, which every type must have, of one width.
+        ndata: names of node features to keep, which every type must have, of one width; None means none.
         edata: likewise for edges.
         store_type: also make ``ndata[NTYPE]`` and ``edata[ETYPE]``, int64, the type ids as in ``g.ntypes`` and
             ``g.canonical_etypes``.
+        return_count: also return how many nodes and edges there are of each type.
+
+    Returns:
+        The graph; with ``return_count`` a tuple of it and two lists, the numbers of nodes of each type and of edges of
+        each relation, in the order of their ids.
 
     Raises:
         InvalidArgumentError: ``g`` is a block; layers take typed blocks as they are.
@@ -32,8 +42,8 @@ def to_homogeneous(
     """
     if g.is_block:
         raise InvalidArgumentError("to_homogeneous takes a graph, not a block: layers take typed blocks as they are")
-    node_counts = _counts([g.num_nodes(ntype) for ntype in g.ntypes], g.device)
-    edge_counts = _counts([g.num_edges(relation) for relation in g.canonical_etypes], g.device)
+    counts = [g.num_nodes(ntype) for ntype in g.ntypes], [g.num_edges(relation) for relation in g.canonical_etypes]
+    node_counts, edge_counts = (torch.tensor(some, dtype=torch.int64, device=g.device) for some in counts)
     begin = dict(zip(g.ntypes, (node_counts.cumsum(0) - node_counts).tolist(), strict=True))
     none = torch.zeros(0, dtype=torch.int64, device=g.device)
     src, dst = [none], [none]
@@ -47,15 +57,11 @@ def to_homogeneous(
     nodes[NID], edges[EID] = _within(node_counts), _within(edge_counts)
     if store_type:
         nodes[NTYPE], edges[ETYPE] = torch.repeat_interleave(node_counts), torch.repeat_interleave(edge_counts)
-    for name in ndata:
+    for name in ndata or ():
         nodes[name] = torch.cat([g.nodes[ntype].data[name] for ntype in g.ntypes])
-    for name in edata:
+    for name in edata or ():
         edges[name] = torch.cat([g.edges[relation].data[name] for relation in g.canonical_etypes])
-    return result
-
-
-def _counts(counts: list[int], device: torch.device) -> torch.Tensor:
-    return torch.tensor(counts, dtype=torch.int64, device=device)
+    return (result, *counts) if return_count else result
 
 
 def _within(counts: torch.Tensor) -> torch.Tensor:

@@ -44,8 +44,21 @@ class InEdges:
         if dst.numel() > 1 and bool((dst[1:] < dst[:-1]).any()):
             perm = torch.argsort(dst, stable=True)
             src = src[perm]
-        indptr = _indptr(dst, num_dst)
-        return cls(indptr, src.to(torch.int32) if num_src < 2**31 else src, num_src, perm)
+        return cls.of_degrees(torch.bincount(dst, minlength=num_dst), src, num_src, perm)
+
+    @classmethod
+    def of_degrees(
+        cls, degrees: torch.Tensor, src: torch.Tensor, num_src: int, perm: torch.Tensor | None = None
+    ) -> "InEdges":
+        """Make the structure of edges that are already by destination. Local; no communication.
+
+        Args:
+            degrees: int64[num_dst], the in-degree of each destination.
+            src: int64[num_edges] or int32[num_edges], in CSC order.
+            num_src: number of source nodes.
+            perm: int64[num_edges], the edge id at each CSC position; None where that is the position itself.
+        """
+        return cls(_indptr(degrees), src.to(torch.int32) if num_src < 2**31 else src, num_src, perm)
 
     @property
     def num_dst(self) -> int:
@@ -80,7 +93,8 @@ class InEdges:
         """The same edges by source, and int64[num_edges], the CSC position of each edge in that order."""
         order = torch.argsort(self.indices, stable=True)
         rows = self.dst[order].to(self.indices.dtype)
-        return InEdges(_indptr(self.indices, self.num_src), rows, self.num_dst), order
+        degrees = torch.bincount(self.indices, minlength=self.num_src)
+        return InEdges(_indptr(degrees), rows, self.num_dst), order
 
     @cached_property
     def coo(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -140,8 +154,8 @@ def _swallow_beta_warning() -> None:
         torch.sparse_csr_tensor(torch.tensor([0, 0]), torch.tensor([], dtype=torch.int64), torch.tensor([]), (1, 1))
 
 
-def _indptr(index: torch.Tensor, num_rows: int) -> torch.Tensor:
-    """Return int64[num_rows + 1], where each row starts in ``index`` sorted."""
-    indptr = torch.zeros(num_rows + 1, dtype=torch.int64, device=index.device)
-    torch.cumsum(torch.bincount(index, minlength=num_rows), 0, out=indptr[1:])
+def _indptr(degrees: torch.Tensor) -> torch.Tensor:
+    """Return int64[num_rows + 1], where each row starts and the last one ends."""
+    indptr = torch.zeros(degrees.shape[0] + 1, dtype=torch.int64, device=degrees.device)
+    torch.cumsum(degrees, 0, out=indptr[1:])
     return indptr

@@ -49,9 +49,11 @@ def need_pyg() -> None:
 def from_pyg(data: Any) -> HeteroGraph:
     """Make a graph of ``torch_geometric``'s ``Data`` or ``HeteroData``. Local; no communication.
 
-    The i-th edge of a relation stays its i-th. A tensor becomes a feature if it has one row for each node or edge;
-    where a ``Data`` has as many edges as nodes, those with "edge" in their name, and ``e_id``, are of edges. Numbers of
-    nodes are what PyG says; what it does not know is the largest endpoint plus one.
+    The i-th edge of a relation stays its i-th. A tensor becomes a feature if it has one row for each node or edge, but
+    for ``edge_index``, ``adj`` and ``adj_t``, and what PyG cuts along another dimension, as it does with several
+    dimensions and "index" in the name. Where a ``Data`` has as many edges as nodes, tensors with "edge" in their name,
+    and ``e_id``, are of edges, and all others of nodes. Numbers of nodes are what PyG says; what it does not know is
+    the largest endpoint plus one.
 
     Args:
         data: needs ``edge_index`` (by relation, if typed).
@@ -64,7 +66,7 @@ def from_pyg(data: Any) -> HeteroGraph:
     if hasattr(data, "node_types") and hasattr(data, "edge_types"):
         return _from_hetero(data)
     result = graph(_edge_index(data, "data"), _num_nodes(data))
-    _share(data.to_dict().items(), result.nodes[DEFAULT_NTYPE].data, result.edges[DEFAULT_ETYPE].data)
+    _share(data, data, data.to_dict().items(), result.nodes[DEFAULT_NTYPE].data, result.edges[DEFAULT_ETYPE].data)
     return result
 
 
@@ -72,14 +74,16 @@ def to_pyg(g: HeteroGraph) -> Any:
     """Make ``torch_geometric``'s ``Data`` or ``HeteroData`` of a graph. Local; no communication.
 
     A graph without names of types gives ``Data``, any other one ``HeteroData``. The i-th edge of a relation stays its
-    i-th, features are shared, and ``num_nodes`` is always set. :func:`from_pyg` gives the graph back.
+    i-th, features are shared, and ``num_nodes`` is always set. :func:`from_pyg` gives the graph back; only where a
+    ``Data`` has as many edges as nodes do names decide what is of edges.
 
     Args:
         g: a graph in memory.
 
     Raises:
         InvalidArgumentError: it is a block, PyG is not installed, or a feature has a name that PyG cannot keep: that of
-            the structure, or in ``Data`` one that nodes and edges share.
+            the structure or of original ids, in ``Data`` one that nodes and edges share, or one by which PyG would cut
+            it along another dimension than its rows.
     """
     if g.is_block:
         raise InvalidArgumentError("expected a graph that is not a block")
@@ -88,7 +92,13 @@ def to_pyg(g: HeteroGraph) -> Any:
     for relation in g.canonical_etypes:
         index = torch.stack(g.all_edges(etype=relation))
         edges[relation] = {"edge_index": index} | _features(g.edges[relation].data, "e_id")
-    return as_data(g.schema, nodes, edges)
+    data = as_data(g.schema, nodes, edges)
+    hetero = hasattr(data, "node_types")
+    for key, space in [(t, g.nodes[t]) for t in g.ntypes] + [(r, g.edges[r]) for r in g.canonical_etypes]:
+        for name, values in space.data.items():
+            if not _is_by_rows(data, data[key] if hetero else data, name, values):
+                raise _other_meaning(name, space.data.owner)
+    return data
 
 
 def as_data(schema: Schema, nodes: Mapping[str, dict[str, Any]], edges: Mapping[Relation, dict[str, Any]]) -> Any:
@@ -132,7 +142,7 @@ def check_names(names: Iterable[str], taken: Set[str], owner: str) -> None:
     """
     bad = sorted(taken & set(names))
     if bad:
-        raise InvalidArgumentError(f"feature {bad[0]!r} on {owner}: PyG means something else by this name")
+        raise _other_meaning(bad[0], owner)
 
 
 def check_apart(schema: Schema, of_nodes: Iterable[str], of_edges: Iterable[str]) -> None:
@@ -155,9 +165,9 @@ def _from_hetero(data: Any) -> HeteroGraph:
             raise GraphDataError(f"nothing says how many nodes of type {ntype!r} there are: set its num_nodes")
     result = heterograph(edges, {t: count for t, count in counts.items() if count is not None})
     for ntype in counts:
-        _share(data[ntype].items(), result.nodes[ntype].data)
+        _share(data, data[ntype], data[ntype].items(), result.nodes[ntype].data)
     for relation in edges:
-        _share(data[relation].items(), result.edges[relation].data)
+        _share(data, data[relation], data[relation].items(), result.edges[relation].data)
     return result
 
 
@@ -174,10 +184,12 @@ def _num_nodes(store: Any) -> int | None:
     return None if count is None else int(count)
 
 
-def _share(fields: Iterable[tuple[str, Any]], *frames: Frame) -> None:
+def _share(data: Any, store: Any, fields: Iterable[tuple[str, Any]], *frames: Frame) -> None:
     """Give each array the frame of its length; of a node and an edge frame, the name decides first."""
     for name, values in fields:
-        if "index" in name or not isinstance(values, torch.Tensor | np.ndarray) or values.ndim == 0:
+        if name in OF_GRAPHS or not isinstance(values, torch.Tensor | np.ndarray) or values.ndim == 0:
+            continue
+        if not _is_by_rows(data, store, name, values):
             continue
         of_edges = "edge" in name or name == "e_id"
         for frame in reversed(frames) if of_edges else frames:
@@ -186,7 +198,17 @@ def _share(fields: Iterable[tuple[str, Any]], *frames: Frame) -> None:
                 break
 
 
+def _is_by_rows(data: Any, store: Any, name: str, values: Any) -> bool:
+    """Whether PyG too has the nodes or edges of an attribute along its first dimension."""
+    dimension_of = getattr(data, "__cat_dim__", None)
+    return values.ndim == 1 or dimension_of is None or dimension_of(name, values, store) == 0
+
+
+def _other_meaning(name: str, owner: str) -> InvalidArgumentError:
+    return InvalidArgumentError(f"feature {name!r} on {owner}: PyG means something else by this name")
+
+
 def _features(frame: Frame, ids_name: str) -> dict[str, torch.Tensor]:
     """The features of a frame under PyG's names."""
-    check_names(frame, OF_GRAPHS, frame.owner)
+    check_names(frame, OF_GRAPHS | _OURS.keys(), frame.owner)
     return {ids_name if name == NID else name: values for name, values in frame.items()}

@@ -151,12 +151,17 @@ def test_pyg_itself():
     check_pyg_hetero(hetero)
 
 
+# PyG says so once in a process, of the "__" in names, by which it joins names elsewhere.
+pytestmark = pytest.mark.filterwarnings("ignore:There exist type names")
 TYPED = {
     ("user", "rated-by__x", "item 2"): ([3, 0, 3, 3], [1, 1, 0, 1]),  # parallel edges
     ("user", "likes.most", "user"): ([1, 0], [1, 3]),
     ("item 2", "likes.most", "user"): ([], []),
     ("user", "rated-by__y", "item 2"): ([2], [2]),
 }
+
+
+WROTE = ("user", "likes.most", "user")
 
 
 def typed_graph():
@@ -185,7 +190,6 @@ def same_graphs(one, other):
     return all(torch.equal(mine[side], theirs[side]) for mine, theirs in ends for side in (0, 1))
 
 
-@pytest.mark.filterwarnings("ignore:There exist type names")  # with "__", which PyG joins names by elsewhere
 def test_typed_graphs_go_to_pyg_and_back():
     g = typed_graph()
     data = to_pyg(g)
@@ -219,6 +223,31 @@ def test_as_many_edges_as_nodes():
     data.edge_label_index, data.e_id = torch.zeros(3, 2, dtype=torch.int64), torch.tensor([5, 6, 7])
     g = from_pyg(data)
     assert sorted(g.ndata) == ["x", "y"] and sorted(g.edata) == sorted([EID, "edge_attr"])
+    g.edata["w"] = torch.zeros(3)  # nothing in PyG says that it is of edges
+    assert "w" in from_pyg(to_pyg(g)).ndata
+
+
+def test_names_with_index():
+    """In PyG "index" turns an attribute of several dimensions, but no vector, and none of nodes in a HeteroData."""
+    plain, typed = graph(([4, 1, 1], [0, 2, 2]), num_nodes=7), typed_graph()
+    plain.ndata["node_index"], plain.edata["index"] = torch.arange(7), torch.arange(3)
+    typed.nodes["user"].data["index"], typed.edges[WROTE].data["index"] = torch.ones(6, 2), torch.arange(2)
+    for g in (plain, typed):
+        assert same_graphs(from_pyg(to_pyg(g)), g)
+    plain.ndata["node_index"], typed.edges[WROTE].data["index"] = torch.ones(7, 2), torch.ones(2, 3)
+    for g, owner in ((plain, "nodes of type '_N'"), (typed, "edges of relation")):
+        with pytest.raises(InvalidArgumentError, match=f"index' on {owner}.*PyG means something else"):
+            to_pyg(g)
+    data = Data(edge_index=torch.tensor([[0, 1], [1, 2]]), edge_label_index=torch.zeros(2, 2), face=torch.ones(3, 3))
+    data.num_nodes, data.adj_t = 3, torch.eye(3).to_sparse_csr()
+    assert list(from_pyg(data).ndata) == list(from_pyg(data).edata) == []
+
+
+def test_original_ids_have_one_name():
+    g = graph(([0, 1], [1, 2]))
+    g.ndata.update({NID: torch.arange(3), "n_id": torch.arange(3)})
+    with pytest.raises(InvalidArgumentError, match="feature 'n_id' on nodes"):
+        to_pyg(g)
 
 
 def test_a_type_of_one_relation_keeps_its_names():

@@ -187,6 +187,17 @@ def test_empty_blocks(op, num_src, num_dst, dim):
     assert x.grad.shape == x.shape
 
 
+@pytest.mark.parametrize("op", REDUCERS)
+def test_no_edges_give_the_shape_that_edges_give(op):
+    g = heterograph({("a", "few", "b"): ([0, 1], [1, 1]), ("a", "none", "b"): ([], [])}, {"a": 2, "b": 3})
+    g.nodes["a"].data["h"] = torch.ones(2, 1)
+    for name in ("few", "none"):
+        g.edges[name].data["w"] = torch.ones(g.num_edges(name), 5)
+    functions = fn.u_mul_e("h", "w", "m"), getattr(fn, op)("m", "out")
+    g.multi_update_all({"few": functions, "none": functions}, "stack")
+    assert g.nodes["b"].data["out"].shape == (3, 2, 5)
+
+
 def test_sums_are_deterministic_and_match_the_dense_matrix():
     g = random_graph(4, nodes=60, edges=900)
     src, dst = g.edges()

@@ -588,3 +588,10 @@ def test_to_homogeneous():
     assert mg.NTYPE not in mg.to_homogeneous(g, store_type=False).ndata
     with pytest.raises(InvalidArgumentError, match="not a block"):
         mg.to_homogeneous(block_of(g, CHOSEN))
+
+
+def test_to_homogeneous_with_counts():
+    g = whole()
+    homo, nodes, edges = mg.to_homogeneous(g, ndata=None, edata=None, store_type=False, return_count=True)
+    assert nodes == [NODES[t] for t in g.ntypes] and edges == [RELATIONS[r] for r in g.canonical_etypes]
+    assert list(homo.ndata) == [mg.NID] and list(homo.edata) == [mg.EID] and homo.num_nodes() == sum(nodes)

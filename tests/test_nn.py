@@ -7,10 +7,11 @@ import torch
 import mpigraph.nn.pytorch as dglnn
 from mpigraph.block import Block, to_block
 from mpigraph.errors import InvalidArgumentError, MPIGraphError
-from mpigraph.graphs import graph
+from mpigraph.graphs import graph, heterograph
 from mpigraph.metadata.schema import Schema
-from mpigraph.nn import GraphConv, SAGEConv
+from mpigraph.nn import GATConv, GraphConv, HGTConv, RelGraphConv, SAGEConv, TypedLinear, edge_softmax
 from mpigraph.nn.common import mean_and_own_rows, project_first
+from mpigraph.nn.typed import TypedEdges
 
 SIZES = [(5, 3), (3, 5)]  # with and without the linear map before the aggregation
 
@@ -209,11 +210,98 @@ def _in_edges_of(g, nodes):
         (lambda: SAGEConv((3, 2), 2, "gcn"), "one width"),
         (lambda: GraphConv(3, 2, norm="up"), "norm must be"),
         (lambda: SAGEConv(3, 2, "mean")(whole(), torch.ones(10, 3), torch.ones(4)), "30 rows"),
+        (lambda: SAGEConv(3, 2, "mean")(whole(), torch.ones(10, 3), torch.tensor(1.0)), r"30 rows \(got shape \(\)"),
+        (lambda: GATConv(3, 2, 2)(whole(True), torch.ones(10, 3), torch.ones(1)), r"40 rows \(got shape \(1,\)"),
+        (lambda: edge_softmax(whole(), torch.ones(30), "all"), "expected edge ids.*'all'"),
     ],
 )
 def test_misuse_is_named(make_layer, message):
     with pytest.raises(InvalidArgumentError, match=message):
         make_layer()
+
+
+@pytest.mark.parametrize(
+    ("layer", "args"),
+    [
+        (SAGEConv(3, 2, "mean"), ()),
+        (SAGEConv(3, 2, "pool"), ()),
+        (SAGEConv(3, 2, "gcn"), ()),
+        (GATConv(3, 2, 2), ()),
+        (RelGraphConv(3, 2, 1), (torch.zeros(3, dtype=torch.int64),)),
+        (HGTConv(3, 2, 2, 1, 1), (torch.zeros(4, dtype=torch.int64), torch.zeros(3, dtype=torch.int64))),
+    ],
+    ids=lambda x: type(x).__name__,
+)
+def test_one_tensor_for_a_graph_between_two_types(layer, args):
+    """More users than items: the first users' rows would pass for those of the items."""
+    g = heterograph({("user", "buys", "item"): ([0, 3, 2], [0, 0, 1])}, {"user": 4, "item": 2})["buys"]
+    users, items = torch.ones(4, 3), torch.ones(2, 3)
+    with pytest.raises(InvalidArgumentError, match=r"joins \['user'\] and \['item'\]: give a pair"):
+        layer(g, users, *args)
+    if not args:
+        assert len(layer(g, (users, items))) == 2
+    one = GraphConv(3, 2)  # does not look at destinations
+    assert torch.equal(one(g, users), one(g, (users, items)))
+
+
+def test_the_graph_of_one_relation_has_two_sides():
+    """Features by type for ``g[relation]``: the self loop is of the destinations."""
+    whole_graph = heterograph({("user", "buys", "item"): ([0, 3, 2], [0, 0, 1])}, {"user": 4, "item": 2})
+    users, items = features(whole(), 3)[:4], features(whole(), 3)[4:6]
+    rgcn = RelGraphConv(3, 2, 1).double()
+    hgt = HGTConv(3, 2, 2, 2, 1, dropout=0.0).double()
+    total = torch.stack([users[0] + users[3], users[2]])
+    want = total @ rgcn.linear_r.W[0] + items @ rgcn.loop_weight + rgcn.h_bias
+    part, both, pair = whole_graph["buys"], {"user": users, "item": items}, ({"user": users}, {"item": items})
+    for g, feat in ((whole_graph, both), (part, both), (part, pair)):
+        torch.testing.assert_close(rgcn(g, feat)["item"], want)
+    found = hgt(part, both)
+    assert list(found) == ["item"] and found["item"].shape == (2, 4)
+    assert torch.equal(found["item"], hgt(part, pair)["item"])
+
+
+def test_joined_relations_are_kept_on_the_graph():
+    g = heterograph({("user", "buys", "item"): ([0, 3, 2], [0, 0, 1])}, {"user": 4, "item": 2})
+    edges = TypedEdges.of_relations(g, 1)
+    assert TypedEdges.of_relations(g, 1) is edges is TypedEdges.of_relations(g.local_var(), 1)
+    assert TypedEdges.of_relations(g, 3).cell_counts.tolist() == [2, 0, 0]
+    part = TypedEdges.of_relations(g["buys"], 1)  # the same relation, between fewer nodes
+    assert (edges.cells.num_src, part.cells.num_src) == (6, 4) and (edges.num_dst, part.num_dst) == (6, 2)
+    block = to_block(g, {"item": [0, 1]})  # used but once
+    assert TypedEdges.of_relations(block, 1) is not TypedEdges.of_relations(block, 1)
+
+
+def test_weights_of_typed_edges_go_by_relation():
+    g = heterograph({("a", "r", "a"): ([0], [0])})
+    with pytest.raises(InvalidArgumentError, match=r"go by relation \(got Tensor\)"):
+        RelGraphConv(3, 2, 1)(g, {"a": torch.ones(1, 3)}, norm=torch.ones(1))
+
+
+@pytest.mark.parametrize(
+    ("types", "message"),
+    [
+        ([0, 1, 2, 3], r"in \[0, 3\) \(got 0 to 3\)"),
+        ([0, 1, 2, -1], r"in \[0, 3\) \(got -1 to 2\)"),
+        ([0, 1], r"shape \(4,\) \(got \(2,\)\)"),
+        ([0.0, 1.0, 1.0, 2.0], r"integers \(got torch.float32\)"),
+    ],
+)
+def test_types_that_are_none(types, message):
+    g, x, good = graph(([0, 1, 2, 3], [1, 2, 3, 0])), torch.ones(4, 3), [0, 1, 2, 0]
+    hgt, linear = HGTConv(3, 2, 2, 3, 3), TypedLinear(3, 2, 3)
+    calls = {
+        "etypes": [lambda t: RelGraphConv(3, 2, 3)(g, x, t), lambda t: hgt(g, x, good, t)],
+        "ntype": [lambda t: hgt(g, x, t, good), lambda t: hgt(g, x, t, good, presorted=True)],
+        "x_type": [lambda t: linear(x, t), lambda t: linear(x, torch.tensor(t), True)],
+    }
+    for what, some in calls.items():
+        for call in some:
+            call(good if what == "etypes" else sorted(good))
+            with pytest.raises(InvalidArgumentError, match=f"{what} must (be|have) {message}"):
+                call(types)
+    typed = heterograph({("a", "r", "b"): ([0], [0])}, {"a": 1, "b": 1, "c": 0, "d": 1})
+    with pytest.raises(InvalidArgumentError, match="3 node types, but the graph has 4"):
+        hgt(typed, dict.fromkeys("abcd", torch.ones(1, 3)) | {"c": torch.ones(0, 3)})
 
 
 def test_the_name_that_scripts_import():

@@ -12,6 +12,7 @@ from mpigraph.passing import MessagePassing
 
 __all__ = [
     "Features",
+    "check_edge_weight",
     "check_in_degrees",
     "mean_and_own_rows",
     "project_first",
@@ -38,10 +39,16 @@ def source_and_destination(
         graph: a block or a graph.
         feat: one tensor, whose first rows are the destinations' if ``graph`` is a block; or one for each side.
         transform: applied to the features (once to each tensor), such as dropout.
+
+    Raises:
+        InvalidArgumentError: one tensor is given for a graph between two types.
     """
     change = (lambda x: x) if transform is None else transform
     if isinstance(feat, tuple):
         return change(feat[0]), change(feat[1])
+    if not graph.is_block and graph.srctypes != graph.dsttypes:
+        sides = f"{graph.srctypes} and {graph.dsttypes}"
+        raise InvalidArgumentError(f"the graph joins {sides}: give a pair of features, for sources and destinations")
     src = change(feat)
     return src, src[: graph.num_dst_nodes()] if graph.is_block else src
 
@@ -54,6 +61,13 @@ def check_in_degrees(graph: MessagePassing) -> None:
             f"{lonely} destinations have no in-edge, so their output would carry nothing: "
             "add self loops to the graph, or pass allow_zero_in_degree=True"
         )
+
+
+def check_edge_weight(graph: MessagePassing, edge_weight: torch.Tensor) -> None:
+    """Raise InvalidArgumentError unless there is a row for each edge. Local; no communication."""
+    if edge_weight.dim() == 0 or edge_weight.shape[0] != graph.num_edges():
+        shape = tuple(edge_weight.shape)
+        raise InvalidArgumentError(f"edge_weight must have {graph.num_edges()} rows (got shape {shape})")
 
 
 def mean_and_own_rows(block: MessagePassing, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -80,11 +94,13 @@ def weighted_copy(graph: MessagePassing, edge_weight: torch.Tensor | None) -> Me
     Args:
         graph: a graph of one relation.
         edge_weight: [num_edges, ...] or None.
+
+    Raises:
+        InvalidArgumentError: not a row for each edge.
     """
     if edge_weight is None:
         return fn.copy_u("h", "m")
-    if edge_weight.shape[0] != graph.num_edges():
-        raise InvalidArgumentError(f"edge_weight must have {graph.num_edges()} rows (got {edge_weight.shape[0]})")
+    check_edge_weight(graph, edge_weight)
     graph.edata[_WEIGHT] = edge_weight
     return fn.u_mul_e("h", _WEIGHT, "m")
 

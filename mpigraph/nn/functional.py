@@ -26,13 +26,17 @@ def edge_softmax(
         float[n, ...].
 
     Raises:
-        InvalidArgumentError: another ``norm_by``, or not a row for each edge.
+        InvalidArgumentError: another ``norm_by``, a name for ``eids``, or not a row for each edge.
         OutOfRangeError: an edge id does not exist.
     """
     if norm_by not in ("dst", "src"):
         raise InvalidArgumentError(f"norm_by must be 'dst' or 'src' (got {norm_by!r})")
-    group = graph.all_edges()[norm_by == "dst"]
-    if not isinstance(eids, str):
+    src, dst = graph.all_edges()
+    group = dst if norm_by == "dst" else src
+    if isinstance(eids, str):
+        if eids != ALL:
+            raise InvalidArgumentError(f"expected edge ids (got {eids!r})")
+    else:
         chosen = as_ids(eids, "edge ids")
         check_range(chosen, graph.num_edges(), "Invalid edge ID")
         group = group[chosen]

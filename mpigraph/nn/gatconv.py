@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 import mpigraph.function as fn
 from mpigraph.errors import InvalidArgumentError
-from mpigraph.nn.common import Features, check_in_degrees, source_and_destination
+from mpigraph.nn.common import Features, check_edge_weight, check_in_degrees, source_and_destination
 from mpigraph.nn.drop import Dropout
 from mpigraph.nn.functional import edge_softmax
 from mpigraph.passing import MessagePassing
@@ -104,7 +104,7 @@ class GATConv(nn.Module):
             graph: a block, or a graph of one relation.
             feat: [num_src, ..., in_feats], destinations first if ``graph`` is a block; or a pair of tensors for
                 sources and destinations.
-            edge_weight: [num_edges], multiplied with the attention.
+            edge_weight: [num_edges] or [num_edges, 1], multiplied with the attention.
             get_attention: return the attention too.
 
         Returns:
@@ -113,7 +113,8 @@ class GATConv(nn.Module):
 
         Raises:
             MPIGraphError: a destination has no in-edge and ``allow_zero_in_degree`` is off.
-            InvalidArgumentError: one tensor is given to a layer of two input widths.
+            InvalidArgumentError: one tensor is given to a layer of two input widths or for a graph between two types,
+                or ``edge_weight`` does not have a row for each edge.
         """
         if not hasattr(self, "fc") and not isinstance(feat, tuple):
             raise InvalidArgumentError("a layer of two input widths needs a pair of features")
@@ -130,6 +131,7 @@ class GATConv(nn.Module):
             scores = F.leaky_relu(graph.edata["e"], self._negative_slope)
             attention = self.attn_drop(edge_softmax(graph, scores))
             if edge_weight is not None:
+                check_edge_weight(graph, edge_weight)
                 attention = attention * edge_weight.reshape(-1, *[1] * (attention.dim() - 1))
             graph.edata["a"] = attention
             graph.update_all(fn.u_mul_e("ft", "a", "m"), fn.sum("m", "ft"))

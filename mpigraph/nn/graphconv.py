@@ -7,7 +7,7 @@ from torch import nn
 
 import mpigraph.function as fn
 from mpigraph.errors import InvalidArgumentError
-from mpigraph.nn.common import Features, check_in_degrees, project_first, source_and_destination, weighted_copy
+from mpigraph.nn.common import Features, check_in_degrees, project_first, weighted_copy
 from mpigraph.passing import MessagePassing
 
 __all__ = ["GraphConv"]
@@ -98,7 +98,7 @@ class GraphConv(nn.Module):
         if not self._allow_zero_in_degree:
             check_in_degrees(graph)
         with graph.local_scope():
-            src, _ = source_and_destination(graph, feat)
+            src = feat[0] if isinstance(feat, tuple) else feat
             if self._norm in ("left", "both"):
                 src = src * self._factor(graph.out_degrees(), src)
             before = weight is not None and project_first(graph, *weight.shape)

@@ -9,7 +9,7 @@ from torch import nn
 
 from mpigraph.errors import EdgeTypeError, InvalidArgumentError
 from mpigraph.metadata.schema import Relation
-from mpigraph.nn.typed import TypedFeatures, TypedGraph
+from mpigraph.nn.typed import TypedFeatures, TypedGraph, sides
 from mpigraph.passing import combine
 
 __all__ = ["HeteroGraphConv"]
@@ -17,6 +17,9 @@ __all__ = ["HeteroGraphConv"]
 Aggregate = Callable[[list[torch.Tensor], str], torch.Tensor]
 
 _OPS = ("sum", "mean", "max", "min", "stack")
+
+_TAKEN = frozenset(dir(nn.ModuleDict()))
+"""What no key of a ModuleDict can be called."""
 
 
 class HeteroGraphConv(nn.Module):
@@ -68,7 +71,7 @@ class HeteroGraphConv(nn.Module):
         Raises:
             EdgeTypeError: there is no module for a relation.
         """
-        src_inputs, dst_inputs = _sides(g, inputs)
+        src_inputs, dst_inputs = sides(g, inputs)
         found: dict[str, list[torch.Tensor]] = {ntype: [] for ntype in g.dsttypes}
         for relation in g.canonical_etypes:
             src, _, dst = relation
@@ -88,21 +91,12 @@ class HeteroGraphConv(nn.Module):
 def _key(etype: str | Relation) -> str:
     """Return a key that a ModuleDict takes: no dot, and not the name of an attribute of it ("to", "items")."""
     name = str(etype).replace(".", "%2E")
-    return f"{name}%" if hasattr(nn.ModuleDict(), name) else name
+    return f"{name}%" if name in _TAKEN else name
 
 
 def _of(relation: Relation, given: Mapping[Any, Any] | None, default: Any) -> Any:
     given = given or {}
     return given.get(relation, given.get(relation[1], default))
-
-
-def _sides(g: TypedGraph, inputs: TypedFeatures) -> tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]:
-    """Return the features of sources and of destinations by type."""
-    if isinstance(inputs, tuple):
-        return inputs
-    if not g.is_block:
-        return inputs, inputs
-    return inputs, {t: rows[: g.num_dst_nodes(t)] for t, rows in inputs.items() if t in g.dsttypes}
 
 
 def _combined(op: str, parts: list[torch.Tensor], ntype: str) -> torch.Tensor:

@@ -1,7 +1,6 @@
 """Heterogeneous graph transformer (HGT), with DGL's arguments, parameter names, initialisation and numerics."""
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -11,7 +10,16 @@ from mpigraph.errors import InvalidArgumentError
 from mpigraph.nn.common import source_and_destination
 from mpigraph.nn.drop import Dropout
 from mpigraph.nn.functional import softmax_rows
-from mpigraph.nn.typed import TypedEdges, TypedFeatures, TypedGraph, TypedRows, grouped_product, is_typed
+from mpigraph.nn.typed import (
+    TypedEdges,
+    TypedFeatures,
+    TypedGraph,
+    TypedRows,
+    Types,
+    checked_types,
+    grouped_product,
+    is_typed,
+)
 from mpigraph.nn.typedlinear import TypedLinear
 
 __all__ = ["HGTConv"]
@@ -71,8 +79,8 @@ class HGTConv(nn.Module):
         self,
         g: TypedGraph,
         x: torch.Tensor | TypedFeatures,
-        ntype: torch.Tensor | Sequence[int] | None = None,
-        etype: torch.Tensor | Sequence[int] | None = None,
+        ntype: Types | None = None,
+        etype: Types | None = None,
         *,
         presorted: bool = False,
     ) -> torch.Tensor | dict[str, torch.Tensor]:
@@ -84,7 +92,7 @@ class HGTConv(nn.Module):
                 sources and destinations.
             ntype: int[num_src], the type of each node; None with features by node type.
             etype: int[num_edges], the relation of each edge; None with features by node type.
-            presorted: whether ``ntype`` ascends, which saves a sort.
+            presorted: whether ``ntype`` ascends, which saves a sort and what it moves.
 
         Returns:
             [num_dst, head_size * num_heads]; with features by node type a dict of them.
@@ -95,30 +103,45 @@ class HGTConv(nn.Module):
         if isinstance(x, torch.Tensor):
             if ntype is None or etype is None:
                 raise InvalidArgumentError("ntype and etype go with features in one tensor")
-            src, dst = source_and_destination(g, x)
-            types = torch.as_tensor(ntype)
-            if types.shape != (src.shape[0],):
-                raise InvalidArgumentError(f"ntype must have shape ({src.shape[0]},) (got {tuple(types.shape)})")
-            edges = TypedEdges.of_types(g, torch.as_tensor(etype), self.num_etypes)
-            rows = TypedRows(src, dst, types, types[: dst.shape[0]], {})
-            return self._convolved(edges, rows, presorted)
+            return self._of_one_tensor(g, x, ntype, etype, presorted)
         if not is_typed(x) or ntype is not None or etype is not None:
             raise InvalidArgumentError("features are one tensor, or go by node type without ntype and etype")
-        rows = TypedRows.of(g, x)
-        return rows.by_type(self._convolved(TypedEdges.of_relations(g, self.num_etypes), rows, True))
+        rows = TypedRows.of(g, x, self.num_ntypes)
+        return rows.by_type(self._convolved(TypedEdges.of_relations(g, self.num_etypes), rows))
 
-    def _convolved(self, edges: TypedEdges, rows: TypedRows, presorted: bool) -> torch.Tensor:
-        keys = self._by_head(self.linear_k(rows.src, rows.src_types, presorted))
-        values = self._by_head(self.linear_v(rows.src, rows.src_types, presorted))
-        queries = self.linear_q(rows.dst, rows.dst_types, presorted).index_select(0, edges.dst)
-        queries = self._by_head(grouped_product(queries, self._scoring(), edges.counts))  # of cells
+    def _of_one_tensor(
+        self, g: TypedGraph, x: torch.Tensor, ntype: Types, etype: Types, presorted: bool
+    ) -> torch.Tensor:
+        """Sort the nodes by type, once for all linear maps, and give the edges their new numbers."""
+        src, dst = source_and_destination(g, x)
+        types = checked_types(ntype, src.shape[0], self.num_ntypes, "ntype", src.device)
+        edges = TypedEdges.of_types(g, etype, self.num_etypes)
+        dst_types = types[: dst.shape[0]]
+        src_counts, dst_counts = (torch.bincount(t, minlength=self.num_ntypes) for t in (types, dst_types))
+        if presorted:
+            return self._convolved(edges, TypedRows(src, dst, src_counts, dst_counts, {}))
+        order = torch.argsort(types, stable=True)
+        dst_order = torch.argsort(dst_types, stable=True) if g.is_block else order
+        sorted_src = src.index_select(0, order)
+        sorted_dst = dst.index_select(0, dst_order) if g.is_block else sorted_src
+        place = _inverse(dst_order)
+        edges = edges.renumbered(_inverse(order), place)
+        rows = TypedRows(sorted_src, sorted_dst, src_counts, dst_counts, {})
+        return self._convolved(edges, rows).index_select(0, place)
+
+    def _convolved(self, edges: TypedEdges, rows: TypedRows) -> torch.Tensor:
+        keys = self._by_head(self.linear_k.of_groups(rows.src, rows.src_counts))
+        values = self._by_head(self.linear_v.of_groups(rows.src, rows.src_counts))
+        queries = self.linear_q.of_groups(rows.dst, rows.dst_counts).index_select(0, edges.cell_dst)
+        queries = self._by_head(grouped_product(queries, self._scoring(), edges.cell_counts))  # of cells
         scores = edge_dots(edges.cells, keys, queries)
-        attention = softmax_rows(scores, edges.dst.index_select(0, edges.cells.dst), edges.num_dst)
+        attention = softmax_rows(scores, edges.cell_dst.index_select(0, edges.cells.dst), edges.num_dst)
         sums = spmm(edges.cells, values, attention).flatten(1)
-        h = edges.to_destinations(grouped_product(sums, _by_relation(self.relation_msg), edges.counts))
-        h = self.drop(self.linear_a(h, rows.dst_types, presorted))
+        h = edges.to_destinations(grouped_product(sums, _by_relation(self.relation_msg), edges.cell_counts))
+        h = self.drop(self.linear_a.of_groups(h, rows.dst_counts))
         own = rows.dst if self.in_size == h.shape[1] else rows.dst @ self.residual_w
-        h = own.lerp(h, torch.sigmoid(self.skip)[rows.dst_types].unsqueeze(-1))
+        share = torch.repeat_interleave(torch.sigmoid(self.skip), rows.dst_counts, output_size=h.shape[0])
+        h = own.lerp(h, share.unsqueeze(-1))
         return h if self.norm is None else torch.as_tensor(self.norm(h))
 
     def _by_head(self, rows: torch.Tensor) -> torch.Tensor:
@@ -128,6 +151,11 @@ class HGTConv(nn.Module):
         """The matrices W_att that take queries to where keys are, scaled: [num_etypes, num_heads, d, d]."""
         scale = torch.stack(list(self.relation_pri), 1) / math.sqrt(self.head_size)
         return _by_relation(self.relation_att).transpose(2, 3) * scale[:, :, None, None]
+
+
+def _inverse(order: torch.Tensor) -> torch.Tensor:
+    """Return where a permutation puts each row."""
+    return torch.empty_like(order).index_copy(0, order, torch.arange(order.shape[0], device=order.device))
 
 
 def _by_relation(heads: nn.ModuleList) -> torch.Tensor:

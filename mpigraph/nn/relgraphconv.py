@@ -1,6 +1,6 @@
 """Relational graph convolution (RGCN), with DGL's arguments, parameter names, initialisation and numerics."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from mpigraph.aggregate import spmm
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.nn.common import source_and_destination
 from mpigraph.nn.drop import Dropout
-from mpigraph.nn.typed import TypedEdges, TypedGraph, TypedRows, edge_values, is_typed
+from mpigraph.nn.typed import TypedEdges, TypedGraph, TypedRows, Types, is_typed, joined_weights
 from mpigraph.nn.typedlinear import TypedLinear
 
 __all__ = ["RelGraphConv"]
@@ -84,7 +84,7 @@ class RelGraphConv(nn.Module):
         self,
         g: TypedGraph,
         feat: Any,
-        etypes: torch.Tensor | Sequence[int] | None = None,
+        etypes: Types | None = None,
         norm: Any = None,
         *,
         presorted: bool = False,
@@ -111,11 +111,11 @@ class RelGraphConv(nn.Module):
             raise InvalidArgumentError("etypes go with features in one tensor, and not with features by node type")
         if etypes is None:
             rows = TypedRows.of(g, feat)
-            weights = None if norm is None else edge_values(g, norm, rows.src)
+            weights = None if norm is None else joined_weights(g, norm, rows.src)
             edges = TypedEdges.of_relations(g, num_rels)
             return rows.by_type(self._convolved(edges, rows.src, rows.dst, weights))
         src, dst = source_and_destination(g, feat)
-        return self._convolved(TypedEdges.of_types(g, torch.as_tensor(etypes), num_rels), src, dst, norm)
+        return self._convolved(TypedEdges.of_types(g, etypes, num_rels), src, dst, norm)
 
     def _convolved(
         self, edges: TypedEdges, src: torch.Tensor, dst: torch.Tensor, norm: torch.Tensor | None
@@ -124,7 +124,7 @@ class RelGraphConv(nn.Module):
         if norm is not None and norm.numel() != num_edges:
             raise InvalidArgumentError(f"norm must hold {num_edges} numbers (got shape {tuple(norm.shape)})")
         weights = None if norm is None else edges.sorted(norm.reshape(-1)).to(src.dtype)
-        h = edges.to_destinations(self.linear_r.of_groups(spmm(edges.cells, src, weights), edges.counts))
+        h = edges.to_destinations(self.linear_r.of_groups(spmm(edges.cells, src, weights), edges.cell_counts))
         if self.layer_norm_weight is not None:
             h = self.layer_norm_weight(h)
         if self.h_bias is not None:

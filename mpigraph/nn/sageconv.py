@@ -91,6 +91,10 @@ class SAGEConv(nn.Module):
 
         Returns:
             [num_dst, out_feats].
+
+        Raises:
+            InvalidArgumentError: one tensor is given for a graph between two types, or ``edge_weight`` does not have a
+                row for each edge.
         """
         with graph.local_scope():
             if self._aggregator == "mean" and edge_weight is None and self._aggregates_own(graph, feat):

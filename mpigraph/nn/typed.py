@@ -2,11 +2,11 @@
 
 The edges are sorted by relation, then by destination. The edges of one relation into one destination are a *cell*: a
 layer first adds up within cells, then multiplies each relation's cells with its matrix, then adds up the cells of each
-destination. So no product is made for each edge, and nothing is done relation by relation.
+destination. So no product is made for each edge; Python goes through the relations only to join their edges.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch.nn import functional as F
@@ -19,9 +19,22 @@ from mpigraph.inedges import InEdges
 from mpigraph.metadata.schema import Relation
 from mpigraph.passing import MessagePassing
 
-__all__ = ["TypedEdges", "TypedFeatures", "TypedGraph", "TypedRows", "edge_values", "grouped_product", "is_typed"]
+__all__ = [
+    "TypedEdges",
+    "TypedFeatures",
+    "TypedGraph",
+    "TypedRows",
+    "Types",
+    "checked_types",
+    "grouped_product",
+    "is_typed",
+    "joined_weights",
+    "sides",
+]
 
 TypedGraph = HeteroGraph | Block
+Types = torch.Tensor | Sequence[int]
+EdgeWeights = Mapping[str | Relation, torch.Tensor]
 TypedFeatures = Mapping[str, torch.Tensor] | tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]
 
 
@@ -30,27 +43,69 @@ def is_typed(feat: object) -> bool:
     return isinstance(feat, Mapping) or (isinstance(feat, tuple) and all(isinstance(side, Mapping) for side in feat))
 
 
+def sides(graph: GraphBase, feat: TypedFeatures) -> tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]:
+    """Return the features by type of the sources and of the destinations. Local; no communication.
+
+    Args:
+        graph: a graph, or a block whose first sources of each type are the destinations.
+        feat: node type -> [num_nodes, ...]; or one dict for each side.
+    """
+    if isinstance(feat, tuple):
+        return feat
+    if not graph.is_block:
+        return feat, feat
+    return feat, {t: rows[: graph.num_dst_nodes(t)] for t, rows in feat.items() if t in graph.dsttypes}
+
+
+def checked_types(types: Types, num_rows: int, num_types: int, what: str, device: torch.device) -> torch.Tensor:
+    """Return the types of rows as a tensor on the device of the rows. Local; no communication.
+
+    Args:
+        types: int[num_rows].
+        num_rows: number of rows.
+        num_types: number of types.
+        what: names the types in the error.
+        device: where the rows are.
+
+    Returns:
+        int64[num_rows].
+
+    Raises:
+        InvalidArgumentError: not one integer for each row, or one that is not in [0, num_types).
+    """
+    found = torch.as_tensor(types, device=device)
+    if found.shape != (num_rows,):
+        raise InvalidArgumentError(f"{what} must have shape ({num_rows},) (got {tuple(found.shape)})")
+    if num_rows:
+        if found.is_floating_point() or found.is_complex():
+            raise InvalidArgumentError(f"{what} must be integers (got {found.dtype})")
+        low, high = (int(end) for end in torch.aminmax(found))
+        if low < 0 or high >= num_types:
+            raise InvalidArgumentError(f"{what} must be in [0, {num_types}) (got {low} to {high})")
+    return found.to(torch.int64)
+
+
 @dataclass(frozen=True)
 class TypedEdges:
     """Edges sorted by relation, then by destination. Local; no communication.
 
     Attributes:
         cells: the edges by cell, sources numbered over all types.
-        dst: int64[num_cells], the destination of each cell, numbered over all types.
-        counts: int64[num_rels], the cells of each relation.
+        cell_dst: int64[num_cells], the destination of each cell, numbered over all types.
+        cell_counts: int64[num_rels], the cells of each relation.
         num_dst: number of destinations.
         order: int64[num_edges], for each edge its place in the order in which weights come; None means that order.
     """
 
     cells: InEdges
-    dst: torch.Tensor
-    counts: torch.Tensor
+    cell_dst: torch.Tensor
+    cell_counts: torch.Tensor
     num_dst: int
     order: torch.Tensor | None
 
     @classmethod
     def of_relations(cls, graph: GraphBase, num_rels: int) -> "TypedEdges":
-        """Join the relations of a typed graph; the weights of its edges come relation by relation.
+        """Join the relations of a typed graph, which keeps them; weights of edges come relation by relation.
 
         Local; no communication.
 
@@ -64,6 +119,11 @@ class TypedEdges:
         relations = graph.canonical_etypes
         if len(relations) > num_rels:
             raise InvalidArgumentError(f"the layer has {num_rels} relations, but the graph has {len(relations)}")
+        return graph._once((cls, num_rels), lambda: cls._of_all(graph, num_rels))
+
+    @classmethod
+    def _of_all(cls, graph: GraphBase, num_rels: int) -> "TypedEdges":
+        relations = graph.canonical_etypes
         parts = [graph._in_edges(relation) for relation in relations]
         device = graph.device
         src_begin, num_src = _begins(graph.srctypes, [graph.num_src_nodes(t) for t in graph.srctypes])
@@ -80,38 +140,49 @@ class TypedEdges:
         src = _joined([part.indices for part in parts], device) + torch.repeat_interleave(begin, edges)
         order = None
         if any(part.perm is not None for part in parts):
-            places = [part.to_csc_order(torch.arange(part.num_edges, device=device)) for part in parts]
+            places = [torch.arange(p.num_edges, device=device) if p.perm is None else p.perm for p in parts]
             order = _joined(places, device) + torch.repeat_interleave(edges.cumsum(0) - edges, edges)
         counts = torch.bincount(relation, minlength=num_rels)
-        return cls(_in_cells(degrees[full], src, num_src), dst, counts, num_dst, order)
+        return cls(InEdges.of_degrees(degrees[full], src, num_src), dst, counts, num_dst, order)
 
     @classmethod
-    def of_types(cls, graph: MessagePassing, etypes: torch.Tensor, num_rels: int) -> "TypedEdges":
+    def of_types(cls, graph: MessagePassing, etypes: Types, num_rels: int) -> "TypedEdges":
         """Sort the edges of a graph of one relation by a type of each edge. Local; no communication.
 
         Args:
             graph: a graph or a block of one relation.
-            etypes: int[num_edges], the relation of each edge, at least 0.
+            etypes: int[num_edges], the relation of each edge.
             num_rels: number of relations.
 
         Raises:
-            InvalidArgumentError: not one type for each edge, or a type that is not less than ``num_rels``.
+            InvalidArgumentError: not one type for each edge, or one that is not in [0, num_rels).
         """
         in_edges = graph._in_edges(graph.to_canonical_etype(None))
-        if etypes.shape != (in_edges.num_edges,):
-            raise InvalidArgumentError(f"etypes must have shape ({in_edges.num_edges},) (got {tuple(etypes.shape)})")
-        types = in_edges.to_csc_order(etypes).to(torch.int64)
-        low, high = (int(types.min()), int(types.max())) if types.numel() else (0, 0)
-        if low < 0 or high >= num_rels:
-            raise InvalidArgumentError(f"etypes must be in [0, {num_rels}) (got {low} to {high})")
+        types = checked_types(etypes, in_edges.num_edges, num_rels, "etypes", graph.device)
+        types = in_edges.to_csc_order(types)
         place = torch.argsort(types, stable=True)  # within a type they stay sorted by destination
         key = types[place] * in_edges.num_dst + in_edges.dst[place]
         found, degrees = torch.unique_consecutive(key, return_counts=True)
         width = max(in_edges.num_dst, 1)
         counts = torch.bincount(found // width, minlength=num_rels)
-        cells = _in_cells(degrees, in_edges.indices[place], in_edges.num_src)
+        cells = InEdges.of_degrees(degrees, in_edges.indices[place], in_edges.num_src)
         order = place if in_edges.perm is None else in_edges.perm[place]
         return cls(cells, found % width, counts, in_edges.num_dst, order)
+
+    def renumbered(self, src_place: torch.Tensor, dst_place: torch.Tensor) -> "TypedEdges":
+        """Return the same edges between nodes that stand elsewhere. Local; no communication.
+
+        Args:
+            src_place: int64[num_src], where each source goes.
+            dst_place: int64[num_dst], where each destination goes.
+        """
+        cells = self.cells
+        src = src_place.index_select(0, cells.indices).to(cells.indices.dtype)
+        return replace(
+            self,
+            cells=InEdges(cells.indptr, src, cells.num_src),
+            cell_dst=dst_place.index_select(0, self.cell_dst),
+        )
 
     def sorted(self, weights: torch.Tensor) -> torch.Tensor:
         """Reorder rows from the order in which weights come to that of the cells. Local; no communication."""
@@ -119,7 +190,7 @@ class TypedEdges:
 
     def to_destinations(self, rows: torch.Tensor) -> torch.Tensor:
         """Add up one row for each cell, [num_cells, ...], to [num_dst, ...]. Local; no communication."""
-        return rows.new_zeros(self.num_dst, *rows.shape[1:]).index_add(0, self.dst, rows)
+        return rows.new_zeros(self.num_dst, *rows.shape[1:]).index_add(0, self.cell_dst, rows)
 
 
 @dataclass(frozen=True)
@@ -129,57 +200,68 @@ class TypedRows:
     Attributes:
         src: [num_src, width].
         dst: [num_dst, width].
-        src_types: int64[num_src], the type id of each row.
-        dst_types: int64[num_dst].
-        dst_counts: destination type -> number of rows.
+        src_counts: int64[num_ntypes], how many of the sources are of each type, by type id.
+        dst_counts: int64[num_ntypes], likewise of the destinations.
+        sizes: destination type -> number of rows.
     """
 
     src: torch.Tensor
     dst: torch.Tensor
-    src_types: torch.Tensor
-    dst_types: torch.Tensor
-    dst_counts: dict[str, int]
+    src_counts: torch.Tensor
+    dst_counts: torch.Tensor
+    sizes: dict[str, int]
 
     @classmethod
-    def of(cls, graph: GraphBase, feat: TypedFeatures) -> "TypedRows":
+    def of(cls, graph: GraphBase, feat: TypedFeatures, num_ntypes: int | None = None) -> "TypedRows":
         """Join features given by type. Local; no communication.
 
         Args:
-            graph: a graph, or a block whose first sources of each type are the destinations.
-            feat: node type -> [num_nodes, width]; or one dict for each side. A type without nodes may be left out.
+            graph: a graph or a block.
+            feat: as in :func:`sides`, [num_nodes, width] by type. A type without nodes may be left out.
+            num_ntypes: the number of node types that the caller knows; None means those of the graph.
 
         Raises:
-            InvalidArgumentError: the features of a type are missing, or not one row for each node.
+            InvalidArgumentError: the features of a type are missing, or not one row for each node; there are more
+                types.
         """
+        ntypes = graph.schema.ntypes
+        num_ntypes = len(ntypes) if num_ntypes is None else num_ntypes
+        if len(ntypes) > num_ntypes:
+            raise InvalidArgumentError(f"the layer has {num_ntypes} node types, but the graph has {len(ntypes)}")
         src_counts = {t: graph.num_src_nodes(t) for t in graph.srctypes}
         dst_counts = {t: graph.num_dst_nodes(t) for t in graph.dsttypes}
-        if isinstance(feat, tuple):
-            src, dst = _join(feat[0], src_counts), _join(feat[1], dst_counts)
-        else:
-            src = _join(feat, src_counts)
-            heads = {t: rows[: dst_counts[t]] for t, rows in feat.items() if t in dst_counts}
-            dst = _join(heads, dst_counts) if graph.is_block else src
-        return cls(src, dst, _types(graph, src_counts), _types(graph, dst_counts), dst_counts)
+        of_src, of_dst = sides(graph, feat)
+        src = _join(of_src, src_counts)
+        dst = src if of_dst is of_src and dst_counts == src_counts else _join(of_dst, dst_counts)
+        more = [0] * (num_ntypes - len(ntypes))
+
+        def by_id(counts: Mapping[str, int]) -> torch.Tensor:
+            return torch.tensor([counts.get(t, 0) for t in ntypes] + more, dtype=torch.int64, device=graph.device)
+
+        return cls(src, dst, by_id(src_counts), by_id(dst_counts), dst_counts)
 
     def by_type(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
         """Cut [num_dst, ...] into the rows of each destination type. Local; no communication."""
-        return dict(zip(self.dst_counts, torch.split(rows, list(self.dst_counts.values())), strict=True))
+        return dict(zip(self.sizes, torch.split(rows, list(self.sizes.values())), strict=True))
 
 
-def edge_values(graph: TypedGraph, values: Mapping[str | Relation, torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+def joined_weights(graph: TypedGraph, weights: EdgeWeights, like: torch.Tensor) -> torch.Tensor:
     """Join one number for each edge, [num_edges] by relation, relation by relation; 1 where there are none.
 
     Local; no communication.
 
     Raises:
         EdgeTypeError: a relation does not exist.
-        InvalidArgumentError: not one number for each edge.
+        InvalidArgumentError: not numbers by relation, or not one for each edge.
     """
-    given = {graph.to_canonical_etype(etype): numbers.reshape(-1) for etype, numbers in values.items()}
+    if not isinstance(weights, Mapping):
+        kind = type(weights).__name__
+        raise InvalidArgumentError(f"with features by node type, numbers of edges go by relation (got {kind})")
+    given = {graph.to_canonical_etype(etype): numbers.reshape(-1) for etype, numbers in weights.items()}
     parts = []
     for relation in graph.canonical_etypes:
         num = graph.num_edges(relation)
-        parts.append(given.get(relation, like.new_ones(num)))
+        parts.append(given[relation] if relation in given else like.new_ones(num))
         if parts[-1].shape[0] != num:
             raise InvalidArgumentError(f"{relation} has {num} edges, but {parts[-1].shape[0]} numbers are given")
     return torch.cat(parts)
@@ -188,7 +270,7 @@ def edge_values(graph: TypedGraph, values: Mapping[str | Relation, torch.Tensor]
 def grouped_product(x: torch.Tensor, weight: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     """Multiply the rows of each group with the group's matrix, which may be block-diagonal.
 
-    No loop over groups, and no matrix for each row. Local; no communication.
+    No Python loop over groups, and no matrix for each row. Local; no communication.
 
     Args:
         x: [n, blocks * width], rows sorted by group.
@@ -251,12 +333,6 @@ def _joined(parts: list[torch.Tensor], device: torch.device) -> torch.Tensor:
     return torch.cat([torch.zeros(0, dtype=torch.int64, device=device), *parts])
 
 
-def _in_cells(degrees: torch.Tensor, src: torch.Tensor, num_src: int) -> InEdges:
-    indptr = torch.zeros(degrees.shape[0] + 1, dtype=torch.int64, device=degrees.device)
-    torch.cumsum(degrees, 0, out=indptr[1:])
-    return InEdges(indptr, src.to(torch.int32) if num_src < 2**31 else src, num_src)
-
-
 def _join(feat: Mapping[str, torch.Tensor], counts: Mapping[str, int]) -> torch.Tensor:
     for ntype, count in counts.items():
         rows = feat[ntype].shape[0] if ntype in feat else 0
@@ -264,8 +340,3 @@ def _join(feat: Mapping[str, torch.Tensor], counts: Mapping[str, int]) -> torch.
             raise InvalidArgumentError(f"there are {count} nodes of type {ntype!r}, but features of {rows}")
     parts = [feat[ntype] for ntype in counts if ntype in feat]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def _types(graph: GraphBase, counts: Mapping[str, int]) -> torch.Tensor:
-    ids = torch.tensor([graph.get_ntype_id(ntype) for ntype in counts], dtype=torch.int64, device=graph.device)
-    return torch.repeat_interleave(ids, torch.tensor(list(counts.values()), dtype=torch.int64, device=graph.device))

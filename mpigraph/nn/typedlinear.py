@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from mpigraph.errors import InvalidArgumentError
-from mpigraph.nn.typed import grouped_product
+from mpigraph.nn.typed import Types, checked_types, grouped_product
 
 __all__ = ["TypedLinear", "WeightBasis"]
 
@@ -119,7 +119,7 @@ class TypedLinear(nn.Module):
         """
         return grouped_product(x, self.get_weight().reshape(self._shape), counts)
 
-    def forward(self, x: torch.Tensor, x_type: torch.Tensor, sorted_by_type: bool = False) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, x_type: Types, sorted_by_type: bool = False) -> torch.Tensor:
         """Map each row by the matrix of its type. Local; no communication.
 
         Args:
@@ -129,11 +129,15 @@ class TypedLinear(nn.Module):
 
         Returns:
             [n, out_size].
+
+        Raises:
+            InvalidArgumentError: not one type for each row, or one that is not in [0, num_types).
         """
-        counts = torch.bincount(x_type, minlength=self.num_types)
+        types = checked_types(x_type, x.shape[0], self.num_types, "x_type", x.device)
+        counts = torch.bincount(types, minlength=self.num_types)
         if sorted_by_type:
             return self.of_groups(x, counts)
-        order = torch.argsort(x_type, stable=True)
+        order = torch.argsort(types, stable=True)
         rows = self.of_groups(x.index_select(0, order), counts)
         return torch.empty_like(rows).index_copy(0, order, rows)
 
