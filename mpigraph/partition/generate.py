@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
+from mpigraph.arrays import F32, I32, I64, Array
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.kernels.csr import count_keys, drop_repeats, place_values
-from mpigraph.kernels.generate import draw_edges
+from mpigraph.kernels.random_edges import draw_edges
 from mpigraph.kernels.rng import combine
 from mpigraph.partition.npy import NpyWriter
 
@@ -31,16 +31,12 @@ _EDGES_PER_CHUNK = 1 << 22
 _ROWS_PER_CHUNK = 1 << 17
 _MAX_ROUNDS = 8
 
-Array = npt.NDArray[Any]
-Ids = npt.NDArray[np.int64]
 Progress: TypeAlias = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
 class Recipe:
     """Settings of a generated graph.
-
-    Local; no communication.
 
     Attributes:
         num_nodes: number of nodes.
@@ -97,7 +93,7 @@ class Recipe:
 
 
 def generate_graph(recipe: Recipe) -> dict[str, Array]:
-    """Return a generated graph in memory. Local; no communication.
+    """Return a generated graph in memory.
 
     Returns:
         edge_src, edge_dst int32[m]; feat float32[n, d]; label int64[n]; train_mask, val_mask, test_mask bool[n].
@@ -112,7 +108,7 @@ def generate_graph(recipe: Recipe) -> dict[str, Array]:
 
 
 def write_graph(recipe: Recipe, directory: str | os.PathLike[str], progress: Progress | None = None) -> Path:
-    """Write a generated graph as ``.npy`` files and ``meta.json``, in chunks. Local; no communication.
+    """Write a generated graph as ``.npy`` files and ``meta.json``, in chunks.
 
     Args:
         recipe: the settings.
@@ -177,7 +173,7 @@ class _Communities:
         self.p_class = recipe.homophily - self.p_block
         self.key = combine(recipe.seed, 0x67726170)
 
-    def draw(self, count: int) -> Iterator[tuple[Ids, Ids]]:
+    def draw(self, count: int) -> Iterator[tuple[I64, I64]]:
         """Yield the first ``count`` edges as chunks (low, high); every call yields the same ones."""
         for first in range(0, count, _EDGES_PER_CHUNK):
             low, high = np.empty((2, min(_EDGES_PER_CHUNK, count - first)), np.int64)
@@ -188,7 +184,7 @@ class _Communities:
             yield low, high
 
 
-def _class_offsets(recipe: Recipe) -> Ids:
+def _class_offsets(recipe: Recipe) -> I64:
     """Return int64[classes + 1]: sizes fall like rank**-0.8, none is empty."""
     share = 1.0 / np.arange(1, recipe.num_classes + 1) ** 0.8
     sizes = 1 + np.floor(share / share.sum() * (recipe.num_nodes - recipe.num_classes)).astype(np.int64)
@@ -196,7 +192,7 @@ def _class_offsets(recipe: Recipe) -> Ids:
     return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
 
 
-def _labels_and_masks(recipe: Recipe) -> tuple[Ids, npt.NDArray[np.int32], dict[str, Array]]:
+def _labels_and_masks(recipe: Recipe) -> tuple[I64, I32, dict[str, Array]]:
     """Return labels int64[n], the public id of each sorted id int32[n], and the masks."""
     rng = np.random.default_rng([recipe.seed, 2])
     order = rng.permutation(recipe.num_nodes).astype(np.int32)
@@ -212,9 +208,7 @@ def _labels_and_masks(recipe: Recipe) -> tuple[Ids, npt.NDArray[np.int32], dict[
     return labels, order, masks
 
 
-def _pair_chunks(
-    recipe: Recipe, communities: _Communities, order: npt.NDArray[np.int32], tell: Progress
-) -> Iterator[tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]]:
+def _pair_chunks(recipe: Recipe, communities: _Communities, order: I32, tell: Progress) -> Iterator[tuple[I32, I32]]:
     """Yield the undirected edges in public ids, exactly ``recipe.num_pairs`` of them, none twice."""
     indptr, high = _distinct_pairs(recipe, communities, tell)
     drop = np.random.default_rng([recipe.seed, 3]).choice(
@@ -231,7 +225,7 @@ def _pair_chunks(
         yield low[keep], order[high[begin:end][keep]]
 
 
-def _distinct_pairs(recipe: Recipe, communities: _Communities, tell: Progress) -> tuple[Ids, npt.NDArray[np.int32]]:
+def _distinct_pairs(recipe: Recipe, communities: _Communities, tell: Progress) -> tuple[I64, I32]:
     """Draw until enough distinct pairs: rows of larger ends by smaller end, as indptr and int32 entries."""
     want, count = recipe.num_pairs, round(recipe.num_pairs * 1.05) + 16
     for _ in range(_MAX_ROUNDS):
@@ -245,9 +239,7 @@ def _distinct_pairs(recipe: Recipe, communities: _Communities, tell: Progress) -
     )
 
 
-def _pairs_once(
-    num_nodes: int, count: int, communities: _Communities, tell: Progress
-) -> tuple[Ids, npt.NDArray[np.int32]]:
+def _pairs_once(num_nodes: int, count: int, communities: _Communities, tell: Progress) -> tuple[I64, I32]:
     """Counting sort of the drawn edges by smaller end, then without repeats and self loops."""
     counts = np.zeros(num_nodes + 1, np.int64)
     done = 0
@@ -266,7 +258,7 @@ def _pairs_once(
     return counts, entries[:kept]
 
 
-def _feature_chunks(recipe: Recipe, labels: Ids) -> Iterator[npt.NDArray[np.float32]]:
+def _feature_chunks(recipe: Recipe, labels: I64) -> Iterator[F32]:
     rng = np.random.default_rng([recipe.seed, 4])
     centroids = rng.standard_normal((recipe.num_classes, recipe.feat_dim), dtype=np.float32)
     centroids *= np.float32(recipe.signal / np.sqrt(recipe.feat_dim))

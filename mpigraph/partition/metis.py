@@ -7,18 +7,19 @@ METIS's own entry point of the same library when it is exported, and are combine
 """
 
 import ctypes
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pymetis
 from pymetis import _internal
 
+from mpigraph.arrays import I32, I64, Array
 from mpigraph.errors import InvalidArgumentError, PartitionError
 from mpigraph.kernels.csr import asymmetry, count_keys, drop_repeats, place_both_ways, rebalance
 from mpigraph.log import get_logger
 from mpigraph.partition.balance import Criteria, limits, loads_of, measured_balance, one_weight
-from mpigraph.partition.random import random_assign
+from mpigraph.partition.random_assignment import random_assign
 from mpigraph.partition.source import GraphSource, edge_chunks
 
 __all__ = ["Adjacency", "metis_assign", "symmetric_adjacency"]
@@ -27,15 +28,12 @@ MAX_CONSTRAINTS = 8
 _METIS_OK = 1
 _METIS_OPTIONS = 40
 
-Ids = npt.NDArray[np.int64]
-Parts = npt.NDArray[np.int32]
-
 
 class Adjacency(NamedTuple):
-    """Undirected simple graph over all nodes: indptr int64[n + 1], indices int[m]. Local; no communication."""
+    """Undirected simple graph over all nodes: indptr int64[n + 1], indices int[m]."""
 
-    indptr: Ids
-    indices: npt.NDArray[Any]
+    indptr: I64
+    indices: Array
 
 
 def metis_assign(
@@ -46,8 +44,8 @@ def metis_assign(
     seed: int = 0,
     objtype: str = "cut",
     recursive: bool | None = None,
-) -> Parts:
-    """Assign every node of every type to a part. Local; no communication.
+) -> I32:
+    """Assign every node of every type to a part.
 
     All relations count alike. A graph that METIS cannot cut (no edges, fewer nodes than parts) is spread
     evenly.
@@ -81,7 +79,7 @@ def metis_assign(
 
 
 def symmetric_adjacency(source: GraphSource) -> Adjacency:
-    """Return the undirected simple graph of all relations together. Local; no communication."""
+    """Return the undirected simple graph of all relations together."""
     bases = source.node_bases
     total = int(bases[-1])
     counts = np.zeros(total + 1, np.int64)
@@ -111,7 +109,7 @@ def _widened(adjacency: Adjacency) -> Adjacency:
 
 def _call_metis(
     adjacency: Adjacency, num_parts: int, criteria: Criteria, seed: int, objtype: str, recursive: bool
-) -> Parts:
+) -> I32:
     indptr, indices = adjacency
     wide = indptr.dtype
     entry = "METIS_PartGraphRecursive" if recursive else "METIS_PartGraphKway"
@@ -136,7 +134,7 @@ def _call_multi_constraint(
     num_parts: int,
     seed: int,
     objtype: str,
-) -> Parts:
+) -> I32:
     """Call METIS with one weight for each criterion (METIS manual, section 5.5)."""
     integer = ctypes.c_int64 if indptr.dtype.itemsize == 8 else ctypes.c_int32
     options = np.full(_METIS_OPTIONS, -1, indptr.dtype)
@@ -160,7 +158,7 @@ def _call_multi_constraint(
     return found.astype(np.int32)
 
 
-def _restore_balance(adjacency: Adjacency, parts: Parts, num_parts: int, criteria: Criteria) -> Parts:
+def _restore_balance(adjacency: Adjacency, parts: I32, num_parts: int, criteria: Criteria) -> I32:
     """Move nodes greedily while a criterion is over its limit: first moves that cost nothing, then any."""
     weights = np.ascontiguousarray(np.stack(list(criteria.values()), axis=1))
     bounds = limits(criteria, num_parts)

@@ -2,18 +2,17 @@
 
 import os
 from types import TracebackType
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from mpigraph.arrays import Array
 
 __all__ = ["NpyWriter"]
 
 
 class NpyWriter:
     """A ``.npy`` file of known shape and dtype, filled by :meth:`write`; a context manager.
-
-    Local; no communication.
 
     Args:
         path: the file, replaced if it exists.
@@ -30,13 +29,13 @@ class NpyWriter:
         self._begin = self._file.tell()
         self._file.truncate(self._begin + shape[0] * self._row_bytes)
 
-    def write(self, rows: npt.NDArray[Any], at: int) -> None:
-        """Write rows from row number ``at`` on. Local; no communication."""
+    def write(self, rows: Array, at: int) -> None:
+        """Write rows from row number ``at`` on."""
         self._file.seek(self._begin + at * self._row_bytes)
         self._file.write(np.ascontiguousarray(rows, dtype=self._dtype).data)
 
     def close(self) -> None:
-        """Close the file. Local; no communication."""
+        """Close the file."""
         self._file.close()
 
     def __enter__(self) -> "NpyWriter":

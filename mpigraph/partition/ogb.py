@@ -6,26 +6,24 @@ by ``ogb_typed.py``.
 """
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from mpigraph.arrays import Array
 from mpigraph.errors import GraphDataError
 from mpigraph.metadata.schema import Schema
-from mpigraph.partition.rows import CastRows, RowArray
+from mpigraph.partition.feature_rows import CastRows, RowArray
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.partition.tables import as_labels, read_edges, read_table, split_masks
 
 __all__ = ["read_ogb"]
 
-Array = npt.NDArray[Any]
 
 _STORED_ONCE = ("ogbn_products", "ogbn_proteins")  # OGB's own loader adds the reverse edges of these
 
 
 def read_ogb(path: Path) -> GraphSource:
-    """Read a homogeneous OGB node-property dataset. Local; no communication.
+    """Read a homogeneous OGB node-property dataset.
 
     Args:
         path: the dataset directory, e.g. ``ogbn_products``.

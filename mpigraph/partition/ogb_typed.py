@@ -10,20 +10,19 @@ and relations get ids in alphabetical order, as from OGB's own reader.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from mpigraph.arrays import Array
 from mpigraph.errors import GraphDataError
 from mpigraph.metadata.schema import Relation, Schema
-from mpigraph.partition.rows import CastRows, RowArray
+from mpigraph.partition.feature_rows import CastRows, RowArray
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.partition.tables import as_labels, read_edges, read_table, read_words, split_masks
 
 __all__ = ["is_typed_ogb", "read_typed_ogb"]
 
-Array = npt.NDArray[Any]
 
 _SEPARATOR = "___"
 
@@ -38,12 +37,12 @@ class _Contents(NamedTuple):
 
 
 def is_typed_ogb(path: Path) -> bool:
-    """Whether a directory holds a typed OGB dataset. Local; no communication."""
+    """Whether a directory holds a typed OGB dataset."""
     return any((path / "raw" / name).is_file() for name in ("triplet-type-list.csv.gz", "edge_index_dict.npz"))
 
 
 def read_typed_ogb(path: Path) -> GraphSource:
-    """Read a typed OGB dataset. Local; no communication.
+    """Read a typed OGB dataset.
 
     Args:
         path: the dataset directory, e.g. ``ogbn_mag``.

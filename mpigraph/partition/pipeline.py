@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
+from mpigraph.arrays import I32, I64, Array
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.log import get_logger
 from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import relation_key
 from mpigraph.partition.balance import balance_criteria, measured_balance
 from mpigraph.partition.metis import metis_assign
-from mpigraph.partition.random import random_assign
+from mpigraph.partition.random_assignment import random_assign
 from mpigraph.partition.relabel import NodeOrder, RelationCSC, order_nodes, relabel_relation
 from mpigraph.partition.source import Feature, GraphSource, edge_chunks, release
 from mpigraph.storage.format import (
@@ -33,8 +33,6 @@ __all__ = ["PartitionResult", "Progress", "memory_forecast", "partition_source"]
 PART_METHODS = ("metis", "random")
 _CHUNK_BYTES = 64 << 20
 
-Array = npt.NDArray[Any]
-Parts = npt.NDArray[np.int32]
 Progress: TypeAlias = Callable[[str, int, int], None]
 
 
@@ -47,12 +45,10 @@ class PartitionResult:
         orig_nids: for each node type int64[n], new id -> original id.
         orig_eids: for each relation int32 or int64[m], new id -> original position in the edge list.
         report: edge cut and balance.
-
-    Local; no communication.
     """
 
     config_path: Path
-    orig_nids: tuple[npt.NDArray[np.int64], ...]
+    orig_nids: tuple[I64, ...]
     orig_eids: tuple[Array, ...]
     report: Mapping[str, Any]
 
@@ -73,7 +69,7 @@ def partition_source(
     keep_edge_ids: bool = True,
     progress: Progress | None = None,
 ) -> PartitionResult:
-    """Partition a graph and write it. Local; no communication.
+    """Partition a graph and write it.
 
     Args:
         source: the graph.
@@ -128,7 +124,7 @@ def partition_source(
 
 
 def memory_forecast(num_nodes: int, num_edges: int, part_method: str = "metis", input_bytes: int = 0) -> dict[str, int]:
-    """Return an estimate of the peak memory of each stage, in bytes. Local; no communication.
+    """Return an estimate of the peak memory of each stage, in bytes.
 
     Args:
         num_nodes: all nodes.
@@ -162,7 +158,7 @@ class _Writer:
         files = PartConfig.default_files(num_parts)
         self._paths = [{key: out / path for key, path in table.items()} for table in files]
 
-    def write_relations(self, keep: bool) -> tuple[tuple[npt.NDArray[np.int64], ...], tuple[Array, ...]]:
+    def write_relations(self, keep: bool) -> tuple[tuple[I64, ...], tuple[Array, ...]]:
         """Write ``graph.h5`` and ``edge_feat.h5`` of all parts; return edge offsets and original edge ids."""
         schema, offsets, orig_eids = self._source.schema, [], []
         with ExitStack() as stack:
@@ -209,8 +205,8 @@ def _write_relation(
     writer: ShardWriter,
     key: str,
     csc: RelationCSC,
-    own_src: npt.NDArray[np.int64],
-    own_dst: npt.NDArray[np.int64],
+    own_src: I64,
+    own_dst: I64,
 ) -> None:
     """Write the own destinations' in-edges, and the out degrees of the own sources."""
     indptr = csc.indptr[own_dst[0] : own_dst[1] + 1]
@@ -239,7 +235,7 @@ def _row_chunks(begin: int, end: int, row_bytes: int) -> Iterator[slice]:
         yield slice(first, min(first + step, end))
 
 
-def _edge_cut(source: GraphSource, parts: Parts) -> dict[str, Any]:
+def _edge_cut(source: GraphSource, parts: I32) -> dict[str, Any]:
     """Count the edges whose ends lie in different parts."""
     bases, cut, total = source.node_bases, 0, 0
     for relation_id in range(len(source.edges)):

@@ -11,28 +11,26 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from mpigraph.arrays import Array
 from mpigraph.errors import GraphDataError
 from mpigraph.metadata.schema import Relation, Schema, relation_key
+from mpigraph.partition.feature_rows import CastRows, SparseRows
 from mpigraph.partition.ogb import read_ogb
 from mpigraph.partition.ogb_typed import is_typed_ogb, read_typed_ogb
-from mpigraph.partition.rows import CastRows, SparseRows
 from mpigraph.partition.source import Feature, GraphSource
 
 __all__ = ["add_reverse_edges", "read_source"]
 
-Array = npt.NDArray[Any]
 
 _MASKS = ("train_mask", "val_mask", "test_mask")
 _COUNT = "__num_nodes"
 
 
 def read_source(path: str | os.PathLike[str]) -> GraphSource:
-    """Read a graph. Local; no communication.
+    """Read a graph.
 
     Args:
         path: an ``.npz`` file, a directory with ``edge_src.npy``, or an OGB dataset directory with ``raw/``.
@@ -69,8 +67,6 @@ def add_reverse_edges(source: GraphSource, own_relations: bool = False) -> Graph
 
     Raises:
         GraphDataError: there is a relation of a partner's name already.
-
-    Local; no communication.
     """
     found: dict[Relation, tuple[tuple[Array, Array], Mapping[str, Feature]]] = {}
     for relation, (src, dst) in zip(source.schema.relations, source.edges, strict=True):

@@ -2,32 +2,27 @@
 order.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from mpigraph.arrays import I32, I64, Array
 from mpigraph.kernels.csr import count_keys, place_edges, place_values, transpose
 from mpigraph.partition.source import GraphSource, edge_chunks
 from mpigraph.storage.format import index_dtype
 
 __all__ = ["NodeOrder", "RelationCSC", "order_nodes", "relabel_relation"]
 
-Ids = npt.NDArray[np.int64]
-Array = npt.NDArray[Any]
-
 
 class NodeOrder(NamedTuple):
     """New ids of one node type: by part, then by original id.
 
     orig_ids int64[n]: new -> original.  new_ids int[n]: original -> new.  offsets int64[parts + 1].
-
-    Local; no communication.
     """
 
-    orig_ids: Ids
+    orig_ids: I64
     new_ids: Array
-    offsets: Ids
+    offsets: I64
 
 
 class RelationCSC(NamedTuple):
@@ -35,18 +30,16 @@ class RelationCSC(NamedTuple):
 
     indptr int64[n_dst + 1].  indices int32 or int64[m]: new source ids, rising inside a row.
     orig_ids int32 or int64[m]: the original edge at each position.  out_degrees int64[n_src].
-
-    Local; no communication.
     """
 
-    indptr: Ids
+    indptr: I64
     indices: Array
     orig_ids: Array
-    out_degrees: Ids
+    out_degrees: I64
 
 
-def order_nodes(assignment: npt.NDArray[np.int32], num_parts: int) -> NodeOrder:
-    """Give the nodes of one type new ids. Local; no communication.
+def order_nodes(assignment: I32, num_parts: int) -> NodeOrder:
+    """Give the nodes of one type new ids.
 
     Args:
         assignment: int32[n], the part of each node.
@@ -63,7 +56,7 @@ def order_nodes(assignment: npt.NDArray[np.int32], num_parts: int) -> NodeOrder:
 
 
 def relabel_relation(source: GraphSource, relation_id: int, src_order: NodeOrder, dst_order: NodeOrder) -> RelationCSC:
-    """Sort the edges of a relation by (new destination, new source, original edge). Local; no communication.
+    """Sort the edges of a relation by (new destination, new source, original edge).
 
     Two counting sorts: by source, then by destination. Takes 2 * (4 + 4) bytes an edge while fewer than
     2**31 nodes and edges, plus the edges themselves if they are no memory map.
@@ -89,5 +82,5 @@ def relabel_relation(source: GraphSource, relation_id: int, src_order: NodeOrder
     return RelationCSC(by_dst, indices, orig_ids, out_degrees)
 
 
-def _offsets(counts: Ids) -> Ids:
+def _offsets(counts: I64) -> I64:
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)

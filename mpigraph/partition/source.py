@@ -8,26 +8,21 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from mpigraph.arrays import I64, Array
 from mpigraph.errors import GraphDataError
 from mpigraph.metadata.schema import Schema, relation_key
-from mpigraph.partition.rows import RowArray
+from mpigraph.partition.feature_rows import RowArray
 from mpigraph.storage.format import logical_dtype, storage_dtype
 
 __all__ = ["Feature", "GraphSource", "edge_chunks", "release"]
 
-Array = npt.NDArray[Any]
-Ids = npt.NDArray[np.int64]
 
 EDGES_PER_CHUNK = 1 << 22
 
 
 class Feature(NamedTuple):
-    """Rows of a feature in their storage dtype, and their logical dtype ("bfloat16" is stored as uint16).
-
-    Local; no communication.
-    """
+    """Rows of a feature in their storage dtype, and their logical dtype ("bfloat16" is stored as uint16)."""
 
     values: RowArray
     dtype: str
@@ -45,8 +40,6 @@ Features = Mapping[str, Mapping[str, Feature]]
 @dataclass(frozen=True, eq=False)
 class GraphSource:
     """A graph to partition.
-
-    Local; no communication.
 
     Attributes:
         schema: the types.
@@ -79,23 +72,23 @@ class GraphSource:
         _check_features("edge", self.edge_feats, dict(zip(keys, (len(src) for src, _ in self.edges), strict=True)))
 
     def num_edges(self, relation_id: int = 0) -> int:
-        """Return the number of edges of a relation. Local; no communication."""
+        """Return the number of edges of a relation."""
         return len(self.edges[relation_id][0])
 
     @property
-    def node_bases(self) -> Ids:
+    def node_bases(self) -> I64:
         """int64[types + 1]: where each type begins when all nodes are counted through."""
         return np.concatenate([[0], np.cumsum(self.num_nodes)]).astype(np.int64)
 
     def bytes_in_memory(self) -> int:
-        """Return the size of the arrays that are no memory maps. Local; no communication."""
+        """Return the size of the arrays that are no memory maps."""
         arrays: list[RowArray] = [end for ends in self.edges for end in ends]
         for table in (self.node_feats, self.edge_feats):
             arrays += [feature.values for features in table.values() for feature in features.values()]
         return sum(array.nbytes for array in arrays if _mapping(array) is None)
 
     def check_edges(self) -> None:
-        """Check that every endpoint exists. Local; no communication.
+        """Check that every endpoint exists.
 
         Raises:
             GraphDataError: names the relation, the first bad edge and the bad id.
@@ -107,8 +100,8 @@ class GraphSource:
                     _check_endpoints(relation, end, ids, self.num_nodes[ntype_id], first)
 
 
-def edge_chunks(source: GraphSource, relation_id: int, size: int = EDGES_PER_CHUNK) -> Iterator[tuple[int, Ids, Ids]]:
-    """Yield ``(first edge, src, dst)`` with src and dst int64[<= size]. Local; no communication."""
+def edge_chunks(source: GraphSource, relation_id: int, size: int = EDGES_PER_CHUNK) -> Iterator[tuple[int, I64, I64]]:
+    """Yield ``(first edge, src, dst)`` with src and dst int64[<= size]."""
     src, dst = source.edges[relation_id]
     for first in range(0, len(src), size):
         chunk = slice(first, first + size)
@@ -118,10 +111,7 @@ def edge_chunks(source: GraphSource, relation_id: int, size: int = EDGES_PER_CHU
 
 
 def release(array: object) -> None:
-    """Let the pages of a memory-mapped array go, so that they do not count as ours.
-
-    Local; no communication.
-    """
+    """Let the pages of a memory-mapped array go, so that they do not count as ours."""
     mapping = _mapping(array)
     if mapping is not None and hasattr(mmap, "MADV_DONTNEED"):
         mapping.madvise(mmap.MADV_DONTNEED)
@@ -135,7 +125,7 @@ def _mapping(array: object) -> mmap.mmap | None:
     return base
 
 
-def _check_endpoints(relation: tuple[str, str, str], end: str, ids: Ids, count: int, first: int) -> None:
+def _check_endpoints(relation: tuple[str, str, str], end: str, ids: I64, count: int, first: int) -> None:
     if len(ids) == 0 or (int(ids.min()) >= 0 and int(ids.max()) < count):
         return
     bad = int(np.flatnonzero((ids < 0) | (ids >= count))[0])

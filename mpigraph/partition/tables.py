@@ -4,23 +4,22 @@ import gzip
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from mpigraph.arrays import Array
 from mpigraph.errors import GraphDataError
 from mpigraph.partition.source import Feature
 
 __all__ = ["as_labels", "read_edges", "read_table", "read_words", "split_masks"]
 
-Array = npt.NDArray[Any]
 
 _LINES_PER_CHUNK = 1 << 19
 
 
 def read_table(path: Path, dtype: npt.DTypeLike) -> Array:
-    """Return ``[lines, columns]`` of a compressed csv file of numbers. Local; no communication.
+    """Return ``[lines, columns]`` of a compressed csv file of numbers.
 
     An empty field is NaN where the dtype has that.
 
@@ -32,7 +31,7 @@ def read_table(path: Path, dtype: npt.DTypeLike) -> Array:
 
 
 def read_edges(path: Path, largest: int) -> tuple[Array, Array]:
-    """Return source and destination of each edge of a compressed csv file. Local; no communication.
+    """Return source and destination of each edge of a compressed csv file.
 
     Args:
         path: the file, two columns.
@@ -53,7 +52,7 @@ def read_edges(path: Path, largest: int) -> tuple[Array, Array]:
 
 
 def read_words(path: Path) -> list[list[str]]:
-    """Return the fields of each line of a compressed csv file of names. Local; no communication.
+    """Return the fields of each line of a compressed csv file of names.
 
     Raises:
         GraphDataError: the file is missing.
@@ -62,7 +61,7 @@ def read_words(path: Path) -> list[list[str]]:
 
 
 def as_labels(label: Array) -> Array:
-    """Return int64[n] or int64[n, k]; unlabelled (NaN) becomes -1. Local; no communication."""
+    """Return int64[n] or int64[n, k]; unlabelled (NaN) becomes -1."""
     if label.dtype.kind == "f":
         label = np.where(np.isnan(label), -1, label)
     label = label.astype(np.int64)
@@ -71,8 +70,6 @@ def as_labels(label: Array) -> Array:
 
 def split_masks(folders: Iterable[Path], num_nodes: int) -> dict[str, Feature]:
     """Return train_mask, val_mask and test_mask of the first folder that holds a split; nothing if none does.
-
-    Local; no communication.
 
     Args:
         folders: where ``{train,valid,test}.csv.gz`` may be, one for each kind of split.

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mpigraph.cli.bench.settings import Settings
-from mpigraph.distributed.graph import DistGraph
-from mpigraph.distributed.tensor import DistTensor
+from mpigraph.distgraph.graph import DistGraph
+from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.mpi.agree import allgather_bytes, together
 from mpigraph.mpi.world import World
@@ -23,10 +23,7 @@ _NAME = "bench"
 
 
 class Place(NamedTuple):
-    """Where a partitioned graph is.
-
-    Local; no communication.
-    """
+    """Where a partitioned graph is."""
 
     name: str
     config: str
@@ -63,8 +60,6 @@ def feature_of(g: DistGraph) -> DistTensor:
 
     Raises:
         InvalidArgumentError: there is none.
-
-    Local; no communication.
     """
     wide = [name for name, tensor in g.ndata.items() if len(tensor.shape) == 2 and tensor.dtype.is_floating_point]
     if not wide:
