@@ -9,7 +9,7 @@ __all__ = ["add_parser"]
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Register the command. Local; no communication."""
+    """Register the command."""
     parser = commands.add_parser(
         "generate",
         help="write a generated graph",

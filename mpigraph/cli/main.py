@@ -13,7 +13,7 @@ _COMMANDS = (generate, partition, launch, copy, stage, bench)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return the exit status: 0, or 2 after one line about wrong input. Local; no communication."""
+    """Run one command and return the exit status: 0, or 2 after one line about wrong input."""
     parser = argparse.ArgumentParser(prog="python -m mpigraph", description="Distributed graph learning on MPI.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for module in _COMMANDS:

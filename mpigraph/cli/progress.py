@@ -9,7 +9,7 @@ _WIDTH = 30
 
 
 class ProgressBar:
-    """Callable with (stage, done, total), as partitioning and generating report. Local; no communication."""
+    """Callable with (stage, done, total), as partitioning and generating report."""
 
     def __init__(self) -> None:
         self._stage = ""
@@ -17,7 +17,7 @@ class ProgressBar:
         self._live = sys.stderr.isatty()
 
     def __call__(self, stage: str, done: int, total: int) -> None:
-        """Show that ``done`` of ``total`` steps of a stage are over. Local; no communication."""
+        """Show that ``done`` of ``total`` steps of a stage are over."""
         if stage != self._stage:
             self._stage, self._begin = stage, time.monotonic()
         seconds = time.monotonic() - self._begin

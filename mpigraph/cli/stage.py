@@ -24,7 +24,7 @@ __all__ = ["add_parser"]
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Register the command. Local; no communication."""
+    """Register the command."""
     parser = commands.add_parser(
         "stage",
         help="copy to each node the parts that its hosts will read",

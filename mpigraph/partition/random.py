@@ -9,7 +9,7 @@ __all__ = ["random_assign"]
 
 
 def random_assign(source: GraphSource, num_parts: int, seed: int = 0) -> npt.NDArray[np.int32]:
-    """Assign every node to a part; each type is spread evenly. Local; no communication.
+    """Assign every node to a part; each type is spread evenly.
 
     Args:
         source: the graph.

@@ -17,7 +17,7 @@ Work = Callable[[], object]
 
 
 def process_age() -> float | None:
-    """Seconds since this process was started, where Linux says so, else None. Local; no communication."""
+    """Seconds since this process was started, where Linux says so, else None."""
     try:
         after_name = Path("/proc/self/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2]
         started = int(after_name.split()[19]) / os.sysconf("SC_CLK_TCK")
@@ -34,7 +34,7 @@ def meet(world: World, what: str) -> None:
 
 
 def time_local(works: Sequence[Work], seconds: float) -> list[list[float]]:
-    """Seconds of each call of some pieces of work that need nobody else, taken in turn. Local; no communication."""
+    """Seconds of each call of some pieces of work that need nobody else, taken in turn."""
     spent: list[list[float]] = [[] for _ in works]
     for work in works:
         work()

@@ -21,10 +21,7 @@ class Entry(NamedTuple):
 
 
 class Figure(NamedTuple):
-    """One figure: what stands for all (None: does not apply here), and each trainer's value.
-
-    Local; no communication.
-    """
+    """One figure: what stands for all (None: does not apply here), and each trainer's value."""
 
     value: float | None
     each: list[float | None]
@@ -99,5 +96,5 @@ def _combine(how: str, each: Sequence[float | None], num_nodes: int) -> float | 
 
 
 def values(figures: Mapping[str, Figure]) -> dict[str, float | None]:
-    """The figures without the trainers' own. Local; no communication."""
+    """The figures without the trainers' own."""
     return {name: figure.value for name, figure in figures.items()}

@@ -23,10 +23,7 @@ _NAME = "bench"
 
 
 class Place(NamedTuple):
-    """Where a partitioned graph is.
-
-    Local; no communication.
-    """
+    """Where a partitioned graph is."""
 
     name: str
     config: str
@@ -63,8 +60,6 @@ def feature_of(g: DistGraph) -> DistTensor:
 
     Raises:
         InvalidArgumentError: there is none.
-
-    Local; no communication.
     """
     wide = [name for name, tensor in g.ndata.items() if len(tensor.shape) == 2 and tensor.dtype.is_floating_point]
     if not wide:

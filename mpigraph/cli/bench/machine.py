@@ -27,7 +27,7 @@ def measure_copy(world: World, seconds: float) -> dict[str, float | None]:
 
 
 def describe() -> dict[str, Any]:
-    """The machine under this rank. Local; no communication."""
+    """The machine under this rank."""
     return {
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),

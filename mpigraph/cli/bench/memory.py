@@ -15,7 +15,7 @@ __all__ = ["measure_memory"]
 
 
 def measure_memory(world: World) -> dict[str, float | None]:
-    """Read the peaks in MiB of this trainer and of its node's ranks. Local; no communication."""
+    """Read the peaks in MiB of this trainer and of its node's ranks."""
     figures = {"memory_trainer": _read(os.getpid(), "status", "VmHWM")}
     if world.local_trainer == 0:
         hosts = np.flatnonzero(world.near)

@@ -20,7 +20,7 @@ _MOST_TRAINERS = 16
 
 
 def need_matplotlib() -> None:
-    """Check that drawing is possible. Local; no communication.
+    """Check that drawing is possible.
 
     Raises:
         InvalidArgumentError: matplotlib is not installed.
@@ -32,7 +32,7 @@ def need_matplotlib() -> None:
 
 
 def draw(found: Mapping[str, Any], path: str) -> None:
-    """Draw a document's time split. Local; no communication.
+    """Draw a document's time split.
 
     For each trainer the pieces of a step one after the other, and below them the step with prefetching: what the model
     waited and the rest.

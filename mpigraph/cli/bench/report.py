@@ -20,7 +20,7 @@ SCHEMA, VERSION = "mpigraph-bench", 1
 def document(
     world: World, settings: Settings, machine: Mapping[str, Any], figures: Mapping[str, Figure], verdict: str
 ) -> dict[str, Any]:
-    """Everything about a run as JSON values. Local; no communication.
+    """Everything about a run as JSON values.
 
     ``schema`` and ``version`` say how to read it: names and meanings within a version do not change.
     """
@@ -54,7 +54,7 @@ def document(
 
 
 def table(found: Mapping[str, Any]) -> str:
-    """The figures of a document for people. Local; no communication."""
+    """The figures of a document for people."""
     layout, machine = found["layout"], found["machine"]
     lines = [
         f"{machine['processor']}, {machine['cores']} cores, {machine['memory_GiB']} GiB; {found['mpi']['library']}",
@@ -85,5 +85,5 @@ def _spread(figure: Mapping[str, Any]) -> str:
 
 
 def write(found: Mapping[str, Any], path: str) -> None:
-    """Write a document. Local; no communication."""
+    """Write a document."""
     Path(path).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

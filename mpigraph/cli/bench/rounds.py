@@ -110,9 +110,9 @@ class TimedService(NeighborService):
 
     @property
     def exchange_seconds(self) -> float:
-        """Seconds in rounds so far, but for answering and drawing meanwhile. Local; no communication."""
+        """Seconds in rounds so far, but for answering and drawing meanwhile."""
         return self._watch.seconds
 
     def drop(self, session: Session) -> None:
-        """Let the channel be freed at the next collective call. Local; no communication."""
+        """Let the channel be freed at the next collective call."""
         session.control.drop(self.channel.number)

@@ -19,7 +19,7 @@ _NUM_ROWS = 100_000
 
 
 def is_far(window: RowWindow, ids: _I64) -> npt.NDArray[np.bool_]:
-    """bool[n]: which rows are on another node. Local; no communication."""
+    """bool[n]: which rows are on another node."""
     far: npt.NDArray[np.bool_] = ~window.world.near[window.owner(ids)]
     return far
 

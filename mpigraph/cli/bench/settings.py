@@ -15,10 +15,7 @@ def _option(default: Any, text: str, least: float | None = None, kind: Callable[
 
 @dataclass(frozen=True)
 class Settings:
-    """What to measure on, and for how long.
-
-    Local; no communication.
-    """
+    """What to measure on, and for how long."""
 
     nodes: int = _option(200_000, "nodes of the generated graph", 100)
     edges: int = _option(5_000_000, "its directed edges", 100)
@@ -35,7 +32,7 @@ class Settings:
 
     @classmethod
     def options(cls) -> dict[str, tuple[str | None, str]]:
-        """Option name -> default as it would be typed, or None, and help text. Local; no communication."""
+        """Option name -> default as it would be typed, or None, and help text."""
         found = {}
         for entry in fields(cls):
             if "text" in entry.metadata:
@@ -46,7 +43,7 @@ class Settings:
 
     @classmethod
     def of(cls, texts: Mapping[str, Any]) -> "Settings":
-        """Read options as they were typed. Local; no communication.
+        """Read options as they were typed.
 
         Raises:
             InvalidArgumentError: an option is no number, or out of range; the message names it.
@@ -69,7 +66,7 @@ class Settings:
         return settings
 
     def layers(self) -> list[int]:
-        """The fanouts as numbers. Local; no communication.
+        """The fanouts as numbers.
 
         Raises:
             InvalidArgumentError: they are no integers >= -1 with commas between.

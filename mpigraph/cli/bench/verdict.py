@@ -57,7 +57,7 @@ RULES = (
 
 
 def bottleneck(values: Values) -> tuple[str, float]:
-    """The stage that limits the step, and its share of a step without sampling ahead. Local; no communication.
+    """The stage that limits the step, and its share of a step without sampling ahead.
 
     Behind a prefetching loader computing limits as long as the model hardly waits, however small its share; when it
     waits, the largest of the stages before it does.
@@ -73,7 +73,7 @@ def bottleneck(values: Values) -> tuple[str, float]:
 
 
 def verdict(values: Values) -> str:
-    """One line: the bottleneck, its share, and what to try. Local; no communication."""
+    """One line: the bottleneck, its share, and what to try."""
     stage, share = bottleneck(values)
     advice = next(rule.advice for rule in RULES if rule.stage == stage and rule.applies(values))
     waiting = _waiting(values)
