@@ -32,7 +32,7 @@ import torch
 from accuracy import Start, arguments, cell, launched, repeat, report
 
 import mpigraph as mg
-from mpigraph.distributed.partition import partition_graph
+from mpigraph.distgraph.partitioning import partition_graph
 
 STARTS = {
     "python": Start("`python`", 0, 0),

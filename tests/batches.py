@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from oracle import NUM_NODES
 
-from mpigraph.base import EID, NID
 from mpigraph.dataloading import NeighborSampler
+from mpigraph.graphs.fields import EID, NID
 
 NUM_BATCHES = 6
 SAMPLERS = {

@@ -35,9 +35,9 @@ from oracle import write_oracle
 from typed_oracle import write_typed_oracle
 
 import mpigraph.distributed as dist
-from mpigraph.distributed.context import Session
 from mpigraph.errors import CollectiveError
 from mpigraph.mpi.watch import Watchdog
+from mpigraph.session.context import Session
 
 torch.set_num_threads(1)
 

@@ -11,7 +11,7 @@ import torch
 from oracle import NUM_NODES
 
 import mpigraph.distributed as dist
-from mpigraph.distributed.context import current
+from mpigraph.session.context import current
 
 DIM = 5
 BATCH = 70

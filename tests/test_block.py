@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from mpigraph.base import EID, NID
-from mpigraph.block import Block, to_block
 from mpigraph.errors import FieldNameError, GraphDataError, InvalidArgumentError, MPIGraphError, NodeTypeError
-from mpigraph.graphs import graph, heterograph
+from mpigraph.graphs.block import Block, to_block
+from mpigraph.graphs.fields import EID, NID
+from mpigraph.graphs.hetero import graph, heterograph
 from mpigraph.metadata.schema import DEFAULT_ETYPE, Schema
 
 RATES, FOLLOWS = ("user", "rates", "item"), ("user", "follows", "user")

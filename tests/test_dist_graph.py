@@ -9,10 +9,7 @@ from conftest import Job
 from oracle import MAX_DEGREE, NUM_NODES, open_graph
 
 import mpigraph.distributed as dist
-from mpigraph.base import EID, NID
-from mpigraph.block import to_block
 from mpigraph.dataloading import NeighborSampler
-from mpigraph.distributed.context import current
 from mpigraph.errors import (
     CollectiveError,
     EdgeTypeError,
@@ -25,6 +22,9 @@ from mpigraph.errors import (
     PartitionError,
     TensorMismatchError,
 )
+from mpigraph.graphs.block import to_block
+from mpigraph.graphs.fields import EID, NID
+from mpigraph.session.context import current
 
 
 def degrees_of(orig: torch.Tensor) -> torch.Tensor:

@@ -10,8 +10,7 @@ from conftest import LAYOUTS, Job, Layout, on_all
 from oracle import NUM_NODES, open_graph
 
 import mpigraph.distributed as dist
-from mpigraph.distributed.context import current
-from mpigraph.distributed.tensor import _my_piece
+from mpigraph.distgraph.tensor import _my_piece
 from mpigraph.errors import (
     ClosedError,
     CollectiveError,
@@ -20,6 +19,7 @@ from mpigraph.errors import (
     OutOfRangeError,
     TensorMismatchError,
 )
+from mpigraph.session.context import current
 
 DTYPES = [
     torch.bool,

@@ -16,16 +16,16 @@ from oracle import NAME, open_graph
 
 import mpigraph.distributed as dist
 import mpigraph.function as fn
-from mpigraph.base import EID, NID
-from mpigraph.block import to_block
 from mpigraph.dataloading import BlockSampler, NeighborSampler, as_edge_prediction_sampler
 from mpigraph.dataloading.negative_sampler import GlobalUniform, InBatch, JointUniform, LocalUniform, Uniform
-from mpigraph.distributed.context import current
 from mpigraph.errors import EdgeTypeError, FieldNameError, InvalidArgumentError, MPIGraphError
-from mpigraph.graphs import HeteroGraph, heterograph
+from mpigraph.graphs.block import to_block
+from mpigraph.graphs.fields import EID, NID
+from mpigraph.graphs.hetero import HeteroGraph, heterograph
 from mpigraph.metadata.schema import DEFAULT_NTYPE, Schema
 from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.source import Feature, GraphSource
+from mpigraph.session.context import current
 
 NUM_EDGES = 591
 ALL = np.ones(NUM_EDGES, bool)

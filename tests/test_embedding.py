@@ -11,8 +11,7 @@ from mpi4py import MPI
 from oracle import NUM_NODES, open_graph
 
 import mpigraph.distributed as dist
-from mpigraph.distributed import initial
-from mpigraph.distributed.context import current
+from mpigraph.distgraph import init_rows
 from mpigraph.errors import (
     ClosedError,
     CollectiveError,
@@ -21,7 +20,8 @@ from mpigraph.errors import (
     OutOfRangeError,
     TensorMismatchError,
 )
-from mpigraph.store.charge import Charge
+from mpigraph.rows.owners import RowOwners
+from mpigraph.session.context import current
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
@@ -113,7 +113,7 @@ def made_alone(path: str, seed: int) -> dict[tuple[str, torch.dtype], torch.Tens
 
 @pytest.mark.parametrize("chunk", [7, 1 << 14])
 def test_rows_do_not_depend_on_the_layout(layout: Job, oracle, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(initial, "CHUNK", chunk)
+    monkeypatch.setattr(init_rows, "CHUNK", chunk)
     made_alone.cache_clear()
     reference, other = (made_alone(oracle(1, "given"), seed) for seed in (5, 6))
     path = oracle(3, "given")
@@ -259,7 +259,7 @@ def test_every_row_has_one_trainer_in_charge(layout: Job, oracle) -> None:
     def body() -> tuple[list, list, int]:
         g = open_graph(path)
         window = g.ndata["feat"].rows.window
-        charge = Charge(window.world, window.offsets)
+        charge = RowOwners(window.world, window.offsets)
         rows = []
         for share in charge.shares():
             assert window.world.near[share.host] and share.rows.stop - share.rows.start == share.last - share.first

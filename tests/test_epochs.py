@@ -11,10 +11,10 @@ from oracle import NUM_NODES, open_graph
 import mpigraph.distributed as dist
 from mpigraph.dataloading import NeighborSampler
 from mpigraph.dataloading.prefetch import Prefetch
-from mpigraph.distributed.context import current
 from mpigraph.errors import CollectiveError
 from mpigraph.mpi.world import World
-from mpigraph.service.sampling import NeighborService
+from mpigraph.sampling.neighbor_service import NeighborService
+from mpigraph.session.context import current
 
 
 @pytest.mark.parametrize("depth", [0, 2])

@@ -11,7 +11,7 @@ from accuracy_links import write_interactions
 from jobs import EXAMPLES, clean_environment, mpiexec, run, run_job
 
 import mpigraph as mg
-from mpigraph.distributed.partition import partition_graph
+from mpigraph.distgraph.partitioning import partition_graph
 from mpigraph.partition.generate import Recipe, generate_graph
 
 STARTS = pytest.mark.parametrize("ranks", [1, 4], ids=["python", "mpiexec"])

@@ -20,13 +20,13 @@ from mpi4py import MPI
 from oracle import NUM_NODES
 
 import mpigraph.distributed as dist
-from mpigraph.base import EID
 from mpigraph.dataloading import MultiLayerFullNeighborSampler, NeighborSampler
-from mpigraph.distributed.context import current
 from mpigraph.errors import EdgeTypeError, InvalidArgumentError, MPIGraphError, OutOfRangeError
+from mpigraph.graphs.fields import EID
 from mpigraph.metadata.schema import Schema
 from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.source import Feature, GraphSource
+from mpigraph.session.context import current
 
 I64 = npt.NDArray[np.int64]
 MULTI = "multi"
@@ -203,7 +203,7 @@ def test_nodes_without_excluded_edges_draw_what_they_always_draw(layout: Job, mu
 
 @pytest.mark.parametrize("name", ["uniform", "prob"])
 def test_threads_draw_alike(layout: Job, multi: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mpigraph.service.workers._WORTH_IT", 3)
+    monkeypatch.setattr("mpigraph.sampling.workers._WORTH_IT", 3)
     sampler = SAMPLERS[name]
 
     def body() -> None:

@@ -125,7 +125,7 @@ def test_a_killed_rank_ends_the_job(tmp_path: Path, oracle) -> None:
 
 def test_a_failing_server_ends_the_job(tmp_path: Path, oracle) -> None:
     before = """
-import mpigraph.distributed.context as context
+import mpigraph.session.context as context
 def serve(state, control):
     raise MemoryError("the server is out of memory")
 context.serve = serve

@@ -12,7 +12,7 @@ from mpigraph.errors import (
     NodeTypeError,
     OutOfRangeError,
 )
-from mpigraph.graphs import graph, heterograph, to_bidirected
+from mpigraph.graphs.hetero import graph, heterograph, to_bidirected
 
 RATES, FOLLOWS = ("user", "rates", "item"), ("user", "follows", "user")
 

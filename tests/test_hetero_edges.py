@@ -10,11 +10,11 @@ from mpi4py import MPI
 from typed_oracle import FORWARD, NUM_NODES, RELATIONS, REVERSE, TYPED_ORACLE
 
 import mpigraph.distributed as dist
-from mpigraph.base import EID, NID
 from mpigraph.dataloading import NeighborSampler
 from mpigraph.dataloading.negative_sampler import GlobalUniform, Uniform
-from mpigraph.distributed.context import current
+from mpigraph.graphs.fields import EID, NID
 from mpigraph.metadata.schema import Relation
+from mpigraph.session.context import current
 
 CITES, PRINTS = ("paper", "cites", "paper"), ("venue", "prints", "paper")
 SEEDS = (FORWARD, CITES, PRINTS)

@@ -10,8 +10,8 @@ import torch
 import mpigraph as mg
 import mpigraph.function as fn
 import mpigraph.nn.pytorch as dglnn
-from mpigraph.block import to_block
 from mpigraph.errors import EdgeTypeError, InvalidArgumentError, MPIGraphError, OutOfRangeError
+from mpigraph.graphs.block import to_block
 from mpigraph.nn.functional import softmax_rows
 from mpigraph.nn.typed import grouped_product
 

@@ -20,15 +20,15 @@ from oracle import oracle_source
 from typed_oracle import NUM_NODES, RELATIONS, SCHEMA, TYPED_ORACLE, WEIGHTED, edges_of, name_of, write_typed_oracle
 
 import mpigraph.distributed as dist
-from mpigraph.base import EID, NID
-from mpigraph.block import Block
 from mpigraph.dataloading import NeighborSampler
 from mpigraph.dataloading.negative_sampler import Uniform
-from mpigraph.distributed.context import current
 from mpigraph.errors import EdgeTypeError, FieldNameError, MPIGraphError, NodeTypeError
+from mpigraph.graphs.block import Block
+from mpigraph.graphs.fields import EID, NID
 from mpigraph.metadata.schema import Relation, Schema
 from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.source import GraphSource
+from mpigraph.session.context import current
 
 Sample = tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], list[Block]]
 NEXT = ("thing", "next", "thing")

@@ -12,7 +12,7 @@ from mpigraph.kernels.compact import LocalIds
 from mpigraph.kernels.exclude import copy_kept, recount_weighted, shorten_rows, step_over
 from mpigraph.kernels.masked import choose_masked, list_allowed
 from mpigraph.kernels.rng import combine, draw_below, fingerprint, mix64, uniform01
-from mpigraph.kernels.rows import (
+from mpigraph.kernels.row_ops import (
     as_words,
     find_runs,
     gather_rows,

@@ -316,7 +316,7 @@ def test_a_job_by_the_mpiexec_that_is_installed(tmp_path):
     (tmp_path / "train me.py").write_text(
         "import os, sys, mpigraph.distributed as dist\n"
         "dist.initialize(timeout=60)\n"
-        "from mpigraph.distributed.context import current\n"
+        "from mpigraph.session.context import current\n"
         "world = current().world\n"
         "print('told', world.size, world.num_servers, current().num_threads, os.environ['HOSTILE'], sys.argv[1:])\n"
         "dist.exit_client()\nsys.exit(0)\n"

@@ -9,12 +9,12 @@ from mpi4py import MPI
 from oracle import NUM_NODES, open_graph
 
 import mpigraph.distributed as dist
-from mpigraph.base import EID, NID
-from mpigraph.block import to_block
 from mpigraph.dataloading import BlockSampler, MultiLayerFullNeighborSampler, NeighborSampler
 from mpigraph.dataloading.seeds import agreed_steps, batch_bounds, shuffled
-from mpigraph.distributed.context import current
 from mpigraph.errors import InvalidArgumentError
+from mpigraph.graphs.block import to_block
+from mpigraph.graphs.fields import EID, NID
+from mpigraph.session.context import current
 
 
 def seeds_of(rank: int, sizes: list[int]) -> np.ndarray:

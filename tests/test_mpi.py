@@ -22,10 +22,10 @@ from mpigraph.errors import (
     PartitionError,
 )
 from mpigraph.mpi.agree import allgather_bytes, raise_together, together
-from mpigraph.mpi.exchange import FAILED, OK, Header, Requests, exchange_answers, exchange_requests
-from mpigraph.mpi.steps import finish
+from mpigraph.mpi.coroutine import run
+from mpigraph.mpi.rounds import FAILED, OK, Header, Requests, exchange_answers, exchange_requests
 from mpigraph.mpi.world import World
-from mpigraph.service.channel import Answer, Channel
+from mpigraph.sampling.channel import Answer, Channel
 
 # Roles
 
@@ -163,14 +163,14 @@ def test_a_round_carries_words_and_answers(comm: MPI.Intracomm) -> None:
         assert header.operations.tolist() == [40 + rank for rank in range(size)]
         assert header.statuses.tolist() == [FAILED] + [OK] * (size - 1)
         assert header.counts.tolist() == [len(words_between(rank, me)) for rank in range(size)]
-        requests = finish(exchange_requests(world.comm, np.concatenate(words), counts, header))
+        requests = run(exchange_requests(world.comm, np.concatenate(words), counts, header))
         for asker in range(size):
             assert np.array_equal(requests.of(asker), words_between(asker, me))
-        received, failed = finish(exchange_answers(world.comm, answer_to(requests, me, size)))
+        received, failed = run(exchange_answers(world.comm, answer_to(requests, me, size)))
         assert len(failed) == 0
         for target in range(size):
             assert np.array_equal(received[target].view(np.int64), words[target] + target)
-        received, failed = finish(exchange_answers(world.comm, None if me in (0, 2) else answer_to(requests, me, size)))
+        received, failed = run(exchange_answers(world.comm, None if me in (0, 2) else answer_to(requests, me, size)))
         assert received == [] and failed.tolist() == [rank for rank in (0, 2) if rank < size]
 
 

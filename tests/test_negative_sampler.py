@@ -9,7 +9,6 @@ from mpi4py import MPI
 from oracle import MAX_DEGREE, NUM_NODES, open_graph
 
 import mpigraph.distributed as dist
-from mpigraph.base import EID, NID
 from mpigraph.dataloading import NeighborSampler, negative_sampler
 from mpigraph.dataloading.edges import find_edges
 from mpigraph.dataloading.negative_sampler import (
@@ -21,7 +20,8 @@ from mpigraph.dataloading.negative_sampler import (
     draw_negatives,
 )
 from mpigraph.errors import EdgeTypeError, InvalidArgumentError, OutOfRangeError
-from mpigraph.graphs import graph, heterograph
+from mpigraph.graphs.fields import EID, NID
+from mpigraph.graphs.hetero import graph, heterograph
 from mpigraph.kernels.negatives import draw_nodes, draw_others
 
 WORD = 2**64

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 import mpigraph.nn.pytorch as dglnn
-from mpigraph.block import Block, to_block
 from mpigraph.errors import InvalidArgumentError, MPIGraphError
-from mpigraph.graphs import graph, heterograph
+from mpigraph.graphs.block import Block, to_block
+from mpigraph.graphs.hetero import graph, heterograph
 from mpigraph.metadata.schema import Schema
 from mpigraph.nn import GATConv, GraphConv, HGTConv, RelGraphConv, SAGEConv, TypedLinear, edge_softmax
 from mpigraph.nn.common import mean_and_own_rows, project_first

@@ -5,7 +5,7 @@ import pytest
 import torch
 from typed_parts import COUNTS, EDGES, random_book
 
-from mpigraph.distributed.partition_book import RangePartitionBook
+from mpigraph.distgraph.partition_book import RangePartitionBook
 from mpigraph.errors import EdgeTypeError, NodeTypeError, OutOfRangeError, PartitionError
 from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import Schema

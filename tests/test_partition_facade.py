@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from mpigraph.base import EID, NID
-from mpigraph.distributed.partition import (
+from mpigraph.distgraph.partitioning import (
     load_partition,
     load_partition_book,
     load_partition_feats,
     partition_graph,
 )
 from mpigraph.errors import GraphDataError, InvalidArgumentError, NodeTypeError, PartitionError
-from mpigraph.graphs import graph, heterograph
+from mpigraph.graphs.fields import EID, NID
+from mpigraph.graphs.hetero import graph, heterograph
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float64, torch.bool, torch.uint8, torch.int16, torch.int64]
 

@@ -11,12 +11,12 @@ from conftest import Job
 from oracle import NUM_NODES, open_graph
 
 import mpigraph.distributed as dist
-from mpigraph.base import EID
 from mpigraph.dataloading import NeighborSampler
-from mpigraph.distributed.context import current
 from mpigraph.errors import FieldNameError, GraphDataError, InvalidArgumentError
-from mpigraph.service.workers import Workers
-from mpigraph.store.pool import RowPool
+from mpigraph.graphs.fields import EID
+from mpigraph.rows.pool import RowPool
+from mpigraph.sampling.workers import Workers
+from mpigraph.session.context import current
 
 
 @pytest.mark.parametrize("depth", [0, 2])
@@ -97,7 +97,7 @@ def test_weights_that_are_written_count_from_the_next_barrier_on(layout: Job, or
 @pytest.mark.parametrize("name", ["uniform", "replace", "prob"])
 def test_threads_draw_alike(layout: Job, oracle, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     path = oracle(2)
-    monkeypatch.setattr("mpigraph.service.workers._WORTH_IT", 3)
+    monkeypatch.setattr("mpigraph.sampling.workers._WORTH_IT", 3)
     sampler = SAMPLERS[name]
 
     def body() -> None:
@@ -118,7 +118,7 @@ def test_threads_draw_alike(layout: Job, oracle, name: str, monkeypatch: pytest.
 
 def test_the_threads_of_the_job_draw_single_hops_too(layout: Job, oracle, monkeypatch: pytest.MonkeyPatch) -> None:
     path = oracle(2)
-    monkeypatch.setattr("mpigraph.service.workers._WORTH_IT", 3)
+    monkeypatch.setattr("mpigraph.sampling.workers._WORTH_IT", 3)
 
     def workers() -> set[threading.Thread]:
         return {thread for thread in threading.enumerate() if thread.name.startswith("mpigraph-worker")}
@@ -144,7 +144,7 @@ def test_the_device_is_the_callers(layout: Job, oracle, depth: int, monkeypatch:
         asked.append((device, threading.current_thread()))
         return torch.device("cpu")
 
-    monkeypatch.setattr("mpigraph.distributed.loader.exact_device", exact)
+    monkeypatch.setattr("mpigraph.dataloading.loader.exact_device", exact)
 
     def body() -> None:
         g = open_graph(path)

@@ -10,7 +10,7 @@ from conftest import on_all
 from mpigraph.config import Config
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.mpi import world as worlds
-from mpigraph.mpi.places import choose_servers, memory_domain
+from mpigraph.mpi.numa import choose_servers, memory_domain
 from mpigraph.mpi.world import World
 
 

@@ -22,12 +22,12 @@ from torch import Tensor, nn
 from torch.distributed import ReduceOp
 from torch.nn.parallel import DistributedDataParallel
 
-from mpigraph.distributed.context import current
-from mpigraph.distributed.work import MPIWork
 from mpigraph.errors import ClosedError, InvalidArgumentError, NotInitializedError
-from mpigraph.mpi import collectives
-from mpigraph.mpi.collectives import Collectives, Pending
 from mpigraph.mpi.world import World
+from mpigraph.process_group import collectives
+from mpigraph.process_group.collectives import Collectives, Pending
+from mpigraph.process_group.work import MPIWork
+from mpigraph.session.context import current
 
 DTYPES = [
     torch.float16, torch.bfloat16, torch.float32, torch.float64,

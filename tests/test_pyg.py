@@ -26,16 +26,16 @@ from torch_geometric.typing import WITH_PYG_LIB
 from torch_geometric.utils import trim_to_layer
 
 import mpigraph.distributed as dist
-from mpigraph.base import NID
 from mpigraph.convert import from_pyg
 from mpigraph.dataloading import BlockSampler, NeighborSampler
 from mpigraph.dataloading.negative_sampler import Uniform
-from mpigraph.distributed.context import current
 from mpigraph.errors import InvalidArgumentError, NodeTypeError
+from mpigraph.graphs.fields import NID
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Schema, relation_key
 from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.source import Feature, GraphSource
-from mpigraph.service.subgraph import Subgraph
+from mpigraph.sampling.subgraph import Subgraph
+from mpigraph.session.context import current
 
 CLASSES = 3
 WRITES = ("author", "writes", "paper")

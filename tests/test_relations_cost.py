@@ -10,12 +10,12 @@ from conftest import Job, Layout
 from typed_parts import many_relations, write_typed
 
 import mpigraph.distributed as dist
-from mpigraph.distributed.context import current
 from mpigraph.metadata.schema import Schema
 from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.source import GraphSource
-from mpigraph.service.hops import HopPlan, hop_requests
-from mpigraph.service.protocol import RelationRequest, pack_request, unpack_requests
+from mpigraph.sampling.hops import HopPlan, hop_requests
+from mpigraph.sampling.protocol import RelationRequest, pack_request, unpack_requests
+from mpigraph.session.context import current
 
 NUM_NODES, NUM_EDGES, HOPS = 120, 2400, 2
 RELATIONS = (1, 4, 200)

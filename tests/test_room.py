@@ -11,11 +11,11 @@ from jobs import cannot_mount, clean_environment, mpiexec, run_job, with_file_sy
 from oracle import NAME, NUM_NODES
 
 import mpigraph.distributed as dist
-from mpigraph.distributed.context import current
 from mpigraph.errors import SharedMemoryError
-from mpigraph.mpi import room
+from mpigraph.rows import shm_check
+from mpigraph.session.context import current
 from mpigraph.store import topology
-from mpigraph.store.room import bytes_of_hosts
+from mpigraph.store.memory_estimate import host_memory
 
 BIG = 100_000_000  # bytes that do not fit in the 64 MiB of many containers; MPICH fails to start in 24
 SCRIPT = """
@@ -41,7 +41,7 @@ def test_the_forecast_is_what_the_windows_take(layout: Job, oracle) -> None:
         g = dist.DistGraph(NAME, part_config=oracle(3))
         loaded, tensors = g._topology, current().state.tensors.values()
         windows = [*(tables._window for tables in loaded._all()), *(t.window for t in tensors)]
-        forecast = bytes_of_hosts(loaded.config, loaded.hosts)
+        forecast = host_memory(loaded.config, loaded.hosts)
         for host in range(loaded.hosts.num_parts):
             taken = sum(-(-int(np.diff(w.offsets)[host]) * w.row_bytes // 4096) * 4096 for w in windows)
             assert taken == forecast[host]
@@ -51,7 +51,7 @@ def test_the_forecast_is_what_the_windows_take(layout: Job, oracle) -> None:
 
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="shared memory is a file system on Linux")
 def test_too_little_is_one_error_on_every_trainer(layout: Job, oracle, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(topology, "bytes_of_hosts", lambda config, hosts: np.full(hosts.num_parts, 1 << 50))
+    monkeypatch.setattr(topology, "host_memory", lambda config, hosts: np.full(hosts.num_parts, 1 << 50))
     step = layout.layout.ranks_per_node or layout.comm.size
     several = layout.comm.size > 1 and step > 1  # of a rank alone, windows are private memory
 
@@ -75,9 +75,9 @@ def test_nothing_is_asked_of_a_rank_alone(oracle) -> None:
         class node:
             size = 1
 
-    assert room._free_and_size(Alone()) == (-1, -1)
+    assert shm_check._free_and_size(Alone()) == (-1, -1)
     Alone.node.size = 2
-    free, size = room._free_and_size(Alone())
+    free, size = shm_check._free_and_size(Alone())
     assert (0 <= free <= size) if sys.platform == "linux" else free == -1
 
 

@@ -10,7 +10,7 @@ from mpi4py import MPI
 from oracle import NAME
 
 import mpigraph.distributed as dist
-from mpigraph.distributed.context import current
+from mpigraph.session.context import current
 
 
 def sample_all(path: str, rank: int, trainers: int) -> dict[tuple[str, int], str]:

@@ -16,9 +16,9 @@ from mpi4py import MPI
 from oracle import NUM_NODES, open_graph
 
 import mpigraph.distributed as dist
-from mpigraph.distributed.context import current
 from mpigraph.distributed.optim import base
 from mpigraph.errors import ClosedError, CollectiveError, InvalidArgumentError, MPIGraphError, ShardFormatError
+from mpigraph.session.context import current
 
 TESTS = Path(__file__).resolve().parent
 STEPS = 4

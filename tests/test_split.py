@@ -7,8 +7,8 @@ from conftest import Job, Layout
 from oracle import NAME, NUM_NODES, open_graph
 
 import mpigraph.distributed as dist
-from mpigraph.distributed.context import current
 from mpigraph.errors import InvalidArgumentError, MaskLengthError
+from mpigraph.session.context import current
 
 MASKS = {
     "all": np.ones(NUM_NODES, np.int64),
@@ -72,7 +72,7 @@ class Watched:
 
 def test_splits_read_again_only_what_they_need(layout: Job, oracle, monkeypatch: pytest.MonkeyPatch) -> None:
     path = oracle(3)
-    monkeypatch.setattr("mpigraph.distributed.split._BLOCK", 10)
+    monkeypatch.setattr("mpigraph.distgraph.split._BLOCK", 10)
     once = [(first, min(first + 10, NUM_NODES)) for first in range(0, NUM_NODES, 10)]
 
     def body() -> list[int]:

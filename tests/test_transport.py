@@ -13,14 +13,14 @@ from worlds import KINDS, meet, row_values, world_of
 
 import mpigraph.distributed as dist
 from mpigraph.config import Config
-from mpigraph.distributed.context import current
 from mpigraph.errors import ClosedError, InvalidArgumentError
-from mpigraph.mpi import packing
-from mpigraph.mpi.choice import choose_transport
-from mpigraph.mpi.packing import REQUEST
-from mpigraph.mpi.transport import FarRows, Transport, waves
-from mpigraph.mpi.window import RowWindow
 from mpigraph.mpi.world import World
+from mpigraph.rows import packing
+from mpigraph.rows.packing import REQUEST
+from mpigraph.rows.selection import choose_transport
+from mpigraph.rows.transport import RemoteRows, Transport, waves
+from mpigraph.rows.window import RowWindow
+from mpigraph.session.context import current
 
 HELD = 300
 ROWS = [((3,), "u1"), ((), "i8"), ((2, 3), "f2"), ((5,), "u2"), ((100,), "f4"), ((2000,), "u1")]
@@ -45,7 +45,7 @@ def transports(world: World) -> list[Transport]:
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several pieces for each reply, and several requests for each host."""
     monkeypatch.setattr(packing, "PIECE", 4096)
-    monkeypatch.setattr("mpigraph.mpi.transport._MOST", 70)
+    monkeypatch.setattr("mpigraph.rows.transport._MOST", 70)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -224,8 +224,8 @@ def test_setting_is_checked() -> None:
 
 
 def test_requests_are_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mpigraph.mpi.transport._MOST", 3)
-    parts = [FarRows(5, 9, np.arange(7), np.arange(7)), FarRows(6, 9, np.arange(2), np.arange(2))]
+    monkeypatch.setattr("mpigraph.rows.transport._MOST", 3)
+    parts = [RemoteRows(5, 9, np.arange(7), np.arange(7)), RemoteRows(6, 9, np.arange(2), np.arange(2))]
     sizes = [[(part.rank, len(part.rows)) for part in wave] for wave in waves(parts)]
     assert sizes == [[(5, 3), (6, 2)], [(5, 3)], [(5, 1)]]
 

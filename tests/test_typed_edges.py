@@ -9,11 +9,11 @@ from conftest import Job, Layout
 from typed_oracle import FORWARD, NUM_NODES, RELATIONS, REVERSE, TYPED_ORACLE
 
 import mpigraph.distributed as dist
-from mpigraph.base import EID, NID
 from mpigraph.dataloading import NeighborSampler, as_edge_prediction_sampler
 from mpigraph.dataloading.negative_sampler import Uniform
-from mpigraph.distributed.context import current
 from mpigraph.errors import EdgeTypeError, InvalidArgumentError, MPIGraphError, NodeTypeError
+from mpigraph.graphs.fields import EID, NID
+from mpigraph.session.context import current
 
 READS, CITES = ("author", "reads", "paper"), ("paper", "cites", "paper")
 FEW_LAYOUTS = pytest.mark.parametrize(

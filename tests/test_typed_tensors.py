@@ -10,8 +10,8 @@ from gradients import piece, start
 from typed_parts import COUNTS, EDGES, TYPED, typed_source, write_typed
 
 import mpigraph.distributed as dist
-from mpigraph.distributed.context import current
 from mpigraph.errors import EdgeTypeError, MaskLengthError, NodeTypeError, TensorMismatchError
+from mpigraph.session.context import current
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from conftest import Job
 from worlds import KINDS, row_values, world_of
 
 from mpigraph.errors import ClosedError, InvalidArgumentError
-from mpigraph.mpi.mutex import HostMutex
-from mpigraph.mpi.window import RowWindow, window_kind
+from mpigraph.rows.mutex import HostMutex
+from mpigraph.rows.window import RowWindow, window_kind
 
 ROWS = [((0,), "f4"), ((1,), "u1"), ((3,), "u1"), ((), "i8"), ((2, 3), "f2"), ((400,), "u1"), ((), "?")]
 

@@ -10,8 +10,8 @@ from conftest import WAIT, Job
 from mpi4py import MPI
 
 from mpigraph.config import Config
-from mpigraph.mpi.window import shared_query_works
 from mpigraph.mpi.world import World
+from mpigraph.rows.window import shared_query_works
 
 
 def window_kinds() -> list[str]:

@@ -159,8 +159,6 @@ def both_have_rsync(site: Ssh, ask: bool) -> bool:
 
     Raises:
         MPIGraphError: ssh does not get there.
-
-    Local; no communication but ssh's.
     """
     if shutil.which("rsync") is None:
         return False

@@ -5,10 +5,10 @@ from collections.abc import Callable
 import torch
 
 import mpigraph.function as fn
-from mpigraph.aggregate import mean_and_own
 from mpigraph.errors import InvalidArgumentError, MPIGraphError
-from mpigraph.messages import Message
-from mpigraph.passing import MessagePassing
+from mpigraph.graphs.aggregate import mean_and_own
+from mpigraph.graphs.messages import Message
+from mpigraph.graphs.passing import MessagePassing
 
 __all__ = [
     "Features",
@@ -33,7 +33,7 @@ def source_and_destination(
     feat: Features,
     transform: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the features of sources and destinations. Local; no communication.
+    """Return the features of sources and destinations.
 
     Args:
         graph: a block or a graph.
@@ -54,7 +54,7 @@ def source_and_destination(
 
 
 def check_in_degrees(graph: MessagePassing) -> None:
-    """Raise MPIGraphError if a destination of a graph of one relation has no in-edge. Local; no communication."""
+    """Raise MPIGraphError if a destination of a graph of one relation has no in-edge."""
     lonely = int((graph.in_degrees() == 0).sum())
     if lonely:
         raise MPIGraphError(
@@ -64,14 +64,14 @@ def check_in_degrees(graph: MessagePassing) -> None:
 
 
 def check_edge_weight(graph: MessagePassing, edge_weight: torch.Tensor) -> None:
-    """Raise InvalidArgumentError unless there is a row for each edge. Local; no communication."""
+    """Raise InvalidArgumentError unless there is a row for each edge."""
     if edge_weight.dim() == 0 or edge_weight.shape[0] != graph.num_edges():
         shape = tuple(edge_weight.shape)
         raise InvalidArgumentError(f"edge_weight must have {graph.num_edges()} rows (got shape {shape})")
 
 
 def mean_and_own_rows(block: MessagePassing, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the mean over in-neighbours and the destinations' own rows. Local; no communication.
+    """Return the mean over in-neighbours and the destinations' own rows.
 
     Call it in a local scope of the block.
 
@@ -89,7 +89,7 @@ def mean_and_own_rows(block: MessagePassing, x: torch.Tensor) -> tuple[torch.Ten
 def weighted_copy(graph: MessagePassing, edge_weight: torch.Tensor | None) -> Message:
     """Return the message "m" that copies the source's "h", times the weight if there is one.
 
-    Call it in a local scope of the graph. Local; no communication.
+    Call it in a local scope of the graph.
 
     Args:
         graph: a graph of one relation.
@@ -106,7 +106,7 @@ def weighted_copy(graph: MessagePassing, edge_weight: torch.Tensor | None) -> Me
 
 
 def project_first(graph: MessagePassing, width: int, out: int) -> bool:
-    """Whether a linear map is cheaper on the sources than on their aggregate. Local; no communication.
+    """Whether a linear map is cheaper on the sources than on their aggregate.
 
     It may be where it narrows rows. But a block has many more sources than destinations, and then fewer numbers to
     gather do not pay for the products of all sources.

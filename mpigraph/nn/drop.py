@@ -6,14 +6,13 @@ default generator, so ``torch.manual_seed`` rules them; they are others than tor
 """
 
 from collections.abc import Callable
-from typing import Any
 
-import numpy.typing as npt
 import torch
 from torch import nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.nn import functional as F
 
+from mpigraph.arrays import Array
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.kernels import dropout as kernels
 
@@ -21,7 +20,7 @@ __all__ = ["Dropout", "dropout", "relu_dropout"]
 
 
 def dropout(x: torch.Tensor, p: float = 0.5, training: bool = True) -> torch.Tensor:
-    """Zero each element with probability ``p`` and divide the others by ``1 - p``. Local; no communication.
+    """Zero each element with probability ``p`` and divide the others by ``1 - p``.
 
     On CPU ``p`` is rounded to a multiple of 2**-16 and the scale goes with it, so the expectation is exact.
 
@@ -44,7 +43,7 @@ def dropout(x: torch.Tensor, p: float = 0.5, training: bool = True) -> torch.Ten
 def relu_dropout(x: torch.Tensor, p: float = 0.5, training: bool = True) -> torch.Tensor:
     """Return ``dropout(relu(x), p, training)`` in one pass, with nothing kept but the result.
 
-    Args and errors are those of :func:`dropout`. Local; no communication.
+    Args and errors are those of :func:`dropout`.
     """
     if not _is_on(p, training):
         return F.relu(x)
@@ -55,17 +54,16 @@ def relu_dropout(x: torch.Tensor, p: float = 0.5, training: bool = True) -> torc
 
 
 class Dropout(nn.Dropout):
-    """:func:`dropout` as a module. Local; no communication."""
+    """:func:`dropout` as a module."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Drop in training. Local; no communication."""
+        """Drop in training."""
         return dropout(x, self.p, self.training)
 
 
 class _Drop(torch.autograd.Function):
     @staticmethod
     def forward(ctx: FunctionCtx, x: torch.Tensor, p: float) -> torch.Tensor:  # type: ignore[override]
-        """Local; no communication."""
         ctx.p, bits = p, _random_bits(x.numel(), p)  # type: ignore[attr-defined]
         ctx.save_for_backward(bits)
         return _dropped(kernels.drop, x, bits, p)
@@ -73,7 +71,6 @@ class _Drop(torch.autograd.Function):
     @staticmethod
     @once_differentiable  # type: ignore[misc, untyped-decorator]
     def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        """Local; no communication."""
         (bits,) = ctx.saved_tensors  # type: ignore[attr-defined]
         return _dropped(kernels.drop, grad, bits, ctx.p), None  # type: ignore[attr-defined]
 
@@ -81,7 +78,6 @@ class _Drop(torch.autograd.Function):
 class _ReluDrop(torch.autograd.Function):
     @staticmethod
     def forward(ctx: FunctionCtx, x: torch.Tensor, p: float) -> torch.Tensor:  # type: ignore[override]
-        """Local; no communication."""
         ctx.p = p  # type: ignore[attr-defined]
         out = _dropped(kernels.relu_drop, x, _random_bits(x.numel(), p), p)
         ctx.save_for_backward(out)
@@ -90,7 +86,6 @@ class _ReluDrop(torch.autograd.Function):
     @staticmethod
     @once_differentiable  # type: ignore[misc, untyped-decorator]
     def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        """Local; no communication."""
         (kept,) = ctx.saved_tensors  # type: ignore[attr-defined]
         grad, out = grad.contiguous(), torch.empty_like(kept)
         scale = _flat(grad).dtype.type(_odds(ctx.p)[2])  # type: ignore[attr-defined]
@@ -132,6 +127,6 @@ def _dropped(kernel: Callable[..., None], x: torch.Tensor, bits: torch.Tensor, p
     return out
 
 
-def _flat(x: torch.Tensor) -> npt.NDArray[Any]:
-    flat: npt.NDArray[Any] = x.detach().reshape(-1).numpy()
+def _flat(x: torch.Tensor) -> Array:
+    flat: Array = x.detach().reshape(-1).numpy()
     return flat

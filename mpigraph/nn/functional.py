@@ -3,10 +3,10 @@
 import torch
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from mpigraph.base import ALL, as_ids
 from mpigraph.errors import InvalidArgumentError
-from mpigraph.graphbase import Ids, check_range
-from mpigraph.passing import MessagePassing
+from mpigraph.graphs.fields import ALL, as_ids
+from mpigraph.graphs.graphbase import Ids, check_range
+from mpigraph.graphs.passing import MessagePassing
 
 __all__ = ["edge_softmax", "softmax_rows"]
 
@@ -14,7 +14,7 @@ __all__ = ["edge_softmax", "softmax_rows"]
 def edge_softmax(
     graph: MessagePassing, logits: torch.Tensor, eids: Ids | str = ALL, norm_by: str = "dst"
 ) -> torch.Tensor:
-    """Return the softmax of edge scores over the edges into each destination. Local; no communication.
+    """Return the softmax of edge scores over the edges into each destination.
 
     Args:
         graph: a block, or a graph of one relation.
@@ -46,7 +46,7 @@ def edge_softmax(
 
 
 def softmax_rows(rows: torch.Tensor, group: torch.Tensor, num_groups: int) -> torch.Tensor:
-    """Return the softmax of each column within each group of rows. Local; no communication.
+    """Return the softmax of each column within each group of rows.
 
     The largest number of a group is subtracted first, so that nothing overflows. float16 and bfloat16 are added up in
     float32.
@@ -72,7 +72,6 @@ class _Softmax(torch.autograd.Function):
     def forward(  # type: ignore[override]
         ctx: FunctionCtx, rows: torch.Tensor, group: torch.Tensor, num_groups: int
     ) -> torch.Tensor:
-        """Local; no communication."""
         index = group.reshape(-1, *[1] * (rows.dim() - 1)).expand_as(rows)
         largest = rows.new_zeros(num_groups, *rows.shape[1:])
         largest.scatter_reduce_(0, index, rows, "amax", include_self=False)
@@ -85,7 +84,6 @@ class _Softmax(torch.autograd.Function):
     @staticmethod
     @once_differentiable  # type: ignore[misc, untyped-decorator]
     def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        """Local; no communication."""
         shares, group = ctx.saved_tensors  # type: ignore[attr-defined]
         weighted = shares * grad
         sums = _group_sums(weighted, group, ctx.num_groups)  # type: ignore[attr-defined]

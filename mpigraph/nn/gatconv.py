@@ -8,10 +8,10 @@ from torch.nn import functional as F
 
 import mpigraph.function as fn
 from mpigraph.errors import InvalidArgumentError
+from mpigraph.graphs.passing import MessagePassing
 from mpigraph.nn.common import Features, check_edge_weight, check_in_degrees, source_and_destination
 from mpigraph.nn.drop import Dropout
 from mpigraph.nn.functional import edge_softmax
-from mpigraph.passing import MessagePassing
 
 __all__ = ["GATConv"]
 
@@ -20,7 +20,7 @@ class GATConv(nn.Module):
     """Graph attention: ``sum over in-neighbours u of a_uv W h_u + bias`` for each head.
 
     ``a_uv`` is the softmax over the in-edges of v of ``LeakyReLU(<attn_l, W h_u> + <attn_r, W h_v>)``. Velickovic et
-    al., "Graph attention networks", ICLR 2018. Local; no communication.
+    al., "Graph attention networks", ICLR 2018.
 
     Args:
         in_feats: width of the input, or a pair of widths for sources and destinations.
@@ -75,7 +75,7 @@ class GATConv(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the weights anew: Glorot normal with the gain of ReLU; the bias is 0. Local; no communication."""
+        """Draw the weights anew: Glorot normal with the gain of ReLU; the bias is 0."""
         gain = nn.init.calculate_gain("relu")
         for module in self.children():
             if isinstance(module, nn.Linear):
@@ -88,7 +88,7 @@ class GATConv(nn.Module):
             nn.init.zeros_(self.bias)
 
     def set_allow_zero_in_degree(self, set_value: bool) -> None:
-        """Let destinations without in-edges pass, or not. Local; no communication."""
+        """Let destinations without in-edges pass, or not."""
         self._allow_zero_in_degree = set_value
 
     def forward(
@@ -98,7 +98,7 @@ class GATConv(nn.Module):
         edge_weight: torch.Tensor | None = None,
         get_attention: bool = False,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """Apply the layer. Local; no communication.
+        """Apply the layer.
 
         Args:
             graph: a block, or a graph of one relation.

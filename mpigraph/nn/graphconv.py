@@ -7,8 +7,8 @@ from torch import nn
 
 import mpigraph.function as fn
 from mpigraph.errors import InvalidArgumentError
+from mpigraph.graphs.passing import MessagePassing
 from mpigraph.nn.common import Features, check_in_degrees, project_first, weighted_copy
-from mpigraph.passing import MessagePassing
 
 __all__ = ["GraphConv"]
 
@@ -20,7 +20,7 @@ class GraphConv(nn.Module):
 
     ``c_uv`` is, by ``norm``: "both" the root of out-degree of u times in-degree of v; "right" the in-degree of v;
     "left" the out-degree of u; "none" 1. Degrees are those of the block. Where the output is narrower than the input,
-    W is applied before the sum if that is less work. Local; no communication.
+    W is applied before the sum if that is less work.
 
     Args:
         in_feats: width of the input.
@@ -59,14 +59,14 @@ class GraphConv(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the weight anew, Glorot uniform; set the bias to 0. Local; no communication."""
+        """Draw the weight anew, Glorot uniform; set the bias to 0."""
         if self.weight is not None:
             nn.init.xavier_uniform_(self.weight)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
     def set_allow_zero_in_degree(self, set_value: bool) -> None:
-        """Let destinations without in-edges pass, or not. Local; no communication."""
+        """Let destinations without in-edges pass, or not."""
         self._allow_zero_in_degree = set_value
 
     def forward(
@@ -76,7 +76,7 @@ class GraphConv(nn.Module):
         weight: torch.Tensor | None = None,
         edge_weight: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Apply the layer. Local; no communication.
+        """Apply the layer.
 
         Args:
             graph: a block, or a graph of one relation.

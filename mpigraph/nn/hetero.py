@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from mpigraph.errors import EdgeTypeError, InvalidArgumentError
+from mpigraph.graphs.passing import combine
 from mpigraph.metadata.schema import Relation
 from mpigraph.nn.typed import TypedFeatures, TypedGraph, sides
-from mpigraph.passing import combine
 
 __all__ = ["HeteroGraphConv"]
 
@@ -27,7 +27,7 @@ class HeteroGraphConv(nn.Module):
 
     A module is called with the graph or block of its relation and a pair of features, of the sources and of the
     destinations. It is called where the relation has no edge too, so that every rank of a job has the same gradients.
-    Modules with ``set_allow_zero_in_degree`` are told to allow it. Local; no communication, unless the modules do.
+    Modules with ``set_allow_zero_in_degree`` are told to allow it.
 
     Args:
         mods: module by relation, a triple or the name alone; triples count before names.
@@ -56,7 +56,7 @@ class HeteroGraphConv(nn.Module):
         mod_args: Mapping[Any, tuple[Any, ...]] | None = None,
         mod_kwargs: Mapping[Any, Mapping[str, Any]] | None = None,
     ) -> dict[str, torch.Tensor]:
-        """Apply the modules. Local; no communication, unless the modules do.
+        """Apply the modules.
 
         Args:
             g: a graph, or a block whose first sources of each type are the destinations.

@@ -5,8 +5,8 @@ import math
 import torch
 from torch import nn
 
-from mpigraph.aggregate import edge_dots, spmm
 from mpigraph.errors import InvalidArgumentError
+from mpigraph.graphs.aggregate import edge_dots, spmm
 from mpigraph.nn.common import source_and_destination
 from mpigraph.nn.drop import Dropout
 from mpigraph.nn.functional import softmax_rows
@@ -35,7 +35,7 @@ class HGTConv(nn.Module):
 
     The matrices of relations are applied to queries and to sums, which are fewer than edges. It takes a graph of one
     relation with a type for each node and edge, as DGL's layer does, or a graph or block of typed relations with
-    features by node type, where types are numbered as in ``ntypes`` and ``canonical_etypes``. Local; no communication.
+    features by node type, where types are numbered as in ``ntypes`` and ``canonical_etypes``.
 
     Args:
         in_size: width of the input.
@@ -84,7 +84,7 @@ class HGTConv(nn.Module):
         *,
         presorted: bool = False,
     ) -> torch.Tensor | dict[str, torch.Tensor]:
-        """Apply the layer. Local; no communication.
+        """Apply the layer.
 
         Args:
             g: a graph or block; of one relation, if ``ntype`` and ``etype`` are given.

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from mpigraph.aggregate import spmm
 from mpigraph.errors import InvalidArgumentError
+from mpigraph.graphs.aggregate import spmm
 from mpigraph.nn.common import source_and_destination
 from mpigraph.nn.drop import Dropout
 from mpigraph.nn.typed import TypedEdges, TypedGraph, TypedRows, Types, is_typed, joined_weights
@@ -21,7 +21,7 @@ class RelGraphConv(nn.Module):
 
     Schlichtkrull et al., "Modeling relational data with graph convolutional networks", ESWC 2018. It takes a graph of
     one relation with a type for each edge, as DGL's layer does, or a graph or block of typed relations with features
-    by node type, where the relations are numbered as in ``canonical_etypes``. Local; no communication.
+    by node type, where the relations are numbered as in ``canonical_etypes``.
 
     Args:
         in_feat: width of the input.
@@ -68,10 +68,7 @@ class RelGraphConv(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the weights anew: those of relations uniform, that of the self loop Glorot uniform; the bias is 0.
-
-        Local; no communication.
-        """
+        """Draw the weights anew: those of relations uniform, that of the self loop Glorot uniform; the bias is 0."""
         self.linear_r.reset_parameters()
         if self.layer_norm_weight is not None:
             self.layer_norm_weight.reset_parameters()
@@ -89,7 +86,7 @@ class RelGraphConv(nn.Module):
         *,
         presorted: bool = False,
     ) -> torch.Tensor | dict[str, torch.Tensor]:
-        """Apply the layer. Local; no communication.
+        """Apply the layer.
 
         Args:
             g: a graph or block; of one relation, if ``etypes`` are given.

@@ -8,10 +8,10 @@ from torch.nn import functional as F
 
 import mpigraph.function as fn
 from mpigraph.errors import InvalidArgumentError
-from mpigraph.messages import Message
+from mpigraph.graphs.messages import Message
+from mpigraph.graphs.passing import MessagePassing
 from mpigraph.nn.common import Features, mean_and_own_rows, project_first, source_and_destination, weighted_copy
 from mpigraph.nn.drop import Dropout
-from mpigraph.passing import MessagePassing
 
 __all__ = ["SAGEConv"]
 
@@ -27,7 +27,7 @@ class SAGEConv(nn.Module):
 
     The aggregate of no neighbour is 0. Where the output is narrower than the input, ``fc_neigh`` is applied before
     the aggregation if that is less work: on a graph, but seldom on a block, whose sources are many (and not for pool,
-    which is not linear). Local; no communication.
+    which is not linear).
 
     Args:
         in_feats: width of the input, or a pair of widths for sources and destinations.
@@ -74,14 +74,14 @@ class SAGEConv(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the weights anew: Glorot uniform with the gain of ReLU. Local; no communication."""
+        """Draw the weights anew: Glorot uniform with the gain of ReLU."""
         gain = nn.init.calculate_gain("relu")
         for name in ("fc_pool", "fc_self", "fc_neigh"):
             if hasattr(self, name):
                 nn.init.xavier_uniform_(getattr(self, name).weight, gain=gain)
 
     def forward(self, graph: MessagePassing, feat: Features, edge_weight: torch.Tensor | None = None) -> torch.Tensor:
-        """Apply the layer. Local; no communication.
+        """Apply the layer.
 
         Args:
             graph: a block, or a graph of one relation.

@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch.nn import functional as F
 
-from mpigraph.block import Block
 from mpigraph.errors import InvalidArgumentError
-from mpigraph.graphbase import GraphBase
-from mpigraph.graphs import HeteroGraph
-from mpigraph.inedges import InEdges
+from mpigraph.graphs.block import Block
+from mpigraph.graphs.graphbase import GraphBase
+from mpigraph.graphs.hetero import HeteroGraph
+from mpigraph.graphs.inedges import InEdges
+from mpigraph.graphs.passing import MessagePassing
 from mpigraph.metadata.schema import Relation
-from mpigraph.passing import MessagePassing
 
 __all__ = [
     "TypedEdges",
@@ -39,12 +39,12 @@ TypedFeatures = Mapping[str, torch.Tensor] | tuple[Mapping[str, torch.Tensor], M
 
 
 def is_typed(feat: object) -> bool:
-    """Whether features are given by node type. Local; no communication."""
+    """Whether features are given by node type."""
     return isinstance(feat, Mapping) or (isinstance(feat, tuple) and all(isinstance(side, Mapping) for side in feat))
 
 
 def sides(graph: GraphBase, feat: TypedFeatures) -> tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]:
-    """Return the features by type of the sources and of the destinations. Local; no communication.
+    """Return the features by type of the sources and of the destinations.
 
     Args:
         graph: a graph, or a block whose first sources of each type are the destinations.
@@ -58,7 +58,7 @@ def sides(graph: GraphBase, feat: TypedFeatures) -> tuple[Mapping[str, torch.Ten
 
 
 def checked_types(types: Types, num_rows: int, num_types: int, what: str, device: torch.device) -> torch.Tensor:
-    """Return the types of rows as a tensor on the device of the rows. Local; no communication.
+    """Return the types of rows as a tensor on the device of the rows.
 
     Args:
         types: int[num_rows].
@@ -87,7 +87,7 @@ def checked_types(types: Types, num_rows: int, num_types: int, what: str, device
 
 @dataclass(frozen=True)
 class TypedEdges:
-    """Edges sorted by relation, then by destination. Local; no communication.
+    """Edges sorted by relation, then by destination.
 
     Attributes:
         cells: the edges by cell, sources numbered over all types.
@@ -106,8 +106,6 @@ class TypedEdges:
     @classmethod
     def of_relations(cls, graph: GraphBase, num_rels: int) -> "TypedEdges":
         """Join the relations of a typed graph, which keeps them; weights of edges come relation by relation.
-
-        Local; no communication.
 
         Args:
             graph: a graph or a block.
@@ -147,7 +145,7 @@ class TypedEdges:
 
     @classmethod
     def of_types(cls, graph: MessagePassing, etypes: Types, num_rels: int) -> "TypedEdges":
-        """Sort the edges of a graph of one relation by a type of each edge. Local; no communication.
+        """Sort the edges of a graph of one relation by a type of each edge.
 
         Args:
             graph: a graph or a block of one relation.
@@ -170,7 +168,7 @@ class TypedEdges:
         return cls(cells, found % width, counts, in_edges.num_dst, order)
 
     def renumbered(self, src_place: torch.Tensor, dst_place: torch.Tensor) -> "TypedEdges":
-        """Return the same edges between nodes that stand elsewhere. Local; no communication.
+        """Return the same edges between nodes that stand elsewhere.
 
         Args:
             src_place: int64[num_src], where each source goes.
@@ -185,17 +183,17 @@ class TypedEdges:
         )
 
     def sorted(self, weights: torch.Tensor) -> torch.Tensor:
-        """Reorder rows from the order in which weights come to that of the cells. Local; no communication."""
+        """Reorder rows from the order in which weights come to that of the cells."""
         return weights if self.order is None else weights[self.order]
 
     def to_destinations(self, rows: torch.Tensor) -> torch.Tensor:
-        """Add up one row for each cell, [num_cells, ...], to [num_dst, ...]. Local; no communication."""
+        """Add up one row for each cell, [num_cells, ...], to [num_dst, ...]."""
         return rows.new_zeros(self.num_dst, *rows.shape[1:]).index_add(0, self.cell_dst, rows)
 
 
 @dataclass(frozen=True)
 class TypedRows:
-    """Features of all node types in one tensor for each side, type by type. Local; no communication.
+    """Features of all node types in one tensor for each side, type by type.
 
     Attributes:
         src: [num_src, width].
@@ -213,7 +211,7 @@ class TypedRows:
 
     @classmethod
     def of(cls, graph: GraphBase, feat: TypedFeatures, num_ntypes: int | None = None) -> "TypedRows":
-        """Join features given by type. Local; no communication.
+        """Join features given by type.
 
         Args:
             graph: a graph or a block.
@@ -241,14 +239,12 @@ class TypedRows:
         return cls(src, dst, by_id(src_counts), by_id(dst_counts), dst_counts)
 
     def by_type(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Cut [num_dst, ...] into the rows of each destination type. Local; no communication."""
+        """Cut [num_dst, ...] into the rows of each destination type."""
         return dict(zip(self.sizes, torch.split(rows, list(self.sizes.values())), strict=True))
 
 
 def joined_weights(graph: TypedGraph, weights: EdgeWeights, like: torch.Tensor) -> torch.Tensor:
     """Join one number for each edge, [num_edges] by relation, relation by relation; 1 where there are none.
-
-    Local; no communication.
 
     Raises:
         EdgeTypeError: a relation does not exist.
@@ -270,7 +266,7 @@ def joined_weights(graph: TypedGraph, weights: EdgeWeights, like: torch.Tensor) 
 def grouped_product(x: torch.Tensor, weight: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     """Multiply the rows of each group with the group's matrix, which may be block-diagonal.
 
-    No Python loop over groups, and no matrix for each row. Local; no communication.
+    No Python loop over groups, and no matrix for each row.
 
     Args:
         x: [n, blocks * width], rows sorted by group.

@@ -16,8 +16,7 @@ _REGULARIZERS = (None, "basis", "bdd")
 class WeightBasis(nn.Module):
     """Weights that are linear combinations of a few bases: ``W_o = sum over b of a_ob V_b``.
 
-    Schlichtkrull et al., "Modeling relational data with graph convolutional networks", ESWC 2018. Local; no
-    communication.
+    Schlichtkrull et al., "Modeling relational data with graph convolutional networks", ESWC 2018.
 
     Args:
         shape: of one weight.
@@ -35,12 +34,12 @@ class WeightBasis(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw bases and coefficients anew: Glorot uniform with the gain of ReLU. Local; no communication."""
+        """Draw bases and coefficients anew: Glorot uniform with the gain of ReLU."""
         for parameter in (self.weight, self.w_comp):
             nn.init.xavier_uniform_(parameter, gain=nn.init.calculate_gain("relu"))
 
     def forward(self) -> torch.Tensor:
-        """Return all weights, [num_outputs, *shape]. Local; no communication."""
+        """Return all weights, [num_outputs, *shape]."""
         return torch.as_tensor(torch.tensordot(self.w_comp, self.weight, 1))
 
 
@@ -51,8 +50,7 @@ class TypedLinear(nn.Module):
     * basis: matrices that are linear combinations of ``num_bases`` ones.
     * bdd: block-diagonal matrices of ``num_bases`` blocks.
 
-    Both from Schlichtkrull et al., "Modeling relational data with graph convolutional networks", ESWC 2018. Local; no
-    communication.
+    Both from Schlichtkrull et al., "Modeling relational data with graph convolutional networks", ESWC 2018.
 
     Args:
         in_size: width of the input.
@@ -96,31 +94,22 @@ class TypedLinear(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the weights anew: uniform, as torch does for a linear map; coefficients Glorot uniform.
-
-        Local; no communication.
-        """
+        """Draw the weights anew: uniform, as torch does for a linear map; coefficients Glorot uniform."""
         bound = 1 / math.sqrt(self._shape[2])
         nn.init.uniform_(self.W, -bound, bound)
         if self.regularizer == "basis":
             nn.init.xavier_uniform_(self.coeff, gain=nn.init.calculate_gain("relu"))
 
     def get_weight(self) -> torch.Tensor:
-        """Return the matrices: [num_types, in_size, out_size], or the blocks of "bdd", a row for each type.
-
-        Local; no communication.
-        """
+        """Return the matrices: [num_types, in_size, out_size], or the blocks of "bdd", a row for each type."""
         return torch.tensordot(self.coeff, self.W, 1) if self.regularizer == "basis" else self.W
 
     def of_groups(self, x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        """Map [n, in_size] to [n, out_size], the rows sorted by type, of which int64[num_types] counts are given.
-
-        Local; no communication.
-        """
+        """Map [n, in_size] to [n, out_size], the rows sorted by type, of which int64[num_types] counts are given."""
         return grouped_product(x, self.get_weight().reshape(self._shape), counts)
 
     def forward(self, x: torch.Tensor, x_type: Types, sorted_by_type: bool = False) -> torch.Tensor:
-        """Map each row by the matrix of its type. Local; no communication.
+        """Map each row by the matrix of its type.
 
         Args:
             x: [n, in_size].
@@ -142,6 +131,6 @@ class TypedLinear(nn.Module):
         return torch.empty_like(rows).index_copy(0, order, rows)
 
     def extra_repr(self) -> str:
-        """Describe the shape. Local; no communication."""
+        """Describe the shape."""
         shape = f"{self.in_size}, {self.out_size}, num_types={self.num_types}"
         return f"{shape}, regularizer={self.regularizer!r}, num_bases={self.num_bases}"

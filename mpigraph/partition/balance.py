@@ -1,11 +1,10 @@
 """What a partition must balance: criteria, limits, and the balance that was reached."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from mpigraph.arrays import F64, I32, I64, Array
 from mpigraph.errors import GraphDataError
 from mpigraph.kernels.csr import count_keys
 from mpigraph.partition.source import GraphSource, edge_chunks
@@ -14,11 +13,11 @@ __all__ = ["Criteria", "balance_criteria", "limits", "loads_of", "measured_balan
 
 TOLERANCE = 1.05
 
-Criteria = dict[str, npt.NDArray[np.int64]]
+Criteria = dict[str, I64]
 
 
 def balance_criteria(
-    source: GraphSource, classes: Mapping[str, npt.NDArray[Any]] | None = None, balance_edges: bool = False
+    source: GraphSource, classes: Mapping[str, Array] | None = None, balance_edges: bool = False
 ) -> Criteria:
     """Return what is to be equal in all parts: name -> int64[all nodes], the weight of each node.
 
@@ -56,19 +55,19 @@ def balance_criteria(
     return criteria
 
 
-def loads_of(weights: npt.NDArray[np.int64], parts: npt.NDArray[np.int32], num_parts: int) -> npt.NDArray[np.int64]:
+def loads_of(weights: I64, parts: I32, num_parts: int) -> I64:
     """Return int64[num_parts], the weight in each part."""
     return np.bincount(parts, weights=weights, minlength=num_parts).astype(np.int64)
 
 
-def limits(criteria: Criteria, num_parts: int) -> npt.NDArray[np.int64]:
+def limits(criteria: Criteria, num_parts: int) -> I64:
     """Return int64[criteria], what a part may hold: 5 % over the mean, and at least its ceiling."""
     means = np.array([weights.sum() / num_parts for weights in criteria.values()])
-    bounds: npt.NDArray[np.float64] = np.maximum(np.floor(means * TOLERANCE), np.ceil(means))
+    bounds: F64 = np.maximum(np.floor(means * TOLERANCE), np.ceil(means))
     return bounds.astype(np.int64)
 
 
-def measured_balance(criteria: Criteria, parts: npt.NDArray[np.int32], num_parts: int) -> dict[str, float]:
+def measured_balance(criteria: Criteria, parts: I32, num_parts: int) -> dict[str, float]:
     """Return for each criterion the heaviest part over the mean (1.0 is perfect)."""
     balance = {}
     for name, weights in criteria.items():
@@ -77,18 +76,18 @@ def measured_balance(criteria: Criteria, parts: npt.NDArray[np.int32], num_parts
     return balance
 
 
-def one_weight(criteria: Criteria) -> npt.NDArray[np.int64]:
+def one_weight(criteria: Criteria) -> I64:
     """Combine criteria into one weight: 1000 times the mean over criteria of weight over mean weight.
 
     Every criterion then has the same total, so none dominates; a part of equal combined weight can still be heavy in
     one and light in another, which the measured balance shows.
     """
     relative = [weights / weights.mean() for weights in criteria.values() if weights.any()]
-    combined: npt.NDArray[np.float64] = np.rint(1000.0 * np.mean(relative, axis=0))
+    combined: F64 = np.rint(1000.0 * np.mean(relative, axis=0))
     return np.maximum(combined.astype(np.int64), 1)
 
 
-def _in_degrees(source: GraphSource) -> npt.NDArray[np.int64]:
+def _in_degrees(source: GraphSource) -> I64:
     degrees = np.zeros(int(source.node_bases[-1]), np.int64)
     for relation_id in range(len(source.edges)):
         _, dst_type = source.schema.ends(relation_id)

@@ -16,14 +16,14 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from mpigraph.arrays import F32, I32, I64, Array
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.kernels.csr import count_keys, drop_repeats, place_values
-from mpigraph.kernels.generate import draw_edges
+from mpigraph.kernels.random_edges import draw_edges
 from mpigraph.kernels.rng import combine
 from mpigraph.partition.progress import Progress, silent
 
@@ -34,10 +34,6 @@ GRAPH_FILES = ("edge_src", "edge_dst", "feat", "label", "train_mask", "val_mask"
 _EDGES_PER_CHUNK = 1 << 22
 _ROWS_PER_CHUNK = 1 << 17
 _MAX_ATTEMPTS = 8
-
-Array = npt.NDArray[Any]
-Ids = npt.NDArray[np.int64]
-Ids32 = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True)
@@ -173,7 +169,7 @@ class _NpyWriter:
         self._begin = self._file.tell()
         self._file.truncate(self._begin + shape[0] * self._row_bytes)
 
-    def write(self, rows: npt.NDArray[Any], at: int) -> None:
+    def write(self, rows: Array, at: int) -> None:
         """Write rows from row number ``at`` on."""
         self._file.seek(self._begin + at * self._row_bytes)
         self._file.write(np.ascontiguousarray(rows, dtype=self._dtype).data)
@@ -218,7 +214,7 @@ class _Communities:
         self.p_class = recipe.homophily - self.p_block
         self.key = combine(recipe.seed, 0x67726170)
 
-    def draw(self, count: int) -> Iterator[tuple[Ids, Ids]]:
+    def draw(self, count: int) -> Iterator[tuple[I64, I64]]:
         """Yield the first ``count`` edges as chunks (low, high); every call yields the same ones."""
         for first in range(0, count, _EDGES_PER_CHUNK):
             low, high = np.empty((2, min(_EDGES_PER_CHUNK, count - first)), np.int64)
@@ -229,7 +225,7 @@ class _Communities:
             yield low, high
 
 
-def _class_offsets(recipe: Recipe) -> Ids:
+def _class_offsets(recipe: Recipe) -> I64:
     """Return int64[classes + 1]: sizes fall like rank**-0.8, none is empty."""
     weights = 1.0 / np.arange(1, recipe.num_classes + 1) ** 0.8
     sizes = 1 + np.floor(weights / weights.sum() * (recipe.num_nodes - recipe.num_classes)).astype(np.int64)
@@ -237,7 +233,7 @@ def _class_offsets(recipe: Recipe) -> Ids:
     return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
 
 
-def _labels_and_masks(recipe: Recipe) -> tuple[Ids, Ids32, dict[str, Array]]:
+def _labels_and_masks(recipe: Recipe) -> tuple[I64, I32, dict[str, Array]]:
     """Return labels int64[n], the public id of each sorted id int32[n], and the masks."""
     rng = np.random.default_rng([recipe.seed, 2])
     public_ids = rng.permutation(recipe.num_nodes).astype(np.int32)
@@ -253,7 +249,7 @@ def _labels_and_masks(recipe: Recipe) -> tuple[Ids, Ids32, dict[str, Array]]:
     return labels, public_ids, masks
 
 
-def _pair_chunks(recipe: Recipe, public_ids: Ids32, progress: Progress) -> Iterator[tuple[Ids32, Ids32]]:
+def _pair_chunks(recipe: Recipe, public_ids: I32, progress: Progress) -> Iterator[tuple[I32, I32]]:
     """Yield the undirected edges in public ids, exactly ``recipe.num_pairs`` of them, none twice."""
     indptr, high = _distinct_pairs(recipe, progress)
     surplus = len(high) - recipe.num_pairs
@@ -269,7 +265,7 @@ def _pair_chunks(recipe: Recipe, public_ids: Ids32, progress: Progress) -> Itera
         yield low[keep], public_ids[high[begin:end][keep]]
 
 
-def _distinct_pairs(recipe: Recipe, progress: Progress) -> tuple[Ids, Ids32]:
+def _distinct_pairs(recipe: Recipe, progress: Progress) -> tuple[I64, I32]:
     """Draw until there are enough distinct pairs: rows of larger ends by smaller end, as indptr and int32 entries."""
     communities = _Communities(recipe)
     count = round(recipe.num_pairs * 1.05) + 16
@@ -290,7 +286,7 @@ def _distinct_pairs(recipe: Recipe, progress: Progress) -> tuple[Ids, Ids32]:
 
 def _draw_pairs(
     num_nodes: int, count: int, communities: _Communities, done: int, progress: Progress
-) -> tuple[Ids, Ids32]:
+) -> tuple[I64, I32]:
     """Counting sort of ``count`` drawn edges by smaller end, then without repeats and self loops.
 
     Both passes draw. Never reports the end: the caller sees by the result whether the draws are enough.
@@ -313,7 +309,7 @@ def _draw_pairs(
     return counts, entries[:kept]
 
 
-def _feature_chunks(recipe: Recipe, labels: Ids) -> Iterator[npt.NDArray[np.float32]]:
+def _feature_chunks(recipe: Recipe, labels: I64) -> Iterator[F32]:
     rng = np.random.default_rng([recipe.seed, 4])
     centroids = rng.standard_normal((recipe.num_classes, recipe.feat_dim), dtype=np.float32)
     centroids *= np.float32(recipe.signal / np.sqrt(recipe.feat_dim))

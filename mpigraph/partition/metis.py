@@ -10,18 +10,19 @@ pymetis's function does the same with one combined weight.
 """
 
 import ctypes
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pymetis
 from pymetis import _internal
 
+from mpigraph.arrays import I32, I64, Array
 from mpigraph.errors import InvalidArgumentError, PartitionError
 from mpigraph.kernels.csr import asymmetry, count_keys, drop_repeats, place_both_ways, rebalance
 from mpigraph.log import get_logger
 from mpigraph.partition.balance import Criteria, limits, loads_of, measured_balance, one_weight
-from mpigraph.partition.random import random_assign
+from mpigraph.partition.random_assignment import random_assign
 from mpigraph.partition.source import GraphSource, edge_chunks
 
 __all__ = ["Adjacency", "metis_assign", "symmetric_adjacency"]
@@ -30,15 +31,12 @@ MAX_CONSTRAINTS = 8
 _METIS_OK = 1
 _METIS_OPTIONS = 40
 
-Ids = npt.NDArray[np.int64]
-Parts = npt.NDArray[np.int32]
-
 
 class Adjacency(NamedTuple):
     """Undirected simple graph over all nodes: indptr int64[n + 1], indices int[m]."""
 
-    indptr: Ids
-    indices: npt.NDArray[Any]
+    indptr: I64
+    indices: Array
 
 
 def metis_assign(
@@ -49,7 +47,7 @@ def metis_assign(
     seed: int = 0,
     objtype: str = "cut",
     recursive: bool | None = None,
-) -> Parts:
+) -> I32:
     """Assign every node of every type to a part.
 
     All relations count alike. A graph that METIS cannot cut (no edges, fewer nodes than parts) is spread
@@ -113,7 +111,7 @@ def _widened(adjacency: Adjacency) -> Adjacency:
 
 def _call_metis(
     adjacency: Adjacency, num_parts: int, criteria: Criteria, seed: int, objtype: str, recursive: bool
-) -> Parts:
+) -> I32:
     entry = "METIS_PartGraphRecursive" if recursive else "METIS_PartGraphKway"
     exported = hasattr(ctypes.CDLL(_internal.__file__), entry)
     if not criteria or _is_uniform(criteria):
@@ -134,8 +132,8 @@ def _is_uniform(criteria: Criteria) -> bool:
 
 
 def _call_library(
-    entry: str, adjacency: Adjacency, weights: Ids | None, num_parts: int, seed: int, objtype: str
-) -> Parts:
+    entry: str, adjacency: Adjacency, weights: I64 | None, num_parts: int, seed: int, objtype: str
+) -> I32:
     """Call METIS itself, with one weight for each criterion (METIS manual, section 5.5). Releases the GIL.
 
     Args:
@@ -172,8 +170,8 @@ def _call_library(
 
 
 def _call_pymetis(
-    adjacency: Adjacency, weights: Ids | None, num_parts: int, seed: int, objtype: str, recursive: bool
-) -> Parts:
+    adjacency: Adjacency, weights: I64 | None, num_parts: int, seed: int, objtype: str, recursive: bool
+) -> I32:
     """Call METIS through pymetis, with at most one weight for each node."""
     indptr, indices = adjacency
     options = pymetis.Options(seed=seed)
@@ -189,7 +187,7 @@ def _objtype(objtype: str) -> int:
     return int(pymetis.ObjType.VOL if objtype == "vol" else pymetis.ObjType.CUT)
 
 
-def _restore_balance(adjacency: Adjacency, parts: Parts, num_parts: int, criteria: Criteria) -> Parts:
+def _restore_balance(adjacency: Adjacency, parts: I32, num_parts: int, criteria: Criteria) -> I32:
     """Move nodes greedily while a criterion is over its limit: first moves that cost nothing, then any."""
     weights = np.ascontiguousarray(np.stack(list(criteria.values()), axis=1))
     bounds = limits(criteria, num_parts)

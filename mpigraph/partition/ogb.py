@@ -22,18 +22,18 @@ import gzip
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from mpigraph.arrays import Array
 from mpigraph.errors import GraphDataError
 from mpigraph.metadata.schema import Relation, Schema
 from mpigraph.partition.source import Feature, GraphSource, RowArray, as_float32
 
 __all__ = ["read_ogb"]
 
-Array = npt.NDArray[Any]
 
 _STORED_ONCE = ("ogbn_products", "ogbn_proteins")  # OGB's own loader adds the reverse edges of these
 _SEPARATOR = "___"

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from mpigraph.arrays import I32, I64, Array
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.log import get_logger
 from mpigraph.metadata.book import RangeBook
@@ -18,7 +18,7 @@ from mpigraph.metadata.schema import relation_key
 from mpigraph.partition.balance import balance_criteria, measured_balance
 from mpigraph.partition.metis import metis_assign
 from mpigraph.partition.progress import Progress, silent
-from mpigraph.partition.random import random_assign
+from mpigraph.partition.random_assignment import random_assign
 from mpigraph.partition.relabel import NodeOrder, RelationCSC, order_nodes, relabel_relation
 from mpigraph.partition.source import Feature, GraphSource, edge_chunks, release
 from mpigraph.storage.format import edge_feature_name, node_feature_name, node_orig_ids_name, relation_dataset_name
@@ -29,10 +29,6 @@ __all__ = ["PART_METHODS", "PartitionResult", "check_writable", "memory_forecast
 
 PART_METHODS = ("metis", "random")
 _CHUNK_BYTES = 64 << 20
-
-Array = npt.NDArray[Any]
-Ids = npt.NDArray[np.int64]
-Parts = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +43,7 @@ class PartitionResult:
     """
 
     config_path: Path
-    orig_nids: tuple[Ids, ...]
+    orig_nids: tuple[I64, ...]
     orig_eids: tuple[Array, ...]
     report: Mapping[str, Any]
 
@@ -181,7 +177,7 @@ class _Writer:
             {kind: out / name for kind, name in files.items()} for files in PartConfig.default_files(num_parts)
         ]
 
-    def write_relations(self, keep_edge_ids: bool) -> tuple[tuple[Ids, ...], tuple[Array, ...]]:
+    def write_relations(self, keep_edge_ids: bool) -> tuple[tuple[I64, ...], tuple[Array, ...]]:
         """Write ``graph.h5`` and ``edge_feat.h5`` of all parts; return edge offsets and original edge ids."""
         schema = self._source.schema
         parts = range(self._num_parts)
@@ -237,8 +233,8 @@ def _write_relation(
     writer: ShardWriter,
     key: str,
     csc: RelationCSC,
-    own_src: Ids,
-    own_dst: Ids,
+    own_src: I64,
+    own_dst: I64,
 ) -> None:
     """Write the own destinations' in-edges, and the out degrees of the own sources."""
     indptr = csc.indptr[own_dst[0] : own_dst[1] + 1]
@@ -267,7 +263,7 @@ def _row_chunks(begin: int, end: int, row_bytes: int) -> Iterator[slice]:
         yield slice(first, min(first + step, end))
 
 
-def _edge_cut(source: GraphSource, parts: Parts) -> dict[str, Any]:
+def _edge_cut(source: GraphSource, parts: I32) -> dict[str, Any]:
     """Count the edges whose ends lie in different parts."""
     bases = source.node_bases
     cut = 0

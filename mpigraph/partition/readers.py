@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from mpigraph.arrays import Array
 from mpigraph.errors import GraphDataError
 from mpigraph.metadata.schema import Relation, Schema, relation_key
 from mpigraph.partition.ogb import read_ogb
@@ -23,7 +23,6 @@ from mpigraph.partition.source import Feature, GraphSource, SparseRows, as_float
 
 __all__ = ["add_reverse_edges", "read_source"]
 
-Array = npt.NDArray[Any]
 
 _MASKS = ("train_mask", "val_mask", "test_mask")
 _COUNT = "__num_nodes"

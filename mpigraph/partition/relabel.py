@@ -1,18 +1,15 @@
 """From an assignment to contiguous ids: nodes by part, edges by the part of their destination in CSC order."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from mpigraph.arrays import I32, I64, Array
 from mpigraph.kernels.csr import count_keys, place_edges, place_values, transpose
 from mpigraph.partition.source import GraphSource, edge_chunks
 from mpigraph.storage.format import index_dtype
 
 __all__ = ["NodeOrder", "RelationCSC", "order_nodes", "relabel_relation"]
-
-Ids = npt.NDArray[np.int64]
-Array = npt.NDArray[Any]
 
 
 class NodeOrder(NamedTuple):
@@ -21,11 +18,11 @@ class NodeOrder(NamedTuple):
     orig_ids int64[n]: new -> original.  new_ids int[n]: original -> new.  offsets int64[parts + 1].
     """
 
-    orig_ids: Ids
+    orig_ids: I64
     new_ids: Array
-    offsets: Ids
+    offsets: I64
 
-    def orig_ids_of(self, part: int) -> Ids:
+    def orig_ids_of(self, part: int) -> I64:
         """Return the original ids of a part's nodes, in the order of their new ids."""
         return self.orig_ids[self.offsets[part] : self.offsets[part + 1]]
 
@@ -37,13 +34,13 @@ class RelationCSC(NamedTuple):
     orig_ids int32 or int64[m]: the original edge at each position.  out_degrees int64[n_src].
     """
 
-    indptr: Ids
+    indptr: I64
     indices: Array
     orig_ids: Array
-    out_degrees: Ids
+    out_degrees: I64
 
 
-def order_nodes(assignment: npt.NDArray[np.int32], num_parts: int) -> NodeOrder:
+def order_nodes(assignment: I32, num_parts: int) -> NodeOrder:
     """Give the nodes of one type new ids.
 
     Args:
@@ -90,5 +87,5 @@ def relabel_relation(source: GraphSource, relation_id: int, src_order: NodeOrder
     return RelationCSC(by_dst, indices, orig_ids, out_degrees)
 
 
-def _offsets(counts: Ids) -> Ids:
+def _offsets(counts: I64) -> I64:
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)

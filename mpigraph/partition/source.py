@@ -12,14 +12,13 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from mpigraph.arrays import I64, Array
 from mpigraph.errors import GraphDataError
 from mpigraph.metadata.schema import Schema, relation_key
 from mpigraph.storage.format import logical_dtype, storage_dtype
 
 __all__ = ["CastRows", "Feature", "GraphSource", "RowArray", "SparseRows", "as_float32", "edge_chunks", "release"]
 
-Array = npt.NDArray[Any]
-Ids = npt.NDArray[np.int64]
 
 EDGES_PER_CHUNK = 1 << 22
 
@@ -159,7 +158,7 @@ class GraphSource:
         return len(self.edges[relation_id][0])
 
     @property
-    def node_bases(self) -> Ids:
+    def node_bases(self) -> I64:
         """int64[types + 1]: where each type begins when all nodes are counted through."""
         return np.concatenate([[0], np.cumsum(self.num_nodes)]).astype(np.int64)
 
@@ -183,7 +182,7 @@ class GraphSource:
                     _check_endpoints(relation, end, ids, self.num_nodes[ntype_id], first)
 
 
-def edge_chunks(source: GraphSource, relation_id: int, size: int = EDGES_PER_CHUNK) -> Iterator[tuple[int, Ids, Ids]]:
+def edge_chunks(source: GraphSource, relation_id: int, size: int = EDGES_PER_CHUNK) -> Iterator[tuple[int, I64, I64]]:
     """Yield ``(first edge, src, dst)`` with src and dst int64[<= size]."""
     src, dst = source.edges[relation_id]
     for first in range(0, len(src), size):
@@ -208,7 +207,7 @@ def _mapping(array: object) -> mmap.mmap | None:
     return base
 
 
-def _check_endpoints(relation: tuple[str, str, str], end: str, ids: Ids, count: int, first: int) -> None:
+def _check_endpoints(relation: tuple[str, str, str], end: str, ids: I64, count: int, first: int) -> None:
     if len(ids) == 0 or (int(ids.min()) >= 0 and int(ids.max()) < count):
         return
     bad = int(np.flatnonzero((ids < 0) | (ids >= count))[0])
@@ -223,7 +222,9 @@ def _check_features(kind: str, features: Features, counts: Mapping[str, int]) ->
         for name, feature in table.items():
             title = f"{kind} feature {name!r} of {type_name!r}"
             if not name or any(character in name for character in ":/~"):
-                raise GraphDataError(f"{kind} feature name {name!r} of {type_name!r} is empty or contains ':', '/' or '~'")
+                raise GraphDataError(
+                    f"{kind} feature name {name!r} of {type_name!r} is empty or contains ':', '/' or '~'"
+                )
             if len(feature.values.shape) < 1 or len(feature.values) != counts[type_name]:
                 raise GraphDataError(
                     f"{title} must have {counts[type_name]} rows (got shape {list(feature.values.shape)})"

@@ -41,7 +41,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _report_once(error: MPIGraphError) -> int:
     """Print an error that every rank has on one of them; only a running job knows which."""
-    from mpigraph.distributed.context import current, exit_client, initialize, is_initialized
+    from mpigraph.session.context import current, exit_client, initialize, is_initialized
 
     if not is_initialized():
         initialize(num_servers=0)

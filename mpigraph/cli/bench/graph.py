@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mpigraph.cli.bench.settings import Settings
-from mpigraph.distributed.graph import DistGraph
-from mpigraph.distributed.tensor import DistTensor
+from mpigraph.distgraph.graph import DistGraph
+from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.mpi.agree import allgather_bytes, together
 from mpigraph.mpi.world import World

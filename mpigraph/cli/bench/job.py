@@ -14,9 +14,9 @@ from mpigraph.cli.bench.rounds import measure_rounds
 from mpigraph.cli.bench.rows import measure_rows
 from mpigraph.cli.bench.settings import Settings
 from mpigraph.cli.bench.verdict import verdict
-from mpigraph.distributed.context import Session, current, exit_client, initialize
-from mpigraph.distributed.graph import DistGraph
+from mpigraph.distgraph.graph import DistGraph
 from mpigraph.mpi.agree import together
+from mpigraph.session.context import Session, current, exit_client, initialize
 
 __all__ = ["run"]
 

@@ -11,20 +11,20 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from mpigraph.base import NID
-from mpigraph.block import Block
 from mpigraph.cli.bench.rounds import TimedService
 from mpigraph.cli.bench.rows import is_far
 from mpigraph.cli.bench.settings import Settings
+from mpigraph.dataloading.loader import DistNodeDataLoader
 from mpigraph.dataloading.sampler import NeighborSampler
-from mpigraph.distributed.context import Session
-from mpigraph.distributed.dtypes import to_torch
-from mpigraph.distributed.graph import DistGraph
-from mpigraph.distributed.loader import DistNodeDataLoader
-from mpigraph.distributed.split import node_split
-from mpigraph.distributed.tensor import DistTensor
+from mpigraph.distgraph.dtypes import to_torch
+from mpigraph.distgraph.graph import DistGraph
+from mpigraph.distgraph.split import node_split
+from mpigraph.distgraph.tensor import DistTensor
+from mpigraph.graphs.block import Block
+from mpigraph.graphs.fields import NID
 from mpigraph.nn.sageconv import SAGEConv
-from mpigraph.service.hops import Draw
+from mpigraph.sampling.hops import RandomContext
+from mpigraph.session.context import Session
 
 __all__ = ["Pipeline"]
 
@@ -77,7 +77,7 @@ class Pipeline:
     def measure_pieces(self, seconds: float) -> dict[str, float | None]:
         """Time the pieces of a step, with nothing ahead, and count what travels. Collective on the trainers."""
         service = TimedService.open(self._session)
-        self._session.use(service, Draw(0, 0))
+        self._session.use(service, RandomContext(0, 0))
         try:
             return self._pieces(service, seconds)
         finally:

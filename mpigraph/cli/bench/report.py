@@ -9,7 +9,7 @@ from typing import Any
 
 from mpigraph.cli.bench.figures import CATALOGUE, Figure
 from mpigraph.cli.bench.settings import Settings
-from mpigraph.mpi.library import library_version, thread_level
+from mpigraph.mpi.compat import library_version, thread_level
 from mpigraph.mpi.world import World
 
 __all__ = ["SCHEMA", "VERSION", "document", "table", "write"]

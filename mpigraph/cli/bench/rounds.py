@@ -6,13 +6,13 @@ from typing import Any, cast
 import numpy as np
 
 from mpigraph.cli.bench.clock import time_collective
-from mpigraph.distributed.context import Session
-from mpigraph.mpi.exchange import OK, Header, exchange_answers, exchange_requests
-from mpigraph.mpi.steps import finish
+from mpigraph.mpi.coroutine import run
+from mpigraph.mpi.rounds import OK, Header, exchange_answers, exchange_requests
 from mpigraph.mpi.world import World
-from mpigraph.service.channel import Channel
-from mpigraph.service.protocol import Operation
-from mpigraph.service.sampling import NeighborService
+from mpigraph.sampling.channel import Channel
+from mpigraph.sampling.neighbor_service import NeighborService
+from mpigraph.sampling.protocol import Operation
+from mpigraph.session.context import Session
 
 __all__ = ["TimedService", "measure_rounds"]
 
@@ -22,7 +22,7 @@ _PAYLOAD = 256 << 10
 def measure_rounds(session: Session, seconds: float) -> dict[str, float | None]:
     """Make rounds between the trainers alone, and empty sampling rounds with the servers. Collective on the trainers.
 
-    A round is the four collective steps of ``mpi/exchange.py``. There are none with one trainer, or on one node.
+    A round is the four collective steps of ``mpi/rounds.py``. There are none with one trainer, or on one node.
     """
     world, figures = session.world, dict[str, float | None]()
     if session.num_trainers > 1:
@@ -49,8 +49,8 @@ def _round(world: World, comm: Any, nbytes: int) -> None:
     header = Header(comm, Operation.SAMPLE, OK, counts)
     header.wait(world, "a round of the benchmark")
     with world.watch("a round of the benchmark"):
-        finish(exchange_requests(comm, np.zeros(int(counts.sum()), np.int64), counts, header))
-        finish(exchange_answers(comm, [np.zeros(8 * int(count), np.uint8) for count in counts]))
+        run(exchange_requests(comm, np.zeros(int(counts.sum()), np.int64), counts, header))
+        run(exchange_answers(comm, [np.zeros(8 * int(count), np.uint8) for count in counts]))
 
 
 class _Stopwatch:

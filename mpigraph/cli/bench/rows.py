@@ -4,23 +4,22 @@ from functools import partial
 from statistics import median
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from mpigraph.arrays import I64, Mask
 from mpigraph.cli.bench.clock import Work, alone_then_together, meet, time_local
-from mpigraph.distributed.tensor import DistTensor
-from mpigraph.mpi.window import RowWindow
+from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.mpi.world import World
+from mpigraph.rows.window import RowWindow
 
 __all__ = ["is_far", "measure_rows"]
 
-_I64 = npt.NDArray[np.int64]
 _NUM_ROWS = 100_000
 
 
-def is_far(window: RowWindow, ids: _I64) -> npt.NDArray[np.bool_]:
+def is_far(window: RowWindow, ids: I64) -> Mask:
     """bool[n]: which rows are on another node."""
-    far: npt.NDArray[np.bool_] = ~window.world.near[window.owner(ids)]
+    far: Mask = ~window.world.near[window.owner(ids)]
     return far
 
 
@@ -70,7 +69,7 @@ def _measure_far(window: RowWindow, seconds: float) -> dict[str, float | None]:
     return {name: buffer.nbytes / median(times) / 1e9 for name, times in zip(there, spent, strict=True)}
 
 
-def _some_rows(window: RowWindow, near: bool) -> _I64:
+def _some_rows(window: RowWindow, near: bool) -> I64:
     """Random rows, near or far: int64[<= 100,000]."""
     hosts = np.flatnonzero(window.world.near == near)
     sizes = np.diff(window.offsets)[hosts]
@@ -78,5 +77,5 @@ def _some_rows(window: RowWindow, near: bool) -> _I64:
     place = np.random.default_rng(window.world.rank).integers(0, max(1, int(sizes.sum())), count)
     ends = np.cumsum(sizes)
     which = np.searchsorted(ends, place, side="right")
-    rows: _I64 = window.offsets[hosts[which]] + place - (ends - sizes)[which] if count else np.empty(0, np.int64)
+    rows: I64 = window.offsets[hosts[which]] + place - (ends - sizes)[which] if count else np.empty(0, np.int64)
     return rows

@@ -1,0 +1,1 @@
+"""Graphs and blocks in memory, and message passing on them. torch begins here."""
