@@ -1,4 +1,4 @@
-"""Generated graphs: power-law degrees, planted communities, features that carry a part of the label.
+"""Generated graphs: power-law degrees, planted communities, features that say something about the label.
 
 A node's label is its class. Classes are cut into blocks (communities), and most edges stay inside a block or a
 class. The features are a weak class centroid under unit noise: alone they say little, and the mean over neighbours,
@@ -132,18 +132,20 @@ def write_graph(recipe: Recipe, directory: str | os.PathLike[str], progress: Pro
     ):
         done = 0
         for low, high in _pair_chunks(recipe, public_ids, progress):
+            progress("write edges", done, num_pairs)
             src_file.write(low, at=done)
             dst_file.write(high, at=done)
             src_file.write(high, at=num_pairs + done)
             dst_file.write(low, at=num_pairs + done)
             done += len(low)
-            progress("write edges", done, num_pairs)
+        progress("write edges", num_pairs, num_pairs)
     with _NpyWriter(out / "feat.npy", (recipe.num_nodes, recipe.feat_dim), np.float32) as feat_file:
         done = 0
         for rows in _feature_chunks(recipe, labels):
+            progress("write features", done, recipe.num_nodes)
             feat_file.write(rows, at=done)
             done += len(rows)
-            progress("write features", done, recipe.num_nodes)
+        progress("write features", recipe.num_nodes, recipe.num_nodes)
     for name, array in {"label": labels, **masks}.items():
         np.save(out / f"{name}.npy", array)
     meta = {**asdict(recipe), "num_edges": 2 * num_pairs, "both_directions": True}

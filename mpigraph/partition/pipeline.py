@@ -125,14 +125,15 @@ def partition_source(
 
 
 def check_writable(directory: str | os.PathLike[str]) -> None:
-    """Create a directory if it is missing, and check that files can be written there.
+    """Check that files can be written to a directory, or that it can be made.
 
     Raises:
         InvalidArgumentError: they cannot; the message says why.
     """
+    path = Path(directory).absolute()
+    nearest = next(ancestor for ancestor in (path, *path.parents) if ancestor.exists())
     try:
-        Path(directory).mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=directory):
+        with tempfile.TemporaryFile(dir=nearest):
             pass
     except OSError as error:
         raise InvalidArgumentError(f"{directory}: cannot write there: {error.strerror or error}") from error

@@ -1,6 +1,6 @@
 """How long-running work reports its progress: a function that is called with (stage, done, total).
 
-A stage begins with its first call, best with ``done`` 0, and ends when ``done`` reaches ``total``. In between both may
+A stage begins with its first call, before its first step, and ends when ``done`` reaches ``total``. In between both may
 change: ``total`` is an estimate until the end. A stage of one step is one whose progress nobody knows, such as METIS.
 """
 
