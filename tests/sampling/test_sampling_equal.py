@@ -1,0 +1,45 @@
+"""The same seeds give the same blocks, bit for bit, whatever the layout of the job."""
+
+from functools import cache
+
+import pytest
+import torch
+from batches import NUM_BATCHES, SAMPLERS, batch, digest
+from layouts import Job, Layout, on_all
+from mpi4py import MPI
+from oracle import NAME
+
+import mpigraph.distributed as dist
+from mpigraph.session.context import current
+
+
+def sample_all(path: str, rank: int, trainers: int) -> dict[tuple[str, int], str]:
+    """This trainer's share of all minibatches."""
+    graph = dist.DistGraph(NAME, part_config=path)
+    found = {}
+    for name in SAMPLERS:
+        for number in range(NUM_BATCHES):
+            mine = number % trainers == rank
+            seeds = batch(number) if mine else torch.empty(0, dtype=torch.int64)
+            sampler = SAMPLERS[name]
+            sample = graph.sample_blocks(seeds, sampler.fanouts, seed=7, **sampler._options)
+            if mine:
+                found[name, number] = digest(sample)
+    return found
+
+
+@cache
+def expected(path: str) -> dict[tuple[str, int], str]:
+    """What one process alone draws."""
+    return Job(MPI.COMM_SELF, Layout(1, 0, 0)).run(lambda: sample_all(path, 0, 1))
+
+
+@pytest.mark.parametrize("num_parts", [1, 3, 4])
+def test_blocks_are_the_same_in_every_layout(layout: Job, oracle, num_parts: int) -> None:
+    """Hosts, servers, near or far, and how many parts one order of the nodes is cut into: nothing changes a bit."""
+    path = oracle(num_parts, "given")
+    reference = expected(oracle(1, "given"))
+    found = layout.run(lambda: sample_all(path, current().rank, current().num_trainers)) or {}
+    wrong = [key for key, value in found.items() if reference[key] != value]
+    on_all(layout.comm, not wrong, f"{wrong}")
+    assert sum(layout.comm.allgather(len(found))) == len(SAMPLERS) * NUM_BATCHES
