@@ -56,7 +56,8 @@ def run(settings: Settings, age: float | None, comm: Any = None) -> int:
     """
     if settings.plot:
         report.need_matplotlib()
-    _say("starting the ranks; kernels are compiled where they are not cached", launcher_rank())
+    rank = launcher_rank() if comm is None else comm.rank
+    _say("starting the ranks; kernels are compiled where they are not cached", rank)
     begin = time.perf_counter()
     initialize(num_servers=settings.num_servers, comm=comm)
     start = {"start_python": age, "start_initialize": time.perf_counter() - begin}

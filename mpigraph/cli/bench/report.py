@@ -86,7 +86,7 @@ def table(found: Mapping[str, Any]) -> str:
         section = entry.section
         number = _number(figure["value"])
         known = [value for value in figure["trainers"] if value is not None]
-        row = f"{heading:<9} {number:>9} {entry.unit:<5} {_whose(entry, len(known)):<23} {entry.text}"
+        row = f"{heading:<9} {number:>9} {entry.unit:<5} {_whose(entry, len(known)):<24} {entry.text}"
         lines.append(row + _spread(entry, known))
     return "\n".join([*lines, "", found["verdict"]])
 

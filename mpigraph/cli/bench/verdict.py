@@ -119,8 +119,8 @@ def _unevenness(figures: Mapping[str, Figure]) -> str:
     if max(waits) - min(waits) <= _UNEVEN_WAIT and longest <= _UNEVEN_STEP * shortest:
         return ""
     return (
-        f"; trainers are uneven: a step takes {shortest:.3g} to {longest:.3g} ms, of which models wait {min(waits):.0%} "
-        f"to {max(waits):.0%} (median {median(waits):.0%}): give each rank cores of its own"
+        f"; trainers are uneven: a step takes {shortest:.3g} to {longest:.3g} ms, of which models wait "
+        f"{min(waits):.0%} to {max(waits):.0%} (median {median(waits):.0%}): give each rank cores of its own"
     )
 
 
