@@ -264,10 +264,10 @@ def test_a_channel_tells_work_from_waiting(comm: MPI.Intracomm) -> None:
 
     def nap(*_: object) -> list[npt.NDArray[np.uint8]]:
         time.sleep(0.3)
-        return nothing()
+        return at_once()
 
-    def nothing(*_: object) -> list[npt.NDArray[np.uint8]]:
-        return [np.zeros(0, np.uint8)] * 2
+    def at_once(*_: object) -> list[npt.NDArray[np.uint8]]:
+        return [np.zeros(8, np.uint8)] * 2
 
     with flat_world(comm) as world:
         channel = Channel(world, 1)
@@ -275,9 +275,9 @@ def test_a_channel_tells_work_from_waiting(comm: MPI.Intracomm) -> None:
         for napping in (0, 1):
             worked, spent = channel.work_seconds, channel.seconds
             if napping == 0:
-                channel.ask(nap if comm.rank == 0 else nothing, words)
+                channel.ask(nap if comm.rank == 0 else at_once, words)
             else:
-                channel.ask(nothing, words, meanwhile=nap if comm.rank == 1 else None)
+                channel.ask(at_once, words, meanwhile=nap if comm.rank == 1 else None)
             worked, spent = channel.work_seconds - worked, channel.seconds - spent
             good = worked >= 0.3 if comm.rank == napping else spent - worked >= 0.15
             on_all(comm, good and spent >= worked, f"{worked} s of work in {spent} s")
