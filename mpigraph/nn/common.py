@@ -7,8 +7,8 @@ import torch
 import mpigraph.function as fn
 from mpigraph.errors import InvalidArgumentError, MPIGraphError
 from mpigraph.graphs.aggregate import mean_and_own
+from mpigraph.graphs.message_passing import MessagePassing
 from mpigraph.graphs.messages import Message
-from mpigraph.graphs.passing import MessagePassing
 
 __all__ = [
     "Features",

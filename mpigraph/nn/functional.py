@@ -5,8 +5,8 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.fields import ALL, as_ids
-from mpigraph.graphs.graphbase import Ids, check_range
-from mpigraph.graphs.passing import MessagePassing
+from mpigraph.graphs.in_memory import Ids, check_range
+from mpigraph.graphs.message_passing import MessagePassing
 
 __all__ = ["edge_softmax", "softmax_rows"]
 

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 import mpigraph.function as fn
 from mpigraph.errors import InvalidArgumentError
-from mpigraph.graphs.passing import MessagePassing
+from mpigraph.graphs.message_passing import MessagePassing
 from mpigraph.nn.common import Features, check_edge_weight, check_in_degrees, source_and_destination
 from mpigraph.nn.drop import Dropout
 from mpigraph.nn.functional import edge_softmax

@@ -7,7 +7,7 @@ from torch import nn
 
 import mpigraph.function as fn
 from mpigraph.errors import InvalidArgumentError
-from mpigraph.graphs.passing import MessagePassing
+from mpigraph.graphs.message_passing import MessagePassing
 from mpigraph.nn.common import Features, check_in_degrees, project_first, weighted_copy
 
 __all__ = ["GraphConv"]

@@ -8,8 +8,8 @@ from torch.nn import functional as F
 
 import mpigraph.function as fn
 from mpigraph.errors import InvalidArgumentError
+from mpigraph.graphs.message_passing import MessagePassing
 from mpigraph.graphs.messages import Message
-from mpigraph.graphs.passing import MessagePassing
 from mpigraph.nn.common import Features, mean_and_own_rows, project_first, source_and_destination, weighted_copy
 from mpigraph.nn.drop import Dropout
 

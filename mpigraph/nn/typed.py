@@ -13,10 +13,10 @@ from torch.nn import functional as F
 
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.block import Block
-from mpigraph.graphs.graphbase import GraphBase
 from mpigraph.graphs.hetero import HeteroGraph
+from mpigraph.graphs.in_memory import InMemoryGraph
 from mpigraph.graphs.inedges import InEdges
-from mpigraph.graphs.passing import MessagePassing
+from mpigraph.graphs.message_passing import MessagePassing
 from mpigraph.metadata.schema import Relation
 
 __all__ = [
@@ -43,7 +43,7 @@ def is_typed(feat: object) -> bool:
     return isinstance(feat, Mapping) or (isinstance(feat, tuple) and all(isinstance(side, Mapping) for side in feat))
 
 
-def sides(graph: GraphBase, feat: TypedFeatures) -> tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]:
+def sides(graph: InMemoryGraph, feat: TypedFeatures) -> tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]:
     """Return the features by type of the sources and of the destinations.
 
     Args:
@@ -104,7 +104,7 @@ class TypedEdges:
     order: torch.Tensor | None
 
     @classmethod
-    def of_relations(cls, graph: GraphBase, num_rels: int) -> "TypedEdges":
+    def of_relations(cls, graph: InMemoryGraph, num_rels: int) -> "TypedEdges":
         """Join the relations of a typed graph, which keeps them; weights of edges come relation by relation.
 
         Args:
@@ -120,7 +120,7 @@ class TypedEdges:
         return graph._once((cls, num_rels), lambda: cls._of_all(graph, num_rels))
 
     @classmethod
-    def _of_all(cls, graph: GraphBase, num_rels: int) -> "TypedEdges":
+    def _of_all(cls, graph: InMemoryGraph, num_rels: int) -> "TypedEdges":
         relations = graph.canonical_etypes
         parts = [graph._in_edges(relation) for relation in relations]
         device = graph.device
@@ -210,7 +210,7 @@ class TypedRows:
     sizes: dict[str, int]
 
     @classmethod
-    def of(cls, graph: GraphBase, feat: TypedFeatures, num_ntypes: int | None = None) -> "TypedRows":
+    def of(cls, graph: InMemoryGraph, feat: TypedFeatures, num_ntypes: int | None = None) -> "TypedRows":
         """Join features given by type.
 
         Args:

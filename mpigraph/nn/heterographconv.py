@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from mpigraph.errors import EdgeTypeError, InvalidArgumentError
-from mpigraph.graphs.passing import combine
+from mpigraph.graphs.message_passing import combine
 from mpigraph.metadata.schema import Relation
 from mpigraph.nn.typed import TypedFeatures, TypedGraph, sides
 
