@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from mpigraph.mpi.agree import allgather_bytes
 from mpigraph.mpi.world import World
+from mpigraph.rows.service import TRANSPORTS
 
 __all__ = ["CATALOGUE", "STAGES", "Figure", "collect", "values"]
 
@@ -34,8 +35,10 @@ CATALOGUE: dict[str, Entry] = {
     "rows_all": Entry("machine", "GB/s", "the same, all trainers of a node together", "node"),
     "near_one": Entry("rows", "GB/s", "random near rows, one trainer"),
     "near_all": Entry("rows", "GB/s", "the same, all trainers of a node together", "node"),
-    "far_rma": Entry("rows", "GB/s", "random far rows by one-sided Get, each trainer, all at once"),
-    "far_packed": Entry("rows", "GB/s", "random far rows packed by their owner, each trainer, all at once"),
+    **{
+        f"far_{transport.name}": Entry("rows", "GB/s", f"random far rows {transport.how}, each trainer, all at once")
+        for transport in TRANSPORTS
+    },
     "round_latency": Entry("rounds", "us", "empty round between the trainers", "max"),
     "rounds_per_s": Entry("rounds", "1/s", "empty rounds", "min"),
     "round_rate": Entry("rounds", "GB/s", "rounds with 256 KiB of requests and answers for each peer", "min"),

@@ -188,7 +188,7 @@ class Pipeline:
         """What sampling and gathering have moved so far."""
         if self._session.world.all_near:
             return {"rounds_per_batch": 0, "messages_per_batch": 0}
-        sampling, rows = service.channel, self._session.world.transport.traffic
+        sampling, rows = service.channel, self._session.state.rows.traffic
         return {
             "rounds_per_batch": sampling.rounds,
             "messages_per_batch": sampling.messages + rows.messages,

@@ -19,7 +19,7 @@ _NUM_ROWS = 100_000
 
 def is_far(window: RowWindow, ids: I64) -> Mask:
     """bool[n]: which rows are on another node."""
-    far: Mask = ~window.world.near[window.owner(ids)]
+    far: Mask = ~window.world.near[window.host_of(ids)]
     return far
 
 
@@ -51,7 +51,7 @@ def measure_rows(world: World, feature: DistTensor, seconds: float) -> dict[str,
 def _plain(window: RowWindow, count: int) -> Work:
     """Gather ``count`` random rows of the largest near host with torch."""
     world = window.world
-    rows = max((window.segment(int(host)) for host in np.flatnonzero(world.near)), key=len)
+    rows = max((window.memory(int(host)) for host in np.flatnonzero(world.near)), key=len)
     table = torch.from_numpy(rows)
     ids = torch.from_numpy(np.random.default_rng(world.rank).integers(0, max(1, len(rows)), count))
     out = torch.empty((count, *table.shape[1:]), dtype=table.dtype)
@@ -62,11 +62,10 @@ def _measure_far(window: RowWindow, seconds: float) -> dict[str, float | None]:
     """Gather far rows, the transports in turn."""
     ids = _some_rows(window, near=False)
     buffer = np.empty((len(ids), *window.row_shape), window.dtype)
-    ways = {"far_rma": window.world.rma, "far_packed": window.world.packed}
-    there = {name: transport for name, transport in ways.items() if transport is not None}
-    works = [partial(window.gather, ids, buffer, transport) for transport in there.values()]
-    spent = time_local(works, seconds)
-    return {name: buffer.nbytes / median(times) / 1e9 for name, times in zip(there, spent, strict=True)}
+    transports = window.service.transports
+    spent = time_local([partial(window.gather, ids, buffer, transport) for transport in transports], seconds)
+    speeds = [buffer.nbytes / median(times) / 1e9 for times in spent]
+    return {f"far_{transport.name}": speed for transport, speed in zip(transports, speeds, strict=True)}
 
 
 def _some_rows(window: RowWindow, near: bool) -> I64:
