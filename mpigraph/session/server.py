@@ -28,7 +28,7 @@ def serve(state: State, control: Control) -> None:
     services: dict[int, NeighborService] = {}
     while True:
         operation = control.poll()
-        busy = (operation is not None) | state.world.answer()
+        busy = (operation is not None) | state.rows.progress_rows()
         for number, channel in list(state.channels.items()):
             if number not in services:
                 services[number] = NeighborService(state, channel)

@@ -258,6 +258,33 @@ def test_a_failed_round_raises_for_all_and_the_channel_goes_on(layout: Job) -> N
         channel.close()
 
 
+@pytest.mark.parametrize("comm", [2], indirect=True)
+def test_a_channel_tells_work_from_waiting(comm: MPI.Intracomm) -> None:
+    """One rank takes its time, first to answer, then for its own work; the other waits for it."""
+
+    def nap(*_: object) -> list[npt.NDArray[np.uint8]]:
+        time.sleep(0.3)
+        return at_once()
+
+    def at_once(*_: object) -> list[npt.NDArray[np.uint8]]:
+        return [np.zeros(8, np.uint8)] * 2
+
+    with flat_world(comm) as world:
+        channel = Channel(world, 1)
+        words = [np.zeros(1, np.int64)] * 2
+        for napping in (0, 1):
+            worked, spent = channel.work_seconds, channel.seconds
+            if napping == 0:
+                channel.ask(nap if comm.rank == 0 else at_once, words)
+            else:
+                channel.ask(at_once, words, meanwhile=nap if comm.rank == 1 else None)
+            worked, spent = channel.work_seconds - worked, channel.seconds - spent
+            good = worked >= 0.3 if comm.rank == napping else spent - worked >= 0.15
+            on_all(comm, good and spent >= worked, f"{worked} s of work in {spent} s")
+        serve(channel, world)
+        channel.close()
+
+
 def test_idle_ranks_survive_the_failure_of_one_that_asks(comm: MPI.Intracomm) -> None:
     with flat_world(comm) as world:
         if world.all_near:

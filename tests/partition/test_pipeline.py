@@ -6,10 +6,9 @@ from typed_parts import COUNTS, EDGES, many_relations, typed_source
 
 from mpigraph.errors import GraphDataError, InvalidArgumentError
 from mpigraph.metadata.schema import Schema
-from mpigraph.partition.feature_rows import CastRows, SparseRows
 from mpigraph.partition.metis import symmetric_adjacency
 from mpigraph.partition.pipeline import partition_source
-from mpigraph.partition.source import Feature, GraphSource
+from mpigraph.partition.source import CastRows, Feature, GraphSource, SparseRows
 from mpigraph.storage.part_config import PartConfig
 from mpigraph.storage.shard import ShardReader
 
