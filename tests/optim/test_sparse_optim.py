@@ -17,6 +17,7 @@ from oracle import NUM_NODES, open_graph
 import mpigraph.distributed as dist
 from mpigraph.errors import ClosedError, CollectiveError, InvalidArgumentError, MPIGraphError, ShardFormatError
 from mpigraph.optim import base
+from mpigraph.sampling.protocol import Operation
 from mpigraph.session.context import current
 
 SUPPORT = Path(__file__).resolve().parents[1] / "support"
@@ -218,10 +219,10 @@ def test_rows_of_16_bits_are_rounded_once(job: SharedJob, oracle, kind: str, dty
     wide = dist.DistEmbedding(NUM_NODES, DIM, "wide")
     optimizers = [MAKE[kind]([emb]) for emb in (narrow, wide)]
     for step in range(3):
-        current().control.call(dist.context.Operation.BARRIER)
+        current().control.call(Operation.BARRIER)
         if current().rank == 0:
             wide.weight[:] = narrow.weight[:].float()
-        current().control.call(dist.context.Operation.BARRIER)
+        current().control.call(Operation.BARRIER)
         for emb, optimizer in zip((narrow, wide), optimizers, strict=True):
             train(emb, optimizer, range(step, step + 1))
         assert torch.equal(narrow.weight[:], wide.weight[:].to(dtype))
