@@ -76,9 +76,7 @@ def num_picks(num_candidates: Any, fanout: Any, replace: Any) -> Any:
 
 
 @njit(nogil=True, cache=True)
-def count_uniform(
-    dst: Destinations, indptr: I64, first_id: int, positions: I64, rows: Candidates, counts: I64
-) -> None:
+def count_uniform(dst: Destinations, indptr: I64, first_id: int, positions: I64, rows: Candidates, counts: I64) -> None:
     """Fill where the edges of each node begin, how many it has and how many it will get.
 
     Args:

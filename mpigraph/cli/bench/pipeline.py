@@ -23,7 +23,7 @@ from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.graphs.block import Block
 from mpigraph.graphs.fields import NID
 from mpigraph.nn.sageconv import SAGEConv
-from mpigraph.sampling.hops import RandomContext
+from mpigraph.sampling.minibatch import RandomContext
 from mpigraph.session.context import Session
 
 __all__ = ["Pipeline"]
@@ -77,11 +77,10 @@ class Pipeline:
     def measure_pieces(self, seconds: float) -> dict[str, float | None]:
         """Time the pieces of a step, with nothing ahead, and count what travels. Collective on the trainers."""
         service = TimedService.open(self._session)
-        self._session.use(service, RandomContext(0, 0))
         try:
-            return self._pieces(service, seconds)
+            with self._session.sampling_with(service, RandomContext(0, 0)):
+                return self._pieces(service, seconds)
         finally:
-            self._session.use(None, None)
             service.drop(self._session)
 
     def _pieces(self, service: TimedService, seconds: float) -> dict[str, float | None]:
