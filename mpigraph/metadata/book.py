@@ -1,6 +1,6 @@
 """The partition book: which owner holds which ids.
 
-I64 are type-wise and global. Owner ``k`` holds the half-open range ``[offsets[k], offsets[k + 1])`` of each
+Ids are type-wise and global. Owner ``k`` holds the half-open range ``[offsets[k], offsets[k + 1])`` of each
 node type and of each relation, so a book is a few short arrays and a look-up is a binary search. Owners are
 the parts on disk or the hosts (ranks) of a job: both are books.
 """

@@ -11,7 +11,7 @@ from typed_parts import many_relations, write_typed
 from mpigraph.metadata.schema import Schema
 from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.source import GraphSource
-from mpigraph.sampling.hops import HopPlan, hop_requests
+from mpigraph.sampling.minibatch import HopPlan, hop_requests
 from mpigraph.sampling.protocol import RelationRequest, pack_request, unpack_requests
 from mpigraph.session.context import current
 
