@@ -9,8 +9,8 @@ import logging
 
 import torch
 
-from mpigraph.distributed.partition import load_partition, partition_graph
-from mpigraph.graphs import HeteroGraph, graph
+from mpigraph.distgraph.partitioning import load_partition, partition_graph
+from mpigraph.graphs.hetero import HeteroGraph, graph
 from mpigraph.partition.generate import Recipe, generate_graph
 from mpigraph.storage.part_config import PartConfig
 

@@ -5,7 +5,7 @@ Exposition: the communicators of a job and their threads::
     caller's comm --dup--> world.comm       control: set-up, creation of tensors, barrier     main thread
                              |- world.node        the ranks that share memory with me            set-up
                              |- world.trainers    the trainers alone (COMM_NULL on servers)      main thread
-                             |- world.packed      requests for far rows, and the rows            every thread
+                             |- a transport       requests for far rows, and the rows            every thread
                              |- a channel         one for each thread that samples               its thread
                              '- world.group()     one for each torch process group               who calls torch
 
@@ -21,18 +21,15 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import cast
 
 import numpy as np
-import numpy.typing as npt
 from mpi4py import MPI
 
+from mpigraph.arrays import I64
 from mpigraph.config import Config
 from mpigraph.errors import ClosedError, InvalidArgumentError
 from mpigraph.mpi.agree import allgather_bytes, wait_asleep
-from mpigraph.mpi.leftovers import unlink_segments
-from mpigraph.mpi.packed import Packed
-from mpigraph.mpi.places import choose_servers, memory_domain
-from mpigraph.mpi.rma import Rma
-from mpigraph.mpi.transport import Transport
-from mpigraph.mpi.watch import Watchdog, keep_progress
+from mpigraph.mpi.compat import unlink_segments
+from mpigraph.mpi.numa import choose_servers, memory_domain
+from mpigraph.mpi.watch import Watchdog
 
 __all__ = ["World"]
 
@@ -50,9 +47,6 @@ class World:
         pids: int64[size], process ids; they mean something among the ranks of a node.
         num_nodes: how many nodes the job runs on.
         node_index: this rank's node.
-        rma: far rows by one-sided reads.
-        packed: far rows by request and reply, or None on one node, where no row is far.
-        transport: the one of the two that reads far rows unless a caller names one.
 
     Collective on the communicator given: construction and :meth:`close`.
     """
@@ -85,19 +79,6 @@ class World:
             self._own(self.trainers)
         self.watchdog = Watchdog(self.node, self.identity, config.timeout)
         self._made.callback(self.watchdog.close)
-        self._windows = 0
-        self.rma = Rma(self.watch)
-        self.packed: Packed | None = None
-        self.transport: Transport = self.rma
-        if self.num_nodes > 1:
-            self._open_packed(self.dup())
-
-    def _open_packed(self, comm: MPI.Intracomm) -> None:
-        """Get ready to send rows to other nodes. A host that also trains answers in a thread of its own."""
-        self.packed = Packed(comm, self.watch)
-        self._made.callback(self.packed.close)
-        if self.is_host and self.is_trainer:
-            self._made.callback(keep_progress(self.packed.owner.poll))
 
     def _check_threads(self) -> None:
         """A trainer that hosts rows for other nodes answers for them while it computes."""
@@ -107,18 +88,6 @@ class World:
             raise InvalidArgumentError(
                 "num_servers=0 on several nodes needs MPI_THREAD_MULTIPLE, which MPI was not started with: use servers"
             )
-
-    def number_window(self) -> int:
-        """A number for a new window, the same on every rank. Local; no communication."""
-        self._windows += 1
-        return self._windows
-
-    def answer(self) -> bool:
-        """On a server: go on sending rows that others asked for; say whether there are any.
-
-        Local; no communication but the rows that leave.
-        """
-        return self.packed is not None and self.packed.owner.poll()
 
     def _own(self, comm: MPI.Intracomm) -> MPI.Intracomm:
         self._made.callback(comm.Free)
@@ -162,8 +131,8 @@ class World:
         self.local_trainer = int(before.sum()) if self.is_trainer else -1
         self.num_local_trainers = int(per_node[self.node_index]) - num_servers
 
-    def serving(self, num_servers: int) -> list[npt.NDArray[np.int64]]:
-        """For each node, the ranks that serve where ``num_servers`` are asked for. Local; no communication."""
+    def serving(self, num_servers: int) -> list[I64]:
+        """For each node, the ranks that serve where ``num_servers`` are asked for."""
         members = [np.flatnonzero(self._node_of == node) for node in range(self.num_nodes)]
         return [ranks[choose_servers(self._domains[ranks].tolist(), num_servers)] for ranks in members]
 
@@ -186,7 +155,7 @@ class World:
         return f"server (rank {self.rank})"
 
     def trainers_of_host(self, host: int) -> list[int]:
-        """The ranks in ``comm`` of the trainers that are near host ``host``. Local; no communication."""
+        """The ranks in ``comm`` of the trainers that are near host ``host``."""
         node = self._node_of[self.hosts[host]]
         return [int(r) for r in self.trainer_ranks if self._node_of[r] == node]
 
@@ -197,20 +166,17 @@ class World:
         wait_asleep(self.node.Ibarrier())
 
     def neighbourhood(self, trainer: int) -> tuple[list[int], int, int]:
-        """Where a trainer is: the hosts on its node, its place among the trainers there, and how many those are.
-
-        Local; no communication.
-        """
+        """Where a trainer is: the hosts on its node, its place among the trainers there, and how many those are."""
         node = self._node_of[self.trainer_ranks[trainer]]
         peers = np.flatnonzero(self._node_of[self.trainer_ranks] == node)
         return self.hosts_of_node(node), int(np.searchsorted(peers, trainer)), len(peers)
 
     def hosts_of_node(self, node: int) -> list[int]:
-        """The hosts on a node. Local; no communication."""
+        """The hosts on a node."""
         return [int(h) for h in np.flatnonzero(self._node_of[self.hosts] == node)]
 
     def watch(self, what: str, patience: float = 1.0) -> AbstractContextManager[None]:
-        """Put a deadline of ``patience`` timeouts on the wait inside the ``with`` block. Local; no communication."""
+        """Put a deadline of ``patience`` timeouts on the wait inside the ``with`` block."""
         return self.watchdog.watch(what, patience)
 
     def cores_per_rank(self) -> int:
@@ -255,7 +221,7 @@ class World:
         return comm
 
     def at_close(self, call: Callable[[], None]) -> None:
-        """Call something when the world is closed, before anything made earlier is. Local; no communication."""
+        """Call something when the world is closed, before anything made earlier is."""
         self._made.callback(call)
 
     def rendezvous(self) -> tuple[str, int]:

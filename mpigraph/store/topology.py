@@ -7,26 +7,23 @@ relations share windows.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from mpigraph.arrays import I64, Array
 from mpigraph.errors import MPIGraphError
 from mpigraph.metadata.book import check_ids
 from mpigraph.mpi.agree import together
-from mpigraph.mpi.room import need_room
-from mpigraph.mpi.world import World
+from mpigraph.rows.service import RowService
+from mpigraph.rows.shm_check import check_shared_memory
+from mpigraph.rows.table_window import TableWindow
 from mpigraph.storage.format import index_dtype, relation_dataset_name
 from mpigraph.storage.part_config import PartConfig
 from mpigraph.storage.shard import ShardReader
-from mpigraph.store.cut import cut_for_hosts, pieces, read_rows
-from mpigraph.store.room import bytes_of_hosts
-from mpigraph.store.sections import Sections
+from mpigraph.store.host_ranges import cut_for_hosts, pieces, read_rows
+from mpigraph.store.memory_estimate import host_memory
 
 __all__ = ["Adjacency", "Topology"]
-
-_I64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -38,12 +35,10 @@ class Adjacency:
         indices: int32 or int64 [nnz], global source ids, rising inside a row.
         first_node: global id of the first destination.
         first_edge: global id of the first edge.
-
-    Local; no communication.
     """
 
-    indptr: _I64
-    indices: npt.NDArray[Any]
+    indptr: I64
+    indices: Array
     first_node: int
     first_edge: int
 
@@ -58,27 +53,26 @@ class Topology:
     Collective on ``world.comm``: construction and :meth:`close`.
     """
 
-    def __init__(self, world: World, config: PartConfig, kind: str) -> None:
-        """Allocate the windows and read this host's share from the shards.
+    def __init__(self, service: RowService, config: PartConfig) -> None:
+        """Allocate the windows and read this host's rows from the shards.
 
         Raises:
             ShardFormatError: a shard is missing or damaged on some rank; raised on every rank.
-            SharedMemoryError: a node cannot hold its hosts' share of topology and features; on every rank.
+            SharedMemoryError: a node cannot hold its hosts' topology and features; on every rank.
         """
         self.config = config
-        self.world = world
+        self.world = world = service.world
         self.hosts = cut_for_hosts(world, config)
-        need_room(world, bytes_of_hosts(config, self.hosts), f"graph {config.graph_name!r}")
+        check_shared_memory(world, host_memory(config, self.hosts), f"graph {config.graph_name!r}")
         relations = range(len(config.schema.relations))
-        self._indptr = Sections(world, [self._rows_of_indptr(r) for r in relations], np.int64, kind)
-        self._out_degrees = Sections(world, [self._rows_of_sources(r) for r in relations], np.int64, kind)
+        self._indptr = TableWindow(service, [self._rows_of_indptr(r) for r in relations], np.int64)
+        self._out_degrees = TableWindow(service, [self._rows_of_sources(r) for r in relations], np.int64)
         nothing = np.zeros(len(world.hosts) + 1, np.int64)
         self._indices = {
-            dtype: Sections(
-                world,
+            dtype: TableWindow(
+                service,
                 [self.hosts.edge_offsets[r] if self.index_dtype(r) == dtype else nothing for r in relations],
                 dtype,
-                kind,
             )
             for dtype in sorted({self.index_dtype(r) for r in relations})
         }
@@ -93,18 +87,18 @@ class Topology:
         self._sync()
 
     def index_dtype(self, relation: int) -> np.dtype[np.generic]:
-        """The dtype of a relation's source ids in memory and on the wire. Local; no communication."""
+        """The dtype of a relation's source ids in memory and on the wire."""
         src = self.config.schema.ends(relation)[0]
         return index_dtype(self.config.book.num_nodes(src))
 
-    def _rows_of_indptr(self, relation: int) -> _I64:
+    def _rows_of_indptr(self, relation: int) -> I64:
         offsets = self.hosts.node_offsets[self.config.schema.ends(relation)[1]]
         return offsets + np.arange(len(offsets))
 
-    def _rows_of_sources(self, relation: int) -> _I64:
+    def _rows_of_sources(self, relation: int) -> I64:
         return self.hosts.node_offsets[self.config.schema.ends(relation)[0]]
 
-    def _indices_of(self, relation: int) -> Sections:
+    def _indices_of(self, relation: int) -> TableWindow:
         return self._indices[self.index_dtype(relation)]
 
     def _load(self, relation: int) -> None:
@@ -122,13 +116,13 @@ class Topology:
         at, edges = 0, 0
         for part, first, last in pieces(book.node_offsets[dst], *self.hosts.node_range(host, dst)):
             with ShardReader(self.config.part_path(part, "part_graph"), self.config.graph_name, part) as shard:
-                piece = shard.read(relation_dataset_name(key, "indptr"), first, last + 1)
-            indptr[at : at + len(piece)] = piece - piece[0] + edges
+                begins = shard.read(relation_dataset_name(key, "indptr"), first, last + 1)
+            indptr[at : at + len(begins)] = begins - begins[0] + edges
             at += last - first
             edges = int(indptr[at])
 
     def adjacency(self, relation: int, host: int) -> Adjacency:
-        """The in-edges on near host ``host``, as plain arrays. Local; no communication."""
+        """The in-edges on near host ``host``, as plain arrays."""
         dst = self.config.schema.ends(relation)[1]
         return Adjacency(
             self._indptr.segment(relation, host),
@@ -137,19 +131,19 @@ class Topology:
             self.hosts.edge_range(host, relation)[0],
         )
 
-    def in_degrees(self, ids: _I64, relation: int) -> _I64:
-        """int64[n]: in-degrees of destinations ``ids``, near or far. One-sided; the target does nothing.
+    def in_degrees(self, ids: I64, relation: int) -> I64:
+        """int64[n]: in-degrees of destinations ``ids``, near or far. One-sided.
 
         Raises:
             OutOfRangeError: an id does not exist.
         """
         dst = self.config.schema.ends(relation)[1]
         rows = ids + self.hosts.node_owner(ids, dst)
-        degrees: _I64 = self._indptr.gather(relation, rows + 1) - self._indptr.gather(relation, rows)
+        degrees: I64 = self._indptr.gather(relation, rows + 1) - self._indptr.gather(relation, rows)
         return degrees
 
-    def out_degrees(self, ids: _I64, relation: int) -> _I64:
-        """int64[n]: out-degrees of sources ``ids``, near or far. One-sided; the target does nothing.
+    def out_degrees(self, ids: I64, relation: int) -> I64:
+        """int64[n]: out-degrees of sources ``ids``, near or far. One-sided.
 
         Raises:
             OutOfRangeError: an id does not exist.
@@ -158,8 +152,8 @@ class Topology:
         check_ids(ids, self.config.book.num_nodes(src), f"node id of type {self.config.schema.ntypes[src]!r}")
         return self._out_degrees.gather(relation, ids)
 
-    def find_edges(self, eids: _I64, relation: int) -> tuple[_I64, _I64]:
-        """int64[n] sources and int64[n] destinations of edges, near or far. One-sided; the target does nothing.
+    def find_edges(self, eids: I64, relation: int) -> tuple[I64, I64]:
+        """int64[n] sources and int64[n] destinations of edges, near or far. One-sided.
 
         The destination is found by a binary search in the host's ``indptr``, all edges in step, so that a batch costs
         about log2(nodes per host) reads.
@@ -188,7 +182,7 @@ class Topology:
         for tables in self._all():
             tables.sync()
 
-    def _all(self) -> list[Sections]:
+    def _all(self) -> list[TableWindow]:
         return [self._indptr, self._out_degrees, *self._indices.values()]
 
     def close(self) -> None:

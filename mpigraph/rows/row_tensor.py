@@ -1,0 +1,158 @@
+"""Named tensors of rows, one row per node of a type or per edge of a relation, spread over the hosts.
+
+numpy only: rows have a storage dtype here (bfloat16 as uint16, bool as uint8) and carry the name of their logical
+dtype for the layer that makes torch tensors of them.
+
+Rows are written in three ways, all of which a :class:`RowTensor` knows of: :meth:`~RowTensor.scatter` by id,
+:meth:`~RowTensor.writing` straight into a near host's memory, and :meth:`~RowTensor.lend` for a view that outlives the
+call. What a rank wrote travels with its next control call (``session/control.py``), in which every rank counts
+:attr:`~RowTensor.version` up. So what is derived from rows, such as tables of edge weights, compares versions to know
+whether it is still right, and every rank comes to the same answer.
+"""
+
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+
+from mpigraph.arrays import I64, Array
+from mpigraph.metadata.book import RangeBook, check_ids
+from mpigraph.rows.mutex import HostMutex
+from mpigraph.rows.service import RowService
+from mpigraph.rows.window import RowWindow
+from mpigraph.storage.format import storage_dtype
+
+__all__ = ["Policy", "RowTensor"]
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What the rows of a tensor are: the nodes of a type, or the edges of a relation.
+
+    Attributes:
+        is_node: nodes, else edges.
+        type_id: id of the node type or of the relation.
+    """
+
+    is_node: bool
+    type_id: int
+
+    def offsets(self, book: RangeBook) -> I64:
+        """int64[owners + 1]: which owner holds which rows."""
+        table = book.node_offsets if self.is_node else book.edge_offsets
+        return table[self.type_id]
+
+
+class RowTensor:
+    """One tensor of rows.
+
+    Attributes:
+        number: the same on every rank, never used twice in a job.
+        graph: name of the graph whose nodes or edges the rows are.
+        name: the user's name for it.
+        policy: what its rows are.
+        dtype: logical dtype ("float32", "bfloat16", ...).
+        shape: ``(rows, *row_shape)``.
+        version: counts the control calls before which some rank had written rows; the same on every rank after each.
+
+    Collective on ``world.comm``: construction and :meth:`close`.
+    """
+
+    def __init__(
+        self,
+        service: RowService,
+        mutex: HostMutex,
+        book: RangeBook,
+        *,
+        number: int,
+        graph: str,
+        name: str,
+        policy: Policy,
+        row_shape: Sequence[int],
+        dtype: str,
+    ) -> None:
+        """Allocate zeros; ``book`` says which host holds what."""
+        self.number = number
+        self.graph = graph
+        self.name = name
+        self.policy = policy
+        self.dtype = dtype
+        self.version = 0
+        self._mutex = mutex
+        self._written = False
+        self._lent: list[weakref.ref[Array]] = []
+        self.window = RowWindow(service, policy.offsets(book), row_shape, storage_dtype(dtype))
+        self.shape = (len(self.window), *row_shape)
+
+    def gather(self, ids: I64, out: Array | None = None) -> Array:
+        """Read rows in the order of ``ids`` (int64[n]). One-sided.
+
+        Raises:
+            OutOfRangeError: an id is not a row; names the tensor and the id.
+        """
+        check_ids(ids, self.shape[0], f"tensor {self.name!r}: row")
+        return self.window.gather(ids, out)
+
+    def segment(self, host: int) -> Array:
+        """The rows on near host ``host``, a read-only view."""
+        rows = self.window.memory(host).view()
+        rows.flags.writeable = False
+        return rows
+
+    def scatter(self, ids: I64, values: Array) -> None:
+        """Write ``values`` to rows ``ids``, holding each host's mutex. One-sided.
+
+        Complete at the target when the call returns. Of two writers of one row one wins, never a mix.
+
+        Raises:
+            OutOfRangeError: an id is not a row.
+        """
+        check_ids(ids, self.shape[0], f"tensor {self.name!r}: row")
+        try:
+            self.window.scatter(ids, values, self._hold)
+        finally:
+            self._written = True  # afterwards: a control call that another thread makes meanwhile is too early
+
+    @contextmanager
+    def writing(self, host: int) -> Iterator[Array]:
+        """The rows on near host ``host``, writable inside the ``with`` block. For the rows' owner: it takes no lock."""
+        rows = self.window.memory(host).view()
+        try:
+            yield rows
+        finally:
+            rows.flags.writeable = False
+            self.window.sync()
+            self._written = True
+
+    def lend(self, host: int, rows: slice) -> Array:
+        """Rows on near host ``host``, writable as long as the array, or any view of it, is alive.
+
+        Until then they count as written before every control call, whether they were or not.
+        """
+        memory = self.window.memory(host)[rows]
+        # the base of a view is the array at the end of the chain; the memoryview makes that this one
+        lent = np.frombuffer(memoryview(memory.reshape(-1)), memory.dtype).reshape(memory.shape)  # type: ignore[arg-type]
+        self._lent.append(weakref.ref(lent if lent.base is None else lent.base))
+        return lent
+
+    @property
+    def written(self) -> bool:
+        """Whether this rank wrote rows since the last control call, or lent them to somebody who may have."""
+        return self._written or bool(self._lent)
+
+    def advance(self, mine: bool) -> None:
+        """Count the version up, as every rank does now; ``mine``: this rank's writes so far are among the reasons."""
+        self.version += 1
+        self.window.sync()
+        if mine:
+            self._written = False
+            self._lent = [lent for lent in self._lent if lent() is not None]  # what died was written before this call
+
+    def _hold(self, host: int) -> AbstractContextManager[None]:
+        return self._mutex.hold(host)
+
+    def close(self) -> None:
+        """Free the rows; a second call does nothing."""
+        self.window.close()

@@ -1,0 +1,75 @@
+"""Which transport reads far rows: measured at start, unless it was set.
+
+Which one is faster depends on the fabric and on the MPI library's way with lists of rows, so a job of several nodes
+tries all of them on a small window. The slowest trainer counts, since the others wait for it, and all agree on one.
+"""
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+from mpi4py import MPI
+
+from mpigraph.log import get_logger
+from mpigraph.mpi.watch import Backoff
+from mpigraph.rows.service import RowService
+from mpigraph.rows.window import RowWindow
+
+__all__ = ["choose_transport"]
+
+_ROWS, _ROW_BYTES = 4096, 400  # held by each host, and read at a time
+_REPEATS = 5
+_LONGEST = 0.2  # seconds for a transport
+
+
+def choose_transport(service: RowService) -> dict[str, float]:
+    """Set ``service.transport`` to the fastest one, unless the user chose or the job has one node.
+
+    Takes about a quarter of a second for each transport. Servers answer meanwhile.
+
+    Returns:
+        Bytes a second of each transport, empty where nothing was measured.
+
+    Collective on ``world.comm``.
+    """
+    measured = _measure(service) if service.automatic and service.transports else {}
+    if measured:
+        service.transport = max(service.transports, key=lambda transport: measured[transport.name])
+    if service.transport is not None and service.world.rank == 0:
+        name = service.transport.name
+        other = "".join(f"; {key} {rate / 1e9:.2f} GB/s" for key, rate in measured.items() if key != name)
+        speed = f" ({measured[name] / 1e9:.2f} GB/s{other})" if measured else ""
+        get_logger().info("transport: %s%s", name, speed)
+    return measured
+
+
+def _measure(service: RowService) -> dict[str, float]:
+    """Bytes a second of each transport on the slowest trainer that tried. Collective on ``world.comm``."""
+    world, transports = service.world, service.transports
+    window = RowWindow(service, np.arange(len(world.hosts) + 1, dtype=np.int64) * _ROWS, (_ROW_BYTES,), "u1")
+    seconds = np.zeros(len(transports))
+    host = world.hosts_of_node((world.node_index + 1) % world.num_nodes)[0]
+    if world.is_trainer and world.local_trainer == 0:
+        ids = np.random.default_rng(world.rank).integers(0, _ROWS, _ROWS) + host * _ROWS
+        out = np.empty((_ROWS, _ROW_BYTES), np.uint8)
+        seconds[:] = [_median_time(partial(window.gather, ids, out, transport)) for transport in transports]
+    with world.watch("measuring the transports"):
+        request = world.comm.Iallreduce(MPI.IN_PLACE, seconds, op=MPI.MAX)
+        backoff = Backoff(longest=1e-4)
+        while not request.Test():
+            if world.is_trainer or not service.progress_rows():
+                backoff.pause()
+        window.close()
+    return {way.name: _ROWS * _ROW_BYTES / took for way, took in zip(transports, seconds.tolist(), strict=True)}
+
+
+def _median_time(read: Callable[[], object]) -> float:
+    """Median seconds of a few reads, after one that warms up; fewer if they are slow."""
+    read()
+    times: list[float] = []
+    while len(times) < _REPEATS and sum(times) < _LONGEST:
+        begin = time.perf_counter()
+        read()
+        times.append(time.perf_counter() - begin)
+    return float(np.median(times))

@@ -1,0 +1,210 @@
+"""An array of rows cut over the hosts: plain loads where memory is shared, a transport where it is not.
+
+One ``Lock_all`` at birth, ``Unlock_all`` at close; between them only ``Get``, ``Put`` and ``Flush`` (MPI 4.1, section
+12.5: passive target). Rows of hosts on this node are read with plain loads, the rest by a transport, which works while
+the near rows are loaded. ``rows/service.py`` knows how to allocate and which transport to use.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+
+import numpy as np
+import numpy.typing as npt
+from mpi4py import MPI
+
+from mpigraph.arrays import I32, I64, Array
+from mpigraph.errors import ClosedError
+from mpigraph.kernels.row_ops import as_words, find_runs, gather_rows, scatter_rows, split_by_range
+from mpigraph.mpi.compat import advise_large_pages, as_array
+from mpigraph.rows.rma import runs_type
+from mpigraph.rows.service import RowService
+from mpigraph.rows.shm_check import check_shared_memory
+from mpigraph.rows.transport import RemoteRows, Transport, WindowHandle
+
+__all__ = ["RowWindow"]
+
+_ROWS_PER_PUT = 1 << 20
+
+
+class RowWindow:
+    """An array of rows cut over the hosts, read and written by global row.
+
+    Attributes:
+        offsets: int64[H + 1]; host h holds the rows ``[offsets[h], offsets[h + 1])``.
+        row_shape: shape of one row.
+        dtype: dtype of the elements.
+
+    Collective on ``world.comm``: construction and :meth:`close`.
+    """
+
+    def __init__(self, service: RowService, offsets: I64, row_shape: Sequence[int], dtype: npt.DTypeLike) -> None:
+        """Allocate the rows, zeroed.
+
+        Raises:
+            SharedMemoryError: a node's shared memory cannot hold its rows; on every rank.
+        """
+        self.service = service
+        self.world = world = service.world
+        self.offsets = np.ascontiguousarray(offsets, np.int64)
+        self.row_shape = tuple(row_shape)
+        self.dtype = np.dtype(dtype)
+        self.row_bytes = self.dtype.itemsize * int(np.prod(self.row_shape, dtype=np.int64))
+        self._shared = MPI.WIN_NULL
+        with world.watch(f"allocating a window of {int(offsets[-1])} rows"):
+            check_shared_memory(world, np.diff(self.offsets) * self.row_bytes, f"{int(offsets[-1])} rows")
+            self._allocate()
+            self._row = MPI.BYTE.Create_contiguous(self.row_bytes).Commit()
+            self._memory = {host: self._map(host) for host in np.flatnonzero(world.near).tolist()}
+            if world.is_host:
+                mine = self.memory(world.host_index).reshape(-1).view(np.uint8)
+                advise_large_pages(mine)
+                mine[:] = 0
+            self._win.Lock_all(MPI.MODE_NOCHECK)
+            self._win.Sync()
+            self._words = {host: as_words(rows) for host, rows in self._memory.items()}
+            words = self._words.get(world.host_index)
+            self._handle = WindowHandle(service.number_window(), self._win, self._row, self.row_bytes, words)
+            service.register(self._handle)
+            world.comm.Barrier()
+
+    def _allocate(self) -> None:
+        world = self.world
+        h = world.host_index
+        nbytes = int(self.offsets[h + 1] - self.offsets[h]) * self.row_bytes if world.is_host else 0
+        if self.service.kind == "allocate":
+            self._win = MPI.Win.Allocate(nbytes, 1, comm=world.comm)
+            return
+        self._shared = MPI.Win.Allocate_shared(nbytes, 1, comm=world.node)
+        if world.all_near:  # every row is loaded, and Open MPI 4.1 cannot make the other window without a network
+            self._win = self._shared
+            return
+        mine = self._shared.Shared_query(world.node.rank)[0] if nbytes else None
+        self._win = MPI.Win.Create(mine, 1, comm=world.comm)
+
+    def _map(self, host: int) -> Array:
+        """The rows of a host on this node in this process's memory."""
+        count = int(self.offsets[host + 1] - self.offsets[host])
+        if count * self.row_bytes == 0:
+            return np.empty((count, *self.row_shape), self.dtype)
+        world, kind = self.world, self.service.kind
+        rank = int(world.hosts[host])
+        if kind == "allocate" and rank == world.rank:
+            memory = self._win.tomemory()
+        elif kind == "allocate":
+            memory = self._win.Shared_query(rank)[0]
+        else:
+            node_rank = MPI.Group.Translate_ranks(world.comm.group, [rank], world.node.group)[0]
+            memory = self._shared.Shared_query(node_rank)[0]
+        flat = as_array(memory, self.dtype)[: count * self.row_bytes // self.dtype.itemsize]
+        return flat.reshape(count, *self.row_shape)
+
+    def memory(self, host: int) -> Array:
+        """The rows of near host ``host``, writable. Rows of a tensor are written through the tensor alone.
+
+        Raises:
+            ClosedError: the window was closed.
+        """
+        if not self._win:
+            raise ClosedError("this window was closed")
+        return self._memory[host]
+
+    def __len__(self) -> int:
+        return int(self.offsets[-1])
+
+    def gather(self, ids: I64, out: Array | None = None, transport: Transport | None = None) -> Array:
+        """Read rows in the order of ``ids``. One-sided.
+
+        Args:
+            ids: int64[n], each in ``[0, len(self))`` (checked by the caller).
+            out: [n, *row_shape] to fill, C-contiguous; a new array if None.
+            transport: reads the far rows; the service's choice if None.
+
+        Raises:
+            ClosedError: the window was closed, here or at a host.
+        """
+        if not self._win:
+            raise ClosedError("this window was closed")
+        if out is None:
+            out = np.empty((len(ids), *self.row_shape), self.dtype)
+        if out.size == 0:
+            return out
+        words = as_words(out)
+        by_host = split_by_range(ids, self.offsets)
+
+        def load_near() -> None:
+            for host, positions in by_host:
+                if host in self._words:
+                    table = self._words[host]
+                    gather_rows(table, ids[positions] - self.offsets[host], positions, words.view(table.dtype))
+
+        far = [self._far_rows(host, ids, at) for host, at in by_host if host not in self._words]
+        reader = transport or self.service.transport
+        if far and reader is not None:  # on one node there is none, and nothing is far
+            reader.read(self._handle, far, words, load_near)
+        else:
+            load_near()
+        return out
+
+    def _far_rows(self, host: int, ids: I64, positions: I64) -> RemoteRows:
+        begin, end = self.offsets[host : host + 2].tolist()
+        return RemoteRows(int(self.world.hosts[host]), end - begin, ids[positions] - begin, positions)
+
+    def scatter(self, ids: I64, values: Array, hold: Callable[[int], AbstractContextManager[None]]) -> None:
+        """Write ``values`` ([n, *row_shape], C-contiguous) to rows ``ids``; the last of equal rows wins.
+
+        ``hold(host)`` is the lock to hold while a host's rows are written (see ``rows/mutex.py``).
+
+        One-sided; complete at the target when the call returns.
+        """
+        if not self._win:
+            raise ClosedError("this window was closed")
+        if values.size == 0:
+            return
+        words = as_words(values)
+        for host, positions in split_by_range(ids, self.offsets):
+            rows = ids[positions] - self.offsets[host]
+            with hold(host):
+                if host in self._words:
+                    table = self._words[host]
+                    scatter_rows(words.view(table.dtype), positions, table, rows)
+                    self._win.Sync()
+                else:
+                    self._scatter_far(host, rows, positions, words)
+
+    def host_of(self, ids: I64) -> I32:
+        """int32[n]: the host that holds each row."""
+        return (np.searchsorted(self.offsets, ids, side="right") - 1).astype(np.int32)
+
+    def _scatter_far(self, host: int, rows: I64, positions: I64, values: Array) -> None:
+        rank = int(self.world.hosts[host])
+        order = np.argsort(rows, kind="stable")
+        ends = np.flatnonzero(np.diff(rows[order], append=-1))  # the last of equal rows
+        order = order[ends]
+        for begin in range(0, len(order), _ROWS_PER_PUT):
+            part = order[begin : begin + _ROWS_PER_PUT]
+            starts, lengths, _ = find_runs(rows[part])
+            leaving = np.ascontiguousarray(values[positions[part]])
+            with (
+                runs_type(self._row, starts, lengths) as runs,
+                self.world.watch(f"writing {len(leaving)} rows of rank {rank}"),
+            ):
+                self._win.Put([leaving.view(np.uint8), len(leaving), self._row], rank, target=[0, 1, runs])
+                self._win.Flush(rank)
+
+    def sync(self) -> None:
+        """Make plain stores and loads of this process ordered with the other processes'."""
+        self._win.Sync()
+
+    def close(self) -> None:
+        """Free the memory; a second call does nothing."""
+        win, self._win = self._win, MPI.WIN_NULL
+        if not win:
+            return
+        with self.world.watch("closing a window"):
+            self.service.forget(self._handle)
+            self._memory, self._words = {}, {}
+            win.Unlock_all()
+            self._row.Free()
+            win.Free()
+            if self._shared:
+                self._shared.Free()
