@@ -36,7 +36,8 @@ from typed_oracle import write_typed_oracle
 
 import mpigraph.distributed as dist
 from mpigraph.errors import CollectiveError
-from mpigraph.mpi.watch import Watchdog
+from mpigraph.mpi.wait import PEERS_COMPUTE, wait
+from mpigraph.mpi.watchdog import Watchdog
 from mpigraph.session.context import Session
 
 torch.set_num_threads(1)
@@ -168,9 +169,7 @@ def leave(*_: object) -> None:
 
 def quiet_barrier(comm: MPI.Intracomm) -> None:
     """Wait for the others without taking a core from them."""
-    request = comm.Ibarrier()
-    while not request.Test():
-        time.sleep(0.002)
+    wait(comm.Ibarrier(), PEERS_COMPUTE)
 
 
 @contextmanager

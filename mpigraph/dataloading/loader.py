@@ -153,7 +153,7 @@ class DistDataLoader:
         self._epochs = _Epochs(session, self._seed, depth)  # its checked call before the plain one below
         self._retire = weakref.finalize(self, self._epochs.retire)
         self._retire.atexit = False
-        steps = agreed_steps(len(self._seeds), batch_size, drop_last, session.world.agree)
+        steps = agreed_steps(len(self._seeds), batch_size, drop_last, session.world.allreduce_minmax)
         self._bounds = batch_bounds(len(self._seeds), batch_size, drop_last, steps)
         self._rank = session.rank
         self._epoch = 0

@@ -230,7 +230,7 @@ class DistTensor:
         """How many elements are not zero. Collective on the trainers."""
         session = self._handle.session
         parts = [to_torch(_part(self, share), self.rows.dtype) for share in self._shares()]
-        return session.world.add(sum(int(torch.count_nonzero(rows)) for rows in parts))
+        return session.world.allreduce_sum(sum(int(torch.count_nonzero(rows)) for rows in parts))
 
     def _shares(self) -> list[OwnedRange]:
         return RowOwners(self._handle.session.world, self.rows.window.offsets).shares()

@@ -16,7 +16,7 @@ from mpi4py import MPI
 from mpigraph.arrays import I64, U8, Array
 from mpigraph.errors import ClosedError
 from mpigraph.kernels.row_ops import gather_rows
-from mpigraph.mpi.watch import Backoff
+from mpigraph.mpi.wait import TRANSFER, Backoff
 from mpigraph.rows.packing import REQUEST, TAGS, Buffers, Owner, depth, rows_of_a_piece
 from mpigraph.rows.transport import RemoteRows, Target, Traffic, Watch, waves
 
@@ -191,14 +191,14 @@ class Packed:
 
     def _receive(self, replies: list[_Reply]) -> None:
         """Place what comes until all is there."""
-        backoff = Backoff(spins=2, longest=1e-4)  # longer sleeps hold up the transfer: MPI works when it is called
+        backoff = Backoff()
         waiting = replies
         while waiting:
             moved = [reply.step(self.traffic) for reply in waiting]
             if any(moved):
                 backoff.reset()
             else:
-                backoff.pause()
+                backoff.pause(TRANSFER)
             waiting = [reply for reply in waiting if not reply.done]
         for reply in replies:
             reply.repeat()

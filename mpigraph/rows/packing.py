@@ -17,7 +17,7 @@ from mpi4py import MPI
 from mpigraph.arrays import U8, Array
 from mpigraph.kernels.row_ops import gather_rows
 from mpigraph.log import get_logger
-from mpigraph.mpi.watch import Backoff
+from mpigraph.mpi.wait import TRANSFER, Backoff
 from mpigraph.rows.transport import Traffic
 
 __all__ = ["HEADER_WORDS", "PIECE", "REQUEST", "TAGS", "Buffers", "Owner", "depth", "rows_of_a_piece"]
@@ -111,7 +111,7 @@ class Owner:
         self._coming: deque[tuple[MPI.Request, int, U8]] = deque()
         self._answers: list[_Answer] = []
         self._buffers = Buffers()
-        self._backoff = Backoff(spins=2, longest=1e-4)
+        self._backoff = Backoff()
 
     def enter(self, number: int, table: Array) -> None:
         """Answer for a window whose rows here are ``table`` (2-D, rows as words)."""
@@ -135,7 +135,7 @@ class Owner:
             self._backoff.reset()
             return True
         if self.busy:
-            self._backoff.pause()
+            self._backoff.pause(TRANSFER)
         return self.busy
 
     def _step(self) -> bool:

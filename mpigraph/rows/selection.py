@@ -13,7 +13,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpigraph.log import get_logger
-from mpigraph.mpi.watch import Backoff
+from mpigraph.mpi.wait import TRANSFER, Backoff
 from mpigraph.mpi.world import World
 from mpigraph.rows.transport import Transport
 from mpigraph.rows.window import RowWindow
@@ -72,10 +72,10 @@ def _measure(world: World, kind: str) -> dict[str, float]:
         seconds[:] = [_median_time(partial(window.gather, ids, out, way)) for way in transports]
     with world.watch("measuring the transports"):
         request = world.comm.Iallreduce(MPI.IN_PLACE, seconds, op=MPI.MAX)
-        backoff = Backoff(longest=1e-4)
+        backoff = Backoff()
         while not request.Test():
             if world.is_trainer or not world.answer():
-                backoff.pause()
+                backoff.pause(TRANSFER)
         window.close()
     return {way.name: _ROWS * _ROW_BYTES / took for way, took in zip(transports, seconds.tolist(), strict=True)}
 

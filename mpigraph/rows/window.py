@@ -25,6 +25,7 @@ from mpi4py import MPI
 from mpigraph.arrays import I32, I64, Array
 from mpigraph.errors import ClosedError, InvalidArgumentError
 from mpigraph.kernels.row_ops import as_words, find_runs, gather_rows, order_by_range, scatter_rows
+from mpigraph.mpi.agree import everywhere
 from mpigraph.mpi.compat import advise_large_pages, as_array, library_version
 from mpigraph.mpi.world import World
 from mpigraph.rows.rma import listed_rows
@@ -60,9 +61,9 @@ def window_kind(world: World) -> str:
     world.comm.Allreduce(MPI.IN_PLACE, answer, op=MPI.MIN)
     win.Free()
     if not answer[0] and wanted == "allocate":
-        error = InvalidArgumentError(f"window 'allocate' does not work with {library_version()}: use auto or create")
-        error.everywhere = True
-        raise error
+        raise everywhere(
+            InvalidArgumentError(f"window 'allocate' does not work with {library_version()}: use auto or create")
+        )
     return "allocate" if answer[0] else "create"
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 
-from mpigraph.mpi.agree import wait_asleep
+from mpigraph.mpi.wait import PEERS_COMPUTE, wait
 from mpigraph.mpi.world import World
 
 __all__ = ["Work", "alone_then_together", "meet", "process_age", "time_collective", "time_local"]
@@ -30,7 +30,7 @@ def process_age() -> float | None:
 def meet(world: World, what: str) -> None:
     """Wait for the other trainers, asleep: they may be measuring. Collective on ``world.trainers``."""
     with world.watch(what):
-        wait_asleep(world.trainers.Ibarrier())
+        wait(world.trainers.Ibarrier(), PEERS_COMPUTE)
 
 
 def time_local(works: Sequence[Work], seconds: float) -> list[list[float]]:
@@ -54,7 +54,7 @@ def time_collective(world: World, work: Work, seconds: float) -> float:
     begin = time.perf_counter()
     work()
     first = max(time.perf_counter() - begin, 1e-6)
-    for _ in range(min(_MOST, max(_FEWEST, world.agree(int(seconds / first), largest=False)))):
+    for _ in range(min(_MOST, max(_FEWEST, world.allreduce_minmax(int(seconds / first), largest=False)))):
         begin = time.perf_counter()
         work()
         spent.append(time.perf_counter() - begin)

@@ -15,7 +15,6 @@ from mpigraph.cli.bench.rows import measure_rows
 from mpigraph.cli.bench.settings import Settings
 from mpigraph.cli.bench.verdict import verdict
 from mpigraph.distgraph.graph import DistGraph
-from mpigraph.mpi.agree import together
 from mpigraph.session.context import Session, current, exit_client, initialize
 
 __all__ = ["run"]
@@ -61,7 +60,7 @@ def _measure_and_report(session: Session, settings: Settings, start: dict[str, f
     mine = start | _measure(session, settings, start)
     figures = collect(session.world, mine)
     found = report.document(session.world, settings, describe(), figures, verdict(values(figures)))
-    with session.world.watch("writing the report"), together(session.world.trainers, "writing the report"):
+    with session.world.together("writing the report"):
         if session.rank == 0:
             print(report.table(found), flush=True)
             if settings.out:

@@ -117,7 +117,9 @@ class Pipeline:
 
     def _agree(self, seconds: float, step_ms: float) -> int:
         """How many steps fill the time on the slowest trainer."""
-        return min(_MOST, max(_FEWEST, self._session.world.agree(int(seconds / step_ms * 1e3), largest=False)))
+        return min(
+            _MOST, max(_FEWEST, self._session.world.allreduce_minmax(int(seconds / step_ms * 1e3), largest=False))
+        )
 
     def _batches(self, count: int) -> Iterator[torch.Tensor]:
         """Seeds, beginning again when all nodes were taken."""

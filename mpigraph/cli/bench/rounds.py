@@ -8,6 +8,7 @@ import numpy as np
 from mpigraph.cli.bench.clock import time_collective
 from mpigraph.mpi.coroutine import run
 from mpigraph.mpi.rounds import OK, Header, exchange_answers, exchange_requests
+from mpigraph.mpi.wait import IN_ROUND, wait
 from mpigraph.mpi.world import World
 from mpigraph.sampling.channel import Channel
 from mpigraph.sampling.neighbor_service import NeighborService
@@ -47,8 +48,8 @@ def _round(world: World, comm: Any, nbytes: int) -> None:
     counts = np.full(comm.size, nbytes // 8, np.int64)
     counts[comm.rank] = 0
     header = Header(comm, Operation.SAMPLE, OK, counts)
-    header.wait(world, "a round of the benchmark")
     with world.watch("a round of the benchmark"):
+        wait(header.request, IN_ROUND)
         run(exchange_requests(comm, np.zeros(int(counts.sum()), np.int64), counts, header))
         run(exchange_answers(comm, [np.zeros(8 * int(count), np.uint8) for count in counts]))
 
