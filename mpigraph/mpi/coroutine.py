@@ -24,7 +24,7 @@ Coroutine = Generator[MPI.Request, MPI.Status, T]
 
 
 def run(steps: Coroutine[T], policy: Policy = IN_ROUND) -> T:
-    """Take all steps and return what they return. Collective on whom the steps name."""
+    """Take all steps and return what they return. Blocking; collective if the steps are."""
     status = MPI.Status()
     try:
         request = next(steps)
@@ -46,8 +46,6 @@ class Task(Generic[T]):
         error: what it raised, or None.
         awaited: whether somebody waits for it, and so polls it.
         in_progress_thread: whether the progress thread polls it.
-
-    Collective on whom the steps name, in step with the others.
     """
 
     def __init__(self, steps: Coroutine[T], name: str = "") -> None:
@@ -96,7 +94,7 @@ class Task(Generic[T]):
         call()
 
     def wait(self, policy: Policy, seconds: float = math.inf) -> bool:
-        """Wait until it is done or for some seconds, and return whether it is. Collective on whom the steps name."""
+        """Wait until it is done or for some seconds, and return whether it is. Blocking."""
 
         def poll() -> bool:
             self.advance()

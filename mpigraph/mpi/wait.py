@@ -91,7 +91,7 @@ class Backoff:
 
 
 def until(done: Callable[[], bool], policy: Policy, seconds: float = math.inf) -> bool:
-    """Poll until ``done()`` or for some seconds, and return whether it is."""
+    """Poll until ``done()`` or for some seconds, and return whether it is. Blocking."""
     backoff, end = Backoff(), time.monotonic() + seconds
     while not done():
         if time.monotonic() > end:
@@ -101,5 +101,5 @@ def until(done: Callable[[], bool], policy: Policy, seconds: float = math.inf) -
 
 
 def wait(request: MPI.Request, policy: Policy, status: MPI.Status | None = None) -> None:
-    """Complete a request, of which ``status`` then tells. Collective on whom the request names."""
+    """Complete a request, of which ``status`` then tells. Blocking, for as long as those take whom it needs."""
     until(lambda: request.Test(status), policy)

@@ -84,7 +84,7 @@ class MPIWork(dist.Work):
         return self._task.error
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Wait until all is done, as long as any wait may last, or for a time of one's own. Collective on the group.
+        """Wait until all is done, as long as any wait may last, or for a time of one's own. Blocking.
 
         Raises:
             TimeoutError: the time of one's own is over; the operation remains outstanding.
@@ -96,7 +96,7 @@ class MPIWork(dist.Work):
         return True
 
     def synchronize(self) -> None:
-        """The same as :meth:`wait`. Collective on the group."""
+        """The same as :meth:`wait`. Blocking."""
         self.wait()
 
     def result(self) -> list[Tensor]:
@@ -173,10 +173,7 @@ class MPIProcessGroup(dist.ProcessGroup):
                 self._progress.add(task)
 
     def wait_for(self, task: Task[Any], seconds: float = 0.0) -> bool:
-        """Wait, with the deadline of every wait, until a task is done or for some seconds; return whether it is.
-
-        Collective on the group.
-        """
+        """Wait, with the deadline of every wait, until a task is done or for some seconds; return whether it is."""
         with self._watch(task.name):
             return task.wait(BLOCKED, seconds if seconds > 0 else math.inf)
 
