@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from mpigraph.errors import InvalidArgumentError
 
-__all__ = ["Allocation", "Config", "set_rendezvous", "slurm_allocation", "slurm_tasks", "unset"]
+__all__ = ["Allocation", "Config", "launcher_rank", "set_rendezvous", "slurm_allocation", "slurm_tasks", "unset"]
 
 _PREFIX = "MPIGRAPH_"
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
@@ -111,6 +111,12 @@ def slurm_allocation() -> Allocation | None:
 def slurm_tasks() -> int:
     """Return how many processes ``srun`` started beside this one, itself included; 0 outside of a job step."""
     return int(os.environ.get("SLURM_STEP_NUM_TASKS", "0"))
+
+
+def launcher_rank() -> int:
+    """Return the rank that mpiexec or srun gave this process, 0 where none did; for use before MPI starts."""
+    names = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
+    return next((int(os.environ[name]) for name in names if name in os.environ), 0)
 
 
 def set_rendezvous(rank: int, world_size: int, local_rank: int, address: str, port: int) -> list[str]:

@@ -6,7 +6,9 @@ make different numbers of rounds, or none: uneven, tiny and empty training sets 
 In a job on one node every host is near, nothing is ever asked, and a channel is empty.
 """
 
+import time
 from collections.abc import Callable
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 from mpi4py import MPI
@@ -24,6 +26,8 @@ from mpigraph.sampling.protocol import Operation
 __all__ = ["Answer", "Channel"]
 
 Answer = Callable[[Requests], list[U8]]
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Channel:
@@ -34,6 +38,9 @@ class Channel:
         rounds: how many rounds were made.
         messages: how many requests of this rank to others, and answers to them, were not empty.
         bytes: their bytes.
+        seconds: how long this rank was in rounds that it asked in.
+        work_seconds: how much of that it answered others or did its own work meanwhile; the rest is transfer and
+            waiting for others.
 
     Collective on ``world.comm``: construction and :meth:`close`.
     """
@@ -42,6 +49,7 @@ class Channel:
         self.world = world
         self.number = number
         self.rounds = self.messages = self.bytes = 0
+        self.seconds = self.work_seconds = 0.0
         self._comm: MPI.Comm = MPI.COMM_NULL if world.all_near else world.comm.Dup()
         self._serving: Task[set[int]] | None = None
         self._ending: set[int] = set()  # on a server: what the trainers did when one of them closed the channel
@@ -70,11 +78,17 @@ class Channel:
 
         Collective on the channel's trainers.
         """
+        begin = time.perf_counter()
+        answer = self._timed(answer)
+        meanwhile = self._timed(meanwhile) if meanwhile is not None else None
         counts = np.array([len(words) for words in requests], np.int64)
         header = Header(self._comm, Operation.SAMPLE, FAILED if error else OK, counts)
         with self.world.watch(f"sampling round {self.rounds} of channel {self.number}"):
             wait(header.request, IN_ROUND)
-        return run(self._round(header, answer, np.concatenate(requests), counts, meanwhile, error))
+        try:
+            return run(self._round(header, answer, np.concatenate(requests), counts, meanwhile, error))
+        finally:
+            self.seconds += time.perf_counter() - begin
 
     def serve_until_idle(self, answer: Answer) -> None:
         """Answer the others until every trainer is idle. Collective on the channel's trainers."""
@@ -154,6 +168,18 @@ class Channel:
                 yield from raise_jointly(self._comm, "answering a sampling request", error)
             self._count(np.array([len(data) for data in received], np.int64))
         return received
+
+    def _timed(self, work: Callable[P, T]) -> Callable[P, T]:
+        """The same work, counted in ``work_seconds``."""
+
+        def timed(*args: P.args, **options: P.kwargs) -> T:
+            begin = time.perf_counter()
+            try:
+                return work(*args, **options)
+            finally:
+                self.work_seconds += time.perf_counter() - begin
+
+        return timed
 
     def _count(self, nbytes: I64) -> None:
         """Count what goes to or comes from each rank (int64[size])."""
