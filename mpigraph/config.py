@@ -24,8 +24,9 @@ class Config:
     Attributes:
         ranks_per_node: pretend that nodes hold this many ranks; 0 means the real nodes. For tests.
         timeout: seconds that a wait may last before the watchdog ends the job.
-        window: how shared windows are allocated: "auto", "allocate" or "create" (see ``rows/window.py``).
-        transport: how far rows are read: "rma", "packed", or "auto" to measure at start (see ``rows/selection.py``).
+        window: how shared windows are allocated: "auto", "allocate" or "create" (see ``rows/service.py``).
+        transport: how far rows are read: the name of a transport, which ``rows/service.py`` lists and checks, or "auto"
+            to measure at start.
         keep_memory: 1 to keep freed blocks for the next minibatch (see ``memory.py``), 0 to give them back.
         log_level: a level name of :mod:`logging`, in capitals or not.
         part_config: the partition configuration of graphs opened without naming one.
@@ -55,8 +56,6 @@ class Config:
             raise InvalidArgumentError(f"timeout must be > 0 seconds (got {self.timeout})")
         if self.window not in ("auto", "allocate", "create"):
             raise InvalidArgumentError(f"window must be auto, allocate or create (got {self.window!r})")
-        if self.transport not in ("auto", "rma", "packed"):
-            raise InvalidArgumentError(f"transport must be auto, rma or packed (got {self.transport!r})")
         if self.keep_memory not in (0, 1):
             raise InvalidArgumentError(f"keep_memory must be 0 or 1 (got {self.keep_memory})")
         if self.log_level.upper() not in _LEVELS:

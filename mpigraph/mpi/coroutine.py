@@ -9,15 +9,16 @@ rounds would wait for each other for ever), the progress thread what nobody wait
 """
 
 import math
-from collections.abc import Callable, Generator
+import time
+from collections.abc import Callable, Generator, Sequence
 from threading import Lock
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from mpi4py import MPI
 
-from mpigraph.mpi.wait import IN_ROUND, Policy, until, wait
+from mpigraph.mpi.wait import IN_ROUND, Backoff, Policy, wait
 
-__all__ = ["Coroutine", "Task", "run"]
+__all__ = ["Coroutine", "Task", "finish", "run"]
 
 T = TypeVar("T")
 Coroutine = Generator[MPI.Request, MPI.Status, T]
@@ -65,25 +66,24 @@ class Task(Generic[T]):
             self._value, self.done = end.value, True
 
     def advance(self) -> bool:
-        """Take the steps whose request has completed, return whether there were any. Never waits, never raises."""
+        """Take the next step if its request has completed, and return whether it has. Never waits, never raises."""
         if self.done:
             return False
         with self._lock:
-            before = self.taken
             try:
-                while not self.done and self._request.Test(self._status):
-                    self.taken += 1
-                    self._request = self._steps.send(self._status)
+                if self.done or not self._request.Test(self._status):
+                    return False
+                self.taken += 1
+                self._request = self._steps.send(self._status)
             except StopIteration as end:
                 self._value, self.done = end.value, True
             except Exception as error:  # for the thread that asks, which need not be this one
                 self.error, self.done = error, True
-            moved = self.taken > before
             calls = self._after if self.done else []
             self._after = self._after if not self.done else []
         for call in calls:
             call()
-        return moved or self.error is not None
+        return True
 
     def then(self, call: Callable[[], None]) -> None:
         """Call something once done, in the thread that notices, or now. It must not raise."""
@@ -93,22 +93,29 @@ class Task(Generic[T]):
                 return
         call()
 
-    def wait(self, policy: Policy, seconds: float = math.inf) -> bool:
-        """Wait until it is done or for some seconds, and return whether it is. Blocking."""
-
-        def poll() -> bool:
-            self.advance()
-            return self.done
-
-        self.awaited = True
-        try:
-            return until(poll, policy, seconds)
-        finally:
-            self.awaited = False
-
     def result(self) -> T:
         """What the coroutine returned, once done; what it raised is raised."""
         assert self.done
         if self.error is not None:
             raise self.error
         return self._value  # type: ignore[return-value]
+
+
+def finish(tasks: Sequence[Task[Any]], policy: Policy, seconds: float = math.inf) -> bool:
+    """Advance tasks in turn until all are done or for some seconds; return whether they are. Blocking."""
+    backoff = Backoff()
+    end = time.monotonic() + seconds
+    for task in tasks:
+        task.awaited = True
+    try:
+        while not all(task.done for task in tasks):
+            if any([task.advance() for task in tasks]):
+                backoff.reset()
+            elif time.monotonic() > end:
+                return False
+            else:
+                backoff.pause(policy)
+    finally:
+        for task in tasks:
+            task.awaited = False
+    return True

@@ -9,15 +9,24 @@ import queue
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Protocol
 
 from mpigraph.mpi.coroutine import Task
-from mpigraph.mpi.wait import IDLE_SERVER_FAR, PROGRESS, Backoff
+from mpigraph.mpi.wait import IDLE_SERVER_FAR, PROGRESS, TRANSFER, Backoff
 from mpigraph.mpi.watchdog import Watch
 
-__all__ = ["Progress"]
+__all__ = ["Listener", "Progress"]
 
-Poll = Callable[[], bool]
+
+class Listener(Protocol):
+    """Something that other ranks may ask of this one at any time."""
+
+    @property
+    def outstanding(self) -> bool:
+        """Whether what was asked is not complete."""
+
+    def progress(self) -> bool:
+        """Advance it without waiting; return whether anything moved."""
 
 
 class Progress:
@@ -30,7 +39,7 @@ class Progress:
         """``watch(what)`` puts a deadline on each task, from its beginning."""
         self._watch = watch
         self._inbox: queue.SimpleQueue[Task[Any] | None] = queue.SimpleQueue()
-        self._listeners: list[Poll] = []
+        self._listeners: list[Listener] = []
         self._polling = threading.Lock()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="mpigraph-progress", daemon=True)
@@ -46,14 +55,14 @@ class Progress:
         task.then(deadline.close)
         self._inbox.put(task)
 
-    def listen(self, poll: Poll) -> Callable[[], None]:
-        """Call ``poll``, which returns whether there was something to do, again and again; return what ends that."""
-        self._listeners.append(poll)
+    def listen(self, listener: Listener) -> Callable[[], None]:
+        """Make progress for a listener again and again; return the function that ends that."""
+        self._listeners.append(listener)
         self._inbox.put(None)  # wake it up
 
         def stop() -> None:
             with self._polling:  # not in the middle of a call
-                self._listeners.remove(poll)
+                self._listeners.remove(listener)
 
         return stop
 
@@ -75,10 +84,11 @@ class Progress:
             except queue.Empty:
                 pass
             with self._polling:
-                moved = any([poll() for poll in self._listeners])
+                moved = any([listener.progress() for listener in self._listeners])
+                busy = any(listener.outstanding for listener in self._listeners)
             moved |= any([task.advance() for task in tasks if not task.awaited])
             tasks = [task for task in tasks if not task.done]
             if moved:
                 backoff.reset()
             else:
-                backoff.pause(PROGRESS if tasks else IDLE_SERVER_FAR)
+                backoff.pause(TRANSFER if busy else PROGRESS if tasks else IDLE_SERVER_FAR)

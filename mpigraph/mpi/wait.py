@@ -5,10 +5,8 @@ leave core and interpreter lock to whoever computes; shorter ones notice the end
 it is called. Which matters more depends on whom one waits for, and that is what a policy names.
 """
 
-import math
 import os
 import time
-from collections.abc import Callable
 from typing import NamedTuple
 
 from mpi4py import MPI
@@ -23,7 +21,6 @@ __all__ = [
     "TRANSFER",
     "Backoff",
     "Policy",
-    "until",
     "wait",
 ]
 
@@ -90,16 +87,8 @@ class Backoff:
             os.sched_yield()
 
 
-def until(done: Callable[[], bool], policy: Policy, seconds: float = math.inf) -> bool:
-    """Poll until ``done()`` or for some seconds, and return whether it is. Blocking."""
-    backoff, end = Backoff(), time.monotonic() + seconds
-    while not done():
-        if time.monotonic() > end:
-            return False
-        backoff.pause(policy)
-    return True
-
-
 def wait(request: MPI.Request, policy: Policy, status: MPI.Status | None = None) -> None:
     """Complete a request, of which ``status`` then tells. Blocking, for as long as those take whom it needs."""
-    until(lambda: request.Test(status), policy)
+    backoff = Backoff()
+    while not request.Test(status):
+        backoff.pause(policy)

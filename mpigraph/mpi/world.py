@@ -5,7 +5,7 @@ Exposition: the communicators of a job and their threads::
     caller's comm --dup--> world.comm       control: set-up, creation of tensors, barrier     main thread
                              |- world.node        the ranks that share memory with me            set-up
                              |- world.trainers    the trainers alone (COMM_NULL on servers)      main thread
-                             |- world.packed      requests for far rows, and the rows            every thread
+                             |- a transport       requests for far rows, and the rows            every thread
                              |- a channel         one for each thread that samples               its thread
                              '- world.group()     one for each torch process group               who calls torch
 
@@ -32,9 +32,6 @@ from mpigraph.mpi.numa import choose_servers, memory_domain
 from mpigraph.mpi.progress import Progress
 from mpigraph.mpi.wait import PEERS_COMPUTE, wait
 from mpigraph.mpi.watchdog import Watchdog
-from mpigraph.rows.packed import Packed
-from mpigraph.rows.rma import Rma
-from mpigraph.rows.transport import Transport
 
 __all__ = ["World"]
 
@@ -54,9 +51,6 @@ class World:
         node_index: this rank's node.
         watchdog: gives every wait its deadline.
         progress: on trainers, the thread that advances what nobody waits for; None if MPI allows no calls from threads.
-        rma: far rows by one-sided reads.
-        packed: far rows by request and reply, or None on one node, where no row is far.
-        transport: the one of the two that reads far rows unless a caller names one.
 
     Collective on the communicator given: construction and :meth:`close`.
     """
@@ -93,19 +87,6 @@ class World:
         if self.is_trainer and self.threads_may_communicate:
             self.progress = Progress(self.watch)
             self._made.callback(self.progress.close)
-        self._windows = 0
-        self.rma = Rma(self.watch)
-        self.packed: Packed | None = None
-        self.transport: Transport = self.rma
-        if self.num_nodes > 1:
-            self._open_packed(self.dup())
-
-    def _open_packed(self, comm: MPI.Intracomm) -> None:
-        """Get ready to send rows to other nodes. A host that also trains answers in a thread of its own."""
-        self.packed = Packed(comm, self.watch)
-        self._made.callback(self.packed.close)
-        if self.is_host and self.progress is not None:
-            self._made.callback(self.progress.listen(self.packed.owner.poll))
 
     def _check_threads(self) -> None:
         """A trainer that hosts rows for other nodes answers for them while it computes."""
@@ -115,15 +96,6 @@ class World:
             raise InvalidArgumentError(
                 "num_servers=0 on several nodes needs MPI_THREAD_MULTIPLE, which MPI was not started with: use servers"
             )
-
-    def number_window(self) -> int:
-        """A number for a new window, the same on every rank."""
-        self._windows += 1
-        return self._windows
-
-    def answer(self) -> bool:
-        """On a server: go on sending rows that others asked for; say whether there are any."""
-        return self.packed is not None and self.packed.owner.poll()
 
     def _own(self, comm: MPI.Intracomm) -> MPI.Intracomm:
         self._made.callback(comm.Free)

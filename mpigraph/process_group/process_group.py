@@ -38,7 +38,7 @@ from torch.distributed import HashStore, register_rendezvous_handler  # type: ig
 
 from mpigraph.arrays import Array
 from mpigraph.errors import ClosedError, InvalidArgumentError
-from mpigraph.mpi.coroutine import Coroutine, Task
+from mpigraph.mpi.coroutine import Coroutine, Task, finish
 from mpigraph.mpi.progress import Progress
 from mpigraph.mpi.wait import BLOCKED
 from mpigraph.mpi.watchdog import Watch
@@ -175,7 +175,7 @@ class MPIProcessGroup(dist.ProcessGroup):
     def wait_for(self, task: Task[Any], seconds: float = 0.0) -> bool:
         """Wait, with the deadline of every wait, until a task is done or for some seconds; return whether it is."""
         with self._watch(task.name):
-            return task.wait(BLOCKED, seconds if seconds > 0 else math.inf)
+            return finish([task], BLOCKED, seconds if seconds > 0 else math.inf)
 
     def complete_unattended(self, task: Task[Any]) -> None:
         """See that a task completes though nobody will wait for it: without a progress thread, wait here."""

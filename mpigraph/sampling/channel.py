@@ -17,7 +17,7 @@ from mpigraph.arrays import I64, U8
 from mpigraph.errors import CollectiveError, MPIGraphError
 from mpigraph.log import get_logger
 from mpigraph.mpi.agree import raise_jointly
-from mpigraph.mpi.coroutine import Coroutine, Task, run
+from mpigraph.mpi.coroutine import Coroutine, Task, finish, run
 from mpigraph.mpi.rounds import FAILED, OK, Header, Requests, exchange_answers, exchange_requests
 from mpigraph.mpi.wait import IN_ROUND, PEERS_COMPUTE, wait
 from mpigraph.mpi.world import World
@@ -216,7 +216,7 @@ class Channel:
         while Operation.CLOSE not in doing:
             serving = self._serving or Task(self._serve_once(_no_answer))
             self._serving = None
-            serving.wait(IN_ROUND)
+            finish([serving], IN_ROUND)
             doing = serving.result()
         return doing
 

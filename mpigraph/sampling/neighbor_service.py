@@ -13,7 +13,7 @@ import numpy as np
 
 from mpigraph.arrays import I64, U8, Array, Mask
 from mpigraph.kernels.compact import LocalIds
-from mpigraph.kernels.row_ops import order_by_range, place_ragged
+from mpigraph.kernels.row_ops import place_ragged, split_by_range
 from mpigraph.kernels.search import find_in_rows
 from mpigraph.metadata.book import RangeBook
 from mpigraph.mpi.rounds import Requests
@@ -196,8 +196,7 @@ class NeighborService:
         if hosts.num_parts == 1:
             return [(0, self._buffers.arange(len(request.ids)))]
         dst = hosts.schema.ends(request.relation)[1]
-        order, bounds = order_by_range(request.ids, hosts.node_offsets[dst])
-        return [(int(h), order[bounds[h] : bounds[h + 1]]) for h in np.flatnonzero(np.diff(bounds))]
+        return split_by_range(request.ids, hosts.node_offsets[dst])
 
     def _split(self, shares: PositionsByHost) -> tuple[PositionsByHost, PositionsByHost]:
         """The shares of near hosts and those of far ones."""

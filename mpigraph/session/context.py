@@ -15,6 +15,7 @@ import torch
 from mpi4py import MPI
 
 from mpigraph import config as settings
+from mpigraph.arrays import U8
 from mpigraph.config import Config
 from mpigraph.dataloading.prefetch import Stoppable
 from mpigraph.errors import InvalidArgumentError, MPIGraphError, NotInitializedError
@@ -47,7 +48,7 @@ class Session:
         control: how the trainers act together.
         loops: epochs under way by number of their channel, to be stopped before the job ends.
         handles: named tensors that are alive, by graph and name.
-        pool: memory for gathered rows.
+        pool: memory for gathered rows and for gradients.
         num_threads: threads with which this rank samples, unless a sampler says otherwise.
         unnamed: how many embeddings without a name were made.
     """
@@ -57,6 +58,7 @@ class Session:
     def __init__(self, state: State, control: Control, num_threads: int = 1) -> None:
         self.state = state
         self.pool = RowPool()
+        self._pinned_pool: RowPool | None = None
         self.num_threads = num_threads
         self.world = state.world
         self.control = control
@@ -77,6 +79,14 @@ class Session:
     def num_trainers(self) -> int:
         """How many trainers there are."""
         return int(self.world.trainers.size)
+
+    def rows_pool(self, pinned: bool) -> RowPool:
+        """Memory for gathered rows: pinned if that is wanted and torch has CUDA, else the usual."""
+        if not pinned or not torch.cuda.is_available():
+            return self.pool
+        if self._pinned_pool is None:
+            self._pinned_pool = RowPool(_pinned_memory)
+        return self._pinned_pool
 
     def open_service(self) -> NeighborService:
         """A sampling service with a channel of its own. Collective on the trainers."""
@@ -125,6 +135,11 @@ class Session:
         self.control.call(Operation.SHUTDOWN)
         self.state.close()
         self.closing.close()
+
+
+def _pinned_memory(nbytes: int) -> U8:
+    memory: U8 = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
+    return memory
 
 
 def current() -> Session:

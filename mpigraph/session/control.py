@@ -133,7 +133,8 @@ class Control:
             written = [number for number, tensor in self._state.tensors.items() if tensor.written]
             mine = json.dumps({"args": args, "have": have, "dropped": sorted(self._dropped), "written": written})
             replies = allgather_bytes(self._world.comm, mine.encode())
-            said = [json.loads(replies[rank]) for rank in trainers]
+            of_ranks = [json.loads(reply) for reply in replies]
+            said = [of_ranks[rank] for rank in trainers]
             for trainer, other in enumerate(said):
                 if other["args"] != said[0]["args"]:
                     raise everywhere(
@@ -142,12 +143,10 @@ class Control:
                             f"trainer 0 with {said[0]['args']}, trainer {trainer} with {other['args']}"
                         )
                     )
-            for number in written:
-                self._state.tensors[number].written = False
+            self._state.advance(set().union(*(other["written"] for other in of_ranks)), written)
             self._free_dropped([set(other["dropped"]) for other in said])
-            changed = set[int]().union(*(other["written"] for other in said)) & self._state.weights.keys()
             if operation is not Operation.SHUTDOWN:
-                self._state.prepare_weights(changed)
+                self._state.refresh()
         held = {other["have"] for other in said}
         with self._world.watch(operation.name.lower(), _PATIENCE):
             return _HANDLERS[operation](self._state, said[0]["args"] | {"have": held.pop() if len(held) == 1 else None})

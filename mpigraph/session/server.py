@@ -1,6 +1,6 @@
 """The server's life: answer control calls and sampling rounds until the trainers shut the job down."""
 
-from mpigraph.mpi.wait import IDLE_SERVER_FAR, IDLE_SERVER_NEAR, IN_ROUND, Backoff
+from mpigraph.mpi.wait import IDLE_SERVER_FAR, IDLE_SERVER_NEAR, IN_ROUND, TRANSFER, Backoff
 from mpigraph.sampling.neighbor_service import NeighborService
 from mpigraph.sampling.protocol import Operation
 from mpigraph.session.control import Control
@@ -22,17 +22,19 @@ def serve(state: State, control: Control) -> None:
     services: dict[int, NeighborService] = {}
     while True:
         operation = control.poll()
-        busy = (operation is not None) | state.world.answer()
+        moved = (operation is not None) | state.rows.progress()
         for number, channel in list(state.channels.items()):
             if number not in services:
                 services[number] = NeighborService(state, channel)
-            busy |= channel.poll(services[number].answer)
+            moved |= channel.poll(services[number].answer)
         for number in services.keys() - state.channels.keys():
             del services[number]
         if operation is Operation.SHUTDOWN:
             state.close()
             return
-        if busy:
+        if moved:
             backoff.reset()
+        elif state.rows.outstanding:
+            backoff.pause(TRANSFER)
         else:
             backoff.pause(IN_ROUND if any(channel.in_round for channel in state.channels.values()) else idle)

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 import numpy as np
@@ -23,10 +23,10 @@ from mpigraph.errors import (
     PartitionError,
 )
 from mpigraph.mpi.agree import agree, allgather_bytes, together
-from mpigraph.mpi.coroutine import Coroutine, Task, run
+from mpigraph.mpi.coroutine import Coroutine, Task, finish, run
 from mpigraph.mpi.progress import Progress
 from mpigraph.mpi.rounds import FAILED, OK, Header, Requests, exchange_answers, exchange_requests
-from mpigraph.mpi.wait import IN_ROUND, PEERS_COMPUTE, Policy, until, wait
+from mpigraph.mpi.wait import IN_ROUND, Policy, wait
 from mpigraph.mpi.world import World
 from mpigraph.sampling.channel import Answer, Channel
 
@@ -125,9 +125,10 @@ def test_waits_end_with_what_they_wait_for_or_in_time() -> None:
     wait(later, IN_ROUND)
     assert later.left == 0
     start = time.monotonic()
-    assert not until(lambda: False, IN_ROUND, 0.05)
+    endless = Task(add_up([Later(10**9)]))
+    assert not finish([endless], IN_ROUND, 0.05)
     assert 0.05 <= time.monotonic() - start < WAIT
-    assert until(lambda: True, IN_ROUND, 0.0)
+    assert finish([], IN_ROUND, 0.0)
 
 
 def test_coroutines_are_run_or_advanced() -> None:
@@ -138,16 +139,37 @@ def test_coroutines_are_run_or_advanced() -> None:
     task = Task(add_up([Later(2), Later(1), Later(3)]), "adding")
     task.then(lambda: called.append("first"))
     assert [task.advance(), task.taken] == [False, 0]
+    assert [task.advance(), task.taken] == [True, 1]
     assert [task.advance(), task.taken, task.done] == [True, 2, False]
-    assert not task.wait(IN_ROUND, 0) and not called
-    assert task.wait(IN_ROUND) and task.result() == 3 and called == ["first"]
+    assert not called
+    other = Task(add_up([Later(1)]))
+    assert finish([task, other], IN_ROUND) and task.result() == 3 and called == ["first"] and other.result() == 1
     task.then(lambda: called.append("second"))
     assert called == ["first", "second"] and not task.advance()
     assert Task(add_up([])).result() == 0
     broken = Task(add_up([Later(2)], KeyError("x")))
-    assert broken.wait(IN_ROUND)
+    assert finish([broken], IN_ROUND)
     with pytest.raises(KeyError):
         broken.result()
+
+
+class Asked:
+    """Something that the progress thread listens for."""
+
+    outstanding = False
+    calls = 0
+
+    def progress(self) -> bool:
+        self.calls += 1
+        return self.calls % 2 == 0
+
+
+def soon(done: Callable[[], bool]) -> bool:
+    """Whether something happens in another thread."""
+    end = time.monotonic() + WAIT
+    while not done() and time.monotonic() < end:
+        time.sleep(1e-3)
+    return done()
 
 
 def test_the_progress_thread_advances_and_listens() -> None:
@@ -159,23 +181,22 @@ def test_the_progress_thread_advances_and_listens() -> None:
         yield
         watched.append(f"{what} ends")
 
-    progress, calls = Progress(watch), list[int]()
-    for listening in (False, True):
-        stop = progress.listen(lambda: bool(calls.append(0))) if listening else None
-        task, waited_for = Task(add_up([Later(30)]), "a"), Task(add_up([Later(30)]))
-        waited_for.awaited = True
-        progress.add(task)
-        progress.add(task)
-        progress.add(waited_for)
-        assert until(lambda task=task: task.done, PEERS_COMPUTE, WAIT)
-        assert waited_for.taken == 0 and waited_for.wait(IN_ROUND)
-        assert until(lambda: len(watched) == 4, PEERS_COMPUTE, WAIT)
-        assert sorted(watched) == [" begins", " ends", "a begins", "a ends"]
+    progress, asked = Progress(watch), Asked()
+    for stop in (None, progress.listen(asked)):
+        left, awaited = Task(add_up([Later(30), Later(2)]), "a"), Task(add_up([Later(30)]), "b")
+        awaited.awaited = True
+        for task in (left, left, awaited):
+            progress.add(task)
+        assert soon(lambda left=left: left.done)
+        assert awaited.taken == 0 and finish([awaited], IN_ROUND)
+        assert soon(lambda: len(watched) == 4) and sorted(watched) == ["a begins", "a ends", "b begins", "b ends"]
         watched.clear()
         if stop is not None:
+            assert soon(lambda: asked.calls > 30)
             stop()
-            before = len(calls)
-            assert before >= 30 and not until(lambda: len(calls) > before, PEERS_COMPUTE, 0.05)  # noqa: B023
+            before = asked.calls
+            time.sleep(0.02)
+            assert asked.calls == before
     progress.close()
 
 

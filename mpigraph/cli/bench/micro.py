@@ -98,14 +98,14 @@ def open_service(session: Session) -> tuple[NeighborService, Channel]:
 
 def is_far(window: RowWindow, ids: I64) -> Mask:
     """bool[n]: which rows are on another node."""
-    far: Mask = ~window.world.near[window.owner(ids)]
+    far: Mask = ~window.world.near[window.host_of(ids)]
     return far
 
 
 def _torch_gather(window: RowWindow, count: int) -> Work:
     """Return the work of gathering ``count`` random rows of the largest near host with torch."""
     world = window.world
-    rows = max((window.segment(int(host)) for host in np.flatnonzero(world.near)), key=len)
+    rows = max((window.memory(int(host)) for host in np.flatnonzero(world.near)), key=len)
     table = torch.from_numpy(rows)
     ids = torch.from_numpy(np.random.default_rng(world.rank).integers(0, max(1, len(rows)), count))
     out = torch.empty((count, *table.shape[1:]), dtype=table.dtype)
@@ -116,11 +116,10 @@ def _measure_far_rows(window: RowWindow, seconds: float) -> dict[str, float | No
     """Gather far rows, the transports in turn."""
     ids = _random_rows(window, near=False)
     buffer = np.empty((len(ids), *window.row_shape), window.dtype)
-    named = {"far_rma": window.world.rma, "far_packed": window.world.packed}
-    transports = {name: transport for name, transport in named.items() if transport is not None}
-    works = [partial(window.gather, ids, buffer, transport) for transport in transports.values()]
-    spent = _time_local(works, seconds)
-    return {name: _rate(buffer.nbytes, median(times)) for name, times in zip(transports, spent, strict=True)}
+    transports = window.service.transports
+    spent = _time_local([partial(window.gather, ids, buffer, transport) for transport in transports], seconds)
+    rates = [_rate(buffer.nbytes, median(times)) for times in spent]
+    return {f"far_{transport.name}": rate for transport, rate in zip(transports, rates, strict=True)}
 
 
 def _random_rows(window: RowWindow, near: bool) -> I64:
