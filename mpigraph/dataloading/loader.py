@@ -154,7 +154,7 @@ class DistDataLoader:
         self._epochs = _Epochs(session, seed, depth)  # its checked call before the plain one below
         self._retire = weakref.finalize(self, self._epochs.retire)
         self._retire.atexit = False
-        steps = agreed_steps(len(seeds), batch_size, drop_last, session.world.agree)
+        steps = agreed_steps(len(seeds), batch_size, drop_last, session.world.allreduce_minmax)
         bounds = batch_bounds(len(seeds), batch_size, drop_last, steps)
         self._batches = SeedBatches(bounds, len(seeds), shuffle, seed, session.rank)
         self._epoch = 0

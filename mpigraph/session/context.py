@@ -23,7 +23,8 @@ from mpigraph.errors import InvalidArgumentError, MPIGraphError, NotInitializedE
 from mpigraph.kernels import warm_up
 from mpigraph.kernels.rng import combine
 from mpigraph.log import get_logger, set_identity
-from mpigraph.mpi.watch import guard
+from mpigraph.mpi.abort import guard
+from mpigraph.mpi.agree import everywhere
 from mpigraph.mpi.world import World
 from mpigraph.rows.pool import RowPool
 from mpigraph.sampling.minibatch import RandomContext
@@ -238,7 +239,7 @@ def initialize(
         config = Config.from_env(**{name: value for name, value in given.items() if value is not None})
         world = World(everyone, config.num_servers, config)
     except MPIGraphError as error:
-        error.everywhere = True  # all ranks decide by the same numbers
+        everywhere(error)  # all ranks decide by the same numbers
         raise
     set_identity(world.identity, config.log_level)
     if comm is None and world.size == 1 and settings.slurm_tasks() > 1:

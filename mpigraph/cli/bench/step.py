@@ -121,7 +121,7 @@ class TrainingStep:
 
     def _agree_on_steps(self, seconds: float, step_ms: float) -> int:
         """Return how many steps fill the time on the slowest trainer."""
-        steps = self._session.world.agree(int(seconds / step_ms * 1e3), largest=False)
+        steps = self._session.world.allreduce_minmax(int(seconds / step_ms * 1e3), largest=False)
         return min(_MAX_STEPS, max(_MIN_STEPS, steps))
 
     def _batches(self, count: int) -> Iterator[torch.Tensor]:
