@@ -28,6 +28,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import jobs
+import layouts
 import pytest
 import torch
 from jobs import DEADLINE, GRACE
@@ -41,7 +42,6 @@ from mpigraph.mpi.watch import Watchdog
 
 torch.set_num_threads(1)
 
-ORACLES: Path | None = None  # where the oracle graphs are, from the start of the session on
 COUNTS = {"passed": 0, "failed": 0, "skipped": 0}
 FAILED = pytest.StashKey[bool]()
 JOBS = {"cli", "examples", "optim", "perf", "process_group", "rows", "session"}  # rooms whose tests start processes
@@ -114,7 +114,7 @@ def units(items: list[pytest.Item]) -> Iterator[list[pytest.Item]]:
 def taken(number: int) -> bool:
     """Whether this rank is the first to take a unit."""
     try:
-        os.close(os.open(ORACLES / f"unit{number}", os.O_CREAT | os.O_EXCL))
+        os.close(os.open(layouts.FOLDER / f"unit{number}", os.O_CREAT | os.O_EXCL))
     except FileExistsError:
         return False
     return True
@@ -186,11 +186,11 @@ def deadline(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def leave_nothing() -> None:
-    """End this rank's jobs and remove the oracle graphs, where the session does not come to its end."""
+    """End this rank's jobs and remove what tests share, where the session does not come to its end."""
     jobs.end_all(signal.SIGTERM)
     time.sleep(GRACE)
     jobs.end_all(signal.SIGKILL)
-    shutil.rmtree(ORACLES, ignore_errors=True)
+    shutil.rmtree(layouts.FOLDER, ignore_errors=True)
 
 
 def leave(*_: object) -> None:
@@ -234,38 +234,38 @@ def job(shared_job: SharedJob, request: pytest.FixtureRequest) -> Iterator[Share
 
 def oracle_path(num_parts: int = 2, part_method: str = "random") -> str:
     """Path of the oracle graph's configuration in some number of parts; all of them are written at the start."""
-    return path_of(ORACLES / f"{part_method}{num_parts}")
+    return path_of(layouts.FOLDER / f"{part_method}{num_parts}")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Rank 0 writes the oracle graphs and compiles the kernels, the others wait for it."""
-    global ORACLES
     if session.config.option.collectonly:
         return
-    ORACLES = Path(WORLD.bcast(tempfile.mkdtemp(prefix="mpigraph-oracle-") if WORLD.rank == 0 else None))
-    jobs.ZYGOTE = ORACLES / "zygote"
+    folder = WORLD.bcast(tempfile.mkdtemp(prefix="mpigraph-tests-") if WORLD.rank == 0 else None)
+    layouts.FOLDER = Path(folder)
+    jobs.ZYGOTE = layouts.FOLDER / "zygote"
     signal.signal(signal.SIGTERM, leave)
     if WORLD.rank == 0:
         warm_up()
         for num_parts in (1, 2, 3, 4, 7):
-            write_oracle(ORACLES / f"random{num_parts}", num_parts, "random")
+            write_oracle(layouts.FOLDER / f"random{num_parts}", num_parts, "random")
         for num_parts in (1, 3, 4):
-            write_oracle(ORACLES / f"given{num_parts}", num_parts, "given")
-        write_oracle(ORACLES / "metis2", 2, "metis")
-        write_oracle(ORACLES / "other2", 2, name="other")
-        write_typed_oracle(ORACLES / "typed3", 3, "random")
+            write_oracle(layouts.FOLDER / f"given{num_parts}", num_parts, "given")
+        write_oracle(layouts.FOLDER / "metis2", 2, "metis")
+        write_oracle(layouts.FOLDER / "other2", 2, name="other")
+        write_typed_oracle(layouts.FOLDER / "typed3", 3, "random")
     quiet_barrier(WORLD)
 
 
 def pytest_sessionfinish() -> None:
-    if ORACLES is None:
+    if layouts.FOLDER is None:
         return
     quiet_barrier(WORLD)
     for outcome in COUNTS:
         COUNTS[outcome] = WORLD.allreduce(COUNTS[outcome])
     jobs.end_zygote()
     if WORLD.rank == 0:
-        shutil.rmtree(ORACLES)
+        shutil.rmtree(layouts.FOLDER)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

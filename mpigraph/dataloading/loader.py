@@ -29,7 +29,7 @@ from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.ids import as_ids
 from mpigraph.distgraph.sampling_args import edge_weights
 from mpigraph.errors import InvalidArgumentError
-from mpigraph.graphs.graphbase import exact_device
+from mpigraph.graphs.in_memory import exact_device
 from mpigraph.log import get_logger
 from mpigraph.sampling.hops import RandomContext
 from mpigraph.sampling.protocol import Operation

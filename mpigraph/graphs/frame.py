@@ -3,19 +3,20 @@
 A graph keeps its frames in one :class:`Frames`, so that a local scope is a shallow copy of that object.
 """
 
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import numpy.typing as npt
 import torch
 
 from mpigraph.errors import FieldNameError, GraphDataError, InvalidArgumentError
 from mpigraph.graphs.fields import as_tensor
+from mpigraph.metadata.schema import Relation
 
 __all__ = ["Frame", "Frames", "TypedFields", "fields_of"]
 
-Canonical = tuple[str, str, str]
-K = TypeVar("K", str, Canonical)
+K = TypeVar("K", str, Relation)
 
 
 class Frame(MutableMapping[str, torch.Tensor]):
@@ -37,7 +38,7 @@ class Frame(MutableMapping[str, torch.Tensor]):
         except KeyError:
             raise FieldNameError(f"no feature {name!r} on {self.owner} (have {list(self)})") from None
 
-    def __setitem__(self, name: str, values: Any) -> None:
+    def __setitem__(self, name: str, values: torch.Tensor | npt.ArrayLike) -> None:
         tensor = as_tensor(values)
         if tensor.dim() == 0 or tensor.shape[0] != self.num_rows:
             raise GraphDataError(
@@ -60,7 +61,7 @@ class Frame(MutableMapping[str, torch.Tensor]):
         return repr({name: (tuple(t.shape), t.dtype) for name, t in self._columns.items()})
 
     def copy(self) -> "Frame":
-        """Return a frame with the same tensors and fields of its own."""
+        """Return a frame with the same tensors; fields set on one do not show on the other."""
         twin = Frame(self.num_rows, self.owner)
         twin._columns = dict(self._columns)
         return twin
@@ -84,7 +85,7 @@ class Frames:
 
     src: dict[str, Frame]
     dst: dict[str, Frame]
-    edge: dict[Canonical, Frame]
+    edge: dict[Relation, Frame]
 
     def copy(self) -> "Frames":
         """Return frames with the same tensors, for a local scope."""
@@ -115,7 +116,7 @@ class TypedFields(MutableMapping[str, dict[K, torch.Tensor]]):
             raise FieldNameError(f"no feature {name!r} on any of {list(self._frames)} (have {list(self)})")
         return found
 
-    def __setitem__(self, name: str, values: Any) -> None:
+    def __setitem__(self, name: str, values: Mapping[K, torch.Tensor]) -> None:
         if not isinstance(values, dict):
             raise InvalidArgumentError(
                 f"feature {name!r} over several types must be a dict of tensors (got {type(values).__name__})"

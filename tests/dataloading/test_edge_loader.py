@@ -1,7 +1,6 @@
 """Loaders of edges: pair graphs and blocks agree, every edge comes once, and excluded edges are never sampled."""
 
 import hashlib
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from layouts import Job, Layout, on_all
+from layouts import Job, Layout, SharedJob, everywhere, on_all
 from memory_graphs import InMemory
-from mpi4py import MPI
 from oracle import NAME, open_graph
 
 import mpigraph.distributed as dist
@@ -63,8 +61,7 @@ def check_minibatch(g: dist.DistGraph, sample: tuple) -> tuple[torch.Tensor, tor
     return tuple(ends[-2:]) if negative else (src[:0], dst[:0])
 
 
-def test_pair_graphs_and_blocks_agree(layout: Job, oracle) -> None:
-    path = oracle(3)
+def test_pair_graphs_and_blocks_agree(job: SharedJob, oracle) -> None:
 
     def check(g: dist.DistGraph, name: str) -> None:
         loader = dist.DistEdgeDataLoader(
@@ -88,32 +85,24 @@ def test_pair_graphs_and_blocks_agree(layout: Job, oracle) -> None:
             named = 1000 * orig[positive.edges()[1]] + orig[positive.edges()[0]]
             assert torch.equal(positive.edata["edge"], named)
 
-    def body() -> None:
-        g = open_graph(path)
-        for name in NEGATIVES:
-            check(g, name)
-
-    layout.run(body)
+    g = job.open(oracle(3))
+    for name in NEGATIVES:
+        check(g, name)
 
 
-def test_scores_of_pairs(layout: Job, oracle) -> None:
-    path = oracle(2)
-
-    def body() -> None:
-        g = open_graph(path)
-        mine = dist.edge_split(ALL)
-        loader = dist.DistEdgeDataLoader(g, mine, NeighborSampler([2]), batch_size=99, negative_sampler=Uniform(2))
-        for _, positive, negative, blocks in loader:
-            h = g.ndata["feat"][blocks[-1].dstdata[NID]]
-            for graph in (positive, negative):
-                with graph.local_scope():
-                    graph.ndata["h"] = h
-                    graph.apply_edges(fn.u_dot_v("h", "h", "score"))
-                    src, dst = graph.edges()
-                    assert torch.equal(graph.edata["score"][:, 0], (h[src] * h[dst]).sum(1))
-            assert negative.num_edges() == 2 * positive.num_edges()
-
-    layout.run(body)
+def test_scores_of_pairs(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    mine = dist.edge_split(ALL)
+    loader = dist.DistEdgeDataLoader(g, mine, NeighborSampler([2]), batch_size=99, negative_sampler=Uniform(2))
+    for _, positive, negative, blocks in loader:
+        h = g.ndata["feat"][blocks[-1].dstdata[NID]]
+        for graph in (positive, negative):
+            with graph.local_scope():
+                graph.ndata["h"] = h
+                graph.apply_edges(fn.u_dot_v("h", "h", "score"))
+                src, dst = graph.edges()
+                assert torch.equal(graph.edata["score"][:, 0], (h[src] * h[dst]).sum(1))
+        assert negative.num_edges() == 2 * positive.num_edges()
 
 
 def seeds_of(rank: int, sizes: list[int]) -> torch.Tensor:
@@ -122,11 +111,11 @@ def seeds_of(rank: int, sizes: list[int]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("negatives", [None, Uniform(2)])
-def test_every_edge_once_per_epoch_in_agreed_steps(layout: Job, oracle, negatives) -> None:
+def test_every_edge_once_per_epoch_in_agreed_steps(job: SharedJob, oracle, negatives) -> None:
     path = oracle(3)
 
     def body() -> list:
-        g = open_graph(path)
+        g = job.open(path)
         mine = seeds_of(g.rank(), [40, 23, 5, 0])
         loader = dist.DistEdgeDataLoader(
             g, mine, NeighborSampler([2, 2]), batch_size=6, shuffle=True, negative_sampler=negatives
@@ -140,7 +129,7 @@ def test_every_edge_once_per_epoch_in_agreed_steps(layout: Job, oracle, negative
         assert len(mine) < 6 or orders[0] != orders[1]
         return [len(mine), len(loader)]
 
-    found = [steps for steps in layout.comm.allgather(layout.run(body)) if steps]
+    found = job.trainers.allgather(body())
     assert len({steps for size, steps in found if size > 5}) == 1  # DDP can go in step
 
 
@@ -169,7 +158,8 @@ def epochs_of(g: dist.DistGraph, eids: Any, depth: int, **options: Any) -> list[
 SAME = ("none", "uniform", "global", "joint", "in-batch", "own")
 
 
-def test_minibatches_are_the_same_on_every_layout_and_with_prefetching(layout: Job, oracle) -> None:
+@everywhere
+def test_minibatches_are_the_same_on_every_layout_and_with_prefetching(job: SharedJob, oracle) -> None:
     path = oracle(3)
 
     def body() -> dict[str, list[str]]:
@@ -181,35 +171,30 @@ def test_minibatches_are_the_same_on_every_layout_and_with_prefetching(layout: J
             assert len(set(epochs[name])) == len(epochs[name]) == 6, name
         return epochs
 
-    alone = Job(MPI.COMM_SELF, Layout(1, 0, 0)).run(body)
-    on_all(layout.comm, layout.run(body) in (None, alone))
+    job.open(path)
+    on_all(job.trainers, body() == job.alone(body))
 
 
 @pytest.mark.parametrize("depth", [0, 2])
-def test_early_breaks_and_interleaved_loaders(layout: Job, oracle, depth: int) -> None:
-    path = oracle(3)
-
-    def body() -> None:
-        g = open_graph(path)
-        mine = dist.edge_split(ALL)[:40]
-        options = {"batch_size": 4, "num_prefetch": depth, "negative_sampler": GlobalUniform(2), "exclude": "self"}
-        first, second = (dist.DistEdgeDataLoader(g, mine, NeighborSampler([2, 2]), **options) for _ in range(2))
-        for number, _ in enumerate(first):
-            if number == g.rank():  # every trainer leaves at another step
-                break
-        assert sum(1 for _ in zip(first, second, strict=True)) == len(first)
-        unfinished = iter(first)
-        next(unfinished)
-        del first, second
-        g.barrier()
-
-    layout.run(body)
+def test_early_breaks_and_interleaved_loaders(job: SharedJob, oracle, depth: int) -> None:
+    g = job.open(oracle(3))
+    mine = dist.edge_split(ALL)[:40]
+    options = {"batch_size": 4, "num_prefetch": depth, "negative_sampler": GlobalUniform(2), "exclude": "self"}
+    first, second = (dist.DistEdgeDataLoader(g, mine, NeighborSampler([2, 2]), **options) for _ in range(2))
+    for number, _ in enumerate(first):
+        if number == g.rank():  # every trainer leaves at another step
+            break
+    assert sum(1 for _ in zip(first, second, strict=True)) == len(first)
+    unfinished = iter(first)
+    next(unfinished)
+    del first, second
+    g.barrier()
 
 
 # Exclusion, on a multigraph with self loops in which every edge has a reverse one
 
 
-def write_multigraph(directory: str) -> str:
+def write_multigraph(directory: Path) -> str:
     """Random edges between 40 nodes, some of them double, some loops; edges e and e ^ 1 are each other's reverse."""
     rng = np.random.default_rng(3)
     one, other = rng.integers(0, 40, 250), rng.integers(0, 40, 250)
@@ -218,14 +203,12 @@ def write_multigraph(directory: str) -> str:
     src, dst = (np.stack(pair, axis=1).reshape(-1) for pair in ((one, other), (other, one)))
     features = {f"{DEFAULT_NTYPE}:_E:{DEFAULT_NTYPE}": {"orig": Feature.of(np.arange(500))}}
     source = GraphSource(Schema.homogeneous(), (40,), ((src, dst),), {DEFAULT_NTYPE: {}}, features)
-    return str(partition_source(source, NAME, 3, Path(directory), "random").config_path)
+    return str(partition_source(source, NAME, 3, directory, "random").config_path)
 
 
 @pytest.fixture
-def multigraph(layout: Job):
-    with tempfile.TemporaryDirectory() as directory:
-        yield layout.share(write_multigraph(directory) if layout.comm.rank == 0 else None)
-        layout.comm.Barrier()
+def multigraph(job: SharedJob) -> str:
+    return job.write(write_multigraph)
 
 
 def reverse_of(g: dist.DistGraph) -> torch.Tensor:
@@ -296,15 +279,14 @@ def check_exclusion(g: dist.DistGraph, way: str, replace: bool, reverse: torch.T
 
 
 @pytest.mark.parametrize("replace", [False, True])
-def test_excluded_edges_are_never_sampled_and_fanouts_are_honoured(layout: Job, multigraph: str, replace: bool) -> None:
-    def body() -> None:
-        g = open_graph(multigraph)
-        reverse, heads = reverse_of(g), g.find_edges(torch.arange(500))[1]
-        for way in WAYS:
-            without = check_exclusion(g, way, replace, reverse, heads)
-            assert without > 0 or way not in FIXED
-
-    layout.run(body)
+def test_excluded_edges_are_never_sampled_and_fanouts_are_honoured(
+    job: SharedJob, multigraph: str, replace: bool
+) -> None:
+    g = job.open(multigraph)
+    reverse, heads = reverse_of(g), g.find_edges(torch.arange(500))[1]
+    for way in WAYS:
+        without = check_exclusion(g, way, replace, reverse, heads)
+        assert without > 0 or way not in FIXED
 
 
 # Samplers of the user's own, and other ways to give what is needed
@@ -320,8 +302,7 @@ class OneHop(BlockSampler):
         return block.srcdata[NID], seed_nodes, [block]
 
 
-def test_samplers_of_the_users_own(layout: Job, oracle) -> None:
-    path = oracle(3)
+def test_samplers_of_the_users_own(job: SharedJob, oracle) -> None:
 
     class Twice:
         """A sampler of edges of the user's own."""
@@ -329,64 +310,51 @@ def test_samplers_of_the_users_own(layout: Job, oracle) -> None:
         def sample(self, g, seed_edges):
             return as_edge_prediction_sampler(OneHop()).sample(g, torch.cat([seed_edges, seed_edges]))
 
-    def body() -> None:
-        g = open_graph(path)
-        mine = dist.edge_split(ALL)[:30]
-        for sampler, times in ((OneHop(), 1), (Twice(), 2)):
-            for sample in dist.DistEdgeDataLoader(g, mine, sampler, batch_size=9):
-                check_minibatch(g, sample)
-                assert sample[1].num_edges() in (9 * times, len(mine) % 9 * times)
-
-    layout.run(body)
+    g = job.open(oracle(3))
+    mine = dist.edge_split(ALL)[:30]
+    for sampler, times in ((OneHop(), 1), (Twice(), 2)):
+        for sample in dist.DistEdgeDataLoader(g, mine, sampler, batch_size=9):
+            check_minibatch(g, sample)
+            assert sample[1].num_edges() in (9 * times, len(mine) % 9 * times)
 
 
-def test_a_sampler_of_edges_and_its_options(layout: Job, oracle) -> None:
-    path = oracle(3)
-
-    def body() -> None:
-        g = open_graph(path)
-        options = {"exclude": "self", "negative_sampler": Uniform(2)}
-        sampler = as_edge_prediction_sampler(NeighborSampler([3, 3]), prefetch_labels="edge", **options)
-        eids = torch.arange(100)
-        made = dist.DistEdgeDataLoader(g, {"_E": eids}, sampler, batch_size=30, seed=1)
-        given = dist.DistEdgeDataLoader(g, eids, NeighborSampler([3, 3]), batch_size=30, seed=1, **options)
-        collator = dist.EdgeCollator(g, eids, NeighborSampler([3, 3]), **options)
-        collated = dist.DistDataLoader(collator.dataset, 30, collate_fn=collator.collate, seed=1)
-        digests = []
-        for loader in (made, given, collated):
-            samples = list(loader)
-            digests.append([digest(sample) for sample in samples])
-            assert ("edge" in samples[0][1].edata) == (loader is made)
-        assert digests[0] == digests[1] == digests[2] and len(digests[0]) == 4
-        nodes = dist.NodeCollator(g, torch.arange(20), NeighborSampler([2]))
-        for _, seeds, blocks in dist.DistDataLoader(nodes.dataset, 6, collate_fn=nodes.collate):
-            assert torch.equal(blocks[-1].dstdata[NID], seeds)
-
-    layout.run(body)
+def test_a_sampler_of_edges_and_its_options(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    options = {"exclude": "self", "negative_sampler": Uniform(2)}
+    sampler = as_edge_prediction_sampler(NeighborSampler([3, 3]), prefetch_labels="edge", **options)
+    eids = torch.arange(100)
+    made = dist.DistEdgeDataLoader(g, {"_E": eids}, sampler, batch_size=30, seed=1)
+    given = dist.DistEdgeDataLoader(g, eids, NeighborSampler([3, 3]), batch_size=30, seed=1, **options)
+    collator = dist.EdgeCollator(g, eids, NeighborSampler([3, 3]), **options)
+    collated = dist.DistDataLoader(collator.dataset, 30, collate_fn=collator.collate, seed=1)
+    digests = []
+    for loader in (made, given, collated):
+        samples = list(loader)
+        digests.append([digest(sample) for sample in samples])
+        assert ("edge" in samples[0][1].edata) == (loader is made)
+    assert digests[0] == digests[1] == digests[2] and len(digests[0]) == 4
+    nodes = dist.NodeCollator(g, torch.arange(20), NeighborSampler([2]))
+    for _, seeds, blocks in dist.DistDataLoader(nodes.dataset, 6, collate_fn=nodes.collate):
+        assert torch.equal(blocks[-1].dstdata[NID], seeds)
 
 
-def test_weights_features_and_devices(layout: Job, oracle) -> None:
-    path = oracle(3)
-
-    def body() -> None:
-        g = open_graph(path)
-        mine = dist.edge_split(g.edata["even"])
-        assert (g.edata["even"][mine]).all()
-        for prob in ("weight", "even"):
-            sampler = NeighborSampler([3, 2], prob=prob, prefetch_labels=["label"])
-            for _, positive, _, blocks in dist.DistEdgeDataLoader(
-                g, mine, sampler, batch_size=60, negative_sampler=Uniform(1)
-            ):
-                assert all((g.edata[prob][block.edata[EID]] > 0).all() for block in blocks)
-                assert torch.equal(blocks[-1].dstdata["label"], g.ndata["label"][positive.ndata[NID]])
-        loader = dist.DistEdgeDataLoader(
-            g, mine[:8], NeighborSampler([2]), "meta", batch_size=4, negative_sampler=Uniform(2), labels=["edge"]
-        )
-        for inputs, positive, negative, blocks in loader:
-            tensors = [inputs, positive.edata["edge"], *negative.edges(), negative.ndata[NID], *blocks[0].edges()]
-            assert {tensor.device.type for tensor in tensors} == {"meta"}
-
-    layout.run(body)
+def test_weights_features_and_devices(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    mine = dist.edge_split(g.edata["even"])
+    assert (g.edata["even"][mine]).all()
+    for prob in ("weight", "even"):
+        sampler = NeighborSampler([3, 2], prob=prob, prefetch_labels=["label"])
+        for _, positive, _, blocks in dist.DistEdgeDataLoader(
+            g, mine, sampler, batch_size=60, negative_sampler=Uniform(1)
+        ):
+            assert all((g.edata[prob][block.edata[EID]] > 0).all() for block in blocks)
+            assert torch.equal(blocks[-1].dstdata["label"], g.ndata["label"][positive.ndata[NID]])
+    loader = dist.DistEdgeDataLoader(
+        g, mine[:8], NeighborSampler([2]), "meta", batch_size=4, negative_sampler=Uniform(2), labels=["edge"]
+    )
+    for inputs, positive, negative, blocks in loader:
+        tensors = [inputs, positive.edata["edge"], *negative.edges(), negative.ndata[NID], *blocks[0].edges()]
+        assert {tensor.device.type for tensor in tensors} == {"meta"}
 
 
 # What can be wrong
@@ -495,8 +463,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("depth", [0, 2])
-def test_what_is_wrong_on_one_trainer_is_raised_on_all_that_would_wait(layout: Job, oracle, depth: int) -> None:
-    path = oracle(3)
+def test_what_is_wrong_on_one_trainer_is_raised_on_all_that_would_wait(job: SharedJob, oracle, depth: int) -> None:
 
     def check(g: dist.DistGraph, options: dict, match: str) -> None:
         mine = torch.arange(12) + 100 * g.rank()
@@ -507,18 +474,14 @@ def test_what_is_wrong_on_one_trainer_is_raised_on_all_that_would_wait(layout: J
         else:
             assert len(list(loader)) == 3
 
-    def body() -> None:
-        g = open_graph(path)
-        for options, match in WRONG.values():
-            check(g, options, match)
-        good = dist.DistEdgeDataLoader(g, [1, 2], NeighborSampler([2]), negative_sampler=GlobalUniform(2))
-        assert len(list(good)) == 2  # and the job goes on
-
-    layout.run(body)
+    g = job.open(oracle(3))
+    for options, match in WRONG.values():
+        check(g, options, match)
+    good = dist.DistEdgeDataLoader(g, [1, 2], NeighborSampler([2]), negative_sampler=GlobalUniform(2))
+    assert len(list(good)) == 2  # and the job goes on
 
 
-def test_bad_seed_edges_of_one_trainer(layout: Job, oracle) -> None:
-    path = oracle(3)
+def test_bad_seed_edges_of_one_trainer(job: SharedJob, oracle) -> None:
 
     def check(g: dist.DistGraph, eids: list[int], negatives: Any) -> None:
         loader = dist.DistEdgeDataLoader(g, eids, NeighborSampler([2]), batch_size=2, negative_sampler=negatives)
@@ -528,17 +491,14 @@ def test_bad_seed_edges_of_one_trainer(layout: Job, oracle) -> None:
         else:
             assert len(list(loader)) == 1
 
-    def body() -> None:
-        g = open_graph(path)
-        for bad in (NUM_EDGES, -1):
-            for negatives in (None, GlobalUniform(2)):
-                check(g, [3, bad if g.rank() == 0 else 4], negatives)
-        options = {"exclude": "reverse_id", "reverse_eids": torch.arange(9)}
-        short = dist.DistEdgeDataLoader(g, [1], NeighborSampler([2]), **options)
-        with pytest.raises(InvalidArgumentError, match=r"one entry for each of 591 edges of .*got 9"):
-            list(short)
-
-    layout.run(body)
+    g = job.open(oracle(3))
+    for bad in (NUM_EDGES, -1):
+        for negatives in (None, GlobalUniform(2)):
+            check(g, [3, bad if g.rank() == 0 else 4], negatives)
+    options = {"exclude": "reverse_id", "reverse_eids": torch.arange(9)}
+    short = dist.DistEdgeDataLoader(g, [1], NeighborSampler([2]), **options)
+    with pytest.raises(InvalidArgumentError, match=r"one entry for each of 591 edges of .*got 9"):
+        list(short)
 
 
 # Several relations

@@ -3,10 +3,8 @@
 import hashlib
 
 import numpy as np
-import pytest
 import torch
-from layouts import Job, Layout, on_all
-from mpi4py import MPI
+from layouts import SharedJob, everywhere, on_all
 from typed_oracle import FORWARD, NUM_NODES, RELATIONS, REVERSE, TYPED_ORACLE
 
 import mpigraph.distributed as dist
@@ -59,77 +57,68 @@ def check_pairs(g: dist.DistGraph, sample: tuple) -> None:
         assert torch.equal(edges["edge"], g.edges[relation].data["edge"][edges[EID]])
 
 
-def test_excluded_edges_of_all_relations_are_never_sampled(layout: Job, typed_oracle: str) -> None:
+def test_excluded_edges_of_all_relations_are_never_sampled(job: SharedJob, typed_oracle: str) -> None:
     """The seeds, and the reverse of those that have one; every destination gets its fanout of the others."""
-
-    def body() -> None:
-        g = dist.DistGraph(TYPED_ORACLE, part_config=typed_oracle)
-        reverse = reverse_ids(g)
-        heads = {r: g.find_edges(torch.arange(g.num_edges(r)), r)[1] for r in RELATIONS}
-        sampler = NeighborSampler([2, -1])
-        loader = dist.DistEdgeDataLoader(
-            g,
-            own_edges(g),
-            sampler,
-            batch_size=40,
-            shuffle=True,
-            negative_sampler=Uniform(2),
-            exclude="reverse_types",
-            reverse_eids={FORWARD: reverse},
-            reverse_etypes={"writes": "written_by"},
-            features="feat",
-            labels="edge",
-        )
-        seen: dict[Relation, list[torch.Tensor]] = {r: [] for r in SEEDS}
-        for sample in loader:
-            check_pairs(g, sample)
-            positive, negative, blocks = sample[1:]
-            dropped = {r: positive.edges[r].data[EID] for r in SEEDS}
-            for relation, eids in dropped.items():
-                seen[relation].append(eids)
-                assert negative.num_edges(relation) == 2 * len(eids)
-            dropped[REVERSE] = reverse[dropped[FORWARD]]
-            for relation in RELATIONS:
-                alive = torch.ones(g.num_edges(relation), dtype=torch.bool)
-                alive[dropped.get(relation, torch.empty(0, dtype=torch.int64))] = False
-                left = torch.bincount(heads[relation][alive], minlength=NUM_NODES[relation[2]])
-                for fanout, block in zip(sampler.fanouts, blocks, strict=True):
-                    assert alive[block.edges[relation].data[EID]].all()
-                    degrees = left[block.dstnodes[relation[2]].data[NID]]
-                    expected = degrees if fanout < 0 else degrees.clamp(max=fanout)
-                    assert torch.equal(block.in_degrees(etype=relation), expected)
-        for relation, mine in own_edges(g).items():
-            found = torch.cat([*seen[relation], mine[:0]])
-            assert torch.equal(found.sort().values, mine.sort().values)
-
-    layout.run(body)
+    g = job.open(typed_oracle)
+    reverse = reverse_ids(g)
+    heads = {r: g.find_edges(torch.arange(g.num_edges(r)), r)[1] for r in RELATIONS}
+    sampler = NeighborSampler([2, -1])
+    loader = dist.DistEdgeDataLoader(
+        g,
+        own_edges(g),
+        sampler,
+        batch_size=40,
+        shuffle=True,
+        negative_sampler=Uniform(2),
+        exclude="reverse_types",
+        reverse_eids={FORWARD: reverse},
+        reverse_etypes={"writes": "written_by"},
+        features="feat",
+        labels="edge",
+    )
+    seen: dict[Relation, list[torch.Tensor]] = {r: [] for r in SEEDS}
+    for sample in loader:
+        check_pairs(g, sample)
+        positive, negative, blocks = sample[1:]
+        dropped = {r: positive.edges[r].data[EID] for r in SEEDS}
+        for relation, eids in dropped.items():
+            seen[relation].append(eids)
+            assert negative.num_edges(relation) == 2 * len(eids)
+        dropped[REVERSE] = reverse[dropped[FORWARD]]
+        for relation in RELATIONS:
+            alive = torch.ones(g.num_edges(relation), dtype=torch.bool)
+            alive[dropped.get(relation, torch.empty(0, dtype=torch.int64))] = False
+            left = torch.bincount(heads[relation][alive], minlength=NUM_NODES[relation[2]])
+            for fanout, block in zip(sampler.fanouts, blocks, strict=True):
+                assert alive[block.edges[relation].data[EID]].all()
+                degrees = left[block.dstnodes[relation[2]].data[NID]]
+                expected = degrees if fanout < 0 else degrees.clamp(max=fanout)
+                assert torch.equal(block.in_degrees(etype=relation), expected)
+    for relation, mine in own_edges(g).items():
+        found = torch.cat([*seen[relation], mine[:0]])
+        assert torch.equal(found.sort().values, mine.sort().values)
 
 
-@pytest.mark.parametrize("layout", [Layout(1, 0, 0), Layout(2, 0, 1), Layout(4, 1, 2)], indirect=True)
-def test_reverse_edges_may_be_in_a_dist_tensor(layout: Job, typed_oracle: str) -> None:
+def test_reverse_edges_may_be_in_a_dist_tensor(job: SharedJob, typed_oracle: str) -> None:
     """It is read batch by batch, and leaves out what a tensor of the same numbers leaves out."""
-
-    def body() -> None:
-        g = dist.DistGraph(TYPED_ORACLE, part_config=typed_oracle)
-        ids = reverse_ids(g)
-        spread = dist.DistTensor(ids.shape, torch.int64, part_policy=g.get_edge_partition_policy(FORWARD))
-        if g.rank() == 0:
-            spread[:] = ids
-        g.barrier()
-        options = {"batch_size": 40, "shuffle": True, "seed": 1, "reverse_etypes": {FORWARD: REVERSE}}
-        options |= {"exclude": "reverse_types"}
-        epochs = [
-            [
-                digest(sample)
-                for sample in dist.DistEdgeDataLoader(
-                    g, own_edges(g), NeighborSampler([-1, 3]), reverse_eids={FORWARD: table}, **options
-                )
-            ]
-            for table in (ids, spread, ids.flip(0))
+    g = job.open(typed_oracle)
+    ids = reverse_ids(g)
+    spread = dist.DistTensor(ids.shape, torch.int64, part_policy=g.get_edge_partition_policy(FORWARD))
+    if g.rank() == 0:
+        spread[:] = ids
+    g.barrier()
+    options = {"batch_size": 40, "shuffle": True, "seed": 1, "reverse_etypes": {FORWARD: REVERSE}}
+    options |= {"exclude": "reverse_types"}
+    epochs = [
+        [
+            digest(sample)
+            for sample in dist.DistEdgeDataLoader(
+                g, own_edges(g), NeighborSampler([-1, 3]), reverse_eids={FORWARD: table}, **options
+            )
         ]
-        assert epochs[0] == epochs[1] != epochs[2]
-
-    layout.run(body)
+        for table in (ids, spread, ids.flip(0))
+    ]
+    assert epochs[0] == epochs[1] != epochs[2]
 
 
 def digest(sample: tuple) -> str:
@@ -142,7 +131,8 @@ def digest(sample: tuple) -> str:
     return hashlib.sha256(b"|".join(tensor.numpy().tobytes() for tensor in tensors)).hexdigest()
 
 
-def test_minibatches_are_the_same_on_every_layout(layout: Job, typed_oracle: str) -> None:
+@everywhere
+def test_minibatches_are_the_same_on_every_layout(job: SharedJob, typed_oracle: str) -> None:
     def body() -> list[str]:
         g = dist.DistGraph(TYPED_ORACLE, part_config=typed_oracle)
         found = []
@@ -162,23 +152,20 @@ def test_minibatches_are_the_same_on_every_layout(layout: Job, typed_oracle: str
             assert found[-1] == found[-2] and len(set(found[-1])) == len(found[-1]) > 3
         return [one for some in found for one in some]
 
-    alone = Job(MPI.COMM_SELF, Layout(1, 0, 0)).run(body)
-    on_all(layout.comm, layout.run(body) in (None, alone))
+    job.open(typed_oracle)
+    on_all(job.trainers, body() == job.alone(body))
 
 
-def test_negatives_of_many_relations_are_checked_in_one_round(layout: Job, typed_oracle: str) -> None:
-    def body() -> None:
-        g = dist.DistGraph(TYPED_ORACLE, part_config=typed_oracle)
-        before, far = g.service._channel.rounds, not current().world.all_near
-        pairs = GlobalUniform(3)(g, {r: torch.arange(20) for r in (FORWARD, CITES, REVERSE)})
-        assert g.service._channel.rounds == before + far
-        for relation, (src, dst) in pairs.items():
-            assert 0 < len(src) <= 60
-            assert int(src.max()) < NUM_NODES[relation[0]] and int(dst.max()) < NUM_NODES[relation[2]]
-            assert not g.has_edges_between(src, dst, relation).any()
-            assert relation != CITES or (src != dst).all()
-        u, v = g.find_edges(torch.arange(30), FORWARD)
-        exist = g.has_edges_between({"writes": u, REVERSE: v}, {"writes": v, REVERSE: u})
-        assert exist[FORWARD].all() and exist[REVERSE].all()
-
-    layout.run(body)
+def test_negatives_of_many_relations_are_checked_in_one_round(job: SharedJob, typed_oracle: str) -> None:
+    g = job.open(typed_oracle)
+    before, far = g.service._channel.rounds, not current().world.all_near
+    pairs = GlobalUniform(3)(g, {r: torch.arange(20) for r in (FORWARD, CITES, REVERSE)})
+    assert g.service._channel.rounds == before + far
+    for relation, (src, dst) in pairs.items():
+        assert 0 < len(src) <= 60
+        assert int(src.max()) < NUM_NODES[relation[0]] and int(dst.max()) < NUM_NODES[relation[2]]
+        assert not g.has_edges_between(src, dst, relation).any()
+        assert relation != CITES or (src != dst).all()
+    u, v = g.find_edges(torch.arange(30), FORWARD)
+    exist = g.has_edges_between({"writes": u, REVERSE: v}, {"writes": v, REVERSE: u})
+    assert exist[FORWARD].all() and exist[REVERSE].all()

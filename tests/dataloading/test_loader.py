@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 from batches import digest
-from layouts import Job, Layout, on_all
-from mpi4py import MPI
+from layouts import Job, Layout, SharedJob, everywhere, on_all
 from oracle import NUM_NODES, open_graph
 
 import mpigraph.distributed as dist
@@ -23,12 +22,13 @@ def seeds_of(rank: int, sizes: list[int]) -> np.ndarray:
     return np.arange(begin, begin + sizes[rank])
 
 
-def test_every_seed_once_per_epoch_in_agreed_steps(layout: Job, oracle) -> None:
+@everywhere
+def test_every_seed_once_per_epoch_in_agreed_steps(job: SharedJob, oracle) -> None:
     path = oracle(3)
     sizes = [23, 17, 5, 0]
 
     def body() -> list:
-        g = open_graph(path)
+        g = job.open(path)
         mine = seeds_of(g.rank(), sizes)
         result = []
         for drop_last in (False, True):
@@ -48,62 +48,54 @@ def test_every_seed_once_per_epoch_in_agreed_steps(layout: Job, oracle) -> None:
             result.append((len(mine), len(loader)))
         return result
 
-    found = [steps for steps in layout.comm.allgather(layout.run(body)) if steps]
+    found = job.trainers.allgather(body())
     keeping = {steps for size, steps in (ranks[0] for ranks in found) if size > 4}
     dropping = {steps for size, steps in (ranks[1] for ranks in found) if size > 4}
     assert len(keeping) == len(dropping) == 1  # DDP can go in step
 
 
-def test_blocks_are_chained_and_true(layout: Job, oracle) -> None:
-    path = oracle(3)
-
-    def body() -> None:
-        g = open_graph(path)
-        mine = dist.node_split(g.ndata["third"])
-        for sampler in (NeighborSampler([4, 3, 2]), MultiLayerFullNeighborSampler(2)):
-            for inputs, outputs, blocks in dist.DistNodeDataLoader(g, mine, sampler, batch_size=4):
-                assert torch.equal(blocks[0].srcdata[NID], inputs)
-                assert torch.equal(blocks[-1].dstdata[NID], outputs)
-                for near, far in zip(blocks[1:], blocks, strict=False):
-                    assert torch.equal(near.srcdata[NID], far.dstdata[NID])
-                for block in blocks:
-                    ids = block.srcdata[NID]
-                    assert len(torch.unique(ids)) == len(ids)
-                    assert torch.equal(ids[: block.number_of_dst_nodes()], block.dstdata[NID])
-                    src, dst = block.edges()
-                    found = g.find_edges(block.edata[EID])
-                    assert torch.equal(found[0], ids[src]) and torch.equal(found[1], ids[dst])
-                assert (g.ndata["feat"][inputs][:, 0] == g.ndata["orig"][inputs]).all()
-
-    layout.run(body)
+def test_blocks_are_chained_and_true(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    mine = dist.node_split(g.ndata["third"])
+    for sampler in (NeighborSampler([4, 3, 2]), MultiLayerFullNeighborSampler(2)):
+        for inputs, outputs, blocks in dist.DistNodeDataLoader(g, mine, sampler, batch_size=4):
+            assert torch.equal(blocks[0].srcdata[NID], inputs)
+            assert torch.equal(blocks[-1].dstdata[NID], outputs)
+            for near, far in zip(blocks[1:], blocks, strict=False):
+                assert torch.equal(near.srcdata[NID], far.dstdata[NID])
+            for block in blocks:
+                ids = block.srcdata[NID]
+                assert len(torch.unique(ids)) == len(ids)
+                assert torch.equal(ids[: block.number_of_dst_nodes()], block.dstdata[NID])
+                src, dst = block.edges()
+                found = g.find_edges(block.edata[EID])
+                assert torch.equal(found[0], ids[src]) and torch.equal(found[1], ids[dst])
+            assert (g.ndata["feat"][inputs][:, 0] == g.ndata["orig"][inputs]).all()
 
 
-def test_prefetching_changes_nothing(layout: Job, oracle) -> None:
-    path = oracle(2)
-
-    def body() -> None:
-        g = open_graph(path)
-        mine = dist.node_split(np.ones(NUM_NODES))
-        epochs = []
-        for depth in (0, 1, 4):
-            loader = dist.DistNodeDataLoader(
-                g, mine, NeighborSampler([3, 3]), batch_size=7, shuffle=True, num_prefetch=depth, seed=5
-            )
-            epochs.append([digest(batch) for _ in range(2) for batch in loader])
-        assert epochs[0] == epochs[1] == epochs[2]
-        assert len(set(epochs[0])) == len(epochs[0])
-        loader.set_epoch(1)
-        assert [digest(batch) for batch in loader] == epochs[0][len(loader) :]
-
-    layout.run(body)
+@everywhere
+def test_prefetching_changes_nothing(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    mine = dist.node_split(np.ones(NUM_NODES))
+    epochs = []
+    for depth in (0, 1, 4):
+        loader = dist.DistNodeDataLoader(
+            g, mine, NeighborSampler([3, 3]), batch_size=7, shuffle=True, num_prefetch=depth, seed=5
+        )
+        epochs.append([digest(batch) for _ in range(2) for batch in loader])
+    assert epochs[0] == epochs[1] == epochs[2]
+    assert len(set(epochs[0])) == len(epochs[0])
+    loader.set_epoch(1)
+    assert [digest(batch) for batch in loader] == epochs[0][len(loader) :]
 
 
+@everywhere
 @pytest.mark.parametrize("depth", [0, 2])
-def test_early_breaks_and_interleaved_loaders(layout: Job, oracle, depth: int) -> None:
+def test_early_breaks_and_interleaved_loaders(job: SharedJob, oracle, depth: int) -> None:
     path = oracle(3)
 
     def body() -> int:
-        g = open_graph(path)
+        g = job.open(path)
         mine = dist.node_split(np.ones(NUM_NODES))
         sampler = NeighborSampler([2, 2])
         options = {"batch_size": 4, "num_prefetch": depth}
@@ -122,58 +114,49 @@ def test_early_breaks_and_interleaved_loaders(layout: Job, oracle, depth: int) -
         g.barrier()
         return pairs
 
-    pairs = {n for n in layout.comm.allgather(layout.run(body)) if n is not None}
+    pairs = set(job.trainers.allgather(body()))
     assert len(pairs) == 1
 
 
-def test_evaluation_loaders_do_not_pile_up(layout: Job, oracle) -> None:
-    path = oracle(2)
-
-    def body() -> None:
-        g = open_graph(path)
-        mine = dist.node_split(g.ndata["third"])
-        counts = []
-        for _ in range(4):
-            for _ in dist.DistNodeDataLoader(g, mine, NeighborSampler([2]), batch_size=10):
-                pass
-            g.barrier()
-            g.barrier()
-            counts.append(len(current().state.channels))
-        assert counts[-1] <= 4
-
-    layout.run(body)
+def test_evaluation_loaders_do_not_pile_up(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    mine = dist.node_split(g.ndata["third"])
+    counts = []
+    for _ in range(4):
+        for _ in dist.DistNodeDataLoader(g, mine, NeighborSampler([2]), batch_size=10):
+            pass
+        g.barrier()
+        g.barrier()
+        counts.append(len(current().state.channels))
+    assert counts[-1] <= 4
 
 
-def test_a_user_collate_function_may_sample_and_read(layout: Job, oracle) -> None:
-    path = oracle(3)
+def test_a_user_collate_function_may_sample_and_read(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
 
-    def body() -> None:
-        g = open_graph(path)
+    def collate(seeds: list[int]):
+        assert all(isinstance(seed, int) for seed in seeds)
+        frontier = dist.sample_neighbors(g, seeds, 3)
+        block = to_block(frontier, torch.tensor(seeds))
+        return seeds, block, g.ndata["orig"][block.srcdata[NID]]
 
-        def collate(seeds: list[int]):
-            assert all(isinstance(seed, int) for seed in seeds)
-            frontier = dist.sample_neighbors(g, seeds, 3)
-            block = to_block(frontier, torch.tensor(seeds))
-            return seeds, block, g.ndata["orig"][block.srcdata[NID]]
-
-        loader = dist.DistDataLoader(range(0, NUM_NODES, 2), 8, collate_fn=collate, shuffle=True)
-        epochs = []
-        for _ in range(2):
-            seen, draws = [], []
-            for seeds, block, orig in loader:
-                seen += seeds
-                draws.append((tuple(seeds), tuple(orig.tolist())))
-                assert torch.equal(g.ndata["orig"][block.dstdata[NID]], orig[: len(seeds)])
-            assert sorted(seen) == list(range(0, NUM_NODES, 2))
-            epochs.append(draws)
-        assert epochs[0] != epochs[1]
-        plain = dist.DistDataLoader(torch.arange(5), 2)
-        assert [batch.tolist() for batch in plain] == [[0, 1], [2, 3], [4]]
-
-    layout.run(body)
+    loader = dist.DistDataLoader(range(0, NUM_NODES, 2), 8, collate_fn=collate, shuffle=True)
+    epochs = []
+    for _ in range(2):
+        seen, draws = [], []
+        for seeds, block, orig in loader:
+            seen += seeds
+            draws.append((tuple(seeds), tuple(orig.tolist())))
+            assert torch.equal(g.ndata["orig"][block.dstdata[NID]], orig[: len(seeds)])
+        assert sorted(seen) == list(range(0, NUM_NODES, 2))
+        epochs.append(draws)
+    assert epochs[0] != epochs[1]
+    plain = dist.DistDataLoader(torch.arange(5), 2)
+    assert [batch.tolist() for batch in plain] == [[0, 1], [2, 3], [4]]
 
 
-def test_every_draw_of_a_batch_is_another_one_on_all_ranks_alike(layout: Job, oracle) -> None:
+@everywhere
+def test_every_draw_of_a_batch_is_another_one_on_all_ranks_alike(job: SharedJob, oracle) -> None:
     path = oracle(3)
 
     def body() -> list:
@@ -193,8 +176,8 @@ def test_every_draw_of_a_batch_is_another_one_on_all_ranks_alike(layout: Job, or
         assert [blocks[0].edata[EID].tolist() for _, _, blocks in once] == [batch[0] for batch in epochs[0][0]]
         return draws
 
-    alone = Job(MPI.COMM_SELF, Layout(1, 0, 0)).run(body)
-    on_all(layout.comm, layout.run(body) in (None, alone))
+    job.open(path)
+    on_all(job.trainers, body() == job.alone(body))
 
 
 class OneHop(BlockSampler):
@@ -206,24 +189,19 @@ class OneHop(BlockSampler):
         return block.srcdata[NID], seed_nodes, [block]
 
 
-def test_a_sampler_of_the_users_own(layout: Job, oracle) -> None:
-    path = oracle(2)
-
-    def body() -> None:
-        g = open_graph(path)
-        mine = dist.node_split(np.ones(NUM_NODES))
-        for inputs, seeds, (block,) in dist.DistNodeDataLoader(g, mine, OneHop(), batch_size=9):
-            assert torch.equal(inputs[: len(seeds)], seeds)
-            assert block.in_degrees().max() <= 2
-
-    layout.run(body)
+def test_a_sampler_of_the_users_own(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    mine = dist.node_split(np.ones(NUM_NODES))
+    for inputs, seeds, (block,) in dist.DistNodeDataLoader(g, mine, OneHop(), batch_size=9):
+        assert torch.equal(inputs[: len(seeds)], seeds)
+        assert block.in_degrees().max() <= 2
 
 
-def test_an_exception_in_the_thread_is_raised_in_the_loop(layout: Job, oracle) -> None:
+def test_an_exception_in_the_thread_is_raised_in_the_loop(job: SharedJob, oracle) -> None:
     path = oracle(2)
 
     def body() -> bool:
-        g = open_graph(path)
+        g = job.open(path)
 
         def collate(seeds: list[int]):
             if g.rank() == 0 and 8 in seeds:
@@ -242,26 +220,20 @@ def test_an_exception_in_the_thread_is_raised_in_the_loop(layout: Job, oracle) -
         g.barrier()
         return True
 
-    done = layout.run(body)
-    on_all(layout.comm, done is not False)
+    on_all(job.trainers, body())
 
 
-def test_bad_seeds_of_one_trainer(layout: Job, oracle) -> None:
-    path = oracle(2)
-
-    def body() -> None:
-        g = open_graph(path)
-        far = not current().world.all_near
-        seeds = [3, 999] if g.rank() == 0 else [3, 4]
-        loader = dist.DistNodeDataLoader(g, seeds, NeighborSampler([2]), batch_size=2)
-        if g.rank() == 0 or far:
-            with pytest.raises(IndexError, match="node id of type '_N' 999"):
-                list(loader)
-        else:
-            assert len(list(loader)) == 1
-        g.barrier()
-
-    layout.run(body)
+def test_bad_seeds_of_one_trainer(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    far = not current().world.all_near
+    seeds = [3, 999] if g.rank() == 0 else [3, 4]
+    loader = dist.DistNodeDataLoader(g, seeds, NeighborSampler([2]), batch_size=2)
+    if g.rank() == 0 or far:
+        with pytest.raises(IndexError, match="node id of type '_N' 999"):
+            list(loader)
+    else:
+        assert len(list(loader)) == 1
+    g.barrier()
 
 
 def test_loader_arguments(comm, oracle) -> None:
@@ -296,24 +268,20 @@ def test_shuffles_are_reproducible_permutations() -> None:
     assert sorted(a.tolist()) == list(range(50))
 
 
-def test_two_graphs_are_sampled_in_different_orders_and_numbers(layout: Job, oracle) -> None:
+def test_two_graphs_are_sampled_in_different_orders_and_numbers(job: SharedJob, oracle) -> None:
     path, other = oracle(3), oracle(2, "other")
+    rank = current().rank
+    graphs = [job.open(path), dist.DistGraph("other", part_config=other)]
+    sizes = [5 + 6 * r for r in range(current().num_trainers)]
 
-    def body() -> None:
-        rank = current().rank
-        graphs = [open_graph(path), dist.DistGraph("other", part_config=other)]
-        sizes = [5 + 6 * r for r in range(current().num_trainers)]
+    def collate(ids: list[int]) -> None:
+        for turn in range(1 + ids[0] % 3):
+            g = graphs[(rank + turn) % 2]
+            frontier = g.sample_neighbors(ids, -1)
+            assert frontier.num_edges() == int(g.in_degrees(ids).sum())
 
-        def collate(ids: list[int]) -> None:
-            for turn in range(1 + ids[0] % 3):
-                g = graphs[(rank + turn) % 2]
-                frontier = g.sample_neighbors(ids, -1)
-                assert frontier.num_edges() == int(g.in_degrees(ids).sum())
-
-        seeds = seeds_of(rank, sizes)
-        for depth in (0, 2):
-            loader = dist.DistDataLoader(seeds, 4, collate_fn=collate, num_prefetch=depth)
-            for _ in range(2):
-                assert len(list(loader)) == len(loader)
-
-    layout.run(body)
+    seeds = seeds_of(rank, sizes)
+    for depth in (0, 2):
+        loader = dist.DistDataLoader(seeds, 4, collate_fn=collate, num_prefetch=depth)
+        for _ in range(2):
+            assert len(list(loader)) == len(loader)

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from layouts import Job, Layout, on_all
+from layouts import SharedJob, everywhere, on_all
 from memory_graphs import InMemory
-from mpi4py import MPI
 from oracle import MAX_DEGREE, NUM_NODES, open_graph
 
 import mpigraph.distributed as dist
@@ -116,8 +115,9 @@ STEADY = {
 }
 
 
+@everywhere
 @pytest.mark.parametrize("name", STEADY)
-def test_an_edge_has_the_same_negatives_on_every_layout(layout: Job, oracle, name: str) -> None:
+def test_an_edge_has_the_same_negatives_on_every_layout(job: SharedJob, oracle, name: str) -> None:
     path = oracle(3)
 
     def body() -> list[dict]:
@@ -128,90 +128,76 @@ def test_an_edge_has_the_same_negatives_on_every_layout(layout: Job, oracle, nam
         )
         return [by_edge(list(loader)) for _ in range(2)]
 
-    alone = Job(MPI.COMM_SELF, Layout(1, 0, 0)).run(body)
+    job.open(path)
+    alone = job.alone(body)
     assert len(alone[0]) == len(alone[1]) == NUM_EDGES
     assert sum(alone[0][eid] == alone[1][eid] for eid in alone[0]) < 5  # another epoch, other negatives
-    found = layout.run(body) or [{}, {}]
+    found = body()
     wrong = [eid for mine, all_of in zip(found, alone, strict=True) for eid in mine if mine[eid] != all_of[eid]]
-    on_all(layout.comm, not wrong, f"{wrong}")
-    assert sum(layout.comm.allgather(len(found[1]))) == NUM_EDGES
+    on_all(job.trainers, not wrong, f"{wrong}")
+    assert sum(job.trainers.allgather(len(found[1]))) == NUM_EDGES
 
 
-def test_uniform_keeps_the_source(layout: Job, oracle) -> None:
-    path = oracle(3)
-
-    def body() -> None:
-        g = open_graph(path)
-        eids = torch.arange(g.rank(), NUM_EDGES, 5)
-        src, dst = Uniform(4)(g, eids)
-        assert src.dtype == dst.dtype == torch.int64
-        assert torch.equal(src, g.find_edges(eids)[0].repeat_interleave(4))
-        assert int(dst.min()) >= 0 and int(dst.max()) < NUM_NODES
-        again = Uniform(4)(g, eids)[1]
-        assert not torch.equal(dst, again)  # two calls differ
-        assert negative_sampler.PerSourceUniform is Uniform
-        keyed = Uniform(2)(g, {"_E": eids})
-        assert list(keyed) == [("_N", "_E", "_N")] and len(keyed["_N", "_E", "_N"][0]) == 2 * len(eids)
-        assert [len(ends) for ends in Uniform(2)(g, [])] == [0, 0]
-        with pytest.raises(OutOfRangeError, match="edge id .*591"):
-            Uniform(2)(g, [0, NUM_EDGES])
-        with pytest.raises(EdgeTypeError, match="'likes' does not exist"):
-            Uniform(2)(g, {"likes": eids})
-
-    layout.run(body)
+def test_uniform_keeps_the_source(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    eids = torch.arange(g.rank(), NUM_EDGES, 5)
+    src, dst = Uniform(4)(g, eids)
+    assert src.dtype == dst.dtype == torch.int64
+    assert torch.equal(src, g.find_edges(eids)[0].repeat_interleave(4))
+    assert int(dst.min()) >= 0 and int(dst.max()) < NUM_NODES
+    again = Uniform(4)(g, eids)[1]
+    assert not torch.equal(dst, again)  # two calls differ
+    assert negative_sampler.PerSourceUniform is Uniform
+    keyed = Uniform(2)(g, {"_E": eids})
+    assert list(keyed) == [("_N", "_E", "_N")] and len(keyed["_N", "_E", "_N"][0]) == 2 * len(eids)
+    assert [len(ends) for ends in Uniform(2)(g, [])] == [0, 0]
+    with pytest.raises(OutOfRangeError, match="edge id .*591"):
+        Uniform(2)(g, [0, NUM_EDGES])
+    with pytest.raises(EdgeTypeError, match="'likes' does not exist"):
+        Uniform(2)(g, {"likes": eids})
 
 
-def test_global_uniform_returns_no_edges_no_loops_no_repeats(layout: Job, oracle) -> None:
-    path = oracle(3)
+def test_global_uniform_returns_no_edges_no_loops_no_repeats(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    eids = torch.arange(g.rank(), NUM_EDGES, 9)
+    orig = g.ndata["orig"][:]
 
-    def body() -> None:
-        g = open_graph(path)
-        eids = torch.arange(g.rank(), NUM_EDGES, 9)
-        orig = g.ndata["orig"][:]
+    def ends(sampler: GlobalUniform, eids: torch.Tensor = eids) -> tuple[torch.Tensor, torch.Tensor]:
+        src, dst = sampler(g, eids)
+        assert len(src) == len(dst) <= sampler.k * len(eids)
+        return orig[src], orig[dst]
 
-        def ends(sampler: GlobalUniform, eids: torch.Tensor = eids) -> tuple[torch.Tensor, torch.Tensor]:
-            src, dst = sampler(g, eids)
-            assert len(src) == len(dst) <= sampler.k * len(eids)
-            return orig[src], orig[dst]
+    def are_edges(src: torch.Tensor, dst: torch.Tensor) -> torch.Tensor:
+        step = (src - dst) % NUM_NODES
+        return (step >= 1) & (step <= dst % (MAX_DEGREE + 1))
 
-        def are_edges(src: torch.Tensor, dst: torch.Tensor) -> torch.Tensor:
-            step = (src - dst) % NUM_NODES
-            return (step >= 1) & (step <= dst % (MAX_DEGREE + 1))
-
-        for k in (1, 5, 40):
-            src, dst = ends(GlobalUniform(k))
-            assert len(src) > 0.85 * k * len(eids) * (1 - (k * len(eids)) / NUM_NODES**2)
-            assert not are_edges(src, dst).any() and not (src == dst).any()
-            assert len(torch.unique(src * NUM_NODES + dst)) == len(src)
-        src, dst = ends(GlobalUniform(40, exclude_self_loops=False, replace=True, redundancy=2.0))
-        assert len(src) == 40 * len(eids) and not are_edges(src, dst).any() and (src == dst).any()
-        assert len(torch.unique(src * NUM_NODES + dst)) < len(src)
-        src, dst = ends(GlobalUniform(40, exclude_edges=False))
-        assert are_edges(src, dst).any() and not (src == dst).any()
-        mine = eids if g.rank() == 0 else eids[:0]  # a trainer without edges makes its round
-        assert len(ends(GlobalUniform(2), mine)[0]) == 0 or g.rank() == 0
-
-    layout.run(body)
+    for k in (1, 5, 40):
+        src, dst = ends(GlobalUniform(k))
+        assert len(src) > 0.85 * k * len(eids) * (1 - (k * len(eids)) / NUM_NODES**2)
+        assert not are_edges(src, dst).any() and not (src == dst).any()
+        assert len(torch.unique(src * NUM_NODES + dst)) == len(src)
+    src, dst = ends(GlobalUniform(40, exclude_self_loops=False, replace=True, redundancy=2.0))
+    assert len(src) == 40 * len(eids) and not are_edges(src, dst).any() and (src == dst).any()
+    assert len(torch.unique(src * NUM_NODES + dst)) < len(src)
+    src, dst = ends(GlobalUniform(40, exclude_edges=False))
+    assert are_edges(src, dst).any() and not (src == dst).any()
+    mine = eids if g.rank() == 0 else eids[:0]  # a trainer without edges makes its round
+    assert len(ends(GlobalUniform(2), mine)[0]) == 0 or g.rank() == 0
 
 
-def test_global_uniform_in_loaders_that_are_not_in_step(layout: Job, oracle) -> None:
-    path = oracle(3)
-
-    def body() -> None:
-        g = open_graph(path)
-        mine = torch.arange(NUM_EDGES)[: 20 * (g.rank() + 1)]
-        loader = dist.DistEdgeDataLoader(
-            g, mine, NeighborSampler([2, 2]), batch_size=6, negative_sampler=GlobalUniform(3), num_prefetch=1
-        )
-        for _ in range(2):
-            seen = [positive.edata[EID] for _, positive, _, _ in loader]
-            assert torch.equal(torch.cat(seen), mine)
-        for number, _ in enumerate(loader):
-            if number == g.rank():
-                break
-        assert len(list(loader)) == len(loader)
-
-    layout.run(body)
+def test_global_uniform_in_loaders_that_are_not_in_step(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    mine = torch.arange(NUM_EDGES)[: 20 * (g.rank() + 1)]
+    loader = dist.DistEdgeDataLoader(
+        g, mine, NeighborSampler([2, 2]), batch_size=6, negative_sampler=GlobalUniform(3), num_prefetch=1
+    )
+    for _ in range(2):
+        seen = [positive.edata[EID] for _, positive, _, _ in loader]
+        assert torch.equal(torch.cat(seen), mine)
+    for number, _ in enumerate(loader):
+        if number == g.rank():
+            break
+    assert len(list(loader)) == len(loader)
 
 
 def test_each_edge_keeps_its_first_allowed_candidates() -> None:
@@ -226,7 +212,7 @@ def test_each_edge_keeps_its_first_allowed_candidates() -> None:
     assert torch.unique(torch.stack([src, dst]), dim=1).shape == (2, 3) and len(src) == 3
 
 
-def test_joint_negatives_are_shared(layout: Job, oracle) -> None:
+def test_joint_negatives_are_shared(job: SharedJob, oracle) -> None:
     path = oracle(3)
 
     def body() -> dict:
@@ -249,44 +235,34 @@ def test_joint_negatives_are_shared(layout: Job, oracle) -> None:
         assert shared[0] != shared[100]
         return shared
 
-    alone = Job(MPI.COMM_SELF, Layout(1, 0, 0)).run(body)
-    on_all(layout.comm, layout.run(body) in (None, alone))
+    job.open(path)
+    on_all(job.trainers, body() == job.alone(body))
 
 
-def test_local_negatives_are_of_the_own_part(layout: Job, oracle) -> None:
-    path = oracle(3)
-
-    def body() -> None:
-        g = open_graph(path)
-        book = g.get_partition_book()
-        src, dst = LocalUniform(20)(g, torch.arange(50))
-        assert (book.nid2partid(dst) == book.partid).all()
-        assert torch.equal(torch.unique(dst), book.partid2nids(book.partid))
-        assert torch.equal(src[::20], g.find_edges(torch.arange(50))[0])
-
-    layout.run(body)
+def test_local_negatives_are_of_the_own_part(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    book = g.get_partition_book()
+    src, dst = LocalUniform(20)(g, torch.arange(50))
+    assert (book.nid2partid(dst) == book.partid).all()
+    assert torch.equal(torch.unique(dst), book.partid2nids(book.partid))
+    assert torch.equal(src[::20], g.find_edges(torch.arange(50))[0])
 
 
-def test_in_batch_negatives_add_no_nodes(layout: Job, oracle) -> None:
-    path = oracle(3)
-
-    def body() -> None:
-        g = open_graph(path)
-        _, heads = g.find_edges(torch.arange(NUM_EDGES))
-        eids = torch.from_numpy(np.unique(heads.numpy(), return_index=True)[1])  # one edge of each destination
-        src, dst = InBatch(6)(g, eids)
-        own = heads[eids].repeat_interleave(6)
-        assert len(dst) == 6 * len(eids) and (dst != own).all() and torch.isin(dst, own).all()
-        assert torch.equal(src, g.find_edges(eids)[0].repeat_interleave(6))
-        for few in ([], [3]):
-            assert [len(ends) for ends in InBatch(6)(g, few)] == [0, 0]
-        assert torch.equal(InBatch(2)(g, [3, 9])[1], heads[[9, 9, 3, 3]])
-        loader = dist.DistEdgeDataLoader(g, [3], NeighborSampler([2]), negative_sampler=InBatch(4))
-        ((_, positive, negative, _),) = list(loader)
-        assert positive.num_edges() == 1 and negative.num_edges() == 0
-        assert torch.equal(positive.ndata[NID], negative.ndata[NID])
-
-    layout.run(body)
+def test_in_batch_negatives_add_no_nodes(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    _, heads = g.find_edges(torch.arange(NUM_EDGES))
+    eids = torch.from_numpy(np.unique(heads.numpy(), return_index=True)[1])  # one edge of each destination
+    src, dst = InBatch(6)(g, eids)
+    own = heads[eids].repeat_interleave(6)
+    assert len(dst) == 6 * len(eids) and (dst != own).all() and torch.isin(dst, own).all()
+    assert torch.equal(src, g.find_edges(eids)[0].repeat_interleave(6))
+    for few in ([], [3]):
+        assert [len(ends) for ends in InBatch(6)(g, few)] == [0, 0]
+    assert torch.equal(InBatch(2)(g, [3, 9])[1], heads[[9, 9, 3, 3]])
+    loader = dist.DistEdgeDataLoader(g, [3], NeighborSampler([2]), negative_sampler=InBatch(4))
+    ((_, positive, negative, _),) = list(loader)
+    assert positive.num_edges() == 1 and negative.num_edges() == 0
+    assert torch.equal(positive.ndata[NID], negative.ndata[NID])
 
 
 def typed() -> InMemory:

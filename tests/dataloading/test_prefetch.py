@@ -5,7 +5,7 @@ import time
 
 import numpy as np
 import pytest
-from layouts import Job, quiet_barrier
+from layouts import Job, SharedJob, api, quiet_barrier
 from oracle import NUM_NODES, open_graph
 
 import mpigraph.distributed as dist
@@ -35,37 +35,28 @@ def test_a_job_may_end_in_the_middle_of_several_epochs(layout: Job, oracle, dept
 
 
 @pytest.mark.parametrize("depth", [0, 2])
-def test_a_loop_that_is_never_begun(layout: Job, oracle, depth: int) -> None:
-    path = oracle(3)
-
-    def body() -> None:
-        g = open_graph(path)
-        mine = dist.node_split(np.ones(NUM_NODES))
-        loader = dist.DistNodeDataLoader(g, mine, NeighborSampler([2]), batch_size=4, num_prefetch=depth)
-        steps = 0 if g.rank() == 0 else len(loader)
-        assert sum(1 for _ in zip(range(steps), loader, strict=False)) == steps
-        iter(dist.DistNodeDataLoader(g, mine, NeighborSampler([2]), batch_size=4, num_prefetch=depth))
-        quiet_barrier(current().world.trainers)  # the end of the job, which ends all epochs, is not yet
-
-    layout.run(body)
+def test_a_loop_that_is_never_begun(job: SharedJob, oracle, depth: int) -> None:
+    g = job.open(oracle(3))
+    mine = dist.node_split(np.ones(NUM_NODES))
+    loader = dist.DistNodeDataLoader(g, mine, NeighborSampler([2]), batch_size=4, num_prefetch=depth)
+    steps = 0 if g.rank() == 0 else len(loader)
+    assert sum(1 for _ in zip(range(steps), loader, strict=False)) == steps
+    iter(dist.DistNodeDataLoader(g, mine, NeighborSampler([2]), batch_size=4, num_prefetch=depth))
+    quiet_barrier(current().world.trainers)  # the end of the job, which ends all epochs, is not yet
 
 
-def test_a_loader_of_one_trainer_alone_is_named(layout: Job, oracle) -> None:
-    path = oracle(2)
-
-    def body() -> None:
-        g = open_graph(path)
-        if current().num_trainers == 1:
-            return
-        with pytest.raises(CollectiveError, match=r"trainer\(s\) 0 in open_channel; trainer\(s\) 1.* in barrier"):
-            if g.rank() == 0:
-                dist.DistDataLoader(range(9), 2)
-            else:
-                g.barrier()
-
-    layout.run(body)
+def test_a_loader_of_one_trainer_alone_is_named(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    if current().num_trainers == 1:
+        return
+    with pytest.raises(CollectiveError, match=r"trainer\(s\) 0 in open_channel; trainer\(s\) 1.* in barrier"):
+        if g.rank() == 0:
+            dist.DistDataLoader(range(9), 2)
+        else:
+            g.barrier()
 
 
+@api
 def test_without_threads_whoever_leaves_a_loop_answers(layout: Job, oracle, monkeypatch: pytest.MonkeyPatch) -> None:
     if layout.layout.servers == 0 and layout.layout.ranks_per_node > 0:
         return  # such a job needs threads

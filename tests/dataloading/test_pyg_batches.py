@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from layouts import Job, Layout, on_all
-from mpi4py import MPI
+from layouts import SharedJob, everywhere, on_all
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import LinkNeighborLoader, NeighborLoader
 from torch_geometric.nn import HGTConv, SAGEConv, to_hetero
@@ -63,12 +62,6 @@ SAMPLERS = {
 }
 NUM_BATCHES = 4
 ALL_KINDS = pytest.mark.parametrize("kind", KINDS)
-FEW_LAYOUTS = pytest.mark.parametrize(
-    "layout",
-    [Layout(1, 0, 0), Layout(3, 1, 0), Layout(4, 1, 2)],
-    indirect=True,
-    ids=lambda x: "np{}-servers{}-rpn{}".format(*x),
-)
 
 
 def in_edges(num_src: int, num_dst: int, number: int) -> tuple[np.ndarray, np.ndarray]:
@@ -101,20 +94,17 @@ def source_of(kind: str) -> GraphSource:
     )
 
 
+def partition(directory: Path, kind: str, num_parts: int) -> str:
+    """Partition a graph without changing its ids; return the path of its configuration."""
+    source = source_of(kind)
+    parts = np.concatenate([np.arange(n) * num_parts // n for n in source.num_nodes])
+    return str(partition_source(source, kind, num_parts, directory, "given", assignment=parts).config_path)
+
+
 @pytest.fixture
-def write(layout: Job, tmp_path: Path) -> Callable[[str, int], str]:
-    """Partitions a graph on rank 0, without changing its ids; returns the path of its configuration on every rank."""
-
-    def write(kind: str, num_parts: int = 3) -> str:
-        path = ""
-        if layout.comm.rank == 0:
-            source = source_of(kind)
-            parts = np.concatenate([np.arange(n) * num_parts // n for n in source.num_nodes])
-            directory = tmp_path / f"{kind}{num_parts}"
-            path = str(partition_source(source, kind, num_parts, directory, "given", assignment=parts).config_path)
-        return layout.share(path)
-
-    return write
+def write(job: SharedJob) -> Callable[..., str]:
+    """Partitions a graph, which happens once; returns the path of its configuration on every trainer."""
+    return lambda kind, num_parts=3: job.write(partition, kind, num_parts)
 
 
 def open_graph(path: str) -> dist.DistGraph:
@@ -210,11 +200,11 @@ def equal(one: Any, other: Any) -> bool:
 
 
 @ALL_KINDS
-def test_minibatches_are_those_of_neighbor_loader(layout: Job, write, kind: str) -> None:
+def test_minibatches_are_those_of_neighbor_loader(job: SharedJob, write, kind: str) -> None:
     path = write(kind)
 
     def body() -> tuple[int, int]:
-        g = open_graph(path)
+        g = job.open(path)
         nids = np.random.default_rng(1).permutation(67)[g.rank() :: current().num_trainers]
         sampler = NeighborSampler([-1, -1], prefetch_edge_feats=["weight", "double"])
         options = {"batch_size": 5, "features": "x", "labels": "y", "output": "pyg"}
@@ -229,8 +219,8 @@ def test_minibatches_are_those_of_neighbor_loader(layout: Job, write, kind: str)
         good = [same(batch, reference.collate_fn(store_of(batch).input_id)) for batch in loader]
         return sum(good), len(good)
 
-    found = layout.run(body)
-    on_all(layout.comm, found is None or found[0] == found[1] > 1, f"{found}")
+    found = body()
+    on_all(job.trainers, found[0] == found[1] > 1, f"{found}")
 
 
 def edges_of(kind: str, eids: Any) -> Any:
@@ -259,12 +249,12 @@ def by_name(batch: Data | HeteroData, source: GraphSource) -> list[Any]:
 
 
 @ALL_KINDS
-def test_minibatches_of_edges_are_those_of_link_neighbor_loader(layout: Job, write, kind: str) -> None:
+def test_minibatches_of_edges_are_those_of_link_neighbor_loader(job: SharedJob, write, kind: str) -> None:
     path, source = write(kind), source_of(kind)
     src, dst = source.edges[0]
 
     def body() -> tuple[int, int]:
-        g = open_graph(path)
+        g = job.open(path)
         eids = np.random.default_rng(2).permutation(len(src))[g.rank() :: current().num_trainers]
         options = {"batch_size": 40, "features": "x", "output": "pyg"}
         sampler = NeighborSampler([-1, -1], prefetch_node_feats="y")
@@ -284,52 +274,47 @@ def test_minibatches_of_edges_are_those_of_link_neighbor_loader(layout: Job, wri
             good.append(all(equal(*pair) for pair in pairs))
         return sum(good), len(good)
 
-    found = layout.run(body)
-    on_all(layout.comm, found is None or found[0] == found[1] >= 1, f"{found}")
+    found = body()
+    on_all(job.trainers, found[0] == found[1] >= 1, f"{found}")
 
 
-@FEW_LAYOUTS
-def test_negatives_labels_and_exclusion(layout: Job, write) -> None:
+def test_negatives_labels_and_exclusion(job: SharedJob, write) -> None:
     path, source = write("typed"), source_of("typed")
     (src, dst), counts = source.edges[0], KINDS["typed"][0]
-
-    def body() -> None:
-        g = open_graph(path)
-        eids, sampler = {WRITES: np.arange(len(src))[::-2].copy()}, NeighborSampler([2, 3])
-        options = {"batch_size": 16, "shuffle": True, "output": "pyg"}
-        drawn = dist.DistEdgeDataLoader(
-            g, eids, sampler, negative_sampler=Uniform(2), exclude="self", device="cpu", **options
-        )
-        for batch in drawn:
-            store = batch[WRITES]
-            count, ids = len(store.input_id), eids[WRITES][store.input_id.numpy()]
-            row, col = store.edge_label_index
-            authors, papers = batch["author"].n_id[row], batch["paper"].n_id[col]
-            assert torch.equal(authors[:count], torch.from_numpy(src[ids]))
-            assert torch.equal(papers[:count], torch.from_numpy(dst[ids]))
-            assert torch.equal(authors[count:], authors[:count].repeat_interleave(2))
-            assert torch.equal(store.edge_label, torch.cat([torch.ones(count), torch.zeros(2 * count)]))
-            assert not set(store.e_id.tolist()) & set(ids.tolist())
-            assert row.max() < batch["author"].num_sampled_nodes[0]
-            assert batch["paper"].num_sampled_nodes[0] == len(set(papers.tolist()))
-            for relation, ends in zip(source.schema.relations, source.edges, strict=True):
-                heads = np.delete(ends[1], ids) if relation == WRITES else ends[1]
-                found = batch[relation[2]]
-                left = np.bincount(heads, minlength=counts[relation[2]])[found.n_id]
-                drawn_by = torch.bincount(batch[relation].edge_index[1], minlength=len(found.n_id)).numpy()
-                assert np.array_equal(drawn_by, np.minimum(left, limits_of(sampler.fanouts, found.num_sampled_nodes)))
-        for batch in dist.DistEdgeDataLoader(g, eids, sampler, labels="weight", **options):
-            ids = eids[WRITES][batch[WRITES].input_id.numpy()]
-            assert torch.equal(batch[WRITES].edge_label, g.edges[WRITES].data["weight"][ids])
-        with pytest.raises(InvalidArgumentError, match="labels and negatives"):
-            dist.DistEdgeDataLoader(g, eids, sampler, labels="weight", negative_sampler=Uniform(2), output="pyg")
-        with pytest.raises(InvalidArgumentError, match="one edge_label for each relation"):
-            dist.DistEdgeDataLoader(g, eids, sampler, labels=["weight", "double"], output="pyg")
-        with pytest.raises(InvalidArgumentError, match=r"output must be 'dgl' or 'pyg' \(got None\)"):
-            dist.DistEdgeDataLoader(g, eids, sampler, output=None)
-        g.barrier()
-
-    layout.run(body)
+    g = job.open(path)
+    eids, sampler = {WRITES: np.arange(len(src))[::-2].copy()}, NeighborSampler([2, 3])
+    options = {"batch_size": 16, "shuffle": True, "output": "pyg"}
+    drawn = dist.DistEdgeDataLoader(
+        g, eids, sampler, negative_sampler=Uniform(2), exclude="self", device="cpu", **options
+    )
+    for batch in drawn:
+        store = batch[WRITES]
+        count, ids = len(store.input_id), eids[WRITES][store.input_id.numpy()]
+        row, col = store.edge_label_index
+        authors, papers = batch["author"].n_id[row], batch["paper"].n_id[col]
+        assert torch.equal(authors[:count], torch.from_numpy(src[ids]))
+        assert torch.equal(papers[:count], torch.from_numpy(dst[ids]))
+        assert torch.equal(authors[count:], authors[:count].repeat_interleave(2))
+        assert torch.equal(store.edge_label, torch.cat([torch.ones(count), torch.zeros(2 * count)]))
+        assert not set(store.e_id.tolist()) & set(ids.tolist())
+        assert row.max() < batch["author"].num_sampled_nodes[0]
+        assert batch["paper"].num_sampled_nodes[0] == len(set(papers.tolist()))
+        for relation, ends in zip(source.schema.relations, source.edges, strict=True):
+            heads = np.delete(ends[1], ids) if relation == WRITES else ends[1]
+            found = batch[relation[2]]
+            left = np.bincount(heads, minlength=counts[relation[2]])[found.n_id]
+            drawn_by = torch.bincount(batch[relation].edge_index[1], minlength=len(found.n_id)).numpy()
+            assert np.array_equal(drawn_by, np.minimum(left, limits_of(sampler.fanouts, found.num_sampled_nodes)))
+    for batch in dist.DistEdgeDataLoader(g, eids, sampler, labels="weight", **options):
+        ids = eids[WRITES][batch[WRITES].input_id.numpy()]
+        assert torch.equal(batch[WRITES].edge_label, g.edges[WRITES].data["weight"][ids])
+    with pytest.raises(InvalidArgumentError, match="labels and negatives"):
+        dist.DistEdgeDataLoader(g, eids, sampler, labels="weight", negative_sampler=Uniform(2), output="pyg")
+    with pytest.raises(InvalidArgumentError, match="one edge_label for each relation"):
+        dist.DistEdgeDataLoader(g, eids, sampler, labels=["weight", "double"], output="pyg")
+    with pytest.raises(InvalidArgumentError, match=r"output must be 'dgl' or 'pyg' \(got None\)"):
+        dist.DistEdgeDataLoader(g, eids, sampler, output=None)
+    g.barrier()
 
 
 def batch_seeds(kind: str, number: int) -> Any:
@@ -364,29 +349,27 @@ def sample_all(path: str, kind: str, rank: int, trainers: int) -> dict[tuple[str
     return found
 
 
+@everywhere
 @ALL_KINDS
-def test_subgraphs_are_the_same_in_every_layout(layout: Job, write, kind: str) -> None:
+def test_subgraphs_are_the_same_in_every_layout(job: SharedJob, write, kind: str) -> None:
     path, alone = write(kind, 4), write(kind, 1)
-    expected = Job(MPI.COMM_SELF, Layout(1, 0, 0)).run(lambda: sample_all(alone, kind, 0, 1))
-    found = layout.run(lambda: sample_all(path, kind, current().rank, current().num_trainers)) or {}
+    expected = job.alone(lambda: sample_all(alone, kind, 0, 1))
+    job.open(path)
+    found = sample_all(path, kind, current().rank, current().num_trainers)
     wrong = [key for key, value in found.items() if expected[key] != value]
-    on_all(layout.comm, not wrong, f"{wrong}")
+    on_all(job.trainers, not wrong, f"{wrong}")
     assert len(set(expected.values())) == len(expected)
-    assert sum(layout.comm.allgather(len(found))) == len(SAMPLERS) * NUM_BATCHES
+    assert sum(job.trainers.allgather(len(found))) == len(SAMPLERS) * NUM_BATCHES
 
 
 @ALL_KINDS
-def test_every_node_is_expanded_once_by_edges_of_the_graph(layout: Job, write, kind: str) -> None:
+def test_every_node_is_expanded_once_by_edges_of_the_graph(job: SharedJob, write, kind: str) -> None:
     path = write(kind)
-
-    def body() -> None:
-        g = open_graph(path)
-        for number in range(NUM_BATCHES):
-            for fanouts, replace in (([2, 3], False), ([3, 1, 2], True)):
-                subgraph = g.sample_subgraph(batch_seeds(kind, number), fanouts, replace=replace)
-                check(g, source_of(kind).schema, subgraph, fanouts, replace)
-
-    layout.run(body)
+    g = job.open(path)
+    for number in range(NUM_BATCHES):
+        for fanouts, replace in (([2, 3], False), ([3, 1, 2], True)):
+            subgraph = g.sample_subgraph(batch_seeds(kind, number), fanouts, replace=replace)
+            check(g, source_of(kind).schema, subgraph, fanouts, replace)
 
 
 def limits_of(fanouts: list[int], num_nodes: list[int]) -> np.ndarray:
@@ -417,47 +400,37 @@ def check(g: dist.DistGraph, schema: Schema, subgraph: Subgraph, fanouts: list[i
         assert not set(ids[: counts[0]].tolist()) & set(ids[counts[0] :].tolist())
 
 
-@FEW_LAYOUTS
-def test_seeds_of_several_types(layout: Job, write) -> None:
+def test_seeds_of_several_types(job: SharedJob, write) -> None:
     path = write("typed")
+    g = job.open(path)
+    nids = {"author": np.arange(7) + 1, "paper": np.arange(20)[::-1].copy()}
+    loader = dist.DistNodeDataLoader(
+        g, nids, NeighborSampler([1, 2]), batch_size=6, shuffle=True, output="pyg", device="cpu"
+    )
+    seen: dict[str, list[int]] = {"author": [], "paper": []}
+    for batch in loader:
+        for ntype, ids in nids.items():
+            store = batch[ntype]
+            assert np.array_equal(ids[store.input_id.numpy()], store.n_id[: store.batch_size])
+            assert store.num_sampled_nodes[0] == store.batch_size == len(store.input_id)
+            seen[ntype] += store.input_id.tolist()
+        assert "batch_size" not in batch["tag"] and "x" not in batch["paper"]
+        assert torch.equal(from_pyg(batch).nodes["paper"].data[NID], batch["paper"].n_id)
+    assert {ntype: sorted(some) for ntype, some in seen.items()} == {"author": [*range(7)], "paper": [*range(20)]}
 
-    def body() -> None:
-        g = open_graph(path)
-        nids = {"author": np.arange(7) + 1, "paper": np.arange(20)[::-1].copy()}
+
+def test_prefetching_changes_nothing(job: SharedJob, write) -> None:
+    path = write("typed")
+    g = job.open(path)
+    options = {"batch_size": 7, "shuffle": True, "seed": 5, "features": {"author": ["x"]}, "output": "pyg"}
+    epochs = []
+    for depth in (0, 3):
         loader = dist.DistNodeDataLoader(
-            g, nids, NeighborSampler([1, 2]), batch_size=6, shuffle=True, output="pyg", device="cpu"
+            g, {"paper": np.arange(67)}, NeighborSampler([2, 2]), num_prefetch=depth, **options
         )
-        seen: dict[str, list[int]] = {"author": [], "paper": []}
-        for batch in loader:
-            for ntype, ids in nids.items():
-                store = batch[ntype]
-                assert np.array_equal(ids[store.input_id.numpy()], store.n_id[: store.batch_size])
-                assert store.num_sampled_nodes[0] == store.batch_size == len(store.input_id)
-                seen[ntype] += store.input_id.tolist()
-            assert "batch_size" not in batch["tag"] and "x" not in batch["paper"]
-            assert torch.equal(from_pyg(batch).nodes["paper"].data[NID], batch["paper"].n_id)
-        assert {ntype: sorted(some) for ntype, some in seen.items()} == {"author": [*range(7)], "paper": [*range(20)]}
-
-    layout.run(body)
-
-
-@FEW_LAYOUTS
-def test_prefetching_changes_nothing(layout: Job, write) -> None:
-    path = write("typed")
-
-    def body() -> None:
-        g = open_graph(path)
-        options = {"batch_size": 7, "shuffle": True, "seed": 5, "features": {"author": ["x"]}, "output": "pyg"}
-        epochs = []
-        for depth in (0, 3):
-            loader = dist.DistNodeDataLoader(
-                g, {"paper": np.arange(67)}, NeighborSampler([2, 2]), num_prefetch=depth, **options
-            )
-            epochs.append([batch for _ in range(2) for batch in loader])
-        assert all(same(*pair) for pair in zip(*epochs, strict=True)) and not same(*epochs[0][:2])
-        assert "x" in epochs[0][0]["author"] and "x" not in epochs[0][0]["paper"]
-
-    layout.run(body)
+        epochs.append([batch for _ in range(2) for batch in loader])
+    assert all(same(*pair) for pair in zip(*epochs, strict=True)) and not same(*epochs[0][:2])
+    assert "x" in epochs[0][0]["author"] and "x" not in epochs[0][0]["paper"]
 
 
 class SAGE(torch.nn.Module):
@@ -512,15 +485,14 @@ def typed_model(kind: str) -> Callable[[HeteroData], torch.Tensor]:
 
 @pytest.mark.filterwarnings("ignore:The type .* contains invalid characters")  # by to_hetero, which copes
 @pytest.mark.parametrize("model_name", ["sage", "to_hetero", "hgt"])
-@FEW_LAYOUTS
-def test_models_of_pyg_learn(layout: Job, write, model_name: str) -> None:
+def test_models_of_pyg_learn(job: SharedJob, write, model_name: str) -> None:
     """What a node is to tell is the class of all that it hears of, and not in its own features."""
     kind = "plain" if model_name == "sage" else "typed"
     path = write(kind)
 
     def body() -> float:
         torch.manual_seed(3)
-        g = open_graph(path)
+        g = job.open(path)
         nids = seeds_of(kind, [v for v in range(67) if v % 6 not in (0, 5)])
         sampler = NeighborSampler([4, 4])
         loader = dist.DistNodeDataLoader(
@@ -545,8 +517,8 @@ def test_models_of_pyg_learn(layout: Job, write, model_name: str) -> None:
             right = torch.cat([out.argmax(1) == y for out, y in map(outputs, loader)])
         return float(right.float().mean())
 
-    accuracy = layout.run(body)
-    on_all(layout.comm, accuracy is None or accuracy > 0.95, f"accuracy {accuracy}")
+    accuracy = body()
+    on_all(job.trainers, accuracy > 0.95, f"accuracy {accuracy}")
 
 
 class OnlyBlocks(BlockSampler):
@@ -556,33 +528,26 @@ class OnlyBlocks(BlockSampler):
         raise NotImplementedError
 
 
-@FEW_LAYOUTS
-def test_what_cannot_be_given_is_refused(layout: Job, write, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_given_is_refused(job: SharedJob, write, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write("typed")
+    g = job.open(path)
+    nids, sampler = {"paper": [1, 2]}, NeighborSampler([2])
 
-    def body() -> None:
-        g = open_graph(path)
-        nids, sampler = {"paper": [1, 2]}, NeighborSampler([2])
+    def refused(match: str, error: type = InvalidArgumentError, given: Any = nids, how: Any = sampler) -> None:
+        with pytest.raises(error, match=match):
+            dist.DistNodeDataLoader(g, given, how, output="pyg")
 
-        def refused(match: str, error: type = InvalidArgumentError, given: Any = nids, how: Any = sampler) -> None:
-            with pytest.raises(error, match=match):
-                dist.DistNodeDataLoader(g, given, how, output="pyg")
-
-        refused("needs a sampler with sample_subgraph, like NeighborSampler .got OnlyBlocks", how=OnlyBlocks())
-        refused("nids must be a dict by node type", NodeTypeError, [1, 2])
-        with pytest.raises(InvalidArgumentError, match=r"output must be 'dgl' or 'pyg' \(got 'tf'\)"):
-            dist.DistNodeDataLoader(g, nids, sampler, output="tf")
-        without = NeighborSampler([2], prefetch_edge_feats=["weight"], return_eids=False)
-        with pytest.raises(
-            InvalidArgumentError, match="edge features need edge ids: the sampler has return_eids=False"
-        ):
-            list(dist.DistNodeDataLoader(g, nids, without, output="pyg"))
-        with monkeypatch.context() as patch:
-            patch.setitem(sys.modules, "torch_geometric.data", None)
-            refused("graphs of PyG need torch_geometric: pip install torch_geometric")
-        g.barrier()
-
-    layout.run(body)
+    refused("needs a sampler with sample_subgraph, like NeighborSampler .got OnlyBlocks", how=OnlyBlocks())
+    refused("nids must be a dict by node type", NodeTypeError, [1, 2])
+    with pytest.raises(InvalidArgumentError, match=r"output must be 'dgl' or 'pyg' \(got 'tf'\)"):
+        dist.DistNodeDataLoader(g, nids, sampler, output="tf")
+    without = NeighborSampler([2], prefetch_edge_feats=["weight"], return_eids=False)
+    with pytest.raises(InvalidArgumentError, match="edge features need edge ids: the sampler has return_eids=False"):
+        list(dist.DistNodeDataLoader(g, nids, without, output="pyg"))
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "torch_geometric.data", None)
+        refused("graphs of PyG need torch_geometric: pip install torch_geometric")
+    g.barrier()
 
 
 def add(features: Any, name: str, rows: int, policy: Any) -> None:
@@ -590,8 +555,7 @@ def add(features: Any, name: str, rows: int, policy: Any) -> None:
     features[name] = dist.DistTensor((rows,), torch.float32, part_policy=policy)
 
 
-@FEW_LAYOUTS
-def test_names_that_pyg_has_taken_are_refused_at_once(layout: Job, write) -> None:
+def test_names_that_pyg_has_taken_are_refused_at_once(job: SharedJob, write) -> None:
     """What a minibatch has already, on nodes and on edges, and what nodes and edges of a ``Data`` share."""
     paths = {kind: write(kind) for kind in KINDS}
     taken = ["num_nodes", "n_id", "num_sampled_nodes", "edge_index", "e_id", "num_sampled_edges", "input_id"]
@@ -605,32 +569,28 @@ def test_names_that_pyg_has_taken_are_refused_at_once(layout: Job, write) -> Non
             with pytest.raises(InvalidArgumentError, match=match):
                 loader(g, seeds, sampler, features=nodes, output="pyg")
 
-    def body() -> None:
-        for kind, path in paths.items():
-            g = open_graph(path)
-            ntype, relation = ("paper", WRITES) if kind == "typed" else (DEFAULT_NTYPE, DEFAULT_ETYPE)
-            nodes, edges = g.nodes[ntype].data, g.edges[relation].data
-            for name in taken:
-                add(nodes, name, g.num_nodes(ntype), g.get_node_partition_policy(ntype))
-                add(edges, name, g.num_edges(relation), g.get_edge_partition_policy(relation))
-                refused(g, f"feature '{name}' on nodes: PyG means something else", name)
-                refused(g, f"feature '{name}' on nodes", {ntype: ["x", name]})
-                refused(g, f"feature '{name}' on nodes", (), prefetch_node_feats=["x", name])
-                refused(g, f"feature '{name}' on edges", "x", prefetch_edge_feats={relation: name})
-            add(nodes, "weight", g.num_nodes(ntype), g.get_node_partition_policy(ntype))
-            both = NeighborSampler([2], prefetch_edge_feats="weight")
-            if kind == "plain":
-                refused(g, "nodes and edges both have 'weight'", "weight", prefetch_edge_feats="weight")
-            else:
-                loader = dist.DistNodeDataLoader(g, {ntype: [1, 2]}, both, features={ntype: "weight"}, output="pyg")
-                assert all("weight" in batch[ntype] and "weight" in batch[WRITES] for batch in loader)
-            g.barrier()
-
-    layout.run(body)
+    for kind, path in paths.items():
+        g = job.open(path)
+        ntype, relation = ("paper", WRITES) if kind == "typed" else (DEFAULT_NTYPE, DEFAULT_ETYPE)
+        nodes, edges = g.nodes[ntype].data, g.edges[relation].data
+        for name in taken:
+            add(nodes, name, g.num_nodes(ntype), g.get_node_partition_policy(ntype))
+            add(edges, name, g.num_edges(relation), g.get_edge_partition_policy(relation))
+            refused(g, f"feature '{name}' on nodes: PyG means something else", name)
+            refused(g, f"feature '{name}' on nodes", {ntype: ["x", name]})
+            refused(g, f"feature '{name}' on nodes", (), prefetch_node_feats=["x", name])
+            refused(g, f"feature '{name}' on edges", "x", prefetch_edge_feats={relation: name})
+        add(nodes, "weight", g.num_nodes(ntype), g.get_node_partition_policy(ntype))
+        both = NeighborSampler([2], prefetch_edge_feats="weight")
+        if kind == "plain":
+            refused(g, "nodes and edges both have 'weight'", "weight", prefetch_edge_feats="weight")
+        else:
+            loader = dist.DistNodeDataLoader(g, {ntype: [1, 2]}, both, features={ntype: "weight"}, output="pyg")
+            assert all("weight" in batch[ntype] and "weight" in batch[WRITES] for batch in loader)
+        g.barrier()
 
 
-@FEW_LAYOUTS
-def test_a_sampler_of_edges_of_the_users_own_is_refused(layout: Job, write) -> None:
+def test_a_sampler_of_edges_of_the_users_own_is_refused(job: SharedJob, write) -> None:
     path = write("plain")
 
     class Own:
@@ -639,28 +599,20 @@ def test_a_sampler_of_edges_of_the_users_own_is_refused(layout: Job, write) -> N
         def sample(self, g, seed_edges):
             raise NotImplementedError
 
-    def body() -> None:
-        g = open_graph(path)
-        with pytest.raises(InvalidArgumentError, match=r"needs a sampler of as_edge_prediction_sampler \(got Own\)"):
-            dist.DistEdgeDataLoader(g, [1], Own(), output="pyg")
-        g.barrier()
-
-    layout.run(body)
+    g = job.open(path)
+    with pytest.raises(InvalidArgumentError, match=r"needs a sampler of as_edge_prediction_sampler \(got Own\)"):
+        dist.DistEdgeDataLoader(g, [1], Own(), output="pyg")
+    g.barrier()
 
 
-@FEW_LAYOUTS
-def test_bad_seeds_of_one_trainer(layout: Job, write) -> None:
+def test_bad_seeds_of_one_trainer(job: SharedJob, write) -> None:
     path = write("plain")
-
-    def body() -> None:
-        g = open_graph(path)
-        seeds = [3, 999] if g.rank() == 0 else [3, 4]
-        loader = dist.DistNodeDataLoader(g, seeds, NeighborSampler([2]), batch_size=2, output="pyg")
-        if g.rank() == 0 or not current().world.all_near:
-            with pytest.raises(IndexError, match="node id of type '_N' 999"):
-                list(loader)
-        else:
-            assert len(list(loader)) == 1
-        g.barrier()
-
-    layout.run(body)
+    g = job.open(path)
+    seeds = [3, 999] if g.rank() == 0 else [3, 4]
+    loader = dist.DistNodeDataLoader(g, seeds, NeighborSampler([2]), batch_size=2, output="pyg")
+    if g.rank() == 0 or not current().world.all_near:
+        with pytest.raises(IndexError, match="node id of type '_N' 999"):
+            list(loader)
+    else:
+        assert len(list(loader)) == 1
+    g.barrier()

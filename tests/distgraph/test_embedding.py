@@ -6,8 +6,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from layouts import Job, Layout, on_all
-from mpi4py import MPI
+from layouts import Job, Layout, SharedJob, alone, on_all, on_layouts
 from oracle import NUM_NODES, open_graph
 
 import mpigraph.distributed as dist
@@ -32,31 +31,26 @@ def own_id(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_reads_are_leaves_in_float32(layout: Job, oracle, dtype: torch.dtype) -> None:
-    path = oracle(3)
-
-    def body() -> None:
-        g = open_graph(path)
-        emb = dist.DistEmbedding(NUM_NODES, 3, "emb", init_func=own_id, dtype=dtype)
-        assert (emb.name, emb.num_embeddings, emb.embedding_dim) == ("emb", NUM_NODES, 3)
-        assert emb.weight.dtype == dtype and emb.weight.shape == (NUM_NODES, 3)
-        assert emb.part_policy.policy_str == g.get_node_partition_policy().policy_str
-        ids = np.random.default_rng(g.rank()).integers(0, NUM_NODES, 300)
-        want = torch.from_numpy(ids)[:, None].expand(-1, 3).float()
-        for given in (ids, ids.astype(np.int32), torch.from_numpy(ids), ids.tolist()):
-            rows = emb(given)
-            assert rows.dtype == torch.float32 and rows.requires_grad and rows.is_leaf
-            assert torch.equal(rows.detach(), want)
-        with torch.no_grad():
-            rows = emb(ids, device=torch.device("cpu"))
-        assert not rows.requires_grad and torch.equal(rows, want)
-        trace = emb.take_trace()
-        assert len(trace) == 4 and all(np.array_equal(lookup.ids, ids) for lookup in trace)
-        assert emb([]).shape == (0, 3)
-        emb.reset_trace()
-        assert emb.take_trace() == []
-
-    layout.run(body)
+def test_reads_are_leaves_in_float32(job: SharedJob, oracle, dtype: torch.dtype) -> None:
+    g = job.open(oracle(3))
+    emb = dist.DistEmbedding(NUM_NODES, 3, "emb", init_func=own_id, dtype=dtype)
+    assert (emb.name, emb.num_embeddings, emb.embedding_dim) == ("emb", NUM_NODES, 3)
+    assert emb.weight.dtype == dtype and emb.weight.shape == (NUM_NODES, 3)
+    assert emb.part_policy.policy_str == g.get_node_partition_policy().policy_str
+    ids = np.random.default_rng(g.rank()).integers(0, NUM_NODES, 300)
+    want = torch.from_numpy(ids)[:, None].expand(-1, 3).float()
+    for given in (ids, ids.astype(np.int32), torch.from_numpy(ids), ids.tolist()):
+        rows = emb(given)
+        assert rows.dtype == torch.float32 and rows.requires_grad and rows.is_leaf
+        assert torch.equal(rows.detach(), want)
+    with torch.no_grad():
+        rows = emb(ids, device=torch.device("cpu"))
+    assert not rows.requires_grad and torch.equal(rows, want)
+    trace = emb.take_trace()
+    assert len(trace) == 4 and all(np.array_equal(lookup.ids, ids) for lookup in trace)
+    assert emb([]).shape == (0, 3)
+    emb.reset_trace()
+    assert emb.take_trace() == []
 
 
 def test_records_keep_what_was_read(comm, oracle) -> None:
@@ -108,7 +102,7 @@ def made(path: str) -> dict[tuple[str, torch.dtype], torch.Tensor]:
 
 @cache
 def made_alone(path: str, seed: int) -> dict[tuple[str, torch.dtype], torch.Tensor]:
-    return Job(MPI.COMM_SELF, Layout(1, 0, 0)).run(lambda: made(path), seed=seed)
+    return alone(lambda: made(path), seed=seed)
 
 
 @pytest.mark.parametrize("chunk", [7, 1 << 14])
@@ -132,78 +126,59 @@ def test_rows_do_not_depend_on_the_layout(layout: Job, oracle, chunk: int, monke
         assert len({tuple(rows.reshape(-1)[:3].tolist()) for rows in chunks}) == len(chunks), (name, dtype)
 
 
-def test_rows_of_two_names_differ_and_zeros_are_the_default(layout: Job, oracle) -> None:
-    path = oracle(2)
-
-    def body() -> None:
-        open_graph(path)
-        assert not dist.DistEmbedding(NUM_NODES, 3, "zeros").weight[:].any()
-        named = [dist.DistEmbedding(NUM_NODES, 3, name, INITS["torch"]) for name in ("a", "b", None, None)]
-        assert len({emb.name for emb in named}) == 4
-        rows = [emb.weight[:] for emb in named]
-        assert not any(torch.equal(x, y) for k, x in enumerate(rows) for y in rows[:k])
-
-    layout.run(body)
+def test_rows_of_two_names_differ_and_zeros_are_the_default(job: SharedJob, oracle) -> None:
+    job.open(oracle(3))
+    assert not dist.DistEmbedding(NUM_NODES, 3, "zeros").weight[:].any()
+    named = [dist.DistEmbedding(NUM_NODES, 3, name, INITS["torch"]) for name in ("a", "b", None, None)]
+    assert len({emb.name for emb in named}) == 4
+    rows = [emb.weight[:] for emb in named]
+    assert not any(torch.equal(x, y) for k, x in enumerate(rows) for y in rows[:k])
 
 
-def test_a_name_attaches(layout: Job, oracle) -> None:
-    path = oracle(2)
-
-    def body() -> None:
-        g = open_graph(path)
-        first = dist.DistEmbedding(NUM_NODES, 2, "emb", own_id)
-        g.barrier()
-        if g.rank() == 0:
-            first.weight[[4]] = 7
-        g.barrier()
-        again = dist.nn.DistEmbedding(NUM_NODES, 2, "emb", INITS["torch"])
-        want = own_id((NUM_NODES, 2), torch.float32)
-        want[4] = 7
-        assert torch.equal(again.weight[:], want)  # not made anew
-        again([1, 2])
-        assert first.take_trace() == [] and len(again.take_trace()) == 1
-        for wrong in ({"embedding_dim": 3}, {"dtype": torch.bfloat16}):
-            with pytest.raises(TensorMismatchError, match="'emb' exists with shape"):
-                dist.DistEmbedding(NUM_NODES, **{"embedding_dim": 2, "name": "emb"} | wrong)
-        first.weight.close()
-        with pytest.raises(ClosedError, match="'emb' was closed"):
-            again([1])
-
-    layout.run(body)
+def test_a_name_attaches(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    first = dist.DistEmbedding(NUM_NODES, 2, "emb", own_id)
+    g.barrier()
+    if g.rank() == 0:
+        first.weight[[4]] = 7
+    g.barrier()
+    again = dist.nn.DistEmbedding(NUM_NODES, 2, "emb", INITS["torch"])
+    want = own_id((NUM_NODES, 2), torch.float32)
+    want[4] = 7
+    assert torch.equal(again.weight[:], want)  # not made anew
+    again([1, 2])
+    assert first.take_trace() == [] and len(again.take_trace()) == 1
+    for wrong in ({"embedding_dim": 3}, {"dtype": torch.bfloat16}):
+        with pytest.raises(TensorMismatchError, match="'emb' exists with shape"):
+            dist.DistEmbedding(NUM_NODES, **{"embedding_dim": 2, "name": "emb"} | wrong)
+    first.weight.close()
+    with pytest.raises(ClosedError, match="'emb' was closed"):
+        again([1])
 
 
-def test_rows_of_edges(layout: Job, oracle) -> None:
-    path = oracle(2)
-
-    def body() -> None:
-        g = open_graph(path)
-        emb = dist.DistEmbedding(g.num_edges(), 1, init_func=own_id, part_policy=g.get_edge_partition_policy())
-        ids = torch.arange(0, g.num_edges(), 7)
-        assert torch.equal(emb(ids).detach()[:, 0], ids.float())
-        assert emb.part_policy.policy_str == g.get_edge_partition_policy().policy_str
-
-    layout.run(body)
+def test_rows_of_edges(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    emb = dist.DistEmbedding(g.num_edges(), 1, init_func=own_id, part_policy=g.get_edge_partition_policy())
+    ids = torch.arange(0, g.num_edges(), 7)
+    assert torch.equal(emb(ids).detach()[:, 0], ids.float())
+    assert emb.part_policy.policy_str == g.get_edge_partition_policy().policy_str
 
 
-def test_an_init_func_that_raises_on_one_trainer_raises_on_all(layout: Job, oracle) -> None:
-    path = oracle(2)
+def test_an_init_func_that_raises_on_one_trainer_raises_on_all(job: SharedJob, oracle) -> None:
 
     def init(shape: tuple, dtype: torch.dtype) -> torch.Tensor:
         if current().rank == current().num_trainers - 1:
             raise KeyError("no such vocabulary")
         return torch.zeros(shape, dtype=dtype)
 
-    def body() -> None:
-        open_graph(path)
-        before = torch.get_rng_state()
-        with pytest.raises(CollectiveError, match=r"init_func of tensor 'x' failed on .*no such vocabulary"):
-            dist.DistEmbedding(NUM_NODES, 2, "x", init)
-        with pytest.raises(InvalidArgumentError, match=r"'x' failed on every rank.*shape \(101, 2\) \(got \(101,\)"):
-            dist.DistEmbedding(NUM_NODES, 2, "x", lambda shape, dtype: torch.zeros(shape[0]))
-        assert torch.equal(torch.get_rng_state(), before)
-        assert not dist.DistEmbedding(NUM_NODES, 2, "x").weight[:].any()  # the name is free
-
-    layout.run(body)
+    job.open(oracle(3))
+    before = torch.get_rng_state()
+    with pytest.raises(CollectiveError, match=r"init_func of tensor 'x' failed on .*no such vocabulary"):
+        dist.DistEmbedding(NUM_NODES, 2, "x", init)
+    with pytest.raises(InvalidArgumentError, match=r"'x' failed on every rank.*shape \(101, 2\) \(got \(101,\)"):
+        dist.DistEmbedding(NUM_NODES, 2, "x", lambda shape, dtype: torch.zeros(shape[0]))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not dist.DistEmbedding(NUM_NODES, 2, "x").weight[:].any()  # the name is free
 
 
 BAD = [
@@ -218,46 +193,36 @@ BAD = [
 
 
 @pytest.mark.parametrize("everywhere", [True, False])
-def test_bad_arguments_are_one_error_on_every_trainer(layout: Job, oracle, everywhere: bool) -> None:
-    path = oracle(2)
-
-    def body() -> None:
-        g = open_graph(path)
-        good = {"num_embeddings": NUM_NODES, "embedding_dim": 2, "name": "x"}
-        last = current().num_trainers - 1
-        for wrong, kind, words in BAD:
-            with pytest.raises(kind, match=f"creating embedding .* failed on .*{words}"):
-                dist.DistEmbedding(**good | (wrong if everywhere or g.rank() == last else {}))
-        dist.DistEmbedding(**good)
-
-    layout.run(body)
+def test_bad_arguments_are_one_error_on_every_trainer(job: SharedJob, oracle, everywhere: bool) -> None:
+    g = job.open(oracle(3))
+    good = {"num_embeddings": NUM_NODES, "embedding_dim": 2, "name": "x"}
+    last = current().num_trainers - 1
+    for wrong, kind, words in BAD:
+        with pytest.raises(kind, match=f"creating embedding .* failed on .*{words}"):
+            dist.DistEmbedding(**good | (wrong if everywhere or g.rank() == last else {}))
+    dist.DistEmbedding(**good)
 
 
-def test_bad_ids_name_the_embedding(layout: Job, oracle) -> None:
-    path = oracle(2)
-
-    def body() -> None:
-        open_graph(path)
-        emb = dist.DistEmbedding(NUM_NODES, 2, "emb")
-        with pytest.raises(OutOfRangeError, match=r"'emb': row 101 at position 1 is out of range \(valid: 0 to 100\)"):
-            emb([3, 101])
-        with pytest.raises(IndexError, match="'emb': row -1"):
-            emb(torch.tensor([-1]))
-        with pytest.raises(InvalidArgumentError, match="'emb' must be integers"):
-            emb(torch.tensor([0.5]))
-        with pytest.raises(MPIGraphError, match="'emb' must be integers in one dimension"):
-            emb(torch.zeros(2, 2, dtype=torch.int64))
-        assert emb.take_trace() == []
-
-    layout.run(body)
+def test_bad_ids_name_the_embedding(job: SharedJob, oracle) -> None:
+    job.open(oracle(3))
+    emb = dist.DistEmbedding(NUM_NODES, 2, "emb")
+    with pytest.raises(OutOfRangeError, match=r"'emb': row 101 at position 1 is out of range \(valid: 0 to 100\)"):
+        emb([3, 101])
+    with pytest.raises(IndexError, match="'emb': row -1"):
+        emb(torch.tensor([-1]))
+    with pytest.raises(InvalidArgumentError, match="'emb' must be integers"):
+        emb(torch.tensor([0.5]))
+    with pytest.raises(MPIGraphError, match="'emb' must be integers in one dimension"):
+        emb(torch.zeros(2, 2, dtype=torch.int64))
+    assert emb.take_trace() == []
 
 
-@pytest.mark.parametrize("layout", [Layout(4, 2, 0), Layout(4, 1, 2), Layout(3, 2, 0), Layout(4, 0, 2)], indirect=True)
-def test_every_row_has_one_trainer_in_charge(layout: Job, oracle) -> None:
+@on_layouts([Layout(3, 2, 0), Layout(4, 0, 2), Layout(4, 1, 2), Layout(4, 2, 0)])
+def test_every_row_has_one_trainer_in_charge(job: SharedJob, oracle) -> None:
     path = oracle(3)
 
     def body() -> tuple[list, list, int]:
-        g = open_graph(path)
+        g = job.open(path)
         window = g.ndata["feat"].rows.window
         charge = RowOwners(window.world, window.offsets)
         rows = []
@@ -274,6 +239,6 @@ def test_every_row_has_one_trainer_in_charge(layout: Job, oracle) -> None:
             assert (np.diff(order[ids[order] == row]) > 0).all()  # equal rows keep their order
         return rows, pieces[g.rank()].tolist(), len(charge.shares())
 
-    found = [result for result in layout.comm.allgather(layout.run(body)) if result]
+    found = job.trainers.allgather(body())
     assert sorted(row for rows, *_ in found for row in rows) == list(range(NUM_NODES))
     assert all(set(pushed) <= set(rows) and rows for rows, pushed, _ in found)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from layouts import Job, Layout
+from layouts import Job, Layout, SharedJob
 from oracle import NAME, NUM_NODES, open_graph
 
 import mpigraph.distributed as dist
@@ -35,18 +35,18 @@ def shares_of(g: dist.DistGraph, mask: np.ndarray, even: bool) -> tuple[list[int
     return shares[0].tolist(), edges.tolist()
 
 
-def test_splits_cover_the_mask_once(layout: Job, oracle) -> None:
+def test_splits_cover_the_mask_once(job: SharedJob, oracle) -> None:
     path = oracle(3)
 
     def body() -> dict:
-        g = open_graph(path)
+        g = job.open(path)
         with pytest.raises(MaskLengthError, match="one entry for each of 101 nodes"):
             dist.node_split(np.ones(7), g.get_partition_book())
         with pytest.raises(InvalidArgumentError, match="rank must be in"):
             dist.node_split(MASKS["all"], rank=99)
         return {(name, even): shares_of(g, mask, even) for name, mask in MASKS.items() for even in (True, False)}
 
-    found = [shares for shares in layout.comm.allgather(layout.run(body)) if shares is not None]
+    found = job.trainers.allgather(body())
     for name, mask in MASKS.items():
         for even in (True, False):
             nodes = [shares[name, even][0] for shares in found]
@@ -70,19 +70,19 @@ class Watched:
         return self.mask[part]
 
 
-def test_splits_read_again_only_what_they_need(layout: Job, oracle, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_splits_read_again_only_what_they_need(job: SharedJob, oracle, monkeypatch: pytest.MonkeyPatch) -> None:
     path = oracle(3)
     monkeypatch.setattr("mpigraph.distgraph.split._BLOCK", 10)
     once = [(first, min(first + 10, NUM_NODES)) for first in range(0, NUM_NODES, 10)]
 
     def body() -> list[int]:
-        open_graph(path)
+        job.open(path)
         mask = Watched((np.arange(NUM_NODES) % 3 == 0).astype(np.uint8))
         mine = dist.node_split(mask).tolist()
         assert mask.read == once + [block for block in once if any(block[0] <= i < block[1] for i in mine)]
         return mine
 
-    found = [mine for mine in layout.comm.allgather(layout.run(body)) if mine is not None]
+    found = job.trainers.allgather(body())
     assert sum(found, []) == list(range(0, NUM_NODES, 3))
 
 

@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 import torch.nn.functional as F
-from layouts import Job
-from oracle import NAME, NUM_NODES
+from layouts import SharedJob
+from oracle import NUM_NODES
 from torch import nn
 
 import mpigraph as dgl
@@ -53,40 +53,33 @@ class DistSAGE(nn.Module):
         return y
 
 
-def test_the_script_trains_and_infers(layout: Job, oracle) -> None:
-    path = oracle(3)
-
-    def body() -> None:
-        g = dgl.distributed.DistGraph(NAME, part_config=path)
-        pb = g.get_partition_book()
-        train_nid = dgl.distributed.node_split(g.ndata["third"], pb, force_even=True)
-        local_nid = pb.partid2nids(pb.partid).detach().numpy()
-        assert 0 < len(local_nid) < NUM_NODES
-        labels = g.ndata["label"][np.arange(g.num_nodes())]
-        n_classes = len(torch.unique(labels))
-        sampler = dgl.dataloading.NeighborSampler([int(fanout) for fanout in "3,5".split(",")])
-        dataloader = dgl.distributed.DistNodeDataLoader(
-            g, train_nid, sampler, batch_size=8, shuffle=True, drop_last=False
-        )
-        torch.manual_seed(1)
-        model = DistSAGE(g.ndata["feat"].shape[1], 8, n_classes)
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-        start = {name: value.clone() for name, value in model.state_dict().items()}
-        for _, seeds, blocks in dataloader:
-            batch_inputs = g.ndata["feat"][blocks[0].srcdata[dgl.NID]] / NUM_NODES
-            assert torch.equal(seeds, blocks[-1].dstdata[dgl.NID])
-            loss = F.cross_entropy(model(blocks, batch_inputs), g.ndata["label"][seeds])
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        assert any(not torch.equal(value, start[name]) for name, value in model.state_dict().items())
-        model.load_state_dict(start)  # no data-parallel wrapper here: make the trainers equal again
-        with torch.no_grad():
-            for _ in range(2):  # the second evaluation attaches to the tensors of the first
-                predicted = model.inference(g, g.ndata["feat"], 16, torch.device("cpu"))
-            whole = dgl.graph(g.find_edges(torch.arange(g.num_edges())), num_nodes=g.num_nodes())
-            h = g.ndata["feat"][:]
-            want = model.layers[1](whole, F.relu(model.layers[0](whole, h)))
-        torch.testing.assert_close(predicted[:], want, rtol=1e-4, atol=1e-4)
-
-    layout.run(body)
+def test_the_script_trains_and_infers(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    pb = g.get_partition_book()
+    train_nid = dgl.distributed.node_split(g.ndata["third"], pb, force_even=True)
+    local_nid = pb.partid2nids(pb.partid).detach().numpy()
+    assert 0 < len(local_nid) < NUM_NODES
+    labels = g.ndata["label"][np.arange(g.num_nodes())]
+    n_classes = len(torch.unique(labels))
+    sampler = dgl.dataloading.NeighborSampler([int(fanout) for fanout in "3,5".split(",")])
+    dataloader = dgl.distributed.DistNodeDataLoader(g, train_nid, sampler, batch_size=8, shuffle=True, drop_last=False)
+    torch.manual_seed(1)
+    model = DistSAGE(g.ndata["feat"].shape[1], 8, n_classes)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    start = {name: value.clone() for name, value in model.state_dict().items()}
+    for _, seeds, blocks in dataloader:
+        batch_inputs = g.ndata["feat"][blocks[0].srcdata[dgl.NID]] / NUM_NODES
+        assert torch.equal(seeds, blocks[-1].dstdata[dgl.NID])
+        loss = F.cross_entropy(model(blocks, batch_inputs), g.ndata["label"][seeds])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert any(not torch.equal(value, start[name]) for name, value in model.state_dict().items())
+    model.load_state_dict(start)  # no data-parallel wrapper here: make the trainers equal again
+    with torch.no_grad():
+        for _ in range(2):  # the second evaluation attaches to the tensors of the first
+            predicted = model.inference(g, g.ndata["feat"], 16, torch.device("cpu"))
+        whole = dgl.graph(g.find_edges(torch.arange(g.num_edges())), num_nodes=g.num_nodes())
+        h = g.ndata["feat"][:]
+        want = model.layers[1](whole, F.relu(model.layers[0](whole, h)))
+    torch.testing.assert_close(predicted[:], want, rtol=1e-4, atol=1e-4)

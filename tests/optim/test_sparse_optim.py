@@ -11,8 +11,7 @@ import pytest
 import torch
 from gradients import BATCH, DIM, MAKE, Arrays, Plain, differences, embedding, everything, minibatch, piece, push, train
 from jobs import run_script
-from layouts import Job, Layout, on_all
-from mpi4py import MPI
+from layouts import Job, Layout, SharedJob, alone, everywhere, on_all
 from oracle import NUM_NODES, open_graph
 
 import mpigraph.distributed as dist
@@ -22,7 +21,6 @@ from mpigraph.session.context import current
 
 SUPPORT = Path(__file__).resolve().parents[1] / "support"
 STEPS = 4
-ALONE = Layout(1, 0, 0)
 CASES = [(kind, reduction) for kind in MAKE for reduction in ("mean", "sum")]
 
 
@@ -35,23 +33,22 @@ def trained(path: str, kind: str, reduction: str, dtype: torch.dtype, steps: int
 
 @cache
 def trained_alone(path: str, kind: str, reduction: str, dtype: torch.dtype) -> Arrays:
-    return Job(MPI.COMM_SELF, ALONE).run(lambda: trained(path, kind, reduction, dtype))
+    return alone(lambda: trained(path, kind, reduction, dtype))
 
 
+@everywhere
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_the_result_is_the_same_bits_in_every_layout(
-    layout: Job, oracle, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    job: SharedJob, oracle, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(base, "_BLOCK", 16)  # several blocks of 16-bit rows
     cases = CASES if dtype == torch.float32 else [(kind, "mean") for kind in MAKE]
     references = {case: trained_alone(oracle(1, "given"), *case, dtype) for case in cases}
     path = oracle(3, "given")
-
-    def body() -> list[str]:
-        return [f"{case}: {differences(trained(path, *case, dtype), references[case])}" for case in cases]
-
-    wrong = [text for text in layout.run(body) or [] if not text.endswith("[]")]
-    on_all(layout.comm, not wrong, f"{wrong}")
+    job.open(path)
+    results = [f"{case}: {differences(trained(path, *case, dtype), references[case])}" for case in cases]
+    wrong = [text for text in results if not text.endswith("[]")]
+    on_all(job.trainers, not wrong, f"{wrong}")
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
@@ -89,144 +86,119 @@ def dense(kind: str, weight: torch.Tensor) -> tuple[torch.nn.Parameter, torch.op
 
 
 @pytest.mark.parametrize("kind", ["adagrad", "adam", "sgd"])
-def test_torch_does_the_same_to_a_dense_embedding(layout: Job, oracle, kind: str) -> None:
+def test_torch_does_the_same_to_a_dense_embedding(job: SharedJob, oracle, kind: str) -> None:
     """With sums, and for Adam with every row in every minibatch, since torch counts steps and not touches."""
-    path = oracle(3)
-
-    def body() -> None:
-        open_graph(path)
-        emb, session = embedding(), current()
-        optimizer = MAKE[kind]([emb], reduction="sum")
-        parameter, peer = dense(kind, emb.weight[:])
-        for step in range(STEPS):
-            ids, grads = minibatch(step, BATCH + NUM_NODES if kind == "adam" else BATCH)
-            if kind == "adam":
-                ids[-NUM_NODES:] = torch.arange(NUM_NODES)
-            mine = piece(len(ids), session.rank, session.num_trainers)
-            push(emb, ids[mine], grads[mine])
-            optimizer.step()
-            peer.zero_grad()
-            (torch.nn.functional.embedding(ids, parameter) * grads).sum().backward()
-            peer.step()
-            torch.testing.assert_close(emb.weight[:], parameter.detach(), rtol=1e-6, atol=1e-6)
-
-    layout.run(body)
+    job.open(oracle(3))
+    emb, session = embedding(), current()
+    optimizer = MAKE[kind]([emb], reduction="sum")
+    parameter, peer = dense(kind, emb.weight[:])
+    for step in range(STEPS):
+        ids, grads = minibatch(step, BATCH + NUM_NODES if kind == "adam" else BATCH)
+        if kind == "adam":
+            ids[-NUM_NODES:] = torch.arange(NUM_NODES)
+        mine = piece(len(ids), session.rank, session.num_trainers)
+        push(emb, ids[mine], grads[mine])
+        optimizer.step()
+        peer.zero_grad()
+        (torch.nn.functional.embedding(ids, parameter) * grads).sum().backward()
+        peer.step()
+        torch.testing.assert_close(emb.weight[:], parameter.detach(), rtol=1e-6, atol=1e-6)
 
 
-def test_every_trainer_reads_what_a_step_wrote_and_nothing_is_lost(layout: Job, oracle) -> None:
+def test_every_trainer_reads_what_a_step_wrote_and_nothing_is_lost(job: SharedJob, oracle) -> None:
     """Each step every trainer pushes -1 to rows of everybody: rows count the steps, and no read lags behind."""
-    path = oracle(3)
     steps = 60
-
-    def body() -> None:
-        g = open_graph(path)
-        emb = dist.DistEmbedding(NUM_NODES, 33)
-        optimizer = dist.SparseSGD([emb], lr=1.0, reduction="sum")
-        rng = np.random.default_rng(7)
-        want = torch.zeros(NUM_NODES)
-        loader = dist.DistDataLoader(
-            np.arange(20 * steps) % NUM_NODES, 20, collate_fn=lambda ids: g.sample_blocks(ids, [3, 2])
-        )
-        for _, _ in zip(range(steps), loader, strict=True):  # which samples ahead meanwhile
-            ids = torch.from_numpy(rng.integers(0, NUM_NODES, 40))
-            push(emb, ids, torch.full((40, 33), -1.0))
-            optimizer.step()
-            want.index_add_(0, ids, torch.full((40,), float(current().num_trainers)))
-            assert torch.equal(emb.weight[:], want[:, None].expand(-1, 33))
-        assert want.sum() == 40 * steps * current().num_trainers
-
-    layout.run(body)
+    g = job.open(oracle(3))
+    emb = dist.DistEmbedding(NUM_NODES, 33)
+    optimizer = dist.SparseSGD([emb], lr=1.0, reduction="sum")
+    rng = np.random.default_rng(7)
+    want = torch.zeros(NUM_NODES)
+    loader = dist.DistDataLoader(
+        np.arange(20 * steps) % NUM_NODES, 20, collate_fn=lambda ids: g.sample_blocks(ids, [3, 2])
+    )
+    for _, _ in zip(range(steps), loader, strict=True):  # which samples ahead meanwhile
+        ids = torch.from_numpy(rng.integers(0, NUM_NODES, 40))
+        push(emb, ids, torch.full((40, 33), -1.0))
+        optimizer.step()
+        want.index_add_(0, ids, torch.full((40,), float(current().num_trainers)))
+        assert torch.equal(emb.weight[:], want[:, None].expand(-1, 33))
+    assert want.sum() == 40 * steps * current().num_trainers
 
 
 @pytest.mark.parametrize("who", ["first", "last", "nobody"])
-def test_trainers_without_gradients_take_part(layout: Job, oracle, who: str) -> None:
-    path = oracle(3)
-
-    def body() -> None:
-        open_graph(path)
-        session = current()
-        emb, other = embedding("a"), embedding("b")
-        before, others = emb.weight[:], other.weight[:]
-        optimizer = MAKE["adagrad"]([other, emb])
-        ids, grads = minibatch(0)
-        if session.rank == {"first": 0, "last": session.num_trainers - 1, "nobody": -1}[who]:
-            emb([5])  # without gradient
-            push(emb, ids, grads)
-        optimizer.step()
-        plain = Plain("adagrad", before)
-        if who != "nobody":
-            plain.step(ids, grads)
-        torch.testing.assert_close(emb.weight[:].double(), plain.weight, rtol=1e-6, atol=1e-6)
-        assert torch.equal(other.weight[:], others)
-        assert emb.take_trace() == []
-
-    layout.run(body)
+def test_trainers_without_gradients_take_part(job: SharedJob, oracle, who: str) -> None:
+    job.open(oracle(3))
+    session = current()
+    emb, other = embedding("a"), embedding("b")
+    before, others = emb.weight[:], other.weight[:]
+    optimizer = MAKE["adagrad"]([other, emb])
+    ids, grads = minibatch(0)
+    if session.rank == {"first": 0, "last": session.num_trainers - 1, "nobody": -1}[who]:
+        emb([5])  # without gradient
+        push(emb, ids, grads)
+    optimizer.step()
+    plain = Plain("adagrad", before)
+    if who != "nobody":
+        plain.step(ids, grads)
+    torch.testing.assert_close(emb.weight[:].double(), plain.weight, rtol=1e-6, atol=1e-6)
+    assert torch.equal(other.weight[:], others)
+    assert emb.take_trace() == []
 
 
-def test_several_reads_of_several_embeddings(layout: Job, oracle) -> None:
+def test_several_reads_of_several_embeddings(job: SharedJob, oracle) -> None:
     """As head, tail and negatives of a knowledge graph; what is averaged is averaged over all of them."""
-    path = oracle(3)
-
-    def body() -> None:
-        open_graph(path)
-        session = current()
-        embs = [embedding("a"), dist.DistEmbedding(NUM_NODES, DIM, "b")]
-        plains = [Plain("adam", emb.weight[:]) for emb in embs]
-        optimizer = MAKE["adam"](embs)
-        ids, grads = minibatch(0, 90)
-        mine = piece(90, session.rank, session.num_trainers)
-        parts = [(ids[mine][k::3], grads[mine][k::3]) for k in range(3)]
-        loss = sum((emb(i) * g).sum() for i, g in parts for emb in embs)
-        loss.backward()
-        optimizer.step()
-        for emb, plain in zip(embs, plains, strict=True):
-            plain.step(ids, grads)
-            torch.testing.assert_close(emb.weight[:].double(), plain.weight, rtol=1e-6, atol=1e-6)
-
-    layout.run(body)
+    job.open(oracle(3))
+    session = current()
+    embs = [embedding("a"), dist.DistEmbedding(NUM_NODES, DIM, "b")]
+    plains = [Plain("adam", emb.weight[:]) for emb in embs]
+    optimizer = MAKE["adam"](embs)
+    ids, grads = minibatch(0, 90)
+    mine = piece(90, session.rank, session.num_trainers)
+    parts = [(ids[mine][k::3], grads[mine][k::3]) for k in range(3)]
+    loss = sum((emb(i) * g).sum() for i, g in parts for emb in embs)
+    loss.backward()
+    optimizer.step()
+    for emb, plain in zip(embs, plains, strict=True):
+        plain.step(ids, grads)
+        torch.testing.assert_close(emb.weight[:].double(), plain.weight, rtol=1e-6, atol=1e-6)
 
 
-def test_gradients_are_dropped_and_kept_as_zero_grad_says(layout: Job, oracle) -> None:
-    path = oracle(2)
+def test_gradients_are_dropped_and_kept_as_zero_grad_says(job: SharedJob, oracle) -> None:
+    job.open(oracle(3))
+    emb = dist.DistEmbedding(NUM_NODES, 2)
+    optimizer = dist.SparseSGD([emb], 1.0)
 
-    def body() -> None:
-        open_graph(path)
-        emb = dist.DistEmbedding(NUM_NODES, 2)
-        optimizer = dist.SparseSGD([emb], 1.0)
+    def rows() -> list[float]:
+        return [float(emb.weight[row][0, 0]) for row in (1, 2, 3)]
 
-        def rows() -> list[float]:
-            return [float(emb.weight[row][0, 0]) for row in (1, 2, 3)]
-
-        optimizer.zero_grad()  # zero_grad, forward, backward, step
-        emb([1]).sum().backward()
-        optimizer.step()
-        assert rows() == [-1, 0, 0]
-        loss = emb([2]).sum()  # forward, zero_grad, backward, step
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        assert rows() == [-1, -1, 0]
-        optimizer.step()  # nothing is applied twice, with or without zero_grad
-        emb([3]).sum().backward()
-        optimizer.step()
-        assert rows() == [-1, -1, -1]
-        emb([1]).sum().backward()
-        later = emb([2]).sum()
-        optimizer.zero_grad()  # drops the first, and the second may still come
-        later.backward()
-        optimizer.step()
-        assert rows() == [-1, -2, -1]
-        late = emb([3]).sum()
-        optimizer.step()  # forgets reads without gradient
-        late.backward()
-        optimizer.step()
-        assert rows() == [-1, -2, -1]
-        emb([3]).sum().backward()
-        emb.reset_trace()
-        optimizer.step()
-        assert rows() == [-1, -2, -1]
-
-    layout.run(body)
+    optimizer.zero_grad()  # zero_grad, forward, backward, step
+    emb([1]).sum().backward()
+    optimizer.step()
+    assert rows() == [-1, 0, 0]
+    loss = emb([2]).sum()  # forward, zero_grad, backward, step
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    assert rows() == [-1, -1, 0]
+    optimizer.step()  # nothing is applied twice, with or without zero_grad
+    emb([3]).sum().backward()
+    optimizer.step()
+    assert rows() == [-1, -1, -1]
+    emb([1]).sum().backward()
+    later = emb([2]).sum()
+    optimizer.zero_grad()  # drops the first, and the second may still come
+    later.backward()
+    optimizer.step()
+    assert rows() == [-1, -2, -1]
+    late = emb([3]).sum()
+    optimizer.step()  # forgets reads without gradient
+    late.backward()
+    optimizer.step()
+    assert rows() == [-1, -2, -1]
+    emb([3]).sum().backward()
+    emb.reset_trace()
+    optimizer.step()
+    assert rows() == [-1, -2, -1]
 
 
 def test_sparse_and_wide_gradients_are_taken(comm, oracle) -> None:
@@ -273,34 +245,29 @@ def test_rows_of_16_bits_are_rounded_once(comm, oracle, kind: str, dtype: torch.
     Job(comm, Layout(comm.size, 0, 1)).run(body)
 
 
-def test_a_new_optimizer_begins_anew_and_memory_is_freed(layout: Job, oracle) -> None:
-    path = oracle(2)
-
-    def body() -> None:
-        g = open_graph(path)
-        emb = embedding()
-        g.barrier()
-        tensors = len(current().state.tensors)
-        optimizer = MAKE["adam"]([emb])
-        assert {name: t.shape for name, t in emb.optm_state.items()} == {
-            "mem": (NUM_NODES, DIM),
-            "power": (NUM_NODES, DIM),
-            "step": (NUM_NODES,),
-        }
-        train(emb, optimizer, range(1))
-        assert optimizer.state["emb"]["step"].count_nonzero() > 0
-        optimizer = MAKE["adam"]([emb])
-        assert optimizer.state["emb"]["step"].count_nonzero() == 0
-        optimizer = MAKE["row-wise"]([emb])
-        assert optimizer.state["emb"]["sum"].shape == (NUM_NODES,)
-        optimizer.lr = 0.5
-        assert optimizer.lr == optimizer.settings["lr"] == 0.5
-        with pytest.raises(InvalidArgumentError, match="lr must be"):
-            optimizer.lr = 0
-        g.barrier()
-        assert len(current().state.tensors) == tensors + 1
-
-    layout.run(body)
+def test_a_new_optimizer_begins_anew_and_memory_is_freed(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    emb = embedding()
+    g.barrier()
+    tensors = len(current().state.tensors)
+    optimizer = MAKE["adam"]([emb])
+    assert {name: t.shape for name, t in emb.optm_state.items()} == {
+        "mem": (NUM_NODES, DIM),
+        "power": (NUM_NODES, DIM),
+        "step": (NUM_NODES,),
+    }
+    train(emb, optimizer, range(1))
+    assert optimizer.state["emb"]["step"].count_nonzero() > 0
+    optimizer = MAKE["adam"]([emb])
+    assert optimizer.state["emb"]["step"].count_nonzero() == 0
+    optimizer = MAKE["row-wise"]([emb])
+    assert optimizer.state["emb"]["sum"].shape == (NUM_NODES,)
+    optimizer.lr = 0.5
+    assert optimizer.lr == optimizer.settings["lr"] == 0.5
+    with pytest.raises(InvalidArgumentError, match="lr must be"):
+        optimizer.lr = 0
+    g.barrier()
+    assert len(current().state.tensors) == tensors + 1
 
 
 def bad_params(emb: dist.DistEmbedding) -> list[tuple[object, str]]:
@@ -329,55 +296,44 @@ CLASSES = {"adagrad": dist.SparseAdagrad, "adam": dist.SparseAdam, "sgd": dist.S
 
 
 @pytest.mark.parametrize("everywhere", [True, False])
-def test_bad_arguments_are_one_error_on_every_trainer(layout: Job, oracle, everywhere: bool) -> None:
-    path = oracle(2)
-
-    def body() -> None:
-        open_graph(path)
-        emb = embedding()
-        mine = everywhere or current().rank == current().num_trainers - 1
-        for params, words in bad_params(emb):
-            with pytest.raises(InvalidArgumentError) as caught:
-                dist.SparseAdam(params if mine else [emb], 0.1)
-            assert words in str(caught.value) and "creating SparseAdam failed on" in str(caught.value)
-        for kind, wrong, words in BAD_SETTINGS:
-            with pytest.raises(InvalidArgumentError) as caught:
-                CLASSES[kind]([emb], **({"lr": 0.1} | (wrong if mine else {})))
-            assert words in str(caught.value)
-        MAKE["sgd"]([emb]).step()
-
-    layout.run(body)
+def test_bad_arguments_are_one_error_on_every_trainer(job: SharedJob, oracle, everywhere: bool) -> None:
+    job.open(oracle(3))
+    emb = embedding()
+    mine = everywhere or current().rank == current().num_trainers - 1
+    for params, words in bad_params(emb):
+        with pytest.raises(InvalidArgumentError) as caught:
+            dist.SparseAdam(params if mine else [emb], 0.1)
+        assert words in str(caught.value) and "creating SparseAdam failed on" in str(caught.value)
+    for kind, wrong, words in BAD_SETTINGS:
+        with pytest.raises(InvalidArgumentError) as caught:
+            CLASSES[kind]([emb], **({"lr": 0.1} | (wrong if mine else {})))
+        assert words in str(caught.value)
+    MAKE["sgd"]([emb]).step()
 
 
-def test_gradients_of_a_wrong_shape_raise_on_all_before_any_update(layout: Job, oracle) -> None:
-    path = oracle(3)
-
-    def body() -> None:
-        open_graph(path)
-        good, bad = embedding("good"), embedding("bad")
-        before = good.weight[:]
-        optimizer = MAKE["adagrad"]([good, bad])
-        push(good, *minibatch(0))
-        push(bad, *minibatch(0))
-        if current().rank == current().num_trainers - 1:
-            (lookup,) = bad.take_trace()
-            lookup.leaf.grad.data = torch.zeros(3, DIM)
-            bad._trace = [lookup]
-        with pytest.raises(InvalidArgumentError, match=r"'bad': the gradient of 70 rows must have shape \(70, 5\)"):
-            optimizer.step()
-        assert torch.equal(good.weight[:], before)
-        optimizer.step()  # what failed is not applied later
-        assert torch.equal(good.weight[:], before)
-        train(good, optimizer, range(1))
-        assert not torch.equal(good.weight[:], before)
-
-    layout.run(body)
+def test_gradients_of_a_wrong_shape_raise_on_all_before_any_update(job: SharedJob, oracle) -> None:
+    job.open(oracle(3))
+    good, bad = embedding("good"), embedding("bad")
+    before = good.weight[:]
+    optimizer = MAKE["adagrad"]([good, bad])
+    push(good, *minibatch(0))
+    push(bad, *minibatch(0))
+    if current().rank == current().num_trainers - 1:
+        (lookup,) = bad.take_trace()
+        lookup.leaf.grad.data = torch.zeros(3, DIM)
+        bad._trace = [lookup]
+    with pytest.raises(InvalidArgumentError, match=r"'bad': the gradient of 70 rows must have shape \(70, 5\)"):
+        optimizer.step()
+    assert torch.equal(good.weight[:], before)
+    optimizer.step()  # what failed is not applied later
+    assert torch.equal(good.weight[:], before)
+    train(good, optimizer, range(1))
+    assert not torch.equal(good.weight[:], before)
 
 
 def test_an_update_that_fails_on_one_trainer_raises_on_all(
-    layout: Job, oracle, monkeypatch: pytest.MonkeyPatch
+    job: SharedJob, oracle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = oracle(3)
     apply, failing = base.SparseOptimizer._update, [0, 1, -1]
 
     def fail(optimizer: dist.optim.SparseOptimizer, number: int, pushed: object) -> None:
@@ -386,18 +342,14 @@ def test_an_update_that_fails_on_one_trainer_raises_on_all(
         apply(optimizer, number, pushed)
 
     monkeypatch.setattr(base.SparseOptimizer, "_update", fail)
-
-    def body() -> None:
-        open_graph(path)
-        optimizer = MAKE["adagrad"]([embedding("a"), embedding("b")])
-        while failing[0] >= 0:
-            words = "step of SparseAdagrad for 'a', 'b' failed on .*: MemoryError: no room for a row"
-            with pytest.raises(CollectiveError, match=words):
-                optimizer.step()
-            del failing[0]
-        optimizer.step()
-
-    layout.run(body)
+    job.open(oracle(3))
+    optimizer = MAKE["adagrad"]([embedding("a"), embedding("b")])
+    while failing[0] >= 0:
+        words = "step of SparseAdagrad for 'a', 'b' failed on .*: MemoryError: no room for a row"
+        with pytest.raises(CollectiveError, match=words):
+            optimizer.step()
+        del failing[0]
+    optimizer.step()
 
 
 def test_trainers_with_different_optimizers_get_one_error(comm, oracle) -> None:
@@ -420,44 +372,39 @@ def test_trainers_with_different_optimizers_get_one_error(comm, oracle) -> None:
     Job(comm, Layout(comm.size, 0, 0)).run(body)
 
 
-def test_a_closed_embedding_cannot_be_stepped(layout: Job, oracle) -> None:
-    path = oracle(2)
-
-    def body() -> None:
-        open_graph(path)
-        emb = embedding()
-        optimizer = MAKE["adagrad"]([emb])
-        push(emb, *minibatch(0))
-        emb.weight.close()
-        with pytest.raises(ClosedError, match="'emb' was closed"):
-            optimizer.step()
-
-    layout.run(body)
+def test_a_closed_embedding_cannot_be_stepped(job: SharedJob, oracle) -> None:
+    job.open(oracle(3))
+    emb = embedding()
+    optimizer = MAKE["adagrad"]([emb])
+    push(emb, *minibatch(0))
+    emb.weight.close()
+    with pytest.raises(ClosedError, match="'emb' was closed"):
+        optimizer.step()
 
 
 # Saving and loading
 
 
-def saved_in(job: Job, tmp_path: Path, name: str = "saved") -> Path:
-    """A directory that all ranks of a job see."""
-    return Path(job.share(str(tmp_path))) / name
+@pytest.fixture
+def shared_path(job: SharedJob, tmp_path: Path) -> Path:
+    """A directory that all trainers see."""
+    return job.one_has(lambda: tmp_path)
 
 
+@everywhere
 @pytest.mark.parametrize("kind", MAKE)
-def test_a_saved_state_is_loaded_in_every_layout(layout: Job, oracle, tmp_path: Path, kind: str) -> None:
+def test_a_saved_state_is_loaded_in_every_layout(job: SharedJob, oracle, shared_path: Path, kind: str) -> None:
     """Saved here and loaded by one process alone, and the other way round, with other parts of the graph."""
-    here, alone = saved_in(layout, tmp_path, "here"), saved_in(layout, tmp_path, "alone")
+    here, there = shared_path / "here", shared_path / "there"
 
-    def write(path: str, directory: os.PathLike[str]) -> None:
-        open_graph(path)
+    def write(g: dist.DistGraph, directory: os.PathLike[str]) -> None:
         emb = embedding()
         optimizer = MAKE[kind]([emb, dist.DistEmbedding(NUM_NODES, 2, "other", dtype=torch.bfloat16)])
         for steps in (range(1), range(1, 2)):
             train(emb, optimizer, steps)
             optimizer.save(directory)  # the second in place of the first
 
-    def read(path: str, directory: os.PathLike[str]) -> Arrays:
-        open_graph(path)
+    def read(g: dist.DistGraph, directory: os.PathLike[str]) -> Arrays:
         emb = dist.DistEmbedding(NUM_NODES, DIM, "emb")
         optimizer = MAKE[kind]([dist.DistEmbedding(NUM_NODES, 2, "other", dtype=torch.bfloat16), emb])
         optimizer.lr = 7
@@ -467,17 +414,17 @@ def test_a_saved_state_is_loaded_in_every_layout(layout: Job, oracle, tmp_path: 
         train(emb, optimizer, range(2, 3))
         return everything(emb)
 
-    reference = Job(MPI.COMM_SELF, ALONE).run(lambda: trained(oracle(1, "given"), kind, "mean", torch.float32, 3))
-    layout.run(lambda: write(oracle(3, "given"), here))
-    if layout.comm.rank == 0:
-        assert len(list(here.iterdir())) == layout.layout.trainers + 1  # nothing of the first save is left
-        Job(MPI.COMM_SELF, ALONE).run(lambda: write(oracle(1, "given"), alone))
-    layout.comm.Barrier()
-    found = [layout.run(lambda: read(oracle(3, "given"), alone)), layout.run(lambda: read(oracle(4, "given"), here))]
-    if layout.comm.rank == 0:
-        found.append(Job(MPI.COMM_SELF, ALONE).run(lambda: read(oracle(1, "given"), here)))
-    wrong = [differences(arrays, reference) for arrays in found if arrays is not None]
-    on_all(layout.comm, not any(wrong), f"{wrong}")
+    reference = job.alone(lambda: trained(oracle(1, "given"), kind, "mean", torch.float32, 3))
+    write(job.open(oracle(3, "given")), here)
+    if job.trainers.rank == 0:
+        assert len(list(here.iterdir())) == job.layout.trainers + 1  # nothing of the first save is left
+        job.alone(lambda: write(open_graph(oracle(1, "given")), there))
+    job.trainers.Barrier()
+    found = [read(job.open(oracle(3, "given")), there), read(job.open(oracle(4, "given")), here)]
+    if job.trainers.rank == 0:
+        found.append(job.alone(lambda: read(open_graph(oracle(1, "given")), here)))
+    wrong = [differences(arrays, reference) for arrays in found]
+    on_all(job.trainers, not any(wrong), f"{wrong}")
 
 
 def damage(directory: Path, how: str) -> str:
@@ -511,65 +458,53 @@ def damage(directory: Path, how: str) -> str:
 
 
 @pytest.mark.parametrize("how", ["no directory", "no JSON", "foreign", "rows missing", "no file", "flipped"])
-def test_a_damaged_save_names_itself_on_every_trainer(layout: Job, oracle, tmp_path: Path, how: str) -> None:
-    directory = saved_in(layout, tmp_path)
-
-    def body() -> None:
-        g = open_graph(oracle(2))
-        emb = embedding()
-        optimizer = MAKE["adagrad"]([emb])
-        optimizer.save(directory)
-        g.barrier()
-        words = damage(directory, how) if g.rank() == 0 else ""
-        g.barrier()
-        words = current().world.trainers.bcast(words)
-        with pytest.raises(ShardFormatError) as caught:
-            optimizer.load(directory)
-        assert words in str(caught.value)
-        optimizer.save(directory)  # which makes it whole
+def test_a_damaged_save_names_itself_on_every_trainer(job: SharedJob, oracle, shared_path: Path, how: str) -> None:
+    directory = shared_path / "saved"
+    g = job.open(oracle(3))
+    emb = embedding()
+    optimizer = MAKE["adagrad"]([emb])
+    optimizer.save(directory)
+    g.barrier()
+    words = damage(directory, how) if g.rank() == 0 else ""
+    g.barrier()
+    words = current().world.trainers.bcast(words)
+    with pytest.raises(ShardFormatError) as caught:
         optimizer.load(directory)
-
-    layout.run(body)
-
-
-def test_a_save_of_something_else_is_refused(layout: Job, oracle, tmp_path: Path) -> None:
-    directory = saved_in(layout, tmp_path)
-
-    def body() -> None:
-        open_graph(oracle(2))
-        emb, other = embedding("emb"), embedding("other")
-        MAKE["adagrad"]([emb]).save(directory)
-        before = emb.weight[:]
-        twin = dist.DistEmbedding(NUM_NODES, DIM + 1, None)
-        twin.weight._handle.rows.name = "emb"
-        for optimizer, words in [
-            (MAKE["adam"]([emb]), "the optimizer is 'SparseAdagrad' there, and 'SparseAdam' here"),
-            (MAKE["row-wise"]([emb]), "row_wise is False there, and True here"),
-            (MAKE["adagrad"]([emb], reduction="sum"), "reduction is 'mean' there, and 'sum' here"),
-            (MAKE["adagrad"]([other]), "the embeddings are ['emb'] there, and ['other'] here"),
-            (MAKE["adagrad"]([emb, other]), "the embeddings are ['emb'] there, and ['emb', 'other'] here"),
-            (MAKE["adagrad"]([twin]), "embedding 'emb' is {'weight': ['float32', 101, 5], "),
-        ]:
-            with pytest.raises(InvalidArgumentError) as caught:
-                optimizer.load(directory)
-            assert words in str(caught.value) and str(directory) in str(caught.value)
-        assert torch.equal(emb.weight[:], before)
-
-    layout.run(body)
+    assert words in str(caught.value)
+    optimizer.save(directory)  # which makes it whole
+    optimizer.load(directory)
 
 
-def test_a_directory_that_cannot_be_written_is_one_error(layout: Job, oracle, tmp_path: Path) -> None:
-    directory = saved_in(layout, tmp_path, "file")
+def test_a_save_of_something_else_is_refused(job: SharedJob, oracle, shared_path: Path) -> None:
+    directory = shared_path / "saved"
+    job.open(oracle(3))
+    emb, other = embedding("emb"), embedding("other")
+    MAKE["adagrad"]([emb]).save(directory)
+    before = emb.weight[:]
+    twin = dist.DistEmbedding(NUM_NODES, DIM + 1, None)
+    twin.weight._handle.rows.name = "emb"
+    for optimizer, words in [
+        (MAKE["adam"]([emb]), "the optimizer is 'SparseAdagrad' there, and 'SparseAdam' here"),
+        (MAKE["row-wise"]([emb]), "row_wise is False there, and True here"),
+        (MAKE["adagrad"]([emb], reduction="sum"), "reduction is 'mean' there, and 'sum' here"),
+        (MAKE["adagrad"]([other]), "the embeddings are ['emb'] there, and ['other'] here"),
+        (MAKE["adagrad"]([emb, other]), "the embeddings are ['emb'] there, and ['emb', 'other'] here"),
+        (MAKE["adagrad"]([twin]), "embedding 'emb' is {'weight': ['float32', 101, 5], "),
+    ]:
+        with pytest.raises(InvalidArgumentError) as caught:
+            optimizer.load(directory)
+        assert words in str(caught.value) and str(directory) in str(caught.value)
+    assert torch.equal(emb.weight[:], before)
 
-    def body() -> None:
-        g = open_graph(oracle(2))
-        if g.rank() == 0:
-            directory.write_text("")
-        g.barrier()
-        with pytest.raises(MPIGraphError, match="saving embeddings to .* failed on every rank: FileExistsError"):
-            MAKE["sgd"]([embedding()]).save(directory)
 
-    layout.run(body)
+def test_a_directory_that_cannot_be_written_is_one_error(job: SharedJob, oracle, shared_path: Path) -> None:
+    directory = shared_path / "file"
+    g = job.open(oracle(3))
+    if g.rank() == 0:
+        directory.write_text("")
+    g.barrier()
+    with pytest.raises(MPIGraphError, match="saving embeddings to .* failed on every rank: FileExistsError"):
+        MAKE["sgd"]([embedding()]).save(directory)
 
 
 SCRIPT = """

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from jobs import EXAMPLES, PATIENCE, SOON, mpiexec, run, run_script
-from layouts import LAYOUTS, Job
+from layouts import Job, Layout, SharedJob, api, on_layouts
 from mpi4py import MPI
 from torch import Tensor, nn
 from torch.distributed import ReduceOp
@@ -35,6 +35,10 @@ DTYPES = [
 ]  # fmt: skip
 NUMPY = {ReduceOp.SUM: np.sum, ReduceOp.PRODUCT: np.prod, ReduceOp.MAX: np.max, ReduceOp.MIN: np.min}
 SHAPES = [(), (0,), (5,), (2, 3), (70_000,)]
+
+
+# One to four trainers, on one node and on two, with and without servers
+groups = on_layouts([Layout(1, 0, 0), Layout(2, 0, 0), Layout(3, 0, 2), Layout(4, 1, 2), Layout(4, 0, 1)])
 
 
 @contextmanager
@@ -70,214 +74,195 @@ def spread(tensor: Tensor) -> Tensor:
     return wide[..., 1]
 
 
-def test_reductions(layout: Job) -> None:
-    def body() -> None:
-        with started() as (rank, size):
-            for dtype in DTYPES:
-                for shape in SHAPES:
-                    given = everyone(size, shape, dtype)
-                    for op, numpy_op in NUMPY.items():
-                        for place in (torch.clone, spread):
-                            x = place(mine(rank, shape, dtype))
-                            dist.all_reduce(x, op)
-                            same(x, numpy_op(given, axis=0))
-                        x = mine(rank, shape, dtype)
-                        dist.reduce(x, size - 1, op)
-                        same(x, numpy_op(given, axis=0) if rank == size - 1 else given[rank])
-
-    layout.run(body)
-
-
-def test_averages_bits_and_bools(layout: Job) -> None:
-    def body() -> None:
-        with started() as (rank, size):
-            for dtype in DTYPES[:4]:
-                x = mine(rank, (9,), dtype)
-                dist.all_reduce(x, ReduceOp.AVG)
-                want = torch.from_numpy(everyone(size, (9,), dtype).mean(0)).to(dtype)
-                torch.testing.assert_close(x, want)
-            for op, numpy_op in ((ReduceOp.BAND, np.bitwise_and), (ReduceOp.BXOR, np.bitwise_xor)):
-                x = mine(rank, (9,), torch.int64)
-                dist.all_reduce(x, op)
-                same(x, numpy_op.reduce(everyone(size, (9,)).astype(np.int64)))
-            for op, joined in ((ReduceOp.SUM, np.any), (ReduceOp.PRODUCT, np.all)):
-                x = mine(rank, (9,)) > 1
-                dist.all_reduce(x, op)
-                assert x.dtype is torch.bool
-                same(x, joined(everyone(size, (9,)) > 1, axis=0))
-            half = torch.tensor([256.0 if rank == 0 else 0.5 / max(1, size - 1)], dtype=torch.bfloat16)
-            dist.all_reduce(half)  # added one by one in bfloat16 the small ones would be lost
-            assert half.item() == torch.tensor(256.0 + (0.5 if size > 1 else 0)).bfloat16().item()
-
-    layout.run(body)
-
-
-def test_broadcast_gather_and_scatter(layout: Job) -> None:
-    def body() -> None:
-        with started() as (rank, size):
-            for dtype in (*DTYPES, torch.bool, torch.complex128):
-                for shape in SHAPES[1:]:
-                    want = everyone(size, shape, dtype) if dtype is not torch.complex128 else everyone(size, shape)
-                    root = size // 2
-                    x = spread(mine(rank, shape, dtype))
-                    dist.broadcast(x, root)
-                    same(x.real if x.is_complex() else x, want[root])
-                    parts = [spread(torch.zeros(shape, dtype=dtype)) for _ in range(size)]
-                    dist.all_gather(parts, mine(rank, shape, dtype))
-                    same(torch.stack([p.real if p.is_complex() else p for p in parts]), want)
-                    if dtype is torch.complex128:
-                        continue
-                    whole = torch.zeros(size * shape[0], *shape[1:], dtype=dtype)
-                    dist.all_gather_single(whole, mine(rank, shape, dtype))
-                    same(whole, want.reshape(whole.shape))
-                    dist.all_gather_single(whole, whole[rank * shape[0] : (rank + 1) * shape[0]])  # overlapping
-                    same(whole, want.reshape(whole.shape))
-                    parts = [torch.zeros(shape, dtype=dtype) for _ in range(size)]
-                    dist.gather(mine(rank, shape, dtype), parts if rank == root else None, root)
-                    same(torch.stack(parts), want if rank == root else 0 * want)
-                    given = [mine(r, shape, dtype) for r in range(size)]
-                    x = spread(torch.zeros(shape, dtype=dtype))
-                    dist.scatter(x, given if rank == root else None, root)
-                    same(x, want[rank])
-
-    layout.run(body)
-
-
-def test_reduce_scatter(layout: Job) -> None:
-    def body() -> None:
-        with started() as (rank, size):
-            for dtype in DTYPES:
-                given = [mine(rank + part, (2, part + 1), dtype) for part in range(size)]  # part r is for rank r
-                want = np.stack([mine(r + rank, (2, rank + 1), dtype).double().numpy() for r in range(size)])
-                for op, numpy_op in NUMPY.items():
-                    x = spread(torch.zeros(2, rank + 1, dtype=dtype))
-                    dist.reduce_scatter(x, given, op)
-                    same(x, numpy_op(want, axis=0))
-                    x = torch.zeros(3, dtype=dtype)
-                    dist.reduce_scatter_single(x, mine(rank, (3 * size,), dtype), op)
-                    same(x, numpy_op(everyone(size, (3 * size,), dtype), axis=0)[3 * rank : 3 * rank + 3])
-
-    layout.run(body)
-
-
-def test_all_to_all(layout: Job) -> None:
-    def body() -> None:
-        with started() as (rank, size):
-            for dtype in (*DTYPES, torch.bool):
-                given = [mine(rank + 2 * to, (to + rank, 2), dtype) for to in range(size)]
-                got = [torch.zeros(rank + r, 2, dtype=dtype) for r in range(size)]
-                dist.all_to_all(got, given)
-                for source, x in enumerate(got):
-                    same(x, mine(source + 2 * rank, (source + rank, 2), dtype).double().numpy())
-                out = torch.zeros(sum(len(x) for x in got), 2, dtype=dtype)
-                dist.all_to_all_single(out, torch.cat(given), [len(x) for x in got], [len(x) for x in given])
-                assert torch.equal(out, torch.cat(got))
-                even = torch.zeros(2 * size, dtype=dtype)
-                dist.all_to_all_single(even, mine(rank, (2 * size,), dtype))
-                same(even, everyone(size, (2 * size,), dtype)[:, 2 * rank : 2 * rank + 2].reshape(-1))
-
-    layout.run(body)
-
-
-def test_messages(layout: Job) -> None:
-    def body() -> None:
-        with started() as (rank, size):
-            if size == 1:
-                return
-            to, source = (rank + 1) % size, (rank - 1) % size
+@groups
+def test_reductions(job: SharedJob) -> None:
+    with started() as (rank, size):
+        for dtype in DTYPES:
             for shape in SHAPES:
-                works = [dist.isend(mine(rank, shape), to, tag=3), dist.isend(mine(rank, (4,)), to, tag=9)]
-                x, y = spread(torch.zeros(shape)), torch.zeros(4)
-                assert dist.recv(y, source, tag=9) == source
-                assert dist.recv(x, tag=3) == source  # from anyone
-                same(x, everyone(size, shape)[source])
-                same(y, everyone(size, (4,))[source])
-                for work in works:
-                    work.wait()
-            ops = [dist.P2POp(dist.isend, mine(rank, (3,)), to), dist.P2POp(dist.irecv, x := torch.zeros(3), source)]
-            for work in dist.batch_isend_irecv(ops):
+                given = everyone(size, shape, dtype)
+                for op, numpy_op in NUMPY.items():
+                    for place in (torch.clone, spread):
+                        x = place(mine(rank, shape, dtype))
+                        dist.all_reduce(x, op)
+                        same(x, numpy_op(given, axis=0))
+                    x = mine(rank, shape, dtype)
+                    dist.reduce(x, size - 1, op)
+                    same(x, numpy_op(given, axis=0) if rank == size - 1 else given[rank])
+
+
+@groups
+def test_averages_bits_and_bools(job: SharedJob) -> None:
+    with started() as (rank, size):
+        for dtype in DTYPES[:4]:
+            x = mine(rank, (9,), dtype)
+            dist.all_reduce(x, ReduceOp.AVG)
+            want = torch.from_numpy(everyone(size, (9,), dtype).mean(0)).to(dtype)
+            torch.testing.assert_close(x, want)
+        for op, numpy_op in ((ReduceOp.BAND, np.bitwise_and), (ReduceOp.BXOR, np.bitwise_xor)):
+            x = mine(rank, (9,), torch.int64)
+            dist.all_reduce(x, op)
+            same(x, numpy_op.reduce(everyone(size, (9,)).astype(np.int64)))
+        for op, joined in ((ReduceOp.SUM, np.any), (ReduceOp.PRODUCT, np.all)):
+            x = mine(rank, (9,)) > 1
+            dist.all_reduce(x, op)
+            assert x.dtype is torch.bool
+            same(x, joined(everyone(size, (9,)) > 1, axis=0))
+        half = torch.tensor([256.0 if rank == 0 else 0.5 / max(1, size - 1)], dtype=torch.bfloat16)
+        dist.all_reduce(half)  # added one by one in bfloat16 the small ones would be lost
+        assert half.item() == torch.tensor(256.0 + (0.5 if size > 1 else 0)).bfloat16().item()
+
+
+@groups
+def test_broadcast_gather_and_scatter(job: SharedJob) -> None:
+    with started() as (rank, size):
+        for dtype in (*DTYPES, torch.bool, torch.complex128):
+            for shape in SHAPES[1:]:
+                want = everyone(size, shape, dtype) if dtype is not torch.complex128 else everyone(size, shape)
+                root = size // 2
+                x = spread(mine(rank, shape, dtype))
+                dist.broadcast(x, root)
+                same(x.real if x.is_complex() else x, want[root])
+                parts = [spread(torch.zeros(shape, dtype=dtype)) for _ in range(size)]
+                dist.all_gather(parts, mine(rank, shape, dtype))
+                same(torch.stack([p.real if p.is_complex() else p for p in parts]), want)
+                if dtype is torch.complex128:
+                    continue
+                whole = torch.zeros(size * shape[0], *shape[1:], dtype=dtype)
+                dist.all_gather_single(whole, mine(rank, shape, dtype))
+                same(whole, want.reshape(whole.shape))
+                dist.all_gather_single(whole, whole[rank * shape[0] : (rank + 1) * shape[0]])  # overlapping
+                same(whole, want.reshape(whole.shape))
+                parts = [torch.zeros(shape, dtype=dtype) for _ in range(size)]
+                dist.gather(mine(rank, shape, dtype), parts if rank == root else None, root)
+                same(torch.stack(parts), want if rank == root else 0 * want)
+                given = [mine(r, shape, dtype) for r in range(size)]
+                x = spread(torch.zeros(shape, dtype=dtype))
+                dist.scatter(x, given if rank == root else None, root)
+                same(x, want[rank])
+
+
+@groups
+def test_reduce_scatter(job: SharedJob) -> None:
+    with started() as (rank, size):
+        for dtype in DTYPES:
+            given = [mine(rank + part, (2, part + 1), dtype) for part in range(size)]  # part r is for rank r
+            want = np.stack([mine(r + rank, (2, rank + 1), dtype).double().numpy() for r in range(size)])
+            for op, numpy_op in NUMPY.items():
+                x = spread(torch.zeros(2, rank + 1, dtype=dtype))
+                dist.reduce_scatter(x, given, op)
+                same(x, numpy_op(want, axis=0))
+                x = torch.zeros(3, dtype=dtype)
+                dist.reduce_scatter_single(x, mine(rank, (3 * size,), dtype), op)
+                same(x, numpy_op(everyone(size, (3 * size,), dtype), axis=0)[3 * rank : 3 * rank + 3])
+
+
+@groups
+def test_all_to_all(job: SharedJob) -> None:
+    with started() as (rank, size):
+        for dtype in (*DTYPES, torch.bool):
+            given = [mine(rank + 2 * to, (to + rank, 2), dtype) for to in range(size)]
+            got = [torch.zeros(rank + r, 2, dtype=dtype) for r in range(size)]
+            dist.all_to_all(got, given)
+            for source, x in enumerate(got):
+                same(x, mine(source + 2 * rank, (source + rank, 2), dtype).double().numpy())
+            out = torch.zeros(sum(len(x) for x in got), 2, dtype=dtype)
+            dist.all_to_all_single(out, torch.cat(given), [len(x) for x in got], [len(x) for x in given])
+            assert torch.equal(out, torch.cat(got))
+            even = torch.zeros(2 * size, dtype=dtype)
+            dist.all_to_all_single(even, mine(rank, (2 * size,), dtype))
+            same(even, everyone(size, (2 * size,), dtype)[:, 2 * rank : 2 * rank + 2].reshape(-1))
+
+
+@groups
+def test_messages(job: SharedJob) -> None:
+    with started() as (rank, size):
+        if size == 1:
+            return
+        to, source = (rank + 1) % size, (rank - 1) % size
+        for shape in SHAPES:
+            works = [dist.isend(mine(rank, shape), to, tag=3), dist.isend(mine(rank, (4,)), to, tag=9)]
+            x, y = spread(torch.zeros(shape)), torch.zeros(4)
+            assert dist.recv(y, source, tag=9) == source
+            assert dist.recv(x, tag=3) == source  # from anyone
+            same(x, everyone(size, shape)[source])
+            same(y, everyone(size, (4,))[source])
+            for work in works:
                 work.wait()
-            same(x, everyone(size, (3,))[source])
-            works = [dist.isend(torch.zeros(3), to)]
-            with pytest.raises(InvalidArgumentError, match=f"rank {source} sent 12 bytes, the tensor has 20"):
-                dist.recv(torch.zeros(5), source)
-            works[0].wait()
-            dist.barrier()
-
-    layout.run(body)
-
-
-def test_objects_and_subgroups(layout: Job) -> None:
-    def body() -> None:
-        with started() as (rank, size):
-            names: list[object] = [None] * size
-            dist.all_gather_object(names, {"rank": rank})
-            assert names == [{"rank": r} for r in range(size)]
-            members = list(range(0, size, 2))
-            group = dist.new_group(members)
-            x = mine(rank, (6,))
-            dist.all_reduce(x, group=group) if rank in members else None
-            given = everyone(size, (6,))
-            same(x, given[members].sum(0) if rank in members else given[rank])
-            if rank in members:
-                x = mine(rank, (6,))
-                dist.broadcast(x, members[-1], group=group)
-                same(x, given[members[-1]])
-                dist.destroy_process_group(group)
-            everybody = dist.new_group()
-            x = mine(rank, (6,))
-            dist.all_reduce(x, group=everybody)
-            same(x, given.sum(0))
-
-    layout.run(body)
-
-
-def test_handles(layout: Job) -> None:
-    def body() -> None:
-        with started() as (rank, size):
-            tensors = [mine(rank + i, (50_000,)) for i in range(8)]
-            works = [dist.all_reduce(x, async_op=True) for x in tensors]
-            futures = [work.get_future() for work in works[::2]]
-            for x, future in zip(tensors[::2], futures, strict=True):
-                assert future.wait()[0] is x
-            for work in reversed(works):
-                assert work.wait(timedelta(seconds=20)) and work.is_completed() and work.is_success()
-            for i, x in enumerate(tensors):
-                same(x, sum(mine(r + i, (50_000,)).double().numpy() for r in range(size)))
-            doubled = dist.all_reduce(torch.ones(3), async_op=True).get_future().then(lambda f: f.value()[0] * 2)
-            assert torch.equal(doubled.wait(), torch.full((3,), 2.0 * size))
-            work = dist.barrier(async_op=True)
-            if rank == 0:
-                time.sleep(0.1)
+        ops = [dist.P2POp(dist.isend, mine(rank, (3,)), to), dist.P2POp(dist.irecv, x := torch.zeros(3), source)]
+        for work in dist.batch_isend_irecv(ops):
             work.wait()
-            many = [torch.full((2,), float(rank)), torch.full((3,), 1.0)]
-            with dist._coalescing_manager(async_ops=True) as together:
-                for x in many:
-                    dist.all_reduce(x)
-            together.wait()
-            assert many[0][0] == sum(range(size)) and many[1][0] == size
-
-    layout.run(body)
+        same(x, everyone(size, (3,))[source])
+        works = [dist.isend(torch.zeros(3), to)]
+        with pytest.raises(InvalidArgumentError, match=f"rank {source} sent 12 bytes, the tensor has 20"):
+            dist.recv(torch.zeros(5), source)
+        works[0].wait()
+        dist.barrier()
 
 
-def test_an_operation_goes_on_without_being_waited_for(layout: Job) -> None:
+@groups
+def test_objects_and_subgroups(job: SharedJob) -> None:
+    with started() as (rank, size):
+        names: list[object] = [None] * size
+        dist.all_gather_object(names, {"rank": rank})
+        assert names == [{"rank": r} for r in range(size)]
+        members = list(range(0, size, 2))
+        group = dist.new_group(members)
+        x = mine(rank, (6,))
+        dist.all_reduce(x, group=group) if rank in members else None
+        given = everyone(size, (6,))
+        same(x, given[members].sum(0) if rank in members else given[rank])
+        if rank in members:
+            x = mine(rank, (6,))
+            dist.broadcast(x, members[-1], group=group)
+            same(x, given[members[-1]])
+            dist.destroy_process_group(group)
+        everybody = dist.new_group()
+        x = mine(rank, (6,))
+        dist.all_reduce(x, group=everybody)
+        same(x, given.sum(0))
+
+
+@groups
+def test_handles(job: SharedJob) -> None:
+    with started() as (rank, size):
+        tensors = [mine(rank + i, (50_000,)) for i in range(8)]
+        works = [dist.all_reduce(x, async_op=True) for x in tensors]
+        futures = [work.get_future() for work in works[::2]]
+        for x, future in zip(tensors[::2], futures, strict=True):
+            assert future.wait()[0] is x
+        for work in reversed(works):
+            assert work.wait(timedelta(seconds=20)) and work.is_completed() and work.is_success()
+        for i, x in enumerate(tensors):
+            same(x, sum(mine(r + i, (50_000,)).double().numpy() for r in range(size)))
+        doubled = dist.all_reduce(torch.ones(3), async_op=True).get_future().then(lambda f: f.value()[0] * 2)
+        assert torch.equal(doubled.wait(), torch.full((3,), 2.0 * size))
+        work = dist.barrier(async_op=True)
+        if rank == 0:
+            time.sleep(0.1)
+        work.wait()
+        many = [torch.full((2,), float(rank)), torch.full((3,), 1.0)]
+        with dist._coalescing_manager(async_ops=True) as together:
+            for x in many:
+                dist.all_reduce(x)
+        together.wait()
+        assert many[0][0] == sum(range(size)) and many[1][0] == size
+
+
+@groups
+def test_an_operation_goes_on_without_being_waited_for(job: SharedJob) -> None:
     """One trainer neither waits nor calls MPI again: the others need its part in a sum that is made in steps."""
-
-    def body() -> None:
-        with started() as (rank, size):
-            big = torch.full((1_000_000,), float(rank))
-            if size == 1 or not current().world.threads_may_communicate:
-                return
-            dist.barrier()  # all begin at the same time
-            start = time.monotonic()
-            work = dist.all_reduce(big, async_op=True)
-            if rank == 0:
-                time.sleep(3)
-            work.wait()
-            assert rank == 0 or time.monotonic() - start < 2
-            assert bool((big == sum(range(size))).all())
-
-    layout.run(body)
+    with started() as (rank, size):
+        big = torch.full((1_000_000,), float(rank))
+        if size == 1 or not current().world.threads_may_communicate:
+            return
+        dist.barrier()  # all begin at the same time
+        start = time.monotonic()
+        work = dist.all_reduce(big, async_op=True)
+        if rank == 0:
+            time.sleep(3)
+        work.wait()
+        assert rank == 0 or time.monotonic() - start < 2
+        assert bool((big == sum(range(size))).all())
 
 
 def test_the_thread_attends_to_an_operation_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,7 +280,7 @@ def test_the_thread_attends_to_an_operation_once(monkeypatch: pytest.MonkeyPatch
     group.close()
 
 
-@pytest.mark.parametrize("layout", [x for x in LAYOUTS if x.servers or not x.ranks_per_node], indirect=True)
+@pytest.mark.parametrize("layout", [Layout(1, 0, 0), Layout(2, 0, 0), Layout(3, 1, 0), Layout(4, 1, 2)], indirect=True)
 def test_without_threads(layout: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(World, "threads_may_communicate", False)
 
@@ -316,58 +301,51 @@ def test_without_threads(layout: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     layout.run(body)
 
 
-def test_torch_operators(layout: Job) -> None:
+@groups
+def test_torch_operators(job: SharedJob) -> None:
     """The collectives that compiled code calls, through torch's dispatcher and the group's name."""
-
-    def body() -> None:
-        with started() as (rank, size):
-            group = dist.group.WORLD
-            given = everyone(size, (2 * size,))
-            same(functional.all_reduce(mine(rank, (2 * size,)), "sum", group), given.sum(0))
-            got = functional.reduce_scatter_single(mine(rank, (2 * size,)), "sum", 0, group)
-            same(got, given.sum(0)[2 * rank : 2 * rank + 2])
-
-    layout.run(body)
+    with started() as (rank, size):
+        group = dist.group.WORLD
+        given = everyone(size, (2 * size,))
+        same(functional.all_reduce(mine(rank, (2 * size,)), "sum", group), given.sum(0))
+        got = functional.reduce_scatter_single(mine(rank, (2 * size,)), "sum", 0, group)
+        same(got, given.sum(0)[2 * rank : 2 * rank + 2])
 
 
-def test_a_time_of_ones_own(layout: Job) -> None:
-    def body() -> None:
-        with started() as (rank, size):
-            if size == 1:
-                return
-            if rank == 0:
-                work = dist.all_reduce(torch.ones(1), async_op=True)
-                with pytest.raises(TimeoutError, match="all_reduce is not complete after 0.05 s"):
-                    work.wait(timedelta(seconds=0.05))
-            dist.send(torch.ones(1), 1) if rank == 0 else None
-            dist.recv(torch.ones(1), 0) if rank == 1 else None
-            if rank > 1:
-                time.sleep(0.1)
-            if rank != 0:
-                work = dist.all_reduce(torch.ones(1), async_op=True)
-            assert work.wait()
-
-    layout.run(body)
+@groups
+def test_a_time_of_ones_own(job: SharedJob) -> None:
+    with started() as (rank, size):
+        if size == 1:
+            return
+        if rank == 0:
+            work = dist.all_reduce(torch.ones(1), async_op=True)
+            with pytest.raises(TimeoutError, match="all_reduce is not complete after 0.05 s"):
+                work.wait(timedelta(seconds=0.05))
+        dist.send(torch.ones(1), 1) if rank == 0 else None
+        dist.recv(torch.ones(1), 0) if rank == 1 else None
+        if rank > 1:
+            time.sleep(0.1)
+        if rank != 0:
+            work = dist.all_reduce(torch.ones(1), async_op=True)
+        assert work.wait()
 
 
-def test_errors_name_the_thing(layout: Job) -> None:
-    def body() -> None:
-        with started() as (_, size):
-            with pytest.raises(InvalidArgumentError, match="all_reduce .* dense CPU tensors .* on meta"):
-                dist.all_reduce(torch.ones(3, device="meta"))
-            with pytest.raises(InvalidArgumentError, match="cannot do AVG of torch.int64"):
-                dist.all_reduce(torch.ones(3, dtype=torch.int64), ReduceOp.AVG)
-            with pytest.raises(InvalidArgumentError, match="cannot do BXOR of torch.float32"):
-                dist.all_reduce(torch.ones(3), ReduceOp.BXOR)
-            with pytest.raises(InvalidArgumentError, match="cannot do SUM of torch.complex64"):
-                dist.reduce_scatter(torch.ones(1) + 0j, [torch.ones(1) + 0j] * size)
-            with pytest.raises(InvalidArgumentError, match="is not|are not"):
-                dist.all_gather_single(torch.zeros(size + 1), torch.ones(1))
-            with pytest.raises(InvalidArgumentError, match="a tensor for each of"):
-                dist.all_to_all([torch.ones(1)] * (size + 1), [torch.ones(1)] * (size + 1))
-            dist.all_reduce(torch.ones(1))  # nothing was begun by the wrong calls
-
-    layout.run(body)
+@groups
+def test_errors_name_the_thing(job: SharedJob) -> None:
+    with started() as (_, size):
+        with pytest.raises(InvalidArgumentError, match="all_reduce .* dense CPU tensors .* on meta"):
+            dist.all_reduce(torch.ones(3, device="meta"))
+        with pytest.raises(InvalidArgumentError, match="cannot do AVG of torch.int64"):
+            dist.all_reduce(torch.ones(3, dtype=torch.int64), ReduceOp.AVG)
+        with pytest.raises(InvalidArgumentError, match="cannot do BXOR of torch.float32"):
+            dist.all_reduce(torch.ones(3), ReduceOp.BXOR)
+        with pytest.raises(InvalidArgumentError, match="cannot do SUM of torch.complex64"):
+            dist.reduce_scatter(torch.ones(1) + 0j, [torch.ones(1) + 0j] * size)
+        with pytest.raises(InvalidArgumentError, match="is not|are not"):
+            dist.all_gather_single(torch.zeros(size + 1), torch.ones(1))
+        with pytest.raises(InvalidArgumentError, match="a tensor for each of"):
+            dist.all_to_all([torch.ones(1)] * (size + 1), [torch.ones(1)] * (size + 1))
+        dist.all_reduce(torch.ones(1))  # nothing was begun by the wrong calls
 
 
 def ports() -> set[str]:
@@ -378,6 +356,7 @@ def ports() -> set[str]:
     return {number for number in listening if f"socket:[{number}]" in mine}
 
 
+@api
 def test_no_port_is_opened(layout: Job) -> None:
     def body() -> None:
         before = ports()
@@ -388,6 +367,7 @@ def test_no_port_is_opened(layout: Job) -> None:
     layout.run(body)
 
 
+@api
 def test_the_default_rendezvous_works_too(layout: Job) -> None:
     def body() -> None:
         dist.init_process_group("mpi4py", timeout=timedelta(seconds=30))
@@ -402,6 +382,7 @@ def test_the_default_rendezvous_works_too(layout: Job) -> None:
     layout.run(body)
 
 
+@api
 def test_it_ends_with_the_job(layout: Job) -> None:
     def body() -> None:
         dist.init_process_group("mpi4py", init_method="mpi4py://")
@@ -452,33 +433,29 @@ def gradients(steps: int, wrap: Callable[[nn.Module], nn.Module]) -> list[Tensor
     return [x.detach().clone() for p in net.parameters() for x in (p, p.grad)]
 
 
-def test_ddp_does_what_it_does_with_gloo(layout: Job) -> None:
+@groups
+def test_ddp_does_what_it_does_with_gloo(job: SharedJob) -> None:
     def wrap(net: nn.Module) -> nn.Module:
         return DistributedDataParallel(net, bucket_cap_mb=0.02)
 
-    def body() -> None:
-        results = []
-        for backend in ("gloo", "mpi4py", "mpi4py"):
-            with started(backend):
-                results.append(gradients(4, wrap))
-        for gloo, ours, again in zip(*results, strict=True):
-            torch.testing.assert_close(ours, gloo, rtol=1e-5, atol=1e-6 if gloo.dtype is torch.float32 else 1e-2)
-            assert torch.equal(ours, again)
-
-    layout.run(body)
+    results = []
+    for backend in ("gloo", "mpi4py", "mpi4py"):
+        with started(backend):
+            results.append(gradients(4, wrap))
+    for gloo, ours, again in zip(*results, strict=True):
+        torch.testing.assert_close(ours, gloo, rtol=1e-5, atol=1e-6 if gloo.dtype is torch.float32 else 1e-2)
+        assert torch.equal(ours, again)
 
 
-def test_gloo_beside_it(layout: Job) -> None:
-    def body() -> None:
-        with started("gloo") as (rank, size):
-            group = dist.new_group(list(range(size)), backend="mpi4py")
-            x, y = mine(rank, (6,)), mine(rank, (6,))
-            works = [dist.all_reduce(x, group=group, async_op=True), dist.all_reduce(y, async_op=True)]
-            for work in works:
-                work.wait()
-            assert torch.equal(x, y)
-
-    layout.run(body)
+@groups
+def test_gloo_beside_it(job: SharedJob) -> None:
+    with started("gloo") as (rank, size):
+        group = dist.new_group(list(range(size)), backend="mpi4py")
+        x, y = mine(rank, (6,)), mine(rank, (6,))
+        works = [dist.all_reduce(x, group=group, async_op=True), dist.all_reduce(y, async_op=True)]
+        for work in works:
+            work.wait()
+        assert torch.equal(x, y)
 
 
 TRAIN = """

@@ -15,8 +15,7 @@ import numpy.typing as npt
 import pytest
 import torch
 from batches import NUM_BATCHES, SAMPLERS, batch, digest
-from layouts import Job, Layout, on_all
-from mpi4py import MPI
+from layouts import SharedJob, alone, everywhere, on_all
 from oracle import NUM_NODES
 
 import mpigraph.distributed as dist
@@ -68,10 +67,14 @@ def write(directory: Path, name: str, src: I64, dst: I64, num_parts: int) -> str
     return str(partition_source(source, name, num_parts, directory / name, "given", assignment=parts).config_path)
 
 
+def write_multi(directory: Path, seed: int, num_parts: int) -> str:
+    return write(directory, MULTI, *multigraph(seed), num_parts)
+
+
 @pytest.fixture
-def multi(layout: Job, tmp_path: Path) -> str:
+def multi(job: SharedJob) -> str:
     """The configuration of multigraph 0 in three parts."""
-    return layout.share(write(tmp_path, MULTI, *multigraph(0), 3) if layout.comm.rank == 0 else None)
+    return job.write(write_multi, 0, 3)
 
 
 @cache
@@ -112,7 +115,7 @@ def expected(seed: int) -> dict[tuple[str, int], str]:
                 found[name, number] = digest(sample)
         return found
 
-    return Job(MPI.COMM_SELF, Layout(1, 0, 0)).run(body)
+    return alone(body)
 
 
 def sample_all(path: str, seed: int, prepared: bool) -> dict[tuple[str, int], str]:
@@ -134,17 +137,18 @@ def sample_all(path: str, seed: int, prepared: bool) -> dict[tuple[str, int], st
     return found
 
 
+@everywhere
 @pytest.mark.parametrize(("seed", "num_parts", "prepared"), [(0, 1, False), (1, 3, True), (2, 4, False)])
 def test_a_draw_without_edges_is_that_of_a_graph_that_lacks_them(
-    layout: Job, tmp_path: Path, seed: int, num_parts: int, prepared: bool
+    job: SharedJob, seed: int, num_parts: int, prepared: bool
 ) -> None:
-    edges = multigraph(seed)
-    path = layout.share(write(tmp_path, MULTI, *edges, num_parts) if layout.comm.rank == 0 else None)
+    path = job.write(write_multi, seed, num_parts)
     reference = expected(seed)
-    found = layout.run(lambda: sample_all(path, seed, prepared)) or {}
+    job.open(path)
+    found = sample_all(path, seed, prepared)
     wrong = [key for key, value in found.items() if reference[key] != value]
-    on_all(layout.comm, not wrong, f"{wrong}")
-    assert sum(layout.comm.allgather(len(found))) == len(SAMPLERS) * NUM_BATCHES
+    on_all(job.trainers, not wrong, f"{wrong}")
+    assert sum(job.trainers.allgather(len(found))) == len(SAMPLERS) * NUM_BATCHES
 
 
 def check_hop(g: dist.DistGraph, number: int, prob: str | None, fanout: int, replace: bool) -> None:
@@ -167,72 +171,55 @@ def check_hop(g: dist.DistGraph, number: int, prob: str | None, fanout: int, rep
     assert np.array_equal(np.bincount(ends[1], minlength=NUM_NODES)[nodes], want)
 
 
-def test_the_fanout_is_honoured_by_the_edges_that_are_left(layout: Job, multi: str) -> None:
-    def body() -> None:
-        g = dist.DistGraph(MULTI, part_config=multi)
-        for number in range(NUM_BATCHES):
-            for fanout in (0, 1, 5, -1):
-                for replace in (False, True):
-                    check_hop(
-                        g, (number + g.rank()) % NUM_BATCHES, (None, "weight", "even")[number % 3], fanout, replace
-                    )
-
-    layout.run(body)
+def test_the_fanout_is_honoured_by_the_edges_that_are_left(job: SharedJob, multi: str) -> None:
+    g = job.open(multi)
+    for number in range(NUM_BATCHES):
+        for fanout in (0, 1, 5, -1):
+            for replace in (False, True):
+                check_hop(g, (number + g.rank()) % NUM_BATCHES, (None, "weight", "even")[number % 3], fanout, replace)
 
 
-def test_nodes_without_excluded_edges_draw_what_they_always_draw(layout: Job, multi: str) -> None:
+def test_nodes_without_excluded_edges_draw_what_they_always_draw(job: SharedJob, multi: str) -> None:
     _, dst = multigraph(0)
     untouched = np.setdiff1d(np.arange(NUM_NODES), dst[excluded(0, 2)])
-
-    def body() -> None:
-        g = dist.DistGraph(MULTI, part_config=multi)
-        nodes = np.arange(NUM_NODES)
-        for prob in (None, "weight", "even"):
-            for replace in (False, True):
-                options = {"prob": prob, "replace": replace, "seed": 5}
-                plain, none, without = (
-                    g.sample_neighbors(nodes, 3, exclude_edges=edges, **options).edata[EID].numpy()
-                    for edges in (None, [], excluded(0, 2))
-                )
-                assert np.array_equal(plain, none)
-                same = [eids[np.isin(dst[eids], untouched)] for eids in (plain, without)]
-                assert np.array_equal(*same) and 0 < len(same[0]) < len(plain)
-
-    layout.run(body)
+    g = job.open(multi)
+    nodes = np.arange(NUM_NODES)
+    for prob in (None, "weight", "even"):
+        for replace in (False, True):
+            options = {"prob": prob, "replace": replace, "seed": 5}
+            plain, none, without = (
+                g.sample_neighbors(nodes, 3, exclude_edges=edges, **options).edata[EID].numpy()
+                for edges in (None, [], excluded(0, 2))
+            )
+            assert np.array_equal(plain, none)
+            same = [eids[np.isin(dst[eids], untouched)] for eids in (plain, without)]
+            assert np.array_equal(*same) and 0 < len(same[0]) < len(plain)
 
 
 @pytest.mark.parametrize("name", ["uniform", "prob"])
-def test_threads_draw_alike(layout: Job, multi: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_draw_alike(job: SharedJob, multi: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mpigraph.sampling.workers._WORTH_IT", 3)
     sampler = SAMPLERS[name]
-
-    def body() -> None:
-        g = dist.DistGraph(MULTI, part_config=multi)
-        for number in (1, 2, 5):
-            options = sampler._options | {"exclude_edges": excluded(0, number), "seed": 3}
-            alone, together = (
-                digest(g.sample_blocks(batch(number), sampler.fanouts, **(options | {"num_threads": n})))
-                for n in (1, 3)
-            )
-            assert alone == together
-
-    layout.run(body)
+    g = job.open(multi)
+    for number in (1, 2, 5):
+        options = sampler._options | {"exclude_edges": excluded(0, number), "seed": 3}
+        alone, together = (
+            digest(g.sample_blocks(batch(number), sampler.fanouts, **(options | {"num_threads": n}))) for n in (1, 3)
+        )
+        assert alone == together
 
 
-def test_samplers_take_edges_to_exclude(layout: Job, multi: str) -> None:
-    def body() -> None:
-        g = dist.DistGraph(MULTI, part_config=multi)
-        for sampler in (NeighborSampler([3, 2]), MultiLayerFullNeighborSampler(2)):
-            for sample in (sampler.sample, sampler.sample_blocks):
-                for number in range(NUM_BATCHES):
-                    for block in sample(g, batch(number), excluded(0, number))[2]:
-                        assert not np.isin(block.edata[EID], excluded(0, number)).any()
-        seeds = torch.arange(NUM_NODES)
-        left = np.delete(np.arange(g.num_edges()), excluded(0, 2))
-        _, _, (block,) = MultiLayerFullNeighborSampler(1).sample(g, seeds, excluded(0, 2))
-        assert np.array_equal(block.edata[EID], left)
-
-    layout.run(body)
+def test_samplers_take_edges_to_exclude(job: SharedJob, multi: str) -> None:
+    g = job.open(multi)
+    for sampler in (NeighborSampler([3, 2]), MultiLayerFullNeighborSampler(2)):
+        for sample in (sampler.sample, sampler.sample_blocks):
+            for number in range(NUM_BATCHES):
+                for block in sample(g, batch(number), excluded(0, number))[2]:
+                    assert not np.isin(block.edata[EID], excluded(0, number)).any()
+    seeds = torch.arange(NUM_NODES)
+    left = np.delete(np.arange(g.num_edges()), excluded(0, 2))
+    _, _, (block,) = MultiLayerFullNeighborSampler(1).sample(g, seeds, excluded(0, 2))
+    assert np.array_equal(block.edata[EID], left)
 
 
 # Existence
@@ -254,111 +241,97 @@ def check_look_up(g: dist.DistGraph, rng: np.random.Generator, n: int) -> None:
     assert n < 100 or 0.5 <= found.float().mean() < 1
 
 
-def test_edges_are_looked_up_in_one_round(layout: Job, multi: str) -> None:
-    def body() -> None:
-        g = dist.DistGraph(MULTI, part_config=multi)
-        rng = np.random.default_rng(g.rank())
-        rounds, far = g.service._channel.rounds, not current().world.all_near
-        for turn in range(6):
-            check_look_up(g, rng, (0, 40, 1000)[(turn + g.rank()) % 3])
-            assert g.service._channel.rounds == rounds + far * (turn + 1)
-        src, dst = multigraph(0)
-        assert g.has_edges_between(src, dst, "_E").all()
-        assert g.has_edges_between(int(src[0]), int(dst[0])).tolist() == [True]
-        every = [x.reshape(-1) for x in np.meshgrid(np.arange(NUM_NODES), np.arange(NUM_NODES))]
-        pairs = np.unique(np.stack([src, dst]), axis=1).shape[1]
-        assert int(g.has_edges_between(*every, ("_N", "_E", "_N")).sum()) == pairs
-
-    layout.run(body)
+def test_edges_are_looked_up_in_one_round(job: SharedJob, multi: str) -> None:
+    g = job.open(multi)
+    rng = np.random.default_rng(g.rank())
+    rounds, far = g.service._channel.rounds, not current().world.all_near
+    for turn in range(6):
+        check_look_up(g, rng, (0, 40, 1000)[(turn + g.rank()) % 3])
+        assert g.service._channel.rounds == rounds + far * (turn + 1)
+    src, dst = multigraph(0)
+    assert g.has_edges_between(src, dst, "_E").all()
+    assert g.has_edges_between(int(src[0]), int(dst[0])).tolist() == [True]
+    every = [x.reshape(-1) for x in np.meshgrid(np.arange(NUM_NODES), np.arange(NUM_NODES))]
+    pairs = np.unique(np.stack([src, dst]), axis=1).shape[1]
+    assert int(g.has_edges_between(*every, ("_N", "_E", "_N")).sum()) == pairs
 
 
-def test_some_look_edges_up_while_others_sample(layout: Job, multi: str) -> None:
-    def body() -> None:
-        g = dist.DistGraph(MULTI, part_config=multi)
-        rng = np.random.default_rng(g.rank())
-        for turn in range(8):
-            if (turn + g.rank()) % 2:
-                check_look_up(g, rng, 100)
-            else:
-                check_hop(g, turn % NUM_BATCHES, None, 4, False)
-
-    layout.run(body)
+def test_some_look_edges_up_while_others_sample(job: SharedJob, multi: str) -> None:
+    g = job.open(multi)
+    rng = np.random.default_rng(g.rank())
+    for turn in range(8):
+        if (turn + g.rank()) % 2:
+            check_look_up(g, rng, 100)
+        else:
+            check_hop(g, turn % NUM_BATCHES, None, 4, False)
 
 
-def test_a_loaders_thread_looks_edges_up_and_excludes(layout: Job, multi: str) -> None:
+def test_a_loaders_thread_looks_edges_up_and_excludes(job: SharedJob, multi: str) -> None:
     """Trainers with different numbers of batches, and of rounds in a batch; the main thread reads meanwhile."""
+    g = job.open(multi)
+    src, dst = multigraph(0)
 
-    def body() -> list:
-        g = dist.DistGraph(MULTI, part_config=multi)
-        src, dst = multigraph(0)
+    def collate(eids: list[int]) -> tuple[bool, bool, int]:
+        found = g.has_edges_between(src[eids], dst[eids])
+        if eids[0] % 2:
+            found &= g.has_edges_between(src[eids], dst[eids])
+        _, _, blocks = NeighborSampler([2, -1]).sample(g, np.unique(dst[eids]), eids)
+        hit = any(np.isin(block.edata[EID], eids).any() for block in blocks)
+        return bool(found.all()), bool(hit), blocks[-1].num_edges()
 
-        def collate(eids: list[int]) -> tuple[bool, bool, int]:
-            found = g.has_edges_between(src[eids], dst[eids])
-            if eids[0] % 2:
-                found &= g.has_edges_between(src[eids], dst[eids])
-            _, _, blocks = NeighborSampler([2, -1]).sample(g, np.unique(dst[eids]), eids)
-            hit = any(np.isin(block.edata[EID], eids).any() for block in blocks)
-            return bool(found.all()), bool(hit), blocks[-1].num_edges()
-
-        mine = np.arange(40 * g.rank(), 40 * g.rank() + (40, 23, 9, 0)[g.rank()])
-        epochs = []
-        for depth in (0, 2):
-            loader = dist.DistDataLoader(mine, 4, collate_fn=collate, num_prefetch=depth)
-            batches = []
-            for found in loader:
-                batches.append(found)
-                assert torch.equal(g.edata["even"][:8], torch.from_numpy((src[:8] + dst[:8]) % 2 == 0))
-            assert [batch[:2] for batch in batches] == [(True, False)] * len(loader)
-            epochs.append(batches)
-        assert epochs[0] == epochs[1]
-        return epochs[0]
-
-    layout.run(body)
+    mine = np.arange(40 * g.rank(), 40 * g.rank() + (40, 23, 9, 0)[g.rank()])
+    epochs = []
+    for depth in (0, 2):
+        loader = dist.DistDataLoader(mine, 4, collate_fn=collate, num_prefetch=depth)
+        batches = []
+        for found in loader:
+            batches.append(found)
+            assert torch.equal(g.edata["even"][:8], torch.from_numpy((src[:8] + dst[:8]) % 2 == 0))
+        assert [batch[:2] for batch in batches] == [(True, False)] * len(loader)
+        epochs.append(batches)
+    assert epochs[0] == epochs[1]
+    return epochs[0]
 
 
 # Bad input
 
 
-def test_what_is_wrong_on_one_rank_raises_on_every_rank(layout: Job, multi: str) -> None:
+def test_what_is_wrong_on_one_rank_raises_on_every_rank(job: SharedJob, multi: str) -> None:
     num_edges = len(multigraph(0)[0])
+    g = job.open(multi)
+    rank0, far = g.rank() == 0, not current().world.all_near
 
-    def body() -> None:
-        g = dist.DistGraph(MULTI, part_config=multi)
-        rank0, far = g.rank() == 0, not current().world.all_near
+    def everybody(kind: type[MPIGraphError], match: str, call: Callable[..., Any], good: tuple, bad: tuple) -> None:
+        """Wrong on rank 0 alone: where the call is collective every rank raises, else rank 0."""
+        if rank0 or far:
+            with pytest.raises(kind, match=match):
+                call(*(bad if rank0 else good))
+        else:
+            call(*good)
 
-        def everybody(kind: type[MPIGraphError], match: str, call: Callable[..., Any], good: tuple, bad: tuple) -> None:
-            """Wrong on rank 0 alone: where the call is collective every rank raises, else rank 0."""
-            if rank0 or far:
-                with pytest.raises(kind, match=match):
-                    call(*(bad if rank0 else good))
-            else:
-                call(*good)
+    def hop(edges: Any) -> None:
+        g.sample_neighbors([0, 5], 2, exclude_edges=edges)
 
-        def hop(edges: Any) -> None:
-            g.sample_neighbors([0, 5], 2, exclude_edges=edges)
+    def blocks(edges: Any) -> None:
+        NeighborSampler([2, 2]).sample_blocks(g, [0, 5], edges)
 
-        def blocks(edges: Any) -> None:
-            NeighborSampler([2, 2]).sample_blocks(g, [0, 5], edges)
-
-        for call in (hop, blocks):
-            for kind, match, bad in [
-                (OutOfRangeError, rf"exclude_edges: edge id .* {num_edges} at position 1", [3, num_edges]),
-                (OutOfRangeError, r"exclude_edges: edge id .* -1 at position 0", torch.tensor([-1])),
-                (InvalidArgumentError, "exclude_edges must be integers", [0.5]),
-                (InvalidArgumentError, "exclude_edges must be integers", np.zeros(num_edges, bool)),
-                (InvalidArgumentError, "exclude_edges must be integers in one dimension", torch.zeros(2, 2).long()),
-                (EdgeTypeError, "'likes' does not exist", {"likes": [1]}),
-            ]:
-                everybody(kind, match, call, ([1, 1],), (bad,))
+    for call in (hop, blocks):
         for kind, match, bad in [
-            (OutOfRangeError, r"node id of type '_N' 101 at position 1", ([0, 101], [0, 1])),
-            (OutOfRangeError, r"node id of type '_N' -7 at position 0", ([0, 1], [-7, 1])),
-            (InvalidArgumentError, "2 sources and 1 destinations", ([0, 1], [0])),
-            (InvalidArgumentError, "source ids must be integers", ([0.5], [0])),
-            (EdgeTypeError, "'likes' does not exist", ([0], [0], "likes")),
+            (OutOfRangeError, rf"exclude_edges: edge id .* {num_edges} at position 1", [3, num_edges]),
+            (OutOfRangeError, r"exclude_edges: edge id .* -1 at position 0", torch.tensor([-1])),
+            (InvalidArgumentError, "exclude_edges must be integers", [0.5]),
+            (InvalidArgumentError, "exclude_edges must be integers", np.zeros(num_edges, bool)),
+            (InvalidArgumentError, "exclude_edges must be integers in one dimension", torch.zeros(2, 2).long()),
+            (EdgeTypeError, "'likes' does not exist", {"likes": [1]}),
         ]:
-            everybody(kind, match, g.has_edges_between, ([0], [5]), bad)
-        check_hop(g, 1, None, 3, False)  # and the job goes on
-        check_look_up(g, np.random.default_rng(0), 50)
-
-    layout.run(body)
+            everybody(kind, match, call, ([1, 1],), (bad,))
+    for kind, match, bad in [
+        (OutOfRangeError, r"node id of type '_N' 101 at position 1", ([0, 101], [0, 1])),
+        (OutOfRangeError, r"node id of type '_N' -7 at position 0", ([0, 1], [-7, 1])),
+        (InvalidArgumentError, "2 sources and 1 destinations", ([0, 1], [0])),
+        (InvalidArgumentError, "source ids must be integers", ([0.5], [0])),
+        (EdgeTypeError, "'likes' does not exist", ([0], [0], "likes")),
+    ]:
+        everybody(kind, match, g.has_edges_between, ([0], [5]), bad)
+    check_hop(g, 1, None, 3, False)  # and the job goes on
+    check_look_up(g, np.random.default_rng(0), 50)

@@ -12,9 +12,7 @@ import numpy as np
 import pytest
 import torch
 from batches import NUM_BATCHES, SAMPLERS, batch, digest
-from layouts import Job, Layout, on_all
-from mpi4py import MPI
-from oracle import NAME as HOMOGENEOUS
+from layouts import SharedJob, alone, everywhere, on_all
 from oracle import NUM_NODES as NUM_NODES_PLAIN
 from oracle import oracle_source
 from typed_oracle import NUM_NODES, RELATIONS, SCHEMA, TYPED_ORACLE, WEIGHTED, edges_of, name_of, write_typed_oracle
@@ -128,18 +126,20 @@ def expected() -> dict[tuple[str, int], str]:
     """What one process alone draws."""
     with TemporaryDirectory() as directory:
         path = write_typed_oracle(Path(directory), 1)
-        return Job(MPI.COMM_SELF, Layout(1, 0, 0)).run(lambda: sample_all(path, 0, 1))
+        return alone(lambda: sample_all(path, 0, 1))
 
 
+@everywhere
 @pytest.mark.parametrize("num_parts", [1, 3, 5])
-def test_blocks_are_right_and_the_same_in_every_layout(layout: Job, tmp_path: Path, num_parts: int) -> None:
+def test_blocks_are_right_and_the_same_in_every_layout(job: SharedJob, num_parts: int) -> None:
     """Five parts are more than there are venues; the last type has no edges."""
-    path = layout.share(write_typed_oracle(tmp_path, num_parts) if layout.comm.rank == 0 else None)
+    path = job.write(write_typed_oracle, num_parts)
     reference = expected()
-    found = layout.run(lambda: sample_all(path, current().rank, current().num_trainers)) or {}
+    job.open(path)
+    found = sample_all(path, current().rank, current().num_trainers)
     wrong = [key for key, value in found.items() if reference[key] != value]
-    on_all(layout.comm, not wrong, f"{wrong}")
-    assert sum(layout.comm.allgather(len(found))) == len(TYPED_SAMPLERS) * 5
+    on_all(job.trainers, not wrong, f"{wrong}")
+    assert sum(job.trainers.allgather(len(found))) == len(TYPED_SAMPLERS) * 5
 
 
 def original(g: dist.DistGraph, ntype: str, ids: torch.Tensor) -> torch.Tensor:
@@ -147,34 +147,30 @@ def original(g: dist.DistGraph, ntype: str, ids: torch.Tensor) -> torch.Tensor:
     return g.nodes[ntype].data["feat"][ids][:, 0].long() - 1000 * g.get_ntype_id(ntype)
 
 
-def test_one_hop(layout: Job, typed_oracle: str) -> None:
+def test_one_hop(job: SharedJob, typed_oracle: str) -> None:
     """A frontier has all relations, those that were drawn from with the ids of their edges."""
-
-    def body() -> None:
-        g = dist.DistGraph(TYPED_ORACLE, part_config=typed_oracle)
-        everything = {t: torch.arange(n) for t, n in NUM_NODES.items()}
-        whole = dist.in_subgraph(g, everything)
-        assert whole.num_edges() == g.num_edges() and whole.ntypes == g.ntypes
-        part = dist.sample_etype_neighbors(g, {"paper": torch.arange(30)}, FANOUTS)
-        for frontier in (whole, part):
-            for number, relation in enumerate(RELATIONS):
-                src, dst = frontier.edges(etype=relation)
-                named = name_of(number, *(original(g, t, x) for t, x in zip(relation[::2], (src, dst), strict=True)))
-                assert torch.equal(g.edges[relation].data["edge"][frontier.edges[relation].data[EID]], named)
+    g = job.open(typed_oracle)
+    everything = {t: torch.arange(n) for t, n in NUM_NODES.items()}
+    whole = dist.in_subgraph(g, everything)
+    assert whole.num_edges() == g.num_edges() and whole.ntypes == g.ntypes
+    part = dist.sample_etype_neighbors(g, {"paper": torch.arange(30)}, FANOUTS)
+    for frontier in (whole, part):
         for number, relation in enumerate(RELATIONS):
-            degrees = g.in_degrees(torch.arange(30), relation) if relation[2] == "paper" else torch.zeros(1).long()
-            most = FANOUTS[relation] if FANOUTS[relation] >= 0 else 1000
-            assert part.num_edges(relation) == int(degrees.clamp(max=most).sum()), number
-
-    layout.run(body)
+            src, dst = frontier.edges(etype=relation)
+            named = name_of(number, *(original(g, t, x) for t, x in zip(relation[::2], (src, dst), strict=True)))
+            assert torch.equal(g.edges[relation].data["edge"][frontier.edges[relation].data[EID]], named)
+    for number, relation in enumerate(RELATIONS):
+        degrees = g.in_degrees(torch.arange(30), relation) if relation[2] == "paper" else torch.zeros(1).long()
+        most = FANOUTS[relation] if FANOUTS[relation] >= 0 else 1000
+        assert part.num_edges(relation) == int(degrees.clamp(max=most).sum()), number
 
 
 @pytest.mark.parametrize("num_prefetch", [0, 2])
-def test_loaders_mix_the_types(layout: Job, typed_oracle: str, num_prefetch: int) -> None:
+def test_loaders_mix_the_types(job: SharedJob, typed_oracle: str, num_prefetch: int) -> None:
     """Every seed comes once, and features come with the types that have them."""
 
     def body() -> Any:
-        g = dist.DistGraph(TYPED_ORACLE, part_config=typed_oracle)
+        g = job.open(typed_oracle)
         mine = {t: dist.node_split(np.ones(NUM_NODES[t], bool), ntype=t, force_even=False) for t in ("paper", "venue")}
         loader = dist.DistNodeDataLoader(
             g,
@@ -199,25 +195,21 @@ def test_loaders_mix_the_types(layout: Job, typed_oracle: str, num_prefetch: int
             assert torch.equal(found, torch.as_tensor(mine.get(ntype, [])).long().sort().values), ntype
         return {t: torch.cat(seen[t]).tolist() if seen[t] else [] for t in mine}
 
-    found = layout.comm.allgather(layout.run(body))
+    found = job.trainers.allgather(body())
     for ntype in ("paper", "venue"):
         assert sorted(v for some in found if some for v in some[ntype]) == list(range(NUM_NODES[ntype]))
 
 
-def test_batches_of_a_users_own(layout: Job, typed_oracle: str) -> None:
+def test_batches_of_a_users_own(job: SharedJob, typed_oracle: str) -> None:
     """A dict as dataset gives pairs of type and id, as in DGL; without a collate function ids by type."""
-
-    def body() -> None:
-        data = {"paper": torch.arange(5), "venue": torch.arange(2)}
-        pairs = [pair for some in dist.DistDataLoader(data, 3, collate_fn=list) for pair in some]
-        assert pairs == [("paper", v) for v in range(5)] + [("venue", v) for v in range(2)]
-        batches = list(dist.DistDataLoader(data, 4))
-        assert [{t: ids.tolist() for t, ids in some.items()} for some in batches] == [
-            {"paper": [0, 1, 2, 3]},
-            {"paper": [4], "venue": [0, 1]},
-        ]
-
-    layout.run(body)
+    data = {"paper": torch.arange(5), "venue": torch.arange(2)}
+    pairs = [pair for some in dist.DistDataLoader(data, 3, collate_fn=list) for pair in some]
+    assert pairs == [("paper", v) for v in range(5)] + [("venue", v) for v in range(2)]
+    batches = list(dist.DistDataLoader(data, 4))
+    assert [{t: ids.tolist() for t, ids in some.items()} for some in batches] == [
+        {"paper": [0, 1, 2, 3]},
+        {"paper": [4], "venue": [0, 1]},
+    ]
 
 
 def cut_in_three(source: GraphSource, name: str, directory: Path) -> str:
@@ -234,27 +226,24 @@ def renamed(source: GraphSource) -> GraphSource:
     return GraphSource(schema, source.num_nodes, source.edges, {"thing": nodes}, {"thing:next:thing": edges})
 
 
-def test_one_relation_is_the_homogeneous_case(layout: Job, oracle, tmp_path: Path) -> None:
+@everywhere
+def test_one_relation_is_the_homogeneous_case(job: SharedJob, oracle, tmp_path: Path) -> None:
     """The same minibatches, bit for bit, of a graph without types and of the same graph as its only relation.
 
     Of one call, and of two epochs of loaders of nodes and of edges.
     """
-    path = layout.share(cut_in_three(renamed(oracle_source()), "named", tmp_path) if layout.comm.rank == 0 else None)
-
-    def body() -> None:
-        plain = dist.DistGraph(HOMOGENEOUS, part_config=oracle(3, "given"))
-        named = dist.DistGraph("named", part_config=path)
-        for sampler in SAMPLERS.values():
-            for number in range(NUM_BATCHES):
-                options = sampler._options | {"seed": 5}
-                one = plain.sample_blocks(batch(number), sampler.fanouts, **options)
-                other = named.sample_blocks({"thing": batch(number)}, sampler.fanouts, **options)
-                assert digest(one) == digest(other)
-        nodes, edges = torch.arange(0, NUM_NODES_PLAIN, 2), torch.arange(0, plain.num_edges(), 5)
-        found = [epochs_of(g, *ids) for g, *ids in ((plain, nodes, edges), (named, {"thing": nodes}, {NEXT: edges}))]
-        assert found[0] == found[1] and len(set(found[0])) == len(found[0]) > 8
-
-    layout.run(body)
+    path = job.one_has(lambda: cut_in_three(renamed(oracle_source()), "named", tmp_path))
+    plain = job.open(oracle(3, "given"))
+    named = dist.DistGraph("named", part_config=path)
+    for sampler in SAMPLERS.values():
+        for number in range(NUM_BATCHES):
+            options = sampler._options | {"seed": 5}
+            one = plain.sample_blocks(batch(number), sampler.fanouts, **options)
+            other = named.sample_blocks({"thing": batch(number)}, sampler.fanouts, **options)
+            assert digest(one) == digest(other)
+    nodes, edges = torch.arange(0, NUM_NODES_PLAIN, 2), torch.arange(0, plain.num_edges(), 5)
+    found = [epochs_of(g, *ids) for g, *ids in ((plain, nodes, edges), (named, {"thing": nodes}, {NEXT: edges}))]
+    assert found[0] == found[1] and len(set(found[0])) == len(found[0]) > 8
 
 
 def epochs_of(g: dist.DistGraph, nids: Any, eids: Any) -> list[str]:
@@ -277,52 +266,43 @@ def ring(num_relations: int, num_nodes: int = 40) -> GraphSource:
     return GraphSource(Schema(("x",), relations), (num_nodes,), edges, {"x": {}}, {":".join(r): {} for r in relations})
 
 
-@pytest.mark.parametrize("layout", [Layout(1, 0, 0), Layout(2, 0, 1), Layout(4, 1, 2)], indirect=True)
-def test_every_relation_of_many_is_drawn_from(layout: Job, tmp_path: Path) -> None:
+def test_every_relation_of_many_is_drawn_from(job: SharedJob, tmp_path: Path) -> None:
     """The edges of each are its own, and those with fanout 0 give none."""
     source = ring(200)
-    path = layout.share(cut_in_three(source, "ring", tmp_path) if layout.comm.rank == 0 else None)
-
-    def body() -> None:
-        g = dist.DistGraph("ring", part_config=path)
-        seeds, relations = torch.arange(0, 40, 4), source.schema.relations
-        _, _, blocks = g.sample_blocks(seeds, [2, {r: int(r[1] < "r150") for r in relations}])
-        for number, relation in enumerate(relations):
-            src, dst = blocks[1].edges(etype=relation)
-            assert len(dst) == (len(seeds) if number < 150 else 0)
-            ends = blocks[1].srcnodes["x"].data[NID][src], blocks[1].dstnodes["x"].data[NID][dst]
-            assert torch.equal(ends[0], (ends[1] + number + 1) % 40)
-
-    layout.run(body)
+    g = job.open(job.one_has(lambda: cut_in_three(source, "ring", tmp_path)))
+    seeds, relations = torch.arange(0, 40, 4), source.schema.relations
+    _, _, blocks = g.sample_blocks(seeds, [2, {r: int(r[1] < "r150") for r in relations}])
+    for number, relation in enumerate(relations):
+        src, dst = blocks[1].edges(etype=relation)
+        assert len(dst) == (len(seeds) if number < 150 else 0)
+        ends = blocks[1].srcnodes["x"].data[NID][src], blocks[1].dstnodes["x"].data[NID][dst]
+        assert torch.equal(ends[0], (ends[1] + number + 1) % 40)
 
 
-def test_bad_types_raise_on_every_rank(layout: Job, typed_oracle: str) -> None:
-    def body() -> None:
-        g = dist.DistGraph(TYPED_ORACLE, part_config=typed_oracle)
-        rank0, far = g.rank() == 0, not current().world.all_near
+def test_bad_types_raise_on_every_rank(job: SharedJob, typed_oracle: str) -> None:
+    g = job.open(typed_oracle)
+    rank0, far = g.rank() == 0, not current().world.all_near
 
-        def everybody(error: type[MPIGraphError], match: str, nodes: Any = None, fanout: Any = 2, **bad: Any) -> None:
-            """Wrong on rank 0 alone: where sampling is collective every rank raises, else rank 0."""
-            wrong = (nodes if nodes is not None else {"paper": [0]}, fanout, bad)
-            seeds, most, options = wrong if rank0 else ({"paper": [0]}, 2, {})
-            if rank0 or far:
-                with pytest.raises(error, match=match):
-                    g.sample_blocks(seeds, [most], **options)
-            else:
+    def everybody(error: type[MPIGraphError], match: str, nodes: Any = None, fanout: Any = 2, **bad: Any) -> None:
+        """Wrong on rank 0 alone: where sampling is collective every rank raises, else rank 0."""
+        wrong = (nodes if nodes is not None else {"paper": [0]}, fanout, bad)
+        seeds, most, options = wrong if rank0 else ({"paper": [0]}, 2, {})
+        if rank0 or far:
+            with pytest.raises(error, match=match):
                 g.sample_blocks(seeds, [most], **options)
+        else:
+            g.sample_blocks(seeds, [most], **options)
 
-        everybody(NodeTypeError, "node ids must be a dict by node type", nodes=[0])
-        everybody(NodeTypeError, "node type 'book' does not exist", nodes={"book": [0]})
-        everybody(MPIGraphError, "node id of type 'venue' 3 at position 0 is out of range", nodes={"venue": [3]})
-        everybody(EdgeTypeError, "a dict of fanouts needs every edge type", fanout={"cites": 2})
-        everybody(EdgeTypeError, "edge type 'eats' does not exist", fanout={"eats": 2})
-        everybody(FieldNameError, "no feature 'mass' on any of", prob="mass")
-        everybody(FieldNameError, "no feature 'weight' on edges of type", prob={"in": "weight"})
-        everybody(EdgeTypeError, "edge type is ambiguous", exclude_edges=[0])
-        with pytest.raises(NodeTypeError, match="nids must be a dict by node type"):
-            dist.DistNodeDataLoader(g, [0], NeighborSampler([2]))
-        with pytest.raises(EdgeTypeError, match="ambiguous"):
-            dist.DistEdgeDataLoader(g, [0], NeighborSampler([2]))
-        g.sample_blocks({"paper": [0]}, [2])  # and the job goes on
-
-    layout.run(body)
+    everybody(NodeTypeError, "node ids must be a dict by node type", nodes=[0])
+    everybody(NodeTypeError, "node type 'book' does not exist", nodes={"book": [0]})
+    everybody(MPIGraphError, "node id of type 'venue' 3 at position 0 is out of range", nodes={"venue": [3]})
+    everybody(EdgeTypeError, "a dict of fanouts needs every edge type", fanout={"cites": 2})
+    everybody(EdgeTypeError, "edge type 'eats' does not exist", fanout={"eats": 2})
+    everybody(FieldNameError, "no feature 'mass' on any of", prob="mass")
+    everybody(FieldNameError, "no feature 'weight' on edges of type", prob={"in": "weight"})
+    everybody(EdgeTypeError, "edge type is ambiguous", exclude_edges=[0])
+    with pytest.raises(NodeTypeError, match="nids must be a dict by node type"):
+        dist.DistNodeDataLoader(g, [0], NeighborSampler([2]))
+    with pytest.raises(EdgeTypeError, match="ambiguous"):
+        dist.DistEdgeDataLoader(g, [0], NeighborSampler([2]))
+    g.sample_blocks({"paper": [0]}, [2])  # and the job goes on

@@ -4,12 +4,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-import pytest
 import torch
-from layouts import Job, Layout
+from layouts import ALONE, Layout, SharedJob, on_layouts
 from typed_parts import many_relations, write_typed
 
-import mpigraph.distributed as dist
 from mpigraph.metadata.schema import Schema
 from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.source import GraphSource
@@ -36,43 +34,38 @@ def traffic(*what: str) -> np.ndarray:
     return np.array([[getattr(channel, name) for name in what] for channel in channels]).sum(axis=0)
 
 
-@pytest.mark.parametrize("layout", FAR, indirect=True)
-def test_rounds_and_messages_do_not_grow_with_relations(layout: Job, tmp_path: Path) -> None:
-    if layout.comm.rank == 0:
+@on_layouts(FAR)
+def test_rounds_and_messages_do_not_grow_with_relations(job: SharedJob, tmp_path: Path) -> None:
+    if job.trainers.rank == 0:
         for number in RELATIONS:
             partition_source(dealt_out(number), f"g{number}", 4, tmp_path / str(number), "random")
-    folder = layout.share(tmp_path)
+    folder = job.one_has(lambda: tmp_path)
     ids = torch.from_numpy(np.random.default_rng(1).permutation(NUM_NODES)[:60])
 
     def sample(number: int) -> list[int]:
-        g = dist.DistGraph(f"g{number}", part_config=folder / str(number) / f"g{number}.json")
+        g = job.open(str(folder / str(number) / f"g{number}.json"))
         before = traffic("rounds", "messages")
         _, _, blocks = g.sample_blocks({"n": ids}, [-(-8 // number)] * HOPS)
         assert len(blocks) == HOPS and blocks[-1].num_edges() > 0
         g.barrier()
         return (traffic("rounds", "messages") - before).tolist()
 
-    found = [layout.run(lambda number=number: sample(number)) for number in RELATIONS]
+    found = [sample(number) for number in RELATIONS]
     assert found == [found[0]] * len(RELATIONS)
-    assert found[0] is None or found[0][0] == HOPS
+    assert found[0][0] == HOPS
 
 
-@pytest.mark.parametrize("layout", [Layout(1, 0, 0), *FAR], indirect=True)
-def test_each_of_two_hundred_relations_is_read(layout: Job, tmp_path: Path) -> None:
+@on_layouts([ALONE, *FAR])
+def test_each_of_two_hundred_relations_is_read(job: SharedJob, tmp_path: Path) -> None:
     source = many_relations(200)
-    path = layout.share(write_typed(tmp_path, 3, source, "many") if layout.comm.rank == 0 else None)
-
-    def body() -> None:
-        g = dist.DistGraph("many", part_config=path)
-        orig = {ntype: g.nodes[ntype].data["id"][:] for ntype in g.ntypes}
-        assert g.num_edges() == sum(len(src) for src, _ in source.edges)
-        for relation, (src, dst) in zip(source.schema.relations, source.edges, strict=True):
-            found = g.find_edges(torch.arange(len(src)), etype=relation)
-            ends = orig[relation[0]][found[0]], orig[relation[2]][found[1]]
-            position = g.edges[relation].data["told"][:][:, 2]
-            assert np.array_equal(src[position], ends[0]) and np.array_equal(dst[position], ends[1])
-
-    layout.run(body)
+    g = job.open(job.one_has(lambda: write_typed(tmp_path, 3, source, "many")))
+    orig = {ntype: g.nodes[ntype].data["id"][:] for ntype in g.ntypes}
+    assert g.num_edges() == sum(len(src) for src, _ in source.edges)
+    for relation, (src, dst) in zip(source.schema.relations, source.edges, strict=True):
+        found = g.find_edges(torch.arange(len(src)), etype=relation)
+        ends = orig[relation[0]][found[0]], orig[relation[2]][found[1]]
+        position = g.edges[relation].data["told"][:][:, 2]
+        assert np.array_equal(src[position], ends[0]) and np.array_equal(dst[position], ends[1])
 
 
 def test_relations_without_destinations_or_fanout_are_not_asked_for() -> None:
@@ -84,29 +77,25 @@ def test_relations_without_destinations_or_fanout_are_not_asked_for() -> None:
     assert requests[0].ids is requests[1].ids  # which lets a message carry them once
 
 
-@pytest.mark.parametrize("layout", FAR[:1], indirect=True)
-def test_destinations_are_sent_once(layout: Job, tmp_path: Path) -> None:
+@on_layouts(FAR[:1])
+def test_destinations_are_sent_once(job: SharedJob, tmp_path: Path) -> None:
     """A hop from everywhere: 4 bytes for each far node, and for each of its relations a count of 1 byte."""
     num_nodes, number, num_edges = 5000, 20, 100
     ends = np.random.default_rng(2).integers(0, num_nodes, (number, 2, num_edges))
     relations = tuple(("n", f"r{r}", "n") for r in range(number))
-    if layout.comm.rank == 0:
+    if job.trainers.rank == 0:
         source = GraphSource(Schema(("n",), relations), (num_nodes,), tuple(map(tuple, ends)))
         partition_source(source, "wide", 2, tmp_path, "random")
-    folder = layout.share(tmp_path)
-
-    def body() -> None:
-        g = dist.DistGraph("wide", part_config=folder / "wide.json")
-        begin, end = current().state.graphs["wide"].topology.hosts.node_range(1 - current().world.host_index, 0)
-        (before,) = traffic("bytes")
-        _, _, (block,) = g.sample_blocks({"n": torch.arange(num_nodes)}, [1])
-        (after,) = traffic("bytes")
-        for relation, (_, dst) in zip(relations, ends, strict=True):
-            assert block.num_edges(relation) == len(np.unique(dst))
-        per_relation = 128 + 8 * num_edges  # its header, padding, and the edges that are drawn
-        assert 0 < after - before - (end - begin) * (4 + number) < number * per_relation
-
-    layout.run(body)
+    folder = job.one_has(lambda: tmp_path)
+    g = job.open(str(folder / "wide.json"))
+    begin, end = current().state.graphs["wide"].topology.hosts.node_range(1 - current().world.host_index, 0)
+    (before,) = traffic("bytes")
+    _, _, (block,) = g.sample_blocks({"n": torch.arange(num_nodes)}, [1])
+    (after,) = traffic("bytes")
+    for relation, (_, dst) in zip(relations, ends, strict=True):
+        assert block.num_edges(relation) == len(np.unique(dst))
+    per_relation = 128 + 8 * num_edges  # its header, padding, and the edges that are drawn
+    assert 0 < after - before - (end - begin) * (4 + number) < number * per_relation
 
 
 def test_a_message_refers_to_the_destinations_of_an_earlier_request() -> None:

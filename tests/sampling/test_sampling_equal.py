@@ -5,8 +5,7 @@ from functools import cache
 import pytest
 import torch
 from batches import NUM_BATCHES, SAMPLERS, batch, digest
-from layouts import Job, Layout, on_all
-from mpi4py import MPI
+from layouts import SharedJob, alone, everywhere, on_all
 from oracle import NAME
 
 import mpigraph.distributed as dist
@@ -31,15 +30,17 @@ def sample_all(path: str, rank: int, trainers: int) -> dict[tuple[str, int], str
 @cache
 def expected(path: str) -> dict[tuple[str, int], str]:
     """What one process alone draws."""
-    return Job(MPI.COMM_SELF, Layout(1, 0, 0)).run(lambda: sample_all(path, 0, 1))
+    return alone(lambda: sample_all(path, 0, 1))
 
 
+@everywhere
 @pytest.mark.parametrize("num_parts", [1, 3, 4])
-def test_blocks_are_the_same_in_every_layout(layout: Job, oracle, num_parts: int) -> None:
+def test_blocks_are_the_same_in_every_layout(job: SharedJob, oracle, num_parts: int) -> None:
     """Hosts, servers, near or far, and how many parts one order of the nodes is cut into: nothing changes a bit."""
     path = oracle(num_parts, "given")
     reference = expected(oracle(1, "given"))
-    found = layout.run(lambda: sample_all(path, current().rank, current().num_trainers)) or {}
+    job.open(path)
+    found = sample_all(path, current().rank, current().num_trainers)
     wrong = [key for key, value in found.items() if reference[key] != value]
-    on_all(layout.comm, not wrong, f"{wrong}")
-    assert sum(layout.comm.allgather(len(found))) == len(SAMPLERS) * NUM_BATCHES
+    on_all(job.trainers, not wrong, f"{wrong}")
+    assert sum(job.trainers.allgather(len(found))) == len(SAMPLERS) * NUM_BATCHES

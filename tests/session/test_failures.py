@@ -12,7 +12,7 @@ from pathlib import Path
 import h5py
 import pytest
 from jobs import SOON, run_script
-from layouts import Job, Layout
+from layouts import Job, Layout, api
 from oracle import NAME, NUM_NODES
 
 import mpigraph.distributed as dist
@@ -41,6 +41,7 @@ def damage(directory: Path, how: str) -> str:
     return "relations/_N:_E:_N/indices"
 
 
+@api
 @pytest.mark.parametrize("how", ["missing", "truncated", "foreign", "flipped"])
 def test_a_damaged_shard_on_one_rank_raises_on_all(
     layout: Job, oracle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str

@@ -1,13 +1,14 @@
 """How jobs lie on the ranks that the tests run on, and the jobs themselves: one of a test's own, or one that is shared.
 
-A test with the fixture ``layout`` runs jobs of its own on each of :data:`LAYOUTS`. A test with ``job`` runs on the
-trainers of a job that the tests of its module share, on each of :data:`API`, or on each of :data:`LAYOUTS` where the
-module or the test is marked with :data:`everywhere`. Far rows are read by Get in one half of the jobs and packed by
-their owners in the other; which, is a matter of the test's name.
+A test with the fixture ``layout`` runs jobs of its own on each of :data:`LAYOUTS`, or on each of :data:`API` where it
+is marked with :data:`api`. A test with ``job`` runs on the trainers of a job that the tests of its module share, on
+each of :data:`API`, or on each of :data:`LAYOUTS` where it is marked with :data:`everywhere`. Far rows are read by Get
+in one half of the jobs and packed by their owners in the other: it depends on the name of the test, or of the module.
 """
 
 import gc
 import os
+import tempfile
 import time
 import traceback
 import zlib
@@ -26,8 +27,12 @@ from mpigraph.sampling.protocol import Operation
 from mpigraph.session.context import Session
 
 WORLD = MPI.COMM_WORLD
+FOLDER: Path | None = None  # of what tests write and share, from the start of the session on
 WAIT = float(os.environ.get("MPIGRAPH_TEST_WAIT", "60"))  # deadline of a single wait inside a job, in seconds
 STDERR = os.dup(2)  # what must be read although pytest catches what tests print
+
+
+_made: dict[Any, str] = {}
 
 
 class Layout(NamedTuple):
@@ -78,6 +83,7 @@ def on_layouts(layouts: list[Layout]) -> pytest.MarkDecorator:
 
 
 everywhere = on_layouts(LAYOUTS)
+api = pytest.mark.parametrize("layout", API, indirect=True, ids=[layout.name for layout in API])
 
 
 def quiet_wait(request: MPI.Request) -> None:
@@ -242,13 +248,24 @@ class SharedJob:
         """Rank among the trainers."""
         return self._trainers.rank
 
-    def open(self, part_config: str, name: str = "oracle") -> dist.DistGraph:
+    def open(self, part_config: str) -> dist.DistGraph:
         """Open a graph, in a new job if another one is open. Collective on the trainers."""
         if self._path not in ("", part_config):
             self._end()
         _ = self.session
         self._path = part_config
-        return dist.DistGraph(name, part_config=part_config)
+        return dist.DistGraph(Path(part_config).stem, part_config=part_config)
+
+    def write(self, make: Callable[..., str], *args: Any) -> str:
+        """What ``make(directory, *args)`` returns on the first trainer, such as a graph's path; it is made once."""
+
+        def made() -> str:
+            key = (make, *args)
+            if key not in _made:
+                _made[key] = make(Path(tempfile.mkdtemp(dir=FOLDER)), *args)
+            return _made[key]
+
+        return self.one_has(made)
 
     def begin(self) -> None:
         """Make the job what it was at its start, as far as draws depend on it."""

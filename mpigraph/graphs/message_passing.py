@@ -1,14 +1,13 @@
 """Message passing on any graph: ``update_all``, ``apply_edges``, ``multi_update_all``."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.aggregate import aggregate
 from mpigraph.graphs.frame import Frame
-from mpigraph.graphs.graphbase import Etype, GraphBase
+from mpigraph.graphs.in_memory import Etype, InMemoryGraph
 from mpigraph.graphs.messages import (
     EdgeBatch,
     EdgeFunction,
@@ -24,10 +23,11 @@ from mpigraph.metadata.schema import Relation
 __all__ = ["MessagePassing", "combine"]
 
 _NEUTRAL = {"sum": 0.0, "max": float("-inf"), "min": float("inf")}
+"""The reduction of no message; a relation without edges into a node then changes nothing."""
 
 
-class MessagePassing(GraphBase):
-    """A graph on which messages are sent along edges."""
+class MessagePassing(InMemoryGraph):
+    """A graph or block with DGL's message-passing methods."""
 
     def update_all(
         self,
@@ -66,26 +66,30 @@ class MessagePassing(GraphBase):
             by_type.setdefault(relation[2], []).append(relation)
         totals = {}
         for ntype, group in by_type.items():
-            parts = [self._reduced(relation, message_func, reduce_func, neutral) for relation in group]
-            lonely = sum(self._in_edges(relation).degrees for relation in group) == 0
-            totals[ntype] = combine(parts, reduce_func.op)
-            totals[ntype][lonely] = 0
+            reduced = [self._reduced(relation, message_func, reduce_func, neutral) for relation in group]
+            zero_in_degree = sum(self._in_edges(relation).degrees for relation in group) == 0
+            totals[ntype] = combine(reduced, reduce_func.op)
+            totals[ntype][zero_in_degree] = 0  # not the neutral element, as in DGL
+        # stored only now: the output may have the name of an input that another relation still reads
         for ntype, total in totals.items():
             self._frames.dst[ntype][reduce_func.out] = total
         self._apply_nodes(apply_node_func, set(by_type))
 
     def multi_update_all(
         self,
-        etype_dict: Mapping[str | Relation, tuple[Any, ...]],
+        etype_dict: Mapping[str | Relation, tuple[Message, Reduce]],
         cross_reducer: str,
         apply_node_func: NodeFunction | None = None,
     ) -> None:
-        """Update by each relation apart, then reduce the results across relations.
+        """Send and reduce messages relation by relation, then reduce the results across relations.
 
         Args:
             etype_dict: relation -> (message function, reduce function).
-            cross_reducer: "sum", "mean", "max", "min" or "stack" (a new dimension behind the rows).
+            cross_reducer: "sum", "mean", "max", "min" or "stack" (along a new second dimension).
             apply_node_func: as in :meth:`update_all`.
+
+        Raises:
+            InvalidArgumentError: another ``cross_reducer``, or not built-in functions.
         """
         if cross_reducer not in ("sum", "mean", "max", "min", "stack"):
             raise InvalidArgumentError(f"cross_reducer must be sum, mean, max, min or stack (got {cross_reducer!r})")
@@ -95,8 +99,8 @@ class MessagePassing(GraphBase):
             message, reduce = functions[:2]
             check_builtin(message, reduce)
             found.setdefault((relation[2], reduce.out), []).append(self._reduced(relation, message, reduce))
-        for (ntype, out), parts in found.items():
-            self._frames.dst[ntype][out] = combine(parts, cross_reducer)
+        for (ntype, out), tensors in found.items():
+            self._frames.dst[ntype][out] = combine(tensors, cross_reducer)
         self._apply_nodes(apply_node_func, {ntype for ntype, _ in found})
 
     def apply_edges(self, func: Message | EdgeFunction, etype: Etype = None) -> None:
@@ -128,14 +132,14 @@ class MessagePassing(GraphBase):
                 frame.update(func(NodeBatch(frame)))
 
 
-def combine(parts: list[torch.Tensor], op: str) -> torch.Tensor:
-    """Reduce tensors of one shape to one.
+def combine(tensors: list[torch.Tensor], op: str) -> torch.Tensor:
+    """Reduce k tensors of one shape to one.
 
     Args:
-        parts: each [n, ...].
-        op: "sum", "mean", "max", "min" or "stack" (which makes the parts a dimension behind the rows).
+        tensors: each [n, ...].
+        op: "sum", "mean", "max" or "min" for [n, ...], "stack" for [n, k, ...].
     """
-    stacked = torch.stack(parts, 1)
+    stacked = torch.stack(tensors, 1)
     if op == "stack":
         return stacked
     reducers: Mapping[str, Callable[..., torch.Tensor]] = {

@@ -1,4 +1,4 @@
-"""A layer for each relation, with the arguments and conventions of ``dgl.nn.HeteroGraphConv``."""
+"""One module for each relation, with the arguments and conventions of ``dgl.nn.HeteroGraphConv``."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from mpigraph.errors import EdgeTypeError, InvalidArgumentError
-from mpigraph.graphs.passing import combine
+from mpigraph.graphs.message_passing import combine
 from mpigraph.metadata.schema import Relation
 from mpigraph.nn.typed import TypedFeatures, TypedGraph, sides
 
@@ -19,20 +19,20 @@ Aggregate = Callable[[list[torch.Tensor], str], torch.Tensor]
 _OPS = ("sum", "mean", "max", "min", "stack")
 
 _TAKEN = frozenset(dir(nn.ModuleDict()))
-"""What no key of a ModuleDict can be called."""
+"""Names that no key of a ModuleDict may have."""
 
 
 class HeteroGraphConv(nn.Module):
-    """Apply a module to each relation, then combine what they give for the same destination type.
+    """Apply a module to each relation, then combine the outputs for the same destination type.
 
     A module is called with the graph or block of its relation and a pair of features, of the sources and of the
-    destinations. It is called where the relation has no edge too, so that every rank of a job has the same gradients.
-    Modules with ``set_allow_zero_in_degree`` are told to allow it.
+    destinations. It is called even if the relation has no edge, so that every rank of a job has gradients of the same
+    parameters. ``set_allow_zero_in_degree(True)`` is called on modules that have it.
 
     Args:
-        mods: module by relation, a triple or the name alone; triples count before names.
-        aggregate: "sum", "mean", "max", "min", "stack" (the relations become a dimension behind the rows, in the order
-            of ``canonical_etypes``), or a function of the list of tensors and the destination type.
+        mods: module by relation, a triple or the name alone; a triple takes precedence over a name.
+        aggregate: "sum", "mean", "max", "min", "stack" (along a new second dimension, the relations in the order of
+            ``canonical_etypes``), or a function of the list of tensors and the destination type.
 
     Raises:
         InvalidArgumentError: another ``aggregate``.
@@ -60,13 +60,13 @@ class HeteroGraphConv(nn.Module):
 
         Args:
             g: a graph, or a block whose first sources of each type are the destinations.
-            inputs: node type -> [num_nodes, ...]; or a pair of dicts for sources and destinations. Relations with an
-                end whose type is missing are left out.
+            inputs: node type -> [num_nodes, ...]; or a pair of dicts for sources and destinations. A relation is
+                skipped if the type of one of its ends is missing.
             mod_args: relation (triple or name) -> more arguments of its module.
             mod_kwargs: relation (triple or name) -> named arguments of its module.
 
         Returns:
-            Destination type -> what the modules of its relations give, combined. Types without one are left out.
+            Destination type -> the combined outputs of its relations. Types without relations are left out.
 
         Raises:
             EdgeTypeError: there is no module for a relation.
@@ -76,10 +76,11 @@ class HeteroGraphConv(nn.Module):
         for relation in g.canonical_etypes:
             src, _, dst = relation
             if src in src_inputs and dst in dst_inputs:
-                args, kwargs = _of(relation, mod_args, ()), _of(relation, mod_kwargs, {})
+                args = _of(relation, mod_args, ())
+                kwargs = _of(relation, mod_kwargs, {})
                 pair = src_inputs[src], dst_inputs[dst]
                 found[dst].append(self._module(relation)(g[relation], pair, *args, **kwargs))
-        return {ntype: self._aggregate(parts, ntype) for ntype, parts in found.items() if parts}
+        return {ntype: self._aggregate(outputs, ntype) for ntype, outputs in found.items() if outputs}
 
     def _module(self, relation: Relation) -> nn.Module:
         for key in (_key(relation), _key(relation[1])):
@@ -95,9 +96,11 @@ def _key(etype: str | Relation) -> str:
 
 
 def _of(relation: Relation, given: Mapping[Any, Any] | None, default: Any) -> Any:
+    """Look a relation up by its triple, then by its name."""
     given = given or {}
     return given.get(relation, given.get(relation[1], default))
 
 
-def _combined(op: str, parts: list[torch.Tensor], ntype: str) -> torch.Tensor:
-    return parts[0] if len(parts) == 1 and op != "stack" else combine(parts, op)
+def _combined(op: str, outputs: list[torch.Tensor], ntype: str) -> torch.Tensor:
+    """Reduce by a built-in operation, as a function like those that users give."""
+    return outputs[0] if len(outputs) == 1 and op != "stack" else combine(outputs, op)

@@ -1,4 +1,4 @@
-"""What in-memory graphs and blocks have in common: types, counts, features, edges, degrees, scopes.
+"""What graphs and blocks in memory have in common: types, counts, features, edges, degrees, scopes.
 
 A subclass gives the structure of each relation; everything else follows from the frames, whose keys are the
 types and whose lengths are the counts.
@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Iterator, MutableMapping, Sequen
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import numpy.typing as npt
 import torch
@@ -20,11 +20,13 @@ from mpigraph.graphs.frame import Frame, Frames, fields_of
 from mpigraph.graphs.inedges import InEdges
 from mpigraph.metadata.schema import Relation, Schema
 
-__all__ = ["EdgesView", "GraphBase", "NodesView", "Space"]
+__all__ = ["EdgesView", "InMemoryGraph", "NodesView", "Space"]
 
-Ids = torch.Tensor | npt.ArrayLike | Sequence[int]
-Etype = str | Relation | None
-G = TypeVar("G", bound="GraphBase")
+Ids: TypeAlias = torch.Tensor | npt.ArrayLike | Sequence[int]
+"""Integer ids as users give them; :func:`.fields.as_ids` makes int64[n] of them."""
+Etype: TypeAlias = str | Relation | None
+"""An edge type by name or by triple; None means the only one."""
+G = TypeVar("G", bound="InMemoryGraph")
 T = TypeVar("T")
 
 
@@ -38,7 +40,7 @@ class Space:
 class NodesView:
     """``g.nodes[t].data`` and ``g.nodes(t)``, also of one side of a block."""
 
-    def __init__(self, graph: "GraphBase", frames: dict[str, Frame]) -> None:
+    def __init__(self, graph: "InMemoryGraph", frames: dict[str, Frame]) -> None:
         self._graph = graph
         self._frames = frames
 
@@ -53,18 +55,18 @@ class NodesView:
 class EdgesView:
     """``g.edges[r].data`` and ``g.edges(form=, order=, etype=)``."""
 
-    def __init__(self, graph: "GraphBase") -> None:
+    def __init__(self, graph: "InMemoryGraph") -> None:
         self._graph = graph
 
     def __getitem__(self, etype: str | Relation) -> Space:
         return Space(self._graph._edge_frame(etype))
 
     def __call__(self, form: str = "uv", order: str = "eid", etype: Etype = None) -> Any:
-        """Return the edges as :meth:`GraphBase.all_edges` does."""
+        """Return the edges as :meth:`InMemoryGraph.all_edges` does."""
         return self._graph.all_edges(form, order, etype)
 
 
-class GraphBase(ABC):
+class InMemoryGraph(ABC):
     """A graph with typed relations and features in memory."""
 
     is_block: ClassVar[bool] = False
@@ -83,7 +85,7 @@ class GraphBase(ABC):
         """Return the edges of a relation by destination."""
 
     def _once(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Return what is made of the structure alone; a graph that lives on keeps it under the key."""
+        """Return ``make()``, which depends on the structure alone; graphs that outlive a minibatch cache it."""
         return make()
 
     # -- types -----------------------------------------------------------------------------------------------
@@ -197,6 +199,7 @@ class GraphBase(ABC):
         src, dst = self._coo(self.to_canonical_etype(etype))
         eids = torch.arange(src.shape[0], device=src.device)
         if order == "srcdst":
+            # two stable sorts, the less significant key first, sort by the pair
             eids = torch.argsort(dst, stable=True)
             eids = eids[torch.argsort(src[eids], stable=True)]
             src, dst = src[eids], dst[eids]
@@ -244,7 +247,7 @@ class GraphBase(ABC):
 
     @contextmanager
     def local_scope(self) -> Iterator[None]:
-        """Undo, on leaving, what was added to or removed from the features."""
+        """Restore, on exit, the features that there were on entry."""
         saved = self._frames
         self._frames = saved.copy()
         try:
@@ -253,7 +256,7 @@ class GraphBase(ABC):
             self._frames = saved
 
     def local_var(self: G) -> G:
-        """Return a graph of the same structure and tensors, to which features are added apart."""
+        """Return a graph with the same structure and tensors; features set on one do not show on the other."""
         twin = copy(self)
         twin._frames = self._frames.copy()
         return twin
@@ -295,10 +298,11 @@ def exact_device(device: torch.device | str) -> torch.device:
     device = torch.device(device)
     if device.type == "cpu" or device.index is not None:
         return device
-    return torch.empty(0, device=device).device
+    return torch.empty(0, device=device).device  # torch fills in the current device's index
 
 
 def _pick(degrees: torch.Tensor, ids: Ids | str, what: str) -> torch.Tensor:
+    """Return the degrees of ``ids``, or all of them for ``ALL``."""
     if isinstance(ids, str):
         if ids != ALL:
             raise InvalidArgumentError(f"expected ids of {what}s (got {ids!r})")
