@@ -45,7 +45,7 @@ ONLY_IN = {
 }
 PICKLES = {"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve"}
 PICKLED_MESSAGES = {"bcast", "send", "recv", "isend", "irecv", "sendrecv", "allgather", "allreduce", "alltoall"}
-MAX_LINES = 350
+MAX_LINES = 500
 
 
 def parts_of(path: str) -> tuple[str, ...]:
@@ -249,8 +249,8 @@ def test_each_rule_can_hold(rule: Callable[[str, ast.AST], Iterator[str]], path:
 
 
 def test_long_files_and_cycles_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(FILES, "mpigraph/x.py", "\n" * 351)
-    assert list(length("mpigraph/x.py", ast.parse(""))) == ["more than 350 lines"]
+    monkeypatch.setitem(FILES, "mpigraph/x.py", "\n" * 501)
+    assert list(length("mpigraph/x.py", ast.parse(""))) == ["more than 500 lines"]
     ring = {
         "mpigraph/store/a.py": "from mpigraph.store import b",
         "mpigraph/store/b.py": "def f():\n    from mpigraph.store.c import C",
