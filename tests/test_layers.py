@@ -212,7 +212,7 @@ BAD = [
 ]
 GOOD = [
     (wrong_layers, "store/x.py", "from mpigraph import config, errors\nfrom mpigraph.storage.shard import ShardReader"),
-    (wrong_layers, "store/x.py", "import mpigraphics\nfrom mpigraph.store.host_ranges import pieces"),
+    (wrong_layers, "store/x.py", "import mpigraphics\nfrom mpigraph.store.host_ranges import overlaps"),
     (wrong_layers, "__init__.py", "from mpigraph.cli.main import main"),
     (wrong_third_parties, "session/context.py", "from mpi4py import MPI\nimport torch"),
     (wrong_third_parties, "graphs/x.py", "import torch"),
