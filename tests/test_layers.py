@@ -31,7 +31,7 @@ aggregate
 passing
 graphs
 block
-homogeneous pyg
+homogeneous pyg data
 convert
 function
 nn dataloading
