@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mpigraph import convert, data, dataloading, distributed, function, nn
-    from mpigraph.base import ALL, EID, ETYPE, NID, NTYPE
-    from mpigraph.block import Block, to_block
     from mpigraph.errors import MPIGraphError
     from mpigraph.errors import MPIGraphError as DGLError
-    from mpigraph.graphs import HeteroGraph, graph, heterograph, to_bidirected
-    from mpigraph.graphs import HeteroGraph as DGLGraph
-    from mpigraph.homogeneous import to_homogeneous
+    from mpigraph.graphs.block import Block, to_block
+    from mpigraph.graphs.fields import ALL, EID, ETYPE, NID, NTYPE
+    from mpigraph.graphs.hetero import HeteroGraph, graph, heterograph, to_bidirected
+    from mpigraph.graphs.hetero import HeteroGraph as DGLGraph
+    from mpigraph.graphs.homogeneous import to_homogeneous
 
 __version__ = "0.1.0"
 
@@ -44,15 +44,15 @@ __all__ = [
 
 _MODULES = {"convert", "data", "dataloading", "distributed", "function", "nn"}
 _HOMES = {
-    "mpigraph.base": ("ALL", "EID", "ETYPE", "NID", "NTYPE"),
-    "mpigraph.block": ("Block", "to_block"),
+    "mpigraph.graphs.fields": ("ALL", "EID", "ETYPE", "NID", "NTYPE"),
+    "mpigraph.graphs.block": ("Block", "to_block"),
     "mpigraph.errors": ("MPIGraphError",),
-    "mpigraph.graphs": ("HeteroGraph", "graph", "heterograph", "to_bidirected"),
-    "mpigraph.homogeneous": ("to_homogeneous",),
+    "mpigraph.graphs.hetero": ("HeteroGraph", "graph", "heterograph", "to_bidirected"),
+    "mpigraph.graphs.homogeneous": ("to_homogeneous",),
 }
 _DGL_NAMES = {
     "DGLError": ("mpigraph.errors", "MPIGraphError"),
-    "DGLGraph": ("mpigraph.graphs", "HeteroGraph"),
+    "DGLGraph": ("mpigraph.graphs.hetero", "HeteroGraph"),
 }
 
 

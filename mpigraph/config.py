@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from mpigraph.errors import InvalidArgumentError
 
-__all__ = ["Allocation", "Config", "set_rendezvous", "slurm_allocation", "slurm_tasks", "unset"]
+__all__ = ["Allocation", "Config", "launcher_rank", "set_rendezvous", "slurm_allocation", "slurm_tasks", "unset"]
 
 _PREFIX = "MPIGRAPH_"
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
@@ -24,8 +24,8 @@ class Config:
     Attributes:
         ranks_per_node: pretend that nodes hold this many ranks; 0 means the real nodes. For tests.
         timeout: seconds that a wait may last before the watchdog ends the job.
-        window: how shared windows are allocated: "auto", "allocate" or "create" (see ``mpi/window.py``).
-        transport: how far rows are read: "rma", "packed", or "auto" to measure at start (see ``mpi/choice.py``).
+        window: how shared windows are allocated: "auto", "allocate" or "create" (see ``rows/window.py``).
+        transport: how far rows are read: "rma", "packed", or "auto" to measure at start (see ``rows/selection.py``).
         keep_memory: 1 to keep freed blocks for the next minibatch (see ``memory.py``), 0 to give them back.
         log_level: a level name of :mod:`logging`, in capitals or not.
         part_config: the partition configuration of graphs opened without naming one.
@@ -68,7 +68,7 @@ class Config:
 
     @classmethod
     def from_env(cls, **given: Any) -> "Config":
-        """Read ``MPIGRAPH_<FIELD>`` for each field that is not given. Local; no communication.
+        """Read ``MPIGRAPH_<FIELD>`` for each field that is not given.
 
         Raises:
             InvalidArgumentError: a value is not allowed or does not parse; the message names it.
@@ -101,7 +101,7 @@ class Allocation(NamedTuple):
 
 
 def slurm_allocation() -> Allocation | None:
-    """Return the Slurm allocation that this process is in, None outside of one. Local; no communication."""
+    """Return the Slurm allocation that this process is in, None outside of one."""
     if "SLURM_JOB_ID" not in os.environ:
         return None
     cpus = re.findall(r"(?:^|,)(\d+)", os.environ.get("SLURM_JOB_CPUS_PER_NODE", ""))  # such as 16(x2),8
@@ -109,11 +109,14 @@ def slurm_allocation() -> Allocation | None:
 
 
 def slurm_tasks() -> int:
-    """Return how many processes ``srun`` started beside this one, itself included; 0 outside of a job step.
-
-    Local; no communication.
-    """
+    """Return how many processes ``srun`` started beside this one, itself included; 0 outside of a job step."""
     return int(os.environ.get("SLURM_STEP_NUM_TASKS", "0"))
+
+
+def launcher_rank() -> int:
+    """Return the rank that mpiexec or srun gave this process, 0 where none did; for use before MPI starts."""
+    names = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
+    return next((int(os.environ[name]) for name in names if name in os.environ), 0)
 
 
 def set_rendezvous(rank: int, world_size: int, local_rank: int, address: str, port: int) -> list[str]:
@@ -121,8 +124,6 @@ def set_rendezvous(rank: int, world_size: int, local_rank: int, address: str, po
 
     Returns:
         The names that were set, for :func:`unset`.
-
-    Local; no communication.
     """
     wanted = {
         "RANK": rank,
@@ -138,6 +139,6 @@ def set_rendezvous(rank: int, world_size: int, local_rank: int, address: str, po
 
 
 def unset(names: list[str]) -> None:
-    """Remove variables that :func:`set_rendezvous` set. Local; no communication."""
+    """Remove variables that :func:`set_rendezvous` set."""
     for name in names:
         os.environ.pop(name, None)

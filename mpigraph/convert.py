@@ -1,4 +1,4 @@
-"""Graphs of other packages as :class:`~mpigraph.graphs.HeteroGraph`.
+"""Graphs of other packages as :class:`~mpigraph.graphs.hetero.HeteroGraph`.
 
 No other package is imported to read its graphs: they are known by what they offer. Names of features are kept as they
 are; what is not one number or one row of numbers for each node or edge is left out. PyG's graphs are read and made in
@@ -12,16 +12,16 @@ import numpy as np
 import torch
 
 from mpigraph.errors import GraphDataError, InvalidArgumentError
-from mpigraph.frame import Frame
-from mpigraph.graphs import HeteroGraph, graph, heterograph
+from mpigraph.graphs.frame import Frame
+from mpigraph.graphs.hetero import HeteroGraph, graph, heterograph
+from mpigraph.graphs.pyg import from_pyg, to_pyg
 from mpigraph.metadata.schema import DEFAULT_ETYPE, Relation
-from mpigraph.pyg import from_pyg, to_pyg
 
 __all__ = ["as_graph", "from_dgl", "from_networkx", "from_pyg", "from_scipy", "to_pyg"]
 
 
 def as_graph(obj: Any) -> HeteroGraph:
-    """Make a graph of whatever holds one. Local; no communication.
+    """Make a graph of whatever holds one.
 
     Args:
         obj: a graph of this library (returned as it is); a pair (src, dst) or integers of shape [2, num_edges]; a
@@ -52,7 +52,7 @@ def as_graph(obj: Any) -> HeteroGraph:
 
 
 def from_scipy(sp_mat: Any, eweight_name: str | None = None) -> HeteroGraph:
-    """Make a graph with an edge i -> j for each stored entry [i, j]. Local; no communication.
+    """Make a graph with an edge i -> j for each stored entry [i, j].
 
     Args:
         sp_mat: a square sparse matrix or array of scipy.
@@ -77,7 +77,7 @@ def from_networkx(
     """Make a graph of a networkx graph; an undirected edge gives one edge in each direction.
 
     Nodes are numbered in sorted order where their labels can be sorted (so 0, 1, 2, ... stay), else in the order of
-    the graph. Local; no communication.
+    the graph.
 
     Args:
         nx_graph: any of networkx's four classes.
@@ -100,7 +100,7 @@ def from_networkx(
 
 
 def from_dgl(g: Any) -> HeteroGraph:
-    """Make a graph of a ``DGLGraph``; types, edge ids and features are kept. Local; no communication.
+    """Make a graph of a ``DGLGraph``; types, edge ids and features are kept.
 
     Raises:
         InvalidArgumentError: it is a block.

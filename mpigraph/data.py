@@ -2,7 +2,7 @@
 
 import torch
 
-from mpigraph.graphs import HeteroGraph, graph
+from mpigraph.graphs.hetero import HeteroGraph, graph
 from mpigraph.partition import generate as generator
 
 __all__ = ["generate"]

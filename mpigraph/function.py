@@ -7,7 +7,7 @@ edge's ``w`` and calls the result ``m``.
 
 from typing import Literal, Protocol
 
-from mpigraph.messages import Message, Operand, Reduce
+from mpigraph.graphs.messages import Message, Operand, Reduce
 
 __all__ = [
     "copy_e",
@@ -53,39 +53,39 @@ Side = Literal["u", "v", "e"]
 
 
 class BinaryMessage(Protocol):
-    """A message function of two fields. Local; no communication."""
+    """A message function of two fields."""
 
     def __call__(self, lhs_field: str, rhs_field: str, out: str) -> Message:
         """Send ``lhs op rhs`` as ``out``."""
 
 
 def copy_u(u: str, out: str) -> Message:
-    """Send the source's field ``u`` as ``out``. Local; no communication."""
+    """Send the source's field ``u`` as ``out``."""
     return Message("copy", Operand("u", u), None, out)
 
 
 def copy_e(e: str, out: str) -> Message:
-    """Send the edge's field ``e`` as ``out``. Local; no communication."""
+    """Send the edge's field ``e`` as ``out``."""
     return Message("copy", Operand("e", e), None, out)
 
 
 def sum(msg: str, out: str) -> Reduce:
-    """Add up the messages. Local; no communication."""
+    """Add up the messages."""
     return Reduce("sum", msg, out)
 
 
 def mean(msg: str, out: str) -> Reduce:
-    """Average the messages. Local; no communication."""
+    """Average the messages."""
     return Reduce("mean", msg, out)
 
 
 def max(msg: str, out: str) -> Reduce:
-    """Take the largest message, entry by entry. Local; no communication."""
+    """Take the largest message, entry by entry."""
     return Reduce("max", msg, out)
 
 
 def min(msg: str, out: str) -> Reduce:
-    """Take the smallest message, entry by entry. Local; no communication."""
+    """Take the smallest message, entry by entry."""
     return Reduce("min", msg, out)
 
 
@@ -94,7 +94,7 @@ def _binary(lhs: Side, op: str, rhs: Side) -> BinaryMessage:
         return Message(op, Operand(lhs, lhs_field), Operand(rhs, rhs_field), out)
 
     message.__name__ = message.__qualname__ = f"{lhs}_{op}_{rhs}"
-    message.__doc__ = f"Send ``{lhs}[lhs_field] {op} {rhs}[rhs_field]`` as ``out``. Local; no communication."
+    message.__doc__ = f"Send ``{lhs}[lhs_field] {op} {rhs}[rhs_field]`` as ``out``."
     return message
 
 

@@ -9,12 +9,12 @@ _NAME = "mpigraph"
 
 
 def get_logger() -> logging.Logger:
-    """Return the library's logger. Local; no communication."""
+    """Return the library's logger."""
     return logging.getLogger(_NAME)
 
 
 def set_identity(identity: str, level: str) -> None:
-    """Prefix every line with ``identity`` ("trainer 0/4") and set the level. Local; no communication.
+    """Prefix every line with ``identity`` ("trainer 0/4") and set the level.
 
     Args:
         identity: who speaks.

@@ -11,11 +11,11 @@ import scipy.sparse
 import torch
 from torch_geometric.data import Data, HeteroData
 
-from mpigraph.base import EID, NID
-from mpigraph.block import to_block
 from mpigraph.convert import as_graph, from_dgl, from_networkx, from_pyg, from_scipy, to_pyg
 from mpigraph.errors import GraphDataError, InvalidArgumentError
-from mpigraph.graphs import graph, heterograph
+from mpigraph.graphs.block import to_block
+from mpigraph.graphs.fields import EID, NID
+from mpigraph.graphs.hetero import graph, heterograph
 
 WRITES = ("author", "writes", "paper")
 

@@ -5,10 +5,10 @@ import pytest
 import torch
 
 import mpigraph.function as fn
-from mpigraph.aggregate import spmm
-from mpigraph.block import Block, to_block
 from mpigraph.errors import FieldNameError, InvalidArgumentError
-from mpigraph.graphs import graph, heterograph
+from mpigraph.graphs.aggregate import spmm
+from mpigraph.graphs.block import Block, to_block
+from mpigraph.graphs.hetero import graph, heterograph
 from mpigraph.metadata.schema import DEFAULT_ETYPE, Schema
 
 OPS = {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div}

@@ -14,40 +14,33 @@ FILES = {str(path.relative_to(ROOT)): path.read_text() for path in sorted(PACKAG
 # From the lowest to the highest. A module may import what stands above its line, and its own folder; two names on
 # one line do not know each other.
 LAYERS = """
-errors
+errors arrays
 config
-log memory
+log
 kernels
 mpi metadata
 storage
-partition store
-service
-base
-frame
-inedges
-graphbase
-messages
-aggregate
-passing
+partition rows
+store
+sampling
 graphs
-block
-homogeneous pyg data
-convert
-function
-nn dataloading
+convert data function
+session
+nn distgraph process_group
+optim
+dataloading
 distributed
-train
 cli
 __main__
 """.split("\n")
 LAYER_OF = {name: layer for layer, line in enumerate(LAYERS) for name in line.split()}
-FIRST_WITH_TORCH = LAYER_OF["base"]
+FIRST_WITH_TORCH = LAYER_OF["graphs"]
 ONLY_IN = {
     "numba": ("kernels",),
-    "mpi4py": ("mpi", "service", "distributed/context.py"),
+    "mpi4py": ("mpi", "service", "session/context.py"),
     "h5py": ("storage",),
     "pymetis": ("partition/metis.py",),
-    "torch_geometric": ("pyg",),
+    "torch_geometric": ("graphs/pyg.py",),
     "torch": tuple(name for name, layer in LAYER_OF.items() if layer >= FIRST_WITH_TORCH),
 }
 PICKLES = {"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve"}
@@ -56,7 +49,7 @@ MAX_LINES = 350
 
 
 def parts_of(path: str) -> tuple[str, ...]:
-    """("distributed", "graph") of mpigraph/distributed/graph.py; the package itself is ()."""
+    """("distributed", "graph") of mpigraph/distgraph/graph.py; the package itself is ()."""
     parts = Path(path).with_suffix("").parts[1:]
     return parts[:-1] if parts and parts[-1] == "__init__" else parts
 
@@ -113,14 +106,10 @@ def pickling(path: str, tree: ast.AST) -> Iterator[str]:
 
 
 def comm_world(path: str, tree: ast.AST) -> Iterator[str]:
-    """The one place that may speak of all ranks is ``initialize`` in distributed/context.py."""
+    """The one place that may speak of all ranks is ``initialize`` in session/context.py."""
     allowed: set[ast.AST] = set()
     for node in ast.iter_child_nodes(tree):
-        if (
-            path == "mpigraph/distributed/context.py"
-            and isinstance(node, ast.FunctionDef)
-            and node.name == "initialize"
-        ):
+        if path == "mpigraph/session/context.py" and isinstance(node, ast.FunctionDef) and node.name == "initialize":
             allowed |= set(ast.walk(node))
     for node in ast.walk(tree):
         named = isinstance(node, ast.Attribute) and node.attr == "COMM_WORLD"
@@ -205,10 +194,10 @@ BAD = [
     (wrong_layers, "kernels/x.py", "from mpigraph.mpi.world import World"),
     (wrong_layers, "mpi/x.py", "from mpigraph.metadata.book import RangeBook"),
     (wrong_layers, "store/x.py", "def f():\n    from mpigraph import service"),
-    (wrong_layers, "store/x.py", "if TYPE_CHECKING:\n    import mpigraph.service.state"),
+    (wrong_layers, "store/x.py", "if TYPE_CHECKING:\n    import mpigraph.session.state"),
     (wrong_layers, "store/x.py", "import mpigraph.partition.metis"),
     (wrong_layers, "nn/x.py", "from mpigraph.dataloading import MultiLayerFullNeighborSampler"),
-    (wrong_layers, "graphbase.py", "from mpigraph.graphs import HeteroGraph"),
+    (wrong_layers, "graphbase.py", "from mpigraph.graphs.hetero import HeteroGraph"),
     (wrong_layers, "errors.py", "from mpigraph.log import get_logger"),
     (wrong_layers, "distributed/x.py", "from mpigraph.cli.main import main"),
     (wrong_layers, "distributed/x.py", "from .graph import DistGraph"),
@@ -218,7 +207,7 @@ BAD = [
     (wrong_third_parties, "store/x.py", "import numba"),
     (wrong_third_parties, "store/x.py", "import torch.nn.functional as F"),
     (wrong_third_parties, "service/x.py", "def f():\n    import torch"),
-    (wrong_third_parties, "distributed/graph.py", "from mpi4py import MPI"),
+    (wrong_third_parties, "distgraph/graph.py", "from mpi4py import MPI"),
     (wrong_third_parties, "store/x.py", "from h5py import File"),
     (wrong_third_parties, "partition/pipeline.py", "import pymetis"),
     (wrong_third_parties, "service/x.py", "from importlib import import_module"),
@@ -228,8 +217,8 @@ BAD = [
     (pickling, "mpi/x.py", "from mpi4py import MPI\ncomm.bcast(1)"),
     (comm_world, "mpi/world.py", "MPI.COMM_WORLD.Barrier()"),
     (comm_world, "mpi/world.py", "def initialize():\n    MPI.COMM_WORLD.Barrier()"),
-    (comm_world, "distributed/context.py", "def start():\n    MPI.COMM_WORLD.Barrier()"),
-    (comm_world, "distributed/context.py", "from mpi4py.MPI import COMM_WORLD"),
+    (comm_world, "session/context.py", "def start():\n    MPI.COMM_WORLD.Barrier()"),
+    (comm_world, "session/context.py", "from mpi4py.MPI import COMM_WORLD"),
     (forbidden_words, "store/x.py", "def f():\n    global x"),
     (forbidden_words, "store/x.py", "class A:\n    def __del__(self): ..."),
     (forbidden_words, "store/x.py", "from mpigraph.errors import *"),
@@ -238,12 +227,12 @@ BAD = [
 ]
 GOOD = [
     (wrong_layers, "store/x.py", "from mpigraph import config, errors\nfrom mpigraph.storage.shard import ShardReader"),
-    (wrong_layers, "store/x.py", "import mpigraphics\nfrom mpigraph.store.cut import pieces"),
+    (wrong_layers, "store/x.py", "import mpigraphics\nfrom mpigraph.store.host_ranges import pieces"),
     (wrong_layers, "__init__.py", "from mpigraph.cli.main import main"),
-    (wrong_third_parties, "distributed/context.py", "from mpi4py import MPI\nimport torch"),
+    (wrong_third_parties, "session/context.py", "from mpi4py import MPI\nimport torch"),
     (wrong_third_parties, "base.py", "import torch"),
     (pickling, "store/x.py", "np.load(path, allow_pickle=False)\nwindow.allgather()"),
-    (comm_world, "distributed/context.py", "def initialize():\n    MPI.COMM_WORLD.Barrier()"),
+    (comm_world, "session/context.py", "def initialize():\n    MPI.COMM_WORLD.Barrier()"),
     (forbidden_words, "cli/x.py", "print(1)"),
     (environment, "config.py", "import os\nos.environ['A']"),
 ]

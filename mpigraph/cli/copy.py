@@ -33,7 +33,7 @@ Command = tuple[str, list[str]]  # whom it serves, and its arguments
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Register the command. Local; no communication."""
+    """Register the command."""
     parser = commands.add_parser(
         "copy",
         help="copy parts and scripts to the hosts by the arguments of DGL's copy_files.py",

@@ -20,7 +20,7 @@ _ADDRESS = re.compile(r"[0-9.]+|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(%[A-Za-z0-9_.-]+)?
 
 
 class Host(NamedTuple):
-    """One machine. Local; no communication.
+    """One machine.
 
     Attributes:
         name: host name or address as it was written.
@@ -41,8 +41,6 @@ def read_hosts(path: Path) -> list[Host]:
 
     Raises:
         InvalidArgumentError: the file cannot be read, names no machine, or has a bad line; the message names it.
-
-    Local; no communication.
     """
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()

@@ -23,7 +23,7 @@ _LEAST = {"num_trainers": 1, "num_servers": 0, "num_samplers": 0, "num_omp_threa
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Register the command. Local; no communication."""
+    """Register the command."""
     parser = commands.add_parser(
         "launch",
         help="start a job by the arguments of DGL's launch.py",

@@ -27,7 +27,7 @@ _PATIENCE = 20  # seconds for an answer to --version
 
 @dataclass(frozen=True)
 class Job:
-    """What to start where. Local; no communication.
+    """What to start where.
 
     Attributes:
         command: the user's command, word by word.
@@ -88,8 +88,6 @@ def find_family(wanted: str, mpiexec: str) -> tuple[str, str]:
 
     Raises:
         InvalidArgumentError: there is no such launcher, or it is of another family than wanted.
-
-    Local; no communication.
     """
     if wanted == "srun" or (wanted == "auto" and slurm_allocation() and not mpiexec):
         if slurm_allocation() is None:
@@ -113,7 +111,7 @@ def find_family(wanted: str, mpiexec: str) -> tuple[str, str]:
 
 
 def command_line(family: str, program: str, job: Job) -> list[str]:
-    """Return the command that starts a job. Local; no communication.
+    """Return the command that starts a job.
 
     Args:
         family: as :func:`find_family` names them.
@@ -133,8 +131,6 @@ def slurm_nodes(hosts: list[Host]) -> int:
 
     Raises:
         InvalidArgumentError: there are fewer nodes.
-
-    Local; no communication.
     """
     available = (slurm_allocation() or Allocation(1, 0)).nodes
     if len(hosts) > available:

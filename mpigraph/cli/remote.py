@@ -24,7 +24,7 @@ _SSH_FAILED = 255  # ssh's own failure, not that of what it runs
 
 
 def add_ssh_options(parser: argparse.ArgumentParser) -> None:
-    """Add ``--ssh_port`` and ``--ssh_username``. Local; no communication."""
+    """Add ``--ssh_port`` and ``--ssh_username``."""
     parser.add_argument("--ssh_port", type=int, metavar="PORT", help="where ssh is used (default: ssh's own)")
     parser.add_argument("--ssh_username", default="", metavar="NAME", help="where ssh is used (default: ssh's own)")
 
@@ -34,8 +34,6 @@ def ssh_options(arguments: argparse.Namespace) -> list[str]:
 
     Raises:
         InvalidArgumentError: no port, or no user name that launchers could pass on.
-
-    Local; no communication.
     """
     port, user = arguments.ssh_port, arguments.ssh_username
     if port is not None and not 1 <= port <= 65535:
@@ -46,7 +44,7 @@ def ssh_options(arguments: argparse.Namespace) -> list[str]:
 
 
 class Site(Protocol):
-    """A place that takes files. Local; no communication.
+    """A place that takes files.
 
     Attributes:
         name: for messages.
@@ -65,7 +63,7 @@ class Site(Protocol):
 
 @dataclass(frozen=True)
 class Local:
-    """This machine. Local; no communication."""
+    """This machine."""
 
     name: str = "localhost"
 
@@ -80,7 +78,7 @@ class Local:
 
 @dataclass(frozen=True)
 class SlurmNode:
-    """Nodes of the Slurm allocation, which see the same file system as this one. Local; no communication.
+    """Nodes of the Slurm allocation, which see the same file system as this one.
 
     Attributes:
         count: how many nodes.
@@ -110,7 +108,7 @@ class SlurmNode:
 
 @dataclass(frozen=True)
 class Ssh:
-    """A machine that is reached by ssh. Local; no communication.
+    """A machine that is reached by ssh.
 
     Attributes:
         host: the machine.
@@ -161,8 +159,6 @@ def both_have_rsync(site: Ssh, ask: bool) -> bool:
 
     Raises:
         MPIGraphError: ssh does not get there.
-
-    Local; no communication but ssh's.
     """
     if shutil.which("rsync") is None:
         return False

@@ -24,7 +24,7 @@ __all__ = ["add_parser"]
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Register the command. Local; no communication."""
+    """Register the command."""
     parser = commands.add_parser(
         "stage",
         help="copy to each node the parts that its hosts will read",
@@ -43,7 +43,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def _run(arguments: argparse.Namespace) -> int:
     given = {} if arguments.num_servers is None else {"num_servers": arguments.num_servers}
     num_servers = Config.from_env(**given).num_servers
-    from mpigraph.distributed.context import current, exit_client, initialize
+    from mpigraph.session.context import current, exit_client, initialize
 
     initialize(num_servers=0)  # every rank takes part
     world = current().world

@@ -9,32 +9,28 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
-from mpigraph.base import EID, NID, as_ids
+from mpigraph.arrays import I64
 from mpigraph.dataloading.edges import NO_EDGES, EdgeGraph, as_given, canonical, find_edges
 from mpigraph.dataloading.exclusion import make_exclusion
 from mpigraph.dataloading.negative_sampler import draw_negatives
 from mpigraph.dataloading.sampler import Names, Nodes, nodes_as_given
 from mpigraph.errors import InvalidArgumentError
-from mpigraph.graphs import HeteroGraph
+from mpigraph.graphs.fields import EID, NID, as_ids
+from mpigraph.graphs.hetero import HeteroGraph
 from mpigraph.kernels.compact import LocalIds
 from mpigraph.metadata.book import check_ids
 from mpigraph.metadata.schema import Relation
 
 __all__ = ["EdgePredictionSampler", "as_edge_prediction_sampler"]
 
-_I64 = npt.NDArray[np.int64]
-_Ends = tuple[_I64, _I64]
+_Ends = tuple[I64, I64]
 _NOTHING: _Ends = (NO_EDGES.src, NO_EDGES.dst)
 
 
 class EdgePredictionSampler:
     """Samples minibatches of edges; made by :func:`as_edge_prediction_sampler`.
-
-    Local; no communication: construction.
 
     Attributes:
         sampler: draws the blocks.
@@ -146,8 +142,6 @@ def as_edge_prediction_sampler(
 
     Raises:
         InvalidArgumentError: an argument is not one of these, or ``reverse_eids`` or ``reverse_etypes`` is missing.
-
-    Local; no communication.
     """
     return EdgePredictionSampler(sampler, exclude, reverse_eids, reverse_etypes, negative_sampler, prefetch_labels)
 
@@ -168,7 +162,7 @@ class _Numbering:
             edges[relation] = self._local(relation[0], src), self._local(relation[2], dst)
         self._edges.append(edges)
 
-    def _local(self, ntype: str, ids: _I64) -> torch.Tensor:
+    def _local(self, ntype: str, ids: I64) -> torch.Tensor:
         return torch.from_numpy(self._tables[ntype].insert(ids)).long()
 
     def graphs(self) -> tuple[list[HeteroGraph], dict[str, torch.Tensor]]:
@@ -224,7 +218,7 @@ def _checked_pair(g: EdgeGraph, relation: Relation, pair: Any) -> _Ends:
     return src, dst
 
 
-def _checked_ends(g: EdgeGraph, ids: Any, ntype: str, what: str) -> _I64:
-    array: _I64 = as_ids(ids, what).cpu().contiguous().numpy()
+def _checked_ends(g: EdgeGraph, ids: Any, ntype: str, what: str) -> I64:
+    array: I64 = as_ids(ids, what).cpu().contiguous().numpy()
     check_ids(array, g.num_nodes(ntype), what)
     return array

@@ -5,16 +5,14 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from mpigraph.base import as_ids
+from mpigraph.arrays import I64
 from mpigraph.errors import InvalidArgumentError
+from mpigraph.graphs.fields import as_ids
 from mpigraph.metadata.schema import Relation, Schema
 
 __all__ = ["NO_EDGES", "Edges", "as_given", "by_relation", "canonical", "find_edges"]
-
-_I64 = npt.NDArray[np.int64]
 
 
 class Draw(Protocol):
@@ -62,20 +60,18 @@ class Edges:
         eids: int64[n], edge ids.
         src: int64[n], their sources.
         dst: int64[n], their destinations.
-
-    Local; no communication.
     """
 
-    eids: _I64
-    src: _I64
-    dst: _I64
+    eids: I64
+    src: I64
+    dst: I64
 
 
 NO_EDGES = Edges(*(np.empty(0, np.int64) for _ in range(3)))
 
 
 def canonical(schema: Schema, given: Any, what: str) -> dict[Relation, Any]:
-    """What is given by edge type keyed by canonical relation, in the same order. Local; no communication.
+    """What is given by edge type keyed by canonical relation, in the same order.
 
     Args:
         schema: node types and relations.
@@ -96,7 +92,7 @@ def canonical(schema: Schema, given: Any, what: str) -> dict[Relation, Any]:
 
 
 def by_relation(schema: Schema, ids: Any, what: str) -> dict[Relation, torch.Tensor]:
-    """Ids keyed by canonical relation, int64 on the CPU. Local; no communication.
+    """Ids keyed by canonical relation, int64 on the CPU.
 
     Args:
         schema: node types and relations.
@@ -111,7 +107,7 @@ def by_relation(schema: Schema, ids: Any, what: str) -> dict[Relation, torch.Ten
 
 
 def as_given(schema: Schema, ids: dict[Relation, torch.Tensor]) -> Any:
-    """The reverse of :func:`by_relation`: a tensor where the graph has one relation. Local; no communication."""
+    """The reverse of :func:`by_relation`: a tensor where the graph has one relation."""
     if len(schema.relations) > 1:
         return ids
     return ids.get(schema.relations[0], torch.empty(0, dtype=torch.int64))

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from mpigraph.base import as_ids
 from mpigraph.dataloading.edges import EdgeGraph, as_given, by_relation, canonical
 from mpigraph.errors import InvalidArgumentError
+from mpigraph.graphs.fields import as_ids
 from mpigraph.metadata.schema import Relation
 
 __all__ = ["Exclusion", "make_exclusion"]
@@ -25,7 +25,7 @@ Exclusion = Callable[[EdgeGraph, Eids], Eids]
 def make_exclusion(exclude: Any, reverse_eids: Any, reverse_etypes: Any) -> Exclusion | None:
     """What ``exclude`` means, or None if nothing is to be excluded; see :func:`.as_edge_prediction_sampler`.
 
-    Local; no communication. What it returns reads ``reverse_eids`` one-sidedly, if that is a DistTensor.
+    What it returns reads ``reverse_eids`` one-sidedly, if that is a DistTensor.
 
     Raises:
         InvalidArgumentError: not a way to exclude, or ``reverse_eids`` or ``reverse_etypes`` is missing or wrong.

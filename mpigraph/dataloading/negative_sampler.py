@@ -22,9 +22,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from mpigraph.arrays import I64
 from mpigraph.dataloading.edges import NO_EDGES, EdgeGraph, Edges, as_given, find_edges
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.kernels.negatives import draw_nodes, draw_others, keep_candidates
@@ -42,8 +42,7 @@ __all__ = [
     "draw_negatives",
 ]
 
-_I64 = npt.NDArray[np.int64]
-_Pairs = dict[Relation, tuple[_I64, _I64]]
+_Pairs = dict[Relation, tuple[I64, I64]]
 _TAG = 0x4E4547  # separates these draws from those of neighbours with the same seed and epoch
 
 
@@ -53,8 +52,7 @@ class NegativeSampler(ABC):
     Inside a loader an edge's draws depend on the loader's seed, the epoch and the edge alone. Outside they depend on
     the job's seed and the number of calls so far.
 
-    One-sided, but for :class:`GlobalUniform`: a call, which looks up the sources of the edges. Local; no communication:
-    construction.
+    One-sided, but for :class:`GlobalUniform`: a call, which looks up the sources of the edges.
     """
 
     def __init__(self, k: int) -> None:
@@ -87,7 +85,7 @@ class NegativeSampler(ABC):
     def draw(self, g: EdgeGraph, edges: Mapping[Relation, Edges]) -> dict[Relation, tuple[torch.Tensor, torch.Tensor]]:
         """Draw negatives of edges whose ends are known, by relation.
 
-        Local; no communication (:class:`GlobalUniform`: a round on the trainers when hosts are far).
+        Only :class:`GlobalUniform` communicates: a round on the trainers when hosts are far.
         """
         drawn = g.session.draw()
         keys = {r: combine(drawn.seed, drawn.epoch, _TAG, g.schema.relation_id(r)) for r in edges}
@@ -106,7 +104,7 @@ class _PerRelation(NegativeSampler):
         return {relation: self._pairs(g, relation, some, keys[relation]) for relation, some in edges.items()}
 
     @abstractmethod
-    def _pairs(self, g: EdgeGraph, relation: Relation, edges: Edges, key: np.uint64) -> tuple[_I64, _I64]:
+    def _pairs(self, g: EdgeGraph, relation: Relation, edges: Edges, key: np.uint64) -> tuple[I64, I64]:
         """Draw for the edges of one relation."""
 
 
@@ -117,7 +115,7 @@ class PerSourceUniform(_PerRelation):
     whatever rank. One-sided; the target does nothing.
     """
 
-    def _pairs(self, g: EdgeGraph, relation: Relation, edges: Edges, key: np.uint64) -> tuple[_I64, _I64]:
+    def _pairs(self, g: EdgeGraph, relation: Relation, edges: Edges, key: np.uint64) -> tuple[I64, I64]:
         return np.repeat(edges.src, self.k), _nodes(key, edges.eids, self.k, g.num_nodes(relation[2]))
 
 
@@ -200,7 +198,7 @@ class LocalUniform(_PerRelation):
     nothing.
     """
 
-    def _pairs(self, g: EdgeGraph, relation: Relation, edges: Edges, key: np.uint64) -> tuple[_I64, _I64]:
+    def _pairs(self, g: EdgeGraph, relation: Relation, edges: Edges, key: np.uint64) -> tuple[I64, I64]:
         mine = g.get_partition_book()
         first, last = mine.book.node_range(mine.partid, g.schema.ntype_id(relation[2]))
         if first == last:
@@ -216,7 +214,7 @@ class JointUniform(_PerRelation):
     2020). One-sided; the target does nothing.
     """
 
-    def _pairs(self, g: EdgeGraph, relation: Relation, edges: Edges, key: np.uint64) -> tuple[_I64, _I64]:
+    def _pairs(self, g: EdgeGraph, relation: Relation, edges: Edges, key: np.uint64) -> tuple[I64, I64]:
         shared = _nodes(combine(key, fingerprint(edges.eids)), np.zeros(1, np.int64), self.k, g.num_nodes(relation[2]))
         return np.repeat(edges.src, self.k), np.tile(shared, len(edges.eids))
 
@@ -230,7 +228,7 @@ class InBatch(_PerRelation):
     falls in. One-sided; the target does nothing.
     """
 
-    def _pairs(self, g: EdgeGraph, relation: Relation, edges: Edges, key: np.uint64) -> tuple[_I64, _I64]:
+    def _pairs(self, g: EdgeGraph, relation: Relation, edges: Edges, key: np.uint64) -> tuple[I64, I64]:
         if len(edges.eids) < 2:
             return NO_EDGES.src, NO_EDGES.dst
         others = np.empty(len(edges.eids) * self.k, np.int64)
@@ -245,8 +243,6 @@ def draw_negatives(sampler: Callable[[Any, Any], Any], g: EdgeGraph, edges: dict
         sampler: called with the graph and int64[n] (or relation -> int64[n] where there are several relations).
         g: the graph.
         edges: the positive edges by relation.
-
-    Local; no communication, but for what the sampler does.
     """
     if isinstance(sampler, NegativeSampler) and type(sampler).__call__ is NegativeSampler.__call__:
         return sampler.draw(g, edges)
@@ -254,7 +250,7 @@ def draw_negatives(sampler: Callable[[Any, Any], Any], g: EdgeGraph, edges: dict
     return sampler(g, as_given(g.schema, seeds))
 
 
-def _nodes(key: np.uint64, eids: _I64, count: int, num: int, first: int = 0) -> _I64:
+def _nodes(key: np.uint64, eids: I64, count: int, num: int, first: int = 0) -> I64:
     """int64[n * count]: ``count`` of the nodes ``first .. first + num - 1`` for each edge."""
     out = np.empty(len(eids) * count, np.int64)
     draw_nodes(key, eids, count, first, num, out)

@@ -16,7 +16,7 @@ _POLL = 0.05  # seconds between looks at the stop flag while the queue is full
 
 
 class Stoppable(Protocol):
-    """Something that runs in the background and can be told to end. Local; no communication of its own."""
+    """Something that runs in the background and can be told to end."""
 
     def abandon(self) -> None:
         """Tell it to end."""
@@ -29,8 +29,6 @@ class Prefetch:
     """One pass over an iterator, produced in a thread.
 
     With ``depth=0`` the items are produced in the consumer's thread, and only ``after`` runs in the background.
-
-    Local; no communication of its own.
     """
 
     def __init__(
@@ -91,10 +89,7 @@ class Prefetch:
         return self._thread is not None and self._thread.is_alive()
 
     def abandon(self) -> None:
-        """Ask the thread to end, without waiting for it; without a background, run ``after``.
-
-        Local; no communication of its own.
-        """
+        """Ask the thread to end, without waiting for it; without a background, run ``after``."""
         if self._stop.is_set():
             return
         self._stop.set()

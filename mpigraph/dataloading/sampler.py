@@ -7,8 +7,8 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from mpigraph.block import Block
 from mpigraph.errors import InvalidArgumentError
+from mpigraph.graphs.block import Block
 
 __all__ = [
     "BlockSampler",
@@ -41,10 +41,7 @@ class Graph(Protocol):
 
 
 class BlockSampler(ABC):
-    """Draws ``(input nodes, output nodes, blocks)`` for seeds; subclass it for a sampler of your own.
-
-    Local; no communication: construction.
-    """
+    """Draws ``(input nodes, output nodes, blocks)`` for seeds; subclass it for a sampler of your own."""
 
     @abstractmethod
     def sample_blocks(self, g: Any, seed_nodes: Any, exclude_eids: Any = None) -> Blocks:
@@ -76,8 +73,6 @@ class NeighborSampler(BlockSampler):
     Large Graphs", NeurIPS 2017).
 
     The draw is a hash of seed, epoch, the minibatch's seed nodes, hop and node: the same on any number of ranks.
-
-    Local; no communication: construction.
     """
 
     def __init__(
@@ -167,7 +162,7 @@ class NeighborSampler(BlockSampler):
 
 
 def check_fanout(fanout: Any) -> int:
-    """Return a fanout. Local; no communication.
+    """Return a fanout.
 
     Raises:
         InvalidArgumentError: it is not an integer >= -1.
@@ -178,7 +173,7 @@ def check_fanout(fanout: Any) -> int:
 
 
 def nodes_as_given(by_type: dict[str, torch.Tensor]) -> Nodes:
-    """The nodes of a graph's only type, or by type if there are several. Local; no communication.
+    """The nodes of a graph's only type, or by type if there are several.
 
     Args:
         by_type: node type -> int64[n], with every node type of the graph.
@@ -190,7 +185,7 @@ MultiLayerNeighborSampler = NeighborSampler
 
 
 class MultiLayerFullNeighborSampler(NeighborSampler):
-    """Takes all in-neighbours in each of ``num_layers`` layers. Local; no communication: construction."""
+    """Takes all in-neighbours in each of ``num_layers`` layers."""
 
     def __init__(self, num_layers: int, **options: Any) -> None:
         """The options are those of :class:`NeighborSampler`."""

@@ -15,19 +15,17 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from mpigraph.arrays import I64
 from mpigraph.kernels.rng import combine
 
 __all__ = ["Seeds", "agreed_steps", "batch_bounds", "shuffled"]
 
-_I64 = npt.NDArray[np.int64]
-
 
 class Seeds:
-    """A rank's seeds: ids, or ids of several types, which batches mix. Local; no communication."""
+    """A rank's seeds: ids, or ids of several types, which batches mix."""
 
-    def __init__(self, given: _I64 | Mapping[Any, _I64]) -> None:
+    def __init__(self, given: I64 | Mapping[Any, I64]) -> None:
         """Keep int64[n] ids, or type -> int64[n]."""
         self._types = list(given) if isinstance(given, Mapping) else None
         lists = list(given.values()) if isinstance(given, Mapping) else [given]
@@ -38,7 +36,7 @@ class Seeds:
     def __len__(self) -> int:
         return len(self._ids)
 
-    def take(self, positions: _I64) -> _I64 | dict[Any, _I64]:
+    def take(self, positions: I64) -> I64 | dict[Any, I64]:
         """The seeds at int64[b] positions: ids, or ids by type with the types that occur."""
         ids = self._ids[positions]
         if self._types is None:
@@ -46,7 +44,7 @@ class Seeds:
         kinds = self._kinds[positions]
         return {self._types[kind]: ids[kinds == kind] for kind in np.unique(kinds)}
 
-    def items(self, positions: _I64) -> list[Any]:
+    def items(self, positions: I64) -> list[Any]:
         """The seeds at int64[b] positions, one by one: ids, or ``(type, id)``."""
         ids: list[int] = self._ids[positions].tolist()
         if self._types is None:
@@ -72,8 +70,8 @@ def agreed_steps(num_seeds: int, batch_size: int, drop_last: bool, allreduce: Ca
     return fewest if fewest < np.iinfo(np.int64).max else 0
 
 
-def batch_bounds(num_seeds: int, batch_size: int, drop_last: bool, steps: int) -> _I64:
-    """int64[batches + 1]: where this rank's batches begin and end. Local; no communication."""
+def batch_bounds(num_seeds: int, batch_size: int, drop_last: bool, steps: int) -> I64:
+    """int64[batches + 1]: where this rank's batches begin and end."""
     if drop_last:
         return np.arange(min(steps, num_seeds // batch_size) + 1, dtype=np.int64) * batch_size
     alone = -(-num_seeds // batch_size)
@@ -86,7 +84,7 @@ def batch_bounds(num_seeds: int, batch_size: int, drop_last: bool, steps: int) -
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
 
 
-def shuffled(num_seeds: int, seed: int, epoch: int, rank: int) -> _I64:
-    """A permutation of ``range(num_seeds)`` that depends on the arguments alone. Local; no communication."""
+def shuffled(num_seeds: int, seed: int, epoch: int, rank: int) -> I64:
+    """A permutation of ``range(num_seeds)`` that depends on the arguments alone."""
     generator = np.random.Generator(np.random.Philox(key=int(combine(seed, epoch, rank))))
     return generator.permutation(num_seeds)

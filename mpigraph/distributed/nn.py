@@ -1,5 +1,5 @@
 """DGL's path to :class:`DistEmbedding`: ``distributed.nn.DistEmbedding``. Layers are in ``mpigraph.nn``."""
 
-from mpigraph.distributed.embedding import DistEmbedding
+from mpigraph.distgraph.embedding import DistEmbedding
 
 __all__ = ["DistEmbedding"]

@@ -8,7 +8,7 @@ from mpigraph.kernels.compact import LocalIds
 from mpigraph.kernels.dropout import drop, relu_drop, relu_drop_backward
 from mpigraph.kernels.exclude import shorten_rows, step_over
 from mpigraph.kernels.rng import combine, fingerprint
-from mpigraph.kernels.rows import (
+from mpigraph.kernels.row_ops import (
     find_runs,
     gather_rows,
     order_by_range,
@@ -22,10 +22,7 @@ __all__ = ["warm_up"]
 
 
 def warm_up() -> None:
-    """Run each kernel of the usual path once on tiny arrays, so that training never waits for a compiler.
-
-    Local; no communication.
-    """
+    """Run each kernel of the usual path once on tiny arrays, so that training never waits for a compiler."""
     ids = np.arange(2, dtype=np.int64)
     indptr = np.array([0, 1, 2], np.int64)
     counts = np.zeros(2, np.int64)

@@ -8,16 +8,14 @@ positions go on counting from minibatch to minibatch, and an entry below the fir
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
+from mpigraph.arrays import I32, I64, Array
 from mpigraph.errors import OutOfRangeError
-from mpigraph.kernels.prefetch import prefetch
+from mpigraph.kernels.prefetch_hint import prefetch
 
 __all__ = ["LocalIds"]
 
-_I64 = npt.NDArray[np.int64]
-_I32 = npt.NDArray[np.int32]
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # Knuth, TAOCP vol. 3, 6.4: multiplicative hashing by the golden ratio
 _AHEAD = 16  # ids between asking for a slot and probing it
 _FILL = 0.6  # largest share of used slots
@@ -30,15 +28,15 @@ def _home(x: Any, bits: Any) -> Any:
 
 @njit(nogil=True, cache=True)
 def _insert(
-    table: _I64,
+    table: I64,
     bits: int,
     shift: int,
     base: int,
-    ids: npt.NDArray[Any],
+    ids: Array,
     begin: int,
-    listed: _I64,
+    listed: I64,
     count: int,
-    out: _I32,
+    out: I32,
 ) -> tuple[int, int]:
     """Look up ``ids[begin:]``, append the new ones to ``listed``, fill ``out`` with positions.
 
@@ -76,7 +74,7 @@ def _insert(
 
 
 @njit(nogil=True, cache=True)
-def _insert_verbatim(table: _I64, bits: int, shift: int, base: int, ids: _I64) -> None:
+def _insert_verbatim(table: I64, bits: int, shift: int, base: int, ids: I64) -> None:
     """Map ``ids[i]`` to position i; a repeated id keeps its first position."""
     mask = len(table) - 1
     low = (np.int64(1) << shift) - 1
@@ -93,8 +91,6 @@ class LocalIds:
 
     Attributes:
         count: number of ids listed so far.
-
-    Local; no communication.
     """
 
     def __init__(self, num_ids: int) -> None:
@@ -104,7 +100,7 @@ class LocalIds:
         self._base, self._allocated = 1, 0
         self._allocate(64)
 
-    def reset(self, seeds: npt.NDArray[np.int64]) -> None:
+    def reset(self, seeds: I64) -> None:
         """Forget all; list ``seeds`` (int64[n]) at positions 0..n-1, repeated ones included."""
         self._base += self.count
         self.count = len(seeds)
@@ -116,11 +112,11 @@ class LocalIds:
         _insert_verbatim(self._table, self._bits, self._shift, self._base, self.ids)
 
     @property
-    def ids(self) -> npt.NDArray[np.int64]:
+    def ids(self) -> I64:
         """int64[count]: the ids in the order of their positions (a view; invalid after the next insert or reset)."""
         return self._listed[: self.count]
 
-    def insert(self, ids: npt.NDArray[Any], out: _I32 | None = None) -> _I32:
+    def insert(self, ids: Array, out: I32 | None = None) -> I32:
         """Return int32[n], the position of each of ``ids`` ([n]), appending those not yet listed.
 
         Args:

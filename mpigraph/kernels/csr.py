@@ -5,11 +5,10 @@ Plain loops over arrays; the caller allocates every output. ``fill`` arrays star
 of equal key keep their order.
 """
 
-from typing import Any
-
 import numba
 import numpy as np
-import numpy.typing as npt
+
+from mpigraph.arrays import Array
 
 __all__ = [
     "asymmetry",
@@ -22,12 +21,10 @@ __all__ = [
     "transpose",
 ]
 
-Array = npt.NDArray[Any]
-
 
 @numba.njit(nogil=True, cache=True)
 def count_keys(keys: Array, base: int, counts: Array) -> None:
-    """Add the number of occurrences of each key. Local; no communication.
+    """Add the number of occurrences of each key.
 
     keys: int64[m].  base: added to each key.  counts: int64[n], increased here.
     """
@@ -37,7 +34,7 @@ def count_keys(keys: Array, base: int, counts: Array) -> None:
 
 @numba.njit(nogil=True, cache=True)
 def place_edges(keys: Array, values: Array, first_id: int, fill: Array, out_values: Array, out_ids: Array) -> None:
-    """Place a chunk of edges into the rows given by their keys. Local; no communication.
+    """Place a chunk of edges into the rows given by their keys.
 
     keys, values: int64[m], the two ends.  first_id: edge id of the first.  fill: int64[n], advanced here.
     out_values, out_ids: int32 or int64[all edges], filled here.
@@ -51,7 +48,7 @@ def place_edges(keys: Array, values: Array, first_id: int, fill: Array, out_valu
 
 @numba.njit(nogil=True, cache=True)
 def place_values(keys: Array, values: Array, fill: Array, out_values: Array) -> None:
-    """Place values into the rows given by their keys. Local; no communication.
+    """Place values into the rows given by their keys.
 
     keys, values: int64[m].  fill: int64[n], advanced here.  out_values: int32 or int64[all edges], filled here.
     """
@@ -62,7 +59,7 @@ def place_values(keys: Array, values: Array, fill: Array, out_values: Array) -> 
 
 @numba.njit(nogil=True, cache=True)
 def transpose(indptr: Array, values: Array, ids: Array, fill: Array, out_rows: Array, out_ids: Array) -> None:
-    """Turn rows of values into values of rows; each result row is sorted. Local; no communication.
+    """Turn rows of values into values of rows; each result row is sorted.
 
     indptr: int64[n + 1].  values, ids: int[m], entries of the rows.  fill: int64[k], advanced here.
     out_rows, out_ids: int[m], filled here: for each value the rows that held it, with their ids.
@@ -77,7 +74,7 @@ def transpose(indptr: Array, values: Array, ids: Array, fill: Array, out_rows: A
 
 @numba.njit(nogil=True, cache=True)
 def place_both_ways(src: Array, dst: Array, src_base: int, dst_base: int, fill: Array, out: Array) -> None:
-    """Place each edge of a chunk into the rows of both ends, self loops left out. Local; no communication.
+    """Place each edge of a chunk into the rows of both ends, self loops left out.
 
     src, dst: int64[m].  src_base, dst_base: added to the ids.  fill: int64[n], advanced here.
     out: int32 or int64[2 m], filled here.
@@ -94,7 +91,7 @@ def place_both_ways(src: Array, dst: Array, src_base: int, dst_base: int, fill: 
 
 @numba.njit(nogil=True, cache=True)
 def drop_repeats(indptr: Array, ends: Array, indices: Array, mark: Array, out_indptr: Array) -> int:
-    """Keep the first of equal entries of each row and close the gaps, in place. Local; no communication.
+    """Keep the first of equal entries of each row and close the gaps, in place.
 
     indptr: int64[n + 1].  ends: int64[n], where each row really ends.  indices: int[m], compacted here.
     mark: int[n] of -1, scratch.  out_indptr: int64[n + 1], filled here.  Returns the number of entries kept.
@@ -115,7 +112,7 @@ def drop_repeats(indptr: Array, ends: Array, indices: Array, mark: Array, out_in
 
 @numba.njit(nogil=True, cache=True)
 def asymmetry(indptr: Array, indices: Array) -> int:
-    """Return 0 for a symmetric adjacency without repeats or self loops. Local; no communication.
+    """Return 0 for a symmetric adjacency without repeats or self loops.
 
     Sums a 64-bit hash of the pair (smaller, larger end), with its sign by direction: both directions
     cancel, and a missing one leaves a remainder except with probability 2**-64.
@@ -145,7 +142,7 @@ def asymmetry(indptr: Array, indices: Array) -> int:
 def rebalance(
     indptr: Array, indices: Array, weights: Array, limits: Array, max_loss: int, loads: Array, parts: Array
 ) -> int:
-    """Move nodes out of overloaded parts to where most of their neighbours are. Local; no communication.
+    """Move nodes out of overloaded parts to where most of their neighbours are.
 
     A node moves if a criterion that it counts in is over its limit in its part, if the target stays within
     all limits, and if the cut grows by no more than ``max_loss`` edges.

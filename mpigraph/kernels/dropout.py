@@ -9,15 +9,16 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
+from mpigraph.arrays import Array
+
 __all__ = ["drop", "relu_drop", "relu_drop_backward"]
 
-_Array = npt.NDArray[Any]
 _Bits = npt.NDArray[np.unsignedinteger[Any]]
 
 
 @njit(nogil=True, cache=True)
-def drop(x: _Array, bits: _Bits, limit: Any, scale: Any, out: _Array) -> None:
-    """``out = x * scale`` where ``bits < limit``, else ``x * 0``. Local; no communication.
+def drop(x: Array, bits: _Bits, limit: Any, scale: Any, out: Array) -> None:
+    """``out = x * scale`` where ``bits < limit``, else ``x * 0``.
 
     x, out: float[n].  bits: uint8[n] or uint16[n], uniform.  The gradient is the same function of the gradient.
     """
@@ -27,16 +28,16 @@ def drop(x: _Array, bits: _Bits, limit: Any, scale: Any, out: _Array) -> None:
 
 
 @njit(nogil=True, cache=True)
-def relu_drop(x: _Array, bits: _Bits, limit: Any, scale: Any, out: _Array) -> None:
-    """:func:`drop` of ``max(x, 0)``; not-a-number stays. Local; no communication."""
+def relu_drop(x: Array, bits: _Bits, limit: Any, scale: Any, out: Array) -> None:
+    """:func:`drop` of ``max(x, 0)``; not-a-number stays."""
     zero = scale - scale
     for i in range(len(x)):
         out[i] = (zero if x[i] <= zero else x[i]) * (scale if bits[i] < limit else zero)
 
 
 @njit(nogil=True, cache=True)
-def relu_drop_backward(grad: _Array, kept: _Array, scale: Any, out: _Array) -> None:
-    """``out = grad * scale`` where ``kept``, what :func:`relu_drop` returned, is not 0. Local; no communication."""
+def relu_drop_backward(grad: Array, kept: Array, scale: Any, out: Array) -> None:
+    """``out = grad * scale`` where ``kept``, what :func:`relu_drop` returned, is not 0."""
     zero = scale - scale
     for i in range(len(grad)):
         out[i] = zero if kept[i] <= zero else grad[i] * scale

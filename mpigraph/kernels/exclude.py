@@ -9,22 +9,19 @@ Few rows have an excluded edge, and all others stay as they are: a directory of 
 most rows at once that they have none.
 """
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
+from mpigraph.arrays import I64, Array
 from mpigraph.kernels.sample import wanted
 
 __all__ = ["copy_kept", "recount_weighted", "shorten_rows", "step_over"]
 
-_I64 = npt.NDArray[np.int64]
 _BUCKETS = 4  # for each excluded edge
 
 
 @njit(nogil=True, cache=True)
-def _directory(excluded: _I64, shift: int) -> _I64:
+def _directory(excluded: I64, shift: int) -> I64:
     """Where the excluded edges of each bucket of ``2**shift`` edges begin: int64[buckets + 1]."""
     begins = np.zeros((excluded[-1] >> shift) + 2, np.int64)
     for edge in excluded:
@@ -36,17 +33,17 @@ def _directory(excluded: _I64, shift: int) -> _I64:
 
 @njit(nogil=True, cache=True)
 def shorten_rows(
-    excluded: _I64,
-    positions: _I64,
+    excluded: I64,
+    positions: I64,
     fanout: int,
     replace: bool,
-    begins: _I64,
-    degrees: _I64,
-    holes: _I64,
-    num_holes: _I64,
-    counts: _I64,
+    begins: I64,
+    degrees: I64,
+    holes: I64,
+    num_holes: I64,
+    counts: I64,
 ) -> None:
-    """Find the excluded edges of each node and take them out of its degree and its count. Local; no communication.
+    """Find the excluded edges of each node and take them out of its degree and its count.
 
     Args:
         excluded: int64[k], positions in the host's edges, ascending, each once.
@@ -88,19 +85,19 @@ def shorten_rows(
 
 @njit(nogil=True, cache=True)
 def recount_weighted(
-    weights: npt.NDArray[Any],
-    excluded: _I64,
-    positions: _I64,
+    weights: Array,
+    excluded: I64,
+    positions: I64,
     fanout: int,
     replace: bool,
-    begins: _I64,
-    degrees: _I64,
-    holes: _I64,
-    num_holes: _I64,
-    alive: _I64,
-    counts: _I64,
+    begins: I64,
+    degrees: I64,
+    holes: I64,
+    num_holes: I64,
+    alive: I64,
+    counts: I64,
 ) -> None:
-    """Count anew, in shortened rows, the edges that can be drawn. Local; no communication.
+    """Count anew, in shortened rows, the edges that can be drawn.
 
     ``weights`` is float or bool [nnz], one for each edge of the host. ``alive`` and ``counts`` are int64[frontier],
     filled at ``positions``. The others are as :func:`shorten_rows` left them.
@@ -120,17 +117,17 @@ def recount_weighted(
 
 @njit(nogil=True, cache=True)
 def copy_kept(
-    weights: npt.NDArray[Any],
-    excluded: _I64,
-    positions: _I64,
-    begins: _I64,
-    degrees: _I64,
-    holes: _I64,
-    num_holes: _I64,
-    starts: _I64,
-    kept: npt.NDArray[Any],
+    weights: Array,
+    excluded: I64,
+    positions: I64,
+    begins: I64,
+    degrees: I64,
+    holes: I64,
+    num_holes: I64,
+    starts: I64,
+    kept: Array,
 ) -> None:
-    """Copy the weights of shortened rows, one row after the other. Local; no communication.
+    """Copy the weights of shortened rows, one row after the other.
 
     ``starts`` is int64[frontier], filled at ``positions`` with where each row begins in ``kept``, which holds as many
     weights as the rows have edges left. The others are as in :func:`recount_weighted`.
@@ -150,16 +147,16 @@ def copy_kept(
 
 @njit(nogil=True, cache=True)
 def step_over(
-    excluded: _I64,
-    positions: _I64,
-    starts: _I64,
-    begins: _I64,
-    holes: _I64,
-    num_holes: _I64,
-    offsets: _I64,
-    picks: _I64,
+    excluded: I64,
+    positions: I64,
+    starts: I64,
+    begins: I64,
+    holes: I64,
+    num_holes: I64,
+    offsets: I64,
+    picks: I64,
 ) -> None:
-    """Turn picks in shortened rows into edges of the host. Local; no communication.
+    """Turn picks in shortened rows into edges of the host.
 
     ``starts`` is int64[frontier]: where the choosing kernel took each row to begin. ``offsets`` and ``picks`` are as in
     :func:`choose_uniform`; a pick is moved by the number of excluded edges before it. The others are as

@@ -7,24 +7,21 @@ drawn from. A draw is that of :func:`choose_uniform` in the list.
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
-from mpigraph.kernels.prefetch import prefetch
+from mpigraph.arrays import I64, U32, Array, Mask
+from mpigraph.kernels.prefetch_hint import prefetch
 from mpigraph.kernels.rng import draw_below, mix64
 from mpigraph.kernels.sample import choose_distinct
 
 __all__ = ["choose_masked", "list_allowed"]
 
-_I64 = npt.NDArray[np.int64]
-_U32 = npt.NDArray[np.uint32]
-_Mask = npt.NDArray[np.bool_]
 _AHEAD, _LINES = 4, 128  # nodes between asking for a row's list and using it; entries asked for at most
 
 
 @njit(nogil=True, cache=True)
-def list_allowed(indptr: _I64, mask: _Mask, table: _U32, alive: npt.NDArray[Any]) -> int:
-    """List the edges of each row whose mask is set. Local; no communication.
+def list_allowed(indptr: I64, mask: Mask, table: U32, alive: Array) -> int:
+    """List the edges of each row whose mask is set.
 
     Args:
         indptr: int64[n + 1].
@@ -41,7 +38,7 @@ def list_allowed(indptr: _I64, mask: _Mask, table: _U32, alive: npt.NDArray[Any]
 
 
 @njit(nogil=True, cache=True)
-def _list_row(mask: _Mask, table: _U32) -> Any:
+def _list_row(mask: Mask, table: U32) -> Any:
     """Fill the front of ``table`` with the places of a row whose mask is set; return how many."""
     found = 0
     for t in range(len(mask)):
@@ -53,20 +50,20 @@ def _list_row(mask: _Mask, table: _U32) -> Any:
 
 @njit(nogil=True, cache=True)
 def choose_masked(
-    mask: _Mask,
-    prepared: _U32,
-    ids: _I64,
-    positions: _I64,
-    begins: _I64,
-    degrees: _I64,
-    alive: _I64,
+    mask: Mask,
+    prepared: U32,
+    ids: I64,
+    positions: I64,
+    begins: I64,
+    degrees: I64,
+    alive: I64,
     take_all: bool,
     replace: bool,
     key: np.uint64,
-    offsets: _I64,
-    picks: _I64,
+    offsets: I64,
+    picks: I64,
 ) -> None:
-    """Choose among the edges of each node whose mask is set. Local; no communication.
+    """Choose among the edges of each node whose mask is set.
 
     ``prepared`` is [nnz], filled by :func:`list_allowed`, or empty: then a row is listed when it is drawn from; the
     draws are the same. The others are as in :func:`choose_weighted`. A write to the mask may have changed it since the

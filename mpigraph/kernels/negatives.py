@@ -7,14 +7,13 @@ edge falls in.
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
+from mpigraph.arrays import I64, Mask
 from mpigraph.kernels.rng import mix64
 
 __all__ = ["draw_nodes", "draw_others", "keep_candidates"]
 
-_I64 = npt.NDArray[np.int64]
 _LOW32, _S32 = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 
@@ -33,8 +32,8 @@ def _below(h: Any, n: Any) -> Any:
 
 
 @njit(nogil=True, cache=True)
-def draw_nodes(key: np.uint64, eids: _I64, count: int, first: int, num: int, out: _I64) -> None:
-    """Draw nodes for each edge, uniformly and with replacement. Local; no communication.
+def draw_nodes(key: np.uint64, eids: I64, count: int, first: int, num: int, out: I64) -> None:
+    """Draw nodes for each edge, uniformly and with replacement.
 
     Args:
         key: hash of everything that the draws depend on but the edge.
@@ -51,8 +50,8 @@ def draw_nodes(key: np.uint64, eids: _I64, count: int, first: int, num: int, out
 
 
 @njit(nogil=True, cache=True)
-def draw_others(key: np.uint64, eids: _I64, count: int, out: _I64) -> None:
-    """Draw positions of other edges for each edge, uniformly and with replacement. Local; no communication.
+def draw_others(key: np.uint64, eids: I64, count: int, out: I64) -> None:
+    """Draw positions of other edges for each edge, uniformly and with replacement.
 
     Args:
         key: as in :func:`draw_nodes`.
@@ -69,10 +68,8 @@ def draw_others(key: np.uint64, eids: _I64, count: int, out: _I64) -> None:
 
 
 @njit(nogil=True, cache=True)
-def keep_candidates(
-    src: _I64, dst: _I64, tries: int, count: int, distinct: bool, allowed: npt.NDArray[np.bool_]
-) -> None:
-    """Keep the first ``count`` allowed candidates of each edge. Local; no communication.
+def keep_candidates(src: I64, dst: I64, tries: int, count: int, distinct: bool, allowed: Mask) -> None:
+    """Keep the first ``count`` allowed candidates of each edge.
 
     Args:
         src: int64[n * tries], the pairs of one edge after those of the other.

@@ -8,8 +8,9 @@ generators", OOPSLA 2014), the same that seeds xoshiro generators.
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit
+
+from mpigraph.arrays import I64
 
 __all__ = ["combine", "draw_below", "fingerprint", "mix64", "uniform01"]
 
@@ -22,7 +23,7 @@ _LOW32 = np.uint64(0xFFFFFFFF)
 
 @njit(nogil=True, cache=True, inline="always")
 def mix64(x: Any) -> Any:
-    """Hash one 64-bit word to another. Local; no communication."""
+    """Hash one 64-bit word to another."""
     x = np.uint64(x) + _GOLDEN
     x = (x ^ (x >> _S30)) * _M1
     x = (x ^ (x >> _S27)) * _M2
@@ -35,7 +36,7 @@ def _combine(key: np.uint64, word: np.uint64) -> Any:
 
 
 def combine(key: int | np.uint64, *words: int | np.uint64) -> np.uint64:
-    """Return a new key from a key and more words (their order matters). Local; no communication.
+    """Return a new key from a key and more words (their order matters).
 
     Args:
         key: any integer; taken modulo 2**64.
@@ -52,27 +53,27 @@ def draw_below(h: Any, n: Any) -> Any:
     """Map a hash to an integer in ``[0, n)``, n < 2**32, by multiply-shift.
 
     Lemire, "Fast random integer generation in an interval", ACM TOMACS 2019, without the rejection step: the bias is
-    below n / 2**32. Local; no communication.
+    below n / 2**32.
     """
     return np.int64(((h >> _S32) * np.uint64(n)) >> _S32)
 
 
 @njit(nogil=True, cache=True, inline="always")
 def uniform01(h: np.uint64) -> float:
-    """Map a hash to a float64 in ``(0, 1)``: 52 random bits, never 0 and never 1. Local; no communication."""
+    """Map a hash to a float64 in ``(0, 1)``: 52 random bits, never 0 and never 1."""
     return (np.float64(h >> _S12) + 0.5) * (1.0 / 4503599627370496.0)
 
 
 @njit(nogil=True, cache=True)
-def _fingerprint(ids: npt.NDArray[np.int64]) -> Any:
+def _fingerprint(ids: I64) -> Any:
     total = np.uint64(len(ids))
     for i in range(len(ids)):
         total += mix64(np.uint64(ids[i]))
     return mix64(total)
 
 
-def fingerprint(ids: npt.NDArray[np.int64]) -> np.uint64:
-    """Hash a set of ids, whatever its order. Local; no communication.
+def fingerprint(ids: I64) -> np.uint64:
+    """Hash a set of ids, whatever its order.
 
     Args:
         ids: int64[n].

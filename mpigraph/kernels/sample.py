@@ -12,20 +12,19 @@ The draw for a node depends on ``(key, node id, number of the draw)`` alone.
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
+from mpigraph.arrays import I64, Array
 from mpigraph.kernels.rng import draw_below, mix64
 
 __all__ = ["choose_distinct", "choose_uniform", "copy_neighbours", "count_uniform", "wanted"]
 
-_I64 = npt.NDArray[np.int64]
 _FLOYD_MAX = 64  # above this many draws Floyd's membership test loses to one pass over the list
 
 
 @njit(nogil=True, cache=True, inline="always")
 def wanted(alive: Any, fanout: Any, replace: Any) -> Any:
-    """How many neighbours a node with ``alive`` edges to choose from gets. Local; no communication."""
+    """How many neighbours a node with ``alive`` edges to choose from gets."""
     if fanout < 0 or alive == 0 or (not replace and alive < fanout):
         return alive
     return fanout
@@ -33,17 +32,17 @@ def wanted(alive: Any, fanout: Any, replace: Any) -> Any:
 
 @njit(nogil=True, cache=True)
 def count_uniform(
-    indptr: _I64,
-    ids: _I64,
-    positions: _I64,
+    indptr: I64,
+    ids: I64,
+    positions: I64,
     first_id: int,
     fanout: int,
     replace: bool,
-    begins: _I64,
-    degrees: _I64,
-    counts: _I64,
+    begins: I64,
+    degrees: I64,
+    counts: I64,
 ) -> None:
-    """Fill where the edges of each node begin, how many it has and how many it will get. Local; no communication.
+    """Fill where the edges of each node begin, how many it has and how many it will get.
 
     Args:
         indptr: int64[n + 1], CSC offsets of the host's rows.
@@ -67,10 +66,8 @@ def count_uniform(
 
 
 @njit(nogil=True, cache=True)
-def choose_distinct(node_key: np.uint64, begin: int, degree: int, chosen: _I64) -> None:
+def choose_distinct(node_key: np.uint64, begin: int, degree: int, chosen: I64) -> None:
     """Choose ``len(chosen)`` distinct edges of ``begin .. begin + degree - 1``, each subset equally likely.
-
-    Local; no communication.
 
     Few: Floyd's algorithm (Bentley, Floyd: "A sample of brilliance", CACM 1987); a word with one bit for each residue
     modulo 64 says of most picks that they are new. Many: selection sampling (Knuth, TAOCP vol. 2, 3.4.2, algorithm S).
@@ -101,16 +98,16 @@ def choose_distinct(node_key: np.uint64, begin: int, degree: int, chosen: _I64) 
 
 @njit(nogil=True, cache=True)
 def choose_uniform(
-    ids: _I64,
-    positions: _I64,
-    begins: _I64,
-    degrees: _I64,
+    ids: I64,
+    positions: I64,
+    begins: I64,
+    degrees: I64,
     replace: bool,
     key: np.uint64,
-    offsets: _I64,
-    picks: _I64,
+    offsets: I64,
+    picks: I64,
 ) -> None:
-    """Choose edges of each node, each with equal probability. Local; no communication.
+    """Choose edges of each node, each with equal probability.
 
     Args:
         ids: int64[frontier], global ids.
@@ -140,14 +137,14 @@ def choose_uniform(
 
 @njit(nogil=True, cache=True)
 def copy_neighbours(
-    indices: npt.NDArray[Any],
-    positions: _I64,
-    offsets: _I64,
+    indices: Array,
+    positions: I64,
+    offsets: I64,
     first_edge: int,
-    picks: _I64,
-    out_src: npt.NDArray[Any],
+    picks: I64,
+    out_src: Array,
 ) -> None:
-    """Follow chosen edges to their sources, and turn the choices into global edge ids. Local; no communication.
+    """Follow chosen edges to their sources, and turn the choices into global edge ids.
 
     Args:
         indices: int32 or int64 [nnz], global source ids.

@@ -1,30 +1,26 @@
 """Look edges up in CSC arrays by their two ends."""
 
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 from numba import njit
 
-from mpigraph.kernels.prefetch import prefetch
+from mpigraph.arrays import I64, Array, Mask
+from mpigraph.kernels.prefetch_hint import prefetch
 
 __all__ = ["find_in_rows"]
 
-_I64 = npt.NDArray[np.int64]
 _AHEAD = 8  # look-ups between asking for the bounds of a row, for its middle, and searching it
 
 
 @njit(nogil=True, cache=True)
 def find_in_rows(
-    indptr: _I64,
-    indices: npt.NDArray[Any],
+    indptr: I64,
+    indices: Array,
     first_id: int,
-    src: _I64,
-    dst: _I64,
-    positions: _I64,
-    found: npt.NDArray[np.bool_],
+    src: I64,
+    dst: I64,
+    positions: I64,
+    found: Mask,
 ) -> None:
-    """Say which edges exist, by binary search in the in-edges of their destinations. Local; no communication.
+    """Say which edges exist, by binary search in the in-edges of their destinations.
 
     Args:
         indptr: int64[n + 1], CSC offsets of the host's rows.

@@ -9,19 +9,16 @@ square of row-wise Adagrad, which are float64 and then rounded.
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
+from mpigraph.arrays import F32, I32, I64
 from mpigraph.kernels.csr import count_keys, place_values
 
 __all__ = ["Gradients", "adagrad", "adam", "collect", "row_wise_adagrad", "sgd"]
 
-_I64 = npt.NDArray[np.int64]
-_F32 = npt.NDArray[np.float32]
-
 
 class Gradients(NamedTuple):
-    """Gradients by distinct row. Local; no communication.
+    """Gradients by distinct row.
 
     Attributes:
         own: float32[n, width].
@@ -31,17 +28,15 @@ class Gradients(NamedTuple):
         mean: divide the sum by the number of gradients.
     """
 
-    own: _F32
-    arrived: _F32
-    sources: _I64
-    bounds: _I64
+    own: F32
+    arrived: F32
+    sources: I64
+    bounds: I64
     mean: bool
 
 
-def collect(
-    places: npt.NDArray[np.int32], count: int, own: _F32, arrived: _F32, sources: _I64, mean: bool
-) -> Gradients:
-    """Sort gradients by distinct row, stably. Local; no communication.
+def collect(places: I32, count: int, own: F32, arrived: F32, sources: I64, mean: bool) -> Gradients:
+    """Sort gradients by distinct row, stably.
 
     Args:
         places: int32[m], the distinct row of each gradient.
@@ -60,7 +55,7 @@ def collect(
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _reduce(gradients: Any, row: int, total: _F32) -> None:
+def _reduce(gradients: Any, row: int, total: F32) -> None:
     """``total`` (float32[width]) = the sum or mean of the gradients of a distinct row."""
     begin, end = gradients.bounds[row], gradients.bounds[row + 1]
     for i in range(begin, end):
@@ -79,8 +74,8 @@ def _reduce(gradients: Any, row: int, total: _F32) -> None:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def sgd(gradients: Any, which: _I64, table: _F32, places: _I64, lr: np.float32) -> None:
-    """``w -= lr * g``. Local; no communication.
+def sgd(gradients: Any, which: I64, table: F32, places: I64, lr: np.float32) -> None:
+    """``w -= lr * g``.
 
     gradients: :class:`Gradients`.  which: int64[k], distinct rows.  table: float32[n, width], updated here.
     places: int64[k], the row of ``table`` that each is.
@@ -96,15 +91,15 @@ def sgd(gradients: Any, which: _I64, table: _F32, places: _I64, lr: np.float32) 
 @njit(nogil=True, cache=True, error_model="numpy")
 def adagrad(
     gradients: Any,
-    which: _I64,
-    table: _F32,
-    places: _I64,
-    sums: _F32,
-    rows: _I64,
+    which: I64,
+    table: F32,
+    places: I64,
+    sums: F32,
+    rows: I64,
     lr: np.float32,
     eps: np.float32,
 ) -> None:
-    """``G += g * g; w -= lr * g / (sqrt(G) + eps)``. Local; no communication.
+    """``G += g * g; w -= lr * g / (sqrt(G) + eps)``.
 
     Duchi, Hazan, Singer: "Adaptive subgradient methods for online learning and stochastic optimization", JMLR 2011.
 
@@ -123,15 +118,15 @@ def adagrad(
 @njit(nogil=True, cache=True, error_model="numpy")
 def row_wise_adagrad(
     gradients: Any,
-    which: _I64,
-    table: _F32,
-    places: _I64,
-    sums: _F32,
-    rows: _I64,
+    which: I64,
+    table: F32,
+    places: I64,
+    sums: F32,
+    rows: I64,
     lr: np.float32,
     eps: np.float32,
 ) -> None:
-    """Adagrad with one accumulator for a row: ``G += mean(g * g)``. Local; no communication.
+    """Adagrad with one accumulator for a row: ``G += mean(g * g)``.
 
     Used for the embedding tables of recommenders, e.g. Naumov et al.: "Deep learning recommendation model for
     personalization and recommendation systems", 2019.
@@ -156,19 +151,19 @@ def row_wise_adagrad(
 @njit(nogil=True, cache=True, error_model="numpy")
 def adam(
     gradients: Any,
-    which: _I64,
-    table: _F32,
-    places: _I64,
-    memory: _F32,
-    power: _F32,
-    steps: _F32,
-    rows: _I64,
+    which: I64,
+    table: F32,
+    places: I64,
+    memory: F32,
+    power: F32,
+    steps: F32,
+    rows: I64,
     lr: float,
     beta1: float,
     beta2: float,
     eps: np.float32,
 ) -> None:
-    """Adam of the touched rows, each with its own number of steps t. Local; no communication.
+    """Adam of the touched rows, each with its own number of steps t.
 
     ``t += 1; m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g g; w -= lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)``.
     Kingma, Ba: "Adam: a method for stochastic optimization", ICLR 2015.

@@ -9,18 +9,15 @@ be made once for all rows (:func:`alias_tables`), or for a row when it is drawn 
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
-from mpigraph.kernels.prefetch import prefetch
+from mpigraph.arrays import F64, I64, U64, Array
+from mpigraph.kernels.prefetch_hint import prefetch
 from mpigraph.kernels.rng import draw_below, mix64, uniform01
 from mpigraph.kernels.sample import wanted
 
 __all__ = ["alias_tables", "choose_weighted", "count_weighted"]
 
-_I64 = npt.NDArray[np.int64]
-_U64 = npt.NDArray[np.uint64]
-_F64 = npt.NDArray[np.float64]
 _AHEAD, _LINES = 4, 128  # nodes between asking for a row's table and using it; slots asked for at most
 _MANY = 64  # draws of a node above which one pass over its edges is faster
 _TRIES = 3  # draws in vain, for each edge wanted, after which it is faster too
@@ -29,8 +26,8 @@ _S32, _LOW32 = np.uint64(32), np.uint64(0xFFFFFFFF)
 
 
 @njit(nogil=True, cache=True)
-def alias_tables(indptr: _I64, weights: npt.NDArray[Any], table: _U64, alive: npt.NDArray[Any]) -> int:
-    """Make the alias table of each row, and count its edges of weight above 0. Local; no communication.
+def alias_tables(indptr: I64, weights: Array, table: U64, alive: Array) -> int:
+    """Make the alias table of each row, and count its edges of weight above 0.
 
     A slot is one word. Its lower half is the place in the row of another edge, its upper half the share of the draws of
     this slot, in units of 2**-32, that stay; the others go to the other edge. A probability is right to 2**-32.
@@ -58,7 +55,7 @@ def alias_tables(indptr: _I64, weights: npt.NDArray[Any], table: _U64, alive: np
 
 
 @njit(nogil=True, cache=True)
-def _add_up(weights: npt.NDArray[Any]) -> Any:
+def _add_up(weights: Array) -> Any:
     """Return the sum of a row's weights, how many edges can be drawn, and the first bad one or -1."""
     total, drawable = 0.0, 0
     for e in range(len(weights)):
@@ -71,7 +68,7 @@ def _add_up(weights: npt.NDArray[Any]) -> Any:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _make_table(weights: npt.NDArray[Any], total: float, table: _U64, share: _F64, order: _I64) -> None:
+def _make_table(weights: Array, total: float, table: U64, share: F64, order: I64) -> None:
     """Fill the slots of a row whose weights add up to ``total`` > 0.
 
     ``share`` and ``order`` are scratch of the row's length: what each edge still has to give, 1 being the mean, and the
@@ -105,7 +102,7 @@ def _make_table(weights: npt.NDArray[Any], total: float, table: _U64, share: _F6
 
 
 @njit(nogil=True, cache=True, inline="always")
-def _draw(table: _U64, node_key: Any, number: Any) -> Any:
+def _draw(table: U64, node_key: Any, number: Any) -> Any:
     """The place in the row of the edge that one draw finds."""
     h = mix64(node_key + np.uint64(number))
     slot = draw_below(h, len(table))
@@ -115,20 +112,20 @@ def _draw(table: _U64, node_key: Any, number: Any) -> Any:
 
 @njit(nogil=True, cache=True)
 def count_weighted(
-    indptr: _I64,
-    weights: npt.NDArray[Any],
-    prepared: npt.NDArray[Any],
-    ids: _I64,
-    positions: _I64,
+    indptr: I64,
+    weights: Array,
+    prepared: Array,
+    ids: I64,
+    positions: I64,
     first_id: int,
     fanout: int,
     replace: bool,
-    begins: _I64,
-    degrees: _I64,
-    alive: _I64,
-    counts: _I64,
+    begins: I64,
+    degrees: I64,
+    alive: I64,
+    counts: I64,
 ) -> int:
-    """Fill how many neighbours each node will get when edges of weight 0 do not exist. Local; no communication.
+    """Fill how many neighbours each node will get when edges of weight 0 do not exist.
 
     ``weights`` is float or bool [nnz], one for each edge of the host. ``prepared`` is how many edges of each row can be
     drawn, or empty: then the edges are looked at here. ``alive`` is int64[frontier], filled at ``positions`` with the
@@ -154,7 +151,7 @@ def count_weighted(
 
 
 @njit(nogil=True, cache=True)
-def _choose_late(node_key: np.uint64, begin: int, weights: npt.NDArray[Any], found: int, chosen: _I64) -> None:
+def _choose_late(node_key: np.uint64, begin: int, weights: Array, found: int, chosen: I64) -> None:
     """Choose the edges that are missing in ``chosen[found:]``, one after the other among those not chosen.
 
     Each edge gets an exponential arrival time with its weight as rate; the first arrivals are the sample
@@ -185,9 +182,7 @@ def _choose_late(node_key: np.uint64, begin: int, weights: npt.NDArray[Any], fou
 
 
 @njit(nogil=True, cache=True)
-def _choose_distinct_weighted(
-    node_key: np.uint64, begin: int, weights: npt.NDArray[Any], table: _U64, chosen: _I64
-) -> None:
+def _choose_distinct_weighted(node_key: np.uint64, begin: int, weights: Array, table: U64, chosen: I64) -> None:
     """Choose distinct edges one after the other, with probability proportional to weight among those left.
 
     A draw that finds a chosen edge is repeated; a word with one bit for each residue modulo 64 says of most that they
@@ -215,20 +210,20 @@ def _choose_distinct_weighted(
 
 @njit(nogil=True, cache=True)
 def choose_weighted(
-    weights: npt.NDArray[Any],
-    prepared: _U64,
-    ids: _I64,
-    positions: _I64,
-    begins: _I64,
-    degrees: _I64,
-    alive: _I64,
+    weights: Array,
+    prepared: U64,
+    ids: I64,
+    positions: I64,
+    begins: I64,
+    degrees: I64,
+    alive: I64,
     take_all: bool,
     replace: bool,
     key: np.uint64,
-    offsets: _I64,
-    picks: _I64,
+    offsets: I64,
+    picks: I64,
 ) -> None:
-    """Choose edges of each node with probability proportional to their weight. Local; no communication.
+    """Choose edges of each node with probability proportional to their weight.
 
     A write to the weights may have changed them since the edges were counted: what is chosen then is not defined, but
     it is always edges of the node.
@@ -270,7 +265,7 @@ def choose_weighted(
 
 
 @njit(nogil=True, cache=True)
-def _take_all(weights: npt.NDArray[Any], begin: int, chosen: _I64) -> None:
+def _take_all(weights: Array, begin: int, chosen: I64) -> None:
     """Every edge of weight above 0, as many as were counted."""
     found = 0
     for t in range(len(weights)):

@@ -1,6 +1,6 @@
 """The partition book: which owner holds which ids.
 
-Ids are type-wise and global. Owner ``k`` holds the half-open range ``[offsets[k], offsets[k + 1])`` of each
+I64 are type-wise and global. Owner ``k`` holds the half-open range ``[offsets[k], offsets[k + 1])`` of each
 node type and of each relation, so a book is a few short arrays and a look-up is a binary search. Owners are
 the parts on disk or the hosts (ranks) of a job: both are books.
 """
@@ -11,16 +11,15 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from mpigraph.arrays import I32, I64
 from mpigraph.errors import OutOfRangeError, PartitionError
 from mpigraph.metadata.schema import Schema, relation_key
 
 __all__ = ["RangeBook", "check_ids"]
 
-Ids = npt.NDArray[np.int64]
-
 
 def check_ids(ids: npt.NDArray[np.integer], count: int, what: str) -> None:
-    """Check that every id lies in ``[0, count)``. Local; no communication.
+    """Check that every id lies in ``[0, count)``.
 
     Args:
         ids: int[n].
@@ -41,8 +40,6 @@ def check_ids(ids: npt.NDArray[np.integer], count: int, what: str) -> None:
 class RangeBook:
     """Ranges of node and edge ids by owner.
 
-    Local; no communication.
-
     Attributes:
         schema: the types.
         node_offsets: for each node type int64[num_parts + 1], from 0 to the number of nodes, never falling.
@@ -50,8 +47,8 @@ class RangeBook:
     """
 
     schema: Schema
-    node_offsets: tuple[Ids, ...]
-    edge_offsets: tuple[Ids, ...]
+    node_offsets: tuple[I64, ...]
+    edge_offsets: tuple[I64, ...]
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "node_offsets", tuple(_frozen(offsets) for offsets in self.node_offsets))
@@ -66,25 +63,25 @@ class RangeBook:
         return len(self.node_offsets[0]) - 1 if self.node_offsets else 0
 
     def num_nodes(self, ntype_id: int = 0) -> int:
-        """Return the number of nodes of a type. Local; no communication."""
+        """Return the number of nodes of a type."""
         return int(self.node_offsets[ntype_id][-1])
 
     def num_edges(self, relation_id: int = 0) -> int:
-        """Return the number of edges of a relation. Local; no communication."""
+        """Return the number of edges of a relation."""
         return int(self.edge_offsets[relation_id][-1])
 
     def node_range(self, owner: int, ntype_id: int = 0) -> tuple[int, int]:
-        """Return ``(begin, end)`` of an owner's nodes of a type. Local; no communication."""
+        """Return ``(begin, end)`` of an owner's nodes of a type."""
         offsets = self.node_offsets[ntype_id]
         return int(offsets[owner]), int(offsets[owner + 1])
 
     def edge_range(self, owner: int, relation_id: int = 0) -> tuple[int, int]:
-        """Return ``(begin, end)`` of an owner's edges of a relation. Local; no communication."""
+        """Return ``(begin, end)`` of an owner's edges of a relation."""
         offsets = self.edge_offsets[relation_id]
         return int(offsets[owner]), int(offsets[owner + 1])
 
-    def node_owner(self, ids: npt.NDArray[np.integer], ntype_id: int = 0) -> npt.NDArray[np.int32]:
-        """Return the owner of each node. Local; no communication.
+    def node_owner(self, ids: npt.NDArray[np.integer], ntype_id: int = 0) -> I32:
+        """Return the owner of each node.
 
         Args:
             ids: int[n], type-wise global ids.
@@ -99,8 +96,8 @@ class RangeBook:
         check_ids(ids, self.num_nodes(ntype_id), f"node id of type {self.schema.ntypes[ntype_id]!r}")
         return _owner(self.node_offsets[ntype_id], ids)
 
-    def edge_owner(self, ids: npt.NDArray[np.integer], relation_id: int = 0) -> npt.NDArray[np.int32]:
-        """Return the owner of each edge. Local; no communication.
+    def edge_owner(self, ids: npt.NDArray[np.integer], relation_id: int = 0) -> I32:
+        """Return the owner of each edge.
 
         Args:
             ids: int[n], global edge ids of the relation.
@@ -116,18 +113,18 @@ class RangeBook:
         return _owner(self.edge_offsets[relation_id], ids)
 
 
-def _owner(offsets: Ids, ids: npt.NDArray[np.integer]) -> npt.NDArray[np.int32]:
+def _owner(offsets: I64, ids: npt.NDArray[np.integer]) -> I32:
     """Binary search; an empty range ends where it begins and is never hit."""
     return (np.searchsorted(offsets, ids, side="right") - 1).astype(np.int32)
 
 
-def _frozen(offsets: npt.ArrayLike) -> Ids:
+def _frozen(offsets: npt.ArrayLike) -> I64:
     array = np.array(offsets, dtype=np.int64)
     array.setflags(write=False)
     return array
 
 
-def _check_offsets(what: str, names: Sequence[str], table: tuple[Ids, ...], num_parts: int) -> None:
+def _check_offsets(what: str, names: Sequence[str], table: tuple[I64, ...], num_parts: int) -> None:
     if len(table) != len(names):
         raise PartitionError(f"the book needs offsets for each {what}: {len(names)} (got {len(table)})")
     if num_parts < 1 and table:

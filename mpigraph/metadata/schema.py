@@ -20,12 +20,12 @@ _FORBIDDEN = ":/~"
 
 
 def relation_key(relation: Relation) -> str:
-    """Return ``"src:rel:dst"``, the name of a relation in files. Local; no communication."""
+    """Return ``"src:rel:dst"``, the name of a relation in files."""
     return ":".join(relation)
 
 
 def parse_relation(key: str) -> Relation:
-    """Return the triple of ``"src:rel:dst"``. Local; no communication.
+    """Return the triple of ``"src:rel:dst"``.
 
     Raises:
         EdgeTypeError: the key is not three names joined by colons.
@@ -39,8 +39,6 @@ def parse_relation(key: str) -> Relation:
 @dataclass(frozen=True)
 class Schema:
     """Node types and relations of one graph, in the order of their ids.
-
-    Local; no communication.
 
     Attributes:
         ntypes: names of the node types.
@@ -78,7 +76,7 @@ class Schema:
 
     @classmethod
     def homogeneous(cls) -> "Schema":
-        """Return the schema of a graph without types. Local; no communication."""
+        """Return the schema of a graph without types."""
         return cls((DEFAULT_NTYPE,), (DEFAULT_ETYPE,))
 
     @property
@@ -87,7 +85,7 @@ class Schema:
         return len(self.ntypes) == 1 and len(self.relations) == 1
 
     def ntype_id(self, ntype: str | None = None) -> int:
-        """Return the id of a node type; None means the only one. Local; no communication.
+        """Return the id of a node type; None means the only one.
 
         Raises:
             NodeTypeError: the type does not exist, or None with several types.
@@ -102,8 +100,6 @@ class Schema:
 
     def relation_id(self, etype: str | Relation | None = None) -> int:
         """Return the id of a relation given as triple, as name, as "src:rel:dst" or None (the only one).
-
-        Local; no communication.
 
         Raises:
             EdgeTypeError: the relation does not exist or is ambiguous.
@@ -122,15 +118,15 @@ class Schema:
         raise EdgeTypeError(f"{name} does not exist (there are {list(self.relations)})")
 
     def to_canonical(self, etype: str | Relation | None = None) -> Relation:
-        """Return the triple of an edge type. Local; no communication."""
+        """Return the triple of an edge type."""
         return self.relations[self.relation_id(etype)]
 
     def ends(self, relation_id: int) -> tuple[int, int]:
-        """Return the node type ids of source and destination. Local; no communication."""
+        """Return the node type ids of source and destination."""
         return self._ends[relation_id]
 
     def relation_key(self, relation: int | Relation) -> str:
-        """Return ``"src:rel:dst"`` of a relation or of a relation id. Local; no communication."""
+        """Return ``"src:rel:dst"`` of a relation or of a relation id."""
         return relation_key(self.relations[relation] if isinstance(relation, int) else relation)
 
 

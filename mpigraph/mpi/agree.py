@@ -1,7 +1,7 @@
 """Fail together: a check that can fail on one rank is agreed on, so that every rank raises the same error.
 
 Runs on the communicator that it is given. For set-up, not for the hot path (there the status rides in the headers of a
-round, see ``mpi/exchange.py``).
+round, see ``mpi/rounds.py``).
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 from mpigraph import errors
 from mpigraph.errors import CollectiveError, MPIGraphError
-from mpigraph.mpi.steps import Steps, finish
+from mpigraph.mpi.coroutine import Coroutine, run
 from mpigraph.mpi.watch import Backoff
 
 __all__ = ["allgather_bytes", "joint_error", "raise_together", "together", "wait_asleep"]
@@ -20,10 +20,10 @@ __all__ = ["allgather_bytes", "joint_error", "raise_together", "together", "wait
 
 def allgather_bytes(comm: MPI.Comm, data: bytes) -> list[bytes]:
     """Give every rank the bytes of every rank, in rank order. Collective on ``comm``."""
-    return finish(_gather_bytes(comm, data))
+    return run(_gather_bytes(comm, data))
 
 
-def _gather_bytes(comm: MPI.Comm, data: bytes) -> Steps[list[bytes]]:
+def _gather_bytes(comm: MPI.Comm, data: bytes) -> Coroutine[list[bytes]]:
     length, lengths = np.array([len(data)], np.int64), np.empty(comm.size, np.int64)
     yield comm.Iallgather(length, lengths)
     mine, total = np.frombuffer(data, np.uint8), np.empty(int(lengths.sum()), np.uint8)
@@ -38,7 +38,7 @@ def describe(error: BaseException) -> str:
 
 
 def wait_asleep(request: MPI.Request) -> None:
-    """Wait for ranks that may work for seconds, without taking a core from them. Local; no communication."""
+    """Wait for ranks that may work for seconds, without taking a core from them."""
     backoff = Backoff()
     while not request.Test():
         backoff.pause()
@@ -63,10 +63,12 @@ def raise_together(comm: MPI.Comm, doing: str, error: BaseException | None, *, l
     wait_asleep(comm.Iallreduce(failed, any_failed, op=MPI.MAX))
     if not any_failed[0]:
         return
-    raise finish(joint_error(comm, doing, error, label)) from error
+    raise run(joint_error(comm, doing, error, label)) from error
 
 
-def joint_error(comm: MPI.Comm, doing: str, error: BaseException | None, label: str = "rank") -> Steps[MPIGraphError]:
+def joint_error(
+    comm: MPI.Comm, doing: str, error: BaseException | None, label: str = "rank"
+) -> Coroutine[MPIGraphError]:
     """The error that every rank raises, once it is known that some rank has one; see :func:`raise_together`.
 
     Collective on ``comm``.

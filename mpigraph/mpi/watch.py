@@ -23,7 +23,7 @@ from types import TracebackType
 import numpy as np
 from mpi4py import MPI
 
-from mpigraph.mpi.buffers import as_array
+from mpigraph.mpi.compat import as_array
 
 __all__ = ["Backoff", "Stop", "Watchdog", "guard", "keep_progress", "wait_politely"]
 
@@ -32,10 +32,7 @@ _SPEAKING_TIME = 5.0  # seconds that the speaker has to print an error that ever
 
 
 class Backoff:
-    """Wait in a polling loop: spin shortly, then sleep a little longer each time.
-
-    Local; no communication.
-    """
+    """Wait in a polling loop: spin shortly, then sleep a little longer each time."""
 
     def __init__(self, spins: int = 200, first: float = 2e-5, longest: float = 2e-3) -> None:
         """Spin ``spins`` times, then sleep from ``first`` up to ``longest`` seconds a turn."""
@@ -59,7 +56,7 @@ def wait_politely(request: MPI.Request) -> None:
     """Wait for ranks that are in the same round, in naps that leave core and interpreter lock to whoever computes.
 
     A thread that polls without sleeping takes the lock again and again, and each operation of a model in another
-    thread then waits for it. Local; no communication.
+    thread then waits for it.
     """
     backoff = Backoff(spins=5, first=1e-5, longest=1e-4)
     while not request.Test():
@@ -90,10 +87,7 @@ class Watchdog:
 
     @contextmanager
     def watch(self, what: str, patience: float = 1.0) -> Iterator[None]:
-        """Say that this thread is about to wait for ``what``, for ``patience`` timeouts at most.
-
-        Local; no communication.
-        """
+        """Say that this thread is about to wait for ``what``, for ``patience`` timeouts at most."""
         token = next(self._tokens)  # waits begin in several threads
         self._waits[token] = (what, time.monotonic(), patience * self._timeout)
         try:
@@ -144,8 +138,6 @@ def guard(identity: str, speaker: bool) -> Iterator[None]:
     """While active, an uncaught exception in any thread prints one traceback and aborts the whole job.
 
     Of an error that every rank raises, only the rank with ``speaker`` prints; the others give it the time to.
-
-    Local; no communication.
     """
     main_hook, thread_hook = sys.excepthook, threading.excepthook
 
@@ -188,8 +180,6 @@ def keep_progress(poke: Callable[[], bool], longest: float = 1e-3) -> Stop:
 
     Returns:
         A function that ends the thread.
-
-    Local; no communication.
     """
     done = threading.Event()
 

@@ -21,18 +21,18 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import cast
 
 import numpy as np
-import numpy.typing as npt
 from mpi4py import MPI
 
+from mpigraph.arrays import I64
 from mpigraph.config import Config
 from mpigraph.errors import ClosedError, InvalidArgumentError
 from mpigraph.mpi.agree import allgather_bytes, wait_asleep
-from mpigraph.mpi.leftovers import unlink_segments
-from mpigraph.mpi.packed import Packed
-from mpigraph.mpi.places import choose_servers, memory_domain
-from mpigraph.mpi.rma import Rma
-from mpigraph.mpi.transport import Transport
+from mpigraph.mpi.compat import unlink_segments
+from mpigraph.mpi.numa import choose_servers, memory_domain
 from mpigraph.mpi.watch import Watchdog, keep_progress
+from mpigraph.rows.packed import Packed
+from mpigraph.rows.rma import Rma
+from mpigraph.rows.transport import Transport
 
 __all__ = ["World"]
 
@@ -109,15 +109,12 @@ class World:
             )
 
     def number_window(self) -> int:
-        """A number for a new window, the same on every rank. Local; no communication."""
+        """A number for a new window, the same on every rank."""
         self._windows += 1
         return self._windows
 
     def answer(self) -> bool:
-        """On a server: go on sending rows that others asked for; say whether there are any.
-
-        Local; no communication but the rows that leave.
-        """
+        """On a server: go on sending rows that others asked for; say whether there are any."""
         return self.packed is not None and self.packed.owner.poll()
 
     def _own(self, comm: MPI.Intracomm) -> MPI.Intracomm:
@@ -162,8 +159,8 @@ class World:
         self.local_trainer = int(before.sum()) if self.is_trainer else -1
         self.num_local_trainers = int(per_node[self.node_index]) - num_servers
 
-    def serving(self, num_servers: int) -> list[npt.NDArray[np.int64]]:
-        """For each node, the ranks that serve where ``num_servers`` are asked for. Local; no communication."""
+    def serving(self, num_servers: int) -> list[I64]:
+        """For each node, the ranks that serve where ``num_servers`` are asked for."""
         members = [np.flatnonzero(self._node_of == node) for node in range(self.num_nodes)]
         return [ranks[choose_servers(self._domains[ranks].tolist(), num_servers)] for ranks in members]
 
@@ -186,7 +183,7 @@ class World:
         return f"server (rank {self.rank})"
 
     def trainers_of_host(self, host: int) -> list[int]:
-        """The ranks in ``comm`` of the trainers that are near host ``host``. Local; no communication."""
+        """The ranks in ``comm`` of the trainers that are near host ``host``."""
         node = self._node_of[self.hosts[host]]
         return [int(r) for r in self.trainer_ranks if self._node_of[r] == node]
 
@@ -197,20 +194,17 @@ class World:
         wait_asleep(self.node.Ibarrier())
 
     def neighbourhood(self, trainer: int) -> tuple[list[int], int, int]:
-        """Where a trainer is: the hosts on its node, its place among the trainers there, and how many those are.
-
-        Local; no communication.
-        """
+        """Where a trainer is: the hosts on its node, its place among the trainers there, and how many those are."""
         node = self._node_of[self.trainer_ranks[trainer]]
         peers = np.flatnonzero(self._node_of[self.trainer_ranks] == node)
         return self.hosts_of_node(node), int(np.searchsorted(peers, trainer)), len(peers)
 
     def hosts_of_node(self, node: int) -> list[int]:
-        """The hosts on a node. Local; no communication."""
+        """The hosts on a node."""
         return [int(h) for h in np.flatnonzero(self._node_of[self.hosts] == node)]
 
     def watch(self, what: str, patience: float = 1.0) -> AbstractContextManager[None]:
-        """Put a deadline of ``patience`` timeouts on the wait inside the ``with`` block. Local; no communication."""
+        """Put a deadline of ``patience`` timeouts on the wait inside the ``with`` block."""
         return self.watchdog.watch(what, patience)
 
     def cores_per_rank(self) -> int:
@@ -255,7 +249,7 @@ class World:
         return comm
 
     def at_close(self, call: Callable[[], None]) -> None:
-        """Call something when the world is closed, before anything made earlier is. Local; no communication."""
+        """Call something when the world is closed, before anything made earlier is."""
         self._made.callback(call)
 
     def rendezvous(self) -> tuple[str, int]:

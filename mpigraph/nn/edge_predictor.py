@@ -21,7 +21,7 @@ class EdgePredictor(nn.Module):
     * distmult: ``<h_src, w_r, h_dst>`` with a learned vector ``w_r`` for each relation (Yang et al., "Embedding
       entities and relations for learning and inference in knowledge bases", ICLR 2015)
 
-    With ``out_feats`` a linear map follows. Local; no communication.
+    With ``out_feats`` a linear map follows.
 
     Args:
         op: one of these.
@@ -63,10 +63,7 @@ class EdgePredictor(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the weights anew: the linear map as torch does, the relations' Glorot uniform.
-
-        Local; no communication.
-        """
+        """Reinitialise: the linear map as torch does, the relations' vectors Glorot uniform."""
         if self.linear is not None:
             self.linear.reset_parameters()
         if self.w_relation is not None:
@@ -75,7 +72,7 @@ class EdgePredictor(nn.Module):
     def forward(
         self, h_src: torch.Tensor, h_dst: torch.Tensor, etypes: torch.Tensor | int | None = None
     ) -> torch.Tensor:
-        """Score pairs. Local; no communication.
+        """Score pairs.
 
         Args:
             h_src: [n, in_feats], representations of the sources.
@@ -110,7 +107,7 @@ class EdgePredictor(nn.Module):
         return (h_src * h_dst).sum(-1, keepdim=True)
 
     def _of_relations(self, weights: torch.Tensor, etypes: torch.Tensor | int | None) -> torch.Tensor:
-        """The relations' vectors: one for each pair, or one for all."""
+        """Return the relations' vectors, [n, in_feats], or [in_feats] if all pairs are of one relation."""
         if etypes is None:
             if len(weights) > 1:
                 raise InvalidArgumentError(f"etypes must be given, since there are {len(weights)} relations")

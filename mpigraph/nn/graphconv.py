@@ -7,8 +7,8 @@ from torch import nn
 
 import mpigraph.function as fn
 from mpigraph.errors import InvalidArgumentError
+from mpigraph.graphs.message_passing import MessagePassing
 from mpigraph.nn.common import Features, check_in_degrees, project_first, weighted_copy
-from mpigraph.passing import MessagePassing
 
 __all__ = ["GraphConv"]
 
@@ -18,9 +18,11 @@ _NORMS = ("none", "both", "right", "left")
 class GraphConv(nn.Module):
     """Graph convolution: ``sum over in-neighbours u of h_u W / c_uv + bias``.
 
-    ``c_uv`` is, by ``norm``: "both" the root of out-degree of u times in-degree of v; "right" the in-degree of v;
-    "left" the out-degree of u; "none" 1. Degrees are those of the block. Where the output is narrower than the input,
-    W is applied before the sum if that is less work. Local; no communication.
+    Kipf, Welling: "Semi-supervised classification with graph convolutional networks", ICLR 2017.
+
+    ``c_uv`` depends on ``norm``. "both": the square root of the out-degree of u times the in-degree of v; "right": the
+    in-degree of v; "left": the out-degree of u; "none": 1. Degrees are those of the block. Where the output is narrower
+    than the input, W is applied before the sum if that is less work.
 
     Args:
         in_feats: width of the input.
@@ -29,7 +31,7 @@ class GraphConv(nn.Module):
         weight: own a weight matrix; if not, ``forward`` may be given one.
         bias: add a learnable bias.
         activation: applied to the output.
-        allow_zero_in_degree: let destinations without in-edges pass (they get the bias only).
+        allow_zero_in_degree: accept destinations without in-edges (they get the bias only).
 
     Raises:
         InvalidArgumentError: another norm.
@@ -59,14 +61,14 @@ class GraphConv(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the weight anew, Glorot uniform; set the bias to 0. Local; no communication."""
+        """Reinitialise the weight, Glorot uniform; set the bias to 0."""
         if self.weight is not None:
             nn.init.xavier_uniform_(self.weight)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
     def set_allow_zero_in_degree(self, set_value: bool) -> None:
-        """Let destinations without in-edges pass, or not. Local; no communication."""
+        """Accept destinations without in-edges, or not."""
         self._allow_zero_in_degree = set_value
 
     def forward(
@@ -76,7 +78,7 @@ class GraphConv(nn.Module):
         weight: torch.Tensor | None = None,
         edge_weight: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Apply the layer. Local; no communication.
+        """Apply the layer.
 
         Args:
             graph: a block, or a graph of one relation.

@@ -1,33 +1,110 @@
-"""What is to be partitioned, as plain numpy: types, counts, edges, features. Arrays may be memory-mapped
-files.
+"""What is to be partitioned, as plain numpy: types, counts, edges, features.
+
+Arrays may be memory-mapped files, and rows of features may be made when they are asked for (:class:`CastRows`,
+:class:`SparseRows`), so that an input need not be held dense or converted as a whole.
 """
 
 import mmap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from mpigraph.arrays import I64, Array
 from mpigraph.errors import GraphDataError
 from mpigraph.metadata.schema import Schema, relation_key
-from mpigraph.partition.rows import RowArray
 from mpigraph.storage.format import logical_dtype, storage_dtype
 
-__all__ = ["Feature", "GraphSource", "edge_chunks", "release"]
+__all__ = ["CastRows", "Feature", "GraphSource", "RowArray", "SparseRows", "as_float32", "edge_chunks", "release"]
 
-Array = npt.NDArray[Any]
-Ids = npt.NDArray[np.int64]
 
 EDGES_PER_CHUNK = 1 << 22
 
 
-class Feature(NamedTuple):
-    """Rows of a feature in their storage dtype, and their logical dtype ("bfloat16" is stored as uint16).
+class RowArray(Protocol):
+    """What partitioning needs of a feature: numpy arrays, memory maps and the classes below have it."""
 
-    Local; no communication.
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Full shape, first dimension the rows."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Storage dtype."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what the rows are made from."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, rows: Any, /) -> Any: ...
+
+
+class CastRows:
+    """Rows of an array in another dtype.
+
+    Attributes:
+        base: the array, as a view of it would have it: a memory map shows through.
     """
+
+    def __init__(self, values: Array, dtype: npt.DTypeLike) -> None:
+        self.base = values
+        self.shape: tuple[int, ...] = values.shape
+        self.dtype: np.dtype[Any] = np.dtype(dtype)
+        self.nbytes: int = values.nbytes
+
+    def __len__(self) -> int:
+        return len(self.base)
+
+    def __getitem__(self, rows: npt.NDArray[np.integer]) -> Array:
+        cast: Array = self.base[rows].astype(self.dtype)
+        return cast
+
+
+class SparseRows:
+    """Dense float32 rows of a CSR matrix.
+
+    Args:
+        indptr: int[n + 1].
+        indices: int[nnz], columns.
+        data: [nnz], values.
+        shape: (n, columns).
+    """
+
+    def __init__(self, indptr: Array, indices: Array, data: Array, shape: tuple[int, ...]) -> None:
+        if len(shape) != 2 or len(indptr) != shape[0] + 1 or len(indices) != len(data):
+            raise GraphDataError(f"sparse features are no CSR matrix of shape {shape}")
+        self._indptr = indptr.astype(np.int64)
+        self._indices = indices
+        self._data = data
+        self.shape: tuple[int, ...] = shape
+        self.dtype: np.dtype[Any] = np.dtype(np.float32)
+        self.nbytes: int = self._indptr.nbytes + indices.nbytes + data.nbytes
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: npt.NDArray[np.integer]) -> Array:
+        begins = self._indptr[rows]
+        lengths = self._indptr[rows + 1] - begins
+        row = np.repeat(np.arange(len(rows)), lengths)
+        ends = np.cumsum(lengths)
+        position = np.arange(len(row)) - np.repeat(ends - lengths, lengths) + np.repeat(begins, lengths)
+        dense = np.zeros((len(rows), self.shape[1]), np.float32)
+        dense[row, self._indices[position]] = self._data[position]
+        return dense
+
+
+def as_float32(rows: Array) -> RowArray:
+    """Return rows as float32, cast when they are asked for unless they are float32 already."""
+    return rows if rows.dtype == np.float32 else CastRows(rows, np.float32)
+
+
+class Feature(NamedTuple):
+    """Rows of a feature in their storage dtype, and their logical dtype ("bfloat16" is stored as uint16)."""
 
     values: RowArray
     dtype: str
@@ -45,8 +122,6 @@ Features = Mapping[str, Mapping[str, Feature]]
 @dataclass(frozen=True, eq=False)
 class GraphSource:
     """A graph to partition.
-
-    Local; no communication.
 
     Attributes:
         schema: the types.
@@ -79,23 +154,23 @@ class GraphSource:
         _check_features("edge", self.edge_feats, dict(zip(keys, (len(src) for src, _ in self.edges), strict=True)))
 
     def num_edges(self, relation_id: int = 0) -> int:
-        """Return the number of edges of a relation. Local; no communication."""
+        """Return the number of edges of a relation."""
         return len(self.edges[relation_id][0])
 
     @property
-    def node_bases(self) -> Ids:
+    def node_bases(self) -> I64:
         """int64[types + 1]: where each type begins when all nodes are counted through."""
         return np.concatenate([[0], np.cumsum(self.num_nodes)]).astype(np.int64)
 
     def bytes_in_memory(self) -> int:
-        """Return the size of the arrays that are no memory maps. Local; no communication."""
+        """Return the size of the arrays that are no memory maps."""
         arrays: list[RowArray] = [end for ends in self.edges for end in ends]
         for table in (self.node_feats, self.edge_feats):
             arrays += [feature.values for features in table.values() for feature in features.values()]
         return sum(array.nbytes for array in arrays if _mapping(array) is None)
 
     def check_edges(self) -> None:
-        """Check that every endpoint exists. Local; no communication.
+        """Check that every endpoint exists.
 
         Raises:
             GraphDataError: names the relation, the first bad edge and the bad id.
@@ -107,8 +182,8 @@ class GraphSource:
                     _check_endpoints(relation, end, ids, self.num_nodes[ntype_id], first)
 
 
-def edge_chunks(source: GraphSource, relation_id: int, size: int = EDGES_PER_CHUNK) -> Iterator[tuple[int, Ids, Ids]]:
-    """Yield ``(first edge, src, dst)`` with src and dst int64[<= size]. Local; no communication."""
+def edge_chunks(source: GraphSource, relation_id: int, size: int = EDGES_PER_CHUNK) -> Iterator[tuple[int, I64, I64]]:
+    """Yield ``(first edge, src, dst)`` with src and dst int64[<= size]."""
     src, dst = source.edges[relation_id]
     for first in range(0, len(src), size):
         chunk = slice(first, first + size)
@@ -118,44 +193,44 @@ def edge_chunks(source: GraphSource, relation_id: int, size: int = EDGES_PER_CHU
 
 
 def release(array: object) -> None:
-    """Let the pages of a memory-mapped array go, so that they do not count as ours.
-
-    Local; no communication.
-    """
+    """Let the pages of a memory-mapped array go, so that they do not count as ours."""
     mapping = _mapping(array)
     if mapping is not None and hasattr(mmap, "MADV_DONTNEED"):
         mapping.madvise(mmap.MADV_DONTNEED)
 
 
 def _mapping(array: object) -> mmap.mmap | None:
-    """Find the mapped file under an array, a view of one or rows made from one."""
+    """Return the mapped file under an array, a view of one or rows made from one; None if there is none."""
     base: Any = array
     while base is not None and not isinstance(base, mmap.mmap):
         base = getattr(base, "base", None)
     return base
 
 
-def _check_endpoints(relation: tuple[str, str, str], end: str, ids: Ids, count: int, first: int) -> None:
+def _check_endpoints(relation: tuple[str, str, str], end: str, ids: I64, count: int, first: int) -> None:
     if len(ids) == 0 or (int(ids.min()) >= 0 and int(ids.max()) < count):
         return
     bad = int(np.flatnonzero((ids < 0) | (ids >= count))[0])
     raise GraphDataError(f"edge {first + bad} of {relation} has {end} {ids[bad]}, but that node type has {count} nodes")
 
 
-def _check_features(what: str, features: Features, counts: Mapping[str, int]) -> None:
-    for owner, table in features.items():
-        if owner not in counts:
-            raise GraphDataError(f"{what} features for unknown type {owner!r} (there are {list(counts)})")
+def _check_features(kind: str, features: Features, counts: Mapping[str, int]) -> None:
+    """Check "node" or "edge" features against the number of nodes or edges of each type."""
+    for type_name, table in features.items():
+        if type_name not in counts:
+            raise GraphDataError(f"{kind} features for unknown type {type_name!r} (there are {list(counts)})")
         for name, feature in table.items():
+            title = f"{kind} feature {name!r} of {type_name!r}"
             if not name or any(character in name for character in ":/~"):
-                raise GraphDataError(f"{what} feature name {name!r} of {owner!r} is empty or contains ':', '/' or '~'")
-            if len(feature.values.shape) < 1 or len(feature.values) != counts[owner]:
                 raise GraphDataError(
-                    f"{what} feature {name!r} of {owner!r} must have {counts[owner]} rows "
-                    f"(got shape {list(feature.values.shape)})"
+                    f"{kind} feature name {name!r} of {type_name!r} is empty or contains ':', '/' or '~'"
+                )
+            if len(feature.values.shape) < 1 or len(feature.values) != counts[type_name]:
+                raise GraphDataError(
+                    f"{title} must have {counts[type_name]} rows (got shape {list(feature.values.shape)})"
                 )
             if feature.values.dtype != storage_dtype(feature.dtype):
                 raise GraphDataError(
-                    f"{what} feature {name!r} of {owner!r} is {feature.dtype}, to be stored as "
+                    f"{title} is {feature.dtype}, to be stored as "
                     f"{storage_dtype(feature.dtype)} (got {feature.values.dtype})"
                 )

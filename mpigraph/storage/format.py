@@ -44,7 +44,7 @@ _STORAGE = {"bool": "uint8", "bfloat16": "uint16", **{name: name for name in _PL
 
 
 def storage_dtype(logical: str) -> np.dtype[np.generic]:
-    """Return the numpy dtype in which a logical dtype is stored. Local; no communication.
+    """Return the numpy dtype in which a logical dtype is stored.
 
     Raises:
         InvalidArgumentError: there is no such dtype, or it cannot be stored.
@@ -55,24 +55,24 @@ def storage_dtype(logical: str) -> np.dtype[np.generic]:
 
 
 def logical_dtype(dtype: npt.DTypeLike) -> str:
-    """Return the logical name of a numpy dtype. Local; no communication."""
+    """Return the logical name of a numpy dtype."""
     name = np.dtype(dtype).name
     storage_dtype(name)
     return name
 
 
 def index_dtype(num_nodes: int) -> np.dtype[np.generic]:
-    """Return the dtype of ``indices`` towards a type with ``num_nodes`` nodes. Local; no communication."""
+    """Return the dtype of ``indices`` towards a type with ``num_nodes`` nodes."""
     return np.dtype(np.int32 if num_nodes < 2**31 else np.int64)
 
 
 def segment_rows(num_rows: int, row_bytes: int) -> int:
-    """Return how many rows share a checksum: about 4 MiB, more in huge datasets. Local; no communication."""
+    """Return how many rows share a checksum: about 4 MiB, more in huge datasets."""
     return max(1, _SEGMENT_BYTES // max(row_bytes, 1), -(-num_rows // _MAX_SEGMENTS))
 
 
 def relation_dataset_name(relation_key: str, field: str) -> str:
-    """Return the dataset of a relation in ``graph.h5``. Local; no communication.
+    """Return the dataset of a relation in ``graph.h5``.
 
     Args:
         relation_key: ``"src:rel:dst"``.
@@ -82,15 +82,15 @@ def relation_dataset_name(relation_key: str, field: str) -> str:
 
 
 def node_orig_ids_name(ntype: str) -> str:
-    """Return the dataset of a node type's original ids in ``graph.h5``. Local; no communication."""
+    """Return the dataset of a node type's original ids in ``graph.h5``."""
     return f"nodes/{ntype}/orig_ids"
 
 
 def node_feature_name(ntype: str, name: str) -> str:
-    """Return the dataset of a feature in ``node_feat.h5``. Local; no communication."""
+    """Return the dataset of a feature in ``node_feat.h5``."""
     return f"{ntype}/{name}"
 
 
 def edge_feature_name(relation_key: str, name: str) -> str:
-    """Return the dataset of a feature in ``edge_feat.h5``. Local; no communication."""
+    """Return the dataset of a feature in ``edge_feat.h5``."""
     return f"{relation_key}/{name}"

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from mpigraph.arrays import I64
 from mpigraph.errors import InvalidArgumentError, MPIGraphError, PartitionError
 from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import Schema, parse_relation, relation_key
@@ -28,11 +28,11 @@ CONFIG_VERSION = 1
 _FILES = {"part_graph": "graph.h5", "node_feats": "node_feat.h5", "edge_feats": "edge_feat.h5"}
 _REQUIRED = "graph_name num_nodes num_edges part_method num_parts node_map edge_map ntypes etypes".split()
 
-Ranges = list[npt.NDArray[np.int64]]
+Ranges = list[I64]
 
 
 class FeatureInfo(NamedTuple):
-    """Logical dtype and row shape of a feature. Local; no communication."""
+    """Logical dtype and row shape of a feature."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -44,8 +44,6 @@ Features = Mapping[str, Mapping[str, FeatureInfo]]
 @dataclass(frozen=True, eq=False)
 class PartConfig:
     """A partitioned graph as its configuration file describes it.
-
-    Local; no communication.
 
     Attributes:
         graph_name: name of the graph.
@@ -70,7 +68,7 @@ class PartConfig:
 
     @staticmethod
     def default_files(num_parts: int) -> tuple[Mapping[str, str], ...]:
-        """Return the usual file names of each part. Local; no communication."""
+        """Return the usual file names of each part."""
         return tuple({key: f"part{k}/{name}" for key, name in _FILES.items()} for k in range(num_parts))
 
     @property
@@ -89,7 +87,7 @@ class PartConfig:
         return self.directory / f"{self.graph_name}.json"
 
     def part_path(self, part: int, which: str) -> Path:
-        """Return a file of a part. Local; no communication.
+        """Return a file of a part.
 
         Args:
             part: 0 to num_parts - 1.
@@ -102,7 +100,7 @@ class PartConfig:
         return self.directory / self.files[part][which]
 
     def write(self, directory: str | os.PathLike[str]) -> Path:
-        """Write ``<directory>/<graph_name>.json`` and return its path. Local; no communication."""
+        """Write ``<directory>/<graph_name>.json`` and return its path."""
         path = Path(directory) / f"{self.graph_name}.json"
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         temporary.write_text(json.dumps(self._to_json(), indent=2) + "\n", encoding="utf-8")
@@ -111,7 +109,7 @@ class PartConfig:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> "PartConfig":
-        """Read a configuration file. Local; no communication.
+        """Read a configuration file.
 
         Raises:
             PartitionError: the file is missing, no valid JSON, of another format, or contradicts itself.
@@ -176,8 +174,8 @@ class PartConfig:
         )
 
 
-def homogeneous_ranges(offsets: Sequence[npt.NDArray[np.int64]]) -> Ranges:
-    """Return for each type int64[num_parts, 2]: its ranges of homogeneous ids. Local; no communication.
+def homogeneous_ranges(offsets: Sequence[I64]) -> Ranges:
+    """Return for each type int64[num_parts, 2]: its ranges of homogeneous ids.
 
     Homogeneous ids count part by part and inside a part type by type.
     """
@@ -186,9 +184,7 @@ def homogeneous_ranges(offsets: Sequence[npt.NDArray[np.int64]]) -> Ranges:
     return [np.stack([ends[:, i] - counts[:, i], ends[:, i]], axis=1) for i in range(counts.shape[1])]
 
 
-def _offsets(
-    what: str, table: dict[str, Any], names: list[str], num_parts: int, total: int
-) -> tuple[npt.NDArray[np.int64], ...]:
+def _offsets(what: str, table: dict[str, Any], names: list[str], num_parts: int, total: int) -> tuple[I64, ...]:
     """Turn homogeneous ranges into type-wise offsets; they must tile ``[0, total)`` in order."""
     if sorted(table) != sorted(names):
         raise PartitionError(f"{what} has the types {sorted(table)}, expected {sorted(names)}")

@@ -16,14 +16,12 @@ from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
-import numpy.typing as npt
 
+from mpigraph.arrays import Array
 from mpigraph.errors import InvalidArgumentError, ShardFormatError
 from mpigraph.storage.format import FORMAT_NAME, FORMAT_VERSION, logical_dtype, segment_rows, storage_dtype
 
 __all__ = ["DatasetInfo", "ShardReader", "ShardWriter"]
-
-Array = npt.NDArray[Any]
 
 
 # Metadata of this file format version carry checksums, so that HDF5 notices damage instead of following a wild pointer;
@@ -32,7 +30,7 @@ _LIBVER = ("v110", "v110")
 
 
 class DatasetInfo(NamedTuple):
-    """Shape and logical dtype of a dataset. Local; no communication."""
+    """Shape and logical dtype of a dataset."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -41,7 +39,7 @@ class DatasetInfo(NamedTuple):
 class ShardWriter:
     """Write one shard file, dataset by dataset, each in chunks of rows.
 
-    Local; no communication. A context manager: leaving it without an exception renames the file into place,
+    A context manager: leaving it without an exception renames the file into place,
     leaving it with one removes the temporary file.
 
     Args:
@@ -61,7 +59,7 @@ class ShardWriter:
         self._current: _Appender | None = None
 
     def create(self, name: str, shape: tuple[int, ...], dtype: str) -> None:
-        """Begin a dataset; :meth:`write` then appends its rows. Local; no communication.
+        """Begin a dataset; :meth:`write` then appends its rows.
 
         Args:
             name: path inside the file.
@@ -72,7 +70,7 @@ class ShardWriter:
         self._current = _Appender(self._file, name, shape, dtype)
 
     def write(self, rows: Array) -> None:
-        """Append rows to the dataset begun last. Local; no communication.
+        """Append rows to the dataset begun last.
 
         Args:
             rows: ``[k, ...]`` in the storage dtype.
@@ -82,18 +80,18 @@ class ShardWriter:
         self._current.write(rows)
 
     def add(self, name: str, values: Array, dtype: str | None = None) -> None:
-        """Write a whole dataset; the dtype defaults to that of ``values``. Local; no communication."""
+        """Write a whole dataset; the dtype defaults to that of ``values``."""
         self.create(name, values.shape, logical_dtype(values.dtype) if dtype is None else dtype)
         self.write(values)
 
     def close(self) -> None:
-        """Complete the file and give it its name. Local; no communication."""
+        """Complete the file and give it its name."""
         self._finish()
         self._file.close()
         os.replace(self._temporary, self._path)
 
     def discard(self) -> None:
-        """Drop what was written. Local; no communication."""
+        """Drop what was written."""
         self._file.close()
         self._temporary.unlink(missing_ok=True)
 
@@ -161,7 +159,7 @@ class _Appender:
 class ShardReader:
     """Read datasets of one shard file.
 
-    Local; no communication. A context manager.
+    A context manager.
 
     Args:
         path: file to open.
@@ -186,7 +184,7 @@ class ShardReader:
             raise
 
     def names(self) -> list[str]:
-        """Return the paths of all datasets. Local; no communication."""
+        """Return the paths of all datasets."""
         found: list[str] = []
 
         def visit(name: str, item: object) -> None:
@@ -198,7 +196,7 @@ class ShardReader:
         return found
 
     def info(self, name: str) -> DatasetInfo:
-        """Return shape and logical dtype of a dataset. Local; no communication.
+        """Return shape and logical dtype of a dataset.
 
         Raises:
             ShardFormatError: there is no such dataset, or its dtype is not what it says.
@@ -207,11 +205,11 @@ class ShardReader:
         return DatasetInfo(tuple(dataset.shape), logical)
 
     def checksums(self, name: str) -> Array:
-        """Return uint32[segments], the checksums that a dataset carries. Local; no communication."""
+        """Return uint32[segments], the checksums that a dataset carries."""
         return self._open(name)[3]
 
     def read_into(self, name: str, out: Array, begin: int = 0, verify: bool = True) -> None:
-        """Read rows ``[begin, begin + len(out))`` straight into ``out``. Local; no communication.
+        """Read rows ``[begin, begin + len(out))`` straight into ``out``.
 
         Args:
             name: dataset.
@@ -248,7 +246,7 @@ class ShardReader:
                 )
 
     def read(self, name: str, begin: int = 0, end: int | None = None, verify: bool = True) -> Array:
-        """Return rows ``[begin, end)`` of a dataset in its storage dtype. Local; no communication."""
+        """Return rows ``[begin, end)`` of a dataset in its storage dtype."""
         shape, logical = self.info(name)
         end = shape[0] if end is None else end
         out = np.empty((end - begin, *shape[1:]), storage_dtype(logical))
@@ -256,7 +254,7 @@ class ShardReader:
         return out
 
     def close(self) -> None:
-        """Close the file. Local; no communication."""
+        """Close the file."""
         self._file.close()
 
     def __enter__(self) -> "ShardReader":

@@ -21,7 +21,7 @@ _READ_BYTES = 64 << 20
 
 
 def fingerprint(shard: ShardReader) -> Fingerprint:
-    """Return shape, dtype and checksums of every dataset. Local; no communication.
+    """Return shape, dtype and checksums of every dataset.
 
     Raises:
         ShardFormatError: the file is damaged.
@@ -40,8 +40,6 @@ def verify_copy(path: str | os.PathLike[str], original: Fingerprint, graph_name:
 
     Raises:
         ShardFormatError: it is missing, damaged, or a copy of something else.
-
-    Local; no communication.
     """
     with ShardReader(path, graph_name, part) as shard:
         if fingerprint(shard) != original:

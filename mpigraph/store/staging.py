@@ -1,6 +1,6 @@
 """Copy to a node's own disk the shards that its hosts will read, and no others.
 
-Which those are follows from the cut (``store/cut.py``): host h of H reads the parts that its piece of the axis
+Which those are follows from the cut (``store/host_ranges.py``): host h of H reads the parts that its piece of the axis
 overlaps. A shard gets its name when it is whole and verified, so staging that was interrupted goes on where it was.
 """
 
@@ -23,7 +23,7 @@ _PIECE = 8 << 20  # bytes of one read and write
 
 
 class Shard(NamedTuple):
-    """One file to have on the node. Local; no communication.
+    """One file to have on the node.
 
     Attributes:
         part: whose file it is.
@@ -45,8 +45,6 @@ def hosts_of_nodes(serving: Sequence[Sequence[int]], num_hosts: int = 0) -> list
         serving: the ranks on each node that will be hosts, ascending.
         num_hosts: how many hosts each node will have at least; the last rank of a node with fewer ranks stands for
             those that are not there, since one rank on each node is enough to stage.
-
-    Local; no communication.
     """
     places: list[tuple[int, int]] = []
     for node, ranks in enumerate(serving):
@@ -56,7 +54,7 @@ def hosts_of_nodes(serving: Sequence[Sequence[int]], num_hosts: int = 0) -> list
 
 
 def parts_of_hosts(hosts: Sequence[int], num_hosts: int, num_parts: int) -> list[int]:
-    """Return the parts that some hosts read, ascending. Local; no communication."""
+    """Return the parts that some hosts read, ascending."""
     return sorted(
         {
             part
@@ -71,8 +69,6 @@ def shards_of(config: PartConfig, parts: Sequence[int], directory: Path) -> list
 
     Raises:
         PartitionError: one does not exist, or is in that directory already.
-
-    Local; no communication.
     """
     if directory.resolve() == config.directory.resolve():
         raise PartitionError(f"{directory} is where the parts are: choose another directory")
@@ -89,7 +85,7 @@ def shards_of(config: PartConfig, parts: Sequence[int], directory: Path) -> list
 
 
 def is_staged(shard: Shard, graph_name: str) -> bool:
-    """Whether a file is on the node, whole and undamaged. Reads it from end to end. Local; no communication.
+    """Whether a file is on the node, whole and undamaged. Reads it from end to end.
 
     Raises:
         ShardFormatError: the original is damaged.
@@ -105,7 +101,7 @@ def is_staged(shard: Shard, graph_name: str) -> bool:
 
 
 def check_space(shards: Sequence[Shard], directory: Path, where: str = "this node") -> None:
-    """Check that files fit on the disk of a directory, which is made. Local; no communication.
+    """Check that files fit on the disk of a directory, which is made.
 
     Args:
         shards: what is to be copied.
@@ -124,7 +120,7 @@ def check_space(shards: Sequence[Shard], directory: Path, where: str = "this nod
 
 
 def copy_shard(shard: Shard, graph_name: str) -> None:
-    """Copy one file; the copy gets its name once it is verified. Local; no communication.
+    """Copy one file; the copy gets its name once it is verified.
 
     Raises:
         ShardFormatError: the original is damaged, or the copy is not the same.

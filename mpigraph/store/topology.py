@@ -7,26 +7,23 @@ relations share windows.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from mpigraph.arrays import I64, Array
 from mpigraph.errors import MPIGraphError
 from mpigraph.metadata.book import check_ids
 from mpigraph.mpi.agree import together
-from mpigraph.mpi.room import need_room
 from mpigraph.mpi.world import World
+from mpigraph.rows.shm_check import check_shared_memory
+from mpigraph.rows.table_window import TableWindow
 from mpigraph.storage.format import index_dtype, relation_dataset_name
 from mpigraph.storage.part_config import PartConfig
 from mpigraph.storage.shard import ShardReader
-from mpigraph.store.cut import cut_for_hosts, pieces, read_rows
-from mpigraph.store.room import bytes_of_hosts
-from mpigraph.store.sections import Sections
+from mpigraph.store.host_ranges import cut_for_hosts, pieces, read_rows
+from mpigraph.store.memory_estimate import host_memory
 
 __all__ = ["Adjacency", "Topology"]
-
-_I64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -38,12 +35,10 @@ class Adjacency:
         indices: int32 or int64 [nnz], global source ids, rising inside a row.
         first_node: global id of the first destination.
         first_edge: global id of the first edge.
-
-    Local; no communication.
     """
 
-    indptr: _I64
-    indices: npt.NDArray[Any]
+    indptr: I64
+    indices: Array
     first_node: int
     first_edge: int
 
@@ -68,13 +63,13 @@ class Topology:
         self.config = config
         self.world = world
         self.hosts = cut_for_hosts(world, config)
-        need_room(world, bytes_of_hosts(config, self.hosts), f"graph {config.graph_name!r}")
+        check_shared_memory(world, host_memory(config, self.hosts), f"graph {config.graph_name!r}")
         relations = range(len(config.schema.relations))
-        self._indptr = Sections(world, [self._rows_of_indptr(r) for r in relations], np.int64, kind)
-        self._out_degrees = Sections(world, [self._rows_of_sources(r) for r in relations], np.int64, kind)
+        self._indptr = TableWindow(world, [self._rows_of_indptr(r) for r in relations], np.int64, kind)
+        self._out_degrees = TableWindow(world, [self._rows_of_sources(r) for r in relations], np.int64, kind)
         nothing = np.zeros(len(world.hosts) + 1, np.int64)
         self._indices = {
-            dtype: Sections(
+            dtype: TableWindow(
                 world,
                 [self.hosts.edge_offsets[r] if self.index_dtype(r) == dtype else nothing for r in relations],
                 dtype,
@@ -93,18 +88,18 @@ class Topology:
         self._sync()
 
     def index_dtype(self, relation: int) -> np.dtype[np.generic]:
-        """The dtype of a relation's source ids in memory and on the wire. Local; no communication."""
+        """The dtype of a relation's source ids in memory and on the wire."""
         src = self.config.schema.ends(relation)[0]
         return index_dtype(self.config.book.num_nodes(src))
 
-    def _rows_of_indptr(self, relation: int) -> _I64:
+    def _rows_of_indptr(self, relation: int) -> I64:
         offsets = self.hosts.node_offsets[self.config.schema.ends(relation)[1]]
         return offsets + np.arange(len(offsets))
 
-    def _rows_of_sources(self, relation: int) -> _I64:
+    def _rows_of_sources(self, relation: int) -> I64:
         return self.hosts.node_offsets[self.config.schema.ends(relation)[0]]
 
-    def _indices_of(self, relation: int) -> Sections:
+    def _indices_of(self, relation: int) -> TableWindow:
         return self._indices[self.index_dtype(relation)]
 
     def _load(self, relation: int) -> None:
@@ -128,7 +123,7 @@ class Topology:
             edges = int(indptr[at])
 
     def adjacency(self, relation: int, host: int) -> Adjacency:
-        """The in-edges on near host ``host``, as plain arrays. Local; no communication."""
+        """The in-edges on near host ``host``, as plain arrays."""
         dst = self.config.schema.ends(relation)[1]
         return Adjacency(
             self._indptr.segment(relation, host),
@@ -137,7 +132,7 @@ class Topology:
             self.hosts.edge_range(host, relation)[0],
         )
 
-    def in_degrees(self, ids: _I64, relation: int) -> _I64:
+    def in_degrees(self, ids: I64, relation: int) -> I64:
         """int64[n]: in-degrees of destinations ``ids``, near or far. One-sided; the target does nothing.
 
         Raises:
@@ -145,10 +140,10 @@ class Topology:
         """
         dst = self.config.schema.ends(relation)[1]
         rows = ids + self.hosts.node_owner(ids, dst)
-        degrees: _I64 = self._indptr.gather(relation, rows + 1) - self._indptr.gather(relation, rows)
+        degrees: I64 = self._indptr.gather(relation, rows + 1) - self._indptr.gather(relation, rows)
         return degrees
 
-    def out_degrees(self, ids: _I64, relation: int) -> _I64:
+    def out_degrees(self, ids: I64, relation: int) -> I64:
         """int64[n]: out-degrees of sources ``ids``, near or far. One-sided; the target does nothing.
 
         Raises:
@@ -158,7 +153,7 @@ class Topology:
         check_ids(ids, self.config.book.num_nodes(src), f"node id of type {self.config.schema.ntypes[src]!r}")
         return self._out_degrees.gather(relation, ids)
 
-    def find_edges(self, eids: _I64, relation: int) -> tuple[_I64, _I64]:
+    def find_edges(self, eids: I64, relation: int) -> tuple[I64, I64]:
         """int64[n] sources and int64[n] destinations of edges, near or far. One-sided; the target does nothing.
 
         The destination is found by a binary search in the host's ``indptr``, all edges in step, so that a batch costs
@@ -188,7 +183,7 @@ class Topology:
         for tables in self._all():
             tables.sync()
 
-    def _all(self) -> list[Sections]:
+    def _all(self) -> list[TableWindow]:
         return [self._indptr, self._out_degrees, *self._indices.values()]
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ from batches import NUM_BATCHES, SAMPLERS, batch, digest
 from oracle import NAME
 
 import mpigraph.distributed as dist
-from mpigraph.distributed.context import current
+from mpigraph.session.context import current
 
 TRANSPORTS = ("rma", "packed")
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 import mpigraph as mg
-from mpigraph.distributed.context import current
+from mpigraph.session.context import current
 
 NODES = (2, 4, 8)
 FIGURES = {

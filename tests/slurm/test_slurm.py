@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from cluster import Cluster, missing, settings, until
-from conftest import needs
+from jobs import needs
 
 ROOT = Path(__file__).resolve().parents[2]
 SLURM = ROOT / "slurm"

@@ -15,10 +15,7 @@ def _option(default: Any, text: str, least: float | None = None, kind: Callable[
 
 @dataclass(frozen=True)
 class Settings:
-    """What to measure on, and for how long.
-
-    Local; no communication.
-    """
+    """What to measure on, and for how long."""
 
     nodes: int = _option(200_000, "nodes of the generated graph", 100)
     edges: int = _option(5_000_000, "its directed edges", 100)
@@ -35,25 +32,26 @@ class Settings:
 
     @classmethod
     def options(cls) -> dict[str, tuple[str | None, str]]:
-        """Option name -> default as it would be typed, or None, and help text. Local; no communication."""
-        found = {}
+        """Return option name -> default as it would be typed, or None, and help text."""
+        options = {}
         for entry in fields(cls):
             if "text" in entry.metadata:
                 default = None if entry.default is None else str(entry.default)
                 note = f" ({default})" if default else ""
-                found[entry.name.replace("_", "-")] = (default, entry.metadata["text"] + note)
-        return found
+                options[entry.name.replace("_", "-")] = (default, entry.metadata["text"] + note)
+        return options
 
     @classmethod
     def of(cls, texts: Mapping[str, Any]) -> "Settings":
-        """Read options as they were typed. Local; no communication.
+        """Return the settings of options as they were typed.
 
         Raises:
             InvalidArgumentError: an option is no number, or out of range; the message names it.
         """
         values: dict[str, Any] = {}
         for entry in fields(cls):
-            name, text = f"--{entry.name.replace('_', '-')}", texts[entry.name]
+            name = f"--{entry.name.replace('_', '-')}"
+            text = texts[entry.name]
             if text is None:
                 continue
             kind = entry.metadata.get("kind", str)
@@ -69,7 +67,7 @@ class Settings:
         return settings
 
     def layers(self) -> list[int]:
-        """The fanouts as numbers. Local; no communication.
+        """Return the fanouts as numbers.
 
         Raises:
             InvalidArgumentError: they are no integers >= -1 with commas between.

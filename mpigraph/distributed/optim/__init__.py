@@ -1,6 +1,6 @@
-"""Optimizers of :class:`~mpigraph.distributed.embedding.DistEmbedding`: only the rows of a minibatch are touched."""
+"""Optimizers of :class:`~mpigraph.distgraph.embedding.DistEmbedding`: only the rows of a minibatch are touched."""
 
-from mpigraph.distributed.optim.base import SparseOptimizer
-from mpigraph.distributed.optim.rules import SparseAdagrad, SparseAdam, SparseSGD
+from mpigraph.optim.base import SparseOptimizer
+from mpigraph.optim.rules import SparseAdagrad, SparseAdam, SparseSGD
 
 __all__ = ["SparseAdagrad", "SparseAdam", "SparseOptimizer", "SparseSGD"]

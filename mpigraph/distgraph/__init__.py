@@ -1,0 +1,1 @@
+"""The distributed objects: graph, tensor, embedding, partition book, splits."""

@@ -1,0 +1,178 @@
+"""DistEmbedding: rows that learn, one for each node of a type or edge of a relation.
+
+Reading rows is one-sided, as of any :class:`DistTensor`. Each read while gradients are on is remembered with the tensor
+that it returned; a sparse optimizer (``distributed/optim``) later takes these records with the gradients that
+``backward`` has left there. There is no copy of the rows on the trainers.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from mpigraph.arrays import I64
+from mpigraph.distgraph.ids import to_rows
+from mpigraph.distgraph.init_rows import InitFunc, by_chunk
+from mpigraph.distgraph.partition_book import PartitionPolicy
+from mpigraph.distgraph.tensor import DistTensor, find_policy
+from mpigraph.errors import InvalidArgumentError
+from mpigraph.kernels.rng import combine
+from mpigraph.rows.owners import RowOwners
+from mpigraph.session.agreement import agreed
+from mpigraph.session.context import current
+
+__all__ = ["DistEmbedding", "Lookup"]
+
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+class Lookup(NamedTuple):
+    """One read that may be followed by ``backward``.
+
+    Attributes:
+        ids: int64[n], the rows.
+        leaf: float32[n, dim], what was read; its ``grad`` is that of the rows.
+    """
+
+    ids: I64
+    leaf: torch.Tensor
+
+
+class DistEmbedding:
+    """A learnable row for each node of a type, or edge of a relation, spread over the hosts.
+
+    ``emb(ids)`` reads rows, from any trainer, and :class:`~mpigraph.distributed.optim.SparseAdagrad` or one of its kind
+    trains them. A read sees what every trainer's last ``step()`` wrote. Without a ``step()`` after each ``backward``
+    the records of the reads pile up; :meth:`reset_trace` drops them.
+
+    Attributes:
+        weight: the rows, a :class:`DistTensor` [num_embeddings, embedding_dim]. The other trainers see what is
+            written to it after :meth:`DistGraph.barrier`.
+        num_embeddings: how many rows.
+        embedding_dim: elements of a row.
+        optm_state: the state of the optimizer made last for these rows, DistTensors by name.
+
+    Collective on the trainers: construction. One-sided: the call. Local: the rest.
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        name: str | None = None,
+        init_func: InitFunc | None = None,
+        part_policy: PartitionPolicy | None = None,
+        *,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        """Create the rows, or attach to those of this name that every trainer still holds.
+
+        Args:
+            num_embeddings: the number of nodes of a type or edges of a relation.
+            embedding_dim: elements of a row, at least 1.
+            name: a name to find the rows by; None makes rows that nobody else finds.
+            init_func: ``init_func(shape, dtype) -> tensor`` makes some consecutive rows; zeros if None, as in DGL. It
+                is called on the trainers for pieces of a fixed size ``[at most 16384, embedding_dim]``, with torch's
+                (CPU), numpy's and Python's default generators seeded by job, name and piece and put back afterwards: so
+                the rows do not depend on the number of ranks or hosts. Rows that exist under this name stay.
+            part_policy: which nodes or edges the rows are; found by ``num_embeddings`` if None.
+            dtype: how rows are stored: float32, float16 or bfloat16. They are read, and their gradients and optimizer
+                state are kept, in float32; an update rounds a 16-bit row once.
+
+        Raises:
+            TensorMismatchError: no type has so many rows, or several have; or the name exists with another shape,
+                dtype or policy.
+            InvalidArgumentError: ``embedding_dim`` is less than 1, ``dtype`` is another, ``name`` is no string, or
+                ``init_func`` cannot be called or returns rows of another shape.
+            CollectiveError: ``init_func`` raised.
+
+        All of these are raised on every trainer, whichever has the reason.
+        """
+        session = current()
+        called = "an embedding" if name is None else f"embedding {name!r}"
+        with agreed(session, f"creating {called}"):
+            _check(name, embedding_dim, dtype, init_func)
+            find_policy(session, (num_embeddings, embedding_dim), part_policy)
+        if name is None:
+            session.unnamed += 1
+        label = f"embedding#{session.unnamed}" if name is None else name
+        fill = None if init_func is None else by_chunk(init_func, dtype, _seed(session.state.seed, label))
+        shape = (int(num_embeddings), int(embedding_dim))
+        self.weight = DistTensor.filled(shape, dtype, name, label, part_policy, fill)
+        self.num_embeddings, self.embedding_dim = shape
+        self.optm_state: dict[str, DistTensor] | None = None
+        self._trace: list[Lookup] = []
+
+    @property
+    def name(self) -> str:
+        """The name it was created with, or one that was made up."""
+        return self.weight.name
+
+    data_name = name
+
+    @property
+    def part_policy(self) -> PartitionPolicy:
+        """Which nodes or edges the rows are."""
+        return self.weight.part_policy
+
+    @property
+    def charge(self) -> RowOwners:
+        """Which trainer is in charge of which rows."""
+        rows = self.weight.rows
+        return RowOwners(rows.window.world, rows.window.offsets)
+
+    def __call__(self, ids: Any, device: torch.device | str = "cpu") -> torch.Tensor:
+        """Read rows in the order of ``ids``. One-sided; the target does nothing.
+
+        Args:
+            ids: int[n], tensor, array or list; rows may repeat.
+            device: where the rows are to be.
+
+        Returns:
+            float32[n, embedding_dim] on the device, whatever the dtype of the rows. With gradients on
+            (``torch.is_grad_enabled()``) a leaf that requires them, remembered for the optimizer.
+
+        Raises:
+            OutOfRangeError: a row does not exist; names the embedding and the row.
+            InvalidArgumentError: ``ids`` are not ids.
+        """
+        rows = to_rows(ids, self.num_embeddings, self.name)
+        leaf = self.weight[rows].to(device, torch.float32)
+        if torch.is_grad_enabled():
+            leaf = leaf.detach().requires_grad_()
+            self._trace.append(Lookup(rows.copy(), leaf))
+        return leaf
+
+    def reset_trace(self) -> None:
+        """Forget all reads, with their gradients."""
+        self._trace = []
+
+    def take_trace(self) -> list[Lookup]:
+        """Hand over the reads so far and forget them."""
+        trace, self._trace = self._trace, []
+        return trace
+
+    def drop_gradients(self) -> None:
+        """Forget the reads that have a gradient; the others may still get one."""
+        self._trace = [lookup for lookup in self._trace if lookup.leaf.grad is None]
+
+    def __repr__(self) -> str:
+        return f"DistEmbedding({self.num_embeddings}, {self.embedding_dim}, name={self.name!r})"
+
+
+def _check(name: str | None, embedding_dim: int, dtype: torch.dtype, init_func: InitFunc | None) -> None:
+    if name is not None and not isinstance(name, str):
+        raise InvalidArgumentError(f"name must be a string (got {name!r})")
+    if not isinstance(embedding_dim, int | np.integer) or embedding_dim < 1:
+        raise InvalidArgumentError(f"embedding_dim must be an integer >= 1 (got {embedding_dim!r})")
+    if dtype not in _DTYPES:
+        raise InvalidArgumentError(f"dtype must be one of {', '.join(map(str, _DTYPES))} (got {dtype!r})")
+    if init_func is not None and not callable(init_func):
+        raise InvalidArgumentError(f"init_func must be callable (got {init_func!r})")
+
+
+def _seed(job_seed: int, label: str) -> int:
+    """What the draws of an embedding's rows depend on."""
+    data = label.encode()
+    words = [int.from_bytes(data[at : at + 8], "little") for at in range(0, len(data), 8)]
+    return int(combine(job_seed, len(data), *words))

@@ -1,0 +1,97 @@
+"""What the rows of a new tensor are: made on the trainers, each of which fills the rows that it is in charge of."""
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from mpigraph.distgraph.dtypes import to_torch
+from mpigraph.errors import InvalidArgumentError
+from mpigraph.kernels.rng import combine
+from mpigraph.rows.owners import RowOwners
+from mpigraph.rows.row_tensor import RowTensor
+from mpigraph.sampling.protocol import Operation
+from mpigraph.session.agreement import agreed
+from mpigraph.session.context import Session
+
+__all__ = ["Fill", "InitFunc", "by_chunk", "by_share", "initialise"]
+
+InitFunc = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
+Fill = Callable[[RowTensor, RowOwners], None]
+"""Fills the rows that this trainer is in charge of."""
+
+CHUNK = 1 << 14  # rows of one call; whoever changes it changes the rows that a seed makes
+_DRAWS = 0x1217  # separates these draws from others with the same seed
+
+
+def initialise(session: Session, rows: RowTensor, fill: Fill) -> None:
+    """Fill the rows of a new tensor. Collective on the trainers.
+
+    Raises:
+        CollectiveError: ``fill`` raised somewhere; on every trainer.
+    """
+    with agreed(session, f"init_func of tensor {rows.name!r}"):
+        fill(rows, RowOwners(session.world, rows.window.offsets))
+    session.control.call(Operation.BARRIER)
+
+
+def by_share(init_func: InitFunc, dtype: torch.dtype) -> Fill:
+    """Call ``init_func(shape, dtype)`` once for each share of the rows."""
+
+    def fill(rows: RowTensor, charge: RowOwners) -> None:
+        for share in charge.shares():
+            part = rows.segment(share.host)[share.rows]
+            values = init_func(tuple(part.shape), dtype)
+            to_torch(part, rows.dtype)[:] = torch.as_tensor(values).to(dtype)
+
+    return fill
+
+
+def by_chunk(init_func: InitFunc, dtype: torch.dtype, seed: int) -> Fill:
+    """Call ``init_func(shape, dtype)`` for :data:`CHUNK` rows at a time, with draws that depend on the chunk alone.
+
+    The rows are then the same whoever makes them. A chunk that several trainers are in charge of is made by each of
+    them, who keeps its part.
+    """
+    return partial(_fill_chunks, init_func, dtype, seed)
+
+
+def _fill_chunks(init_func: InitFunc, dtype: torch.dtype, seed: int, rows: RowTensor, charge: RowOwners) -> None:
+    shares = charge.shares()
+    for number, begin in enumerate(range(0, rows.shape[0], CHUNK)):
+        end = min(begin + CHUNK, rows.shape[0])
+        mine = [share for share in shares if share.first < end and begin < share.last]
+        if not mine:
+            continue
+        with _draws_of(int(combine(seed, _DRAWS, number))):
+            values = torch.as_tensor(init_func((end - begin, *rows.shape[1:]), dtype))
+        _check_shape(values, (end - begin, *rows.shape[1:]))
+        for share in mine:
+            first, last = max(begin, share.first), min(end, share.last)
+            at = share.rows.start + first - share.first
+            part = rows.segment(share.host)[at : at + last - first]
+            to_torch(part, rows.dtype)[:] = values.detach()[first - begin : last - begin].to("cpu", dtype)
+
+
+def _check_shape(values: torch.Tensor, wanted: tuple[int, ...]) -> None:
+    if tuple(values.shape) != wanted:
+        raise InvalidArgumentError(f"it must return a tensor of shape {wanted} (got {tuple(values.shape)})")
+
+
+@contextmanager
+def _draws_of(seed: int) -> Iterator[None]:
+    """Seed the default generators of torch (CPU), numpy and Python, and give them back as they were."""
+    before: tuple[Any, Any, Any] = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
+    try:
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would touch the generators of GPUs, too
+        np.random.seed(seed % 2**32)  # noqa: NPY002 - what a user's function draws from
+        random.seed(seed)
+        yield
+    finally:
+        torch.set_rng_state(before[0])
+        np.random.set_state(before[1])  # noqa: NPY002
+        random.setstate(before[2])

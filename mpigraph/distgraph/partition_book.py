@@ -1,0 +1,344 @@
+"""DGL's view of the partition book: torch tensors in and out, parts, policies, homogeneous ids.
+
+A torch face of :class:`mpigraph.metadata.book.RangeBook`. DGL also numbers all nodes (and all edges) of a heterogeneous
+graph in one *homogeneous* id space, part after part and within a part type after type; the maps between the two live
+here and nowhere else.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from mpigraph.arrays import I64
+from mpigraph.distgraph.ids import as_ids
+from mpigraph.errors import InvalidArgumentError, PartitionError
+from mpigraph.metadata.book import RangeBook, check_ids
+from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, Schema, relation_key
+
+__all__ = ["EdgePartitionPolicy", "NodePartitionPolicy", "PartitionPolicy", "RangePartitionBook"]
+
+Ranges = Mapping[Any, Any]
+
+
+def _homogeneous_begins(tables: Sequence[I64], num_parts: int) -> I64:
+    """int64[parts, types + 1]: where each part's ids of each type begin in the homogeneous numbering."""
+    sizes = np.zeros((num_parts, 0), np.int64)
+    if tables:
+        sizes = np.stack([np.diff(offsets) for offsets in tables], axis=1)
+    begins = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes.reshape(-1))])
+    parts, types = sizes.shape
+    rows = np.arange(parts)[:, None] * types + np.arange(types + 1)[None, :]
+    table: I64 = begins[rows]
+    return table
+
+
+def _type_wise(ranges: Any, name: object, num_parts: int) -> I64:
+    """int64[P + 1]: type-wise offsets from DGL's homogeneous ranges of one type."""
+    table = np.asarray(ranges, np.int64)
+    if table.shape != (num_parts, 2):
+        raise PartitionError(f"ranges of {name!r} must have shape ({num_parts}, 2) (got {table.shape})")
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(table[:, 1] - table[:, 0])])
+
+
+class RangePartitionBook:
+    """Which part owns which ids, with DGL's methods.
+
+    Ids are type-wise. As in DGL, the type ``"_N"`` or ``"_E"``, which is the default where ids are looked up, means
+    homogeneous ids in a graph that has no type of that name; None means the only type.
+    """
+
+    def __init__(
+        self,
+        part_id: int,
+        num_parts: int,
+        node_map: Ranges,
+        edge_map: Ranges,
+        ntypes: Mapping[str, int],
+        etypes: Mapping[Relation, int],
+    ) -> None:
+        """Make a book from DGL's maps.
+
+        Args:
+            part_id: the part that is "local".
+            num_parts: how many parts there are.
+            node_map: node type -> [num_parts, 2] half-open ranges of homogeneous ids.
+            edge_map: the same by ``(src, rel, dst)``.
+            ntypes: node type -> type id.
+            etypes: ``(src, rel, dst)`` -> type id.
+
+        Raises:
+            PartitionError: the maps contradict each other.
+        """
+        nodes, edges = sorted(ntypes, key=lambda t: ntypes[t]), sorted(etypes, key=lambda r: etypes[r])
+        if set(node_map) != set(nodes) or set(edge_map) != set(edges):
+            raise PartitionError("node_map and edge_map must have exactly the types of ntypes and etypes")
+        book = RangeBook(
+            Schema(tuple(nodes), tuple(edges)),
+            tuple(_type_wise(node_map[t], t, num_parts) for t in nodes),
+            tuple(_type_wise(edge_map[r], r, num_parts) for r in edges),
+        )
+        self._set(book, part_id)
+
+    @classmethod
+    def from_book(cls, book: RangeBook, part_id: int) -> "RangePartitionBook":
+        """The face of an existing book."""
+        made = cls.__new__(cls)
+        made._set(book, part_id)
+        return made
+
+    def _set(self, book: RangeBook, part_id: int) -> None:
+        if not 0 <= part_id < book.num_parts:
+            raise PartitionError(f"part_id must be in [0, {book.num_parts}) (got {part_id})")
+        self.book = book
+        self._part_id = part_id
+        self._node_begins = _homogeneous_begins(book.node_offsets, book.num_parts)
+        self._edge_begins = _homogeneous_begins(book.edge_offsets, book.num_parts)
+        ends = [np.append(begins[:, 0], begins[-1, -1]) for begins in (self._node_begins, self._edge_begins)]
+        self._homogeneous = RangeBook(Schema.homogeneous(), (ends[0],), (ends[1],))
+
+    @property
+    def partid(self) -> int:
+        """The local part."""
+        return self._part_id
+
+    @property
+    def ntypes(self) -> list[str]:
+        """Node types by id."""
+        return list(self.book.schema.ntypes)
+
+    @property
+    def etypes(self) -> list[str]:
+        """Relation names by id."""
+        return [relation[1] for relation in self.book.schema.relations]
+
+    @property
+    def canonical_etypes(self) -> list[Relation]:
+        """Relations by id."""
+        return list(self.book.schema.relations)
+
+    @property
+    def is_homogeneous(self) -> bool:
+        """Whether there is one node type and one relation."""
+        return self.book.schema.is_homogeneous
+
+    def to_canonical_etype(self, etype: str | Relation | None) -> Relation:
+        """The triple of an edge type."""
+        return self.book.schema.to_canonical(etype)
+
+    def num_partitions(self) -> int:
+        """How many parts there are."""
+        return self.book.num_parts
+
+    def metadata(self) -> list[dict[str, int]]:
+        """For each part ``machine_id``, ``num_nodes`` and ``num_edges`` of all types together."""
+        nodes, edges = self._homogeneous.node_offsets[0], self._homogeneous.edge_offsets[0]
+        counts = zip(np.diff(nodes).tolist(), np.diff(edges).tolist(), strict=True)
+        return [{"machine_id": p, "num_nodes": n, "num_edges": m} for p, (n, m) in enumerate(counts)]
+
+    @property
+    def global_nid_dtype(self) -> torch.dtype:
+        """The dtype of node ids."""
+        return torch.int64
+
+    @property
+    def global_eid_dtype(self) -> torch.dtype:
+        """The dtype of edge ids."""
+        return torch.int64
+
+    def shared_memory(self, graph_name: str) -> None:
+        """Accepted for DGL's scripts: every rank has the book."""
+
+    def nid2partid(self, nids: Any, ntype: str | None = DEFAULT_NTYPE) -> torch.Tensor:
+        """int64[n]: the part of each node.
+
+        Raises:
+            NodeTypeError: the type does not exist, or None with several types.
+            OutOfRangeError: a node does not exist.
+        """
+        book, kind = self._node_space(ntype)
+        return _tensor(book.node_owner(as_ids(nids, "node ids"), kind))
+
+    def eid2partid(self, eids: Any, etype: str | Relation | None = DEFAULT_ETYPE) -> torch.Tensor:
+        """int64[n]: the part of each edge.
+
+        Raises:
+            EdgeTypeError: the type does not exist or is ambiguous.
+            OutOfRangeError: an edge does not exist.
+        """
+        book, kind = self._edge_space(etype)
+        return _tensor(book.edge_owner(as_ids(eids, "edge ids"), kind))
+
+    def partid2nids(self, partid: int, ntype: str | None = DEFAULT_NTYPE) -> torch.Tensor:
+        """int64[n]: the node ids of a part, ascending. Raises NodeTypeError, and PartitionError for no such part."""
+        book, kind = self._node_space(ntype)
+        return torch.arange(*book.node_range(self._part(partid), kind))
+
+    def partid2eids(self, partid: int, etype: str | Relation | None = DEFAULT_ETYPE) -> torch.Tensor:
+        """int64[n]: the edge ids of a part, ascending. Raises EdgeTypeError, and PartitionError for no such part."""
+        book, kind = self._edge_space(etype)
+        return torch.arange(*book.edge_range(self._part(partid), kind))
+
+    def nid2localnid(self, nids: Any, partid: int, ntype: str | None = DEFAULT_NTYPE) -> torch.Tensor:
+        """int64[n]: node ids counted from a part's first."""
+        book, kind = self._node_space(ntype)
+        return _tensor(as_ids(nids, "node ids") - book.node_range(self._part(partid), kind)[0])
+
+    def eid2localeid(self, eids: Any, partid: int, etype: str | Relation | None = DEFAULT_ETYPE) -> torch.Tensor:
+        """int64[n]: edge ids counted from a part's first."""
+        book, kind = self._edge_space(etype)
+        return _tensor(as_ids(eids, "edge ids") - book.edge_range(self._part(partid), kind)[0])
+
+    def map_to_per_ntype(self, ids: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """``(type ids, type-wise ids)`` of homogeneous node ids, int64[n] each. Raises OutOfRangeError."""
+        return _split_types(as_ids(ids, "node ids"), self._node_begins, self.book.node_offsets, "node")
+
+    def map_to_per_etype(self, ids: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """``(type ids, type-wise ids)`` of homogeneous edge ids, int64[n] each. Raises OutOfRangeError."""
+        return _split_types(as_ids(ids, "edge ids"), self._edge_begins, self.book.edge_offsets, "edge")
+
+    def map_to_homo_nid(self, ids: Any, ntype: str | None = None) -> torch.Tensor:
+        """int64[n]: homogeneous ids of type-wise node ids. Raises NodeTypeError and OutOfRangeError."""
+        kind, values = self.book.schema.ntype_id(ntype), as_ids(ids, "node ids")
+        owner = self.book.node_owner(values, kind)
+        return _tensor(values - self.book.node_offsets[kind][owner] + self._node_begins[owner, kind])
+
+    def map_to_homo_eid(self, ids: Any, etype: str | Relation | None = None) -> torch.Tensor:
+        """int64[n]: homogeneous ids of type-wise edge ids. Raises EdgeTypeError and OutOfRangeError."""
+        kind, values = self.book.schema.relation_id(etype), as_ids(ids, "edge ids")
+        owner = self.book.edge_owner(values, kind)
+        return _tensor(values - self.book.edge_offsets[kind][owner] + self._edge_begins[owner, kind])
+
+    @property
+    def local_ntype_offset(self) -> list[int]:
+        """Prefix sums of the local part's node counts by type."""
+        begins = self._node_begins[self._part_id]
+        return [int(begin) for begin in begins - begins[0]]
+
+    @property
+    def local_etype_offset(self) -> list[int]:
+        """Prefix sums of the local part's edge counts by type."""
+        begins = self._edge_begins[self._part_id]
+        return [int(begin) for begin in begins - begins[0]]
+
+    def _num_nodes(self, ntype: str | None = DEFAULT_NTYPE) -> int:
+        book, kind = self._node_space(ntype)
+        return book.num_nodes(kind)
+
+    def _num_edges(self, etype: str | Relation | None = DEFAULT_ETYPE) -> int:
+        book, kind = self._edge_space(etype)
+        return book.num_edges(kind)
+
+    def _node_space(self, ntype: str | None) -> tuple[RangeBook, int]:
+        """The book, and the type in it, that ids of a node type are looked up in."""
+        schema = self.book.schema
+        if ntype == DEFAULT_NTYPE and ntype not in schema.ntypes:
+            return self._homogeneous, 0
+        return self.book, schema.ntype_id(ntype)
+
+    def _edge_space(self, etype: str | Relation | None) -> tuple[RangeBook, int]:
+        """The book, and the relation in it, that ids of an edge type are looked up in."""
+        schema = self.book.schema
+        if etype in (DEFAULT_ETYPE, DEFAULT_ETYPE[1]) and etype not in (*schema.relations, *self.etypes):
+            return self._homogeneous, 0
+        return self.book, schema.relation_id(etype)
+
+    def _part(self, partid: int) -> int:
+        if not 0 <= partid < self.book.num_parts:
+            raise PartitionError(f"partid must be in [0, {self.book.num_parts}) (got {partid})")
+        return partid
+
+
+def _tensor(values: npt.NDArray[np.integer[Any]]) -> torch.Tensor:
+    return torch.from_numpy(values.astype(np.int64))
+
+
+def _split_types(ids: I64, begins: I64, tables: Sequence[I64], what: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Homogeneous ids to types and type-wise ids, by binary search in all (part, type) ranges."""
+    check_ids(ids, int(begins[-1, -1]), f"homogeneous {what} id")
+    if len(ids) == 0:
+        return _tensor(ids), _tensor(ids)
+    flat = begins[:, :-1].reshape(-1)
+    cell = np.searchsorted(flat, ids, side="right") - 1
+    part, kind = np.divmod(cell, len(tables))
+    firsts = np.stack([offsets[:-1] for offsets in tables], axis=1)
+    return _tensor(kind), _tensor(ids - flat[cell] + firsts[part, kind])
+
+
+class PartitionPolicy:
+    """Which nodes or edges the rows of a tensor are: ``node~<type>`` or ``edge~<src>:<rel>:<dst>``."""
+
+    def __init__(self, policy_str: str, partition_book: RangePartitionBook) -> None:
+        """Parse a policy; "node" and "edge" mean the only type.
+
+        Raises:
+            InvalidArgumentError: neither nodes nor edges.
+            NodeTypeError: the node type does not exist.
+            EdgeTypeError: the edge type does not exist.
+        """
+        kind, _, type_name = policy_str.partition("~")
+        if kind not in ("node", "edge"):
+            raise InvalidArgumentError(f"a policy begins with 'node' or 'edge' (got {policy_str!r})")
+        schema = partition_book.book.schema
+        self.partition_book = partition_book
+        self.book = partition_book.book
+        self.is_node = kind == "node"
+        if self.is_node:
+            self.type_id = schema.ntype_id(type_name or None)
+            self.type_name = schema.ntypes[self.type_id]
+        else:
+            self.type_id = schema.relation_id(type_name or None)
+            self.type_name = relation_key(schema.relations[self.type_id])
+
+    @classmethod
+    def of(cls, book: RangeBook, is_node: bool, type_id: int, part_id: int = 0) -> "PartitionPolicy":
+        """The policy of a type given by id."""
+        name = book.schema.ntypes[type_id] if is_node else relation_key(book.schema.relations[type_id])
+        return cls(f"{'node' if is_node else 'edge'}~{name}", RangePartitionBook.from_book(book, part_id))
+
+    @property
+    def policy_str(self) -> str:
+        """``node~<type>`` or ``edge~<src>:<rel>:<dst>``."""
+        return f"{'node' if self.is_node else 'edge'}~{self.type_name}"
+
+    @property
+    def part_id(self) -> int:
+        """The local part."""
+        return self.partition_book.partid
+
+    @property
+    def _offsets(self) -> I64:
+        return (self.book.node_offsets if self.is_node else self.book.edge_offsets)[self.type_id]
+
+    def to_local(self, ids: Any) -> torch.Tensor:
+        """Ids counted from the local part's first."""
+        return _tensor(as_ids(ids, "ids") - self._offsets[self.part_id])
+
+    def to_partid(self, ids: Any) -> torch.Tensor:
+        """int64[n]: the part of each id."""
+        owner = self.book.node_owner if self.is_node else self.book.edge_owner
+        return _tensor(owner(as_ids(ids, "ids"), self.type_id))
+
+    def get_part_size(self) -> int:
+        """Rows of the local part."""
+        return int(self._offsets[self.part_id + 1] - self._offsets[self.part_id])
+
+    def get_size(self) -> int:
+        """Rows of all parts."""
+        return int(self._offsets[-1])
+
+
+class NodePartitionPolicy(PartitionPolicy):
+    """Rows are the nodes of a type."""
+
+    def __init__(self, partition_book: RangePartitionBook, ntype: str = DEFAULT_NTYPE) -> None:
+        super().__init__(f"node~{ntype}", partition_book)
+
+
+class EdgePartitionPolicy(PartitionPolicy):
+    """Rows are the edges of a relation."""
+
+    def __init__(self, partition_book: RangePartitionBook, etype: str | Relation | None = None) -> None:
+        super().__init__(f"edge~{relation_key(partition_book.to_canonical_etype(etype))}", partition_book)

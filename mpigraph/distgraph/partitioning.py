@@ -1,0 +1,265 @@
+"""Partition a graph in memory, and read parts back: DGL's functions over :mod:`mpigraph.partition`.
+
+One process, no communication. I64: nodes and edges get new ids, type-wise and global, so that each part owns one
+range of each type; an edge belongs to the part of its destination. ``return_mapping`` tells the original ids.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from mpigraph.arrays import I64, Array
+from mpigraph.convert import as_graph
+from mpigraph.distgraph.dtypes import dtype_name, to_storage, to_torch
+from mpigraph.distgraph.partition_book import RangePartitionBook
+from mpigraph.errors import InvalidArgumentError, PartitionError
+from mpigraph.graphs.fields import EID, ETYPE, NID, NTYPE, as_tensor
+from mpigraph.graphs.hetero import HeteroGraph
+from mpigraph.metadata.book import RangeBook
+from mpigraph.metadata.schema import Relation, relation_key
+from mpigraph.partition.pipeline import PartitionResult, partition_source
+from mpigraph.partition.source import Feature, GraphSource
+from mpigraph.storage.format import edge_feature_name, node_feature_name, relation_dataset_name
+from mpigraph.storage.part_config import PartConfig
+from mpigraph.storage.shard import ShardReader
+
+__all__ = ["load_partition", "load_partition_book", "load_partition_feats", "partition_graph"]
+
+Tensors = dict[str, torch.Tensor]
+Path = str | os.PathLike[str]
+
+_RESERVED = {NID, EID, NTYPE, ETYPE}
+
+
+def partition_graph(
+    g: Any,
+    graph_name: str,
+    num_parts: int,
+    out_path: Path,
+    num_hops: int = 1,
+    part_method: str = "metis",
+    balance_ntypes: Any = None,
+    balance_edges: bool = False,
+    return_mapping: bool = False,
+    num_trainers_per_machine: int = 1,
+    objtype: str = "cut",
+    graph_formats: str | Sequence[str] | None = None,
+    use_graphbolt: bool = False,
+    seed: int = 0,
+    reshuffle: bool = True,
+) -> tuple[Any, Any] | None:
+    """Cut a graph into parts and write them to ``out_path``.
+
+    Features go along; fields that DGL reserves for ids and types are left out. The graph is not changed.
+
+    Args:
+        g: a graph of this library, or anything that :func:`mpigraph.convert.as_graph` understands.
+        graph_name: name of the configuration file ``<out_path>/<graph_name>.json``.
+        num_parts: number of parts; may exceed the number of nodes.
+        out_path: directory, created if missing.
+        num_hops: without effect: owners sample, so parts hold no copies of neighbours.
+        part_method: "metis" or "random".
+        balance_ntypes: int[nodes], or node type -> int[nodes]: every number is spread evenly over the parts. The nodes
+            of each type that is not named are spread evenly in any case.
+        balance_edges: spread the edges evenly too.
+        return_mapping: return the original ids.
+        num_trainers_per_machine: without effect: any number of trainers share a part.
+        objtype: what METIS minimises, "cut" or "vol".
+        graph_formats: without effect: a part is one CSC.
+        use_graphbolt: without effect.
+        seed: equal seeds give equal parts.
+        reshuffle: only True: nodes and edges always get new ids.
+
+    Returns:
+        None, or ``(orig_nids, orig_eids)``: new id -> original id, int64 tensors; dicts by node type and by
+        ``(src, rel, dst)`` unless the graph is homogeneous.
+
+    Raises:
+        InvalidArgumentError: an argument is not usable.
+        GraphDataError: the graph contradicts itself.
+    """
+    graph = as_graph(g)
+    if num_hops < 0:
+        raise InvalidArgumentError(f"num_hops must be >= 0 (got {num_hops})")
+    if not reshuffle:
+        raise InvalidArgumentError("reshuffle must be True: parts own ranges of new ids (return_mapping tells the old)")
+    if num_trainers_per_machine < 1:
+        raise InvalidArgumentError(f"num_trainers_per_machine must be >= 1 (got {num_trainers_per_machine})")
+    result = partition_source(
+        _source(graph),
+        graph_name,
+        num_parts,
+        out_path,
+        part_method,
+        balance_classes=_classes(graph, balance_ntypes),
+        balance_edges=balance_edges,
+        objtype=objtype,
+        seed=seed,
+        keep_edge_ids=return_mapping,
+    )
+    return _mapping(graph, result) if return_mapping else None
+
+
+def load_partition(
+    part_config: Path, part_id: int, load_feats: bool = True, use_graphbolt: bool = False
+) -> tuple[HeteroGraph, Tensors | None, Tensors | None, RangePartitionBook, str, list[str], list[Relation]]:
+    """Read one part as a graph in memory.
+
+    The graph holds the edges of the part, that is all in-edges of the part's nodes. Its nodes are, for each type, the
+    part's own in order and then the sources from other parts in order of their ids. ``ndata[NID]`` and ``edata[EID]``
+    tell type-wise global ids, ``ndata["inner_node"]`` and ``edata["inner_edge"]`` (uint8) what the part owns,
+    ``ndata["part_id"]`` the owner. Unlike DGL's, a typed graph stays typed.
+
+    Args:
+        part_config: the configuration file.
+        part_id: which part.
+        load_feats: read the features too.
+        use_graphbolt: without effect.
+
+    Returns:
+        ``(graph, node_feats, edge_feats, book, graph_name, ntypes, canonical etypes)``; features as in
+        :func:`load_partition_feats`.
+
+    Raises:
+        PartitionError: the configuration or the part does not exist.
+        ShardFormatError: a shard is damaged.
+    """
+    config = PartConfig.read(part_config)
+    with ShardReader(config.part_path(part_id, "part_graph"), config.graph_name, part_id) as reader:
+        graph = _part_graph(config.book, part_id, reader)
+    node_feats, edge_feats = load_partition_feats(part_config, part_id) if load_feats else (None, None)
+    book = RangePartitionBook.from_book(config.book, part_id)
+    ntypes, etypes = list(config.schema.ntypes), list(config.schema.relations)
+    return graph, node_feats, edge_feats, book, config.graph_name, ntypes, etypes
+
+
+def load_partition_feats(
+    part_config: Path, part_id: int, load_nodes: bool = True, load_edges: bool = True
+) -> tuple[Tensors | None, Tensors | None]:
+    """Read the features of one part's own nodes and edges.
+
+    Returns:
+        ``(node_feats, edge_feats)``: ``"<ntype>/<name>"`` and ``"<src>:<rel>:<dst>/<name>"`` -> tensor; None for what
+        was not asked for.
+    """
+    config = PartConfig.read(part_config)
+    nodes = {node_feature_name(t, name) for t, table in config.node_features.items() for name in table}
+    edges = {edge_feature_name(r, name) for r, table in config.edge_features.items() for name in table}
+    return (
+        _read_features(config, part_id, "node_feats", nodes) if load_nodes else None,
+        _read_features(config, part_id, "edge_feats", edges) if load_edges else None,
+    )
+
+
+def load_partition_book(
+    part_config: Path, part_id: int, part_metadata: object = None
+) -> tuple[RangePartitionBook, str, dict[str, int], dict[Relation, int]]:
+    """Read the partition book as one part sees it.
+
+    Args:
+        part_config: the configuration file.
+        part_id: the part that is local.
+        part_metadata: without effect.
+
+    Returns:
+        ``(book, graph_name, node type -> id, (src, rel, dst) -> id)``.
+    """
+    config = PartConfig.read(part_config)
+    schema = config.schema
+    ntypes = {name: i for i, name in enumerate(schema.ntypes)}
+    etypes = {relation: i for i, relation in enumerate(schema.relations)}
+    return RangePartitionBook.from_book(config.book, part_id), config.graph_name, ntypes, etypes
+
+
+def _source(graph: HeteroGraph) -> GraphSource:
+    """View a graph in memory as numpy arrays."""
+    schema = graph.schema
+    edges = []
+    for relation in schema.relations:
+        src, dst = graph.edges(form="uv", order="eid", etype=relation)
+        edges.append((src.cpu().numpy(), dst.cpu().numpy()))
+    nodes = {ntype: _features(graph.nodes[ntype].data) for ntype in schema.ntypes}
+    feats = {relation_key(relation): _features(graph.edges[relation].data) for relation in schema.relations}
+    return GraphSource(schema, tuple(graph.num_nodes(t) for t in schema.ntypes), tuple(edges), nodes, feats)
+
+
+def _features(frame: Mapping[str, torch.Tensor]) -> dict[str, Feature]:
+    found = {}
+    for name, values in frame.items():
+        if name not in _RESERVED:
+            dtype = dtype_name(values.dtype)
+            found[name] = Feature(to_storage(values.detach().cpu().contiguous(), dtype), dtype)
+    return found
+
+
+def _classes(graph: HeteroGraph, balance_ntypes: Any) -> dict[str, Array] | None:
+    if balance_ntypes is None:
+        return None
+    if not isinstance(balance_ntypes, Mapping):
+        if len(graph.ntypes) > 1:
+            raise InvalidArgumentError("balance_ntypes must be a dict by node type, as the graph has several")
+        balance_ntypes = {graph.ntypes[0]: balance_ntypes}
+    for ntype in balance_ntypes:
+        graph.get_ntype_id(ntype)
+    return {ntype: as_tensor(values).cpu().numpy() for ntype, values in balance_ntypes.items()}
+
+
+def _mapping(graph: HeteroGraph, result: PartitionResult) -> tuple[Any, Any]:
+    nids = [torch.from_numpy(ids.astype(np.int64, copy=False)) for ids in result.orig_nids]
+    eids = [torch.from_numpy(ids.astype(np.int64, copy=False)) for ids in result.orig_eids]
+    if graph.is_homogeneous:
+        return nids[0], eids[0]
+    schema = graph.schema
+    return dict(zip(schema.ntypes, nids, strict=True)), dict(zip(schema.relations, eids, strict=True))
+
+
+def _read_features(config: PartConfig, part_id: int, which: str, names: set[str]) -> Tensors:
+    found = {}
+    with ShardReader(config.part_path(part_id, which), config.graph_name, part_id) as reader:
+        for name in sorted(names):
+            found[name] = to_torch(reader.read(name), reader.info(name).dtype)
+    return found
+
+
+def _part_graph(book: RangeBook, part_id: int, reader: ShardReader) -> HeteroGraph:
+    """Make the graph of a part with local node ids: own nodes first, then foreign sources."""
+    schema, edges = book.schema, {}
+    for relation in schema.relations:
+        key = relation_key(relation)
+        indptr = reader.read(relation_dataset_name(key, "indptr"))
+        sources = reader.read(relation_dataset_name(key, "indices")).astype(np.int64)
+        begin, end = book.node_range(part_id, schema.ntype_id(relation[2]))
+        if len(indptr) != end - begin + 1 or int(indptr[-1]) != len(sources):
+            raise PartitionError(f"part {part_id}: the edges of {relation} do not fit the partition book")
+        edges[relation] = sources, np.repeat(np.arange(end - begin), np.diff(indptr))
+    nodes = {ntype: _part_nodes(book, part_id, ntype, edges) for ntype in schema.ntypes}
+    local = {}
+    for relation, (sources, own) in edges.items():
+        first, last = book.node_range(part_id, schema.ntype_id(relation[0]))
+        foreign = nodes[relation[0]][last - first :]
+        inside = (sources >= first) & (sources < last)
+        places = np.where(inside, sources - first, last - first + np.searchsorted(foreign, sources))
+        local[relation] = torch.from_numpy(places), torch.from_numpy(own)
+    graph = HeteroGraph(schema, local, {ntype: len(ids) for ntype, ids in nodes.items()})
+    for i, ntype in enumerate(schema.ntypes):
+        frame, owner = graph.nodes[ntype].data, book.node_owner(nodes[ntype], i)
+        frame[NID] = torch.from_numpy(nodes[ntype])
+        frame["inner_node"] = torch.from_numpy((owner == part_id).astype(np.uint8))
+        frame["part_id"] = torch.from_numpy(owner.astype(np.int64))
+    for i, relation in enumerate(schema.relations):
+        frame = graph.edges[relation].data
+        frame[EID] = torch.arange(*book.edge_range(part_id, i))
+        frame["inner_edge"] = torch.ones(graph.num_edges(relation), dtype=torch.uint8)
+    return graph
+
+
+def _part_nodes(book: RangeBook, part_id: int, ntype: str, edges: Mapping[Relation, tuple[I64, I64]]) -> I64:
+    """Return global ids: the part's own of a type, then the other sources of that type."""
+    begin, end = book.node_range(part_id, book.schema.ntype_id(ntype))
+    seen = [sources for relation, (sources, _) in edges.items() if relation[0] == ntype]
+    sources = np.unique(np.concatenate([*seen, np.zeros(0, np.int64)]))
+    foreign = sources[(sources < begin) | (sources >= end)]
+    return np.concatenate([np.arange(begin, end), foreign])

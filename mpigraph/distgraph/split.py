@@ -1,0 +1,156 @@
+"""Share the selected nodes or edges out among the trainers.
+
+Ids are ranges by part and parts lie in host order, so consecutive pieces of the selected ids, given to trainers in
+rank order, are mostly local without looking at any table.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from mpigraph.arrays import I64
+from mpigraph.distgraph.partition_book import RangePartitionBook
+from mpigraph.distgraph.tensor import DistTensor
+from mpigraph.errors import InvalidArgumentError, MaskLengthError, PartitionError, TensorMismatchError
+from mpigraph.metadata.schema import Schema
+from mpigraph.rows.row_tensor import Policy
+from mpigraph.session.context import Session, current
+
+__all__ = ["edge_split", "node_split"]
+
+_BLOCK = 1 << 22  # mask entries read at a time
+
+
+def node_split(
+    nodes: Any,
+    partition_book: RangePartitionBook | None = None,
+    ntype: str | None = None,
+    rank: int | None = None,
+    force_even: bool = True,
+    node_trainer_ids: Any = None,
+) -> torch.Tensor:
+    """The selected nodes that this trainer works on.
+
+    Args:
+        nodes: a mask with one entry for each node of the type (tensor, ndarray or DistTensor); non-zero is selected.
+        partition_book: the book; needed for plain masks when several graphs are open.
+        ntype: the node type; may be left out if there is one, or if the mask is a DistTensor, which knows.
+        rank: whose share; this trainer's by default.
+        force_even: shares differ by at most one node: trainer t gets the t-th of equal consecutive pieces of the
+            selected ids. Else: the selected ids on this trainer's node, divided among the trainers there.
+        node_trainer_ids: accepted for DGL's scripts; the pieces are local without it.
+
+    Returns:
+        int64[n], ascending.
+
+    Raises:
+        MaskLengthError: the mask does not have one entry for each node.
+        NodeTypeError: the type does not exist, or was left out where there are several (EdgeTypeError for edges).
+        TensorMismatchError: the mask is a DistTensor of another type.
+
+    One-sided; every trainer can call it alone.
+    """
+    return _split(nodes, partition_book, True, ntype, rank, force_even)
+
+
+def edge_split(
+    edges: Any,
+    partition_book: RangePartitionBook | None = None,
+    etype: Any = None,
+    rank: int | None = None,
+    force_even: bool = True,
+    edge_trainer_ids: Any = None,
+) -> torch.Tensor:
+    """The selected edges that this trainer works on; the arguments are those of :func:`node_split`.
+
+    One-sided; every trainer can call it alone.
+    """
+    return _split(edges, partition_book, False, etype, rank, force_even)
+
+
+def _split(
+    mask: Any, partition_book: RangePartitionBook | None, is_node: bool, kind: Any, rank: int | None, even: bool
+) -> torch.Tensor:
+    session = current()
+    rank = session.rank if rank is None else rank
+    if not 0 <= rank < session.num_trainers:
+        raise InvalidArgumentError(f"rank must be in [0, {session.num_trainers}) (got {rank})")
+    graph = _graph_of(session, mask, partition_book)
+    topology = session.state.graphs[graph].topology
+    policy = _policy_of(topology.config.schema, mask, is_node, kind)
+    offsets = policy.offsets(topology.hosts)
+    _check_length(mask, int(offsets[-1]), "node" if is_node else "edge")
+    ids = _even_share(mask, session, rank) if even else _near_share(mask, session, rank, offsets)
+    return torch.from_numpy(ids)
+
+
+def _graph_of(session: Session, mask: Any, partition_book: RangePartitionBook | None) -> str:
+    if isinstance(mask, DistTensor):
+        return mask.graph_name
+    graphs = session.state.graphs
+    if partition_book is not None:
+        graphs = {n: g for n, g in graphs.items() if g.topology.config.book is partition_book.book}
+    if len(graphs) != 1:
+        raise PartitionError(f"give the partition_book of an open graph ({len(graphs)} graphs fit)")
+    return next(iter(graphs))
+
+
+def _policy_of(schema: Schema, mask: Any, is_node: bool, kind: Any) -> Policy:
+    """Which nodes or edges are split: those of the type that was named, else those that a DistTensor has rows for."""
+    if not isinstance(mask, DistTensor):
+        return Policy(is_node, schema.ntype_id(kind) if is_node else schema.relation_id(kind))
+    known = mask.rows.policy
+    if kind is None and known.is_node == is_node:
+        return known
+    named = Policy(is_node, schema.ntype_id(kind) if is_node else schema.relation_id(kind))
+    if named != known:
+        wanted = schema.ntypes[named.type_id] if is_node else schema.relations[named.type_id]
+        raise TensorMismatchError(f"mask {mask.name!r} is of {mask.part_policy.policy_str!r}, not of {wanted!r}")
+    return known
+
+
+def _check_length(mask: Any, count: int, what: str) -> None:
+    shape = tuple(mask.shape) if hasattr(mask, "shape") else np.shape(mask)
+    if shape != (count,):
+        raise MaskLengthError(f"the mask must have one entry for each of {count} {what}s (got shape {shape})")
+
+
+def _selected(mask: Any, begin: int, end: int) -> I64:
+    """The selected ids in ``[begin, end)``."""
+    piece = mask[begin:end]
+    values = piece.detach().cpu().numpy() if isinstance(piece, torch.Tensor) else np.asarray(piece)
+    return np.flatnonzero(values) + begin
+
+
+def _bounds(count: int, index: int, pieces: int) -> tuple[int, int]:
+    """Where piece ``index`` of ``count`` entries begins and ends; the first pieces get the remainder."""
+    small, larger = divmod(count, pieces)
+    begin = index * small + min(index, larger)
+    return begin, begin + small + (index < larger)
+
+
+def _share(mask: Any, ranges: Sequence[tuple[int, int]], index: int, pieces: int) -> I64:
+    """Piece ``index`` of equal pieces of the selected ids in some ranges.
+
+    The mask is read block by block, and a second time only where the piece lies.
+    """
+    blocks = [(first, min(first + _BLOCK, end)) for begin, end in ranges for first in range(begin, end, _BLOCK)]
+    ends = np.cumsum([len(_selected(mask, *block)) for block in blocks], dtype=np.int64).tolist()
+    begin, end = _bounds(ends[-1] if ends else 0, index, pieces)
+    found = [np.empty(0, np.int64)]
+    for block, first, last in zip(blocks, [0, *ends], ends, strict=False):
+        if max(first, begin) < min(last, end):
+            found.append(_selected(mask, *block)[max(begin - first, 0) : end - first])
+    return np.concatenate(found)
+
+
+def _even_share(mask: Any, session: Session, rank: int) -> I64:
+    return _share(mask, [(0, len(mask))], rank, session.num_trainers)
+
+
+def _near_share(mask: Any, session: Session, rank: int, offsets: I64) -> I64:
+    """The selected ids on the node of trainer ``rank``, cut evenly among its trainers."""
+    hosts, place, trainers = session.world.neighbourhood(rank)
+    return _share(mask, [(int(offsets[h]), int(offsets[h + 1])) for h in hosts], place, trainers)

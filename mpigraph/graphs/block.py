@@ -1,0 +1,285 @@
+"""The message-flow graph of one layer: edges from a frontier of sources to destinations.
+
+The first ``num_dst`` sources are the destinations themselves, in the same order, so that a layer finds the input of the
+destinations at ``h[:block.number_of_dst_nodes()]``. Ids inside are positions; global ids are the features ``NID`` and
+``EID``. A block keeps no reference to the graph that it was sampled from.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from mpigraph.arrays import I32, I64
+from mpigraph.errors import GraphDataError, InvalidArgumentError, NodeTypeError
+from mpigraph.graphs.fields import EID, NID, as_ids, as_tensor
+from mpigraph.graphs.frame import Frame, Frames
+from mpigraph.graphs.hetero import HeteroGraph
+from mpigraph.graphs.in_memory import Etype, Ids, NodesView, Space, count, exact_device, frame_of
+from mpigraph.graphs.inedges import InEdges
+from mpigraph.graphs.message_passing import MessagePassing
+from mpigraph.metadata.schema import Relation, Schema
+
+__all__ = ["Block", "to_block"]
+
+Csc = tuple[I64, I32, I64 | None]
+_NO_INDEX = np.zeros(0, np.int32)
+
+
+class Block(MessagePassing):
+    """Edges of one layer, by relation, from source positions to destination positions.
+
+    Made by samplers (:meth:`from_csc`) and by :func:`to_block`.
+
+    Args:
+        schema: node types and relations.
+        structures: relation -> edges.
+        frames: features; their lengths are the counts.
+        device: where everything lives.
+    """
+
+    is_block = True
+
+    def __init__(
+        self, schema: Schema, structures: Mapping[Relation, InEdges], frames: Frames, device: torch.device
+    ) -> None:
+        super().__init__(schema, frames, device)
+        self._structures = dict(structures)
+
+    @classmethod
+    def from_csc(
+        cls,
+        schema: Schema,
+        relations: Mapping[Relation, Csc],
+        src_ids: Mapping[str, I64],
+        num_dst: Mapping[str, int],
+    ) -> "Block":
+        """Make a block of a sampler's arrays, without copying them.
+
+        Args:
+            schema: node types and relations; what is left out below is empty.
+            relations: relation -> (indptr int64[num_dst + 1], indices int32[num_edges] positions in ``src_ids``,
+                eids int64[num_edges] global edge ids or None).
+            src_ids: node type -> int64[num_src] global ids, destinations first.
+            num_dst: node type -> number of destinations.
+
+        Raises:
+            GraphDataError: the arrays contradict each other.
+        """
+        ids = {t: as_tensor(src_ids.get(t, np.zeros(0, np.int64))) for t in schema.ntypes}
+        frames = _empty_frames(schema, ids, {t: num_dst.get(t, 0) for t in schema.ntypes})
+        structures = {}
+        for relation in schema.relations:
+            src_type, _, dst_type = relation
+            rows = frames.dst[dst_type].num_rows
+            indptr, indices, eids = relations.get(relation, (np.zeros(rows + 1, np.int64), _NO_INDEX, None))
+            if len(indptr) != rows + 1 or indptr[-1] != len(indices):
+                raise GraphDataError(
+                    f"relation {relation}: indptr has {len(indptr)} entries up to {indptr[-1]}, "
+                    f"but there are {rows} destinations and {len(indices)} edges"
+                )
+            structures[relation] = InEdges(as_tensor(indptr), as_tensor(indices), len(ids[src_type]))
+            frames.edge[relation] = Frame(len(indices), f"edges of relation {relation}")
+            if eids is not None:
+                frames.edge[relation][EID] = eids
+        return cls(schema, structures, frames, torch.device("cpu"))
+
+    def __repr__(self) -> str:
+        if len(self._frames.src) == len(self._frames.dst) == len(self._frames.edge) == 1:
+            sizes: list[object] = [self.num_src_nodes(), self.num_dst_nodes(), self.num_edges()]
+        else:
+            sizes = [{key: frame.num_rows for key, frame in frames.items()} for frames in vars(self._frames).values()]
+        return "Block(num_src_nodes={}, num_dst_nodes={}, num_edges={})".format(*sizes)
+
+    @property
+    def ntypes(self) -> list[str]:
+        """Types of the source side followed by those of the destination side, as in DGL."""
+        return self.srctypes + self.dsttypes
+
+    def num_nodes(self, ntype: str | None = None) -> int:
+        """Return the number of nodes of a type ("SRC/x", "DST/x"; "x" is the source side), or of both sides."""
+        if ntype is None:
+            return count(self._frames.src, None) + count(self._frames.dst, None)
+        return _side_frame(self._frames, ntype).num_rows
+
+    number_of_nodes = num_nodes
+
+    @property
+    def nodes(self) -> "BlockNodesView":
+        """View of the nodes: ``nodes["SRC/x"]``, ``nodes["DST/x"]``; "x" is the source side, if it has the type."""
+        return BlockNodesView(self, self._frames)
+
+    def __getitem__(self, etype: Etype) -> "Block":
+        """Return the block of one relation, which shares the features."""
+        relation = self.to_canonical_etype(etype)
+        frames = self._frames
+        selected = Frames(
+            {relation[0]: frames.src[relation[0]]},
+            {relation[2]: frames.dst[relation[2]]},
+            {relation: frames.edge[relation]},
+        )
+        schema = Schema(tuple(dict.fromkeys((relation[0], relation[2]))), (relation,))
+        return Block(schema, {relation: self._structures[relation]}, selected, self.device)
+
+    def to(self, device: torch.device | str) -> "Block":
+        """Return the block with structure and features on ``device``; itself if it is there."""
+        device = exact_device(device)
+        if device == self.device:
+            return self
+        moved = {relation: in_edges.to(device) for relation, in_edges in self._structures.items()}
+        return Block(self._schema, moved, self._frames.to(device), device)
+
+    def _coo(self, relation: Relation) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._structures[relation].coo
+
+    def _in_edges(self, relation: Relation) -> InEdges:
+        return self._structures[relation]
+
+
+class BlockNodesView(NodesView):
+    """``block.nodes[t].data`` with the prefixes ``SRC/`` and ``DST/``."""
+
+    def __init__(self, block: Block, frames: Frames) -> None:
+        super().__init__(block, frames.src)
+        self._sides = frames
+
+    def __getitem__(self, ntype: str) -> Space:
+        return Space(_side_frame(self._sides, ntype))
+
+    def __call__(self, ntype: str | None = None) -> torch.Tensor:
+        """Return the node positions of a type, int64[n]."""
+        frame = frame_of(self._sides.src, None) if ntype is None else _side_frame(self._sides, ntype)
+        return torch.arange(frame.num_rows, device=self._graph.device)
+
+
+def to_block(
+    g: HeteroGraph, dst_nodes: Ids | Mapping[str, Ids] | None = None, include_dst_in_src: bool = True
+) -> Block:
+    """Make a block of a frontier: its destinations, and the sources of their edges in order of first appearance.
+
+    Edges keep their order; ``edata[EID]`` is their position in the frontier. Features are copied row by row.
+
+    Args:
+        g: the frontier.
+        dst_nodes: ids of the destinations, in the order that they will have, int64[n] (by type, if there are
+            several); None means all nodes with an in-edge, sorted.
+        include_dst_in_src: begin the sources with the destinations.
+
+    Raises:
+        InvalidArgumentError: a node with an in-edge is missing from ``dst_nodes``, or a node is there twice.
+    """
+    columns = {relation: g.all_edges(etype=relation) for relation in g.canonical_etypes}
+    dst_ids = _destinations(g, dst_nodes, {r: dst for r, (_, dst) in columns.items()})
+    src_ids, src_local = _sources(columns, dst_ids if include_dst_in_src else {}, g.ntypes)
+    counts = {t: ids.shape[0] for t, ids in dst_ids.items()}
+    frames = _empty_frames(g.schema, src_ids, counts)
+    for ntype in g.ntypes:
+        for side, ids in ((frames.src[ntype], src_ids[ntype]), (frames.dst[ntype], dst_ids[ntype])):
+            side.update({name: values[ids] for name, values in g.nodes[ntype].data.items()})
+            side[NID] = ids
+    structures = {}
+    for relation, (_, dst) in columns.items():
+        local = _positions(dst_ids[relation[2]], dst, relation)
+        sizes = src_ids[relation[0]].shape[0], counts[relation[2]]
+        structures[relation] = InEdges.from_coo(src_local[relation], local, *sizes)
+        frames.edge[relation] = Frame(dst.shape[0], f"edges of relation {relation}")
+        frames.edge[relation].update(g.edges[relation].data)
+        frames.edge[relation][EID] = torch.arange(dst.shape[0], device=g.device)
+    return Block(g.schema, structures, frames, g.device)
+
+
+def _empty_frames(schema: Schema, src_ids: Mapping[str, torch.Tensor], num_dst: Mapping[str, int]) -> Frames:
+    """Make frames of the two sides that hold the ids; the caller adds those of the edges."""
+    frames = Frames({}, {}, {})
+    for ntype in schema.ntypes:
+        ids = src_ids[ntype]
+        num = num_dst[ntype]
+        frames.src[ntype] = Frame(ids.shape[0], f"source nodes of type {ntype!r}")
+        frames.dst[ntype] = Frame(num, f"destination nodes of type {ntype!r}")
+        frames.src[ntype][NID] = ids
+        if num <= ids.shape[0]:  # not so if to_block() leaves the destinations out of the sources; it sets them itself
+            frames.dst[ntype][NID] = ids[:num]
+    return frames
+
+
+def _side_frame(frames: Frames, ntype: str) -> Frame:
+    """Find the frame of "SRC/x", "DST/x" or "x" (the source side first)."""
+    side, _, name = ntype.rpartition("/")
+    for prefix, candidates in (("SRC", frames.src), ("DST", frames.dst)):
+        if side in (prefix, "") and name in candidates:
+            return candidates[name]
+    raise NodeTypeError(f"node type {ntype!r} does not exist (there are {list(frames.src)}, {list(frames.dst)})")
+
+
+def _destinations(
+    g: HeteroGraph, dst_nodes: Ids | Mapping[str, Ids] | None, columns: Mapping[Relation, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Return the destinations of each type, int64, without repeats."""
+    if dst_nodes is None:
+        by_type = {t: [dst for relation, dst in columns.items() if relation[2] == t] for t in g.ntypes}
+        none = torch.zeros(0, dtype=torch.int64, device=g.device)
+        return {t: torch.unique(torch.cat([none, *tensors])) for t, tensors in by_type.items()}
+    if not isinstance(dst_nodes, Mapping):
+        if len(g.ntypes) > 1:
+            raise InvalidArgumentError(f"dst_nodes must be a dict, since there are node types {g.ntypes}")
+        dst_nodes = {g.ntypes[0]: dst_nodes}
+    for ntype in dst_nodes:
+        g.get_ntype_id(ntype)
+    given = {t: as_ids(dst_nodes.get(t, ()), f"dst_nodes of type {t!r}").to(g.device) for t in g.ntypes}
+    for ntype, ids in given.items():
+        values, repeats = torch.unique(ids, return_counts=True)
+        if values.shape[0] < ids.shape[0]:
+            raise InvalidArgumentError(f"dst_nodes of type {ntype!r} holds {int(values[repeats > 1][0])} twice")
+    return given
+
+
+def _sources(
+    columns: Mapping[Relation, tuple[torch.Tensor, torch.Tensor]],
+    first: Mapping[str, torch.Tensor],
+    ntypes: list[str],
+) -> tuple[dict[str, torch.Tensor], dict[Relation, torch.Tensor]]:
+    """Number the sources of each type by first appearance, behind ``first``; return ids and edge sources.
+
+    Args:
+        columns: relation -> (src, dst) of each edge, int64[num_edges] each.
+        first: node type -> int64[n], ids that come first.
+        ntypes: the node types.
+
+    Returns:
+        Node type -> int64[num_src] ids, and relation -> int64[num_edges] positions in them.
+    """
+    ids: dict[str, torch.Tensor] = {}
+    local: dict[Relation, torch.Tensor] = {}
+    for ntype in ntypes:
+        relations = [relation for relation in columns if relation[0] == ntype]
+        src = [columns[relation][0] for relation in relations]
+        head = first.get(ntype, torch.zeros(0, dtype=torch.int64))
+        device = src[0].device if src else head.device
+        ids[ntype], numbers = _by_first_appearance(torch.cat([head.to(device), *src]))
+        positions = torch.split(numbers[head.shape[0] :], [column.shape[0] for column in src])
+        local.update(zip(relations, positions, strict=True))
+    return ids, local
+
+
+def _by_first_appearance(ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the distinct ids in order of first appearance, and the position of each id among them."""
+    values, inverse = torch.unique(ids, return_inverse=True)
+    places = torch.arange(ids.shape[0], device=ids.device)
+    first = torch.full_like(values, ids.shape[0]).scatter_reduce_(0, inverse, places, "amin")
+    order = torch.argsort(first)
+    number = torch.empty_like(order)
+    number[order] = torch.arange(order.shape[0], device=ids.device)
+    return values[order], number[inverse]
+
+
+def _positions(ids: torch.Tensor, dst: torch.Tensor, relation: Relation) -> torch.Tensor:
+    """Return the position in ``ids`` of the destination of each edge."""
+    if dst.numel() == 0:
+        return dst
+    ordered, order = torch.sort(ids)
+    place = torch.searchsorted(ordered, dst).clamp(max=max(ids.shape[0] - 1, 0))
+    missing = ordered[place] != dst if ids.numel() else torch.ones_like(dst, dtype=torch.bool)
+    if bool(missing.any()):
+        node = int(dst[missing][0])
+        raise InvalidArgumentError(f"node {node} has an in-edge of {relation} but is missing from dst_nodes")
+    return order[place]

@@ -1,0 +1,63 @@
+"""Field names and small helpers that every module above torch shares; no graph class lives here."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from mpigraph.errors import InvalidArgumentError
+
+__all__ = ["ALL", "EID", "ETYPE", "NID", "NTYPE", "as_ids", "as_tensor"]
+
+NID: Final = "_ID"
+"""Name of the node field that holds the original (global) ids."""
+EID: Final = "_ID"
+"""Name of the edge field that holds the original (global) ids."""
+NTYPE: Final = "_TYPE"
+"""Name of the node field that holds type ids."""
+ETYPE: Final = "_TYPE"
+"""Name of the edge field that holds type ids."""
+ALL: Final = "__ALL__"
+"""Stands for all nodes or all edges where ids are expected."""
+
+
+def as_tensor(values: torch.Tensor | npt.ArrayLike | Sequence[Any]) -> torch.Tensor:
+    """View tensors and arrays as a tensor, without a copy where torch allows it.
+
+    Args:
+        values: a tensor, an array, or nested lists of numbers.
+
+    Raises:
+        InvalidArgumentError: the values are not numbers.
+    """
+    if isinstance(values, torch.Tensor):
+        return values
+    array = np.asarray(values)
+    if array.dtype.hasobject or array.dtype.kind in "USmM":
+        raise InvalidArgumentError(f"expected numbers (got an array of {array.dtype})")
+    if not array.flags.writeable or any(stride < 0 for stride in array.strides):
+        array = array.copy()  # torch has no read-only tensors and no negative strides
+    return torch.from_numpy(array)
+
+
+def as_ids(ids: torch.Tensor | npt.ArrayLike | Sequence[int], what: str) -> torch.Tensor:
+    """Turn ids of any integer dtype but uint8 into a one-dimensional int64 tensor, on the device where they are.
+
+    Args:
+        ids: n integers, or one; an empty list of any dtype is fine.
+        what: names the ids in the error.
+
+    Raises:
+        InvalidArgumentError: the ids are not integers in one dimension, or of uint8 like many masks.
+    """
+    tensor = as_tensor(ids)
+    no_ids = tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool
+    if tensor.dim() > 1 or (tensor.numel() and no_ids):
+        raise InvalidArgumentError(
+            f"{what} must be integers in one dimension (got {tensor.dtype}, shape {tuple(tensor.shape)})"
+        )
+    if tensor.numel() and tensor.dtype == torch.uint8:
+        raise InvalidArgumentError(f"{what} of uint8 look like a mask: use mask.bool() for a mask, int64 for ids")
+    return tensor.reshape(-1).to(torch.int64)

@@ -1,0 +1,148 @@
+"""Named features of nodes and edges: one :class:`Frame` per type, and the views that users see.
+
+A graph keeps its frames in one :class:`Frames`, so that a local scope is a shallow copy of that object.
+"""
+
+from collections.abc import Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy.typing as npt
+import torch
+
+from mpigraph.errors import FieldNameError, GraphDataError, InvalidArgumentError
+from mpigraph.graphs.fields import as_tensor
+from mpigraph.metadata.schema import Relation
+
+__all__ = ["Frame", "Frames", "TypedFields", "fields_of"]
+
+K = TypeVar("K", str, Relation)
+
+
+class Frame(MutableMapping[str, torch.Tensor]):
+    """Features of one node type or one relation: name -> tensor with one row for each node or edge.
+
+    Args:
+        num_rows: how many rows every tensor has.
+        owner: what the rows are, for messages ("nodes of type 'paper'").
+    """
+
+    def __init__(self, num_rows: int, owner: str) -> None:
+        self.num_rows = num_rows
+        self.owner = owner
+        self._columns: dict[str, torch.Tensor] = {}
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        try:
+            return self._columns[name]
+        except KeyError:
+            raise FieldNameError(f"no feature {name!r} on {self.owner} (have {list(self)})") from None
+
+    def __setitem__(self, name: str, values: torch.Tensor | npt.ArrayLike) -> None:
+        tensor = as_tensor(values)
+        if tensor.dim() == 0 or tensor.shape[0] != self.num_rows:
+            raise GraphDataError(
+                f"feature {name!r} on {self.owner} must have {self.num_rows} rows (got shape {tuple(tensor.shape)})"
+            )
+        self._columns[name] = tensor
+
+    def __delitem__(self, name: str) -> None:
+        if name not in self._columns:
+            raise FieldNameError(f"no feature {name!r} on {self.owner} (have {list(self)})")
+        del self._columns[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+    def __repr__(self) -> str:
+        return repr({name: (tuple(t.shape), t.dtype) for name, t in self._columns.items()})
+
+    def copy(self) -> "Frame":
+        """Return a frame with the same tensors; fields set on one do not show on the other."""
+        twin = Frame(self.num_rows, self.owner)
+        twin._columns = dict(self._columns)
+        return twin
+
+    def to(self, device: torch.device) -> "Frame":
+        """Return a frame with every tensor on ``device``."""
+        twin = Frame(self.num_rows, self.owner)
+        twin._columns = {name: tensor.to(device) for name, tensor in self._columns.items()}
+        return twin
+
+
+@dataclass(frozen=True)
+class Frames:
+    """All frames of one graph. In a graph that is not a block, ``src`` and ``dst`` are one object.
+
+    Attributes:
+        src: source node type -> frame.
+        dst: destination node type -> frame.
+        edge: canonical relation -> frame.
+    """
+
+    src: dict[str, Frame]
+    dst: dict[str, Frame]
+    edge: dict[Relation, Frame]
+
+    def copy(self) -> "Frames":
+        """Return frames with the same tensors, for a local scope."""
+        src = {t: frame.copy() for t, frame in self.src.items()}
+        dst = src if self.dst is self.src else {t: frame.copy() for t, frame in self.dst.items()}
+        return Frames(src, dst, {r: frame.copy() for r, frame in self.edge.items()})
+
+    def to(self, device: torch.device) -> "Frames":
+        """Return frames with every tensor on ``device``."""
+        src = {t: frame.to(device) for t, frame in self.src.items()}
+        dst = src if self.dst is self.src else {t: frame.to(device) for t, frame in self.dst.items()}
+        return Frames(src, dst, {r: frame.to(device) for r, frame in self.edge.items()})
+
+
+class TypedFields(MutableMapping[str, dict[K, torch.Tensor]]):
+    """Features over several types: name -> {type: tensor}; types without the feature are left out.
+
+    Args:
+        frames: type -> frame.
+    """
+
+    def __init__(self, frames: dict[K, Frame]) -> None:
+        self._frames: dict[K, Frame] = frames
+
+    def __getitem__(self, name: str) -> dict[K, torch.Tensor]:
+        found = {key: frame[name] for key, frame in self._frames.items() if name in frame}
+        if not found:
+            raise FieldNameError(f"no feature {name!r} on any of {list(self._frames)} (have {list(self)})")
+        return found
+
+    def __setitem__(self, name: str, values: Mapping[K, torch.Tensor]) -> None:
+        if not isinstance(values, dict):
+            raise InvalidArgumentError(
+                f"feature {name!r} over several types must be a dict of tensors (got {type(values).__name__})"
+            )
+        for key in values:
+            if key not in self._frames:
+                raise InvalidArgumentError(f"feature {name!r}: unknown type {key!r} (have {list(self._frames)})")
+        for key, tensor in values.items():
+            self._frames[key][name] = tensor
+
+    def __delitem__(self, name: str) -> None:
+        for key in self[name]:
+            del self._frames[key][name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys(name for frame in self._frames.values() for name in frame))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __repr__(self) -> str:
+        return repr({name: list(self[name]) for name in self})
+
+
+def fields_of(frames: dict[K, Frame]) -> MutableMapping[str, Any]:
+    """Return what ``ndata`` or ``edata`` shows: with one type its frame, else name -> {type: tensor}."""
+    if len(frames) == 1:
+        return next(iter(frames.values()))
+    return TypedFields(frames)

@@ -1,0 +1,39 @@
+"""Copy one row of a table as C's ``memcpy`` does, which no loop over its words matches."""
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+__all__ = ["copy_row"]
+
+
+def _copy_row(typingctx: Any, out: Any, place: Any, table: Any, row: Any) -> Any:
+    """The call, typed and emitted."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        tools: Any = cgutils
+        word = ir.IntType(64)
+
+        def address(which: int) -> tuple[Any, Any]:
+            array_type = signature.args[which]
+            view = context.make_array(array_type)(context, builder, args[which])
+            at = [args[which + 1], word(0)]
+            return tools.get_item_pointer(context, builder, array_type, view, at, wraparound=False), view
+
+        target, _ = address(0)
+        source, view = address(2)
+        width = tools.unpack_tuple(builder, view.shape)[1]
+        tools.raw_memcpy(builder, target, source, width, view.itemsize)
+        return context.get_dummy_value()
+
+    return types.void(out, place, table, row), emit
+
+
+copy_row: Any = intrinsic(_copy_row)
+"""``copy_row(out, place, table, row)``, inside a kernel: ``out[place] = table[row]``.
+
+The arrays are two-dimensional and C-contiguous, of one dtype and width; the indices are int64 and are not checked.
+"""

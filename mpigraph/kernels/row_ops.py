@@ -1,0 +1,149 @@
+"""Move rows: gather, scatter, order by owner, merge neighbours into runs.
+
+Rows are handled as fixed-size words whatever their dtype (see :func:`as_words`), so that four compiled versions serve
+every dtype and row shape.
+"""
+
+import numpy as np
+from numba import njit
+
+from mpigraph.arrays import I32, I64, Array
+from mpigraph.kernels.memcopy import copy_row
+from mpigraph.kernels.prefetch_hint import prefetch
+
+__all__ = ["as_words", "find_runs", "gather_rows", "order_by_range", "place_ragged", "scatter_rows"]
+
+_AHEAD, _ASKED = 8, 16  # rows between asking for one and copying it; cache lines of a row asked for at most
+
+
+def as_words(rows: Array) -> Array:
+    """View a C-contiguous array of rows as ``[n, words]`` of the widest unsigned integer that divides a row."""
+    row_bytes = rows.dtype.itemsize * int(np.prod(rows.shape[1:], dtype=np.int64))
+    for width in (8, 4, 2, 1):
+        if row_bytes % width == 0 and rows.ctypes.data % width == 0:
+            break
+    words = row_bytes // width
+    if len(rows) == 0 or words == 0:
+        return np.empty((len(rows), words), f"u{width}")
+    return rows.reshape(-1).view(np.uint8).view(f"u{width}").reshape(len(rows), words)
+
+
+@njit(nogil=True, cache=True)
+def gather_rows(table: Array, rows: I64, positions: I64, out: Array) -> None:
+    """``out[positions[i]] = table[rows[i]]`` for C-contiguous 2-D arrays of one dtype."""
+    width, line = table.shape[1], max(1, 64 // table.itemsize)
+    words, asked = table.reshape(-1), min(width, _ASKED * line)
+    for i in range(len(rows)):
+        if i + _AHEAD < len(rows):
+            first = rows[i + _AHEAD] * width
+            for word in range(first, first + asked, line):
+                prefetch(words, word)
+        if width < line:
+            for j in range(width):
+                out[positions[i], j] = table[rows[i], j]
+        else:
+            copy_row(out, positions[i], table, rows[i])
+
+
+@njit(nogil=True, cache=True)
+def scatter_rows(values: Array, positions: I64, table: Array, rows: I64) -> None:
+    """``table[rows[i]] = values[positions[i]]``; the last of equal rows wins."""
+    for i in range(len(rows)):
+        copy_row(table, rows[i], values, positions[i])
+
+
+@njit(nogil=True, cache=True)
+def _order_by_owner(owner: I32, bounds: I64, order: I64) -> None:
+    fill = bounds[:-1].copy()
+    for i in range(len(owner)):
+        order[fill[owner[i]]] = i
+        fill[owner[i]] += 1
+
+
+@njit(nogil=True, cache=True)
+def _owners(ids: I64, offsets: I64, owner: I32, bounds: I64) -> None:
+    for i in range(len(ids)):
+        low, high = 0, len(offsets) - 1  # the owner is in low .. high - 1
+        while high - low > 1:
+            middle = (low + high) >> 1
+            if offsets[middle] <= ids[i]:
+                low = middle
+            else:
+                high = middle
+        owner[i] = low
+        bounds[low + 1] += 1
+    for k in range(1, len(bounds)):
+        bounds[k] += bounds[k - 1]
+
+
+def order_by_range(ids: I64, offsets: I64) -> tuple[I64, I64]:
+    """Sort positions by the range that holds their id, stably.
+
+    Args:
+        ids: int64[n], in ``[offsets[0], offsets[-1])``.
+        offsets: int64[k + 1], ascending: range j is ``[offsets[j], offsets[j + 1])``.
+
+    Returns:
+        ``order`` int64[n] and ``bounds`` int64[k + 1]: ``order[bounds[j]:bounds[j + 1]]`` are the positions whose id is
+        in range j, ascending.
+    """
+    owner = np.empty(len(ids), np.int32)
+    bounds = np.zeros(len(offsets), np.int64)
+    _owners(ids, offsets, owner, bounds)
+    order = np.empty(len(ids), np.int64)
+    _order_by_owner(owner, bounds, order)
+    return order, bounds
+
+
+@njit(nogil=True, cache=True)
+def _fill_runs(rows: I64, starts: I64, lengths: I64, place: I64) -> int:
+    runs = 0
+    total = 0
+    for i in range(len(rows)):
+        if i > 0 and rows[i] == rows[i - 1]:
+            place[i] = total - 1
+            continue
+        if i > 0 and rows[i] == rows[i - 1] + 1:
+            lengths[runs - 1] += 1
+        else:
+            starts[runs] = rows[i]
+            lengths[runs] = 1
+            runs += 1
+        place[i] = total
+        total += 1
+    return runs
+
+
+def find_runs(rows: I64) -> tuple[I64, I64, I64]:
+    """Merge ascending rows (repeats allowed) into runs of consecutive distinct rows.
+
+    Args:
+        rows: int64[n], ascending.
+
+    Returns:
+        ``starts`` int64[r] and ``lengths`` int64[r] of the runs, and ``place`` int64[n]: where each of ``rows``
+        stands in the concatenation of the runs.
+    """
+    starts, lengths, place = (np.empty(len(rows), np.int64) for _ in range(3))
+    runs = _fill_runs(rows, starts, lengths, place)
+    return starts[:runs], lengths[:runs], place
+
+
+@njit(nogil=True, cache=True)
+def place_ragged(
+    values: Array,
+    positions: I64,
+    counts: Array,
+    offsets: I64,
+    out: Array,
+) -> None:
+    """Copy consecutive pieces of ``values`` to their places: piece i goes to ``offsets[positions[i]]``.
+
+    ``counts[i]`` is the length of piece i.
+    """
+    at = 0
+    for i in range(len(positions)):
+        begin = offsets[positions[i]]
+        for j in range(begin, begin + counts[i]):
+            out[j] = values[at]
+            at += 1

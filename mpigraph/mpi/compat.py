@@ -1,0 +1,67 @@
+"""What differs between MPI libraries and systems: versions, window memory as arrays, shared memory left behind.
+
+MPICH 5 has one segment for each node's processes, ``/dev/shm/mpich_shm_<job>_<node>``, and takes its name away only in
+``MPI_Finalize``. A job that is aborted or cancelled never gets there: the segment stays, and takes memory from every
+job after it. When ``MPI_Init`` returns, all processes of the node have mapped it and nobody asks for the name again;
+without a name the kernel frees it with the last of them, however they end.
+"""
+
+import ctypes
+import mmap
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+from mpi4py import MPI
+
+from mpigraph.arrays import Array
+
+__all__ = ["advise_large_pages", "as_array", "library_version", "thread_level", "unlink_segments"]
+
+_LEVELS = {
+    MPI.THREAD_SINGLE: "single",
+    MPI.THREAD_FUNNELED: "funneled",
+    MPI.THREAD_SERIALIZED: "serialized",
+    MPI.THREAD_MULTIPLE: "multiple",
+}
+_MAPPED = re.compile(r" (/dev/shm/mpich_(?:shm|vci)_[0-9a-f]+_\d+)$", re.MULTILINE)
+
+
+def library_version() -> str:
+    """Name and version, such as "MPICH Version: 5.0.2" or "Open MPI v5.0.11"."""
+    first_line = MPI.Get_library_version().rstrip("\0").partition("\n")[0]
+    return " ".join(first_line.partition(",")[0].split())
+
+
+def thread_level() -> str:
+    """What threads may do: "single", "funneled", "serialized" or "multiple"."""
+    return _LEVELS[MPI.Query_thread()]
+
+
+def as_array(memory: MPI.buffer, dtype: npt.DTypeLike) -> Array:
+    """View an MPI buffer as a writable array, without a copy."""
+    return np.frombuffer(cast(memoryview, memory), np.dtype(dtype))
+
+
+def advise_large_pages(memory: Array) -> None:
+    """Ask the kernel to back memory that was not touched yet with large pages, where it has them.
+
+    Random rows then cost fewer misses of the address translation. Linux gives large pages to private memory (one rank
+    alone); to shared memory only where ``/dev/shm`` is mounted with ``huge=advise``.
+    """
+    advice = getattr(mmap, "MADV_HUGEPAGE", None)
+    begin = -(-memory.ctypes.data // mmap.PAGESIZE) * mmap.PAGESIZE
+    length = (memory.ctypes.data + memory.nbytes - begin) // mmap.PAGESIZE * mmap.PAGESIZE
+    if advice is not None and length > 0:
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(length), ctypes.c_int(advice))
+
+
+def unlink_segments() -> None:
+    """Take the names off the segments of MPICH that this process has mapped."""
+    with suppress(OSError):  # not Linux, or another rank was first
+        for path in set(_MAPPED.findall(Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace"))):
+            os.unlink(path)

@@ -1,0 +1,1 @@
+"""Sparse optimizers of distributed embeddings."""

@@ -1,0 +1,266 @@
+"""What all sparse optimizers share: gradients travel to the trainers in charge of their rows, which update them.
+
+Exposition: one step, the same on every trainer::
+
+    take       the reads so far with their gradients, of every embedding; what is wrong with them
+    push       gradients to the trainer in charge of each row (rows/push.py), embedding by embedding
+    update     in charge: add up the gradients of each row in rank order, then in the order of the reads, and update
+               it once, by plain stores into the memory of a near host (kernels/updates.py)
+    conclude   wait for all; from here on every trainer reads the new rows
+
+No server takes part, and nothing here needs ``torch.distributed``. A trainer in charge touches no row before every
+trainer is in the step, so whoever still computes reads the old rows. What is wrong on one trainer is told with its
+push, or at the end, and raised on all.
+"""
+
+import json
+import os
+import zlib
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from mpigraph.arrays import F32, I64
+from mpigraph.distgraph.dtypes import to_storage, to_torch
+from mpigraph.distgraph.embedding import DistEmbedding, Lookup
+from mpigraph.distgraph.tensor import DistTensor
+from mpigraph.errors import CollectiveError
+from mpigraph.kernels.compact import LocalIds
+from mpigraph.kernels.row_ops import order_by_range
+from mpigraph.kernels.updates import Gradients, collect
+from mpigraph.mpi.agree import allgather_bytes
+from mpigraph.mpi.coroutine import Coroutine, run
+from mpigraph.optim.checkpoint import Identity, Table, load, save
+from mpigraph.optim.checks import check_embeddings, check_settings, dense_gradient
+from mpigraph.rows.push import Outgoing, Pushed, conclude, push_rows
+from mpigraph.session.agreement import agreed
+from mpigraph.session.context import current
+from mpigraph.storage.format import index_dtype
+
+__all__ = ["SparseOptimizer"]
+
+_NONE = np.empty(0, np.int64)
+_BLOCK = 1 << 13  # rows of 16 bits that are widened at a time
+
+
+class SparseOptimizer:
+    """The base of sparse optimizers; users make :class:`SparseAdagrad`, :class:`SparseAdam` or :class:`SparseSGD`.
+
+    Gradients of one row, of one trainer or of several, are averaged (``reduction="mean"``, as in DGL) or added up
+    (``"sum"``), and the row is updated once. The sum is formed trainer by trainer in rank order, and on each in the
+    order of the reads: so the result is the same, bit for bit, whatever arrives first, and that of one trainer that
+    reads what all read, one after the other.
+
+    **Consistency.** A read that begins after :meth:`step` has returned, on any trainer, sees what it wrote. A read that
+    another thread makes during a step sees old rows, new ones, or a row half written; loaders sample ahead in such
+    threads, but do not read embeddings unless they are told to. Gradients are applied to the rows as they are at the
+    step, also where others have changed them since the read.
+
+    Attributes:
+        params: the embeddings.
+        state: by embedding and state the DistTensors that the optimizer keeps, in float32. They begin as zeros: a new
+            optimizer does not go on with the state of an older one.
+        settings: the learning rate and so on, by name.
+
+    Collective on the trainers: construction, :meth:`step`, :meth:`save`, :meth:`load`.
+    """
+
+    FIXED: ClassVar[tuple[str, ...]] = ("reduction",)
+    """Settings that a saved state must share; the others are restored from it."""
+
+    def __init__(self, params: Sequence[DistEmbedding], settings: dict[str, Any], states: dict[str, bool]) -> None:
+        """Begin.
+
+        Args:
+            params: embeddings, each with a name of its own.
+            settings: see above.
+            states: name of each state -> whether it has a value for each element, else one for each row.
+        """
+        session = self._session = current()
+        kind = type(self).__name__
+        with agreed(session, f"creating {kind}"):
+            self.params = check_embeddings(params)
+            self.settings = check_settings(settings)
+            if session.world.local_trainer == 0:
+                self._warm_up(states)
+        self._what = f"step of {kind} for {', '.join(repr(emb.name) for emb in self.params)}"
+        self._key = self._check_alike()
+        self.state = {emb.name: {name: _zeros(emb, name, wide) for name, wide in states.items()} for emb in self.params}
+        self._tables = [
+            Table(emb.name, emb.charge, {"weight": emb.weight, **self.state[emb.name]}) for emb in self.params
+        ]
+        self._places = [LocalIds(emb.num_embeddings) for emb in self.params]
+        for emb in self.params:
+            emb.optm_state = self.state[emb.name]
+        if session.world.local_trainer:
+            self._warm_up(states)  # from the cache that the node's first trainer has filled
+
+    @property
+    def lr(self) -> float:
+        """The learning rate. May be set, to the same on every trainer."""
+        return float(self.settings["lr"])
+
+    @lr.setter
+    def lr(self, lr: float) -> None:
+        """Set the learning rate. Raises InvalidArgumentError if it is not > 0."""
+        self.settings = check_settings(self.settings | {"lr": lr})
+
+    def step(self) -> None:
+        """Apply the gradients of all reads since the last step, and forget these reads, also those without one.
+
+        A trainer without gradients takes part all the same.
+
+        Raises:
+            InvalidArgumentError: a gradient has not the shape of what was read; on every trainer, before any update.
+            CollectiveError: the trainers step different optimizers; on every trainer.
+            ClosedError: an embedding was closed; on every trainer.
+
+        Collective on the trainers.
+        """
+        error: Exception | None = None
+        lookups = [emb.take_trace() for emb in self.params]
+        outgoing = [Outgoing.nothing(self._session.num_trainers, *_wire(emb)) for emb in self.params]
+        try:
+            for number, found in enumerate(lookups):
+                outgoing[number] = self._route(number, found) or outgoing[number]
+        except Exception as exc:  # raised on every trainer by the first push
+            error = exc
+        with self._session.world.watch(self._what):
+            run(self._exchange(outgoing, error))
+
+    def zero_grad(self) -> None:
+        """Drop the gradients computed so far, with the reads that they belong to.
+
+        What was read and has no gradient yet keeps its record: ``zero_grad, forward, backward, step`` and ``forward,
+        zero_grad, backward, step`` both train.
+        """
+        for emb in self.params:
+            emb.drop_gradients()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Save the embeddings' rows and this optimizer's state and settings into a directory that all ranks see.
+
+        Each trainer writes one HDF5 file; ``index.json``, written last, makes them a whole. What was saved in the same
+        directory before stays whole until then.
+
+        Raises:
+            CollectiveError: a file cannot be written; on every trainer.
+
+        Collective on the trainers.
+        """
+        save(self._session, path, self._identity(), self._tables)
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Continue from what :meth:`save` wrote, on any number of ranks, servers and hosts.
+
+        The kind of optimizer, ``reduction``, and the embeddings' names, dtypes and shapes must match; the other
+        settings (learning rate and so on) become the saved ones. Reads so far are forgotten.
+
+        Raises:
+            ShardFormatError: a file is missing or damaged; names it, on every trainer. Where it is one of the HDF5
+                files, some rows may have been overwritten.
+            InvalidArgumentError: it was saved by another kind of optimizer, or of other embeddings; on every trainer.
+
+        Collective on the trainers.
+        """
+        self.settings = check_settings(load(self._session, path, self._identity(), self._tables))
+        for emb in self.params:
+            emb.reset_trace()
+
+    def _apply(
+        self, gradients: Gradients, which: I64, table: F32, places: I64, states: dict[str, F32], rows: I64
+    ) -> None:
+        """Update rows; see ``kernels/updates.py`` for the arguments."""
+        raise NotImplementedError
+
+    def _identity(self) -> Identity:
+        return Identity(type(self).__name__, self.settings, self.FIXED)
+
+    def _route(self, number: int, lookups: list[Lookup]) -> Outgoing | None:
+        """The gradients of one embedding by trainer in charge, if there are any."""
+        emb, table = self.params[number], self._tables[number]
+        width, dtype = _wire(emb)
+        found = [(ids, dense_gradient(emb, len(ids), leaf.grad)) for ids, leaf in lookups if leaf.grad is not None]
+        _ = emb.weight.rows  # raises if it was closed
+        if not found:
+            return None
+        ids, grads = np.concatenate([ids for ids, _ in found]), found[0][1]
+        if len(found) > 1:
+            grads = torch.from_numpy(self._session.pool.empty((len(ids), width), np.float32))
+            torch.cat([grad for _, grad in found], out=grads)
+        order, counts = table.charge.route(ids)
+        return Outgoing(ids[order].astype(dtype), grads.numpy(), order, counts)
+
+    def _exchange(self, outgoing: list[Outgoing], error: Exception | None) -> Coroutine[None]:
+        comm, empty = self._session.world.trainers, self._session.pool.empty
+        for number, mine in enumerate(outgoing):
+            pushed = yield from push_rows(comm, self._what, self._key + number, mine, empty, error)
+            try:
+                self._update(number, pushed)
+            except Exception as exc:  # raised on every trainer by the next push, or at the end
+                error = exc
+        self._sync()
+        yield from conclude(comm, self._what, error)
+        self._sync()
+
+    def _sync(self) -> None:
+        for table in self._tables:
+            table.sync()
+
+    def _update(self, number: int, pushed: Pushed) -> None:
+        """Update the rows that this trainer is in charge of."""
+        emb, places = self.params[number], self._places[number]
+        places.reset(_NONE)
+        at = places.insert(pushed.ids)
+        mean = self.settings["reduction"] == "mean"
+        gradients = collect(at, places.count, pushed.own, pushed.arrived, pushed.sources, mean)
+        distinct, offsets = places.ids, emb.weight.rows.window.offsets
+        order, cuts = order_by_range(distinct, offsets)
+        for host in np.flatnonzero(np.diff(cuts)).tolist():
+            which = order[cuts[host] : cuts[host + 1]]
+            self._update_host(emb, host, gradients, which, distinct[which] - offsets[host])
+
+    def _update_host(self, emb: DistEmbedding, host: int, gradients: Gradients, which: I64, rows: I64) -> None:
+        """Update rows of one near host, counted from its first one."""
+        segment, dtype = emb.weight.rows.segment(host), emb.weight.rows.dtype
+        states = {name: tensor.rows.segment(host) for name, tensor in self.state[emb.name].items()}
+        if dtype == "float32":
+            self._apply(gradients, which, segment, rows, states, rows)
+            return
+        for begin in range(0, len(rows), _BLOCK):
+            some = rows[begin : begin + _BLOCK]
+            wide = to_torch(segment[some], dtype).float()
+            self._apply(gradients, which[begin : begin + _BLOCK], wide.numpy(), np.arange(len(some)), states, some)
+            segment[some] = to_storage(wide.to(emb.weight.dtype), dtype)
+
+    def _warm_up(self, states: dict[str, bool]) -> None:
+        """Run the kernels once on tiny arrays, so that no step waits for the compiler."""
+        one, rows = np.zeros(1, np.int64), np.zeros((1, 1), np.float32)
+        gradients = collect(LocalIds(1).insert(np.zeros(1, np.int32)), 1, rows, rows[:0], ~one, mean=True)
+        zeros = {name: np.zeros((1, 1) if wide else 1, np.float32) for name, wide in states.items()}
+        self._apply(gradients, one, np.zeros((1, 1), np.float32), one, zeros, one)
+
+    def _check_alike(self) -> int:
+        """Every trainer must make the same optimizer; return a number that tells it from others."""
+        world = self._session.world
+        mine = json.dumps([type(self).__name__, self.settings, [[emb.name, *emb.weight.shape] for emb in self.params]])
+        with world.watch(f"creating {type(self).__name__}"):
+            texts = [text.decode() for text in allgather_bytes(world.trainers, mine.encode())]
+        for trainer, text in enumerate(texts):
+            if text != texts[0]:
+                error = CollectiveError(f"trainers make different optimizers: 0 {texts[0]}, {trainer} {text}")
+                error.everywhere = True
+                raise error
+        return zlib.crc32(mine.encode()) << 16
+
+
+def _wire(emb: DistEmbedding) -> tuple[int, np.dtype[Any]]:
+    """The width of a gradient, and how its id travels."""
+    return emb.embedding_dim, index_dtype(emb.num_embeddings)
+
+
+def _zeros(emb: DistEmbedding, name: str, wide: bool) -> DistTensor:
+    shape = (emb.num_embeddings, emb.embedding_dim) if wide else (emb.num_embeddings,)
+    return DistTensor.filled(shape, torch.float32, None, f"{emb.name}_{name}", emb.part_policy)

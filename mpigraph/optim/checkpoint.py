@@ -1,0 +1,253 @@
+"""Save embeddings and optimizer state in a form that any number of ranks, servers and hosts can load.
+
+A saved state is a directory::
+
+    index.json            kind and settings of the optimizer; names, dtypes, shapes; which rows are in which file
+    <save>-<k>.h5         what trainer k was in charge of: <embedding number>/<tensor>/<share number>
+
+The files are shards (``storage/shard.py``) with their checksums; ``<save>`` is a new word each time, so that the files
+of an earlier save stay whole until the new index, written last, has taken the place of theirs.
+"""
+
+import json
+import os
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpigraph.distgraph.tensor import DistTensor
+from mpigraph.errors import InvalidArgumentError, ShardFormatError
+from mpigraph.mpi.agree import allgather_bytes
+from mpigraph.rows.owners import OwnedRange, RowOwners
+from mpigraph.session.agreement import agreed
+from mpigraph.session.context import Session
+from mpigraph.storage.shard import ShardReader, ShardWriter
+
+__all__ = ["Identity", "Table", "load", "save"]
+
+_FORMAT, _VERSION = "mpigraph-sparse-optimizer", 1
+_INDEX = "index.json"
+_GRAPH = "embeddings"  # what shards call the graph that they belong to
+_PATIENCE = 12.0  # timeouts that a trainer waits for one with a slow disk
+
+Ranges = Sequence[Sequence[int]]
+
+
+class Identity(NamedTuple):
+    """Which optimizer it is.
+
+    Attributes:
+        kind: name of its class.
+        settings: its numbers and choices, JSON values.
+        fixed: the settings that who loads must share.
+    """
+
+    kind: str
+    settings: dict[str, Any]
+    fixed: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """The tensors of one embedding, all with the same rows.
+
+    Attributes:
+        name: the embedding's.
+        charge: who saves and loads which rows.
+        tensors: its rows ("weight") and the optimizer's state, by name.
+    """
+
+    name: str
+    charge: RowOwners
+    tensors: dict[str, DistTensor]
+
+    def describe(self) -> dict[str, Any]:
+        """Name, dtypes and shapes, as JSON values."""
+        return {"name": self.name, "tensors": {name: [t.rows.dtype, *t.shape] for name, t in self.tensors.items()}}
+
+    def sync(self) -> None:
+        """Order this process's loads and stores of rows with the other processes'."""
+        for tensor in self.tensors.values():
+            tensor.rows.window.sync()
+
+
+def save(session: Session, path: str | os.PathLike[str], identity: Identity, tables: list[Table]) -> None:
+    """Save tables into a directory, which is made if it does not exist.
+
+    Raises:
+        CollectiveError: a file cannot be written; on every trainer.
+
+    Collective on the trainers.
+    """
+    doing = f"saving embeddings to {os.fspath(path)!r}"
+    with session.world.watch(doing):
+        word = allgather_bytes(session.world.trainers, secrets.token_hex(6).encode())[0].decode()
+    directory = Path(path)
+    with agreed(session, doing, _PATIENCE):
+        directory.mkdir(parents=True, exist_ok=True)
+        with ShardWriter(directory / _file(word, session.rank), _GRAPH, session.rank) as writer:
+            for number, table in enumerate(tables):
+                table.sync()
+                for place, share in enumerate(table.charge.shares()):
+                    for name, tensor in table.tensors.items():
+                        rows = tensor.rows.segment(share.host)[share.rows]
+                        writer.add(_dataset(number, name, place), rows, tensor.rows.dtype)
+    with agreed(session, doing, _PATIENCE):
+        if session.rank == 0:
+            _publish(directory, word, session.num_trainers, identity, tables)
+
+
+def load(session: Session, path: str | os.PathLike[str], identity: Identity, tables: list[Table]) -> dict[str, Any]:
+    """Overwrite tables with what :func:`save` wrote; return the saved settings.
+
+    Raises:
+        ShardFormatError: a file is missing or damaged; on every trainer.
+        InvalidArgumentError: it holds something else; on every trainer.
+
+    Collective on the trainers.
+    """
+    doing = f"loading embeddings from {os.fspath(path)!r}"
+    directory = Path(path)
+    with agreed(session, doing, _PATIENCE):
+        index = _Index(directory / _INDEX)
+        index.check(identity, tables)
+    with agreed(session, doing, _PATIENCE), ExitStack() as opened:
+        readers: dict[int, ShardReader] = {}
+        for table in tables:
+            number, saved = index.find(table.name)
+            for piece in _pieces(saved, table.charge.shares()):
+                if piece.file not in readers:
+                    file = directory / index.files[piece.file]
+                    readers[piece.file] = opened.enter_context(ShardReader(file, _GRAPH, piece.file))
+                for name, tensor in table.tensors.items():
+                    out = tensor.rows.segment(piece.host)[piece.rows]
+                    readers[piece.file].read_into(_dataset(number, name, piece.place), out, piece.begin)
+            table.sync()
+    for table in tables:
+        table.sync()
+    return index.settings
+
+
+class _Piece(NamedTuple):
+    """Rows of one dataset that go to one host: dataset ``place`` of ``file`` from row ``begin`` on."""
+
+    file: int
+    place: int
+    begin: int
+    host: int
+    rows: slice
+
+
+def _pieces(saved: Sequence[Ranges], shares: list[OwnedRange]) -> Iterator[_Piece]:
+    """What of the saved ranges (by file) belongs into some shares."""
+    for file, ranges in enumerate(saved):
+        for place, (first, last) in enumerate(ranges):
+            for share in shares:
+                begin, end = max(first, share.first), min(last, share.last)
+                if begin < end:
+                    at = share.rows.start + begin - share.first
+                    yield _Piece(file, place, begin - first, share.host, slice(at, at + end - begin))
+
+
+def _file(word: str, trainer: int) -> str:
+    return f"{word}-{trainer}.h5"
+
+
+def _dataset(number: int, name: str, place: int) -> str:
+    return f"{number}/{name}/{place}"
+
+
+def _publish(directory: Path, word: str, num_trainers: int, identity: Identity, tables: list[Table]) -> None:
+    """Write the index, then remove the files of the one before."""
+    path = directory / _INDEX
+    before: list[str] = []
+    with suppress(ShardFormatError):
+        before = _Index(path).files
+    content = {
+        "format": _FORMAT,
+        "version": _VERSION,
+        "kind": identity.kind,
+        "settings": identity.settings,
+        "embeddings": [table.describe() for table in tables],
+        "files": [_file(word, k) for k in range(num_trainers)],
+        "rows": [
+            [[[share.first, share.last] for share in table.charge.shares(k)] for k in range(num_trainers)]
+            for table in tables
+        ],
+    }
+    temporary = path.with_name(f".{_INDEX}.{word}.tmp")
+    temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    os.replace(temporary, path)
+    for name in before:
+        (directory / name).unlink(missing_ok=True)
+
+
+class _Index:
+    """An index file.
+
+    Attributes:
+        files: names of the files, by trainer.
+        settings: of the optimizer.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Read it.
+
+        Raises:
+            ShardFormatError: it is missing, damaged or something else.
+        """
+        self._path = path
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ShardFormatError(f"{path}: cannot read the index of a saved optimizer: {error.strerror}") from error
+        except ValueError as error:
+            raise ShardFormatError(f"{path}: damaged index: {error}") from error
+        if not isinstance(content, dict) or (content.get("format"), content.get("version")) != (_FORMAT, _VERSION):
+            raise ShardFormatError(f"{path}: not the index of a saved optimizer of version {_VERSION}")
+        try:
+            self._kind = str(content["kind"])
+            self.settings = dict(content["settings"])
+            self.files = [Path(str(name)).name for name in content["files"]]
+            self._tables = {str(entry["name"]): dict(entry["tensors"]) for entry in content["embeddings"]}
+            self._rows = [[[(int(a), int(b)) for a, b in ranges] for ranges in files] for files in content["rows"]]
+            for kinds, saved in zip(self._tables.values(), self._rows, strict=True):
+                _check_cover(saved, len(self.files), int(kinds["weight"][1]))
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            raise ShardFormatError(f"{path}: damaged index: {error!r}") from error
+
+    def find(self, name: str) -> tuple[int, Sequence[Ranges]]:
+        """The number of an embedding, and for each file the ranges of its rows there."""
+        number = list(self._tables).index(name)
+        return number, self._rows[number]
+
+    def check(self, identity: Identity, tables: list[Table]) -> None:
+        """Check that this optimizer can go on from it.
+
+        Raises:
+            InvalidArgumentError: it is of another kind, or of other embeddings.
+        """
+        self._same("the optimizer is", self._kind, identity.kind)
+        self._same("the settings are", sorted(self.settings), sorted(identity.settings))
+        for name in identity.fixed:
+            self._same(f"{name} is", self.settings[name], identity.settings[name])
+        self._same("the embeddings are", sorted(self._tables), sorted(table.name for table in tables))
+        for table in tables:
+            self._same(f"embedding {table.name!r} is", self._tables[table.name], table.describe()["tensors"])
+
+    def _same(self, what: str, saved: Any, here: Any) -> None:
+        if saved != here:
+            raise InvalidArgumentError(f"{self._path}: {what} {saved!r} there, and {here!r} here")
+
+
+def _check_cover(saved: list[list[tuple[int, int]]], num_files: int, num_rows: int) -> None:
+    """Raise ValueError unless each row is in exactly one file."""
+    ranges = sorted(item for ranges in saved for item in ranges)
+    ends = np.array([0, *(end for _, end in ranges)])
+    if len(saved) != num_files or [a for a, _ in ranges] != ends[:-1].tolist() or int(ends[-1]) != num_rows:
+        raise ValueError(f"the files do not hold each of {num_rows} rows once")

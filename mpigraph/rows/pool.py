@@ -1,0 +1,45 @@
+"""Memory for large results that is used again once nobody looks at the result any more.
+
+A fresh array of megabytes is mapped, cleared page by page by the system and unmapped when it dies; that costs more than
+gathering the rows into it. A pool keeps such memory. The arrays it hands out are ordinary ones.
+"""
+
+import weakref
+from collections import defaultdict, deque
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from mpigraph.arrays import U8, Array
+
+__all__ = ["RowPool"]
+
+_SMALL = 1 << 20  # bytes below which the allocator has its own reserves
+_KEPT = 4  # free pieces kept of each size: two batches ahead, one in use, one being made
+_LARGE = 1 << 28  # bytes above which memory goes back to the system
+
+
+class RowPool:
+    """Hands out arrays; may be used by several threads."""
+
+    def __init__(self) -> None:
+        # deque.append and pop are atomic: an array may die at any time, in any thread
+        self._free: defaultdict[int, deque[U8]] = defaultdict(lambda: deque(maxlen=_KEPT))
+
+    def empty(self, shape: Sequence[int], dtype: npt.DTypeLike) -> Array:
+        """An array with undefined contents, as ``np.empty`` makes it."""
+        dtype = np.dtype(dtype)
+        nbytes = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+        if not _SMALL <= nbytes <= _LARGE:
+            return np.empty(shape, dtype)
+        step = 1 << (nbytes.bit_length() - 3)
+        free = self._free[-(-nbytes // step) * step]
+        try:
+            memory = free.pop()
+        except IndexError:
+            memory = np.empty(-(-nbytes // step) * step, np.uint8)
+        # the base of a view is the array at the end of the chain; the memoryview makes that this one
+        root = np.frombuffer(memoryview(memory), np.uint8, nbytes)  # type: ignore[arg-type]
+        weakref.finalize(root, free.append, memory).atexit = False
+        return root.view(dtype).reshape(shape)

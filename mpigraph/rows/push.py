@@ -1,0 +1,156 @@
+"""Push rows to the ranks in charge of them, all at once: how gradients travel.
+
+A push is three collective steps on a communicator that every rank takes part in, also with nothing to send::
+
+    Ialltoall(headers)     what I push: a key that says what this is, status, number of rows
+    Ialltoallv(ids)        of the rows, 32 or 64 bits
+    Ialltoallv(rows)       float32; MPI-3 counts are 32-bit, so they count rows
+
+A rank that cannot push because something failed takes part all the same and says so in its header, and every rank
+raises. Rows that a rank pushes to itself stay where they are. Nothing is added up here, and the order of what arrives
+is fixed: by rank, then as pushed. So what is made of it does not depend on which message came first.
+
+Main thread, on the trainers' communicator. All steps are non-blocking (:mod:`.steps`).
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from mpi4py import MPI
+
+from mpigraph.arrays import F32, I64, Array
+from mpigraph.errors import CollectiveError
+from mpigraph.kernels.row_ops import as_words, gather_rows
+from mpigraph.mpi.agree import joint_error
+from mpigraph.mpi.coroutine import Coroutine
+from mpigraph.mpi.rounds import FAILED, OK
+
+__all__ = ["Outgoing", "Pushed", "conclude", "push_rows"]
+
+_Empty = Callable[[Sequence[int], npt.DTypeLike], Array]
+
+
+@dataclass(frozen=True)
+class Outgoing:
+    """What one rank pushes.
+
+    Attributes:
+        ids: int32 or int64 [n], the same dtype on every rank; sorted by destination.
+        rows: float32[n, width], C-contiguous, in any order.
+        order: int64[n]: ``ids[i]`` is the id of ``rows[order[i]]``.
+        counts: int64[size]: how many ids, from the first on, go to rank 0, to rank 1, and so on.
+    """
+
+    ids: Array
+    rows: F32
+    order: I64
+    counts: I64
+
+    @classmethod
+    def nothing(cls, size: int, width: int, dtype: npt.DTypeLike) -> "Outgoing":
+        """Nothing for any of ``size`` ranks."""
+        order, counts = np.empty(0, np.int64), np.zeros(size, np.int64)
+        return cls(np.empty(0, dtype), np.empty((0, width), np.float32), order, counts)
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """What all ranks pushed to this one, in rank order, then as pushed.
+
+    Attributes:
+        ids: int32 or int64 [m].
+        sources: int64[m], where each row is: ``arrived[s]``, or ``own[~s]`` where s < 0.
+        own: float32[n, width], the rows that this rank pushed, to whomever.
+        arrived: float32[k, width], the rows of other ranks.
+    """
+
+    ids: Array
+    sources: I64
+    own: F32
+    arrived: F32
+
+
+def push_rows(
+    comm: MPI.Comm, what: str, key: int, outgoing: Outgoing, empty: _Empty, error: BaseException | None = None
+) -> Coroutine[Pushed]:
+    """Send each rank the rows that it is in charge of.
+
+    Args:
+        comm: who takes part.
+        what: what this is, for messages.
+        key: a number that says what this is; ranks that push different things get an error.
+        outgoing: what this rank pushes.
+        empty: makes the large arrays, as ``np.empty`` does.
+        error: why this rank cannot push.
+
+    Raises:
+        CollectiveError: ranks push different things; on every rank.
+        MPIGraphError: ``error``, on every rank.
+
+    Collective on ``comm``.
+    """
+    begin, end = _own(outgoing.counts, comm.rank)
+    header = np.empty((comm.size, 3), np.int64)
+    header[:, 0], header[:, 1], header[:, 2] = key, OK if error is None else FAILED, outgoing.counts
+    headers = np.empty_like(header)
+    request = comm.Ialltoall(header, headers)
+    leaving = _pack(outgoing, begin, end, empty)  # while the headers travel
+    yield request
+    if (headers[:, 0] != headers[0, 0]).any():
+        astray = CollectiveError(f"here it is {what}")
+        raise (yield from joint_error(comm, "a push of different gradients", astray, "trainer"))
+    if (headers[:, 1] == FAILED).any():
+        raise (yield from joint_error(comm, what, error, "trainer")) from error
+    coming = np.ascontiguousarray(headers[:, 2])
+    ids = np.empty(int(coming.sum()), outgoing.ids.dtype)
+    yield comm.Ialltoallv([outgoing.ids, outgoing.counts], [ids, coming])
+    first, last = _own(coming, comm.rank)
+    sources = np.empty(len(ids), np.int64)
+    sources[:first] = np.arange(first)
+    sources[first:last] = ~outgoing.order[begin:end]
+    sources[last:] = np.arange(first, first + len(ids) - last)
+    going = outgoing.counts.copy()
+    going[comm.rank] = coming[comm.rank] = 0
+    arrived = empty((int(coming.sum()), outgoing.rows.shape[1]), np.float32)
+    with _row_type(outgoing.rows.shape[1]) as row:
+        yield comm.Ialltoallv([leaving, going, row], [arrived, coming, row])
+    return Pushed(ids, sources, outgoing.rows, arrived)
+
+
+def conclude(comm: MPI.Comm, what: str, error: BaseException | None) -> Coroutine[None]:
+    """Wait until every rank is here; if one has an error, raise it on every rank. Collective on ``comm``."""
+    failed, any_failed = np.array([error is not None], np.int8), np.empty(1, np.int8)
+    yield comm.Iallreduce(failed, any_failed, op=MPI.MAX)
+    if any_failed[0]:
+        raise (yield from joint_error(comm, what, error, "trainer")) from error
+
+
+def _pack(outgoing: Outgoing, begin: int, end: int, empty: _Empty) -> F32:
+    """The rows that leave, sorted by destination: all but ``order[begin:end]``."""
+    order, rows = outgoing.order, outgoing.rows
+    leaving: F32 = empty((len(order) - (end - begin), rows.shape[1]), np.float32)
+    words, out = as_words(rows), as_words(leaving)
+    if out.size:
+        words = words.view(out.dtype)
+        gather_rows(words, order[:begin], np.arange(begin), out)
+        gather_rows(words, order[end:], np.arange(begin, len(out)), out)
+    return leaving
+
+
+def _own(counts: I64, rank: int) -> tuple[int, int]:
+    """Where the rows of one rank begin and end, of rows sorted by rank."""
+    begin = int(counts[:rank].sum())
+    return begin, begin + int(counts[rank])
+
+
+@contextmanager
+def _row_type(width: int) -> Iterator[MPI.Datatype]:
+    """A datatype of one row, freed behind the ``with`` block."""
+    row = MPI.FLOAT.Create_contiguous(width).Commit()
+    try:
+        yield row
+    finally:
+        row.Free()

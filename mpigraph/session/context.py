@@ -1,0 +1,258 @@
+"""The running job as the public API sees it: ``initialize`` makes a :class:`Session`, ``exit_client`` ends it.
+
+DGL's API has no handle that says which job a tensor or loader belongs to, so the current session is kept here, in one
+place; everything below this folder gets it as an argument.
+"""
+
+import atexit
+import sys
+import threading
+from contextlib import ExitStack
+from typing import Any, ClassVar
+from weakref import WeakValueDictionary
+
+import torch
+from mpi4py import MPI
+
+from mpigraph import config as settings
+from mpigraph.config import Config
+from mpigraph.dataloading.prefetch import Stoppable
+from mpigraph.errors import InvalidArgumentError, MPIGraphError, NotInitializedError
+from mpigraph.kernels import warm_up
+from mpigraph.kernels.rng import combine
+from mpigraph.log import get_logger, set_identity
+from mpigraph.mpi.watch import guard
+from mpigraph.mpi.world import World
+from mpigraph.rows.pool import RowPool
+from mpigraph.sampling.hops import RandomContext
+from mpigraph.sampling.neighbor_service import NeighborService
+from mpigraph.sampling.protocol import Operation
+from mpigraph.session.control import Control
+from mpigraph.session.malloc import keep_freed_memory
+from mpigraph.session.server import serve
+from mpigraph.session.state import State
+
+__all__ = ["Session", "current", "exit_client", "initialize", "is_initialized"]
+
+_TRY = "each is a job of its own; try another --mpi (srun --mpi=list; MPICH: pmi2, Open MPI: pmix)"
+_CALLS = 0x5EED  # separates draws made outside loaders from the epochs of loaders with the same seed
+
+
+class Session:
+    """One job, on a trainer.
+
+    Attributes:
+        state: what this rank holds.
+        control: how the trainers act together.
+        loops: epochs under way by number of their channel, to be stopped before the job ends.
+        handles: named tensors that are alive, by graph and name.
+        pool: memory for gathered rows.
+        num_threads: threads with which this rank samples, unless a sampler says otherwise.
+        unnamed: how many embeddings without a name were made.
+    """
+
+    _current: ClassVar["Session | None"] = None
+
+    def __init__(self, state: State, control: Control, num_threads: int = 1) -> None:
+        self.state = state
+        self.pool = RowPool()
+        self.num_threads = num_threads
+        self.world = state.world
+        self.control = control
+        self.loops: WeakValueDictionary[int, Stoppable] = WeakValueDictionary()
+        self.handles: dict[tuple[str, str], Any] = {}
+        self.closing = ExitStack()
+        self._main: NeighborService | None = None
+        self._thread = threading.local()
+        self._calls = 0
+        self.unnamed = 0
+
+    @property
+    def rank(self) -> int:
+        """This trainer's rank, the same as ``torch.distributed``'s."""
+        return int(self.world.trainers.rank)
+
+    @property
+    def num_trainers(self) -> int:
+        """How many trainers there are."""
+        return int(self.world.trainers.size)
+
+    def open_service(self) -> NeighborService:
+        """A sampling service with a channel of its own. Collective on the trainers."""
+        return NeighborService(self.state, self.control.call(Operation.OPEN_CHANNEL))
+
+    def open_main_service(self) -> None:
+        """Make the service that the main thread samples with, once. Collective on the trainers."""
+        if self._main is None:
+            self._main = self.open_service()
+
+    def use(self, service: NeighborService | None, draw: RandomContext | None) -> None:
+        """Make this thread sample with a loader's service and draws; None means the main one's again."""
+        self._thread.service, self._thread.draw, self._thread.calls = service, draw, 0
+
+    @property
+    def service(self) -> NeighborService:
+        """The service that this thread samples with."""
+        service = getattr(self._thread, "service", None) or self._main
+        assert service is not None  # whoever samples has opened a graph
+        return service
+
+    def draw(self, seed: int | None = None) -> RandomContext:
+        """What this thread's next draw depends on.
+
+        The given seed alone, if there is one. Inside a loader: its seed and epoch, and the number of calls made so far
+        for this batch. Outside: the job's seed and the number of calls made so far. So two calls differ, and the same
+        program repeats the same draws.
+        """
+        draw: RandomContext | None = getattr(self._thread, "draw", None)
+        if seed is not None:
+            return RandomContext(seed, _CALLS)
+        if draw is not None:
+            call, self._thread.calls = self._thread.calls, self._thread.calls + 1
+            return RandomContext(draw.seed, int(combine(draw.epoch, call))) if call else draw
+        self._calls += 1
+        return RandomContext(self.state.seed ^ _CALLS, self._calls)
+
+    def close(self) -> None:
+        """Stop the loaders, end the servers, free everything. Collective on the trainers."""
+        loops = [loop for _, loop in sorted(self.loops.items())]  # in the same order on every trainer
+        with self.world.watch("the end of every trainer's loaders"):
+            for loop in loops:  # all, before the first wait: the others may wait for any of them
+                loop.abandon()
+            for loop in loops:
+                loop.stop()
+        self.control.call(Operation.SHUTDOWN)
+        self.state.close()
+        self.closing.close()
+
+
+def current() -> Session:
+    """The running session.
+
+    Raises:
+        NotInitializedError: ``initialize()`` was not called.
+    """
+    session = Session._current
+    if session is None:
+        raise NotInitializedError("call mpigraph.distributed.initialize() first")
+    return session
+
+
+def is_initialized() -> bool:
+    """Whether a session is running."""
+    return Session._current is not None
+
+
+def initialize(
+    ip_config: str | None = None,
+    num_servers: int | None = None,
+    num_workers: int = 0,
+    *,
+    comm: MPI.Intracomm | None = None,
+    seed: int = 0,
+    ranks_per_node: int | None = None,
+    timeout: float | None = None,
+    max_queue_size: int | None = None,
+    net_type: str | None = None,
+    num_worker_threads: int | None = None,
+    use_graphbolt: bool = False,
+) -> None:
+    """Split the ranks into servers and trainers; on a server, serve until the trainers are done.
+
+    The three starts of a script need nothing else: ``python`` (one rank does everything), ``mpiexec -n 4``, ``srun``.
+    On a server this call does not return: it raises ``SystemExit(0)`` when the job is over. On a trainer it sets
+    ``RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT`` where they are not set, so that
+    ``torch.distributed.init_process_group`` works next, with gloo, NCCL, or over MPI and without a port
+    (``"mpi4py", init_method="mpi4py://"``). Without ``OMP_NUM_THREADS`` torch's threads are limited to the
+    rank's share of the node's cores, since ranks that compete for cores are slow.
+
+    Args:
+        ip_config: accepted for DGL's scripts; MPI knows the hosts.
+        num_servers: servers on each node; 0 means that every trainer hosts a share of the graph. With one rank in
+            all, it hosts and trains (default: ``MPIGRAPH_NUM_SERVERS``, else 1).
+        num_workers: accepted for DGL's scripts; every loader samples ahead in a thread (``num_prefetch``).
+        comm: the ranks that take part; all by default. The library works on a duplicate.
+        seed: default seed of every draw and shuffle.
+        ranks_per_node: pretend that nodes are this small, for tests (default: ``MPIGRAPH_RANKS_PER_NODE``).
+        timeout: seconds that any wait may last (default: ``MPIGRAPH_TIMEOUT``, else 300).
+        max_queue_size: accepted for DGL's scripts.
+        net_type: accepted for DGL's scripts.
+        num_worker_threads: threads with which a rank samples, unless a sampler says otherwise (default:
+            ``MPIGRAPH_NUM_WORKER_THREADS``, else 1).
+        use_graphbolt: accepted for DGL's scripts.
+
+    Raises:
+        InvalidArgumentError: called twice, an argument or its variable out of range, or a node would have no trainer;
+            on every rank.
+        SystemExit: on a server, when the job is over.
+
+    Collective on ``comm``.
+    """
+    if is_initialized():
+        raise InvalidArgumentError("initialize() was called twice; call exit_client() between")
+    given = {
+        "ranks_per_node": ranks_per_node,
+        "timeout": timeout,
+        "num_servers": num_servers,
+        "num_worker_threads": num_worker_threads,
+    }
+    everyone, closing = MPI.COMM_WORLD if comm is None else comm, ExitStack()
+    if everyone.size > 1:
+        closing.enter_context(guard(f"rank {everyone.rank}", everyone.rank == 0))
+    try:
+        config = Config.from_env(**{name: value for name, value in given.items() if value is not None})
+        world = World(everyone, config.num_servers, config)
+    except MPIGraphError as error:
+        error.everywhere = True  # all ranks decide by the same numbers
+        raise
+    set_identity(world.identity, config.log_level)
+    if comm is None and world.size == 1 and settings.slurm_tasks() > 1:
+        get_logger().warning("srun started %d processes that MPI does not connect: %s", settings.slurm_tasks(), _TRY)
+    if world.size > 1:
+        closing.enter_context(guard(world.identity, world.is_trainer and world.trainers.rank == 0))
+    with world.watch("compiling kernels"):
+        world.once_per_node(warm_up)  # the others load what they need from its cache
+    cores = world.cores_per_rank()
+    if world.size > 1 and not config.threads_chosen:
+        torch.set_num_threads(cores)
+    state = State(world, seed)
+    control = Control(state)
+    if not world.is_trainer:
+        serve(state, control)
+        closing.close()
+        sys.exit(0)
+    if config.keep_memory:
+        keep_freed_memory()
+    _start_session(Session(state, control, config.num_worker_threads), closing)
+
+
+def _start_session(session: Session, closing: ExitStack) -> None:
+    session.closing = closing
+    world = session.world
+    with world.watch("agreeing on a rendezvous"):
+        address, port = world.rendezvous()
+    ours = settings.set_rendezvous(session.rank, session.num_trainers, world.local_trainer, address, port)
+    closing.callback(settings.unset, ours)
+    get_logger().info("%d trainers, %d hosts, %d nodes", session.num_trainers, len(world.hosts), world.num_nodes)
+    Session._current = session
+    atexit.register(_exit_at_exit)
+
+
+def _exit_at_exit() -> None:
+    """End the job at exit. Of an exception there atexit only prints the traceback, and the servers would serve on."""
+    try:
+        exit_client()
+    except Exception as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+
+
+def exit_client() -> None:
+    """End the job: stop loaders, free windows, let the servers go. Called at exit if the script does not.
+
+    Collective on the trainers; a second call does nothing.
+    """
+    session, Session._current = Session._current, None
+    if session is None:
+        return
+    atexit.unregister(_exit_at_exit)
+    session.close()

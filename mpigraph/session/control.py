@@ -1,0 +1,171 @@
+"""Control calls: what all ranks do together, called by trainers and joined by servers.
+
+A call is a header (which operation), the arguments as JSON from every trainer, a check that all trainers mean the
+same, and then the same handler on every rank. A trainer whose script went astray meets one error that names both
+operations and the ranks, instead of a hang.
+
+Nothing communicates when the garbage collector drops a tensor or a loader: its number is noted, travels with the
+next call, and is freed once every trainer has dropped it.
+"""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from mpigraph.errors import CollectiveError, MPIGraphError
+from mpigraph.mpi.agree import allgather_bytes
+from mpigraph.mpi.rounds import OK, Header
+from mpigraph.rows.row_tensor import Policy
+from mpigraph.sampling.protocol import Operation
+from mpigraph.session.state import State
+
+__all__ = ["Control"]
+
+Arguments = dict[str, Any]
+_PATIENCE = 12.0  # timeouts that an operation may take as a whole: a slow disk may make ranks wait for one that loads
+
+
+def _open_graph(state: State, args: Arguments) -> Any:
+    return state.open_graph(args["name"], args["part_config"])
+
+
+def _create_tensor(state: State, args: Arguments) -> Any:
+    if args["have"] is not None:
+        return state.tensors[args["have"]]
+    policy = Policy(args["is_node"], args["type_id"])
+    topology = state.graphs[args["graph"]].topology
+    return state.create_tensor(topology, args["name"], policy, args["row_shape"], args["dtype"])
+
+
+def _open_channel(state: State, args: Arguments) -> Any:
+    return state.open_channel()
+
+
+def _prepare_weights(state: State, args: Arguments) -> Any:
+    sound = {number for number, weights in state.weights.items() if weights.sound}
+    state.prepare_weights(set(args["numbers"]) - sound)
+
+
+def _free(state: State, args: Arguments) -> Any:
+    state.free(args["numbers"])
+
+
+def _nothing(state: State, args: Arguments) -> Any:
+    for tensor in state.tensors.values():
+        tensor.window.sync()
+
+
+_HANDLERS: dict[Operation, Callable[[State, Arguments], Any]] = {
+    Operation.OPEN_GRAPH: _open_graph,
+    Operation.CREATE_TENSOR: _create_tensor,
+    Operation.OPEN_CHANNEL: _open_channel,
+    Operation.PREPARE_WEIGHTS: _prepare_weights,
+    Operation.FREE: _free,
+    Operation.BARRIER: _nothing,
+    Operation.SHUTDOWN: _nothing,
+}
+
+
+class Control:
+    """The control calls of one rank. Runs on ``world.comm``, on the main thread.
+
+    Collective on ``world.comm``, in step: :meth:`call` on trainers, :meth:`poll` on servers.
+    """
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._world = state.world
+        self._dropped: set[int] = set()
+        self._pending: Header | None = None
+        self._nobody = np.zeros(state.world.size, np.int64)
+
+    def drop(self, number: int) -> None:
+        """Note that this trainer no longer uses a tensor or channel."""
+        self._dropped.add(number)
+
+    def call(self, operation: Operation, have: int | None = None, **args: Any) -> Any:
+        """Run an operation on every rank and return this rank's result.
+
+        Args:
+            operation: what to do.
+            have: number of what this trainer holds of what it asks for. It counts if every trainer holds the same:
+                which rank still holds what is up to its garbage collector.
+            args: JSON values, the same on every trainer.
+
+        Raises:
+            CollectiveError: the trainers are in different calls; on every rank.
+            MPIGraphError: what the operation raises, on every rank.
+
+        Collective on the trainers.
+        """
+        for tensor in self._state.tensors.values():
+            tensor.window.sync()
+        header = Header(self._world.comm, operation, OK, self._nobody)
+        header.wait(self._world, f"{operation.name.lower()} (waiting for the other trainers)")
+        return self._run(header, args, have)
+
+    def poll(self) -> Operation | None:
+        """On a server: join a call if the trainers began one, and say which. Local until one has begun."""
+        if self._pending is None:
+            self._pending = Header(self._world.comm, Operation.SERVE, OK, self._nobody)
+        header = self._pending
+        if not header.arrived():
+            return None
+        self._pending = None
+        operation = Operation(int(header.operations[self._world.trainer_ranks[0]]))
+        try:
+            self._run(header, {})
+        except MPIGraphError:
+            return None  # raised on every trainer too, where the user sees it; if they go on, so do we
+        return operation
+
+    def _run(self, header: Header, args: Arguments, have: int | None = None) -> Any:
+        trainers = self._world.trainer_ranks
+        operations = header.operations[trainers]
+        if (operations != operations[0]).any():
+            raise _everywhere(CollectiveError(_astray(operations)))
+        operation = Operation(int(operations[0]))
+        with self._world.watch(operation.name.lower()):
+            written = [number for number, tensor in self._state.tensors.items() if tensor.written]
+            mine = json.dumps({"args": args, "have": have, "dropped": sorted(self._dropped), "written": written})
+            replies = allgather_bytes(self._world.comm, mine.encode())
+            said = [json.loads(replies[rank]) for rank in trainers]
+            for trainer, other in enumerate(said):
+                if other["args"] != said[0]["args"]:
+                    raise _everywhere(
+                        CollectiveError(
+                            f"trainers call {operation.name.lower()} with different arguments: "
+                            f"trainer 0 with {said[0]['args']}, trainer {trainer} with {other['args']}"
+                        )
+                    )
+            for number in written:
+                self._state.tensors[number].written = False
+            self._free_dropped([set(other["dropped"]) for other in said])
+            changed = set[int]().union(*(other["written"] for other in said)) & self._state.weights.keys()
+            if operation is not Operation.SHUTDOWN:
+                self._state.prepare_weights(changed)
+        held = {other["have"] for other in said}
+        with self._world.watch(operation.name.lower(), _PATIENCE):
+            return _HANDLERS[operation](self._state, said[0]["args"] | {"have": held.pop() if len(held) == 1 else None})
+
+    def _free_dropped(self, dropped: list[set[int]]) -> None:
+        everywhere = set.intersection(*dropped)
+        self._state.free(everywhere)
+        self._dropped -= everywhere
+
+
+def _everywhere(error: CollectiveError) -> CollectiveError:
+    """Mark an error that every rank raises."""
+    error.everywhere = True
+    return error
+
+
+def _astray(operations: "np.ndarray[Any, np.dtype[np.int64]]") -> str:
+    """The message for trainers in different calls."""
+    groups: dict[str, list[int]] = {}
+    for trainer, number in enumerate(operations.tolist()):
+        groups.setdefault(Operation(number).name.lower(), []).append(trainer)
+    parts = [f"trainer(s) {', '.join(map(str, who))} in {name}" for name, who in groups.items()]
+    return "trainers are in different collective calls: " + "; ".join(parts)

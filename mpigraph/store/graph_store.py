@@ -1,0 +1,181 @@
+"""The graphs and tensors that a rank of a running job holds. The same on servers and trainers.
+
+The methods that make or free something are collective and change the state of every rank in the same way, so that
+numbers given out by counters agree. They are called through ``session/control.py``.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from mpigraph.errors import MPIGraphError, PartitionError
+from mpigraph.mpi.agree import together
+from mpigraph.mpi.world import World
+from mpigraph.rows.mutex import HostMutex
+from mpigraph.rows.row_tensor import Policy, RowTensor
+from mpigraph.rows.selection import choose_transport
+from mpigraph.rows.window import window_kind
+from mpigraph.storage.format import edge_feature_name, node_feature_name
+from mpigraph.storage.part_config import PartConfig
+from mpigraph.store.edge_weights import EdgeWeights
+from mpigraph.store.host_ranges import check_name, read_rows
+from mpigraph.store.topology import Topology
+
+__all__ = ["GraphStore", "LoadedGraph"]
+
+
+@dataclass(frozen=True)
+class LoadedGraph:
+    """One loaded graph.
+
+    Attributes:
+        number: the same on every rank.
+        topology: the relations.
+        features: numbers of the tensors that came with it, by policy and name.
+    """
+
+    number: int
+    topology: Topology
+    features: dict[tuple[Policy, str], int] = field(default_factory=dict)
+
+
+class GraphStore:
+    """Loaded graphs and the tensors over them.
+
+    Attributes:
+        kind: how windows are allocated.
+        transport: how far rows are read, and what was measured to choose that.
+        weights: tensors of edge weights that were prepared for sampling, by number.
+
+    Collective on ``world.comm``: construction, :meth:`close` and every method that makes or frees something.
+    """
+
+    def __init__(self, world: World, seed: int) -> None:
+        """Start with nothing loaded. ``seed`` is the job's default for every draw."""
+        self.world = world
+        self.seed = seed
+        self.kind = window_kind(world)
+        self.transport = choose_transport(world, self.kind)
+        self.mutex = HostMutex(world)
+        self.graphs: dict[str, LoadedGraph] = {}
+        self.graph_of_number: dict[int, LoadedGraph] = {}
+        self.tensors: dict[int, RowTensor] = {}
+        self.weights: dict[int, EdgeWeights] = {}
+        self._next = 0
+
+    def new_number(self) -> int:
+        """Return a number that was not given out before, the same on every rank."""
+        self._next += 1
+        return self._next
+
+    def open_graph(self, name: str, part_config: str) -> LoadedGraph:
+        """Load a partitioned graph with its features; a second call gives the loaded one.
+
+        Raises:
+            PartitionError: the configuration is missing, damaged or of another graph, or another one with this name is
+                open; on every rank.
+            ShardFormatError: a shard is missing or damaged; on every rank.
+
+        Collective on ``world.comm``.
+        """
+        with together(self.world.comm, f"opening graph {name!r}"):
+            config = PartConfig.read(part_config)
+            check_name(config, name)
+            known = self.graphs.get(name)
+            if known is not None and known.topology.config.path.resolve() != config.path.resolve():
+                raise PartitionError(f"graph {name!r} is open already, from {known.topology.config.path}")
+        if known is not None:
+            return known
+        graph = LoadedGraph(self.new_number(), Topology(self.world, config, self.kind))
+        try:
+            self._load_features(graph)
+        except MPIGraphError:  # on every rank
+            self.free(graph.features.values())
+            graph.topology.close()
+            raise
+        self.graphs[name] = self.graph_of_number[graph.number] = graph
+        return graph
+
+    def _load_features(self, graph: LoadedGraph) -> None:
+        config = graph.topology.config
+        schema = config.schema
+        todo = [
+            (Policy(True, t), name, info, "node_feats", node_feature_name(ntype, name))
+            for t, ntype in enumerate(schema.ntypes)
+            for name, info in sorted(config.node_features[ntype].items())
+        ] + [
+            (Policy(False, r), name, info, "edge_feats", edge_feature_name(key, name))
+            for r, key in enumerate(map(schema.relation_key, range(len(schema.relations))))
+            for name, info in sorted(config.edge_features[key].items())
+        ]
+        for policy, name, info, which, dataset in todo:
+            tensor = self.create_tensor(graph.topology, name, policy, info.shape, info.dtype)
+            graph.features[policy, name] = tensor.number
+            offsets = policy.offsets(config.book)
+            with together(self.world.comm, f"loading {dataset!r} of graph {config.graph_name!r}"):
+                if self.world.is_host:
+                    begin = int(tensor.window.offsets[self.world.host_index])
+                    read_rows(config, which, dataset, offsets, begin, tensor.segment(self.world.host_index))
+        for number in graph.features.values():
+            self.tensors[number].window.sync()
+        with self.world.watch("loading features"):
+            self.world.comm.Barrier()
+
+    def create_tensor(
+        self, topology: Topology, name: str, policy: Policy, row_shape: Iterable[int], dtype: str
+    ) -> RowTensor:
+        """Allocate a tensor of zeros over the hosts of a graph. Collective on ``world.comm``."""
+        tensor = RowTensor(
+            self.world,
+            self.mutex,
+            topology.hosts,
+            number=self.new_number(),
+            graph=topology.config.graph_name,
+            name=name,
+            policy=policy,
+            row_shape=tuple(row_shape),
+            dtype=dtype,
+            kind=self.kind,
+        )
+        self.tensors[tensor.number] = tensor
+        return tensor
+
+    def prepare_weights(self, numbers: Iterable[int]) -> None:
+        """Make the tables to draw from of edge weights, or make them anew after a write.
+
+        Raises:
+            GraphDataError: a weight is negative, infinite or NaN; on every rank.
+
+        Collective on ``world.comm``.
+        """
+        for number in sorted(numbers):
+            known = self.weights.get(number)
+            tensor = self.tensors[number]
+            weights = known or EdgeWeights(self.graphs[tensor.graph].topology, tensor)
+            try:
+                weights.prepare(self.kind)
+            except MPIGraphError:  # on every rank; tables that a thread may be reading stay where they are
+                if known is None:
+                    weights.close()
+                raise
+            self.weights[number] = weights
+
+    def free(self, numbers: Iterable[int]) -> None:
+        """Free tensors by number, in ascending order; unknown numbers were freed before.
+
+        Collective on ``world.comm``.
+        """
+        for number in sorted(numbers):
+            owners: tuple[dict[int, Any], ...] = (self.weights, self.tensors)
+            for owner in owners:
+                thing = owner.pop(number, None)
+                if thing is not None:
+                    thing.close()
+
+    def close(self) -> None:
+        """Free everything in an agreed order, the world last. Collective on ``world.comm``."""
+        self.free(list(self.tensors))
+        for graph in self.graphs.values():
+            graph.topology.close()
+        self.mutex.close()
+        self.world.close()

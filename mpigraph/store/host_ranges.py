@@ -1,0 +1,111 @@
+"""Cut the parts of a graph over the hosts of a job, and read a host's share from the shards.
+
+P parts serve H hosts whatever P and H are. The parts laid end to end are an axis of length P, and host h gets the
+piece from h*P/H to (h+1)*P/H: whole parts where H divides P, equal pieces of a part where P divides H, and in between
+both. A cut inside a part falls at the same fraction of every node type; the edges of a relation are cut where their
+destinations are.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from mpigraph.arrays import I64
+from mpigraph.errors import PartitionError
+from mpigraph.metadata.book import RangeBook
+from mpigraph.mpi.agree import together
+from mpigraph.mpi.world import World
+from mpigraph.storage.format import relation_dataset_name
+from mpigraph.storage.part_config import PartConfig
+from mpigraph.storage.shard import ShardReader
+
+__all__ = ["check_name", "cut_for_hosts", "pieces", "read_rows"]
+
+
+def _cut_point(offsets: I64, host: int, num_hosts: int) -> int:
+    """Where host ``host`` begins on a row range that is divided into parts by ``offsets``."""
+    part, rest = divmod(host * (len(offsets) - 1), num_hosts)
+    begin = int(offsets[part])
+    return begin if rest == 0 else begin + (int(offsets[part + 1]) - begin) * rest // num_hosts
+
+
+def _cut_offsets(offsets: I64, num_hosts: int) -> I64:
+    return np.array([_cut_point(offsets, h, num_hosts) for h in range(num_hosts + 1)], np.int64)
+
+
+def pieces(offsets: I64, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Yield ``(part, first, last)`` for each part that overlaps global rows ``[begin, end)``, rows within the part."""
+    for part in range(len(offsets) - 1):
+        first, last = max(begin, int(offsets[part])), min(end, int(offsets[part + 1]))
+        if first < last:
+            yield part, first - int(offsets[part]), last - int(offsets[part])
+
+
+def read_rows(
+    config: PartConfig, which: str, name: str, offsets: I64, begin: int, out: npt.NDArray[np.generic]
+) -> None:
+    """Fill ``out`` with the global rows from ``begin`` of a dataset that is spread over the parts' files.
+
+    Args:
+        config: the partitioned graph.
+        which: the file of a part: "part_graph", "node_feats" or "edge_feats".
+        name: the dataset.
+        offsets: int64[P + 1], the parts' ranges of its rows.
+        begin: first global row.
+        out: [n, ...] in the storage dtype.
+
+    Raises:
+        ShardFormatError: a file is missing or damaged.
+    """
+    at = 0
+    for part, first, last in pieces(offsets, begin, begin + len(out)):
+        with ShardReader(config.part_path(part, which), config.graph_name, part) as shard:
+            shard.read_into(name, out[at : at + last - first], first)
+        at += last - first
+
+
+def cut_for_hosts(world: World, config: PartConfig) -> RangeBook:
+    """Return which host holds which nodes and edges: a book whose owners are the hosts.
+
+    Collective on ``world.comm``.
+    """
+    book, num_hosts = config.book, len(world.hosts)
+    nodes = tuple(_cut_offsets(offsets, num_hosts) for offsets in book.node_offsets)
+    mine = np.zeros(len(book.edge_offsets), np.int64)
+    with together(world.comm, f"opening graph {config.graph_name!r}"):
+        if world.is_host:
+            for relation in range(len(mine)):
+                mine[relation] = _edge_begin(config, relation, nodes, world.host_index)
+    gathered = np.empty((world.size, len(mine)), np.int64)
+    world.comm.Allgather(mine, gathered)
+    begins = gathered[world.hosts].T
+    edges = tuple(np.append(begins[relation], book.num_edges(relation)) for relation in range(len(book.edge_offsets)))
+    return RangeBook(book.schema, nodes, edges)
+
+
+def _edge_begin(config: PartConfig, relation: int, nodes: tuple[I64, ...], host: int) -> int:
+    """First edge of a host: read from ``indptr`` where the cut falls inside a part."""
+    book = config.book
+    dst = book.schema.ends(relation)[1]
+    node = int(nodes[dst][host])
+    part = (host * book.num_parts) // len(nodes[dst][:-1])
+    begin = int(book.edge_offsets[relation][part])
+    inside = node - int(book.node_offsets[dst][part])
+    if inside == 0:
+        return begin
+    name = relation_dataset_name(book.schema.relation_key(relation), "indptr")
+    with ShardReader(config.part_path(part, "part_graph"), config.graph_name, part) as shard:
+        return begin + int(shard.read(name, inside, inside + 1)[0])
+
+
+def check_name(config: PartConfig, graph_name: str) -> None:
+    """Check that a configuration is of the graph asked for.
+
+    Raises:
+        PartitionError: it is of another graph.
+    """
+    if config.graph_name != graph_name:
+        raise PartitionError(
+            f"{config.path} holds graph {config.graph_name!r}, not {graph_name!r}: check graph_name and part_config"
+        )

@@ -1,0 +1,129 @@
+"""partition_graph and the loaders: every structure and feature of the original is found again."""
+
+import numpy as np
+import pytest
+import torch
+
+from mpigraph.distgraph.partitioning import (
+    load_partition,
+    load_partition_book,
+    load_partition_feats,
+    partition_graph,
+)
+from mpigraph.errors import GraphDataError, InvalidArgumentError, NodeTypeError, PartitionError
+from mpigraph.graphs.fields import EID, NID
+from mpigraph.graphs.hetero import graph, heterograph
+
+DTYPES = [torch.float16, torch.bfloat16, torch.float64, torch.bool, torch.uint8, torch.int16, torch.int64]
+
+
+def ring(num_nodes=60, num_edges=300, seed=0):
+    """Node feature = the node, edge feature = (src, dst, edge), and one feature of each dtype."""
+    generator = torch.Generator().manual_seed(seed)
+    src, dst = torch.randint(num_nodes, (2, num_edges), generator=generator)
+    g = graph((src, dst), num_nodes=num_nodes)
+    g.ndata["id"] = torch.arange(num_nodes)
+    for dtype in DTYPES:
+        g.ndata[str(dtype)[6:]] = (torch.arange(num_nodes) % 7)[:, None].to(dtype)
+    g.edata["told"] = torch.stack([src, dst, torch.arange(num_edges)], 1)
+    return g
+
+
+def library(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    counts = {"author": 40, "paper": 90, "venue": 2}
+    data = {}
+    for relation, m in (
+        (("author", "writes", "paper"), 200),
+        (("paper", "in", "venue"), 90),
+        (("paper", "cites", "paper"), 2),
+    ):
+        src = torch.randint(counts[relation[0]], (m,), generator=generator)
+        data[relation] = src, torch.randint(counts[relation[2]], (m,), generator=generator)
+    g = heterograph(data, counts)
+    for t in g.ntypes:
+        g.nodes[t].data["id"] = torch.arange(counts[t])
+    for r in g.canonical_etypes:
+        g.edges[r].data["told"] = torch.stack([*data[r], torch.arange(len(data[r][0]))], 1)
+    return g
+
+
+@pytest.mark.parametrize("method", ["metis", "random"])
+@pytest.mark.parametrize("num_parts", [1, 4])
+@pytest.mark.parametrize("make", [ring, library])
+def test_every_part_is_the_original(tmp_path, method, num_parts, make):
+    g = make()
+    fields = {t: set(g.nodes[t].data) for t in g.ntypes}
+    nids, eids = partition_graph(g, "g", num_parts, tmp_path, part_method=method, return_mapping=True)
+    assert fields == {t: set(g.nodes[t].data) for t in g.ntypes}  # the input is not changed
+    if g.is_homogeneous:
+        nids, eids = {"_N": nids}, {("_N", "_E", "_N"): eids}
+    edges_seen = {r: 0 for r in g.canonical_etypes}
+    for k in range(num_parts):
+        part, node_feats, edge_feats, book, name, ntypes, etypes = load_partition(tmp_path / "g.json", k)
+        assert name == "g" and book.partid == k and ntypes == g.ntypes and etypes == g.canonical_etypes
+        for t in g.ntypes:
+            inner = part.nodes[t].data["inner_node"].bool()
+            own = int(inner.sum())
+            assert inner[:own].all() and part.nodes[t].data["inner_node"].dtype == torch.uint8
+            assert torch.equal(part.nodes[t].data[NID][:own], book.partid2nids(k, t))
+            assert torch.equal(book.nid2partid(part.nodes[t].data[NID], t), part.nodes[t].data["part_id"])
+            for field in g.nodes[t].data:
+                want = g.nodes[t].data[field][nids[t][book.partid2nids(k, t)]]
+                assert node_feats[f"{t}/{field}"].dtype == want.dtype
+                assert torch.equal(node_feats[f"{t}/{field}"], want)
+        for r in g.canonical_etypes:
+            src, dst = part.edges(etype=r)
+            ends = (nids[r[0]][part.nodes[r[0]].data[NID][src]], nids[r[2]][part.nodes[r[2]].data[NID][dst]])
+            orig = eids[r][part.edges[r].data[EID]]
+            want = g.edges[r].data["told"][orig]
+            assert torch.equal(torch.stack([*ends, orig], 1), want)
+            assert torch.equal(edge_feats[":".join(r) + "/told"], want)
+            assert part.nodes[r[2]].data["inner_node"][dst].all()
+            edges_seen[r] += len(src)
+    assert edges_seen == {r: g.num_edges(r) for r in g.canonical_etypes}
+
+
+def test_what_is_not_asked_for_is_not_returned(tmp_path):
+    assert (
+        partition_graph(ring(), "g", 2, tmp_path, num_hops=2, num_trainers_per_machine=3, graph_formats="csc") is None
+    )
+    config = tmp_path / "g.json"
+    assert load_partition(config, 0, load_feats=False)[1:3] == (None, None)
+    nodes, edges = load_partition_feats(config, 0, load_nodes=False)
+    assert nodes is None and set(edges) == {"_N:_E:_N/told"}
+    book, name, ntypes, etypes = load_partition_book(config, 1)
+    assert (book.partid, name, ntypes, etypes) == (1, "g", {"_N": 0}, {("_N", "_E", "_N"): 0})
+
+
+def test_other_kinds_of_input(tmp_path):
+    nids, eids = partition_graph((np.arange(9), np.arange(1, 10)), "path", 2, tmp_path, return_mapping=True)
+    assert nids.dtype == eids.dtype == torch.int64 and len(nids) == 10 and len(eids) == 9
+
+
+def test_balance_by_type(tmp_path):
+    g = library()
+    classes = {"paper": (torch.arange(90) < 30).to(torch.int8)}
+    partition_graph(g, "g", 2, tmp_path, balance_ntypes=classes, balance_edges=True)
+    g = ring()
+    partition_graph(g, "h", 2, tmp_path, balance_ntypes=torch.arange(60) < 20)
+    with pytest.raises(InvalidArgumentError, match="dict by node type"):
+        partition_graph(library(), "g", 2, tmp_path, balance_ntypes=torch.zeros(3))
+    with pytest.raises(NodeTypeError, match="'editor' does not exist"):
+        partition_graph(library(), "g", 2, tmp_path, balance_ntypes={"editor": torch.zeros(3)})
+
+
+def test_bad_arguments(tmp_path):
+    with pytest.raises(InvalidArgumentError, match="part_method"):
+        partition_graph(ring(), "g", 2, tmp_path, part_method="spectral")
+    with pytest.raises(InvalidArgumentError, match="num_hops"):
+        partition_graph(ring(), "g", 2, tmp_path, num_hops=-1)
+    g = ring()
+    g.ndata["a/b"] = torch.zeros(60)
+    with pytest.raises(GraphDataError, match="feature name 'a/b'"):
+        partition_graph(g, "g", 2, tmp_path)
+    with pytest.raises(PartitionError, match=r"missing\.json"):
+        load_partition(tmp_path / "missing.json", 0)
+    partition_graph(ring(), "g", 2, tmp_path)
+    with pytest.raises(PartitionError, match="part 2 does not exist"):
+        load_partition(tmp_path / "g.json", 2)

@@ -1,0 +1,177 @@
+"""Blocks: what samplers make, what layers read, to_block."""
+
+import numpy as np
+import pytest
+import torch
+
+from mpigraph.errors import FieldNameError, GraphDataError, InvalidArgumentError, MPIGraphError, NodeTypeError
+from mpigraph.graphs.block import Block, to_block
+from mpigraph.graphs.fields import EID, NID
+from mpigraph.graphs.hetero import graph, heterograph
+from mpigraph.metadata.schema import DEFAULT_ETYPE, Schema
+
+RATES, FOLLOWS = ("user", "rates", "item"), ("user", "follows", "user")
+TYPES = Schema(("item", "user"), (FOLLOWS, RATES))
+
+
+def small():
+    """Two destinations (global 7, 3), sources 7 3 9 5: 7 <- 9, 5; 3 <- 9."""
+    csc = np.array([0, 2, 3]), np.array([2, 3, 2], np.int32), np.array([40, 41, 50])
+    return Block.from_csc(Schema.homogeneous(), {DEFAULT_ETYPE: csc}, {"_N": np.array([7, 3, 9, 5])}, {"_N": 2})
+
+
+def typed():
+    """Users 5 6 8 (destinations 5 6), items 2 (a destination): 2 <- 8; 5 <- 6, 8; 6 has none."""
+    rates = np.array([0, 1]), np.array([2], np.int32), None
+    follows = np.array([0, 2, 2]), np.array([1, 2], np.int32), np.array([11, 12])
+    ids = {"user": np.array([5, 6, 8]), "item": np.array([2])}
+    return Block.from_csc(TYPES, {RATES: rates, FOLLOWS: follows}, ids, {"user": 2, "item": 1})
+
+
+def test_a_sampled_block_reads_as_in_dgl():
+    b = small()
+    assert repr(b) == "Block(num_src_nodes=4, num_dst_nodes=2, num_edges=3)" and b.is_block
+    assert b.srcdata[NID].tolist() == [7, 3, 9, 5] and b.dstdata[NID].tolist() == [7, 3]
+    assert b.edata[EID].tolist() == [40, 41, 50] and b.edges[DEFAULT_ETYPE].data[EID].shape == (3,)
+    assert [c.tolist() for c in b.edges()] == [[2, 3, 2], [0, 0, 1]] and b.edges("eid").tolist() == [0, 1, 2]
+    assert b.edge_index().dtype == torch.int64 and b.edge_index().tolist() == [[2, 3, 2], [0, 0, 1]]
+    assert b.in_degrees().tolist() == [2, 1] and b.out_degrees().tolist() == [0, 0, 2, 1]
+    assert b.number_of_src_nodes() == 4 and b.number_of_dst_nodes() == 2 and b.number_of_edges() == 3
+    assert b.srctypes == b.dsttypes == ["_N"] and b.ntypes == ["_N", "_N"] and b.num_nodes() == 6
+    assert b.to("cpu") is b and b.idtype == torch.int64 and b.find_edges([1])[0].tolist() == [3]
+
+
+def test_arrays_are_not_copied():
+    indices, ids = np.array([2, 3, 2], np.int32), np.array([7, 3, 9, 5])
+    csc = np.array([0, 2, 3]), indices, None
+    b = Block.from_csc(Schema.homogeneous(), {DEFAULT_ETYPE: csc}, {"_N": ids}, {"_N": 2})
+    ids[0] = indices[0] = 1
+    assert b.srcdata[NID][0] == b.dstdata[NID][0] == b.edges()[0][0] == 1 and EID not in b.edata
+
+
+def test_typed_blocks_name_their_sides():
+    b = typed()
+    assert b.srctypes == b.dsttypes == ["item", "user"] and b.canonical_etypes == [FOLLOWS, RATES]
+    assert b.num_src_nodes("user") == 3 and b.num_dst_nodes("user") == 2 and b.num_dst_nodes() == 3
+    assert b.num_edges() == 3 and b.num_edges("rates") == 1
+    assert b.dstdata[NID]["user"].tolist() == [5, 6] and list(b.edata[EID]) == [FOLLOWS]
+    b.srcdata["h"] = {"user": torch.eye(3)}
+    assert list(b.srcdata["h"]) == ["user"] and b.srcnodes["user"].data["h"].shape == (3, 3)
+    assert b.nodes["SRC/user"].data["h"] is b.nodes["user"].data["h"] and "h" not in b.nodes["DST/user"].data
+    assert b.num_nodes("DST/user") == 2 and b.nodes("user").tolist() == [0, 1, 2]
+    assert b.srcnodes("user").tolist() == [0, 1, 2] and b.dstnodes("user").tolist() == [0, 1]
+    assert "'user': 3" in repr(b) and b.in_degrees(etype="follows").tolist() == [2, 0]
+    with pytest.raises(NodeTypeError, match="MID/user"):
+        b.num_nodes("MID/user")
+
+
+def test_a_slice_holds_one_relation_and_shares_features():
+    b = typed()
+    part = b[RATES]
+    assert part.srctypes == ["user"] and part.dsttypes == ["item"] and part.canonical_etypes == [RATES]
+    part.srcdata["h"] = torch.ones(3)
+    assert b.srcnodes["user"].data["h"].sum() == 3 and part.num_edges() == 1
+    assert b["follows"].srctypes == b["follows"].dsttypes == ["user"]
+
+
+def test_what_is_left_out_is_empty():
+    b = Block.from_csc(TYPES, {}, {"user": np.array([4])}, {"user": 1})
+    assert b.num_edges() == 0 and b.num_src_nodes("item") == 0 and b.in_degrees(etype=RATES).tolist() == []
+    assert b.in_degrees(etype=FOLLOWS).tolist() == [0] and b.edge_index(FOLLOWS).shape == (2, 0)
+
+
+@pytest.mark.parametrize(
+    "csc",
+    [(np.array([0, 3]), np.zeros(3, np.int32), None), (np.array([0, 1, 2]), np.zeros(3, np.int32), None)],
+)
+def test_contradicting_arrays_are_refused(csc):
+    with pytest.raises(GraphDataError, match="2 destinations and 3 edges"):
+        Block.from_csc(Schema.homogeneous(), {DEFAULT_ETYPE: csc}, {"_N": np.arange(4)}, {"_N": 2})
+
+
+def test_scopes_leave_the_block_as_it_was():
+    b = small()
+    with b.local_scope():
+        b.srcdata["h"], b.dstdata["h"], b.edata["w"] = torch.ones(4), torch.ones(2), torch.ones(3)
+        assert b.edata["w"].sum() == 3
+    assert "h" not in b.srcdata and "h" not in b.dstdata and list(b.edata) == [EID]
+    twin = b.local_var()
+    twin.dstdata["h"] = torch.ones(2)
+    assert "h" not in b.dstdata and twin.srcdata[NID] is b.srcdata[NID]
+    with pytest.raises(FieldNameError, match="destination nodes"):
+        b.dstdata["h"]
+
+
+def test_to_moves_structure_and_features():
+    b = small()
+    b.in_degrees(), b.edges()
+    moved = b.to("meta")
+    assert moved.device.type == "meta" and moved.srcdata[NID].device.type == "meta" and b.device.type == "cpu"
+    assert moved.number_of_dst_nodes() == 2 and moved.edges()[0].device.type == "meta"
+    assert moved._in_edges(DEFAULT_ETYPE).csr_index[0].device.type == "meta"
+
+
+def frontier():
+    g = graph(([5, 0, 5, 2, 3], [3, 1, 1, 3, 3]), num_nodes=9)
+    g.ndata["x"] = torch.arange(9) * 10
+    g.edata["w"] = torch.arange(5) + 0.5
+    return g
+
+
+def edges_by_id(b, etype=None):
+    """Edges of a block in global ids, in the order of the block."""
+    src, dst = b.edges(etype=etype)
+    relation = b.to_canonical_etype(etype)
+    src_ids, dst_ids = b.srcnodes[relation[0]].data[NID], b.dstnodes[relation[2]].data[NID]
+    return list(zip(src_ids[src].tolist(), dst_ids[dst].tolist(), strict=True))
+
+
+def test_to_block_keeps_order_of_destinations_and_edges():
+    b = to_block(frontier(), torch.tensor([3, 8, 1]))
+    assert b.dstdata[NID].tolist() == [3, 8, 1]
+    assert b.srcdata[NID].tolist() == [3, 8, 1, 5, 0, 2]  # then by first appearance; 3 is there
+    assert edges_by_id(b) == [(5, 3), (0, 1), (5, 1), (2, 3), (3, 3)]
+    assert b.edata[EID].tolist() == [0, 1, 2, 3, 4] and b.edata["w"].tolist() == [0.5, 1.5, 2.5, 3.5, 4.5]
+    assert b.srcdata["x"].tolist() == [30, 80, 10, 50, 0, 20] and b.dstdata["x"].tolist() == [30, 80, 10]
+    assert b.in_degrees().tolist() == [3, 0, 2]
+
+
+def test_to_block_finds_destinations_itself():
+    assert to_block(frontier()).dstdata[NID].tolist() == [1, 3]
+    b = to_block(frontier(), [1, 3], include_dst_in_src=False)
+    assert b.srcdata[NID].tolist() == [5, 0, 2, 3] and b.dstdata[NID].tolist() == [1, 3]
+    assert edges_by_id(b) == [(5, 3), (0, 1), (5, 1), (2, 3), (3, 3)]
+    nothing = to_block(graph(([], []), num_nodes=4), [2, 0])
+    assert nothing.srcdata[NID].tolist() == [2, 0] and nothing.num_edges() == 0
+    assert to_block(graph(([], []), num_nodes=4)).num_dst_nodes() == 0
+
+
+def test_to_block_by_type():
+    g = heterograph({RATES: ([4, 2], [1, 1]), FOLLOWS: ([2, 3], [0, 4])}, {"user": 6, "item": 3})
+    b = to_block(g, {"user": [4, 0], "item": np.array([2, 1])})
+    assert b.srcdata[NID]["user"].tolist() == [4, 0, 2, 3] and b.srcdata[NID]["item"].tolist() == [2, 1]
+    assert edges_by_id(b, RATES) == [(4, 1), (2, 1)] and edges_by_id(b, FOLLOWS) == [(2, 0), (3, 4)]
+    with pytest.raises(InvalidArgumentError, match="must be a dict"):
+        to_block(g, [1])
+    with pytest.raises(NodeTypeError, match="tag"):
+        to_block(g, {"tag": [1]})
+
+
+@pytest.mark.parametrize(
+    ("dst", "message"), [([3], "node 1 has an in-edge"), ([], "node 3 has an in-edge"), ([3, 1, 3], "holds 3 twice")]
+)
+def test_to_block_names_wrong_destinations(dst, message):
+    with pytest.raises(MPIGraphError, match=message):
+        to_block(frontier(), dst)
+
+
+def test_to_block_agrees_with_a_dictionary_on_random_frontiers():
+    rng = np.random.default_rng(3)
+    for _ in range(20):
+        src, dst = rng.integers(0, 50, 80), rng.integers(0, 50, 80)
+        seeds = rng.permutation(np.union1d(dst, rng.integers(0, 50, 5)))
+        b = to_block(graph((src, dst), num_nodes=50), seeds)
+        numbers = {int(v): i for i, v in enumerate(dict.fromkeys([*seeds, *src]))}
+        assert b.srcdata[NID].tolist() == list(numbers)
+        assert b.edges()[0].tolist() == [numbers[int(v)] for v in src]
+        assert b.edges()[1].tolist() == [numbers[int(v)] for v in dst]

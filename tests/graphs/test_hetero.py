@@ -1,0 +1,153 @@
+"""In-memory graphs: construction, features, views, degrees, scopes."""
+
+import numpy as np
+import pytest
+import torch
+
+from mpigraph.errors import (
+    EdgeTypeError,
+    FieldNameError,
+    GraphDataError,
+    InvalidArgumentError,
+    NodeTypeError,
+    OutOfRangeError,
+)
+from mpigraph.graphs.hetero import graph, heterograph, to_bidirected
+
+RATES, FOLLOWS = ("user", "rates", "item"), ("user", "follows", "user")
+
+
+def typed():
+    return heterograph({RATES: ([0, 1, 1], [2, 0, 2]), FOLLOWS: ([0, 2], [1, 0])}, {"item": 5, "user": 3})
+
+
+def test_homogeneous_is_the_one_relation_case():
+    g = graph(([0, 1, 2, 2], [1, 2, 0, 1]), num_nodes=5)
+    assert g.ntypes == ["_N"] and g.canonical_etypes == [("_N", "_E", "_N")] and g.is_homogeneous
+    assert g.num_nodes() == g.number_of_nodes() == 5 and g.num_edges() == g.number_of_edges() == 4
+    assert g.in_degrees().tolist() == [1, 2, 1, 0, 0] and g.out_degrees([2, 0]).tolist() == [2, 1]
+    assert g.nodes().tolist() == [0, 1, 2, 3, 4] and not g.is_block
+    assert "num_nodes=5, num_edges=4" in repr(g)
+    assert g.idtype == torch.int64 and g.device.type == "cpu" and g.to("cpu") is g
+
+
+@pytest.mark.parametrize("make", [list, np.array, torch.tensor, lambda x: np.array(x, dtype=np.int32)])
+def test_columns_of_any_integer_kind(make):
+    src, dst = graph((make([3, 1]), make([0, 2]))).edges()
+    assert src.tolist() == [3, 1] and dst.tolist() == [0, 2] and src.dtype == dst.dtype == torch.int64
+
+
+def test_read_only_and_reversed_arrays_are_accepted():
+    frozen = np.array([0, 1, 2])
+    frozen.flags.writeable = False
+    assert graph((frozen, frozen[::-1])).edges()[1].tolist() == [2, 1, 0]
+
+
+@pytest.mark.parametrize("edges", [([], []), (np.zeros(0, np.int64), torch.zeros(0))])
+def test_empty_graphs(edges):
+    assert graph(edges).num_nodes() == 0
+    g = graph(edges, num_nodes=3)
+    assert g.num_edges() == 0 and g.in_degrees().tolist() == [0, 0, 0] and g.edge_index().shape == (2, 0)
+
+
+def test_typed_counts_and_features():
+    g = typed()
+    assert g.ntypes == ["item", "user"] and g.etypes == ["follows", "rates"]
+    assert g.num_nodes() == 8 and g.num_nodes("item") == 5 and g.num_edges() == 5 and g.num_edges("rates") == 3
+    assert g.to_canonical_etype("rates") == RATES and not g.is_homogeneous
+    g.nodes["user"].data["x"] = torch.eye(3)
+    g.edges["rates"].data["w"] = np.ones(3)
+    assert list(g.ndata["x"]) == ["user"] and list(g.edata["w"]) == [RATES] and "y" not in g.ndata
+    g.ndata["y"] = {"item": torch.zeros(5), "user": torch.ones(3)}
+    assert sorted(g.ndata) == ["x", "y"] and g.nodes["item"].data["y"].shape == (5,)
+    del g.ndata["y"]
+    assert list(g.ndata) == ["x"] and len(g.ndata) == 1
+
+
+def test_counts_are_inferred_over_all_relations_and_isolated_types_kept():
+    g = heterograph({RATES: ([4], [0]), FOLLOWS: ([1], [6])}, {"tag": 2})
+    assert {t: g.num_nodes(t) for t in g.ntypes} == {"item": 1, "tag": 2, "user": 7}
+
+
+def test_one_name_for_two_relations_is_ambiguous():
+    g = heterograph({("a", "r", "b"): ([0], [0]), ("b", "r", "a"): ([0], [0])})
+    with pytest.raises(EdgeTypeError, match="ambiguous"):
+        g.num_edges("r")
+    assert g.num_edges(("a", "r", "b")) == 1
+
+
+def test_edge_views_and_orders():
+    g = graph(([2, 0, 2, 1], [1, 2, 0, 1]))
+    src, dst, eid = g.edges("all", order="srcdst")
+    assert list(zip(src.tolist(), dst.tolist(), strict=True)) == [(0, 2), (1, 1), (2, 0), (2, 1)]
+    assert eid.tolist() == [1, 3, 2, 0] and g.all_edges("eid").tolist() == [0, 1, 2, 3]
+    assert g.find_edges([3, 0])[0].tolist() == [1, 2]
+    assert typed().edges(etype="follows")[1].tolist() == [1, 0]
+    assert typed().edge_index(RATES).tolist() == [[0, 1, 1], [2, 0, 2]]
+
+
+def test_scopes_leave_the_graph_as_it_was():
+    g = graph(([0], [1]))
+    g.ndata["x"] = torch.zeros(2)
+    with pytest.raises(RuntimeError, match="stop"), g.local_scope():
+        g.ndata["x"], g.srcdata["y"] = torch.ones(2), torch.ones(2)
+        assert g.dstdata["y"].sum() == 2  # both sides are the same nodes
+        raise RuntimeError("stop")
+    assert g.ndata["x"].sum() == 0 and "y" not in g.ndata
+    twin = g.local_var()
+    twin.edata["w"] = torch.ones(1)
+    assert "w" not in g.edata and twin.ndata["x"] is g.ndata["x"]
+
+
+def test_to_bidirected_adds_reverses_once():
+    g = graph(([0, 0, 1, 2], [1, 1, 0, 2]), num_nodes=4)
+    g.ndata["x"] = torch.arange(4)
+    both = to_bidirected(g, copy_ndata=True, readonly=True)
+    assert both.edge_index().tolist() == [[0, 1, 2], [1, 0, 2]]
+    assert both.ndata["x"].tolist() == [0, 1, 2, 3] and len(to_bidirected(g).ndata) == 0
+    assert to_bidirected(graph(([], []))).num_edges() == 0
+    with pytest.raises(InvalidArgumentError, match="rates"):
+        to_bidirected(typed())
+
+
+@pytest.mark.parametrize(
+    ("edges", "counts", "error", "message"),
+    [
+        ({RATES: ([0, 9], [1, 1])}, {"user": 3, "item": 2}, GraphDataError, "rates.*edge 1: source 9 is"),
+        ({RATES: ([0, 1], [0, -1])}, None, GraphDataError, r"edge 1: destination -1"),
+        ({RATES: ([0, 1], [0])}, None, GraphDataError, "2 sources but 1 destinations"),
+        ({RATES: ([0.5], [0])}, None, InvalidArgumentError, "must be integers"),
+        ({RATES: ([[0]], [0])}, None, InvalidArgumentError, "in one dimension"),
+        ({RATES: 7}, None, GraphDataError, "must be a pair"),
+        ({RATES: (["a"], [0])}, None, InvalidArgumentError, "expected numbers"),
+        ({"rates": ([0], [0])}, None, EdgeTypeError, "triple"),
+        ({RATES: ([0], [0])}, {"user": -1}, InvalidArgumentError, "must be >= 0"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_named(edges, counts, error, message):
+    with pytest.raises(error, match=message):
+        heterograph(edges, counts)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda g: g.nodes["user"].data.update(x=torch.ones(2)), GraphDataError, "must have 3 rows"),
+        (lambda g: g.nodes["user"].data["z"], FieldNameError, "no feature 'z' on nodes of type 'user'"),
+        (lambda g: g.ndata["z"], KeyError, "no feature 'z'"),
+        (lambda g: g.ndata.update(z=torch.ones(3)), InvalidArgumentError, "dict"),
+        (lambda g: g.ndata.update(z={"foo": torch.ones(3)}), InvalidArgumentError, "foo"),
+        (lambda g: g.num_nodes("foo"), NodeTypeError, "foo"),
+        (lambda g: g.nodes(), NodeTypeError, "must be given"),
+        (lambda g: g.edges(), EdgeTypeError, "ambiguous"),
+        (lambda g: g.edges["foo"], EdgeTypeError, "foo"),
+        (lambda g: g.edges("vu", etype=RATES), InvalidArgumentError, "form"),
+        (lambda g: g.edges("uv", "dst", RATES), InvalidArgumentError, "order"),
+        (lambda g: g.find_edges([0, 3], RATES), OutOfRangeError, "Invalid edge ID.*3"),
+        (lambda g: g.in_degrees([5], RATES), OutOfRangeError, "5"),
+        (lambda g: g.in_degrees("some", RATES), InvalidArgumentError, "some"),
+    ],
+)  # fmt: skip
+def test_misuse_is_named(call, error, message):
+    with pytest.raises(error, match=message):
+        call(typed())

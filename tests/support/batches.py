@@ -1,0 +1,38 @@
+"""Minibatches that tests sample in many ways, and a fingerprint that says whether two are the same."""
+
+import hashlib
+
+import numpy as np
+import torch
+from oracle import NUM_NODES
+
+from mpigraph.dataloading import NeighborSampler
+from mpigraph.graphs.fields import EID, NID
+
+NUM_BATCHES = 6
+SAMPLERS = {
+    "uniform": NeighborSampler([3, 4]),
+    "replace": NeighborSampler([2, 5], replace=True),
+    "all": NeighborSampler([-1, -1]),
+    "prob": NeighborSampler([3, 2], prob="weight"),
+    "prob-replace": NeighborSampler([3, 2], prob="weight", replace=True),
+    "mask": NeighborSampler([2, 2], mask="even"),
+    "no-eids": NeighborSampler([3, 3], return_eids=False),
+}
+
+
+def batch(number: int) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(number).permutation(NUM_NODES)[:17].astype(np.int64))
+
+
+def digest(sample: tuple) -> str:
+    """A fingerprint of a minibatch of nodes or edges: its ids, and of each block or pair graph ends and ids."""
+    *others, blocks = sample
+    state = hashlib.sha256()
+    for one in (*others, *blocks):
+        tensors = [one]
+        if not isinstance(one, torch.Tensor):
+            tensors = [*one.edges(), one.srcdata[NID], one.edata.get(EID, torch.empty(0))]
+        for tensor in tensors:
+            state.update(tensor.numpy().tobytes())
+    return state.hexdigest()

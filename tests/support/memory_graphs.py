@@ -1,0 +1,44 @@
+"""A graph in memory that samplers of edges take for a distributed one, for tests of several relations."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from mpigraph.graphs.hetero import HeteroGraph
+from mpigraph.metadata.book import RangeBook
+from mpigraph.sampling.hops import RandomContext
+
+SEED, EPOCH = 5, 3
+
+
+class InMemory:
+    """Has what samplers of edges need; nothing is far, and an error is raised where it is found."""
+
+    def __init__(self, graph: HeteroGraph, seed: int = SEED, epoch: int = EPOCH) -> None:
+        self.graph, self.schema = graph, graph.schema
+        self.session = SimpleNamespace(draw=lambda: RandomContext(seed, epoch))
+        self.service = SimpleNamespace(sample=self._raise)
+        self.asked: list[Any] = []
+
+    @staticmethod
+    def _raise(requests: list, error: BaseException) -> None:
+        raise error
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.graph, name)
+
+    def has_edges_between(self, u: dict[Any, torch.Tensor], v: dict[Any, torch.Tensor]) -> dict[Any, torch.Tensor]:
+        self.asked.append({relation: len(src) for relation, src in u.items()})
+        found = {}
+        for relation, src in u.items():
+            pairs = set(zip(*(ends.tolist() for ends in self.graph.all_edges(etype=relation)), strict=True))
+            ends = zip(src.tolist(), v[relation].tolist(), strict=True)
+            found[relation] = torch.tensor([pair in pairs for pair in ends], dtype=torch.bool)
+        return found
+
+    def get_partition_book(self) -> Any:
+        """Two parts, of which the local one has no node."""
+        nodes = tuple([0, 0, self.graph.num_nodes(ntype)] for ntype in self.schema.ntypes)
+        edges = tuple([0, 0, self.graph.num_edges(relation)] for relation in self.schema.relations)
+        return SimpleNamespace(book=RangeBook(self.schema, nodes, edges), partid=0)
