@@ -485,6 +485,7 @@ def test_exit_without_destroying(body: str, says: str, tmp_path: Path, oracle: C
     assert seconds < SOON
 
 
+@pytest.mark.slow
 def test_the_example_trains_as_with_gloo() -> None:
     accuracies = []
     for backend in ("gloo", "mpi4py"):
