@@ -52,7 +52,7 @@ def _rows_per_chunk(row_bytes: int) -> int:
 
 
 def _row_bytes(table: Array) -> int:
-    return table.shape[1] * table.itemsize
+    return int(table.shape[1]) * table.itemsize
 
 
 def _chunks_in_flight(replies: int) -> int:
@@ -293,7 +293,8 @@ class RowServer:
             # a chunk a step, so that other replies have their turn in between
             full = len(sends) >= _chunks_in_flight(len(self._replies))
             yield sends.popleft() if full else MPI.REQUEST_NULL
-        yield from sends
+        for request in sends:
+            yield request
 
     def _send(self, chunk: Array, reader: int, tag: int) -> MPI.Request:
         self._traffic.sent(chunk.nbytes)
