@@ -68,7 +68,7 @@ class SparseOptimizer:
     """
 
     FIXED: ClassVar[tuple[str, ...]] = ("reduction",)
-    """Settings that a saved state must share; the others are restored from it."""
+    """Settings that must be those of a saved state; the others are restored from it."""
 
     def __init__(self, params: Sequence[DistEmbedding], settings: dict[str, Any], states: dict[str, bool]) -> None:
         """Begin.

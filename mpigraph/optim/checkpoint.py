@@ -43,7 +43,7 @@ class Identity(NamedTuple):
     Attributes:
         kind: name of its class.
         settings: its numbers and choices, JSON values.
-        fixed: the settings that who loads must share.
+        fixed: the settings that must be the same where it is loaded.
     """
 
     kind: str

@@ -1,4 +1,4 @@
-"""Push rows to the ranks in charge of them, all at once: how gradients travel.
+"""Push rows to their owners, all at once: how gradients travel.
 
 A push is three collective steps on a communicator that every rank takes part in, also with nothing to send::
 
@@ -6,7 +6,7 @@ A push is three collective steps on a communicator that every rank takes part in
     Ialltoallv(ids)        of the rows, 32 or 64 bits
     Ialltoallv(rows)       float32; MPI-3 counts are 32-bit, so they count rows
 
-A rank that cannot push because something failed takes part all the same and says so in its header, and every rank
+A rank that cannot push because something failed takes part all the same and its header tells so, and every rank
 raises. Rows that a rank pushes to itself stay where they are. Nothing is added up here, and the order of what arrives
 is fixed: by rank, then as pushed. So what is made of it does not depend on which message came first.
 
@@ -76,7 +76,7 @@ class Pushed:
 def push_rows(
     comm: MPI.Comm, what: str, key: int, outgoing: Outgoing, empty: _Empty, error: BaseException | None = None
 ) -> Coroutine[Pushed]:
-    """Send each rank the rows that it is in charge of.
+    """Send each rank the rows that it owns.
 
     Args:
         comm: who takes part.

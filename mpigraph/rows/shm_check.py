@@ -1,8 +1,8 @@
 """Whether a node's shared memory holds what its hosts want to put there.
 
 MPI keeps windows that several ranks of a node share in ``/dev/shm``, which is 64 MiB in many containers. It hands out
-memory that is not there, and the first store to it kills the process (SIGBUS), without a word. So every rank says
-before what is free on its node, and all raise the same error.
+memory that is not there, and the first store to it kills the process (SIGBUS), without a word. So every rank tells
+what is free on its node before, and all raise the same error.
 """
 
 import os

@@ -3,7 +3,7 @@
 For each relation three tables, cut over the hosts like the nodes and edges themselves: ``indptr`` (a host's own
 offsets, starting at 0, one more than it has destinations), ``indices`` (global source ids in CSC order) and
 ``out_degrees`` (of the relation's sources). Edge ids are positions: nothing else is needed to find an edge. All
-relations share windows.
+relations use the same windows.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from mpigraph.rows.table_window import TableWindow
 from mpigraph.storage.format import index_dtype, relation_dataset_name
 from mpigraph.storage.part_config import PartConfig
 from mpigraph.storage.shard import ShardReader
-from mpigraph.store.host_ranges import cut_for_hosts, pieces, read_rows
+from mpigraph.store.host_ranges import cut_for_hosts, overlaps, read_rows
 from mpigraph.store.memory_estimate import host_memory
 
 __all__ = ["Adjacency", "Topology"]
@@ -114,7 +114,7 @@ class Topology:
             read_rows(self.config, "part_graph", name, offsets, begin, tables.segment(relation, host))
         indptr = self._indptr.segment(relation, host)
         at, edges = 0, 0
-        for part, first, last in pieces(book.node_offsets[dst], *self.hosts.node_range(host, dst)):
+        for part, first, last in overlaps(book.node_offsets[dst], *self.hosts.node_range(host, dst)):
             with ShardReader(self.config.part_path(part, "part_graph"), self.config.graph_name, part) as shard:
                 begins = shard.read(relation_dataset_name(key, "indptr"), first, last + 1)
             indptr[at : at + len(begins)] = begins - begins[0] + edges
