@@ -18,7 +18,6 @@ from mpigraph.distgraph.tensor import DistTensor, find_policy
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.kernels.rng import combine
 from mpigraph.rows.owners import RowOwners
-from mpigraph.session.agreement import agreed
 from mpigraph.session.context import current
 
 __all__ = ["DistEmbedding", "Lookup"]
@@ -90,7 +89,7 @@ class DistEmbedding:
         """
         session = current()
         called = "an embedding" if name is None else f"embedding {name!r}"
-        with agreed(session, f"creating {called}"):
+        with session.world.together(f"creating {called}"):
             _check(name, embedding_dim, dtype, init_func)
             find_policy(session, (num_embeddings, embedding_dim), part_policy)
         if name is None:

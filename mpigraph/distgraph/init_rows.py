@@ -15,7 +15,6 @@ from mpigraph.kernels.rng import combine
 from mpigraph.rows.owners import RowOwners
 from mpigraph.rows.row_tensor import RowTensor
 from mpigraph.sampling.protocol import Operation
-from mpigraph.session.agreement import agreed
 from mpigraph.session.context import Session
 
 __all__ = ["Fill", "InitFunc", "by_chunk", "by_range", "fill_rows"]
@@ -34,7 +33,7 @@ def fill_rows(session: Session, rows: RowTensor, fill: Fill) -> None:
     Raises:
         CollectiveError: ``fill`` raised somewhere; on every trainer.
     """
-    with agreed(session, f"init_func of tensor {rows.name!r}"):
+    with session.world.together(f"init_func of tensor {rows.name!r}"):
         fill(rows, RowOwners(session.world, rows.window.offsets))
     session.control.call(Operation.BARRIER)
 

@@ -261,7 +261,7 @@ class DistTensor:
         for owned in self._owned():
             for first in range(owned.first, owned.last, _BLOCK):
                 found += int(torch.count_nonzero(self[first : min(first + _BLOCK, owned.last)]))
-        return self._handle.session.world.add(found)
+        return self._handle.session.world.allreduce_sum(found)
 
     def _owned(self) -> list[OwnedRange]:
         return RowOwners(self._handle.session.world, self.rows.window.offsets).ranges()

@@ -26,10 +26,12 @@ from mpi4py import MPI
 from mpigraph.arrays import I64
 from mpigraph.config import Config
 from mpigraph.errors import ClosedError, InvalidArgumentError
-from mpigraph.mpi.agree import allgather_bytes, wait_asleep
+from mpigraph.mpi.agree import allgather_bytes, together
 from mpigraph.mpi.compat import unlink_segments
 from mpigraph.mpi.numa import choose_servers, memory_domain
-from mpigraph.mpi.watch import Watchdog
+from mpigraph.mpi.progress import Progress
+from mpigraph.mpi.wait import PEERS_COMPUTE, wait
+from mpigraph.mpi.watchdog import Watchdog
 
 __all__ = ["World"]
 
@@ -47,6 +49,8 @@ class World:
         pids: int64[size], process ids; they mean something among the ranks of a node.
         num_nodes: how many nodes the job runs on.
         node_index: this rank's node.
+        watchdog: gives every wait its deadline.
+        progress: on trainers, the thread that advances what nobody waits for; None if MPI allows no calls from threads.
 
     Collective on the communicator given: construction and :meth:`close`.
     """
@@ -79,6 +83,10 @@ class World:
             self._own(self.trainers)
         self.watchdog = Watchdog(self.node, self.identity, config.timeout)
         self._made.callback(self.watchdog.close)
+        self.progress: Progress | None = None
+        if self.is_trainer and self.threads_may_communicate:
+            self.progress = Progress(self.watch)
+            self._made.callback(self.progress.close)
 
     def _check_threads(self) -> None:
         """A trainer that hosts rows for other nodes answers for them while it computes."""
@@ -163,7 +171,7 @@ class World:
         """Do some work on one rank of each node while the others wait. Collective on ``node``."""
         if self.node.rank == 0:
             work()
-        wait_asleep(self.node.Ibarrier())
+        wait(self.node.Ibarrier(), PEERS_COMPUTE)
 
     def neighbourhood(self, trainer: int) -> tuple[list[int], int, int]:
         """Where a trainer is: the hosts on its node, its place among the trainers there, and how many those are."""
@@ -179,6 +187,13 @@ class World:
         """Put a deadline of ``patience`` timeouts on the wait inside the ``with`` block."""
         return self.watchdog.watch(what, patience)
 
+    def together(self, doing: str, patience: float = 1.0) -> AbstractContextManager[None]:
+        """Run local code; if it raised on any trainer, raise on every trainer, naming the culprits.
+
+        A trainer waits ``patience`` timeouts for the slowest. Collective on ``trainers``.
+        """
+        return together(self.trainers, doing, "trainer", self.watch(doing, patience))
+
     def cores_per_rank(self) -> int:
         """How many cores each rank of this node has if they share what they may run on. Collective on ``node``."""
         mine = ",".join(map(str, sorted(os.sched_getaffinity(0))))
@@ -190,11 +205,11 @@ class World:
         """Whether MPI allows calls from several threads at once."""
         return bool(MPI.Query_thread() == MPI.THREAD_MULTIPLE)
 
-    def agree(self, value: int, largest: bool) -> int:
+    def allreduce_minmax(self, value: int, largest: bool) -> int:
         """The largest or smallest of every trainer's value. Collective on ``trainers``."""
         return self._allreduce(value, MPI.MAX if largest else MPI.MIN)
 
-    def add(self, value: int) -> int:
+    def allreduce_sum(self, value: int) -> int:
         """The sum of every trainer's value. Collective on ``trainers``."""
         return self._allreduce(value, MPI.SUM)
 

@@ -6,7 +6,7 @@ Exposition: one step, the same on every trainer::
     push       gradients to the owner of each row, a trainer (rows/push.py), embedding by embedding
     update     as owner: add up the gradients of each row in rank order, then in the order of the reads, and update
                it once, by plain stores into the memory of a near host (kernels/updates.py)
-    conclude   wait for all; from here on every trainer reads the new rows
+    agree      wait for all; from here on every trainer reads the new rows
 
 No server takes part, and nothing here needs ``torch.distributed``. An owner touches no row before every trainer
 is in the step, so whoever still computes reads the old rows. What is wrong on one trainer is told with its
@@ -31,12 +31,11 @@ from mpigraph.errors import CollectiveError
 from mpigraph.kernels.compact import LocalIds
 from mpigraph.kernels.row_ops import split_by_range
 from mpigraph.kernels.updates import Gradients, collect
-from mpigraph.mpi.agree import allgather_bytes
+from mpigraph.mpi.agree import agree, allgather_bytes, everywhere
 from mpigraph.mpi.coroutine import Coroutine, run
 from mpigraph.optim.checkpoint import Identity, Table, load, save
 from mpigraph.optim.checks import check_embeddings, check_settings, dense_gradient
-from mpigraph.rows.push import Outgoing, Pushed, conclude, push_rows
-from mpigraph.session.agreement import agreed
+from mpigraph.rows.push import Outgoing, Pushed, push_rows
 from mpigraph.session.context import current
 from mpigraph.storage.format import index_dtype
 
@@ -81,7 +80,7 @@ class SparseOptimizer:
         """
         session = self._session = current()
         kind = type(self).__name__
-        with agreed(session, f"creating {kind}"):
+        with session.world.together(f"creating {kind}"):
             self.params = check_embeddings(params)
             self.settings = check_settings(settings)
             if session.world.local_trainer == 0:
@@ -203,7 +202,7 @@ class SparseOptimizer:
             except Exception as exc:  # raised on every trainer by the next push, or at the end
                 error = exc
         self._sync()
-        yield from conclude(comm, self._what, error)
+        yield from agree(comm, self._what, error, "trainer")
         self._sync()
 
     def _sync(self) -> None:
@@ -252,9 +251,7 @@ class SparseOptimizer:
             texts = [text.decode() for text in allgather_bytes(world.trainers, mine.encode())]
         for trainer, text in enumerate(texts):
             if text != texts[0]:
-                error = CollectiveError(f"trainers make different optimizers: 0 {texts[0]}, {trainer} {text}")
-                error.everywhere = True
-                raise error
+                raise everywhere(CollectiveError(f"trainers make different optimizers: 0 {texts[0]}, {trainer} {text}"))
         return zlib.crc32(mine.encode()) << 16
 
 

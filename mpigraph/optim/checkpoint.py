@@ -24,7 +24,6 @@ from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.errors import InvalidArgumentError, ShardFormatError
 from mpigraph.mpi.agree import allgather_bytes
 from mpigraph.rows.owners import OwnedRange, RowOwners
-from mpigraph.session.agreement import agreed
 from mpigraph.session.context import Session
 from mpigraph.storage.shard import ShardReader, ShardWriter
 
@@ -88,7 +87,7 @@ def save(session: Session, path: str | os.PathLike[str], identity: Identity, tab
     with session.world.watch(doing):
         word = allgather_bytes(session.world.trainers, secrets.token_hex(6).encode())[0].decode()
     directory = Path(path)
-    with agreed(session, doing, _PATIENCE):
+    with session.world.together(doing, _PATIENCE):
         directory.mkdir(parents=True, exist_ok=True)
         with ShardWriter(directory / _file(word, session.rank), _GRAPH, session.rank) as writer:
             for number, table in enumerate(tables):
@@ -97,7 +96,7 @@ def save(session: Session, path: str | os.PathLike[str], identity: Identity, tab
                     for name, tensor in table.tensors.items():
                         rows = tensor.rows.segment(owned.host)[owned.rows]
                         writer.add(_dataset(number, name, place), rows, tensor.rows.dtype)
-    with agreed(session, doing, _PATIENCE):
+    with session.world.together(doing, _PATIENCE):
         if session.rank == 0:
             _publish(directory, word, session.num_trainers, identity, tables)
 
@@ -113,10 +112,10 @@ def load(session: Session, path: str | os.PathLike[str], identity: Identity, tab
     """
     doing = f"loading embeddings from {os.fspath(path)!r}"
     directory = Path(path)
-    with agreed(session, doing, _PATIENCE):
+    with session.world.together(doing, _PATIENCE):
         index = _Index(directory / _INDEX)
         index.check(identity, tables)
-    with agreed(session, doing, _PATIENCE), ExitStack() as opened:
+    with session.world.together(doing, _PATIENCE), ExitStack() as opened:
         readers: dict[int, ShardReader] = {}
         for table in tables:
             number, saved = index.find(table.name)

@@ -8,6 +8,7 @@ was closed, or the request makes no sense.
 The reader sends every far host one request and puts each chunk into its place while the next ones travel. Each request
 has a tag of its own, so several threads of a rank may read at once. :class:`RowServer` answers on the hosts, whenever
 somebody calls ``progress``; each call packs a chunk or two, so a slow reader only keeps its own few chunks waiting.
+Both sides of a request are coroutines (``mpi/coroutine.py``): what follows a ``yield`` happens once a message is here.
 """
 
 from collections import deque
@@ -22,7 +23,8 @@ from mpigraph.arrays import I64, U8, Array
 from mpigraph.errors import ClosedError
 from mpigraph.kernels.row_ops import gather_rows
 from mpigraph.log import get_logger
-from mpigraph.mpi.watch import Backoff
+from mpigraph.mpi.coroutine import Coroutine, Task, finish
+from mpigraph.mpi.wait import TRANSFER, Backoff
 from mpigraph.mpi.world import World
 from mpigraph.rows.pool import RowPool
 from mpigraph.rows.transport import (
@@ -41,11 +43,16 @@ REQUEST = 0  # tag of a request; replies have others
 _TAGS = 1 << 15  # MPI allows at least this many
 _HEADER_WORDS = 4  # window, rows, bytes of an id, tag of the reply
 _OF_ONE, _OF_ALL = 3, 24  # chunks in flight of one reply, and of all replies together
+_REFUSAL = np.empty(0, np.uint8)
 _SPARSE = 64  # rows held for each row wanted, above which a table of them is slower than sorting
 
 
 def _rows_per_chunk(row_bytes: int) -> int:
     return max(1, CHUNK // row_bytes)
+
+
+def _row_bytes(table: Array) -> int:
+    return int(table.shape[1]) * table.itemsize
 
 
 def _chunks_in_flight(replies: int) -> int:
@@ -97,84 +104,6 @@ def _first_alike(wanted: RemoteRows) -> I64:
     return table[wanted.rows]
 
 
-class _Incoming:
-    """One outstanding request of this rank, begun by construction, with at most ``most`` receives posted.
-
-    Attributes:
-        failed: the host could not answer.
-    """
-
-    def __init__(
-        self,
-        comm: MPI.Intracomm,
-        window: WindowHandle,
-        wanted: RemoteRows,
-        tag: int,
-        out: Array,
-        pool: RowPool,
-        most: int,
-    ) -> None:
-        self._comm, self._from, self._out, self._pool = comm, (wanted.rank, tag), out, pool
-        self._wanted = _Wanted(wanted)
-        self._row_bytes = window.row_bytes
-        self._asked = 0  # rows that a receive was posted for
-        self._receives: deque[tuple[MPI.Request, int, Array, bool]] = deque()  # first row, chunk, in its place already
-        self.failed = False
-        self._message = self._wanted.message(window.number, tag)
-        self.nbytes = self._message.nbytes
-        for _ in range(most):
-            self._post()
-        self._sending = comm.Isend(self._message, wanted.rank, REQUEST)
-
-    def _post(self) -> None:
-        """Be ready for the next chunk: in its place if that is one stretch, else in memory of the pool."""
-        begin = self._asked
-        count = min(_rows_per_chunk(self._row_bytes), len(self._wanted.rows) - begin)
-        if count <= 0:
-            return
-        self._asked += count
-        first, last = self._wanted.places[begin], self._wanted.places[begin + count - 1]
-        in_place = last - first == count - 1 and len(self._wanted.repeats) == 0  # places ascend
-        shape, dtype = (count, self._out.shape[1]), self._out.dtype
-        chunk = self._out[first : last + 1] if in_place else self._pool.empty(shape, dtype)
-        request = self._comm.Irecv([_as_bytes(chunk), MPI.BYTE], *self._from)
-        self._receives.append((request, begin, chunk, in_place))
-
-    def step(self, traffic: Traffic) -> bool:
-        """Place the next chunk if it is here; return whether it was."""
-        status = MPI.Status()
-        if not self._receives or not self._receives[0][0].Test(status):
-            return False
-        _, begin, chunk, in_place = self._receives.popleft()
-        if status.Get_count(MPI.BYTE) == 0:
-            self._give_up()
-            return True
-        traffic.received(chunk.nbytes)
-        self._post()
-        if not in_place:
-            places = self._wanted.places[begin : begin + len(chunk)]
-            gather_rows(chunk, np.arange(len(chunk)), places, self._out)
-        return True
-
-    def _give_up(self) -> None:
-        """Nothing more will come."""
-        self.failed = True
-        for request, *_ in self._receives:
-            request.Cancel()
-            request.Wait()
-        self._receives.clear()
-        self._asked = len(self._wanted.rows)
-
-    @property
-    def done(self) -> bool:
-        return not self._receives and self._sending.Test()
-
-    def repeat(self) -> None:
-        """Copy rows that were wanted several times."""
-        if len(self._wanted.repeats):
-            gather_rows(self._out, self._wanted.originals, self._wanted.repeats, self._out)
-
-
 class PackedTransport(Transport):
     """Reads far rows by asking their hosts, and answers for the rows of this rank.
 
@@ -214,85 +143,78 @@ class PackedTransport(Transport):
             ranks = ", ".join(str(rows.rank) for rows in requests)
             with self.world.watch(f"rows of window {window.number} from rank(s) {ranks}"):
                 most = _chunks_in_flight(len(requests))
-                replies = [self._ask(window, rows, out, most) for rows in requests]
+                replies = [Task(self._fetch(window, rows, out, most)) for rows in requests]
                 meanwhile()
-                self._receive(replies)
-            failed += [rows.rank for rows, reply in zip(requests, replies, strict=True) if reply.failed]
+                finish(replies, TRANSFER)
+            failed += [rows.rank for rows, reply in zip(requests, replies, strict=True) if not reply.result()]
             meanwhile = nothing
         if failed:
             raise ClosedError(f"rank {failed[0]} does not hold these rows of window {window.number}: it was closed")
 
-    def _ask(self, window: WindowHandle, wanted: RemoteRows, out: Array, most: int) -> _Incoming:
+    def _fetch(self, window: WindowHandle, wanted: RemoteRows, out: Array, most: int) -> Coroutine[bool]:
+        """Ask a host for rows and put them into their places, ``most`` receives posted at a time.
+
+        Returns:
+            Whether the host could answer.
+        """
+        distinct, tag = _Wanted(wanted), self._next_tag()
+        chunks = iter(range(0, len(distinct.rows), _rows_per_chunk(window.row_bytes)))
+        receives: deque[tuple[MPI.Request, int, Array, bool]] = deque()  # first row, chunk, in its place already
+
+        def post() -> None:
+            """Be ready for the next chunk: in its place if that is one stretch, else in memory of the pool."""
+            begin = next(chunks, None)
+            if begin is None:
+                return
+            places = distinct.places[begin : begin + _rows_per_chunk(window.row_bytes)]
+            in_place = places[-1] - places[0] == len(places) - 1 and len(distinct.repeats) == 0  # places ascend
+            shape = len(places), out.shape[1]
+            chunk = out[places[0] : places[-1] + 1] if in_place else self._pool.empty(shape, out.dtype)
+            receives.append((self._comm.Irecv([_as_bytes(chunk), MPI.BYTE], wanted.rank, tag), begin, chunk, in_place))
+
+        for _ in range(most):
+            post()
+        message = distinct.message(window.number, tag)
+        self.traffic.sent(message.nbytes)
+        sending = self._comm.Isend(message, wanted.rank, REQUEST)
+        while receives:
+            request, begin, chunk, in_place = receives.popleft()
+            status = yield request
+            if status.Get_count(MPI.BYTE) == 0:  # and nothing more will come
+                for request, *_ in receives:
+                    request.Cancel()
+                    request.Wait()
+                yield sending
+                return False
+            self.traffic.received(chunk.nbytes)
+            post()  # before this chunk is placed, so that the next ones travel
+            if not in_place:
+                gather_rows(chunk, np.arange(len(chunk)), distinct.places[begin : begin + len(chunk)], out)
+        yield sending
+        if len(distinct.repeats):
+            gather_rows(out, distinct.originals, distinct.repeats, out)
+        return True
+
+    def _next_tag(self) -> int:
         with self._lock:
             self._tag = self._tag % (_TAGS - 1) + 1
-            tag = self._tag
-        reply = _Incoming(self._comm, window, wanted, tag, out, self._pool, most)
-        self.traffic.sent(reply.nbytes)
-        return reply
-
-    def _receive(self, replies: list[_Incoming]) -> None:
-        """Place what comes until all is there."""
-        backoff = Backoff(spins=2, longest=1e-4)  # longer sleeps hold up the transfer: MPI works when it is called
-        waiting = replies
-        while waiting:
-            moved = [reply.step(self.traffic) for reply in waiting]
-            if any(moved):
-                backoff.reset()
-            else:
-                backoff.pause()
-            waiting = [reply for reply in waiting if not reply.done]
-        for reply in replies:
-            reply.repeat()
+            return self._tag
 
     def progress(self) -> bool:
-        """Advance the replies to other ranks; return whether any is outstanding."""
-        return self.server.poll()
+        """Advance the replies to other ranks; return whether anything moved."""
+        return self.server.progress()
+
+    @property
+    def outstanding(self) -> bool:
+        """Whether a request or reply is not complete."""
+        return self.server.outstanding
 
     def close(self) -> None:
         """Send what is still being sent. Every reader must have what it asked for."""
         with self.world.watch("sending the last rows"):
-            while self.server.poll():
-                pass
-
-
-class _Outgoing:
-    """The reply to one request. ``table`` is None if it cannot be answered."""
-
-    def __init__(self, reader: int, tag: int, number: int, table: Array | None, rows: Array) -> None:
-        self.number = number
-        self.table = table
-        self._to = (reader, tag)
-        self._rows = rows
-        self._at = 0
-        self._sends: deque[tuple[MPI.Request, Array]] = deque()
-
-    def step(self, comm: MPI.Intracomm, pool: RowPool, traffic: Traffic, most: int) -> bool:
-        """Send the next chunk if fewer than ``most`` are outstanding; return whether anything moved."""
-        moved = False
-        while self._sends and self._sends[0][0].Test():
-            self._sends.popleft()  # the pool has the chunk again
-            moved = True
-        if self._at < len(self._rows) and len(self._sends) < most:
-            chunk = self._pack(pool)
-            self._sends.append((comm.Isend([_as_bytes(chunk), MPI.BYTE], *self._to), chunk))
-            traffic.sent(chunk.nbytes)
-            moved = True
-        return moved
-
-    def _pack(self, pool: RowPool) -> Array:
-        if self.table is None:
-            self._at = len(self._rows)
-            return np.empty(0, np.uint8)
-        row_bytes = self.table.shape[1] * self.table.itemsize
-        rows = self._rows[self._at : self._at + _rows_per_chunk(row_bytes)].astype(np.int64)
-        self._at += len(rows)
-        chunk = pool.empty((len(rows), self.table.shape[1]), self.table.dtype)
-        gather_rows(self.table, rows, np.arange(len(rows)), chunk)
-        return chunk
-
-    @property
-    def done(self) -> bool:
-        return self._at == len(self._rows) and not self._sends
+            backoff = Backoff()
+            while self.progress() or self.outstanding:
+                backoff.pause(TRANSFER)
 
 
 class RowServer:
@@ -303,11 +225,9 @@ class RowServer:
         self._comm = comm
         self._pool = pool
         self._traffic = traffic
-        self._lock = Lock()  # poll() may run in another thread than enter() and forget()
+        self._lock = Lock()  # progress() may run in another thread than enter() and forget()
         self._tables: dict[int, Array] = {}
-        self._requests: deque[tuple[MPI.Request, int, U8]] = deque()
-        self._replies: list[_Outgoing] = []
-        self._backoff = Backoff(spins=2, longest=1e-4)
+        self._replies: list[Task[None]] = []
 
     def enter(self, number: int, table: Array) -> None:
         """Answer for a window whose rows here are ``table`` (2-D, rows as words)."""
@@ -318,62 +238,71 @@ class RowServer:
         """Answer no more for a window, whose memory may go now."""
         with self._lock:
             self._tables.pop(number, None)
-            for reply in self._replies:
-                if reply.number == number:
-                    reply.table = None
 
-    def poll(self) -> bool:
-        """Advance the replies; return whether a request or reply is outstanding.
+    @property
+    def outstanding(self) -> bool:
+        """Whether a request or reply is not complete."""
+        return bool(self._replies)
 
-        What is outstanding needs the MPI library to be called often, so the pauses here are short.
-        """
-        if self._step():
-            self._backoff.reset()
-            return True
-        busy = bool(self._requests or self._replies)
-        if busy:
-            self._backoff.pause()
-        return busy
-
-    def _step(self) -> bool:
+    def progress(self) -> bool:
+        """Take in the requests that have come, advance each reply by a step, and return whether anything moved."""
         with self._lock:
-            moved = self._accept()
-            for reply in self._replies:
-                moved |= reply.step(self._comm, self._pool, self._traffic, _chunks_in_flight(len(self._replies)))
+            accepted = self._accept()
+            moved = any([reply.advance() for reply in self._replies])
             if moved:
+                for reply in self._replies:
+                    if reply.done:
+                        reply.result()  # an error ends the job
                 self._replies = [reply for reply in self._replies if not reply.done]
-            return moved
+            return accepted or moved
 
     def _accept(self) -> bool:
-        """Take in the requests that have come. A long one arrives while its sender is elsewhere: never wait for it."""
-        moved = False
+        """Begin to receive the requests that have come; a long one arrives while its sender is elsewhere."""
         status = MPI.Status()
+        before = len(self._replies)
         while (message := self._comm.Improbe(MPI.ANY_SOURCE, REQUEST, status)) is not None:
             words = np.empty(status.Get_count(MPI.BYTE), np.uint8)
-            self._requests.append((message.Irecv([words, MPI.BYTE]), status.Get_source(), words))
-        for _ in range(len(self._requests)):
-            request, reader, words = self._requests.popleft()
-            if not request.Test():
-                self._requests.append((request, reader, words))
-                continue
-            self._traffic.received(words.nbytes)
-            self._replies += self._read_request(reader, words)
-            moved = True
-        return moved
+            self._replies.append(Task(self._reply(message, status.Get_source(), words)))
+        return len(self._replies) > before
 
-    def _read_request(self, reader: int, words: U8) -> list[_Outgoing]:
-        """The reply to a request, empty if nobody can be answered."""
+    def _reply(self, message: MPI.Message, reader: int, words: U8) -> Coroutine[None]:
+        """Receive a request into ``words`` and send the rows, as many chunks at a time as the other replies allow."""
+        yield message.Irecv([words, MPI.BYTE])
+        self._traffic.received(words.nbytes)
         if len(words) < 8 * _HEADER_WORDS:
             get_logger().error("rank %d sent a request of %d bytes for rows", reader, len(words))
-            return []
+            return
         number, count, width, tag = words[: 8 * _HEADER_WORDS].view(np.int64).tolist()
         if not REQUEST < tag < _TAGS:
             get_logger().error("rank %d wants a reply with tag %d", reader, tag)
-            return []
-        table, refusal = self._tables.get(number), [_Outgoing(reader, tag, number, None, np.zeros(1, np.int64))]
-        if table is None or width not in (4, 8) or len(words) != 8 * _HEADER_WORDS + count * width:
-            return refusal
-        rows = words[8 * _HEADER_WORDS :].view(np.uint32 if width == 4 else np.int64)
-        if count and not 0 <= int(rows.min()) <= int(rows.max()) < len(table):
-            return refusal
-        return [_Outgoing(reader, tag, number, table, rows)]
+            return
+        rows = self._rows_of(number, count, width, words[8 * _HEADER_WORDS :])
+        if rows is None:
+            yield self._send(_REFUSAL, reader, tag)
+            return
+        sends: deque[MPI.Request] = deque()  # each keeps its chunk alive
+        for begin in range(0, len(rows), step := _rows_per_chunk(_row_bytes(self._tables[number]))):
+            table = self._tables.get(number)
+            if table is None:  # closed meanwhile
+                sends.append(self._send(_REFUSAL, reader, tag))
+                break
+            some = rows[begin : begin + step].astype(np.int64)
+            chunk = self._pool.empty((len(some), table.shape[1]), table.dtype)
+            gather_rows(table, some, np.arange(len(some)), chunk)
+            sends.append(self._send(chunk, reader, tag))
+            # a chunk a step, so that other replies have their turn in between
+            full = len(sends) >= _chunks_in_flight(len(self._replies))
+            yield sends.popleft() if full else MPI.REQUEST_NULL
+        yield from sends
+
+    def _send(self, chunk: Array, reader: int, tag: int) -> MPI.Request:
+        self._traffic.sent(chunk.nbytes)
+        return self._comm.Isend([_as_bytes(chunk), MPI.BYTE], reader, tag)
+
+    def _rows_of(self, number: int, count: int, width: int, ids: U8) -> Array | None:
+        """The rows that a request names; None if it cannot be answered."""
+        table = self._tables.get(number)
+        if table is None or width not in (4, 8) or len(ids) != count * width:
+            return None
+        rows = ids.view(np.uint32 if width == 4 else np.int64)
+        return rows if not count or 0 <= int(rows.min()) <= int(rows.max()) < len(table) else None

@@ -12,7 +12,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpigraph.log import get_logger
-from mpigraph.mpi.watch import Backoff
+from mpigraph.mpi.wait import TRANSFER, Backoff
 from mpigraph.rows.service import RowService
 from mpigraph.rows.window import RowWindow
 
@@ -56,10 +56,12 @@ def _measure(service: RowService) -> dict[str, float]:
         seconds[:] = [_median_time(partial(window.gather, ids, out, transport)) for transport in transports]
     with world.watch("measuring the transports"):
         request = world.comm.Iallreduce(MPI.IN_PLACE, seconds, op=MPI.MAX)
-        backoff = Backoff(longest=1e-4)
+        backoff = Backoff()
         while not request.Test():
-            if world.is_trainer or not service.progress_rows():
-                backoff.pause()
+            if not world.is_trainer and service.progress():
+                backoff.reset()
+            else:
+                backoff.pause(TRANSFER)
         window.close()
     return {way.name: _ROWS * _ROW_BYTES / took for way, took in zip(transports, seconds.tolist(), strict=True)}
 

@@ -14,9 +14,8 @@ import numpy as np
 from mpi4py import MPI
 
 from mpigraph.errors import InvalidArgumentError
-from mpigraph.mpi.agree import allgather_bytes
+from mpigraph.mpi.agree import allgather_bytes, everywhere
 from mpigraph.mpi.compat import library_version
-from mpigraph.mpi.watch import keep_progress
 from mpigraph.mpi.world import World
 from mpigraph.rows.packed import PackedTransport
 from mpigraph.rows.rma import RmaTransport
@@ -32,7 +31,7 @@ class RowService:
     """The transports of a job and the state of its windows.
 
     A job on one node has no transport: every row is loaded. On several nodes a host that also trains makes progress in
-    a thread of its own, from construction until the world is closed; a server does it in its loop. Its polls also let
+    the progress thread, from construction until the world is closed; a server does it in its loop. These polls also let
     MPI serve one-sided reads of this rank's rows.
 
     Attributes:
@@ -60,8 +59,8 @@ class RowService:
         self.transports = () if world.all_near else tuple(transport(world) for transport in TRANSPORTS)
         for transport in self.transports:
             world.at_close(transport.close)
-        if self.transports and world.is_host and world.is_trainer:
-            world.at_close(keep_progress(self.progress_rows))
+        if self.transports and world.is_host and world.progress is not None:
+            world.at_close(world.progress.listen(self))
         self.transport = next((each for each in self.transports if self.automatic or each.name == setting), None)
 
     @property
@@ -84,9 +83,14 @@ class RowService:
         for transport in self.transports:
             transport.forget(window)
 
-    def progress_rows(self) -> bool:
-        """Advance what other ranks have asked of this one, without waiting; return whether any is outstanding."""
+    def progress(self) -> bool:
+        """Advance what other ranks have asked of this one, without waiting; return whether anything moved."""
         return any([transport.progress() for transport in self.transports])
+
+    @property
+    def outstanding(self) -> bool:
+        """Whether anything that other ranks have asked of this one is not complete."""
+        return any(transport.outstanding for transport in self.transports)
 
 
 def _transport_setting(world: World) -> str:
@@ -94,7 +98,8 @@ def _transport_setting(world: World) -> str:
     allowed = ["auto", *(transport.name for transport in TRANSPORTS)]
     setting = allgather_bytes(world.comm, world.config.transport.encode())[0].decode()
     if setting not in allowed:
-        raise _everywhere(f"transport must be {', '.join(allowed[:-1])} or {allowed[-1]} (got {setting!r})")
+        choices = f"{', '.join(allowed[:-1])} or {allowed[-1]}"
+        raise everywhere(InvalidArgumentError(f"transport must be {choices} (got {setting!r})"))
     return setting
 
 
@@ -122,12 +127,7 @@ def window_kind(world: World) -> str:
     world.comm.Allreduce(MPI.IN_PLACE, answer, op=MPI.MIN)
     win.Free()
     if not answer[0] and wanted == "allocate":
-        raise _everywhere(f"window 'allocate' does not work with {library_version()}: use auto or create")
+        raise everywhere(
+            InvalidArgumentError(f"window 'allocate' does not work with {library_version()}: use auto or create")
+        )
     return "allocate" if answer[0] else "create"
-
-
-def _everywhere(text: str) -> InvalidArgumentError:
-    """An error that every rank raises."""
-    error = InvalidArgumentError(text)
-    error.everywhere = True
-    return error

@@ -132,10 +132,15 @@ class Transport:
         raise NotImplementedError
 
     def progress(self) -> bool:
-        """Advance what other ranks have asked of this one, without waiting; return whether anything is outstanding.
+        """Advance what other ranks have asked of this one, without waiting; return whether anything moved.
 
-        Called again and again on every host: in a server's loop, else by a thread of its own.
+        Called again and again on every host: in a server's loop, else by the progress thread.
         """
+        return False
+
+    @property
+    def outstanding(self) -> bool:
+        """Whether anything that other ranks have asked of this one is not complete: :meth:`progress` must come soon."""
         return False
 
     def close(self) -> None:

@@ -4,7 +4,6 @@ import fcntl
 import os
 import re
 import shutil
-import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from jobs import Done, cannot_mount, clean_environment, mpiexec, run_job, with_file_system
+from jobs import Done, cannot_mount, clean_environment, mpiexec, run_job, warm_python, with_file_system
 from layouts import Job, on_all
 from oracle import NAME, write_oracle
 
@@ -167,7 +166,7 @@ def test_a_copy_is_compared_by_checksums(config: PartConfig, tmp_path: Path) -> 
 
 
 def command(ranks: int, *words: object, before: Sequence[str] = (), **env: str) -> Done:
-    start = [*before, *mpiexec(ranks), sys.executable, "-m", "mpigraph", "stage"]
+    start = [*before, *mpiexec(ranks), *warm_python(), "-m", "mpigraph", "stage"]
     return run_job([*start, *words], clean_environment() | env)
 
 

@@ -1,12 +1,11 @@
 """Far rows by both transports: equal rows, repeats, threads, closed windows, damaged requests, the choice."""
 
-import sys
 import time
 from threading import Thread
 
 import numpy as np
 import pytest
-from jobs import mpiexec, run, run_script
+from jobs import mpiexec, run, run_script, warm_python
 from layouts import WAIT, Job
 from mpi4py import MPI
 from worlds import KINDS, meet, row_values, rows_of
@@ -72,7 +71,7 @@ def test_both_transports_read_the_same_rows(layout: Job, kind: str, small_chunks
                 out = np.zeros((len(wanted[2]), *shape), dtype)
                 assert window.gather(wanted[2], out, way) is out
                 assert np.array_equal(out, row_values(wanted[2], shape, dtype))
-            meet(world, service.progress_rows)
+            meet(world, service.progress)
             window.close()
 
 
@@ -99,7 +98,7 @@ def test_threads_of_a_trainer_read_at_once(layout: Job, small_chunks: None) -> N
                 thread.start()
             for thread in threads:
                 thread.join()
-        meet(world, service.progress_rows)
+        meet(world, service.progress)
         assert not wrong
         window.close()
         narrow.close()
@@ -128,10 +127,10 @@ def test_a_window_that_its_owner_forgot_raises(layout: Job, stop: str, small_chu
             if world.is_host and stop == "within":
                 time.sleep(0.02)
                 way.server.forget(window._handle.number)
-            meet(world, service.progress_rows)
+            meet(world, service.progress)
             if world.is_trainer:
                 still_answer(reader)
-            meet(world, service.progress_rows)
+            meet(world, service.progress)
         window.close()
         kept.close()
 
@@ -175,7 +174,7 @@ def test_damaged_requests_get_an_empty_reply_or_none(layout: Job, damage: str) -
                 assert status.Get_count(MPI.BYTE) == 0
             ids = np.arange(len(window))
             assert np.array_equal(window.gather(ids, transport=way), row_values(ids, (), "i8"))
-        meet(world, service.progress_rows)
+        meet(world, service.progress)
         window.close()
 
 
@@ -191,7 +190,7 @@ def test_traffic_is_counted(layout: Job) -> None:
                 window.gather(ids, transport=way)
                 assert way.traffic.messages - before[0] >= len(far)
                 assert way.traffic.bytes_received - before[1] >= len(ids) * 400
-        meet(world, service.progress_rows)
+        meet(world, service.progress)
         window.close()
 
 
@@ -262,7 +261,7 @@ def test_an_idle_server_leaves_its_core_to_others(tmp_path) -> None:
         "time.sleep(5)\n"
         "print('server seconds', used() - before)\n"
     )
-    output = run(*mpiexec(2), sys.executable, script)
+    output = run(*mpiexec(2), *warm_python(), script)
     assert float(output.split()[-1]) < 0.03 * 5, output
 
 

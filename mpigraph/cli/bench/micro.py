@@ -11,9 +11,9 @@ import torch
 
 from mpigraph.arrays import I64, Mask
 from mpigraph.distgraph.tensor import DistTensor
-from mpigraph.mpi.agree import wait_asleep
 from mpigraph.mpi.coroutine import run
 from mpigraph.mpi.rounds import OK, Header, exchange_answers, exchange_requests
+from mpigraph.mpi.wait import IN_ROUND, PEERS_COMPUTE, wait
 from mpigraph.mpi.world import World
 from mpigraph.rows.window import RowWindow
 from mpigraph.sampling.channel import Channel
@@ -141,8 +141,8 @@ def _round(world: World, comm: Any, nbytes: int) -> None:
     counts = np.full(comm.size, nbytes // 8, np.int64)
     counts[comm.rank] = 0
     header = Header(comm, Operation.SAMPLE, OK, counts)
-    header.wait(world, "a round of the benchmark")
     with world.watch("a round of the benchmark"):
+        wait(header.request, IN_ROUND)
         run(exchange_requests(comm, np.zeros(int(counts.sum()), np.int64), counts, header))
         run(exchange_answers(comm, [np.zeros(8 * int(count), np.uint8) for count in counts]))
 
@@ -172,7 +172,7 @@ def _time_collective(world: World, work: Work, seconds: float) -> float:
     begin = time.perf_counter()
     work()
     first = max(time.perf_counter() - begin, 1e-6)
-    calls = world.agree(int(seconds / first), largest=False)
+    calls = world.allreduce_minmax(int(seconds / first), largest=False)
     spent: list[float] = []
     for _ in range(min(_MAX_CALLS, max(_MIN_CALLS, calls))):
         begin = time.perf_counter()
@@ -204,4 +204,4 @@ def _alone_then_at_once(world: World, works: Sequence[Work], seconds: float) -> 
 def _meet(world: World, what: str) -> None:
     """Wait for the other trainers, asleep: they may be measuring. Collective on ``world.trainers``."""
     with world.watch(what):
-        wait_asleep(world.trainers.Ibarrier())
+        wait(world.trainers.Ibarrier(), PEERS_COMPUTE)
