@@ -38,7 +38,7 @@ from oracle import write_oracle
 from typed_oracle import write_typed_oracle
 
 from mpigraph.kernels import warm_up
-from mpigraph.mpi.watch import Watchdog
+from mpigraph.mpi.watchdog import Watchdog
 
 torch.set_num_threads(1)
 

@@ -1,7 +1,5 @@
 """Turn what a user writes between brackets into row ids."""
 
-from typing import Any
-
 import numpy as np
 import torch
 
@@ -12,7 +10,7 @@ from mpigraph.graphs import fields
 __all__ = ["as_ids", "to_rows"]
 
 
-def as_ids(ids: Any, what: str) -> I64:
+def as_ids(ids: fields.IdsLike, what: str) -> I64:
     """:func:`mpigraph.graphs.fields.as_ids` as an array: int64[n] from a tensor, array, list or scalar of integers.
 
     Raises:
@@ -22,7 +20,7 @@ def as_ids(ids: Any, what: str) -> I64:
     return array
 
 
-def to_rows(index: Any, num_rows: int, name: str) -> I64:
+def to_rows(index: slice | fields.IdsLike, num_rows: int, name: str) -> I64:
     """int64[n]: the rows that an index of a tensor with ``num_rows`` rows means.
 
     Args:

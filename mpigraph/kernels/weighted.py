@@ -14,7 +14,7 @@ from numba import njit
 from mpigraph.arrays import F64, I64, U64, Array
 from mpigraph.kernels.prefetch_hint import prefetch
 from mpigraph.kernels.rng import draw_below, mix64, uniform01
-from mpigraph.kernels.sample import wanted
+from mpigraph.kernels.sample import Candidates, Destinations, num_picks
 
 __all__ = ["alias_tables", "choose_weighted", "count_weighted"]
 
@@ -26,7 +26,7 @@ _S32, _LOW32 = np.uint64(32), np.uint64(0xFFFFFFFF)
 
 
 @njit(nogil=True, cache=True)
-def alias_tables(indptr: I64, weights: Array, table: U64, alive: Array) -> int:
+def alias_tables(indptr: I64, weights: Array, table: U64, num_candidates: Array) -> int:
     """Make the alias table of each row, and count its edges of weight above 0.
 
     A slot is one word. Its lower half is the place in the row of another edge, its upper half the share of the draws of
@@ -36,21 +36,21 @@ def alias_tables(indptr: I64, weights: Array, table: U64, alive: Array) -> int:
         indptr: int64[n + 1].
         weights: float [nnz].
         table: uint64 [nnz], filled.
-        alive: int [n], filled: how many edges of each row can be drawn.
+        num_candidates: int [n], filled: how many edges of each row can be drawn.
 
     Returns:
         The position of the first edge whose weight is negative, NaN or too large to be added, or -1.
     """
-    room = np.empty(1, np.float64), np.empty(1, np.int64)
+    scratch = np.empty(1, np.float64), np.empty(1, np.int64)
     for row in range(len(indptr) - 1):
         begin, end = indptr[row], indptr[row + 1]
-        total, alive[row], bad = _add_up(weights[begin:end])
+        total, num_candidates[row], bad = _add_up(weights[begin:end])
         if bad >= 0:
             return int(begin + bad)
-        if alive[row] > 0:
-            if end - begin > len(room[0]):
-                room = np.empty(2 * (end - begin), np.float64), np.empty(2 * (end - begin), np.int64)
-            _make_table(weights[begin:end], total, table[begin:end], room[0], room[1])
+        if num_candidates[row] > 0:
+            if end - begin > len(scratch[0]):
+                scratch = np.empty(2 * (end - begin), np.float64), np.empty(2 * (end - begin), np.int64)
+            _make_table(weights[begin:end], total, table[begin:end], scratch[0], scratch[1])
     return -1
 
 
@@ -112,41 +112,43 @@ def _draw(table: U64, node_key: Any, number: Any) -> Any:
 
 @njit(nogil=True, cache=True)
 def count_weighted(
+    dst: Destinations,
     indptr: I64,
+    first_id: int,
     weights: Array,
     prepared: Array,
-    ids: I64,
     positions: I64,
-    first_id: int,
-    fanout: int,
-    replace: bool,
-    begins: I64,
-    degrees: I64,
-    alive: I64,
+    rows: Candidates,
     counts: I64,
 ) -> int:
     """Fill how many neighbours each node will get when edges of weight 0 do not exist.
 
-    ``weights`` is float or bool [nnz], one for each edge of the host. ``prepared`` is how many edges of each row can be
-    drawn, or empty: then the edges are looked at here. ``alive`` is int64[frontier], filled at ``positions`` with the
-    number of edges that can be drawn. The others are as in :func:`count_uniform`.
+    Args:
+        dst: the frontier.
+        indptr: as in :func:`count_uniform`.
+        first_id: as in :func:`count_uniform`.
+        weights: float or bool [nnz], one for each edge of the host.
+        prepared: int [n], how many edges of each row can be drawn; or empty: then the edges are looked at here.
+        positions: int64[m].
+        rows: ``begins``, ``degrees`` and ``num_candidates`` are filled.
+        counts: int64[frontier], filled.
 
     Returns:
         The position of the first edge whose weight is negative, NaN or too large to be added, or -1.
     """
     for i in range(len(positions)):
         p = positions[i]
-        row = ids[p] - first_id
+        row = dst.ids[p] - first_id
         begin, end = indptr[row], indptr[row + 1]
-        begins[p] = begin
-        degrees[p] = end - begin
+        rows.begins[p] = begin
+        rows.degrees[p] = end - begin
         if len(prepared) > 0:
-            alive[p] = prepared[row]
+            rows.num_candidates[p] = prepared[row]
         else:
-            _, alive[p], bad = _add_up(weights[begin:end])
+            _, rows.num_candidates[p], bad = _add_up(weights[begin:end])
             if bad >= 0:
                 return int(begin + bad)
-        counts[p] = wanted(alive[p], fanout, replace)
+        counts[p] = num_picks(rows.num_candidates[p], dst.fanout, dst.replace)
     return -1
 
 
@@ -210,54 +212,48 @@ def _choose_distinct_weighted(node_key: np.uint64, begin: int, weights: Array, t
 
 @njit(nogil=True, cache=True)
 def choose_weighted(
-    weights: Array,
-    prepared: U64,
-    ids: I64,
-    positions: I64,
-    begins: I64,
-    degrees: I64,
-    alive: I64,
-    take_all: bool,
-    replace: bool,
-    key: np.uint64,
-    offsets: I64,
-    picks: I64,
+    dst: Destinations, weights: Array, prepared: U64, positions: I64, rows: Candidates, offsets: I64, picks: I64
 ) -> None:
     """Choose edges of each node with probability proportional to their weight.
 
     A write to the weights may have changed them since the edges were counted: what is chosen then is not defined, but
     it is always edges of the node.
 
-    ``weights`` is float [nnz], checked by :func:`count_weighted`. ``prepared`` is [nnz], filled by
-    :func:`alias_tables`, or empty: then the table of a row is made when it is drawn from; the draws are the same.
-    ``take_all`` means an unlimited fanout: every edge that can be drawn, once. The others are as in
-    :func:`choose_uniform` and :func:`count_weighted`.
+    Args:
+        dst: the frontier.
+        weights: float [nnz], checked by :func:`count_weighted`.
+        prepared: [nnz], filled by :func:`alias_tables`, or empty: then the table of a row is made when it is drawn
+            from; the draws are the same.
+        positions: int64[m].
+        rows: as :func:`count_weighted` filled it.
+        offsets: as in :func:`choose_uniform`.
+        picks: as in :func:`choose_uniform`.
     """
-    scratch, room = np.empty(1, np.uint64), (np.empty(1, np.float64), np.empty(1, np.int64))
+    scratch, order = np.empty(1, np.uint64), (np.empty(1, np.float64), np.empty(1, np.int64))
     for i in range(len(positions)):
         p = positions[i]
-        begin, degree, out = begins[p], degrees[p], offsets[p]
+        begin, degree, out = rows.begins[p], rows.degrees[p], offsets[p]
         k = offsets[p + 1] - out
         if len(prepared) > 0 and i + _AHEAD < len(positions):
             later = positions[i + _AHEAD]
-            for e in range(begins[later], begins[later] + min(degrees[later], _LINES), 8):
+            for e in range(rows.begins[later], rows.begins[later] + min(rows.degrees[later], _LINES), 8):
                 prefetch(prepared, e)
         if k == 0:
             continue
         row, chosen = weights[begin : begin + degree], picks[out : out + k]
         chosen[:] = begin
-        if take_all or (k == alive[p] and not replace):
+        if dst.fanout < 0 or (k == rows.num_candidates[p] and not dst.replace):
             _take_all(row, begin, chosen)
             continue
         if len(prepared) > 0:
             table = prepared[begin : begin + degree]
         else:
             if degree > len(scratch):
-                scratch, room = np.empty(2 * degree, np.uint64), (np.empty(2 * degree), np.empty(2 * degree, np.int64))
+                scratch, order = np.empty(2 * degree, np.uint64), (np.empty(2 * degree), np.empty(2 * degree, np.int64))
             table = scratch[:degree]
-            _make_table(row, _add_up(row)[0], table, room[0], room[1])
-        node_key = mix64(key ^ mix64(np.uint64(ids[p])))
-        if not replace:
+            _make_table(row, _add_up(row)[0], table, order[0], order[1])
+        node_key = mix64(dst.key ^ mix64(np.uint64(dst.ids[p])))
+        if not dst.replace:
             _choose_distinct_weighted(node_key, begin, row, table, chosen)
             continue
         for j in range(k):

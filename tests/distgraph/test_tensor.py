@@ -10,7 +10,7 @@ from layouts import LAYOUTS, Job, Layout, SharedJob, on_all, on_layouts
 from oracle import NUM_NODES, open_graph
 
 import mpigraph.distributed as dist
-from mpigraph.distgraph.tensor import _my_piece
+from mpigraph.distgraph.tensor import _local_rows
 from mpigraph.errors import (
     ClosedError,
     CollectiveError,
@@ -253,14 +253,14 @@ def test_writes_through_local_partition_arrive(job: SharedJob, oracle) -> None:
 
 
 @pytest.mark.parametrize(("trainers", "hosts"), [(1, 1), (3, 1), (2, 2), (3, 2), (7, 3), (8, 4)])
-def test_the_pieces_of_trainers_are_all_rows_of_their_hosts(trainers: int, hosts: int) -> None:
+def test_the_local_rows_of_trainers_are_all_rows_of_their_hosts(trainers: int, hosts: int) -> None:
     segments = [np.arange(100 * host, 100 * host + 10 + host) for host in range(hosts)]
     rows = SimpleNamespace(segment=lambda host: segments[host - 5])
     pieces = []
     for k in range(trainers):
         near = np.repeat([False, True, False], [5, hosts, 4])
         world = SimpleNamespace(is_host=False, near=near, local_trainer=k, num_local_trainers=trainers)
-        host, part = _my_piece(world, rows)
+        host, part = _local_rows(world, rows)
         pieces.append(segments[host - 5][part])
     assert np.array_equal(np.concatenate(pieces), np.concatenate(segments))
     assert max(map(len, pieces)) <= 3 * min(map(len, pieces))

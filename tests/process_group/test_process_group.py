@@ -5,7 +5,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,10 +23,10 @@ from torch.distributed import ReduceOp
 from torch.nn.parallel import DistributedDataParallel
 
 from mpigraph.errors import ClosedError, InvalidArgumentError, NotInitializedError
+from mpigraph.mpi.coroutine import Coroutine
+from mpigraph.mpi.progress import Progress
 from mpigraph.mpi.world import World
-from mpigraph.process_group import collectives
-from mpigraph.process_group.collectives import Collectives, Pending
-from mpigraph.process_group.work import MPIWork
+from mpigraph.process_group.process_group import MPIProcessGroup
 from mpigraph.session.context import current
 
 DTYPES = [
@@ -265,19 +265,27 @@ def test_an_operation_goes_on_without_being_waited_for(job: SharedJob) -> None:
         assert bool((big == sum(range(size))).all())
 
 
-def test_the_thread_attends_to_an_operation_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """DDP asks for each bucket's operation to go on, and then for its future."""
+def test_the_thread_attends_to_an_operation_once() -> None:
+    """DDP begins each bucket's operation with async_op, and then asks for its future."""
     begun = SimpleNamespace(done=False, Test=lambda status: begun.done)
-    added: list[Pending] = []
-    monkeypatch.setattr(collectives._Progress, "add", lambda self, pending: added.append(pending))
-    group = Collectives(MPI.COMM_SELF.Dup(), lambda what: nullcontext(), threaded=True)
-    work = MPIWork(group, [Pending("a bucket", begun, [])], [torch.ones(1)])
-    work.go_on()
+    watched: list[str] = []
+
+    def watch(what: str) -> AbstractContextManager[None]:
+        watched.append(what)
+        return nullcontext()
+
+    def steps() -> Coroutine[None]:
+        yield begun
+
+    progress = Progress(watch)
+    group = MPIProcessGroup(MPI.COMM_SELF.Dup(), lambda what: nullcontext(), progress)
+    work = group._begin("a bucket", steps(), [torch.ones(1)], SimpleNamespace(asyncOp=True))
     future = work.get_future()
-    assert len(added) == 1 and not future.done()
+    assert watched == ["a bucket"] and not future.done() and not work.is_completed()
     begun.done = True
-    assert work.wait() and future.done()
-    group.close()
+    assert torch.equal(future.wait()[0], torch.ones(1)) and work.wait()
+    group.shutdown()
+    progress.close()
 
 
 @pytest.mark.parametrize("layout", [Layout(1, 0, 0), Layout(2, 0, 0), Layout(3, 1, 0), Layout(4, 1, 2)], indirect=True)
@@ -296,7 +304,7 @@ def test_without_threads(layout: Job, monkeypatch: pytest.MonkeyPatch) -> None:
             work = dist.all_reduce(total, async_op=True)
             dist.barrier()
             assert work.get_future().done() and total[0] == sum(range(size))
-            assert not [thread for thread in threading.enumerate() if thread.name == "mpigraph-collectives"]
+            assert not [thread for thread in threading.enumerate() if thread.name == "mpigraph-progress"]
 
     layout.run(body)
 

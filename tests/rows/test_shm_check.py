@@ -63,7 +63,7 @@ def test_too_little_is_one_error_on_every_trainer(layout: Job, oracle, monkeypat
         with pytest.raises(SharedMemoryError, match=words) as caught:
             dist.DistGraph(NAME, part_config=oracle(2))
         assert caught.value.everywhere
-        assert current().world.add(1) == layout.layout.trainers  # the job goes on
+        assert current().world.allreduce_sum(1) == layout.layout.trainers  # the job goes on
 
     layout.run(body)
 

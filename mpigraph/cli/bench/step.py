@@ -23,7 +23,7 @@ from mpigraph.graphs.block import Block
 from mpigraph.graphs.fields import NID
 from mpigraph.nn.sageconv import SAGEConv
 from mpigraph.sampling.channel import Channel
-from mpigraph.sampling.hops import RandomContext
+from mpigraph.sampling.minibatch import RandomContext
 from mpigraph.session.context import Session
 
 __all__ = ["TrainingStep"]
@@ -81,11 +81,10 @@ class TrainingStep:
     def measure_stages(self, seconds: float) -> dict[str, float | None]:
         """Time the stages of a step, with nothing sampled ahead, and count what travels."""
         service, channel = open_service(self._session)
-        self._session.use(service, RandomContext(0, 0))
         try:
-            return self._measure_stages(channel, seconds)
+            with self._session.sampling_with(service, RandomContext(0, 0)):
+                return self._measure_stages(channel, seconds)
         finally:
-            self._session.use(None, None)
             self._session.control.drop(channel.number)
 
     def measure_prefetching(self, seconds: float, step_ms: float) -> dict[str, float | None]:
@@ -122,7 +121,7 @@ class TrainingStep:
 
     def _agree_on_steps(self, seconds: float, step_ms: float) -> int:
         """Return how many steps fill the time on the slowest trainer."""
-        steps = self._session.world.agree(int(seconds / step_ms * 1e3), largest=False)
+        steps = self._session.world.allreduce_minmax(int(seconds / step_ms * 1e3), largest=False)
         return min(_MAX_STEPS, max(_MIN_STEPS, steps))
 
     def _batches(self, count: int) -> Iterator[torch.Tensor]:
@@ -192,7 +191,7 @@ class TrainingStep:
         """Return what sampling and gathering have moved so far."""
         if self._session.world.all_near:
             return {"rounds_per_batch": 0, "messages_per_batch": 0}
-        rows = self._session.world.transport.traffic
+        rows = self._session.state.rows.traffic
         return {
             "rounds_per_batch": channel.rounds,
             "messages_per_batch": channel.messages + rows.messages,
