@@ -37,7 +37,11 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument(
         "--num-servers", type=int, metavar="N", help="servers on each node; 0: trainers host the graph (default: 1)"
     )
-    parser.set_defaults(run=lambda arguments: run(arguments.part_config, arguments.to, arguments.num_servers))
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    return run(arguments.part_config, arguments.to, arguments.num_servers)
 
 
 def run(part_config: str, directory: str, num_servers: int | None = None, comm: Any = None) -> int:

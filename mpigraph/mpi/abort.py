@@ -36,7 +36,11 @@ def guard(identity: str, speaker: bool) -> Iterator[None]:
         if getattr(error, "everywhere", False) and not speaker:
             time.sleep(_SPEAKING_TIME)
         text = "".join(traceback.format_exception(kind, error, tb))
-        sys.stderr.write(f"[mpigraph] uncaught exception on {identity}; the job is ended\n{text}")
+        # torch's init_process_group puts a hook before this one, and a buffer in the place of sys.stderr that it prints
+        # when this one has returned, which it never does
+        stderr = sys.__stderr__ or sys.stderr
+        stderr.write(f"[mpigraph] uncaught exception on {identity}; the job is ended\n{text}")
+        stderr.flush()
         abort(1)
 
     def stop_thread(args: threading.ExceptHookArgs) -> None:

@@ -2,8 +2,8 @@
 
 P parts serve H hosts whatever P and H are. The parts laid end to end are an axis of length P, and host h gets what
 lies between h*P/H and (h+1)*P/H: whole parts where H divides P, an equal slice of a part where P divides H, and in
-between both. A cut inside a part falls at the same fraction of every node type; the edges of a relation are cut where their
-destinations are.
+between both. A cut inside a part falls at the same fraction of every node type; the edges of a relation are cut where
+their destinations are.
 """
 
 from collections.abc import Iterator

@@ -217,9 +217,7 @@ def test_each_node_gets_its_parts(
 
 
 def test_the_command_gives_each_node_its_parts(oracle, tmp_path: Path) -> None:
-    script = tmp_path / "stage.py"
-    script.write_text("import sys\nfrom mpigraph.cli.main import main\nsys.exit(main())\n")
-    start = [*mpiexec(4), *warm_python(), script, "stage"]
+    start = [*mpiexec(4), *warm_python(), "-m", "mpigraph", "stage"]
     words = [oracle(4), "--to", tmp_path / "to", "--num-servers", 1]
     done = run_job([*start, *words], clean_environment() | {"MPIGRAPH_RANKS_PER_NODE": "2"})
     assert done.status == 0 and done.stdout == f"{tmp_path / 'to' / 'oracle.json'}\n", done.output
@@ -240,7 +238,7 @@ def test_the_command_does_not_stage_where_the_parts_are(oracle, run_stage: Calla
 def test_a_full_disk_is_one_error(oracle, tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     disk = with_file_system(tmp_path / "disk", "4k")
-    start = [*disk, *mpiexec(2), sys.executable, "-m", "mpigraph", "stage"]
+    start = [*disk, *mpiexec(2), sys.executable, "-m", "mpigraph", "stage"]  # the warm Python does not see the disk
     words = [oracle(2), "--to", tmp_path / "disk" / "a"]
     done = run_job([*start, *words], clean_environment() | {"MPIGRAPH_RANKS_PER_NODE": "1"})
     assert done.status == 2 and done.stderr.count("error: ") == 1, done.stderr

@@ -53,25 +53,20 @@ def test_reads_are_leaves_in_float32(job: SharedJob, oracle, dtype: torch.dtype)
     assert emb.take_trace() == []
 
 
-def test_records_keep_what_was_read(comm, oracle) -> None:
+def test_records_keep_what_was_read(job: SharedJob, oracle) -> None:
     """Ids may be overwritten by who gave them, and rows are not in memory that the next read uses again."""
-    path = oracle(2)
-
-    def body() -> None:
-        open_graph(path)
-        emb = dist.DistEmbedding(NUM_NODES, 128, init_func=own_id)
-        ids = np.random.default_rng(3).integers(0, NUM_NODES, 3000)  # large enough for the pool
-        want = torch.from_numpy(ids.copy())[:, None].expand(-1, 128).float()
-        rows = emb(ids)
-        ids[:] = 0
-        for _ in range(8):
-            with torch.no_grad():
-                assert not emb(ids).any()
-        (lookup,) = emb.take_trace()
-        assert lookup.leaf is rows and torch.equal(rows.detach(), want)
-        assert np.array_equal(lookup.ids, want[:, 0].numpy().astype(np.int64))
-
-    Job(comm, Layout(comm.size, 0, 1)).run(body)
+    job.open(oracle(3))
+    emb = dist.DistEmbedding(NUM_NODES, 128, init_func=own_id)
+    ids = np.random.default_rng(3).integers(0, NUM_NODES, 3000)  # large enough for the pool
+    want = torch.from_numpy(ids.copy())[:, None].expand(-1, 128).float()
+    rows = emb(ids)
+    ids[:] = 0
+    for _ in range(8):
+        with torch.no_grad():
+            assert not emb(ids).any()
+    (lookup,) = emb.take_trace()
+    assert lookup.leaf is rows and torch.equal(rows.detach(), want)
+    assert np.array_equal(lookup.ids, want[:, 0].numpy().astype(np.int64))
 
 
 INITS = {

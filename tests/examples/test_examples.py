@@ -1,14 +1,13 @@
 """The examples run as their first lines say, in the starts that this machine has."""
 
 import re
-import sys
 from pathlib import Path
 
 import accuracy_links
 import numpy as np
 import pytest
 import torch
-from jobs import EXAMPLES, clean_environment, mpiexec, run, run_job
+from jobs import EXAMPLES, clean_environment, mpiexec, run, run_job, warm_python
 
 import mpigraph as mg
 from mpigraph.distgraph.partitioning import partition_graph
@@ -52,7 +51,7 @@ def numbers(pattern: str, output: str) -> list[float]:
 
 @pytest.mark.parametrize("ranks", [1, 3], ids=["python", "mpiexec"])
 def test_node_classification_beats_the_mlp(ranks: int) -> None:
-    script = [sys.executable, EXAMPLES / "node_classification.py", "--num_epochs", "12", "--eval_every", "12"]
+    script = [*warm_python(), EXAMPLES / "node_classification.py", "--num_epochs", "12", "--eval_every", "12"]
     output = run(*mpiexec(ranks), *script)
     sage, mlp = numbers(r"test accuracy ([\d.]+), of an MLP .* ([\d.]+)", output)
     assert sage > mlp + 0.10, output
@@ -67,18 +66,18 @@ def test_what_launch_sets_reaches_the_example(tmp_path: Path) -> None:
     variables = {"NUM_SERVERS": 2, "PART_CONFIG": tmp_path / "small.json", "LOG_LEVEL": "INFO"}
     start = ["env", *(f"MPIGRAPH_{name}={value}" for name, value in variables.items()), *mpiexec(3)]
     options = "--graph_name small --num_epochs 1 --fan_out 2,2 --num_hidden 8".split()
-    done = run_job([*start, sys.executable, EXAMPLES / "node_classification.py", *options], clean_environment())
+    done = run_job([*start, *warm_python(), EXAMPLES / "node_classification.py", *options], clean_environment())
     assert done.status == 0 and "1 trainers, 2 hosts, 1 nodes" in done.output, done.output
     assert "test accuracy" in done.output and "MLP" not in done.output  # which is for the generated graph
 
 
 def test_partition_example(tmp_path: Path) -> None:
-    assert "edge" in run(sys.executable, EXAMPLES / "partition.py", cwd=tmp_path)
+    assert "edge" in run(*warm_python(), EXAMPLES / "partition.py", cwd=tmp_path)
 
 
 @STARTS
 def test_link_prediction_ranks_held_out_edges_high(ranks: int) -> None:
-    output = run(*mpiexec(ranks), sys.executable, EXAMPLES / "link_prediction.py", "--num_epochs", "1")
+    output = run(*mpiexec(ranks), *warm_python(), EXAMPLES / "link_prediction.py", "--num_epochs", "1")
     mrr, hits_at_50 = numbers(r"^MRR ([\d.]+) .* hits@50 ([\d.]+)", output)
     assert mrr > 5 * 0.0075, output  # by chance: a rank from 1 to 1001
     assert hits_at_50 > 5 * 0.05, output
@@ -86,14 +85,14 @@ def test_link_prediction_ranks_held_out_edges_high(ranks: int) -> None:
 
 @STARTS
 def test_unsupervised_beats_the_features(ranks: int) -> None:
-    output = run(*mpiexec(ranks), sys.executable, EXAMPLES / "unsupervised.py")
+    output = run(*mpiexec(ranks), *warm_python(), EXAMPLES / "unsupervised.py")
     learned, plain = numbers(r"^test accuracy by representations ([\d.]+), by features ([\d.]+)", output)
     assert learned > plain + 0.10, output
 
 
 @STARTS
 def test_node_embedding_beats_the_linear_model(ranks: int) -> None:
-    output = run(*mpiexec(ranks), sys.executable, EXAMPLES / "node_embedding.py")
+    output = run(*mpiexec(ranks), *warm_python(), EXAMPLES / "node_embedding.py")
     sage, linear = numbers(r"^test accuracy ([\d.]+), of a linear model .* ([\d.]+)", output)
     assert sage > linear + 0.30, output
 
@@ -101,7 +100,7 @@ def test_node_embedding_beats_the_linear_model(ranks: int) -> None:
 @pytest.mark.parametrize(("ranks", "model"), [(1, "ComplEx"), (4, "DistMult")], ids=["python", "mpiexec"])
 def test_knowledge_graph_finds_held_out_triples(ranks: int, model: str) -> None:
     flags = f"--model {model} --num_epochs 2 --num_hidden 64".split()
-    output = run(*mpiexec(ranks), sys.executable, EXAMPLES / "knowledge_graph.py", *flags)
+    output = run(*mpiexec(ranks), *warm_python(), EXAMPLES / "knowledge_graph.py", *flags)
     (mrr,) = numbers(r"^test MRR ([\d.]+)", output)
     assert mrr > 0.4, output  # 0.007 by chance
 
@@ -109,7 +108,7 @@ def test_knowledge_graph_finds_held_out_triples(ranks: int, model: str) -> None:
 @STARTS
 def test_rgcn_learns_the_subject_of_authors_from_their_papers(ranks: int) -> None:
     flags = "--num_epochs 6 --eval_every 6 --num_hidden 32 --num_bases 3".split()
-    output = run(*TWO_NODES, *mpiexec(ranks), sys.executable, EXAMPLES / "rgcn.py", *flags)
+    output = run(*TWO_NODES, *mpiexec(ranks), *warm_python(), EXAMPLES / "rgcn.py", *flags)
     (accuracy,) = numbers(r"^test accuracy ([\d.]+)", output)
     assert accuracy > 0.7, output  # 0.125 by chance
 
@@ -118,7 +117,7 @@ def test_rgcn_learns_the_subject_of_authors_from_their_papers(ranks: int) -> Non
 def test_the_ranks_of_triples_are_those_of_a_plain_loop(tmp_path: Path, ranks: int) -> None:
     script, flags = tmp_path / "check.py", "--num_epochs 1 --num_hidden 16 --eval_every 2"
     script.write_text(CHECK_RANKS)
-    output = run(*TWO_NODES, *mpiexec(ranks), sys.executable, script, EXAMPLES, *flags.split())
+    output = run(*TWO_NODES, *mpiexec(ranks), *warm_python(), script, EXAMPLES, *flags.split())
     found, expected = numbers(r"^test MRR ([\d.]+) .* expected ([\d.]+)", output)
     assert 0.01 < expected < 1 and found == pytest.approx(expected, abs=1e-3), output
 
@@ -135,7 +134,7 @@ def test_factorisation_recommends_what_the_others_of_a_group_have(tmp_path: Path
     flags += (
         "--loss softmax --negatives JointUniform --num_negatives 64 --num_hidden 16 --batch_size 300 --num_epochs 20"
     )
-    script = [sys.executable, Path(accuracy_links.__file__).with_name("recall_links.py"), "6", *flags.split()]
+    script = [*warm_python(), Path(accuracy_links.__file__).with_name("recall_links.py"), "6", *flags.split()]
     (recall,) = numbers(r"^recall@6 ([\d.]+)", run(*TWO_NODES, *mpiexec(ranks), *script))
     assert recall > 0.9  # the 6 are what is left of the group; by chance 6 / 86
 
@@ -143,6 +142,6 @@ def test_factorisation_recommends_what_the_others_of_a_group_have(tmp_path: Path
 @STARTS
 def test_a_model_of_pyg_beats_the_mlp(ranks: int) -> None:
     flags = "--num_epochs 4 --eval_every 4 --fan_out 5,5 --num_hidden 32".split()
-    output = run(*TWO_NODES, *mpiexec(ranks), sys.executable, EXAMPLES / "hgt_pyg.py", *flags)
+    output = run(*TWO_NODES, *mpiexec(ranks), *warm_python(), EXAMPLES / "hgt_pyg.py", *flags)
     hgt, mlp = numbers(r"^test accuracy ([\d.]+), of an MLP .* ([\d.]+)", output)
     assert hgt > mlp + 0.10, output

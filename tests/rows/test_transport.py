@@ -1,12 +1,11 @@
 """Far rows by both transports: equal rows, repeats, threads, closed windows, damaged requests, the choice."""
 
-import sys
 import time
 from threading import Thread
 
 import numpy as np
 import pytest
-from jobs import mpiexec, run, run_script
+from jobs import mpiexec, run, run_script, warm_python
 from layouts import WAIT, Job
 from mpi4py import MPI
 from worlds import KINDS, meet, row_values, rows_of
@@ -262,7 +261,7 @@ def test_an_idle_server_leaves_its_core_to_others(tmp_path) -> None:
         "time.sleep(5)\n"
         "print('server seconds', used() - before)\n"
     )
-    output = run(*mpiexec(2), sys.executable, script)
+    output = run(*mpiexec(2), *warm_python(), script)
     assert float(output.split()[-1]) < 0.03 * 5, output
 
 
