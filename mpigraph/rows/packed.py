@@ -293,7 +293,8 @@ class RowServer:
             # a chunk a step, so that other replies have their turn in between
             full = len(sends) >= _chunks_in_flight(len(self._replies))
             yield sends.popleft() if full else MPI.REQUEST_NULL
-        yield from sends
+        while sends:  # not "yield from": a deque has no method "send", which the engine resumes a coroutine by
+            yield sends.popleft()
 
     def _send(self, chunk: Array, reader: int, tag: int) -> MPI.Request:
         self._traffic.sent(chunk.nbytes)

@@ -102,7 +102,8 @@ def test_the_progress_thread_advances_and_listens() -> None:
         watched.append(f"{what} ends")
 
     progress, asked = Progress(watch), Asked()
-    for stop in (None, progress.listen(asked)):
+    for listening in (False, True):
+        stop = progress.listen(asked) if listening else None
         left, awaited = Task(add_up([Later(30), Later(2)]), "a"), Task(add_up([Later(30)]), "b")
         awaited.awaited = True
         for task in (left, left, awaited):
