@@ -32,13 +32,13 @@ import layouts
 import pytest
 import torch
 from jobs import DEADLINE, GRACE
-from layouts import API, LAYOUTS, STDERR, WORLD, Job, Layout, SharedJob, exactly, path_of, quiet_barrier
+from layouts import API, LAYOUTS, WORLD, Job, Layout, SharedJob, exactly, path_of, quiet_barrier
 from mpi4py import MPI
 from oracle import write_oracle
 from typed_oracle import write_typed_oracle
 
 from mpigraph.kernels import warm_up
-from mpigraph.mpi.watch import Watchdog
+from mpigraph.mpi.watchdog import Watchdog
 
 torch.set_num_threads(1)
 
@@ -55,11 +55,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
     jobs.check_required()
+    layouts.STDERR = os.dup(2)  # pytest does not catch here yet
     abort = Watchdog._abort
 
     def abort_aloud(watchdog: Watchdog, what: str, seconds: float) -> None:
-        os.dup2(STDERR, 2)  # pytest catches what is written there
-        sys.stderr = os.fdopen(STDERR, "w")
+        os.dup2(layouts.STDERR, 2)  # pytest catches what is written there
+        sys.stderr = os.fdopen(layouts.STDERR, "w")
         abort(watchdog, what, seconds)
 
     Watchdog._abort = abort_aloud
@@ -159,7 +160,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     item.stash[FAILED] = report.failed or item.stash.get(FAILED, False)
     if report.failed and (WORLD.rank != 0 or ranks_of(item) > 1):  # at once: the others may wait for this rank
         text = f"\n[rank {WORLD.rank}] {item.nodeid} failed in {report.when}\n{report.longreprtext}\n"
-        os.write(STDERR, text.encode(errors="replace"))
+        os.write(layouts.STDERR, text.encode(errors="replace"))
     return report
 
 
@@ -173,8 +174,10 @@ def deadline(request: pytest.FixtureRequest) -> Iterator[None]:
         quiet_barrier(WORLD)
 
     def expire() -> None:
-        os.write(STDERR, f"\n[rank {WORLD.rank}] {request.node.nodeid} ran for {DEADLINE} s: aborting\n".encode())
-        faulthandler.dump_traceback(STDERR, all_threads=True)
+        os.write(
+            layouts.STDERR, f"\n[rank {WORLD.rank}] {request.node.nodeid} ran for {DEADLINE} s: aborting\n".encode()
+        )
+        faulthandler.dump_traceback(layouts.STDERR, all_threads=True)
         leave_nothing()  # which takes some seconds: the other ranks print their stacks, too
         WORLD.Abort(3)
 
@@ -227,7 +230,8 @@ def shared_job(request: pytest.FixtureRequest) -> Iterator[SharedJob]:
 
 @pytest.fixture
 def job(shared_job: SharedJob, request: pytest.FixtureRequest) -> Iterator[SharedJob]:
-    shared_job.begin()
+    params = {name: value for name, value in request.node.callspec.params.items() if name != "shared_job"}
+    shared_job.begin((request.path, request.node.originalname, str(params)))
     yield shared_job
     shared_job.finish(request.node.stash.get(FAILED, False))
 

@@ -1,7 +1,10 @@
-"""Samplers of blocks, of edges and of negatives, and the pieces of a data loader that know no graph."""
+"""Loading minibatches: samplers of blocks, of edges and of negatives, and the loaders of nodes and of edges."""
 
 from mpigraph.dataloading import negative_sampler
+from mpigraph.dataloading.collators import EdgeCollator, NodeCollator
+from mpigraph.dataloading.edge_loader import DistEdgeDataLoader
 from mpigraph.dataloading.edge_sampler import EdgePredictionSampler, as_edge_prediction_sampler
+from mpigraph.dataloading.loader import DistDataLoader, DistNodeDataLoader
 from mpigraph.dataloading.negative_sampler import (
     GlobalUniform,
     InBatch,
@@ -20,6 +23,10 @@ from mpigraph.dataloading.sampler import (
 
 __all__ = [
     "BlockSampler",
+    "DistDataLoader",
+    "DistEdgeDataLoader",
+    "DistNodeDataLoader",
+    "EdgeCollator",
     "EdgePredictionSampler",
     "GlobalUniform",
     "InBatch",
@@ -29,6 +36,7 @@ __all__ = [
     "MultiLayerNeighborSampler",
     "NegativeSampler",
     "NeighborSampler",
+    "NodeCollator",
     "PerSourceUniform",
     "Uniform",
     "as_edge_prediction_sampler",

@@ -1,20 +1,22 @@
 """The loader of minibatches of edges: edges as training examples, with negatives, and the blocks of their end nodes."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import torch
 
-from mpigraph.dataloading.batches import BlockFeatures, for_output
-from mpigraph.dataloading.edge_sampler import as_edge_prediction_sampler
-from mpigraph.dataloading.edges import as_given, by_relation
-from mpigraph.dataloading.loader import SampledDataLoader
-from mpigraph.dataloading.pyg_batches import pyg_link_batches
-from mpigraph.dataloading.sampler import Names
-from mpigraph.distgraph.features import named_tensors
+from mpigraph.dataloading.edge_sampler import EdgePredictionSampler, PairSample, as_edge_prediction_sampler
+from mpigraph.dataloading.exclusion import Exclude, ReverseEids
+from mpigraph.dataloading.fetcher import BlockFetcher, FeatureFetcher, Stages
+from mpigraph.dataloading.loader import SampledDataLoader, check_output
+from mpigraph.dataloading.negative_sampler import NegativesOf
+from mpigraph.dataloading.pyg_batches import pyg_edge_stages
+from mpigraph.dataloading.sampler import BlockSampler
 from mpigraph.distgraph.graph import DistGraph
+from mpigraph.distgraph.typed_ids import ByEdgeType, EdgeIds, Names, by_relation, unwrap_edges
 from mpigraph.errors import InvalidArgumentError
-from mpigraph.graphs.fields import EID, NID
+from mpigraph.graphs.fields import EID, NID, EdgeType
+from mpigraph.graphs.in_memory import exact_device
 
 __all__ = ["DistEdgeDataLoader"]
 
@@ -28,20 +30,40 @@ class DistEdgeDataLoader(SampledDataLoader):
 
     With ``output="pyg"``: what PyG's models take.
 
+    Args:
+        g: the graph.
+        eids: int[n], this rank's seed edges, for example of :func:`.edge_split`; or edge type -> int[n], which graphs
+            with several edge types need, and whose minibatches mix the types.
+        graph_sampler: has ``sample_blocks(g, seeds, exclude_eids)``, for example a ``NeighborSampler``; or what
+            :func:`mpigraph.dataloading.as_edge_prediction_sampler` returns, which then knows ``negative_sampler``,
+            ``exclude``, ``reverse_eids`` and ``reverse_etypes``: they are described there.
+        labels: names of edge features to gather for the seed edges, into ``pair_graph.edata``; besides the edge
+            sampler's ``prefetch_labels``.
+        output: "dgl"; or "pyg": what PyG's ``LinkNeighborLoader`` yields, see :mod:`.pyg_batches`.
+
+    The other options are those of :class:`.DistNodeDataLoader`.
+
+    Raises:
+        InvalidArgumentError: an argument is out of range, ``reverse_eids`` or ``reverse_etypes`` is missing, or a
+            sampler of edges is given together with what it knows; or PyG is not installed or has no place for what is
+            wanted.
+        EdgeTypeError: an edge type does not exist, or there are several and ``eids`` are not by type.
+        FieldNameError, CollectiveError, GraphDataError: as there.
+
     Collective on the trainers: construction and :meth:`close`.
     """
 
     def __init__(
         self,
         g: DistGraph,
-        eids: Any,
-        graph_sampler: Any,
+        eids: EdgeIds,
+        graph_sampler: BlockSampler | EdgePredictionSampler,
         device: torch.device | str | None = None,
         *,
-        negative_sampler: Callable[[Any, Any], Any] | None = None,
-        exclude: Any = None,
-        reverse_eids: Any = None,
-        reverse_etypes: Mapping[Any, Any] | None = None,
+        negative_sampler: NegativesOf | None = None,
+        exclude: Exclude = None,
+        reverse_eids: ReverseEids = None,
+        reverse_etypes: ByEdgeType[EdgeType] | None = None,
         batch_size: int = 1,
         shuffle: bool = False,
         drop_last: bool = False,
@@ -54,46 +76,8 @@ class DistEdgeDataLoader(SampledDataLoader):
         pin_memory: bool = False,
         queue_size: int | None = None,
     ) -> None:
-        """Plan the minibatches.
-
-        Args:
-            g: the graph.
-            eids: int[n], this rank's seed edges, for example of :func:`.edge_split`; or edge type -> int[n], which
-                graphs with several edge types need, and whose minibatches mix the types.
-            graph_sampler: has ``sample_blocks(g, seeds, exclude_eids)``, for example a ``NeighborSampler``; or what
-                :func:`mpigraph.dataloading.as_edge_prediction_sampler` returns, which then knows the next four.
-            device: where to put graphs and blocks; the CPU by default. "cuda" is the caller's current GPU.
-            negative_sampler: ``(g, eids) -> (src, dst)``, for example ``negative_sampler.Uniform(10)``.
-            exclude: which edges are removed before neighbours are drawn; see :func:`.as_edge_prediction_sampler`.
-            reverse_eids: the reverse edge of each edge, for ``exclude="reverse_id"`` and ``"reverse_types"``; a
-                DistTensor is read batch by batch.
-            reverse_etypes: edge type -> edge type of the reverse edges, for ``exclude="reverse_types"``.
-            batch_size: most seed edges of a minibatch.
-            shuffle: another order in each epoch.
-            drop_last: leave out edges that do not fill a batch.
-            features: names of node features to gather for the input nodes, into ``blocks[0].srcdata``; besides the
-                block sampler's ``prefetch_node_feats``. Their memory is used again once nothing refers to them.
-            labels: names of edge features to gather for the seed edges, into ``pair_graph.edata``; besides the edge
-                sampler's ``prefetch_labels``.
-            output: "dgl"; or "pyg": what PyG's ``LinkNeighborLoader`` yields, see :mod:`.pyg_batches`.
-                Features are then of all its nodes, and the sampler's fanouts the reverse of ``num_neighbors``.
-            num_prefetch: how many minibatches to be ahead.
-            seed: of order and draws; the job's by default.
-            num_workers: accepted for DGL's scripts; see ``num_prefetch``.
-            pin_memory: accepted for DGL's scripts.
-            queue_size: DGL's name for ``num_prefetch``.
-
-        Raises:
-            InvalidArgumentError: an argument is out of range, ``reverse_eids`` or ``reverse_etypes`` is missing, or
-                a sampler of edges is given together with what it knows; or PyG is not installed or has no place for
-                what is wanted.
-            EdgeTypeError: an edge type does not exist, or there are several and ``eids`` are not by type.
-            FieldNameError: a feature, or the sampler's edge weights, do not exist.
-            CollectiveError: other trainers are in another call; on every trainer.
-            GraphDataError: an edge weight is negative, infinite or NaN; on every rank.
-        """
         how = (exclude, reverse_eids, reverse_etypes, negative_sampler)
-        if hasattr(graph_sampler, "sample_blocks"):
+        if not isinstance(graph_sampler, EdgePredictionSampler) and hasattr(graph_sampler, "sample_blocks"):
             graph_sampler = as_edge_prediction_sampler(graph_sampler, *how)
         elif not hasattr(graph_sampler, "sample"):
             raise InvalidArgumentError(
@@ -103,40 +87,32 @@ class DistEdgeDataLoader(SampledDataLoader):
             raise InvalidArgumentError(
                 "give exclude, reverse_eids, reverse_etypes and negative_sampler to as_edge_prediction_sampler"
             )
-        block_sampler = getattr(graph_sampler, "sampler", None)
-        ids, make = for_output(_MAKERS, output)(g, eids, graph_sampler, features, labels)
-        super().__init__(
-            g,
-            ids,
-            block_sampler,
-            make,
-            device,
-            batch_size=batch_size,
-            shuffle=shuffle,
-            drop_last=drop_last,
-            queue_size=queue_size,
-            num_prefetch=num_prefetch,
-            seed=seed,
-        )
+        check_output(output)
+        make = pyg_edge_stages if output == "pyg" else _pair_stages
+        target = None if device is None else exact_device(device)  # each thread has a current GPU of its own
+        stages: Stages[Any] = make(g, eids, cast(EdgePredictionSampler, graph_sampler), features, labels, target)
+        prob = getattr(getattr(graph_sampler, "sampler", None), "prob", None)
+        super().__init__(g, stages, prob, batch_size, shuffle, drop_last, queue_size, num_prefetch, seed)
 
 
-def _pair_batches(
-    g: DistGraph, eids: Any, sampler: Any, features: Names, labels: Names
-) -> tuple[Any, Callable[[Any], tuple[Any, ...]]]:
-    """What the loader iterates over, and what makes pair graphs and blocks of some of it."""
-    rows = BlockFeatures(g, getattr(sampler, "sampler", None), features, ())
-    edge_rows = named_tensors(g.edges, labels, getattr(sampler, "prefetch_labels", ()))
+def _pair_stages(
+    g: DistGraph,
+    eids: EdgeIds,
+    sampler: EdgePredictionSampler,
+    features: Names,
+    labels: Names,
+    device: torch.device | None,
+) -> Stages[PairSample]:
+    """How the loader makes pair graphs and blocks."""
+    of_blocks = BlockFetcher(g, getattr(sampler, "sampler", None), features, (), device)
+    of_edges = FeatureFetcher(g.edges, device, labels, getattr(sampler, "prefetch_labels", ()))
 
-    def make(seeds: Any) -> tuple[Any, ...]:
-        sample = sampler.sample(g, seeds)
-        input_nodes, pair_graph, blocks = sample[0], sample[1], sample[-1]
-        rows.gather(blocks, input_nodes, {ntype: pair_graph.nodes[ntype].data[NID] for ntype in g.ntypes})
-        for (relation, name), tensor in edge_rows.items():
-            edges = pair_graph.edges[relation].data
-            edges[name] = tensor[edges[EID]]
-        return tuple(sample)
+    def fetch(sample: PairSample) -> PairSample:
+        nodes, pairs, *negatives, blocks = sample
+        output_nodes = {ntype: pairs.nodes[ntype].data[NID] for ntype in g.ntypes}
+        nodes, _, blocks = of_blocks((nodes, output_nodes, blocks))
+        graphs = [graph if device is None else graph.to(device) for graph in (pairs, *negatives)]
+        of_edges.fetch(lambda r: pairs.edges[r].data[EID], lambda r: graphs[0].edges[r].data)
+        return cast(PairSample, (nodes, *graphs, blocks))
 
-    return as_given(g.schema, by_relation(g.schema, eids, "eids")), make
-
-
-_MAKERS = {"dgl": _pair_batches, "pyg": pyg_link_batches}
+    return Stages(unwrap_edges(g.schema, by_relation(g.schema, eids, "eids")), partial(sampler.sample, g), fetch)

@@ -5,26 +5,41 @@ the negatives. It is the order of the blocks' output nodes, so a model's output 
 graphs.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TypeAlias, cast
 
 import torch
 
 from mpigraph.arrays import I64
-from mpigraph.dataloading.edges import NO_EDGES, EdgeGraph, as_given, canonical, find_edges
-from mpigraph.dataloading.exclusion import make_exclusion
-from mpigraph.dataloading.negative_sampler import draw_negatives
-from mpigraph.dataloading.sampler import Names, Nodes, nodes_as_given
+from mpigraph.dataloading.edges import NO_EDGES, find_edges
+from mpigraph.dataloading.exclusion import Exclude, ReverseEids, make_exclusion
+from mpigraph.dataloading.negative_sampler import Negatives, NegativesOf, draw_negatives
+from mpigraph.dataloading.sampler import BlockSampler
+from mpigraph.distgraph.graph import DistGraph
+from mpigraph.distgraph.typed_ids import (
+    ByEdgeType,
+    EdgeIds,
+    EdgeTensors,
+    Names,
+    NodeTensors,
+    canonical,
+    unwrap_edges,
+)
 from mpigraph.errors import InvalidArgumentError
-from mpigraph.graphs.fields import EID, NID, as_ids
+from mpigraph.graphs.block import Block
+from mpigraph.graphs.fields import EID, NID, EdgeType, IdsLike, as_ids
 from mpigraph.graphs.hetero import HeteroGraph
 from mpigraph.kernels.compact import LocalIds
 from mpigraph.metadata.book import check_ids
 from mpigraph.metadata.schema import Relation
 
-__all__ = ["EdgePredictionSampler", "as_edge_prediction_sampler"]
+__all__ = ["EdgePredictionSampler", "PairSample", "as_edge_prediction_sampler"]
 
+PairSample: TypeAlias = (
+    tuple[NodeTensors, HeteroGraph, list[Block]] | tuple[NodeTensors, HeteroGraph, HeteroGraph, list[Block]]
+)
+"""Input nodes, the pair graph, that of negatives if there are any, and blocks from the input side."""
 _Ends = tuple[I64, I64]
 _NOTHING: _Ends = (NO_EDGES.src, NO_EDGES.dst)
 
@@ -40,11 +55,11 @@ class EdgePredictionSampler:
 
     def __init__(
         self,
-        sampler: Any,
-        exclude: Any = None,
-        reverse_eids: Any = None,
-        reverse_etypes: Mapping[Any, Any] | None = None,
-        negative_sampler: Callable[[Any, Any], Any] | None = None,
+        sampler: BlockSampler,
+        exclude: Exclude = None,
+        reverse_eids: ReverseEids = None,
+        reverse_etypes: ByEdgeType[EdgeType] | None = None,
+        negative_sampler: NegativesOf | None = None,
         prefetch_labels: Names = (),
     ) -> None:
         """The arguments are those of :func:`as_edge_prediction_sampler`."""
@@ -59,7 +74,7 @@ class EdgePredictionSampler:
         self.prefetch_labels = prefetch_labels or ()
         self._exclusion = make_exclusion(exclude, reverse_eids, reverse_etypes)
 
-    def sample(self, g: EdgeGraph, seed_edges: Any) -> tuple[Any, ...]:
+    def sample(self, g: DistGraph, seed_edges: EdgeIds) -> PairSample:
         """Sample the minibatch of some edges.
 
         Args:
@@ -80,27 +95,29 @@ class EdgePredictionSampler:
         """
         graphs, nodes, excluded = self.sample_pairs(g, seed_edges)
         input_nodes, _, blocks = self.sampler.sample_blocks(g, nodes, *excluded)
-        return input_nodes, *graphs, blocks
+        return cast(PairSample, (input_nodes, *graphs, blocks))
 
-    def sample_pairs(self, g: EdgeGraph, seed_edges: Any) -> tuple[list[HeteroGraph], Nodes, tuple[Any, ...]]:
+    def sample_pairs(
+        self, g: DistGraph, seed_edges: EdgeIds
+    ) -> tuple[list[HeteroGraph], NodeTensors, tuple[EdgeTensors, ...]]:
         """The part of :meth:`sample` before the blocks; arguments and errors are the same.
 
         Returns:
             The pair graph and, with a negative sampler, that of the negatives; their nodes; and what else the sampler
             of blocks is to be given: nothing, or the edges to exclude, in the form in which the loader has edges.
 
-        Local, but for looking edges up and the negative sampler. Where hosts are far, what is wrong on
-        one trainer is raised on the others in the round of sampling that they make next.
+        One-sided, and what the negative sampler does. Where hosts are far, what is wrong on one trainer is raised on
+        the others in the round of sampling that they make next.
         """
         negatives: dict[Relation, _Ends] | None = None
-        excluded: tuple[Any, ...] = ()
+        excluded: tuple[EdgeTensors, ...] = ()
         with _raised_on_all(g):
             edges = find_edges(g, seed_edges)
             if self.negative_sampler is not None:
                 negatives = _checked(g, draw_negatives(self.negative_sampler, g, edges))
             if self._exclusion is not None:
                 seeds = {relation: torch.from_numpy(some.eids) for relation, some in edges.items()}
-                excluded = (as_given(g.schema, self._exclusion(g, seeds)),)
+                excluded = (unwrap_edges(g.schema, self._exclusion(g, seeds)),)
         numbering = _Numbering(g)
         numbering.add({relation: (some.src, some.dst) for relation, some in edges.items()})
         if negatives is not None:
@@ -108,15 +125,15 @@ class EdgePredictionSampler:
         graphs, nodes = numbering.graphs()
         for relation in g.schema.relations:
             graphs[0].edges[relation].data[EID] = torch.from_numpy(edges.get(relation, NO_EDGES).eids)
-        return graphs, nodes_as_given(nodes), excluded
+        return graphs, nodes if len(nodes) > 1 else nodes[g.schema.ntypes[0]], excluded
 
 
 def as_edge_prediction_sampler(
-    sampler: Any,
-    exclude: Any = None,
-    reverse_eids: Any = None,
-    reverse_etypes: Mapping[Any, Any] | None = None,
-    negative_sampler: Callable[[Any, Any], Any] | None = None,
+    sampler: BlockSampler,
+    exclude: Exclude = None,
+    reverse_eids: ReverseEids = None,
+    reverse_etypes: ByEdgeType[EdgeType] | None = None,
+    negative_sampler: NegativesOf | None = None,
     prefetch_labels: Names = (),
 ) -> EdgePredictionSampler:
     """Make a sampler of edges of a sampler of blocks.
@@ -149,7 +166,7 @@ def as_edge_prediction_sampler(
 class _Numbering:
     """Numbers nodes by first appearance, for all pair graphs of a minibatch."""
 
-    def __init__(self, g: EdgeGraph) -> None:
+    def __init__(self, g: DistGraph) -> None:
         self._schema = g.schema
         self._tables = {ntype: LocalIds(g.num_nodes(ntype)) for ntype in g.schema.ntypes}
         self._edges: list[dict[Relation, tuple[torch.Tensor, torch.Tensor]]] = []
@@ -176,7 +193,7 @@ class _Numbering:
 
 
 @contextmanager
-def _raised_on_all(g: EdgeGraph) -> Iterator[None]:
+def _raised_on_all(g: DistGraph) -> Iterator[None]:
     """Raise what happens on one trainer on every trainer, where hosts are far and a round can tell them.
 
     Without it the others would wait for this one in their next round.
@@ -189,7 +206,7 @@ def _raised_on_all(g: EdgeGraph) -> Iterator[None]:
         raise
 
 
-def _checked(g: EdgeGraph, given: Any) -> dict[Relation, _Ends]:
+def _checked(g: DistGraph, given: Negatives) -> dict[Relation, _Ends]:
     """What a negative sampler returned, by relation.
 
     Raises:
@@ -201,7 +218,7 @@ def _checked(g: EdgeGraph, given: Any) -> dict[Relation, _Ends]:
     return {relation: _checked_pair(g, relation, pair) for relation, pair in pairs.items()}
 
 
-def _checked_pair(g: EdgeGraph, relation: Relation, pair: Any) -> _Ends:
+def _checked_pair(g: DistGraph, relation: Relation, pair: tuple[IdsLike, IdsLike]) -> _Ends:
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         raise InvalidArgumentError(
             f"the negative sampler must return a pair (src, dst) for {relation} (got {type(pair).__name__})"
@@ -218,7 +235,7 @@ def _checked_pair(g: EdgeGraph, relation: Relation, pair: Any) -> _Ends:
     return src, dst
 
 
-def _checked_ends(g: EdgeGraph, ids: Any, ntype: str, what: str) -> I64:
+def _checked_ends(g: DistGraph, ids: IdsLike, ntype: str, what: str) -> I64:
     array: I64 = as_ids(ids, what).cpu().contiguous().numpy()
     check_ids(array, g.num_nodes(ntype), what)
     return array

@@ -5,24 +5,33 @@ A model that predicts an edge must not see it, nor its reverse, among the neighb
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 import torch
 
-from mpigraph.dataloading.edges import EdgeGraph, as_given, by_relation, canonical
+from mpigraph.distgraph.graph import DistGraph
+from mpigraph.distgraph.tensor import DistTensor
+from mpigraph.distgraph.typed_ids import ByEdgeType, EdgeIds, EdgeTensors, by_relation, canonical, unwrap_edges
 from mpigraph.errors import InvalidArgumentError
-from mpigraph.graphs.fields import as_ids
+from mpigraph.graphs.fields import EdgeType, IdsLike, as_ids
 from mpigraph.metadata.schema import Relation
 
-__all__ = ["Exclusion", "make_exclusion"]
+__all__ = ["Exclude", "Exclusion", "ReverseEids", "make_exclusion"]
 
-Eids = dict[Relation, torch.Tensor]
-Exclusion = Callable[[EdgeGraph, Eids], Eids]
-"""Makes the edges to leave out of the seed edges of a minibatch, both int64 by relation."""
+Eids: TypeAlias = dict[Relation, torch.Tensor]
+Exclude: TypeAlias = str | EdgeIds | Callable[[EdgeTensors], EdgeIds] | None
+"""What ``exclude`` may be; see :func:`.as_edge_prediction_sampler`."""
+ReverseEids: TypeAlias = IdsLike | DistTensor | ByEdgeType[IdsLike | DistTensor] | None
+"""What ``reverse_eids`` may be."""
+_Table = torch.Tensor | DistTensor  # the reverse edge of each edge of a relation
+Exclusion = Callable[[DistGraph, Eids], Eids]
+"""Makes the edges to exclude of the seed edges of a minibatch, both int64 by relation."""
 
 
-def make_exclusion(exclude: Any, reverse_eids: Any, reverse_etypes: Any) -> Exclusion | None:
+def make_exclusion(
+    exclude: Exclude, reverse_eids: ReverseEids, reverse_etypes: ByEdgeType[EdgeType] | None
+) -> Exclusion | None:
     """What ``exclude`` means, or None if nothing is to be excluded; see :func:`.as_edge_prediction_sampler`.
 
     What it returns reads ``reverse_eids`` one-sidedly, if that is a DistTensor.
@@ -59,32 +68,32 @@ def make_exclusion(exclude: Any, reverse_eids: Any, reverse_etypes: Any) -> Excl
     )
 
 
-def _self(g: EdgeGraph, seeds: Eids) -> Eids:
+def _self(g: DistGraph, seeds: Eids) -> Eids:
     return seeds
 
 
-def _ascending(ids: Any) -> torch.Tensor:
+def _ascending(ids: IdsLike) -> torch.Tensor:
     """Edge ids as sampling wants them, which is not done for every minibatch then."""
     return torch.from_numpy(np.unique(as_ids(ids, "edges to exclude").cpu().numpy()))
 
 
-def _always(edges: Any, g: EdgeGraph, seeds: Eids) -> Eids:
+def _always(edges: EdgeIds, g: DistGraph, seeds: Eids) -> Eids:
     return by_relation(g.schema, edges, "edges to exclude")
 
 
-def _chosen(choose: Callable[[Any], Any], g: EdgeGraph, seeds: Eids) -> Eids:
-    return by_relation(g.schema, choose(as_given(g.schema, seeds)), "edges to exclude")
+def _chosen(choose: Callable[[EdgeTensors], EdgeIds], g: DistGraph, seeds: Eids) -> Eids:
+    return by_relation(g.schema, choose(unwrap_edges(g.schema, seeds)), "edges to exclude")
 
 
-def _with_reverse_ids(tables: Mapping[Any, Any], g: EdgeGraph, seeds: Eids) -> Eids:
-    by_etype = canonical(g.schema, tables, "reverse_eids")
+def _with_reverse_ids(tables: _Table | ByEdgeType[_Table], g: DistGraph, seeds: Eids) -> Eids:
+    by_etype: dict[Relation, _Table] = canonical(g.schema, tables, "reverse_eids")
     return {
         relation: torch.cat([ids, _reverse(_table_of(by_etype, relation), ids, g, relation)])
         for relation, ids in seeds.items()
     }
 
 
-def _reverse(table: Any, ids: torch.Tensor, g: EdgeGraph, relation: Relation) -> torch.Tensor:
+def _reverse(table: _Table, ids: torch.Tensor, g: DistGraph, relation: Relation) -> torch.Tensor:
     """The reverse of each edge, of a tensor or DistTensor."""
     if len(table) != g.num_edges(relation):
         raise InvalidArgumentError(
@@ -94,16 +103,17 @@ def _reverse(table: Any, ids: torch.Tensor, g: EdgeGraph, relation: Relation) ->
     return as_ids(table[ids], "reverse_eids").cpu()
 
 
-def _tables(reverse_eids: Any) -> dict[Any, Any]:
-    """Edge type (None: the only one) -> what can be indexed by tensors of edges and has a length."""
-    tables = reverse_eids if isinstance(reverse_eids, Mapping) else {None: reverse_eids}
-    return {etype: _table(table) for etype, table in tables.items()}
+def _tables(reverse_eids: ReverseEids) -> _Table | ByEdgeType[_Table]:
+    """What was given, ids as tensors."""
+    if isinstance(reverse_eids, Mapping):
+        return {etype: _table(table) for etype, table in reverse_eids.items()}
+    return _table(reverse_eids)
 
 
-def _table(table: Any) -> Any:
+def _table(table: IdsLike | DistTensor | None) -> _Table:
     if isinstance(table, torch.Tensor | np.ndarray | list | tuple):
         return as_ids(table, "reverse_eids")
-    if getattr(table, "dtype", None) != torch.int64 or not hasattr(table, "__getitem__"):  # DistTensor is above us
+    if not isinstance(table, DistTensor) or table.dtype != torch.int64:
         raise InvalidArgumentError(
             f"reverse_eids must be a tensor, array or DistTensor of int64 (got {type(table).__name__} "
             f"of {getattr(table, 'dtype', None)})"
@@ -112,11 +122,11 @@ def _table(table: Any) -> Any:
 
 
 def _with_reverse_types(
-    reverse_etypes: Mapping[Any, Any], tables: Mapping[Any, Any], g: EdgeGraph, seeds: Eids
+    reverse_etypes: ByEdgeType[EdgeType], tables: _Table | ByEdgeType[_Table], g: DistGraph, seeds: Eids
 ) -> Eids:
     """The seeds, and their reverse edges in the reverse of their relation; of both if both are seeds."""
-    reverse = canonical(g.schema, reverse_etypes, "reverse_etypes")
-    by_etype = canonical(g.schema, tables, "reverse_eids")
+    reverse: dict[Relation, EdgeType] = canonical(g.schema, reverse_etypes, "reverse_etypes")
+    by_etype: dict[Relation, _Table] = canonical(g.schema, tables, "reverse_eids")
     excluded: dict[Relation, list[torch.Tensor]] = {relation: [ids] for relation, ids in seeds.items()}
     for relation, ids in seeds.items():
         if relation in reverse:
@@ -125,7 +135,7 @@ def _with_reverse_types(
     return {relation: torch.cat(parts) for relation, parts in excluded.items()}
 
 
-def _table_of(by_etype: Mapping[Relation, Any], relation: Relation) -> Any:
+def _table_of(by_etype: Mapping[Relation, _Table], relation: Relation) -> _Table:
     if relation not in by_etype:
         raise InvalidArgumentError(f"reverse_eids has no edges of {relation} (has {list(by_etype)})")
     return by_etype[relation]

@@ -1,7 +1,7 @@
 """Loaders: every trainer's seeds, batch by batch, sampled ahead of the model.
 
-``seeds -> batches -> collate (sampling, gathering) -> queue -> model``: everything before the queue runs in a thread,
-``num_prefetch`` batches ahead, on a channel of its own. A trainer that has finished, or left its loop early, goes on
+``seeds -> sample -> fetch -> queue -> model``: everything before the queue runs in a thread, ``num_prefetch`` batches
+ahead, on a channel of its own. A trainer that has finished, or left its loop early, goes on
 answering the others in the background until all are done, so that loops need not be in step.
 
 Where MPI lacks ``MPI_THREAD_MULTIPLE`` nothing runs in the background: batches are made when they are asked for, and a
@@ -11,33 +11,28 @@ end their loops in the same order.
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import torch
 
 from mpigraph.arrays import I64
-from mpigraph.dataloading.batches import block_batches, for_output, moved
+from mpigraph.dataloading.fetcher import BlockFetcher, Stages
 from mpigraph.dataloading.prefetch import Prefetch
-from mpigraph.dataloading.pyg_batches import pyg_batches
-from mpigraph.dataloading.sampler import Names
-from mpigraph.dataloading.seeds import Seeds, agreed_steps, batch_bounds, shuffled
+from mpigraph.dataloading.pyg_batches import pyg_node_stages
+from mpigraph.dataloading.sampler import BlockSampler
+from mpigraph.dataloading.seeds import SeedBatches, Seeds, TypedIds, agreed_steps, batch_bounds
 from mpigraph.distgraph.graph import DistGraph
-from mpigraph.distgraph.ids import as_ids
-from mpigraph.distgraph.sampling_args import edge_weights
+from mpigraph.distgraph.typed_ids import Blocks, FeatureName, Names, NodeIds, by_ntype, unwrap_nodes
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.in_memory import exact_device
 from mpigraph.log import get_logger
-from mpigraph.sampling.hops import RandomContext
+from mpigraph.sampling.minibatch import RandomContext
 from mpigraph.sampling.protocol import Operation
 from mpigraph.session.context import Session, current
 
-__all__ = ["DistDataLoader", "DistNodeDataLoader", "SampledDataLoader"]
-
-_MAKERS = {"dgl": block_batches, "pyg": pyg_batches}
+__all__ = ["DistDataLoader", "DistNodeDataLoader", "SampledDataLoader", "check_output"]
 
 
 class _Epochs:
@@ -51,29 +46,35 @@ class _Epochs:
         self._seed = seed
         self._depth = depth
         self._service = session.open_service()
-        self._last: Prefetch | None = None
+        self._last: Prefetch[Any] | None = None
 
-    def start(self, epoch: int, batches: Callable[[], Iterator[Any]]) -> Prefetch:
-        """Begin an epoch, once the one before is over on every trainer."""
+    def start(
+        self, epoch: int, batches: Iterator[I64], seeds_at: Callable[[I64], object], stages: Stages[Any]
+    ) -> Prefetch[Any]:
+        """Begin an epoch, once the one before is over on every trainer.
+
+        Args:
+            epoch: its number.
+            batches: positions of each batch's seeds.
+            seeds_at: the seeds at some positions.
+            stages: make a minibatch of them.
+        """
         self.stop()
-        draw = RandomContext(self._seed, epoch)
+        session, service, context = self._session, self._service, RandomContext(self._seed, epoch)
 
         def produce() -> Iterator[Any]:
-            for make in batches():
-                self._session.use(self._service, draw)
-                try:
-                    batch = make()
-                finally:
-                    self._session.use(None, None)
+            for positions in batches:
+                with session.sampling_with(service, context):
+                    batch = stages.fetch(stages.sample(seeds_at(positions)))
                 yield batch
 
-        background = self._session.world.threads_may_communicate
-        self._last = Prefetch(produce, self._service.serve_until_idle, self._depth, background)
-        self._session.loops[self._service.channel_number] = self._last
+        background = session.world.threads_may_communicate
+        self._last = Prefetch(produce, service.serve_until_idle, self._depth, background)
+        session.loops[service.channel_number] = self._last
         return self._last
 
     def stop(self) -> None:
-        """End the epoch under way: wait until every trainer has ended its own."""
+        """End the epoch in progress: wait until every trainer has ended its own."""
         last, self._last = self._last, None
         if last is not None:
             with self._session.world.watch("the end of a loader's epoch on every trainer"):
@@ -89,7 +90,7 @@ class _Epochs:
             return
         threading.Thread(target=self._drop_after, args=(last,), name="mpigraph-retire", daemon=True).start()
 
-    def _drop_after(self, last: Prefetch) -> None:
+    def _drop_after(self, last: Prefetch[Any]) -> None:
         last.stop()
         self._drop()
 
@@ -110,10 +111,10 @@ class DistDataLoader:
 
     def __init__(
         self,
-        dataset: Any,
+        dataset: TypedIds,
         batch_size: int,
         shuffle: bool = False,
-        collate_fn: Callable[[list[Any]], Any] | None = None,
+        collate_fn: Callable[..., object] | None = None,
         drop_last: bool = False,
         queue_size: int | None = None,
         *,
@@ -146,21 +147,21 @@ class DistDataLoader:
         if depth > 0 and not session.world.threads_may_communicate:
             get_logger().warning("MPI lacks MPI_THREAD_MULTIPLE: batches are made without prefetching")
             depth = 0
-        self._seeds = Seeds(checked_ids(dataset, "dataset"))
-        self._shuffle = shuffle
-        self._seed = session.state.seed if seed is None else seed
-        self._collate = collate_fn
-        self._epochs = _Epochs(session, self._seed, depth)  # its checked call before the plain one below
+        seeds = Seeds(dataset, "dataset")
+        self._seeds_at: Callable[[I64], object] = seeds.tensors if collate_fn is None else seeds.items
+        self._stages: Stages[Any] = Stages(dataset, collate_fn or _same, _same)
+        seed = session.state.seed if seed is None else seed
+        self._epochs = _Epochs(session, seed, depth)  # its checked call before the plain one below
         self._retire = weakref.finalize(self, self._epochs.retire)
         self._retire.atexit = False
-        steps = agreed_steps(len(self._seeds), batch_size, drop_last, session.world.agree)
-        self._bounds = batch_bounds(len(self._seeds), batch_size, drop_last, steps)
-        self._rank = session.rank
+        steps = agreed_steps(len(seeds), batch_size, drop_last, session.world.allreduce_minmax)
+        bounds = batch_bounds(len(seeds), batch_size, drop_last, steps)
+        self._batches = SeedBatches(bounds, len(seeds), shuffle, seed, session.rank)
         self._epoch = 0
 
     def __len__(self) -> int:
         """Number of batches that this rank yields in an epoch."""
-        return len(self._bounds) - 1
+        return len(self._batches)
 
     @property
     def expected_idxs(self) -> int:
@@ -173,52 +174,17 @@ class DistDataLoader:
 
     def __iter__(self) -> Iterator[Any]:
         epoch, self._epoch = self._epoch, self._epoch + 1
-        positions = self._positions(epoch)
-        bounds, make = self._bounds.tolist(), self._batch_maker()
-
-        def batches() -> Iterator[Callable[[], Any]]:
-            for begin, end in pairwise(bounds):
-                yield partial(make, positions(begin, end))
-
-        return _hold(self, iter(self._epochs.start(epoch, batches)))
-
-    def _batch_maker(self) -> Callable[[I64], Any]:
-        """What turns positions of seeds into a batch.
-
-        It must not refer to the loader, which can be dropped while a thread works.
-        """
-        collate, seeds = self._collate, self._seeds
-        if collate is None:
-            return lambda positions: as_tensors(seeds.take(positions))
-        return lambda positions: collate(seeds.items(positions))
-
-    def _positions(self, epoch: int) -> Callable[[int, int], I64]:
-        """Which seeds come from one place in an epoch to another."""
-        if not self._shuffle:
-            return np.arange
-        order = shuffled(len(self._seeds), self._seed, epoch, self._rank)
-        return lambda begin, end: order[begin:end]
+        batches = self._batches.of_epoch(epoch)
+        return _hold(self, iter(self._epochs.start(epoch, batches, self._seeds_at, self._stages)))
 
     def close(self) -> None:
-        """End the epoch under way; the channel is freed at the next collective call. Collective on the trainers."""
+        """End the epoch in progress; the channel is freed at the next collective call. Collective on the trainers."""
         self._epochs.stop()
         self._retire()
 
 
-def as_tensors(ids: I64 | dict[Any, I64]) -> Any:
-    """Ids, or ids by type, as tensors."""
-    return {t: torch.from_numpy(some) for t, some in ids.items()} if isinstance(ids, dict) else torch.from_numpy(ids)
-
-
-def checked_ids(given: Any, what: str) -> I64 | dict[Any, I64]:
-    """int64[n] ids, or type -> int64[n].
-
-    Raises:
-        InvalidArgumentError: the values are not integers in one dimension.
-    """
-    if isinstance(given, Mapping):
-        return {kind: as_ids(ids, f"{what} of {kind!r}") for kind, ids in given.items()}
-    return as_ids(given, what)
+def _same(batch: object) -> object:
+    return batch
 
 
 def _hold(loader: DistDataLoader, batches: Iterator[Any]) -> Iterator[Any]:
@@ -227,7 +193,7 @@ def _hold(loader: DistDataLoader, batches: Iterator[Any]) -> Iterator[Any]:
 
 
 class SampledDataLoader(DistDataLoader):
-    """What loaders of nodes and of edges share: a sampler makes the batches, on a device of the caller's choice.
+    """What loaders of nodes and of edges have in common: a sampler makes the batches.
 
     Collective on the trainers: construction and :meth:`close`.
     """
@@ -235,11 +201,8 @@ class SampledDataLoader(DistDataLoader):
     def __init__(
         self,
         g: DistGraph,
-        ids: Any,
-        sampler: Any,
-        make: Callable[[Any], Any],
-        device: torch.device | str | None,
-        *,
+        stages: Stages[Any],
+        prob: FeatureName | None,
         batch_size: int,
         shuffle: bool,
         drop_last: bool,
@@ -247,25 +210,26 @@ class SampledDataLoader(DistDataLoader):
         num_prefetch: int,
         seed: int | None,
     ) -> None:
-        """Plan the batches, and have the hosts prepare the edge weights that ``sampler.prob`` names, if any.
+        """Plan the batches, and have the hosts prepare the edge weights ``prob`` of the sampler, if any.
 
-        ``make`` makes a minibatch of int64[b] ids, or of ids by type, which is moved to ``device`` unless that is None.
-        The other arguments are those of :class:`DistDataLoader`.
+        ``stages`` make the minibatches; the options are those of :class:`DistDataLoader`.
         """
-        prob = getattr(sampler, "prob", None)
-        weights = {} if prob is None else edge_weights(g, prob)
-        if device is None:
-            self._make = make
-        else:
-            target = exact_device(device)  # each thread has a current GPU of its own
-            self._make = lambda batch: moved(make(batch), target)
-        super().__init__(ids, batch_size, shuffle, None, drop_last, queue_size, num_prefetch=num_prefetch, seed=seed)
+        weights = {} if prob is None else g.edge_weights(prob)
+        options = (batch_size, shuffle, None, drop_last, queue_size)
+        super().__init__(stages.seeds, *options, num_prefetch=num_prefetch, seed=seed)
+        self._stages = stages
         if weights:
-            current().control.call(Operation.PREPARE_WEIGHTS, numbers=sorted(weights.values()))
+            g.session.control.call(Operation.PREPARE_WEIGHTS, numbers=sorted(weights.values()))
 
-    def _batch_maker(self) -> Callable[[I64], Any]:
-        make, seeds = self._make, self._seeds
-        return lambda positions: make(as_tensors(seeds.take(positions)))
+
+def check_output(output: str) -> None:
+    """Check a loader's ``output``.
+
+    Raises:
+        InvalidArgumentError: it is none.
+    """
+    if output not in ("dgl", "pyg"):
+        raise InvalidArgumentError(f"output must be 'dgl' or 'pyg' (got {output!r})")
 
 
 class DistNodeDataLoader(SampledDataLoader):
@@ -279,8 +243,8 @@ class DistNodeDataLoader(SampledDataLoader):
     def __init__(
         self,
         g: DistGraph,
-        nids: Any,
-        graph_sampler: Any,
+        nids: NodeIds,
+        graph_sampler: BlockSampler,
         device: torch.device | str | None = None,
         *,
         batch_size: int = 1,
@@ -327,17 +291,16 @@ class DistNodeDataLoader(SampledDataLoader):
             CollectiveError: other trainers are in another call; on every trainer.
             GraphDataError: an edge weight is negative, infinite or NaN; on every rank.
         """
-        ids, make = for_output(_MAKERS, output)(g, nids, graph_sampler, features, labels)
-        super().__init__(
-            g,
-            ids,
-            graph_sampler,
-            make,
-            device,
-            batch_size=batch_size,
-            shuffle=shuffle,
-            drop_last=drop_last,
-            queue_size=queue_size,
-            num_prefetch=num_prefetch,
-            seed=seed,
-        )
+        target = None if device is None else exact_device(device)  # each thread has a current GPU of its own
+        check_output(output)
+        make = pyg_node_stages if output == "pyg" else _block_stages
+        stages: Stages[Any] = make(g, nids, graph_sampler, features, labels, target)
+        prob = getattr(graph_sampler, "prob", None)
+        super().__init__(g, stages, prob, batch_size, shuffle, drop_last, queue_size, num_prefetch, seed)
+
+
+def _block_stages(
+    g: DistGraph, nids: NodeIds, sampler: BlockSampler, features: Names, labels: Names, device: torch.device | None
+) -> Stages[Blocks]:
+    fetch = BlockFetcher(g, sampler, features, labels, device)
+    return Stages(unwrap_nodes(g.schema, by_ntype(g.schema, nids, "nids")), partial(sampler.sample_blocks, g), fetch)

@@ -19,13 +19,15 @@ InBatch             k of the other edges' destinations          none
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TypeAlias, cast
 
 import numpy as np
 import torch
 
 from mpigraph.arrays import I64
-from mpigraph.dataloading.edges import NO_EDGES, EdgeGraph, Edges, as_given, find_edges
+from mpigraph.dataloading.edges import NO_EDGES, Edges, find_edges
+from mpigraph.distgraph.graph import DistGraph
+from mpigraph.distgraph.typed_ids import EdgeIds, EdgeTensors, unwrap_edges
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.kernels.negatives import draw_nodes, draw_others, keep_candidates
 from mpigraph.kernels.rng import combine, fingerprint
@@ -37,11 +39,18 @@ __all__ = [
     "JointUniform",
     "LocalUniform",
     "NegativeSampler",
+    "Negatives",
+    "NegativesOf",
     "PerSourceUniform",
     "Uniform",
     "draw_negatives",
 ]
 
+_Pair: TypeAlias = tuple[torch.Tensor, torch.Tensor]
+Negatives: TypeAlias = _Pair | dict[Relation, _Pair]
+"""Sources and destinations, int64 each; by relation where the graph has several."""
+NegativesOf: TypeAlias = Callable[[DistGraph, EdgeTensors], Negatives]
+"""Any negative sampler: ``(g, eids) -> (src, dst)``."""
 _Pairs = dict[Relation, tuple[I64, I64]]
 _TAG = 0x4E4547  # separates these draws from those of neighbours with the same seed and epoch
 
@@ -52,7 +61,7 @@ class NegativeSampler(ABC):
     Inside a loader an edge's draws depend on the loader's seed, the epoch and the edge alone. Outside they depend on
     the job's seed and the number of calls so far.
 
-    One-sided, but for :class:`GlobalUniform`: a call, which looks up the sources of the edges.
+    One-sided, except :class:`GlobalUniform`: a call, which looks up the sources of the edges.
     """
 
     def __init__(self, k: int) -> None:
@@ -65,7 +74,7 @@ class NegativeSampler(ABC):
             raise InvalidArgumentError(f"k must be an integer >= 1 (got {k!r})")
         self.k = int(k)
 
-    def __call__(self, g: EdgeGraph, eids: Any) -> Any:
+    def __call__(self, g: DistGraph, eids: EdgeIds) -> Negatives:
         """Draw negatives.
 
         Args:
@@ -82,29 +91,29 @@ class NegativeSampler(ABC):
         pairs = self.draw(g, find_edges(g, eids))
         return pairs if isinstance(eids, Mapping) else next(iter(pairs.values()))
 
-    def draw(self, g: EdgeGraph, edges: Mapping[Relation, Edges]) -> dict[Relation, tuple[torch.Tensor, torch.Tensor]]:
+    def draw(self, g: DistGraph, edges: Mapping[Relation, Edges]) -> dict[Relation, _Pair]:
         """Draw negatives of edges whose ends are known, by relation.
 
         Only :class:`GlobalUniform` communicates: a round on the trainers when hosts are far.
         """
-        drawn = g.session.draw()
-        keys = {r: combine(drawn.seed, drawn.epoch, _TAG, g.schema.relation_id(r)) for r in edges}
+        context = g.session.next_context()
+        keys = {r: combine(context.seed, context.epoch, _TAG, g.schema.relation_id(r)) for r in edges}
         pairs = self._draw(g, edges, keys)
         return {relation: (torch.from_numpy(src), torch.from_numpy(dst)) for relation, (src, dst) in pairs.items()}
 
     @abstractmethod
-    def _draw(self, g: EdgeGraph, edges: Mapping[Relation, Edges], keys: Mapping[Relation, np.uint64]) -> _Pairs:
+    def _draw(self, g: DistGraph, edges: Mapping[Relation, Edges], keys: Mapping[Relation, np.uint64]) -> _Pairs:
         """Draw for the edges of each relation, with a key for each."""
 
 
 class _PerRelation(NegativeSampler):
     """Draws for each relation by itself."""
 
-    def _draw(self, g: EdgeGraph, edges: Mapping[Relation, Edges], keys: Mapping[Relation, np.uint64]) -> _Pairs:
+    def _draw(self, g: DistGraph, edges: Mapping[Relation, Edges], keys: Mapping[Relation, np.uint64]) -> _Pairs:
         return {relation: self._pairs(g, relation, some, keys[relation]) for relation, some in edges.items()}
 
     @abstractmethod
-    def _pairs(self, g: EdgeGraph, relation: Relation, edges: Edges, key: np.uint64) -> tuple[I64, I64]:
+    def _pairs(self, g: DistGraph, relation: Relation, edges: Edges, key: np.uint64) -> tuple[I64, I64]:
         """Draw for the edges of one relation."""
 
 
@@ -115,7 +124,7 @@ class PerSourceUniform(_PerRelation):
     whatever rank. One-sided; the target does nothing.
     """
 
-    def _pairs(self, g: EdgeGraph, relation: Relation, edges: Edges, key: np.uint64) -> tuple[I64, I64]:
+    def _pairs(self, g: DistGraph, relation: Relation, edges: Edges, key: np.uint64) -> tuple[I64, I64]:
         return np.repeat(edges.src, self.k), _nodes(key, edges.eids, self.k, g.num_nodes(relation[2]))
 
 
@@ -126,11 +135,11 @@ class GlobalUniform(NegativeSampler):
     """Draws both ends among all nodes of their types, and keeps at most ``k`` pairs for each edge that are allowed.
 
     Each edge has ``k * redundancy`` candidates, of which the first ``k`` that pass are kept: fewer where too many are
-    refused, which is rare but in small or dense graphs. The hosts say whether a pair is an edge, in one round for the
-    whole batch.
+    refused, which is rare except in small or dense graphs. The hosts are asked whether a pair is an edge, in one round
+    for the whole batch.
 
     Collective on the trainers when hosts are far and existing edges are excluded: a call, of which every trainer makes
-    one for each batch, if for no edges. Else local but for looking up the edges.
+    one for each batch, if for no edges. Else local, except looking up the edges.
     """
 
     def __init__(
@@ -163,7 +172,7 @@ class GlobalUniform(NegativeSampler):
         self.exclude_edges = exclude_edges
         self.redundancy = redundancy
 
-    def _draw(self, g: EdgeGraph, edges: Mapping[Relation, Edges], keys: Mapping[Relation, np.uint64]) -> _Pairs:
+    def _draw(self, g: DistGraph, edges: Mapping[Relation, Edges], keys: Mapping[Relation, np.uint64]) -> _Pairs:
         candidates, tries = {}, {}
         for relation, some in edges.items():
             refuses = self._refuses_loops(relation) or self.exclude_edges or not self.replace
@@ -173,10 +182,10 @@ class GlobalUniform(NegativeSampler):
                 for end, ntype in enumerate(relation[::2])
             )
             candidates[relation] = src, dst
-        known: Mapping[Relation, Any] = {}
+        known: Mapping[Relation, torch.Tensor] = {}
         if self.exclude_edges:  # a round, also for no edges at all: another trainer's batch may have some
             u, v = ({r: torch.from_numpy(ends[side]) for r, ends in candidates.items()} for side in (0, 1))
-            known = g.has_edges_between(u, v)
+            known = cast(dict[Relation, torch.Tensor], g.has_edges_between(u, v))
         pairs = {}
         for relation, (src, dst) in candidates.items():
             allowed = ~np.asarray(known[relation]) if relation in known else np.ones(len(src), np.bool_)
@@ -198,7 +207,7 @@ class LocalUniform(_PerRelation):
     nothing.
     """
 
-    def _pairs(self, g: EdgeGraph, relation: Relation, edges: Edges, key: np.uint64) -> tuple[I64, I64]:
+    def _pairs(self, g: DistGraph, relation: Relation, edges: Edges, key: np.uint64) -> tuple[I64, I64]:
         mine = g.get_partition_book()
         first, last = mine.book.node_range(mine.partid, g.schema.ntype_id(relation[2]))
         if first == last:
@@ -214,7 +223,7 @@ class JointUniform(_PerRelation):
     2020). One-sided; the target does nothing.
     """
 
-    def _pairs(self, g: EdgeGraph, relation: Relation, edges: Edges, key: np.uint64) -> tuple[I64, I64]:
+    def _pairs(self, g: DistGraph, relation: Relation, edges: Edges, key: np.uint64) -> tuple[I64, I64]:
         shared = _nodes(combine(key, fingerprint(edges.eids)), np.zeros(1, np.int64), self.k, g.num_nodes(relation[2]))
         return np.repeat(edges.src, self.k), np.tile(shared, len(edges.eids))
 
@@ -228,7 +237,7 @@ class InBatch(_PerRelation):
     falls in. One-sided; the target does nothing.
     """
 
-    def _pairs(self, g: EdgeGraph, relation: Relation, edges: Edges, key: np.uint64) -> tuple[I64, I64]:
+    def _pairs(self, g: DistGraph, relation: Relation, edges: Edges, key: np.uint64) -> tuple[I64, I64]:
         if len(edges.eids) < 2:
             return NO_EDGES.src, NO_EDGES.dst
         others = np.empty(len(edges.eids) * self.k, np.int64)
@@ -236,7 +245,7 @@ class InBatch(_PerRelation):
         return np.repeat(edges.src, self.k), edges.dst[others]
 
 
-def draw_negatives(sampler: Callable[[Any, Any], Any], g: EdgeGraph, edges: dict[Relation, Edges]) -> Any:
+def draw_negatives(sampler: NegativesOf, g: DistGraph, edges: dict[Relation, Edges]) -> Negatives:
     """Call any negative sampler; those of this module are spared looking the edges up again.
 
     Args:
@@ -247,7 +256,7 @@ def draw_negatives(sampler: Callable[[Any, Any], Any], g: EdgeGraph, edges: dict
     if isinstance(sampler, NegativeSampler) and type(sampler).__call__ is NegativeSampler.__call__:
         return sampler.draw(g, edges)
     seeds = {relation: torch.from_numpy(some.eids) for relation, some in edges.items()}
-    return sampler(g, as_given(g.schema, seeds))
+    return sampler(g, unwrap_edges(g.schema, seeds))
 
 
 def _nodes(key: np.uint64, eids: I64, count: int, num: int, first: int = 0) -> I64:

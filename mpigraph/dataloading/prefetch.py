@@ -8,31 +8,25 @@ import queue
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any, Generic, TypeVar
 
-__all__ = ["Prefetch", "Stoppable"]
+from mpigraph.session.context import BackgroundLoop
+
+__all__ = ["Prefetch"]
+
+T = TypeVar("T")
 
 _POLL = 0.05  # seconds between looks at the stop flag while the queue is full
 
 
-class Stoppable(Protocol):
-    """Something that runs in the background and can be told to end."""
-
-    def abandon(self) -> None:
-        """Tell it to end."""
-
-    def stop(self) -> None:
-        """End it and wait until it has ended."""
-
-
-class Prefetch:
+class Prefetch(BackgroundLoop, Generic[T]):
     """One pass over an iterator, produced in a thread.
 
     With ``depth=0`` the items are produced in the consumer's thread, and only ``after`` runs in the background.
     """
 
     def __init__(
-        self, produce: Callable[[], Iterator[Any]], after: Callable[[], None], depth: int, background: bool = True
+        self, produce: Callable[[], Iterator[T]], after: Callable[[], None], depth: int, background: bool = True
     ) -> None:
         """Begin.
 
@@ -53,13 +47,13 @@ class Prefetch:
         if not self._inline:
             self._begin()
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[T]:
         """Yield the items; leaving the loop early, or never beginning it, abandons the rest."""
         items = self._take_all()
         weakref.finalize(items, self.abandon).atexit = False  # what was never advanced runs no "finally"
         return items
 
-    def _take_all(self) -> Iterator[Any]:
+    def _take_all(self) -> Iterator[T]:
         try:
             if self._inline:
                 yield from self._produce()
@@ -129,7 +123,7 @@ class Prefetch:
         else:
             self._put("end", None)
 
-    def _put(self, kind: str, item: Any) -> bool:
+    def _put(self, kind: str, item: T | BaseException | None) -> bool:
         """Queue an item; False if the consumer has left."""
         while not self._stop.is_set():
             try:

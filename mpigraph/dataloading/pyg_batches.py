@@ -27,33 +27,35 @@ and loaders of edges, whose seeds are the ends of edges in the order of their fi
     edge_label         [l, ...]     with negatives float32: 1 for an edge, 0 for a negative; else rows of ``labels``
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
+from mpigraph.arrays import I64
 from mpigraph.dataloading.edge_sampler import EdgePredictionSampler
-from mpigraph.dataloading.edges import as_given as edges_as_given
-from mpigraph.dataloading.edges import by_relation
-from mpigraph.dataloading.sampler import Names
-from mpigraph.distgraph.features import named_tensors
+from mpigraph.dataloading.fetcher import FeatureFetcher, Stages
+from mpigraph.dataloading.sampler import BlockSampler
 from mpigraph.distgraph.graph import DistGraph
-from mpigraph.distgraph.sampling_args import as_given, by_type
-from mpigraph.distgraph.tensor import DistTensor
+from mpigraph.distgraph.typed_ids import EdgeIds, Names, NodeIds, by_ntype, by_relation, unwrap_edges, unwrap_nodes
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.hetero import HeteroGraph
 from mpigraph.graphs.pyg import OF_MINIBATCHES, as_data, check_apart, check_names, need_pyg
 from mpigraph.metadata.schema import Relation
-from mpigraph.sampling.subgraph import Subgraph
+from mpigraph.sampling.minibatch import Subgraph
 
-__all__ = ["pyg_batches", "pyg_link_batches"]
+__all__ = ["pyg_edge_stages", "pyg_node_stages"]
 
-_Batches = tuple[Any, Callable[[Any], Any]]
+_Attributes: TypeAlias = dict[str, Any]
+_NodeSample: TypeAlias = tuple[dict[int, I64], Subgraph]
+_EdgeSample: TypeAlias = tuple[dict[Relation, torch.Tensor], list[HeteroGraph], Subgraph]
 
 
-def pyg_batches(g: DistGraph, nids: Any, sampler: Any, features: Names, labels: Names) -> _Batches:
-    """What a loader of nodes iterates over, and what makes a ``Data`` or ``HeteroData`` of some of it.
+def pyg_node_stages(
+    g: DistGraph, nids: NodeIds, sampler: BlockSampler, features: Names, labels: Names, device: torch.device | None
+) -> Stages[_NodeSample]:
+    """How a loader of nodes makes a ``Data`` or ``HeteroData``; it iterates over positions in ``nids``.
 
     Args:
         g: the graph.
@@ -62,132 +64,140 @@ def pyg_batches(g: DistGraph, nids: Any, sampler: Any, features: Names, labels: 
             and ``prefetch_edge_feats``.
         features: names of node features.
         labels: names of more of them: PyG makes no difference.
-
-    Returns:
-        Positions in ``nids``, in the same form, and a function of some of them.
+        device: where minibatches are to be; the CPU if None.
 
     Raises:
         InvalidArgumentError: PyG is not installed, the sampler cannot do it, or a feature has the name of another
             attribute or, in a ``Data``, of nodes and of edges.
         FieldNameError: a feature does not exist.
         NodeTypeError: a node type does not exist, or there are several and ``nids`` are not by type.
-
-    The function is collective on the trainers when hosts are far, local when all are near.
     """
-    ids, attributes = by_type(g.schema, nids, "nids"), _Attributes(g, sampler, features, labels)
+    schema, ids, attributes = g.schema, by_ntype(g.schema, nids, "nids"), _Fetcher(g, sampler, features, labels, device)
 
-    def make(chosen: Any) -> Any:
-        positions = by_type(g.schema, chosen)
+    def sample(chosen: NodeIds) -> _NodeSample:
+        positions = by_ntype(schema, chosen)
         seeds = {ntype: ids[ntype][at] for ntype, at in positions.items()}
-        nodes, edges = attributes.of(sampler.sample_subgraph(g, as_given(g.schema, seeds)))
+        return positions, attributes.sampler.sample_subgraph(g, unwrap_nodes(schema, seeds))
+
+    def fetch(sampled: _NodeSample) -> object:
+        positions, subgraph = sampled
+        nodes, edges = attributes.of(subgraph)
         for ntype in ids:
             at = positions.get(ntype, np.empty(0, np.int64))
-            nodes[g.schema.ntypes[ntype]] |= {"input_id": torch.from_numpy(at), "batch_size": len(at)}
-        return as_data(g.schema, nodes, edges)
+            nodes[schema.ntypes[ntype]] |= {"input_id": torch.from_numpy(at), "batch_size": len(at)}
+        return attributes.data(nodes, edges)
 
-    return as_given(g.schema, {ntype: np.arange(len(some)) for ntype, some in ids.items()}), make
+    return Stages(unwrap_nodes(schema, {ntype: np.arange(len(some)) for ntype, some in ids.items()}), sample, fetch)
 
 
-def pyg_link_batches(g: DistGraph, eids: Any, sampler: Any, features: Names, labels: Names) -> _Batches:
-    """What a loader of edges iterates over, and what makes a ``Data`` or ``HeteroData`` of some of it.
+def pyg_edge_stages(
+    g: DistGraph,
+    eids: EdgeIds,
+    sampler: EdgePredictionSampler,
+    features: Names,
+    labels: Names,
+    device: torch.device | None,
+) -> Stages[_EdgeSample]:
+    """How a loader of edges makes a ``Data`` or ``HeteroData``; it iterates over positions in ``eids``.
 
-    Args:
-        g: the graph.
-        eids: int[n], or edge type -> int[n].
-        sampler: an :class:`.EdgePredictionSampler` of a sampler as in :func:`pyg_batches`; may name labels, as
-            ``prefetch_labels``.
-        features: names of node features.
-        labels: the name of an edge feature, or edge type -> name.
-
-    Returns:
-        Positions in ``eids``, in the same form, and a function of some of them.
+    Arguments and errors are those of :func:`pyg_node_stages`, with an :class:`.EdgePredictionSampler` of such a
+    sampler, which may name labels, and ``labels`` the name of an edge feature, or edge type -> name.
 
     Raises:
-        InvalidArgumentError: as in :func:`pyg_batches`, or there are several labels for a relation, or labels and
-            negatives.
-        FieldNameError: a feature does not exist.
+        InvalidArgumentError: besides, there are several labels for a relation, or labels and negatives.
         EdgeTypeError: an edge type does not exist, or there are several and ``eids`` are not by type.
-
-    The function is collective on the trainers when hosts are far, local when all are near.
     """
-    ids = by_relation(g.schema, eids, "eids")
+    schema, ids = g.schema, by_relation(g.schema, eids, "eids")
     if not isinstance(sampler, EdgePredictionSampler):
         raise InvalidArgumentError(
             f"output='pyg' needs a sampler of as_edge_prediction_sampler (got {type(sampler).__name__})"
         )
-    attributes = _Attributes(g, sampler.sampler, features, ())
-    label_of = _labels(g, sampler, labels)
+    attributes = _Fetcher(g, sampler.sampler, features, (), device)
+    of_edges = _labels(g, sampler, labels, device)
+    none = torch.empty(0, dtype=torch.int64)
 
-    def make(chosen: Any) -> Any:
-        positions = by_relation(g.schema, chosen, "seed edges")
+    def sample(chosen: EdgeIds) -> _EdgeSample:
+        positions = by_relation(schema, chosen, "seed edges")
         seeds = {relation: ids[relation][at] for relation, at in positions.items()}
-        pairs, ends, excluded = sampler.sample_pairs(g, edges_as_given(g.schema, seeds))
-        nodes, edges = attributes.of(sampler.sampler.sample_subgraph(g, ends, *excluded))
-        none = torch.empty(0, dtype=torch.int64)
+        pairs, ends, excluded = sampler.sample_pairs(g, unwrap_edges(schema, seeds))
+        return positions, pairs, attributes.sampler.sample_subgraph(g, ends, *excluded)
+
+    def fetch(sampled: _EdgeSample) -> object:
+        positions, pairs, subgraph = sampled
+        nodes, edges = attributes.of(subgraph)
         for relation in ids:
             edges[relation] |= {"input_id": positions.get(relation, none)} | _ends(pairs, relation)
-            if relation in label_of:
-                edges[relation]["edge_label"] = label_of[relation][seeds.get(relation, none)]
-        return as_data(g.schema, nodes, edges)
+        read: dict[Relation, dict[str, torch.Tensor]] = {relation: {} for relation in schema.relations}
+        of_edges.fetch(lambda r: ids[r][positions[r]] if r in positions else none, read.__getitem__)
+        for relation in ids:
+            for rows in read[relation].values():
+                edges[relation]["edge_label"] = rows
+        return attributes.data(nodes, edges)
 
-    return edges_as_given(g.schema, {relation: torch.arange(len(some)) for relation, some in ids.items()}), make
+    return Stages(unwrap_edges(schema, {r: torch.arange(len(some)) for r, some in ids.items()}), sample, fetch)
 
 
-class _Attributes:
+class _Fetcher:
     """What nodes and edges of minibatches have: their numbers, and the features that were asked for."""
 
-    def __init__(self, g: DistGraph, sampler: Any, features: Names, labels: Names) -> None:
+    def __init__(
+        self, g: DistGraph, sampler: BlockSampler, features: Names, labels: Names, device: torch.device | None
+    ) -> None:
         need_pyg()
         if not hasattr(sampler, "sample_subgraph"):
             raise InvalidArgumentError(
                 "output='pyg' needs a sampler with sample_subgraph, like NeighborSampler "
                 f"(got {type(sampler).__name__})"
             )
+        self.sampler = sampler
+        self._schema, self._device = g.schema, device
         named = (getattr(sampler, f"prefetch_{what}", ()) for what in ("node_feats", "labels"))
-        self._schema = g.schema
-        self._of_nodes: dict[tuple[str, str], DistTensor] = named_tensors(g.nodes, features, labels, *named)
-        self._of_edges: dict[tuple[Relation, str], DistTensor]
-        self._of_edges = named_tensors(g.edges, getattr(sampler, "prefetch_edge_feats", ()))
-        of_nodes, of_edges = ({name for _, name in tensors} for tensors in (self._of_nodes, self._of_edges))
+        self._nodes = FeatureFetcher(g.nodes, device, features, labels, *named)
+        self._edges = FeatureFetcher(g.edges, device, getattr(sampler, "prefetch_edge_feats", ()))
+        of_nodes, of_edges = {name for _, name in self._nodes.tensors}, {name for _, name in self._edges.tensors}
         check_names(of_nodes, OF_MINIBATCHES, "nodes")
         check_names(of_edges, OF_MINIBATCHES, "edges")
         check_apart(g.schema, of_nodes, of_edges)
 
-    def of(self, subgraph: Subgraph) -> tuple[dict[str, dict[str, Any]], dict[Relation, dict[str, Any]]]:
-        """Attributes by name, by node type and by relation.
+    def of(self, subgraph: Subgraph) -> tuple[dict[str, _Attributes], dict[Relation, _Attributes]]:
+        """Attributes by name, by node type and by relation. One-sided.
 
         Raises:
             InvalidArgumentError: there are edge features to read, but no edge ids.
         """
-        if self._of_edges and subgraph.eids is None:
+        if self._edges.tensors and subgraph.eids is None:
             raise InvalidArgumentError("edge features need edge ids: the sampler has return_eids=False")
-        nodes: dict[str, dict[str, Any]] = {}
+        nodes: dict[str, _Attributes] = {}
         for ntype, ids, counts in zip(self._schema.ntypes, subgraph.ids, subgraph.num_nodes, strict=True):
             nodes[ntype] = {"n_id": torch.from_numpy(ids), "num_nodes": len(ids), "num_sampled_nodes": counts}
-        edges: dict[Relation, dict[str, Any]] = {}
+        edges: dict[Relation, _Attributes] = {}
         for relation, ends, counts in zip(self._schema.relations, subgraph.edges, subgraph.num_edges, strict=True):
             edges[relation] = {"edge_index": torch.from_numpy(ends), "num_sampled_edges": counts}
         for relation, ids in zip(self._schema.relations, subgraph.eids or (), strict=False):
             edges[relation]["e_id"] = torch.from_numpy(ids)
-        for (ntype, name), tensor in self._of_nodes.items():
-            nodes[ntype][name] = tensor[nodes[ntype]["n_id"]]
-        for (relation, name), tensor in self._of_edges.items():
-            edges[relation][name] = tensor[edges[relation]["e_id"]]
+        self._nodes.fetch(lambda ntype: nodes[ntype]["n_id"], nodes.__getitem__)
+        self._edges.fetch(lambda relation: edges[relation]["e_id"], edges.__getitem__)
         return nodes, edges
 
+    def data(self, nodes: Mapping[str, _Attributes], edges: Mapping[Relation, _Attributes]) -> object:
+        """A ``Data`` or ``HeteroData`` on the device."""
+        made = as_data(self._schema, nodes, edges)
+        return made if self._device is None else made.to(self._device)
 
-def _labels(g: DistGraph, sampler: EdgePredictionSampler, labels: Names) -> dict[Relation, DistTensor]:
+
+def _labels(
+    g: DistGraph, sampler: EdgePredictionSampler, labels: Names, device: torch.device | None
+) -> FeatureFetcher[Relation]:
     """The feature that is the label of each relation's edges."""
-    found: dict[tuple[Relation, str], DistTensor]
-    found = named_tensors(g.edges, labels, sampler.prefetch_labels)
-    if found and sampler.negative_sampler is not None:
+    found = FeatureFetcher(g.edges, device, labels, sampler.prefetch_labels)
+    if found.tensors and sampler.negative_sampler is not None:
         raise InvalidArgumentError("labels and negatives: in PyG edge_label says which edges are negatives")
-    if len({relation for relation, _ in found}) < len(found):
-        raise InvalidArgumentError(f"labels: PyG has one edge_label for each relation (got {list(found)})")
-    return {relation: tensor for (relation, _), tensor in found.items()}
+    if len({relation for relation, _ in found.tensors}) < len(found.tensors):
+        raise InvalidArgumentError(f"labels: PyG has one edge_label for each relation (got {list(found.tensors)})")
+    return found
 
 
-def _ends(pairs: list[HeteroGraph], relation: Relation) -> dict[str, torch.Tensor]:
+def _ends(pairs: list[HeteroGraph], relation: Relation) -> _Attributes:
     """Ends of the edges, and of the negatives if there are any, and which are which."""
     ends = [torch.stack(graph.all_edges(etype=relation)) for graph in pairs]
     attributes = {"edge_label_index": torch.cat(ends, dim=1)}

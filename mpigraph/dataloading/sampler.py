@@ -2,55 +2,29 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
 import torch
 
+from mpigraph.distgraph.graph import DistGraph
+from mpigraph.distgraph.typed_ids import Blocks, EdgeIds, Fanout, FeatureName, Names, NodeIds, check_fanout
 from mpigraph.errors import InvalidArgumentError
-from mpigraph.graphs.block import Block
+from mpigraph.sampling.minibatch import Subgraph
 
-__all__ = [
-    "BlockSampler",
-    "Blocks",
-    "Fanout",
-    "MultiLayerFullNeighborSampler",
-    "MultiLayerNeighborSampler",
-    "Names",
-    "NeighborSampler",
-    "Nodes",
-    "check_fanout",
-    "nodes_as_given",
-]
-
-Nodes = torch.Tensor | dict[str, torch.Tensor]
-"""Node ids: int64[n] where the graph has one node type, else node type -> int64[n]."""
-Blocks = tuple[Nodes, Nodes, list[Block]]
-"""Input nodes, output nodes, and blocks from the input side."""
-Fanout = int | Mapping[Any, int]
-"""Most neighbours of a node in each relation, -1 for all; or edge type -> most neighbours."""
-Names = str | Sequence[str] | Mapping[Any, str | Sequence[str]]
-"""Names of features, each for all types that have one of that name; or type -> names."""
-
-
-class Graph(Protocol):
-    """What a sampler needs of a graph; :class:`mpigraph.distributed.DistGraph` has it."""
-
-    def sample_blocks(self, seed_nodes: Any, fanouts: Sequence[Fanout], **options: Any) -> Blocks: ...
-    def sample_subgraph(self, seed_nodes: Any, fanouts: Sequence[Fanout], **options: Any) -> Any: ...
+__all__ = ["BlockSampler", "MultiLayerFullNeighborSampler", "MultiLayerNeighborSampler", "NeighborSampler"]
 
 
 class BlockSampler(ABC):
     """Draws ``(input nodes, output nodes, blocks)`` for seeds; subclass it for a sampler of your own."""
 
     @abstractmethod
-    def sample_blocks(self, g: Any, seed_nodes: Any, exclude_eids: Any = None) -> Blocks:
+    def sample_blocks(self, g: DistGraph, seed_nodes: NodeIds, exclude_eids: EdgeIds | None = None) -> Blocks:
         """Draw the blocks of one minibatch.
 
         Args:
             g: the graph.
             seed_nodes: int64[n], or node type -> int64[n].
-            exclude_eids: int[k], ids of edges that are as if they did not exist, or a dict of them by edge type. Node
+            exclude_eids: int[k], ids of excluded edges, removed before sampling, or a dict of them by edge type. Node
                 loaders give none, and a sampler for these alone may lack the parameter.
 
         Returns:
@@ -59,7 +33,7 @@ class BlockSampler(ABC):
         Collective on the trainers when hosts are far; local when all are near.
         """
 
-    def sample(self, g: Any, seed_nodes: Any, exclude_eids: Any = None) -> Blocks:
+    def sample(self, g: DistGraph, seed_nodes: NodeIds, exclude_eids: EdgeIds | None = None) -> Blocks:
         """The same as :meth:`sample_blocks`, under DGL's other name.
 
         Collective on the trainers when hosts are far; local when all are near.
@@ -79,13 +53,13 @@ class NeighborSampler(BlockSampler):
         self,
         fanouts: Sequence[Fanout],
         edge_dir: str = "in",
-        prob: str | Mapping[Any, str] | None = None,
-        mask: str | Mapping[Any, str] | None = None,
+        prob: FeatureName | None = None,
+        mask: FeatureName | None = None,
         replace: bool = False,
         prefetch_node_feats: Names = (),
         prefetch_labels: Names = (),
-        prefetch_edge_feats: Any = None,
-        output_device: Any = None,
+        prefetch_edge_feats: Names = (),
+        output_device: torch.device | str | None = None,
         fused: bool = True,
         *,
         return_eids: bool = True,
@@ -94,11 +68,9 @@ class NeighborSampler(BlockSampler):
         """Describe the draw.
 
         Args:
-            fanouts: most neighbours in each layer, input side first; -1 means all. An integer counts for each relation
-                by itself; or a dict edge type -> integer with every edge type.
+            fanouts: most neighbours in each layer, input side first; each as in :meth:`.DistGraph.sample_neighbors`.
             edge_dir: only "in".
-            prob: name of an edge feature with weights, for the relations that have it; or edge type -> name. Others are
-                sampled uniformly.
+            prob: name of an edge feature with weights, as in :meth:`.DistGraph.sample_neighbors`.
             mask: name of an edge feature with a mask, or edge type -> name; not together with ``prob``.
             replace: with replacement.
             prefetch_node_feats: names of node features that loaders gather for the input nodes, into
@@ -129,7 +101,7 @@ class NeighborSampler(BlockSampler):
         self.prefetch_labels = prefetch_labels or ()
         self.prefetch_edge_feats = prefetch_edge_feats or ()
         self.prob = prob or mask
-        self._options = {
+        self._options: dict[str, Any] = {
             "edge_dir": edge_dir,
             "prob": self.prob,
             "replace": replace,
@@ -137,8 +109,8 @@ class NeighborSampler(BlockSampler):
             "num_threads": num_threads,
         }
 
-    def sample_blocks(self, g: Graph, seed_nodes: Any, exclude_eids: Any = None) -> Blocks:
-        """Draw the blocks of one minibatch, in every layer as if the edges ``exclude_eids`` did not exist.
+    def sample_blocks(self, g: DistGraph, seed_nodes: NodeIds, exclude_eids: EdgeIds | None = None) -> Blocks:
+        """Draw the blocks of one minibatch, in every layer without the edges ``exclude_eids``.
 
         Raises:
             OutOfRangeError: a seed or an excluded edge does not exist. On every rank if hosts are far.
@@ -147,11 +119,11 @@ class NeighborSampler(BlockSampler):
         """
         return g.sample_blocks(seed_nodes, self.fanouts, exclude_edges=exclude_eids, **self._options)
 
-    def sample_subgraph(self, g: Graph, seed_nodes: Any, exclude_eids: Any = None) -> Any:
+    def sample_subgraph(self, g: DistGraph, seed_nodes: NodeIds, exclude_eids: EdgeIds | None = None) -> Subgraph:
         """Draw one minibatch as a subgraph in which every node is expanded once, as PyG does; else as the blocks.
 
         Returns:
-            The graph's ``Subgraph``: nodes by node type id, edges by relation id.
+            Nodes by node type id, edges by relation id.
 
         Raises:
             OutOfRangeError: a seed or an excluded edge does not exist. On every rank if hosts are far.
@@ -159,26 +131,6 @@ class NeighborSampler(BlockSampler):
         Collective on the trainers when hosts are far; local when all are near.
         """
         return g.sample_subgraph(seed_nodes, self.fanouts, exclude_edges=exclude_eids, **self._options)
-
-
-def check_fanout(fanout: Any) -> int:
-    """Return a fanout.
-
-    Raises:
-        InvalidArgumentError: it is not an integer >= -1.
-    """
-    if not isinstance(fanout, int | np.integer) or isinstance(fanout, bool) or fanout < -1:
-        raise InvalidArgumentError(f"fanout must be an integer >= -1 (got {fanout!r})")
-    return int(fanout)
-
-
-def nodes_as_given(by_type: dict[str, torch.Tensor]) -> Nodes:
-    """The nodes of a graph's only type, or by type if there are several.
-
-    Args:
-        by_type: node type -> int64[n], with every node type of the graph.
-    """
-    return by_type if len(by_type) > 1 else next(iter(by_type.values()))
 
 
 MultiLayerNeighborSampler = NeighborSampler

@@ -11,24 +11,53 @@ With batch size 4 and 9, 8, 3 and 0 seeds on four ranks::
     3      0       -          -          (nothing to make a batch of: use DDP's ``join`` for empty ranks)
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
+from typing import TypeAlias, cast
 
 import numpy as np
+import torch
 
 from mpigraph.arrays import I64
+from mpigraph.distgraph.typed_ids import EdgeIds, NodeIds, id_array
 from mpigraph.kernels.rng import combine
+from mpigraph.metadata.schema import Relation
 
-__all__ = ["Seeds", "agreed_steps", "batch_bounds", "shuffled"]
+__all__ = [
+    "Item",
+    "SeedBatches",
+    "Seeds",
+    "TypedIds",
+    "TypedTensors",
+    "agreed_steps",
+    "as_seed_tensors",
+    "batch_bounds",
+    "shuffled",
+]
+
+TypedIds: TypeAlias = NodeIds | EdgeIds
+"""int[n] ids, or type -> int[n], of nodes or of edges."""
+TypedTensors: TypeAlias = torch.Tensor | dict[str, torch.Tensor] | dict[Relation, torch.Tensor]
+"""int64[n] ids, or type -> int64[n]."""
+Item: TypeAlias = int | tuple[str | Relation, int]
+"""One id, or its type and it."""
 
 
 class Seeds:
     """A rank's seeds: ids, or ids of several types, which batches mix."""
 
-    def __init__(self, given: I64 | Mapping[Any, I64]) -> None:
-        """Keep int64[n] ids, or type -> int64[n]."""
-        self._types = list(given) if isinstance(given, Mapping) else None
-        lists = list(given.values()) if isinstance(given, Mapping) else [given]
+    def __init__(self, given: TypedIds, what: str) -> None:
+        """Keep the ids; ``what`` names them in errors.
+
+        Raises:
+            InvalidArgumentError: the values are not integers in one dimension.
+        """
+        self._types: list[str | Relation] | None = None
+        if isinstance(given, Mapping):
+            self._types = list(given)
+            lists = [id_array(ids, f"{what} of {kind!r}") for kind, ids in given.items()]
+        else:
+            lists = [id_array(given, what)]
         self._ids = lists[0] if len(lists) == 1 else np.concatenate([np.empty(0, np.int64), *lists])
         kinds = np.arange(len(lists), dtype=np.min_scalar_type(len(lists)))
         self._kinds = kinds if self._types is None else np.repeat(kinds, [len(ids) for ids in lists])
@@ -36,20 +65,55 @@ class Seeds:
     def __len__(self) -> int:
         return len(self._ids)
 
-    def take(self, positions: I64) -> I64 | dict[Any, I64]:
+    def tensors(self, positions: I64) -> TypedTensors:
         """The seeds at int64[b] positions: ids, or ids by type with the types that occur."""
         ids = self._ids[positions]
         if self._types is None:
-            return ids
+            return torch.from_numpy(ids)
         kinds = self._kinds[positions]
-        return {self._types[kind]: ids[kinds == kind] for kind in np.unique(kinds)}
+        by_kind = {self._types[kind]: torch.from_numpy(ids[kinds == kind]) for kind in np.unique(kinds)}
+        return cast(TypedTensors, by_kind)  # types of nodes or of edges
 
-    def items(self, positions: I64) -> list[Any]:
+    def items(self, positions: I64) -> list[Item]:
         """The seeds at int64[b] positions, one by one: ids, or ``(type, id)``."""
         ids: list[int] = self._ids[positions].tolist()
         if self._types is None:
-            return ids
+            return list(ids)
         return [(self._types[kind], one) for kind, one in zip(self._kinds[positions], ids, strict=True)]
+
+
+def as_seed_tensors(given: TypedIds | list[Item], what: str) -> TypedTensors:
+    """Seeds as samplers take them, of ids, of ids by type or of ``(type, id)`` pairs; as :meth:`Seeds.tensors`."""
+    pairs = [one for one in given if isinstance(one, tuple)] if isinstance(given, list) else []
+    by_kind: dict[str | Relation, list[int]] = {}
+    for kind, one in pairs:
+        by_kind.setdefault(kind, []).append(one)
+    seeds = Seeds(by_kind if pairs else cast(TypedIds, given), what)
+    return seeds.tensors(np.arange(len(seeds)))
+
+
+class SeedBatches:
+    """Which seeds a rank's batches have in each epoch, as positions among its seeds.
+
+    Attributes:
+        bounds: int64[batches + 1], where the batches begin and end in the order of an epoch.
+    """
+
+    def __init__(self, bounds: I64, num_seeds: int, shuffle: bool, seed: int, rank: int) -> None:
+        """Order the seeds anew in each epoch if ``shuffle``; see :func:`batch_bounds` and :func:`shuffled`."""
+        self.bounds = bounds
+        self._num_seeds, self._shuffle, self._seed, self._rank = num_seeds, shuffle, seed, rank
+
+    def __len__(self) -> int:
+        return len(self.bounds) - 1
+
+    def of_epoch(self, epoch: int, first: int = 0) -> Iterator[I64]:
+        """The positions of each batch from batch ``first`` on: whoever resumes in an epoch begins there."""
+        order = np.arange(self._num_seeds)
+        if self._shuffle:
+            order = shuffled(self._num_seeds, self._seed, epoch, self._rank)
+        for begin, end in pairwise(self.bounds[first:].tolist()):
+            yield order[begin:end]
 
 
 def agreed_steps(num_seeds: int, batch_size: int, drop_last: bool, allreduce: Callable[[int, bool], int]) -> int:

@@ -1,18 +1,20 @@
 """The features of a DistGraph by type and name: what ``g.ndata``, ``g.nodes[ntype].data`` and the like are."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Generic, NamedTuple, TypeVar, cast
 
 import torch
 
-from mpigraph.dataloading.sampler import Names
 from mpigraph.distgraph.tensor import DistTensor
+from mpigraph.distgraph.typed_ids import Names
 from mpigraph.errors import FieldNameError, InvalidArgumentError, TensorMismatchError
 from mpigraph.metadata.schema import Relation, Schema
 from mpigraph.rows.row_tensor import Policy
 
-__all__ = ["EdgeSpaces", "FeatureMap", "Features", "NodeSpaces", "Scheme", "named_tensors"]
+__all__ = ["EdgeSpaces", "FeatureMap", "Features", "Kind", "NodeSpaces", "Scheme", "Space", "Spaces"]
 
+Kind = TypeVar("Kind", str, Relation)
 Features = dict[tuple[Policy, str], DistTensor]
 """All features of a graph, by what their rows are and by name."""
 
@@ -59,39 +61,78 @@ class FeatureMap(MutableMapping[str, DistTensor]):
         return repr({name: Scheme(t.shape[1:], t.dtype) for name, t in self.items()})
 
 
-class _Space(NamedTuple):
+class Space(NamedTuple):
+    """The nodes of one type or the edges of one relation."""
+
     data: FeatureMap
 
 
-class NodeSpaces:
-    """``g.nodes[ntype]``."""
+class Spaces(ABC, Generic[Kind]):
+    """The spaces of a graph by node type or by relation."""
 
     def __init__(self, schema: Schema, features: Features) -> None:
         self._schema, self._features = schema, features
 
-    def __getitem__(self, ntype: str) -> _Space:
+    @abstractmethod
+    def __getitem__(self, kind: Kind) -> Space:
+        """The space of a type."""
+
+    @property
+    @abstractmethod
+    def types(self) -> tuple[Kind, ...]:
+        """The types, by id."""
+
+    @abstractmethod
+    def canonical(self, kind: str | Relation) -> Kind:
+        """The type as :attr:`types` has it. Raises NodeTypeError or EdgeTypeError if unknown or ambiguous."""
+
+    def named(self, *names: Names) -> dict[tuple[Kind, str], DistTensor]:
+        """Features by type (of edges: the triple) and name, each once.
+
+        Raises:
+            FieldNameError: no type has the feature, or not the type that was given with it.
+            NodeTypeError, EdgeTypeError: a type that was given does not exist.
+        """
+        found: dict[tuple[Kind, str], DistTensor] = {}
+        for some in names:
+            given = some if isinstance(some, Mapping) else {None: some}
+            for one, listed in given.items():
+                for name in [listed] if isinstance(listed, str) else listed:
+                    types = self._types_with(name) if one is None else [self.canonical(one)]
+                    found.update({(kind, name): self[kind].data[name] for kind in types})
+        return found
+
+    def _types_with(self, name: str) -> Sequence[Kind]:
+        """The types that have a feature; all if there is only one, which then names what is missing."""
+        having = [kind for kind in self.types if name in self[kind].data]
+        if not having and len(self.types) != 1:
+            raise FieldNameError(f"no feature {name!r} on any of {list(self.types)}")
+        return having or self.types
+
+
+class NodeSpaces(Spaces[str]):
+    """``g.nodes[ntype]``."""
+
+    def __getitem__(self, ntype: str) -> Space:
         policy = Policy(True, self._schema.ntype_id(ntype))
-        return _Space(FeatureMap(self._features, policy, f"nodes of type {ntype!r}"))
+        return Space(FeatureMap(self._features, policy, f"nodes of type {ntype!r}"))
 
     @property
     def types(self) -> tuple[str, ...]:
         """The node types."""
         return self._schema.ntypes
 
-    def canonical(self, ntype: str) -> str:
+    def canonical(self, ntype: str | Relation) -> str:
         """The node type itself. Raises NodeTypeError if unknown."""
-        return self._schema.ntypes[self._schema.ntype_id(ntype)]
+        return self._schema.ntypes[self._schema.ntype_id(cast(str, ntype))]
 
 
-class EdgeSpaces:
+class EdgeSpaces(Spaces[Relation]):
     """``g.edges[etype]``."""
 
-    def __init__(self, schema: Schema, features: Features) -> None:
-        self._schema, self._features = schema, features
-
-    def __getitem__(self, etype: str | Relation) -> _Space:
+    def __getitem__(self, etype: str | Relation) -> Space:
         policy = Policy(False, self._schema.relation_id(etype))
-        return _Space(FeatureMap(self._features, policy, f"edges of type {etype!r}"))
+        return Space(FeatureMap(self._features, policy, f"edges of type {etype!r}"))
 
     @property
     def types(self) -> tuple[Relation, ...]:
@@ -101,37 +142,3 @@ class EdgeSpaces:
     def canonical(self, etype: str | Relation) -> Relation:
         """The triple of an edge type. Raises EdgeTypeError if unknown or ambiguous."""
         return self._schema.to_canonical(etype)
-
-
-class _Spaces(Protocol):
-    """Node spaces or edge spaces."""
-
-    @property
-    def types(self) -> Sequence[Any]: ...
-    def canonical(self, kind: Any, /) -> Any: ...
-    def __getitem__(self, kind: Any, /) -> _Space: ...
-
-
-def named_tensors(spaces: _Spaces, *names: Names) -> dict[tuple[Any, str], DistTensor]:
-    """Features by type (of edges: the triple) and name, each once.
-
-    Raises:
-        FieldNameError: no type has the feature, or not the type that was given with it.
-        NodeTypeError, EdgeTypeError: a type that was given does not exist.
-    """
-    found = {}
-    for some in names:
-        given = some if isinstance(some, Mapping) else {None: some}
-        for one, listed in given.items():
-            for name in [listed] if isinstance(listed, str) else listed:
-                types = _types_with(spaces, name) if one is None else [spaces.canonical(one)]
-                found.update({(kind, name): spaces[kind].data[name] for kind in types})
-    return found
-
-
-def _types_with(spaces: _Spaces, name: str) -> Sequence[Any]:
-    """The types that have a feature; all if there is but one, which then says what is missing."""
-    having = [kind for kind in spaces.types if name in spaces[kind].data]
-    if not having and len(spaces.types) != 1:
-        raise FieldNameError(f"no feature {name!r} on any of {list(spaces.types)}")
-    return having or spaces.types

@@ -6,21 +6,22 @@ here and nowhere else.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from mpigraph.arrays import I64
-from mpigraph.distgraph.ids import as_ids
+from mpigraph.arrays import I32, I64
+from mpigraph.distgraph.typed_ids import id_array
 from mpigraph.errors import InvalidArgumentError, PartitionError
+from mpigraph.graphs.fields import EdgeType, IdsLike
 from mpigraph.metadata.book import RangeBook, check_ids
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, Schema, relation_key
 
 __all__ = ["EdgePartitionPolicy", "NodePartitionPolicy", "PartitionPolicy", "RangePartitionBook"]
 
-Ranges = Mapping[Any, Any]
+Ranges = npt.ArrayLike
+"""[num_parts, 2], half-open ranges of homogeneous ids."""
 
 
 def _homogeneous_begins(tables: Sequence[I64], num_parts: int) -> I64:
@@ -35,7 +36,7 @@ def _homogeneous_begins(tables: Sequence[I64], num_parts: int) -> I64:
     return table
 
 
-def _type_wise(ranges: Any, name: object, num_parts: int) -> I64:
+def _type_wise(ranges: Ranges, name: object, num_parts: int) -> I64:
     """int64[P + 1]: type-wise offsets from DGL's homogeneous ranges of one type."""
     table = np.asarray(ranges, np.int64)
     if table.shape != (num_parts, 2):
@@ -54,8 +55,8 @@ class RangePartitionBook:
         self,
         part_id: int,
         num_parts: int,
-        node_map: Ranges,
-        edge_map: Ranges,
+        node_map: Mapping[str, Ranges],
+        edge_map: Mapping[Relation, Ranges],
         ntypes: Mapping[str, int],
         etypes: Mapping[Relation, int],
     ) -> None:
@@ -124,7 +125,7 @@ class RangePartitionBook:
         """Whether there is one node type and one relation."""
         return self.book.schema.is_homogeneous
 
-    def to_canonical_etype(self, etype: str | Relation | None) -> Relation:
+    def to_canonical_etype(self, etype: EdgeType) -> Relation:
         """The triple of an edge type."""
         return self.book.schema.to_canonical(etype)
 
@@ -151,7 +152,7 @@ class RangePartitionBook:
     def shared_memory(self, graph_name: str) -> None:
         """Accepted for DGL's scripts: every rank has the book."""
 
-    def nid2partid(self, nids: Any, ntype: str | None = DEFAULT_NTYPE) -> torch.Tensor:
+    def nid2partid(self, nids: IdsLike, ntype: str | None = DEFAULT_NTYPE) -> torch.Tensor:
         """int64[n]: the part of each node.
 
         Raises:
@@ -159,9 +160,9 @@ class RangePartitionBook:
             OutOfRangeError: a node does not exist.
         """
         book, kind = self._node_space(ntype)
-        return _tensor(book.node_owner(as_ids(nids, "node ids"), kind))
+        return _tensor(book.node_owner(id_array(nids, "node ids"), kind))
 
-    def eid2partid(self, eids: Any, etype: str | Relation | None = DEFAULT_ETYPE) -> torch.Tensor:
+    def eid2partid(self, eids: IdsLike, etype: EdgeType = DEFAULT_ETYPE) -> torch.Tensor:
         """int64[n]: the part of each edge.
 
         Raises:
@@ -169,45 +170,45 @@ class RangePartitionBook:
             OutOfRangeError: an edge does not exist.
         """
         book, kind = self._edge_space(etype)
-        return _tensor(book.edge_owner(as_ids(eids, "edge ids"), kind))
+        return _tensor(book.edge_owner(id_array(eids, "edge ids"), kind))
 
     def partid2nids(self, partid: int, ntype: str | None = DEFAULT_NTYPE) -> torch.Tensor:
         """int64[n]: the node ids of a part, ascending. Raises NodeTypeError, and PartitionError for no such part."""
         book, kind = self._node_space(ntype)
         return torch.arange(*book.node_range(self._part(partid), kind))
 
-    def partid2eids(self, partid: int, etype: str | Relation | None = DEFAULT_ETYPE) -> torch.Tensor:
+    def partid2eids(self, partid: int, etype: EdgeType = DEFAULT_ETYPE) -> torch.Tensor:
         """int64[n]: the edge ids of a part, ascending. Raises EdgeTypeError, and PartitionError for no such part."""
         book, kind = self._edge_space(etype)
         return torch.arange(*book.edge_range(self._part(partid), kind))
 
-    def nid2localnid(self, nids: Any, partid: int, ntype: str | None = DEFAULT_NTYPE) -> torch.Tensor:
+    def nid2localnid(self, nids: IdsLike, partid: int, ntype: str | None = DEFAULT_NTYPE) -> torch.Tensor:
         """int64[n]: node ids counted from a part's first."""
         book, kind = self._node_space(ntype)
-        return _tensor(as_ids(nids, "node ids") - book.node_range(self._part(partid), kind)[0])
+        return _tensor(id_array(nids, "node ids") - book.node_range(self._part(partid), kind)[0])
 
-    def eid2localeid(self, eids: Any, partid: int, etype: str | Relation | None = DEFAULT_ETYPE) -> torch.Tensor:
+    def eid2localeid(self, eids: IdsLike, partid: int, etype: EdgeType = DEFAULT_ETYPE) -> torch.Tensor:
         """int64[n]: edge ids counted from a part's first."""
         book, kind = self._edge_space(etype)
-        return _tensor(as_ids(eids, "edge ids") - book.edge_range(self._part(partid), kind)[0])
+        return _tensor(id_array(eids, "edge ids") - book.edge_range(self._part(partid), kind)[0])
 
-    def map_to_per_ntype(self, ids: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def map_to_per_ntype(self, ids: IdsLike) -> tuple[torch.Tensor, torch.Tensor]:
         """``(type ids, type-wise ids)`` of homogeneous node ids, int64[n] each. Raises OutOfRangeError."""
-        return _split_types(as_ids(ids, "node ids"), self._node_begins, self.book.node_offsets, "node")
+        return _split_types(id_array(ids, "node ids"), self._node_begins, self.book.node_offsets, "node")
 
-    def map_to_per_etype(self, ids: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def map_to_per_etype(self, ids: IdsLike) -> tuple[torch.Tensor, torch.Tensor]:
         """``(type ids, type-wise ids)`` of homogeneous edge ids, int64[n] each. Raises OutOfRangeError."""
-        return _split_types(as_ids(ids, "edge ids"), self._edge_begins, self.book.edge_offsets, "edge")
+        return _split_types(id_array(ids, "edge ids"), self._edge_begins, self.book.edge_offsets, "edge")
 
-    def map_to_homo_nid(self, ids: Any, ntype: str | None = None) -> torch.Tensor:
+    def map_to_homo_nid(self, ids: IdsLike, ntype: str | None = None) -> torch.Tensor:
         """int64[n]: homogeneous ids of type-wise node ids. Raises NodeTypeError and OutOfRangeError."""
-        kind, values = self.book.schema.ntype_id(ntype), as_ids(ids, "node ids")
+        kind, values = self.book.schema.ntype_id(ntype), id_array(ids, "node ids")
         owner = self.book.node_owner(values, kind)
         return _tensor(values - self.book.node_offsets[kind][owner] + self._node_begins[owner, kind])
 
-    def map_to_homo_eid(self, ids: Any, etype: str | Relation | None = None) -> torch.Tensor:
+    def map_to_homo_eid(self, ids: IdsLike, etype: EdgeType = None) -> torch.Tensor:
         """int64[n]: homogeneous ids of type-wise edge ids. Raises EdgeTypeError and OutOfRangeError."""
-        kind, values = self.book.schema.relation_id(etype), as_ids(ids, "edge ids")
+        kind, values = self.book.schema.relation_id(etype), id_array(ids, "edge ids")
         owner = self.book.edge_owner(values, kind)
         return _tensor(values - self.book.edge_offsets[kind][owner] + self._edge_begins[owner, kind])
 
@@ -227,7 +228,7 @@ class RangePartitionBook:
         book, kind = self._node_space(ntype)
         return book.num_nodes(kind)
 
-    def _num_edges(self, etype: str | Relation | None = DEFAULT_ETYPE) -> int:
+    def _num_edges(self, etype: EdgeType = DEFAULT_ETYPE) -> int:
         book, kind = self._edge_space(etype)
         return book.num_edges(kind)
 
@@ -238,7 +239,7 @@ class RangePartitionBook:
             return self._homogeneous, 0
         return self.book, schema.ntype_id(ntype)
 
-    def _edge_space(self, etype: str | Relation | None) -> tuple[RangeBook, int]:
+    def _edge_space(self, etype: EdgeType) -> tuple[RangeBook, int]:
         """The book, and the relation in it, that ids of an edge type are looked up in."""
         schema = self.book.schema
         if etype in (DEFAULT_ETYPE, DEFAULT_ETYPE[1]) and etype not in (*schema.relations, *self.etypes):
@@ -251,7 +252,7 @@ class RangePartitionBook:
         return partid
 
 
-def _tensor(values: npt.NDArray[np.integer[Any]]) -> torch.Tensor:
+def _tensor(values: I32 | I64) -> torch.Tensor:
     return torch.from_numpy(values.astype(np.int64))
 
 
@@ -312,14 +313,14 @@ class PartitionPolicy:
     def _offsets(self) -> I64:
         return (self.book.node_offsets if self.is_node else self.book.edge_offsets)[self.type_id]
 
-    def to_local(self, ids: Any) -> torch.Tensor:
+    def to_local(self, ids: IdsLike) -> torch.Tensor:
         """Ids counted from the local part's first."""
-        return _tensor(as_ids(ids, "ids") - self._offsets[self.part_id])
+        return _tensor(id_array(ids, "ids") - self._offsets[self.part_id])
 
-    def to_partid(self, ids: Any) -> torch.Tensor:
+    def to_partid(self, ids: IdsLike) -> torch.Tensor:
         """int64[n]: the part of each id."""
         owner = self.book.node_owner if self.is_node else self.book.edge_owner
-        return _tensor(owner(as_ids(ids, "ids"), self.type_id))
+        return _tensor(owner(id_array(ids, "ids"), self.type_id))
 
     def get_part_size(self) -> int:
         """Rows of the local part."""
@@ -340,5 +341,5 @@ class NodePartitionPolicy(PartitionPolicy):
 class EdgePartitionPolicy(PartitionPolicy):
     """Rows are the edges of a relation."""
 
-    def __init__(self, partition_book: RangePartitionBook, etype: str | Relation | None = None) -> None:
+    def __init__(self, partition_book: RangePartitionBook, etype: EdgeType = None) -> None:
         super().__init__(f"edge~{relation_key(partition_book.to_canonical_etype(etype))}", partition_book)

@@ -1,6 +1,6 @@
 """Partition a graph in memory, and read parts back: DGL's functions over :mod:`mpigraph.partition`.
 
-One process, no communication. I64: nodes and edges get new ids, type-wise and global, so that each part owns one
+One process, no communication. Nodes and edges get new ids, type-wise and global, so that each part owns one
 range of each type; an edge belongs to the part of its destination. ``return_mapping`` tells the original ids.
 """
 
@@ -15,6 +15,7 @@ from mpigraph.arrays import I64, Array
 from mpigraph.convert import as_graph
 from mpigraph.distgraph.dtypes import dtype_name, to_storage, to_torch
 from mpigraph.distgraph.partition_book import RangePartitionBook
+from mpigraph.distgraph.typed_ids import NodeIds
 from mpigraph.errors import InvalidArgumentError, PartitionError
 from mpigraph.graphs.fields import EID, ETYPE, NID, NTYPE, as_tensor
 from mpigraph.graphs.hetero import HeteroGraph
@@ -35,13 +36,13 @@ _RESERVED = {NID, EID, NTYPE, ETYPE}
 
 
 def partition_graph(
-    g: Any,
+    g: object,
     graph_name: str,
     num_parts: int,
     out_path: Path,
     num_hops: int = 1,
     part_method: str = "metis",
-    balance_ntypes: Any = None,
+    balance_ntypes: NodeIds | None = None,
     balance_edges: bool = False,
     return_mapping: bool = False,
     num_trainers_per_machine: int = 1,
@@ -195,7 +196,7 @@ def _features(frame: Mapping[str, torch.Tensor]) -> dict[str, Feature]:
     return found
 
 
-def _classes(graph: HeteroGraph, balance_ntypes: Any) -> dict[str, Array] | None:
+def _classes(graph: HeteroGraph, balance_ntypes: NodeIds | None) -> dict[str, Array] | None:
     if balance_ntypes is None:
         return None
     if not isinstance(balance_ntypes, Mapping):

@@ -1,35 +1,40 @@
-"""Share the selected nodes or edges out among the trainers.
+"""Divide the selected nodes or edges among the trainers.
 
 Ids are ranges by part and parts lie in host order, so consecutive pieces of the selected ids, given to trainers in
 rank order, are mostly local without looking at any table.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeAlias, cast
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from mpigraph.arrays import I64
 from mpigraph.distgraph.partition_book import RangePartitionBook
 from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.errors import InvalidArgumentError, MaskLengthError, PartitionError, TensorMismatchError
+from mpigraph.graphs.fields import EdgeType
 from mpigraph.metadata.schema import Schema
 from mpigraph.rows.row_tensor import Policy
 from mpigraph.session.context import Session, current
 
 __all__ = ["edge_split", "node_split"]
 
+MaskLike: TypeAlias = DistTensor | torch.Tensor | npt.NDArray[np.generic] | Sequence[bool]
+"""One entry for each node of a type or edge of a relation; non-zero is selected."""
+
 _BLOCK = 1 << 22  # mask entries read at a time
 
 
 def node_split(
-    nodes: Any,
+    nodes: MaskLike,
     partition_book: RangePartitionBook | None = None,
     ntype: str | None = None,
     rank: int | None = None,
     force_even: bool = True,
-    node_trainer_ids: Any = None,
+    node_trainer_ids: object = None,
 ) -> torch.Tensor:
     """The selected nodes that this trainer works on.
 
@@ -56,12 +61,12 @@ def node_split(
 
 
 def edge_split(
-    edges: Any,
+    edges: MaskLike,
     partition_book: RangePartitionBook | None = None,
-    etype: Any = None,
+    etype: EdgeType = None,
     rank: int | None = None,
     force_even: bool = True,
-    edge_trainer_ids: Any = None,
+    edge_trainer_ids: object = None,
 ) -> torch.Tensor:
     """The selected edges that this trainer works on; the arguments are those of :func:`node_split`.
 
@@ -71,7 +76,12 @@ def edge_split(
 
 
 def _split(
-    mask: Any, partition_book: RangePartitionBook | None, is_node: bool, kind: Any, rank: int | None, even: bool
+    mask: MaskLike,
+    partition_book: RangePartitionBook | None,
+    is_node: bool,
+    kind: EdgeType,
+    rank: int | None,
+    even: bool,
 ) -> torch.Tensor:
     session = current()
     rank = session.rank if rank is None else rank
@@ -86,7 +96,7 @@ def _split(
     return torch.from_numpy(ids)
 
 
-def _graph_of(session: Session, mask: Any, partition_book: RangePartitionBook | None) -> str:
+def _graph_of(session: Session, mask: MaskLike, partition_book: RangePartitionBook | None) -> str:
     if isinstance(mask, DistTensor):
         return mask.graph_name
     graphs = session.state.graphs
@@ -97,27 +107,27 @@ def _graph_of(session: Session, mask: Any, partition_book: RangePartitionBook | 
     return next(iter(graphs))
 
 
-def _policy_of(schema: Schema, mask: Any, is_node: bool, kind: Any) -> Policy:
+def _policy_of(schema: Schema, mask: MaskLike, is_node: bool, kind: EdgeType) -> Policy:
     """Which nodes or edges are split: those of the type that was named, else those that a DistTensor has rows for."""
-    if not isinstance(mask, DistTensor):
-        return Policy(is_node, schema.ntype_id(kind) if is_node else schema.relation_id(kind))
-    known = mask.rows.policy
-    if kind is None and known.is_node == is_node:
+    known = mask.rows.policy if isinstance(mask, DistTensor) else None
+    if kind is None and known is not None and known.is_node == is_node:
         return known
-    named = Policy(is_node, schema.ntype_id(kind) if is_node else schema.relation_id(kind))
+    named = Policy(is_node, schema.ntype_id(cast(str | None, kind)) if is_node else schema.relation_id(kind))
+    if not isinstance(mask, DistTensor):
+        return named
     if named != known:
         wanted = schema.ntypes[named.type_id] if is_node else schema.relations[named.type_id]
         raise TensorMismatchError(f"mask {mask.name!r} is of {mask.part_policy.policy_str!r}, not of {wanted!r}")
-    return known
+    return named
 
 
-def _check_length(mask: Any, count: int, what: str) -> None:
+def _check_length(mask: MaskLike, count: int, what: str) -> None:
     shape = tuple(mask.shape) if hasattr(mask, "shape") else np.shape(mask)
     if shape != (count,):
         raise MaskLengthError(f"the mask must have one entry for each of {count} {what}s (got shape {shape})")
 
 
-def _selected(mask: Any, begin: int, end: int) -> I64:
+def _selected(mask: MaskLike, begin: int, end: int) -> I64:
     """The selected ids in ``[begin, end)``."""
     piece = mask[begin:end]
     values = piece.detach().cpu().numpy() if isinstance(piece, torch.Tensor) else np.asarray(piece)
@@ -131,7 +141,7 @@ def _bounds(count: int, index: int, pieces: int) -> tuple[int, int]:
     return begin, begin + small + (index < larger)
 
 
-def _share(mask: Any, ranges: Sequence[tuple[int, int]], index: int, pieces: int) -> I64:
+def _share(mask: MaskLike, ranges: Sequence[tuple[int, int]], index: int, pieces: int) -> I64:
     """Piece ``index`` of equal pieces of the selected ids in some ranges.
 
     The mask is read block by block, and a second time only where the piece lies.
@@ -146,11 +156,11 @@ def _share(mask: Any, ranges: Sequence[tuple[int, int]], index: int, pieces: int
     return np.concatenate(found)
 
 
-def _even_share(mask: Any, session: Session, rank: int) -> I64:
+def _even_share(mask: MaskLike, session: Session, rank: int) -> I64:
     return _share(mask, [(0, len(mask))], rank, session.num_trainers)
 
 
-def _near_share(mask: Any, session: Session, rank: int, offsets: I64) -> I64:
+def _near_share(mask: MaskLike, session: Session, rank: int, offsets: I64) -> I64:
     """The selected ids on the node of trainer ``rank``, cut evenly among its trainers."""
     hosts, place, trainers = session.world.neighbourhood(rank)
     return _share(mask, [(int(offsets[h]), int(offsets[h + 1])) for h in hosts], place, trainers)

@@ -12,7 +12,7 @@ from mpigraph.distgraph.partition_book import (
     RangePartitionBook,
 )
 from mpigraph.distgraph.partitioning import load_partition, load_partition_book, load_partition_feats, partition_graph
-from mpigraph.distgraph.sample_api import in_subgraph, sample_etype_neighbors, sample_neighbors
+from mpigraph.distgraph.sampled_graph import in_subgraph, sample_etype_neighbors, sample_neighbors
 from mpigraph.distgraph.split import edge_split, node_split
 from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.distributed import nn, optim

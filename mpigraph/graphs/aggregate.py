@@ -15,7 +15,7 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 
 from mpigraph.graphs.frame import Frame
 from mpigraph.graphs.inedges import InEdges
-from mpigraph.graphs.messages import EdgeBatch, Message, Operand, Reduce, edge_values
+from mpigraph.graphs.messages import EdgeBatch, Message, Reduce, edge_values
 
 __all__ = ["aggregate", "edge_dots", "mean_and_own", "reduce_rows", "spmm"]
 
@@ -127,7 +127,7 @@ def reduce_rows(in_edges: InEdges, rows: torch.Tensor, op: str, empty: float = 0
         wide = torch.float32 if rows.dtype in (torch.float16, torch.bfloat16) else rows.dtype
         zeros = torch.zeros(in_edges.num_dst, *rows.shape[1:], dtype=wide, device=rows.device)
         total = zeros.index_add(0, in_edges.dst, rows.to(wide)).to(rows.dtype)
-        return _by_degree(total, in_edges) if op == "mean" else total
+        return total / _divisors(in_edges, total) if op == "mean" else total
     if not rows.is_floating_point() and math.isinf(empty):
         limits = torch.iinfo(rows.dtype)
         empty = limits.min if empty < 0 else limits.max
@@ -293,7 +293,7 @@ def _as_product(
         return frames[0][message.lhs.field], None
     if message.op != "mul" or message.rhs is None or {message.lhs.side, message.rhs.side} != {"u", "e"}:
         return None
-    u, e = sorted((message.lhs, message.rhs), key=_is_edge)  # multiplication commutes
+    u, e = sorted((message.lhs, message.rhs), key=lambda operand: operand.side == "e")  # multiplication commutes
     x = frames[0][u.field]
     weights = frames[2][e.field]
     if weights.dtype != x.dtype or not x.is_floating_point():
@@ -305,16 +305,7 @@ def _as_product(
     return None
 
 
-def _is_edge(operand: Operand) -> bool:
-    return operand.side == "e"
-
-
-def _by_degree(total: torch.Tensor, in_edges: InEdges) -> torch.Tensor:
-    """Divide each row by its in-degree; rows without in-edges stay 0."""
-    return total / _divisors(in_edges, total)
-
-
 def _divisors(in_edges: InEdges, like: torch.Tensor) -> torch.Tensor:
-    """Return the in-degrees, at least 1, in a shape that divides the rows of ``like``."""
+    """Return the in-degrees in a shape that divides the rows of ``like``; at least 1, so that sums of no row stay 0."""
     degrees = in_edges.degrees.clamp(min=1).reshape(-1, *[1] * (like.dim() - 1))
     return degrees.to(like.dtype if like.is_floating_point() else torch.float32)

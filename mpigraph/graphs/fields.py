@@ -1,15 +1,33 @@
 """Field names and small helpers that every module above torch shares; no graph class lives here."""
 
-from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from mpigraph.errors import InvalidArgumentError
+from mpigraph.metadata.schema import Relation
 
-__all__ = ["ALL", "EID", "ETYPE", "NID", "NTYPE", "as_ids", "as_tensor"]
+__all__ = [
+    "ALL",
+    "EID",
+    "ETYPE",
+    "NID",
+    "NTYPE",
+    "EdgeType",
+    "IdsLike",
+    "TensorLike",
+    "as_ids",
+    "as_tensor",
+]
+
+TensorLike: TypeAlias = torch.Tensor | npt.ArrayLike
+"""Numbers in any form that torch or numpy takes: a tensor, an array, (nested) lists."""
+IdsLike: TypeAlias = TensorLike
+"""Ids in one dimension: int[n], in any form; see :func:`as_ids`."""
+EdgeType: TypeAlias = str | Relation | None
+"""A relation as users name it: the triple, its name, "src:rel:dst"; None means the only one."""
 
 NID: Final = "_ID"
 """Name of the node field that holds the original (global) ids."""
@@ -23,7 +41,7 @@ ALL: Final = "__ALL__"
 """Stands for all nodes or all edges where ids are expected."""
 
 
-def as_tensor(values: torch.Tensor | npt.ArrayLike | Sequence[Any]) -> torch.Tensor:
+def as_tensor(values: TensorLike) -> torch.Tensor:
     """View tensors and arrays as a tensor, without a copy where torch allows it.
 
     Args:
@@ -42,7 +60,7 @@ def as_tensor(values: torch.Tensor | npt.ArrayLike | Sequence[Any]) -> torch.Ten
     return torch.from_numpy(array)
 
 
-def as_ids(ids: torch.Tensor | npt.ArrayLike | Sequence[int], what: str) -> torch.Tensor:
+def as_ids(ids: IdsLike, what: str) -> torch.Tensor:
     """Turn ids of any integer dtype but uint8 into a one-dimensional int64 tensor, on the device where they are.
 
     Args:

@@ -15,7 +15,7 @@ from mpigraph.kernels.row_ops import (
     place_ragged,
     scatter_rows,
 )
-from mpigraph.kernels.sample import choose_uniform, copy_neighbours, count_uniform
+from mpigraph.kernels.sample import Candidates, Destinations, choose_uniform, copy_neighbours, count_uniform
 from mpigraph.kernels.search import find_in_rows
 
 __all__ = ["warm_up"]
@@ -29,15 +29,15 @@ def warm_up() -> None:
     key = combine(np.uint64(1), fingerprint(ids))
     ranges = np.array([0, 2])
     order_by_range(ids, ranges)
-    ranges.setflags(write=False)  # to the compiler another type, and that of books
+    ranges.setflags(write=False)  # to numba another type, for which it compiles again; that of books
     order_by_range(ids, ranges)
     find_runs(ids)
-    scratch = np.empty(2, np.int64), np.empty(2, np.int64)
-    count_uniform(indptr, ids, ids, 0, 1, False, *scratch, counts)
-    choose_uniform(ids, ids, *scratch, False, key, indptr, counts)
-    holes = np.empty(2, np.int64), np.empty(2, np.int64)
-    shorten_rows(ids[:0], ids, 1, False, *scratch, *holes, counts)
-    step_over(ids[:0], ids, scratch[0], scratch[0], *holes, indptr, counts)
+    dst = Destinations(ids, 1, False, key)
+    rows = Candidates(*(np.empty(2, np.int64) for _ in range(5)))
+    count_uniform(dst, indptr, 0, ids, rows, counts)
+    choose_uniform(dst, ids, rows, indptr, counts)
+    shorten_rows(dst, ids[:0], ids, rows, counts)
+    step_over(ids[:0], ids, rows.begins, rows, indptr, counts)
     local = LocalIds(2)
     local.reset(ids)
     dtype: Any

@@ -1,28 +1,28 @@
-"""Take edges out of rows before they are drawn from; see ``kernels/sample.py`` for the passes.
+"""Remove excluded edges from rows before they are drawn from; see ``kernels/sample.py`` for the passes.
 
-A row of d edges, m of them excluded, is drawn from as a row of d - m edges: which are drawn, and how likely, is what it
-were if the excluded edges did not exist. :func:`shorten_rows` comes after the rows were counted, :func:`step_over`
-after edges were chosen: it moves each pick over the excluded edges before it. Weights and masks are copied without
-those of the excluded edges in between, so that the choosing kernels meet nothing but shorter rows.
+A row of d edges, m of them excluded, is drawn from as a row of d - m edges: the distribution is that of the graph
+without the excluded edges. :func:`shorten_rows` comes after the rows were counted, :func:`step_over` after edges were
+chosen: it moves each pick over the excluded edges before it. Weights and masks are copied without those of the excluded
+edges in between, so that the choosing kernels meet nothing but shorter rows.
 
-Few rows have an excluded edge, and all others stay as they are: a directory of the edge ids by their high bits says of
-most rows at once that they have none.
+Few rows have an excluded edge, and all others stay as they are: a directory of the excluded edges by their high bits
+shows for most rows, without a search, that they have none.
 """
 
 import numpy as np
 from numba import njit
 
 from mpigraph.arrays import I64, Array
-from mpigraph.kernels.sample import wanted
+from mpigraph.kernels.sample import Candidates, Destinations, num_picks
 
 __all__ = ["copy_kept", "recount_weighted", "shorten_rows", "step_over"]
 
-_BUCKETS = 4  # for each excluded edge
+_BUCKETS = 4  # buckets of the directory for each excluded edge, at most: then most buckets are empty
 
 
 @njit(nogil=True, cache=True)
 def _directory(excluded: I64, shift: int) -> I64:
-    """Where the excluded edges of each bucket of ``2**shift`` edges begin: int64[buckets + 1]."""
+    """Return where the excluded edges of each bucket of ``2**shift`` edges begin: int64[buckets + 1]."""
     begins = np.zeros((excluded[-1] >> shift) + 2, np.int64)
     for edge in excluded:
         begins[(edge >> shift) + 1] += 1
@@ -32,34 +32,20 @@ def _directory(excluded: I64, shift: int) -> I64:
 
 
 @njit(nogil=True, cache=True)
-def shorten_rows(
-    excluded: I64,
-    positions: I64,
-    fanout: int,
-    replace: bool,
-    begins: I64,
-    degrees: I64,
-    holes: I64,
-    num_holes: I64,
-    counts: I64,
-) -> None:
-    """Find the excluded edges of each node and take them out of its degree and its count.
+def shorten_rows(dst: Destinations, excluded: I64, positions: I64, rows: Candidates, counts: I64) -> None:
+    """Find the excluded edges of each node and remove them from its degree and its count.
 
     Args:
+        dst: the frontier.
         excluded: int64[k], positions in the host's edges, ascending, each once.
         positions: int64[m], positions in the frontier of the nodes that this host holds.
-        fanout: most neighbours of a node; negative means all.
-        replace: with replacement.
-        begins: int64[frontier], the first edge of each node.
-        degrees: int64[frontier], the number of edges; reduced where some are excluded.
-        holes: int64[frontier], filled at ``positions``: where the node's excluded edges are in ``excluded``.
-        num_holes: int64[frontier], filled at ``positions``: how many they are.
+        rows: ``excluded_begin`` and ``num_excluded`` are filled, ``degrees`` reduced where edges are excluded.
         counts: int64[frontier], how many neighbours each node gets when all edges are alike; corrected where some are
             excluded.
     """
     if len(excluded) == 0:
         for i in range(len(positions)):
-            num_holes[positions[i]] = 0
+            rows.num_excluded[positions[i]] = 0
         return
     shift = 0
     while excluded[-1] >> shift > _BUCKETS * len(excluded):
@@ -68,65 +54,48 @@ def shorten_rows(
     last = len(directory) - 1
     for i in range(len(positions)):
         p = positions[i]
-        begin, end = begins[p], begins[p] + degrees[p]
-        low, high = directory[min(begin >> shift, last)], directory[min(((end - 1) >> shift) + 1, last)]
-        first = low
+        begin, end = rows.begins[p], rows.begins[p] + rows.degrees[p]
+        # the buckets that the row's edges fall in; linear search in them, since they hold few excluded edges
+        first = directory[min(begin >> shift, last)]
+        high = directory[min(((end - 1) >> shift) + 1, last)]
         while first < high and excluded[first] < begin:
             first += 1
         behind = first
         while behind < high and excluded[behind] < end:
             behind += 1
-        holes[p] = first
-        num_holes[p] = behind - first
+        rows.excluded_begin[p] = first
+        rows.num_excluded[p] = behind - first
         if behind > first:
-            degrees[p] -= behind - first
-            counts[p] = wanted(degrees[p], fanout, replace)
+            rows.degrees[p] -= behind - first
+            counts[p] = num_picks(rows.degrees[p], dst.fanout, dst.replace)
 
 
 @njit(nogil=True, cache=True)
 def recount_weighted(
-    weights: Array,
-    excluded: I64,
-    positions: I64,
-    fanout: int,
-    replace: bool,
-    begins: I64,
-    degrees: I64,
-    holes: I64,
-    num_holes: I64,
-    alive: I64,
-    counts: I64,
+    dst: Destinations, weights: Array, excluded: I64, positions: I64, rows: Candidates, counts: I64
 ) -> None:
-    """Count anew, in shortened rows, the edges that can be drawn.
+    """Count, in shortened rows, the edges that can be drawn.
 
-    ``weights`` is float or bool [nnz], one for each edge of the host. ``alive`` and ``counts`` are int64[frontier],
-    filled at ``positions``. The others are as :func:`shorten_rows` left them.
+    ``weights`` is float or bool [nnz], one for each edge of the host; ``rows.num_candidates`` and ``counts`` are
+    filled. The others are as :func:`shorten_rows` left them.
     """
     for i in range(len(positions)):
         p = positions[i]
-        hole, behind = holes[p], holes[p] + num_holes[p]
+        next_excluded = rows.excluded_begin[p]
+        behind = next_excluded + rows.num_excluded[p]
         drawable = 0
-        for e in range(begins[p], begins[p] + degrees[p] + num_holes[p]):
-            if hole < behind and excluded[hole] == e:
-                hole += 1
+        # ``degrees`` no longer counts the excluded edges, which still lie between the others
+        for e in range(rows.begins[p], rows.begins[p] + rows.degrees[p] + rows.num_excluded[p]):
+            if next_excluded < behind and excluded[next_excluded] == e:
+                next_excluded += 1
             else:
                 drawable += weights[e] > 0
-        alive[p] = drawable
-        counts[p] = wanted(drawable, fanout, replace)
+        rows.num_candidates[p] = drawable
+        counts[p] = num_picks(drawable, dst.fanout, dst.replace)
 
 
 @njit(nogil=True, cache=True)
-def copy_kept(
-    weights: Array,
-    excluded: I64,
-    positions: I64,
-    begins: I64,
-    degrees: I64,
-    holes: I64,
-    num_holes: I64,
-    starts: I64,
-    kept: Array,
-) -> None:
+def copy_kept(weights: Array, excluded: I64, positions: I64, rows: Candidates, starts: I64, kept: Array) -> None:
     """Copy the weights of shortened rows, one row after the other.
 
     ``starts`` is int64[frontier], filled at ``positions`` with where each row begins in ``kept``, which holds as many
@@ -136,26 +105,18 @@ def copy_kept(
     for i in range(len(positions)):
         p = positions[i]
         starts[p] = at
-        hole, behind = holes[p], holes[p] + num_holes[p]
-        for e in range(begins[p], begins[p] + degrees[p] + num_holes[p]):
-            if hole < behind and excluded[hole] == e:
-                hole += 1
+        next_excluded = rows.excluded_begin[p]
+        behind = next_excluded + rows.num_excluded[p]
+        for e in range(rows.begins[p], rows.begins[p] + rows.degrees[p] + rows.num_excluded[p]):
+            if next_excluded < behind and excluded[next_excluded] == e:
+                next_excluded += 1
             else:
                 kept[at] = weights[e]
                 at += 1
 
 
 @njit(nogil=True, cache=True)
-def step_over(
-    excluded: I64,
-    positions: I64,
-    starts: I64,
-    begins: I64,
-    holes: I64,
-    num_holes: I64,
-    offsets: I64,
-    picks: I64,
-) -> None:
+def step_over(excluded: I64, positions: I64, starts: I64, rows: Candidates, offsets: I64, picks: I64) -> None:
     """Turn picks in shortened rows into edges of the host.
 
     ``starts`` is int64[frontier]: where the choosing kernel took each row to begin. ``offsets`` and ``picks`` are as in
@@ -164,13 +125,16 @@ def step_over(
     """
     for i in range(len(positions)):
         p = positions[i]
-        first, n, begin = holes[p], num_holes[p], begins[p]
+        first = rows.excluded_begin[p]
+        n = rows.num_excluded[p]
         if n == 0:
             continue
         for o in range(offsets[p], offsets[p + 1]):
-            edge = begin + picks[o] - starts[p]
+            edge = rows.begins[p] + picks[o] - starts[p]
             low, high = 0, n
-            while low < high:  # hole number ``middle`` has so many edges of the row before it, others not counted
+            # excluded edge number ``middle`` has ``middle`` others of the row before it, so less them it is where it
+            # would be among the kept edges: all those at or before the pick move the pick by one
+            while low < high:
                 middle = (low + high) >> 1
                 if excluded[first + middle] - middle <= edge:
                     low = middle + 1

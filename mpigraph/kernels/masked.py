@@ -12,34 +12,36 @@ from numba import njit
 from mpigraph.arrays import I64, U32, Array, Mask
 from mpigraph.kernels.prefetch_hint import prefetch
 from mpigraph.kernels.rng import draw_below, mix64
-from mpigraph.kernels.sample import choose_distinct
+from mpigraph.kernels.sample import Candidates, Destinations, choose_distinct
 
 __all__ = ["choose_masked", "list_allowed"]
 
-_AHEAD, _LINES = 4, 128  # nodes between asking for a row's list and using it; entries asked for at most
+_AHEAD = 4  # nodes between the prefetch of a row's list and its use
+_LINES = 128  # most entries of a list that are prefetched, 16 in a cache line
 
 
 @njit(nogil=True, cache=True)
-def list_allowed(indptr: I64, mask: Mask, table: U32, alive: Array) -> int:
+def list_allowed(indptr: I64, mask: Mask, table: U32, num_candidates: Array) -> int:
     """List the edges of each row whose mask is set.
 
     Args:
         indptr: int64[n + 1].
         mask: bool [nnz].
-        table: uint32 [nnz]; the first ``alive[row]`` entries of a row's share are filled with places in the row.
-        alive: int [n], filled.
+        table: uint32 [nnz]; the first ``num_candidates[row]`` entries of a row are filled with places in the row.
+        num_candidates: int [n], filled.
 
     Returns:
         -1: no value of a mask is bad (:func:`alias_tables` can find one).
     """
     for row in range(len(indptr) - 1):
-        alive[row] = _list_row(mask[indptr[row] : indptr[row + 1]], table[indptr[row] : indptr[row + 1]])
+        begin, end = indptr[row], indptr[row + 1]
+        num_candidates[row] = _list_row(mask[begin:end], table[begin:end])
     return -1
 
 
 @njit(nogil=True, cache=True)
 def _list_row(mask: Mask, table: U32) -> Any:
-    """Fill the front of ``table`` with the places of a row whose mask is set; return how many."""
+    """Fill the front of ``table`` (uint32[degree]) with the places in the row whose mask is set; return how many."""
     found = 0
     for t in range(len(mask)):
         if mask[t]:
@@ -50,18 +52,7 @@ def _list_row(mask: Mask, table: U32) -> Any:
 
 @njit(nogil=True, cache=True)
 def choose_masked(
-    mask: Mask,
-    prepared: U32,
-    ids: I64,
-    positions: I64,
-    begins: I64,
-    degrees: I64,
-    alive: I64,
-    take_all: bool,
-    replace: bool,
-    key: np.uint64,
-    offsets: I64,
-    picks: I64,
+    dst: Destinations, mask: Mask, prepared: U32, positions: I64, rows: Candidates, offsets: I64, picks: I64
 ) -> None:
     """Choose among the edges of each node whose mask is set.
 
@@ -72,11 +63,13 @@ def choose_masked(
     scratch = np.zeros(1, np.uint32)
     for i in range(len(positions)):
         p = positions[i]
-        begin, degree, out = begins[p], degrees[p], offsets[p]
+        begin = rows.begins[p]
+        degree = rows.degrees[p]
+        out = offsets[p]
         k = offsets[p + 1] - out
         if len(prepared) > 0 and i + _AHEAD < len(positions):
             later = positions[i + _AHEAD]
-            for e in range(begins[later], begins[later] + min(degrees[later], _LINES), 16):
+            for e in range(rows.begins[later], rows.begins[later] + min(rows.degrees[later], _LINES), 16):
                 prefetch(prepared, e)
         if k == 0:
             continue
@@ -86,18 +79,19 @@ def choose_masked(
             if degree > len(scratch):
                 scratch = np.zeros(2 * degree, np.uint32)
             table = scratch[:degree]
-            table[:] = 0
+            table[:] = 0  # if the mask changed since the count, entries behind the list must be edges of the row too
             _list_row(mask[begin : begin + degree], table)
         chosen = picks[out : out + k]
-        if take_all or (k == alive[p] and not replace):
+        num_candidates = rows.num_candidates[p]
+        if dst.fanout < 0 or (k == num_candidates and not dst.replace):
             for j in range(k):
                 chosen[j] = begin + np.int64(table[j])
             continue
-        node_key = mix64(key ^ mix64(np.uint64(ids[p])))
-        if replace:
+        node_key = mix64(dst.key ^ mix64(np.uint64(dst.ids[p])))
+        if dst.replace:
             for j in range(k):
-                chosen[j] = begin + np.int64(table[draw_below(mix64(node_key + np.uint64(j)), alive[p])])
+                chosen[j] = begin + np.int64(table[draw_below(mix64(node_key + np.uint64(j)), num_candidates)])
         else:
-            choose_distinct(node_key, 0, alive[p], chosen)
+            choose_distinct(node_key, 0, num_candidates, chosen)  # places in the list, replaced by edges in place
             for j in range(k):
                 chosen[j] = begin + np.int64(table[chosen[j]])

@@ -1,15 +1,15 @@
 """Choose in-neighbours of frontier nodes from CSC arrays.
 
 Plain functions on arrays: no MPI, no objects, no hidden random state. Three passes, each a loop whose memory accesses
-do not wait for each other: ``count_*`` looks up the rows and says how many neighbours each node will get, the caller
+do not wait for each other: ``count_*`` looks up the rows and returns how many neighbours each node will get, the caller
 makes prefix sums, ``choose_*`` picks edges, :func:`copy_neighbours` follows them. A kernel is called once per host
-whose topology this process can load; ``positions`` says which nodes of the frontier that host holds, so that the
-calls of several hosts, or of several threads on slices of ``positions``, fill one output.
+whose topology this process can load; ``positions`` (int64[m], ascending) says which nodes of the frontier that host
+holds, so that the calls of several hosts, or of several threads on slices of ``positions``, fill one output.
 
 The draw for a node depends on ``(key, node id, number of the draw)`` alone.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -17,52 +17,84 @@ from numba import njit
 from mpigraph.arrays import I64, Array
 from mpigraph.kernels.rng import draw_below, mix64
 
-__all__ = ["choose_distinct", "choose_uniform", "copy_neighbours", "count_uniform", "wanted"]
+__all__ = [
+    "Candidates",
+    "Destinations",
+    "choose_distinct",
+    "choose_uniform",
+    "copy_neighbours",
+    "count_uniform",
+    "num_picks",
+]
 
-_FLOYD_MAX = 64  # above this many draws Floyd's membership test loses to one pass over the list
+_FLOYD_MAX = 64  # above so many draws Floyd's membership test, quadratic in them, is slower than a pass over the edges
+
+
+class Destinations(NamedTuple):
+    """The frontier, and how its nodes draw.
+
+    Attributes:
+        ids: int64[frontier], global ids.
+        fanout: most neighbours of a node; negative means all.
+        replace: with replacement a node with any candidate gets exactly ``fanout``.
+        key: hash of everything the draw depends on except the node.
+    """
+
+    ids: I64
+    fanout: int
+    replace: bool
+    key: np.uint64
+
+
+class Candidates(NamedTuple):
+    """The edges that each node of the frontier draws from, in the host that holds the node.
+
+    The kernels fill these arrays at the ``positions`` that they are given. The last three may be empty: those of
+    excluded edges where no edge is excluded, the last where all edges are alike.
+
+    Attributes:
+        begins: int64[frontier], the node's first edge, counted from the host's first one.
+        degrees: int64[frontier], how many edges there are, without the excluded ones.
+        excluded_begin: int64[frontier], where the node's excluded edges are among the excluded ones of its host.
+        num_excluded: int64[frontier], how many they are.
+        num_candidates: int64[frontier], how many of the edges can be drawn: those of weight above 0.
+    """
+
+    begins: I64
+    degrees: I64
+    excluded_begin: I64
+    num_excluded: I64
+    num_candidates: I64
 
 
 @njit(nogil=True, cache=True, inline="always")
-def wanted(alive: Any, fanout: Any, replace: Any) -> Any:
-    """How many neighbours a node with ``alive`` edges to choose from gets."""
-    if fanout < 0 or alive == 0 or (not replace and alive < fanout):
-        return alive
+def num_picks(num_candidates: Any, fanout: Any, replace: Any) -> Any:
+    """Return how many neighbours a node with so many edges to choose from gets."""
+    if fanout < 0 or num_candidates == 0 or (not replace and num_candidates < fanout):
+        return num_candidates
     return fanout
 
 
 @njit(nogil=True, cache=True)
-def count_uniform(
-    indptr: I64,
-    ids: I64,
-    positions: I64,
-    first_id: int,
-    fanout: int,
-    replace: bool,
-    begins: I64,
-    degrees: I64,
-    counts: I64,
-) -> None:
+def count_uniform(dst: Destinations, indptr: I64, first_id: int, positions: I64, rows: Candidates, counts: I64) -> None:
     """Fill where the edges of each node begin, how many it has and how many it will get.
 
     Args:
+        dst: the frontier.
         indptr: int64[n + 1], CSC offsets of the host's rows.
-        ids: int64[frontier], global ids.
-        positions: int64[m], positions in the frontier of the nodes that this host holds.
         first_id: global id of row 0.
-        fanout: most neighbours of a node; negative means all.
-        replace: with replacement a node with any neighbour gets exactly ``fanout``.
-        begins: int64[frontier], filled at ``positions``: the first edge.
-        degrees: int64[frontier], filled at ``positions``: the number of edges.
-        counts: int64[frontier], filled at ``positions``.
+        positions: int64[m].
+        rows: ``begins`` and ``degrees`` are filled.
+        counts: int64[frontier], filled.
     """
     for i in range(len(positions)):
         p = positions[i]
-        row = ids[p] - first_id
+        row = dst.ids[p] - first_id
         begin = indptr[row]
         degree = indptr[row + 1] - begin
-        begins[p] = begin
-        degrees[p] = degree
-        counts[p] = wanted(degree, fanout, replace)
+        rows.begins[p] = begin
+        rows.degrees[p] = degree
+        counts[p] = num_picks(degree, dst.fanout, dst.replace)
 
 
 @njit(nogil=True, cache=True)
@@ -70,12 +102,19 @@ def choose_distinct(node_key: np.uint64, begin: int, degree: int, chosen: I64) -
     """Choose ``len(chosen)`` distinct edges of ``begin .. begin + degree - 1``, each subset equally likely.
 
     Few: Floyd's algorithm (Bentley, Floyd: "A sample of brilliance", CACM 1987); a word with one bit for each residue
-    modulo 64 says of most picks that they are new. Many: selection sampling (Knuth, TAOCP vol. 2, 3.4.2, algorithm S).
+    modulo 64 shows for most picks that they are new. Many: selection sampling (Knuth, TAOCP vol. 2, 3.4.2, algorithm
+    S).
+
+    Args:
+        node_key: hash of the hop's key and the node's id.
+        begin: the first edge.
+        degree: number of edges, at least ``len(chosen)``.
+        chosen: int64[k], filled.
     """
     k = len(chosen)
     if k > _FLOYD_MAX:
         found = 0
-        for t in range(degree):
+        for t in range(degree):  # edge t is taken with probability (still missing) / (still to come)
             if draw_below(mix64(node_key + np.uint64(t)), degree - t) < k - found:
                 chosen[found] = begin + t
                 found += 1
@@ -89,7 +128,7 @@ def choose_distinct(node_key: np.uint64, begin: int, degree: int, chosen: I64) -
         if seen & bit:
             for c in range(j):
                 if chosen[c] == begin + pick:
-                    pick = top
+                    pick = top  # Floyd's step: ``top`` was never in range before, so it is new
                     bit = np.uint64(1) << np.uint64(pick & 63)
                     break
         seen |= bit
@@ -97,37 +136,28 @@ def choose_distinct(node_key: np.uint64, begin: int, degree: int, chosen: I64) -
 
 
 @njit(nogil=True, cache=True)
-def choose_uniform(
-    ids: I64,
-    positions: I64,
-    begins: I64,
-    degrees: I64,
-    replace: bool,
-    key: np.uint64,
-    offsets: I64,
-    picks: I64,
-) -> None:
+def choose_uniform(dst: Destinations, positions: I64, rows: Candidates, offsets: I64, picks: I64) -> None:
     """Choose edges of each node, each with equal probability.
 
     Args:
-        ids: int64[frontier], global ids.
-        positions: int64[m], positions in the frontier of the nodes to choose for.
-        begins: int64[frontier], as :func:`count_uniform` filled it.
-        degrees: int64[frontier], likewise.
-        replace: draw with replacement.
-        key: hash of everything the draw depends on but the node.
+        dst: the frontier.
+        positions: int64[m].
+        rows: as :func:`count_uniform` filled it.
         offsets: int64[frontier + 1], where each node's neighbours go (prefix sums of the counts).
         picks: int64[offsets[-1]], filled with positions in the host's edges.
     """
+    replace = dst.replace and dst.fanout >= 0  # an unlimited fanout takes each edge once
     for i in range(len(positions)):
         p = positions[i]
-        begin, degree, out = begins[p], degrees[p], offsets[p]
+        begin = rows.begins[p]
+        degree = rows.degrees[p]
+        out = offsets[p]
         k = offsets[p + 1] - out
         if k == degree and not replace:
             for j in range(k):
                 picks[out + j] = begin + j
             continue
-        node_key = mix64(key ^ mix64(np.uint64(ids[p])))
+        node_key = mix64(dst.key ^ mix64(np.uint64(dst.ids[p])))
         if replace:
             for j in range(k):
                 picks[out + j] = begin + draw_below(mix64(node_key + np.uint64(j)), degree)
@@ -148,14 +178,15 @@ def copy_neighbours(
 
     Args:
         indices: int32 or int64 [nnz], global source ids.
-        positions: int64[m], ascending, positions in the frontier of the nodes that this host holds.
+        positions: int64[m], ascending.
         offsets: int64[frontier + 1], where each node's neighbours are.
         first_edge: global edge id of ``indices[0]``.
         picks: int64[offsets[-1]], positions in ``indices``; ``first_edge`` is added.
         out_src: [offsets[-1]], filled with global source ids.
     """
     n = len(positions)
-    if n > 0 and positions[n - 1] - positions[0] == n - 1:  # one long loop overlaps more misses than many short ones
+    # positions without gaps: one long loop overlaps more cache misses than many short ones
+    if n > 0 and positions[n - 1] - positions[0] == n - 1:
         for o in range(offsets[positions[0]], offsets[positions[n - 1] + 1]):
             out_src[o] = indices[picks[o]]
             picks[o] += first_edge

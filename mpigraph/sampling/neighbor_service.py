@@ -5,35 +5,31 @@ key, the node and the number of the draw. An edge is looked up where its destina
 others may look up edges, in the same round.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from mpigraph.arrays import I64, U8, Array, Mask
 from mpigraph.kernels.compact import LocalIds
-from mpigraph.kernels.row_ops import order_by_range, place_ragged
+from mpigraph.kernels.row_ops import place_ragged, split_by_range
 from mpigraph.kernels.search import find_in_rows
 from mpigraph.metadata.book import RangeBook
 from mpigraph.mpi.rounds import Requests
 from mpigraph.sampling.channel import Channel
-from mpigraph.sampling.local import LocalSampling, PositionsByHost
+from mpigraph.sampling.local import Buffers, LocalSampling, PositionsByHost
 from mpigraph.sampling.protocol import (
     AnswerReader,
     EdgeQuery,
     RelationRequest,
     Request,
     SampledNeighbors,
-    count_dtype,
+    neighbor_arrays,
     pack_answer,
     pack_query,
     pack_request,
     unpack_requests,
 )
-from mpigraph.sampling.scratch import Buffers
 from mpigraph.sampling.workers import Workers
-from mpigraph.storage.format import index_dtype
 from mpigraph.store.graph_store import GraphStore, LoadedGraph
 from mpigraph.store.topology import Adjacency
 
@@ -43,7 +39,7 @@ _NONE = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True)
-class _Piece:
+class _Found:
     """Neighbours of the nodes at ``positions`` (ascending), one after the other."""
 
     positions: I64
@@ -82,21 +78,51 @@ class NeighborService:
     def sample(self, requests: list[RelationRequest], error: BaseException | None = None) -> list[SampledNeighbors]:
         """Sample all requests of one hop.
 
+        The far hosts are asked, near neighbours are drawn while they answer, and both are put together.
+
         Args:
-            requests: one for each relation that takes part.
+            requests: one for each relation that takes part; those into one node type have the same destinations.
             error: a reason why this rank cannot ask; every rank of the round raises.
 
         Returns:
-            A part for each request; their sources last until the next call.
+            The neighbours for each request; their sources last until the next call.
 
         Collective on the channel's trainers when hosts are far; local when all are near.
         """
         if self._world.all_near:
             if error is not None:
                 raise error
-            jobs = zip(requests, self._shares_of_all(requests), strict=True)
-            return [self._near(request, shares, self._buffers).finish() for request, shares in jobs]
-        return self._sample_far([] if error is not None else requests, error)
+            hosts_of = self._by_destination(requests)
+            return [self._near(r, hosts_of[self._dst(r)], self._buffers).finish() for r in requests]
+        words = self._no_words()
+        drawing: list[LocalSampling] = []
+        far: dict[int, PositionsByHost] = {}
+        try:
+            near = dict[int, PositionsByHost]()
+            for dst, by_host in self._by_destination(requests if error is None else []).items():
+                near[dst], far[dst] = self._split(by_host)
+            if error is None:
+                drawing = [self._near(r, near[self._dst(r)], self._buffers, r.relation) for r in requests]
+                words = self._pack(requests, far)
+        except Exception as exc:  # raised on every rank by the round
+            error = exc
+        drawn: list[SampledNeighbors] = []
+        failed: list[Exception] = []
+
+        def draw_near() -> None:
+            try:
+                drawn.extend(draw.finish() for draw in drawing)
+            except Exception as exc:  # once the round is over: the others are in the middle of it
+                failed.append(exc)
+
+        answers = self._channel.ask(self.answer, words, draw_near, error)
+        if failed:
+            raise failed[0]
+        readers = [AnswerReader(answer) for answer in answers]
+        return [
+            self._merge(request, far[self._dst(request)], found, readers)
+            for request, found in zip(requests, drawn, strict=True)
+        ]
 
     def has_edges(self, queries: list[EdgeQuery], error: BaseException | None = None) -> list[Mask]:
         """Look edges up where their destinations are, all of them in one round.
@@ -111,10 +137,10 @@ class NeighborService:
         Collective on the channel's trainers when hosts are far; local when all are near.
         """
         found = [np.zeros(len(query.ids), np.bool_) for query in queries]
-        shares = [self._split(self._shares(query)) for query in queries]
+        by_host = [self._split(self._positions(query)) for query in queries]
 
         def look_near() -> None:
-            for query, (near, _), out in zip(queries, shares, found, strict=True):
+            for query, (near, _), out in zip(queries, by_host, found, strict=True):
                 self._look_up(query, near, out)
 
         if self._world.all_near:
@@ -122,18 +148,19 @@ class NeighborService:
                 raise error
             look_near()
             return found
-        words = self._no_words()
-        for query, (_, far) in zip(queries, shares, strict=True):
+        lists = [[_NONE] for _ in range(self._world.size)]
+        for query, (_, far) in zip(queries, by_host, strict=True):
             for host, positions in far:
-                words[int(self._world.hosts[host])] += pack_query(query, positions)
-        readers = self._ask(words, look_near, error)
-        for out, (_, far) in zip(found, shares, strict=True):
+                lists[int(self._world.hosts[host])] += pack_query(query, positions)
+        words = [np.concatenate(arrays) for arrays in lists]
+        readers = [AnswerReader(answer) for answer in self._channel.ask(self.answer, words, look_near, error)]
+        for out, (_, far) in zip(found, by_host, strict=True):
             for host, positions in far:
                 out[positions] = readers[self._world.hosts[host]].take(len(positions), np.bool_)
         return found
 
     def local_ids(self, graph: LoadedGraph) -> list[LocalIds]:
-        """By node type, the maps of a graph's minibatch under way, kept from one minibatch to the next."""
+        """By node type, the maps of the minibatch of a graph in progress, kept from one minibatch to the next."""
         if graph.number not in self._local_ids:
             hosts = graph.topology.hosts
             self._local_ids[graph.number] = [LocalIds(hosts.num_nodes(t)) for t in range(len(hosts.schema.ntypes))]
@@ -156,25 +183,23 @@ class NeighborService:
     def _answer_one(self, request: Request) -> list[Array]:
         """The arrays that answer one request, to be used before the next for the same relation is answered."""
         host = self._world.host_index
-        shares = [(host, self._for_others.arange(len(request.ids)))]
+        all_mine = [(host, self._for_others.arange(len(request.ids)))]
         if isinstance(request, EdgeQuery):
             found = np.empty(len(request.ids), np.bool_)
-            self._look_up(request, shares, found)
+            self._look_up(request, all_mine, found)
             return [found]
-        part = self._near(request, shares, self._for_others).finish()
-        first, wire = self._edges_of(host, request)
-        counts = np.diff(part.offsets).astype(count_dtype(request.fanout))
-        return [counts, part.src, (part.eids - first).astype(wire)]
+        neighbors = self._near(request, all_mine, self._for_others).finish()
+        return neighbor_arrays(request, neighbors, self._owned(host, request))
 
     def _near(
-        self, request: RelationRequest, shares: PositionsByHost, buffers: Buffers, scratch: int = 0
+        self, request: RelationRequest, by_host: PositionsByHost, buffers: Buffers, scratch: int = 0
     ) -> LocalSampling:
-        return LocalSampling(self._state, request, shares, buffers, self._workers, scratch)
+        return LocalSampling(self._state, request, by_host, buffers, self._workers, scratch)
 
-    def _look_up(self, query: EdgeQuery, shares: PositionsByHost, found: Mask) -> None:
+    def _look_up(self, query: EdgeQuery, by_host: PositionsByHost, found: Mask) -> None:
         """Fill which edges exist on near hosts."""
         topology = self._state.graph_of_number[query.graph].topology
-        for host, positions in shares:
+        for host, positions in by_host:
             near = topology.adjacency(query.relation, host)
 
             def look(part: I64, near: Adjacency = near) -> None:
@@ -185,110 +210,67 @@ class NeighborService:
     def _hosts_of(self, request: Request) -> RangeBook:
         return self._state.graph_of_number[request.graph].topology.hosts
 
-    def _edges_of(self, host: int, request: RelationRequest) -> tuple[int, np.dtype[Any]]:
-        """The first edge of a host, and the dtype of its edges counted from there."""
-        first, last = self._hosts_of(request).edge_range(host, request.relation)
-        return first, index_dtype(last - first)
+    def _dst(self, request: Request) -> int:
+        """The node type of a request's destinations."""
+        return self._hosts_of(request).schema.ends(request.relation)[1]
 
-    def _shares(self, request: Request) -> PositionsByHost:
-        """Positions of the ids by host, hosts that hold none left out."""
+    def _owned(self, host: int, request: RelationRequest) -> tuple[int, int]:
+        """The range of a host's edges."""
+        return self._hosts_of(request).edge_range(host, request.relation)
+
+    def _positions(self, request: Request) -> PositionsByHost:
+        """Positions of the destinations by host, hosts that hold none left out."""
         hosts = self._hosts_of(request)
         if hosts.num_parts == 1:
             return [(0, self._buffers.arange(len(request.ids)))]
-        dst = hosts.schema.ends(request.relation)[1]
-        order, bounds = order_by_range(request.ids, hosts.node_offsets[dst])
-        return [(int(h), order[bounds[h] : bounds[h + 1]]) for h in np.flatnonzero(np.diff(bounds))]
+        return split_by_range(request.ids, hosts.node_offsets[self._dst(request)])
 
-    def _split(self, shares: PositionsByHost) -> tuple[PositionsByHost, PositionsByHost]:
-        """The shares of near hosts and those of far ones."""
+    def _by_destination(self, requests: list[RelationRequest]) -> dict[int, PositionsByHost]:
+        """The positions by host for each node type of destinations, found once for all its relations."""
+        return {dst: self._positions(r) for dst, r in {self._dst(r): r for r in requests}.items()}
+
+    def _split(self, by_host: PositionsByHost) -> tuple[PositionsByHost, PositionsByHost]:
+        """What near hosts hold and what far ones do."""
         near = self._world.near
-        return [share for share in shares if near[share[0]]], [share for share in shares if not near[share[0]]]
+        return [one for one in by_host if near[one[0]]], [one for one in by_host if not near[one[0]]]
 
-    def _no_words(self) -> list[list[I64]]:
-        """For each rank the words to ask it with: none so far."""
-        return [[_NONE] for _ in range(self._world.size)]
+    def _no_words(self) -> list[I64]:
+        """For each rank the words to ask it with: none."""
+        return [_NONE] * self._world.size
 
-    def _ask(
-        self, words: list[list[I64]], meanwhile: Callable[[], None], error: BaseException | None
-    ) -> list[AnswerReader]:
-        """Make a round; see :meth:`.Channel.ask`."""
-        asked = [np.concatenate(lists) for lists in words]
-        return [AnswerReader(answer) for answer in self._channel.ask(self.answer, asked, meanwhile, error)]
-
-    def _sample_far(self, requests: list[RelationRequest], error: BaseException | None) -> list[SampledNeighbors]:
-        """Ask the far hosts, draw near neighbours while they answer, put both together."""
-        words = self._no_words()
-        drawing: list[LocalSampling] = []
-        far_shares: list[PositionsByHost] = []
-        try:
-            for request, shares in zip(requests, self._shares_of_all(requests), strict=True):
-                near, far = self._split(shares)
-                far_shares.append(far)
-                drawing.append(self._near(request, near, self._buffers, request.relation))
-            words = self._pack(requests, far_shares)
-        except Exception as exc:  # raised on every rank by the round
-            error = exc
-        drawn: list[SampledNeighbors] = []
-        failed: list[Exception] = []
-
-        def draw_near() -> None:
-            try:
-                drawn.extend(draw.finish() for draw in drawing)
-            except Exception as exc:  # once the round is over: the others are in the middle of it
-                failed.append(exc)
-
-        readers = self._ask(words, draw_near, error)
-        if failed:
-            raise failed[0]
-        return [self._merge(*job, readers) for job in zip(requests, far_shares, drawn, strict=True)]
-
-    def _shares_of_all(self, requests: list[RelationRequest]) -> list[PositionsByHost]:
-        """The shares of each request; relations into one node type have the same ids, and so the same shares."""
-        found: dict[int, PositionsByHost] = {}
+    def _pack(self, requests: list[RelationRequest], far: dict[int, PositionsByHost]) -> list[I64]:
+        """For each rank the words that ask it, with the destinations of a node type once, in the first request."""
+        words, count = [[_NONE] for _ in range(self._world.size)], [0] * self._world.size
+        carrier: dict[tuple[int, int], int] = {}  # rank and node type -> the request that has the destinations
         for request in requests:
-            if id(request.ids) not in found:
-                found[id(request.ids)] = self._shares(request)
-        return [found[id(request.ids)] for request in requests]
-
-    def _pack(self, requests: list[RelationRequest], far_shares: list[PositionsByHost]) -> list[list[I64]]:
-        """For each rank the words that ask it for its shares of the requests, with the same ids but once."""
-        words, sent = self._no_words(), [list[int]() for _ in range(self._world.size)]
-        for request, shares in zip(requests, far_shares, strict=True):
-            key = id(request.ids)
-            for host, positions in shares:
+            dst = self._dst(request)
+            for host, positions in far[dst]:
                 rank = int(self._world.hosts[host])
-                ids = sent[rank].index(key) if key in sent[rank] else request.ids[positions]
-                excluded = request.excluded_in(*self._hosts_of(request).edge_range(host, request.relation))
-                words[rank] += pack_request(request, ids, excluded)
-                sent[rank].append(key)
-        return words
+                first = carrier.setdefault((rank, dst), count[rank])
+                ids = request.ids[positions] if first == count[rank] else first
+                words[rank] += pack_request(request, ids, request.excluded_in(*self._owned(host, request)))
+                count[rank] += 1
+        return [np.concatenate(arrays) for arrays in words]
 
     def _merge(
-        self, request: RelationRequest, shares: PositionsByHost, near: SampledNeighbors, readers: list[AnswerReader]
+        self, request: RelationRequest, far: PositionsByHost, near: SampledNeighbors, readers: list[AnswerReader]
     ) -> SampledNeighbors:
-        """Put near draws and the answers of far ``shares`` of one relation together, in the order of its ids."""
-        if not shares:
+        """Put near draws and the answers of ``far`` hosts for one relation together, in the order of its ids."""
+        if not far:
             return near
-        counts = np.diff(near.offsets)
-        pieces = [_Piece(self._buffers.arange(len(counts)), counts.copy(), near.src, near.eids)]
-        dtype = near.src.dtype
-        for host, positions in shares:
+        counts, dtype = np.diff(near.offsets), near.src.dtype
+        parts = [_Found(self._buffers.arange(len(counts)), counts.copy(), near.src, near.eids)]
+        for host, positions in far:
             reader = readers[self._world.hosts[host]]
-            far = reader.take(len(positions), count_dtype(request.fanout))
-            total = int(far.sum(dtype=np.int64))
-            first, wire = self._edges_of(host, request)
-            src = reader.take(total, dtype)
-            edges = reader.take(total if request.want_eids else 0, wire)
-            counts[positions] = far
-            pieces.append(_Piece(positions, far, src, edges.astype(np.int64) + first))
-        return self._join(counts, pieces, dtype, request.want_eids)
-
-    def _join(self, counts: I64, pieces: list[_Piece], dtype: np.dtype[Any], want_eids: bool) -> SampledNeighbors:
+            part = _Found(positions, *reader.neighbors(request, len(positions), dtype, self._owned(host, request)))
+            counts[positions] = part.counts
+            parts.append(part)
         offsets = np.zeros(len(counts) + 1, np.int64)
         np.cumsum(counts, out=offsets[1:])
-        src, eids = np.empty(offsets[-1], dtype), np.empty(offsets[-1] if want_eids else 0, np.int64)
-        for piece in pieces:
-            place_ragged(piece.src, piece.positions, piece.counts, offsets, src)
-            if want_eids:
-                place_ragged(piece.eids, piece.positions, piece.counts, offsets, eids)
+        total = int(offsets[-1])
+        src, eids = np.empty(total, dtype), np.empty(total if request.want_eids else 0, np.int64)
+        for part in parts:
+            place_ragged(part.src, part.positions, part.counts, offsets, src)
+            if request.want_eids:
+                place_ragged(part.eids, part.positions, part.counts, offsets, eids)
         return SampledNeighbors(offsets, src, eids)

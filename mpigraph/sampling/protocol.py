@@ -1,49 +1,39 @@
 """The wire: operations, and how the questions of a round are asked and answered.
 
 Requests are int64 words, answers are bytes; no pickle, no code. What one rank asks of another in a round is any number
-of requests, one after the other, of two kinds. Neighbours of nodes through one relation::
-
-    flags, graph, relation, fanout, weights, key, destinations, excluded edges
-
-with ``weights`` the number of the tensor of edge weights (-1: uniform). Whether edges exist::
-
-    flags, graph, relation, destinations, sources
-
+of requests, one after the other. A request is a header (:class:`_Header`) and two lists of ids, the destinations first.
 A list of n ids is ``2 n + narrow, id 0 .. id n-1``, narrow being 1 with two ids in a word, where they fit 32 bits, else
-0. Destinations that request k of the same message has already are the word ``-1 - k``. The answer is, request by
-request, each array padded to eight bytes::
+0. Destinations that request k of the same message has already are the word ``-1 - k``.
 
-    counts uint8|int32 [n], sources int32|int64 [sum(counts)], edges int32|int64 [sum(counts)] if asked for
-    exists bool [n]
-
-Counts are bytes where the fanout fits one; edges are counted from the owner's first one.
+The answer is, request by request, a few arrays, each padded to eight bytes: those of :func:`neighbor_arrays`, or bool
+[n] for edges.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from mpigraph.arrays import I64, U8, Array
+from mpigraph.storage.format import index_dtype
 
 __all__ = [
     "AnswerReader",
     "EdgeQuery",
+    "Kind",
     "Operation",
-    "SampledNeighbors",
     "RelationRequest",
     "Request",
-    "count_dtype",
+    "SampledNeighbors",
+    "neighbor_arrays",
     "pack_answer",
     "pack_query",
     "pack_request",
     "unpack_requests",
 ]
-
-_REPLACE, _EIDS, _EXISTS = 1, 2, 4
 
 
 class Operation(IntEnum):
@@ -62,6 +52,14 @@ class Operation(IntEnum):
     SHUTDOWN = 16
 
 
+class Kind(IntEnum):
+    """What a request asks for: neighbours, and how they are drawn, or whether edges exist."""
+
+    UNIFORM = 0
+    WEIGHTED = 1
+    EXISTS = 2
+
+
 def _no_ids() -> I64:
     return np.empty(0, np.int64)
 
@@ -78,8 +76,9 @@ class RelationRequest:
         replace: with replacement.
         want_eids: answer edge ids too.
         key: what the draws depend on besides the node.
-        weights: number of the tensor of edge weights, or -1.
-        excluded: int64[k], global ids of edges that are as if they did not exist, ascending, each once.
+        kind: ``UNIFORM`` or ``WEIGHTED``.
+        weights: number of the tensor of edge weights, for ``WEIGHTED``.
+        excluded: int64[k], global ids of excluded edges, removed before sampling; ascending, each once.
     """
 
     graph: int
@@ -89,7 +88,8 @@ class RelationRequest:
     replace: bool
     want_eids: bool
     key: np.uint64
-    weights: int = -1
+    kind: Kind = Kind.UNIFORM
+    weights: int = 0
     excluded: I64 = field(default_factory=_no_ids)
 
     def excluded_in(self, begin: int, end: int) -> I64:
@@ -120,23 +120,46 @@ class EdgeQuery:
 Request = RelationRequest | EdgeQuery
 
 
+class _Header(NamedTuple):
+    """The words that a request begins with, in this order. Of edges only the first three count."""
+
+    kind: int
+    graph: int
+    relation: int
+    fanout: int = 0
+    replace: int = 0
+    want_eids: int = 0
+    weights: int = 0
+    key: int = 0
+
+
 def pack_request(request: RelationRequest, ids: I64 | int, excluded: I64) -> list[I64]:
     """The words that ask one rank for ``ids`` of a request, ``excluded`` being edges of that rank.
 
-    Relations into one node type have the same ids, which are sent once: then a number says in which earlier request to
-    this rank.
+    The relations of a hop into one node type have the same destinations, which are sent once: then ``ids`` is the
+    number of the earlier request to this rank that has them.
     """
-    flags = _REPLACE * request.replace + _EIDS * request.want_eids
-    key = int(request.key.view(np.int64))
-    numbers = [flags, request.graph, request.relation, request.fanout, request.weights, key]
-    destinations = [np.array([-1 - ids], np.int64)] if isinstance(ids, int) else _pack_ids(ids)
-    return [np.array(numbers, np.int64), *destinations, *_pack_ids(excluded)]
+    header = _Header(
+        kind=request.kind,
+        graph=request.graph,
+        relation=request.relation,
+        fanout=request.fanout,
+        replace=request.replace,
+        want_eids=request.want_eids,
+        weights=request.weights,
+        key=int(request.key.view(np.int64)),
+    )
+    return _pack(header, ids, excluded)
 
 
 def pack_query(query: EdgeQuery, positions: I64) -> list[I64]:
     """The words that ask one rank for the edges at ``positions`` of a query."""
-    numbers = np.array([_EXISTS, query.graph, query.relation], np.int64)
-    return [numbers, *_pack_ids(query.ids[positions]), *_pack_ids(query.src[positions])]
+    return _pack(_Header(Kind.EXISTS, query.graph, query.relation), query.ids[positions], query.src[positions])
+
+
+def _pack(header: _Header, destinations: I64 | int, others: I64) -> list[I64]:
+    known = [np.array([-1 - destinations], np.int64)] if isinstance(destinations, int) else _pack_ids(destinations)
+    return [np.array(header, np.int64), *known, *_pack_ids(others)]
 
 
 def _pack_ids(ids: I64) -> list[I64]:
@@ -153,26 +176,26 @@ def unpack_requests(words: I64) -> Iterator[Request]:
     """The requests in a rank's words."""
     reader = _WordReader(words)
     while reader.left:
-        flags, graph, relation = reader.numbers(3)
-        if flags & _EXISTS:
-            yield EdgeQuery(graph, relation, reader.ids(), reader.ids())
+        header, destinations, others = reader.header(), reader.destinations(), reader.ids()
+        if header.kind == Kind.EXISTS:
+            yield EdgeQuery(header.graph, header.relation, destinations, others)
             continue
-        fanout, weights, key = reader.numbers(3)
         yield RelationRequest(
-            graph=graph,
-            relation=relation,
-            ids=reader.destinations(),
-            fanout=fanout,
-            replace=bool(flags & _REPLACE),
-            want_eids=bool(flags & _EIDS),
-            key=np.int64(key).view(np.uint64),
-            weights=weights,
-            excluded=reader.ids(),
+            graph=header.graph,
+            relation=header.relation,
+            ids=destinations,
+            fanout=header.fanout,
+            replace=bool(header.replace),
+            want_eids=bool(header.want_eids),
+            key=np.int64(header.key).view(np.uint64),
+            kind=Kind(header.kind),
+            weights=header.weights,
+            excluded=others,
         )
 
 
 class _WordReader:
-    """Takes numbers and lists of ids in the order in which they were packed."""
+    """Takes headers and lists of ids in the order in which they were packed."""
 
     def __init__(self, words: I64) -> None:
         self._words = words
@@ -188,12 +211,12 @@ class _WordReader:
         self._at += count
         return self._words[self._at - count : self._at]
 
-    def numbers(self, count: int) -> list[int]:
-        """The next words, as they are."""
-        return [int(word) for word in self._take(count)]
+    def header(self) -> _Header:
+        """The header of the next request."""
+        return _Header(*self._take(len(_Header._fields)).tolist())
 
     def destinations(self) -> I64:
-        """The ids of the next request, which may be those of an earlier one."""
+        """The destinations of the next request, which may be those of an earlier one."""
         size = int(self._words[self._at])
         if size < 0:
             self._at += 1
@@ -202,16 +225,10 @@ class _WordReader:
 
     def ids(self) -> I64:
         """The next list of ids."""
-        (size,) = self.numbers(1)
-        n, narrow = divmod(size, 2)
+        n, narrow = divmod(int(self._take(1)[0]), 2)
         if not narrow:
             return self._take(n)
         return self._take((n + 1) // 2).view(np.int32)[:n].astype(np.int64)
-
-
-def count_dtype(fanout: int) -> np.dtype[Any]:
-    """How the counts of a hop travel."""
-    return np.dtype(np.uint8 if 0 <= fanout < 256 else np.int32)
 
 
 @dataclass(frozen=True)
@@ -227,6 +244,20 @@ class SampledNeighbors:
     offsets: I64
     src: Array
     eids: I64
+
+
+def neighbor_arrays(request: RelationRequest, found: SampledNeighbors, owned: tuple[int, int]) -> list[Array]:
+    """What answers a request for neighbours: counts [n], sources, and edge ids if asked for.
+
+    Counts are bytes where the fanout fits one; edges are counted from the owner's first one, ``owned`` being its range.
+    """
+    first, last = owned
+    counts = np.diff(found.offsets).astype(_count_dtype(request.fanout))
+    return [counts, found.src, (found.eids - first).astype(index_dtype(last - first))]
+
+
+def _count_dtype(fanout: int) -> np.dtype[Any]:
+    return np.dtype(np.uint8 if 0 <= fanout < 256 else np.int32)
 
 
 def pack_answer(arrays: list[Array]) -> U8:
@@ -254,3 +285,14 @@ class AnswerReader:
         array = self._answer[self._at : self._at + nbytes].view(dtype)
         self._at += -(-nbytes // 8) * 8
         return array
+
+    def neighbors(
+        self, request: RelationRequest, count: int, src_dtype: npt.DTypeLike, owned: tuple[int, int]
+    ) -> tuple[Array, Array, I64]:
+        """The arrays of :func:`neighbor_arrays` for ``count`` destinations, edge ids global again."""
+        first, last = owned
+        counts = self.take(count, _count_dtype(request.fanout))
+        total = int(counts.sum(dtype=np.int64))
+        src = self.take(total, src_dtype)
+        eids = self.take(total if request.want_eids else 0, index_dtype(last - first))
+        return counts, src, eids.astype(np.int64) + first

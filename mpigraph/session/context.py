@@ -7,7 +7,9 @@ place; everything below this folder gets it as an argument.
 import atexit
 import sys
 import threading
-from contextlib import ExitStack
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any, ClassVar
 from weakref import WeakValueDictionary
 
@@ -15,16 +17,17 @@ import torch
 from mpi4py import MPI
 
 from mpigraph import config as settings
+from mpigraph.arrays import U8
 from mpigraph.config import Config
-from mpigraph.dataloading.prefetch import Stoppable
 from mpigraph.errors import InvalidArgumentError, MPIGraphError, NotInitializedError
 from mpigraph.kernels import warm_up
 from mpigraph.kernels.rng import combine
 from mpigraph.log import get_logger, set_identity
-from mpigraph.mpi.watch import guard
+from mpigraph.mpi.abort import guard
+from mpigraph.mpi.agree import everywhere
 from mpigraph.mpi.world import World
 from mpigraph.rows.pool import RowPool
-from mpigraph.sampling.hops import RandomContext
+from mpigraph.sampling.minibatch import RandomContext
 from mpigraph.sampling.neighbor_service import NeighborService
 from mpigraph.sampling.protocol import Operation
 from mpigraph.session.control import Control
@@ -32,10 +35,22 @@ from mpigraph.session.malloc import keep_freed_memory
 from mpigraph.session.server import serve
 from mpigraph.session.state import State
 
-__all__ = ["Session", "current", "exit_client", "initialize", "is_initialized"]
+__all__ = ["BackgroundLoop", "Session", "current", "exit_client", "initialize", "is_initialized"]
 
 _TRY = "each is a job of its own; try another --mpi (srun --mpi=list; MPICH: pmi2, Open MPI: pmix)"
 _CALLS = 0x5EED  # separates draws made outside loaders from the epochs of loaders with the same seed
+
+
+class BackgroundLoop(ABC):
+    """What runs beside the trainer's own thread and must end before the job does."""
+
+    @abstractmethod
+    def abandon(self) -> None:
+        """Ask it to end, without waiting for it."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Ask it to end and wait until it has ended."""
 
 
 class Session:
@@ -44,11 +59,13 @@ class Session:
     Attributes:
         state: what this rank holds.
         control: how the trainers act together.
-        loops: epochs under way by number of their channel, to be stopped before the job ends.
+        loops: epochs in progress by number of their channel, to be stopped before the job ends.
         handles: named tensors that are alive, by graph and name.
-        pool: memory for gathered rows.
+        pool: memory for gathered rows and for gradients.
         num_threads: threads with which this rank samples, unless a sampler says otherwise.
         unnamed: how many embeddings without a name were made.
+        num_draws: how many draws were made outside loaders. With the job's seed it says what the next one depends on:
+            whoever resumes a job sets it.
     """
 
     _current: ClassVar["Session | None"] = None
@@ -56,16 +73,17 @@ class Session:
     def __init__(self, state: State, control: Control, num_threads: int = 1) -> None:
         self.state = state
         self.pool = RowPool()
+        self._pinned_pool: RowPool | None = None
         self.num_threads = num_threads
         self.world = state.world
         self.control = control
-        self.loops: WeakValueDictionary[int, Stoppable] = WeakValueDictionary()
+        self.loops: WeakValueDictionary[int, BackgroundLoop] = WeakValueDictionary()
         self.handles: dict[tuple[str, str], Any] = {}
         self.closing = ExitStack()
         self._main: NeighborService | None = None
         self._thread = threading.local()
-        self._calls = 0
         self.unnamed = 0
+        self.num_draws = 0
 
     @property
     def rank(self) -> int:
@@ -77,6 +95,14 @@ class Session:
         """How many trainers there are."""
         return int(self.world.trainers.size)
 
+    def rows_pool(self, pinned: bool) -> RowPool:
+        """Memory for gathered rows: pinned if that is wanted and torch has CUDA, else the usual."""
+        if not pinned or not torch.cuda.is_available():
+            return self.pool
+        if self._pinned_pool is None:
+            self._pinned_pool = RowPool(_pinned_memory)
+        return self._pinned_pool
+
     def open_service(self) -> NeighborService:
         """A sampling service with a channel of its own. Collective on the trainers."""
         return NeighborService(self.state, self.control.call(Operation.OPEN_CHANNEL))
@@ -86,9 +112,14 @@ class Session:
         if self._main is None:
             self._main = self.open_service()
 
-    def use(self, service: NeighborService | None, draw: RandomContext | None) -> None:
-        """Make this thread sample with a loader's service and draws; None means the main one's again."""
-        self._thread.service, self._thread.draw, self._thread.calls = service, draw, 0
+    @contextmanager
+    def sampling_with(self, service: NeighborService, context: RandomContext) -> Iterator[None]:
+        """Inside, this thread samples with a service of its own, and its draws depend on ``context``."""
+        self._thread.service, self._thread.context, self._thread.num_draws = service, context, 0
+        try:
+            yield
+        finally:
+            self._thread.service = self._thread.context = None
 
     @property
     def service(self) -> NeighborService:
@@ -97,21 +128,21 @@ class Session:
         assert service is not None  # whoever samples has opened a graph
         return service
 
-    def draw(self, seed: int | None = None) -> RandomContext:
+    def next_context(self, seed: int | None = None) -> RandomContext:
         """What this thread's next draw depends on.
 
-        The given seed alone, if there is one. Inside a loader: its seed and epoch, and the number of calls made so far
-        for this batch. Outside: the job's seed and the number of calls made so far. So two calls differ, and the same
+        The given seed alone, if there is one. Inside a loader: its seed and epoch, and the number of draws made so far
+        for this batch. Outside: the job's seed and the number of draws made so far. So two calls differ, and the same
         program repeats the same draws.
         """
-        draw: RandomContext | None = getattr(self._thread, "draw", None)
+        context: RandomContext | None = getattr(self._thread, "context", None)
         if seed is not None:
             return RandomContext(seed, _CALLS)
-        if draw is not None:
-            call, self._thread.calls = self._thread.calls, self._thread.calls + 1
-            return RandomContext(draw.seed, int(combine(draw.epoch, call))) if call else draw
-        self._calls += 1
-        return RandomContext(self.state.seed ^ _CALLS, self._calls)
+        if context is not None:
+            number, self._thread.num_draws = self._thread.num_draws, self._thread.num_draws + 1
+            return RandomContext(context.seed, int(combine(context.epoch, number))) if number else context
+        self.num_draws += 1
+        return RandomContext(self.state.seed ^ _CALLS, self.num_draws)
 
     def close(self) -> None:
         """Stop the loaders, end the servers, free everything. Collective on the trainers."""
@@ -124,6 +155,11 @@ class Session:
         self.control.call(Operation.SHUTDOWN)
         self.state.close()
         self.closing.close()
+
+
+def _pinned_memory(nbytes: int) -> U8:
+    memory: U8 = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
+    return memory
 
 
 def current() -> Session:
@@ -203,7 +239,7 @@ def initialize(
         config = Config.from_env(**{name: value for name, value in given.items() if value is not None})
         world = World(everyone, config.num_servers, config)
     except MPIGraphError as error:
-        error.everywhere = True  # all ranks decide by the same numbers
+        everywhere(error)  # all ranks decide by the same numbers
         raise
     set_identity(world.identity, config.log_level)
     if comm is None and world.size == 1 and settings.slurm_tasks() > 1:

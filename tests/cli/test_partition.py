@@ -190,6 +190,14 @@ def test_wrong_input_is_one_line_and_status_2(tmp_path, capsys, make, arguments,
     assert re.search(message, lines[0]), lines[0]
 
 
+@pytest.mark.parametrize("place", ["/proc/nowhere", "file/parts", "file"])
+def test_a_place_that_cannot_be_written_is_an_error_before_the_input_is_read(tmp_path, capsys, monkeypatch, place):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr("mpigraph.cli.partition.read_source", lambda path: pytest.fail("was read"))
+    assert run("x.npz", "--parts", 2, "-o", tmp_path / place) == 2
+    assert re.fullmatch(rf"mpigraph partition: error: \S*{place}: cannot write there: .+\n", capsys.readouterr().err)
+
+
 def test_damaged_npz(tmp_path, capsys):
     path = write_npz(tmp_path / "x.npz")
     content = bytearray(path.read_bytes())

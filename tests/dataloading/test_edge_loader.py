@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from layouts import Job, Layout, SharedJob, everywhere, on_all
+from layouts import SharedJob, everywhere, on_all
 from memory_graphs import InMemory
 from oracle import NAME, open_graph
 
@@ -360,45 +360,40 @@ def test_weights_features_and_devices(job: SharedJob, oracle) -> None:
 # What can be wrong
 
 
-def test_bad_arguments(comm, oracle) -> None:
-    path = oracle(1)
+def test_bad_arguments(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    ids, blocks = torch.arange(8), NeighborSampler([2])
 
-    def body() -> None:
-        g = open_graph(path)
-        ids, blocks = torch.arange(8), NeighborSampler([2])
+    def refused(match: str, *args: Any, error: type = InvalidArgumentError, **options: Any) -> None:
+        with pytest.raises(error, match=match):
+            dist.DistEdgeDataLoader(*(args or (g, ids, blocks)), **options)
 
-        def refused(match: str, *args: Any, error: type = InvalidArgumentError, **options: Any) -> None:
-            with pytest.raises(error, match=match):
-                dist.DistEdgeDataLoader(*(args or (g, ids, blocks)), **options)
-
-        refused("exclude='reverse_id' needs reverse_eids", exclude="reverse_id")
-        refused("exclude='reverse_types' needs reverse_etypes", exclude="reverse_types")
-        types = {"exclude": "reverse_types", "reverse_etypes": {"_E": "_E"}}
-        refused("exclude='reverse_types' needs reverse_eids.*partitioning renumbers each relation", **types)
-        refused("exclude must be None, 'self', 'reverse_id'", exclude="both")
-        refused("exclude must be None, 'self', 'reverse_id'", exclude=3)
-        refused("reverse_eids must be integers", exclude="reverse_id", reverse_eids=[0.5] * 8)
-        refused("reverse_eids must be a tensor", exclude="reverse_id", reverse_eids=g.edata["weight"])
-        refused("negative_sampler must be callable", negative_sampler=3)
-        refused("graph_sampler must have sample_blocks", g, ids, [2, 2])
-        refused("batch_size must be >= 1", batch_size=0)
-        for bad in (np.ones(NUM_EDGES, np.uint8), torch.ones(NUM_EDGES, dtype=torch.uint8)):
-            refused("eids of uint8 look like a mask", g, bad, blocks)
-            refused("eids of uint8 look like a mask", g, {"_E": bad}, blocks, output="pyg")
-            refused("reverse_eids of uint8 look like a mask", exclude="reverse_id", reverse_eids=bad)
-        refused("eids must be integers in one dimension", g, np.ones(NUM_EDGES, bool), blocks)
-        refused("edge type .x. does not exist", g, {"_E": ids, "x": ids}, blocks, error=EdgeTypeError)
-        refused("'x' does not exist", g, {"x": ids}, blocks, error=EdgeTypeError)
-        refused("no feature 'nothing'", labels=["nothing"], error=FieldNameError)
-        refused("no feature 'nothing'", features=["nothing"], error=FieldNameError)
-        refused("to as_edge_prediction_sampler", g, ids, as_edge_prediction_sampler(blocks), exclude="self")
-        with pytest.raises(InvalidArgumentError, match="sampler must have sample_blocks"):
-            as_edge_prediction_sampler([2, 2])
-        with pytest.raises(InvalidArgumentError, match="g_sampling must be None"):
-            dist.EdgeCollator(g, ids, blocks, g)
-        g.barrier()
-
-    Job(comm, Layout(comm.size, 0, 0)).run(body)
+    refused("exclude='reverse_id' needs reverse_eids", exclude="reverse_id")
+    refused("exclude='reverse_types' needs reverse_etypes", exclude="reverse_types")
+    types = {"exclude": "reverse_types", "reverse_etypes": {"_E": "_E"}}
+    refused("exclude='reverse_types' needs reverse_eids.*partitioning renumbers each relation", **types)
+    refused("exclude must be None, 'self', 'reverse_id'", exclude="both")
+    refused("exclude must be None, 'self', 'reverse_id'", exclude=3)
+    refused("reverse_eids must be integers", exclude="reverse_id", reverse_eids=[0.5] * 8)
+    refused("reverse_eids must be a tensor", exclude="reverse_id", reverse_eids=g.edata["weight"])
+    refused("negative_sampler must be callable", negative_sampler=3)
+    refused("graph_sampler must have sample_blocks", g, ids, [2, 2])
+    refused("batch_size must be >= 1", batch_size=0)
+    for bad in (np.ones(NUM_EDGES, np.uint8), torch.ones(NUM_EDGES, dtype=torch.uint8)):
+        refused("eids of uint8 look like a mask", g, bad, blocks)
+        refused("eids of uint8 look like a mask", g, {"_E": bad}, blocks, output="pyg")
+        refused("reverse_eids of uint8 look like a mask", exclude="reverse_id", reverse_eids=bad)
+    refused("eids must be integers in one dimension", g, np.ones(NUM_EDGES, bool), blocks)
+    refused("edge type .x. does not exist", g, {"_E": ids, "x": ids}, blocks, error=EdgeTypeError)
+    refused("'x' does not exist", g, {"x": ids}, blocks, error=EdgeTypeError)
+    refused("no feature 'nothing'", labels=["nothing"], error=FieldNameError)
+    refused("no feature 'nothing'", features=["nothing"], error=FieldNameError)
+    refused("to as_edge_prediction_sampler", g, ids, as_edge_prediction_sampler(blocks), exclude="self")
+    with pytest.raises(InvalidArgumentError, match="sampler must have sample_blocks"):
+        as_edge_prediction_sampler([2, 2])
+    with pytest.raises(InvalidArgumentError, match="g_sampling must be None"):
+        dist.EdgeCollator(g, ids, blocks, g)
+    g.barrier()
 
 
 def of_first(change: Callable[[torch.Tensor, torch.Tensor], Any]) -> Callable[[Any, torch.Tensor], Any]:

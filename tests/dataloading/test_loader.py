@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from batches import digest
-from layouts import Job, Layout, SharedJob, everywhere, on_all
+from layouts import SharedJob, everywhere, on_all
 from oracle import NUM_NODES, open_graph
 
 import mpigraph.distributed as dist
@@ -38,7 +38,7 @@ def test_every_seed_once_per_epoch_in_agreed_steps(job: SharedJob, oracle) -> No
             orders = []
             for _ in range(2):
                 batches = [seeds for _, seeds, _ in loader]
-                assert len(batches) == len(loader)
+                assert len(batches) == len(loader) == loader.expected_idxs
                 assert all(0 < len(batch) <= 5 for batch in batches)
                 orders.append(torch.cat(batches).tolist() if batches else [])
             if len(mine) > 10:
@@ -236,21 +236,16 @@ def test_bad_seeds_of_one_trainer(job: SharedJob, oracle) -> None:
     g.barrier()
 
 
-def test_loader_arguments(comm, oracle) -> None:
-    path = oracle(1)
-
-    def body() -> None:
-        g = open_graph(path)
-        with pytest.raises(InvalidArgumentError, match="batch_size must be >= 1"):
-            dist.DistNodeDataLoader(g, [1], NeighborSampler([2]), batch_size=0)
-        with pytest.raises(InvalidArgumentError, match="num_prefetch must be >= 0"):
-            dist.DistNodeDataLoader(g, [1], NeighborSampler([2]), num_prefetch=-1)
-        with pytest.raises(InvalidArgumentError, match="prob or mask"):
-            NeighborSampler([2], prob="a", mask="b")
-        with pytest.raises(InvalidArgumentError, match=r"fanout must be an integer >= -1 \(got -2\)"):
-            NeighborSampler([2, -2])
-
-    Job(comm, Layout(comm.size, 0, 0)).run(body)
+def test_loader_arguments(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    with pytest.raises(InvalidArgumentError, match="batch_size must be >= 1"):
+        dist.DistNodeDataLoader(g, [1], NeighborSampler([2]), batch_size=0)
+    with pytest.raises(InvalidArgumentError, match="num_prefetch must be >= 0"):
+        dist.DistNodeDataLoader(g, [1], NeighborSampler([2]), num_prefetch=-1)
+    with pytest.raises(InvalidArgumentError, match="prob or mask"):
+        NeighborSampler([2], prob="a", mask="b")
+    with pytest.raises(InvalidArgumentError, match=r"fanout must be an integer >= -1 \(got -2\)"):
+        NeighborSampler([2, -2])
 
 
 def test_steps_and_bounds_of_the_docstring() -> None:

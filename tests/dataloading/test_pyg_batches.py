@@ -33,7 +33,7 @@ from mpigraph.graphs.fields import NID
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Schema, relation_key
 from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.source import Feature, GraphSource
-from mpigraph.sampling.subgraph import Subgraph
+from mpigraph.sampling.minibatch import Subgraph
 from mpigraph.session.context import current
 
 CLASSES = 3

@@ -53,25 +53,20 @@ def test_reads_are_leaves_in_float32(job: SharedJob, oracle, dtype: torch.dtype)
     assert emb.take_trace() == []
 
 
-def test_records_keep_what_was_read(comm, oracle) -> None:
+def test_records_keep_what_was_read(job: SharedJob, oracle) -> None:
     """Ids may be overwritten by who gave them, and rows are not in memory that the next read uses again."""
-    path = oracle(2)
-
-    def body() -> None:
-        open_graph(path)
-        emb = dist.DistEmbedding(NUM_NODES, 128, init_func=own_id)
-        ids = np.random.default_rng(3).integers(0, NUM_NODES, 3000)  # large enough for the pool
-        want = torch.from_numpy(ids.copy())[:, None].expand(-1, 128).float()
-        rows = emb(ids)
-        ids[:] = 0
-        for _ in range(8):
-            with torch.no_grad():
-                assert not emb(ids).any()
-        (lookup,) = emb.take_trace()
-        assert lookup.leaf is rows and torch.equal(rows.detach(), want)
-        assert np.array_equal(lookup.ids, want[:, 0].numpy().astype(np.int64))
-
-    Job(comm, Layout(comm.size, 0, 1)).run(body)
+    job.open(oracle(3))
+    emb = dist.DistEmbedding(NUM_NODES, 128, init_func=own_id)
+    ids = np.random.default_rng(3).integers(0, NUM_NODES, 3000)  # large enough for the pool
+    want = torch.from_numpy(ids.copy())[:, None].expand(-1, 128).float()
+    rows = emb(ids)
+    ids[:] = 0
+    for _ in range(8):
+        with torch.no_grad():
+            assert not emb(ids).any()
+    (lookup,) = emb.take_trace()
+    assert lookup.leaf is rows and torch.equal(rows.detach(), want)
+    assert np.array_equal(lookup.ids, want[:, 0].numpy().astype(np.int64))
 
 
 INITS = {
@@ -218,26 +213,26 @@ def test_bad_ids_name_the_embedding(job: SharedJob, oracle) -> None:
 
 
 @on_layouts([Layout(3, 2, 0), Layout(4, 0, 2), Layout(4, 1, 2), Layout(4, 2, 0)])
-def test_every_row_has_one_trainer_in_charge(job: SharedJob, oracle) -> None:
+def test_every_row_has_one_owner(job: SharedJob, oracle) -> None:
     path = oracle(3)
 
     def body() -> tuple[list, list, int]:
         g = job.open(path)
         window = g.ndata["feat"].rows.window
-        charge = RowOwners(window.world, window.offsets)
+        owners = RowOwners(window.world, window.offsets)
         rows = []
-        for share in charge.shares():
-            assert window.world.near[share.host] and share.rows.stop - share.rows.start == share.last - share.first
-            ids = np.arange(share.first, share.last)
-            assert (window.owner(ids) == share.host).all()
+        for owned in owners.ranges():
+            assert window.world.near[owned.host] and owned.rows.stop - owned.rows.start == owned.last - owned.first
+            ids = np.arange(owned.first, owned.last)
+            assert (window.host_of(ids) == owned.host).all()
             rows += ids.tolist()
         ids = np.random.default_rng(1).integers(0, NUM_NODES, 500)
-        order, counts = charge.route(ids)
+        order, counts = owners.route(ids)
         assert sorted(order.tolist()) == list(range(500))
-        pieces = np.split(ids[order], np.cumsum(counts)[:-1])
+        by_owner = np.split(ids[order], np.cumsum(counts)[:-1])
         for row in set(ids.tolist()):
             assert (np.diff(order[ids[order] == row]) > 0).all()  # equal rows keep their order
-        return rows, pieces[g.rank()].tolist(), len(charge.shares())
+        return rows, by_owner[g.rank()].tolist(), len(owners.ranges())
 
     found = job.trainers.allgather(body())
     assert sorted(row for rows, *_ in found for row in rows) == list(range(NUM_NODES))

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from layouts import LAYOUTS, Job, Layout, SharedJob, on_all, on_layouts
-from oracle import NUM_NODES, open_graph
+from layouts import LAYOUTS, Layout, SharedJob, on_layouts
+from oracle import NUM_NODES
 
 import mpigraph.distributed as dist
-from mpigraph.distgraph.tensor import _my_piece
+from mpigraph.distgraph.tensor import _local_rows
 from mpigraph.errors import (
     ClosedError,
     CollectiveError,
@@ -69,23 +69,17 @@ def test_every_index_reads_its_rows(job: SharedJob, oracle) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_every_dtype_writes_and_reads(comm, oracle, dtype: torch.dtype) -> None:
-    path = oracle(2)
-    layout = Job(comm, LAYOUT_FAR if comm.size > 1 else LAYOUT_NEAR)
-
-    def body() -> None:
-        g = open_graph(path)
-        t = dist.DistTensor((NUM_NODES, 5), dtype)
-        assert t.dtype == dtype
-        assert not t[:].any()
-        g.barrier()
-        mine = torch.arange(g.rank(), NUM_NODES, current().num_trainers)
-        t[mine] = (mine % 2)[:, None].expand(-1, 5)
-        g.barrier()
-        assert torch.equal(t[:], (torch.arange(NUM_NODES) % 2)[:, None].expand(-1, 5).to(dtype))
-        assert t.count_nonzero() == 5 * (NUM_NODES // 2)
-
-    layout.run(body)
+def test_every_dtype_writes_and_reads(job: SharedJob, oracle, dtype: torch.dtype) -> None:
+    g = job.open(oracle(3))
+    t = dist.DistTensor((NUM_NODES, 5), dtype)
+    assert t.dtype == dtype
+    assert not t[:].any()
+    g.barrier()
+    mine = torch.arange(g.rank(), NUM_NODES, current().num_trainers)
+    t[mine] = (mine % 2)[:, None].expand(-1, 5)
+    g.barrier()
+    assert torch.equal(t[:], (torch.arange(NUM_NODES) % 2)[:, None].expand(-1, 5).to(dtype))
+    assert t.count_nonzero() == 5 * (NUM_NODES // 2)
 
 
 def test_writes_broadcast_and_last_of_equal_rows_wins(job: SharedJob, oracle) -> None:
@@ -253,14 +247,14 @@ def test_writes_through_local_partition_arrive(job: SharedJob, oracle) -> None:
 
 
 @pytest.mark.parametrize(("trainers", "hosts"), [(1, 1), (3, 1), (2, 2), (3, 2), (7, 3), (8, 4)])
-def test_the_pieces_of_trainers_are_all_rows_of_their_hosts(trainers: int, hosts: int) -> None:
+def test_the_local_rows_of_trainers_are_all_rows_of_their_hosts(trainers: int, hosts: int) -> None:
     segments = [np.arange(100 * host, 100 * host + 10 + host) for host in range(hosts)]
     rows = SimpleNamespace(segment=lambda host: segments[host - 5])
     pieces = []
     for k in range(trainers):
         near = np.repeat([False, True, False], [5, hosts, 4])
         world = SimpleNamespace(is_host=False, near=near, local_trainer=k, num_local_trainers=trainers)
-        host, part = _my_piece(world, rows)
+        host, part = _local_rows(world, rows)
         pieces.append(segments[host - 5][part])
     assert np.array_equal(np.concatenate(pieces), np.concatenate(segments))
     assert max(map(len, pieces)) <= 3 * min(map(len, pieces))
@@ -289,22 +283,15 @@ def test_bad_indices_name_the_tensor_and_the_row(job: SharedJob, oracle) -> None
         feat[torch.tensor([0.5])]
 
 
-def test_trainers_in_different_calls_get_one_error(comm, oracle) -> None:
-    path = oracle(2)
-    layout = Job(comm, LAYOUT_NEAR)
-
-    def body() -> bool:
-        g = open_graph(path)
-        if current().num_trainers == 1:
-            return True
-        with pytest.raises(CollectiveError, match=r"trainer\(s\) 0 in barrier; trainer\(s\) 1.* in create_tensor"):
-            if g.rank() == 0:
-                g.barrier()
-            else:
-                dist.DistTensor((NUM_NODES,), torch.int64)
-        with pytest.raises(CollectiveError, match="with different arguments"):
-            dist.DistTensor((NUM_NODES,), torch.int64, f"mine-{g.rank()}")
-        g.barrier()
-        return True
-
-    on_all(comm, layout.run(body))
+def test_trainers_in_different_calls_get_one_error(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    if current().num_trainers == 1:
+        return
+    with pytest.raises(CollectiveError, match=r"trainer\(s\) 0 in barrier; trainer\(s\) 1.* in create_tensor"):
+        if g.rank() == 0:
+            g.barrier()
+        else:
+            dist.DistTensor((NUM_NODES,), torch.int64)
+    with pytest.raises(CollectiveError, match="with different arguments"):
+        dist.DistTensor((NUM_NODES,), torch.int64, f"mine-{g.rank()}")
+    g.barrier()

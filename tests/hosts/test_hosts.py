@@ -183,7 +183,10 @@ def test_a_host_without_a_trainer_is_a_clear_error(hosts: namespaces.Hosts, orac
 
 
 SUICIDE = "victim = os.getpid()"
-MURDER = "world = dist.context.current().world; victim = int(world.pids[world.hosts[1]])"  # the server beside it
+MURDER = """
+from mpigraph.session.context import current
+victim = int(current().world.pids[current().world.hosts[1]])  # the server beside it
+"""
 KILL = """
 sampler = NeighborSampler([3, 3])
 loader = dist.DistNodeDataLoader(g, torch.arange(rank, 100, 2), sampler, batch_size=10)

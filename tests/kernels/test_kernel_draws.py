@@ -10,7 +10,7 @@ from scipy.stats import chisquare
 
 from mpigraph.kernels.exclude import copy_kept, recount_weighted, shorten_rows, step_over
 from mpigraph.kernels.rng import combine, draw_below, mix64, uniform01
-from mpigraph.kernels.sample import choose_uniform
+from mpigraph.kernels.sample import Candidates, Destinations, choose_uniform
 from mpigraph.kernels.weighted import choose_weighted
 
 I64 = npt.NDArray[np.int64]
@@ -32,24 +32,28 @@ def draws(
     rows, begins, degrees = np.arange(nodes), np.arange(nodes) * degree, np.full(nodes, degree)
     offsets, out = np.arange(nodes + 1) * k, np.empty((DRAWS, k), np.int64)
     tiled = None if weights is None else np.tile(np.array(weights, np.float32), nodes)
-    alive = np.full(nodes, sum(w > 0 for w in weights or []))
+    num_candidates = np.full(nodes, sum(w > 0 for w in weights or []))
     starts, counts, *holes = (np.zeros(nodes, np.int64) for _ in range(4))
+    candidates, dst = (
+        Candidates(begins, degrees, *holes, num_candidates),
+        Destinations(rows, k, replace, combine(11, 0)),
+    )
     without = np.sort((begins[:, None] + np.array(excluded, np.int64)).reshape(-1))
-    shorten_rows(without, rows, k, replace, begins, degrees, *holes, counts)
+    shorten_rows(dst, without, rows, candidates, counts)
     if tiled is None:
         starts = begins
     else:
-        recount_weighted(tiled, without, rows, k, replace, begins, degrees, *holes, alive, counts)
+        recount_weighted(dst, tiled, without, rows, candidates, counts)
         kept = np.empty(degrees.sum(), np.float32)
-        copy_kept(tiled, without, rows, begins, degrees, *holes, starts, kept)
+        copy_kept(tiled, without, rows, candidates, starts, kept)
     for i in range(DRAWS // nodes):
-        key, share = combine(11, i), out[i * nodes : (i + 1) * nodes].reshape(-1)
+        dst, share = dst._replace(key=combine(11, i)), out[i * nodes : (i + 1) * nodes].reshape(-1)
         if tiled is None:
-            choose_uniform(rows, rows, begins, degrees, replace, key, offsets, share)
+            choose_uniform(dst, rows, candidates, offsets, share)
         else:
-            row = (rows, rows, starts, degrees, alive)
-            choose_weighted(kept, np.empty(0, np.uint64), *row, False, replace, key, offsets, share)
-        step_over(without, rows, starts, begins, *holes, offsets, share)
+            shortened = candidates._replace(begins=starts)
+            choose_weighted(dst, kept, np.empty(0, np.uint64), rows, shortened, offsets, share)
+        step_over(without, rows, starts, candidates, offsets, share)
         share -= np.repeat(begins, k)
     return out
 

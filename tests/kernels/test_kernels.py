@@ -20,7 +20,7 @@ from mpigraph.kernels.row_ops import (
     place_ragged,
     scatter_rows,
 )
-from mpigraph.kernels.sample import choose_uniform, copy_neighbours, count_uniform
+from mpigraph.kernels.sample import Candidates, Destinations, choose_uniform, copy_neighbours, count_uniform
 from mpigraph.kernels.search import find_in_rows
 from mpigraph.kernels.weighted import alias_tables, choose_weighted, count_weighted
 
@@ -51,7 +51,7 @@ class Csc:
     ) -> tuple[list[I64], list[I64]]:
         """All passes on one host: sources and edge ids of each row; the frontier in several shares, if given."""
         ids = np.asarray(rows, np.int64) + self.first_id
-        begins, degrees, alive, counts = (np.zeros(len(ids), np.int64) for _ in range(4))
+        dst, counts = Destinations(ids, fanout, replace, key), np.zeros(len(ids), np.int64)
         shares = [np.arange(len(ids))] if shares is None else shares
         masked = weights is not None and weights.dtype == bool
         table, drawable = np.empty(0, np.uint32 if masked else np.uint64), np.empty(0, np.int32)
@@ -59,33 +59,31 @@ class Csc:
             table, drawable = np.empty(len(weights), table.dtype), np.empty(len(self.degrees), np.int32)
             assert (list_allowed if masked else alias_tables)(self.indptr, weights, table, drawable) == -1
         out = np.empty(0, np.int64) if excluded is None else excluded
-        first, number, starts = (np.zeros(len(ids), np.int64) for _ in range(3))
-        holes = (begins, degrees, first, number)
+        rows, starts = candidates(len(ids)), np.zeros(len(ids), np.int64)
         for share in shares:
-            where = (ids, share, self.first_id, fanout, replace, begins, degrees)
             if weights is None:
-                count_uniform(self.indptr, *where, counts)
+                count_uniform(dst, self.indptr, self.first_id, share, rows, counts)
             else:
-                assert count_weighted(self.indptr, weights, drawable, *where, alive, counts) == -1
+                where = (self.indptr, self.first_id, weights, drawable, share)
+                assert count_weighted(dst, *where, rows, counts) == -1
             if excluded is not None:
-                shorten_rows(out, share, fanout, replace, *holes, counts)
+                shorten_rows(dst, out, share, rows, counts)
             if weights is not None:
-                recount_weighted(weights, out, share[number[share] > 0], fanout, replace, *holes, alive, counts)
+                recount_weighted(dst, weights, out, share[rows.num_excluded[share] > 0], rows, counts)
         offsets = np.concatenate([[0], np.cumsum(counts)])
         src, picks = np.full(offsets[-1], -1, self.indices.dtype), np.full(offsets[-1], -1, np.int64)
         for share in reversed(shares):
             if weights is None:
-                choose_uniform(ids, share, begins, degrees, replace and fanout >= 0, key, offsets, picks)
-                step_over(out, share, begins, begins, first, number, offsets, picks)
+                choose_uniform(dst, share, rows, offsets, picks)
+                step_over(out, share, rows.begins, rows, offsets, picks)
             else:
-                how = (fanout < 0, replace, key, offsets, picks)
                 choose = choose_masked if masked else choose_weighted
-                whole, short = share[number[share] == 0], share[number[share] > 0]
-                choose(weights, table, ids, whole, begins, degrees, alive, *how)
-                kept = np.empty(degrees[short].sum(), weights.dtype)
-                copy_kept(weights, out, short, *holes, starts, kept)
-                choose(kept, table[:0], ids, short, starts, degrees, alive, *how)
-                step_over(out, short, starts, begins, first, number, offsets, picks)
+                whole, short = (share[(rows.num_excluded[share] > 0) == some] for some in (False, True))
+                choose(dst, weights, table, whole, rows, offsets, picks)
+                kept = np.empty(rows.degrees[short].sum(), weights.dtype)
+                copy_kept(weights, out, short, rows, starts, kept)
+                choose(dst, kept, table[:0], short, rows._replace(begins=starts), offsets, picks)
+                step_over(out, short, starts, rows, offsets, picks)
             copy_neighbours(self.indices, share, offsets, self.first_eid, picks, src)
         return np.split(src, offsets[1:-1]), np.split(picks, offsets[1:-1])
 
@@ -95,6 +93,10 @@ class Csc:
         rest = Csc(np.diff(np.searchsorted(kept, self.indptr)).tolist(), first_id=self.first_id)
         rest.indices = self.indices[kept]
         return rest, kept
+
+
+def candidates(count: int) -> Candidates:
+    return Candidates(*(np.zeros(count, np.int64) for _ in Candidates._fields))
 
 
 def reference_count(alive: int, fanout: int, replace: bool) -> int:
@@ -235,9 +237,9 @@ def test_the_first_bad_weight_is_found(bad: float) -> None:
     weights[[4, 7]] = bad
 
     def count(ids: list[int]) -> int:
-        scratch = [np.zeros(3, np.int64) for _ in range(4)]
-        none = np.empty(0, np.int32)
-        return count_weighted(g.indptr, weights, none, np.array(ids), np.arange(len(ids)), 0, 2, False, *scratch)
+        dst, none = Destinations(np.array(ids), 2, False, np.uint64(0)), np.empty(0, np.int32)
+        where = (g.indptr, 0, weights, none, np.arange(len(ids)))
+        return count_weighted(dst, *where, candidates(3), np.zeros(3, np.int64))
 
     assert (count([0, 1, 2]), count([2, 0]), count([0])) == (4, 7, -1)
     assert alias_tables(g.indptr, weights, np.empty(9, np.uint64), np.empty(3, np.int32)) == 4
@@ -281,15 +283,15 @@ def test_weights_that_change_between_the_passes_never_lead_out_of_the_row(
     prepare, choose = (list_allowed, choose_masked) if masked else (alias_tables, choose_weighted)
     table, drawable = np.empty(10, np.uint32 if masked else np.uint64), np.empty(3, np.int32)
     assert prepare(g.indptr, weights, table, drawable) == -1
-    ids, where = np.array([1]), np.array([0])
-    begins, degrees, alive, counts = (np.zeros(1, np.int64) for _ in range(4))
-    count_weighted(g.indptr, weights, drawable, ids, where, 0, fanout, replace, begins, degrees, alive, counts)
+    dst, where = Destinations(np.array([1]), fanout, replace, np.uint64(3)), np.array([0])
+    rows, counts = candidates(1), np.zeros(1, np.int64)
+    count_weighted(dst, g.indptr, 0, weights, drawable, where, rows, counts)
     weights[2:8] = np.arange(6) < alive_now
     prepare(g.indptr, weights, table, drawable)
     table = table if prepared else table[:0]
     room = np.full(counts[0] + 2, -7)  # one more at each end
     picks, offsets = room[1:-1], np.array([0, counts[0]])
-    choose(weights, table, ids, where, begins, degrees, alive, fanout < 0, replace, np.uint64(3), offsets, picks)
+    choose(dst, weights, table, where, rows, offsets, picks)
     assert ((picks >= 2) & (picks < 8)).all()
     assert room[0] == room[-1] == -7
 
@@ -360,21 +362,21 @@ def test_weights_that_change_between_the_passes_never_lead_to_an_excluded_edge(
     g = Csc([2, 6, 2])
     weights = np.array([1.0] * 6 + [0.0] * 2 + [1.0] * 2).astype(kind)
     excluded = np.array([1, 2, 5, 8])  # in the middle row the edges 3, 4, 6 and 7 are left, of which 3 and 4 are alive
-    ids, where, none = np.array([1]), np.array([0]), np.empty(0, np.uint32 if kind == "bool" else np.uint64)
-    begins, degrees, first, number, alive, counts, starts = (np.zeros(1, np.int64) for _ in range(7))
-    rows = (begins, degrees)
-    count_weighted(g.indptr, weights, np.empty(0, np.int32), ids, where, 0, fanout, replace, *rows, alive, counts)
-    shorten_rows(excluded, where, fanout, replace, *rows, first, number, counts)
-    recount_weighted(weights, excluded, where, fanout, replace, *rows, first, number, alive, counts)
-    assert (degrees[0], alive[0], counts[0]) == (4, 2, 3 if replace and fanout > 0 else 2)
+    dst, where = Destinations(np.array([1]), fanout, replace, np.uint64(3)), np.array([0])
+    none = np.empty(0, np.uint32 if kind == "bool" else np.uint64)
+    rows, counts, starts = candidates(1), np.zeros(1, np.int64), np.zeros(1, np.int64)
+    count_weighted(dst, g.indptr, 0, weights, np.empty(0, np.int32), where, rows, counts)
+    shorten_rows(dst, excluded, where, rows, counts)
+    recount_weighted(dst, weights, excluded, where, rows, counts)
+    assert (rows.degrees[0], rows.num_candidates[0], counts[0]) == (4, 2, 3 if replace and fanout > 0 else 2)
     weights[2:8] = np.arange(6) < alive_now
     kept = np.empty(4, weights.dtype)
-    copy_kept(weights, excluded, where, *rows, first, number, starts, kept)
+    copy_kept(weights, excluded, where, rows, starts, kept)
     room = np.full(counts[0] + 2, -7)  # one more at each end
     picks, offsets = room[1:-1], np.array([0, counts[0]])
     choose = choose_masked if kind == "bool" else choose_weighted
-    choose(kept, none, ids, where, starts, degrees, alive, fanout < 0, replace, np.uint64(3), offsets, picks)
-    step_over(excluded, where, starts, begins, first, number, offsets, picks)
+    choose(dst, kept, none, where, rows._replace(begins=starts), offsets, picks)
+    step_over(excluded, where, starts, rows, offsets, picks)
     assert np.isin(picks, [3, 4, 6, 7]).all()
     assert room[0] == room[-1] == -7
 

@@ -2,7 +2,8 @@
 
 import threading
 import time
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +22,11 @@ from mpigraph.errors import (
     NodeTypeError,
     PartitionError,
 )
-from mpigraph.mpi.agree import allgather_bytes, raise_together, together
-from mpigraph.mpi.coroutine import run
+from mpigraph.mpi.agree import agree, allgather_bytes, together
+from mpigraph.mpi.coroutine import Coroutine, Task, finish, run
+from mpigraph.mpi.progress import Progress
 from mpigraph.mpi.rounds import FAILED, OK, Header, Requests, exchange_answers, exchange_requests
+from mpigraph.mpi.wait import IN_ROUND, Policy, wait
 from mpigraph.mpi.world import World
 from mpigraph.sampling.channel import Answer, Channel
 
@@ -62,9 +65,9 @@ def test_roles(layout: Job) -> None:
             assert world.trainers.rank == trainers.index(world.rank)
             assert world.local_trainer == mine.index(world.rank)
             assert world.identity == f"trainer {world.trainers.rank}/{len(trainers)} (rank {world.rank})"
-            assert world.add(world.rank) == sum(trainers)
-            assert world.agree(world.rank, largest=True) == max(trainers)
-            assert world.agree(world.rank, largest=False) == min(trainers)
+            assert world.allreduce_sum(world.rank) == sum(trainers)
+            assert world.allreduce_minmax(world.rank, largest=True) == max(trainers)
+            assert world.allreduce_minmax(world.rank, largest=False) == min(trainers)
             address, port = world.rendezvous()
             assert set(world.trainers.allgather((address, port))) == {(address, port)}
             assert 0 < port < 65536
@@ -85,6 +88,117 @@ def test_impossible_roles_raise_on_every_rank(comm: MPI.Intracomm) -> None:
         with pytest.raises(InvalidArgumentError, match=r"node 0, which has 1 rank"):
             World(comm, 1, Config(ranks_per_node=1, timeout=WAIT))
     comm.Barrier()
+
+
+# Waiting
+
+
+class Later:
+    """A request that completes at its ``tests``-th test."""
+
+    def __init__(self, tests: int) -> None:
+        self.left = tests
+
+    def Test(self, status: MPI.Status | None = None) -> bool:
+        self.left -= 1
+        return self.left <= 0
+
+
+def add_up(requests: list[Later], error: Exception | None = None) -> Coroutine[int]:
+    taken = 0
+    for request in requests:
+        assert isinstance((yield request), MPI.Status)
+        taken += 1
+    if error is not None:
+        raise error
+    return taken
+
+
+def test_policies_sleep_longer_and_longer_up_to_a_limit() -> None:
+    policy = Policy(spins=2, first=1e-5, longest=4e-5)
+    assert [policy.seconds(turn) for turn in (0, 1)] == [0, 0]
+    assert [policy.seconds(turn) for turn in (2, 3, 5, 10**6)] == pytest.approx([1e-5, 1.5e-5, 3.375e-5, 4e-5])
+
+
+def test_waits_end_with_what_they_wait_for_or_in_time() -> None:
+    later = Later(20)
+    wait(later, IN_ROUND)
+    assert later.left == 0
+    start = time.monotonic()
+    endless = Task(add_up([Later(10**9)]))
+    assert not finish([endless], IN_ROUND, 0.05)
+    assert 0.05 <= time.monotonic() - start < WAIT
+    assert finish([], IN_ROUND, 0.0)
+
+
+def test_coroutines_are_run_or_advanced() -> None:
+    assert run(add_up([Later(3), Later(1)])) == 2
+    with pytest.raises(KeyError):
+        run(add_up([Later(1)], KeyError("x")))
+    called: list[str] = []
+    task = Task(add_up([Later(2), Later(1), Later(3)]), "adding")
+    task.then(lambda: called.append("first"))
+    assert [task.advance(), task.taken] == [False, 0]
+    assert [task.advance(), task.taken] == [True, 1]
+    assert [task.advance(), task.taken, task.done] == [True, 2, False]
+    assert not called
+    other = Task(add_up([Later(1)]))
+    assert finish([task, other], IN_ROUND) and task.result() == 3 and called == ["first"] and other.result() == 1
+    task.then(lambda: called.append("second"))
+    assert called == ["first", "second"] and not task.advance()
+    assert Task(add_up([])).result() == 0
+    broken = Task(add_up([Later(2)], KeyError("x")))
+    assert finish([broken], IN_ROUND)
+    with pytest.raises(KeyError):
+        broken.result()
+
+
+class Asked:
+    """Something that the progress thread listens for."""
+
+    outstanding = False
+    calls = 0
+
+    def progress(self) -> bool:
+        self.calls += 1
+        return self.calls % 2 == 0
+
+
+def soon(done: Callable[[], bool]) -> bool:
+    """Whether something happens in another thread."""
+    end = time.monotonic() + WAIT
+    while not done() and time.monotonic() < end:
+        time.sleep(1e-3)
+    return done()
+
+
+def test_the_progress_thread_advances_and_listens() -> None:
+    watched: list[str] = []
+
+    @contextmanager
+    def watch(what: str) -> Iterator[None]:
+        watched.append(f"{what} begins")
+        yield
+        watched.append(f"{what} ends")
+
+    progress, asked = Progress(watch), Asked()
+    for listening in (False, True):
+        stop = progress.listen(asked) if listening else None
+        left, awaited = Task(add_up([Later(30), Later(2)]), "a"), Task(add_up([Later(30)]), "b")
+        awaited.awaited = True
+        for task in (left, left, awaited):
+            progress.add(task)
+        assert soon(lambda left=left: left.done)
+        assert awaited.taken == 0 and finish([awaited], IN_ROUND)
+        assert soon(lambda: len(watched) == 4) and sorted(watched) == ["a begins", "a ends", "b begins", "b ends"]
+        watched.clear()
+        if stop is not None:
+            assert soon(lambda: asked.calls > 30)
+            stop()
+            before = asked.calls
+            time.sleep(0.02)
+            assert asked.calls == before
+    progress.close()
 
 
 # Agreement
@@ -133,8 +247,8 @@ def test_foreign_errors_become_collective_errors(comm: MPI.Intracomm) -> None:
     assert type(joint) is CollectiveError
     assert str(joint).endswith(": ZeroDivisionError: by 0")
     with pytest.raises(CollectiveError, match=r"every rank|on trainer 0: OSError: gone"):
-        raise_together(comm, "opening", OSError("gone") if comm.rank == 0 else None, label="trainer")
-    raise_together(comm, "opening", None)
+        run(agree(comm, "opening", OSError("gone") if comm.rank == 0 else None, "trainer"))
+    run(agree(comm, "opening", None))
     texts = [b"x" * rank for rank in range(comm.size)]
     assert allgather_bytes(comm, texts[comm.rank]) == texts  # nothing from rank 0
 
@@ -158,8 +272,7 @@ def test_a_round_carries_words_and_answers(comm: MPI.Intracomm) -> None:
         words = [words_between(me, target) for target in range(size)]
         counts = np.array([len(w) for w in words])
         header = Header(world.comm, 40 + me, FAILED if me == 0 else OK, counts)
-        header.wait(world, "a test")
-        assert header.arrived()
+        wait(header.request, IN_ROUND)
         assert header.operations.tolist() == [40 + rank for rank in range(size)]
         assert header.statuses.tolist() == [FAILED] + [OK] * (size - 1)
         assert header.counts.tolist() == [len(words_between(rank, me)) for rank in range(size)]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from layouts import on_all
+from layouts import WAIT, on_all
 
 from mpigraph.config import Config
 from mpigraph.errors import InvalidArgumentError
@@ -42,7 +42,7 @@ def test_the_processor_of_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_roles_follow_the_processors(comm, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two processors, ranks 0 and 1 on the first: with two servers one of each serves, trainers count on."""
     monkeypatch.setattr(worlds, "memory_domain", lambda: comm.rank // 2)
-    world = World(comm, 2, Config(timeout=40))
+    world = World(comm, 2, Config(timeout=WAIT))
     ok = world.hosts.tolist() == [1, 3] and world.trainer_ranks.tolist() == [0, 2]
     ok &= world.local_trainer == {0: 0, 2: 1}.get(comm.rank, -1) and world.num_local_trainers == 2
     ok &= world.host_index == {1: 0, 3: 1}.get(comm.rank, -1)
@@ -55,8 +55,8 @@ def test_roles_follow_the_processors(comm, monkeypatch: pytest.MonkeyPatch) -> N
 def test_nodes_of_different_sizes(comm) -> None:
     """Three ranks on nodes of two and one: a server on each is one too many, and every rank says which node."""
     with pytest.raises(InvalidArgumentError, match=r"leaves no trainer on node 1, which has 1 rank"):
-        World(comm, 1, Config(ranks_per_node=2, timeout=40))
-    world = World(comm, 0, Config(ranks_per_node=2, timeout=40))
+        World(comm, 1, Config(ranks_per_node=2, timeout=WAIT))
+    world = World(comm, 0, Config(ranks_per_node=2, timeout=WAIT))
     ok = np.array_equal(world.hosts, [0, 1, 2]) and world.num_local_trainers == (2, 2, 1)[comm.rank]
     ok &= world.local_trainer == (0, 1, 0)[comm.rank]
     world.close()

@@ -6,11 +6,12 @@ import torch
 
 import mpigraph.nn.pytorch as dglnn
 from mpigraph.errors import InvalidArgumentError, MPIGraphError
+from mpigraph.graphs.aggregate import mean_and_own
 from mpigraph.graphs.block import Block, to_block
 from mpigraph.graphs.hetero import graph, heterograph
 from mpigraph.metadata.schema import Schema
 from mpigraph.nn import GATConv, GraphConv, HGTConv, RelGraphConv, SAGEConv, TypedLinear, edge_softmax
-from mpigraph.nn.common import mean_and_own_rows, project_first
+from mpigraph.nn.common import project_first
 from mpigraph.nn.typed import TypedEdges
 
 SIZES = [(5, 3), (3, 5)]  # with and without the linear map before the aggregation
@@ -178,8 +179,7 @@ def test_own_rows_and_means_share_one_gradient():
     block, x = part(), features(part(), 4)
     inputs = [x.clone().requires_grad_() for _ in range(2)]
     factor = torch.randn(2, block.num_dst_nodes(), 4, dtype=torch.float64)
-    with block.local_scope():
-        mean, own = mean_and_own_rows(block, inputs[0])
+    mean, own = mean_and_own(block._in_edges(block.to_canonical_etype()), inputs[0])
     want = dense(block) @ inputs[1] / block.in_degrees().double().clamp(min=1)[:, None]
     torch.testing.assert_close(mean, want)
     (mean * factor[0] + own * factor[1]).sum().backward()

@@ -15,8 +15,9 @@ from layouts import Job, Layout, SharedJob, alone, everywhere, on_all
 from oracle import NUM_NODES, open_graph
 
 import mpigraph.distributed as dist
-from mpigraph.distributed.optim import base
 from mpigraph.errors import ClosedError, CollectiveError, InvalidArgumentError, MPIGraphError, ShardFormatError
+from mpigraph.optim import base
+from mpigraph.sampling.protocol import Operation
 from mpigraph.session.context import current
 
 SUPPORT = Path(__file__).resolve().parents[1] / "support"
@@ -53,25 +54,20 @@ def test_the_result_is_the_same_bits_in_every_layout(
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("kind", MAKE)
-def test_formulas_row_by_row(comm, oracle, kind: str, reduction: str) -> None:
-    path = oracle(2)
-
-    def body() -> None:
-        open_graph(path)
-        emb = embedding()
-        plain = Plain(kind, emb.weight[:], reduction)
-        optimizer = MAKE[kind]([emb], reduction=reduction)
-        for step in range(STEPS):
-            train(emb, optimizer, range(step, step + 1))
-            plain.step(*minibatch(step))
-            torch.testing.assert_close(emb.weight[:].double(), plain.weight, rtol=1e-6, atol=1e-6)
-        for name, tensor in optimizer.state["emb"].items():
-            assert tensor.name == f"emb_{name}" and tensor.dtype == torch.float32
-            for (row, which), value in plain.state.items():
-                if which == name:
-                    torch.testing.assert_close(tensor[row][0].double(), value, rtol=1e-5, atol=1e-6)
-
-    Job(comm, Layout(comm.size, 0, 1)).run(body)
+def test_formulas_row_by_row(job: SharedJob, oracle, kind: str, reduction: str) -> None:
+    job.open(oracle(3))
+    emb = embedding()
+    plain = Plain(kind, emb.weight[:], reduction)
+    optimizer = MAKE[kind]([emb], reduction=reduction)
+    for step in range(STEPS):
+        train(emb, optimizer, range(step, step + 1))
+        plain.step(*minibatch(step))
+        torch.testing.assert_close(emb.weight[:].double(), plain.weight, rtol=1e-6, atol=1e-6)
+    for name, tensor in optimizer.state["emb"].items():
+        assert tensor.name == f"emb_{name}" and tensor.dtype == torch.float32
+        for (row, which), value in plain.state.items():
+            if which == name:
+                torch.testing.assert_close(tensor[row][0].double(), value, rtol=1e-5, atol=1e-6)
 
 
 def dense(kind: str, weight: torch.Tensor) -> tuple[torch.nn.Parameter, torch.optim.Optimizer]:
@@ -201,48 +197,38 @@ def test_gradients_are_dropped_and_kept_as_zero_grad_says(job: SharedJob, oracle
     assert rows() == [-1, -2, -1]
 
 
-def test_sparse_and_wide_gradients_are_taken(comm, oracle) -> None:
-    path = oracle(2)
-
-    def body() -> None:
-        open_graph(path)
-        emb = dist.DistEmbedding(NUM_NODES, 2)
-        optimizer = dist.SparseSGD([emb], 1.0, reduction="sum")
-        leaf = emb([4, 9, 16])
-        torch.nn.functional.embedding(torch.tensor([2, 0, 2]), leaf, sparse=True).sum().backward()
-        assert leaf.grad.is_sparse
-        optimizer.step()
-        want = torch.zeros(NUM_NODES, 2)
-        want[4], want[16] = -1.0 * comm.size, -2.0 * comm.size
-        assert torch.equal(emb.weight[:], want)
-
-    Job(comm, Layout(comm.size, 0, 0)).run(body)
+def test_sparse_and_wide_gradients_are_taken(job: SharedJob, oracle) -> None:
+    job.open(oracle(3))
+    emb = dist.DistEmbedding(NUM_NODES, 2)
+    optimizer = dist.SparseSGD([emb], 1.0, reduction="sum")
+    leaf = emb([4, 9, 16])
+    torch.nn.functional.embedding(torch.tensor([2, 0, 2]), leaf, sparse=True).sum().backward()
+    assert leaf.grad.is_sparse
+    optimizer.step()
+    want = torch.zeros(NUM_NODES, 2)
+    want[4], want[16] = -1.0 * job.trainers.size, -2.0 * job.trainers.size
+    assert torch.equal(emb.weight[:], want)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("kind", MAKE)
-def test_rows_of_16_bits_are_rounded_once(comm, oracle, kind: str, dtype: torch.dtype) -> None:
+def test_rows_of_16_bits_are_rounded_once(job: SharedJob, oracle, kind: str, dtype: torch.dtype) -> None:
     """A step on 16-bit rows is the step on the same rows in float32, then rounded."""
-    path = oracle(2)
-
-    def body() -> None:
-        open_graph(path)
-        narrow = embedding("narrow", dtype)
-        wide = dist.DistEmbedding(NUM_NODES, DIM, "wide")
-        optimizers = [MAKE[kind]([emb]) for emb in (narrow, wide)]
-        for step in range(3):
-            current().control.call(dist.context.Operation.BARRIER)
-            if current().rank == 0:
-                wide.weight[:] = narrow.weight[:].float()
-            current().control.call(dist.context.Operation.BARRIER)
-            for emb, optimizer in zip((narrow, wide), optimizers, strict=True):
-                train(emb, optimizer, range(step, step + 1))
-            assert torch.equal(narrow.weight[:], wide.weight[:].to(dtype))
-            assert not torch.equal(narrow.weight[:].float(), wide.weight[:])
-        for name, state in optimizers[0].state["narrow"].items():
-            assert torch.equal(state[:], optimizers[1].state["wide"][name][:])
-
-    Job(comm, Layout(comm.size, 0, 1)).run(body)
+    job.open(oracle(3))
+    narrow = embedding("narrow", dtype)
+    wide = dist.DistEmbedding(NUM_NODES, DIM, "wide")
+    optimizers = [MAKE[kind]([emb]) for emb in (narrow, wide)]
+    for step in range(3):
+        current().control.call(Operation.BARRIER)
+        if current().rank == 0:
+            wide.weight[:] = narrow.weight[:].float()
+        current().control.call(Operation.BARRIER)
+        for emb, optimizer in zip((narrow, wide), optimizers, strict=True):
+            train(emb, optimizer, range(step, step + 1))
+        assert torch.equal(narrow.weight[:], wide.weight[:].to(dtype))
+        assert not torch.equal(narrow.weight[:].float(), wide.weight[:])
+    for name, state in optimizers[0].state["narrow"].items():
+        assert torch.equal(state[:], optimizers[1].state["wide"][name][:])
 
 
 def test_a_new_optimizer_begins_anew_and_memory_is_freed(job: SharedJob, oracle) -> None:
@@ -414,15 +400,15 @@ def test_a_saved_state_is_loaded_in_every_layout(job: SharedJob, oracle, shared_
         train(emb, optimizer, range(2, 3))
         return everything(emb)
 
-    reference = job.alone(lambda: trained(oracle(1, "given"), kind, "mean", torch.float32, 3))
+    reference = alone(lambda: trained(oracle(1, "given"), kind, "mean", torch.float32, 3))
     write(job.open(oracle(3, "given")), here)
     if job.trainers.rank == 0:
         assert len(list(here.iterdir())) == job.layout.trainers + 1  # nothing of the first save is left
-        job.alone(lambda: write(open_graph(oracle(1, "given")), there))
+        alone(lambda: write(open_graph(oracle(1, "given")), there))
     job.trainers.Barrier()
     found = [read(job.open(oracle(3, "given")), there), read(job.open(oracle(4, "given")), here)]
     if job.trainers.rank == 0:
-        found.append(job.alone(lambda: read(open_graph(oracle(1, "given")), here)))
+        found.append(alone(lambda: read(open_graph(oracle(1, "given")), here)))
     wrong = [differences(arrays, reference) for arrays in found]
     on_all(job.trainers, not any(wrong), f"{wrong}")
 

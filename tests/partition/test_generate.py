@@ -52,6 +52,17 @@ def test_chunks_change_nothing(tmp_path, monkeypatch):
     assert meta["num_nodes"] == 2000 and meta["num_edges"] == 30000 and meta["both_directions"]
 
 
+def test_drawing_fills_one_bar_however_often_it_draws():
+    calls = []
+    dense = Recipe(num_nodes=300, num_edges=20_000, feat_dim=2, num_classes=2)
+    generate._distinct_pairs(dense, lambda *call: calls.append(call))
+    assert {stage for stage, _, _ in calls} == {"draw edges"}
+    done = [done for _, done, _ in calls]
+    assert done[0] == 0 and done == sorted(done) and len(set(done)) == len(done)
+    assert [done >= total for _, done, total in calls] == [False] * (len(calls) - 1) + [True]
+    assert len({total for _, _, total in calls}) > 1  # it did draw again
+
+
 def nearest_centroid(rows, g):
     """Share of test nodes whose nearest class mean (over training nodes) is their own."""
     train, test = g["train_mask"], g["test_mask"]

@@ -1,13 +1,18 @@
 """Partitioning: assignments, relabelling, and the round trip from the shards back to the original graph."""
 
+import threading
+import time
+
 import numpy as np
 import pytest
 from typed_parts import COUNTS, EDGES, many_relations, typed_source
 
 from mpigraph.errors import GraphDataError, InvalidArgumentError
 from mpigraph.metadata.schema import Schema
+from mpigraph.partition import metis
+from mpigraph.partition.balance import balance_criteria
 from mpigraph.partition.metis import symmetric_adjacency
-from mpigraph.partition.pipeline import partition_source
+from mpigraph.partition.pipeline import check_writable, partition_source
 from mpigraph.partition.source import CastRows, Feature, GraphSource, SparseRows
 from mpigraph.storage.part_config import PartConfig
 from mpigraph.storage.shard import ShardReader
@@ -130,6 +135,48 @@ def test_symmetric_adjacency_against_sets():
     for node in range(60):
         row = adjacency.indices[adjacency.indptr[node] : adjacency.indptr[node + 1]]
         assert len(row) == len(wanted[node]) and set(row) == wanted[node]
+
+
+@pytest.mark.parametrize("objtype, recursive", [("cut", True), ("cut", False), ("vol", False)])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_both_ways_to_call_metis_give_the_same_parts(objtype, recursive, weighted):
+    adjacency = metis._widened(symmetric_adjacency(homogeneous(600, *power_law(600, 5000))))
+    weights = np.random.default_rng(0).integers(1, 9, (600, 1)) if weighted else None
+    entry = "METIS_PartGraphRecursive" if recursive else "METIS_PartGraphKway"
+    for num_parts in (2, 5):
+        own = metis._call_library(entry, adjacency, weights, num_parts, 3, objtype)
+        wrapped = metis._call_pymetis(adjacency, weights, num_parts, 3, objtype, recursive)
+        assert np.array_equal(own, wrapped) and len(np.unique(own)) == num_parts
+
+
+def test_other_threads_run_while_metis_works():
+    """Without them the clock of the command line would stand still."""
+    source = homogeneous(40_000, *power_law(40_000, 400_000))
+    adjacency = metis._widened(symmetric_adjacency(source))
+    ticks, stop = [], threading.Event()
+
+    def tick():
+        while not stop.wait(0.01):
+            ticks.append(time.monotonic())
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    begin = time.monotonic()
+    metis._call_metis(adjacency, 2, balance_criteria(source), 0, "cut", True)
+    end = time.monotonic()
+    stop.set()
+    thread.join()
+    assert end - begin > 0.2 and sum(begin < moment < end for moment in ticks) >= 5
+
+
+@pytest.mark.parametrize("path", ["/proc/nowhere/parts", "file/parts"])
+def test_a_directory_that_cannot_be_written_is_an_error_at_the_start(tmp_path, monkeypatch, path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(GraphSource, "check_edges", lambda source: pytest.fail("began"))
+    with pytest.raises(InvalidArgumentError, match=f"{path}: cannot write there: "):
+        partition_source(homogeneous(4, [0], [1]), "g", 2, tmp_path / path)
+    check_writable(tmp_path / "new" / "parts")
+    assert not (tmp_path / "new").exists()
 
 
 def test_metis_finds_planted_communities(tmp_path):

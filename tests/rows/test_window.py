@@ -5,11 +5,12 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 from layouts import Job
-from worlds import KINDS, row_values, world_of
+from worlds import KINDS, row_values, rows_of, world_of
 
 from mpigraph.errors import ClosedError, InvalidArgumentError
 from mpigraph.rows.mutex import HostMutex
-from mpigraph.rows.window import RowWindow, window_kind
+from mpigraph.rows.service import window_kind
+from mpigraph.rows.window import RowWindow
 
 ROWS = [((0,), "f4"), ((1,), "u1"), ((3,), "u1"), ((), "i8"), ((2, 3), "f2"), ((400,), "u1"), ((), "?")]
 
@@ -21,11 +22,12 @@ def segment_sizes(hosts: int) -> list[int]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_are_written_and_read_near_and_far(layout: Job, kind: str) -> None:
-    with world_of(layout) as world:
+    with rows_of(layout, window=kind) as service:
+        world = service.world
         offsets = np.concatenate([[0], np.cumsum(segment_sizes(len(world.hosts)))]).astype(np.int64)
         total, mutex = int(offsets[-1]), HostMutex(world)
         for shape, dtype in ROWS:
-            window = RowWindow(world, offsets, shape, dtype, kind)
+            window = RowWindow(service, offsets, shape, dtype)
             assert len(window) == total
             everything = np.arange(total)
             assert not window.gather(everything).any()
@@ -46,8 +48,8 @@ def test_rows_are_written_and_read_near_and_far(layout: Job, kind: str) -> None:
             assert np.array_equal(out, row_values(np.array([2, 0, 2]), shape, dtype))
             for host in np.flatnonzero(world.near).tolist():
                 held = np.arange(offsets[host], offsets[host + 1])
-                assert np.array_equal(window.segment(host), row_values(held, shape, dtype))
-                assert (window.owner(held) == host).all()
+                assert np.array_equal(window.memory(host), row_values(held, shape, dtype))
+                assert (window.host_of(held) == host).all()
             world.comm.Barrier()
             window.close()
             window.close()
@@ -56,16 +58,17 @@ def test_rows_are_written_and_read_near_and_far(layout: Job, kind: str) -> None:
             with pytest.raises(ClosedError):
                 window.scatter(twice, values, mutex.hold)
             with pytest.raises(ClosedError):
-                window.segment(0)
+                window.memory(0)
         mutex.close()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_windows_without_any_rows(layout: Job, kind: str) -> None:
-    with world_of(layout) as world:
-        window = RowWindow(world, np.zeros(len(world.hosts) + 1, np.int64), (4,), "f4", kind)
+    with rows_of(layout, window=kind) as service:
+        world = service.world
+        window = RowWindow(service, np.zeros(len(world.hosts) + 1, np.int64), (4,), "f4")
         assert window.gather(np.empty(0, np.int64)).shape == (0, 4)
-        assert all(len(window.segment(h)) == 0 for h in np.flatnonzero(world.near).tolist())
+        assert all(len(window.memory(h)) == 0 for h in np.flatnonzero(world.near).tolist())
         window.close()
 
 
@@ -85,9 +88,10 @@ def test_window_kind_is_agreed(layout: Job, setting: str) -> None:
 def test_a_mutex_excludes(layout: Job, kind: str) -> None:
     """Read, add, write back: without the lock some additions would be lost."""
     rounds = 40
-    with world_of(layout) as world:
+    with rows_of(layout, window=kind) as service:
+        world = service.world
         hosts = len(world.hosts)
-        window, mutex = RowWindow(world, np.arange(hosts + 1), (), "i8", kind), HostMutex(world)
+        window, mutex = RowWindow(service, np.arange(hosts + 1), (), "i8"), HostMutex(world)
         for i in range(rounds * hosts):
             host = (i + world.rank) % hosts
             with mutex.hold(host):

@@ -11,7 +11,7 @@ from typed_parts import many_relations, write_typed
 from mpigraph.metadata.schema import Schema
 from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.source import GraphSource
-from mpigraph.sampling.hops import HopPlan, hop_requests
+from mpigraph.sampling.minibatch import SamplingPlan, hop_requests
 from mpigraph.sampling.protocol import RelationRequest, pack_request, unpack_requests
 from mpigraph.session.context import current
 
@@ -71,8 +71,8 @@ def test_each_of_two_hundred_relations_is_read(job: SharedJob, tmp_path: Path) -
 def test_relations_without_destinations_or_fanout_are_not_asked_for() -> None:
     schema = Schema(("a", "b"), (("a", "r0", "a"), ("a", "r1", "a"), ("a", "r2", "b"), ("b", "r3", "a")))
     graph = SimpleNamespace(number=0, topology=SimpleNamespace(hosts=SimpleNamespace(schema=schema)))
-    plan = HopPlan({0: 2, 1: 0, 2: 2, 3: -1}, False, {}, False)
-    requests = hop_requests(plan, graph, {0: np.arange(5)}, np.uint64(1))
+    plan = SamplingPlan([{0: 2, 1: 0, 2: 2, 3: -1}], False, {}, False)
+    requests = hop_requests(plan, 0, graph, {0: np.arange(5)}, np.uint64(1))
     assert [(request.relation, request.fanout) for request in requests] == [(0, 2), (3, -1)]
     assert requests[0].ids is requests[1].ids  # which lets a message carry them once
 

@@ -6,12 +6,11 @@ a status and one message that says what happened where.
 
 import re
 import shutil
-import time
 from pathlib import Path
 
 import h5py
 import pytest
-from jobs import SOON, run_script
+from jobs import SOON, run_script, wait_for
 from layouts import Job, Layout, api
 from oracle import NAME, NUM_NODES
 
@@ -64,22 +63,21 @@ def test_a_damaged_shard_on_one_rank_raises_on_all(
     layout.run(body)
 
 
-def test_reads_go_on_while_their_target_computes(comm, oracle) -> None:
+@pytest.mark.parametrize("transport", ["rma", "packed"])
+def test_reads_go_on_while_their_target_computes(comm, oracle, tmp_path: Path, transport: str) -> None:
     """Rows of a rank that is outside MPI can be read: no deadlock between a reader and a busy host."""
-    path = oracle(3)
+    path, folder = oracle(3), comm.bcast(tmp_path)
 
-    def body() -> float:
+    def body() -> bool:
         g = dist.DistGraph(NAME, part_config=path)
         g.barrier()
-        start = time.monotonic()
-        if g.rank() == 0:
-            time.sleep(3)
-            return 0.0
+        if g.rank() == 0:  # "computes" until the others have read
+            return wait_for([folder / str(rank) for rank in range(1, comm.size)])
         g.ndata["feat"][list(range(NUM_NODES))]
-        return time.monotonic() - start
+        (folder / str(g.rank())).touch()
+        return True
 
-    slowest = max(comm.allgather(Job(comm, Layout(comm.size, 0, 1)).run(body)))
-    assert slowest < 2.5
+    assert Job(comm, Layout(comm.size, 0, 1), transport).run(body)
 
 
 @pytest.mark.parametrize("before", ["", 'torch.distributed.init_process_group("gloo")\n'], ids=["alone", "torch"])
@@ -114,7 +112,7 @@ import threading
 if rank == 0:
     threading.Thread(target=lambda: 1 / 0).start()
 g.barrier()
-time.sleep(60)
+time.sleep(300)
 """
     status, output, seconds = run_script(tmp_path, oracle(2), body)
     assert status != 0 and seconds < SOON and "ZeroDivisionError" in output
@@ -154,7 +152,7 @@ def test_a_script_that_ends_without_closing_is_fine(tmp_path: Path, oracle, rank
 
 
 def test_an_exception_while_the_job_ends_at_exit_ends_it(tmp_path: Path, oracle) -> None:
-    body = "dist.context.current().control.call = lambda *args: 1 / 0"
+    body = "from mpigraph.session.context import current\ncurrent().control.call = lambda *args: 1 / 0"
     status, output, seconds = run_script(tmp_path, oracle(2), body)
     assert status != 0 and seconds < SOON and "ZeroDivisionError" in output, output
 

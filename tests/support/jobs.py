@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 import pytest
 from mpi4py import MPI
 
-DEADLINE = float(os.environ.get("MPIGRAPH_TEST_DEADLINE", "120"))  # seconds of a test
+DEADLINE = float(os.environ.get("MPIGRAPH_TEST_DEADLINE", "300"))  # seconds of a test
 PATIENCE = DEADLINE - 10  # seconds of all jobs of a test, so that a job that hangs is the error that is reported
-SOON = 75  # seconds, the start of a job on a busy machine included
+SOON = 0.7 * DEADLINE  # seconds in which a job ends that does not hang, on a busy machine, too
 GRACE = 5  # seconds in which a job that is told to end can do so
 HERE = Path(__file__).resolve().parent
 EXAMPLES = HERE.parents[1] / "examples"
@@ -168,6 +168,14 @@ def run_script(
     script.write_text(before + PRELUDE.format(servers=servers, path=path) + body)
     done = run_job([*mpiexec(ranks), *warm_python(), script], clean_environment() | env, seconds)
     return done.status, done.output, done.seconds
+
+
+def wait_for(paths: Sequence[Path], seconds: float = PATIENCE / 2) -> bool:
+    """Wait outside MPI until other ranks have made some files; return whether they have."""
+    end = time.monotonic() + seconds
+    while not all(path.exists() for path in paths) and time.monotonic() < end:
+        time.sleep(0.01)
+    return all(path.exists() for path in paths)
 
 
 def send(group: int, number: signal.Signals) -> None:

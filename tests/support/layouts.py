@@ -28,11 +28,12 @@ from mpigraph.session.context import Session
 
 WORLD = MPI.COMM_WORLD
 FOLDER: Path | None = None  # of what tests write and share, from the start of the session on
-WAIT = float(os.environ.get("MPIGRAPH_TEST_WAIT", "60"))  # deadline of a single wait inside a job, in seconds
-STDERR = os.dup(2)  # what must be read although pytest catches what tests print
+WAIT = float(os.environ.get("MPIGRAPH_TEST_WAIT", "120"))  # deadline of a single wait inside a job, in seconds
+STDERR = 2  # where to print what must be read although pytest catches what tests print; set when it does not yet
 
 
 _made: dict[Any, str] = {}
+_alone: dict[Any, Any] = {}
 
 
 class Layout(NamedTuple):
@@ -204,6 +205,7 @@ class SharedJob:
         self._transport = transport
         self._session: Session | None = None
         self._path = ""
+        self._test: Any = None
         self._trainers = MPI.COMM_NULL
         self.layout = layout
 
@@ -267,8 +269,9 @@ class SharedJob:
 
         return self.one_has(made)
 
-    def begin(self) -> None:
-        """Make the job what it was at its start, as far as draws depend on it."""
+    def begin(self, test: Any) -> None:
+        """Make the job what it was at its start, as far as draws depend on it; ``test`` is the same on all layouts."""
+        self._test = test
         self.session._calls = self.session.unnamed = 0
 
     def finish(self, failed: bool) -> None:
@@ -303,9 +306,13 @@ class SharedJob:
         self._another(False)
         self._trainers.Free()
 
-    def alone(self, body: Callable[[], Any], **options: Any) -> Any:
-        """What ``body`` returns on one rank; every trainer runs it. Local to each."""
-        return alone(body, **options)
+    def alone(self, body: Callable[[], Any]) -> Any:
+        """What ``body`` returns as a job of one rank. A process runs it once for each test, not in each layout."""
+        test, self._test = self._test, None
+        assert test is not None, "a test has one such job"
+        if test not in _alone:
+            _alone[test] = alone(body)
+        return _alone[test]
 
     def one_has(self, make: Callable[[], Any]) -> Any:
         """What the first trainer makes, on every trainer."""

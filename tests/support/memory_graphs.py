@@ -7,7 +7,7 @@ import torch
 
 from mpigraph.graphs.hetero import HeteroGraph
 from mpigraph.metadata.book import RangeBook
-from mpigraph.sampling.hops import RandomContext
+from mpigraph.sampling.minibatch import RandomContext
 
 SEED, EPOCH = 5, 3
 
@@ -17,7 +17,7 @@ class InMemory:
 
     def __init__(self, graph: HeteroGraph, seed: int = SEED, epoch: int = EPOCH) -> None:
         self.graph, self.schema = graph, graph.schema
-        self.session = SimpleNamespace(draw=lambda: RandomContext(seed, epoch))
+        self.session = SimpleNamespace(next_context=lambda: RandomContext(seed, epoch))
         self.service = SimpleNamespace(sample=self._raise)
         self.asked: list[Any] = []
 

@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 from mpigraph.config import Config
 from mpigraph.mpi.world import World
-from mpigraph.rows.window import shared_query_works
+from mpigraph.rows.service import RowService, shared_query_works
 
 
 def window_kinds() -> list[str]:
@@ -34,6 +34,12 @@ def world_of(job: Job, **settings: object) -> Iterator[World]:
 
 
 @contextmanager
+def rows_of(job: Job, **settings: object) -> Iterator[RowService]:
+    with world_of(job, **settings) as world:
+        yield RowService(world)
+
+
+@contextmanager
 def flat_world(comm: MPI.Intracomm) -> Iterator[World]:
     """Every rank a node of its own."""
     world = World(comm, 0, Config(ranks_per_node=1, timeout=WAIT))
@@ -41,12 +47,11 @@ def flat_world(comm: MPI.Intracomm) -> Iterator[World]:
     world.close()
 
 
-def meet(world: World, answer: Callable[[], bool] | None = None) -> None:
-    """A barrier in which servers answer, by default those who want rows; ``answer`` says whether there was anything."""
-    answer = answer or world.answer
+def meet(world: World, progress: Callable[[], bool]) -> None:
+    """A barrier in which servers make progress; ``progress`` returns whether there was anything to do."""
     request = world.comm.Ibarrier()
     while not request.Test():
-        if world.is_trainer or not answer():
+        if world.is_trainer or not progress():
             time.sleep(1e-4)
 
 

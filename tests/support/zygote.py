@@ -94,15 +94,26 @@ def become(job: dict[str, Any], files: list[int]) -> tuple[types.CodeType, dict[
     os.environ.clear()
     os.environ.update(job["environment"])
     os.chdir(job["directory"])
-    sys.argv = job["arguments"]
-    sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
     sys.stdin = open(0, closefd=False)
     sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))
     main = types.ModuleType("__main__")
-    main.__file__ = sys.argv[0]
     sys.modules["__main__"] = main
-    with open(sys.argv[0], encoding="utf-8") as file:
-        return compile(file.read(), sys.argv[0], "exec"), vars(main)
+    first, *rest = job["arguments"]
+    if first == "-c":
+        sys.argv, sys.path[0] = ["-c", *rest[1:]], ""
+        source = rest[0]
+    elif first == "-m":
+        sys.argv, sys.path[0] = rest, os.getcwd()
+        source = f"import runpy\nrunpy.run_module({rest[0]!r}, run_name='__main__', alter_sys=True)"
+    else:
+        sys.argv, sys.path[0] = [first, *rest], os.path.dirname(os.path.abspath(first))
+        main.__file__ = first
+        with open(first, encoding="utf-8") as file:
+            source = file.read()
+    for path in reversed(os.environ.get("PYTHONPATH", "").split(os.pathsep)):
+        if path:
+            sys.path.insert(1, path)
+    return compile(source, first, "exec"), vars(main)
 
 
 if __name__ == "__main__":

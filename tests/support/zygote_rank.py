@@ -1,4 +1,4 @@
-"""Stands in for a rank that a zygote forks: ``python -I -S zygote_rank.py SOCKET SCRIPT [ARGUMENT ...]``."""
+"""Stands in for a rank that a zygote forks: ``python -I -S zygote_rank.py SOCKET`` and what follows ``python``."""
 
 import json
 import os

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from mpigraph.mpi.agree import allgather_bytes
 from mpigraph.mpi.world import World
+from mpigraph.rows.service import TRANSPORTS
 
 __all__ = ["CATALOGUE", "STAGES", "Entry", "Figure", "collect"]
 
@@ -45,8 +46,10 @@ CATALOGUE: dict[str, Entry] = {
     "rows_all": Entry("machine", "GB/s", "random rows by torch.index_select(out=), all at once", combine="node sum"),
     "near_one": Entry("rows", "GB/s", "random near rows, one trainer alone on its node"),
     "near_all": Entry("rows", "GB/s", "random near rows, all at once", combine="node sum"),
-    "far_rma": Entry("rows", "GB/s", "random far rows by one-sided Get, all at once"),
-    "far_packed": Entry("rows", "GB/s", "random far rows packed by their owner, all at once"),
+    **{
+        f"far_{transport.name}": Entry("rows", "GB/s", f"random far rows {transport.how}, all at once")
+        for transport in TRANSPORTS
+    },
     "round_latency": Entry("rounds", "ms", "empty round between the trainers", combine="max"),
     "rounds_per_s": Entry("rounds", "1/s", "empty rounds between the trainers", combine="min"),
     "round_rate": Entry("rounds", "GB/s", "rounds of 256 KiB of requests and of answers for each peer", combine="min"),

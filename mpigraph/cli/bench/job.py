@@ -81,7 +81,7 @@ def _measure_and_report(session: Session, settings: Settings, start: dict[str, f
     mine = start | _measure(session, settings, start)
     figures = collect(world, mine)
     found = report.document(world, settings, describe(), figures, verdict(figures))
-    with world.watch("writing the report"), together(world.trainers, "writing the report"):
+    with world.together("writing the report"):
         if session.rank == 0:
             print(report.table(found), flush=True)
             if settings.out:

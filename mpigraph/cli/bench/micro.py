@@ -11,9 +11,9 @@ import torch
 
 from mpigraph.arrays import I64, Mask
 from mpigraph.distgraph.tensor import DistTensor
-from mpigraph.mpi.agree import wait_asleep
 from mpigraph.mpi.coroutine import run
 from mpigraph.mpi.rounds import OK, Header, exchange_answers, exchange_requests
+from mpigraph.mpi.wait import IN_ROUND, PEERS_COMPUTE, wait
 from mpigraph.mpi.world import World
 from mpigraph.rows.window import RowWindow
 from mpigraph.sampling.channel import Channel
@@ -98,14 +98,14 @@ def open_service(session: Session) -> tuple[NeighborService, Channel]:
 
 def is_far(window: RowWindow, ids: I64) -> Mask:
     """bool[n]: which rows are on another node."""
-    far: Mask = ~window.world.near[window.owner(ids)]
+    far: Mask = ~window.world.near[window.host_of(ids)]
     return far
 
 
 def _torch_gather(window: RowWindow, count: int) -> Work:
     """Return the work of gathering ``count`` random rows of the largest near host with torch."""
     world = window.world
-    rows = max((window.segment(int(host)) for host in np.flatnonzero(world.near)), key=len)
+    rows = max((window.memory(int(host)) for host in np.flatnonzero(world.near)), key=len)
     table = torch.from_numpy(rows)
     ids = torch.from_numpy(np.random.default_rng(world.rank).integers(0, max(1, len(rows)), count))
     out = torch.empty((count, *table.shape[1:]), dtype=table.dtype)
@@ -116,11 +116,10 @@ def _measure_far_rows(window: RowWindow, seconds: float) -> dict[str, float | No
     """Gather far rows, the transports in turn."""
     ids = _random_rows(window, near=False)
     buffer = np.empty((len(ids), *window.row_shape), window.dtype)
-    named = {"far_rma": window.world.rma, "far_packed": window.world.packed}
-    transports = {name: transport for name, transport in named.items() if transport is not None}
-    works = [partial(window.gather, ids, buffer, transport) for transport in transports.values()]
-    spent = _time_local(works, seconds)
-    return {name: _rate(buffer.nbytes, median(times)) for name, times in zip(transports, spent, strict=True)}
+    transports = window.service.transports
+    spent = _time_local([partial(window.gather, ids, buffer, transport) for transport in transports], seconds)
+    rates = [_rate(buffer.nbytes, median(times)) for times in spent]
+    return {f"far_{transport.name}": rate for transport, rate in zip(transports, rates, strict=True)}
 
 
 def _random_rows(window: RowWindow, near: bool) -> I64:
@@ -142,8 +141,8 @@ def _round(world: World, comm: Any, nbytes: int) -> None:
     counts = np.full(comm.size, nbytes // 8, np.int64)
     counts[comm.rank] = 0
     header = Header(comm, Operation.SAMPLE, OK, counts)
-    header.wait(world, "a round of the benchmark")
     with world.watch("a round of the benchmark"):
+        wait(header.request, IN_ROUND)
         run(exchange_requests(comm, np.zeros(int(counts.sum()), np.int64), counts, header))
         run(exchange_answers(comm, [np.zeros(8 * int(count), np.uint8) for count in counts]))
 
@@ -173,7 +172,7 @@ def _time_collective(world: World, work: Work, seconds: float) -> float:
     begin = time.perf_counter()
     work()
     first = max(time.perf_counter() - begin, 1e-6)
-    calls = world.agree(int(seconds / first), largest=False)
+    calls = world.allreduce_minmax(int(seconds / first), largest=False)
     spent: list[float] = []
     for _ in range(min(_MAX_CALLS, max(_MIN_CALLS, calls))):
         begin = time.perf_counter()
@@ -205,4 +204,4 @@ def _alone_then_at_once(world: World, works: Sequence[Work], seconds: float) -> 
 def _meet(world: World, what: str) -> None:
     """Wait for the other trainers, asleep: they may be measuring. Collective on ``world.trainers``."""
     with world.watch(what):
-        wait_asleep(world.trainers.Ibarrier())
+        wait(world.trainers.Ibarrier(), PEERS_COMPUTE)

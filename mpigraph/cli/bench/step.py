@@ -23,7 +23,7 @@ from mpigraph.graphs.block import Block
 from mpigraph.graphs.fields import NID
 from mpigraph.nn.sageconv import SAGEConv
 from mpigraph.sampling.channel import Channel
-from mpigraph.sampling.hops import RandomContext
+from mpigraph.sampling.minibatch import RandomContext
 from mpigraph.session.context import Session
 
 __all__ = ["TrainingStep"]
@@ -69,7 +69,7 @@ class TrainingStep:
         self._optimizer = torch.optim.Adam(self._model.parameters())
 
     def measure_first(self) -> float:
-        """Return the seconds until a new loader has given its first minibatch with its rows."""
+        """Return the seconds until a new loader gives its first minibatch with its rows. Collective on the trainers."""
         begin = time.perf_counter()
         loader = self._loader(1)
         for _ in loader:
@@ -79,17 +79,16 @@ class TrainingStep:
         return spent
 
     def measure_stages(self, seconds: float) -> dict[str, float | None]:
-        """Time the stages of a step, with nothing sampled ahead, and count what travels."""
+        """Time the stages of a step, nothing sampled ahead, and count what travels. Collective on the trainers."""
         service, channel = open_service(self._session)
-        self._session.use(service, RandomContext(0, 0))
         try:
-            return self._measure_stages(channel, seconds)
+            with self._session.sampling_with(service, RandomContext(0, 0)):
+                return self._measure_stages(channel, seconds)
         finally:
-            self._session.use(None, None)
             self._session.control.drop(channel.number)
 
     def measure_prefetching(self, seconds: float, step_ms: float) -> dict[str, float | None]:
-        """Time steps behind a loader that samples and gathers two minibatches ahead."""
+        """Time steps behind a loader that samples and gathers two minibatches ahead. Collective on the trainers."""
         steps = self._agree_on_steps(seconds, step_ms)
         loader = self._loader(steps + _WARM_UP_STEPS)
         waits = list[float]()
@@ -122,7 +121,7 @@ class TrainingStep:
 
     def _agree_on_steps(self, seconds: float, step_ms: float) -> int:
         """Return how many steps fill the time on the slowest trainer."""
-        steps = self._session.world.agree(int(seconds / step_ms * 1e3), largest=False)
+        steps = self._session.world.allreduce_minmax(int(seconds / step_ms * 1e3), largest=False)
         return min(_MAX_STEPS, max(_MIN_STEPS, steps))
 
     def _batches(self, count: int) -> Iterator[torch.Tensor]:
@@ -192,7 +191,7 @@ class TrainingStep:
         """Return what sampling and gathering have moved so far."""
         if self._session.world.all_near:
             return {"rounds_per_batch": 0, "messages_per_batch": 0}
-        rows = self._session.world.transport.traffic
+        rows = self._session.state.rows.traffic
         return {
             "rounds_per_batch": channel.rounds,
             "messages_per_batch": channel.messages + rows.messages,

@@ -1,10 +1,12 @@
 """The verdict: which stage of the slowest trainer's step to work on, and what to try. A table of rules over figures."""
 
 from collections.abc import Callable, Mapping
+from itertools import permutations
 from statistics import median
 from typing import NamedTuple
 
 from mpigraph.cli.bench.figures import STAGES, Figure
+from mpigraph.rows.service import TRANSPORTS
 
 __all__ = ["bottleneck", "slowest_trainer", "verdict"]
 
@@ -48,8 +50,10 @@ def _always(values: Values) -> bool:
 
 
 RULES = (
-    Rule("step_far", _below(0.8, "far_rma", "far_packed"), "MPIGRAPH_TRANSPORT=packed"),
-    Rule("step_far", _below(0.8, "far_packed", "far_rma"), "MPIGRAPH_TRANSPORT=rma"),
+    *(
+        Rule("step_far", _below(0.8, f"far_{slow.name}", f"far_{fast.name}"), f"MPIGRAPH_TRANSPORT={fast.name}")
+        for slow, fast in permutations(TRANSPORTS, 2)
+    ),
     Rule("step_far", _always, "partitioning by METIS, float16 features, more memory (fewer, larger nodes)"),
     Rule("step_near", _below(0.6, "near_one", "rows_one"), "binding ranks to cores and their memory (--bind-to core)"),
     Rule("step_near", _always, "float16 features, smaller fanouts: rows come as fast as this memory gives them"),

@@ -1,0 +1,124 @@
+"""The stages in which a loader makes a minibatch, and the last of them: rows of features, on the loader's device.
+
+All loaders gather here, in :meth:`FeatureFetcher.fetch`.
+"""
+
+from collections.abc import Callable, MutableMapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from mpigraph.dataloading.sampler import BlockSampler
+from mpigraph.dataloading.seeds import TypedIds
+from mpigraph.distgraph.features import Kind, Spaces
+from mpigraph.distgraph.graph import DistGraph
+from mpigraph.distgraph.tensor import DistTensor
+from mpigraph.distgraph.typed_ids import Blocks, Names, NodeTensors
+from mpigraph.errors import InvalidArgumentError
+
+__all__ = ["BlockFetcher", "FeatureFetcher", "Stages", "nodes_to"]
+
+Sample = TypeVar("Sample")
+
+
+@dataclass(frozen=True)
+class Stages(Generic[Sample]):
+    """How a loader makes minibatches; none of the stages may know the loader, which can be dropped while they work.
+
+    Attributes:
+        seeds: what the loader iterates over, ids or type -> ids.
+        sample: draws a minibatch for some of them, given in the same form. Collective on the trainers when hosts are
+            far; local when all are near.
+        fetch: makes of it what the loader yields. One-sided.
+    """
+
+    seeds: TypedIds
+    sample: Callable[[Any], Sample]
+    fetch: Callable[[Sample], Any]
+
+
+class FeatureFetcher(Generic[Kind]):
+    """Features by type and name, of which minibatches get rows.
+
+    One-sided: :meth:`fetch`.
+
+    Attributes:
+        tensors: the features by type (of edges: the relation) and name.
+    """
+
+    def __init__(self, spaces: Spaces[Kind], device: torch.device | None, *names: Names) -> None:
+        """Look the features up.
+
+        Args:
+            spaces: ``g.nodes`` or ``g.edges``.
+            device: where the rows are to be; the CPU if None.
+            names: of features, or type -> names.
+
+        Raises:
+            FieldNameError: a feature does not exist.
+            NodeTypeError, EdgeTypeError: a type that was given with a feature does not exist.
+        """
+        self.tensors: dict[tuple[Kind, str], DistTensor] = spaces.named(*names)
+        self._device = device
+
+    def fetch(
+        self, ids: Callable[[Kind], torch.Tensor], data: Callable[[Kind], MutableMapping[str, torch.Tensor]]
+    ) -> None:
+        """Put the rows ``ids(type)`` of each feature into ``data(type)``. One-sided; the target does nothing."""
+        for (kind, name), tensor in self.tensors.items():
+            rows = tensor[ids(kind)]
+            data(kind)[name] = rows if self._device is None else rows.to(self._device)
+
+
+class BlockFetcher:
+    """Node features that come with the blocks of a minibatch.
+
+    One-sided: a call.
+    """
+
+    def __init__(
+        self, g: DistGraph, sampler: BlockSampler | None, features: Names, labels: Names, device: torch.device | None
+    ) -> None:
+        """Look the features up.
+
+        Args:
+            g: the graph.
+            sampler: may name more, as ``prefetch_node_feats`` and ``prefetch_labels``.
+            features: names of what to gather for the input nodes.
+            labels: names of what to gather for the output nodes.
+            device: where blocks and rows are to be; they stay on the CPU if None.
+
+        Raises:
+            FieldNameError: a feature does not exist.
+            NodeTypeError: a node type that was given with a feature does not exist.
+        """
+        self._inputs = FeatureFetcher(g.nodes, device, features, getattr(sampler, "prefetch_node_feats", ()))
+        self._outputs = FeatureFetcher(g.nodes, device, labels, getattr(sampler, "prefetch_labels", ()))
+        self._device = device
+
+    def __call__(self, sample: Blocks) -> Blocks:
+        """Move a sample, and put rows of its nodes into ``blocks[0].srcnodes`` and ``blocks[-1].dstnodes``.
+
+        Raises:
+            InvalidArgumentError: there are features to gather, but no blocks.
+        """
+        input_nodes, output_nodes, blocks = sample
+        if not blocks and (self._inputs.tensors or self._outputs.tensors):
+            raise InvalidArgumentError("features and labels come with blocks: the sampler has no layer")
+        if self._device is not None:
+            blocks = [block.to(self._device) for block in blocks]
+        self._inputs.fetch(lambda t: _of_type(input_nodes, t), lambda t: blocks[0].srcnodes[t].data)
+        self._outputs.fetch(lambda t: _of_type(output_nodes, t), lambda t: blocks[-1].dstnodes[t].data)
+        return nodes_to(self._device, input_nodes), nodes_to(self._device, output_nodes), blocks
+
+
+def _of_type(nodes: NodeTensors, ntype: str) -> torch.Tensor:
+    return nodes[ntype] if isinstance(nodes, dict) else nodes
+
+
+def nodes_to(device: torch.device | None, nodes: NodeTensors) -> NodeTensors:
+    """Nodes on a device; where they are if None."""
+    if device is None:
+        return nodes
+    return {t: ids.to(device) for t, ids in nodes.items()} if isinstance(nodes, dict) else nodes.to(device)

@@ -1,0 +1,165 @@
+"""Ids, rows, fanouts and names as users give them, and the forms in which the library has them.
+
+Where a graph has one node type its nodes are given and returned as they are, else by node type; with edges and
+relations it is the same. What belongs to relations may be one value for all or a dict by edge type.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias, TypeVar
+
+import numpy as np
+import torch
+
+from mpigraph.arrays import I64
+from mpigraph.errors import InvalidArgumentError, MaskLengthError, NodeTypeError
+from mpigraph.graphs import fields
+from mpigraph.graphs.block import Block
+from mpigraph.graphs.fields import IdsLike
+from mpigraph.metadata.schema import Relation, Schema
+
+__all__ = [
+    "Blocks",
+    "ByEdgeType",
+    "EdgeIds",
+    "EdgeTensors",
+    "Fanout",
+    "FeatureName",
+    "Names",
+    "NodeIds",
+    "NodeTensors",
+    "by_ntype",
+    "by_relation",
+    "canonical",
+    "check_fanout",
+    "id_array",
+    "to_rows",
+    "unwrap_edges",
+    "unwrap_nodes",
+]
+
+V = TypeVar("V")
+ByEdgeType: TypeAlias = Mapping[str, V] | Mapping[Relation, V] | Mapping[str | Relation, V]
+"""Edge type -> value, each relation by its triple, its name or "src:rel:dst"."""
+NodeIds: TypeAlias = IdsLike | Mapping[str, IdsLike]
+"""int[n] where the graph has one node type, or node type -> int[n]."""
+EdgeIds: TypeAlias = IdsLike | ByEdgeType[IdsLike]
+"""int[n] where the graph has one relation, or edge type -> int[n]."""
+NodeTensors: TypeAlias = torch.Tensor | dict[str, torch.Tensor]
+"""Node ids as they are returned: int64[n] where the graph has one node type, else node type -> int64[n]."""
+EdgeTensors: TypeAlias = torch.Tensor | dict[Relation, torch.Tensor]
+"""Edge ids as they are returned: int64[n] where the graph has one relation, else relation -> int64[n]."""
+Blocks: TypeAlias = tuple[NodeTensors, NodeTensors, list[Block]]
+"""Input nodes, output nodes, and blocks from the input side."""
+Fanout: TypeAlias = int | ByEdgeType[int]
+"""Most neighbours of a node in each relation, -1 for all; or edge type -> most neighbours."""
+FeatureName: TypeAlias = str | ByEdgeType[str]
+"""An edge feature of all relations that have one of that name; or edge type -> name."""
+Names: TypeAlias = str | Sequence[str] | ByEdgeType[str | Sequence[str]]
+"""Names of features, each for all types that have one of that name; or type -> names."""
+
+
+def id_array(ids: IdsLike, what: str) -> I64:
+    """:func:`mpigraph.graphs.fields.as_ids` as an array: int64[n] from a tensor, array, list or scalar of integers.
+
+    Raises:
+        InvalidArgumentError: the values are not integers in one dimension, or of uint8 like many masks.
+    """
+    array: I64 = fields.as_ids(ids, what).cpu().contiguous().numpy()
+    return array
+
+
+def to_rows(index: slice | IdsLike, num_rows: int, name: str) -> I64:
+    """int64[n]: the rows that an index of a tensor with ``num_rows`` rows means.
+
+    Args:
+        index: int, slice, list, ndarray or tensor of integers, or a mask of bool with one entry for each row.
+        num_rows: rows of the tensor.
+        name: the tensor's name, for messages.
+
+    Raises:
+        MaskLengthError: a mask of the wrong length.
+        InvalidArgumentError: not an index.
+    """
+    if isinstance(index, slice):
+        return np.arange(*index.indices(num_rows), dtype=np.int64)
+    if isinstance(index, torch.Tensor):
+        index = index.detach().cpu().numpy()
+    array = np.asarray(index)
+    if array.dtype != np.bool_:
+        return id_array(array, f"index of tensor {name!r}")
+    if array.shape != (num_rows,):
+        raise MaskLengthError(f"mask of tensor {name!r} must have {num_rows} entries (got shape {array.shape})")
+    return np.flatnonzero(array)
+
+
+def by_ntype(schema: Schema, nodes: NodeIds, what: str = "node ids") -> dict[int, I64]:
+    """Node ids by node type id; ``what`` names them in errors.
+
+    Raises:
+        NodeTypeError: a type does not exist, or the ids are not by type and the graph has several.
+        InvalidArgumentError: the ids are not integers in one dimension.
+    """
+    if isinstance(nodes, Mapping):
+        return {schema.ntype_id(ntype): id_array(ids, what) for ntype, ids in nodes.items()}
+    if len(schema.ntypes) > 1:
+        raise NodeTypeError(f"{what} must be a dict by node type: the graph has {list(schema.ntypes)}")
+    return {0: id_array(nodes, what)}
+
+
+def unwrap_nodes(schema: Schema, nodes: Mapping[int, I64]) -> NodeTensors:
+    """The reverse of :func:`by_ntype`, with every node type."""
+    none = np.empty(0, np.int64)
+    by_type = {ntype: torch.from_numpy(nodes.get(t, none)) for t, ntype in enumerate(schema.ntypes)}
+    return by_type if len(by_type) > 1 else by_type[schema.ntypes[0]]
+
+
+def canonical(schema: Schema, given: V | ByEdgeType[V], what: str) -> dict[Relation, V]:
+    """What is given by edge type keyed by canonical relation, in the same order.
+
+    Args:
+        schema: node types and relations.
+        given: edge type -> anything; or anything else where the graph has one relation.
+        what: names what is given in errors.
+
+    Raises:
+        EdgeTypeError: an edge type is unknown or ambiguous, or nothing is keyed and the graph has several.
+        InvalidArgumentError: two edge types are the same relation.
+    """
+    if not isinstance(given, Mapping):
+        return {schema.to_canonical(None): given}
+    found: dict[Relation, V] = {}
+    for etype, value in given.items():
+        relation = schema.to_canonical(etype)
+        if relation in found:
+            raise InvalidArgumentError(f"{what}: relation {relation} is given twice (edge types {list(given)})")
+        found[relation] = value
+    return found
+
+
+def by_relation(schema: Schema, ids: EdgeIds, what: str) -> dict[Relation, torch.Tensor]:
+    """Ids keyed by canonical relation, int64 on the CPU; ``what`` names them in errors.
+
+    Raises:
+        EdgeTypeError: an edge type is unknown or ambiguous, or the ids are not keyed and the graph has several.
+        InvalidArgumentError: the ids are not integers in one dimension, or two edge types are the same relation.
+    """
+    given: dict[Relation, IdsLike] = canonical(schema, ids, what)
+    return {relation: fields.as_ids(some, what).cpu().contiguous() for relation, some in given.items()}
+
+
+def unwrap_edges(schema: Schema, ids: dict[Relation, torch.Tensor]) -> EdgeTensors:
+    """The reverse of :func:`by_relation`: a tensor where the graph has one relation."""
+    if len(schema.relations) > 1:
+        return ids
+    return ids.get(schema.relations[0], torch.empty(0, dtype=torch.int64))
+
+
+def check_fanout(fanout: object) -> int:
+    """Return a fanout.
+
+    Raises:
+        InvalidArgumentError: it is not an integer >= -1.
+    """
+    if not isinstance(fanout, int | np.integer) or isinstance(fanout, bool) or fanout < -1:
+        raise InvalidArgumentError(f"fanout must be an integer >= -1 (got {fanout!r})")
+    return int(fanout)
