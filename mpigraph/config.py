@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from mpigraph.errors import InvalidArgumentError
 
-__all__ = ["Allocation", "Config", "set_rendezvous", "slurm_allocation", "slurm_tasks", "unset"]
+__all__ = ["Allocation", "Config", "launcher_rank", "set_rendezvous", "slurm_allocation", "slurm_tasks", "unset"]
 
 _PREFIX = "MPIGRAPH_"
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
@@ -22,11 +22,12 @@ class Config:
     """Settings of one job.
 
     Attributes:
-        ranks_per_node: pretend that nodes hold this many ranks; 0 means the real nodes. For tests.
+        ranks_per_node: group the ranks into pretended nodes of this size; 0 means the real nodes. For tests.
         timeout: seconds that a wait may last before the watchdog ends the job.
-        window: how shared windows are allocated: "auto", "allocate" or "create" (see ``rows/window.py``).
-        transport: how far rows are read: "rma", "packed", or "auto" to measure at start (see ``rows/selection.py``).
-        keep_memory: 1 to keep freed blocks for the next minibatch (see ``memory.py``), 0 to give them back.
+        window: how shared windows are allocated: "auto", "allocate" or "create" (see ``rows/service.py``).
+        transport: how far rows are read: the name of a transport, which ``rows/service.py`` lists and checks, or "auto"
+            to measure at start.
+        keep_memory: 1 to keep freed blocks for the next minibatch (see ``session/malloc.py``), 0 to return them.
         log_level: a level name of :mod:`logging`, in capitals or not.
         part_config: the partition configuration of graphs opened without naming one.
         num_servers: servers on each node.
@@ -55,8 +56,6 @@ class Config:
             raise InvalidArgumentError(f"timeout must be > 0 seconds (got {self.timeout})")
         if self.window not in ("auto", "allocate", "create"):
             raise InvalidArgumentError(f"window must be auto, allocate or create (got {self.window!r})")
-        if self.transport not in ("auto", "rma", "packed"):
-            raise InvalidArgumentError(f"transport must be auto, rma or packed (got {self.transport!r})")
         if self.keep_memory not in (0, 1):
             raise InvalidArgumentError(f"keep_memory must be 0 or 1 (got {self.keep_memory})")
         if self.log_level.upper() not in _LEVELS:
@@ -89,7 +88,7 @@ class Config:
 
 
 class Allocation(NamedTuple):
-    """What Slurm gave to the job that this process runs in.
+    """The Slurm allocation of this job.
 
     Attributes:
         nodes: how many nodes.
@@ -113,22 +112,28 @@ def slurm_tasks() -> int:
     return int(os.environ.get("SLURM_STEP_NUM_TASKS", "0"))
 
 
+def launcher_rank() -> int:
+    """Return the rank that mpiexec or srun gave this process, 0 where none did; for use before MPI starts."""
+    names = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
+    return next((int(os.environ[name]) for name in names if name in os.environ), 0)
+
+
 def set_rendezvous(rank: int, world_size: int, local_rank: int, address: str, port: int) -> list[str]:
     """Set what ``torch.distributed``'s ``env://`` rendezvous reads, without overriding the user's values.
 
     Returns:
         The names that were set, for :func:`unset`.
     """
-    wanted = {
+    values = {
         "RANK": rank,
         "WORLD_SIZE": world_size,
         "LOCAL_RANK": local_rank,
         "MASTER_ADDR": address,
         "MASTER_PORT": port,
     }
-    ours = [name for name in wanted if name not in os.environ]
+    ours = [name for name in values if name not in os.environ]
     for name in ours:
-        os.environ[name] = str(wanted[name])
+        os.environ[name] = str(values[name])
     return ours
 
 

@@ -1,8 +1,8 @@
-"""Graphs of other packages as :class:`~mpigraph.graphs.hetero.HeteroGraph`.
+"""Conversion of graphs of other packages to :class:`~mpigraph.graphs.hetero.HeteroGraph`.
 
-No other package is imported to read its graphs: they are known by what they offer. Names of features are kept as they
-are; what is not one number or one row of numbers for each node or edge is left out. PyG's graphs are read and made in
-pyg.py.
+No other package is imported to read its graphs: they are recognised by their attributes. Features keep their names;
+what is not one number or one row of numbers for each node or edge is left out. PyG's graphs are converted in
+``graphs/pyg.py``.
 """
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -21,7 +21,7 @@ __all__ = ["as_graph", "from_dgl", "from_networkx", "from_pyg", "from_scipy", "t
 
 
 def as_graph(obj: Any) -> HeteroGraph:
-    """Make a graph of whatever holds one.
+    """Make a graph of any object that describes one.
 
     Args:
         obj: a graph of this library (returned as it is); a pair (src, dst) or integers of shape [2, num_edges]; a
@@ -37,6 +37,7 @@ def as_graph(obj: Any) -> HeteroGraph:
         return heterograph(obj)
     if isinstance(obj, tuple | list | np.ndarray | torch.Tensor) and len(obj) == 2:
         return graph((obj[0], obj[1]))
+    # the most particular attributes first, since a later test may also hold for graphs of another package
     if hasattr(obj, "canonical_etypes") and hasattr(obj, "edata"):
         return from_dgl(obj)
     if hasattr(obj, "edge_index") or (hasattr(obj, "node_types") and hasattr(obj, "edge_types")):
@@ -118,6 +119,7 @@ def from_dgl(g: Any) -> HeteroGraph:
 
 
 def _sorted_if_possible(labels: Iterable[Hashable]) -> list[Hashable]:
+    """Sort labels; keep the order of those that cannot be compared, such as strings and numbers."""
     labels = list(labels)
     try:
         return sorted(labels)  # type: ignore[type-var]
@@ -126,9 +128,9 @@ def _sorted_if_possible(labels: Iterable[Hashable]) -> list[Hashable]:
 
 
 def _take(frame: Frame, records: list[dict[str, Any]], names: Sequence[str] | None) -> None:
-    """Put attributes of nodes or edges into a frame."""
-    wanted = _common_names(records) if names is None else names
-    for name in wanted:
+    """Put attributes of nodes or edges into a frame; without ``names``, all that are numbers."""
+    common = [name for name in (records[0] if records else {}) if all(name in record for record in records)]
+    for name in common if names is None else names:
         missing = sum(name not in record for record in records)
         if missing:
             raise GraphDataError(f"attribute {name!r} is missing on {missing} {frame.owner}")
@@ -137,8 +139,3 @@ def _take(frame: Frame, records: list[dict[str, Any]], names: Sequence[str] | No
         except (TypeError, ValueError) as error:
             if names is not None:
                 raise GraphDataError(f"attribute {name!r} of {frame.owner} is not numeric: {error}") from error
-
-
-def _common_names(records: list[dict[str, Any]]) -> list[str]:
-    """Return the attributes that every record has, in the order of the first."""
-    return [name for name in (records[0] if records else {}) if all(name in record for record in records)]

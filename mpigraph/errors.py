@@ -27,7 +27,7 @@ class MPIGraphError(Exception):
     """Base class of all errors of this library (DGL's ``DGLError``).
 
     Attributes:
-        everywhere: whether every rank raises this same error; one of them then speaks for all.
+        everywhere: whether every rank raises this same error; then only one of them reports it.
     """
 
     everywhere = False
@@ -41,25 +41,21 @@ class OutOfRangeError(MPIGraphError, IndexError):
     """A node, edge or row id lies outside its range."""
 
 
-class NodeTypeError(MPIGraphError, KeyError):
-    """A node type is unknown, or was left out where there are several."""
-
+class _UnknownNameError(MPIGraphError, KeyError):
     def __str__(self) -> str:  # KeyError would quote the message
         return str(self.args[0]) if self.args else ""
 
 
-class EdgeTypeError(MPIGraphError, KeyError):
+class NodeTypeError(_UnknownNameError):
+    """A node type is unknown, or was left out where there are several."""
+
+
+class EdgeTypeError(_UnknownNameError):
     """An edge type is unknown, ambiguous, or was left out where there are several."""
 
-    def __str__(self) -> str:
-        return str(self.args[0]) if self.args else ""
 
-
-class FieldNameError(MPIGraphError, KeyError):
+class FieldNameError(_UnknownNameError):
     """A feature of this name does not exist."""
-
-    def __str__(self) -> str:
-        return str(self.args[0]) if self.args else ""
 
 
 class MaskLengthError(MPIGraphError, AssertionError, ValueError):
@@ -95,4 +91,4 @@ class ClosedError(MPIGraphError, RuntimeError):
 
 
 class CollectiveError(MPIGraphError, RuntimeError):
-    """A collective step failed on at least one rank; raised on every rank, naming the culprits."""
+    """A collective step failed on at least one rank; raised on every rank, naming those where it failed."""

@@ -1,8 +1,8 @@
 """Built-in message and reduce functions, named as in ``dgl.function``.
 
-A function of this module only describes what to do; ``update_all`` and ``apply_edges`` do it. ``u`` is the source of
-an edge, ``v`` its destination, ``e`` the edge itself; ``u_mul_e("h", "w", "m")`` multiplies the source's ``h`` by the
-edge's ``w`` and calls the result ``m``.
+A function of this module only describes a computation; ``update_all`` and ``apply_edges`` perform it. ``u`` is the
+source of an edge, ``v`` its destination, ``e`` the edge itself; ``u_mul_e("h", "w", "m")`` multiplies the source's
+``h`` by the edge's ``w`` and calls the result ``m``.
 """
 
 from typing import Literal, Protocol

@@ -1,6 +1,7 @@
 """The shape of the library, read from its source: layers, third parties, and what it must not contain."""
 
 import ast
+import re
 from collections.abc import Callable, Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -11,33 +12,19 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "mpigraph"
 FILES = {str(path.relative_to(ROOT)): path.read_text() for path in sorted(PACKAGE.rglob("*.py"))}
 
-# From the lowest to the highest. A module may import what stands above its line, and its own folder; two names on
-# one line do not know each other.
-LAYERS = """
-errors arrays
-config
-log
-kernels
-mpi metadata
-storage
-partition rows
-store
-sampling
-graphs
-convert function
-session
-nn distgraph process_group
-optim
-dataloading
-distributed
-cli
-__main__
-""".split("\n")
-LAYER_OF = {name: layer for layer, line in enumerate(LAYERS) for name in line.split()}
+
+def floors() -> list[str]:
+    """The list in mpigraph/README.md, from the lowest floor up; two names on one line do not know each other."""
+    block = (PACKAGE / "README.md").read_text(encoding="utf-8").split("```floors\n")[1].split("```")[0]
+    return [line.split(":")[0] for line in block.splitlines()]
+
+
+# A module may import what stands above its line, and its own folder.
+LAYER_OF = {name: layer for layer, line in enumerate(floors()) for name in line.split()}
 FIRST_WITH_TORCH = LAYER_OF["graphs"]
 ONLY_IN = {
     "numba": ("kernels",),
-    "mpi4py": ("mpi", "service", "session/context.py"),
+    "mpi4py": ("mpi", "rows", "sampling", "session", "process_group"),
     "h5py": ("storage",),
     "pymetis": ("partition/metis.py",),
     "torch_geometric": ("graphs/pyg.py",),
@@ -45,7 +32,8 @@ ONLY_IN = {
 }
 PICKLES = {"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve"}
 PICKLED_MESSAGES = {"bcast", "send", "recv", "isend", "irecv", "sendrecv", "allgather", "allreduce", "alltoall"}
-MAX_LINES = 350
+COMMUNICATOR = re.compile(r"(comm|COMM_\w+|trainers|node|group)(\(\))?$")  # what a communicator is called here
+MAX_LINES = 500
 
 
 def parts_of(path: str) -> tuple[str, ...]:
@@ -102,7 +90,8 @@ def pickling(path: str, tree: ast.AST) -> Iterator[str]:
             if not (isinstance(node.value, ast.Constant) and node.value.value is False):
                 yield "allow_pickle that is not False"
         elif isinstance(node, ast.Attribute) and node.attr in PICKLED_MESSAGES and speaks_mpi:
-            yield f"{node.attr} pickles its message"
+            if COMMUNICATOR.search(ast.unparse(node.value)):
+                yield f"{node.attr} pickles its message"
 
 
 def comm_world(path: str, tree: ast.AST) -> Iterator[str]:
@@ -195,7 +184,7 @@ BAD = [
     (wrong_layers, "mpi/x.py", "from mpigraph.metadata.book import RangeBook"),
     (wrong_layers, "store/x.py", "def f():\n    from mpigraph import service"),
     (wrong_layers, "store/x.py", "if TYPE_CHECKING:\n    import mpigraph.session.state"),
-    (wrong_layers, "store/x.py", "import mpigraph.partition.metis"),
+    (wrong_layers, "rows/x.py", "import mpigraph.partition.pipeline"),
     (wrong_layers, "nn/x.py", "from mpigraph.dataloading import MultiLayerFullNeighborSampler"),
     (wrong_layers, "graphbase.py", "from mpigraph.graphs.hetero import HeteroGraph"),
     (wrong_layers, "errors.py", "from mpigraph.log import get_logger"),
@@ -227,10 +216,10 @@ BAD = [
 ]
 GOOD = [
     (wrong_layers, "store/x.py", "from mpigraph import config, errors\nfrom mpigraph.storage.shard import ShardReader"),
-    (wrong_layers, "store/x.py", "import mpigraphics\nfrom mpigraph.store.host_ranges import pieces"),
+    (wrong_layers, "store/x.py", "import mpigraphics\nfrom mpigraph.store.host_ranges import overlaps"),
     (wrong_layers, "__init__.py", "from mpigraph.cli.main import main"),
     (wrong_third_parties, "session/context.py", "from mpi4py import MPI\nimport torch"),
-    (wrong_third_parties, "base.py", "import torch"),
+    (wrong_third_parties, "graphs/x.py", "import torch"),
     (pickling, "store/x.py", "np.load(path, allow_pickle=False)\nwindow.allgather()"),
     (comm_world, "session/context.py", "def initialize():\n    MPI.COMM_WORLD.Barrier()"),
     (forbidden_words, "cli/x.py", "print(1)"),
@@ -249,8 +238,8 @@ def test_each_rule_can_hold(rule: Callable[[str, ast.AST], Iterator[str]], path:
 
 
 def test_long_files_and_cycles_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(FILES, "mpigraph/x.py", "\n" * 351)
-    assert list(length("mpigraph/x.py", ast.parse(""))) == ["more than 350 lines"]
+    monkeypatch.setitem(FILES, "mpigraph/x.py", "\n" * 501)
+    assert list(length("mpigraph/x.py", ast.parse(""))) == ["more than 500 lines"]
     ring = {
         "mpigraph/store/a.py": "from mpigraph.store import b",
         "mpigraph/store/b.py": "def f():\n    from mpigraph.store.c import C",

@@ -13,22 +13,22 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser = commands.add_parser(
         "generate",
         help="write a generated graph",
-        description="Write a graph with power-law degrees, planted communities and features that carry a part of the "
-        "label, as .npy files that 'partition' reads.",
+        description="Write a graph with power-law degrees, planted communities and features that say something about "
+        "the label, as .npy files that 'partition' reads.",
     )
     parser.add_argument("--nodes", type=int, required=True, help="number of nodes")
     parser.add_argument("--edges", type=int, required=True, help="number of directed edges (both directions count)")
     parser.add_argument("--feat-dim", type=int, default=Recipe.feat_dim, help="length of a feature row (%(default)s)")
     parser.add_argument("--classes", type=int, default=Recipe.num_classes, help="number of labels (%(default)s)")
     parser.add_argument(
-        "--homophily", type=float, default=Recipe.homophily, help="share of edges inside a class (%(default)s)"
+        "--homophily", type=float, default=Recipe.homophily, help="fraction of the edges inside a class (%(default)s)"
     )
     parser.add_argument(
-        "--block-share", type=float, default=Recipe.block_share, help="share of those inside one block (%(default)s)"
+        "--block-share", type=float, default=Recipe.block_share, help="fraction of those inside a block (%(default)s)"
     )
     parser.add_argument("--block-size", type=int, default=0, help="nodes of a block (0: by the mean degree)")
     parser.add_argument(
-        "--train-fraction", type=float, default=Recipe.train_fraction, help="share of training nodes (%(default)s)"
+        "--train-fraction", type=float, default=Recipe.train_fraction, help="fraction of training nodes (%(default)s)"
     )
     parser.add_argument("--signal", type=float, default=Recipe.signal, help="strength of the features (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="equal seeds give equal graphs (%(default)s)")
@@ -49,6 +49,7 @@ def _run(arguments: argparse.Namespace) -> int:
         train_fraction=arguments.train_fraction,
         signal=arguments.signal,
     )
-    path = write_graph(recipe, arguments.out, ProgressBar())
+    with ProgressBar() as progress:
+        path = write_graph(recipe, arguments.out, progress)
     print(f"{path}: {recipe.num_nodes} nodes, {2 * recipe.num_pairs} directed edges, {recipe.num_classes} classes")
     return 0

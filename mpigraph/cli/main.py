@@ -3,22 +3,23 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 
-from mpigraph.cli import bench, copy, generate, launch, partition, stage
 from mpigraph.errors import MPIGraphError
 
 __all__ = ["main"]
 
-_COMMANDS = (generate, partition, launch, copy, stage, bench)
+_COMMANDS = ("generate", "partition", "launch", "copy", "stage", "bench")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit status: 0, or 2 after one line about wrong input."""
+    words = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(prog="python -m mpigraph", description="Distributed graph learning on MPI.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in _COMMANDS:
-        module.add_parser(commands)
-    arguments = parser.parse_args(argv)
+    for name in words[:1] if words and words[0] in _COMMANDS else _COMMANDS:
+        _module(name).add_parser(commands)
+    arguments = parser.parse_args(words)
     try:
         return int(arguments.run(arguments))
     except (MPIGraphError, OSError, MemoryError) as error:
@@ -28,3 +29,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"mpigraph {arguments.command}: interrupted", file=sys.stderr)
         return 130
+
+
+def _module(command: str) -> ModuleType:
+    """Import the module of one command. Not all at once: some need libraries that take seconds to load."""
+    if command == "generate":
+        from mpigraph.cli import generate
+
+        return generate
+    if command == "partition":
+        from mpigraph.cli import partition
+
+        return partition
+    if command == "launch":
+        from mpigraph.cli import launch
+
+        return launch
+    if command == "copy":
+        from mpigraph.cli import copy
+
+        return copy
+    if command == "stage":
+        from mpigraph.cli import stage
+
+        return stage
+    from mpigraph.cli import bench
+
+    return bench

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
+from mpigraph.arrays import Array
 from mpigraph.cli.progress import ProgressBar
 from mpigraph.errors import InvalidArgumentError
-from mpigraph.partition.pipeline import PART_METHODS, memory_forecast, partition_source
+from mpigraph.partition.pipeline import PART_METHODS, check_writable, memory_forecast, partition_source
 from mpigraph.partition.readers import add_reverse_edges, read_source
 from mpigraph.partition.source import GraphSource
 
@@ -45,44 +46,48 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def _run(arguments: argparse.Namespace) -> int:
     if arguments.method not in PART_METHODS:
         raise InvalidArgumentError(f"--method must be one of {list(PART_METHODS)} (got {arguments.method!r})")
+    check_writable(arguments.out)  # reading may take minutes
     source = read_source(arguments.input)
     if arguments.undirected or arguments.add_reverse:
         source = add_reverse_edges(source, own_relations=arguments.add_reverse)
     _print_forecast(source, arguments.method)
-    result = partition_source(
-        source,
-        arguments.name or Path(arguments.input).resolve().name.removesuffix(".npz"),
-        arguments.parts,
-        arguments.out,
-        arguments.method,
-        balance_classes=_training_nodes(source) if arguments.balance_train else None,
-        balance_edges=arguments.balance_edges,
-        seed=arguments.seed,
-        keep_edge_ids=False,
-        progress=ProgressBar(),
-    )
+    with ProgressBar() as progress:
+        result = partition_source(
+            source,
+            arguments.name or Path(arguments.input).resolve().name.removesuffix(".npz"),
+            arguments.parts,
+            arguments.out,
+            arguments.method,
+            balance_classes=_training_nodes(source) if arguments.balance_train else None,
+            balance_edges=arguments.balance_edges,
+            seed=arguments.seed,
+            keep_edge_ids=False,
+            progress=progress,
+        )
     report = result.report
     print(f"{result.config_path}: {arguments.parts} parts by {arguments.method}")
     print(f"edges cut: {report['edges_cut']} ({report['edge_cut_fraction']:.1%})")
-    for name, reached in report["balance"].items():
-        print(f"largest part / mean, {name}: {reached:.3f}")
+    for name, balance in report["balance"].items():
+        print(f"largest part / mean, {name}: {balance:.3f}")
     return 0
 
 
-def _training_nodes(source: GraphSource) -> dict[str, np.ndarray[tuple[int], np.dtype[np.uint8]]]:
-    found = {
-        ntype: np.asarray(table["train_mask"].values[:])
-        for ntype, table in source.node_feats.items()
-        if "train_mask" in table
+def _training_nodes(source: GraphSource) -> dict[str, Array]:
+    """Return the training mask of each node type that has one."""
+    masks = {
+        ntype: np.asarray(feats["train_mask"].values[:])
+        for ntype, feats in source.node_feats.items()
+        if "train_mask" in feats
     }
-    if not found:
+    if not masks:
         raise InvalidArgumentError("--balance-train needs a train_mask in the input (it has none)")
-    return found
+    return masks
 
 
 def _print_forecast(source: GraphSource, method: str) -> None:
     """Print counts and the memory that each stage will need; warn when there is less."""
-    num_nodes, num_edges = int(source.node_bases[-1]), sum(len(src) for src, _ in source.edges)
+    num_nodes = int(source.node_bases[-1])
+    num_edges = sum(len(src) for src, _ in source.edges)
     print(f"{num_nodes} nodes, {num_edges} directed edges{_types(source)}", file=sys.stderr)
     stages = memory_forecast(num_nodes, num_edges, method, source.bytes_in_memory())
     for stage, size in stages.items():
@@ -97,7 +102,7 @@ def _print_forecast(source: GraphSource, method: str) -> None:
 
 
 def _types(source: GraphSource) -> str:
-    """What a typed graph consists of, in words; nothing for a homogeneous one."""
+    """Return what a typed graph consists of, in words; nothing for a homogeneous one."""
     schema = source.schema
     if schema.is_homogeneous:
         return ""

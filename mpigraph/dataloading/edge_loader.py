@@ -16,7 +16,7 @@ from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.typed_ids import ByEdgeType, EdgeIds, Names, by_relation, unwrap_edges
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.fields import EID, NID, EdgeType
-from mpigraph.graphs.graphbase import exact_device
+from mpigraph.graphs.in_memory import exact_device
 
 __all__ = ["DistEdgeDataLoader"]
 

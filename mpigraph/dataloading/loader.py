@@ -26,7 +26,7 @@ from mpigraph.dataloading.seeds import SeedBatches, Seeds, TypedIds, agreed_step
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.typed_ids import Blocks, FeatureName, Names, NodeIds, by_ntype, unwrap_nodes
 from mpigraph.errors import InvalidArgumentError
-from mpigraph.graphs.graphbase import exact_device
+from mpigraph.graphs.in_memory import exact_device
 from mpigraph.log import get_logger
 from mpigraph.sampling.minibatch import RandomContext
 from mpigraph.sampling.protocol import Operation
@@ -154,7 +154,7 @@ class DistDataLoader:
         self._epochs = _Epochs(session, seed, depth)  # its checked call before the plain one below
         self._retire = weakref.finalize(self, self._epochs.retire)
         self._retire.atexit = False
-        steps = agreed_steps(len(seeds), batch_size, drop_last, session.world.agree)
+        steps = agreed_steps(len(seeds), batch_size, drop_last, session.world.allreduce_minmax)
         bounds = batch_bounds(len(seeds), batch_size, drop_last, steps)
         self._batches = SeedBatches(bounds, len(seeds), shuffle, seed, session.rank)
         self._epoch = 0

@@ -1,7 +1,7 @@
 """DistEmbedding: rows that learn, one for each node of a type or edge of a relation.
 
 Reading rows is one-sided, as of any :class:`DistTensor`. Each read while gradients are on is remembered with the tensor
-that it returned; a sparse optimizer (``distributed/optim``) later takes these records with the gradients that
+that it returned; a sparse optimizer (``optim/``) later takes these records with the gradients that
 ``backward`` has left there. There is no copy of the rows on the trainers.
 """
 
@@ -18,7 +18,6 @@ from mpigraph.distgraph.typed_ids import to_rows
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.kernels.rng import combine
 from mpigraph.rows.owners import RowOwners
-from mpigraph.session.agreement import agreed
 from mpigraph.session.context import current
 
 __all__ = ["DistEmbedding", "Lookup"]
@@ -52,7 +51,7 @@ class DistEmbedding:
         embedding_dim: elements of a row.
         optm_state: the state of the optimizer made last for these rows, DistTensors by name.
 
-    Collective on the trainers: construction. One-sided: the call. Local: the rest.
+    Collective on the trainers: construction. One-sided: the call.
     """
 
     def __init__(
@@ -72,8 +71,8 @@ class DistEmbedding:
             embedding_dim: elements of a row, at least 1.
             name: a name to find the rows by; None makes rows that nobody else finds.
             init_func: ``init_func(shape, dtype) -> tensor`` makes some consecutive rows; zeros if None, as in DGL. It
-                is called on the trainers for pieces of a fixed size ``[at most 16384, embedding_dim]``, with torch's
-                (CPU), numpy's and Python's default generators seeded by job, name and piece and put back afterwards: so
+                is called on the trainers for chunks of a fixed size ``[at most 16384, embedding_dim]``, with torch's
+                (CPU), numpy's and Python's default generators seeded by job, name and chunk and put back afterwards: so
                 the rows do not depend on the number of ranks or hosts. Rows that exist under this name stay.
             part_policy: which nodes or edges the rows are; found by ``num_embeddings`` if None.
             dtype: how rows are stored: float32, float16 or bfloat16. They are read, and their gradients and optimizer
@@ -90,7 +89,7 @@ class DistEmbedding:
         """
         session = current()
         called = "an embedding" if name is None else f"embedding {name!r}"
-        with agreed(session, f"creating {called}"):
+        with session.world.together(f"creating {called}"):
             _check(name, embedding_dim, dtype, init_func)
             find_policy(session, (num_embeddings, embedding_dim), part_policy)
         if name is None:
@@ -116,13 +115,13 @@ class DistEmbedding:
         return self.weight.part_policy
 
     @property
-    def charge(self) -> RowOwners:
-        """Which trainer is in charge of which rows."""
+    def owners(self) -> RowOwners:
+        """Which trainer updates which rows."""
         rows = self.weight.rows
         return RowOwners(rows.window.world, rows.window.offsets)
 
     def __call__(self, ids: Any, device: torch.device | str = "cpu") -> torch.Tensor:
-        """Read rows in the order of ``ids``. One-sided; the target does nothing.
+        """Read rows in the order of ``ids``. One-sided.
 
         Args:
             ids: int[n], tensor, array or list; rows may repeat.
@@ -137,7 +136,7 @@ class DistEmbedding:
             InvalidArgumentError: ``ids`` are not ids.
         """
         rows = to_rows(ids, self.num_embeddings, self.name)
-        leaf = self.weight[rows].to(device, torch.float32)
+        leaf = self.weight.gather(rows, device=device).to(torch.float32)
         if torch.is_grad_enabled():
             leaf = leaf.detach().requires_grad_()
             self._trace.append(Lookup(rows.copy(), leaf))

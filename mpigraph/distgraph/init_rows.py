@@ -1,4 +1,4 @@
-"""What the rows of a new tensor are: made on the trainers, each of which fills the rows that it is in charge of."""
+"""What the rows of a new tensor are: made on the trainers, each of which fills the rows that it owns."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -15,38 +15,38 @@ from mpigraph.kernels.rng import combine
 from mpigraph.rows.owners import RowOwners
 from mpigraph.rows.row_tensor import RowTensor
 from mpigraph.sampling.protocol import Operation
-from mpigraph.session.agreement import agreed
 from mpigraph.session.context import Session
 
-__all__ = ["Fill", "InitFunc", "by_chunk", "by_share", "initialise"]
+__all__ = ["Fill", "InitFunc", "by_chunk", "by_range", "fill_rows"]
 
 InitFunc = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 Fill = Callable[[RowTensor, RowOwners], None]
-"""Fills the rows that this trainer is in charge of."""
+"""Fills the rows that this trainer owns."""
 
 CHUNK = 1 << 14  # rows of one call; whoever changes it changes the rows that a seed makes
 _DRAWS = 0x1217  # separates these draws from others with the same seed
 
 
-def initialise(session: Session, rows: RowTensor, fill: Fill) -> None:
+def fill_rows(session: Session, rows: RowTensor, fill: Fill) -> None:
     """Fill the rows of a new tensor. Collective on the trainers.
 
     Raises:
         CollectiveError: ``fill`` raised somewhere; on every trainer.
     """
-    with agreed(session, f"init_func of tensor {rows.name!r}"):
+    with session.world.together(f"init_func of tensor {rows.name!r}"):
         fill(rows, RowOwners(session.world, rows.window.offsets))
     session.control.call(Operation.BARRIER)
 
 
-def by_share(init_func: InitFunc, dtype: torch.dtype) -> Fill:
-    """Call ``init_func(shape, dtype)`` once for each share of the rows."""
+def by_range(init_func: InitFunc, dtype: torch.dtype) -> Fill:
+    """Call ``init_func(shape, dtype)`` once for each range of rows that a trainer owns."""
 
-    def fill(rows: RowTensor, charge: RowOwners) -> None:
-        for share in charge.shares():
-            part = rows.segment(share.host)[share.rows]
-            values = init_func(tuple(part.shape), dtype)
-            to_torch(part, rows.dtype)[:] = torch.as_tensor(values).to(dtype)
+    def fill(rows: RowTensor, owners: RowOwners) -> None:
+        for owned in owners.ranges():
+            shape = (owned.last - owned.first, *rows.shape[1:])
+            values = torch.as_tensor(init_func(shape, dtype)).to(dtype)
+            with rows.writing(owned.host) as segment:
+                to_torch(segment[owned.rows], rows.dtype)[:] = values
 
     return fill
 
@@ -54,27 +54,28 @@ def by_share(init_func: InitFunc, dtype: torch.dtype) -> Fill:
 def by_chunk(init_func: InitFunc, dtype: torch.dtype, seed: int) -> Fill:
     """Call ``init_func(shape, dtype)`` for :data:`CHUNK` rows at a time, with draws that depend on the chunk alone.
 
-    The rows are then the same whoever makes them. A chunk that several trainers are in charge of is made by each of
-    them, who keeps its part.
+    The rows are then the same whoever makes them. A chunk that several trainers own rows of is made by each of them,
+    who keeps its own rows.
     """
     return partial(_fill_chunks, init_func, dtype, seed)
 
 
-def _fill_chunks(init_func: InitFunc, dtype: torch.dtype, seed: int, rows: RowTensor, charge: RowOwners) -> None:
-    shares = charge.shares()
+def _fill_chunks(init_func: InitFunc, dtype: torch.dtype, seed: int, rows: RowTensor, owners: RowOwners) -> None:
+    ranges = owners.ranges()
     for number, begin in enumerate(range(0, rows.shape[0], CHUNK)):
         end = min(begin + CHUNK, rows.shape[0])
-        mine = [share for share in shares if share.first < end and begin < share.last]
+        mine = [owned for owned in ranges if owned.first < end and begin < owned.last]
         if not mine:
             continue
         with _draws_of(int(combine(seed, _DRAWS, number))):
             values = torch.as_tensor(init_func((end - begin, *rows.shape[1:]), dtype))
         _check_shape(values, (end - begin, *rows.shape[1:]))
-        for share in mine:
-            first, last = max(begin, share.first), min(end, share.last)
-            at = share.rows.start + first - share.first
-            part = rows.segment(share.host)[at : at + last - first]
-            to_torch(part, rows.dtype)[:] = values.detach()[first - begin : last - begin].to("cpu", dtype)
+        for owned in mine:
+            first, last = max(begin, owned.first), min(end, owned.last)
+            at = owned.rows.start + first - owned.first
+            with rows.writing(owned.host) as segment:
+                out = to_torch(segment[at : at + last - first], rows.dtype)
+                out[:] = values.detach()[first - begin : last - begin].to("cpu", dtype)
 
 
 def _check_shape(values: torch.Tensor, wanted: tuple[int, ...]) -> None:

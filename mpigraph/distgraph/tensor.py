@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from mpigraph.distgraph.dtypes import dtype_name, to_storage, to_torch
-from mpigraph.distgraph.init_rows import Fill, InitFunc, by_share, initialise
+from mpigraph.distgraph.init_rows import Fill, InitFunc, by_range, fill_rows
 from mpigraph.distgraph.partition_book import PartitionPolicy
 from mpigraph.distgraph.typed_ids import to_rows
 from mpigraph.errors import ClosedError, InvalidArgumentError, PartitionError, TensorMismatchError
@@ -21,6 +21,8 @@ from mpigraph.session.context import Session, current
 from mpigraph.storage.format import storage_dtype
 
 __all__ = ["DistTensor"]
+
+_BLOCK = 1 << 16  # rows that are counted at a time
 
 
 class Handle:
@@ -45,9 +47,9 @@ class Handle:
 class DistTensor:
     """A tensor spread over the hosts by rows.
 
-    Reading is one-sided: rows of hosts on this node are plain loads, others come by MPI ``Get``. A write is complete at
-    the host when it returns; the other ranks see it after :meth:`DistGraph.barrier`. Two writers of one row leave one
-    of the two rows, never a mix; reading a row while another rank writes it is the caller's race.
+    Reading is one-sided: rows of hosts on this node are plain loads, others come by a transport (``rows/``). A write is
+    complete at the host when it returns; the other ranks see it after :meth:`DistGraph.barrier`. Two writers of one row
+    leave one of the two rows, never a mix; reading a row while another rank writes it is the caller's race.
 
     Collective on the trainers: construction, :meth:`close`, ``|``.
     Dropping the last reference frees the memory at the trainers' next collective call, once all have dropped it.
@@ -70,8 +72,8 @@ class DistTensor:
             shape: full shape; the first dimension is the number of nodes of a type or edges of a relation.
             dtype: any torch dtype of integers, floats, bool.
             name: a name to find the tensor by; None makes an anonymous one.
-            init_func: ``init_func(shape, dtype) -> tensor``, called for each share of the rows by the trainer in
-                charge of it, which is near their host; zeros if None.
+            init_func: ``init_func(shape, dtype) -> tensor``, called by each trainer for each range of rows that it
+                owns, which are near; zeros if None.
             part_policy: which nodes or edges the rows are; found by ``shape[0]`` if None.
             persistent: keep the tensor until the job ends, whoever drops it.
             is_gdata: accepted for DGL's scripts.
@@ -83,7 +85,7 @@ class DistTensor:
         """
         if name is None and persistent:
             raise TensorMismatchError("a persistent tensor needs a name")
-        fill = None if init_func is None else by_share(init_func, dtype)
+        fill = None if init_func is None else by_range(init_func, dtype)
         shape = tuple(int(size) for size in shape)
         self._handle = _create(shape, dtype, name, name or "anonymous", part_policy, fill, persistent)
 
@@ -105,7 +107,7 @@ class DistTensor:
             name: a name to find the tensor by; None makes one that nobody else finds.
             label: what it is called.
             part_policy: which nodes or edges the rows are; found by ``shape[0]`` if None.
-            fill: makes the rows that a trainer is in charge of, if the tensor is new; zeros if None.
+            fill: makes the rows that a trainer owns, if the tensor is new; zeros if None.
 
         Collective on the trainers.
         """
@@ -137,18 +139,45 @@ class DistTensor:
         return self._handle.graph
 
     def __getitem__(self, index: Any) -> torch.Tensor:
-        """Read rows in the order of the index. One-sided; the target does nothing.
+        """Read rows in the order of the index: :meth:`gather` into memory of the pool. One-sided."""
+        return self.gather(index)
+
+    def gather(
+        self,
+        index: Any,
+        out: torch.Tensor | None = None,
+        device: torch.device | str | None = None,
+        pin_memory: bool = False,
+    ) -> torch.Tensor:
+        """Read rows in the order of the index. One-sided.
 
         Args:
             index: int (one row, first dimension kept), slice, list, ndarray or tensor of integers, or a mask.
+            out: [n, *row_shape] of this dtype to fill, on any device, pinned or not; new memory if None.
+            device: where the rows are to be; that of ``out`` or the CPU if None. Rows for a GPU are collected in pinned
+                memory first, and are there when the call returns.
+            pin_memory: put rows that stay on the CPU into pinned memory, which copies to a GPU need to be
+                asynchronous; without CUDA it makes no difference.
+
+        Returns:
+            [n, *row_shape], ``out`` itself if it was given.
 
         Raises:
             OutOfRangeError: a row does not exist.
+            InvalidArgumentError: ``out`` has another shape, dtype or device than the rows asked for.
         """
         rows = self.rows
         ids = to_rows(index, len(self), rows.name)
-        out = self._handle.session.pool.empty((len(ids), *rows.shape[1:]), storage_dtype(rows.dtype))
-        return to_torch(rows.gather(ids, out), rows.dtype)
+        shape = (len(ids), *rows.shape[1:])
+        if out is not None:
+            _check_out(out, shape, self.dtype, device)
+        target = torch.device("cpu" if device is None else device) if out is None else out.device
+        if out is not None and target.type == "cpu" and out.is_contiguous():
+            rows.gather(ids, to_storage(out.detach(), rows.dtype))
+            return out
+        pool = self._handle.session.rows_pool(pin_memory or target.type == "cuda")
+        found = to_torch(rows.gather(ids, pool.empty(shape, storage_dtype(rows.dtype))), rows.dtype)
+        return found.to(target) if out is None else out.copy_(found)
 
     def __setitem__(self, index: Any, values: Any) -> None:
         """Write rows; ``values`` broadcast and are converted. Of repeated rows the last wins.
@@ -179,11 +208,10 @@ class DistTensor:
         if (self.shape, self.rows.policy) != (other.shape, other.rows.policy):
             raise TensorMismatchError(f"cannot combine tensors of shapes {self.shape} and {other.shape}")
         result = DistTensor(self.shape, self.dtype, part_policy=self.part_policy)
-        session = self._handle.session
-        for share in self._shares():
-            mine, theirs, united = (to_torch(_part(t, share), t.rows.dtype) for t in (self, other, result))
-            united[:] = ((mine != 0) | (theirs != 0)).to(self.dtype)
-        session.control.call(Operation.BARRIER)
+        for owned in self._owned():
+            mine, theirs = (tensor[owned.first : owned.last] != 0 for tensor in (self, other))
+            result[owned.first : owned.last] = mine | theirs
+        self._handle.session.control.call(Operation.BARRIER)
         return result
 
     @property
@@ -214,26 +242,29 @@ class DistTensor:
 
     @property
     def local_partition(self) -> torch.Tensor:
-        """A view of this rank's share of the rows: its own host's, else a share of one near server's.
+        """A view of this rank's part of the rows: its own host's, else a part of one near server's.
 
-        The shares of all trainers together are all rows, each once. The other ranks see what is written through the
-        view after :meth:`DistGraph.barrier`; samplers that use the tensor as edge weights do not, once a loader has
-        prepared them.
+        The views of all trainers together are all rows, each once. What is written through a view, the other ranks and
+        samplers see after the trainers' next collective call (:meth:`DistGraph.barrier`). As long as a view is alive
+        the rows count as written at each such call, so edge weights are prepared anew each time: drop the view when
+        it is no longer needed.
 
         Raises:
-            InvalidArgumentError: this node has fewer trainers than servers, whose rows are not one piece of memory.
+            InvalidArgumentError: this node has fewer trainers than servers, whose rows are not adjacent in memory.
         """
-        host, part = _my_piece(self._handle.session.world, self.rows)
-        return to_torch(self.rows.segment(host)[part], self.rows.dtype)
+        rows = self.rows
+        return to_torch(rows.lend(*_local_rows(self._handle.session.world, rows)), rows.dtype)
 
     def count_nonzero(self) -> int:
         """How many elements are not zero. Collective on the trainers."""
-        session = self._handle.session
-        parts = [to_torch(_part(self, share), self.rows.dtype) for share in self._shares()]
-        return session.world.add(sum(int(torch.count_nonzero(rows)) for rows in parts))
+        found = 0
+        for owned in self._owned():
+            for first in range(owned.first, owned.last, _BLOCK):
+                found += int(torch.count_nonzero(self[first : min(first + _BLOCK, owned.last)]))
+        return self._handle.session.world.allreduce_sum(found)
 
-    def _shares(self) -> list[OwnedRange]:
-        return RowOwners(self._handle.session.world, self.rows.window.offsets).shares()
+    def _owned(self) -> list[OwnedRange]:
+        return RowOwners(self._handle.session.world, self.rows.window.offsets).ranges()
 
     def close(self) -> None:
         """Free the rows now; later use of any handle to this tensor raises. Collective on the trainers."""
@@ -279,7 +310,7 @@ def _create(
         return handle
     handle = Handle(session, graph, rows, owned=True)
     if fill is not None:
-        initialise(session, rows, fill)
+        fill_rows(session, rows, fill)
     if name is not None:
         session.handles[graph, name] = handle if persistent else weakref.ref(handle)
     if persistent:
@@ -328,11 +359,16 @@ def find_policy(session: Session, shape: tuple[int, ...], part_policy: Partition
     )
 
 
-def _part(tensor: DistTensor, share: OwnedRange) -> "np.ndarray[Any, Any]":
-    return tensor.rows.segment(share.host)[share.rows]
+def _check_out(
+    out: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str | None
+) -> None:
+    if (tuple(out.shape), out.dtype) != (shape, dtype):
+        raise InvalidArgumentError(f"out must be {shape} {dtype} (got {tuple(out.shape)} {out.dtype})")
+    if device is not None and torch.device(device).type != out.device.type:
+        raise InvalidArgumentError(f"out is on {out.device}, the rows are wanted on {device}")
 
 
-def _my_piece(world: World, rows: RowTensor) -> tuple[int, slice]:
+def _local_rows(world: World, rows: RowTensor) -> tuple[int, slice]:
     """A slice of one near host's rows, so that all trainers together have each row once."""
     if world.is_host:
         return world.host_index, slice(None)
@@ -340,10 +376,10 @@ def _my_piece(world: World, rows: RowTensor) -> tuple[int, slice]:
     if n < len(near):
         raise InvalidArgumentError(
             f"tensor {rows.name!r} has no local_partition on a node with {n} trainer(s) and {len(near)} servers, whose "
-            "rows are not one piece of memory: read and write by t[...], or use at most as many servers as trainers"
+            "rows are not adjacent in memory: read and write by t[...], or use at most as many servers as trainers"
         )
     place = k * len(near) // n
-    first, end = (-(-i * n // len(near)) for i in (place, place + 1))  # the trainers that share this host
+    first, end = (-(-i * n // len(near)) for i in (place, place + 1))  # the trainers with rows of this host
     host = int(near[place])
     count = len(rows.segment(host))
     return host, slice(count * (k - first) // (end - first), count * (k + 1 - first) // (end - first))

@@ -1,11 +1,11 @@
 """Aggregation of messages at their destinations.
 
 Sums and means of source features, plain or weighted by one number for each edge (or one for each of its heads), are
-products with a sparse matrix by torch's kernels: no row for each edge is ever made, and no gradient work is done for
+products with a sparse matrix by torch's kernels: no row for each edge is ever made, and no gradient is computed for
 features that need none. Everything else is evaluated edge by edge and then reduced.
 
-In memory, float32 products go through ``torch.embedding_bag``: it sums rows in the same order as the CSR product, to
-the same bits, but asks for the rows ahead of their use, which is 2 to 7 times as fast on rows of 100 to 256 numbers.
+On CPU, float32 products go through ``torch.embedding_bag``: it sums rows in the same order as the CSR product, to the
+same bits, but prefetches them, which is 2 to 7 times as fast on rows of 100 to 256 numbers.
 """
 
 import math
@@ -15,7 +15,7 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 
 from mpigraph.graphs.frame import Frame
 from mpigraph.graphs.inedges import InEdges
-from mpigraph.graphs.messages import EdgeBatch, Message, Operand, Reduce, edge_values
+from mpigraph.graphs.messages import EdgeBatch, Message, Reduce, edge_values
 
 __all__ = ["aggregate", "edge_dots", "mean_and_own", "reduce_rows", "spmm"]
 
@@ -23,7 +23,7 @@ _SUM = 0
 """The mode of ``torch.embedding_bag``."""
 
 _CHUNK = 1 << 22
-"""Numbers gathered at a time for products on edges."""
+"""Numbers that :func:`_sampled_dots` gathers at a time: 16 MiB of float32."""
 
 
 def aggregate(
@@ -33,14 +33,14 @@ def aggregate(
     reduce: Reduce,
     empty: float = 0.0,
 ) -> torch.Tensor:
-    """Return the reduced messages, one row for each destination.
+    """Return the reduced messages, [num_dst, ...].
 
     Args:
         in_edges: the edges.
         frames: frame of the sources, of the destinations, of the edges.
-        message: what travels.
-        reduce: how it is reduced.
-        empty: what the maximum or minimum of no message is; sum and mean of none are 0.
+        message: the message function.
+        reduce: the reduce function.
+        empty: the maximum or minimum of no message; sum and mean of none are 0.
     """
     if reduce.op in ("sum", "mean"):
         factors = _as_product(message, frames, in_edges)
@@ -53,7 +53,7 @@ def aggregate(
 def spmm(in_edges: InEdges, x: torch.Tensor, weights: torch.Tensor | None = None, mean: bool = False) -> torch.Tensor:
     """Sum source rows over the in-edges of each destination.
 
-    float16 and bfloat16 are summed in float32; integers are gathered.
+    float16 and bfloat16 are summed in float32; integers are gathered for each edge, then reduced.
 
     Args:
         in_edges: the edges.
@@ -82,8 +82,8 @@ def spmm(in_edges: InEdges, x: torch.Tensor, weights: torch.Tensor | None = None
 def mean_and_own(in_edges: InEdges, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the mean of the sources of each destination and its own row, in a block.
 
-    The same as ``spmm(in_edges, x, mean=True), x[:num_dst]``, but the gradient of the own rows is added into that of
-    the means; a slice would first widen it to all sources with zeros.
+    The same as ``spmm(in_edges, x, mean=True), x[:num_dst]``, but the gradient of the own rows is added in place into
+    that of the means; autograd's gradient of a slice would first be padded with zeros to all sources.
 
     Args:
         in_edges: the edges; the first sources are the destinations.
@@ -97,7 +97,7 @@ def mean_and_own(in_edges: InEdges, x: torch.Tensor) -> tuple[torch.Tensor, torc
 
 
 def edge_dots(in_edges: InEdges, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Multiply the rows of source and destination on each edge, head by head.
+    """Return the dot product of the rows of source and destination on each edge, head by head.
 
     Args:
         in_edges: the edges.
@@ -127,29 +127,30 @@ def reduce_rows(in_edges: InEdges, rows: torch.Tensor, op: str, empty: float = 0
         wide = torch.float32 if rows.dtype in (torch.float16, torch.bfloat16) else rows.dtype
         zeros = torch.zeros(in_edges.num_dst, *rows.shape[1:], dtype=wide, device=rows.device)
         total = zeros.index_add(0, in_edges.dst, rows.to(wide)).to(rows.dtype)
-        return _by_degree(total, in_edges) if op == "mean" else total
+        return total / _divisors(in_edges, total) if op == "mean" else total
     if not rows.is_floating_point() and math.isinf(empty):
         limits = torch.iinfo(rows.dtype)
         empty = limits.min if empty < 0 else limits.max
     if in_edges.num_edges == 0:
         return rows.new_full((in_edges.num_dst, *rows.shape[1:]), empty)
     best: torch.Tensor = _Extreme.apply(rows, in_edges, op)  # type: ignore[no-untyped-call]
-    lonely = (in_edges.degrees == 0).reshape(-1, *[1] * (rows.dim() - 1))
-    return best.masked_fill(lonely, empty)
+    zero_in_degree = (in_edges.degrees == 0).reshape(-1, *[1] * (rows.dim() - 1))
+    return best.masked_fill(zero_in_degree, empty)
 
 
 class _Spmm(torch.autograd.Function):
-    """``A @ x`` with A the num_dst x num_src matrix of the edges; the transposed is made only if x needs it.
+    """``A @ x`` with A the num_dst x num_src matrix of the edges; A^T is made only if x needs a gradient.
 
-    The mean divides in place here and its gradient once for each destination, where a division of its own would
-    make another tensor of each.
+    The mean is divided in place here, and its gradient once for each destination; a separate division would
+    allocate another tensor in both directions.
     """
 
     @staticmethod
     def forward(  # type: ignore[override]
         ctx: FunctionCtx, x: torch.Tensor, weights: torch.Tensor | None, in_edges: InEdges, mean: bool
     ) -> torch.Tensor:
-        ctx.in_edges, ctx.mean = in_edges, mean  # type: ignore[attr-defined]
+        ctx.in_edges = in_edges  # type: ignore[attr-defined]
+        ctx.mean = mean  # type: ignore[attr-defined]
         # x is needed again only for the gradient of the weights
         keep_x = weights is not None and ctx.needs_input_grad[1]  # type: ignore[attr-defined]
         ctx.save_for_backward(x if keep_x else None, weights)  # type: ignore[arg-type]
@@ -172,6 +173,8 @@ class _Spmm(torch.autograd.Function):
 
 
 class _MeanAndOwn(torch.autograd.Function):
+    """:class:`_Spmm` of the mean, with the destinations' own rows as a second output."""
+
     @staticmethod
     def forward(  # type: ignore[override]
         ctx: FunctionCtx, x: torch.Tensor, weights: None, in_edges: InEdges, mean: bool
@@ -185,12 +188,12 @@ class _MeanAndOwn(torch.autograd.Function):
     ) -> tuple[torch.Tensor | None, None, None, None]:
         grad_x = _Spmm.backward(ctx, grad)[0]
         if grad_x is not None:
-            grad_x[: grad_own.shape[0]].add_(grad_own)
+            grad_x[: grad_own.shape[0]].add_(grad_own)  # a fresh tensor of ours, so in place is safe
         return grad_x, None, None, None
 
 
 class _EdgeDots(torch.autograd.Function):
-    """Products on edges; their gradients are sums over edges, weighted by head."""
+    """Sampled dense-dense products (SDDMM): dots on edges; their gradients are sums over edges, weighted by head."""
 
     @staticmethod
     def forward(  # type: ignore[override]
@@ -207,17 +210,17 @@ class _EdgeDots(torch.autograd.Function):
         x, y = ctx.saved_tensors  # type: ignore[attr-defined]
         grad_x = grad_y = None
         if ctx.needs_input_grad[0]:  # type: ignore[attr-defined]
-            turned, order = in_edges.transposed
-            grad_x = _by_head(turned, y, grad[order], mean=False)
+            transposed, order = in_edges.transposed
+            grad_x = _by_head(transposed, y, grad[order], mean=False)
         if ctx.needs_input_grad[1]:  # type: ignore[attr-defined]
             grad_y = _by_head(in_edges, x, grad, mean=False)
         return grad_x, grad_y, None
 
 
 class _Extreme(torch.autograd.Function):
-    """Maximum or minimum of the rows of each destination; those that tie share the gradient evenly.
+    """Maximum or minimum of the rows of each destination; ties split the gradient evenly.
 
-    ``torch.segment_reduce`` would do, but its gradient of ties is wrong on CPU (seen in torch 2.13).
+    Not ``torch.segment_reduce``: its gradient of ties is wrong on CPU (seen in torch 2.13).
     """
 
     @staticmethod
@@ -242,55 +245,57 @@ class _Extreme(torch.autograd.Function):
 
 
 def _by_head(in_edges: InEdges, x: torch.Tensor, weights: torch.Tensor, mean: bool) -> torch.Tensor:
-    """Do :func:`spmm` for each head: no row of all heads is made for each edge."""
+    """Do :func:`spmm` head by head, so that no row of all heads is made for each edge."""
     heads = math.prod(weights.shape[1:])
-    # unbound, for the gradients of slices would be zeros of the full size, added up
+    # unbind, not slices: the gradient of a slice is a tensor of the full size, and they would all be added up
     rows = x.reshape(x.shape[0], heads, math.prod(x.shape[weights.dim() :])).unbind(1)
     columns = weights.reshape(weights.shape[0], heads).unbind(1)
-    parts = [spmm(in_edges, row, column.contiguous(), mean) for row, column in zip(rows, columns, strict=True)]
-    return torch.stack(parts, 1).reshape(in_edges.num_dst, *x.shape[1:])
+    sums = [spmm(in_edges, row, column.contiguous(), mean) for row, column in zip(rows, columns, strict=True)]
+    return torch.stack(sums, 1).reshape(in_edges.num_dst, *x.shape[1:])
 
 
 def _product(in_edges: InEdges, x: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
-    """Return A @ x."""
+    """Return A @ x, [num_dst, width], for x of [num_src, width] and weights of [num_edges] or None for ones."""
     if in_edges.num_edges == 0 or x.shape[1] == 0:
         return x.new_zeros(in_edges.num_dst, x.shape[1])
     if x.device.type == "cpu" and x.dtype == torch.float32:
         indptr, indices = in_edges.csr_index
+        # a bag is a destination; the last argument says that the offsets end with the number of edges
         bags = torch.embedding_bag(x.contiguous(), indices, indptr, False, _SUM, False, weights, True)
         return bags[0]
     return in_edges.matrix(x.dtype, weights) @ x
 
 
 def _transposed_product(in_edges: InEdges, grad: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
-    """Return A^T @ grad."""
+    """Return A^T @ grad, [num_src, width]."""
     if in_edges.num_edges == 0 or grad.shape[1] == 0:
         return grad.new_zeros(in_edges.num_src, grad.shape[1])
-    turned, order = in_edges.transposed
-    return _product(turned, grad.contiguous(), None if weights is None else weights[order])
+    transposed, order = in_edges.transposed
+    return _product(transposed, grad.contiguous(), None if weights is None else weights[order])
 
 
 def _sampled_dots(in_edges: InEdges, x: torch.Tensor, y: torch.Tensor, heads: int = 1) -> torch.Tensor:
-    """Return x[src] . y[dst] for each edge and head, in chunks so that no row for each edge is held."""
+    """Return x[src] . y[dst] for each edge and head, [num_edges, heads], chunk by chunk to bound the memory."""
     step = max(1, _CHUNK // max(1, x.shape[1]))
     dots = x.new_empty(in_edges.num_edges, heads)
     for start in range(0, in_edges.num_edges, step):
-        part = slice(start, start + step)
-        rows = x.index_select(0, in_edges.indices[part]).mul_(y.index_select(0, in_edges.dst[part]))
-        torch.sum(rows.reshape(-1, heads, x.shape[1] // heads), 2, out=dots[part])
+        chunk = slice(start, start + step)
+        rows = x.index_select(0, in_edges.indices[chunk]).mul_(y.index_select(0, in_edges.dst[chunk]))
+        torch.sum(rows.reshape(-1, heads, x.shape[1] // heads), 2, out=dots[chunk])
     return dots
 
 
 def _as_product(
     message: Message, frames: tuple[Frame, Frame, Frame], in_edges: InEdges
 ) -> tuple[torch.Tensor, torch.Tensor | None] | None:
-    """Return (source features, edge weights in CSC order) if the sum of the message is their product."""
+    """Return (source features, edge weights in CSC order) if the sum of the messages is A @ x, else None."""
     if message.op == "copy" and message.lhs.side == "u":
         return frames[0][message.lhs.field], None
     if message.op != "mul" or message.rhs is None or {message.lhs.side, message.rhs.side} != {"u", "e"}:
         return None
-    u, e = sorted((message.lhs, message.rhs), key=_is_edge)
-    x, weights = frames[0][u.field], frames[2][e.field]
+    u, e = sorted((message.lhs, message.rhs), key=lambda operand: operand.side == "e")  # multiplication commutes
+    x = frames[0][u.field]
+    weights = frames[2][e.field]
     if weights.dtype != x.dtype or not x.is_floating_point():
         return None
     if math.prod(weights.shape[1:]) == 1 and weights.dim() <= x.dim():  # a number for each edge
@@ -300,16 +305,7 @@ def _as_product(
     return None
 
 
-def _is_edge(operand: Operand) -> bool:
-    return operand.side == "e"
-
-
-def _by_degree(total: torch.Tensor, in_edges: InEdges) -> torch.Tensor:
-    """Divide each row by its in-degree; rows without in-edges stay 0."""
-    return total / _divisors(in_edges, total)
-
-
 def _divisors(in_edges: InEdges, like: torch.Tensor) -> torch.Tensor:
-    """Return the in-degrees, at least 1, to divide the rows of ``like`` by."""
+    """Return the in-degrees in a shape that divides the rows of ``like``; at least 1, so that sums of no row stay 0."""
     degrees = in_edges.degrees.clamp(min=1).reshape(-1, *[1] * (like.dim() - 1))
     return degrees.to(like.dtype if like.is_floating_point() else torch.float32)

@@ -1,8 +1,8 @@
 """The message-flow graph of one layer: edges from a frontier of sources to destinations.
 
-The first ``num_dst`` sources are the destinations themselves, in the same order, so that a layer finds what a
-destination knew before at ``h[:block.number_of_dst_nodes()]``. Ids inside are positions; global ids are the features
-``NID`` and ``EID``. A block never knows the graph that it was sampled from.
+The first ``num_dst`` sources are the destinations themselves, in the same order, so that a layer finds the input of the
+destinations at ``h[:block.number_of_dst_nodes()]``. Ids inside are positions; global ids are the features ``NID`` and
+``EID``. A block keeps no reference to the graph that it was sampled from.
 """
 
 from collections.abc import Mapping
@@ -12,17 +12,18 @@ import torch
 
 from mpigraph.arrays import I32, I64
 from mpigraph.errors import GraphDataError, InvalidArgumentError, NodeTypeError
-from mpigraph.graphs.fields import EID, NID, as_ids, as_tensor
+from mpigraph.graphs.fields import EID, NID, EdgeType, IdsLike, as_ids, as_tensor
 from mpigraph.graphs.frame import Frame, Frames
-from mpigraph.graphs.graphbase import Etype, Ids, NodesView, Space, count, exact_device, frame_of
 from mpigraph.graphs.hetero import HeteroGraph
+from mpigraph.graphs.in_memory import NodesView, Space, count, exact_device, frame_of
 from mpigraph.graphs.inedges import InEdges
-from mpigraph.graphs.passing import MessagePassing
+from mpigraph.graphs.message_passing import MessagePassing
 from mpigraph.metadata.schema import Relation, Schema
 
 __all__ = ["Block", "to_block"]
 
 Csc = tuple[I64, I32, I64 | None]
+_NO_INDEX = np.zeros(0, np.int32)
 
 
 class Block(MessagePassing):
@@ -77,6 +78,7 @@ class Block(MessagePassing):
                     f"relation {relation}: indptr has {len(indptr)} entries up to {indptr[-1]}, "
                     f"but there are {rows} destinations and {len(indices)} edges"
                 )
+            # no perm: samplers give the edges destination by destination, so edge ids are CSC positions
             structures[relation] = InEdges(as_tensor(indptr), as_tensor(indices), len(ids[src_type]))
             frames.edge[relation] = Frame(len(indices), f"edges of relation {relation}")
             if eids is not None:
@@ -85,9 +87,9 @@ class Block(MessagePassing):
 
     def __repr__(self) -> str:
         if len(self._frames.src) == len(self._frames.dst) == len(self._frames.edge) == 1:
-            src, dst, edges = self.num_src_nodes(), self.num_dst_nodes(), self.num_edges()
-            return f"Block(num_src_nodes={src}, num_dst_nodes={dst}, num_edges={edges})"
-        sizes = [{key: frame.num_rows for key, frame in frames.items()} for frames in vars(self._frames).values()]
+            sizes: list[object] = [self.num_src_nodes(), self.num_dst_nodes(), self.num_edges()]
+        else:
+            sizes = [{key: frame.num_rows for key, frame in frames.items()} for frames in vars(self._frames).values()]
         return "Block(num_src_nodes={}, num_dst_nodes={}, num_edges={})".format(*sizes)
 
     @property
@@ -108,17 +110,17 @@ class Block(MessagePassing):
         """View of the nodes: ``nodes["SRC/x"]``, ``nodes["DST/x"]``; "x" is the source side, if it has the type."""
         return BlockNodesView(self, self._frames)
 
-    def __getitem__(self, etype: Etype) -> "Block":
-        """Return the block of one relation; it shares the features."""
+    def __getitem__(self, etype: EdgeType) -> "Block":
+        """Return the block of one relation, which shares the features."""
         relation = self.to_canonical_etype(etype)
         frames = self._frames
-        part = Frames(
+        selected = Frames(
             {relation[0]: frames.src[relation[0]]},
             {relation[2]: frames.dst[relation[2]]},
             {relation: frames.edge[relation]},
         )
         schema = Schema(tuple(dict.fromkeys((relation[0], relation[2]))), (relation,))
-        return Block(schema, {relation: self._structures[relation]}, part, self.device)
+        return Block(schema, {relation: self._structures[relation]}, selected, self.device)
 
     def to(self, device: torch.device | str) -> "Block":
         """Return the block with structure and features on ``device``; itself if it is there."""
@@ -152,15 +154,15 @@ class BlockNodesView(NodesView):
 
 
 def to_block(
-    g: HeteroGraph, dst_nodes: Ids | Mapping[str, Ids] | None = None, include_dst_in_src: bool = True
+    g: HeteroGraph, dst_nodes: IdsLike | Mapping[str, IdsLike] | None = None, include_dst_in_src: bool = True
 ) -> Block:
     """Make a block of a frontier: its destinations, and the sources of their edges in order of first appearance.
 
-    Edges keep their order; ``edata[EID]`` is their position in the frontier. Features are carried.
+    Edges keep their order; ``edata[EID]`` is their position in the frontier. Features are copied row by row.
 
     Args:
         g: the frontier.
-        dst_nodes: ids of the destinations, in the order that they shall have, int64[n] (by type, if there are
+        dst_nodes: ids of the destinations, in the order that they will have, int64[n] (by type, if there are
             several); None means all nodes with an in-edge, sorted.
         include_dst_in_src: begin the sources with the destinations.
 
@@ -187,18 +189,16 @@ def to_block(
     return Block(g.schema, structures, frames, g.device)
 
 
-_NO_INDEX = np.zeros(0, np.int32)
-
-
 def _empty_frames(schema: Schema, src_ids: Mapping[str, torch.Tensor], num_dst: Mapping[str, int]) -> Frames:
-    """Make frames of the two sides that hold the ids; those of the edges come later."""
+    """Make frames of the two sides that hold the ids; the caller adds those of the edges."""
     frames = Frames({}, {}, {})
     for ntype in schema.ntypes:
-        ids, num = src_ids[ntype], num_dst[ntype]
+        ids = src_ids[ntype]
+        num = num_dst[ntype]
         frames.src[ntype] = Frame(ids.shape[0], f"source nodes of type {ntype!r}")
         frames.dst[ntype] = Frame(num, f"destination nodes of type {ntype!r}")
         frames.src[ntype][NID] = ids
-        if num <= ids.shape[0]:
+        if num <= ids.shape[0]:  # not so if to_block() leaves the destinations out of the sources; it sets them itself
             frames.dst[ntype][NID] = ids[:num]
     return frames
 
@@ -213,13 +213,13 @@ def _side_frame(frames: Frames, ntype: str) -> Frame:
 
 
 def _destinations(
-    g: HeteroGraph, dst_nodes: Ids | Mapping[str, Ids] | None, columns: Mapping[Relation, torch.Tensor]
+    g: HeteroGraph, dst_nodes: IdsLike | Mapping[str, IdsLike] | None, columns: Mapping[Relation, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
     """Return the destinations of each type, int64, without repeats."""
     if dst_nodes is None:
-        heads = {t: [dst for relation, dst in columns.items() if relation[2] == t] for t in g.ntypes}
+        by_type = {t: [dst for relation, dst in columns.items() if relation[2] == t] for t in g.ntypes}
         none = torch.zeros(0, dtype=torch.int64, device=g.device)
-        return {t: torch.unique(torch.cat([none, *parts])) for t, parts in heads.items()}
+        return {t: torch.unique(torch.cat([none, *tensors])) for t, tensors in by_type.items()}
     if not isinstance(dst_nodes, Mapping):
         if len(g.ntypes) > 1:
             raise InvalidArgumentError(f"dst_nodes must be a dict, since there are node types {g.ntypes}")
@@ -239,22 +239,32 @@ def _sources(
     first: Mapping[str, torch.Tensor],
     ntypes: list[str],
 ) -> tuple[dict[str, torch.Tensor], dict[Relation, torch.Tensor]]:
-    """Number the sources of each type by first appearance, behind ``first``; return ids and edge sources."""
+    """Number the sources of each type by first appearance, behind ``first``; return ids and edge sources.
+
+    Args:
+        columns: relation -> (src, dst) of each edge, int64[num_edges] each.
+        first: node type -> int64[n], ids that come first.
+        ntypes: the node types.
+
+    Returns:
+        Node type -> int64[num_src] ids, and relation -> int64[num_edges] positions in them.
+    """
     ids: dict[str, torch.Tensor] = {}
     local: dict[Relation, torch.Tensor] = {}
     for ntype in ntypes:
         relations = [relation for relation in columns if relation[0] == ntype]
-        parts = [columns[relation][0] for relation in relations]
+        src = [columns[relation][0] for relation in relations]
         head = first.get(ntype, torch.zeros(0, dtype=torch.int64))
-        device = parts[0].device if parts else head.device
-        ids[ntype], numbers = _by_first_appearance(torch.cat([head.to(device), *parts]))
-        pieces = torch.split(numbers[head.shape[0] :], [part.shape[0] for part in parts])
-        local.update(zip(relations, pieces, strict=True))
+        device = src[0].device if src else head.device
+        ids[ntype], numbers = _by_first_appearance(torch.cat([head.to(device), *src]))
+        positions = torch.split(numbers[head.shape[0] :], [column.shape[0] for column in src])
+        local.update(zip(relations, positions, strict=True))
     return ids, local
 
 
 def _by_first_appearance(ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the different ids in order of first appearance, and the number of each id in that order."""
+    """Return the distinct ids in order of first appearance, and the position of each id among them."""
+    # torch.unique sorts: find where each value appears first, and renumber the values in the order of these places
     values, inverse = torch.unique(ids, return_inverse=True)
     places = torch.arange(ids.shape[0], device=ids.device)
     first = torch.full_like(values, ids.shape[0]).scatter_reduce_(0, inverse, places, "amin")
@@ -264,14 +274,15 @@ def _by_first_appearance(ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
     return values[order], number[inverse]
 
 
-def _positions(ids: torch.Tensor, wanted: torch.Tensor, relation: Relation) -> torch.Tensor:
-    """Return where each wanted id stands in ``ids``."""
-    if wanted.numel() == 0:
-        return wanted
+def _positions(ids: torch.Tensor, dst: torch.Tensor, relation: Relation) -> torch.Tensor:
+    """Return the position in ``ids`` of the destination of each edge."""
+    if dst.numel() == 0:
+        return dst
     ordered, order = torch.sort(ids)
-    place = torch.searchsorted(ordered, wanted).clamp(max=max(ids.shape[0] - 1, 0))
-    missing = ordered[place] != wanted if ids.numel() else torch.ones_like(wanted, dtype=torch.bool)
+    # an id above all others is searched to the end, where there is nothing to compare it with: hence the clamp
+    place = torch.searchsorted(ordered, dst).clamp(max=max(ids.shape[0] - 1, 0))
+    missing = ordered[place] != dst if ids.numel() else torch.ones_like(dst, dtype=torch.bool)
     if bool(missing.any()):
-        node = int(wanted[missing][0])
+        node = int(dst[missing][0])
         raise InvalidArgumentError(f"node {node} has an in-edge of {relation} but is missing from dst_nodes")
     return order[place]

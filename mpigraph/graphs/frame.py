@@ -3,19 +3,19 @@
 A graph keeps its frames in one :class:`Frames`, so that a local scope is a shallow copy of that object.
 """
 
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 
 from mpigraph.errors import FieldNameError, GraphDataError, InvalidArgumentError
-from mpigraph.graphs.fields import as_tensor
+from mpigraph.graphs.fields import TensorLike, as_tensor
+from mpigraph.metadata.schema import Relation
 
 __all__ = ["Frame", "Frames", "TypedFields", "fields_of"]
 
-Canonical = tuple[str, str, str]
-K = TypeVar("K", str, Canonical)
+K = TypeVar("K", str, Relation)
 
 
 class Frame(MutableMapping[str, torch.Tensor]):
@@ -37,7 +37,7 @@ class Frame(MutableMapping[str, torch.Tensor]):
         except KeyError:
             raise FieldNameError(f"no feature {name!r} on {self.owner} (have {list(self)})") from None
 
-    def __setitem__(self, name: str, values: Any) -> None:
+    def __setitem__(self, name: str, values: TensorLike) -> None:
         tensor = as_tensor(values)
         if tensor.dim() == 0 or tensor.shape[0] != self.num_rows:
             raise GraphDataError(
@@ -60,14 +60,14 @@ class Frame(MutableMapping[str, torch.Tensor]):
         return repr({name: (tuple(t.shape), t.dtype) for name, t in self._columns.items()})
 
     def copy(self) -> "Frame":
-        """Return a frame with the same tensors and fields of its own."""
+        """Return a frame with the same tensors; fields set on one do not show on the other."""
         twin = Frame(self.num_rows, self.owner)
         twin._columns = dict(self._columns)
         return twin
 
     def to(self, device: torch.device) -> "Frame":
         """Return a frame with every tensor on ``device``."""
-        twin = Frame(self.num_rows, self.owner)
+        twin = self.copy()
         twin._columns = {name: tensor.to(device) for name, tensor in self._columns.items()}
         return twin
 
@@ -84,19 +84,21 @@ class Frames:
 
     src: dict[str, Frame]
     dst: dict[str, Frame]
-    edge: dict[Canonical, Frame]
+    edge: dict[Relation, Frame]
 
     def copy(self) -> "Frames":
         """Return frames with the same tensors, for a local scope."""
-        src = {t: frame.copy() for t, frame in self.src.items()}
-        dst = src if self.dst is self.src else {t: frame.copy() for t, frame in self.dst.items()}
-        return Frames(src, dst, {r: frame.copy() for r, frame in self.edge.items()})
+        return self._each(Frame.copy)
 
     def to(self, device: torch.device) -> "Frames":
         """Return frames with every tensor on ``device``."""
-        src = {t: frame.to(device) for t, frame in self.src.items()}
-        dst = src if self.dst is self.src else {t: frame.to(device) for t, frame in self.dst.items()}
-        return Frames(src, dst, {r: frame.to(device) for r, frame in self.edge.items()})
+        return self._each(lambda frame: frame.to(device))
+
+    def _each(self, change: Callable[[Frame], Frame]) -> "Frames":
+        """Return the changed frames; two sides that are one object stay one."""
+        src = {t: change(frame) for t, frame in self.src.items()}
+        dst = src if self.dst is self.src else {t: change(frame) for t, frame in self.dst.items()}
+        return Frames(src, dst, {r: change(frame) for r, frame in self.edge.items()})
 
 
 class TypedFields(MutableMapping[str, dict[K, torch.Tensor]]):
@@ -115,7 +117,7 @@ class TypedFields(MutableMapping[str, dict[K, torch.Tensor]]):
             raise FieldNameError(f"no feature {name!r} on any of {list(self._frames)} (have {list(self)})")
         return found
 
-    def __setitem__(self, name: str, values: Any) -> None:
+    def __setitem__(self, name: str, values: Mapping[K, torch.Tensor]) -> None:
         if not isinstance(values, dict):
             raise InvalidArgumentError(
                 f"feature {name!r} over several types must be a dict of tensors (got {type(values).__name__})"

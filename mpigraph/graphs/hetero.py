@@ -4,25 +4,23 @@ Relations are typed; a homogeneous graph is the one-relation case of the same co
 were given (edge id = position in the list).
 """
 
-from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, MutableMapping
 from copy import copy
 from typing import Any, TypeVar
 
-import numpy.typing as npt
 import torch
 
 from mpigraph.errors import EdgeTypeError, GraphDataError, InvalidArgumentError
-from mpigraph.graphs.fields import as_ids
+from mpigraph.graphs.fields import EdgeType, IdsLike, as_ids
 from mpigraph.graphs.frame import Frame, Frames, fields_of
-from mpigraph.graphs.graphbase import Etype, NodesView, count, exact_device
+from mpigraph.graphs.in_memory import NodesView, count, exact_device
 from mpigraph.graphs.inedges import InEdges
-from mpigraph.graphs.passing import MessagePassing
+from mpigraph.graphs.message_passing import MessagePassing
 from mpigraph.metadata.schema import DEFAULT_ETYPE, Relation, Schema
 
 __all__ = ["HeteroGraph", "graph", "heterograph", "to_bidirected"]
 
-Column = torch.Tensor | npt.ArrayLike | Sequence[int]
-EdgeList = tuple[Column, Column]
+EdgeList = tuple[IdsLike, IdsLike]
 T = TypeVar("T")
 
 
@@ -44,10 +42,11 @@ class HeteroGraph(MessagePassing):
         nodes = {t: Frame(num_nodes[t], f"nodes of type {t!r}") for t in schema.ntypes}
         edge = {r: Frame(edges[r][0].shape[0], f"edges of relation {r}") for r in schema.relations}
         device = next((src.device for src, _ in edges.values()), torch.device("cpu"))
+        # one object for both sides: what is set on the sources shows on the destinations
         super().__init__(schema, Frames(nodes, nodes, edge), device)
         self._edges = dict(edges)
         self._structures: dict[Relation, InEdges] = {}
-        self._made: dict[Hashable, Any] = {}
+        self._cache: dict[Hashable, Any] = {}
 
     def __repr__(self) -> str:
         if self.is_homogeneous:
@@ -80,20 +79,21 @@ class HeteroGraph(MessagePassing):
         """View of the nodes: ``nodes[t].data``, and ``nodes(t)`` for the ids."""
         return NodesView(self, self._node_frames)
 
-    def __getitem__(self, etype: Etype) -> "HeteroGraph":
-        """Return the graph of one relation; it shares the features. Between two types it has a source and a
+    def __getitem__(self, etype: EdgeType) -> "HeteroGraph":
+        """Return the graph of one relation, which shares the features. If it joins two types, it has a source and a
         destination side, as a block has.
         """
         relation = self.to_canonical_etype(etype)
         src, _, dst = relation
-        part, frames = copy(self), self._frames
-        part._schema = Schema(tuple(dict.fromkeys((src, dst))), (relation,))
+        frames = self._frames
+        single = copy(self)  # also shares _structures: a layout derived for one serves both
+        single._schema = Schema(tuple(dict.fromkeys((src, dst))), (relation,))
         sources = {src: frames.src[src]}
         destinations = sources if src == dst else {dst: frames.dst[dst]}
-        part._frames = Frames(sources, destinations, {relation: frames.edge[relation]})
-        part._edges = {relation: self._edges[relation]}
-        part._made = {}
-        return part  # with the structures of the whole graph, so that what is made for one is kept for both
+        single._frames = Frames(sources, destinations, {relation: frames.edge[relation]})
+        single._edges = {relation: self._edges[relation]}
+        single._cache = {}  # keys of _once do not name the relations
+        return single
 
     def to(self, device: torch.device | str) -> "HeteroGraph":
         """Return the graph with structure and features on ``device``; itself if it is there."""
@@ -103,14 +103,14 @@ class HeteroGraph(MessagePassing):
         edges = {r: (src.to(device), dst.to(device)) for r, (src, dst) in self._edges.items()}
         counts = {t: frame.num_rows for t, frame in self._node_frames.items()}
         moved = HeteroGraph(self._schema, edges, counts)
-        moved._device = device
+        moved._device = device  # a graph without relations has no tensor that would tell
         moved._frames = self._frames.to(device)
         moved._structures = {r: self._structures[r].to(device) for r in edges if r in self._structures}
         return moved
 
     @property
     def _node_frames(self) -> dict[str, Frame]:
-        """Frames by node type; the two sides are one, but in a relation between two types."""
+        """Frames by node type; the two sides differ only in a relation between two types, see ``__getitem__``."""
         frames = self._frames
         return frames.src if frames.dst is frames.src else frames.src | frames.dst
 
@@ -125,9 +125,9 @@ class HeteroGraph(MessagePassing):
         return self._structures[relation]
 
     def _once(self, key: Hashable, make: Callable[[], T]) -> T:
-        if key not in self._made:
-            self._made[key] = make()
-        made: T = self._made[key]
+        if key not in self._cache:
+            self._cache[key] = make()
+        made: T = self._cache[key]
         return made
 
 
@@ -172,9 +172,9 @@ def heterograph(data_dict: Mapping[Relation, EdgeList], num_nodes_dict: Mapping[
 
 
 def to_bidirected(g: HeteroGraph, copy_ndata: bool = False, readonly: bool | None = None) -> HeteroGraph:
-    """Add the reverse of every edge and remove duplicates; edges end up sorted by source, then destination.
+    """Add the reverse of every edge and remove duplicates; the result is sorted by source, then destination.
 
-    Edge features are dropped, since an edge may come from two.
+    Edge features are dropped, since two edges may become one.
 
     Args:
         g: the graph; every relation must join a type with itself.
@@ -190,7 +190,7 @@ def to_bidirected(g: HeteroGraph, copy_ndata: bool = False, readonly: bool | Non
             raise InvalidArgumentError(f"to_bidirected needs relations within one type (got {relation})")
         num = g.num_nodes(relation[0])
         src, dst = g.all_edges(etype=relation)
-        key = torch.unique(torch.cat([src * num + dst, dst * num + src]))
+        key = torch.unique(torch.cat([src * num + dst, dst * num + src]))  # sorted, so by source, then destination
         edges[relation] = (key // num, key % num) if num else (src, dst)
     result = HeteroGraph(g.schema, edges, {t: g.num_nodes(t) for t in g.ntypes})
     if copy_ndata:
@@ -205,7 +205,8 @@ def _columns(relation: Relation, edges: EdgeList) -> tuple[torch.Tensor, torch.T
         src, dst = edges
     except (TypeError, ValueError):
         raise GraphDataError(f"edges of {relation} must be a pair (src, dst)") from None
-    src, dst = as_ids(src, f"sources of {relation}"), as_ids(dst, f"destinations of {relation}")
+    src = as_ids(src, f"sources of {relation}")
+    dst = as_ids(dst, f"destinations of {relation}")
     if src.shape != dst.shape:
         raise GraphDataError(f"relation {relation} has {len(src)} sources but {len(dst)} destinations")
     return src, dst
@@ -214,11 +215,12 @@ def _columns(relation: Relation, edges: EdgeList) -> tuple[torch.Tensor, torch.T
 def _check_or_infer(
     edges: Mapping[Relation, tuple[torch.Tensor, torch.Tensor]], counts: MutableMapping[str, int]
 ) -> None:
-    """Check endpoints against given counts; count the types that were left out."""
+    """Check endpoints against the given counts; infer the counts that are missing (``counts`` is filled in)."""
     given = set(counts)
     for relation, columns in edges.items():
         for what, ntype, ids in zip(("source", "destination"), relation[::2], columns, strict=True):
             low, high = (int(ids.min()), int(ids.max())) if ids.numel() else (0, -1)
+            # without a given count only negative endpoints are wrong
             limit = counts[ntype] if ntype in given else max(high + 1, 0)
             if low < 0 or high >= limit:
                 edge = int(((ids < 0) | (ids >= limit)).nonzero()[0])

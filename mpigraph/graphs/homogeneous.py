@@ -1,4 +1,4 @@
-"""A typed graph as one without types: all nodes in one range of numbers, all edges in one list."""
+"""Typed graphs without their types: all nodes in one range of ids, all edges in one list."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -46,17 +46,19 @@ def to_homogeneous(
     node_counts, edge_counts = (torch.tensor(some, dtype=torch.int64, device=g.device) for some in counts)
     begin = dict(zip(g.ntypes, (node_counts.cumsum(0) - node_counts).tolist(), strict=True))
     none = torch.zeros(0, dtype=torch.int64, device=g.device)
-    src, dst = [none], [none]
+    columns = [(none, none)]
     for relation in g.canonical_etypes:
-        heads, tails = g.all_edges(etype=relation)
-        src.append(heads + begin[relation[0]])
-        dst.append(tails + begin[relation[2]])
-    columns = torch.cat(src), torch.cat(dst)
-    result = HeteroGraph(Schema.homogeneous(), {DEFAULT_ETYPE: columns}, {DEFAULT_NTYPE: g.num_nodes()})
-    nodes, edges = result.nodes[DEFAULT_NTYPE].data, result.edges[DEFAULT_ETYPE].data
-    nodes[NID], edges[EID] = _within(node_counts), _within(edge_counts)
+        src, dst = g.all_edges(etype=relation)
+        columns.append((src + begin[relation[0]], dst + begin[relation[2]]))
+    src, dst = (torch.cat(ids) for ids in zip(*columns, strict=True))
+    result = HeteroGraph(Schema.homogeneous(), {DEFAULT_ETYPE: (src, dst)}, {DEFAULT_NTYPE: g.num_nodes()})
+    nodes = result.nodes[DEFAULT_NTYPE].data
+    edges = result.edges[DEFAULT_ETYPE].data
+    nodes[NID] = _within(node_counts)
+    edges[EID] = _within(edge_counts)
     if store_type:
-        nodes[NTYPE], edges[ETYPE] = torch.repeat_interleave(node_counts), torch.repeat_interleave(edge_counts)
+        nodes[NTYPE] = torch.repeat_interleave(node_counts)
+        edges[ETYPE] = torch.repeat_interleave(edge_counts)
     for name in ndata or ():
         nodes[name] = torch.cat([g.nodes[ntype].data[name] for ntype in g.ntypes])
     for name in edata or ():
@@ -65,6 +67,6 @@ def to_homogeneous(
 
 
 def _within(counts: torch.Tensor) -> torch.Tensor:
-    """Return 0, 1, ... within each group."""
+    """Return 0, 1, ... in each group of rows, one group after the other: int64[sum of the counts]."""
     begins = torch.repeat_interleave(counts.cumsum(0) - counts, counts)
     return torch.arange(begins.shape[0], device=counts.device) - begins

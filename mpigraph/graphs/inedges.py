@@ -2,7 +2,7 @@
 
 Edges have two orders: the *edge id* order, in which users see features, and the *CSC* order, by destination.
 In a block they are the same; in an in-memory graph ``perm`` leads from CSC position to edge id. Derived
-layouts are made on first use and kept.
+layouts are made on first use and kept, so an instance must never change.
 """
 
 import warnings
@@ -41,7 +41,7 @@ class InEdges:
             num_dst: number of destination nodes.
         """
         perm: torch.Tensor | None = None
-        if dst.numel() > 1 and bool((dst[1:] < dst[:-1]).any()):
+        if dst.numel() > 1 and bool((dst[1:] < dst[:-1]).any()):  # else perm would be the identity
             perm = torch.argsort(dst, stable=True)
             src = src[perm]
         return cls.of_degrees(torch.bincount(dst, minlength=num_dst), src, num_src, perm)
@@ -50,7 +50,7 @@ class InEdges:
     def of_degrees(
         cls, degrees: torch.Tensor, src: torch.Tensor, num_src: int, perm: torch.Tensor | None = None
     ) -> "InEdges":
-        """Make the structure of edges that are already by destination.
+        """Make the structure of edges that are already sorted by destination.
 
         Args:
             degrees: int64[num_dst], the in-degree of each destination.
@@ -58,6 +58,7 @@ class InEdges:
             num_src: number of source nodes.
             perm: int64[num_edges], the edge id at each CSC position; None where that is the position itself.
         """
+        # int32 where it fits: products with a sparse matrix are bound by memory, and indices are half of the traffic
         return cls(_indptr(degrees), src.to(torch.int32) if num_src < 2**31 else src, num_src, perm)
 
     @property
@@ -79,11 +80,12 @@ class InEdges:
     def dst(self) -> torch.Tensor:
         """Destination of each edge in CSC order, int64[num_edges]."""
         rows = torch.arange(self.num_dst, dtype=torch.int64, device=self.indptr.device)
+        # output_size: on a GPU torch would otherwise wait for the sum of the degrees
         return torch.repeat_interleave(rows, self.degrees, output_size=self.num_edges)
 
     @cached_property
     def csr_index(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Row pointers and columns of the num_dst x num_src matrix, in one integer type for torch."""
+        """Row pointers and columns of the num_dst x num_src matrix; torch wants both in one integer type."""
         small = self.num_edges < 2**31 and self.indices.dtype == torch.int32
         dtype = torch.int32 if small else torch.int64
         return self.indptr.to(dtype), self.indices.to(dtype)
@@ -91,7 +93,7 @@ class InEdges:
     @cached_property
     def transposed(self) -> tuple["InEdges", torch.Tensor]:
         """The same edges by source, and int64[num_edges], the CSC position of each edge in that order."""
-        order = torch.argsort(self.indices, stable=True)
+        order = torch.argsort(self.indices, stable=True)  # stable: gradients are summed in one order, bit for bit
         rows = self.dst[order].to(self.indices.dtype)
         degrees = torch.bincount(self.indices, minlength=self.num_src)
         return InEdges(_indptr(degrees), rows, self.num_dst), order
@@ -110,7 +112,7 @@ class InEdges:
         """
         if values is None and dtype in self._unit_matrices:
             return self._unit_matrices[dtype]
-        _swallow_beta_warning()
+        _trigger_beta_warning()
         data = torch.ones(self.num_edges, dtype=dtype, device=self.indices.device) if values is None else values
         shape = self.num_dst, self.num_src
         matrix = torch.sparse_csr_tensor(*self.csr_index, data, shape, check_invariants=False)
@@ -140,22 +142,22 @@ class InEdges:
             return self
         perm = None if self.perm is None else self.perm.to(device)
         moved = InEdges(self.indptr.to(device), self.indices.to(device), self.num_src, perm)
-        if "transposed" in self.__dict__:
+        if "transposed" in self.__dict__:  # where cached_property keeps it; the other layouts are cheap to make again
             turned, order = self.transposed
             moved.__dict__["transposed"] = (turned.to(device), order.to(device))
         return moved
 
 
 @cache
-def _swallow_beta_warning() -> None:
-    """Make torch tell, unheard, that its CSR tensors are in beta state; it tells once in a process."""
+def _trigger_beta_warning() -> None:
+    """Trigger torch's one-time beta warning of CSR tensors while warnings are suppressed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.sparse_csr_tensor(torch.tensor([0, 0]), torch.tensor([], dtype=torch.int64), torch.tensor([]), (1, 1))
 
 
 def _indptr(degrees: torch.Tensor) -> torch.Tensor:
-    """Return int64[num_rows + 1], where each row starts and the last one ends."""
+    """Return the prefix sums of the degrees, int64[num_rows + 1], from 0 on."""
     indptr = torch.zeros(degrees.shape[0] + 1, dtype=torch.int64, device=degrees.device)
     torch.cumsum(degrees, 0, out=indptr[1:])
     return indptr

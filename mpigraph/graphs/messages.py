@@ -1,6 +1,6 @@
-"""Descriptions of what travels along edges and how it is reduced, and their evaluation edge by edge.
+"""Built-in message and reduce functions as data, and the evaluation of messages edge by edge.
 
-Users write them by the functions of :mod:`mpigraph.function`. Evaluation here makes one row for each edge;
+Users make them with the functions of :mod:`mpigraph.function`. Evaluation here makes one row for each edge;
 :mod:`mpigraph.graphs.aggregate` avoids that where a sparse matrix product does the same.
 """
 
@@ -65,7 +65,7 @@ class Reduce:
 
 
 class Gathered(Mapping[str, torch.Tensor]):
-    """Fields of a frame at given rows, gathered when asked for."""
+    """Fields of a frame at given rows, each gathered on access, since a function reads few of them."""
 
     def __init__(self, frame: Frame, rows: torch.Tensor | None) -> None:
         self._frame = frame
@@ -104,7 +104,7 @@ class EdgeBatch:
         dst: torch.Tensor,
         perm: torch.Tensor | None = None,
     ) -> "EdgeBatch":
-        """Look at frames (source, destination, edge) along edges.
+        """View frames along edges.
 
         Args:
             frames: frame of the sources, of the destinations, of the edges.
@@ -131,6 +131,9 @@ def edge_values(message: Message, edges: EdgeBatch) -> torch.Tensor:
 
     Feature shapes are aligned at their last dimension and broadcast, as in DGL: weights of shape [num_edges] or
     [num_edges, 1] apply to features of shape [n, heads, dim].
+
+    Returns:
+        [num_edges, ...].
     """
     lhs = _fetch(message.lhs, edges)
     if message.rhs is None:
@@ -155,5 +158,5 @@ def _fetch(operand: Operand, edges: EdgeBatch) -> torch.Tensor:
 
 
 def _widen(values: torch.Tensor, dim: int) -> torch.Tensor:
-    """Insert dimensions of one behind the rows, up to ``dim``."""
+    """Insert dimensions of size 1 after the first, until there are ``dim``."""
     return values.reshape(values.shape[0], *[1] * (dim - values.dim()), *values.shape[1:])

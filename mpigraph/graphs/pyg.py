@@ -1,13 +1,14 @@
-"""Graphs of PyG (``torch_geometric``) made from graphs of this library, and the other way.
+"""Conversion of graphs from and to PyG (``torch_geometric``).
 
-PyG's objects are known by what they offer; it is imported only to make some. Features keep their names, but for the
-original ids of nodes and edges, which PyG calls ``n_id`` and ``e_id``.
+PyG's objects are recognised by their attributes; PyG is imported only to make some. Features keep their names, except
+the original ids of nodes and edges, which PyG calls ``n_id`` and ``e_id``.
 """
 
 from collections.abc import Iterable, Mapping, Set
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from mpigraph.errors import GraphDataError, InvalidArgumentError
@@ -17,6 +18,11 @@ from mpigraph.graphs.hetero import HeteroGraph, graph, heterograph
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, Schema
 
 __all__ = ["OF_GRAPHS", "OF_MINIBATCHES", "as_data", "check_apart", "check_names", "from_pyg", "need_pyg", "to_pyg"]
+
+PygData: TypeAlias = Any
+"""``Data``, ``HeteroData``, or what a ``HeteroData`` stores for one type: classes of a package that is optional."""
+Attributes: TypeAlias = dict[str, Any]
+"""Attributes of a PyG object by name: tensors, and the number of nodes."""
 
 _OURS = {"n_id": NID, "e_id": EID}
 OF_GRAPHS = frozenset({"adj", "adj_t", "edge_index", "num_nodes"})
@@ -46,14 +52,14 @@ def need_pyg() -> None:
         raise InvalidArgumentError("graphs of PyG need torch_geometric: pip install torch_geometric") from None
 
 
-def from_pyg(data: Any) -> HeteroGraph:
+def from_pyg(data: PygData) -> HeteroGraph:
     """Make a graph of ``torch_geometric``'s ``Data`` or ``HeteroData``.
 
-    The i-th edge of a relation stays its i-th. A tensor becomes a feature if it has one row for each node or edge, but
-    for ``edge_index``, ``adj`` and ``adj_t``, and what PyG cuts along another dimension, as it does with several
-    dimensions and "index" in the name. Where a ``Data`` has as many edges as nodes, tensors with "edge" in their name,
-    and ``e_id``, are of edges, and all others of nodes. Numbers of nodes are what PyG says; what it does not know is
-    the largest endpoint plus one.
+    The i-th edge of a relation stays its i-th. A tensor becomes a feature if it has one row for each node or edge,
+    except ``edge_index``, ``adj`` and ``adj_t``, and what PyG slices along another dimension, as it does with tensors
+    of several dimensions that have "index" in their name. Where a ``Data`` has as many edges as nodes, tensors with
+    "edge" in their name, and ``e_id``, belong to edges, and all others to nodes. The number of nodes is what PyG gives,
+    or else the largest endpoint plus one.
 
     Args:
         data: needs ``edge_index`` (by relation, if typed).
@@ -66,24 +72,25 @@ def from_pyg(data: Any) -> HeteroGraph:
     if hasattr(data, "node_types") and hasattr(data, "edge_types"):
         return _from_hetero(data)
     result = graph(_edge_index(data, "data"), _num_nodes(data))
-    _share(data, data, data.to_dict().items(), result.nodes[DEFAULT_NTYPE].data, result.edges[DEFAULT_ETYPE].data)
+    frames = result.nodes[DEFAULT_NTYPE].data, result.edges[DEFAULT_ETYPE].data
+    _add_features(data, data, data.to_dict().items(), *frames)
     return result
 
 
-def to_pyg(g: HeteroGraph) -> Any:
+def to_pyg(g: HeteroGraph) -> PygData:
     """Make ``torch_geometric``'s ``Data`` or ``HeteroData`` of a graph.
 
-    A graph without names of types gives ``Data``, any other one ``HeteroData``. The i-th edge of a relation stays its
-    i-th, features are shared, and ``num_nodes`` is always set. :func:`from_pyg` gives the graph back; only where a
-    ``Data`` has as many edges as nodes do names decide what is of edges.
+    A graph without named types gives ``Data``, any other one ``HeteroData``. The i-th edge of a relation stays its
+    i-th, feature tensors are not copied, and ``num_nodes`` is always set. :func:`from_pyg` gives the graph back; only
+    where a ``Data`` has as many edges as nodes, names decide which features belong to edges.
 
     Args:
         g: a graph in memory.
 
     Raises:
         InvalidArgumentError: it is a block, PyG is not installed, or a feature has a name that PyG cannot keep: that of
-            the structure or of original ids, in ``Data`` one that nodes and edges share, or one by which PyG would cut
-            it along another dimension than its rows.
+            the structure or of original ids, in ``Data`` one that both nodes and edges use, or one by which PyG would
+            slice it along another dimension than its rows.
     """
     if g.is_block:
         raise InvalidArgumentError("expected a graph that is not a block")
@@ -101,7 +108,7 @@ def to_pyg(g: HeteroGraph) -> Any:
     return data
 
 
-def as_data(schema: Schema, nodes: Mapping[str, dict[str, Any]], edges: Mapping[Relation, dict[str, Any]]) -> Any:
+def as_data(schema: Schema, nodes: Mapping[str, Attributes], edges: Mapping[Relation, Attributes]) -> PygData:
     """Make a ``Data`` if types have no names, else a ``HeteroData``.
 
     Args:
@@ -121,7 +128,8 @@ def as_data(schema: Schema, nodes: Mapping[str, dict[str, Any]], edges: Mapping[
             for name, value in attributes.items():
                 hetero[key][name] = value
         return hetero
-    of_nodes, of_edges = nodes[DEFAULT_NTYPE], edges[DEFAULT_ETYPE]
+    of_nodes = nodes[DEFAULT_NTYPE]
+    of_edges = edges[DEFAULT_ETYPE]
     check_apart(schema, of_nodes, of_edges)
     data = Data()
     for name, value in (of_nodes | of_edges).items():
@@ -130,12 +138,12 @@ def as_data(schema: Schema, nodes: Mapping[str, dict[str, Any]], edges: Mapping[
 
 
 def check_names(names: Iterable[str], taken: Set[str], owner: str) -> None:
-    """Check that no feature has a name that PyG has taken.
+    """Check that no feature has a name that means something else in PyG.
 
     Args:
-        names: the features.
-        taken: the names, such as :data:`OF_GRAPHS`.
-        owner: what has the features, for the error.
+        names: of the features.
+        taken: the reserved names, such as :data:`OF_GRAPHS`.
+        owner: names the nodes or edges in the error.
 
     Raises:
         InvalidArgumentError: one has.
@@ -146,17 +154,17 @@ def check_names(names: Iterable[str], taken: Set[str], owner: str) -> None:
 
 
 def check_apart(schema: Schema, of_nodes: Iterable[str], of_edges: Iterable[str]) -> None:
-    """Check that nodes and edges share no name, if types have no names.
+    """Check that no name is used by both nodes and edges, if types have no names.
 
     Raises:
-        InvalidArgumentError: they do, and would be one attribute of a ``Data``.
+        InvalidArgumentError: one is, and would be a single attribute of a ``Data``.
     """
     both = sorted(set(of_nodes) & set(of_edges)) if schema == Schema.homogeneous() else []
     if both:
         raise InvalidArgumentError(f"nodes and edges both have {both[0]!r}, which Data cannot tell apart: rename one")
 
 
-def _from_hetero(data: Any) -> HeteroGraph:
+def _from_hetero(data: PygData) -> HeteroGraph:
     edges = {tuple(r): _edge_index(data[r], f"relation {tuple(r)}") for r in data.edge_types}
     counts = {t: _num_nodes(data[t]) for t in data.node_types}
     ends = {end for relation in edges for end in relation[::2]}
@@ -165,41 +173,43 @@ def _from_hetero(data: Any) -> HeteroGraph:
             raise GraphDataError(f"nothing says how many nodes of type {ntype!r} there are: set its num_nodes")
     result = heterograph(edges, {t: count for t, count in counts.items() if count is not None})
     for ntype in counts:
-        _share(data, data[ntype], data[ntype].items(), result.nodes[ntype].data)
+        _add_features(data, data[ntype], data[ntype].items(), result.nodes[ntype].data)
     for relation in edges:
-        _share(data, data[relation], data[relation].items(), result.edges[relation].data)
+        _add_features(data, data[relation], data[relation].items(), result.edges[relation].data)
     return result
 
 
-def _edge_index(store: Any, what: str) -> tuple[torch.Tensor, torch.Tensor]:
+def _edge_index(store: PygData, what: str) -> tuple[torch.Tensor, torch.Tensor]:
     index = getattr(store, "edge_index", None)
     if index is None:
         raise GraphDataError(f"{what} has no edge_index")
     return index[0], index[1]
 
 
-def _num_nodes(store: Any) -> int | None:
-    """What PyG says, if anything."""
+def _num_nodes(store: PygData) -> int | None:
+    """Return the number of nodes that PyG gives, if any."""
     count = getattr(store, "num_nodes", None)
     return None if count is None else int(count)
 
 
-def _share(data: Any, store: Any, fields: Iterable[tuple[str, Any]], *frames: Frame) -> None:
-    """Give each array the frame of its length; of a node and an edge frame, the name decides first."""
+def _add_features(data: PygData, store: PygData, fields: Iterable[tuple[str, object]], *frames: Frame) -> None:
+    """Put each array into the frame of its length; if both nodes and edges have that many, the name decides."""
     for name, values in fields:
         if name in OF_GRAPHS or not isinstance(values, torch.Tensor | np.ndarray) or values.ndim == 0:
             continue
         if not _is_by_rows(data, store, name, values):
             continue
         of_edges = "edge" in name or name == "e_id"
+        # ``frames`` are one type's, or those of the nodes and of the edges of a Data, in this order
         for frame in reversed(frames) if of_edges else frames:
             if len(values) == frame.num_rows:
                 frame[_OURS.get(name, name)] = as_tensor(values)
                 break
 
 
-def _is_by_rows(data: Any, store: Any, name: str, values: Any) -> bool:
+def _is_by_rows(data: PygData, store: PygData, name: str, values: torch.Tensor | npt.NDArray[np.generic]) -> bool:
     """Whether PyG too has the nodes or edges of an attribute along its first dimension."""
+    # the method by which PyG knows along which dimension it joins and slices an attribute; users may override it
     dimension_of = getattr(data, "__cat_dim__", None)
     return values.ndim == 1 or dimension_of is None or dimension_of(name, values, store) == 0
 
@@ -209,6 +219,6 @@ def _other_meaning(name: str, owner: str) -> InvalidArgumentError:
 
 
 def _features(frame: Frame, ids_name: str) -> dict[str, torch.Tensor]:
-    """The features of a frame under PyG's names."""
+    """Return the features of a frame by PyG's names."""
     check_names(frame, OF_GRAPHS | _OURS.keys(), frame.owner)
     return {ids_name if name == NID else name: values for name, values in frame.items()}

@@ -1,8 +1,9 @@
 """Build, clean and transpose adjacency arrays by counting sorts; move nodes between parts to restore balance.
 
-Plain loops over arrays; the caller allocates every output. ``fill`` arrays start as a copy of
-``indptr[:-1]`` and hold, while edges are placed, the next free position of each row. All are stable: edges
-of equal key keep their order.
+Plain loops over arrays; the caller allocates every output. A counting sort has two passes: :func:`count_keys`, whose
+prefix sums are ``indptr``, and one of the ``place_*`` kernels. Their ``fill`` array starts as a copy of ``indptr[:-1]``
+and holds, while edges are placed, the next free position of each row. All sorts are stable: edges of equal key keep
+their order. So a graph may be read in chunks, twice, and never lie in memory as a list of edges.
 """
 
 import numba
@@ -59,7 +60,7 @@ def place_values(keys: Array, values: Array, fill: Array, out_values: Array) -> 
 
 @numba.njit(nogil=True, cache=True)
 def transpose(indptr: Array, values: Array, ids: Array, fill: Array, out_rows: Array, out_ids: Array) -> None:
-    """Turn rows of values into values of rows; each result row is sorted.
+    """Transpose an adjacency; each row of the result is sorted, since the rows are visited in order.
 
     indptr: int64[n + 1].  values, ids: int[m], entries of the rows.  fill: int64[k], advanced here.
     out_rows, out_ids: int[m], filled here: for each value the rows that held it, with their ids.
@@ -74,7 +75,7 @@ def transpose(indptr: Array, values: Array, ids: Array, fill: Array, out_rows: A
 
 @numba.njit(nogil=True, cache=True)
 def place_both_ways(src: Array, dst: Array, src_base: int, dst_base: int, fill: Array, out: Array) -> None:
-    """Place each edge of a chunk into the rows of both ends, self loops left out.
+    """Place each edge of a chunk into the rows of both ends; self loops are left out.
 
     src, dst: int64[m].  src_base, dst_base: added to the ids.  fill: int64[n], advanced here.
     out: int32 or int64[2 m], filled here.
@@ -93,8 +94,9 @@ def place_both_ways(src: Array, dst: Array, src_base: int, dst_base: int, fill: 
 def drop_repeats(indptr: Array, ends: Array, indices: Array, mark: Array, out_indptr: Array) -> int:
     """Keep the first of equal entries of each row and close the gaps, in place.
 
-    indptr: int64[n + 1].  ends: int64[n], where each row really ends.  indices: int[m], compacted here.
-    mark: int[n] of -1, scratch.  out_indptr: int64[n + 1], filled here.  Returns the number of entries kept.
+    indptr: int64[n + 1].  ends: int64[n], where each row really ends, which may be before the next one begins.
+    indices: int[m], compacted here.  mark: int[n] of -1, scratch: the last row in which each value was met, so that it
+    needs no clearing between rows.  out_indptr: int64[n + 1], filled here.  Returns the number of entries kept.
     """
     kept = 0
     for row in range(len(ends)):
@@ -124,6 +126,7 @@ def asymmetry(indptr: Array, indices: Array) -> int:
         for i in range(indptr[row], indptr[row + 1]):
             value = indices[i]
             low, high = min(row, value), max(row, value)
+            # the mixer of kernels/rng.py on a word that is distinct for each pair
             word = np.uint64(low) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(high)
             word ^= word >> np.uint64(31)
             word *= np.uint64(0xBF58476D1CE4E5B9)
@@ -144,12 +147,11 @@ def rebalance(
 ) -> int:
     """Move nodes out of overloaded parts to where most of their neighbours are.
 
-    A node moves if a criterion that it counts in is over its limit in its part, if the target stays within
-    all limits, and if the cut grows by no more than ``max_loss`` edges.
+    A node moves if its part exceeds the limit of a criterion in which the node has a weight, if the target stays within
+    all limits, and if the cut grows by no more than ``max_loss`` edges. One greedy pass over the nodes, in their order.
 
     indptr: int64[n + 1], indices: int[m]: symmetric adjacency.  weights: int64[n, criteria].
-    limits: int64[criteria].  loads: int64[parts, criteria], kept up to date here.  parts: int32[n], changed
-        here.
+    limits: int64[criteria].  loads: int64[parts, criteria], kept up to date here.  parts: int32[n], changed here.
     Returns the number of moves.
     """
     num_parts, num_criteria = loads.shape
@@ -163,7 +165,7 @@ def rebalance(
                 over = True
         if not over:
             continue
-        links[:] = 0
+        links[:] = 0  # edges of the node into each part: a move from here to there cuts links[here] - links[there] more
         for i in range(indptr[node], indptr[node + 1]):
             links[parts[indices[i]]] += 1
         best = -1

@@ -1,7 +1,7 @@
-"""Draw the other ends of negative edges.
+"""Draw the corrupted ends of negative edges.
 
-A draw is a hash of ``(key, edge id, number of the draw)``: it depends neither on the batch nor on the rank that the
-edge falls in.
+A draw is a hash of ``(key, edge id, number of the draw)``: it depends neither on the batch nor on the rank to which the
+edge is assigned.
 """
 
 from typing import Any
@@ -10,11 +10,9 @@ import numpy as np
 from numba import njit
 
 from mpigraph.arrays import I64, Mask
-from mpigraph.kernels.rng import mix64
+from mpigraph.kernels.rng import LOW32, S32, mix64
 
 __all__ = ["draw_nodes", "draw_others", "keep_candidates"]
-
-_LOW32, _S32 = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 
 @njit(nogil=True, cache=True, inline="always")
@@ -24,11 +22,12 @@ def _below(h: Any, n: Any) -> Any:
     Lemire, "Fast random integer generation in an interval", ACM TOMACS 2019, without the rejection step. Unlike
     :func:`.rng.draw_below` it uses all 64 bits, so the bias is below n / 2**64: the range is that of all nodes here.
     """
-    low, high = h & _LOW32, h >> _S32
-    n_low, n_high = n & _LOW32, n >> _S32
-    middle = high * n_low + ((low * n_low) >> _S32)
-    crossed = low * n_high + (middle & _LOW32)
-    return np.int64(high * n_high + (middle >> _S32) + (crossed >> _S32))
+    # schoolbook multiplication of 32-bit halves, since neither numba nor numpy has 128-bit integers
+    low, high = h & LOW32, h >> S32
+    n_low, n_high = n & LOW32, n >> S32
+    middle = high * n_low + ((low * n_low) >> S32)
+    crossed = low * n_high + (middle & LOW32)
+    return np.int64(high * n_high + (middle >> S32) + (crossed >> S32))
 
 
 @njit(nogil=True, cache=True)
@@ -36,7 +35,7 @@ def draw_nodes(key: np.uint64, eids: I64, count: int, first: int, num: int, out:
     """Draw nodes for each edge, uniformly and with replacement.
 
     Args:
-        key: hash of everything that the draws depend on but the edge.
+        key: hash of everything that the draws depend on except the edge.
         eids: int64[n], edge ids.
         count: draws for each edge.
         first: the smallest node that can be drawn.
@@ -64,7 +63,7 @@ def draw_others(key: np.uint64, eids: I64, count: int, out: I64) -> None:
         edge_key = mix64(key ^ mix64(eids[i]))
         for j in range(count):
             position = _below(mix64(edge_key + np.uint64(j)), others)
-            out[i * count + j] = position + (position >= i)
+            out[i * count + j] = position + (position >= i)  # leaves out the edge itself, without a second draw
 
 
 @njit(nogil=True, cache=True)
@@ -72,17 +71,17 @@ def keep_candidates(src: I64, dst: I64, tries: int, count: int, distinct: bool, 
     """Keep the first ``count`` allowed candidates of each edge.
 
     Args:
-        src: int64[n * tries], the pairs of one edge after those of the other.
-        dst: int64[n * tries].
+        src: int64[n * tries], sources of the candidates, edge by edge.
+        dst: int64[n * tries], their destinations.
         tries: candidates of an edge.
         count: most pairs to keep of an edge.
         distinct: skip pairs that were kept before, of this edge or another one.
-        allowed: bool[n * tries], which pairs may be kept; cleared where they are not.
+        allowed: bool[n * tries], which pairs may be kept; cleared where they are not kept.
     """
     bits = 4
-    while (1 << bits) < 2 * len(src):
+    while (1 << bits) < 2 * len(src):  # at most half full, so linear probing ends soon
         bits += 1
-    table = np.full(1 << bits, -1, np.int64)  # places of the pairs that were kept, by their hash
+    table = np.full(1 << bits, -1, np.int64)  # positions of the kept pairs, by hash; open addressing
     for first in range(0, len(src), tries):
         kept = 0
         for i in range(first, first + tries):

@@ -1,7 +1,7 @@
-"""One machine instruction: ask for a cache line before it is needed.
+"""The prefetch instruction of the CPU: load a cache line before it is needed.
 
-Random accesses to large tables wait for memory one after the other wherever the code between them branches; asking a
-few elements ahead lets those waits overlap.
+Where the code between random accesses to a large table branches, the CPU cannot run ahead to the next access, and each
+one waits for memory in turn; a prefetch a few elements ahead lets these waits overlap.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ __all__ = ["prefetch"]
 
 
 def _prefetch(typingctx: Any, array: Any, index: Any) -> Any:
-    """The instruction, typed and emitted."""
+    """Type and emit the instruction: numba's protocol for intrinsics."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         array_type = signature.args[0]
@@ -26,8 +26,8 @@ def _prefetch(typingctx: Any, array: Any, index: Any) -> Any:
         word = ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [address.type, word, word, word])
         function = tools.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        read, keep, data = word(0), word(3), word(1)
-        builder.call(function, [address, read, keep, data])
+        # llvm.prefetch(address, 0 = read, 3 = keep in all cache levels, 1 = data)
+        builder.call(function, [address, word(0), word(3), word(1)])
         return context.get_dummy_value()
 
     return types.void(array, index), emit

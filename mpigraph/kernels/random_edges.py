@@ -1,4 +1,7 @@
-"""Draw the edges of a planted-community graph. Every edge is a hash of its number, so chunks may be drawn again."""
+"""Draw the edges of a planted-community graph.
+
+Every edge is a hash of its number, so that any chunk of edges can be drawn at any time, and twice with the same result.
+"""
 
 import numba
 import numpy as np
@@ -25,11 +28,12 @@ def draw_edges(
 ) -> None:
     """Draw edges number ``first`` onwards.
 
-    Both ends are stubs, so nodes come up in proportion to their weight. The second is drawn from the block of the first
-    with probability ``p_block``, from its class with ``p_class``, from all nodes otherwise.
+    Both ends are stubs (half-edges, as in the configuration model), so a node is drawn in proportion to its weight. The
+    second is drawn from the block of the first with probability ``p_block``, from its class with ``p_class``, else from
+    all nodes.
 
-    key: hash of the seed.  stubs int32[s]: nodes, each repeated by weight, in order.  block_of int32[n].
-    block_stubs int64[blocks + 1], class_stubs int64[classes + 1]: ranges in stubs.  class_of_block int32[blocks].
+    key: hash of the seed.  stubs: int32[s], nodes, each repeated by weight, in order.  block_of: int32[n].
+    block_stubs: int64[blocks + 1], class_stubs: int64[classes + 1], ranges in stubs.  class_of_block: int32[blocks].
     low, high: int64[m], filled here with the smaller and the larger end (equal for a self loop).
     """
     for i in range(len(low)):

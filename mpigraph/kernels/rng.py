@@ -12,18 +12,19 @@ from numba import njit
 
 from mpigraph.arrays import I64
 
-__all__ = ["combine", "draw_below", "fingerprint", "mix64", "uniform01"]
+__all__ = ["LOW32", "S32", "combine", "draw_below", "fingerprint", "mix64", "uniform01"]
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _M1 = np.uint64(0xBF58476D1CE4E5B9)
 _M2 = np.uint64(0x94D049BB133111EB)
-_S30, _S27, _S31, _S32, _S12 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(32), np.uint64(12)
-_LOW32 = np.uint64(0xFFFFFFFF)
+# shifts and masks are uint64 too: numba, like numpy, makes float64 of uint64 and int64
+_S30, _S27, _S31, _S12, S32 = map(np.uint64, (30, 27, 31, 12, 32))
+LOW32 = np.uint64(0xFFFFFFFF)
 
 
 @njit(nogil=True, cache=True, inline="always")
 def mix64(x: Any) -> Any:
-    """Hash one 64-bit word to another."""
+    """Hash a 64-bit word: uint64 (or int64, reinterpreted) to uint64, one to one."""
     x = np.uint64(x) + _GOLDEN
     x = (x ^ (x >> _S30)) * _M1
     x = (x ^ (x >> _S27)) * _M2
@@ -50,12 +51,12 @@ def combine(key: int | np.uint64, *words: int | np.uint64) -> np.uint64:
 
 @njit(nogil=True, cache=True, inline="always")
 def draw_below(h: Any, n: Any) -> Any:
-    """Map a hash to an integer in ``[0, n)``, n < 2**32, by multiply-shift.
+    """Map a hash (uint64) to an int64 in ``[0, n)``, n < 2**32, by multiply-shift.
 
     Lemire, "Fast random integer generation in an interval", ACM TOMACS 2019, without the rejection step: the bias is
     below n / 2**32.
     """
-    return np.int64(((h >> _S32) * np.uint64(n)) >> _S32)
+    return np.int64(((h >> S32) * np.uint64(n)) >> S32)
 
 
 @njit(nogil=True, cache=True, inline="always")
@@ -66,7 +67,7 @@ def uniform01(h: np.uint64) -> float:
 
 @njit(nogil=True, cache=True)
 def _fingerprint(ids: I64) -> Any:
-    total = np.uint64(len(ids))
+    total = np.uint64(len(ids))  # a sum of hashes does not depend on the order, so no sort is needed
     for i in range(len(ids)):
         total += mix64(np.uint64(ids[i]))
     return mix64(total)

@@ -11,9 +11,9 @@ from mpigraph.arrays import I32, I64, Array
 from mpigraph.kernels.memcopy import copy_row
 from mpigraph.kernels.prefetch_hint import prefetch
 
-__all__ = ["as_words", "find_runs", "gather_rows", "order_by_range", "place_ragged", "scatter_rows"]
+__all__ = ["as_words", "find_runs", "gather_rows", "order_by_range", "place_ragged", "scatter_rows", "split_by_range"]
 
-_AHEAD, _ASKED = 8, 16  # rows between asking for one and copying it; cache lines of a row asked for at most
+_AHEAD, _ASKED = 8, 16  # rows between prefetching one and copying it; cache lines of a row prefetched at most
 
 
 def as_words(rows: Array) -> Array:
@@ -95,6 +95,22 @@ def order_by_range(ids: I64, offsets: I64) -> tuple[I64, I64]:
     return order, bounds
 
 
+def split_by_range(ids: I64, offsets: I64) -> list[tuple[int, I64]]:
+    """Positions by the range that holds their id: of rows, by the host that holds them or the trainer that owns them.
+
+    Args:
+        ids: int64[n], in ``[offsets[0], offsets[-1])``.
+        offsets: int64[k + 1], ascending: range j is ``[offsets[j], offsets[j + 1])``.
+
+    Returns:
+        Each range that has any, ascending, with int64[m], the ascending positions whose id it holds.
+    """
+    if len(offsets) == 2:
+        return [(0, np.arange(len(ids)))] if len(ids) else []
+    order, bounds = order_by_range(ids, offsets)
+    return [(j, order[bounds[j] : bounds[j + 1]]) for j in np.flatnonzero(np.diff(bounds)).tolist()]
+
+
 @njit(nogil=True, cache=True)
 def _fill_runs(rows: I64, starts: I64, lengths: I64, place: I64) -> int:
     runs = 0
@@ -137,9 +153,9 @@ def place_ragged(
     offsets: I64,
     out: Array,
 ) -> None:
-    """Copy consecutive pieces of ``values`` to their places: piece i goes to ``offsets[positions[i]]``.
+    """Copy consecutive runs of ``values`` to their places: run i goes to ``offsets[positions[i]]``.
 
-    ``counts[i]`` is the length of piece i.
+    ``counts[i]`` is the length of run i.
     """
     at = 0
     for i in range(len(positions)):

@@ -7,7 +7,7 @@ from mpigraph.kernels.prefetch_hint import prefetch
 
 __all__ = ["find_in_rows"]
 
-_AHEAD = 8  # look-ups between asking for the bounds of a row, for its middle, and searching it
+_AHEAD = 8  # look-ups between the prefetch of a row's bounds, that of its middle, and the search
 
 
 @njit(nogil=True, cache=True)
@@ -20,11 +20,11 @@ def find_in_rows(
     positions: I64,
     found: Mask,
 ) -> None:
-    """Say which edges exist, by binary search in the in-edges of their destinations.
+    """Find out which edges exist, by binary search in the in-edges of their destinations.
 
     Args:
         indptr: int64[n + 1], CSC offsets of the host's rows.
-        indices: int32 or int64 [nnz], global source ids, rising inside a row.
+        indices: int32 or int64 [nnz], global source ids, ascending in each row.
         first_id: global id of row 0.
         src: int64[queries], global ids.
         dst: int64[queries], global ids.
@@ -37,7 +37,7 @@ def find_in_rows(
             prefetch(indptr, dst[positions[i + 2 * _AHEAD]] - first_id)
         if i + _AHEAD < n:
             later = dst[positions[i + _AHEAD]] - first_id
-            prefetch(indices, (indptr[later] + indptr[later + 1]) >> 1)
+            prefetch(indices, (indptr[later] + indptr[later + 1]) >> 1)  # where the binary search begins
         p = positions[i]
         row = dst[p] - first_id
         low, end = indptr[row], indptr[row + 1]

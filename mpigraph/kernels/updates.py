@@ -1,9 +1,10 @@
 """Optimizers of sparse rows: add up the gradients of each touched row in a given order, and update the row once.
 
-A gradient is in one of two arrays: ``own[~s]`` where its source s is negative, ``arrived[s]`` else. Those of distinct
-row d are the sources ``sources[bounds[d]:bounds[d + 1]]``, added from the first to the last; so the sum depends on
-that order alone. Everything is computed in float32, but for the powers in the bias correction of Adam and the mean
-square of row-wise Adagrad, which are float64 and then rounded.
+A gradient is in one of two arrays: ``own[~s]`` where its source s is negative, ``arrived[s]`` else; so neither those of
+this rank nor those received are copied together. Those of distinct row d are the sources
+``sources[bounds[d]:bounds[d + 1]]``, added from the first to the last; so the sum, which is not associative in floating
+point, depends on that order alone. Everything is computed in float32, except the powers in the bias correction of Adam
+and the mean square of row-wise Adagrad, which are float64 and then rounded.
 """
 
 from typing import Any, NamedTuple
@@ -60,13 +61,13 @@ def _reduce(gradients: Any, row: int, total: F32) -> None:
     begin, end = gradients.bounds[row], gradients.bounds[row + 1]
     for i in range(begin, end):
         s = gradients.sources[i]
-        part = gradients.own[~s] if s < 0 else gradients.arrived[s]
+        gradient = gradients.own[~s] if s < 0 else gradients.arrived[s]
         if i == begin:
             for j in range(len(total)):
-                total[j] = part[j]
+                total[j] = gradient[j]  # not 0 + gradient, which would turn -0.0 into 0.0
         else:
             for j in range(len(total)):
-                total[j] += part[j]
+                total[j] += gradient[j]
     if gradients.mean and end - begin > 1:
         count = np.float32(end - begin)
         for j in range(len(total)):
@@ -77,8 +78,9 @@ def _reduce(gradients: Any, row: int, total: F32) -> None:
 def sgd(gradients: Any, which: I64, table: F32, places: I64, lr: np.float32) -> None:
     """``w -= lr * g``.
 
-    gradients: :class:`Gradients`.  which: int64[k], distinct rows.  table: float32[n, width], updated here.
-    places: int64[k], the row of ``table`` that each is.
+    gradients: :class:`Gradients`.  which: int64[k], distinct rows, by number in ``gradients``.  table: float32[n,
+    width], updated here.  places: int64[k], the row of ``table`` for each of them.  lr: learning rate; a float64
+    would make the loop compute in float64.
     """
     g = np.empty(table.shape[1], np.float32)
     for k in range(len(which)):
@@ -104,12 +106,13 @@ def adagrad(
     Duchi, Hazan, Singer: "Adaptive subgradient methods for online learning and stochastic optimization", JMLR 2011.
 
     gradients, which, table, places: as for :func:`sgd`.  sums: float32[n, width], G, updated here.
-    rows: int64[k], the row of ``sums`` that each is.
+    rows: int64[k], the row of ``sums`` for each of ``which``.
     """
     g = np.empty(table.shape[1], np.float32)
     for k in range(len(which)):
         _reduce(gradients, which[k], g)
-        w, total = table[places[k]], sums[rows[k]]
+        w = table[places[k]]
+        total = sums[rows[k]]
         for j in range(len(g)):
             total[j] += g[j] * g[j]
             w[j] -= lr * g[j] / (np.sqrt(total[j]) + eps)
@@ -132,7 +135,7 @@ def row_wise_adagrad(
     personalization and recommendation systems", 2019.
 
     gradients, which, table, places: as for :func:`sgd`.  sums: float32[n], G, updated here.  rows: int64[k], the row
-    of ``sums`` that each is.
+    of ``sums`` for each of ``which``.
     """
     g = np.empty(table.shape[1], np.float32)
     for k in range(len(which)):
@@ -154,8 +157,8 @@ def adam(
     which: I64,
     table: F32,
     places: I64,
-    memory: F32,
-    power: F32,
+    exp_avg: F32,
+    exp_avg_sq: F32,
     steps: F32,
     rows: I64,
     lr: float,
@@ -168,20 +171,26 @@ def adam(
     ``t += 1; m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g g; w -= lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)``.
     Kingma, Ba: "Adam: a method for stochastic optimization", ICLR 2015.
 
-    gradients, which, table, places: as for :func:`sgd`.  memory, power: float32[n, width], m and v, updated here.
-    steps: float32[n], t, updated here.  rows: int64[k], the row of the state that each is.
+    gradients, which, table, places: as for :func:`sgd`.  exp_avg, exp_avg_sq: float32[n, width], m and v, updated here.
+    steps: float32[n], t, updated here.  rows: int64[k], the row of the state for each of ``which``.
     """
     g = np.empty(table.shape[1], np.float32)
-    keep1, keep2 = np.float32(beta1), np.float32(beta2)
-    add1, add2 = np.float32(1.0 - beta1), np.float32(1.0 - beta2)
+    # rounded once, from float64: 1 - float32(beta) is another number
+    keep1 = np.float32(beta1)
+    keep2 = np.float32(beta2)
+    add1 = np.float32(1.0 - beta1)
+    add2 = np.float32(1.0 - beta2)
     for k in range(len(which)):
         _reduce(gradients, which[k], g)
         r = rows[k]
         steps[r] += np.float32(1.0)
         t = np.float64(steps[r])
+        # the bias corrections 1 - b^t are small at first, and float32 would lose their digits
         rate = np.float32(lr / (1.0 - beta1**t))
         scale = np.float32(1.0 / np.sqrt(1.0 - beta2**t))
-        w, m, v = table[places[k]], memory[r], power[r]
+        w = table[places[k]]
+        m = exp_avg[r]
+        v = exp_avg_sq[r]
         for j in range(len(g)):
             m[j] = keep1 * m[j] + add1 * g[j]
             v[j] = keep2 * v[j] + add2 * g[j] * g[j]

@@ -1,1 +1,1 @@
-"""A graph as pure data: types and ownership. numpy only."""
+"""What there is of a graph without its data: node types and relations, and the owner of each id. numpy only."""

@@ -24,7 +24,7 @@ def check_ids(ids: npt.NDArray[np.integer], count: int, what: str) -> None:
     Args:
         ids: int[n].
         count: number of ids that exist.
-        what: what the ids name, for the message ("node id of type 'author'").
+        what: names the ids in the error ("node id of type 'author'").
 
     Raises:
         OutOfRangeError: names the first bad id and the valid range.
@@ -42,7 +42,7 @@ class RangeBook:
 
     Attributes:
         schema: the types.
-        node_offsets: for each node type int64[num_parts + 1], from 0 to the number of nodes, never falling.
+        node_offsets: for each node type int64[num_parts + 1], from 0 to the number of nodes, never decreasing.
         edge_offsets: the same for each relation.
     """
 
@@ -51,6 +51,7 @@ class RangeBook:
     edge_offsets: tuple[I64, ...]
 
     def __post_init__(self) -> None:
+        # the class is frozen, so its fields can be normalised only this way
         object.__setattr__(self, "node_offsets", tuple(_frozen(offsets) for offsets in self.node_offsets))
         object.__setattr__(self, "edge_offsets", tuple(_frozen(offsets) for offsets in self.edge_offsets))
         _check_offsets("node type", self.schema.ntypes, self.node_offsets, self.num_parts)
@@ -59,7 +60,7 @@ class RangeBook:
 
     @property
     def num_parts(self) -> int:
-        """Number of owners."""
+        """Number of owners: parts in a book of the disk, hosts in a book of a job."""
         return len(self.node_offsets[0]) - 1 if self.node_offsets else 0
 
     def num_nodes(self, ntype_id: int = 0) -> int:
@@ -114,11 +115,13 @@ class RangeBook:
 
 
 def _owner(offsets: I64, ids: npt.NDArray[np.integer]) -> I32:
-    """Binary search; an empty range ends where it begins and is never hit."""
+    """Return the owner of each id, int32[n], by binary search."""
+    # "right" passes over empty ranges, which begin at the same id as the range behind them
     return (np.searchsorted(offsets, ids, side="right") - 1).astype(np.int32)
 
 
 def _frozen(offsets: npt.ArrayLike) -> I64:
+    """Copy offsets to a read-only array."""
     array = np.array(offsets, dtype=np.int64)
     array.setflags(write=False)
     return array

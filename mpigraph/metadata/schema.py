@@ -1,7 +1,7 @@
 """The types of a graph: node types, and typed relations ``(src_type, rel, dst_type)`` between them.
 
 A homogeneous graph has one node type and one relation; it is the one-element case of everything, never a
-second path. Types are known by name to the user and by position here ("type id", "relation id").
+second code path. Users name types; inside the library they have ids, which are their positions here.
 """
 
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ Relation: TypeAlias = tuple[str, str, str]
 DEFAULT_NTYPE = "_N"
 DEFAULT_ETYPE: Relation = ("_N", "_E", "_N")
 
-_FORBIDDEN = ":/~"
+_FORBIDDEN = ":/~"  # separators of relation keys, of HDF5 paths and of policy strings ("node~paper")
 
 
 def relation_key(relation: Relation) -> str:
@@ -65,7 +65,9 @@ class Schema:
             for end in (relation[0], relation[2]):
                 if end not in self.ntypes:
                     raise NodeTypeError(f"node type {end!r} of relation {relation} does not exist")
-        ids: dict[str | Relation, list[int]] = {}  # minibatches look relations up by the hundred
+        # a table of all spellings, since a minibatch looks relations up hundreds of times; a list, since the name
+        # alone may be ambiguous
+        ids: dict[str | Relation, list[int]] = {}
         for number, relation in enumerate(self.relations):
             for given in (relation, relation[1], relation_key(relation)):
                 ids.setdefault(given, []).append(number)
@@ -111,7 +113,7 @@ class Schema:
         if len(found) == 1:
             return found[0]
         if isinstance(etype, str) and ":" in etype:
-            parse_relation(etype)
+            parse_relation(etype)  # a clearer error, if the form is wrong
         name = "edge type" if etype is None else f"edge type {etype!r}"
         if found:
             raise EdgeTypeError(f"{name} is ambiguous: name one of {[self.relations[i] for i in found]}")

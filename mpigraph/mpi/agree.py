@@ -1,11 +1,13 @@
 """Fail together: a check that can fail on one rank is agreed on, so that every rank raises the same error.
 
-Runs on the communicator that it is given. For set-up, not for the hot path (there the status rides in the headers of a
-round, see ``mpi/rounds.py``).
+One mechanism: :func:`agree`, a coroutine; :func:`together` is the same around a block of local code. Where a status
+rides in headers that are exchanged anyway (``mpi/rounds.py``, ``rows/push.py``) only :func:`raise_jointly` is left to
+do. Runs on the communicator that it is given.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import NoReturn, TypeVar
 
 import numpy as np
 from mpi4py import MPI
@@ -13,9 +15,11 @@ from mpi4py import MPI
 from mpigraph import errors
 from mpigraph.errors import CollectiveError, MPIGraphError
 from mpigraph.mpi.coroutine import Coroutine, run
-from mpigraph.mpi.watch import Backoff
+from mpigraph.mpi.wait import PEERS_COMPUTE
 
-__all__ = ["allgather_bytes", "joint_error", "raise_together", "together", "wait_asleep"]
+__all__ = ["agree", "allgather_bytes", "everywhere", "raise_jointly", "together"]
+
+Error = TypeVar("Error", bound=MPIGraphError)
 
 
 def allgather_bytes(comm: MPI.Comm, data: bytes) -> list[bytes]:
@@ -37,39 +41,14 @@ def describe(error: BaseException) -> str:
     return str(error) if isinstance(error, MPIGraphError) else f"{type(error).__name__}: {error}"
 
 
-def wait_asleep(request: MPI.Request) -> None:
-    """Wait for ranks that may work for seconds, without taking a core from them."""
-    backoff = Backoff()
-    while not request.Test():
-        backoff.pause()
+def everywhere(error: Error) -> Error:
+    """Mark an error that every rank raises, so that one of them speaks for all."""
+    error.everywhere = True
+    return error
 
 
-def raise_together(comm: MPI.Comm, doing: str, error: BaseException | None, *, label: str = "rank") -> None:
-    """Raise on every rank if any rank has an error.
-
-    If all failing ranks failed with the same error of this library's own, the error of the same class is raised
-    everywhere; else a :class:`CollectiveError`. Both name the step and the failing ranks.
-
-    Args:
-        comm: who agrees.
-        doing: what was being done ("reading part 3"), for the message.
-        error: this rank's error, or None.
-        label: how the ranks of ``comm`` are called in the message.
-
-    Collective on ``comm``.
-    """
-    failed = np.array([error is not None], np.int8)
-    any_failed = np.empty(1, np.int8)
-    wait_asleep(comm.Iallreduce(failed, any_failed, op=MPI.MAX))
-    if not any_failed[0]:
-        return
-    raise run(joint_error(comm, doing, error, label)) from error
-
-
-def joint_error(
-    comm: MPI.Comm, doing: str, error: BaseException | None, label: str = "rank"
-) -> Coroutine[MPIGraphError]:
-    """The error that every rank raises, once it is known that some rank has one; see :func:`raise_together`.
+def raise_jointly(comm: MPI.Comm, doing: str, error: BaseException | None, label: str = "rank") -> Coroutine[NoReturn]:
+    """Raise on every rank, once it is known that some rank has an error; see :func:`agree`.
 
     Collective on ``comm``.
     """
@@ -84,23 +63,46 @@ def joint_error(
         where = "every rank" if len(ranks) == comm.size else f"{label} {', '.join(map(str, ranks))}"
         parts.append(f"on {where}: {text}")
     names = {kind.decode() for kind in kinds if kind}
-    kind = getattr(errors, names.pop(), CollectiveError) if len(names) == 1 else CollectiveError
-    joint: MPIGraphError = kind(f"{doing} failed " + "; ".join(parts))
-    joint.everywhere = True
-    return joint
+    kind: type[MPIGraphError] = getattr(errors, names.pop(), CollectiveError) if len(names) == 1 else CollectiveError
+    raise everywhere(kind(f"{doing} failed " + "; ".join(parts))) from error
+
+
+def agree(comm: MPI.Comm, doing: str, error: BaseException | None, label: str = "rank") -> Coroutine[None]:
+    """Wait until every rank is here, and raise on every rank if any has an error.
+
+    If all failing ranks failed with the same error of this library's own, the error of the same class is raised
+    everywhere; else a :class:`CollectiveError`. Both name the step and the failing ranks.
+
+    Args:
+        comm: who agrees.
+        doing: what was being done ("reading part 3"), for the message.
+        error: this rank's error, or None.
+        label: how the ranks of ``comm`` are called in the message.
+
+    Collective on ``comm``.
+    """
+    failed = np.array([error is not None], np.int8)
+    any_failed = np.empty(1, np.int8)
+    yield comm.Iallreduce(failed, any_failed, op=MPI.MAX)
+    if any_failed[0]:
+        yield from raise_jointly(comm, doing, error, label)
 
 
 @contextmanager
-def together(comm: MPI.Comm, doing: str) -> Iterator[None]:
-    """Run local code; if it raised on any rank, raise on every rank, naming the culprits.
+def together(
+    comm: MPI.Comm, doing: str, label: str = "rank", deadline: AbstractContextManager[None] | None = None
+) -> Iterator[None]:
+    """Run local code; if it raised on any rank, raise on every rank: :func:`agree` as a ``with`` block.
 
-    The code inside must not communicate on ``comm``.
+    The code inside must not communicate on ``comm``. ``deadline`` is entered for the wait behind it, where there is
+    to be one.
 
     Collective on ``comm``.
     """
     error = None
     try:
         yield
-    except Exception as exc:  # carried to every rank by the next line
+    except Exception as exc:  # carried to every rank by the next lines
         error = exc
-    raise_together(comm, doing, error)
+    with deadline or nullcontext():
+        run(agree(comm, doing, error, label), PEERS_COMPUTE)

@@ -32,8 +32,9 @@ _MAPPED = re.compile(r" (/dev/shm/mpich_(?:shm|vci)_[0-9a-f]+_\d+)$", re.MULTILI
 
 
 def library_version() -> str:
-    """Name and version, one line."""
-    return " ".join(MPI.Get_library_version().rstrip("\0").split()[:8])
+    """Name and version, such as "MPICH Version: 5.0.2" or "Open MPI v5.0.11"."""
+    first_line = MPI.Get_library_version().rstrip("\0").partition("\n")[0]
+    return " ".join(first_line.partition(",")[0].split())
 
 
 def thread_level() -> str:

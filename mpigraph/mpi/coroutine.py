@@ -1,66 +1,121 @@
-"""Collective work in steps: a generator that yields each MPI request that must complete before it can go on.
+"""The engine of all that takes several MPI operations: coroutines that yield each request which must complete first.
 
-A thread that is alone in its work drives the steps with :func:`run`. A server takes part in the rounds of many
-channels with one thread and drives each a little at a time, as :class:`Task`: two servers that waited inside
-different rounds would wait for each other for ever.
+A coroutine is a generator. It begins MPI operations, yields a request, and is resumed with its status once it has
+completed; the code behind a ``yield`` is what happens then. Its frame keeps the arrays alive.
+
+A thread that has nothing else to do drives one with :func:`run`. Who has several things to do makes each a
+:class:`Task` and advances all in turn: a server the rounds of many channels (two servers that waited inside different
+rounds would wait for each other for ever), the progress thread what nobody waits for (:mod:`.progress`).
 """
 
-from collections.abc import Generator
-from typing import Generic, TypeVar
+import math
+import time
+from collections.abc import Callable, Generator, Sequence
+from threading import Lock
+from typing import Any, Generic, TypeVar
 
 from mpi4py import MPI
 
-from mpigraph.mpi.watch import wait_politely
+from mpigraph.mpi.wait import IN_ROUND, Backoff, Policy, wait
 
-__all__ = ["Coroutine", "Task", "run"]
+__all__ = ["Coroutine", "Task", "finish", "run"]
 
 T = TypeVar("T")
-Coroutine = Generator[MPI.Request, None, T]
+Coroutine = Generator[MPI.Request, MPI.Status, T]
 
 
-def run(steps: Coroutine[T]) -> T:
-    """Take all steps, waiting in naps, and return what they return. Collective on whom the steps name."""
-    while True:
-        try:
-            request = next(steps)
-        except StopIteration as end:
-            result: T = end.value
-            return result
-        wait_politely(request)
+def run(steps: Coroutine[T], policy: Policy = IN_ROUND) -> T:
+    """Take all steps and return what they return. Blocking; collective if the steps are."""
+    status = MPI.Status()
+    try:
+        request = next(steps)
+        while True:
+            wait(request, policy, status)
+            request = steps.send(status)
+    except StopIteration as end:
+        result: T = end.value
+        return result
 
 
 class Task(Generic[T]):
-    """Coroutine that are taken as far as they go without waiting.
+    """A coroutine that was begun, and advances when somebody polls it; several threads may.
 
     Attributes:
+        name: what it does, for messages.
         taken: how many steps were completed so far.
-        result: what the steps returned, once :meth:`go_on` says that they are over.
-
-    Collective on whom the steps name, in step with the others.
+        done: whether it is over, with a result or an error.
+        error: what it raised, or None.
+        awaited: whether somebody waits for it, and so polls it.
+        in_progress_thread: whether the progress thread polls it.
     """
 
-    result: T
-
-    def __init__(self, steps: Coroutine[T]) -> None:
-        """Take the first step."""
-        self._steps = steps
+    def __init__(self, steps: Coroutine[T], name: str = "") -> None:
+        """Take the first step; what it raises is raised here."""
+        self.name = name
         self.taken = 0
-        self._request = next(steps)
-
-    def go_on(self) -> bool:
-        """Take the steps whose request has completed; return whether they are over. Never waits."""
+        self.done = self.awaited = self.in_progress_thread = False
+        self.error: Exception | None = None
+        self._value: T | None = None
+        self._steps = steps
+        self._status = MPI.Status()
+        self._lock = Lock()
+        self._after: list[Callable[[], None]] = []
         try:
-            while self._request.Test():
-                self.taken += 1
-                self._request = next(self._steps)
-        except StopIteration as end:
-            self.result = end.value
-            return True
-        return False
+            self._request = next(steps)
+        except StopIteration as end:  # it had nothing to do
+            self._value, self.done = end.value, True
 
-    def run(self) -> T:
-        """Take the remaining steps in naps and return what they return. Collective on whom the steps name."""
-        wait_politely(self._request)
-        while not self.go_on():
-            wait_politely(self._request)
-        return self.result
+    def advance(self) -> bool:
+        """Take the next step if its request has completed, and return whether it has. Never waits, never raises."""
+        if self.done:
+            return False
+        with self._lock:
+            try:
+                if self.done or not self._request.Test(self._status):
+                    return False
+                self.taken += 1
+                self._request = self._steps.send(self._status)
+            except StopIteration as end:
+                self._value, self.done = end.value, True
+            except Exception as error:  # for the thread that asks, which need not be this one
+                self.error, self.done = error, True
+            calls = self._after if self.done else []
+            self._after = self._after if not self.done else []
+        for call in calls:
+            call()
+        return True
+
+    def then(self, call: Callable[[], None]) -> None:
+        """Call something once done, in the thread that notices, or now. It must not raise."""
+        with self._lock:
+            if not self.done:
+                self._after.append(call)
+                return
+        call()
+
+    def result(self) -> T:
+        """What the coroutine returned, once done; what it raised is raised."""
+        assert self.done
+        if self.error is not None:
+            raise self.error
+        return self._value  # type: ignore[return-value]
+
+
+def finish(tasks: Sequence[Task[Any]], policy: Policy, seconds: float = math.inf) -> bool:
+    """Advance tasks in turn until all are done or for some seconds; return whether they are. Blocking."""
+    backoff = Backoff()
+    end = time.monotonic() + seconds
+    for task in tasks:
+        task.awaited = True
+    try:
+        while not all(task.done for task in tasks):
+            if any([task.advance() for task in tasks]):
+                backoff.reset()
+            elif time.monotonic() > end:
+                return False
+            else:
+                backoff.pause(policy)
+    finally:
+        for task in tasks:
+            task.awaited = False
+    return True

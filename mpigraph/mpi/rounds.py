@@ -7,8 +7,8 @@ A round is four collective steps, the same for every operation::
     Ialltoall(answer sizes)      in words; -1 to everybody: answering failed here
     Ialltoallv(answers)          words of eight bytes, since MPI-3 counts are 32-bit
 
-All are non-blocking (:mod:`.steps`). So a server takes part in the rounds of several channels at once and sleeps
-meanwhile; an asker does its own share of the work while the others make their answers; and a rank that waits inside a
+All are non-blocking (:mod:`.coroutine`). So a server takes part in the rounds of several channels at once and sleeps
+meanwhile; an asker does its own part of the work while the others make their answers; and a rank that waits inside a
 round gives its core to whoever shares it, since blocking MPI calls spin.
 
 Knows nothing of what is asked. One thread at a time on a communicator.
@@ -22,8 +22,6 @@ from mpi4py import MPI
 
 from mpigraph.arrays import I64, U8
 from mpigraph.mpi.coroutine import Coroutine
-from mpigraph.mpi.watch import Backoff
-from mpigraph.mpi.world import World
 
 __all__ = ["FAILED", "OK", "Header", "Requests", "exchange_answers", "exchange_requests"]
 
@@ -61,21 +59,6 @@ class Header:
         self._sent[:, 2] = words
         self._received = np.empty_like(self._sent)
         self.request = comm.Ialltoall(self._sent, self._received)
-
-    def arrived(self) -> bool:
-        """Whether every rank's header is here."""
-        return bool(self.request.Test())
-
-    def wait(self, world: World, what: str) -> None:
-        """Wait for every rank's header, with a deadline."""
-        with world.watch(what):
-            self.wait_long(longest=1e-4)
-
-    def wait_long(self, longest: float = 2e-3) -> None:
-        """Wait for every rank's header as long as it takes: the others may compute."""
-        backoff = Backoff(spins=5, longest=longest)
-        while not self.request.Test():
-            backoff.pause()
 
     @property
     def operations(self) -> I64:

@@ -5,7 +5,7 @@ Exposition: the communicators of a job and their threads::
     caller's comm --dup--> world.comm       control: set-up, creation of tensors, barrier     main thread
                              |- world.node        the ranks that share memory with me            set-up
                              |- world.trainers    the trainers alone (COMM_NULL on servers)      main thread
-                             |- world.packed      requests for far rows, and the rows            every thread
+                             |- a transport       requests for far rows, and the rows            every thread
                              |- a channel         one for each thread that samples               its thread
                              '- world.group()     one for each torch process group               who calls torch
 
@@ -26,13 +26,12 @@ from mpi4py import MPI
 from mpigraph.arrays import I64
 from mpigraph.config import Config
 from mpigraph.errors import ClosedError, InvalidArgumentError
-from mpigraph.mpi.agree import allgather_bytes, wait_asleep
+from mpigraph.mpi.agree import allgather_bytes, together
 from mpigraph.mpi.compat import unlink_segments
 from mpigraph.mpi.numa import choose_servers, memory_domain
-from mpigraph.mpi.watch import Watchdog, keep_progress
-from mpigraph.rows.packed import Packed
-from mpigraph.rows.rma import Rma
-from mpigraph.rows.transport import Transport
+from mpigraph.mpi.progress import Progress
+from mpigraph.mpi.wait import PEERS_COMPUTE, wait
+from mpigraph.mpi.watchdog import Watchdog
 
 __all__ = ["World"]
 
@@ -50,9 +49,8 @@ class World:
         pids: int64[size], process ids; they mean something among the ranks of a node.
         num_nodes: how many nodes the job runs on.
         node_index: this rank's node.
-        rma: far rows by one-sided reads.
-        packed: far rows by request and reply, or None on one node, where no row is far.
-        transport: the one of the two that reads far rows unless a caller names one.
+        watchdog: gives every wait its deadline.
+        progress: on trainers, the thread that advances what nobody waits for; None if MPI allows no calls from threads.
 
     Collective on the communicator given: construction and :meth:`close`.
     """
@@ -85,19 +83,10 @@ class World:
             self._own(self.trainers)
         self.watchdog = Watchdog(self.node, self.identity, config.timeout)
         self._made.callback(self.watchdog.close)
-        self._windows = 0
-        self.rma = Rma(self.watch)
-        self.packed: Packed | None = None
-        self.transport: Transport = self.rma
-        if self.num_nodes > 1:
-            self._open_packed(self.dup())
-
-    def _open_packed(self, comm: MPI.Intracomm) -> None:
-        """Get ready to send rows to other nodes. A host that also trains answers in a thread of its own."""
-        self.packed = Packed(comm, self.watch)
-        self._made.callback(self.packed.close)
-        if self.is_host and self.is_trainer:
-            self._made.callback(keep_progress(self.packed.owner.poll))
+        self.progress: Progress | None = None
+        if self.is_trainer and self.threads_may_communicate:
+            self.progress = Progress(self.watch)
+            self._made.callback(self.progress.close)
 
     def _check_threads(self) -> None:
         """A trainer that hosts rows for other nodes answers for them while it computes."""
@@ -107,15 +96,6 @@ class World:
             raise InvalidArgumentError(
                 "num_servers=0 on several nodes needs MPI_THREAD_MULTIPLE, which MPI was not started with: use servers"
             )
-
-    def number_window(self) -> int:
-        """A number for a new window, the same on every rank."""
-        self._windows += 1
-        return self._windows
-
-    def answer(self) -> bool:
-        """On a server: go on sending rows that others asked for; say whether there are any."""
-        return self.packed is not None and self.packed.owner.poll()
 
     def _own(self, comm: MPI.Intracomm) -> MPI.Intracomm:
         self._made.callback(comm.Free)
@@ -191,7 +171,7 @@ class World:
         """Do some work on one rank of each node while the others wait. Collective on ``node``."""
         if self.node.rank == 0:
             work()
-        wait_asleep(self.node.Ibarrier())
+        wait(self.node.Ibarrier(), PEERS_COMPUTE)
 
     def neighbourhood(self, trainer: int) -> tuple[list[int], int, int]:
         """Where a trainer is: the hosts on its node, its place among the trainers there, and how many those are."""
@@ -207,6 +187,13 @@ class World:
         """Put a deadline of ``patience`` timeouts on the wait inside the ``with`` block."""
         return self.watchdog.watch(what, patience)
 
+    def together(self, doing: str, patience: float = 1.0) -> AbstractContextManager[None]:
+        """Run local code; if it raised on any trainer, raise on every trainer, naming the culprits.
+
+        A trainer waits ``patience`` timeouts for the slowest. Collective on ``trainers``.
+        """
+        return together(self.trainers, doing, "trainer", self.watch(doing, patience))
+
     def cores_per_rank(self) -> int:
         """How many cores each rank of this node has if they share what they may run on. Collective on ``node``."""
         mine = ",".join(map(str, sorted(os.sched_getaffinity(0))))
@@ -218,11 +205,11 @@ class World:
         """Whether MPI allows calls from several threads at once."""
         return bool(MPI.Query_thread() == MPI.THREAD_MULTIPLE)
 
-    def agree(self, value: int, largest: bool) -> int:
+    def allreduce_minmax(self, value: int, largest: bool) -> int:
         """The largest or smallest of every trainer's value. Collective on ``trainers``."""
         return self._allreduce(value, MPI.MAX if largest else MPI.MIN)
 
-    def add(self, value: int) -> int:
+    def allreduce_sum(self, value: int) -> int:
         """The sum of every trainer's value. Collective on ``trainers``."""
         return self._allreduce(value, MPI.SUM)
 

@@ -5,7 +5,7 @@ from mpigraph.nn.edge_predictor import EdgePredictor
 from mpigraph.nn.functional import edge_softmax
 from mpigraph.nn.gatconv import GATConv
 from mpigraph.nn.graphconv import GraphConv
-from mpigraph.nn.hetero import HeteroGraphConv
+from mpigraph.nn.heterographconv import HeteroGraphConv
 from mpigraph.nn.hgtconv import HGTConv
 from mpigraph.nn.relgraphconv import RelGraphConv
 from mpigraph.nn.sageconv import SAGEConv

@@ -1,4 +1,4 @@
-"""What the layers share: features of the two sides, and weighted messages."""
+"""What several layers need: features of the two sides, checks of their input, weighted messages."""
 
 from collections.abc import Callable
 
@@ -6,15 +6,13 @@ import torch
 
 import mpigraph.function as fn
 from mpigraph.errors import InvalidArgumentError, MPIGraphError
-from mpigraph.graphs.aggregate import mean_and_own
+from mpigraph.graphs.message_passing import MessagePassing
 from mpigraph.graphs.messages import Message
-from mpigraph.graphs.passing import MessagePassing
 
 __all__ = [
     "Features",
     "check_edge_weight",
     "check_in_degrees",
-    "mean_and_own_rows",
     "project_first",
     "source_and_destination",
     "weighted_copy",
@@ -25,7 +23,7 @@ Features = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 _WEIGHT = "_edge_weight"
 
 _FLOPS_PER_GATHERED = 16
-"""Multiplications and additions of a matrix product in the time that one number of a random row takes to add."""
+"""How many operations of a matrix product take as long as adding one number of a gathered row."""
 
 
 def source_and_destination(
@@ -55,10 +53,10 @@ def source_and_destination(
 
 def check_in_degrees(graph: MessagePassing) -> None:
     """Raise MPIGraphError if a destination of a graph of one relation has no in-edge."""
-    lonely = int((graph.in_degrees() == 0).sum())
-    if lonely:
+    zero_in_degree = int((graph.in_degrees() == 0).sum())
+    if zero_in_degree:
         raise MPIGraphError(
-            f"{lonely} destinations have no in-edge, so their output would carry nothing: "
+            f"{zero_in_degree} destinations have no in-edge, so their output would carry nothing: "
             "add self loops to the graph, or pass allow_zero_in_degree=True"
         )
 
@@ -68,22 +66,6 @@ def check_edge_weight(graph: MessagePassing, edge_weight: torch.Tensor) -> None:
     if edge_weight.dim() == 0 or edge_weight.shape[0] != graph.num_edges():
         shape = tuple(edge_weight.shape)
         raise InvalidArgumentError(f"edge_weight must have {graph.num_edges()} rows (got shape {shape})")
-
-
-def mean_and_own_rows(block: MessagePassing, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the mean over in-neighbours and the destinations' own rows.
-
-    Call it in a local scope of the block.
-
-    Args:
-        block: a block of one relation.
-        x: float[num_src, width], destinations first.
-
-    Returns:
-        [num_dst, width] twice.
-    """
-    block.srcdata["h"] = x  # checks the number of rows
-    return mean_and_own(block._in_edges(block.to_canonical_etype(None)), x)
 
 
 def weighted_copy(graph: MessagePassing, edge_weight: torch.Tensor | None) -> Message:
@@ -108,12 +90,12 @@ def weighted_copy(graph: MessagePassing, edge_weight: torch.Tensor | None) -> Me
 def project_first(graph: MessagePassing, width: int, out: int) -> bool:
     """Whether a linear map is cheaper on the sources than on their aggregate.
 
-    It may be where it narrows rows. But a block has many more sources than destinations, and then fewer numbers to
-    gather do not pay for the products of all sources.
+    It can be if it narrows the rows, since the aggregation then gathers fewer numbers. But a block has many more
+    sources than destinations, and the products of all sources may cost more than that saves.
 
     Args:
         graph: a graph of one relation.
-        width: of the input.
+        width: width of the input.
         out: width of the output.
     """
     if out >= width:

@@ -1,8 +1,8 @@
-"""Dropout that draws its mask a byte or two at a time.
+"""Dropout that uses one or two random bytes for each element.
 
 ``torch.nn.functional.dropout`` draws one number of the generator for each element, which on CPU (torch 2.13) costs more
-than the matrix product before it. Here each draw of 64 bits decides 4 or 8 elements. The draws come from torch's
-default generator, so ``torch.manual_seed`` rules them; they are others than torch's.
+than the matrix product before it. Here each draw of 64 bits decides on 4 or 8 elements. The draws come from torch's
+default generator, so ``torch.manual_seed`` makes them repeatable; the masks differ from torch's.
 """
 
 from collections.abc import Callable
@@ -41,7 +41,7 @@ def dropout(x: torch.Tensor, p: float = 0.5, training: bool = True) -> torch.Ten
 
 
 def relu_dropout(x: torch.Tensor, p: float = 0.5, training: bool = True) -> torch.Tensor:
-    """Return ``dropout(relu(x), p, training)`` in one pass, with nothing kept but the result.
+    """Return ``dropout(relu(x), p, training)`` in one pass; only the result is kept for the gradient.
 
     Args and errors are those of :func:`dropout`.
     """
@@ -62,9 +62,12 @@ class Dropout(nn.Dropout):
 
 
 class _Drop(torch.autograd.Function):
+    """:func:`dropout`; keeps the bits, a byte or two for each element."""
+
     @staticmethod
     def forward(ctx: FunctionCtx, x: torch.Tensor, p: float) -> torch.Tensor:  # type: ignore[override]
-        ctx.p, bits = p, _random_bits(x.numel(), p)  # type: ignore[attr-defined]
+        bits = _random_bits(x.numel(), p)
+        ctx.p = p  # type: ignore[attr-defined]
         ctx.save_for_backward(bits)
         return _dropped(kernels.drop, x, bits, p)
 
@@ -76,6 +79,8 @@ class _Drop(torch.autograd.Function):
 
 
 class _ReluDrop(torch.autograd.Function):
+    """:func:`relu_dropout`; keeps its output, which tells where the gradient is 0, and no bits."""
+
     @staticmethod
     def forward(ctx: FunctionCtx, x: torch.Tensor, p: float) -> torch.Tensor:  # type: ignore[override]
         ctx.p = p  # type: ignore[attr-defined]
@@ -87,7 +92,8 @@ class _ReluDrop(torch.autograd.Function):
     @once_differentiable  # type: ignore[misc, untyped-decorator]
     def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
         (kept,) = ctx.saved_tensors  # type: ignore[attr-defined]
-        grad, out = grad.contiguous(), torch.empty_like(kept)
+        grad = grad.contiguous()
+        out = torch.empty_like(kept)
         scale = _flat(grad).dtype.type(_odds(ctx.p)[2])  # type: ignore[attr-defined]
         kernels.relu_drop_backward(_flat(grad), _flat(kept), scale, _flat(out))
         return out, None
@@ -104,29 +110,34 @@ def _is_fast(x: torch.Tensor, p: float) -> bool:
 
 
 def _odds(p: float) -> tuple[torch.dtype, int, float]:
-    """Return the type of a draw, how many of its values mean to keep, and the factor of what is kept."""
-    wide, values = torch.uint16, 1 << 16
-    if ((1 - p) * 256).is_integer():
-        wide, values = torch.uint8, 1 << 8
+    """Return the dtype of the random bits, below which value an element is kept, and the scale of what is kept."""
+    # one byte is exact for p = 1/2, 1/4, ...; others need two for a resolution of 2**-16
+    dtype = torch.uint8 if ((1 - p) * 256).is_integer() else torch.uint16
+    values = 1 << 8 * dtype.itemsize
     limit = min(max(round((1 - p) * values), 1), values - 1)
-    return wide, limit, values / limit
+    return dtype, limit, values / limit
 
 
 def _random_bits(size: int, p: float) -> torch.Tensor:
-    """Draw one small unsigned integer for each element, many with each draw of the generator."""
+    """Draw one unsigned integer for each element, 4 or 8 of them with each draw of the generator."""
     dtype = _odds(p)[0]
     draws = torch.empty(-(-size * dtype.itemsize // 8), dtype=torch.int64)
     return draws.random_(-(2**63), None).view(dtype)[:size]
 
 
 def _dropped(kernel: Callable[..., None], x: torch.Tensor, bits: torch.Tensor, p: float) -> torch.Tensor:
+    """Run a dropout kernel on ``x`` of any shape."""
     x = x.contiguous()
-    out, (_, limit, scale) = torch.empty_like(x), _odds(p)
-    values, draws = _flat(x), bits.numpy()
+    out = torch.empty_like(x)
+    _, limit, scale = _odds(p)
+    values = _flat(x)
+    draws = bits.numpy()
+    # limit and scale in the types of the arrays: mixed types would keep the loop from being vectorized
     kernel(values, draws, draws.dtype.type(limit), values.dtype.type(scale), _flat(out))
     return out
 
 
 def _flat(x: torch.Tensor) -> Array:
+    """View a contiguous tensor as a flat array."""
     flat: Array = x.detach().reshape(-1).numpy()
     return flat

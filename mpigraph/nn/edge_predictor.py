@@ -63,7 +63,7 @@ class EdgePredictor(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the weights anew: the linear map as torch does, the relations' Glorot uniform."""
+        """Reinitialise: the linear map as torch does, the relations' vectors Glorot uniform."""
         if self.linear is not None:
             self.linear.reset_parameters()
         if self.w_relation is not None:
@@ -107,7 +107,7 @@ class EdgePredictor(nn.Module):
         return (h_src * h_dst).sum(-1, keepdim=True)
 
     def _of_relations(self, weights: torch.Tensor, etypes: torch.Tensor | int | None) -> torch.Tensor:
-        """The relations' vectors: one for each pair, or one for all."""
+        """Return the relations' vectors, [n, in_feats], or [in_feats] if all pairs are of one relation."""
         if etypes is None:
             if len(weights) > 1:
                 raise InvalidArgumentError(f"etypes must be given, since there are {len(weights)} relations")

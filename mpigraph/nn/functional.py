@@ -1,18 +1,18 @@
-"""Functions on edges that layers are made of, named as in ``dgl.nn.functional``."""
+"""The softmax over the edges of a node, as in ``dgl.nn.functional``."""
 
 import torch
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from mpigraph.errors import InvalidArgumentError
-from mpigraph.graphs.fields import ALL, as_ids
-from mpigraph.graphs.graphbase import Ids, check_range
-from mpigraph.graphs.passing import MessagePassing
+from mpigraph.graphs.fields import ALL, IdsLike, as_ids
+from mpigraph.graphs.in_memory import check_range
+from mpigraph.graphs.message_passing import MessagePassing
 
 __all__ = ["edge_softmax", "softmax_rows"]
 
 
 def edge_softmax(
-    graph: MessagePassing, logits: torch.Tensor, eids: Ids | str = ALL, norm_by: str = "dst"
+    graph: MessagePassing, logits: torch.Tensor, eids: IdsLike | str = ALL, norm_by: str = "dst"
 ) -> torch.Tensor:
     """Return the softmax of edge scores over the edges into each destination.
 
@@ -48,8 +48,7 @@ def edge_softmax(
 def softmax_rows(rows: torch.Tensor, group: torch.Tensor, num_groups: int) -> torch.Tensor:
     """Return the softmax of each column within each group of rows.
 
-    The largest number of a group is subtracted first, so that nothing overflows. float16 and bfloat16 are added up in
-    float32.
+    The maximum of a group is subtracted first, so that nothing overflows. float16 and bfloat16 are summed in float32.
 
     Args:
         rows: float[n, ...].
@@ -61,12 +60,12 @@ def softmax_rows(rows: torch.Tensor, group: torch.Tensor, num_groups: int) -> to
     """
     if rows.dtype in (torch.float16, torch.bfloat16):
         return softmax_rows(rows.float(), group, num_groups).to(rows.dtype)
-    shares: torch.Tensor = _Softmax.apply(rows, group, num_groups)  # type: ignore[no-untyped-call]
-    return shares
+    probabilities: torch.Tensor = _Softmax.apply(rows, group, num_groups)  # type: ignore[no-untyped-call]
+    return probabilities
 
 
 class _Softmax(torch.autograd.Function):
-    """Softmax within groups, of which only the result is kept for the gradient."""
+    """Softmax within groups; only the result is kept for the gradient, ``p * (g - sum of p * g over the group)``."""
 
     @staticmethod
     def forward(  # type: ignore[override]
@@ -75,19 +74,19 @@ class _Softmax(torch.autograd.Function):
         index = group.reshape(-1, *[1] * (rows.dim() - 1)).expand_as(rows)
         largest = rows.new_zeros(num_groups, *rows.shape[1:])
         largest.scatter_reduce_(0, index, rows, "amax", include_self=False)
-        shares = (rows - largest.index_select(0, group)).exp_()
-        shares.div_(_group_sums(shares, group, num_groups))
+        result = (rows - largest.index_select(0, group)).exp_()
+        result.div_(_group_sums(result, group, num_groups))
         ctx.num_groups = num_groups  # type: ignore[attr-defined]
-        ctx.save_for_backward(shares, group)
-        return shares
+        ctx.save_for_backward(result, group)
+        return result
 
     @staticmethod
     @once_differentiable  # type: ignore[misc, untyped-decorator]
     def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        shares, group = ctx.saved_tensors  # type: ignore[attr-defined]
-        weighted = shares * grad
+        result, group = ctx.saved_tensors  # type: ignore[attr-defined]
+        weighted = result * grad
         sums = _group_sums(weighted, group, ctx.num_groups)  # type: ignore[attr-defined]
-        return weighted.addcmul_(shares, sums, value=-1), None, None
+        return weighted.addcmul_(result, sums, value=-1), None, None
 
 
 def _group_sums(rows: torch.Tensor, group: torch.Tensor, num_groups: int) -> torch.Tensor:

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 import mpigraph.function as fn
 from mpigraph.errors import InvalidArgumentError
-from mpigraph.graphs.passing import MessagePassing
+from mpigraph.graphs.message_passing import MessagePassing
 from mpigraph.nn.common import Features, check_edge_weight, check_in_degrees, source_and_destination
 from mpigraph.nn.drop import Dropout
 from mpigraph.nn.functional import edge_softmax
@@ -31,7 +31,7 @@ class GATConv(nn.Module):
         negative_slope: of the LeakyReLU.
         residual: add the destination's input, through a linear map unless it is as wide as all heads together.
         activation: applied to the output.
-        allow_zero_in_degree: let destinations without in-edges pass (they get bias and residual only).
+        allow_zero_in_degree: accept destinations without in-edges (they get bias and residual only).
         bias: add a learnable bias.
     """
 
@@ -54,7 +54,8 @@ class GATConv(nn.Module):
         super().__init__()
         in_src, in_dst = in_feats if isinstance(in_feats, tuple) else (in_feats, in_feats)
         width = out_feats * num_heads
-        self._num_heads, self._out_feats = num_heads, out_feats
+        self._num_heads = num_heads
+        self._out_feats = out_feats
         self._allow_zero_in_degree = allow_zero_in_degree
         self._negative_slope = negative_slope
         self.activation = activation
@@ -67,7 +68,7 @@ class GATConv(nn.Module):
         self.attn_r = nn.Parameter(torch.empty(1, num_heads, out_feats))
         self.feat_drop = Dropout(feat_drop)
         self.attn_drop = Dropout(attn_drop)
-        mapped = residual and in_dst != width
+        mapped = residual and in_dst != width  # then the bias is that of res_fc, as in DGL
         self.res_fc = None
         if residual:
             self.res_fc = nn.Linear(in_dst, width, bias=bias) if mapped else nn.Identity()
@@ -75,7 +76,7 @@ class GATConv(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the weights anew: Glorot normal with the gain of ReLU; the bias is 0."""
+        """Reinitialise the weights: Glorot normal with the gain of ReLU; the bias is 0."""
         gain = nn.init.calculate_gain("relu")
         for module in self.children():
             if isinstance(module, nn.Linear):
@@ -88,7 +89,7 @@ class GATConv(nn.Module):
             nn.init.zeros_(self.bias)
 
     def set_allow_zero_in_degree(self, set_value: bool) -> None:
-        """Let destinations without in-edges pass, or not."""
+        """Accept destinations without in-edges, or not."""
         self._allow_zero_in_degree = set_value
 
     def forward(
@@ -123,6 +124,7 @@ class GATConv(nn.Module):
         src, dst = source_and_destination(graph, feat, self.feat_drop)
         rows = self._by_head(self._linear(0), src)
         with graph.local_scope():
+            # <a, W h_u || W h_v> = <attn_l, W h_u> + <attn_r, W h_v>: one number for each node instead of each edge
             graph.srcdata.update({"ft": rows, "el": (rows * self.attn_l).sum(-1, keepdim=True)})
             if isinstance(feat, tuple):
                 rows = self._by_head(self._linear(1), dst)
@@ -140,7 +142,7 @@ class GATConv(nn.Module):
         return (out, attention) if get_attention else out
 
     def _linear(self, side: int) -> nn.Module:
-        """The map of the sources (0) or of the destinations (1)."""
+        """Return the linear map of the sources (0) or of the destinations (1)."""
         return self.fc if hasattr(self, "fc") else (self.fc_src, self.fc_dst)[side]
 
     def _by_head(self, linear: nn.Module, rows: torch.Tensor) -> torch.Tensor:

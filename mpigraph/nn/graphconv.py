@@ -7,7 +7,7 @@ from torch import nn
 
 import mpigraph.function as fn
 from mpigraph.errors import InvalidArgumentError
-from mpigraph.graphs.passing import MessagePassing
+from mpigraph.graphs.message_passing import MessagePassing
 from mpigraph.nn.common import Features, check_in_degrees, project_first, weighted_copy
 
 __all__ = ["GraphConv"]
@@ -18,9 +18,11 @@ _NORMS = ("none", "both", "right", "left")
 class GraphConv(nn.Module):
     """Graph convolution: ``sum over in-neighbours u of h_u W / c_uv + bias``.
 
-    ``c_uv`` is, by ``norm``: "both" the root of out-degree of u times in-degree of v; "right" the in-degree of v;
-    "left" the out-degree of u; "none" 1. Degrees are those of the block. Where the output is narrower than the input,
-    W is applied before the sum if that is less work.
+    Kipf, Welling: "Semi-supervised classification with graph convolutional networks", ICLR 2017.
+
+    ``c_uv`` depends on ``norm``. "both": the square root of the out-degree of u times the in-degree of v; "right": the
+    in-degree of v; "left": the out-degree of u; "none": 1. Degrees are those of the block. Where the output is narrower
+    than the input, W is applied before the sum if that is less work.
 
     Args:
         in_feats: width of the input.
@@ -29,7 +31,7 @@ class GraphConv(nn.Module):
         weight: own a weight matrix; if not, ``forward`` may be given one.
         bias: add a learnable bias.
         activation: applied to the output.
-        allow_zero_in_degree: let destinations without in-edges pass (they get the bias only).
+        allow_zero_in_degree: accept destinations without in-edges (they get the bias only).
 
     Raises:
         InvalidArgumentError: another norm.
@@ -59,14 +61,14 @@ class GraphConv(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the weight anew, Glorot uniform; set the bias to 0."""
+        """Reinitialise the weight, Glorot uniform; set the bias to 0."""
         if self.weight is not None:
             nn.init.xavier_uniform_(self.weight)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
     def set_allow_zero_in_degree(self, set_value: bool) -> None:
-        """Let destinations without in-edges pass, or not."""
+        """Accept destinations without in-edges, or not."""
         self._allow_zero_in_degree = set_value
 
     def forward(
@@ -94,7 +96,7 @@ class GraphConv(nn.Module):
         if weight is not None and self.weight is not None:
             raise InvalidArgumentError("a weight was given, but the layer has its own (make it with weight=False)")
         weight = self.weight if weight is None else weight
-        in_degrees = graph.in_degrees()
+        in_degrees = graph.in_degrees()  # numbers of edges: their weights do not count in c_uv
         if not self._allow_zero_in_degree:
             check_in_degrees(graph)
         with graph.local_scope():
@@ -115,5 +117,6 @@ class GraphConv(nn.Module):
 
     def _factor(self, degrees: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
         """Return degrees to the power of -1/2 ("both") or -1, in the shape of rows of ``like``."""
+        # at least 1: a node without edges has nothing to scale, and 0 would give infinity
         power = degrees.to(like).clamp(min=1) ** (-0.5 if self._norm == "both" else -1.0)
         return power.reshape(-1, *[1] * (like.dim() - 1))

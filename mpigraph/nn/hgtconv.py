@@ -10,17 +10,8 @@ from mpigraph.graphs.aggregate import edge_dots, spmm
 from mpigraph.nn.common import source_and_destination
 from mpigraph.nn.drop import Dropout
 from mpigraph.nn.functional import softmax_rows
-from mpigraph.nn.typed import (
-    TypedEdges,
-    TypedFeatures,
-    TypedGraph,
-    TypedRows,
-    Types,
-    checked_types,
-    grouped_product,
-    is_typed,
-)
-from mpigraph.nn.typedlinear import TypedLinear
+from mpigraph.nn.typed import TypedEdges, TypedFeatures, TypedGraph, TypedRows, Types, checked_types, is_typed
+from mpigraph.nn.typedlinear import TypedLinear, grouped_product
 
 __all__ = ["HGTConv"]
 
@@ -33,9 +24,9 @@ class HGTConv(nn.Module):
     by the softmax of the scores, goes through a linear map by node type and is mixed with the destination's input. Hu
     et al., "Heterogeneous graph transformer", WWW 2020.
 
-    The matrices of relations are applied to queries and to sums, which are fewer than edges. It takes a graph of one
-    relation with a type for each node and edge, as DGL's layer does, or a graph or block of typed relations with
-    features by node type, where types are numbered as in ``ntypes`` and ``canonical_etypes``.
+    The matrices of relations are applied to queries and to sums by destination, of which there are fewer than edges.
+    The layer takes a graph of one relation with a type for each node and edge, as DGL's does, or a graph or block of
+    typed relations with features by node type, where types are numbered as in ``ntypes`` and ``canonical_etypes``.
 
     Args:
         in_size: width of the input.
@@ -43,7 +34,7 @@ class HGTConv(nn.Module):
         num_heads: number of heads.
         num_ntypes: number of node types.
         num_etypes: number of relations.
-        dropout: dropout rate of what the neighbours give.
+        dropout: dropout rate of the aggregate, before it is mixed with the input.
         use_norm: normalise the output.
     """
 
@@ -58,8 +49,11 @@ class HGTConv(nn.Module):
         use_norm: bool = False,
     ) -> None:
         super().__init__()
-        self.in_size, self.head_size, self.num_heads = in_size, head_size, num_heads
-        self.num_ntypes, self.num_etypes = num_ntypes, num_etypes
+        self.in_size = in_size
+        self.head_size = head_size
+        self.num_heads = num_heads
+        self.num_ntypes = num_ntypes
+        self.num_etypes = num_etypes
         width = head_size * num_heads
         self.linear_k = TypedLinear(in_size, width, num_ntypes)
         self.linear_q = TypedLinear(in_size, width, num_ntypes)
@@ -92,7 +86,7 @@ class HGTConv(nn.Module):
                 sources and destinations.
             ntype: int[num_src], the type of each node; None with features by node type.
             etype: int[num_edges], the relation of each edge; None with features by node type.
-            presorted: whether ``ntype`` ascends, which saves a sort and what it moves.
+            presorted: whether ``ntype`` ascends, which saves a sort and the copies that it makes.
 
         Returns:
             [num_dst, head_size * num_heads]; with features by node type a dict of them.
@@ -112,7 +106,7 @@ class HGTConv(nn.Module):
     def _of_one_tensor(
         self, g: TypedGraph, x: torch.Tensor, ntype: Types, etype: Types, presorted: bool
     ) -> torch.Tensor:
-        """Sort the nodes by type, once for all linear maps, and give the edges their new numbers."""
+        """Sort the nodes by type, once for all linear maps, and renumber the ends of the edges."""
         src, dst = source_and_destination(g, x)
         types = checked_types(ntype, src.shape[0], self.num_ntypes, "ntype", src.device)
         edges = TypedEdges.of_types(g, etype, self.num_etypes)
@@ -130,31 +124,35 @@ class HGTConv(nn.Module):
         return self._convolved(edges, rows).index_select(0, place)
 
     def _convolved(self, edges: TypedEdges, rows: TypedRows) -> torch.Tensor:
+        """Apply the layer to joined types: [num_dst, head_size * num_heads]."""
         keys = self._by_head(self.linear_k.of_groups(rows.src, rows.src_counts))
         values = self._by_head(self.linear_v.of_groups(rows.src, rows.src_counts))
+        # <k_u W_att, q_v> = <k_u, q_v W_att^T>: the matrix meets one query for each cell, not one key for each edge
         queries = self.linear_q.of_groups(rows.dst, rows.dst_counts).index_select(0, edges.cell_dst)
-        queries = self._by_head(grouped_product(queries, self._scoring(), edges.cell_counts))  # of cells
+        queries = self._by_head(grouped_product(queries, self._scoring(), edges.cell_counts))
         scores = edge_dots(edges.cells, keys, queries)
+        # over all edges into a destination, whatever their relation
         attention = softmax_rows(scores, edges.cell_dst.index_select(0, edges.cells.dst), edges.num_dst)
+        # W_msg too is applied after the sum within cells, since it is linear
         sums = spmm(edges.cells, values, attention).flatten(1)
         h = edges.to_destinations(grouped_product(sums, _by_relation(self.relation_msg), edges.cell_counts))
         h = self.drop(self.linear_a.of_groups(h, rows.dst_counts))
         own = rows.dst if self.in_size == h.shape[1] else rows.dst @ self.residual_w
-        share = torch.repeat_interleave(torch.sigmoid(self.skip), rows.dst_counts, output_size=h.shape[0])
-        h = own.lerp(h, share.unsqueeze(-1))
+        gate = torch.repeat_interleave(torch.sigmoid(self.skip), rows.dst_counts, output_size=h.shape[0])
+        h = own.lerp(h, gate.unsqueeze(-1))
         return h if self.norm is None else torch.as_tensor(self.norm(h))
 
     def _by_head(self, rows: torch.Tensor) -> torch.Tensor:
         return rows.reshape(-1, self.num_heads, self.head_size)
 
     def _scoring(self) -> torch.Tensor:
-        """The matrices W_att that take queries to where keys are, scaled: [num_etypes, num_heads, d, d]."""
+        """Return W_att^T * pri / sqrt(d), [num_etypes, num_heads, d, d], to be applied to queries."""
         scale = torch.stack(list(self.relation_pri), 1) / math.sqrt(self.head_size)
         return _by_relation(self.relation_att).transpose(2, 3) * scale[:, :, None, None]
 
 
 def _inverse(order: torch.Tensor) -> torch.Tensor:
-    """Return where a permutation puts each row."""
+    """Return the inverse of a permutation, int64[n]."""
     return torch.empty_like(order).index_copy(0, order, torch.arange(order.shape[0], device=order.device))
 
 

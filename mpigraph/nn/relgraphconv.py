@@ -1,6 +1,6 @@
 """Relational graph convolution (RGCN), with DGL's arguments, parameter names, initialisation and numerics."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -8,9 +8,10 @@ from torch import nn
 
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.aggregate import spmm
+from mpigraph.metadata.schema import Relation
 from mpigraph.nn.common import source_and_destination
 from mpigraph.nn.drop import Dropout
-from mpigraph.nn.typed import TypedEdges, TypedGraph, TypedRows, Types, is_typed, joined_weights
+from mpigraph.nn.typed import TypedEdges, TypedGraph, TypedRows, Types, is_typed
 from mpigraph.nn.typedlinear import TypedLinear
 
 __all__ = ["RelGraphConv"]
@@ -37,7 +38,7 @@ class RelGraphConv(nn.Module):
         layer_norm: normalise the sum over relations.
 
     Raises:
-        InvalidArgumentError: another regularizer, or widths that "bdd" cannot cut into ``num_bases`` blocks.
+        InvalidArgumentError: another regularizer, or widths that "bdd" cannot divide into ``num_bases`` blocks.
     """
 
     h_bias: nn.Parameter | None
@@ -68,7 +69,7 @@ class RelGraphConv(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the weights anew: those of relations uniform, that of the self loop Glorot uniform; the bias is 0."""
+        """Reinitialise: weights of relations uniform, that of the self loop Glorot uniform; the bias is 0."""
         self.linear_r.reset_parameters()
         if self.layer_norm_weight is not None:
             self.layer_norm_weight.reset_parameters()
@@ -108,7 +109,7 @@ class RelGraphConv(nn.Module):
             raise InvalidArgumentError("etypes go with features in one tensor, and not with features by node type")
         if etypes is None:
             rows = TypedRows.of(g, feat)
-            weights = None if norm is None else joined_weights(g, norm, rows.src)
+            weights = None if norm is None else _joined_weights(g, norm, rows.src)
             edges = TypedEdges.of_relations(g, num_rels)
             return rows.by_type(self._convolved(edges, rows.src, rows.dst, weights))
         src, dst = source_and_destination(g, feat)
@@ -121,6 +122,7 @@ class RelGraphConv(nn.Module):
         if norm is not None and norm.numel() != num_edges:
             raise InvalidArgumentError(f"norm must hold {num_edges} numbers (got shape {tuple(norm.shape)})")
         weights = None if norm is None else edges.sorted(norm.reshape(-1)).to(src.dtype)
+        # W_r is linear, so it is applied to the sum of a cell, not to each message
         h = edges.to_destinations(self.linear_r.of_groups(spmm(edges.cells, src, weights), edges.cell_counts))
         if self.layer_norm_weight is not None:
             h = self.layer_norm_weight(h)
@@ -131,3 +133,26 @@ class RelGraphConv(nn.Module):
         if self.activation is not None:
             h = self.activation(h)
         return torch.as_tensor(self.dropout(h))
+
+
+def _joined_weights(
+    graph: TypedGraph, weights: Mapping[str | Relation, torch.Tensor], like: torch.Tensor
+) -> torch.Tensor:
+    """Concatenate edge weights, [num_edges] by relation, relation by relation; 1 where none are given.
+
+    Raises:
+        EdgeTypeError: a relation does not exist.
+        InvalidArgumentError: not numbers by relation, or not one for each edge.
+    """
+    if not isinstance(weights, Mapping):
+        kind = type(weights).__name__
+        raise InvalidArgumentError(f"with features by node type, numbers of edges go by relation (got {kind})")
+    given = {graph.to_canonical_etype(etype): numbers.reshape(-1) for etype, numbers in weights.items()}
+    joined = []
+    for relation in graph.canonical_etypes:
+        num = graph.num_edges(relation)
+        numbers = given[relation] if relation in given else like.new_ones(num)
+        if numbers.shape[0] != num:
+            raise InvalidArgumentError(f"{relation} has {num} edges, but {numbers.shape[0]} numbers are given")
+        joined.append(numbers)
+    return torch.cat(joined)

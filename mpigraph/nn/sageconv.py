@@ -8,9 +8,10 @@ from torch.nn import functional as F
 
 import mpigraph.function as fn
 from mpigraph.errors import InvalidArgumentError
+from mpigraph.graphs.aggregate import mean_and_own
+from mpigraph.graphs.message_passing import MessagePassing
 from mpigraph.graphs.messages import Message
-from mpigraph.graphs.passing import MessagePassing
-from mpigraph.nn.common import Features, mean_and_own_rows, project_first, source_and_destination, weighted_copy
+from mpigraph.nn.common import Features, project_first, source_and_destination, weighted_copy
 from mpigraph.nn.drop import Dropout
 
 __all__ = ["SAGEConv"]
@@ -19,14 +20,16 @@ _AGGREGATORS = ("mean", "gcn", "pool")
 
 
 class SAGEConv(nn.Module):
-    """GraphSAGE: combine what a node knew with an aggregate of its in-neighbours.
+    """GraphSAGE: combine a node's own features with an aggregate of its in-neighbours'.
+
+    Hamilton, Ying, Leskovec: "Inductive representation learning on large graphs", NeurIPS 2017.
 
     * mean: ``fc_self(h) + fc_neigh(mean of h over in-neighbours)``
     * pool: ``fc_self(h) + fc_neigh(max of relu(fc_pool(h)) over in-neighbours)``
     * gcn: ``fc_neigh((h + sum of h over in-neighbours) / (in-degree + 1)) + bias``
 
     The aggregate of no neighbour is 0. Where the output is narrower than the input, ``fc_neigh`` is applied before
-    the aggregation if that is less work: on a graph, but seldom on a block, whose sources are many (and not for pool,
+    the aggregation if that is less work: on a graph, but seldom on a block, which has many sources (and never for pool,
     which is not linear).
 
     Args:
@@ -74,7 +77,7 @@ class SAGEConv(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the weights anew: Glorot uniform with the gain of ReLU."""
+        """Reinitialise the weights: Glorot uniform with the gain of ReLU."""
         gain = nn.init.calculate_gain("relu")
         for name in ("fc_pool", "fc_self", "fc_neigh"):
             if hasattr(self, name):
@@ -98,7 +101,9 @@ class SAGEConv(nn.Module):
         """
         with graph.local_scope():
             if self._aggregator == "mean" and edge_weight is None and self._aggregates_own(graph, feat):
-                mean, own = mean_and_own_rows(graph, self.feat_drop(feat))
+                x = self.feat_drop(feat)
+                graph.srcdata["h"] = x  # only for its check of the number of rows
+                mean, own = mean_and_own(graph._in_edges(graph.to_canonical_etype(None)), x)
                 out = self._combined(own, self.fc_neigh(mean))
             else:
                 src, dst = source_and_destination(graph, feat, self.feat_drop)
@@ -112,13 +117,14 @@ class SAGEConv(nn.Module):
         return out if self.norm is None else self.norm(out)
 
     def _aggregates_own(self, graph: MessagePassing, feat: Features) -> bool:
-        """Whether the rows that are aggregated are also the destinations' own, first among the sources."""
-        one = isinstance(feat, torch.Tensor) and feat.dim() == 2 and feat.dtype in (torch.float32, torch.float64)
-        return graph.is_block and one and not project_first(graph, *self.fc_neigh.weight.T.shape)
+        """Whether :func:`mean_and_own` can be used: the rows to aggregate begin with the destinations' own."""
+        plain = isinstance(feat, torch.Tensor) and feat.dim() == 2 and feat.dtype in (torch.float32, torch.float64)
+        return graph.is_block and plain and not project_first(graph, *self.fc_neigh.weight.T.shape)
 
     def _combined(self, dst: torch.Tensor, neighbours: torch.Tensor) -> torch.Tensor:
-        """Add ``fc_self`` of the destinations, in place: a linear map keeps no output for its gradient."""
+        """Add ``fc_self`` of the destinations to what the neighbours give."""
         own: torch.Tensor = self.fc_self(dst)
+        # in place is safe: the gradient of a linear map does not need its output; a user's own module may
         in_place = type(self.fc_self) is nn.Linear and own.dtype == neighbours.dtype
         return own.add_(neighbours) if in_place else own + neighbours
 
@@ -137,6 +143,7 @@ class SAGEConv(nn.Module):
 
     def _gcn(self, graph: MessagePassing, src: torch.Tensor, dst: torch.Tensor, send: Message) -> torch.Tensor:
         """Average over the neighbours and the node itself."""
+        # not the mean of dgl.function: the node counts as one more neighbour, without an edge of its own
         graph.srcdata["h"] = src
         graph.update_all(send, fn.sum("m", "h"))
         degrees = graph.in_degrees().to(src).unsqueeze(-1)

@@ -1,23 +1,23 @@
-"""All relations of a graph in one list of edges, and one matrix product for all groups of rows.
+"""All relations of a graph in one list of edges, and the rows of all node types in one tensor.
 
 The edges are sorted by relation, then by destination. The edges of one relation into one destination are a *cell*: a
-layer first adds up within cells, then multiplies each relation's cells with its matrix, then adds up the cells of each
-destination. So no product is made for each edge; Python goes through the relations only to join their edges.
+layer first adds up within cells, then multiplies each relation's cells with its matrix
+(:func:`.typedlinear.grouped_product`), then adds up the cells of each destination. So no product is made for each edge,
+and the number of torch calls does not grow with the number of relations, except to join their edges.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import torch
-from torch.nn import functional as F
 
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.block import Block
-from mpigraph.graphs.graphbase import GraphBase
 from mpigraph.graphs.hetero import HeteroGraph
+from mpigraph.graphs.in_memory import InMemoryGraph
 from mpigraph.graphs.inedges import InEdges
-from mpigraph.graphs.passing import MessagePassing
-from mpigraph.metadata.schema import Relation
+from mpigraph.graphs.message_passing import MessagePassing
 
 __all__ = [
     "TypedEdges",
@@ -26,15 +26,12 @@ __all__ = [
     "TypedRows",
     "Types",
     "checked_types",
-    "grouped_product",
     "is_typed",
-    "joined_weights",
     "sides",
 ]
 
 TypedGraph = HeteroGraph | Block
 Types = torch.Tensor | Sequence[int]
-EdgeWeights = Mapping[str | Relation, torch.Tensor]
 TypedFeatures = Mapping[str, torch.Tensor] | tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]
 
 
@@ -43,7 +40,7 @@ def is_typed(feat: object) -> bool:
     return isinstance(feat, Mapping) or (isinstance(feat, tuple) and all(isinstance(side, Mapping) for side in feat))
 
 
-def sides(graph: GraphBase, feat: TypedFeatures) -> tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]:
+def sides(graph: InMemoryGraph, feat: TypedFeatures) -> tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]:
     """Return the features by type of the sources and of the destinations.
 
     Args:
@@ -94,7 +91,8 @@ class TypedEdges:
         cell_dst: int64[num_cells], the destination of each cell, numbered over all types.
         cell_counts: int64[num_rels], the cells of each relation.
         num_dst: number of destinations.
-        order: int64[num_edges], for each edge its place in the order in which weights come; None means that order.
+        order: int64[num_edges], the place of each edge in the order in which users give edge weights; None means that
+            both orders are the same.
     """
 
     cells: InEdges
@@ -104,8 +102,8 @@ class TypedEdges:
     order: torch.Tensor | None
 
     @classmethod
-    def of_relations(cls, graph: GraphBase, num_rels: int) -> "TypedEdges":
-        """Join the relations of a typed graph, which keeps them; weights of edges come relation by relation.
+    def of_relations(cls, graph: InMemoryGraph, num_rels: int) -> "TypedEdges":
+        """Join the relations of a typed graph, which caches the result; edge weights come relation by relation.
 
         Args:
             graph: a graph or a block.
@@ -120,25 +118,26 @@ class TypedEdges:
         return graph._once((cls, num_rels), lambda: cls._of_all(graph, num_rels))
 
     @classmethod
-    def _of_all(cls, graph: GraphBase, num_rels: int) -> "TypedEdges":
+    def _of_all(cls, graph: InMemoryGraph, num_rels: int) -> "TypedEdges":
         relations = graph.canonical_etypes
-        parts = [graph._in_edges(relation) for relation in relations]
+        by_relation = [graph._in_edges(relation) for relation in relations]
         device = graph.device
         src_begin, num_src = _begins(graph.srctypes, [graph.num_src_nodes(t) for t in graph.srctypes])
         dst_begin, num_dst = _begins(graph.dsttypes, [graph.num_dst_nodes(t) for t in graph.dsttypes])
-        # one row for each relation and destination of its type, of which those with edges are the cells
-        rows = torch.tensor([part.num_dst for part in parts], dtype=torch.int64, device=device)
-        edges = torch.tensor([part.num_edges for part in parts], dtype=torch.int64, device=device)
-        degrees = _joined([part.degrees for part in parts], device)
+        # one candidate for each relation and each destination of its type; those with edges are the cells
+        rows = torch.tensor([one.num_dst for one in by_relation], dtype=torch.int64, device=device)
+        edges = torch.tensor([one.num_edges for one in by_relation], dtype=torch.int64, device=device)
+        degrees = _joined([one.degrees for one in by_relation], device)
         full = degrees.nonzero().reshape(-1)
         relation = torch.repeat_interleave(rows)[full]
+        # candidate c of a relation whose candidates begin at b is destination c - b of its type
         shift = torch.tensor([dst_begin[r[2]] for r in relations], dtype=torch.int64, device=device)
         dst = full + (shift - rows.cumsum(0) + rows)[relation]
         begin = torch.tensor([src_begin[r[0]] for r in relations], dtype=torch.int64, device=device)
-        src = _joined([part.indices for part in parts], device) + torch.repeat_interleave(begin, edges)
+        src = _joined([one.indices for one in by_relation], device) + torch.repeat_interleave(begin, edges)
         order = None
-        if any(part.perm is not None for part in parts):
-            places = [torch.arange(p.num_edges, device=device) if p.perm is None else p.perm for p in parts]
+        if any(one.perm is not None for one in by_relation):
+            places = [torch.arange(p.num_edges, device=device) if p.perm is None else p.perm for p in by_relation]
             order = _joined(places, device) + torch.repeat_interleave(edges.cumsum(0) - edges, edges)
         counts = torch.bincount(relation, minlength=num_rels)
         return cls(InEdges.of_degrees(degrees[full], src, num_src), dst, counts, num_dst, order)
@@ -159,6 +158,7 @@ class TypedEdges:
         types = checked_types(etypes, in_edges.num_edges, num_rels, "etypes", graph.device)
         types = in_edges.to_csc_order(types)
         place = torch.argsort(types, stable=True)  # within a type they stay sorted by destination
+        # relation and destination in one number: each run of equal ones is a cell
         key = types[place] * in_edges.num_dst + in_edges.dst[place]
         found, degrees = torch.unique_consecutive(key, return_counts=True)
         width = max(in_edges.num_dst, 1)
@@ -168,7 +168,7 @@ class TypedEdges:
         return cls(cells, found % width, counts, in_edges.num_dst, order)
 
     def renumbered(self, src_place: torch.Tensor, dst_place: torch.Tensor) -> "TypedEdges":
-        """Return the same edges between nodes that stand elsewhere.
+        """Return the same edges after their nodes were permuted.
 
         Args:
             src_place: int64[num_src], where each source goes.
@@ -183,7 +183,7 @@ class TypedEdges:
         )
 
     def sorted(self, weights: torch.Tensor) -> torch.Tensor:
-        """Reorder rows from the order in which weights come to that of the cells."""
+        """Reorder edge weights from the order in which users give them to that of the cells."""
         return weights if self.order is None else weights[self.order]
 
     def to_destinations(self, rows: torch.Tensor) -> torch.Tensor:
@@ -210,7 +210,7 @@ class TypedRows:
     sizes: dict[str, int]
 
     @classmethod
-    def of(cls, graph: GraphBase, feat: TypedFeatures, num_ntypes: int | None = None) -> "TypedRows":
+    def of(cls, graph: InMemoryGraph, feat: TypedFeatures, num_ntypes: int | None = None) -> "TypedRows":
         """Join features given by type.
 
         Args:
@@ -230,6 +230,7 @@ class TypedRows:
         dst_counts = {t: graph.num_dst_nodes(t) for t in graph.dsttypes}
         of_src, of_dst = sides(graph, feat)
         src = _join(of_src, src_counts)
+        # on a graph both sides are one tensor, which then is neither joined twice nor moved twice
         dst = src if of_dst is of_src and dst_counts == src_counts else _join(of_dst, dst_counts)
         more = [0] * (num_ntypes - len(ntypes))
 
@@ -239,100 +240,26 @@ class TypedRows:
         return cls(src, dst, by_id(src_counts), by_id(dst_counts), dst_counts)
 
     def by_type(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Cut [num_dst, ...] into the rows of each destination type."""
+        """Split [num_dst, ...] into the rows of each destination type."""
         return dict(zip(self.sizes, torch.split(rows, list(self.sizes.values())), strict=True))
 
 
-def joined_weights(graph: TypedGraph, weights: EdgeWeights, like: torch.Tensor) -> torch.Tensor:
-    """Join one number for each edge, [num_edges] by relation, relation by relation; 1 where there are none.
-
-    Raises:
-        EdgeTypeError: a relation does not exist.
-        InvalidArgumentError: not numbers by relation, or not one for each edge.
-    """
-    if not isinstance(weights, Mapping):
-        kind = type(weights).__name__
-        raise InvalidArgumentError(f"with features by node type, numbers of edges go by relation (got {kind})")
-    given = {graph.to_canonical_etype(etype): numbers.reshape(-1) for etype, numbers in weights.items()}
-    parts = []
-    for relation in graph.canonical_etypes:
-        num = graph.num_edges(relation)
-        parts.append(given[relation] if relation in given else like.new_ones(num))
-        if parts[-1].shape[0] != num:
-            raise InvalidArgumentError(f"{relation} has {num} edges, but {parts[-1].shape[0]} numbers are given")
-    return torch.cat(parts)
-
-
-def grouped_product(x: torch.Tensor, weight: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """Multiply the rows of each group with the group's matrix, which may be block-diagonal.
-
-    No Python loop over groups, and no matrix for each row.
-
-    Args:
-        x: [n, blocks * width], rows sorted by group.
-        weight: [groups, blocks, width, out].
-        counts: int64[groups], rows of each group.
-
-    Returns:
-        [n, blocks * out].
-    """
-    if _has_kernel(x, weight):
-        ends = counts.cumsum(0).to(torch.int32)
-        product: torch.Tensor = F.grouped_mm(x.contiguous(), weight.squeeze(1).contiguous(), offs=ends)
-        if product.requires_grad:
-            # the kernel refuses the expanded gradient of a sum
-            product.register_hook(torch.Tensor.contiguous)  # type: ignore[no-untyped-call]
-        return product
-    return _product_of_pieces(x, weight, counts)
-
-
-def _has_kernel(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether torch can do it: on CPU in float32, with rows of whole 16 bytes, from torch 2.10 on."""
-    _, blocks, width, out = weight.shape
-    plain = (
-        hasattr(F, "grouped_mm") and blocks == 1 and x.device.type == "cpu" and x.dtype == weight.dtype == torch.float32
-    )
-    return plain and width % 4 == 0 and out % 4 == 0 and x.shape[0] > 0
-
-
-def _product_of_pieces(x: torch.Tensor, weight: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """Cut the groups into pieces of one size, filled up with zeros, for one batched product."""
-    num_groups, blocks, width, out = weight.shape
-    size = _piece(x.shape[0], num_groups)
-    pieces = (counts + (size - 1)) // size
-    group = torch.repeat_interleave(pieces)
-    # row i of a group that begins at row b and at piece p goes to row p * size + i - b
-    shift = (pieces.cumsum(0) - pieces) * size - counts.cumsum(0) + counts
-    place = torch.arange(x.shape[0], device=x.device) + torch.repeat_interleave(shift, counts, output_size=x.shape[0])
-    filled = x.new_zeros(group.shape[0] * size, x.shape[1]).index_copy(0, place, x)
-    left = filled.reshape(-1, size, blocks, width).transpose(1, 2)
-    product = torch.matmul(left, weight.index_select(0, group))
-    return product.transpose(1, 2).reshape(-1, blocks * out).index_select(0, place)
-
-
-def _piece(num_rows: int, num_groups: int) -> int:
-    """Rows of a piece: few enough that filling up costs little, many enough for matrix products."""
-    return min(max(num_rows // max(2 * num_groups, 1), 8), 512)
-
-
 def _begins(names: list[str], counts: list[int]) -> tuple[dict[str, int], int]:
-    """Return where each type begins if they follow one another, and where the last one ends."""
-    begins, end = {}, 0
-    for name, count in zip(names, counts, strict=True):
-        begins[name] = end
-        end += count
-    return begins, end
+    """Return the first number of each type if all are numbered type by type, and how many there are."""
+    ends = list(accumulate(counts, initial=0))
+    return dict(zip(names, ends[:-1], strict=True)), ends[-1]
 
 
-def _joined(parts: list[torch.Tensor], device: torch.device) -> torch.Tensor:
-    """Concatenate integers, of which there may be none, as int64."""
-    return torch.cat([torch.zeros(0, dtype=torch.int64, device=device), *parts])
+def _joined(tensors: list[torch.Tensor], device: torch.device) -> torch.Tensor:
+    """Concatenate integers as int64; there may be no tensor at all."""
+    return torch.cat([torch.zeros(0, dtype=torch.int64, device=device), *tensors])
 
 
 def _join(feat: Mapping[str, torch.Tensor], counts: Mapping[str, int]) -> torch.Tensor:
+    """Concatenate features type by type, after a check of their numbers of rows."""
     for ntype, count in counts.items():
         rows = feat[ntype].shape[0] if ntype in feat else 0
         if rows != count:
             raise InvalidArgumentError(f"there are {count} nodes of type {ntype!r}, but features of {rows}")
-    parts = [feat[ntype] for ntype in counts if ntype in feat]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    tensors = [feat[ntype] for ntype in counts if ntype in feat]
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)

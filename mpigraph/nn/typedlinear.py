@@ -4,11 +4,12 @@ import math
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from mpigraph.errors import InvalidArgumentError
-from mpigraph.nn.typed import Types, checked_types, grouped_product
+from mpigraph.nn.typed import Types, checked_types
 
-__all__ = ["TypedLinear", "WeightBasis"]
+__all__ = ["TypedLinear", "WeightBasis", "grouped_product"]
 
 _REGULARIZERS = (None, "basis", "bdd")
 
@@ -34,7 +35,7 @@ class WeightBasis(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw bases and coefficients anew: Glorot uniform with the gain of ReLU."""
+        """Reinitialise bases and coefficients: Glorot uniform with the gain of ReLU."""
         for parameter in (self.weight, self.w_comp):
             nn.init.xavier_uniform_(parameter, gain=nn.init.calculate_gain("relu"))
 
@@ -77,7 +78,9 @@ class TypedLinear(nn.Module):
             raise InvalidArgumentError(f"regularizer must be one of {_REGULARIZERS} (got {regularizer!r})")
         if regularizer is not None and (num_bases is None or num_bases < 1):
             raise InvalidArgumentError(f"num_bases must be at least 1 for {regularizer!r} (got {num_bases})")
-        self.in_size, self.out_size, self.num_types = in_size, out_size, num_types
+        self.in_size = in_size
+        self.out_size = out_size
+        self.num_types = num_types
         self.regularizer = regularizer
         self.num_bases = num_bases
         blocks = num_bases if regularizer == "bdd" and num_bases is not None else 1
@@ -94,8 +97,8 @@ class TypedLinear(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the weights anew: uniform, as torch does for a linear map; coefficients Glorot uniform."""
-        bound = 1 / math.sqrt(self._shape[2])
+        """Reinitialise: weights uniform, as torch does for a linear map; coefficients Glorot uniform."""
+        bound = 1 / math.sqrt(self._shape[2])  # the fan-in of an output, which in "bdd" is the width of a block
         nn.init.uniform_(self.W, -bound, bound)
         if self.regularizer == "basis":
             nn.init.xavier_uniform_(self.coeff, gain=nn.init.calculate_gain("relu"))
@@ -105,7 +108,7 @@ class TypedLinear(nn.Module):
         return torch.tensordot(self.coeff, self.W, 1) if self.regularizer == "basis" else self.W
 
     def of_groups(self, x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        """Map [n, in_size] to [n, out_size], the rows sorted by type, of which int64[num_types] counts are given."""
+        """Map [n, in_size] to [n, out_size]; the rows are sorted by type, and int64[num_types] counts their types."""
         return grouped_product(x, self.get_weight().reshape(self._shape), counts)
 
     def forward(self, x: torch.Tensor, x_type: Types, sorted_by_type: bool = False) -> torch.Tensor:
@@ -134,3 +137,56 @@ class TypedLinear(nn.Module):
         """Describe the shape."""
         shape = f"{self.in_size}, {self.out_size}, num_types={self.num_types}"
         return f"{shape}, regularizer={self.regularizer!r}, num_bases={self.num_bases}"
+
+
+def grouped_product(x: torch.Tensor, weight: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    """Multiply the rows of each group with the group's matrix, which may be block-diagonal.
+
+    There is no Python loop over groups, and no matrix is copied for each row.
+
+    Args:
+        x: [n, blocks * width], rows sorted by group.
+        weight: [groups, blocks, width, out].
+        counts: int64[groups], rows of each group.
+
+    Returns:
+        [n, blocks * out].
+    """
+    if _has_kernel(x, weight):
+        ends = counts.cumsum(0).to(torch.int32)
+        product: torch.Tensor = F.grouped_mm(x.contiguous(), weight.squeeze(1).contiguous(), offs=ends)
+        if product.requires_grad:
+            # the backward kernel refuses expanded tensors, such as the gradient of a sum
+            product.register_hook(torch.Tensor.contiguous)  # type: ignore[no-untyped-call]
+        return product
+    return _batched_product(x, weight, counts)
+
+
+def _has_kernel(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether torch has a kernel: on CPU in float32, with rows of whole 16 bytes, from torch 2.10 on."""
+    _, blocks, width, out = weight.shape
+    plain = (
+        hasattr(F, "grouped_mm") and blocks == 1 and x.device.type == "cpu" and x.dtype == weight.dtype == torch.float32
+    )
+    return plain and width % 4 == 0 and out % 4 == 0 and x.shape[0] > 0
+
+
+def _batched_product(x: torch.Tensor, weight: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    """Split the groups into tiles of one size, padded with zeros, for one batched product."""
+    num_groups, blocks, width, out = weight.shape
+    size = _tile_rows(x.shape[0], num_groups)
+    tiles = (counts + (size - 1)) // size
+    group = torch.repeat_interleave(tiles)
+    # row i of a group that begins at row b and at tile t goes to row t * size + i - b
+    shift = (tiles.cumsum(0) - tiles) * size - counts.cumsum(0) + counts
+    place = torch.arange(x.shape[0], device=x.device) + torch.repeat_interleave(shift, counts, output_size=x.shape[0])
+    padded = x.new_zeros(group.shape[0] * size, x.shape[1]).index_copy(0, place, x)
+    left = padded.reshape(-1, size, blocks, width).transpose(1, 2)
+    product = torch.matmul(left, weight.index_select(0, group))
+    return product.transpose(1, 2).reshape(-1, blocks * out).index_select(0, place)
+
+
+def _tile_rows(num_rows: int, num_groups: int) -> int:
+    """Return the rows of a tile: few enough that padding costs little, many enough for matrix products."""
+    # padding is at most one tile for each group: half as many rows as there are, unless groups are tiny
+    return min(max(num_rows // max(2 * num_groups, 1), 8), 512)

@@ -1,15 +1,15 @@
-"""What all sparse optimizers share: gradients travel to the trainers in charge of their rows, which update them.
+"""What all sparse optimizers share: gradients travel to the owners of their rows, which update them.
 
 Exposition: one step, the same on every trainer::
 
     take       the reads so far with their gradients, of every embedding; what is wrong with them
-    push       gradients to the trainer in charge of each row (rows/push.py), embedding by embedding
-    update     in charge: add up the gradients of each row in rank order, then in the order of the reads, and update
+    push       gradients to the owner of each row, a trainer (rows/push.py), embedding by embedding
+    update     as owner: add up the gradients of each row in rank order, then in the order of the reads, and update
                it once, by plain stores into the memory of a near host (kernels/updates.py)
-    conclude   wait for all; from here on every trainer reads the new rows
+    agree      wait for all; from here on every trainer reads the new rows
 
-No server takes part, and nothing here needs ``torch.distributed``. A trainer in charge touches no row before every
-trainer is in the step, so whoever still computes reads the old rows. What is wrong on one trainer is told with its
+No server takes part, and nothing here needs ``torch.distributed``. An owner touches no row before every trainer
+is in the step, so whoever still computes reads the old rows. What is wrong on one trainer is told with its
 push, or at the end, and raised on all.
 """
 
@@ -17,6 +17,7 @@ import json
 import os
 import zlib
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any, ClassVar
 
 import numpy as np
@@ -28,14 +29,13 @@ from mpigraph.distgraph.embedding import DistEmbedding, Lookup
 from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.errors import CollectiveError
 from mpigraph.kernels.compact import LocalIds
-from mpigraph.kernels.row_ops import order_by_range
+from mpigraph.kernels.row_ops import split_by_range
 from mpigraph.kernels.updates import Gradients, collect
-from mpigraph.mpi.agree import allgather_bytes
+from mpigraph.mpi.agree import agree, allgather_bytes, everywhere
 from mpigraph.mpi.coroutine import Coroutine, run
 from mpigraph.optim.checkpoint import Identity, Table, load, save
 from mpigraph.optim.checks import check_embeddings, check_settings, dense_gradient
-from mpigraph.rows.push import Outgoing, Pushed, conclude, push_rows
-from mpigraph.session.agreement import agreed
+from mpigraph.rows.push import Outgoing, Pushed, push_rows
 from mpigraph.session.context import current
 from mpigraph.storage.format import index_dtype
 
@@ -68,7 +68,7 @@ class SparseOptimizer:
     """
 
     FIXED: ClassVar[tuple[str, ...]] = ("reduction",)
-    """Settings that a saved state must share; the others are restored from it."""
+    """Settings that must be those of a saved state; the others are restored from it."""
 
     def __init__(self, params: Sequence[DistEmbedding], settings: dict[str, Any], states: dict[str, bool]) -> None:
         """Begin.
@@ -80,7 +80,7 @@ class SparseOptimizer:
         """
         session = self._session = current()
         kind = type(self).__name__
-        with agreed(session, f"creating {kind}"):
+        with session.world.together(f"creating {kind}"):
             self.params = check_embeddings(params)
             self.settings = check_settings(settings)
             if session.world.local_trainer == 0:
@@ -89,7 +89,7 @@ class SparseOptimizer:
         self._key = self._check_alike()
         self.state = {emb.name: {name: _zeros(emb, name, wide) for name, wide in states.items()} for emb in self.params}
         self._tables = [
-            Table(emb.name, emb.charge, {"weight": emb.weight, **self.state[emb.name]}) for emb in self.params
+            Table(emb.name, emb.owners, {"weight": emb.weight, **self.state[emb.name]}) for emb in self.params
         ]
         self._places = [LocalIds(emb.num_embeddings) for emb in self.params]
         for emb in self.params:
@@ -179,7 +179,7 @@ class SparseOptimizer:
         return Identity(type(self).__name__, self.settings, self.FIXED)
 
     def _route(self, number: int, lookups: list[Lookup]) -> Outgoing | None:
-        """The gradients of one embedding by trainer in charge, if there are any."""
+        """The gradients of one embedding by owner, if there are any."""
         emb, table = self.params[number], self._tables[number]
         width, dtype = _wire(emb)
         found = [(ids, dense_gradient(emb, len(ids), leaf.grad)) for ids, leaf in lookups if leaf.grad is not None]
@@ -190,7 +190,7 @@ class SparseOptimizer:
         if len(found) > 1:
             grads = torch.from_numpy(self._session.pool.empty((len(ids), width), np.float32))
             torch.cat([grad for _, grad in found], out=grads)
-        order, counts = table.charge.route(ids)
+        order, counts = table.owners.route(ids)
         return Outgoing(ids[order].astype(dtype), grads.numpy(), order, counts)
 
     def _exchange(self, outgoing: list[Outgoing], error: Exception | None) -> Coroutine[None]:
@@ -202,7 +202,7 @@ class SparseOptimizer:
             except Exception as exc:  # raised on every trainer by the next push, or at the end
                 error = exc
         self._sync()
-        yield from conclude(comm, self._what, error)
+        yield from agree(comm, self._what, error, "trainer")
         self._sync()
 
     def _sync(self) -> None:
@@ -210,30 +210,31 @@ class SparseOptimizer:
             table.sync()
 
     def _update(self, number: int, pushed: Pushed) -> None:
-        """Update the rows that this trainer is in charge of."""
+        """Update the rows that this trainer owns."""
         emb, places = self.params[number], self._places[number]
         places.reset(_NONE)
         at = places.insert(pushed.ids)
         mean = self.settings["reduction"] == "mean"
         gradients = collect(at, places.count, pushed.own, pushed.arrived, pushed.sources, mean)
         distinct, offsets = places.ids, emb.weight.rows.window.offsets
-        order, cuts = order_by_range(distinct, offsets)
-        for host in np.flatnonzero(np.diff(cuts)).tolist():
-            which = order[cuts[host] : cuts[host + 1]]
+        for host, which in split_by_range(distinct, offsets):
             self._update_host(emb, host, gradients, which, distinct[which] - offsets[host])
 
     def _update_host(self, emb: DistEmbedding, host: int, gradients: Gradients, which: I64, rows: I64) -> None:
         """Update rows of one near host, counted from its first one."""
-        segment, dtype = emb.weight.rows.segment(host), emb.weight.rows.dtype
-        states = {name: tensor.rows.segment(host) for name, tensor in self.state[emb.name].items()}
-        if dtype == "float32":
-            self._apply(gradients, which, segment, rows, states, rows)
-            return
-        for begin in range(0, len(rows), _BLOCK):
-            some = rows[begin : begin + _BLOCK]
-            wide = to_torch(segment[some], dtype).float()
-            self._apply(gradients, which[begin : begin + _BLOCK], wide.numpy(), np.arange(len(some)), states, some)
-            segment[some] = to_storage(wide.to(emb.weight.dtype), dtype)
+        dtype = emb.weight.rows.dtype
+        with ExitStack() as stack:
+            table = stack.enter_context(emb.weight.rows.writing(host))
+            kept = self.state[emb.name]
+            states = {name: stack.enter_context(tensor.rows.writing(host)) for name, tensor in kept.items()}
+            if dtype == "float32":
+                self._apply(gradients, which, table, rows, states, rows)
+                return
+            for begin in range(0, len(rows), _BLOCK):
+                some = rows[begin : begin + _BLOCK]
+                wide = to_torch(table[some], dtype).float()
+                self._apply(gradients, which[begin : begin + _BLOCK], wide.numpy(), np.arange(len(some)), states, some)
+                table[some] = to_storage(wide.to(emb.weight.dtype), dtype)
 
     def _warm_up(self, states: dict[str, bool]) -> None:
         """Run the kernels once on tiny arrays, so that no step waits for the compiler."""
@@ -250,9 +251,7 @@ class SparseOptimizer:
             texts = [text.decode() for text in allgather_bytes(world.trainers, mine.encode())]
         for trainer, text in enumerate(texts):
             if text != texts[0]:
-                error = CollectiveError(f"trainers make different optimizers: 0 {texts[0]}, {trainer} {text}")
-                error.everywhere = True
-                raise error
+                raise everywhere(CollectiveError(f"trainers make different optimizers: 0 {texts[0]}, {trainer} {text}"))
         return zlib.crc32(mine.encode()) << 16
 
 

@@ -3,7 +3,7 @@
 A saved state is a directory::
 
     index.json            kind and settings of the optimizer; names, dtypes, shapes; which rows are in which file
-    <save>-<k>.h5         what trainer k was in charge of: <embedding number>/<tensor>/<share number>
+    <save>-<k>.h5         the rows that trainer k owned: <embedding number>/<tensor>/<range number>
 
 The files are shards (``storage/shard.py``) with their checksums; ``<save>`` is a new word each time, so that the files
 of an earlier save stay whole until the new index, written last, has taken the place of theirs.
@@ -24,7 +24,6 @@ from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.errors import InvalidArgumentError, ShardFormatError
 from mpigraph.mpi.agree import allgather_bytes
 from mpigraph.rows.owners import OwnedRange, RowOwners
-from mpigraph.session.agreement import agreed
 from mpigraph.session.context import Session
 from mpigraph.storage.shard import ShardReader, ShardWriter
 
@@ -44,7 +43,7 @@ class Identity(NamedTuple):
     Attributes:
         kind: name of its class.
         settings: its numbers and choices, JSON values.
-        fixed: the settings that who loads must share.
+        fixed: the settings that must be the same where it is loaded.
     """
 
     kind: str
@@ -58,12 +57,12 @@ class Table:
 
     Attributes:
         name: the embedding's.
-        charge: who saves and loads which rows.
+        owners: who saves and loads which rows.
         tensors: its rows ("weight") and the optimizer's state, by name.
     """
 
     name: str
-    charge: RowOwners
+    owners: RowOwners
     tensors: dict[str, DistTensor]
 
     def describe(self) -> dict[str, Any]:
@@ -88,16 +87,16 @@ def save(session: Session, path: str | os.PathLike[str], identity: Identity, tab
     with session.world.watch(doing):
         word = allgather_bytes(session.world.trainers, secrets.token_hex(6).encode())[0].decode()
     directory = Path(path)
-    with agreed(session, doing, _PATIENCE):
+    with session.world.together(doing, _PATIENCE):
         directory.mkdir(parents=True, exist_ok=True)
         with ShardWriter(directory / _file(word, session.rank), _GRAPH, session.rank) as writer:
             for number, table in enumerate(tables):
                 table.sync()
-                for place, share in enumerate(table.charge.shares()):
+                for place, owned in enumerate(table.owners.ranges()):
                     for name, tensor in table.tensors.items():
-                        rows = tensor.rows.segment(share.host)[share.rows]
+                        rows = tensor.rows.segment(owned.host)[owned.rows]
                         writer.add(_dataset(number, name, place), rows, tensor.rows.dtype)
-    with agreed(session, doing, _PATIENCE):
+    with session.world.together(doing, _PATIENCE):
         if session.rank == 0:
             _publish(directory, word, session.num_trainers, identity, tables)
 
@@ -113,27 +112,28 @@ def load(session: Session, path: str | os.PathLike[str], identity: Identity, tab
     """
     doing = f"loading embeddings from {os.fspath(path)!r}"
     directory = Path(path)
-    with agreed(session, doing, _PATIENCE):
+    with session.world.together(doing, _PATIENCE):
         index = _Index(directory / _INDEX)
         index.check(identity, tables)
-    with agreed(session, doing, _PATIENCE), ExitStack() as opened:
+    with session.world.together(doing, _PATIENCE), ExitStack() as opened:
         readers: dict[int, ShardReader] = {}
         for table in tables:
             number, saved = index.find(table.name)
-            for piece in _pieces(saved, table.charge.shares()):
-                if piece.file not in readers:
-                    file = directory / index.files[piece.file]
-                    readers[piece.file] = opened.enter_context(ShardReader(file, _GRAPH, piece.file))
+            for found in _overlaps(saved, table.owners.ranges()):
+                if found.file not in readers:
+                    file = directory / index.files[found.file]
+                    readers[found.file] = opened.enter_context(ShardReader(file, _GRAPH, found.file))
                 for name, tensor in table.tensors.items():
-                    out = tensor.rows.segment(piece.host)[piece.rows]
-                    readers[piece.file].read_into(_dataset(number, name, piece.place), out, piece.begin)
+                    with tensor.rows.writing(found.host) as segment:
+                        dataset = _dataset(number, name, found.place)
+                        readers[found.file].read_into(dataset, segment[found.rows], found.begin)
             table.sync()
     for table in tables:
         table.sync()
     return index.settings
 
 
-class _Piece(NamedTuple):
+class _Overlap(NamedTuple):
     """Rows of one dataset that go to one host: dataset ``place`` of ``file`` from row ``begin`` on."""
 
     file: int
@@ -143,15 +143,15 @@ class _Piece(NamedTuple):
     rows: slice
 
 
-def _pieces(saved: Sequence[Ranges], shares: list[OwnedRange]) -> Iterator[_Piece]:
-    """What of the saved ranges (by file) belongs into some shares."""
+def _overlaps(saved: Sequence[Ranges], owned_ranges: list[OwnedRange]) -> Iterator[_Overlap]:
+    """Yield what of the saved ranges (by file) lies in the owned ones."""
     for file, ranges in enumerate(saved):
         for place, (first, last) in enumerate(ranges):
-            for share in shares:
-                begin, end = max(first, share.first), min(last, share.last)
+            for owned in owned_ranges:
+                begin, end = max(first, owned.first), min(last, owned.last)
                 if begin < end:
-                    at = share.rows.start + begin - share.first
-                    yield _Piece(file, place, begin - first, share.host, slice(at, at + end - begin))
+                    at = owned.rows.start + begin - owned.first
+                    yield _Overlap(file, place, begin - first, owned.host, slice(at, at + end - begin))
 
 
 def _file(word: str, trainer: int) -> str:
@@ -176,7 +176,7 @@ def _publish(directory: Path, word: str, num_trainers: int, identity: Identity, 
         "embeddings": [table.describe() for table in tables],
         "files": [_file(word, k) for k in range(num_trainers)],
         "rows": [
-            [[[share.first, share.last] for share in table.charge.shares(k)] for k in range(num_trainers)]
+            [[[owned.first, owned.last] for owned in table.owners.ranges(k)] for k in range(num_trainers)]
             for table in tables
         ],
     }

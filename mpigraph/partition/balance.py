@@ -1,4 +1,4 @@
-"""What a partition shall balance: criteria, limits, and the balance that was reached."""
+"""What a partition must balance: criteria, limits, and the balance that was reached."""
 
 from collections.abc import Mapping
 
@@ -21,32 +21,38 @@ def balance_criteria(
 ) -> Criteria:
     """Return what is to be equal in all parts: name -> int64[all nodes], the weight of each node.
 
-    Always nodes (of each type, when there are several); then each class of ``classes``; then edges, which
-    weigh in at their destination, because its part holds them.
+    Always the nodes of each type, or of each of its classes where ``classes`` has some; then, if asked for, edges,
+    which count at their destination, because its part holds them.
 
     Args:
         source: the graph.
         classes: for node types, int[nodes] of class numbers >= 0 (training node or not, say).
         balance_edges: whether edges count.
+
+    Raises:
+        GraphDataError: the classes of a type do not fit its nodes.
     """
-    bases, names = source.node_bases, source.schema.ntypes
-    total = int(bases[-1])
-    found: Criteria = {}
-    for i, name in enumerate(names):
-        labels = np.zeros(source.num_nodes[i], np.int64)
-        if classes is not None and name in classes:
-            labels = np.asarray(classes[name]).astype(np.int64).reshape(-1)
-            if len(labels) != source.num_nodes[i] or (labels < 0).any():
-                expected = f"{source.num_nodes[i]} numbers >= 0"
-                raise GraphDataError(f"balance classes of {name!r} must be {expected} (got {len(labels)})")
-        for label in np.unique(labels):
-            title = f"nodes {name}" if len(names) > 1 else "nodes"
-            title += f" class {label}" if classes is not None and name in classes else ""
-            found[title] = np.zeros(total, np.int64)
-            found[title][bases[i] : bases[i + 1]] = labels == label
+    bases = source.node_bases
+    ntypes = source.schema.ntypes
+    given = classes or {}
+    criteria: Criteria = {}
+    for i, ntype in enumerate(ntypes):
+        num_nodes = source.num_nodes[i]
+        node_classes = np.zeros(num_nodes, np.int64)
+        if ntype in given:
+            node_classes = np.asarray(given[ntype]).astype(np.int64).reshape(-1)
+            if len(node_classes) != num_nodes or (node_classes < 0).any():
+                expected = f"{num_nodes} numbers >= 0"
+                raise GraphDataError(f"balance classes of {ntype!r} must be {expected} (got {len(node_classes)})")
+        for number in np.unique(node_classes):
+            name = f"nodes {ntype}" if len(ntypes) > 1 else "nodes"
+            if ntype in given:
+                name += f" class {number}"
+            criteria[name] = np.zeros(int(bases[-1]), np.int64)
+            criteria[name][bases[i] : bases[i + 1]] = node_classes == number
     if balance_edges:
-        found["edges"] = _in_degrees(source)
-    return found
+        criteria["edges"] = _in_degrees(source)
+    return criteria
 
 
 def loads_of(weights: I64, parts: I32, num_parts: int) -> I64:
@@ -63,28 +69,29 @@ def limits(criteria: Criteria, num_parts: int) -> I64:
 
 def measured_balance(criteria: Criteria, parts: I32, num_parts: int) -> dict[str, float]:
     """Return for each criterion the heaviest part over the mean (1.0 is perfect)."""
-    reached = {}
+    balance = {}
     for name, weights in criteria.items():
         loads = loads_of(weights, parts, num_parts)
-        reached[name] = round(float(loads.max() * num_parts / max(int(loads.sum()), 1)), 4)
-    return reached
+        balance[name] = round(float(loads.max() * num_parts / max(int(loads.sum()), 1)), 4)
+    return balance
 
 
 def one_weight(criteria: Criteria) -> I64:
     """Combine criteria into one weight: 1000 times the mean over criteria of weight over mean weight.
 
-    Every criterion then has the same total, so none dominates; a part of equal
-    combined weight can still be heavy in one and light in another, which the measured balance shows.
+    Every criterion then has the same total, so none dominates; a part of equal combined weight can still be heavy in
+    one and light in another, which the measured balance shows.
     """
-    shares = [weights / weights.mean() for weights in criteria.values() if weights.any()]
-    combined: F64 = np.rint(1000.0 * np.mean(shares, axis=0))
+    relative = [weights / weights.mean() for weights in criteria.values() if weights.any()]
+    combined: F64 = np.rint(1000.0 * np.mean(relative, axis=0))
     return np.maximum(combined.astype(np.int64), 1)
 
 
 def _in_degrees(source: GraphSource) -> I64:
     degrees = np.zeros(int(source.node_bases[-1]), np.int64)
     for relation_id in range(len(source.edges)):
-        base = int(source.node_bases[source.schema.ends(relation_id)[1]])
+        _, dst_type = source.schema.ends(relation_id)
+        base = int(source.node_bases[dst_type])
         for _, _, dst in edge_chunks(source, relation_id):
             count_keys(dst, base, degrees)
     return degrees

@@ -2,8 +2,11 @@
 
 METIS wants a symmetric adjacency without self loops and crashes on anything else, so the adjacency is built
 here, from chunks of edges, and checked. Its 64-bit build needs several times the memory of the adjacency;
-nothing else is held meanwhile. pymetis passes one weight for each node; several balance criteria go to
-METIS's own entry point of the same library when it is exported, and are combined into one weight otherwise.
+nothing else is held meanwhile.
+
+METIS is called by its own entry point in pymetis's library: that takes several balance criteria, and by ctypes other
+threads run meanwhile, such as the one that shows the time. Where a build of pymetis does not export the entry point,
+pymetis's function does the same with one combined weight.
 """
 
 import ctypes
@@ -57,8 +60,7 @@ def metis_assign(
         seed: equal seeds give equal assignments.
         objtype: minimise the edges cut ("cut") or the communication volume ("vol").
         recursive: recursive bisection, or the k-way method; None takes bisection up to 8 parts (it cuts less and
-            balances
-            better there, at the same memory) unless ``objtype`` is "vol", which only the k-way method knows.
+            balances better there, at the same memory) unless ``objtype`` is "vol", which only the k-way method knows.
 
     Returns:
         int32[all nodes], types one after the other.
@@ -103,59 +105,86 @@ def symmetric_adjacency(source: GraphSource) -> Adjacency:
 
 def _widened(adjacency: Adjacency) -> Adjacency:
     """Return the adjacency in METIS's integer, so that METIS copies nothing and we hold nothing twice."""
-    wide = pymetis.zero_copy_dtype()
-    return Adjacency(adjacency.indptr.astype(wide, copy=False), adjacency.indices.astype(wide))
+    integer = pymetis.zero_copy_dtype()
+    return Adjacency(adjacency.indptr.astype(integer, copy=False), adjacency.indices.astype(integer))
 
 
 def _call_metis(
     adjacency: Adjacency, num_parts: int, criteria: Criteria, seed: int, objtype: str, recursive: bool
 ) -> I32:
-    indptr, indices = adjacency
-    wide = indptr.dtype
     entry = "METIS_PartGraphRecursive" if recursive else "METIS_PartGraphKway"
-    if 1 < len(criteria) <= MAX_CONSTRAINTS and hasattr(ctypes.CDLL(_internal.__file__), entry):
-        weights = np.ascontiguousarray(np.stack(list(criteria.values()), axis=1).astype(wide))
-        return _call_multi_constraint(entry, indptr, indices, weights, num_parts, seed, objtype)
-    options = pymetis.Options(seed=seed)
-    if not recursive:
-        options.objtype = int(pymetis.ObjType.VOL if objtype == "vol" else pymetis.ObjType.CUT)
-    uniform = len(criteria) == 1 and len(set(map(int, np.unique(next(iter(criteria.values())))))) == 1
-    weight = None if uniform or not criteria else one_weight(criteria).astype(wide)
-    graph = pymetis.CSRAdjacency(indptr, indices)
-    found = pymetis.part_graph(num_parts, graph, vweights=weight, recursive=recursive, options=options)
-    return np.asarray(found.vertex_part, dtype=np.int32)
+    exported = hasattr(ctypes.CDLL(_internal.__file__), entry)
+    if not criteria or _is_uniform(criteria):
+        weights = None
+    elif exported and 1 < len(criteria) <= MAX_CONSTRAINTS:
+        weights = np.stack(list(criteria.values()), axis=1)
+    else:
+        weights = one_weight(criteria)[:, None]
+    if exported:
+        return _call_library(entry, adjacency, weights, num_parts, seed, objtype)
+    return _call_pymetis(adjacency, weights, num_parts, seed, objtype, recursive)
 
 
-def _call_multi_constraint(
-    entry: str,
-    indptr: npt.NDArray[np.integer],
-    indices: npt.NDArray[np.integer],
-    weights: npt.NDArray[np.integer],
-    num_parts: int,
-    seed: int,
-    objtype: str,
+def _is_uniform(criteria: Criteria) -> bool:
+    """Whether there is one criterion, and the same weight for every node."""
+    weights = next(iter(criteria.values()))
+    return len(criteria) == 1 and bool((weights == weights[0]).all())
+
+
+def _call_library(
+    entry: str, adjacency: Adjacency, weights: I64 | None, num_parts: int, seed: int, objtype: str
 ) -> I32:
-    """Call METIS with one weight for each criterion (METIS manual, section 5.5)."""
+    """Call METIS itself, with one weight for each criterion (METIS manual, section 5.5). Releases the GIL.
+
+    Args:
+        entry: name of METIS's function.
+        adjacency: in METIS's integer.
+        weights: int64[n, criteria], or None: all nodes weigh the same.
+        num_parts: number of parts.
+        seed: as in :func:`metis_assign`.
+        objtype: as in :func:`metis_assign`.
+    """
+    indptr, indices = adjacency
     integer = ctypes.c_int64 if indptr.dtype.itemsize == 8 else ctypes.c_int32
     options = np.full(_METIS_OPTIONS, -1, indptr.dtype)
     options[int(pymetis.OptionKey.SEED)] = seed
-    options[int(pymetis.OptionKey.OBJTYPE)] = int(pymetis.ObjType.VOL if objtype == "vol" else pymetis.ObjType.CUT)
+    options[int(pymetis.OptionKey.OBJTYPE)] = _objtype(objtype)
+    node_weights = None if weights is None else np.ascontiguousarray(weights.astype(indptr.dtype))
+    num_criteria = 1 if weights is None else weights.shape[1]
     found = np.zeros(len(indptr) - 1, indptr.dtype)
     cut = integer(0)
 
     def number(value: int) -> "ctypes._CArgObject":
         return ctypes.byref(integer(value))
 
-    def address(array: npt.NDArray[np.integer]) -> ctypes.c_void_p:
-        return ctypes.c_void_p(array.ctypes.data)
+    def address(array: npt.NDArray[np.integer] | None) -> ctypes.c_void_p | None:
+        return None if array is None else ctypes.c_void_p(array.ctypes.data)
 
     status = getattr(ctypes.CDLL(_internal.__file__), entry)(
-        number(len(found)), number(weights.shape[1]), address(indptr), address(indices), address(weights),
+        number(len(found)), number(num_criteria), address(indptr), address(indices), address(node_weights),
         None, None, number(num_parts), None, None, address(options), ctypes.byref(cut), address(found),
     )  # fmt: skip
     if status != _METIS_OK:
         raise PartitionError(f"METIS failed with status {status}")
     return found.astype(np.int32)
+
+
+def _call_pymetis(
+    adjacency: Adjacency, weights: I64 | None, num_parts: int, seed: int, objtype: str, recursive: bool
+) -> I32:
+    """Call METIS through pymetis, with at most one weight for each node."""
+    indptr, indices = adjacency
+    options = pymetis.Options(seed=seed)
+    if not recursive:
+        options.objtype = _objtype(objtype)
+    node_weights = None if weights is None else weights[:, 0].astype(indptr.dtype)
+    graph = pymetis.CSRAdjacency(indptr, indices)
+    found = pymetis.part_graph(num_parts, graph, vweights=node_weights, recursive=recursive, options=options)
+    return np.asarray(found.vertex_part, dtype=np.int32)
+
+
+def _objtype(objtype: str) -> int:
+    return int(pymetis.ObjType.VOL if objtype == "vol" else pymetis.ObjType.CUT)
 
 
 def _restore_balance(adjacency: Adjacency, parts: I32, num_parts: int, criteria: Criteria) -> I32:

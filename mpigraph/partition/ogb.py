@@ -1,29 +1,47 @@
 """Read the directory of an OGB node-property dataset as it lies on disk, without the ogb package and without pickle.
 
-Text layout: ``raw/{edge,num-node-list,node-feat,node-label}.csv.gz``; binary layout of the large ones:
-``raw/data.npz`` and ``raw/node-label.npz``. Both: ``split/<name>/{train,valid,test}.csv.gz``. Typed datasets are read
-by ``ogb_typed.py``.
+==================  =============================================  ==================================================
+under ``raw/``      homogeneous, such as ogbn_products             typed, such as ogbn_mag
+==================  =============================================  ==================================================
+text layout         ``num-node-list.csv.gz``                       ``num-node-dict.csv.gz`` (names, then counts)
+                                                                   ``triplet-type-list.csv.gz``
+                    ``edge.csv.gz``                                ``relations/<src>___<rel>___<dst>/edge.csv.gz``
+                    ``node-feat.csv.gz``                           ``node-feat/<type>/node-feat.csv.gz``
+                    ``node-label.csv.gz``                          ``node-label/<type>/node-label.csv.gz``
+binary layout       ``data.npz``                                   ``num_nodes_dict.npz``, ``edge_index_dict.npz``,
+                                                                   ``node_feat_dict.npz``
+                    ``node-label.npz``                             ``node-label.npz``
+beside ``raw/``     ``split/<name>/{train,valid,test}.csv.gz``     ``split/<name>/<type>/{train,valid,test}.csv.gz``
+==================  =============================================  ==================================================
+
+In typed datasets features, labels and splits are there for some types or none, the arrays of npz files are named by
+type or by ``<src>___<rel>___<dst>``, and types and relations get ids in alphabetical order, as from OGB's own reader.
 """
 
+import gzip
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from mpigraph.arrays import Array
 from mpigraph.errors import GraphDataError
-from mpigraph.metadata.schema import Schema
-from mpigraph.partition.feature_rows import CastRows, RowArray
-from mpigraph.partition.source import Feature, GraphSource
-from mpigraph.partition.tables import as_labels, read_edges, read_table, split_masks
+from mpigraph.metadata.schema import Relation, Schema
+from mpigraph.partition.source import Feature, GraphSource, RowArray, as_float32
 
 __all__ = ["read_ogb"]
 
 
 _STORED_ONCE = ("ogbn_products", "ogbn_proteins")  # OGB's own loader adds the reverse edges of these
+_SEPARATOR = "___"
+_LINES_PER_CHUNK = 1 << 19
 
 
 def read_ogb(path: Path) -> GraphSource:
-    """Read a homogeneous OGB node-property dataset.
+    """Read an OGB node-property dataset, homogeneous or typed.
 
     Args:
         path: the dataset directory, e.g. ``ogbn_products``.
@@ -32,41 +50,215 @@ def read_ogb(path: Path) -> GraphSource:
         GraphDataError: a file is missing or does not fit the others.
     """
     raw = path / "raw"
+    if (raw / "edge_index_dict.npz").is_file():
+        return _typed_source(path, _read_typed_binary(raw))
+    if (raw / "triplet-type-list.csv.gz").is_file():
+        return _typed_source(path, _read_typed_text(raw))
     if (raw / "data.npz").is_file():
-        src, dst, num_nodes, feat = _read_binary(raw / "data.npz")
-        label = _read_npz_label(raw / "node-label.npz")
-    elif (raw / "edge.csv.gz").is_file():
-        src, dst, num_nodes, feat = _read_text(raw)
-        label = read_table(raw / "node-label.csv.gz", np.float64)
-    else:
-        raise GraphDataError("raw/ has neither edge.csv.gz nor data.npz, nor the files of a typed dataset")
+        return _homogeneous_source(path, _read_binary(raw))
+    if (raw / "edge.csv.gz").is_file():
+        return _homogeneous_source(path, _read_text(raw))
+    raise GraphDataError("raw/ has neither edge.csv.gz nor data.npz, nor the files of a typed dataset")
+
+
+class _Homogeneous(NamedTuple):
+    """What lies under ``raw/`` of a homogeneous dataset."""
+
+    num_nodes: int
+    src: Array
+    dst: Array
+    feat: RowArray | None
+    label: Array
+
+
+class _Typed(NamedTuple):
+    """What lies under ``raw/`` of a typed dataset: by node type counts, features and labels, by relation the edges."""
+
+    counts: dict[str, int]
+    edges: dict[Relation, tuple[Array, Array]]
+    feats: Mapping[str, RowArray]
+    labels: Mapping[str, Array]
+
+
+def _homogeneous_source(path: Path, contents: _Homogeneous) -> GraphSource:
+    src, dst = contents.src, contents.dst
     if path.name in _STORED_ONCE:
         src, dst = np.concatenate([src, dst]), np.concatenate([dst, src])
-    feats = split_masks((path / "split").glob("*"), num_nodes)
-    feats["label"] = Feature(as_labels(label), "int64")
-    if feat is not None:
-        feats["feat"] = Feature(feat, "float32")
-    return GraphSource(Schema.homogeneous(), (num_nodes,), ((src, dst),), {"_N": feats})
+    feats = _split_masks((path / "split").glob("*"), contents.num_nodes)
+    feats["label"] = Feature(_as_labels(contents.label), "int64")
+    if contents.feat is not None:
+        feats["feat"] = Feature(contents.feat, "float32")
+    return GraphSource(Schema.homogeneous(), (contents.num_nodes,), ((src, dst),), {"_N": feats})
 
 
-def _read_binary(path: Path) -> tuple[Array, Array, int, RowArray | None]:
-    with np.load(path) as file:
-        edges, num_nodes = file["edge_index"], int(file["num_nodes_list"].sum())
-        feat: RowArray | None = file["node_feat"] if "node_feat" in file.files else None
-    if feat is not None and feat.dtype != np.float32:
-        feat = CastRows(np.asarray(feat), np.float32)
-    return edges[0], edges[1], num_nodes, feat
+def _typed_source(path: Path, contents: _Typed) -> GraphSource:
+    ntypes = tuple(sorted(contents.counts))
+    relations = tuple(sorted(contents.edges))
+    tables = {}
+    for ntype in ntypes:
+        folders = [folder / ntype for folder in (path / "split").glob("*")]
+        tables[ntype] = _split_masks(folders, contents.counts[ntype])
+        if ntype in contents.labels:
+            tables[ntype]["label"] = Feature(_as_labels(contents.labels[ntype]), "int64")
+        if ntype in contents.feats:
+            tables[ntype]["feat"] = Feature(contents.feats[ntype], "float32")
+    return GraphSource(
+        Schema(ntypes, relations),
+        tuple(contents.counts[ntype] for ntype in ntypes),
+        tuple(contents.edges[relation] for relation in relations),
+        tables,
+    )
 
 
-def _read_npz_label(path: Path) -> Array:
-    with np.load(path) as file:
-        return np.asarray(file["node_label"])
+def _read_binary(raw: Path) -> _Homogeneous:
+    arrays = _read_arrays(raw / "data.npz", ("edge_index", "num_nodes_list", "node_feat"))
+    src, dst = arrays["edge_index"]
+    num_nodes = int(arrays["num_nodes_list"].sum())
+    feat = as_float32(arrays["node_feat"]) if "node_feat" in arrays else None
+    label = _read_arrays(raw / "node-label.npz")["node_label"]
+    return _Homogeneous(num_nodes, src, dst, feat, label)
 
 
-def _read_text(raw: Path) -> tuple[Array, Array, int, Array | None]:
-    num_nodes = int(read_table(raw / "num-node-list.csv.gz", np.int64).sum())
-    src, dst = read_edges(raw / "edge.csv.gz", num_nodes)
+def _read_text(raw: Path) -> _Homogeneous:
+    num_nodes = int(_read_table(raw / "num-node-list.csv.gz", np.int64).sum())
+    src, dst = _read_edges(raw / "edge.csv.gz", num_nodes)
     feat = None
     if (raw / "node-feat.csv.gz").is_file():
-        feat = read_table(raw / "node-feat.csv.gz", np.float32)
-    return src, dst, num_nodes, feat
+        feat = _read_table(raw / "node-feat.csv.gz", np.float32)
+    label = _read_table(raw / "node-label.csv.gz", np.float64)
+    return _Homogeneous(num_nodes, src, dst, feat, label)
+
+
+def _read_typed_binary(raw: Path) -> _Typed:
+    edges = {}
+    for name, ends in _read_arrays(raw / "edge_index_dict.npz").items():
+        relation = _as_relation(name.split(_SEPARATOR), "edge_index_dict.npz")
+        edges[relation] = (ends[0], ends[1])
+    counts = {name: int(numbers.sum()) for name, numbers in _read_arrays(raw / "num_nodes_dict.npz").items()}
+    feats = _read_arrays(raw / "node_feat_dict.npz") if (raw / "node_feat_dict.npz").is_file() else {}
+    labels = _read_arrays(raw / "node-label.npz") if (raw / "node-label.npz").is_file() else {}
+    return _Typed(counts, edges, {ntype: as_float32(feat) for ntype, feat in feats.items()}, labels)
+
+
+def _read_typed_text(raw: Path) -> _Typed:
+    counts = _read_counts(raw / "num-node-dict.csv.gz")
+    edges = {}
+    for names in _read_words(raw / "triplet-type-list.csv.gz"):
+        relation = _as_relation(names, "triplet-type-list.csv.gz")
+        path = raw / "relations" / _SEPARATOR.join(relation) / "edge.csv.gz"
+        edges[relation] = _read_edges(path, max(counts.values()))
+    feats = {}
+    labels = {}
+    for ntype in counts:
+        feat_path = raw / "node-feat" / ntype / "node-feat.csv.gz"
+        if feat_path.is_file():
+            feats[ntype] = _read_table(feat_path, np.float32)
+        label_path = raw / "node-label" / ntype / "node-label.csv.gz"
+        if label_path.is_file():
+            labels[ntype] = _read_table(label_path, np.float64)
+    return _Typed(counts, edges, feats, labels)
+
+
+def _read_counts(path: Path) -> dict[str, int]:
+    """A line of type names, then a line of counts for each graph that was put into this one."""
+    names, *rows = _read_words(path) or [[]]
+    if not rows or any(len(row) != len(names) for row in rows):
+        raise GraphDataError(f"{path.name} must have a count for each of the node types {names}")
+    return {name: sum(int(row[i]) for row in rows) for i, name in enumerate(names)}
+
+
+def _as_relation(names: list[str], file_name: str) -> Relation:
+    if len(names) != 3:
+        raise GraphDataError(f"{file_name}: a relation is three names (got {names})")
+    return names[0], names[1], names[2]
+
+
+def _as_labels(label: Array) -> Array:
+    """Return int64[n] or int64[n, k]; unlabelled (NaN) becomes -1."""
+    if label.dtype.kind == "f":
+        label = np.where(np.isnan(label), -1, label)
+    label = label.astype(np.int64)
+    return label[:, 0] if label.ndim == 2 and label.shape[1] == 1 else label
+
+
+def _split_masks(folders: Iterable[Path], num_nodes: int) -> dict[str, Feature]:
+    """Return train_mask, val_mask and test_mask of the first folder that holds a split; nothing if none does.
+
+    Args:
+        folders: where ``{train,valid,test}.csv.gz`` may be, one for each kind of split.
+        num_nodes: nodes of the type that is split.
+
+    Raises:
+        GraphDataError: the split names a node that does not exist.
+    """
+    folder = next((folder for folder in sorted(folders) if (folder / "train.csv.gz").is_file()), None)
+    masks: dict[str, Feature] = {}
+    if folder is None:
+        return masks
+    for name, file_name in (("train", "train"), ("val", "valid"), ("test", "test")):
+        path = folder / f"{file_name}.csv.gz"
+        ids = _read_table(path, np.int64).reshape(-1)
+        if len(ids) and (ids.min() < 0 or ids.max() >= num_nodes):
+            raise GraphDataError(f"{_short(path)} names a node beyond {num_nodes - 1}")
+        mask = np.zeros(num_nodes, bool)
+        mask[ids] = True
+        masks[f"{name}_mask"] = Feature.of(mask)
+    return masks
+
+
+def _read_arrays(path: Path, names: Iterable[str] | None = None) -> dict[str, Array]:
+    """Return the arrays of an npz file: all, or those of ``names`` that are there."""
+    if not path.is_file():
+        raise GraphDataError(f"{_short(path)} is missing")
+    with np.load(path) as file:
+        return {name: file[name] for name in file.files if names is None or name in names}
+
+
+def _read_edges(path: Path, num_nodes: int) -> tuple[Array, Array]:
+    """Return source and destination of each edge of a compressed csv file of two columns.
+
+    Args:
+        path: the file.
+        num_nodes: of the larger type; int32 is used where it suffices.
+
+    Returns:
+        int32[m] or int64[m], twice.
+    """
+    dtype = np.dtype(np.int32 if num_nodes < 2**31 else np.int64)
+    chunks = [chunk.astype(dtype) for chunk in _chunks(path, np.int64)]
+    edges = np.concatenate(chunks) if chunks else np.zeros((0, 2), dtype)
+    if edges.shape[1] != 2:
+        raise GraphDataError(f"{_short(path)} must have two columns (got {edges.shape[1]})")
+    return np.ascontiguousarray(edges[:, 0]), np.ascontiguousarray(edges[:, 1])
+
+
+def _read_table(path: Path, dtype: npt.DTypeLike) -> Array:
+    """Return ``[lines, columns]`` of a compressed csv file of numbers; an empty field is NaN where the dtype has it."""
+    chunks = list(_chunks(path, dtype))
+    return np.concatenate(chunks) if chunks else np.zeros((0, 1), dtype)
+
+
+def _read_words(path: Path) -> list[list[str]]:
+    """Return the fields of each line of a compressed csv file of names."""
+    return [line.strip().split(",") for line in _lines(path) if line.strip()]
+
+
+def _chunks(path: Path, dtype: npt.DTypeLike) -> Iterator[Array]:
+    """Yield ``[<= lines, columns]`` blocks."""
+    lines = _lines(path)
+    while block := list(islice(lines, _LINES_PER_CHUNK)):
+        try:
+            yield np.loadtxt(block, delimiter=",", dtype=dtype, ndmin=2)
+        except ValueError as error:
+            raise GraphDataError(f"{_short(path)}: {error}") from error
+
+
+def _lines(path: Path) -> Iterator[str]:
+    if not path.is_file():
+        raise GraphDataError(f"{_short(path)} is missing")
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        yield from lines
+
+
+def _short(path: Path) -> str:
+    return f"{path.parent.name}/{path.name}"

@@ -1,11 +1,12 @@
 """Partition a graph: assign, relabel, write the shards and the configuration. One process; no MPI."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -16,24 +17,18 @@ from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import relation_key
 from mpigraph.partition.balance import balance_criteria, measured_balance
 from mpigraph.partition.metis import metis_assign
+from mpigraph.partition.progress import Progress, silent
 from mpigraph.partition.random_assignment import random_assign
 from mpigraph.partition.relabel import NodeOrder, RelationCSC, order_nodes, relabel_relation
 from mpigraph.partition.source import Feature, GraphSource, edge_chunks, release
-from mpigraph.storage.format import (
-    edge_feature_name,
-    node_feature_name,
-    node_orig_ids_name,
-    relation_dataset_name,
-)
+from mpigraph.storage.format import edge_feature_name, node_feature_name, node_orig_ids_name, relation_dataset_name
 from mpigraph.storage.part_config import FeatureInfo, PartConfig
 from mpigraph.storage.shard import ShardWriter
 
-__all__ = ["PartitionResult", "Progress", "memory_forecast", "partition_source"]
+__all__ = ["PART_METHODS", "PartitionResult", "check_writable", "memory_forecast", "partition_source"]
 
 PART_METHODS = ("metis", "random")
 _CHUNK_BYTES = 64 << 20
-
-Progress: TypeAlias = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,18 +80,20 @@ def partition_source(
         assignment: int[nodes of all types, type after type], the part of each node, made by other means; then nothing
             is computed and ``part_method`` must be "given".
         keep_edge_ids: return ``orig_eids`` (they are in the shards anyway); False saves their memory.
-        progress: called with (stage, done, total).
+        progress: what to report to.
 
     Raises:
-        InvalidArgumentError: an argument is not usable.
+        InvalidArgumentError: an argument is not usable, or the directory cannot be written to.
         GraphDataError: the graph contradicts itself.
     """
+    progress = progress or silent
     _check_arguments(graph_name, num_parts, part_method, assignment, sum(source.num_nodes))
-    tell = progress or _silent
-    tell("check edges", 0, 1)
+    check_writable(out_path)
+    progress("check edges", 0, 1)
     source.check_edges()
-    tell("check edges", 1, 1)
-    tell(f"assign nodes ({part_method})", 0, 1)
+    progress("check edges", 1, 1)
+    stage = f"assign nodes ({part_method})"
+    progress(stage, 0, 1)
     criteria = balance_criteria(source, balance_classes, balance_edges)
     if assignment is not None:
         parts = np.asarray(assignment, np.int32)
@@ -106,21 +103,40 @@ def partition_source(
         parts = random_assign(source, num_parts, seed)
     report = {"balance": measured_balance(criteria, parts, num_parts), **_edge_cut(source, parts)}
     del criteria
-    tell(f"assign nodes ({part_method})", 1, 1)
+    progress(stage, 1, 1)
     get_logger().info("%s in %d parts by %s: %s", graph_name, num_parts, part_method, report)
     bases = source.node_bases
     orders = [order_nodes(parts[bases[i] : bases[i + 1]], num_parts) for i in range(len(source.num_nodes))]
-    writer = _Writer(source, graph_name, num_parts, Path(out_path), orders, tell)
+    writer = _Writer(source, graph_name, num_parts, Path(out_path), orders, progress)
     edge_offsets, orig_eids = writer.write_relations(keep_edge_ids)
     writer.write_node_features()
-    book = RangeBook(source.schema, tuple(order.offsets for order in orders), edge_offsets)
+    keys = [relation_key(relation) for relation in source.schema.relations]
     config = PartConfig(
-        graph_name, part_method, book, _feature_infos(source.schema.ntypes, source.node_feats),
-        _feature_infos([relation_key(relation) for relation in source.schema.relations], source.edge_feats),
-        PartConfig.default_files(num_parts), report,
-    )  # fmt: skip
+        graph_name=graph_name,
+        part_method=part_method,
+        book=RangeBook(source.schema, tuple(order.offsets for order in orders), edge_offsets),
+        node_features=_feature_infos(source.schema.ntypes, source.node_feats),
+        edge_features=_feature_infos(keys, source.edge_feats),
+        files=PartConfig.default_files(num_parts),
+        report=report,
+    )
     path = config.write(out_path)
     return PartitionResult(path, tuple(order.orig_ids for order in orders), orig_eids, report)
+
+
+def check_writable(directory: str | os.PathLike[str]) -> None:
+    """Check that files can be written to a directory, or that it can be made.
+
+    Raises:
+        InvalidArgumentError: they cannot; the message says why.
+    """
+    path = Path(directory).absolute()
+    nearest = next(ancestor for ancestor in (path, *path.parents) if ancestor.exists())
+    try:
+        with tempfile.TemporaryFile(dir=nearest):
+            pass
+    except OSError as error:
+        raise InvalidArgumentError(f"{directory}: cannot write there: {error.strerror or error}") from error
 
 
 def memory_forecast(num_nodes: int, num_edges: int, part_method: str = "metis", input_bytes: int = 0) -> dict[str, int]:
@@ -147,58 +163,71 @@ class _Writer:
     def __init__(
         self,
         source: GraphSource,
-        name: str,
+        graph_name: str,
         num_parts: int,
         out: Path,
         orders: list[NodeOrder],
-        tell: Progress,
+        progress: Progress,
     ) -> None:
-        self._source, self._name, self._num_parts = source, name, num_parts
-        self._orders, self._tell = orders, tell
-        files = PartConfig.default_files(num_parts)
-        self._paths = [{key: out / path for key, path in table.items()} for table in files]
+        self._source = source
+        self._graph_name = graph_name
+        self._num_parts = num_parts
+        self._orders = orders
+        self._progress = progress
+        self._paths = [
+            {kind: out / name for kind, name in files.items()} for files in PartConfig.default_files(num_parts)
+        ]
 
-    def write_relations(self, keep: bool) -> tuple[tuple[I64, ...], tuple[Array, ...]]:
+    def write_relations(self, keep_edge_ids: bool) -> tuple[tuple[I64, ...], tuple[Array, ...]]:
         """Write ``graph.h5`` and ``edge_feat.h5`` of all parts; return edge offsets and original edge ids."""
-        schema, offsets, orig_eids = self._source.schema, [], []
+        schema = self._source.schema
+        parts = range(self._num_parts)
+        edge_offsets = []
+        orig_eids = []
+        num_steps = len(schema.relations) * (1 + self._num_parts)  # of each relation: relabel, then write every part
+        done = 0
         with ExitStack() as stack:
-            graphs = [stack.enter_context(self._open(k, "part_graph")) for k in range(self._num_parts)]
-            feats = [stack.enter_context(self._open(k, "edge_feats")) for k in range(self._num_parts)]
-            for i, ntype in enumerate(schema.ntypes):
-                for k, graph in enumerate(graphs):
-                    begin, end = self._orders[i].offsets[k : k + 2]
-                    graph.add(node_orig_ids_name(ntype), self._orders[i].orig_ids[begin:end])
+            graphs = [stack.enter_context(self._open(part, "part_graph")) for part in parts]
+            feats = [stack.enter_context(self._open(part, "edge_feats")) for part in parts]
+            for ntype, order in zip(schema.ntypes, self._orders, strict=True):
+                for part in parts:
+                    graphs[part].add(node_orig_ids_name(ntype), order.orig_ids_of(part))
             for relation_id, relation in enumerate(schema.relations):
+                self._progress("write topology", done, num_steps)
+                key = relation_key(relation)
                 src_type, dst_type = schema.ends(relation_id)
-                src_order, dst_order = self._orders[src_type], self._orders[dst_type]
+                src_order = self._orders[src_type]
+                dst_order = self._orders[dst_type]
                 csc = relabel_relation(self._source, relation_id, src_order, dst_order)
-                offsets.append(csc.indptr[dst_order.offsets])
-                for k in range(self._num_parts):
-                    key = relation_key(relation)
-                    own_src, own_dst = src_order.offsets[k : k + 2], dst_order.offsets[k : k + 2]
-                    _write_relation(graphs[k], key, csc, own_src, own_dst)
-                    rows = csc.orig_ids[offsets[-1][k] : offsets[-1][k + 1]]
+                offsets = csc.indptr[dst_order.offsets]
+                edge_offsets.append(offsets)
+                done += 1
+                for part in parts:
+                    self._progress("write topology", done, num_steps)
+                    own_src = src_order.offsets[part : part + 2]
+                    own_dst = dst_order.offsets[part : part + 2]
+                    _write_relation(graphs[part], key, csc, own_src, own_dst)
+                    rows = csc.orig_ids[offsets[part] : offsets[part + 1]]
                     for name, feature in self._source.edge_feats.get(key, {}).items():
-                        _write_feature(feats[k], edge_feature_name(key, name), feature, rows)
-                    done = relation_id * self._num_parts + k + 1
-                    self._tell("write topology", done, len(schema.relations) * self._num_parts)
-                if keep:
+                        _write_feature(feats[part], edge_feature_name(key, name), feature, rows)
+                    done += 1
+                if keep_edge_ids:
                     orig_eids.append(csc.orig_ids)
-        return tuple(offsets), tuple(orig_eids)
+        self._progress("write topology", num_steps, num_steps)
+        return tuple(edge_offsets), tuple(orig_eids)
 
     def write_node_features(self) -> None:
         """Write ``node_feat.h5`` of all parts."""
-        for k in range(self._num_parts):
-            with self._open(k, "node_feats") as writer:
-                for i, ntype in enumerate(self._source.schema.ntypes):
-                    begin, end = self._orders[i].offsets[k : k + 2]
+        for part in range(self._num_parts):
+            self._progress("write node features", part, self._num_parts)
+            with self._open(part, "node_feats") as writer:
+                for ntype, order in zip(self._source.schema.ntypes, self._orders, strict=True):
                     for name, feature in self._source.node_feats.get(ntype, {}).items():
-                        rows = self._orders[i].orig_ids[begin:end]
-                        _write_feature(writer, node_feature_name(ntype, name), feature, rows)
-            self._tell("write node features", k + 1, self._num_parts)
+                        _write_feature(writer, node_feature_name(ntype, name), feature, order.orig_ids_of(part))
+        self._progress("write node features", self._num_parts, self._num_parts)
 
-    def _open(self, part: int, which: str) -> ShardWriter:
-        return ShardWriter(self._paths[part][which], self._name, part)
+    def _open(self, part: int, kind: str) -> ShardWriter:
+        return ShardWriter(self._paths[part][kind], self._graph_name, part)
 
 
 def _write_relation(
@@ -237,7 +266,9 @@ def _row_chunks(begin: int, end: int, row_bytes: int) -> Iterator[slice]:
 
 def _edge_cut(source: GraphSource, parts: I32) -> dict[str, Any]:
     """Count the edges whose ends lie in different parts."""
-    bases, cut, total = source.node_bases, 0, 0
+    bases = source.node_bases
+    cut = 0
+    total = 0
     for relation_id in range(len(source.edges)):
         src_base, dst_base = (bases[i] for i in source.schema.ends(relation_id))
         for _, src, dst in edge_chunks(source, relation_id):
@@ -247,11 +278,12 @@ def _edge_cut(source: GraphSource, parts: I32) -> dict[str, Any]:
 
 
 def _feature_infos(
-    owners: list[str] | tuple[str, ...], features: Mapping[str, Mapping[str, Feature]]
+    keys: Iterable[str], features: Mapping[str, Mapping[str, Feature]]
 ) -> dict[str, dict[str, FeatureInfo]]:
+    """Return dtype and row shape of every feature; every node type or relation is a key."""
     return {
-        owner: {name: FeatureInfo(f.dtype, tuple(f.values.shape[1:])) for name, f in features.get(owner, {}).items()}
-        for owner in owners
+        key: {name: FeatureInfo(f.dtype, tuple(f.values.shape[1:])) for name, f in features.get(key, {}).items()}
+        for key in keys
     }
 
 
@@ -272,7 +304,3 @@ def _check_arguments(
         )
     if not graph_name or "/" in graph_name or graph_name.startswith("."):
         raise InvalidArgumentError(f"graph_name must be usable as a file name (got {graph_name!r})")
-
-
-def _silent(stage: str, done: int, total: int) -> None:
-    """Report to nobody."""

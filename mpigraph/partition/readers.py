@@ -1,26 +1,25 @@
 """Read graphs from files into a :class:`~mpigraph.partition.source.GraphSource`. numpy only, no pickle.
 
 Three inputs: an ``.npz`` file, a directory of ``.npy`` files as ``python -m mpigraph generate`` writes it
-(memory-mapped), and the directory of an OGB node-property dataset (``ogb.py``, ``ogb_typed.py``). Labels become the
+(memory-mapped), and the directory of an OGB node-property dataset (``ogb.py``). Labels become the
 node feature "label" (int64), masks bool, features "feat" (float32).
 """
 
 import json
 import os
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from mpigraph.arrays import Array
 from mpigraph.errors import GraphDataError
 from mpigraph.metadata.schema import Relation, Schema, relation_key
-from mpigraph.partition.feature_rows import CastRows, SparseRows
 from mpigraph.partition.ogb import read_ogb
-from mpigraph.partition.ogb_typed import is_typed_ogb, read_typed_ogb
-from mpigraph.partition.source import Feature, GraphSource
+from mpigraph.partition.source import Feature, GraphSource, SparseRows, as_float32
 
 __all__ = ["add_reverse_edges", "read_source"]
 
@@ -45,7 +44,7 @@ def read_source(path: str | os.PathLike[str]) -> GraphSource:
         if path.is_dir() and (path / "edge_src.npy").is_file():
             return _read_npy_directory(path)
         if path.is_dir() and (path / "raw").is_dir():
-            return read_typed_ogb(path) if is_typed_ogb(path) else read_ogb(path)
+            return read_ogb(path)
         if path.is_file():
             return _read_npz(path)
     except GraphDataError as error:
@@ -58,50 +57,51 @@ def read_source(path: str | os.PathLike[str]) -> GraphSource:
 def add_reverse_edges(source: GraphSource, own_relations: bool = False) -> GraphSource:
     """Return the graph with the reverse of every edge.
 
-    A relation gets a partner ``(dst_type, "rev_<rel>", src_type)``; one from a type to itself becomes twice as long
-    instead, as DGL's ``AddReverse`` has it. Edge features go along. Arrays are copied where they become longer.
+    A relation gets a reverse ``(dst_type, "rev_<rel>", src_type)``; one from a type to itself becomes twice as long
+    instead, as by DGL's ``AddReverse``. Edge features go along. Arrays are copied where they become longer.
 
     Args:
         source: the graph.
-        own_relations: a relation from a type to itself gets a partner, too (``AddReverse(sym_new_etype=True)``).
+        own_relations: a relation from a type to itself gets a reverse, too (``AddReverse(sym_new_etype=True)``).
 
     Raises:
-        GraphDataError: there is a relation of a partner's name already.
+        GraphDataError: there is a relation of a reverse's name already.
     """
-    found: dict[Relation, tuple[tuple[Array, Array], Mapping[str, Feature]]] = {}
+    edges: dict[Relation, tuple[Array, Array]] = {}
+    feats: dict[Relation, Mapping[str, Feature]] = {}
     for relation, (src, dst) in zip(source.schema.relations, source.edges, strict=True):
-        own = source.edge_feats.get(relation_key(relation), {})
+        given = source.edge_feats.get(relation_key(relation), {})
         if relation[0] == relation[2] and not own_relations:
-            twice = {n: Feature(np.concatenate([f.values, f.values]), f.dtype) for n, f in own.items()}
-            found[relation] = (np.concatenate([src, dst]), np.concatenate([dst, src])), twice
+            edges[relation] = np.concatenate([src, dst]), np.concatenate([dst, src])
+            feats[relation] = {n: Feature(np.concatenate([f.values, f.values]), f.dtype) for n, f in given.items()}
         else:
-            found[relation] = (src, dst), own
-            found[_partner(relation, source.schema)] = (dst, src), own
-    relations = sorted(found)  # the order of relations in every graph, which numbers the matrices of layers
+            reverse = _reverse(relation, source.schema)
+            edges |= {relation: (src, dst), reverse: (dst, src)}
+            feats |= {relation: given, reverse: given}
+    relations = sorted(edges)  # the order of relations in every graph, which numbers the matrices of layers
     return replace(
         source,
         schema=Schema(source.schema.ntypes, tuple(relations)),
-        edges=tuple(found[relation][0] for relation in relations),
-        edge_feats={relation_key(relation): found[relation][1] for relation in relations},
+        edges=tuple(edges[relation] for relation in relations),
+        edge_feats={relation_key(relation): feats[relation] for relation in relations},
     )
 
 
-def _partner(relation: Relation, schema: Schema) -> Relation:
-    partner = relation[2], f"rev_{relation[1]}", relation[0]
-    if partner in schema.relations:
-        raise GraphDataError(f"the reverse of {relation} cannot be added: there is a relation {partner} already")
-    return partner
+def _reverse(relation: Relation, schema: Schema) -> Relation:
+    reverse = relation[2], f"rev_{relation[1]}", relation[0]
+    if reverse in schema.relations:
+        raise GraphDataError(f"the reverse of {relation} cannot be added: there is a relation {reverse} already")
+    return reverse
 
 
 def _read_npy_directory(path: Path) -> GraphSource:
     """Map the files of a generated graph; only pages in use are in memory."""
     names = [name for name in ("feat", "label", *_MASKS) if (path / f"{name}.npy").is_file()]
     arrays = {name: np.load(path / f"{name}.npy", mmap_mode="r") for name in names}
-    ends = [np.load(path / f"edge_{end}.npy", mmap_mode="r") for end in ("src", "dst")]
+    src = np.load(path / "edge_src.npy", mmap_mode="r")
+    dst = np.load(path / "edge_dst.npy", mmap_mode="r")
     meta = json.loads((path / "meta.json").read_text(encoding="utf-8")) if (path / "meta.json").is_file() else {}
-    num_nodes = int(meta["num_nodes"]) if "num_nodes" in meta else _count(arrays, ends)
-    source = GraphSource(Schema.homogeneous(), (num_nodes,), ((ends[0], ends[1]),), {"_N": _node_features(arrays)})
-    return source if meta.get("both_directions", True) else add_reverse_edges(source)
+    return _homogeneous_source(src, dst, arrays, meta)
 
 
 def _read_npz(path: Path) -> GraphSource:
@@ -111,14 +111,17 @@ def _read_npz(path: Path) -> GraphSource:
         arrays = {name: file[name] for name in file.files}
     meta = json.loads(str(arrays.pop("meta"))) if "meta" in arrays else {}
     if "edge_src" in arrays and "edge_dst" in arrays:
-        ends = arrays.pop("edge_src"), arrays.pop("edge_dst")
-        num_nodes = int(meta["num_nodes"]) if "num_nodes" in meta else _count(arrays, list(ends))
-        source = GraphSource(Schema.homogeneous(), (num_nodes,), (ends,), {"_N": _node_features(arrays)})
-        return source if meta.get("both_directions", True) else add_reverse_edges(source)
+        return _homogeneous_source(arrays["edge_src"], arrays["edge_dst"], arrays, meta)
     if any(name.endswith(_COUNT) for name in arrays):
         source = _read_typed(arrays)
         return source if meta.get("both_directions", True) else add_reverse_edges(source, own_relations=True)
     raise GraphDataError("holds neither edge_src and edge_dst nor <type>__num_nodes")
+
+
+def _homogeneous_source(src: Array, dst: Array, arrays: Mapping[str, Array], meta: Mapping[str, Any]) -> GraphSource:
+    num_nodes = int(meta["num_nodes"]) if "num_nodes" in meta else _count_nodes(arrays, (src, dst))
+    source = GraphSource(Schema.homogeneous(), (num_nodes,), ((src, dst),), {"_N": _node_features(arrays)})
+    return source if meta.get("both_directions", True) else add_reverse_edges(source)
 
 
 def _read_typed(arrays: dict[str, Array]) -> GraphSource:
@@ -135,16 +138,16 @@ def _read_typed(arrays: dict[str, Array]) -> GraphSource:
         edges.append((arrays[names[0]], arrays[names[1]]))
     feats = {}
     for ntype in ntypes:
-        own = {name[len(ntype) + 2 :]: array for name, array in arrays.items() if name.startswith(f"{ntype}__")}
-        feats[ntype] = _node_features(own)
+        prefix = f"{ntype}__"
+        feats[ntype] = _node_features({n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)})
     schema = Schema(tuple(ntypes), tuple(relations))
     return GraphSource(schema, tuple(counts[ntype] for ntype in ntypes), tuple(edges), feats)
 
 
 def _relation_in(name: str, ntypes: list[str]) -> Relation | None:
-    """The relation that an array holds the sources or destinations of, if it does.
+    """Return the relation whose sources or destinations an array holds, None if it holds something else.
 
-    What has one field more, such as ``test__user__buys__item__src``, is not of the graph, but held out of it.
+    A name with one field more, such as ``test__user__buys__item__src``, is of edges held out of the graph.
 
     Raises:
         GraphDataError: the name can be read in several ways, or names a type that does not exist.
@@ -163,13 +166,12 @@ def _relation_in(name: str, ntypes: list[str]) -> Relation | None:
 
 
 def _node_features(arrays: Mapping[str, Array]) -> dict[str, Feature]:
-    """Pick label, masks and dense or CSR features."""
+    """Return label, masks and dense or CSR features of one node type."""
     feats = {name: Feature.of(_as_bool(arrays[name])) for name in _MASKS if name in arrays}
     if "label" in arrays:
         feats["label"] = Feature(arrays["label"].astype(np.int64, copy=False), "int64")
     if "feat" in arrays:
-        dense = arrays["feat"]
-        feats["feat"] = Feature(dense if dense.dtype == np.float32 else CastRows(dense, np.float32), "float32")
+        feats["feat"] = Feature(as_float32(arrays["feat"]), "float32")
     elif "feat_data" in arrays:
         shape = tuple(int(size) for size in arrays["feat_shape"])
         rows = SparseRows(arrays["feat_indptr"], arrays["feat_indices"], arrays["feat_data"], shape)
@@ -181,7 +183,7 @@ def _as_bool(mask: Array) -> Array:
     return mask if mask.dtype == np.bool_ else mask != 0
 
 
-def _count(arrays: Mapping[str, Array], ends: list[Array]) -> int:
+def _count_nodes(arrays: Mapping[str, Array], ends: Iterable[Array]) -> int:
     """Number of nodes: rows of a node array, else the largest endpoint plus one."""
     for name in ("label", "feat", *_MASKS):
         if name in arrays:

@@ -1,6 +1,4 @@
-"""From an assignment to contiguous ids: nodes by part, edges by the part of their destination in CSC
-order.
-"""
+"""From an assignment to contiguous ids: nodes by part, edges by the part of their destination in CSC order."""
 
 from typing import NamedTuple
 
@@ -23,6 +21,10 @@ class NodeOrder(NamedTuple):
     orig_ids: I64
     new_ids: Array
     offsets: I64
+
+    def orig_ids_of(self, part: int) -> I64:
+        """Return the original ids of a part's nodes, in the order of their new ids."""
+        return self.orig_ids[self.offsets[part] : self.offsets[part + 1]]
 
 
 class RelationCSC(NamedTuple):
@@ -62,22 +64,25 @@ def relabel_relation(source: GraphSource, relation_id: int, src_order: NodeOrder
     2**31 nodes and edges, plus the edges themselves if they are no memory map.
     """
     num_edges = source.num_edges(relation_id)
-    num_src, num_dst = len(src_order.orig_ids), len(dst_order.orig_ids)
+    num_src = len(src_order.orig_ids)
+    num_dst = len(dst_order.orig_ids)
     id_dtype = index_dtype(num_edges)
-    out_degrees, in_degrees = np.zeros(num_src, np.int64), np.zeros(num_dst, np.int64)
+    out_degrees = np.zeros(num_src, np.int64)
+    in_degrees = np.zeros(num_dst, np.int64)
     for _, src, dst in edge_chunks(source, relation_id):
         count_keys(src_order.new_ids[src].astype(np.int64), 0, out_degrees)
         count_keys(dst_order.new_ids[dst].astype(np.int64), 0, in_degrees)
-    by_src, by_dst = _offsets(out_degrees), _offsets(in_degrees)
-    ends, ids, fill = (
-        np.empty(num_edges, index_dtype(num_dst)),
-        np.empty(num_edges, id_dtype),
-        by_src[:-1].copy(),
-    )
+    by_src = _offsets(out_degrees)
+    by_dst = _offsets(in_degrees)
+    ends = np.empty(num_edges, index_dtype(num_dst))
+    ids = np.empty(num_edges, id_dtype)
+    fill = by_src[:-1].copy()
     for first, src, dst in edge_chunks(source, relation_id):
-        keys, values = src_order.new_ids[src].astype(np.int64), dst_order.new_ids[dst].astype(np.int64)
-        place_edges(keys, values, first, fill, ends, ids)
-    indices, orig_ids = np.empty(num_edges, index_dtype(num_src)), np.empty(num_edges, id_dtype)
+        new_src = src_order.new_ids[src].astype(np.int64)
+        new_dst = dst_order.new_ids[dst].astype(np.int64)
+        place_edges(new_src, new_dst, first, fill, ends, ids)
+    indices = np.empty(num_edges, index_dtype(num_src))
+    orig_ids = np.empty(num_edges, id_dtype)
     transpose(by_src, ends, ids, by_dst[:-1].copy(), indices, orig_ids)
     return RelationCSC(by_dst, indices, orig_ids, out_degrees)
 

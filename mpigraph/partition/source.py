@@ -1,24 +1,106 @@
-"""What is to be partitioned, as plain numpy: types, counts, edges, features. Arrays may be memory-mapped
-files.
+"""What is to be partitioned, as plain numpy: types, counts, edges, features.
+
+Arrays may be memory-mapped files, and rows of features may be made when they are asked for (:class:`CastRows`,
+:class:`SparseRows`), so that an input need not be held dense or converted as a whole.
 """
 
 import mmap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from mpigraph.arrays import I64, Array
 from mpigraph.errors import GraphDataError
 from mpigraph.metadata.schema import Schema, relation_key
-from mpigraph.partition.feature_rows import RowArray
 from mpigraph.storage.format import logical_dtype, storage_dtype
 
-__all__ = ["Feature", "GraphSource", "edge_chunks", "release"]
+__all__ = ["CastRows", "Feature", "GraphSource", "RowArray", "SparseRows", "as_float32", "edge_chunks", "release"]
 
 
 EDGES_PER_CHUNK = 1 << 22
+
+
+class RowArray(Protocol):
+    """What partitioning needs of a feature: numpy arrays, memory maps and the classes below have it."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Full shape, first dimension the rows."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Storage dtype."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what the rows are made from."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, rows: Any, /) -> Any: ...
+
+
+class CastRows:
+    """Rows of an array in another dtype.
+
+    Attributes:
+        base: the array, as a view of it would have it: a memory map shows through.
+    """
+
+    def __init__(self, values: Array, dtype: npt.DTypeLike) -> None:
+        self.base = values
+        self.shape: tuple[int, ...] = values.shape
+        self.dtype: np.dtype[Any] = np.dtype(dtype)
+        self.nbytes: int = values.nbytes
+
+    def __len__(self) -> int:
+        return len(self.base)
+
+    def __getitem__(self, rows: npt.NDArray[np.integer]) -> Array:
+        cast: Array = self.base[rows].astype(self.dtype)
+        return cast
+
+
+class SparseRows:
+    """Dense float32 rows of a CSR matrix.
+
+    Args:
+        indptr: int[n + 1].
+        indices: int[nnz], columns.
+        data: [nnz], values.
+        shape: (n, columns).
+    """
+
+    def __init__(self, indptr: Array, indices: Array, data: Array, shape: tuple[int, ...]) -> None:
+        if len(shape) != 2 or len(indptr) != shape[0] + 1 or len(indices) != len(data):
+            raise GraphDataError(f"sparse features are no CSR matrix of shape {shape}")
+        self._indptr = indptr.astype(np.int64)
+        self._indices = indices
+        self._data = data
+        self.shape: tuple[int, ...] = shape
+        self.dtype: np.dtype[Any] = np.dtype(np.float32)
+        self.nbytes: int = self._indptr.nbytes + indices.nbytes + data.nbytes
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: npt.NDArray[np.integer]) -> Array:
+        begins = self._indptr[rows]
+        lengths = self._indptr[rows + 1] - begins
+        row = np.repeat(np.arange(len(rows)), lengths)
+        ends = np.cumsum(lengths)
+        position = np.arange(len(row)) - np.repeat(ends - lengths, lengths) + np.repeat(begins, lengths)
+        dense = np.zeros((len(rows), self.shape[1]), np.float32)
+        dense[row, self._indices[position]] = self._data[position]
+        return dense
+
+
+def as_float32(rows: Array) -> RowArray:
+    """Return rows as float32, cast when they are asked for unless they are float32 already."""
+    return rows if rows.dtype == np.float32 else CastRows(rows, np.float32)
 
 
 class Feature(NamedTuple):
@@ -118,7 +200,7 @@ def release(array: object) -> None:
 
 
 def _mapping(array: object) -> mmap.mmap | None:
-    """Find the mapped file under an array, a view of one or rows made from one."""
+    """Return the mapped file under an array, a view of one or rows made from one; None if there is none."""
     base: Any = array
     while base is not None and not isinstance(base, mmap.mmap):
         base = getattr(base, "base", None)
@@ -132,20 +214,23 @@ def _check_endpoints(relation: tuple[str, str, str], end: str, ids: I64, count: 
     raise GraphDataError(f"edge {first + bad} of {relation} has {end} {ids[bad]}, but that node type has {count} nodes")
 
 
-def _check_features(what: str, features: Features, counts: Mapping[str, int]) -> None:
-    for owner, table in features.items():
-        if owner not in counts:
-            raise GraphDataError(f"{what} features for unknown type {owner!r} (there are {list(counts)})")
+def _check_features(kind: str, features: Features, counts: Mapping[str, int]) -> None:
+    """Check "node" or "edge" features against the number of nodes or edges of each type."""
+    for type_name, table in features.items():
+        if type_name not in counts:
+            raise GraphDataError(f"{kind} features for unknown type {type_name!r} (there are {list(counts)})")
         for name, feature in table.items():
+            title = f"{kind} feature {name!r} of {type_name!r}"
             if not name or any(character in name for character in ":/~"):
-                raise GraphDataError(f"{what} feature name {name!r} of {owner!r} is empty or contains ':', '/' or '~'")
-            if len(feature.values.shape) < 1 or len(feature.values) != counts[owner]:
                 raise GraphDataError(
-                    f"{what} feature {name!r} of {owner!r} must have {counts[owner]} rows "
-                    f"(got shape {list(feature.values.shape)})"
+                    f"{kind} feature name {name!r} of {type_name!r} is empty or contains ':', '/' or '~'"
+                )
+            if len(feature.values.shape) < 1 or len(feature.values) != counts[type_name]:
+                raise GraphDataError(
+                    f"{title} must have {counts[type_name]} rows (got shape {list(feature.values.shape)})"
                 )
             if feature.values.dtype != storage_dtype(feature.dtype):
                 raise GraphDataError(
-                    f"{what} feature {name!r} of {owner!r} is {feature.dtype}, to be stored as "
+                    f"{title} is {feature.dtype}, to be stored as "
                     f"{storage_dtype(feature.dtype)} (got {feature.values.dtype})"
                 )

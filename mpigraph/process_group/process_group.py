@@ -10,12 +10,13 @@ trainers, for CPU tensors. Two ways to start it::
 With ``mpi4py://`` each rank has a key-value store of its own: collectives go by MPI and ask for no keys. Code that
 passes keys through torch's store needs ``env://``.
 
-A call begins a non-blocking MPI operation. With ``async_op=True``, and for DDP's gradients, a thread makes it advance
-while the caller computes (see ``collectives.py``). Measured between two hosts over a 1 Gbit/s link: an all_reduce
-of 4 MB takes 32 ms, beside 52 ms of computing 6 ms more than the computing alone; of 52 ms for DDP's gradients 20 to
-31 ms remain. Within one node the bytes are moved by the cores that compute, and there is little to hide. Below
-``MPI_THREAD_MULTIPLE`` operations advance when they are waited for, and DDP's are completed one after the other.
-Every operation has the deadline ``MPIGRAPH_TIMEOUT``; torch's ``timeout`` is not read, but for ``Work.wait(timeout)``.
+A call begins a non-blocking MPI operation, as a :class:`~mpigraph.mpi.coroutine.Task`. Whoever waits for it polls it;
+with ``async_op=True``, and for DDP's gradients, the progress thread does so while the caller computes. Measured between
+two hosts over a 1 Gbit/s link: an all_reduce of 4 MB takes 32 ms, beside 52 ms of computing 6 ms more than the
+computing alone; of 52 ms for DDP's gradients 20 to 31 ms remain. Within one node the bytes are moved by the cores that
+compute, and there is little to hide. Below ``MPI_THREAD_MULTIPLE`` operations advance when they are waited for, and
+DDP's are completed one after the other. Every operation has the deadline ``MPIGRAPH_TIMEOUT``; of torch's ``timeout``
+only that of ``Work.wait`` is read.
 
 float16 and bfloat16 are reduced in float32 and rounded once; sums of bool are "any", products are "all". MPI chooses
 the order of sums by size and layout: the same job gives the same bits again, another layout may differ in the last.
@@ -24,73 +25,163 @@ the order of sums by size and layout: the same job gives the same bits again, an
 # mypy: disable-error-code="override,assignment"
 # (torch overloads each method; it calls the form that is here)
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from mpi4py import MPI
 from torch import Tensor
 from torch.distributed import HashStore, register_rendezvous_handler  # type: ignore[attr-defined]
 
 from mpigraph.arrays import Array
-from mpigraph.errors import InvalidArgumentError
-from mpigraph.process_group.collectives import ANY_RANK, Collectives, Pending
-from mpigraph.process_group.work import MPIWork, apart, check, flat, reduction, refill, words
+from mpigraph.errors import ClosedError, InvalidArgumentError
+from mpigraph.mpi.coroutine import Coroutine, Task, finish
+from mpigraph.mpi.progress import Progress
+from mpigraph.mpi.wait import BLOCKED
+from mpigraph.mpi.watchdog import Watch
+from mpigraph.process_group.tensors import (
+    apart,
+    check,
+    even_counts,
+    flat,
+    join,
+    one_each,
+    reduction,
+    refill,
+    sizes,
+    split,
+    words,
+)
 from mpigraph.session.context import current
 
-__all__ = ["MPIProcessGroup"]
+__all__ = ["MPIProcessGroup", "MPIWork"]
 
 _NAME = "mpi4py"
 
 
-def _cut(vector: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
-    return torch.split(vector, list(sizes))  # type: ignore[no-untyped-call, no-any-return]
+class MPIWork(dist.Work):
+    """One outstanding operation, as torch waits for it."""
 
+    def __init__(self, group: "MPIProcessGroup", task: Task[Any], outputs: list[Tensor]) -> None:
+        super().__init__()
+        self._group, self._task, self._outputs = group, task, outputs
+        self._future: torch.futures.Future[list[Tensor]] | None = None
 
-def _join(tensors: Sequence[Tensor]) -> Tensor:
-    """One vector of the values of several tensors, never their own memory."""
-    vector = tensors[0].new_empty(sum(t.numel() for t in tensors))
-    for part, tensor in zip(_cut(vector, _sizes(tensors)), tensors, strict=True):
-        part.copy_(tensor.detach().reshape(-1))
-    return vector
+    def is_completed(self) -> bool:
+        """Whether all is done; also lets it advance."""
+        self._task.advance()
+        return self._task.done
 
+    def is_success(self) -> bool:
+        """Whether all is done, without errors."""
+        return self.is_completed() and self.exception() is None
 
-def _sizes(tensors: Sequence[Tensor]) -> list[int]:
-    return [tensor.numel() for tensor in tensors]
+    def exception(self) -> Exception | None:
+        """The error, once complete."""
+        return self._task.error
 
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Wait until all is done, as long as any wait may last, or for a time of one's own. Blocking.
 
-def _deal(tensors: Sequence[Tensor], vector: Tensor) -> None:
-    """Copy a vector's pieces to several tensors."""
-    for tensor, part in zip(tensors, _cut(vector, _sizes(tensors)), strict=True):
-        tensor.detach().copy_(part.view(tensor.shape))
+        Raises:
+            TimeoutError: the time of one's own is over; the operation remains outstanding.
+            InvalidArgumentError: a message has not the size of the tensor.
+        """
+        if not self._group.wait_for(self._task, timeout.total_seconds()):
+            raise TimeoutError(f"{self._task.name} is not complete after {timeout.total_seconds()} s")
+        self._task.result()
+        return True
 
+    def synchronize(self) -> None:
+        """The same as :meth:`wait`. Blocking."""
+        self.wait()
 
-def _even(what: str, whole: Tensor, part: Tensor, ranks: int) -> list[int]:
-    if whole.numel() != ranks * part.numel():
-        raise InvalidArgumentError(f"{what}: {whole.numel()} values are not {part.numel()} for each of {ranks} rank(s)")
-    return [part.numel()] * ranks
+    def result(self) -> list[Tensor]:
+        """The tensors with the results, once complete."""
+        return self._outputs
 
+    def source_rank(self) -> int:
+        """The rank that a received message came from."""
+        return int(self._task.result())
 
-def _one_each(what: str, tensors: Sequence[Tensor], ranks: int) -> None:
-    if len(tensors) != ranks:
-        raise InvalidArgumentError(f"{what} needs a tensor for each of {ranks} rank(s) (got {len(tensors)})")
+    def _source_rank(self) -> int:
+        return self.source_rank()
+
+    def get_future(self) -> "torch.futures.Future[list[Tensor]]":
+        """A future of :meth:`result`, which comes without a call of :meth:`wait`."""
+        if self._future is None:
+            self._future = torch.futures.Future()
+            self._task.then(self._settle)
+            self._group.complete_unattended(self._task)
+        return self._future
+
+    def _settle(self) -> None:
+        assert self._future is not None
+        if self._task.error is None:
+            self._future.set_result(self._outputs)
+        else:
+            self._future.set_exception(self._task.error)  # type: ignore[arg-type]
 
 
 class MPIProcessGroup(dist.ProcessGroup):
     """Carries torch's collectives over a communicator of its own. Users meet it through ``torch.distributed``.
 
-    The methods are those that torch calls, with torch's arguments; each returns a handle to wait with.
+    The methods are those that torch calls, with torch's arguments; each returns a handle to wait with. All ranks must
+    call the collective ones in the same order.
 
-    Collective on the group: every method but :meth:`send`, :meth:`recv` and :meth:`recv_anysource`. All ranks must
-    call them in the same order.
+    Each operation is a coroutine: it checks, begins, and after the ``yield`` puts the result where it belongs. What its
+    frame holds stays alive until then.
     """
 
-    def __init__(self, group: Collectives) -> None:
-        super().__init__(group.rank, group.size)  # type: ignore[call-arg]
-        self._group = group
+    def __init__(self, comm: MPI.Intracomm, watch: Watch, progress: Progress | None) -> None:
+        """Own ``comm``; ``progress`` advances what nobody waits for, if there is a thread that may."""
+        super().__init__(comm.rank, comm.size)  # type: ignore[call-arg]
+        self._comm: MPI.Comm = comm
+        self._watch = watch
+        self._progress = progress
+        self._outstanding: list[Task[Any]] = []
         self._names = {"name": "", "description": ""}
+
+    @property
+    def comm(self) -> MPI.Comm:
+        """The communicator.
+
+        Raises:
+            ClosedError: it was freed.
+        """
+        if not self._comm:
+            raise ClosedError("the process group was closed, by destroy_process_group() or exit_client()")
+        return self._comm
+
+    def _begin(self, what: str, steps: Coroutine[Any], outputs: list[Tensor], opts: Any) -> MPIWork:
+        task = Task(steps, what)
+        if getattr(opts, "asyncOp", True):
+            self._keep(task)
+        return MPIWork(self, task, outputs)
+
+    def _keep(self, task: Task[Any]) -> None:
+        """Keep an operation that may not be waited for, and have it advanced if a thread can do that."""
+        for kept in self._outstanding:
+            kept.advance()
+        self._outstanding = [kept for kept in self._outstanding if not kept.done and kept is not task]
+        if not task.done:
+            self._outstanding.append(task)
+            if self._progress is not None:
+                self._progress.add(task)
+
+    def wait_for(self, task: Task[Any], seconds: float = 0.0) -> bool:
+        """Wait, with the deadline of every wait, until a task is done or for some seconds; return whether it is."""
+        with self._watch(task.name):
+            return finish([task], BLOCKED, seconds if seconds > 0 else math.inf)
+
+    def complete_unattended(self, task: Task[Any]) -> None:
+        """See that a task completes though nobody will wait for it: without a progress thread, wait here."""
+        self._keep(task)
+        if self._progress is None:
+            self.wait_for(task)
 
     def getBackendName(self) -> str:
         """The name that it is registered by."""
@@ -112,27 +203,23 @@ class MPIProcessGroup(dist.ProcessGroup):
         """What torch says of the group."""
         return self._names["description"]
 
-    def _work(self, parts: Sequence[Pending], outputs: list[Tensor], opts: Any) -> MPIWork:
-        work = MPIWork(self._group, parts, outputs)
-        if getattr(opts, "asyncOp", True):
-            work.go_on()
-        return work
-
-    def _reduced(self, what: str, tensor: Tensor, opts: Any) -> tuple[str, Tensor, int]:
-        """The operation, the values to reduce, and what to divide the result by. Collective on the group."""
+    def _reduced(self, what: str, tensor: Tensor, opts: Any) -> tuple[MPI.Op, Tensor, int]:
+        """The operation, the values to reduce, and what to divide the result by."""
         check(what, tensor)
-        name, dtype, mean = reduction(what, tensor.dtype, getattr(opts, "reduceOp", dist.ReduceOp.SUM))
-        return name, flat(tensor, dtype), self.size() if mean else 1
+        op, dtype, mean = reduction(what, tensor.dtype, getattr(opts, "reduceOp", dist.ReduceOp.SUM))
+        return op, flat(tensor, dtype), self.size() if mean else 1
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> MPIWork:
         """``torch.distributed.all_reduce``. Collective on the group."""
-        parts = []
-        for tensor in tensors:
-            name, vector, divisor = self._reduced("all_reduce", tensor, opts)
-            part = self._group.allreduce(vector.numpy(), name)
-            part.finish = partial(refill, tensor, vector, divisor)
-            parts.append(part)
-        return self._work(parts, tensors, opts)
+
+        def steps() -> Coroutine[None]:
+            todo = [self._reduced("all_reduce", tensor, opts) for tensor in tensors]
+            requests = [self.comm.Iallreduce(MPI.IN_PLACE, vector.numpy(), op=op) for op, vector, _ in todo]
+            for request, tensor, (_, vector, divisor) in zip(requests, tensors, todo, strict=True):
+                yield request
+                refill(tensor, vector, divisor)
+
+        return self._begin("all_reduce", steps(), tensors, opts)
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> MPIWork:
         """Several :meth:`allreduce` at once. Collective on the group."""
@@ -140,123 +227,165 @@ class MPIProcessGroup(dist.ProcessGroup):
 
     def reduce(self, tensors: list[Tensor], opts: Any) -> MPIWork:
         """``torch.distributed.reduce``. Collective on the group."""
-        name, vector, divisor = self._reduced("reduce", tensors[0], opts)
-        part = self._group.reduce(vector.numpy(), name, opts.rootRank)
-        if self.rank() == opts.rootRank:
-            part.finish = partial(refill, tensors[0], vector, divisor)
-        return self._work([part], tensors, opts)
+
+        def steps() -> Coroutine[None]:
+            op, vector, divisor = self._reduced("reduce", tensors[0], opts)
+            at_root = self.rank() == opts.rootRank
+            send: Any = MPI.IN_PLACE if at_root else vector.numpy()
+            yield self.comm.Ireduce(send, vector.numpy() if at_root else None, op=op, root=opts.rootRank)
+            if at_root:
+                refill(tensors[0], vector, divisor)
+
+        return self._begin("reduce", steps(), tensors, opts)
 
     def broadcast(self, tensors: list[Tensor], opts: Any) -> MPIWork:
         """``torch.distributed.broadcast``. Collective on the group."""
-        parts = []
-        for tensor in tensors:
-            check("broadcast", tensor)
-            vector = flat(tensor)
-            part = self._group.broadcast(words(vector), opts.rootRank)
-            part.finish = partial(refill, tensor, vector)
-            parts.append(part)
-        return self._work(parts, tensors, opts)
+
+        def steps() -> Coroutine[None]:
+            for tensor in tensors:
+                check("broadcast", tensor)
+            vectors = [flat(tensor) for tensor in tensors]
+            requests = [self.comm.Ibcast(words(vector), root=opts.rootRank) for vector in vectors]
+            for request, tensor, vector in zip(requests, tensors, vectors, strict=True):
+                yield request
+                refill(tensor, vector)
+
+        return self._begin("broadcast", steps(), tensors, opts)
 
     def allgather(self, outputs: list[list[Tensor]], tensors: list[Tensor], opts: Any = None) -> MPIWork:
         """``torch.distributed.all_gather``; ranks may give different numbers of values. Collective on the group."""
-        _one_each("all_gather", outputs[0], self.size())
-        check("all_gather", tensors[0], *outputs[0])
-        vector = outputs[0][0].new_empty(sum(_sizes(outputs[0])))
-        part = self._group.allgather(words(vector), words(flat(tensors[0])), _sizes(outputs[0]))
-        part.finish = partial(_deal, outputs[0], vector)
-        return self._work([part], outputs[0], opts)
 
-    def _gather_into(self, output: Tensor, tensor: Tensor) -> Pending:
-        check("all_gather", tensor, output)
-        counts = _even("all_gather", output, tensor, self.size())
-        vector = flat(output)
-        part = self._group.allgather(words(vector), words(apart(flat(tensor), vector)), counts)
-        part.finish = partial(refill, output, vector)
-        return part
+        def steps() -> Coroutine[None]:
+            one_each("all_gather", outputs[0], self.size())
+            check("all_gather", tensors[0], *outputs[0])
+            counts = sizes(outputs[0])
+            vector = outputs[0][0].new_empty(sum(counts))
+            yield self.comm.Iallgatherv(words(flat(tensors[0])), [words(vector), counts])
+            split(outputs[0], vector)
+
+        return self._begin("all_gather", steps(), outputs[0], opts)
 
     def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> MPIWork:
         """``torch.distributed.all_gather_single``, once ``all_gather_into_tensor``. Collective on the group."""
-        return self._work([self._gather_into(output, tensor)], [output], opts)
+        return self.all_gather_single_coalesced([output], [tensor], opts)
 
     def all_gather_single_coalesced(self, outputs: list[Tensor], tensors: list[Tensor], opts: Any = None) -> MPIWork:
         """Several :meth:`all_gather_single` at once. Collective on the group."""
-        parts = [self._gather_into(*pair) for pair in zip(outputs, tensors, strict=True)]
-        return self._work(parts, outputs, opts)
+
+        def steps() -> Coroutine[None]:
+            todo = []
+            for output, tensor in zip(outputs, tensors, strict=True):
+                check("all_gather", tensor, output)
+                todo.append((output, flat(output), tensor, even_counts("all_gather", output, tensor, self.size())))
+            requests = [
+                self.comm.Iallgatherv(words(apart(flat(tensor), vector)), [words(vector), counts])
+                for _, vector, tensor, counts in todo
+            ]
+            for request, (output, vector, _, _) in zip(requests, todo, strict=True):
+                yield request
+                refill(output, vector)
+
+        return self._begin("all_gather", steps(), outputs, opts)
 
     def gather(self, outputs: list[list[Tensor]], tensors: list[Tensor], opts: Any) -> MPIWork:
         """``torch.distributed.gather``. Collective on the group."""
-        if self.rank() != opts.rootRank:
+        at_root = self.rank() == opts.rootRank
+
+        def steps() -> Coroutine[None]:
             check("gather", tensors[0])
-            part = self._group.gather(None, words(flat(tensors[0])), [], opts.rootRank)
-            return self._work([part], [], opts)
-        _one_each("gather", outputs[0], self.size())
-        check("gather", tensors[0], *outputs[0])
-        vector = outputs[0][0].new_empty(sum(_sizes(outputs[0])))
-        part = self._group.gather(words(vector), words(flat(tensors[0])), _sizes(outputs[0]), opts.rootRank)
-        part.finish = partial(_deal, outputs[0], vector)
-        return self._work([part], outputs[0], opts)
+            array = words(flat(tensors[0]))
+            if not at_root:
+                yield self.comm.Igatherv(array, None, root=opts.rootRank)
+                return
+            one_each("gather", outputs[0], self.size())
+            check("gather", tensors[0], *outputs[0])
+            counts = sizes(outputs[0])
+            vector = outputs[0][0].new_empty(sum(counts))
+            yield self.comm.Igatherv(array, [words(vector), counts], root=opts.rootRank)
+            split(outputs[0], vector)
+
+        return self._begin("gather", steps(), outputs[0] if at_root else [], opts)
 
     def scatter(self, outputs: list[Tensor], tensors: list[list[Tensor]], opts: Any) -> MPIWork:
         """``torch.distributed.scatter``. Collective on the group."""
-        array: Array | None = None
-        counts: list[int] = []
-        check("scatter", outputs[0])
-        if self.rank() == opts.rootRank:
-            _one_each("scatter", tensors[0], self.size())
-            check("scatter", outputs[0], *tensors[0])
-            array, counts = words(_join(tensors[0])), _sizes(tensors[0])
-        vector = flat(outputs[0])
-        part = self._group.scatter(words(vector), array, counts, opts.rootRank)
-        part.finish = partial(refill, outputs[0], vector)
-        return self._work([part], outputs, opts)
 
-    def _reduce_into(self, output: Tensor, source: Tensor, counts: list[int], opts: Any) -> Pending:
-        check("reduce_scatter", source, output)
-        name, vector, divisor = self._reduced("reduce_scatter", source, opts)
-        mine = flat(output, vector.dtype)
-        part = self._group.reduce_scatter(mine.numpy(), apart(vector, mine).numpy(), counts, name)
-        part.finish = partial(refill, output, mine, divisor)
-        return part
+        def steps() -> Coroutine[None]:
+            check("scatter", outputs[0])
+            given: tuple[Array, list[int]] | None = None
+            if self.rank() == opts.rootRank:
+                one_each("scatter", tensors[0], self.size())
+                check("scatter", outputs[0], *tensors[0])
+                given = words(join(tensors[0])), sizes(tensors[0])
+            vector = flat(outputs[0])
+            yield self.comm.Iscatterv(given, words(vector), root=opts.rootRank)
+            refill(outputs[0], vector)
+
+        return self._begin("scatter", steps(), outputs, opts)
 
     def reduce_scatter(self, outputs: list[Tensor], tensors: list[list[Tensor]], opts: Any = None) -> MPIWork:
         """``torch.distributed.reduce_scatter``; ranks may get different numbers of values. Collective on the group."""
-        _one_each("reduce_scatter", tensors[0], self.size())
+        one_each("reduce_scatter", tensors[0], self.size())
         check("reduce_scatter", outputs[0], *tensors[0])
-        counts = _sizes(tensors[0])
+        counts = sizes(tensors[0])
         if counts[self.rank()] != outputs[0].numel():
             raise InvalidArgumentError(
                 f"reduce_scatter: {counts[self.rank()]} values do not fit an output of {outputs[0].numel()}"
             )
-        return self._work([self._reduce_into(outputs[0], _join(tensors[0]), counts, opts)], outputs, opts)
+        return self._reduce_scatter(outputs, [join(tensors[0])], lambda output, tensor: counts, opts)
 
     def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> MPIWork:
         """``torch.distributed.reduce_scatter_single``, once ``reduce_scatter_tensor``. Collective on the group."""
-        counts = _even("reduce_scatter", tensor, output, self.size())
-        return self._work([self._reduce_into(output, tensor, counts, opts)], [output], opts)
+        return self.reduce_scatter_single_coalesced([output], [tensor], opts)
 
     def reduce_scatter_single_coalesced(
         self, outputs: list[Tensor], tensors: list[Tensor], opts: Any = None
     ) -> MPIWork:
         """Several :meth:`reduce_scatter_single` at once. Collective on the group."""
-        parts = []
-        for output, tensor in zip(outputs, tensors, strict=True):
-            counts = _even("reduce_scatter", tensor, output, self.size())
-            parts.append(self._reduce_into(output, tensor, counts, opts))
-        return self._work(parts, outputs, opts)
+
+        def counts(output: Tensor, tensor: Tensor) -> list[int]:
+            return even_counts("reduce_scatter", tensor, output, self.size())
+
+        return self._reduce_scatter(outputs, tensors, counts, opts)
+
+    def _reduce_scatter(
+        self, outputs: list[Tensor], tensors: list[Tensor], counts: Callable[[Tensor, Tensor], list[int]], opts: Any
+    ) -> MPIWork:
+        """Reduce each tensor and scatter it by ``counts(output, tensor)``."""
+
+        def steps() -> Coroutine[None]:
+            todo = []
+            for output, tensor in zip(outputs, tensors, strict=True):
+                check("reduce_scatter", tensor, output)
+                op, vector, divisor = self._reduced("reduce_scatter", tensor, opts)
+                mine = flat(output, vector.dtype)
+                todo.append((op, apart(vector, mine), mine, divisor, counts(output, tensor)))
+            requests = [
+                self.comm.Ireduce_scatter(vector.numpy(), mine.numpy(), recvcounts=each, op=op)
+                for op, vector, mine, _, each in todo
+            ]
+            for request, output, (_, _, mine, divisor, _) in zip(requests, outputs, todo, strict=True):
+                yield request
+                refill(output, mine, divisor)
+
+        return self._begin("reduce_scatter", steps(), outputs, opts)
 
     def all_to_all_single(
         self, output: Tensor, tensor: Tensor, output_rows: list[int], rows: list[int], opts: Any = None
     ) -> MPIWork:
-        """``torch.distributed.all_to_all_single``; empty lists of rows mean equal shares. Collective on the group."""
-        check("all_to_all", tensor, output)
-        counts, output_counts = self._shares(tensor, rows), self._shares(output, output_rows)
-        vector = flat(output)
-        array = words(apart(flat(tensor), vector))
-        part = self._group.alltoall(words(vector), array, output_counts, counts)
-        part.finish = partial(refill, output, vector)
-        return self._work([part], [output], opts)
+        """``torch.distributed.all_to_all_single``; empty lists of rows mean equal counts. Collective on the group."""
 
-    def _shares(self, tensor: Tensor, rows: Sequence[int]) -> list[int]:
+        def steps() -> Coroutine[None]:
+            check("all_to_all", tensor, output)
+            counts = self._row_counts(tensor, rows)
+            output_counts = self._row_counts(output, output_rows)
+            vector = flat(output)
+            array = words(apart(flat(tensor), vector))
+            yield self.comm.Ialltoallv([array, counts], [words(vector), output_counts])
+            refill(output, vector)
+
+        return self._begin("all_to_all", steps(), [output], opts)
+
+    def _row_counts(self, tensor: Tensor, rows: Sequence[int]) -> list[int]:
         """How many values of a tensor are for or from each rank."""
         height = tensor.shape[0] if tensor.dim() else 1
         if not rows:
@@ -270,46 +399,73 @@ class MPIProcessGroup(dist.ProcessGroup):
 
     def alltoall(self, outputs: list[Tensor], tensors: list[Tensor], opts: Any = None) -> MPIWork:
         """``torch.distributed.all_to_all``. Collective on the group."""
-        for given in (outputs, tensors):
-            _one_each("all_to_all", given, self.size())
-        check("all_to_all", *tensors, *outputs)
-        vector = outputs[0].new_empty(sum(_sizes(outputs)))
-        part = self._group.alltoall(words(vector), words(_join(tensors)), _sizes(outputs), _sizes(tensors))
-        part.finish = partial(_deal, outputs, vector)
-        return self._work([part], outputs, opts)
+
+        def steps() -> Coroutine[None]:
+            for given in (outputs, tensors):
+                one_each("all_to_all", given, self.size())
+            check("all_to_all", *tensors, *outputs)
+            vector = outputs[0].new_empty(sum(sizes(outputs)))
+            yield self.comm.Ialltoallv([words(join(tensors)), sizes(tensors)], [words(vector), sizes(outputs)])
+            split(outputs, vector)
+
+        return self._begin("all_to_all", steps(), outputs, opts)
 
     def barrier(self, opts: Any = None) -> MPIWork:
         """``torch.distributed.barrier``. Collective on the group."""
-        return self._work([self._group.barrier()], [], opts)
+
+        def steps() -> Coroutine[None]:
+            yield self.comm.Ibarrier()
+
+        return self._begin("barrier", steps(), [], opts)
 
     def send(self, tensors: list[Tensor], to: int, tag: int) -> MPIWork:
-        """``torch.distributed.send``. Communicates with the receiver."""
-        check("send", tensors[0])
-        return self._work([self._group.send(words(flat(tensors[0])), to, tag)], [], None)
+        """``torch.distributed.send``; the receiver must receive."""
+
+        def steps() -> Coroutine[None]:
+            check("send", tensors[0])
+            yield self.comm.Isend(words(flat(tensors[0])), to, tag)
+
+        return self._begin(f"send to {to}", steps(), [], None)
 
     def recv(self, tensors: list[Tensor], source: int, tag: int) -> MPIWork:
-        """``torch.distributed.recv``. Communicates with the sender."""
-        check("recv", tensors[0])
-        vector = flat(tensors[0])
-        part = self._group.recv(words(vector), source, tag)
-        part.finish = partial(refill, tensors[0], vector)
-        return self._work([part], tensors, None)
+        """``torch.distributed.recv``; the sender must send exactly as many bytes as the tensor has."""
+        name = f"recv from {'anyone' if source == MPI.ANY_SOURCE else source}"
+
+        def steps() -> Coroutine[int]:
+            check("recv", tensors[0])
+            vector = flat(tensors[0])
+            array = words(vector)
+            status = yield self.comm.Irecv(array, source, tag)
+            sender, nbytes = status.Get_source(), status.Get_count(MPI.BYTE)
+            if nbytes != array.nbytes:
+                raise InvalidArgumentError(f"{name}: rank {sender} sent {nbytes} bytes, the tensor has {array.nbytes}")
+            refill(tensors[0], vector)
+            return sender
+
+        return self._begin(name, steps(), tensors, None)
 
     def recv_anysource(self, tensors: list[Tensor], tag: int) -> MPIWork:
-        """:meth:`recv` from whoever sends. Collective on the group."""
-        return self.recv(tensors, ANY_RANK, tag)
+        """:meth:`recv` from whoever sends."""
+        return self.recv(tensors, MPI.ANY_SOURCE, tag)
 
     _allgather_base = all_gather_single  # the names of older torch
     _reduce_scatter_base = reduce_scatter_single
     alltoall_base = all_to_all_single
 
     def shutdown(self) -> None:
-        """Complete what is under way and free the communicator; a second call does nothing. Collective on the group."""
-        self._group.close()
+        """Complete what is outstanding and free the communicator; a second call does nothing.
+
+        Collective on the group.
+        """
+        if self._comm:
+            for task in self._outstanding:
+                self.wait_for(task)
+            comm, self._comm = self._comm, MPI.COMM_NULL
+            comm.Free()
 
     def abort(self) -> None:
         """The same as :meth:`shutdown`: an MPI collective cannot be taken back. Collective on the group."""
-        self._group.close()
+        self.shutdown()
 
 
 def _create(options: Any, _: Any = None) -> MPIProcessGroup:
@@ -323,9 +479,9 @@ def _create(options: Any, _: Any = None) -> MPIProcessGroup:
             f"torch's rank and world size are {options.group_rank} and {options.group_size}, "
             f"the trainer's are {expected[0]} and {expected[1]}: unset RANK and WORLD_SIZE"
         )
-    group = Collectives(world.group(members), world.watch, world.threads_may_communicate)
-    world.at_close(group.close)
-    return MPIProcessGroup(group)
+    group = MPIProcessGroup(world.group(members), world.watch, world.progress)
+    world.at_close(group.shutdown)
+    return group
 
 
 def _rendezvous(url: str, timeout: timedelta | None = None, **_: Any) -> Iterator[tuple[HashStore, int, int]]:

@@ -11,7 +11,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpigraph.mpi.compat import as_array
-from mpigraph.mpi.watch import Backoff
+from mpigraph.mpi.wait import PEERS_COMPUTE, Backoff
 from mpigraph.mpi.world import World
 
 __all__ = ["HostMutex"]
@@ -50,7 +50,7 @@ class HostMutex:
                 if seen[0] == 0:
                     break
                 self._world.comm.Iprobe()  # who holds it may be writing to us, which Open MPI does when we are in MPI
-                backoff.pause()
+                backoff.pause(PEERS_COMPUTE)
         try:
             yield
         finally:

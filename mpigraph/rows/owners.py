@@ -1,7 +1,7 @@
-"""Which trainer is in charge of which rows: each row has exactly one, near the host that holds it.
+"""Update ownership: which trainer writes which rows. Each row has one owner, near the host that holds it.
 
-A host that trains is in charge of its own rows. A server's rows are divided evenly among the trainers on its node, so
-that all of them work, also where there are fewer trainers than servers. Every trainer computes the same table.
+A host that trains owns its own rows. A server's rows are divided evenly among the trainers on its node, so that all of
+them work, also where there are fewer trainers than servers. Every trainer computes the same table.
 """
 
 from typing import NamedTuple
@@ -9,14 +9,14 @@ from typing import NamedTuple
 import numpy as np
 
 from mpigraph.arrays import I64
-from mpigraph.kernels.row_ops import order_by_range
+from mpigraph.kernels.row_ops import split_by_range
 from mpigraph.mpi.world import World
 
-__all__ = ["RowOwners", "OwnedRange"]
+__all__ = ["OwnedRange", "RowOwners"]
 
 
 class OwnedRange(NamedTuple):
-    """Consecutive rows of one host.
+    """Consecutive rows of one host with one owner.
 
     Attributes:
         host: the host that holds them.
@@ -32,11 +32,11 @@ class OwnedRange(NamedTuple):
 
 
 class RowOwners:
-    """The table of a tensor whose rows are cut over the hosts at some offsets.
+    """The owners of rows that are cut over the hosts at some offsets.
 
     Attributes:
         bounds: int64[R + 1], ascending: range r is ``[bounds[r], bounds[r + 1])``.
-        trainers: int64[R], the trainer in charge of each range (its rank among the trainers).
+        trainers: int64[R], the owner of each range (its rank among the trainers).
     """
 
     def __init__(self, world: World, offsets: I64) -> None:
@@ -54,10 +54,9 @@ class RowOwners:
             trainers += np.searchsorted(world.trainer_ranks, ranks).tolist()
         self.bounds = np.array(bounds, np.int64)
         self.trainers = np.array(trainers, np.int64)
-        self._by_trainer = np.argsort(self.trainers, kind="stable")
 
     def route(self, ids: I64) -> tuple[I64, I64]:
-        """Sort positions by the trainer in charge of their row; equal rows keep their order.
+        """Sort positions by the owner of their row; equal rows keep their order.
 
         Args:
             ids: int64[n], rows that exist.
@@ -66,14 +65,15 @@ class RowOwners:
             ``order`` int64[n], positions in ``ids``, and ``counts`` int64[T]: the first ``counts[0]`` are for trainer
             0, and so on.
         """
-        order, cuts = order_by_range(ids, self.bounds)
-        counts = np.bincount(self.trainers, np.diff(cuts), self._num_trainers).astype(np.int64)
-        if (np.diff(self.trainers) < 0).any():
-            order = np.concatenate([order[cuts[r] : cuts[r + 1]] for r in self._by_trainer])
+        counts = np.zeros(self._num_trainers, np.int64)
+        by_range = sorted(split_by_range(ids, self.bounds), key=lambda found: int(self.trainers[found[0]]))
+        for which, positions in by_range:
+            counts[self.trainers[which]] += len(positions)
+        order = np.concatenate([positions for _, positions in by_range]) if by_range else np.empty(0, np.int64)
         return order, counts
 
-    def shares(self, trainer: int | None = None) -> list[OwnedRange]:
-        """The rows that a trainer is in charge of, by default this one; shares without rows are left out."""
+    def ranges(self, trainer: int | None = None) -> list[OwnedRange]:
+        """The ranges that a trainer owns, by default this one; empty ranges are left out."""
         found = []
         for r in np.flatnonzero(self.trainers == (self._me if trainer is None else trainer)).tolist():
             first, last = self.bounds[r : r + 2].tolist()

@@ -1,13 +1,19 @@
-"""Far rows by request and reply: the owner packs the wanted rows and sends them.
+"""Far rows by request and reply: the host packs the wanted rows and sends them.
 
-An asker sends every far owner one request, receives the replies piece by piece, and puts each piece into its place
-while the next ones travel. Ids are distinct, and 32 bits wide where they fit; rows travel as they are stored. Owners
-answer in ``rows/packing.py``. Each request has a tag of its own, so several threads of a rank may ask at once.
+A request is one message: window, number of rows, bytes of an id, tag of the reply, then the ids (distinct rows,
+counted from the host's first one, 32 bits wide where they fit). The reply is the rows as they are stored, in the order
+of the ids, in chunks of :data:`CHUNK` bytes. A chunk of no bytes tells that the request cannot be answered: the window
+was closed, or the request makes no sense.
+
+The reader sends every far host one request and puts each chunk into its place while the next ones travel. Each request
+has a tag of its own, so several threads of a rank may read at once. :class:`RowServer` answers on the hosts, whenever
+somebody calls ``progress``; each call packs a chunk or two, so a slow reader only keeps its own few chunks waiting.
+Both sides of a request are coroutines (``mpi/coroutine.py``): what follows a ``yield`` happens once a message is here.
 """
 
 from collections import deque
 from collections.abc import Callable
-from threading import Lock, local
+from threading import Lock
 
 import numpy as np
 import numpy.typing as npt
@@ -16,13 +22,46 @@ from mpi4py import MPI
 from mpigraph.arrays import I64, U8, Array
 from mpigraph.errors import ClosedError
 from mpigraph.kernels.row_ops import gather_rows
-from mpigraph.mpi.watch import Backoff
-from mpigraph.rows.packing import REQUEST, TAGS, Buffers, Owner, depth, rows_of_a_piece
-from mpigraph.rows.transport import RemoteRows, Target, Traffic, Watch, waves
+from mpigraph.log import get_logger
+from mpigraph.mpi.coroutine import Coroutine, Task, finish
+from mpigraph.mpi.wait import TRANSFER, Backoff
+from mpigraph.mpi.world import World
+from mpigraph.rows.pool import RowPool
+from mpigraph.rows.transport import (
+    RemoteRows,
+    Traffic,
+    Transport,
+    WindowHandle,
+    nothing,
+    split_requests,
+)
 
-__all__ = ["Packed"]
+__all__ = ["CHUNK", "REQUEST", "PackedTransport", "RowServer"]
 
+CHUNK = 4 << 20  # bytes: packing, sending and placing overlap, and memory stays small
+REQUEST = 0  # tag of a request; replies have others
+_TAGS = 1 << 15  # MPI allows at least this many
+_HEADER_WORDS = 4  # window, rows, bytes of an id, tag of the reply
+_OF_ONE, _OF_ALL = 3, 24  # chunks in flight of one reply, and of all replies together
+_REFUSAL = np.empty(0, np.uint8)
 _SPARSE = 64  # rows held for each row wanted, above which a table of them is slower than sorting
+
+
+def _rows_per_chunk(row_bytes: int) -> int:
+    return max(1, CHUNK // row_bytes)
+
+
+def _row_bytes(table: Array) -> int:
+    return int(table.shape[1]) * table.itemsize
+
+
+def _chunks_in_flight(replies: int) -> int:
+    """How many chunks of each of some replies may be outstanding at once."""
+    return max(1, min(_OF_ONE, _OF_ALL // replies))
+
+
+def _as_bytes(rows: Array) -> U8:
+    return rows.reshape(-1).view(np.uint8)
 
 
 class _Wanted:
@@ -34,14 +73,17 @@ class _Wanted:
         repeats: int64[r], positions of further copies, and ``originals`` int64[r], the positions of the first ones.
     """
 
-    def __init__(self, part: RemoteRows) -> None:
-        first = _first_alike(part)
-        again = np.flatnonzero(first != np.arange(len(first)))
-        self.rows, self.places = part.rows, part.positions
-        self.repeats, self.originals = self.places[again], self.places[first[again]]
+    def __init__(self, wanted: RemoteRows) -> None:
+        first = _first_alike(wanted)
+        is_first = first == np.arange(len(first))
+        again = np.flatnonzero(~is_first)
+        self.rows = wanted.rows
+        self.places = wanted.positions
+        self.repeats = self.places[again]
+        self.originals = self.places[first[again]]
         if len(again):
-            distinct = np.flatnonzero(first == np.arange(len(first)))
-            self.rows, self.places = self.rows[distinct], self.places[distinct]
+            self.rows = self.rows[is_first]
+            self.places = self.places[is_first]
 
     def message(self, number: int, tag: int) -> U8:
         """The request."""
@@ -51,164 +93,217 @@ class _Wanted:
         return np.concatenate([header.view(np.uint8), ids.view(np.uint8)])
 
 
-def _first_alike(part: RemoteRows) -> I64:
+def _first_alike(wanted: RemoteRows) -> I64:
     """int64[n]: for each wanted row the index of the first that is the same."""
-    count = len(part.rows)
-    if part.held > _SPARSE * count:
-        _, first, which = np.unique(part.rows, return_index=True, return_inverse=True)
+    count = len(wanted.rows)
+    if wanted.held > _SPARSE * count:
+        _, first, which = np.unique(wanted.rows, return_index=True, return_inverse=True)
         return first[which]
-    table = np.empty(part.held, np.int64)  # only entries that were written are read
-    table[part.rows[::-1]] = np.arange(count - 1, -1, -1)
-    return table[part.rows]
+    table = np.empty(wanted.held, np.int64)  # only entries that were written are read
+    table[wanted.rows[::-1]] = np.arange(count - 1, -1, -1)
+    return table[wanted.rows]
 
 
-class _Reply:
-    """One request under way, begun by construction, with at most ``most`` receives posted.
-
-    Attributes:
-        failed: the owner could not answer.
-    """
-
-    def __init__(
-        self, comm: MPI.Intracomm, target: Target, part: RemoteRows, tag: int, out: Array, buffers: Buffers, most: int
-    ) -> None:
-        self._comm, self._from, self._out, self._buffers = comm, (part.rank, tag), out, buffers
-        self._wanted = _Wanted(part)
-        self._row_bytes = target.row_bytes
-        self._asked = 0  # rows that a receive was posted for
-        self._coming: deque[tuple[MPI.Request, int, Array, U8 | None]] = deque()
-        self.failed = False
-        self._message = self._wanted.message(target.number, tag)
-        self.nbytes = self._message.nbytes
-        for _ in range(most):
-            self._post()
-        self._sending = comm.Isend(self._message, part.rank, REQUEST)
-
-    def _post(self) -> None:
-        """Be ready for the next piece: in its place if that is one stretch, else in a buffer."""
-        begin = self._asked
-        count = min(rows_of_a_piece(self._row_bytes), len(self._wanted.rows) - begin)
-        if count <= 0:
-            return
-        self._asked += count
-        first, last = self._wanted.places[begin], self._wanted.places[begin + count - 1]
-        buffer = None
-        if last - first == count - 1 and len(self._wanted.repeats) == 0:  # places ascend
-            piece = self._out[first : last + 1]
-        else:
-            nbytes = count * self._row_bytes
-            buffer = self._buffers.take(nbytes)
-            piece = buffer[:nbytes].view(self._out.dtype).reshape(count, -1)
-        request = self._comm.Irecv([piece.reshape(-1).view(np.uint8), MPI.BYTE], *self._from)
-        self._coming.append((request, begin, piece, buffer))
-
-    def step(self, traffic: Traffic) -> bool:
-        """Place the next piece if it is here; say whether it was."""
-        status = MPI.Status()
-        if not self._coming or not self._coming[0][0].Test(status):
-            return False
-        _, begin, piece, buffer = self._coming.popleft()
-        if status.Get_count(MPI.BYTE) == 0:
-            self._give_up()
-            return True
-        traffic.received(piece.nbytes)
-        self._post()
-        if buffer is not None:
-            places = self._wanted.places[begin : begin + len(piece)]
-            gather_rows(piece, np.arange(len(piece)), places, self._out)
-            self._buffers.give(buffer)
-        return True
-
-    def _give_up(self) -> None:
-        """Nothing more will come."""
-        self.failed = True
-        for request, *_ in self._coming:
-            request.Cancel()
-            request.Wait()
-        self._coming.clear()
-        self._asked = len(self._wanted.rows)
-
-    @property
-    def done(self) -> bool:
-        return not self._coming and self._sending.Test()
-
-    def repeat(self) -> None:
-        """Copy rows that were wanted several times."""
-        if len(self._wanted.repeats):
-            gather_rows(self._out, self._wanted.originals, self._wanted.repeats, self._out)
-
-
-class Packed:
-    """Reads far rows by asking their owners, and answers for the rows of this rank.
+class PackedTransport(Transport):
+    """Reads far rows by asking their hosts, and answers for the rows of this rank.
 
     Attributes:
-        name: "packed".
-        traffic: what was moved so far, asking and answering.
-        owner: the side that answers; somebody has to call its ``poll``.
+        server: the side that answers.
     """
 
     name = "packed"
+    how = "packed by their host"
 
-    def __init__(self, comm: MPI.Intracomm, watch: Watch) -> None:
-        """Use ``comm``, which nobody else does; ``watch(what)`` puts a deadline on a wait."""
-        self._comm = comm
-        self._watch = watch
+    def __init__(self, world: World) -> None:
+        """Make a communicator for requests and rows."""
+        super().__init__(world)
+        self._comm = world.dup()
         self._lock = Lock()
         self._tag = REQUEST
-        self._thread = local()
-        self.traffic = Traffic()
-        self.owner = Owner(comm, self.traffic)
+        self._pool = RowPool(kept=4 * _OF_ONE)
+        self.server = RowServer(self._comm, self._pool, self.traffic)
 
-    def read(self, target: Target, parts: list[RemoteRows], out: Array, meanwhile: Callable[[], None]) -> None:
-        """See :class:`~mpigraph.rows.transport.Transport`. The owners answer; nothing is collective.
+    def register(self, window: WindowHandle) -> None:
+        """Answer for a window from now on, if this rank holds rows of it."""
+        if window.words is not None:
+            self.server.enter(window.number, window.words)
+
+    def forget(self, window: WindowHandle) -> None:
+        """Answer no more for a window."""
+        self.server.forget(window.number)
+
+    def read(self, window: WindowHandle, wanted: list[RemoteRows], out: Array, meanwhile: Callable[[], None]) -> None:
+        """See :class:`~mpigraph.rows.transport.Transport`. The hosts answer when they are asked for progress.
 
         Raises:
-            ClosedError: an owner has freed the window.
-
-        One-sided; the target does nothing.
+            ClosedError: a host has closed the window.
         """
         failed: list[int] = []
-        for wave in waves(parts):
-            ranks = ", ".join(str(part.rank) for part in wave)
-            with self._watch(f"rows of window {target.number} from rank(s) {ranks}"):
-                replies = [self._ask(target, part, out, depth(len(wave))) for part in wave]
+        for requests in split_requests(wanted):
+            ranks = ", ".join(str(rows.rank) for rows in requests)
+            with self.world.watch(f"rows of window {window.number} from rank(s) {ranks}"):
+                most = _chunks_in_flight(len(requests))
+                replies = [Task(self._fetch(window, rows, out, most)) for rows in requests]
                 meanwhile()
-                self._receive(replies)
-            failed += [part.rank for part, reply in zip(wave, replies, strict=True) if reply.failed]
-            meanwhile = _nothing
+                finish(replies, TRANSFER)
+            failed += [rows.rank for rows, reply in zip(requests, replies, strict=True) if not reply.result()]
+            meanwhile = nothing
         if failed:
-            raise ClosedError(f"rank {failed[0]} does not hold these rows of window {target.number}: it was closed")
+            raise ClosedError(f"rank {failed[0]} does not hold these rows of window {window.number}: it was closed")
 
-    def _ask(self, target: Target, part: RemoteRows, out: Array, most: int) -> _Reply:
-        if not hasattr(self._thread, "buffers"):
-            self._thread.buffers = Buffers()
+    def _fetch(self, window: WindowHandle, wanted: RemoteRows, out: Array, most: int) -> Coroutine[bool]:
+        """Ask a host for rows and put them into their places, ``most`` receives posted at a time.
+
+        Returns:
+            Whether the host could answer.
+        """
+        distinct, tag = _Wanted(wanted), self._next_tag()
+        chunks = iter(range(0, len(distinct.rows), _rows_per_chunk(window.row_bytes)))
+        receives: deque[tuple[MPI.Request, int, Array, bool]] = deque()  # first row, chunk, in its place already
+
+        def post() -> None:
+            """Be ready for the next chunk: in its place if that is one stretch, else in memory of the pool."""
+            begin = next(chunks, None)
+            if begin is None:
+                return
+            places = distinct.places[begin : begin + _rows_per_chunk(window.row_bytes)]
+            in_place = places[-1] - places[0] == len(places) - 1 and len(distinct.repeats) == 0  # places ascend
+            shape = len(places), out.shape[1]
+            chunk = out[places[0] : places[-1] + 1] if in_place else self._pool.empty(shape, out.dtype)
+            receives.append((self._comm.Irecv([_as_bytes(chunk), MPI.BYTE], wanted.rank, tag), begin, chunk, in_place))
+
+        for _ in range(most):
+            post()
+        message = distinct.message(window.number, tag)
+        self.traffic.sent(message.nbytes)
+        sending = self._comm.Isend(message, wanted.rank, REQUEST)
+        while receives:
+            request, begin, chunk, in_place = receives.popleft()
+            status = yield request
+            if status.Get_count(MPI.BYTE) == 0:  # and nothing more will come
+                for request, *_ in receives:
+                    request.Cancel()
+                    request.Wait()
+                yield sending
+                return False
+            self.traffic.received(chunk.nbytes)
+            post()  # before this chunk is placed, so that the next ones travel
+            if not in_place:
+                gather_rows(chunk, np.arange(len(chunk)), distinct.places[begin : begin + len(chunk)], out)
+        yield sending
+        if len(distinct.repeats):
+            gather_rows(out, distinct.originals, distinct.repeats, out)
+        return True
+
+    def _next_tag(self) -> int:
         with self._lock:
-            self._tag = self._tag % (TAGS - 1) + 1
-            tag = self._tag
-        reply = _Reply(self._comm, target, part, tag, out, self._thread.buffers, most)
-        self.traffic.sent(reply.nbytes)
-        return reply
+            self._tag = self._tag % (_TAGS - 1) + 1
+            return self._tag
 
-    def _receive(self, replies: list[_Reply]) -> None:
-        """Place what comes until all is there."""
-        backoff = Backoff(spins=2, longest=1e-4)  # longer sleeps hold up the transfer: MPI works when it is called
-        waiting = replies
-        while waiting:
-            moved = [reply.step(self.traffic) for reply in waiting]
-            if any(moved):
-                backoff.reset()
-            else:
-                backoff.pause()
-            waiting = [reply for reply in waiting if not reply.done]
-        for reply in replies:
-            reply.repeat()
+    def progress(self) -> bool:
+        """Advance the replies to other ranks; return whether anything moved."""
+        return self.server.progress()
+
+    @property
+    def outstanding(self) -> bool:
+        """Whether a request or reply is not complete."""
+        return self.server.outstanding
 
     def close(self) -> None:
-        """Send what is still being sent. Every asker must have what it asked for."""
-        with self._watch("sending the last rows"):
-            while self.owner.poll():
-                pass
+        """Send what is still being sent. Every reader must have what it asked for."""
+        with self.world.watch("sending the last rows"):
+            backoff = Backoff()
+            while self.progress() or self.outstanding:
+                backoff.pause(TRANSFER)
 
 
-def _nothing() -> None:
-    """What to do while later waves travel."""
+class RowServer:
+    """Answers requests for the rows that this rank holds, without ever waiting for a reader."""
+
+    def __init__(self, comm: MPI.Intracomm, pool: RowPool, traffic: Traffic) -> None:
+        """Answer what comes on ``comm``."""
+        self._comm = comm
+        self._pool = pool
+        self._traffic = traffic
+        self._lock = Lock()  # progress() may run in another thread than enter() and forget()
+        self._tables: dict[int, Array] = {}
+        self._replies: list[Task[None]] = []
+
+    def enter(self, number: int, table: Array) -> None:
+        """Answer for a window whose rows here are ``table`` (2-D, rows as words)."""
+        with self._lock:
+            self._tables[number] = table
+
+    def forget(self, number: int) -> None:
+        """Answer no more for a window, whose memory may go now."""
+        with self._lock:
+            self._tables.pop(number, None)
+
+    @property
+    def outstanding(self) -> bool:
+        """Whether a request or reply is not complete."""
+        return bool(self._replies)
+
+    def progress(self) -> bool:
+        """Take in the requests that have come, advance each reply by a step, and return whether anything moved."""
+        with self._lock:
+            accepted = self._accept()
+            moved = any([reply.advance() for reply in self._replies])
+            if moved:
+                for reply in self._replies:
+                    if reply.done:
+                        reply.result()  # an error ends the job
+                self._replies = [reply for reply in self._replies if not reply.done]
+            return accepted or moved
+
+    def _accept(self) -> bool:
+        """Begin to receive the requests that have come; a long one arrives while its sender is elsewhere."""
+        status = MPI.Status()
+        before = len(self._replies)
+        while (message := self._comm.Improbe(MPI.ANY_SOURCE, REQUEST, status)) is not None:
+            words = np.empty(status.Get_count(MPI.BYTE), np.uint8)
+            self._replies.append(Task(self._reply(message, status.Get_source(), words)))
+        return len(self._replies) > before
+
+    def _reply(self, message: MPI.Message, reader: int, words: U8) -> Coroutine[None]:
+        """Receive a request into ``words`` and send the rows, as many chunks at a time as the other replies allow."""
+        yield message.Irecv([words, MPI.BYTE])
+        self._traffic.received(words.nbytes)
+        if len(words) < 8 * _HEADER_WORDS:
+            get_logger().error("rank %d sent a request of %d bytes for rows", reader, len(words))
+            return
+        number, count, width, tag = words[: 8 * _HEADER_WORDS].view(np.int64).tolist()
+        if not REQUEST < tag < _TAGS:
+            get_logger().error("rank %d wants a reply with tag %d", reader, tag)
+            return
+        rows = self._rows_of(number, count, width, words[8 * _HEADER_WORDS :])
+        if rows is None:
+            yield self._send(_REFUSAL, reader, tag)
+            return
+        sends: deque[MPI.Request] = deque()  # each keeps its chunk alive
+        for begin in range(0, len(rows), step := _rows_per_chunk(_row_bytes(self._tables[number]))):
+            table = self._tables.get(number)
+            if table is None:  # closed meanwhile
+                sends.append(self._send(_REFUSAL, reader, tag))
+                break
+            some = rows[begin : begin + step].astype(np.int64)
+            chunk = self._pool.empty((len(some), table.shape[1]), table.dtype)
+            gather_rows(table, some, np.arange(len(some)), chunk)
+            sends.append(self._send(chunk, reader, tag))
+            # a chunk a step, so that other replies have their turn in between
+            full = len(sends) >= _chunks_in_flight(len(self._replies))
+            yield sends.popleft() if full else MPI.REQUEST_NULL
+        while sends:  # not "yield from": a deque has no method "send", which the engine resumes a coroutine by
+            yield sends.popleft()
+
+    def _send(self, chunk: Array, reader: int, tag: int) -> MPI.Request:
+        self._traffic.sent(chunk.nbytes)
+        return self._comm.Isend([_as_bytes(chunk), MPI.BYTE], reader, tag)
+
+    def _rows_of(self, number: int, count: int, width: int, ids: U8) -> Array | None:
+        """The rows that a request names; None if it cannot be answered."""
+        table = self._tables.get(number)
+        if table is None or width not in (4, 8) or len(ids) != count * width:
+            return None
+        rows = ids.view(np.uint32 if width == 4 else np.int64)
+        return rows if not count or 0 <= int(rows.min()) <= int(rows.max()) < len(table) else None

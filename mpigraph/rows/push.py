@@ -1,4 +1,4 @@
-"""Push rows to the ranks in charge of them, all at once: how gradients travel.
+"""Push rows to their owners, all at once: how gradients travel.
 
 A push is three collective steps on a communicator that every rank takes part in, also with nothing to send::
 
@@ -6,11 +6,11 @@ A push is three collective steps on a communicator that every rank takes part in
     Ialltoallv(ids)        of the rows, 32 or 64 bits
     Ialltoallv(rows)       float32; MPI-3 counts are 32-bit, so they count rows
 
-A rank that cannot push because something failed takes part all the same and says so in its header, and every rank
+A rank that cannot push because something failed takes part all the same and its header tells so, and every rank
 raises. Rows that a rank pushes to itself stay where they are. Nothing is added up here, and the order of what arrives
 is fixed: by rank, then as pushed. So what is made of it does not depend on which message came first.
 
-Main thread, on the trainers' communicator. All steps are non-blocking (:mod:`.steps`).
+Main thread, on the trainers' communicator. All steps are non-blocking (``mpi/coroutine.py``).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,11 +24,11 @@ from mpi4py import MPI
 from mpigraph.arrays import F32, I64, Array
 from mpigraph.errors import CollectiveError
 from mpigraph.kernels.row_ops import as_words, gather_rows
-from mpigraph.mpi.agree import joint_error
+from mpigraph.mpi.agree import raise_jointly
 from mpigraph.mpi.coroutine import Coroutine
 from mpigraph.mpi.rounds import FAILED, OK
 
-__all__ = ["Outgoing", "Pushed", "conclude", "push_rows"]
+__all__ = ["Outgoing", "Pushed", "push_rows"]
 
 _Empty = Callable[[Sequence[int], npt.DTypeLike], Array]
 
@@ -76,7 +76,7 @@ class Pushed:
 def push_rows(
     comm: MPI.Comm, what: str, key: int, outgoing: Outgoing, empty: _Empty, error: BaseException | None = None
 ) -> Coroutine[Pushed]:
-    """Send each rank the rows that it is in charge of.
+    """Send each rank the rows that it owns.
 
     Args:
         comm: who takes part.
@@ -101,9 +101,9 @@ def push_rows(
     yield request
     if (headers[:, 0] != headers[0, 0]).any():
         astray = CollectiveError(f"here it is {what}")
-        raise (yield from joint_error(comm, "a push of different gradients", astray, "trainer"))
+        yield from raise_jointly(comm, "a push of different gradients", astray, "trainer")
     if (headers[:, 1] == FAILED).any():
-        raise (yield from joint_error(comm, what, error, "trainer")) from error
+        yield from raise_jointly(comm, what, error, "trainer")
     coming = np.ascontiguousarray(headers[:, 2])
     ids = np.empty(int(coming.sum()), outgoing.ids.dtype)
     yield comm.Ialltoallv([outgoing.ids, outgoing.counts], [ids, coming])
@@ -118,14 +118,6 @@ def push_rows(
     with _row_type(outgoing.rows.shape[1]) as row:
         yield comm.Ialltoallv([leaving, going, row], [arrived, coming, row])
     return Pushed(ids, sources, outgoing.rows, arrived)
-
-
-def conclude(comm: MPI.Comm, what: str, error: BaseException | None) -> Coroutine[None]:
-    """Wait until every rank is here; if one has an error, raise it on every rank. Collective on ``comm``."""
-    failed, any_failed = np.array([error is not None], np.int8), np.empty(1, np.int8)
-    yield comm.Iallreduce(failed, any_failed, op=MPI.MAX)
-    if any_failed[0]:
-        raise (yield from joint_error(comm, what, error, "trainer")) from error
 
 
 def _pack(outgoing: Outgoing, begin: int, end: int, empty: _Empty) -> F32:

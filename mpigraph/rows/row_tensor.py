@@ -2,16 +2,25 @@
 
 numpy only: rows have a storage dtype here (bfloat16 as uint16, bool as uint8) and carry the name of their logical
 dtype for the layer that makes torch tensors of them.
+
+Rows are written in three ways, all of which a :class:`RowTensor` knows of: :meth:`~RowTensor.scatter` by id,
+:meth:`~RowTensor.writing` straight into a near host's memory, and :meth:`~RowTensor.lend` for a view that outlives the
+call. What a rank wrote travels with its next control call (``session/control.py``), in which every rank counts
+:attr:`~RowTensor.version` up. So what is derived from rows, such as tables of edge weights, compares versions to know
+whether it is still right, and every rank comes to the same answer.
 """
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+
+import numpy as np
 
 from mpigraph.arrays import I64, Array
 from mpigraph.metadata.book import RangeBook, check_ids
-from mpigraph.mpi.world import World
 from mpigraph.rows.mutex import HostMutex
+from mpigraph.rows.service import RowService
 from mpigraph.rows.window import RowWindow
 from mpigraph.storage.format import storage_dtype
 
@@ -46,14 +55,14 @@ class RowTensor:
         policy: what its rows are.
         dtype: logical dtype ("float32", "bfloat16", ...).
         shape: ``(rows, *row_shape)``.
-        written: whether this rank wrote rows since the last collective call.
+        version: counts the control calls before which some rank had written rows; the same on every rank after each.
 
     Collective on ``world.comm``: construction and :meth:`close`.
     """
 
     def __init__(
         self,
-        world: World,
+        service: RowService,
         mutex: HostMutex,
         book: RangeBook,
         *,
@@ -63,21 +72,22 @@ class RowTensor:
         policy: Policy,
         row_shape: Sequence[int],
         dtype: str,
-        kind: str,
     ) -> None:
-        """Allocate zeros; ``book`` says which host holds what, ``kind`` how windows are allocated."""
+        """Allocate zeros; ``book`` says which host holds what."""
         self.number = number
         self.graph = graph
         self.name = name
         self.policy = policy
         self.dtype = dtype
-        self.written = False
+        self.version = 0
         self._mutex = mutex
-        self.window = RowWindow(world, policy.offsets(book), row_shape, storage_dtype(dtype), kind)
+        self._written = False
+        self._lent: list[weakref.ref[Array]] = []
+        self.window = RowWindow(service, policy.offsets(book), row_shape, storage_dtype(dtype))
         self.shape = (len(self.window), *row_shape)
 
     def gather(self, ids: I64, out: Array | None = None) -> Array:
-        """Read rows in the order of ``ids`` (int64[n]). One-sided; the target does nothing.
+        """Read rows in the order of ``ids`` (int64[n]). One-sided.
 
         Raises:
             OutOfRangeError: an id is not a row; names the tensor and the id.
@@ -85,8 +95,14 @@ class RowTensor:
         check_ids(ids, self.shape[0], f"tensor {self.name!r}: row")
         return self.window.gather(ids, out)
 
+    def segment(self, host: int) -> Array:
+        """The rows on near host ``host``, a read-only view."""
+        rows = self.window.memory(host).view()
+        rows.flags.writeable = False
+        return rows
+
     def scatter(self, ids: I64, values: Array) -> None:
-        """Write ``values`` to rows ``ids``, holding each host's mutex. One-sided; the target does nothing.
+        """Write ``values`` to rows ``ids``, holding each host's mutex. One-sided.
 
         Complete at the target when the call returns. Of two writers of one row one wins, never a mix.
 
@@ -94,12 +110,45 @@ class RowTensor:
             OutOfRangeError: an id is not a row.
         """
         check_ids(ids, self.shape[0], f"tensor {self.name!r}: row")
-        self.written = True
-        self.window.scatter(ids, values, self._hold)
+        try:
+            self.window.scatter(ids, values, self._hold)
+        finally:
+            self._written = True  # afterwards: a control call that another thread makes meanwhile is too early
 
-    def segment(self, host: int) -> Array:
-        """The rows on near host ``host``, a writable view."""
-        return self.window.segment(host)
+    @contextmanager
+    def writing(self, host: int) -> Iterator[Array]:
+        """The rows on near host ``host``, writable inside the ``with`` block. For the rows' owner: it takes no lock."""
+        rows = self.window.memory(host).view()
+        try:
+            yield rows
+        finally:
+            rows.flags.writeable = False
+            self.window.sync()
+            self._written = True
+
+    def lend(self, host: int, rows: slice) -> Array:
+        """Rows on near host ``host``, writable as long as the array, or any view of it, is alive.
+
+        Until then they count as written before every control call, whether they were or not.
+        """
+        memory = self.window.memory(host)[rows]
+        # the base of a view is the array at the end of the chain; the memoryview makes that this one
+        lent = np.frombuffer(memoryview(memory.reshape(-1)), memory.dtype).reshape(memory.shape)  # type: ignore[arg-type]
+        self._lent.append(weakref.ref(lent if lent.base is None else lent.base))
+        return lent
+
+    @property
+    def written(self) -> bool:
+        """Whether this rank wrote rows since the last control call, or lent them to somebody who may have."""
+        return self._written or bool(self._lent)
+
+    def advance(self, mine: bool) -> None:
+        """Count the version up, as every rank does now; ``mine``: this rank's writes so far are among the reasons."""
+        self.version += 1
+        self.window.sync()
+        if mine:
+            self._written = False
+            self._lent = [lent for lent in self._lent if lent() is not None]  # what died was written before this call
 
     def _hold(self, host: int) -> AbstractContextManager[None]:
         return self._mutex.hold(host)

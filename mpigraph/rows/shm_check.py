@@ -1,8 +1,8 @@
 """Whether a node's shared memory holds what its hosts want to put there.
 
 MPI keeps windows that several ranks of a node share in ``/dev/shm``, which is 64 MiB in many containers. It hands out
-memory that is not there, and the first store to it kills the process (SIGBUS), without a word. So every rank says
-before what is free on its node, and all raise the same error.
+memory that is not there, and the first store to it kills the process (SIGBUS), without a word. So every rank tells
+what is free on its node before, and all raise the same error.
 """
 
 import os
@@ -11,7 +11,7 @@ import numpy as np
 
 from mpigraph.arrays import I64
 from mpigraph.errors import SharedMemoryError
-from mpigraph.mpi.agree import allgather_bytes
+from mpigraph.mpi.agree import allgather_bytes, everywhere
 from mpigraph.mpi.world import World
 
 __all__ = ["check_shared_memory"]
@@ -64,9 +64,9 @@ def _error(world: World, short: list[tuple[int, int, int, int, int]], what: str)
         f"its {hosts} host(s), and {_WHERE} has {free / 2**20:.1f} MiB free of {size / 2**20:.1f} MiB"
         for node, needed, free, size, hosts in short
     ]
-    error = SharedMemoryError(
-        f"not enough shared memory for {what}: {'; '.join(lines)}. Use more nodes, or enlarge {_WHERE} "
-        "(docker run --shm-size=..., mount -o remount,size=...)"
+    return everywhere(
+        SharedMemoryError(
+            f"not enough shared memory for {what}: {'; '.join(lines)}. Use more nodes, or enlarge {_WHERE} "
+            "(docker run --shm-size=..., mount -o remount,size=...)"
+        )
     )
-    error.everywhere = True
-    return error

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mpigraph.arrays import I64, Array
-from mpigraph.mpi.world import World
+from mpigraph.rows.service import RowService
 from mpigraph.rows.window import RowWindow
 
 __all__ = ["TableWindow"]
@@ -22,31 +22,31 @@ class TableWindow:
     Collective on ``world.comm``: construction and :meth:`close`.
     """
 
-    def __init__(self, world: World, tables: Sequence[I64], dtype: npt.DTypeLike, kind: str) -> None:
+    def __init__(self, service: RowService, tables: Sequence[I64], dtype: npt.DTypeLike) -> None:
         """Allocate zeros.
 
         Args:
-            world: the job.
+            service: the job's transports and windows.
             tables: for each table int64[H + 1]; host h holds its rows ``[offsets[h], offsets[h + 1])``.
             dtype: dtype of all rows.
-            kind: how windows are allocated.
         """
         self._tables = list(tables)
-        sizes = np.array([np.diff(offsets) for offsets in tables], np.int64).reshape(len(tables), len(world.hosts))
-        self._starts = np.concatenate([np.zeros((1, len(world.hosts)), np.int64), np.cumsum(sizes, axis=0)])
-        self._window = RowWindow(world, np.append(0, np.cumsum(sizes.sum(axis=0))), (), dtype, kind)
+        hosts = len(service.world.hosts)
+        sizes = np.array([np.diff(offsets) for offsets in tables], np.int64).reshape(len(tables), hosts)
+        self._starts = np.concatenate([np.zeros((1, hosts), np.int64), np.cumsum(sizes, axis=0)])
+        self._window = RowWindow(service, np.append(0, np.cumsum(sizes.sum(axis=0))), (), dtype)
 
     def segment(self, table: int, host: int) -> Array:
         """A table's rows on near host ``host``, a writable view of the window's memory."""
         begin, end = self._starts[table : table + 2, host]
-        return self._window.segment(host)[begin:end]
+        return self._window.memory(host)[begin:end]
 
     def gather(self, table: int, ids: I64) -> Array:
-        """Read rows of a table in the order of ``ids`` (int64[n], all valid). One-sided; the target does nothing."""
+        """Read rows of a table in the order of ``ids`` (int64[n], all valid). One-sided."""
         offsets = self._tables[table]
-        owner = np.searchsorted(offsets, ids, side="right") - 1
+        host = np.searchsorted(offsets, ids, side="right") - 1
         begins = self._window.offsets[:-1] + self._starts[table] - offsets[:-1]
-        return self._window.gather(ids + begins[owner])
+        return self._window.gather(ids + begins[host])
 
     def sync(self) -> None:
         """Make plain stores and loads of this process ordered with the other processes'."""

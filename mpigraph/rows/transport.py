@@ -1,28 +1,27 @@
-"""What the two transports of far rows have in common; see ``rows/rma.py`` and ``rows/packed.py``.
+"""The interface of a transport: reads rows of hosts on other nodes into places of an array.
 
-A transport reads rows of hosts on other nodes into places of an array. It is told what is wanted of every host at
-once, so that all of it is under way together, and what the caller can do meanwhile.
+A transport is one class. It is told what is wanted of every host at once, so that all requests are outstanding
+together, and what the caller can do meanwhile. ``rows/service.py`` lists the classes; one line there makes a new one
+known to the settings, to the measurement at start and to ``bench``.
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from threading import Lock
-from typing import Protocol
+from typing import ClassVar
 
 from mpi4py import MPI
 
 from mpigraph.arrays import I64, Array
+from mpigraph.mpi.world import World
 
-__all__ = ["RemoteRows", "Target", "Traffic", "Transport", "Watch", "waves"]
+__all__ = ["RemoteRows", "Traffic", "Transport", "WindowHandle", "nothing", "split_requests"]
 
-_MOST = 1 << 20  # rows of one request: bounds its memory
-
-Watch = Callable[[str], AbstractContextManager[None]]
+MAX_ROWS = 1 << 20  # of one request: bounds its memory
 
 
 @dataclass(frozen=True)
-class Target:
+class WindowHandle:
     """A window as a transport sees it.
 
     Attributes:
@@ -30,12 +29,14 @@ class Target:
         win: the MPI window.
         row: datatype of one row.
         row_bytes: bytes of one row, > 0.
+        words: the rows that this rank holds, 2-D as words (see ``kernels/row_ops.py``); None if it is no host.
     """
 
     number: int
     win: MPI.Win
     row: MPI.Datatype
     row_bytes: int
+    words: Array | None
 
 
 @dataclass(frozen=True)
@@ -54,23 +55,27 @@ class RemoteRows:
     rows: I64
     positions: I64
 
-    def piece(self, number: int) -> "RemoteRows":
-        """The ``number``-th piece of bounded size."""
-        cut = slice(number * _MOST, (number + 1) * _MOST)
+    def request(self, number: int) -> "RemoteRows":
+        """The ``number``-th request of bounded size."""
+        cut = slice(number * MAX_ROWS, (number + 1) * MAX_ROWS)
         return RemoteRows(self.rank, self.held, self.rows[cut], self.positions[cut])
 
 
-def waves(parts: list[RemoteRows]) -> list[list[RemoteRows]]:
-    """Cut what is wanted so that each wave asks every host for a bounded number of rows."""
-    count = max(-(-len(part.rows) // _MOST) for part in parts)
-    return [[part.piece(k) for part in parts if k * _MOST < len(part.rows)] for k in range(count)]
+def split_requests(wanted: list[RemoteRows]) -> list[list[RemoteRows]]:
+    """Cut what is wanted into lists to be read one after the other, each with a bounded request to every host."""
+    count = max(-(-len(rows.rows) // MAX_ROWS) for rows in wanted)
+    return [[rows.request(k) for rows in wanted if k * MAX_ROWS < len(rows.rows)] for k in range(count)]
+
+
+def nothing() -> None:
+    """What to do meanwhile when there is nothing left to do."""
 
 
 class Traffic:
     """What one rank moved for far rows: plain counts that only grow.
 
     Attributes:
-        messages: messages sent (requests, pieces of replies) or ``Get`` calls made.
+        messages: messages sent (requests, chunks of replies) or ``Get`` calls made.
         bytes_sent: their bytes.
         bytes_received: bytes that came in.
     """
@@ -91,22 +96,52 @@ class Traffic:
             self.bytes_received += nbytes
 
 
-class Transport(Protocol):
-    """A way to read far rows. Several threads may read at once.
+class Transport:
+    """A way to read far rows. Several threads may read at once; :meth:`progress` may run in yet another.
 
     Attributes:
-        name: "rma" or "packed".
+        name: how settings and figures call it, a word of its own.
+        how: the same for readers: "random far rows" are read ``how``.
         traffic: what was moved so far.
+
+    Collective on ``world.comm``: construction and :meth:`close`.
     """
 
-    name: str
-    traffic: Traffic
+    name: ClassVar[str]
+    how: ClassVar[str]
 
-    def read(self, target: Target, parts: list[RemoteRows], out: Array, meanwhile: Callable[[], None]) -> None:
-        """Fill ``out`` (2-D, whole rows as words) from far hosts, and call ``meanwhile`` while that is under way.
+    def __init__(self, world: World) -> None:
+        """Get ready in a job of several nodes; a communicator from ``world.dup()`` is freed by the world."""
+        self.world = world
+        self.traffic = Traffic()
+
+    def register(self, window: WindowHandle) -> None:
+        """A window was made, and this rank's rows of it may be read once every rank has registered it."""
+
+    def forget(self, window: WindowHandle) -> None:
+        """This rank closes a window, whose memory may be gone when this returns."""
+
+    def read(self, window: WindowHandle, wanted: list[RemoteRows], out: Array, meanwhile: Callable[[], None]) -> None:
+        """Fill ``out`` (2-D, whole rows as words) from far hosts, and call ``meanwhile`` once while that goes on.
+
+        One-sided for the caller: no other rank has to make a call, whatever a transport's :meth:`progress` does there.
 
         Raises:
-            ClosedError: a host has freed the window.
-
-        One-sided; the target does nothing.
+            ClosedError: a host has closed the window.
         """
+        raise NotImplementedError
+
+    def progress(self) -> bool:
+        """Advance what other ranks have asked of this one, without waiting; return whether anything moved.
+
+        Called again and again on every host: in a server's loop, else by the progress thread.
+        """
+        return False
+
+    @property
+    def outstanding(self) -> bool:
+        """Whether anything that other ranks have asked of this one is not complete: :meth:`progress` must come soon."""
+        return False
+
+    def close(self) -> None:
+        """End what is outstanding. Every read of every rank has returned."""

@@ -1,21 +1,11 @@
-"""Rows that live on the hosts: plain loads where memory is shared, one-sided ``Get``/``Put`` where it is not.
+"""An array of rows cut over the hosts: plain loads where memory is shared, a transport where it is not.
 
-A :class:`RowWindow` is one array of rows, cut over the hosts in rank order. One ``Lock_all`` at birth, ``Unlock_all``
-at close; between them only ``Get``, ``Put`` and ``Flush`` (MPI 4.1, section 12.5: passive target). A read climbs a
-ladder and stops at the first rung that reaches: hosts on my node are read with plain loads, the rest by a transport
-(``rows/rma.py`` or ``rows/packed.py``, chosen in ``rows/selection.py``), which works while the near rows are loaded.
-
-Two ways to allocate, same behaviour above this file:
-
-* *allocate*: ``Win.Allocate`` over all ranks; neighbours on the node are found with ``Shared_query``, which MPI allows
-  on such windows since 4.1 (MPICH does). A ``Get`` between processes of one machine then needs no help of the target.
-* *create*: ``Win.Allocate_shared`` on the node, and ``Win.Create`` over that memory (any MPI-3), which is left out in a
-  job on one node, where every row is loaded.
-
-:func:`window_kind` tries the first on a small window at start.
+One ``Lock_all`` at birth, ``Unlock_all`` at close; between them only ``Get``, ``Put`` and ``Flush`` (MPI 4.1, section
+12.5: passive target). Rows of hosts on this node are read with plain loads, the rest by a transport, which works while
+the near rows are loaded. ``rows/service.py`` knows how to allocate and which transport to use.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
 import numpy as np
@@ -23,47 +13,17 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 from mpigraph.arrays import I32, I64, Array
-from mpigraph.errors import ClosedError, InvalidArgumentError
-from mpigraph.kernels.row_ops import as_words, find_runs, gather_rows, order_by_range, scatter_rows
-from mpigraph.mpi.compat import advise_large_pages, as_array, library_version
-from mpigraph.mpi.world import World
-from mpigraph.rows.rma import listed_rows
+from mpigraph.errors import ClosedError
+from mpigraph.kernels.row_ops import as_words, find_runs, gather_rows, scatter_rows, split_by_range
+from mpigraph.mpi.compat import advise_large_pages, as_array
+from mpigraph.rows.rma import runs_type
+from mpigraph.rows.service import RowService
 from mpigraph.rows.shm_check import check_shared_memory
-from mpigraph.rows.transport import RemoteRows, Target, Transport
+from mpigraph.rows.transport import RemoteRows, Transport, WindowHandle
 
-__all__ = ["RowWindow", "shared_query_works", "window_kind"]
+__all__ = ["RowWindow"]
 
 _ROWS_PER_PUT = 1 << 20
-
-
-def shared_query_works(win: MPI.Win, ranks: Iterable[int], nbytes: int) -> bool:
-    """Whether an allocated window says where the memory of ranks on this node is; ``nbytes`` is what each allocated."""
-    try:
-        return all(len(win.Shared_query(rank)[0]) == nbytes for rank in ranks)
-    except MPI.Exception:  # Open MPI 5 and MPICH 4.0 do not have it
-        return False
-
-
-def window_kind(world: World) -> str:
-    """Return "allocate" if ``Shared_query`` works on allocated windows here, else "create".
-
-    Raises:
-        InvalidArgumentError: ``MPIGRAPH_WINDOW`` asks for what this MPI cannot do; on every rank.
-
-    Collective on ``world.comm``.
-    """
-    wanted = world.config.window
-    if wanted == "create":
-        return wanted
-    win = MPI.Win.Allocate(8, 1, comm=world.comm)
-    answer = np.array([shared_query_works(win, world.hosts[world.near].tolist(), 8)], np.int64)
-    world.comm.Allreduce(MPI.IN_PLACE, answer, op=MPI.MIN)
-    win.Free()
-    if not answer[0] and wanted == "allocate":
-        error = InvalidArgumentError(f"window 'allocate' does not work with {library_version()}: use auto or create")
-        error.everywhere = True
-        raise error
-    return "allocate" if answer[0] else "create"
 
 
 class RowWindow:
@@ -77,13 +37,14 @@ class RowWindow:
     Collective on ``world.comm``: construction and :meth:`close`.
     """
 
-    def __init__(self, world: World, offsets: I64, row_shape: Sequence[int], dtype: npt.DTypeLike, kind: str) -> None:
-        """Allocate the rows, zeroed. ``kind`` is what :func:`window_kind` said.
+    def __init__(self, service: RowService, offsets: I64, row_shape: Sequence[int], dtype: npt.DTypeLike) -> None:
+        """Allocate the rows, zeroed.
 
         Raises:
             SharedMemoryError: a node's shared memory cannot hold its rows; on every rank.
         """
-        self.world = world
+        self.service = service
+        self.world = world = service.world
         self.offsets = np.ascontiguousarray(offsets, np.int64)
         self.row_shape = tuple(row_shape)
         self.dtype = np.dtype(dtype)
@@ -91,26 +52,26 @@ class RowWindow:
         self._shared = MPI.WIN_NULL
         with world.watch(f"allocating a window of {int(offsets[-1])} rows"):
             check_shared_memory(world, np.diff(self.offsets) * self.row_bytes, f"{int(offsets[-1])} rows")
-            self._allocate(kind)
+            self._allocate()
             self._row = MPI.BYTE.Create_contiguous(self.row_bytes).Commit()
-            self._target = Target(world.number_window(), self._win, self._row, self.row_bytes)
-            self.segments = {int(h): self._near_segment(int(h), kind) for h in np.flatnonzero(world.near)}
+            self._memory = {host: self._map(host) for host in np.flatnonzero(world.near).tolist()}
             if world.is_host:
-                mine = self.segment(world.host_index).reshape(-1).view(np.uint8)
+                mine = self.memory(world.host_index).reshape(-1).view(np.uint8)
                 advise_large_pages(mine)
                 mine[:] = 0
             self._win.Lock_all(MPI.MODE_NOCHECK)
             self._win.Sync()
-            self._words = {h: as_words(rows) for h, rows in self.segments.items()}
-            if world.packed and world.is_host:
-                world.packed.owner.enter(self._target.number, self._words[world.host_index])
+            self._words = {host: as_words(rows) for host, rows in self._memory.items()}
+            words = self._words.get(world.host_index)
+            self._handle = WindowHandle(service.number_window(), self._win, self._row, self.row_bytes, words)
+            service.register(self._handle)
             world.comm.Barrier()
 
-    def _allocate(self, kind: str) -> None:
+    def _allocate(self) -> None:
         world = self.world
         h = world.host_index
         nbytes = int(self.offsets[h + 1] - self.offsets[h]) * self.row_bytes if world.is_host else 0
-        if kind == "allocate":
+        if self.service.kind == "allocate":
             self._win = MPI.Win.Allocate(nbytes, 1, comm=world.comm)
             return
         self._shared = MPI.Win.Allocate_shared(nbytes, 1, comm=world.node)
@@ -120,12 +81,13 @@ class RowWindow:
         mine = self._shared.Shared_query(world.node.rank)[0] if nbytes else None
         self._win = MPI.Win.Create(mine, 1, comm=world.comm)
 
-    def _near_segment(self, host: int, kind: str) -> Array:
-        """The rows of a host on this node, mapped."""
+    def _map(self, host: int) -> Array:
+        """The rows of a host on this node in this process's memory."""
         count = int(self.offsets[host + 1] - self.offsets[host])
         if count * self.row_bytes == 0:
             return np.empty((count, *self.row_shape), self.dtype)
-        world, rank = self.world, int(self.world.hosts[host])
+        world, kind = self.world, self.service.kind
+        rank = int(world.hosts[host])
         if kind == "allocate" and rank == world.rank:
             memory = self._win.tomemory()
         elif kind == "allocate":
@@ -136,22 +98,26 @@ class RowWindow:
         flat = as_array(memory, self.dtype)[: count * self.row_bytes // self.dtype.itemsize]
         return flat.reshape(count, *self.row_shape)
 
-    def segment(self, host: int) -> Array:
-        """The rows of near host ``host``, a writable view of the window's memory."""
+    def memory(self, host: int) -> Array:
+        """The rows of near host ``host``, writable. Rows of a tensor are written through the tensor alone.
+
+        Raises:
+            ClosedError: the window was closed.
+        """
         if not self._win:
             raise ClosedError("this window was closed")
-        return self.segments[host]
+        return self._memory[host]
 
     def __len__(self) -> int:
         return int(self.offsets[-1])
 
     def gather(self, ids: I64, out: Array | None = None, transport: Transport | None = None) -> Array:
-        """Read rows in the order of ``ids``. One-sided; the target does nothing.
+        """Read rows in the order of ``ids``. One-sided.
 
         Args:
             ids: int64[n], each in ``[0, len(self))`` (checked by the caller).
             out: [n, *row_shape] to fill, C-contiguous; a new array if None.
-            transport: reads the far rows (``world.rma`` or ``world.packed``); ``world.transport`` if None.
+            transport: reads the far rows; the service's choice if None.
 
         Raises:
             ClosedError: the window was closed, here or at a host.
@@ -162,17 +128,19 @@ class RowWindow:
             out = np.empty((len(ids), *self.row_shape), self.dtype)
         if out.size == 0:
             return out
-        words, by_host = as_words(out), self._by_host(ids)
+        words = as_words(out)
+        by_host = split_by_range(ids, self.offsets)
 
         def load_near() -> None:
             for host, positions in by_host:
-                if host in self.segments:
+                if host in self._words:
                     table = self._words[host]
                     gather_rows(table, ids[positions] - self.offsets[host], positions, words.view(table.dtype))
 
-        far = [self._far_rows(host, ids, at) for host, at in by_host if host not in self.segments]
-        if far:
-            (transport or self.world.transport).read(self._target, far, words, load_near)
+        far = [self._far_rows(host, ids, at) for host, at in by_host if host not in self._words]
+        reader = transport or self.service.transport
+        if far and reader is not None:  # on one node there is none, and nothing is far
+            reader.read(self._handle, far, words, load_near)
         else:
             load_near()
         return out
@@ -193,26 +161,19 @@ class RowWindow:
         if values.size == 0:
             return
         words = as_words(values)
-        for host, positions in self._by_host(ids):
+        for host, positions in split_by_range(ids, self.offsets):
             rows = ids[positions] - self.offsets[host]
             with hold(host):
-                if host in self.segments:
+                if host in self._words:
                     table = self._words[host]
                     scatter_rows(words.view(table.dtype), positions, table, rows)
                     self._win.Sync()
                 else:
                     self._scatter_far(host, rows, positions, words)
 
-    def owner(self, ids: I64) -> I32:
-        """int32[n]: the host of each row."""
+    def host_of(self, ids: I64) -> I32:
+        """int32[n]: the host that holds each row."""
         return (np.searchsorted(self.offsets, ids, side="right") - 1).astype(np.int32)
-
-    def _by_host(self, ids: I64) -> list[tuple[int, I64]]:
-        """Positions of ``ids`` by host, hosts that own none left out."""
-        if len(self.offsets) == 2:
-            return [(0, np.arange(len(ids)))]
-        order, bounds = order_by_range(ids, self.offsets)
-        return [(int(h), order[bounds[h] : bounds[h + 1]]) for h in np.flatnonzero(np.diff(bounds))]
 
     def _scatter_far(self, host: int, rows: I64, positions: I64, values: Array) -> None:
         rank = int(self.world.hosts[host])
@@ -224,10 +185,10 @@ class RowWindow:
             starts, lengths, _ = find_runs(rows[part])
             leaving = np.ascontiguousarray(values[positions[part]])
             with (
-                listed_rows(self._row, starts, lengths) as listed,
+                runs_type(self._row, starts, lengths) as runs,
                 self.world.watch(f"writing {len(leaving)} rows of rank {rank}"),
             ):
-                self._win.Put([leaving.view(np.uint8), len(leaving), self._row], rank, target=[0, 1, listed])
+                self._win.Put([leaving.view(np.uint8), len(leaving), self._row], rank, target=[0, 1, runs])
                 self._win.Flush(rank)
 
     def sync(self) -> None:
@@ -240,9 +201,8 @@ class RowWindow:
         if not win:
             return
         with self.world.watch("closing a window"):
-            if self.world.packed:
-                self.world.packed.owner.forget(self._target.number)
-            self.segments, self._words = {}, {}
+            self.service.forget(self._handle)
+            self._memory, self._words = {}, {}
             win.Unlock_all()
             self._row.Free()
             win.Free()

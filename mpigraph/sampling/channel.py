@@ -1,12 +1,14 @@
 """A channel: the rounds of one thread of every trainer, answered by every rank.
 
-A trainer that has nothing (more) to ask is *idle*: it goes on answering until all trainers are idle. So trainers may
+A trainer that has nothing (more) to ask is *idle*: it answers the others until all trainers are idle. So trainers may
 make different numbers of rounds, or none: uneven, tiny and empty training sets and early breaks cannot hang.
 
 In a job on one node every host is near, nothing is ever asked, and a channel is empty.
 """
 
+import time
 from collections.abc import Callable
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 from mpi4py import MPI
@@ -14,15 +16,18 @@ from mpi4py import MPI
 from mpigraph.arrays import I64, U8
 from mpigraph.errors import CollectiveError, MPIGraphError
 from mpigraph.log import get_logger
-from mpigraph.mpi.agree import joint_error
-from mpigraph.mpi.coroutine import Coroutine, Task, run
+from mpigraph.mpi.agree import raise_jointly
+from mpigraph.mpi.coroutine import Coroutine, Task, finish, run
 from mpigraph.mpi.rounds import FAILED, OK, Header, Requests, exchange_answers, exchange_requests
+from mpigraph.mpi.wait import IN_ROUND, PEERS_COMPUTE, wait
 from mpigraph.mpi.world import World
 from mpigraph.sampling.protocol import Operation
 
 __all__ = ["Answer", "Channel"]
 
 Answer = Callable[[Requests], list[U8]]
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Channel:
@@ -33,6 +38,9 @@ class Channel:
         rounds: how many rounds were made.
         messages: how many requests of this rank to others, and answers to them, were not empty.
         bytes: their bytes.
+        seconds: how long this rank was in rounds that it asked in.
+        work_seconds: how much of that it answered others or did its own work meanwhile; the rest is transfer and
+            waiting for others.
 
     Collective on ``world.comm``: construction and :meth:`close`.
     """
@@ -41,6 +49,7 @@ class Channel:
         self.world = world
         self.number = number
         self.rounds = self.messages = self.bytes = 0
+        self.seconds = self.work_seconds = 0.0
         self._comm: MPI.Comm = MPI.COMM_NULL if world.all_near else world.comm.Dup()
         self._serving: Task[set[int]] | None = None
         self._ending: set[int] = set()  # on a server: what the trainers did when one of them closed the channel
@@ -58,7 +67,7 @@ class Channel:
         Args:
             answer: answers what others ask of me.
             requests: for each rank its request words.
-            meanwhile: this rank's own share of the work, done while the others make their answers.
+            meanwhile: this rank's own part of the work, done while the others make their answers.
             error: this rank cannot ask because of this; it takes part all the same, and every rank raises.
 
         Returns:
@@ -69,10 +78,17 @@ class Channel:
 
         Collective on the channel's trainers.
         """
+        begin = time.perf_counter()
+        answer = self._timed(answer)
+        meanwhile = self._timed(meanwhile) if meanwhile is not None else None
         counts = np.array([len(words) for words in requests], np.int64)
         header = Header(self._comm, Operation.SAMPLE, FAILED if error else OK, counts)
-        header.wait(self.world, f"sampling round {self.rounds} of channel {self.number}")
-        return run(self._round(header, answer, np.concatenate(requests), counts, meanwhile, error))
+        with self.world.watch(f"sampling round {self.rounds} of channel {self.number}"):
+            wait(header.request, IN_ROUND)
+        try:
+            return run(self._round(header, answer, np.concatenate(requests), counts, meanwhile, error))
+        finally:
+            self.seconds += time.perf_counter() - begin
 
     def serve_until_idle(self, answer: Answer) -> None:
         """Answer the others until every trainer is idle. Collective on the channel's trainers."""
@@ -80,28 +96,27 @@ class Channel:
             return
         while True:
             header = Header(self._comm, Operation.IDLE, OK, self._nothing)
-            header.wait_long()
+            wait(header.request, PEERS_COMPUTE)
             if self._doing(header) == {Operation.IDLE}:
                 return
             run(self._answer_only(header, answer))
 
     def poll(self, answer: Answer) -> bool:
-        """On a server: go on with the round under way, if the others have; say whether anything moved.
+        """On a server: advance the round if the others have; return whether anything moved.
 
         Never waits: rounds of other channels may have to end before this one can.
 
-        Local; collective on the channel round by round.
+        Collective on the channel, round by round: who polls takes part in each.
         """
-        if self._comm == MPI.COMM_NULL:
-            return False
-        if self._ending:
+        if self._comm == MPI.COMM_NULL or self._ending:
             return False
         serving = self._serving = self._serving or Task(self._serve_once(answer))
-        before = serving.taken
-        if serving.go_on():
+        moved = serving.advance()
+        if serving.done:
             self._serving = None
-            self._ending = serving.result if Operation.CLOSE in serving.result else set()
-        return serving.taken > before
+            doing = serving.result()
+            self._ending = doing if Operation.CLOSE in doing else set()
+        return moved
 
     @property
     def in_round(self) -> bool:
@@ -109,7 +124,7 @@ class Channel:
         return self._serving is not None and self._serving.taken > 0
 
     def _serve_once(self, answer: Answer) -> Coroutine[set[int]]:
-        """A server's share of what the trainers do next; the result is what they did."""
+        """A server's part in what the trainers do next; the result is what they did."""
         header = Header(self._comm, Operation.SERVE, OK, self._nothing)
         yield header.request
         doing = self._doing(header)
@@ -140,7 +155,7 @@ class Channel:
         self.rounds += 1
         with self.world.watch(f"sampling round {self.rounds} of channel {self.number}"):
             if (header.statuses == FAILED).any():
-                raise (yield from joint_error(self._comm, "sampling", error)) from error
+                yield from raise_jointly(self._comm, "sampling", error)
             self._count(counts * words.itemsize)
             requests = yield from exchange_requests(self._comm, words, counts, header)
             answers: list[U8] | None = None
@@ -150,9 +165,21 @@ class Channel:
                 error = exc
             received, failed = yield from exchange_answers(self._comm, answers, meanwhile)
             if len(failed):
-                raise (yield from joint_error(self._comm, "answering a sampling request", error)) from error
+                yield from raise_jointly(self._comm, "answering a sampling request", error)
             self._count(np.array([len(data) for data in received], np.int64))
         return received
+
+    def _timed(self, work: Callable[P, T]) -> Callable[P, T]:
+        """The same work, counted in ``work_seconds``."""
+
+        def timed(*args: P.args, **options: P.kwargs) -> T:
+            begin = time.perf_counter()
+            try:
+                return work(*args, **options)
+            finally:
+                self.work_seconds += time.perf_counter() - begin
+
+        return timed
 
     def _count(self, nbytes: I64) -> None:
         """Count what goes to or comes from each rank (int64[size])."""
@@ -165,6 +192,8 @@ class Channel:
 
         Raises:
             CollectiveError: a trainer is in the middle of a round.
+
+        Collective on ``world.comm``.
         """
         if self._comm == MPI.COMM_NULL:
             return
@@ -178,15 +207,17 @@ class Channel:
 
     def _begin_close(self) -> set[int]:
         header = Header(self._comm, Operation.CLOSE, OK, self._nothing)
-        header.wait_long()
+        wait(header.request, PEERS_COMPUTE)
         return self._doing(header)
 
     def _await_close(self) -> set[int]:
         """On a server, which may not have seen yet what the trainers did last, or have seen already that they close."""
         doing = self._ending
         while Operation.CLOSE not in doing:
-            serving, self._serving = self._serving or Task(self._serve_once(_no_answer)), None
-            doing = serving.run()
+            serving = self._serving or Task(self._serve_once(_no_answer))
+            self._serving = None
+            finish([serving], IN_ROUND)
+            doing = serving.result()
         return doing
 
 

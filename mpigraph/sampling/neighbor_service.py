@@ -11,7 +11,7 @@ import numpy as np
 
 from mpigraph.arrays import I64, U8, Array, Mask
 from mpigraph.kernels.compact import LocalIds
-from mpigraph.kernels.row_ops import order_by_range, place_ragged
+from mpigraph.kernels.row_ops import place_ragged, split_by_range
 from mpigraph.kernels.search import find_in_rows
 from mpigraph.metadata.book import RangeBook
 from mpigraph.mpi.rounds import Requests
@@ -223,8 +223,7 @@ class NeighborService:
         hosts = self._hosts_of(request)
         if hosts.num_parts == 1:
             return [(0, self._buffers.arange(len(request.ids)))]
-        order, bounds = order_by_range(request.ids, hosts.node_offsets[self._dst(request)])
-        return [(int(h), order[bounds[h] : bounds[h + 1]]) for h in np.flatnonzero(np.diff(bounds))]
+        return split_by_range(request.ids, hosts.node_offsets[self._dst(request)])
 
     def _by_destination(self, requests: list[RelationRequest]) -> dict[int, PositionsByHost]:
         """The positions by host for each node type of destinations, found once for all its relations."""

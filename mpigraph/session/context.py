@@ -17,12 +17,14 @@ import torch
 from mpi4py import MPI
 
 from mpigraph import config as settings
+from mpigraph.arrays import U8
 from mpigraph.config import Config
 from mpigraph.errors import InvalidArgumentError, MPIGraphError, NotInitializedError
 from mpigraph.kernels import warm_up
 from mpigraph.kernels.rng import combine
 from mpigraph.log import get_logger, set_identity
-from mpigraph.mpi.watch import guard
+from mpigraph.mpi.abort import guard
+from mpigraph.mpi.agree import everywhere
 from mpigraph.mpi.world import World
 from mpigraph.rows.pool import RowPool
 from mpigraph.sampling.minibatch import RandomContext
@@ -59,7 +61,7 @@ class Session:
         control: how the trainers act together.
         loops: epochs in progress by number of their channel, to be stopped before the job ends.
         handles: named tensors that are alive, by graph and name.
-        pool: memory for gathered rows.
+        pool: memory for gathered rows and for gradients.
         num_threads: threads with which this rank samples, unless a sampler says otherwise.
         unnamed: how many embeddings without a name were made.
         num_draws: how many draws were made outside loaders. With the job's seed it says what the next one depends on:
@@ -71,6 +73,7 @@ class Session:
     def __init__(self, state: State, control: Control, num_threads: int = 1) -> None:
         self.state = state
         self.pool = RowPool()
+        self._pinned_pool: RowPool | None = None
         self.num_threads = num_threads
         self.world = state.world
         self.control = control
@@ -91,6 +94,14 @@ class Session:
     def num_trainers(self) -> int:
         """How many trainers there are."""
         return int(self.world.trainers.size)
+
+    def rows_pool(self, pinned: bool) -> RowPool:
+        """Memory for gathered rows: pinned if that is wanted and torch has CUDA, else the usual."""
+        if not pinned or not torch.cuda.is_available():
+            return self.pool
+        if self._pinned_pool is None:
+            self._pinned_pool = RowPool(_pinned_memory)
+        return self._pinned_pool
 
     def open_service(self) -> NeighborService:
         """A sampling service with a channel of its own. Collective on the trainers."""
@@ -144,6 +155,11 @@ class Session:
         self.control.call(Operation.SHUTDOWN)
         self.state.close()
         self.closing.close()
+
+
+def _pinned_memory(nbytes: int) -> U8:
+    memory: U8 = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
+    return memory
 
 
 def current() -> Session:
@@ -223,7 +239,7 @@ def initialize(
         config = Config.from_env(**{name: value for name, value in given.items() if value is not None})
         world = World(everyone, config.num_servers, config)
     except MPIGraphError as error:
-        error.everywhere = True  # all ranks decide by the same numbers
+        everywhere(error)  # all ranks decide by the same numbers
         raise
     set_identity(world.identity, config.log_level)
     if comm is None and world.size == 1 and settings.slurm_tasks() > 1:

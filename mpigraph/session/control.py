@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from mpigraph.errors import CollectiveError, MPIGraphError
-from mpigraph.mpi.agree import allgather_bytes
+from mpigraph.mpi.agree import allgather_bytes, everywhere
 from mpigraph.mpi.rounds import OK, Header
+from mpigraph.mpi.wait import IN_ROUND, wait
 from mpigraph.rows.row_tensor import Policy
 from mpigraph.sampling.protocol import Operation
 from mpigraph.session.state import State
@@ -103,7 +104,8 @@ class Control:
         for tensor in self._state.tensors.values():
             tensor.window.sync()
         header = Header(self._world.comm, operation, OK, self._nobody)
-        header.wait(self._world, f"{operation.name.lower()} (waiting for the other trainers)")
+        with self._world.watch(f"{operation.name.lower()} (waiting for the other trainers)"):
+            wait(header.request, IN_ROUND)
         return self._run(header, args, have)
 
     def poll(self) -> Operation | None:
@@ -111,7 +113,7 @@ class Control:
         if self._pending is None:
             self._pending = Header(self._world.comm, Operation.SERVE, OK, self._nobody)
         header = self._pending
-        if not header.arrived():
+        if not header.request.Test():
             return None
         self._pending = None
         operation = Operation(int(header.operations[self._world.trainer_ranks[0]]))
@@ -125,41 +127,34 @@ class Control:
         trainers = self._world.trainer_ranks
         operations = header.operations[trainers]
         if (operations != operations[0]).any():
-            raise _everywhere(CollectiveError(_astray(operations)))
+            raise everywhere(CollectiveError(_astray(operations)))
         operation = Operation(int(operations[0]))
         with self._world.watch(operation.name.lower()):
             written = [number for number, tensor in self._state.tensors.items() if tensor.written]
             mine = json.dumps({"args": args, "have": have, "dropped": sorted(self._dropped), "written": written})
             replies = allgather_bytes(self._world.comm, mine.encode())
-            said = [json.loads(replies[rank]) for rank in trainers]
+            of_ranks = [json.loads(reply) for reply in replies]
+            said = [of_ranks[rank] for rank in trainers]
             for trainer, other in enumerate(said):
                 if other["args"] != said[0]["args"]:
-                    raise _everywhere(
+                    raise everywhere(
                         CollectiveError(
                             f"trainers call {operation.name.lower()} with different arguments: "
                             f"trainer 0 with {said[0]['args']}, trainer {trainer} with {other['args']}"
                         )
                     )
-            for number in written:
-                self._state.tensors[number].written = False
+            self._state.advance(set().union(*(other["written"] for other in of_ranks)), written)
             self._free_dropped([set(other["dropped"]) for other in said])
-            changed = set[int]().union(*(other["written"] for other in said)) & self._state.weights.keys()
             if operation is not Operation.SHUTDOWN:
-                self._state.prepare_weights(changed)
+                self._state.refresh()
         held = {other["have"] for other in said}
         with self._world.watch(operation.name.lower(), _PATIENCE):
             return _HANDLERS[operation](self._state, said[0]["args"] | {"have": held.pop() if len(held) == 1 else None})
 
     def _free_dropped(self, dropped: list[set[int]]) -> None:
-        everywhere = set.intersection(*dropped)
-        self._state.free(everywhere)
-        self._dropped -= everywhere
-
-
-def _everywhere(error: CollectiveError) -> CollectiveError:
-    """Mark an error that every rank raises."""
-    error.everywhere = True
-    return error
+        by_all = set.intersection(*dropped)
+        self._state.free(by_all)
+        self._dropped -= by_all
 
 
 def _astray(operations: "np.ndarray[Any, np.dtype[np.int64]]") -> str:

@@ -1,14 +1,12 @@
 """The server's life: answer control calls and sampling rounds until the trainers shut the job down."""
 
-from mpigraph.mpi.watch import Backoff
+from mpigraph.mpi.wait import IDLE_SERVER_FAR, IDLE_SERVER_NEAR, IN_ROUND, TRANSFER, Backoff
 from mpigraph.sampling.neighbor_service import NeighborService
 from mpigraph.sampling.protocol import Operation
 from mpigraph.session.control import Control
 from mpigraph.session.state import State
 
 __all__ = ["serve"]
-
-_LONGEST_NEAR, _LONGEST_FAR, _LONGEST_IN_ROUND = 2e-2, 1e-3, 1e-4  # seconds of sleep
 
 
 def serve(state: State, control: Control) -> None:
@@ -19,28 +17,24 @@ def serve(state: State, control: Control) -> None:
 
     Collective on ``state.world.comm``, in step with the trainers' calls.
     """
-    near = state.world.all_near
-    backoff = (
-        Backoff(spins=5, first=1e-4, longest=_LONGEST_NEAR)
-        if near
-        else Backoff(spins=5, first=5e-5, longest=_LONGEST_FAR)
-    )
+    idle = IDLE_SERVER_NEAR if state.world.all_near else IDLE_SERVER_FAR
+    backoff = Backoff()
     services: dict[int, NeighborService] = {}
     while True:
         operation = control.poll()
-        busy = (operation is not None) | state.world.answer()
+        moved = (operation is not None) | state.rows.progress()
         for number, channel in list(state.channels.items()):
             if number not in services:
                 services[number] = NeighborService(state, channel)
-            busy |= channel.poll(services[number].answer)
+            moved |= channel.poll(services[number].answer)
         for number in services.keys() - state.channels.keys():
             del services[number]
         if operation is Operation.SHUTDOWN:
             state.close()
             return
-        if busy:
+        if moved:
             backoff.reset()
-        elif any(channel.in_round for channel in state.channels.values()):
-            backoff.pause(_LONGEST_IN_ROUND)
+        elif state.rows.outstanding:
+            backoff.pause(TRANSFER)
         else:
-            backoff.pause()
+            backoff.pause(IN_ROUND if any(channel.in_round for channel in state.channels.values()) else idle)

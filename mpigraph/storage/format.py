@@ -2,12 +2,12 @@
 
 A partitioned graph is a directory::
 
-    <name>.json                 the partition configuration (part_config.py)
-    part<k>/graph.h5            relations/<src:rel:dst>/{indptr, indices, out_degrees, orig_ids},
-    nodes/<ntype>/orig_ids part<k>/node_feat.h5        <ntype>/<name> part<k>/edge_feat.h5
-    <src:rel:dst>/<name>
+    <name>.json              the partition configuration (part_config.py)
+    part<k>/graph.h5         nodes/<ntype>/orig_ids, relations/<src:rel:dst>/{indptr, indices, out_degrees, orig_ids}
+    part<k>/node_feat.h5     <ntype>/<name>
+    part<k>/edge_feat.h5     <src:rel:dst>/<name>
 
-Datasets are contiguous, so that a reader can fill any row range of a buffer with one call. Each carries its
+Datasets are contiguous, so that a reader can fill a buffer with any range of rows in one call. Each carries its
 logical dtype (torch's name; bfloat16 is stored as uint16 and bool as uint8) and one CRC-32 for each segment
 of ``segment_rows`` rows.
 """
@@ -36,7 +36,7 @@ __all__ = [
 FORMAT_NAME = "mpigraph-shard"
 FORMAT_VERSION = 1
 
-_SEGMENT_BYTES = 4 << 20
+_SEGMENT_BYTES = 4 << 20  # a read at a random row verifies a whole segment, so they must not be large
 _MAX_SEGMENTS = 8192  # their checksums are an HDF5 attribute, which holds 64 KiB
 
 _PLAIN = "int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128"
@@ -67,7 +67,7 @@ def index_dtype(num_nodes: int) -> np.dtype[np.generic]:
 
 
 def segment_rows(num_rows: int, row_bytes: int) -> int:
-    """Return how many rows share a checksum: about 4 MiB, more in huge datasets."""
+    """Return the rows of a segment, which has one checksum: about 4 MiB, more in huge datasets."""
     return max(1, _SEGMENT_BYTES // max(row_bytes, 1), -(-num_rows // _MAX_SEGMENTS))
 
 

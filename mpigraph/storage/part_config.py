@@ -1,9 +1,8 @@
-"""The partition configuration ``<name>.json``: what a partitioned graph consists of, and which part owns
-which ids.
+"""The partition configuration ``<name>.json``: the files of a partitioned graph, and the part that owns each id.
 
 It has the keys of DGL's ``part_config``: ``node_map`` and ``edge_map`` hold half-open ranges of
-*homogeneous* ids, which are given out part by part and, inside a part, type by type. Beside them stand a
-format name and version, the dtype and row shape of every feature, and the report of the partitioning.
+*homogeneous* ids, which are numbered part by part and, inside a part, type by type. Further keys are a format
+name and version, the dtype and row shape of every feature, and the report of the partitioning.
 """
 
 import json
@@ -104,7 +103,7 @@ class PartConfig:
         path = Path(directory) / f"{self.graph_name}.json"
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         temporary.write_text(json.dumps(self._to_json(), indent=2) + "\n", encoding="utf-8")
-        os.replace(temporary, path)
+        os.replace(temporary, path)  # atomic: a reader meets the old file or the new one, never half of one
         return path
 
     @classmethod
@@ -130,21 +129,23 @@ class PartConfig:
             raise PartitionError(f"{path}: damaged partition configuration: {error!r}") from error
 
     def _to_json(self) -> dict[str, Any]:
-        schema, book = self.schema, self.book
-        keys = [relation_key(relation) for relation in schema.relations]
-        nodes, edges = homogeneous_ranges(book.node_offsets), homogeneous_ranges(book.edge_offsets)
+        book = self.book
+        ntypes = self.schema.ntypes
+        keys = [relation_key(relation) for relation in self.schema.relations]
+        nodes = homogeneous_ranges(book.node_offsets)
+        edges = homogeneous_ranges(book.edge_offsets)
         return {
             "format": CONFIG_FORMAT,
             "format_version": CONFIG_VERSION,
             "graph_name": self.graph_name,
-            "num_nodes": sum(book.num_nodes(i) for i in range(len(schema.ntypes))),
+            "num_nodes": sum(book.num_nodes(i) for i in range(len(ntypes))),
             "num_edges": sum(book.num_edges(i) for i in range(len(keys))),
             "part_method": self.part_method,
             "num_parts": self.num_parts,
             "halo_hops": 0,
-            "node_map": {name: nodes[i].tolist() for i, name in enumerate(schema.ntypes)},
+            "node_map": {name: nodes[i].tolist() for i, name in enumerate(ntypes)},
             "edge_map": {key: edges[i].tolist() for i, key in enumerate(keys)},
-            "ntypes": {name: i for i, name in enumerate(schema.ntypes)},
+            "ntypes": {name: i for i, name in enumerate(ntypes)},
             "etypes": {key: i for i, key in enumerate(keys)},
             "node_features": _features_to_json(self.node_features),
             "edge_features": _features_to_json(self.edge_features),
@@ -154,7 +155,8 @@ class PartConfig:
 
     @classmethod
     def _from_json(cls, path: Path, content: dict[str, Any]) -> "PartConfig":
-        ntypes, etypes = _by_id(content["ntypes"]), _by_id(content["etypes"])
+        ntypes = _by_id(content["ntypes"])
+        etypes = _by_id(content["etypes"])
         schema = Schema(tuple(ntypes), tuple(parse_relation(key) for key in etypes))
         num_parts = int(content["num_parts"])
         book = RangeBook(
@@ -177,8 +179,9 @@ class PartConfig:
 def homogeneous_ranges(offsets: Sequence[I64]) -> Ranges:
     """Return for each type int64[num_parts, 2]: its ranges of homogeneous ids.
 
-    Homogeneous ids count part by part and inside a part type by type.
+    Homogeneous ids are numbered part by part and, inside a part, type by type.
     """
+    # [parts, types], so that the running sum over its rows counts in the order of homogeneous ids
     counts = np.stack([np.diff(table) for table in offsets], axis=1) if offsets else np.zeros((0, 0), np.int64)
     ends = np.cumsum(counts.ravel()).reshape(counts.shape)
     return [np.stack([ends[:, i] - counts[:, i], ends[:, i]], axis=1) for i in range(counts.shape[1])]
@@ -195,6 +198,7 @@ def _offsets(what: str, table: dict[str, Any], names: list[str], num_parts: int,
         if (rows[:, 1] < rows[:, 0]).any():
             raise PartitionError(f"{what} of {name!r} has a range that ends before it begins")
     offsets = tuple(np.concatenate([[0], np.cumsum(rows[:, 1] - rows[:, 0])]) for rows in ranges)
+    # lengths of ranges determine type-wise offsets, and these the only ranges that tile without gaps
     expected = homogeneous_ranges(offsets)
     for name, rows, tiled in zip(names, ranges, expected, strict=True):
         if not np.array_equal(rows, tiled):
@@ -205,7 +209,7 @@ def _offsets(what: str, table: dict[str, Any], names: list[str], num_parts: int,
 
 
 def _check_format(path: Path, content: object) -> None:
-    """Tell a foreign file from a damaged one."""
+    """Raise PartitionError unless the file is of this format and version; recognise DGL's files."""
     if not isinstance(content, dict):
         raise PartitionError(f"{path}: not a partition configuration (the top level is no object)")
     if content.get("format") != CONFIG_FORMAT:

@@ -1,7 +1,7 @@
 """Write and read one shard file as plain named arrays.
 
-Writing happens under a temporary name and ends with a rename, so a file with the final name is whole.
-Reading goes straight into the caller's buffer and verifies the checksum of what it read. Whatever is wrong
+A file is written under a temporary name and renamed at the end, so a file with the final name is complete.
+Rows are read into the caller's buffer without a copy, and their checksums are verified. Whatever is wrong
 with a file becomes one :class:`~mpigraph.errors.ShardFormatError` that names file and dataset. No MPI here:
 each rank reads for itself.
 """
@@ -52,6 +52,7 @@ class ShardWriter:
         self._path = Path(path)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}.tmp")
+        # locking=False: parallel file systems often refuse HDF5's locks, and nobody else knows the temporary name
         self._file = h5py.File(self._temporary, "w", libver=_LIBVER, locking=False)
         self._file.attrs.update(
             magic=_text(FORMAT_NAME), version=FORMAT_VERSION, graph_name=_text(graph_name), part=part
@@ -106,11 +107,12 @@ class ShardWriter:
             return
         try:
             self.close()
-        except BaseException:
+        except BaseException:  # an interrupt too must leave no temporary file
             self.discard()
             raise
 
     def _finish(self) -> None:
+        """Complete the dataset that :meth:`create` began, if any."""
         if self._current is not None:
             self._current.finish()
             self._current = None
@@ -121,7 +123,9 @@ class _Appender:
 
     def __init__(self, file: h5py.File, name: str, shape: tuple[int, ...], dtype: str) -> None:
         stored = storage_dtype(dtype)
-        self._name, self._shape = name, tuple(int(size) for size in shape)
+        self._name = name
+        self._shape = tuple(int(size) for size in shape)
+        # without times, equal contents are equal files
         self._dataset = file.create_dataset(name, shape=self._shape, dtype=stored, track_times=False)
         self._segment = segment_rows(self._shape[0], stored.itemsize * int(np.prod(self._shape[1:])))
         self._dataset.attrs["dtype"] = _text(dtype)
@@ -130,7 +134,7 @@ class _Appender:
         self._crcs = np.zeros(-(-self._shape[0] // self._segment), np.uint32)
 
     def write(self, rows: Array) -> None:
-        """Append, cutting at segment borders for the checksum."""
+        """Append rows, and extend the checksums of the segments that they lie in."""
         if rows.shape[1:] != self._shape[1:] or rows.dtype != self._dataset.dtype:
             raise InvalidArgumentError(
                 f"dataset {self._name!r} has rows {self._dataset.dtype}{list(self._shape[1:])} "
@@ -150,7 +154,7 @@ class _Appender:
         self._done = end
 
     def finish(self) -> None:
-        """Store the checksums; every row must have come."""
+        """Store the checksums; every row must have been written."""
         if self._done != self._shape[0]:
             raise InvalidArgumentError(f"dataset {self._name!r} has {self._shape[0]} rows (got only {self._done})")
         self._dataset.attrs["crc32"] = self._crcs
@@ -235,11 +239,12 @@ class ShardReader:
             dataset.read_direct(out, source_sel=np.s_[begin:end])
         if not verify:
             return
+        # a checksum covers a whole segment, so the rows of it before and behind the range are read as well
         for index, first, stop in _segments(begin, end, rows):
             low, high = index * rows, min((index + 1) * rows, len(dataset))
-            crc = zlib.crc32(_bytes(self._scratch(name, dataset, low, first)))
+            crc = zlib.crc32(_bytes(self._read_rest(name, dataset, low, first)))
             crc = zlib.crc32(_bytes(out[first - begin : stop - begin]), crc)
-            crc = zlib.crc32(_bytes(self._scratch(name, dataset, stop, high)), crc)
+            crc = zlib.crc32(_bytes(self._read_rest(name, dataset, stop, high)), crc)
             if crc != int(crcs[index]):
                 raise ShardFormatError(
                     f"{self._path}: dataset {name!r} is damaged: the checksum of rows {low} to {high} does not match"
@@ -287,23 +292,25 @@ class ShardReader:
             if not isinstance(dataset, h5py.Dataset):
                 raise ShardFormatError(f"{self._path}: dataset {name!r} is missing")
             logical = _untext(dataset.attrs["dtype"])
-            rows, crcs = int(dataset.attrs["segment_rows"]), np.asarray(dataset.attrs["crc32"])
+            rows = int(dataset.attrs["segment_rows"])
+            crcs = np.asarray(dataset.attrs["crc32"])
             if storage_dtype(logical) != dataset.dtype:
                 raise ShardFormatError(
                     f"{self._path}: dataset {name!r} says dtype {logical!r} but stores {dataset.dtype}"
                 )
+            # attributes may be damaged too, and a wrong segment size would check nothing
             if dataset.ndim < 1 or rows < 1 or len(crcs) != -(-len(dataset) // rows):
                 raise ShardFormatError(f"{self._path}: dataset {name!r} has damaged checksums")
         return dataset, logical, rows, crcs
 
-    def _scratch(self, name: str, dataset: Any, begin: int, end: int) -> Array:
-        """Read the rest of a segment that the caller did not ask for."""
+    def _read_rest(self, name: str, dataset: Any, begin: int, end: int) -> Array:
+        """Read rows of a segment that the caller did not ask for."""
         with self._failures(f"dataset {name!r}"):
             return np.asarray(dataset[begin:end])
 
     @contextmanager
     def _failures(self, what: str) -> Iterator[None]:
-        """Turn everything that HDF5 and numpy say about a broken file into one error."""
+        """Turn all errors of HDF5 and numpy about a broken file into one."""
         try:
             yield
         except ShardFormatError:
@@ -313,7 +320,7 @@ class ShardReader:
 
 
 def _segments(begin: int, end: int, rows: int) -> Iterator[tuple[int, int, int]]:
-    """Cut ``[begin, end)`` at multiples of ``rows``: (segment, first row, last row + 1)."""
+    """Split ``[begin, end)`` at multiples of ``rows``: (segment, first row, last row + 1)."""
     while begin < end:
         index = begin // rows
         stop = min(end, (index + 1) * rows)

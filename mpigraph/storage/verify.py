@@ -1,7 +1,7 @@
-"""Whether one shard file is a whole copy of another.
+"""Check that one shard file is a complete copy of another.
 
-Every dataset carries its checksums, so the original is only asked for these (its *fingerprint*), and the data are
-read where they are near: on the copy.
+Every dataset carries its checksums, so only these are read from the original (its *fingerprint*), which may be on a
+slow shared file system; the data are read from the copy.
 """
 
 import os
@@ -49,7 +49,7 @@ def verify_copy(path: str | os.PathLike[str], original: Fingerprint, graph_name:
 
 
 def _read_all(shard: ShardReader, name: str, info: DatasetInfo) -> None:
-    """Read a dataset in pieces that end where its checksums do."""
+    """Read a dataset in chunks of whole segments, so that none is read twice for its checksum."""
     stored = storage_dtype(info.dtype)
     row_bytes = stored.itemsize * int(np.prod(info.shape[1:], dtype=np.int64))
     segment = segment_rows(info.shape[0], row_bytes)

@@ -2,7 +2,7 @@
 
 The tables (``kernels/weighted.py``, ``kernels/masked.py``) are made by each host for its own edges, in a window of
 their own, so that all ranks of a node read the same copy. They cost eight bytes an edge (four for masks). Weights that
-are written later count from the next collective call of the trainers on (``g.barrier()``), as any row that was written.
+are written later, in whichever way, count from the next collective call of the trainers on (``g.barrier()``).
 """
 
 import numpy as np
@@ -40,28 +40,34 @@ class EdgeWeights:
         self.tensor = tensor
         self.is_mask = tensor.dtype == "bool"
         self.sound = False
+        self._version = -1  # of the weights that the tables were made of
         self._topology = topology
         self._table: RowWindow | None = None
         self._alive: RowWindow | None = None
 
     def values(self, host: int) -> Array:
         """[edges of near ``host``], the weights."""
-        return self.tensor.segment(host)
+        return self.tensor.window.memory(host)  # a read-only array would be another type to the compiler
 
     def table(self, host: int) -> Array:
         """uint64, or uint32 of a mask, [edges of near ``host``], to draw from; empty if not prepared."""
-        return _NONE[self.is_mask] if self._table is None else self._table.segment(host)
+        return _NONE[self.is_mask] if self._table is None else self._table.memory(host)
 
     def alive(self, host: int) -> I32:
         """int32[destinations of near ``host``], how many edges can be drawn; empty if not prepared."""
-        return _NOBODY if self._alive is None else self._alive.segment(host)
+        return _NOBODY if self._alive is None else self._alive.memory(host)
+
+    @property
+    def stale(self) -> bool:
+        """Whether weights were written since the tables were made; the same on every rank."""
+        return self._version != self.tensor.version
 
     def complaint(self, edge: int, weight: float) -> str:
         """What to say of a bad weight."""
         return f"edge weight {self.tensor.name!r} of edge {edge} must be finite and >= 0 (got {weight})"
 
-    def prepare(self, kind: str) -> None:
-        """Make the tables, or make them anew; ``kind`` is how windows are allocated.
+    def prepare(self) -> None:
+        """Make the tables, or make them anew.
 
         Raises:
             GraphDataError: a weight is negative, infinite or NaN; on every rank. The tables are not defined then.
@@ -69,12 +75,14 @@ class EdgeWeights:
         Collective on ``world.comm``.
         """
         self.sound = False
-        world, relation = self._topology.world, self.tensor.policy.type_id
+        self._version = self.tensor.version  # also of bad weights: they are reported once
+        service, relation = self.tensor.window.service, self.tensor.policy.type_id
+        world = service.world
         if self._table is None or self._alive is None:
             hosts = self._topology.hosts
             dst = hosts.schema.ends(relation)[1]
-            self._table = RowWindow(world, hosts.edge_offsets[relation], (), _NONE[self.is_mask].dtype, kind)
-            self._alive = RowWindow(world, hosts.node_offsets[dst], (), np.int32, kind)
+            self._table = RowWindow(service, hosts.edge_offsets[relation], (), _NONE[self.is_mask].dtype)
+            self._alive = RowWindow(service, hosts.node_offsets[dst], (), np.int32)
         with together(world.comm, f"preparing edge weights {self.tensor.name!r}"):
             if world.is_host:
                 self._make(world.host_index, relation)

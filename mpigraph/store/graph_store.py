@@ -4,17 +4,17 @@ The methods that make or free something are collective and change the state of e
 numbers given out by counters agree. They are called through ``session/control.py``.
 """
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from mpigraph.errors import MPIGraphError, PartitionError
+from mpigraph.errors import InvalidArgumentError, MPIGraphError, PartitionError
 from mpigraph.mpi.agree import together
 from mpigraph.mpi.world import World
 from mpigraph.rows.mutex import HostMutex
 from mpigraph.rows.row_tensor import Policy, RowTensor
 from mpigraph.rows.selection import choose_transport
-from mpigraph.rows.window import window_kind
+from mpigraph.rows.service import RowService
 from mpigraph.storage.format import edge_feature_name, node_feature_name
 from mpigraph.storage.part_config import PartConfig
 from mpigraph.store.edge_weights import EdgeWeights
@@ -43,19 +43,27 @@ class GraphStore:
     """Loaded graphs and the tensors over them.
 
     Attributes:
-        kind: how windows are allocated.
-        transport: how far rows are read, and what was measured to choose that.
+        rows: the transports of far rows, and how windows are allocated.
+        measured: bytes a second of each transport, where they were measured at start.
         weights: tensors of edge weights that were prepared for sampling, by number.
 
     Collective on ``world.comm``: construction, :meth:`close` and every method that makes or frees something.
     """
 
     def __init__(self, world: World, seed: int) -> None:
-        """Start with nothing loaded. ``seed`` is the job's default for every draw."""
+        """Start with nothing loaded. ``seed`` is the job's default for every draw.
+
+        Raises:
+            InvalidArgumentError: a setting of windows or transports cannot be; on every rank. The world is closed.
+        """
         self.world = world
         self.seed = seed
-        self.kind = window_kind(world)
-        self.transport = choose_transport(world, self.kind)
+        try:
+            self.rows = RowService(world)
+        except InvalidArgumentError:  # on every rank
+            world.close()
+            raise
+        self.measured = choose_transport(self.rows)
         self.mutex = HostMutex(world)
         self.graphs: dict[str, LoadedGraph] = {}
         self.graph_of_number: dict[int, LoadedGraph] = {}
@@ -86,7 +94,7 @@ class GraphStore:
                 raise PartitionError(f"graph {name!r} is open already, from {known.topology.config.path}")
         if known is not None:
             return known
-        graph = LoadedGraph(self.new_number(), Topology(self.world, config, self.kind))
+        graph = LoadedGraph(self.new_number(), Topology(self.rows, config))
         try:
             self._load_features(graph)
         except MPIGraphError:  # on every rank
@@ -114,8 +122,9 @@ class GraphStore:
             offsets = policy.offsets(config.book)
             with together(self.world.comm, f"loading {dataset!r} of graph {config.graph_name!r}"):
                 if self.world.is_host:
-                    begin = int(tensor.window.offsets[self.world.host_index])
-                    read_rows(config, which, dataset, offsets, begin, tensor.segment(self.world.host_index))
+                    host = self.world.host_index
+                    with tensor.writing(host) as rows:
+                        read_rows(config, which, dataset, offsets, int(tensor.window.offsets[host]), rows)
         for number in graph.features.values():
             self.tensors[number].window.sync()
         with self.world.watch("loading features"):
@@ -126,7 +135,7 @@ class GraphStore:
     ) -> RowTensor:
         """Allocate a tensor of zeros over the hosts of a graph. Collective on ``world.comm``."""
         tensor = RowTensor(
-            self.world,
+            self.rows,
             self.mutex,
             topology.hosts,
             number=self.new_number(),
@@ -135,13 +144,28 @@ class GraphStore:
             policy=policy,
             row_shape=tuple(row_shape),
             dtype=dtype,
-            kind=self.kind,
         )
         self.tensors[tensor.number] = tensor
         return tensor
 
+    def advance(self, numbers: Iterable[int], mine: Container[int]) -> None:
+        """Count up the versions of tensors that some rank wrote (known on every rank), of which this rank ``mine``."""
+        for number in numbers:
+            if number in self.tensors:  # else it was freed before all ranks knew
+                self.tensors[number].advance(number in mine)
+
+    def refresh(self) -> None:
+        """Make anew what was derived from rows of an earlier version.
+
+        Raises:
+            GraphDataError: see :meth:`prepare_weights`.
+
+        Collective on ``world.comm``.
+        """
+        self.prepare_weights([number for number, weights in self.weights.items() if weights.stale])
+
     def prepare_weights(self, numbers: Iterable[int]) -> None:
-        """Make the tables to draw from of edge weights, or make them anew after a write.
+        """Make the tables to draw from of edge weights, or make them anew.
 
         Raises:
             GraphDataError: a weight is negative, infinite or NaN; on every rank.
@@ -153,7 +177,7 @@ class GraphStore:
             tensor = self.tensors[number]
             weights = known or EdgeWeights(self.graphs[tensor.graph].topology, tensor)
             try:
-                weights.prepare(self.kind)
+                weights.prepare()
             except MPIGraphError:  # on every rank; tables that a thread may be reading stay where they are
                 if known is None:
                     weights.close()

@@ -1,9 +1,9 @@
-"""Cut the parts of a graph over the hosts of a job, and read a host's share from the shards.
+"""Cut the parts of a graph over the hosts of a job, and read a host's rows from the shards.
 
-P parts serve H hosts whatever P and H are. The parts laid end to end are an axis of length P, and host h gets the
-piece from h*P/H to (h+1)*P/H: whole parts where H divides P, equal pieces of a part where P divides H, and in between
-both. A cut inside a part falls at the same fraction of every node type; the edges of a relation are cut where their
-destinations are.
+P parts serve H hosts whatever P and H are. The parts laid end to end are an axis of length P, and host h gets what
+lies between h*P/H and (h+1)*P/H: whole parts where H divides P, an equal slice of a part where P divides H, and in
+between both. A cut inside a part falls at the same fraction of every node type; the edges of a relation are cut where
+their destinations are.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from mpigraph.storage.format import relation_dataset_name
 from mpigraph.storage.part_config import PartConfig
 from mpigraph.storage.shard import ShardReader
 
-__all__ = ["check_name", "cut_for_hosts", "pieces", "read_rows"]
+__all__ = ["check_name", "cut_for_hosts", "overlaps", "read_rows"]
 
 
 def _cut_point(offsets: I64, host: int, num_hosts: int) -> int:
@@ -34,7 +34,7 @@ def _cut_offsets(offsets: I64, num_hosts: int) -> I64:
     return np.array([_cut_point(offsets, h, num_hosts) for h in range(num_hosts + 1)], np.int64)
 
 
-def pieces(offsets: I64, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
+def overlaps(offsets: I64, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
     """Yield ``(part, first, last)`` for each part that overlaps global rows ``[begin, end)``, rows within the part."""
     for part in range(len(offsets) - 1):
         first, last = max(begin, int(offsets[part])), min(end, int(offsets[part + 1]))
@@ -59,7 +59,7 @@ def read_rows(
         ShardFormatError: a file is missing or damaged.
     """
     at = 0
-    for part, first, last in pieces(offsets, begin, begin + len(out)):
+    for part, first, last in overlaps(offsets, begin, begin + len(out)):
         with ShardReader(config.part_path(part, which), config.graph_name, part) as shard:
             shard.read_into(name, out[at : at + last - first], first)
         at += last - first

@@ -1,7 +1,7 @@
 """Copy to a node's own disk the shards that its hosts will read, and no others.
 
-Which those are follows from the cut (``store/host_ranges.py``): host h of H reads the parts that its piece of the axis
-overlaps. A shard gets its name when it is whole and verified, so staging that was interrupted goes on where it was.
+Which those are follows from the cut (``store/host_ranges.py``): host h of H reads the parts that its rows
+overlap. A shard gets its name when it is whole and verified, so staging that was interrupted goes on where it was.
 """
 
 import errno
@@ -19,7 +19,7 @@ from mpigraph.storage.verify import Fingerprint, fingerprint, verify_copy
 
 __all__ = ["Shard", "check_space", "copy_shard", "hosts_of_nodes", "is_staged", "parts_of_hosts", "shards_of"]
 
-_PIECE = 8 << 20  # bytes of one read and write
+_BLOCK = 8 << 20  # bytes of one read and write
 
 
 class Shard(NamedTuple):
@@ -134,7 +134,7 @@ def copy_shard(shard: Shard, graph_name: str) -> None:
         if not temporary.exists() or not os.path.samestat(os.fstat(copy.fileno()), temporary.stat()):
             raise _busy(shard)  # it was published between our opening and locking it
         copy.truncate(0)
-        shutil.copyfileobj(source, copy, _PIECE)
+        shutil.copyfileobj(source, copy, _BLOCK)
         copy.flush()
         try:
             verify_copy(temporary, original, graph_name, shard.part)

@@ -3,7 +3,7 @@
 For each relation three tables, cut over the hosts like the nodes and edges themselves: ``indptr`` (a host's own
 offsets, starting at 0, one more than it has destinations), ``indices`` (global source ids in CSC order) and
 ``out_degrees`` (of the relation's sources). Edge ids are positions: nothing else is needed to find an edge. All
-relations share windows.
+relations use the same windows.
 """
 
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ from mpigraph.arrays import I64, Array
 from mpigraph.errors import MPIGraphError
 from mpigraph.metadata.book import check_ids
 from mpigraph.mpi.agree import together
-from mpigraph.mpi.world import World
+from mpigraph.rows.service import RowService
 from mpigraph.rows.shm_check import check_shared_memory
 from mpigraph.rows.table_window import TableWindow
 from mpigraph.storage.format import index_dtype, relation_dataset_name
 from mpigraph.storage.part_config import PartConfig
 from mpigraph.storage.shard import ShardReader
-from mpigraph.store.host_ranges import cut_for_hosts, pieces, read_rows
+from mpigraph.store.host_ranges import cut_for_hosts, overlaps, read_rows
 from mpigraph.store.memory_estimate import host_memory
 
 __all__ = ["Adjacency", "Topology"]
@@ -53,27 +53,26 @@ class Topology:
     Collective on ``world.comm``: construction and :meth:`close`.
     """
 
-    def __init__(self, world: World, config: PartConfig, kind: str) -> None:
-        """Allocate the windows and read this host's share from the shards.
+    def __init__(self, service: RowService, config: PartConfig) -> None:
+        """Allocate the windows and read this host's rows from the shards.
 
         Raises:
             ShardFormatError: a shard is missing or damaged on some rank; raised on every rank.
-            SharedMemoryError: a node cannot hold its hosts' share of topology and features; on every rank.
+            SharedMemoryError: a node cannot hold its hosts' topology and features; on every rank.
         """
         self.config = config
-        self.world = world
+        self.world = world = service.world
         self.hosts = cut_for_hosts(world, config)
         check_shared_memory(world, host_memory(config, self.hosts), f"graph {config.graph_name!r}")
         relations = range(len(config.schema.relations))
-        self._indptr = TableWindow(world, [self._rows_of_indptr(r) for r in relations], np.int64, kind)
-        self._out_degrees = TableWindow(world, [self._rows_of_sources(r) for r in relations], np.int64, kind)
+        self._indptr = TableWindow(service, [self._rows_of_indptr(r) for r in relations], np.int64)
+        self._out_degrees = TableWindow(service, [self._rows_of_sources(r) for r in relations], np.int64)
         nothing = np.zeros(len(world.hosts) + 1, np.int64)
         self._indices = {
             dtype: TableWindow(
-                world,
+                service,
                 [self.hosts.edge_offsets[r] if self.index_dtype(r) == dtype else nothing for r in relations],
                 dtype,
-                kind,
             )
             for dtype in sorted({self.index_dtype(r) for r in relations})
         }
@@ -115,10 +114,10 @@ class Topology:
             read_rows(self.config, "part_graph", name, offsets, begin, tables.segment(relation, host))
         indptr = self._indptr.segment(relation, host)
         at, edges = 0, 0
-        for part, first, last in pieces(book.node_offsets[dst], *self.hosts.node_range(host, dst)):
+        for part, first, last in overlaps(book.node_offsets[dst], *self.hosts.node_range(host, dst)):
             with ShardReader(self.config.part_path(part, "part_graph"), self.config.graph_name, part) as shard:
-                piece = shard.read(relation_dataset_name(key, "indptr"), first, last + 1)
-            indptr[at : at + len(piece)] = piece - piece[0] + edges
+                begins = shard.read(relation_dataset_name(key, "indptr"), first, last + 1)
+            indptr[at : at + len(begins)] = begins - begins[0] + edges
             at += last - first
             edges = int(indptr[at])
 
@@ -133,7 +132,7 @@ class Topology:
         )
 
     def in_degrees(self, ids: I64, relation: int) -> I64:
-        """int64[n]: in-degrees of destinations ``ids``, near or far. One-sided; the target does nothing.
+        """int64[n]: in-degrees of destinations ``ids``, near or far. One-sided.
 
         Raises:
             OutOfRangeError: an id does not exist.
@@ -144,7 +143,7 @@ class Topology:
         return degrees
 
     def out_degrees(self, ids: I64, relation: int) -> I64:
-        """int64[n]: out-degrees of sources ``ids``, near or far. One-sided; the target does nothing.
+        """int64[n]: out-degrees of sources ``ids``, near or far. One-sided.
 
         Raises:
             OutOfRangeError: an id does not exist.
@@ -154,7 +153,7 @@ class Topology:
         return self._out_degrees.gather(relation, ids)
 
     def find_edges(self, eids: I64, relation: int) -> tuple[I64, I64]:
-        """int64[n] sources and int64[n] destinations of edges, near or far. One-sided; the target does nothing.
+        """int64[n] sources and int64[n] destinations of edges, near or far. One-sided.
 
         The destination is found by a binary search in the host's ``indptr``, all edges in step, so that a batch costs
         about log2(nodes per host) reads.

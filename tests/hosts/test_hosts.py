@@ -19,8 +19,7 @@ import namespaces
 import pytest
 from batches import NUM_BATCHES, SAMPLERS
 from blocks import TRANSPORTS
-from conftest import needs
-from jobs import EXAMPLES, PRELUDE, clean_environment
+from jobs import EXAMPLES, PRELUDE, clean_environment, needs
 from oracle import NAME, write_oracle
 
 HERE = Path(__file__).resolve().parent
@@ -65,7 +64,7 @@ def trained_graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def environment(**more: str) -> dict[str, str]:
     kept = {key: value for key, value in clean_environment().items() if not key.startswith("MPIGRAPH_")}
-    paths = os.pathsep.join(map(str, (HERE, HERE.parent)))
+    paths = os.pathsep.join(map(str, (HERE, HERE.parent / "support")))
     return kept | {"MPIGRAPH_TIMEOUT": "60", "PYTHONPATH": paths} | more
 
 
@@ -184,7 +183,10 @@ def test_a_host_without_a_trainer_is_a_clear_error(hosts: namespaces.Hosts, orac
 
 
 SUICIDE = "victim = os.getpid()"
-MURDER = "world = dist.context.current().world; victim = int(world.pids[world.hosts[1]])"  # the server beside it
+MURDER = """
+from mpigraph.session.context import current
+victim = int(current().world.pids[current().world.hosts[1]])  # the server beside it
+"""
 KILL = """
 sampler = NeighborSampler([3, 3])
 loader = dist.DistNodeDataLoader(g, torch.arange(rank, 100, 2), sampler, batch_size=10)

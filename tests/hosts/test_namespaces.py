@@ -9,8 +9,7 @@ from pathlib import Path
 
 import namespaces
 import pytest
-from conftest import needs
-from jobs import clean_environment, run_job
+from jobs import clean_environment, needs, run_job
 
 pytestmark = needs("hosts", namespaces.missing())
 

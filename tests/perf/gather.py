@@ -41,7 +41,7 @@ def buffer_rows(args, base):
     mg.distributed.initialize()
     g = mg.distributed.DistGraph(args.graph, part_config=str(base / "parts-2" / f"{args.graph}.json"))
     tensor = g.ndata["feat"].rows
-    memory, rng = torch.from_numpy(tensor.segment(0)), np.random.default_rng(1)
+    memory, rng = torch.from_numpy(tensor.window.memory(0)), np.random.default_rng(1)
     ids = [rng.integers(0, len(memory), ROWS) for _ in range(READS)]
     buffer = np.empty((ROWS, memory.shape[1]), np.float32)
     out = torch.from_numpy(buffer)

@@ -85,7 +85,7 @@ def count(args):
 def counters():
     """Of this rank so far: rounds, messages and bytes of sampling, messages and bytes of rows."""
     state = current().state
-    channels, rows = state.channels.values(), state.world.transport.traffic
+    channels, rows = state.channels.values(), state.rows.traffic
     sampling = [sum(getattr(channel, name) for channel in channels) for name in ("rounds", "messages", "bytes")]
     return np.array([*sampling, rows.messages, rows.bytes_received])
 

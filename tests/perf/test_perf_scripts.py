@@ -8,7 +8,7 @@ import common
 import mag
 import numpy as np
 import pytest
-from jobs import Done, clean_environment, run_job
+from jobs import Done, clean_environment, run_job, warm_python
 
 SELF = Path(__file__).resolve()
 HERE = SELF.parent
@@ -53,7 +53,7 @@ def test_worker_answers_and_ends() -> None:
 
 def python(*words: object) -> Done:
     env = clean_environment() | {"PYTHONPATH": str(HERE), "DGL_PYTHON": ""}
-    done = run_job([sys.executable, *words], env)
+    done = run_job([*warm_python(), *words], env)
     assert done.status == 0, done.output
     return done
 

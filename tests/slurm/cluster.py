@@ -1,7 +1,7 @@
 """A real Slurm of several nodes on this machine: munged, slurmctld and a slurmd for each node.
 
     with Cluster(tmp_path) as cluster:
-        job = cluster.submit("train_cpu.sbatch")
+        job = cluster.submit("train.sbatch")
         assert cluster.wait(job, 60)["JobState"] == "COMPLETED"
 
 Where this machine allows it, each node has a ``/dev/shm`` and a disk (``cluster.local``, the same path on all) of its
@@ -243,7 +243,8 @@ def settings(template: Path, changes: Mapping[str, str], commands: Mapping[str, 
 
     Args:
         template: a shipped template.
-        changes: option of ``#SBATCH`` (with dashes) or variable -> value as the shell reads it; "" leaves it out.
+        changes: option of ``#SBATCH`` (with dashes) or variable -> value as the shell reads it; "" leaves it out. An
+            option that is turned off (``##SBATCH``) is turned on.
         commands: name of a function -> the lines of its body.
 
     Raises:
@@ -253,7 +254,7 @@ def settings(template: Path, changes: Mapping[str, str], commands: Mapping[str, 
     block, end, tail = rest.partition("# ==== end of the settings ")
     assert begin and end
     for name, value in changes.items():
-        pattern = rf"^#SBATCH {name}=.*\n" if name.startswith("--") else rf"^{name}=.*\n"
+        pattern = rf"^#?#SBATCH {name}=.*\n" if name.startswith("--") else rf"^{name}=.*\n"
         line = f"#SBATCH {name}={value}\n" if name.startswith("--") else f"{name}={value}\n"
         block, count = re.subn(pattern, lambda _, line=line if value else "": line, block, flags=re.MULTILINE)
         if count != 1:

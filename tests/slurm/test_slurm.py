@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from cluster import Cluster, missing, settings, until
-from conftest import needs
+from jobs import needs
 
 ROOT = Path(__file__).resolve().parents[2]
 SLURM = ROOT / "slurm"
@@ -87,7 +87,7 @@ def train_script(cluster: Cluster, where: Path, body: str, before: str = "", **c
     """Submit a job that runs a script of its own; return the number of the job."""
     (where / "script.py").write_text(before + OPEN + body)
     commands = {"setup": SETUP, "train": '    run python -u script.py "$PART_CONFIG"'}
-    return submit(cluster, where, "train_cpu", SMALL | changes, commands)
+    return submit(cluster, where, "train", SMALL | changes, commands)
 
 
 def until_gone(cluster: Cluster) -> None:
@@ -102,7 +102,7 @@ def test_the_example_trains_over_both_nodes_from_their_own_disks(cluster: Cluste
     example = (
         f'    run python {ROOT}/examples/node_classification.py --graph_name S --part_config "$PART_CONFIG" {flags}'
     )
-    found, output = run(cluster, tmp_path, "train_cpu", changes, {"setup": SETUP, "train": example})
+    found, output = run(cluster, tmp_path, "train", changes, {"setup": SETUP, "train": example})
     assert (found["JobState"], found["ExitCode"]) == ("COMPLETED", "0:0"), output
     assert "2 trainers, 2 hosts, 2 nodes" in output  # that is, a server on each
     accuracy = re.search(r"test accuracy ([0-9.]+)", output)
@@ -122,8 +122,8 @@ def test_the_example_trains_over_both_nodes_from_their_own_disks(cluster: Cluste
 def test_staging_again_copies_nothing(cluster: Cluster, parts: Path, tmp_path: Path) -> None:
     changes = SMALL | {"PART_CONFIG": str(parts), "STAGE_TO": str(cluster.local / "again")}
     commands = {"setup": SETUP, "train": '    echo "read $PART_CONFIG"'}
-    assert "3 files" in run(cluster, tmp_path, "train_cpu", changes, commands)[1]
-    found, output = run(cluster, tmp_path, "train_cpu", changes, commands)
+    assert "3 files" in run(cluster, tmp_path, "train", changes, commands)[1]
+    found, output = run(cluster, tmp_path, "train", changes, commands)
     assert found["JobState"] == "COMPLETED" and output.count("0 files copied (0.0 MiB), 3 kept") == 2, output
     assert f"read {cluster.local}/again/S.json" in output
 
@@ -180,13 +180,15 @@ print("saved by", rank, flush=True)
 @needs_slurm
 def test_trainers_see_the_gpus_of_their_node(cluster: Cluster, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(
-        OPEN + 'print("gpu", os.environ["LOCAL_RANK"], os.environ["CUDA_VISIBLE_DEVICES"])'
+        OPEN + 'print("gpu", os.environ["LOCAL_RANK"], os.environ["CUDA_VISIBLE_DEVICES"], "by", sys.argv[1])'
     )
-    changes = SMALL | {"--ntasks-per-node": "3", "--gpus-per-node": "2"}
-    commands = {"setup": SETUP, "train": "    run python -u script.py"}
-    found, output = run(cluster, tmp_path, "train_gpu", changes, commands)
+    changes = SMALL | {"--ntasks-per-node": "3", "--gpus-per-node": "2", "BACKEND": "nccl"}
+    commands = {"setup": SETUP, "train": '    run python -u script.py "$BACKEND"'}
+    found, output = run(cluster, tmp_path, "train", changes, commands)
     assert found["JobState"] == "COMPLETED", output
-    assert sorted(re.findall(r"gpu \d \S+", output)) == ["gpu 0 0,1"] * 2 + ["gpu 1 0,1"] * 2, output
+    assert sorted(re.findall(r"gpu \d \S+ by \w+", output)) == ["gpu 0 0,1 by nccl"] * 2 + ["gpu 1 0,1 by nccl"] * 2, (
+        output
+    )
 
 
 @needs_slurm
@@ -220,15 +222,12 @@ def test_templates_are_good_shell(template: Path) -> None:
     )
 
 
-def test_training_templates_differ_in_their_settings_only() -> None:
-    cpu, gpu = ((SLURM / f"train_{kind}.sbatch").read_text().partition("# ==== end of")[2] for kind in ("cpu", "gpu"))
-    assert cpu == gpu
-
-
 def test_editing_the_settings_finds_what_it_edits() -> None:
-    template = SLURM / "train_cpu.sbatch"
+    template = SLURM / "train.sbatch"
     text = settings(template, {"--nodes": "7", "SERVERS": "0", "--mem": ""}, {"setup": "    module load python"})
     assert "#SBATCH --nodes=7\n" in text and "\nSERVERS=0\n" in text and "#SBATCH --mem" not in text
+    assert "\n##SBATCH --gpus-per-node=" in text
+    assert "\n#SBATCH --gpus-per-node=2\n" in settings(template, {"--gpus-per-node": "2"}, {})
     assert "    module load python\n}\n" in text and ".venv" not in text
     for changes, commands in (({"--gpus": "1"}, {}), ({"NO": "1"}, {}), ({}, {"no": ""}), ({"child": ""}, {})):
         with pytest.raises(KeyError):

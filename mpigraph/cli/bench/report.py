@@ -1,4 +1,4 @@
-"""What the run says: a table, a line, a JSON document."""
+"""What a run reports: a table, the verdict's line, a JSON document, and with ``--plot`` each stage's time as bars."""
 
 import json
 import time
@@ -7,22 +7,35 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from mpigraph.cli.bench.figures import CATALOGUE, Figure
+from mpigraph.cli.bench.figures import CATALOGUE, STAGES, Entry, Figure
 from mpigraph.cli.bench.settings import Settings
+from mpigraph.errors import InvalidArgumentError
 from mpigraph.mpi.compat import library_version, thread_level
 from mpigraph.mpi.world import World
 
-__all__ = ["SCHEMA", "VERSION", "document", "table", "write"]
+__all__ = ["SCHEMA", "VERSION", "check_writable", "document", "draw", "need_matplotlib", "table", "write"]
 
-SCHEMA, VERSION = "mpigraph-bench", 1
+SCHEMA = "mpigraph-bench"
+VERSION = 2
+
+_COLORS = {  # told apart without colour vision (Okabe and Ito)
+    "step_sample": "#0072B2",
+    "step_exchange": "#56B4E9",
+    "step_near": "#009E73",
+    "step_far": "#D55E00",
+    "step_compute": "#999999",
+}
+_WAIT_COLOR = "#F0E442"
+_REST_COLOR = "#CCCCCC"
+_MAX_TRAINERS_DRAWN = 16
 
 
 def document(
     world: World, settings: Settings, machine: Mapping[str, Any], figures: Mapping[str, Figure], verdict: str
 ) -> dict[str, Any]:
-    """Everything about a run as JSON values.
+    """Return everything about a run as JSON values.
 
-    ``schema`` and ``version`` say how to read it: names and meanings within a version do not change.
+    ``schema`` and ``version`` say how to read it: names, units and meanings within a version do not change.
     """
     return {
         "schema": SCHEMA,
@@ -44,6 +57,7 @@ def document(
                 "value": figures[name].value,
                 "unit": entry.unit,
                 "meaning": entry.text,
+                "of": entry.of,
                 "combined": entry.combine,
                 "trainers": figures[name].each,
             }
@@ -54,8 +68,9 @@ def document(
 
 
 def table(found: Mapping[str, Any]) -> str:
-    """The figures of a document for people."""
-    layout, machine = found["layout"], found["machine"]
+    """Return the figures of a document for people."""
+    layout = found["layout"]
+    machine = found["machine"]
     lines = [
         f"{machine['processor']}, {machine['cores']} cores, {machine['memory_GiB']} GiB; {found['mpi']['library']}",
         f"{layout['ranks']} ranks on {layout['nodes']} node(s): {layout['trainers']} trainers, "
@@ -63,27 +78,113 @@ def table(found: Mapping[str, Any]) -> str:
         "",
     ]
     section = ""
-    for name, figure in found["figures"].items():
+    for name, entry in CATALOGUE.items():
+        figure = found["figures"][name]
         if figure["value"] is None:
             continue
-        entry = CATALOGUE[name]
-        head, section = (entry.section if entry.section != section else ""), entry.section
-        lines.append(f"{head:<9} {_number(figure['value']):>9} {entry.unit:<5} {entry.text}{_spread(figure)}")
+        heading = entry.section if entry.section != section else ""
+        section = entry.section
+        number = _number(figure["value"])
+        known = [value for value in figure["trainers"] if value is not None]
+        row = f"{heading:<9} {number:>9} {entry.unit:<5} {_whose(entry, len(known)):<24} {entry.text}"
+        lines.append(row + _spread(entry, known))
     return "\n".join([*lines, "", found["verdict"]])
+
+
+def write(found: Mapping[str, Any], path: str) -> None:
+    """Write a document."""
+    Path(path).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def check_writable(path: str) -> None:
+    """Check that a file can be written, without changing it.
+
+    Raises:
+        InvalidArgumentError: it cannot; the message says why.
+    """
+    existed = Path(path).exists()
+    try:
+        with open(path, "ab"):
+            pass
+    except OSError as error:
+        raise InvalidArgumentError(f"{path}: cannot be written: {error.strerror or error}") from error
+    if not existed:
+        Path(path).unlink()
+
+
+def need_matplotlib() -> None:
+    """Check that drawing is possible.
+
+    Raises:
+        InvalidArgumentError: matplotlib is not installed.
+    """
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError:
+        raise InvalidArgumentError("--plot needs matplotlib: pip install 'mpigraph[plot]'") from None
+
+
+def draw(found: Mapping[str, Any], path: str) -> None:
+    """Draw where the time of a document's step goes.
+
+    For each trainer the stages of a step one after the other, and below them the step with prefetching: what the model
+    waited and the rest.
+    """
+    from matplotlib.figure import Figure as Picture
+
+    layout = found["layout"]
+    count = min(layout["trainers"], _MAX_TRAINERS_DRAWN)
+    picture = Picture(figsize=(9, 2 + 0.7 * count), layout="constrained")
+    axes = picture.subplots()
+    for trainer in range(count):
+        for y, sections in enumerate(_bars(found["figures"], trainer)):
+            left = 0.0
+            for label, color, width in sections:
+                axes.barh(2.5 * trainer + y, width, left=left, height=0.9, color=color, label=label)
+                left += width
+    axes.set_yticks([2.5 * trainer + y for trainer in range(count) for y in (0, 1)])
+    axes.set_yticklabels([text for t in range(count) for text in (f"trainer {t}, in turn", "prefetching")])
+    axes.invert_yaxis()
+    axes.set_xlabel("milliseconds of a step")
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    picture.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, frameon=False)
+    axes.set_title(f"{layout['trainers']} trainers, {layout['nodes']} node(s): {found['verdict'].partition(' (')[0]}")
+    picture.savefig(path, dpi=150)
 
 
 def _number(value: float) -> str:
     return f"{value:.0f}" if value >= 1000 or value == 0 else f"{value:.4g}" if value >= 1 else f"{value:.3f}"
 
 
-def _spread(figure: Mapping[str, Any]) -> str:
-    """Smallest and largest value of the trainers, where they differ by more than a tenth."""
-    each = [value for value in figure["trainers"] if value is not None]
-    if len(each) < 2 or max(each) <= 1.1 * min(each):
+def _whose(entry: Entry, count: int) -> str:
+    """Return what the value in a row of the table is of, where ``count`` values were measured."""
+    if entry.of == "server":
+        return "largest server"
+    if count == 1:
+        return f"one {entry.of}"
+    if entry.combine == "node sum":
+        return "sum of a node's trainers"
+    how = {"median": "median", "max": "largest", "min": "smallest", "sum": "sum"}[entry.combine]
+    return f"{how} of {count} {entry.of}s"
+
+
+def _spread(entry: Entry, known: list[float]) -> str:
+    """Return the smallest and largest single value, where they differ by more than a tenth or the row shows a sum."""
+    is_sum = entry.combine in ("sum", "node sum")
+    if len(known) < 2 or (max(known) <= 1.1 * min(known) and not is_sum):
         return ""
-    return f" ({_number(min(each))} to {_number(max(each))})"
+    return f" (each {entry.of}: {_number(min(known))} to {_number(max(known))})"
 
 
-def write(found: Mapping[str, Any], path: str) -> None:
-    """Write a document."""
-    Path(path).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+def _bars(figures: Mapping[str, Any], trainer: int) -> list[list[tuple[str, str, float]]]:
+    """Return the two bars of a trainer: label, color and width of each section."""
+
+    def value(name: str) -> float:
+        return figures[name]["trainers"][trainer] or 0.0
+
+    in_turn = [(STAGES[name], color, value(name)) for name, color in _COLORS.items() if value(name)]
+    wait = value("step_wait")
+    rest = value("step_prefetch") - wait
+    return [in_turn, [("waiting for a minibatch", _WAIT_COLOR, wait), ("not waiting", _REST_COLOR, rest)]]

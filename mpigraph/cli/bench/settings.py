@@ -32,25 +32,26 @@ class Settings:
 
     @classmethod
     def options(cls) -> dict[str, tuple[str | None, str]]:
-        """Option name -> default as it would be typed, or None, and help text."""
-        found = {}
+        """Return option name -> default as it would be typed, or None, and help text."""
+        options = {}
         for entry in fields(cls):
             if "text" in entry.metadata:
                 default = None if entry.default is None else str(entry.default)
                 note = f" ({default})" if default else ""
-                found[entry.name.replace("_", "-")] = (default, entry.metadata["text"] + note)
-        return found
+                options[entry.name.replace("_", "-")] = (default, entry.metadata["text"] + note)
+        return options
 
     @classmethod
     def of(cls, texts: Mapping[str, Any]) -> "Settings":
-        """Read options as they were typed.
+        """Return the settings of options as they were typed.
 
         Raises:
             InvalidArgumentError: an option is no number, or out of range; the message names it.
         """
         values: dict[str, Any] = {}
         for entry in fields(cls):
-            name, text = f"--{entry.name.replace('_', '-')}", texts[entry.name]
+            name = f"--{entry.name.replace('_', '-')}"
+            text = texts[entry.name]
             if text is None:
                 continue
             kind = entry.metadata.get("kind", str)
@@ -66,7 +67,7 @@ class Settings:
         return settings
 
     def layers(self) -> list[int]:
-        """The fanouts as numbers.
+        """Return the fanouts as numbers.
 
         Raises:
             InvalidArgumentError: they are no integers >= -1 with commas between.

@@ -1,15 +1,21 @@
-"""The verdict: which piece of the step to work on, and what to try. A table of rules over the figures."""
+"""The verdict: which stage of the slowest trainer's step to work on, and what to try. A table of rules over figures."""
 
 from collections.abc import Callable, Mapping
+from itertools import permutations
+from statistics import median
 from typing import NamedTuple
 
-from mpigraph.cli.bench.figures import STAGES
+from mpigraph.cli.bench.figures import STAGES, Figure
+from mpigraph.rows.service import TRANSPORTS
 
-__all__ = ["bottleneck", "verdict"]
+__all__ = ["bottleneck", "slowest_trainer", "verdict"]
 
 Values = Mapping[str, float | None]
 
-_HIDDEN = 0.1  # share of a step spent waiting below which sampling ahead hides the rest
+_HIDDEN = 0.1  # of a step spent waiting: below this, sampling ahead hides the rest
+_AS_SLOW = 0.95  # of the longest step: these trainers are in step with each other
+_UNEVEN_WAIT = 0.2  # of a step: how far apart even trainers' waiting may be
+_UNEVEN_STEP = 1.2  # how much longer the longest step of even trainers may be than the shortest
 
 
 class Rule(NamedTuple):
@@ -20,12 +26,13 @@ class Rule(NamedTuple):
     advice: str
 
 
-def _below(share: float, small: str, large: str) -> Callable[[Values], bool]:
-    """Whether one figure is less than a share of another; not where one is missing."""
+def _below(factor: float, small: str, large: str) -> Callable[[Values], bool]:
+    """Whether one figure is less than ``factor`` times another; not where one is missing."""
 
     def applies(values: Values) -> bool:
-        a, b = values.get(small), values.get(large)
-        return a is not None and b is not None and a < share * b
+        a = values.get(small)
+        b = values.get(large)
+        return a is not None and b is not None and a < factor * b
 
     return applies
 
@@ -43,24 +50,57 @@ def _always(values: Values) -> bool:
 
 
 RULES = (
-    Rule("step_far", _below(0.8, "far_rma", "far_packed"), "MPIGRAPH_TRANSPORT=packed"),
-    Rule("step_far", _below(0.8, "far_packed", "far_rma"), "MPIGRAPH_TRANSPORT=rma"),
+    *(
+        Rule("step_far", _below(0.8, f"far_{slow.name}", f"far_{fast.name}"), f"MPIGRAPH_TRANSPORT={fast.name}")
+        for slow, fast in permutations(TRANSPORTS, 2)
+    ),
     Rule("step_far", _always, "partitioning by METIS, float16 features, more memory (fewer, larger nodes)"),
     Rule("step_near", _below(0.6, "near_one", "rows_one"), "binding ranks to cores and their memory (--bind-to core)"),
     Rule("step_near", _always, "float16 features, smaller fanouts: rows come as fast as this memory gives them"),
-    Rule("step_exchange", _above("round_latency", 1000.0), "binding ranks to cores, fewer ranks than cores"),
-    Rule("step_exchange", _above("service_latency", 1000.0), "leaving a core to each server, or num_servers=0"),
+    Rule("step_exchange", _above("round_latency", 1.0), "binding ranks to cores, fewer ranks than cores"),
+    Rule("step_exchange", _above("service_latency", 1.0), "leaving a core to each server, or num_servers=0"),
     Rule("step_exchange", _always, "larger minibatches (fewer rounds), partitioning by METIS"),
     Rule("step_sample", _always, "more trainers per node, return_eids=False, smaller fanouts"),
     Rule("step_compute", _always, "a GPU, more threads (OMP_NUM_THREADS), a smaller model"),
 )
 
 
-def bottleneck(values: Values) -> tuple[str, float]:
-    """The stage that limits the step, and its share of a step without sampling ahead.
+def verdict(figures: Mapping[str, Figure]) -> str:
+    """Return one line: the bottleneck of the slowest trainer, how much of its step that is, and what to try.
 
-    Behind a prefetching loader computing limits as long as the model hardly waits, however small its share; when it
-    waits, the largest of the stages before it does.
+    Where trainers are uneven it says so: work that is spread evenly would then help more than any setting.
+    """
+    trainer = slowest_trainer(figures)
+    values = _values_of(figures, trainer)
+    stage, fraction = bottleneck(values)
+    advice = next(rule.advice for rule in RULES if rule.stage == stage and rule.applies(values))
+    if _below(1.05, "step_total", "step_prefetch")(values):
+        advice += "; prefetching gains nothing here: leave it a core (fewer ranks or threads)"
+    whose = "the step" if _num_trainers(figures) == 1 else f"the step of trainer {trainer}, the slowest"
+    waiting = _waiting(values)
+    waits = "" if waiting is None else f" (with prefetching its model waits {waiting:.0%} of the time)"
+    return f"{STAGES[stage]}: {fraction:.0%} of {whose}{waits}; try {advice}{_unevenness(figures)}"
+
+
+def slowest_trainer(figures: Mapping[str, Figure]) -> int:
+    """Return the trainer that the others wait for.
+
+    That is the one with the longest step. Trainers that share rounds all take as long as the slowest, so of those that
+    take about as long it is the one that waits least.
+    """
+    steps = _known_steps(figures)
+    if not steps:
+        return 0
+    longest = max(steps.values())
+    candidates = [trainer for trainer, step in steps.items() if step >= _AS_SLOW * longest]
+    return min(candidates, key=lambda trainer: (_waiting(_values_of(figures, trainer)) or 0.0, -steps[trainer]))
+
+
+def bottleneck(values: Values) -> tuple[str, float]:
+    """Return the stage that limits a trainer's step, and how much it is of a step without sampling ahead.
+
+    Behind a prefetching loader computing limits as long as the model hardly waits, however little it takes; when it
+    waits, the longest of the stages before it does.
     """
     spent = {stage: values.get(stage) or 0.0 for stage in STAGES}
     total = sum(spent.values()) or 1.0
@@ -72,18 +112,47 @@ def bottleneck(values: Values) -> tuple[str, float]:
     return stage, spent[stage] / total
 
 
-def verdict(values: Values) -> str:
-    """One line: the bottleneck, its share, and what to try."""
-    stage, share = bottleneck(values)
-    advice = next(rule.advice for rule in RULES if rule.stage == stage and rule.applies(values))
-    waiting = _waiting(values)
-    hiding = "" if waiting is None else f" (with prefetching the model waits {waiting:.0%} of the time)"
-    if _below(1.05, "step_total", "step_prefetch")(values):
-        advice += "; prefetching gains nothing here: leave it a core (fewer ranks or threads)"
-    return f"{STAGES[stage]}: {share:.0%} of the step{hiding}; try {advice}"
+def _unevenness(figures: Mapping[str, Figure]) -> str:
+    """Return how far apart the trainers are; nothing where they are even."""
+    steps = _known_steps(figures)
+    if not steps:
+        return ""
+    waits = [_waiting(_values_of(figures, trainer)) or 0.0 for trainer in steps]
+    shortest = min(steps.values())
+    longest = max(steps.values())
+    if max(waits) - min(waits) <= _UNEVEN_WAIT and longest <= _UNEVEN_STEP * shortest:
+        return ""
+    return (
+        f"; trainers are uneven: a step takes {shortest:.3g} to {longest:.3g} ms, of which models wait "
+        f"{min(waits):.0%} to {max(waits):.0%} (median {median(waits):.0%}): give each rank cores of its own"
+    )
+
+
+def _known_steps(figures: Mapping[str, Figure]) -> dict[int, float]:
+    """Return the milliseconds of a step of each trainer: with prefetching where that was measured, else without."""
+    for name in ("step_prefetch", "step_total"):
+        if name in figures:
+            steps = {trainer: step for trainer, step in enumerate(figures[name].each) if step is not None}
+            if steps:
+                return steps
+    return {}
+
+
+def _values_of(figures: Mapping[str, Figure], trainer: int) -> dict[str, float | None]:
+    """Return the figures of one trainer; where it has none of its own, the value for all."""
+    values = {}
+    for name, figure in figures.items():
+        own = figure.each[trainer] if trainer < len(figure.each) else None
+        values[name] = figure.value if own is None else own
+    return values
+
+
+def _num_trainers(figures: Mapping[str, Figure]) -> int:
+    return max((len(figure.each) for figure in figures.values()), default=1)
 
 
 def _waiting(values: Values) -> float | None:
-    """Share of a step behind a prefetching loader that the model waits; None if that was not measured."""
-    wait, step = values.get("step_wait"), values.get("step_prefetch")
+    """Return how much of a step behind a prefetching loader the model waits; None if that was not measured."""
+    wait = values.get("step_wait")
+    step = values.get("step_prefetch")
     return None if wait is None or not step else wait / step

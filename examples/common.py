@@ -1,0 +1,244 @@
+"""What the examples have in common and what is not about a library: settings, progress, means; a model and its use.
+
+Where a generated graph comes from is in ``graphs.py``.
+"""
+
+import argparse
+import os
+import sys
+import time
+from itertools import pairwise
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from tqdm import tqdm
+
+import mpigraph as mg
+
+SETTINGS = {  # of every example, beside its own: name -> (default, meaning)
+    "graph_name": ("default", "the name that the graph was partitioned under"),
+    "part_config": (os.environ.get("MPIGRAPH_PART_CONFIG", ""), "its <name>.json; without, a graph is generated"),
+    "num_servers": (None, "servers on each node (MPIGRAPH_NUM_SERVERS, else 1); 0: every trainer hosts a part of it"),
+    "backend": ("gloo", "what gradients travel by; nccl: train on GPUs; mpi4py: by MPI, without opening a port"),
+    "seed": (0, "of draws, shuffles and parameters"),
+}
+QUIET_SECONDS = 10.0  # after which a long epoch says how far it is, where no bar can be drawn
+
+
+def parse_arguments(doc, settings):
+    """Read the command line: a flag for each setting, of the type of its default (of an int where that is None)."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, (default, meaning) in (SETTINGS | settings).items():
+        kind = int if default is None else type(default)
+        parser.add_argument(f"--{name}", type=kind, default=default, help=f"{meaning} (%(default)s)")
+    return parser.parse_args()
+
+
+def numbers(text):
+    """The fanouts of a setting such as "10,10"."""
+    return [int(number) for number in text.split(",")]
+
+
+def start_torch(backend):
+    """Connect the trainers for torch.distributed; return the device that this one computes on."""
+    device = torch.device("cpu")
+    if backend == "nccl":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    dist.init_process_group(backend, init_method="mpi4py://" if backend == "mpi4py" else None)
+    return device
+
+
+def per_trainer(batch_size):
+    """The batch size of each trainer, where all of them together should have this one."""
+    return -(-batch_size // dist.get_world_size())
+
+
+# ---- what trainer 0 prints -------------------------------------------------------------------------------------------
+
+
+def print_once(text):
+    """Print a line on trainer 0 alone."""
+    if dist.get_rank() == 0:
+        print(text, flush=True)
+
+
+def shown(batches, what):
+    """Iterate over minibatches and show how many are done: by a bar in a terminal, else by a line now and then."""
+    if dist.get_rank() > 0:
+        yield from batches
+        return
+    if sys.stderr.isatty():
+        yield from tqdm(batches, what, leave=False)
+        return
+    begin = time.monotonic()
+    last = begin
+    for done, batch in enumerate(batches):
+        now = time.monotonic()
+        if now - last > QUIET_SECONDS:
+            left = (now - begin) / done * (len(batches) - done)
+            print(f"{what}: {done} of {len(batches)} minibatches, {left:.0f} s left", file=sys.stderr, flush=True)
+            last = now
+        yield batch
+
+
+class Progress:
+    """How far training is: a line for each epoch, and within it what :func:`shown` shows."""
+
+    def __init__(self, num_epochs, name=""):
+        self.name = f"{name} epoch" if name else "epoch"
+        self.num_epochs = num_epochs
+        self.epoch = 0
+        self.begin = time.monotonic()
+        self._start_epoch()
+
+    def _start_epoch(self):
+        self.losses = []
+        self.notes = []
+        self.wait = 0.0
+        self.compute = 0.0
+
+    def batches(self, loader):
+        """Iterate over an epoch's minibatches; measure how long training waits for them and how long it computes."""
+        asked = time.monotonic()
+        for batch in shown(loader, f"{self.name} {self.epoch:2d}"):
+            arrived = time.monotonic()
+            yield batch
+            self.wait += arrived - asked
+            asked = time.monotonic()
+            self.compute += asked - arrived
+
+    def add(self, loss):
+        """Note the loss of a minibatch."""
+        self.losses.append(loss.detach())
+
+    def note(self, measure):
+        """Note what else is to be told of this epoch."""
+        self.notes.append(measure)
+
+    def report(self):
+        """End an epoch: print its mean loss on trainer 0, what was noted, and how long the other epochs will take."""
+        done = self.epoch + 1
+        left = (time.monotonic() - self.begin) / done * (self.num_epochs - done)
+        loss = f"loss {torch.stack(self.losses).mean():.4f}" if self.losses else "no minibatch"
+        times = f"(wait {self.wait:.2f} s, compute {self.compute:.2f} s; {left:.0f} s left)"
+        print_once("  ".join([f"{self.name} {self.epoch:2d}", loss, *self.notes, times]))
+        self.epoch = done
+        self._start_epoch()
+
+
+# ---- models and evaluation -------------------------------------------------------------------------------------------
+
+
+def uniform(shape, dtype):
+    """The first values of an embedding's rows."""
+    return torch.empty(shape, dtype=dtype).uniform_(-1, 1)
+
+
+class SAGE(nn.Module):
+    """GraphSAGE: a SAGEConv layer between each two sizes, with ReLU and dropout between layers."""
+
+    def __init__(self, sizes, dropout=0.0):
+        super().__init__()
+        self.layers = nn.ModuleList(mg.nn.SAGEConv(a, b, "mean") for a, b in pairwise(sizes))
+        self.sizes = sizes
+        self.dropout = dropout
+
+    def layer(self, i, block, h):
+        h = self.layers[i](block, h)
+        return h if i == len(self.layers) - 1 else mg.nn.relu_dropout(h, self.dropout, self.training)
+
+    def forward(self, blocks, h):
+        for i, block in enumerate(blocks):
+            h = self.layer(i, block, h)
+        return h
+
+
+@torch.no_grad()
+def represent(g, model, rows, fanout, device):
+    """What all nodes become, layer by layer, in a DistTensor: no trainer reads or holds all of it.
+
+    Args:
+        g: the graph.
+        model: a :class:`SAGE`; without layers, ``rows`` stay what they are.
+        rows: what nodes enter with, a DistTensor.
+        fanout: how many neighbours each node takes; -1: all.
+        device: where to compute.
+    """
+    nodes = mg.distributed.node_split(torch.ones(g.num_nodes(), dtype=torch.bool), g.get_partition_book())
+    sampler = mg.dataloading.NeighborSampler([fanout], return_eids=False)
+    policy = g.get_node_partition_policy()
+    for i, width in enumerate(model.sizes[1:]):
+        out = mg.distributed.DistTensor((g.num_nodes(), width), torch.float32, part_policy=policy)
+        loader = mg.distributed.DistNodeDataLoader(g, nodes, sampler, device, batch_size=1000)
+        for inputs, seeds, (block,) in shown(loader, f"layer {i} of all nodes"):
+            out[seeds] = model.layer(i, block, rows[inputs].to(device))
+        g.barrier()  # no trainer begins a layer before all have ended the one before
+        rows = out
+    return rows
+
+
+def reverse_ids(g):
+    """The reverse of each edge, as a DistTensor; in order of (src, dst) and of (dst, src) the two have one place."""
+    reverse = mg.distributed.DistTensor((g.num_edges(),), torch.int64, part_policy=g.get_edge_partition_policy())
+    if g.rank() == 0:
+        src, dst = g.find_edges(torch.arange(g.num_edges()))
+        one = torch.argsort(src * g.num_nodes() + dst, stable=True)
+        other = torch.argsort(dst * g.num_nodes() + src, stable=True)
+        if not (torch.equal(src[one], dst[other]) and torch.equal(dst[one], src[other])):
+            raise ValueError("not every edge has a reverse: give --exclude self")
+        reverse[one] = other
+    g.barrier()
+    return reverse
+
+
+def linear_accuracy(g, rows, nodes, num_steps, lr, device):
+    """Train a linear model on rows as they are; return its accuracy on the test nodes of all trainers together."""
+    num_classes = int(g.ndata["label"][:].max()) + 1
+    model = nn.parallel.DistributedDataParallel(nn.Linear(rows.shape[1], num_classes).to(device))
+    optimizer = torch.optim.Adam(model.parameters(), lr=lr)
+    x = rows[nodes["train"]].to(device)
+    labels = g.ndata["label"][nodes["train"]].to(device)
+    for _ in range(num_steps):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), labels).backward()
+        optimizer.step()
+    accuracy = Mean(device)
+    with torch.no_grad():
+        predicted = model(rows[nodes["test"]].to(device)).argmax(1)
+    accuracy.add(predicted.cpu() == g.ndata["label"][nodes["test"]])
+    return float(accuracy.compute())
+
+
+class Mean:
+    """The mean of numbers [n], or of several measures [n, width], over the rows of all trainers."""
+
+    def __init__(self, device, width=1):
+        self.sums = torch.zeros(width + 1, dtype=torch.float64, device=device)  # and how many rows
+
+    def add(self, rows):
+        self.sums[:-1] += rows.double().sum(0).to(self.sums.device)
+        self.sums[-1] += len(rows)
+
+    def compute(self):
+        """The means, float64[width]; collective on the trainers."""
+        dist.all_reduce(self.sums)
+        return self.sums[:-1] / self.sums[-1].clamp(min=1)
+
+
+class Ranks:
+    """Mean reciprocal rank, and the part of the ranks that are at most k, over those of all trainers."""
+
+    def __init__(self, device, ks):
+        self.ks = ks
+        self.mean = Mean(device, 1 + len(ks))
+
+    def add(self, ranks):
+        self.mean.add(torch.stack([1 / ranks] + [(ranks <= k).double() for k in self.ks], 1))
+
+    def compute(self):
+        """The measures in words; collective on the trainers."""
+        names = ["MRR", *(f"hits@{k}" for k in self.ks)]
+        return "  ".join(f"{name} {value:.4f}" for name, value in zip(names, self.mean.compute().tolist(), strict=True))

@@ -1,0 +1,227 @@
+"""The graph of an example: the user's, or one that is generated for the job and is there on every node.
+
+``write_...(folder)`` generate the typed graphs and those with edges to predict, and partition them. The plain ones are
+``mpigraph.data.generate``.
+"""
+
+import os
+import shutil
+import stat
+import sys
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+import mpigraph as mg
+
+
+@contextmanager
+def graph_files(write, part_config=""):
+    """The path of a partition configuration: the one given, else that of a graph that is generated for this job.
+
+    All trainers name the same path to ``DistGraph``, and each host reads its parts from there on its own node. So
+    trainer 0 makes a folder with a random name, that only its user can enter, and has ``write(folder)`` write the
+    partitioned graph "default" into it. Nodes that do not see this folder get one of the same name with copies of the
+    files. Who made a folder removes it at the end of the ``with`` block, when the graph is in memory.
+    """
+    if part_config:
+        yield part_config
+        return
+    folder = tempfile.mkdtemp(prefix="mpigraph-") if dist.get_rank() == 0 else None
+    mine = folder is not None
+    try:
+        if mine:
+            print("generating a graph", file=sys.stderr, flush=True)
+            write(folder)
+        folder = from_trainer_0(folder)
+        mine = mine or make_folder(folder)
+        copy_files(Path(folder), mine)
+        dist.barrier()  # all files are there
+        yield f"{folder}/default.json"
+        dist.barrier()  # all trainers have read what they want
+    finally:
+        if mine:
+            shutil.rmtree(folder)
+
+
+def from_trainer_0(value):
+    """Give every trainer the value of trainer 0."""
+    values = [value]
+    dist.broadcast_object_list(values)
+    return values[0]
+
+
+def make_folder(folder):
+    """Make a folder for this user alone; return False if another trainer, which sees the same disk, has made it.
+
+    Raises:
+        FileExistsError: something else has this name, or it is somebody else's.
+    """
+    try:
+        os.mkdir(folder, 0o700)
+    except FileExistsError:
+        found = os.lstat(folder)
+        if found.st_uid != os.getuid() or found.st_mode != stat.S_IFDIR | 0o700:
+            raise
+        return False
+    return True
+
+
+def copy_files(folder, mine):
+    """Fill the folders of other nodes, if there are any, with what is in that of trainer 0."""
+    makers = [False] * dist.get_world_size()
+    dist.all_gather_object(makers, mine)
+    if sum(makers) == 1:
+        return
+    files = None
+    if dist.get_rank() == 0:
+        files = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    files = from_trainer_0(files)
+    if mine and dist.get_rank() > 0:
+        for name, content in files.items():
+            path = folder / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(content)
+
+
+def write_links(folder):
+    """A graph of 95,000 edges, each in both directions, and held_out.npz with 5,000 edges to predict.
+
+    Their ends, src and dst, are ids of the partitioned graph: the return value of ``partition_graph`` tells them.
+    """
+    whole = mg.data.generate(10_000, 200_000, feat_dim=64, num_classes=40, homophily=0.9)
+    ends = torch.stack(whole.edges())
+    order = torch.randperm(100_000, generator=torch.Generator().manual_seed(0))  # the other half are the reverses
+    to_predict, edges = ends[:, order].split([5_000, 95_000], 1)
+    g = mg.graph(torch.cat([edges, edges.flip(0)], 1), num_nodes=10_000)
+    g.ndata["feat"] = whole.ndata["feat"]
+    orig_nids, _ = mg.distributed.partition_graph(g, "default", 2, folder, return_mapping=True)
+    new_nids = torch.argsort(orig_nids)
+    src, dst = new_nids[to_predict]
+    np.savez(f"{folder}/held_out.npz", src=src, dst=dst)
+
+
+def read_links(part_config, path=""):
+    """The ends of the edges to predict, int64[n] each; from ``held_out.npz`` beside the graph, or another file."""
+    with np.load(path or Path(part_config).with_name("held_out.npz")) as file:
+        return torch.from_numpy(file["src"]), torch.from_numpy(file["dst"])
+
+
+def write_triples(folder, num_entities=1000, num_relations=10):
+    """A knowledge graph: the tails of a head and relation are the 8 entities whose hidden rows fit best.
+
+    The graph has the training triples (head, r, tail) as edges with edata["rel"] = r, and each in the other direction
+    as well, (tail, r + R, head): so heads are predicted as tails, and what is known of a head is among its in-edges.
+    Beside it is held_out.npz, with num_relations (R) and the triples {valid,test}_{src,rel,dst}, in ids of the
+    partitioned graph.
+    """
+    random = torch.Generator().manual_seed(0)
+    hidden = F.normalize(torch.randn(num_entities, 8, generator=random))
+    signs = torch.randn(num_relations, 1, 8, generator=random).sign()
+    tails = (hidden * signs @ hidden.T).topk(8).indices.flatten()
+    number = torch.randperm(len(tails), generator=random)  # of relation, head and tail
+    heads = number // 8 % num_entities
+    relations = number // (8 * num_entities)
+    triples = torch.stack([heads, relations, tails[number]], 1)
+    valid, test, train = triples.split([2000, 2000, len(triples) - 4000])
+    reverse = train[:, [2, 1, 0]] + torch.tensor([0, num_relations, 0])
+    src, rel, dst = torch.cat([train, reverse]).T
+    g = mg.graph((src, dst), num_nodes=num_entities)
+    g.edata["rel"] = rel
+    orig_nids, _ = mg.distributed.partition_graph(g, "default", 2, folder, return_mapping=True)
+    new_nids = torch.argsort(orig_nids)
+    arrays = {"num_relations": num_relations}
+    for part, (src, rel, dst) in {"valid": valid.T, "test": test.T}.items():
+        arrays |= {f"{part}_src": new_nids[src], f"{part}_rel": rel, f"{part}_dst": new_nids[dst]}
+    np.savez(f"{folder}/held_out.npz", **arrays)
+
+
+def read_triples(part_config, path=""):
+    """How many relations there are, both directions counted, and the held-out triples by part, int64[n, 3] each."""
+    parts = {}
+    with np.load(path or Path(part_config).with_name("held_out.npz")) as file:
+        count = int(file["num_relations"])
+        for part in ("valid", "test"):
+            src, rel, dst = (torch.from_numpy(file[f"{part}_{column}"]).long() for column in ("src", "rel", "dst"))
+            parts[part] = torch.cat([torch.stack([src, rel, dst], 1), torch.stack([dst, rel + count, src], 1)])
+    return 2 * count, parts
+
+
+def known_tails(g, triples, held_out, num_relations):
+    """All right tails for the head and relation of each triple: (position of the triple, tail)."""
+    into_heads = g.sample_neighbors(triples[:, 0].unique(), -1)  # the answers, seen from the other end
+    src, dst = into_heads.edges()
+    reverse = (g.edata["rel"][into_heads.edata[mg.EID]] + num_relations // 2) % num_relations
+    known = torch.cat([torch.stack([dst, reverse, src], 1), held_out])
+    keys, order = torch.sort(known[:, 0] * num_relations + known[:, 1])
+    wanted = triples[:, 0] * num_relations + triples[:, 1]
+    end = torch.searchsorted(keys, wanted, right=True)
+    count = end - torch.searchsorted(keys, wanted)
+    position = torch.repeat_interleave(torch.arange(len(triples)), count)
+    place = torch.arange(len(position)) + (end - count.cumsum(0))[position]
+    return position, known[order[place], 2]
+
+
+def write_authors(folder, authors=4000, papers=8000, venues=64, subjects=8):
+    """A graph of authors, papers and venues; the subject of node i of any type is i modulo ``subjects``.
+
+    An author's subject shows only in the papers, a paper's mostly in the venue. Labels and masks are the authors'.
+    """
+    rng = np.random.default_rng(0)
+    paper = np.arange(papers)
+
+    def some(num, same):
+        """For each paper a node of another type, for this fraction of the papers one of the same subject."""
+        subject = np.where(rng.random(papers) < same, paper, rng.integers(0, subjects, papers)) % subjects
+        return rng.integers(0, num // subjects, papers) * subjects + subject
+
+    author = np.concatenate([some(authors, 0.7) for _ in range(3)])
+    written = np.tile(paper, 3)
+    venue = some(venues, 0.9)
+    edges = {
+        ("author", "writes", "paper"): (author, written),
+        ("paper", "by", "author"): (written, author),
+        ("paper", "in", "venue"): (paper, venue),
+        ("venue", "of", "paper"): (venue, paper),
+        ("paper", "cites", "paper"): tuple(rng.integers(0, papers, (2, 3 * papers))),  # at random
+    }
+    g = mg.heterograph(edges, {"author": authors, "paper": papers, "venue": venues})
+    feat = np.eye(subjects)[paper % subjects] + 2 * rng.standard_normal((papers, subjects))
+    g.nodes["paper"].data["feat"] = torch.from_numpy(feat).float()
+    g.nodes["author"].data["label"] = torch.arange(authors) % subjects
+    quarter = torch.from_numpy(rng.permutation(authors) * 4 // authors)
+    masks = {"train_mask": quarter < 2, "val_mask": quarter == 2, "test_mask": quarter == 3}
+    g.nodes["author"].data.update(masks)
+    mg.distributed.partition_graph(g, "default", 2, folder)
+
+
+def write_papers(folder, num_classes=8):
+    """A graph of papers, authors and fields: 70% of the edges join nodes of one class, and features tell it weakly."""
+    counts = {"author": 4000, "field": 200, "paper": 6000}
+    widths = {"author": 16, "field": 8, "paper": 32}
+    relations = {("author", "writes"): 18_000, ("field", "covers"): 12_000, ("paper", "cites"): 24_000}  # of papers
+    rng = np.random.default_rng(0)
+    classes = {ntype: rng.integers(0, num_classes, count) for ntype, count in counts.items()}
+    edges = {}
+    for (src, relation), count in relations.items():
+        papers = rng.integers(0, counts["paper"], count)
+        wanted = np.where(rng.random(count) < 0.7, classes["paper"][papers], rng.integers(0, num_classes, count))
+        by_class = np.argsort(classes[src], kind="stable")
+        bounds = np.searchsorted(classes[src][by_class], np.arange(num_classes + 1))
+        others = by_class[rng.integers(bounds[wanted], bounds[wanted + 1])]
+        edges[src, relation, "paper"] = (others, papers)
+        edges["paper", f"rev_{relation}", src] = (papers, others)
+    g = mg.heterograph(edges, counts)
+    for ntype, width in widths.items():
+        centroids = rng.normal(0, 0.3, (num_classes, width))
+        rows = centroids[classes[ntype]] + rng.normal(0, 1, (counts[ntype], width))
+        g.nodes[ntype].data["feat"] = rows.astype(np.float32)
+    split = rng.random(counts["paper"])
+    masks = {"train_mask": split < 0.3, "val_mask": (split >= 0.3) & (split < 0.5), "test_mask": split >= 0.5}
+    g.nodes["paper"].data.update({"label": classes["paper"]} | masks)
+    mg.distributed.partition_graph(g, "default", 2, folder)

@@ -1,0 +1,205 @@
+"""A training step in its stages, one after the other, and the same step behind a loader that samples ahead."""
+
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from statistics import median
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from mpigraph.arrays import I64
+from mpigraph.cli.bench.micro import is_far, open_service
+from mpigraph.cli.bench.settings import Settings
+from mpigraph.dataloading.loader import DistNodeDataLoader
+from mpigraph.dataloading.sampler import NeighborSampler
+from mpigraph.distgraph.dtypes import to_torch
+from mpigraph.distgraph.graph import DistGraph
+from mpigraph.distgraph.split import node_split
+from mpigraph.distgraph.tensor import DistTensor
+from mpigraph.graphs.block import Block
+from mpigraph.graphs.fields import NID
+from mpigraph.nn.sageconv import SAGEConv
+from mpigraph.sampling.channel import Channel
+from mpigraph.sampling.minibatch import RandomContext
+from mpigraph.session.context import Session
+
+__all__ = ["TrainingStep"]
+
+_NUM_CLASSES = 47
+_MIN_STEPS = 3
+_MAX_STEPS = 500
+_WARM_UP_STEPS = 2
+
+
+class _Sage(nn.Module):
+    """Layers of GraphSAGE with the mean."""
+
+    def __init__(self, widths: list[int]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(SAGEConv(a, b, "mean") for a, b in pairwise(widths))
+
+    def forward(self, blocks: list[Block], h: torch.Tensor) -> torch.Tensor:
+        for block, layer in zip(blocks[:-1], self.layers[:-1], strict=True):
+            h = F.relu(layer(block, h))
+        last: torch.Tensor = self.layers[-1](blocks[-1], h)
+        return last
+
+
+class TrainingStep:
+    """Sampling, gathering and computing on one trainer; every trainer has a model of its own.
+
+    Collective on the trainers: construction and the ``measure_`` methods.
+    """
+
+    def __init__(self, session: Session, g: DistGraph, feature: DistTensor, settings: Settings) -> None:
+        """Take this trainer's nodes as seeds and make a model."""
+        self._session = session
+        self._g = g
+        self._feature = feature
+        self._sampler = NeighborSampler(settings.layers(), return_eids=False)
+        own_nodes = node_split(torch.ones(g.num_nodes(), dtype=torch.bool))
+        self._nodes = np.random.default_rng(session.rank).permutation(own_nodes.numpy())
+        self._batch_size = min(settings.batch_size, len(self._nodes))
+        self._buffer = np.empty((0, *feature.shape[1:]), feature.rows.window.dtype)
+        hidden = [settings.hidden] * (len(settings.layers()) - 1)
+        self._model = _Sage([feature.shape[1], *hidden, _NUM_CLASSES])
+        self._optimizer = torch.optim.Adam(self._model.parameters())
+
+    def measure_first(self) -> float:
+        """Return the seconds until a new loader gives its first minibatch with its rows. Collective on the trainers."""
+        begin = time.perf_counter()
+        loader = self._loader(1)
+        for _ in loader:
+            pass
+        spent = time.perf_counter() - begin
+        loader.close()
+        return spent
+
+    def measure_stages(self, seconds: float) -> dict[str, float | None]:
+        """Time the stages of a step, nothing sampled ahead, and count what travels. Collective on the trainers."""
+        service, channel = open_service(self._session)
+        try:
+            with self._session.sampling_with(service, RandomContext(0, 0)):
+                return self._measure_stages(channel, seconds)
+        finally:
+            self._session.control.drop(channel.number)
+
+    def measure_prefetching(self, seconds: float, step_ms: float) -> dict[str, float | None]:
+        """Time steps behind a loader that samples and gathers two minibatches ahead. Collective on the trainers."""
+        steps = self._agree_on_steps(seconds, step_ms)
+        loader = self._loader(steps + _WARM_UP_STEPS)
+        waits = list[float]()
+        ends = list[float]()
+        begin = time.perf_counter()
+        for _, _, blocks in loader:
+            waits.append(time.perf_counter() - begin)
+            self._compute(blocks, blocks[0].srcdata[self._feature.name])
+            begin = time.perf_counter()
+            ends.append(begin)
+        loader.close()
+        step = (ends[-1] - ends[_WARM_UP_STEPS - 1]) / steps
+        wait = sum(waits[_WARM_UP_STEPS:]) / steps
+        return {"step_prefetch": step * 1e3, "step_wait": wait * 1e3, "batches_per_s": 1 / step}
+
+    def _measure_stages(self, channel: Channel, seconds: float) -> dict[str, float | None]:
+        warm_up = [self._one_step(channel, seeds) for seeds in self._batches(_WARM_UP_STEPS)]
+        num_steps = self._agree_on_steps(seconds, warm_up[-1]["step_total"])
+        before = self._traffic(channel)
+        steps = [self._one_step(channel, seeds) for seeds in self._batches(num_steps)]
+        figures: dict[str, float | None] = {name: median(step[name] for step in steps) for name in steps[0]}
+        for name, count in self._traffic(channel).items():
+            figures[name] = (count - before[name]) / num_steps
+        sampling = sum(step["step_sample"] + step["step_exchange"] for step in steps) / 1e3
+        figures["edges_per_s"] = sum(step["edges"] for step in steps) / sampling / 1e6
+        del figures["edges"]
+        if self._session.world.all_near:
+            figures |= {"step_exchange": None, "step_far": None}
+        return figures
+
+    def _agree_on_steps(self, seconds: float, step_ms: float) -> int:
+        """Return how many steps fill the time on the slowest trainer."""
+        steps = self._session.world.allreduce_minmax(int(seconds / step_ms * 1e3), largest=False)
+        return min(_MAX_STEPS, max(_MIN_STEPS, steps))
+
+    def _batches(self, count: int) -> Iterator[torch.Tensor]:
+        """Yield seeds, beginning again when all nodes were taken."""
+        for batch in range(count):
+            positions = np.arange(batch * self._batch_size, (batch + 1) * self._batch_size)
+            yield torch.from_numpy(self._nodes[positions % max(1, len(self._nodes))])
+
+    def _loader(self, steps: int) -> DistNodeDataLoader:
+        return DistNodeDataLoader(
+            self._g,
+            torch.cat(list(self._batches(steps))),
+            self._sampler,
+            batch_size=max(1, self._batch_size),
+            num_prefetch=2,
+            features=[self._feature.name],
+        )
+
+    def _one_step(self, channel: Channel, seeds: torch.Tensor) -> dict[str, float]:
+        """Make one step; return the milliseconds of each stage, and how many edges were sampled."""
+        exchanged = _exchange_seconds(channel)
+        begin = time.perf_counter()
+        _, _, blocks = self._sampler.sample_blocks(self._g, seeds)
+        sampled = time.perf_counter()
+        exchange = _exchange_seconds(channel) - exchanged
+        ids = blocks[0].srcdata[NID].numpy()
+        rows = self._gather(ids)
+        gathered = time.perf_counter()
+        self._compute(blocks, rows)
+        end = time.perf_counter()
+        far = is_far(self._feature.rows.window, ids)
+        gather = gathered - sampled
+        near = min(gather, self._time_gather(ids[~far])) if far.any() else gather
+        spent = {
+            "step_sample": sampled - begin - exchange,
+            "step_exchange": exchange,
+            "step_near": near,
+            "step_far": gather - near,
+            "step_compute": end - gathered,
+            "step_total": end - begin,
+        }
+        figures = {name: seconds * 1e3 for name, seconds in spent.items()}
+        figures["edges"] = float(sum(block.num_edges() for block in blocks))
+        return figures
+
+    def _time_gather(self, ids: I64) -> float:
+        """Return the seconds to gather a step's near rows alone; the rest of its gather is the cost of far rows."""
+        begin = time.perf_counter()
+        self._gather(ids)
+        return time.perf_counter() - begin
+
+    def _gather(self, ids: I64) -> torch.Tensor:
+        """Return rows, in a buffer that is used again."""
+        if len(ids) > len(self._buffer):
+            self._buffer = np.empty((len(ids) * 5 // 4, *self._buffer.shape[1:]), self._buffer.dtype)
+        return to_torch(self._feature.rows.gather(ids, self._buffer[: len(ids)]), self._feature.rows.dtype)
+
+    def _compute(self, blocks: list[Block], rows: torch.Tensor) -> None:
+        """Make one step of the model; which labels there are makes no difference to its time."""
+        scores = self._model(blocks, rows.float())
+        loss = F.cross_entropy(scores, torch.zeros(len(scores), dtype=torch.int64))
+        self._optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._optimizer.step()
+
+    def _traffic(self, channel: Channel) -> dict[str, float]:
+        """Return what sampling and gathering have moved so far."""
+        if self._session.world.all_near:
+            return {"rounds_per_batch": 0, "messages_per_batch": 0}
+        rows = self._session.state.rows.traffic
+        return {
+            "rounds_per_batch": channel.rounds,
+            "messages_per_batch": channel.messages + rows.messages,
+            "sampling_bytes_per_batch": channel.bytes / 1e6,
+            "row_bytes_per_batch": (rows.bytes_sent + rows.bytes_received) / 1e6,
+        }
+
+
+def _exchange_seconds(channel: Channel) -> float:
+    """Return the seconds that went into transfer and waiting for others so far."""
+    return channel.seconds - channel.work_seconds

@@ -1,0 +1,94 @@
+"""The progress thread: advances what must go on while nobody waits for it. One a process, on trainers.
+
+MPI advances an operation, and lets others read or ask for this rank's rows, only while this process is inside MPI
+(MPI 4.1, section 12.7.3). A trainer is not while it computes: one that waits in torch for a trainer which reads from it
+would wait for ever, and a gradient's all_reduce would begin to move when it is waited for.
+"""
+
+import queue
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, Protocol
+
+from mpigraph.mpi.coroutine import Task
+from mpigraph.mpi.wait import IDLE_SERVER_FAR, PROGRESS, TRANSFER, Backoff
+from mpigraph.mpi.watchdog import Watch
+
+__all__ = ["Listener", "Progress"]
+
+
+class Listener(Protocol):
+    """Something that other ranks may ask of this one at any time."""
+
+    @property
+    def outstanding(self) -> bool:
+        """Whether what was asked is not complete."""
+
+    def progress(self) -> bool:
+        """Advance it without waiting; return whether anything moved."""
+
+
+class Progress:
+    """A thread that polls tasks until they are done, and listeners until they are told to stop.
+
+    It sleeps while there are none.
+    """
+
+    def __init__(self, watch: Watch) -> None:
+        """``watch(what)`` puts a deadline on each task, from its beginning."""
+        self._watch = watch
+        self._inbox: queue.SimpleQueue[Task[Any] | None] = queue.SimpleQueue()
+        self._listeners: list[Listener] = []
+        self._polling = threading.Lock()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="mpigraph-progress", daemon=True)
+        self._thread.start()
+
+    def add(self, task: Task[Any]) -> None:
+        """Advance a task until it is done. A second call for the same task does nothing."""
+        if task.in_progress_thread:
+            return
+        task.in_progress_thread = True
+        deadline = ExitStack()
+        deadline.enter_context(self._watch(task.name))
+        task.then(deadline.close)
+        self._inbox.put(task)
+
+    def listen(self, listener: Listener) -> Callable[[], None]:
+        """Make progress for a listener again and again; return the function that ends that."""
+        self._listeners.append(listener)
+        self._inbox.put(None)  # wake it up
+
+        def stop() -> None:
+            with self._polling:  # not in the middle of a call
+                self._listeners.remove(listener)
+
+        return stop
+
+    def close(self) -> None:
+        """End the thread. Nobody may need it any more."""
+        self._closed = True
+        self._inbox.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        tasks: list[Task[Any]] = []
+        backoff = Backoff()
+        while not self._closed:
+            try:
+                task = self._inbox.get(block=not tasks and not self._listeners)
+                tasks += [] if task is None else [task]
+                backoff.reset()
+                continue
+            except queue.Empty:
+                pass
+            with self._polling:
+                moved = any([listener.progress() for listener in self._listeners])
+                busy = any(listener.outstanding for listener in self._listeners)
+            moved |= any([task.advance() for task in tasks if not task.awaited])
+            tasks = [task for task in tasks if not task.done]
+            if moved:
+                backoff.reset()
+            else:
+                backoff.pause(TRANSFER if busy else PROGRESS if tasks else IDLE_SERVER_FAR)

@@ -1,0 +1,125 @@
+"""What lies between torch and MPI in a process group: tensors as arrays, and which reductions there are."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from mpi4py import MPI
+from torch import Tensor
+
+from mpigraph.arrays import Array
+from mpigraph.errors import InvalidArgumentError
+
+__all__ = [
+    "apart",
+    "check",
+    "even_counts",
+    "flat",
+    "join",
+    "one_each",
+    "reduction",
+    "refill",
+    "sizes",
+    "split",
+    "words",
+]
+
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64)
+_SUMMED_IN = {dtype: dtype for dtype in (*_INTEGERS, torch.float32, torch.float64)}
+_SUMMED_IN |= {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.bool: torch.uint8}
+_OF_NUMBERS = {"SUM": MPI.SUM, "PRODUCT": MPI.PROD, "MAX": MPI.MAX, "MIN": MPI.MIN}
+_OF_FLOATS = _OF_NUMBERS | {"AVG": MPI.SUM}
+_OF_INTEGERS = _OF_NUMBERS | {"BAND": MPI.BAND, "BOR": MPI.BOR, "BXOR": MPI.BXOR}
+_OF_BOOL = {"SUM": MPI.MAX, "PRODUCT": MPI.MIN, "MAX": MPI.MAX, "MIN": MPI.MIN, "BOR": MPI.MAX, "BAND": MPI.MIN}
+
+
+def flat(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """The values as a contiguous vector (of ``dtype``): the tensor's own memory where it is one."""
+    dtype = tensor.dtype if dtype is None else dtype
+    if tensor.dtype is dtype and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
+        return tensor.detach().view(-1)
+    return torch.empty(tensor.shape, dtype=dtype).copy_(tensor.detach()).view(-1)
+
+
+def refill(tensor: Tensor, vector: Tensor, divisor: int = 1) -> None:
+    """Divide a vector that :func:`flat` made of a tensor, and write it back unless it is the tensor's memory."""
+    if divisor > 1:
+        vector.div_(divisor)
+    if vector.data_ptr() != tensor.data_ptr():
+        tensor.detach().copy_(vector.view(tensor.shape))
+
+
+def join(tensors: Sequence[Tensor]) -> Tensor:
+    """One vector of the values of several tensors, never their own memory."""
+    vector = tensors[0].new_empty(sum(sizes(tensors)))
+    for values, tensor in zip(torch.split(vector, sizes(tensors)), tensors, strict=True):  # type: ignore[no-untyped-call]
+        values.copy_(tensor.detach().reshape(-1))
+    return vector
+
+
+def split(tensors: Sequence[Tensor], vector: Tensor) -> None:
+    """Copy the values of a vector to several tensors, one after the other."""
+    for tensor, values in zip(tensors, torch.split(vector, sizes(tensors)), strict=True):  # type: ignore[no-untyped-call]
+        tensor.detach().copy_(values.view(tensor.shape))
+
+
+def sizes(tensors: Sequence[Tensor]) -> list[int]:
+    """How many values each tensor has."""
+    return [tensor.numel() for tensor in tensors]
+
+
+def words(vector: Tensor) -> Array:
+    """The memory of a contiguous vector as an array of a type that MPI can move."""
+    return vector.view(_WORDS[vector.element_size()]).numpy()
+
+
+def apart(tensor: Tensor, other: Tensor) -> Tensor:
+    """The tensor, or a copy if it may overlap the other, which MPI forbids."""
+    same = tensor.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+    return tensor.clone() if same else tensor
+
+
+def check(what: str, *tensors: Tensor) -> None:
+    """Raise an InvalidArgumentError unless all are dense CPU tensors of one dtype."""
+    for tensor in tensors:
+        if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+            raise InvalidArgumentError(
+                f"{what} by mpi4py needs dense CPU tensors (got {tensor.layout} on {tensor.device}): "
+                "use gloo or nccl for others"
+            )
+        if tensor.dtype is not tensors[0].dtype:
+            raise InvalidArgumentError(f"{what} needs one dtype (got {tensors[0].dtype} and {tensor.dtype})")
+
+
+def reduction(what: str, dtype: torch.dtype, op: Any) -> tuple[MPI.Op, torch.dtype, bool]:
+    """How to reduce tensors of a dtype: the operation, the dtype to do it in, whether to divide by the ranks.
+
+    Raises:
+        InvalidArgumentError: there is no such reduction; the message names both.
+    """
+    name = getattr(op, "op", op).name
+    if dtype is torch.bool:
+        known = _OF_BOOL
+    else:
+        known = _OF_INTEGERS if dtype in _INTEGERS else _OF_FLOATS
+    if dtype not in _SUMMED_IN or name not in known:
+        raise InvalidArgumentError(f"{what} by mpi4py cannot do {name} of {dtype}")
+    return known[name], _SUMMED_IN[dtype], name == "AVG"
+
+
+def even_counts(what: str, whole: Tensor, each: Tensor, ranks: int) -> list[int]:
+    """How many values of ``whole`` belong to each rank: as many as ``each`` has.
+
+    Raises:
+        InvalidArgumentError: they are not all of ``whole``.
+    """
+    if whole.numel() != ranks * each.numel():
+        raise InvalidArgumentError(f"{what}: {whole.numel()} values are not {each.numel()} for each of {ranks} rank(s)")
+    return [each.numel()] * ranks
+
+
+def one_each(what: str, tensors: Sequence[Tensor], ranks: int) -> None:
+    """Raise an InvalidArgumentError unless there is a tensor for each rank."""
+    if len(tensors) != ranks:
+        raise InvalidArgumentError(f"{what} needs a tensor for each of {ranks} rank(s) (got {len(tensors)})")

@@ -1,0 +1,133 @@
+"""What all windows of rows of a job have in common: how they are allocated, and which transports read their far rows.
+
+Two ways to allocate, same behaviour above ``rows/window.py``:
+
+* *allocate*: ``Win.Allocate`` over all ranks; neighbours on the node are found with ``Shared_query``, which MPI allows
+  on such windows since 4.1 (MPICH does). A ``Get`` between processes of one machine then needs no help of the target.
+* *create*: ``Win.Allocate_shared`` on the node, and ``Win.Create`` over that memory (any MPI-3), which is left out in a
+  job on one node, where every row is loaded.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+from mpi4py import MPI
+
+from mpigraph.errors import InvalidArgumentError
+from mpigraph.mpi.agree import allgather_bytes, everywhere
+from mpigraph.mpi.compat import library_version
+from mpigraph.mpi.world import World
+from mpigraph.rows.packed import PackedTransport
+from mpigraph.rows.rma import RmaTransport
+from mpigraph.rows.transport import Traffic, Transport, WindowHandle
+
+__all__ = ["TRANSPORTS", "RowService", "shared_query_works", "window_kind"]
+
+TRANSPORTS: tuple[type[Transport], ...] = (RmaTransport, PackedTransport)
+"""All transports: each is a possible value of ``MPIGRAPH_TRANSPORT``, is measured at start, and by ``bench``."""
+
+
+class RowService:
+    """The transports of a job and the state of its windows.
+
+    A job on one node has no transport: every row is loaded. On several nodes a host that also trains makes progress in
+    the progress thread, from construction until the world is closed; a server does it in its loop. These polls also let
+    MPI serve one-sided reads of this rank's rows.
+
+    Attributes:
+        world: the job.
+        kind: how windows are allocated: "allocate" or "create".
+        transports: in the order of :data:`TRANSPORTS`, none on one node.
+        transport: reads far rows unless a caller names another; None on one node.
+        automatic: ``transport`` is to be chosen by measuring (``rows/selection.py``), and is the first one until then.
+
+    Collective on ``world.comm``: construction. Everything is closed with the world.
+    """
+
+    def __init__(self, world: World) -> None:
+        """Open the transports.
+
+        Raises:
+            InvalidArgumentError: ``MPIGRAPH_TRANSPORT`` names none, or ``MPIGRAPH_WINDOW`` asks for what this MPI
+                cannot do; on every rank.
+        """
+        self.world = world
+        setting = _transport_setting(world)
+        self.kind = window_kind(world)
+        self.automatic = setting == "auto"
+        self._windows = 0
+        self.transports = () if world.all_near else tuple(transport(world) for transport in TRANSPORTS)
+        for transport in self.transports:
+            world.at_close(transport.close)
+        if self.transports and world.is_host and world.progress is not None:
+            world.at_close(world.progress.listen(self))
+        self.transport = next((each for each in self.transports if self.automatic or each.name == setting), None)
+
+    @property
+    def traffic(self) -> Traffic:
+        """What ``transport`` has moved so far."""
+        return self.transport.traffic if self.transport else Traffic()
+
+    def number_window(self) -> int:
+        """A number for a new window, the same on every rank."""
+        self._windows += 1
+        return self._windows
+
+    def register(self, window: WindowHandle) -> None:
+        """Tell the transports of a new window."""
+        for transport in self.transports:
+            transport.register(window)
+
+    def forget(self, window: WindowHandle) -> None:
+        """Tell the transports that a window is being closed."""
+        for transport in self.transports:
+            transport.forget(window)
+
+    def progress(self) -> bool:
+        """Advance what other ranks have asked of this one, without waiting; return whether anything moved."""
+        return any([transport.progress() for transport in self.transports])
+
+    @property
+    def outstanding(self) -> bool:
+        """Whether anything that other ranks have asked of this one is not complete."""
+        return any(transport.outstanding for transport in self.transports)
+
+
+def _transport_setting(world: World) -> str:
+    """The first rank's setting. Collective on ``world.comm``."""
+    allowed = ["auto", *(transport.name for transport in TRANSPORTS)]
+    setting = allgather_bytes(world.comm, world.config.transport.encode())[0].decode()
+    if setting not in allowed:
+        choices = f"{', '.join(allowed[:-1])} or {allowed[-1]}"
+        raise everywhere(InvalidArgumentError(f"transport must be {choices} (got {setting!r})"))
+    return setting
+
+
+def shared_query_works(win: MPI.Win, ranks: Iterable[int], nbytes: int) -> bool:
+    """Whether an allocated window tells where the memory of ranks on this node is, ``nbytes`` of each."""
+    try:
+        return all(len(win.Shared_query(rank)[0]) == nbytes for rank in ranks)
+    except MPI.Exception:  # Open MPI 5 and MPICH 4.0 do not have it
+        return False
+
+
+def window_kind(world: World) -> str:
+    """Return "allocate" if ``Shared_query`` works on allocated windows here, else "create".
+
+    Raises:
+        InvalidArgumentError: ``MPIGRAPH_WINDOW`` asks for what this MPI cannot do; on every rank.
+
+    Collective on ``world.comm``.
+    """
+    wanted = world.config.window
+    if wanted == "create":
+        return wanted
+    win = MPI.Win.Allocate(8, 1, comm=world.comm)
+    answer = np.array([shared_query_works(win, world.hosts[world.near].tolist(), 8)], np.int64)
+    world.comm.Allreduce(MPI.IN_PLACE, answer, op=MPI.MIN)
+    win.Free()
+    if not answer[0] and wanted == "allocate":
+        raise everywhere(
+            InvalidArgumentError(f"window 'allocate' does not work with {library_version()}: use auto or create")
+        )
+    return "allocate" if answer[0] else "create"

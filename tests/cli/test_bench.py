@@ -1,0 +1,331 @@
+"""The benchmark: every figure is in the document, one rank speaks, and the verdict is that of the slowest trainer."""
+
+import json
+import re
+import sys
+
+import pytest
+from layouts import API, WAIT, WORLD, Layout, on_all
+
+from mpigraph.cli.bench import job, report
+from mpigraph.cli.bench.figures import CATALOGUE, STAGES, Figure
+from mpigraph.cli.bench.settings import Settings
+from mpigraph.cli.bench.verdict import bottleneck, slowest_trainer, verdict
+from mpigraph.cli.main import main
+from mpigraph.errors import InvalidArgumentError
+
+SMALL = {
+    "nodes": 400, "edges": 4000, "feat_dim": 8, "batch_size": 20, "fanouts": "2,3", "hidden": 8, "seconds": 0.1,
+}  # fmt: skip
+TOP = {"schema", "version", "time", "machine", "mpi", "layout", "settings", "figures", "verdict"}
+FAR = {
+    "far_rma", "service_latency", "step_exchange", "step_far", "sampling_bytes_per_batch", "row_bytes_per_batch",
+}  # fmt: skip
+BEGINNINGS = [
+    "starting the ranks", "generating a graph of 400 nodes and 4000 edges", "partitioning it into", "loading the graph",
+    "making a loader", "measuring memory and rows", "measuring rounds", "measuring the training step, stage by stage",
+    "measuring the training step with prefetching",
+]  # fmt: skip
+LARGER = [*API[1:], Layout(2, 1, 0)]
+BETWEEN_TRAINERS = {"round_latency", "rounds_per_s", "round_rate"}
+LINUX = {"start_python", "start_total", "memory_trainer", "memory_server", "memory_node"}
+
+
+def run(layout, monkeypatch, **options):
+    """Run as a job of a layout; the status on trainers, None on servers."""
+    monkeypatch.setenv("MPIGRAPH_RANKS_PER_NODE", str(layout.layout.ranks_per_node))
+    monkeypatch.setenv("MPIGRAPH_TIMEOUT", str(WAIT))
+    try:
+        return job.run(Settings(**(SMALL | {"num_servers": layout.layout.servers} | options)), 1.0, layout.comm)
+    except SystemExit as stop:
+        assert stop.code == 0
+        return None
+
+
+@pytest.mark.parametrize("layout", LARGER, indirect=True, ids=[layout.name for layout in LARGER])
+def test_the_document_is_complete(layout, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(job, "_command", lambda *words: main([*map(str, words)]))  # in this process, which is faster
+    check_run(layout, monkeypatch, tmp_path, capsys)
+
+
+@pytest.mark.parametrize("layout", API[:1], indirect=True, ids=[API[0].name])
+def test_the_document_is_complete_where_other_processes_make_the_graph(layout, monkeypatch, tmp_path, capsys):
+    check_run(layout, monkeypatch, tmp_path, capsys)
+
+
+def check_run(layout, monkeypatch, tmp_path, capsys):
+    out = layout.share(str(tmp_path / "bench.json"))
+    status = run(layout, monkeypatch, out=out)
+    told = capsys.readouterr()
+    on_all(layout.comm, status in (0, None), f"status {status}")
+    tables = layout.comm.allgather(told.out.count("copy of memory, one trainer"))
+    assert tables == [1] + [0] * (layout.comm.size - 1)
+    said = [line.removeprefix("bench: ") for line in told.err.splitlines() if line.startswith("bench: ")]
+    expected = BEGINNINGS if layout.comm.rank == 0 else []
+    on_all(layout.comm, len(said) == len(expected) and all(map(str.startswith, said, expected)), f"said {said}")
+    with open(out) as file:
+        found = json.load(file)
+    assert set(found) == TOP and (found["schema"], found["version"]) == (report.SCHEMA, report.VERSION)
+    assert set(found["figures"]) == set(CATALOGUE) and found["settings"]["nodes"] == 400
+    size = found["layout"]
+    assert (size["ranks"], size["servers_per_node"]) == (
+        layout.comm.size,
+        min(layout.layout.servers, size["ranks"] - 1),
+    )
+    missing = {name for name, figure in found["figures"].items() if figure["value"] is None}
+    assert missing - LINUX == expected_missing(size, found["figures"]["far_packed"]["value"]), missing
+    for figure in found["figures"].values():
+        assert figure["unit"] == CATALOGUE_UNITS[figure["meaning"]] and len(figure["trainers"]) == size["trainers"]
+    check_traffic(found)
+    if layout.comm.rank == 0:
+        assert told.out.rstrip().endswith(found["verdict"]) and len(told.out.splitlines()) < 60
+
+
+CATALOGUE_UNITS = {entry.text: entry.unit for entry in CATALOGUE.values()}
+
+
+def expected_missing(size, packed):
+    missing = set() if size["nodes"] > 1 else FAR | {"far_packed"}
+    if size["nodes"] > 1 and packed is None:
+        missing |= {"far_packed"}
+    return missing | (BETWEEN_TRAINERS if size["trainers"] == 1 else set())
+
+
+def check_traffic(found):
+    figures = {name: figure["value"] for name, figure in found["figures"].items()}
+    if found["layout"]["nodes"] == 1:
+        assert figures["rounds_per_batch"] == figures["messages_per_batch"] == 0
+        return
+    assert figures["rounds_per_batch"] == 2  # one for each layer
+    assert figures["messages_per_batch"] >= 3  # a request and its answer (the first layer's may be near), and rows
+    assert figures["sampling_bytes_per_batch"] > 0 and figures["row_bytes_per_batch"] > 0
+
+
+def test_the_number_of_servers_is_the_jobs_unless_it_is_given(monkeypatch):
+    monkeypatch.setenv("MPIGRAPH_NUM_SERVERS", "3")
+    given = []
+    monkeypatch.setattr(job, "initialize", lambda **options: given.append(options["num_servers"]) or sys.exit(0))
+    for arguments in ([], ["--num-servers", "0"]):
+        with pytest.raises(SystemExit):
+            main(["bench", *arguments])
+    assert given == [None, 0]
+
+
+@pytest.mark.parametrize("comm", [1], indirect=True)
+def test_a_user_s_graph(comm, oracle, capsys):
+    assert job.run(Settings(**(SMALL | {"part_config": oracle(2), "batch_size": 5})), 1.0, comm) == 0
+    assert "gather near rows" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("comm", [WORLD.size], indirect=True)
+def test_errors_are_printed_once(comm, capsys):
+    nowhere = ["--nodes", "100", "--edges", "400", "--out", "/proc/nowhere/bench.json"]
+    cases = [*BAD_OPTIONS, (nowhere, "/proc/nowhere/bench.json: cannot be written: No such file")]
+    for arguments, message in cases:
+        try:
+            good = main(["bench", *arguments]) == 2
+        except SystemExit as stop:
+            good = stop.code == 0  # a server: the job had begun
+        lines = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+        on_all(comm, good and all(re.search(message, line) for line in lines), f"{arguments}: {lines}")
+        assert comm.allreduce(len(lines)) == 1
+
+
+BAD_OPTIONS = [
+    (["--nodes", "many"], "--nodes must be a number .*many"),
+    (["--nodes", "3"], "--nodes must be >= 100"),
+    (["--fanouts", "10,x"], "--fanouts must be integers.*10,x"),
+    (["--seconds", "nan"], "--seconds must be >= 0.01"),
+    (["--part-config", "/nowhere/x.json"], "/nowhere/x.json"),
+    (["--num-servers", "-1"], "--num-servers must be >= 0"),
+    (["--nodes", "100", "--edges", "100000", "--seconds", "1"], "num_edges must be <= 4950"),
+]
+
+
+def as_typed(settings):
+    return {name: None if value is None else str(value) for name, value in vars(settings).items()}
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD_OPTIONS[:4])
+def test_settings_name_the_option(arguments, message):
+    texts = as_typed(Settings())
+    texts[arguments[0][2:].replace("-", "_")] = arguments[1]
+    with pytest.raises(InvalidArgumentError, match=message):
+        Settings.of(texts)
+
+
+def test_options_are_settings():
+    assert Settings.of(as_typed(Settings())) == Settings()
+    assert Settings(fanouts="15, 10,-1").layers() == [15, 10, -1]
+
+
+STEP = {
+    "step_sample": 10.0, "step_exchange": 10.0, "step_near": 10.0, "step_far": 10.0, "step_compute": 10.0,
+    "step_prefetch": 40.0, "step_wait": 20.0,
+}  # fmt: skip
+
+
+def crafted(*trainers):
+    """Figures of trainers whose own values are given, the median standing for all."""
+    names = {name for values in trainers for name in values}
+    figures = {}
+    for name in names:
+        each = [values.get(name) for values in trainers]
+        known = sorted(value for value in each if value is not None)
+        figures[name] = Figure(known[len(known) // 2] if known else None, each)
+    return figures
+
+
+@pytest.mark.parametrize(
+    ("figures", "line"),
+    [
+        ({"step_far": 110.0, "far_rma": 0.3, "far_packed": 1.0}, "far gather: 73%.*TRANSPORT=packed"),
+        ({"step_far": 110.0, "far_rma": 1.0, "far_packed": 0.3}, "far gather.*try MPIGRAPH_TRANSPORT=rma"),
+        ({"step_far": 110.0, "far_rma": 1.0, "far_packed": None}, "far gather.*METIS.*float16"),
+        ({"step_near": 60.0, "near_one": 1.0, "rows_one": 4.0}, "near gather: 60%.*bind"),
+        ({"step_near": 60.0, "near_one": 4.0, "rows_one": 4.0}, "near gather.*float16"),
+        ({"step_exchange": 60.0, "round_latency": 5.0}, "exchange: 60%.*fewer ranks than cores"),
+        ({"step_exchange": 60.0, "round_latency": 0.05, "service_latency": 5.0}, "exchange.*num_servers=0"),
+        ({"step_exchange": 60.0, "round_latency": 0.05}, "exchange.*larger minibatches"),
+        ({"step_sample": 60.0}, "sampling: 60% of the step .*waits 50% of the time.*return_eids=False"),
+        ({"step_compute": 60.0, "step_wait": 2.0}, "compute: 60%.*waits 5%.*GPU"),
+        ({"step_compute": 50.0, "step_sample": 20.0}, "sampling: 20%.*waits 50%"),
+        ({"step_total": 50.0}, "sampling: 20%.*smaller fanouts$"),
+        ({"step_total": 30.0}, "sampling: 20%.*gains nothing here: leave it a core"),
+        ({"step_far": 110.0, "step_wait": 1.0}, "compute: 7%.*waits 2% of the time"),
+        ({"step_far": None, "step_exchange": None, "step_sample": 30.0}, "sampling: 60%"),
+    ],
+)  # fmt: skip
+def test_the_verdict_names_bottleneck_and_remedy(figures, line):
+    said = verdict(crafted(STEP | figures))
+    assert re.match(line, said), said
+    assert "\n" not in said and "slowest" not in said and "uneven" not in said
+
+
+COMPUTING = {"step_sample": 5.0, "step_exchange": 1.0, "step_near": 4.0, "step_compute": 90.0, "step_total": 100.0}
+SAMPLING = {"step_sample": 60.0, "step_exchange": 20.0, "step_near": 10.0, "step_compute": 10.0, "step_total": 100.0}
+
+
+@pytest.mark.parametrize(
+    ("trainers", "slowest", "line"),
+    [
+        (  # in step with each other by their rounds: half of them wait for the other half
+            [
+                SAMPLING | {"step_prefetch": 100.0, "step_wait": 90.0},
+                SAMPLING | {"step_prefetch": 101.0, "step_wait": 91.0},
+                COMPUTING | {"step_prefetch": 99.0, "step_wait": 2.0},
+                COMPUTING | {"step_prefetch": 100.0, "step_wait": 1.0},
+            ],
+            3,
+            r"compute: 90% of the step of trainer 3, the slowest \(with prefetching its model waits 1% of the time\); "
+            r"try a GPU.*; trainers are uneven: a step takes 99 to 101 ms, of which models wait 1% to 90% "
+            r"\(median 46%\)",
+        ),
+        (  # not in step: one has a crowded core and waits for its own sampling
+            [
+                COMPUTING | {"step_prefetch": 30.0, "step_wait": 0.0},
+                SAMPLING | {"step_prefetch": 100.0, "step_wait": 60.0},
+            ],
+            1,
+            r"sampling: 60% of the step of trainer 1.*waits 60%.*uneven: a step takes 30 to 100 ms",
+        ),
+        (  # even: no word of it
+            [
+                COMPUTING | {"step_prefetch": 95.0, "step_wait": 1.0},
+                COMPUTING | {"step_prefetch": 90.0, "step_wait": 9.0},
+            ],
+            0,
+            "compute: 90% of the step of trainer 0, the slowest .*a smaller model$",
+        ),
+        ([COMPUTING, COMPUTING | {"step_total": 130.0}], 1, "compute: 90%.*uneven: a step takes 100 to 130 ms"),
+    ],
+)
+def test_the_verdict_is_that_of_the_slowest_trainer(trainers, slowest, line):
+    figures = crafted(*trainers)
+    assert slowest_trainer(figures) == slowest
+    said = verdict(figures)
+    assert re.match(line, said), said
+    assert "\n" not in said
+
+
+def test_what_only_one_trainer_of_a_node_measured_holds_for_all():
+    step = {"step_near": 60.0, "step_prefetch": 100.0, "step_wait": 90.0, "step_total": 100.0}
+    figures = crafted(
+        step | {"near_one": 1.0, "rows_one": 4.0}, step | {"step_prefetch": 120.0, "near_one": None, "rows_one": None}
+    )
+    assert slowest_trainer(figures) == 1 and "binding ranks to cores and their memory" in verdict(figures)
+
+
+def test_there_is_advice_for_every_stage():
+    for stage in STAGES:
+        values = {name: 1.0 if name == stage else 0.0 for name in STAGES}
+        assert bottleneck(values) == (stage, 1.0)
+        assert verdict(crafted(values)).startswith(f"{STAGES[stage]}: 100% of the step; try ")
+
+
+def invented():
+    """A document of two trainers, without running anything."""
+    figures = {
+        name: {
+            "value": 2.0,
+            "unit": entry.unit,
+            "meaning": entry.text,
+            "of": entry.of,
+            "combined": entry.combine,
+            "trainers": [1.0, 3.0],
+        }
+        for name, entry in CATALOGUE.items()
+    }
+    figures["step_far"] = figures["step_far"] | {"value": None, "trainers": [None, None]}
+    layout = {"ranks": 3, "nodes": 1, "trainers": 2, "hosts": 1, "servers_per_node": 1, "ranks_per_node": 0}
+    machine = {"processor": "p", "cores": 2, "memory_GiB": 4.0}
+    return {"machine": machine, "mpi": {"library": "m"}, "layout": layout, "figures": figures, "verdict": "compute: 9%"}
+
+
+def test_the_table_shows_what_applies():
+    text = report.table(invented())
+    assert "gather far rows" not in text and text.endswith("compute: 9%")
+    assert text.count(": 1 to 3)") == len(CATALOGUE) - 1
+
+
+def test_every_row_says_whose_value_it_is():
+    found = invented()
+    found["figures"]["batches_per_s"] |= {"value": 4.0, "trainers": [2.0, 2.0]}
+    found["figures"]["memcpy_one"] |= {"trainers": [2.0, None]}
+    found["figures"]["step_total"] |= {"trainers": [2.0, 2.1]}
+    rows = [line[10:] for line in report.table(found).splitlines()]
+    for row in (
+        "        2 GB/s  one trainer              copy of memory, one trainer alone on its node",
+        "        2 GB/s  sum of a node's trainers copy of memory, all at once (each trainer: 1 to 3)",
+        "        2 ms    largest of 2 trainers    empty round between the trainers (each trainer: 1 to 3)",
+        "        4 1/s   sum of 2 trainers        minibatches with num_prefetch=2 (each trainer: 2 to 2)",
+        "        2 ms    median of 2 trainers     all of it, one after the other (num_prefetch=0)",
+        "        2 MB    largest server           peak resident memory (each server: 1 to 3)",
+        "        2 MB    largest of 2 nodes       all ranks, shared pages counted once, at the end (each node: 1 to 3)",
+    ):
+        assert row in rows, "\n".join(rows)
+
+
+@pytest.mark.parametrize("name", ["missing/bench.json", "directory"])
+def test_where_the_report_cannot_be_written_is_known_at_the_start(tmp_path, name):
+    (tmp_path / "directory").mkdir()
+    with pytest.raises(InvalidArgumentError, match=f"{name}: cannot be written: "):
+        report.check_writable(str(tmp_path / name))
+    report.check_writable(str(tmp_path / "bench.json"))
+    assert not (tmp_path / "bench.json").exists()
+    (tmp_path / "bench.json").write_text("of a run before")
+    report.check_writable(str(tmp_path / "bench.json"))
+    assert (tmp_path / "bench.json").read_text() == "of a run before"
+
+
+def test_a_plot_is_drawn(tmp_path):
+    pytest.importorskip("matplotlib")
+    report.draw(invented(), str(tmp_path / "split.png"))
+    assert (tmp_path / "split.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_without_matplotlib_one_error_names_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(InvalidArgumentError, match="--plot needs matplotlib"):
+        report.need_matplotlib()

@@ -1,0 +1,375 @@
+"""The command line: every input format ends in the same shards; wrong input ends in status 2 and one line."""
+
+import gzip
+import json
+import re
+
+import numpy as np
+import pytest
+from typed_parts import COUNTS, EDGES, typed_source
+
+from mpigraph.cli.main import main
+from mpigraph.errors import GraphDataError
+from mpigraph.metadata.schema import Schema
+from mpigraph.partition.generate import GRAPH_FILES, Recipe, generate_graph
+from mpigraph.partition.readers import add_reverse_edges, read_source
+from mpigraph.partition.source import Feature, GraphSource
+from mpigraph.storage.part_config import PartConfig
+from mpigraph.storage.shard import ShardReader
+
+ARRAYS = generate_graph(Recipe(num_nodes=120, num_edges=900, feat_dim=5, num_classes=3))
+HOMOGENEOUS = "_N:_E:_N"
+NODE_ARRAYS = ("feat", "label", "train_mask", "val_mask", "test_mask")
+
+
+def write_csv(path, table, fmt):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with gzip.open(path, "wt") as file:
+        np.savetxt(file, table, fmt=fmt, delimiter=",")
+
+
+def as_csr(dense):
+    rows, columns = np.nonzero(dense)
+    indptr = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(dense)))])
+    shape = np.array(dense.shape)
+    return {"feat_data": dense[rows, columns], "feat_indices": columns, "feat_indptr": indptr, "feat_shape": shape}
+
+
+def write_npz(path, sparse=False, one_direction=False):
+    arrays = {**ARRAYS, "label": ARRAYS["label"].astype(np.int16)}
+    if sparse:
+        arrays.update(as_csr(arrays.pop("feat")))
+    if one_direction:
+        arrays["edge_src"], arrays["edge_dst"] = arrays["edge_src"][:450], arrays["edge_dst"][:450]
+    np.savez_compressed(path, meta=json.dumps({"both_directions": not one_direction}), **arrays)
+    return path
+
+
+def write_ogb(path, binary):
+    raw = path / "raw"
+    raw.mkdir(parents=True)
+    edges = np.stack([ARRAYS["edge_src"], ARRAYS["edge_dst"]])
+    if binary:
+        np.savez(raw / "data.npz", edge_index=edges.astype(np.int64), node_feat=ARRAYS["feat"], num_nodes_list=[120])
+        np.savez(raw / "node-label.npz", node_label=ARRAYS["label"][:, None].astype(np.float32))
+    else:
+        write_csv(raw / "edge.csv.gz", edges.T, "%d")
+        write_csv(raw / "num-node-list.csv.gz", [[120]], "%d")
+        write_csv(raw / "node-feat.csv.gz", ARRAYS["feat"], "%.9g")
+        write_csv(raw / "node-label.csv.gz", ARRAYS["label"], "%.1f")
+    for ours, theirs in (("train", "train"), ("val", "valid"), ("test", "test")):
+        write_csv(path / "split" / "random" / f"{theirs}.csv.gz", np.flatnonzero(ARRAYS[f"{ours}_mask"]), "%d")
+    return path
+
+
+def write_generated(path):
+    path.mkdir()
+    for name in GRAPH_FILES:
+        np.save(path / f"{name}.npy", ARRAYS[name])
+    return path
+
+
+WRITERS = {
+    "dense npz": lambda tmp: write_npz(tmp / "in.npz"),
+    "sparse npz": lambda tmp: write_npz(tmp / "in.npz", sparse=True),
+    "npz of one direction": lambda tmp: write_npz(tmp / "in.npz", one_direction=True),
+    "ogb text": lambda tmp: write_ogb(tmp / "ogbn_tiny", binary=False),
+    "ogb binary": lambda tmp: write_ogb(tmp / "ogbn_tiny", binary=True),
+    "generated": lambda tmp: write_generated(tmp / "gen"),
+}
+
+
+def run(*arguments):
+    return main(["partition", *map(str, arguments)])
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_every_input_gives_the_graph(tmp_path, capsys, kind):
+    assert run(WRITERS[kind](tmp_path), "--parts", 2, "--method", "random", "-o", tmp_path / "out", "--name", "g") == 0
+    out, err = capsys.readouterr()
+    assert "2 parts by random" in out and "memory forecast" in err and "120 nodes, 900 directed edges" in err
+    config = PartConfig.read(tmp_path / "out" / "g.json")
+    found = []
+    for part in range(2):
+        paths = [config.part_path(part, which) for which in ("part_graph", "node_feats")]
+        with ShardReader(paths[0]) as graph, ShardReader(paths[1]) as feats:
+            orig = graph.read("nodes/_N/orig_ids")
+            for name in NODE_ARRAYS:
+                assert np.array_equal(feats.read(f"_N/{name}"), ARRAYS[name][orig])
+                assert feats.info(f"_N/{name}").dtype == str(ARRAYS[name].dtype)
+            dst = np.repeat(orig, np.diff(graph.read(f"relations/{HOMOGENEOUS}/indptr")))
+            found.append((graph.read(f"relations/{HOMOGENEOUS}/indices"), dst, orig))
+    to_orig = np.concatenate([orig for _, _, orig in found])
+    keys = np.concatenate([to_orig[src] * 120 + dst for src, dst, _ in found])
+    assert np.array_equal(np.sort(keys), np.sort(ARRAYS["edge_src"].astype(np.int64) * 120 + ARRAYS["edge_dst"]))
+
+
+def test_a_typed_npz(tmp_path):
+    label = np.array([0, -1, 1], np.int16)
+    np.savez(
+        tmp_path / "x.npz", meta="{}", a__num_nodes=3, b__num_nodes=2, a__feat=np.ones((3, 2), np.float16),
+        a__label=label, a__train_mask=label >= 0, a__to__b__src=np.array([0, 2]), a__to__b__dst=np.array([1, 1]),
+        test__a__to__b__src=np.array([1]), test__a__to__b__dst=np.array([0]),
+    )  # fmt: skip
+    source = read_source(tmp_path / "x.npz")
+    assert source.schema.ntypes == ("a", "b") and source.schema.relations == (("a", "to", "b"),)
+    assert source.num_nodes == (3, 2) and source.num_edges(0) == 2
+    assert set(source.node_feats["a"]) == {"feat", "label", "train_mask"}
+    assert run(tmp_path / "x.npz", "--parts", 4, "--undirected", "--balance-train", "-o", tmp_path / "out") == 0
+    config = PartConfig.read(tmp_path / "out" / "x.json")
+    assert config.schema.relations == (("a", "to", "b"), ("b", "rev_to", "a"))
+    labels = []
+    for part in range(4):
+        with ShardReader(config.part_path(part, "node_feats")) as feats:
+            labels += feats.read("a/label").tolist()
+    assert sorted(labels) == [-1, 0, 1]
+
+
+def test_reverse_relations_of_a_typed_npz_come_in_the_order_of_all_relations(tmp_path):
+    ends = {"a__up__b__src": [0], "a__up__b__dst": [1], "a__to__b__src": [1, 2], "a__to__b__dst": [0, 1]}
+    ends |= {"a__like__a__src": [0], "a__like__a__dst": [2]}
+    meta = json.dumps({"both_directions": False})
+    np.savez(tmp_path / "x.npz", meta=meta, a__num_nodes=3, b__num_nodes=2, **ends)
+    source = read_source(tmp_path / "x.npz")
+    names = ["a like a", "a rev_like a", "a to b", "a up b", "b rev_to a", "b rev_up a"]
+    assert [" ".join(relation) for relation in source.schema.relations] == names
+    found = {
+        relation[1]: [side.tolist() for side in ends]
+        for relation, ends in zip(source.schema.relations, source.edges, strict=True)
+    }
+    assert found["to"] == [[1, 2], [0, 1]] and found["rev_to"] == [[0, 1], [1, 2]]
+    assert found["up"] == [[0], [1]] and found["rev_up"] == [[1], [0]] and found["rev_like"] == [[2], [0]]
+
+
+def test_reverse_edges_carry_their_features():
+    ends = np.array([0, 1]), np.array([2, 3])
+    told = {HOMOGENEOUS: {"told": Feature.of(np.array([[0, 2], [1, 3]]))}}
+    twice = add_reverse_edges(GraphSource(Schema.homogeneous(), (4,), (ends,), edge_feats=told))
+    assert twice.edges[0][0].tolist() == [0, 1, 2, 3] and twice.edges[0][1].tolist() == [2, 3, 0, 1]
+    assert twice.edge_feats[HOMOGENEOUS]["told"].values.tolist() == [[0, 2], [1, 3]] * 2
+
+
+def test_generate_then_partition(tmp_path, capsys):
+    arguments = ["generate", "--nodes", "300", "--edges", "3000", "--feat-dim", "4", "--classes", "3", "--seed", "5"]
+    assert main([*arguments, "-o", str(tmp_path / "gen")]) == 0
+    assert run(tmp_path / "gen", "--parts", 3, "--balance-train", "--balance-edges", "-o", tmp_path / "out") == 0
+    assert "largest part / mean, edges: 1.0" in capsys.readouterr().out
+    config = PartConfig.read(tmp_path / "out" / "gen.json")
+    assert config.num_parts == 3 and config.part_method == "metis" and config.book.num_edges() == 3000
+
+
+@pytest.mark.parametrize(
+    "make, arguments, message",
+    [
+        (lambda t: t / "none.npz", (), "no such file"),
+        (lambda t: (t / "x").write_text("text") and t / "x", (), "not an .npz file"),
+        (lambda t: t, (), "neither edge_src.npy nor raw/"),
+        (lambda t: (t / "raw").mkdir() or t, (), "raw/ has neither"),
+        (lambda t: (np.savez(t / "x.npz", a=1), t / "x.npz")[1], (), "holds neither edge_src"),
+        (
+            lambda t: (np.savez(t / "x.npz", edge_src=[0], edge_dst=[9], label=[1, 2]), t / "x.npz")[1],
+            (),
+            "destination 9",
+        ),
+        (lambda t: (np.savez(t / "x.npz", edge_src=[0], edge_dst=[1, 2]), t / "x.npz")[1], (), "two integer arrays"),
+        (lambda t: write_npz(t / "x.npz"), ("--method", "spectral"), "'metis', 'random'.*spectral"),
+        (lambda t: write_npz(t / "x.npz"), ("--parts", "0"), "num_parts must be >= 1"),
+        (
+            lambda t: (np.savez(t / "x.npz", edge_src=[0], edge_dst=[1]), t / "x.npz")[1],
+            ("--balance-train",),
+            "train_mask",
+        ),
+    ],
+)
+def test_wrong_input_is_one_line_and_status_2(tmp_path, capsys, make, arguments, message):
+    path = make(tmp_path)
+    status = main(["partition", str(path), "--parts", "2", "-o", str(tmp_path / "out"), *arguments])
+    lines = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+    assert status == 2 and len(lines) == 1
+
+    assert re.search(message, lines[0]), lines[0]
+
+
+@pytest.mark.parametrize("place", ["/proc/nowhere", "file/parts", "file"])
+def test_a_place_that_cannot_be_written_is_an_error_before_the_input_is_read(tmp_path, capsys, monkeypatch, place):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr("mpigraph.cli.partition.read_source", lambda path: pytest.fail("was read"))
+    assert run("x.npz", "--parts", 2, "-o", tmp_path / place) == 2
+    assert re.fullmatch(rf"mpigraph partition: error: \S*{place}: cannot write there: .+\n", capsys.readouterr().err)
+
+
+def test_damaged_npz(tmp_path, capsys):
+    path = write_npz(tmp_path / "x.npz")
+    content = bytearray(path.read_bytes())
+    content[len(content) // 3] ^= 0xFF
+    path.write_bytes(content)
+    assert run(path, "--parts", 2, "-o", tmp_path / "out") == 2
+    assert "x.npz" in capsys.readouterr().err
+
+
+def test_usage_errors_end_with_status_2(capsys):
+    for arguments in ([], ["nothing"], ["partition", "x"], ["generate", "--nodes", "many"]):
+        with pytest.raises(SystemExit) as stop:
+            main(arguments)
+        assert stop.value.code == 2
+    assert main(["generate", "--nodes", "1", "--edges", "4", "-o", "x"]) == 2
+    assert "num_nodes must be >= 2 (got 1)" in capsys.readouterr().err
+
+
+TYPED = typed_source()
+PAPERS = COUNTS["paper"]
+OF_PAPERS = {
+    "feat": np.random.default_rng(0).random((PAPERS, 3), dtype=np.float32).round(2),
+    "label": np.arange(PAPERS) % 5 - 1,
+    "train_mask": np.arange(PAPERS) % 3 == 0,
+    "val_mask": np.arange(PAPERS) % 3 == 1,
+    "test_mask": np.arange(PAPERS) % 3 == 2,
+}
+
+
+def write_typed_npz(path, sparse=False):
+    arrays = {f"{ntype}__num_nodes": count for ntype, count in COUNTS.items()}
+    for relation, ends in zip(EDGES, TYPED.edges, strict=True):
+        arrays |= {f"{'__'.join(relation)}__{end}": ids for end, ids in zip(("src", "dst"), ends, strict=True)}
+    own = OF_PAPERS | as_csr(OF_PAPERS["feat"]) if sparse else OF_PAPERS
+    arrays |= {f"paper__{name}": values for name, values in own.items() if not (sparse and name == "feat")}
+    held_out = {f"test__author__writes__paper__{end}": np.array([1]) for end in ("src", "dst")}
+    np.savez(path, meta=json.dumps({"target": "paper"}), **arrays, **held_out)
+    return path
+
+
+def write_typed_ogb(path, binary):
+    raw, label = path / "raw", OF_PAPERS["label"].astype(np.float64)
+    label[label < 0] = np.nan
+    edges = {"___".join(relation): np.stack(ends) for relation, ends in zip(EDGES, TYPED.edges, strict=True)}
+    if binary:
+        raw.mkdir(parents=True)
+        np.savez(raw / "num_nodes_dict.npz", **{ntype: np.array([count]) for ntype, count in COUNTS.items()})
+        np.savez(raw / "edge_index_dict.npz", **edges)
+        np.savez(raw / "node_feat_dict.npz", paper=OF_PAPERS["feat"].astype(np.float64))
+        np.savez(raw / "node-label.npz", paper=label[:, None])
+    else:
+        for name, ends in edges.items():
+            write_csv(raw / "relations" / name / "edge.csv.gz", ends.T, "%d")
+        write_lines(raw / "num-node-dict.csv.gz", [",".join(COUNTS), ",".join(map(str, COUNTS.values()))])
+        write_lines(raw / "triplet-type-list.csv.gz", [",".join(relation) for relation in reversed(EDGES)])
+        write_csv(raw / "node-feat" / "paper" / "node-feat.csv.gz", OF_PAPERS["feat"], "%.9g")
+        write_csv(raw / "node-label" / "paper" / "node-label.csv.gz", label, "%.1f")
+    for ours, theirs in (("train", "train"), ("val", "valid"), ("test", "test")):
+        ids = np.flatnonzero(OF_PAPERS[f"{ours}_mask"])
+        write_csv(path / "split" / "time" / "paper" / f"{theirs}.csv.gz", ids, "%d")
+    return path
+
+
+def write_lines(path, lines):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with gzip.open(path, "wt") as file:
+        file.write("\n".join(lines) + "\n")
+
+
+TYPED_WRITERS = {
+    "dense npz": lambda tmp: write_typed_npz(tmp / "g.npz"),
+    "sparse npz": lambda tmp: write_typed_npz(tmp / "g.npz", sparse=True),
+    "ogb text": lambda tmp: write_typed_ogb(tmp / "g", binary=False),
+    "ogb binary": lambda tmp: write_typed_ogb(tmp / "g", binary=True),
+}
+
+
+@pytest.mark.parametrize("kind", TYPED_WRITERS)
+def test_every_typed_input_gives_the_graph(tmp_path, capsys, kind):
+    path = TYPED_WRITERS[kind](tmp_path)
+    source = read_source(path)
+    assert source.schema == TYPED.schema and source.num_nodes == TYPED.num_nodes
+    for found, wanted in zip(source.edges, TYPED.edges, strict=True):
+        assert all(np.array_equal(a, b) for a, b in zip(found, wanted, strict=True))
+    assert {ntype for ntype, table in source.node_feats.items() if table} == {"paper"}
+    assert set(source.node_feats["paper"]) == set(OF_PAPERS)
+    for name, wanted in OF_PAPERS.items():
+        feature = source.node_feats["paper"][name]
+        assert np.array_equal(feature.values[np.arange(PAPERS)], wanted) and feature.dtype == str(wanted.dtype)
+    assert run(path, "--parts", 3, "--add-reverse", "--balance-train", "-o", tmp_path / "out", "--name", "g") == 0
+    out, err = capsys.readouterr()
+    assert "in 14 relations; nodes by type: author 40, editor 0" in err
+    assert "largest part / mean, nodes paper class 1: 1.0" in out
+    book = PartConfig.read(tmp_path / "out" / "g.json").book
+    assert {relation: book.num_edges(r) for r, relation in enumerate(book.schema.relations)} == EDGES | {
+        (dst, f"rev_{rel}", src): count for (src, rel, dst), count in EDGES.items()
+    }
+
+
+def test_reverse_relations_hold_the_same_edges():
+    merged, apart = add_reverse_edges(TYPED), add_reverse_edges(TYPED, own_relations=True)
+    cites, rev_cites = ("paper", "cites", "paper"), ("paper", "rev_cites", "paper")
+    assert len(merged.schema.relations) == 13 and len(apart.schema.relations) == 14
+    assert rev_cites in apart.schema.relations and rev_cites not in merged.schema.relations
+    for source in (merged, apart):
+        edges = dict(zip(source.schema.relations, source.edges, strict=True))
+        for relation, (src, dst) in zip(EDGES, TYPED.edges, strict=True):
+            back = relation[2], f"rev_{relation[1]}", relation[0]
+            if back in edges:
+                assert np.array_equal(edges[relation], (src, dst)) and np.array_equal(edges[back], (dst, src))
+                told = [source.edge_feats[":".join(r)]["told"].values for r in (relation, back)]
+                assert np.array_equal(told[0], told[1])
+            else:
+                assert relation == cites and edges[cites][0].tolist() == [*src, *dst]
+                assert edges[cites][1].tolist() == [*dst, *src]
+    with pytest.raises(GraphDataError, match=r"there is a relation \('paper', 'rev_reviews', 'author'\) already"):
+        add_reverse_edges(apart)
+    with pytest.raises(SystemExit):
+        run("x.npz", "--parts", 2, "-o", "out", "--undirected", "--add-reverse")
+
+
+def save(path, **arrays):
+    np.savez(path, **arrays)
+    return path
+
+
+def ogb_without(tmp, name, binary=False):
+    path = write_typed_ogb(tmp / "g", binary)
+    (path / "raw" / name).unlink()
+    return path
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda t: save(t / "x.npz", a__b__num_nodes=3), "a__b__num_nodes: a node type's name must not contain '__'"),
+        (
+            lambda t: save(t / "x.npz", a__num_nodes=3, a__to__the__a__src=[0], a__to__the__a__dst=[1]),
+            "a__to__the__a__(src|dst): a relation's name must not contain '__'",
+        ),
+        (
+            lambda t: save(t / "x.npz", a__num_nodes=3, a__to__b__src=[0], a__to__b__dst=[1]),
+            "node type 'b' does not exist, there is no b__num_nodes",
+        ),
+        (lambda t: save(t / "x.npz", a__num_nodes=3, a__to__a__src=[0]), "a__to__a__dst is missing"),
+        (lambda t: save(t / "x.npz", a__num_nodes=3, a__to__a__src=[0], a__to__a__dst=[3]), "destination 3"),
+        (lambda t: save(t / "x.npz", a__num_nodes=3, a__label=[0, 1]), "'label' of 'a' must have 3 rows"),
+        (lambda t: ogb_without(t, "num-node-dict.csv.gz"), "num-node-dict.csv.gz is missing"),
+        (
+            lambda t: ogb_without(t, "relations/paper___cites___paper/edge.csv.gz"),
+            "paper___cites___paper/edge.csv.gz is missing",
+        ),
+        (lambda t: ogb_without(t, "num_nodes_dict.npz", binary=True), "num_nodes_dict.npz is missing"),
+    ],
+)
+def test_wrong_typed_input_is_one_line_and_status_2(tmp_path, capsys, make, message):
+    assert run(make(tmp_path), "--parts", 2, "-o", tmp_path / "out") == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+    assert len(lines) == 1 and re.search(message, lines[0]), lines
+
+
+def test_wrong_files_of_a_typed_ogb_dataset(tmp_path):
+    path = write_typed_ogb(tmp_path / "g", binary=False)
+    for name, lines, message in (
+        ("raw/triplet-type-list.csv.gz", ["paper,cites"], r"a relation is three names \(got \['paper', 'cites'\]\)"),
+        ("raw/num-node-dict.csv.gz", ["author,paper", "3"], "must have a count for each of the node types"),
+        ("split/time/paper/valid.csv.gz", ["90"], "paper/valid.csv.gz names a node beyond 89"),
+        ("raw/relations/paper___in___field/edge.csv.gz", ["1,2,3"], "edge.csv.gz must have two columns"),
+    ):
+        kept = (path / name).read_bytes()
+        write_lines(path / name, lines)
+        with pytest.raises(GraphDataError, match=message):
+            read_source(path)
+        (path / name).write_bytes(kept)
+    read_source(path)

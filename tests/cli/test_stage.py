@@ -1,0 +1,246 @@
+"""Staging: every node gets the parts that its hosts read, whole, and no others; what is there and right is kept."""
+
+import fcntl
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from jobs import cannot_mount, clean_environment, mpiexec, run_job, warm_python, with_file_system
+from layouts import Job, on_all
+from mpi4py import MPI
+from oracle import NAME, write_oracle
+
+import mpigraph.distributed as dist
+from mpigraph.cli.stage import run as run_command
+from mpigraph.errors import InvalidArgumentError, PartitionError, ShardFormatError
+from mpigraph.storage.part_config import PartConfig
+from mpigraph.storage.shard import ShardReader
+from mpigraph.storage.verify import fingerprint, verify_copy
+from mpigraph.store import staging
+
+
+def nodes_of(layout: Job) -> list[list[int]]:
+    """The ranks of each node of a layout."""
+    size = layout.comm.size
+    step = layout.layout.ranks_per_node or size
+    return [list(range(begin, min(begin + step, size))) for begin in range(0, size, step)]
+
+
+def stage(config: PartConfig, parts: list[int], directory: Path) -> int:
+    """Stage as the command does; return how many files were copied."""
+    shards = staging.shards_of(config, parts, directory)
+    missing = [shard for shard in shards if not staging.is_staged(shard, config.graph_name)]
+    staging.check_space(missing, directory)
+    for shard in missing:
+        staging.copy_shard(shard, config.graph_name)
+    return len(missing)
+
+
+@pytest.fixture
+def config(oracle) -> PartConfig:
+    return PartConfig.read(oracle(4))
+
+
+def test_a_job_opens_the_parts_that_staging_brings(layout: Job, oracle, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cut of the job and the rule of staging are one: nobody opens a part that its node was not given."""
+    original, opened = PartConfig.part_path, set()
+    monkeypatch.setattr(PartConfig, "part_path", lambda c, k, which: opened.add(k) or original(c, k, which))
+    nodes, servers = nodes_of(layout), layout.layout.servers if layout.comm.size > 1 else 0
+    hosts = staging.hosts_of_nodes([members[-servers:] for members in nodes])
+    mine = next(h for h, members in zip(hosts, nodes, strict=True) if layout.comm.rank in members)
+    for num_parts in (1, 2, 3, 4, 7):
+        opened.clear()
+        layout.run(partial(dist.DistGraph, NAME, part_config=oracle(num_parts)))
+        allowed = set(staging.parts_of_hosts(mine, sum(map(len, hosts)), num_parts))
+        on_all(layout.comm, opened <= allowed, f"{num_parts} parts: opened {opened} of {allowed}")
+
+
+def test_hosts_are_numbered_as_the_job_numbers_them() -> None:
+    assert staging.hosts_of_nodes([[2], [5]]) == [[0], [1]]
+    assert staging.hosts_of_nodes([[0, 1, 2], [3, 4, 5]]) == [[0, 1, 2], [3, 4, 5]]
+    assert staging.hosts_of_nodes([[2, 4], [3, 5]], 2) == [[0, 2], [1, 3]]  # ranks that were dealt out in turn
+    for servers in (1, 2, 3):  # one rank on each node is enough to stage by
+        assert staging.hosts_of_nodes([[0], [1]], servers) == [list(range(servers)), list(range(servers, 2 * servers))]
+
+
+def test_every_part_is_on_some_node_and_no_node_has_more_than_it_reads() -> None:
+    for num_parts in range(1, 9):
+        for num_hosts in range(1, 9):
+            of_host = [staging.parts_of_hosts([h], num_hosts, num_parts) for h in range(num_hosts)]
+            assert sorted({part for parts in of_host for part in parts}) == list(range(num_parts))
+            if num_parts % num_hosts == 0:
+                assert all(len(parts) == num_parts // num_hosts for parts in of_host)
+    assert staging.parts_of_hosts([0, 1], 4, 4) == [0, 1]
+
+
+def test_staging_copies_once(config: PartConfig, tmp_path: Path) -> None:
+    assert stage(config, [1, 2], tmp_path) == 6
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["part1", "part2"]
+    for part in (1, 2):
+        for name in ("graph.h5", "node_feat.h5", "edge_feat.h5"):
+            staged, source = (base / f"part{part}" / name for base in (tmp_path, config.directory))
+            assert staged.read_bytes() == source.read_bytes()
+    assert len(list((tmp_path / "part1").iterdir())) == 3  # nothing temporary stays
+    assert stage(config, [1, 2], tmp_path) == 0
+    assert stage(config, [0, 1], tmp_path) == 3
+
+
+@pytest.mark.parametrize("how", ["missing", "cut off", "flipped", "another graph", "interrupted"])
+def test_what_is_wrong_is_copied_again(config: PartConfig, tmp_path: Path, how: str) -> None:
+    stage(config, [0, 1], tmp_path)
+    shard = tmp_path / "part1" / "node_feat.h5"
+    if how == "missing":
+        shard.unlink()
+    elif how == "cut off":
+        os.truncate(shard, shard.stat().st_size - 100)
+    elif how == "flipped":
+        with h5py.File(shard) as file:
+            at = file["_N/feat"].id.get_offset()
+        data = bytearray(shard.read_bytes())
+        data[at + 5] ^= 1
+        shard.write_bytes(data)
+    elif how == "another graph":  # of the same size and name, itself undamaged
+        other = write_other(tmp_path / "other")
+        shutil.copy(other, shard)
+    else:
+        shard.replace(shard.with_name(".node_feat.h5.staging"))
+    assert stage(config, [0, 1], tmp_path) == 1
+    assert shard.read_bytes() == (config.directory / "part1" / "node_feat.h5").read_bytes()
+    assert len(list(shard.parent.iterdir())) == 3
+
+
+def write_other(directory: Path) -> Path:
+    """A shard of the oracle graph whose nodes have other numbers."""
+    write_oracle(directory, 4, "given")
+    return directory / "part1" / "node_feat.h5"
+
+
+def test_a_damaged_original_is_never_staged(config: PartConfig, tmp_path: Path) -> None:
+    shutil.copytree(config.directory, tmp_path / "bad")
+    shard = tmp_path / "bad" / "part0" / "node_feat.h5"
+    with h5py.File(shard) as file:
+        at = file["_N/feat"].id.get_offset()
+    data = bytearray(shard.read_bytes())
+    data[at + 5] ^= 1
+    shard.write_bytes(data)
+    with pytest.raises(ShardFormatError, match=r"bad/part0/node_feat.h5 is damaged"):
+        stage(PartConfig.read(tmp_path / "bad" / "oracle.json"), [0], tmp_path / "to")
+    assert not (tmp_path / "to/part0/node_feat.h5").exists()
+
+
+def test_staging_refuses(config: PartConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(PartitionError, match="where the parts are"):
+        stage(config, [0], config.directory)
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 10, 1 << 10))
+        with pytest.raises(InvalidArgumentError, match=r"has 0.0 MiB free, but the shards need 0.\d MiB"):
+            stage(config, [0], tmp_path / "full")
+    (tmp_path / "part0").mkdir()
+    with open(tmp_path / "part0" / ".graph.h5.staging", "w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(InvalidArgumentError, match="another process is staging"):
+            stage(config, [0], tmp_path)
+    shutil.copytree(config.directory, tmp_path / "less")
+    (tmp_path / "less/part2/graph.h5").unlink()
+    less = PartConfig.read(tmp_path / "less" / "oracle.json")
+    assert stage(less, [0], tmp_path) == 3
+    with pytest.raises(PartitionError, match=r"part2/graph.h5: No such file .*part 2"):
+        stage(less, [2], tmp_path)
+
+
+def test_a_copy_is_compared_by_checksums(config: PartConfig, tmp_path: Path) -> None:
+    source = config.part_path(0, "node_feats")
+    with ShardReader(source) as shard:
+        wanted = fingerprint(shard)
+        assert set(wanted) == set(shard.names())
+        assert shard.checksums("_N/feat").dtype == np.uint32
+    verify_copy(source, wanted, NAME, 0)
+    with pytest.raises(ShardFormatError, match="belongs to part 0"):
+        verify_copy(source, wanted, NAME, 1)
+    with pytest.raises(ShardFormatError, match="not a copy"):
+        verify_copy(config.part_path(0, "edge_feats"), wanted, NAME, 0)
+
+
+Outcome = tuple[int, str, str]
+
+
+@pytest.fixture
+def run_stage(
+    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Outcome]:
+    """Run the command on ``comm``; what it returns, and what its first rank prints."""
+
+    def run(*arguments: object, ranks_per_node: int = 0, **options: int) -> Outcome:
+        monkeypatch.setenv("MPIGRAPH_RANKS_PER_NODE", str(ranks_per_node))
+        status = run_command(*map(str, arguments), comm=comm, **options)
+        printed = capsys.readouterr()
+        on_all(comm, comm.rank == 0 or printed.out + printed.err == "", f"{printed} on another rank than 0")
+        return comm.bcast((status, printed.out, printed.err))
+
+    return run
+
+
+@pytest.mark.parametrize("comm", [1], indirect=True)
+def test_the_command_alone_brings_everything(oracle, tmp_path: Path, run_stage: Callable[..., Outcome]) -> None:
+    status, out, err = run_stage(oracle(3), tmp_path / "to")
+    assert status == 0 and out == f"{tmp_path / 'to' / 'oracle.json'}\n"
+    assert re.search(r"node 0 \(.+\): part\(s\) 0, 1, 2: 9 files copied \(0.\d MiB\), 0 kept", err)
+    staged = PartConfig.read(out.strip())
+    assert staged.files == PartConfig.default_files(3)
+    assert all(staged.part_path(k, "part_graph").is_file() for k in range(3))
+    assert "0 files copied (0.0 MiB), 9 kept" in run_stage(oracle(3), tmp_path / "to")[2]
+
+
+@pytest.mark.parametrize("comm", [1, 2], indirect=True)
+def test_the_command_without_a_graph_is_one_error(tmp_path: Path, run_stage: Callable[..., Outcome]) -> None:
+    status, out, err = run_stage("/nowhere/no.json", tmp_path / "to")
+    assert status == 2 and out == "" and err.count("error: ") == err.count("\n") == 1
+    assert "no.json: cannot read the partition configuration" in err
+
+
+@pytest.mark.parametrize("comm", [4], indirect=True)
+@pytest.mark.parametrize("servers", [0, 1])
+def test_each_node_gets_its_parts(
+    comm: MPI.Intracomm, oracle, tmp_path: Path, run_stage: Callable[..., Outcome], servers: int
+) -> None:
+    to = comm.bcast(tmp_path / "to")
+    status, out, err = run_stage(oracle(4), to, ranks_per_node=2, num_servers=servers)
+    assert status == 0 and out == f"{to / 'oracle.json'}\n"
+    check_nodes(err)
+
+
+def test_the_command_gives_each_node_its_parts(oracle, tmp_path: Path) -> None:
+    start = [*mpiexec(4), *warm_python(), "-m", "mpigraph", "stage"]
+    words = [oracle(4), "--to", tmp_path / "to", "--num-servers", 1]
+    done = run_job([*start, *words], clean_environment() | {"MPIGRAPH_RANKS_PER_NODE": "2"})
+    assert done.status == 0 and done.stdout == f"{tmp_path / 'to' / 'oracle.json'}\n", done.output
+    check_nodes(done.stderr)
+
+
+def check_nodes(report: str) -> None:
+    assert re.findall(r"node (\d) .*part\(s\) (.*): 6 files", report) == [("0", "0, 1"), ("1", "2, 3")], report
+
+
+@pytest.mark.parametrize("comm", [2], indirect=True)
+def test_the_command_does_not_stage_where_the_parts_are(oracle, run_stage: Callable[..., Outcome]) -> None:
+    status, _, err = run_stage(oracle(2), Path(oracle(2)).parent, ranks_per_node=1)
+    assert status == 2 and err.count("error: ") == 1 and "where the parts are" in err
+
+
+@pytest.mark.skipif(bool(cannot_mount()), reason=cannot_mount())
+def test_a_full_disk_is_one_error(oracle, tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    disk = with_file_system(tmp_path / "disk", "4k")
+    start = [*disk, *mpiexec(2), sys.executable, "-m", "mpigraph", "stage"]  # the warm Python does not see the disk
+    words = [oracle(2), "--to", tmp_path / "disk" / "a"]
+    done = run_job([*start, *words], clean_environment() | {"MPIGRAPH_RANKS_PER_NODE": "1"})
+    assert done.status == 2 and done.stderr.count("error: ") == 1, done.stderr
+    assert "on rank 0: node 0 (" in done.stderr and "on rank 1: node 1 (" in done.stderr
+    assert len(re.findall(r"lacks space: \S+ has 0.0 MiB free, but the shards need 0.\d MiB", done.stderr)) == 2

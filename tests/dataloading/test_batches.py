@@ -1,0 +1,166 @@
+"""What a loader adds to sampling: gathered rows, prepared edge weights, threads. None of it changes a draw."""
+
+import gc
+import threading
+
+import numpy as np
+import pytest
+import torch
+from batches import SAMPLERS, batch, digest
+from layouts import Job, SharedJob, api
+from oracle import NUM_NODES, open_graph
+
+import mpigraph.distributed as dist
+from mpigraph.dataloading import NeighborSampler
+from mpigraph.errors import FieldNameError, GraphDataError, InvalidArgumentError
+from mpigraph.graphs.fields import EID
+from mpigraph.rows.pool import RowPool
+from mpigraph.sampling.workers import Workers
+from mpigraph.session.context import current
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_gathered_rows_come_with_the_blocks(job: SharedJob, oracle, depth: int) -> None:
+    g = job.open(oracle(3))
+    mine = dist.node_split(np.ones(NUM_NODES))
+    sampler = NeighborSampler([2, 3], prefetch_node_feats=["orig"], prefetch_labels=["label"])
+    options = {"batch_size": 6, "num_prefetch": depth, "features": ["feat", "orig"], "labels": "third"}
+    kept = list(dist.DistNodeDataLoader(g, mine, sampler, **options))
+    for inputs, outputs, blocks in kept:  # all at once: no batch may lie in memory that a later one uses
+        orig = g.ndata["orig"][inputs]
+        assert torch.equal(blocks[0].srcdata["orig"], orig)
+        assert torch.equal(blocks[0].srcdata["feat"], orig[:, None].expand(-1, 3).float())
+        assert torch.equal(blocks[-1].dstdata["label"], g.ndata["orig"][outputs] % 7)
+        assert torch.equal(blocks[-1].dstdata["third"], g.ndata["orig"][outputs] % 3 == 0)
+        assert "feat" not in blocks[-1].srcdata and "label" not in blocks[0].dstdata
+    with pytest.raises(FieldNameError, match="no feature 'nothing' on nodes"):
+        dist.DistNodeDataLoader(g, mine, sampler, features=["nothing"])
+    with pytest.raises(FieldNameError, match="no feature 'feat' on edges"):
+        dist.DistNodeDataLoader(g, mine, NeighborSampler([2], prob="feat"))
+
+
+def test_prepared_weights_draw_alike(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    names = ("prob", "prob-replace", "mask")
+
+    def draw_all() -> list[str]:
+        draws = []
+        for name in names:
+            sampler = SAMPLERS[name]
+            draws += [digest(g.sample_blocks(batch(k), sampler.fanouts, seed=3, **sampler._options)) for k in (0, 1)]
+        return draws
+
+    before = draw_all()
+    assert not current().state.weights
+    for name in names:
+        dist.DistNodeDataLoader(g, np.arange(3), SAMPLERS[name])
+    assert len(current().state.weights) == 2
+    assert draw_all() == before
+
+
+def test_weights_that_are_written_count_from_the_next_barrier_on(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    g.edata["w"] = dist.DistTensor((g.num_edges(),), torch.float32, "w", part_policy=g.edata["weight"].part_policy)
+    loader = dist.DistNodeDataLoader(g, np.arange(NUM_NODES), NeighborSampler([1], prob="w"), batch_size=NUM_NODES)
+    assert all(blocks[0].num_edges() == 0 for _, _, blocks in loader)
+    first = g.find_edges(torch.arange(g.num_edges()))[1].unique(return_counts=True)[1].cumsum(0) - 1
+    if g.rank() == 0:
+        g.edata["w"][first] = torch.ones(len(first))  # one edge of each destination that has any
+    g.barrier()
+    for _, _, blocks in loader:
+        assert torch.equal(blocks[0].edata[EID].sort().values, first)
+    if g.rank() == current().num_trainers - 1:
+        g.edata["w"][first[:1]] = -1.0
+    with pytest.raises(GraphDataError, match=r"'w' of edge \d+ must be finite and >= 0 \(got -1"):
+        g.barrier()
+    with pytest.raises(GraphDataError, match="'w' of edge"):
+        dist.DistNodeDataLoader(g, np.arange(3), NeighborSampler([1], prob="w"))
+
+
+@pytest.mark.parametrize("name", ["uniform", "replace", "prob"])
+def test_threads_draw_alike(job: SharedJob, oracle, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mpigraph.sampling.workers._WORTH_IT", 3)
+    sampler = SAMPLERS[name]
+    g = job.open(oracle(3))
+    alone, together = (
+        [
+            digest(g.sample_blocks(batch(k), sampler.fanouts, seed=3, **{**sampler._options, "num_threads": n}))
+            for k in (0, 1)
+        ]
+        for n in (1, 3)
+    )
+    assert alone == together
+    with pytest.raises(InvalidArgumentError, match="num_threads"):
+        NeighborSampler([2], num_threads=0)
+
+
+@api
+def test_the_threads_of_the_job_draw_single_hops_too(layout: Job, oracle, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = oracle(2)
+    monkeypatch.setattr("mpigraph.sampling.workers._WORTH_IT", 3)
+
+    def workers() -> set[threading.Thread]:
+        return {thread for thread in threading.enumerate() if thread.name.startswith("mpigraph-worker")}
+
+    def draw(expected: int) -> torch.Tensor:
+        g = open_graph(path)
+        before = workers()
+        edges = g.sample_neighbors(torch.arange(NUM_NODES), 2, seed=3).edata[EID]
+        assert len(workers() - before) == expected
+        return edges
+
+    alone = layout.run(lambda: draw(0))
+    together = layout.run(lambda: draw(2), num_worker_threads=3)
+    assert alone is None or torch.equal(alone, together)
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_the_device_is_the_callers(job: SharedJob, oracle, depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each thread has a current GPU of its own, so "cuda" is made exact before the thread begins."""
+    asked = []
+
+    def exact(device: str) -> torch.device:
+        asked.append((device, threading.current_thread()))
+        return torch.device("cpu")
+
+    monkeypatch.setattr("mpigraph.dataloading.loader.exact_device", exact)
+    g = job.open(oracle(3))
+    loader = dist.DistNodeDataLoader(
+        g, np.arange(9), NeighborSampler([2]), "cuda", batch_size=3, num_prefetch=1, queue_size=depth
+    )
+    assert asked == [("cuda", threading.current_thread())]
+    assert [inputs.device.type for inputs, _, _ in loader] == ["cpu"] * 3
+
+
+def test_workers_do_every_position_once_and_raise() -> None:
+    positions, done = np.arange(20_000), np.zeros(20_000, np.int64)
+    workers = Workers(3)
+    shares = []
+
+    def work(part: np.ndarray) -> None:
+        shares.append(len(part))
+        done[part] += 1
+
+    workers.run(work, positions)
+    assert (done == 1).all() and len(shares) == 3
+
+    def fail(part: np.ndarray) -> None:
+        if part[-1] == 19_999:
+            raise ValueError("the last share")
+
+    with pytest.raises(ValueError, match="the last share"):
+        workers.run(fail, positions)
+
+
+def test_a_pool_gives_memory_again_when_nobody_looks_at_it() -> None:
+    pool = RowPool()
+    rows = pool.empty((1000, 400), np.float32)
+    where = rows.ctypes.data
+    view = torch.from_numpy(rows)[5:].reshape(-1)
+    del rows
+    gc.collect()
+    assert pool.empty((1000, 400), np.float32).ctypes.data != where  # the view is alive
+    del view
+    again = pool.empty((990, 200), np.float64)  # of about the same size
+    assert again.ctypes.data == where and again.shape == (990, 200) and again.dtype == np.float64
+    assert pool.empty((3,), np.int16).shape == (3,)

@@ -1,0 +1,282 @@
+"""Loaders: who yields what, in which order, how often, and that nothing depends on being in step."""
+
+import numpy as np
+import pytest
+import torch
+from batches import digest
+from layouts import SharedJob, everywhere, on_all
+from oracle import NUM_NODES, open_graph
+
+import mpigraph.distributed as dist
+from mpigraph.dataloading import BlockSampler, MultiLayerFullNeighborSampler, NeighborSampler
+from mpigraph.dataloading.seeds import agreed_steps, batch_bounds, shuffled
+from mpigraph.errors import InvalidArgumentError
+from mpigraph.graphs.block import to_block
+from mpigraph.graphs.fields import EID, NID
+from mpigraph.session.context import current
+
+
+def seeds_of(rank: int, sizes: list[int]) -> np.ndarray:
+    """Disjoint seeds of chosen sizes for each rank."""
+    begin = sum(sizes[:rank])
+    return np.arange(begin, begin + sizes[rank])
+
+
+@everywhere
+def test_every_seed_once_per_epoch_in_agreed_steps(job: SharedJob, oracle) -> None:
+    path = oracle(3)
+    sizes = [23, 17, 5, 0]
+
+    def body() -> list:
+        g = job.open(path)
+        mine = seeds_of(g.rank(), sizes)
+        result = []
+        for drop_last in (False, True):
+            loader = dist.DistNodeDataLoader(
+                g, mine, NeighborSampler([2, 2]), batch_size=5, shuffle=True, drop_last=drop_last
+            )
+            orders = []
+            for _ in range(2):
+                batches = [seeds for _, seeds, _ in loader]
+                assert len(batches) == len(loader) == loader.expected_idxs
+                assert all(0 < len(batch) <= 5 for batch in batches)
+                orders.append(torch.cat(batches).tolist() if batches else [])
+            if len(mine) > 10:
+                assert orders[0] != orders[1]
+            if not drop_last:
+                assert sorted(orders[0]) == sorted(orders[1]) == mine.tolist()
+            result.append((len(mine), len(loader)))
+        return result
+
+    found = job.trainers.allgather(body())
+    keeping = {steps for size, steps in (ranks[0] for ranks in found) if size > 4}
+    dropping = {steps for size, steps in (ranks[1] for ranks in found) if size > 4}
+    assert len(keeping) == len(dropping) == 1  # DDP can go in step
+
+
+def test_blocks_are_chained_and_true(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    mine = dist.node_split(g.ndata["third"])
+    for sampler in (NeighborSampler([4, 3, 2]), MultiLayerFullNeighborSampler(2)):
+        for inputs, outputs, blocks in dist.DistNodeDataLoader(g, mine, sampler, batch_size=4):
+            assert torch.equal(blocks[0].srcdata[NID], inputs)
+            assert torch.equal(blocks[-1].dstdata[NID], outputs)
+            for near, far in zip(blocks[1:], blocks, strict=False):
+                assert torch.equal(near.srcdata[NID], far.dstdata[NID])
+            for block in blocks:
+                ids = block.srcdata[NID]
+                assert len(torch.unique(ids)) == len(ids)
+                assert torch.equal(ids[: block.number_of_dst_nodes()], block.dstdata[NID])
+                src, dst = block.edges()
+                found = g.find_edges(block.edata[EID])
+                assert torch.equal(found[0], ids[src]) and torch.equal(found[1], ids[dst])
+            assert (g.ndata["feat"][inputs][:, 0] == g.ndata["orig"][inputs]).all()
+
+
+@everywhere
+def test_prefetching_changes_nothing(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    mine = dist.node_split(np.ones(NUM_NODES))
+    epochs = []
+    for depth in (0, 1, 4):
+        loader = dist.DistNodeDataLoader(
+            g, mine, NeighborSampler([3, 3]), batch_size=7, shuffle=True, num_prefetch=depth, seed=5
+        )
+        epochs.append([digest(batch) for _ in range(2) for batch in loader])
+    assert epochs[0] == epochs[1] == epochs[2]
+    assert len(set(epochs[0])) == len(epochs[0])
+    loader.set_epoch(1)
+    assert [digest(batch) for batch in loader] == epochs[0][len(loader) :]
+
+
+@everywhere
+@pytest.mark.parametrize("depth", [0, 2])
+def test_early_breaks_and_interleaved_loaders(job: SharedJob, oracle, depth: int) -> None:
+    path = oracle(3)
+
+    def body() -> int:
+        g = job.open(path)
+        mine = dist.node_split(np.ones(NUM_NODES))
+        sampler = NeighborSampler([2, 2])
+        options = {"batch_size": 4, "num_prefetch": depth}
+        first, second = (dist.DistNodeDataLoader(g, mine, sampler, **options) for _ in range(2))
+        for number, _ in enumerate(first):
+            if number == g.rank():  # every trainer leaves at another step
+                break
+        pairs = sum(1 for _ in zip(first, second, strict=True))
+        assert pairs == len(first) == len(second)
+        for _ in first:
+            assert len(next(iter(second))[1]) == 4  # a new epoch of the other one, left at once
+            break
+        unfinished = iter(first)
+        next(unfinished)
+        del first, second
+        g.barrier()
+        return pairs
+
+    pairs = set(job.trainers.allgather(body()))
+    assert len(pairs) == 1
+
+
+def test_evaluation_loaders_do_not_pile_up(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    mine = dist.node_split(g.ndata["third"])
+    counts = []
+    for _ in range(4):
+        for _ in dist.DistNodeDataLoader(g, mine, NeighborSampler([2]), batch_size=10):
+            pass
+        g.barrier()
+        g.barrier()
+        counts.append(len(current().state.channels))
+    assert counts[-1] <= 4
+
+
+def test_a_user_collate_function_may_sample_and_read(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+
+    def collate(seeds: list[int]):
+        assert all(isinstance(seed, int) for seed in seeds)
+        frontier = dist.sample_neighbors(g, seeds, 3)
+        block = to_block(frontier, torch.tensor(seeds))
+        return seeds, block, g.ndata["orig"][block.srcdata[NID]]
+
+    loader = dist.DistDataLoader(range(0, NUM_NODES, 2), 8, collate_fn=collate, shuffle=True)
+    epochs = []
+    for _ in range(2):
+        seen, draws = [], []
+        for seeds, block, orig in loader:
+            seen += seeds
+            draws.append((tuple(seeds), tuple(orig.tolist())))
+            assert torch.equal(g.ndata["orig"][block.dstdata[NID]], orig[: len(seeds)])
+        assert sorted(seen) == list(range(0, NUM_NODES, 2))
+        epochs.append(draws)
+    assert epochs[0] != epochs[1]
+    plain = dist.DistDataLoader(torch.arange(5), 2)
+    assert [batch.tolist() for batch in plain] == [[0, 1], [2, 3], [4]]
+
+
+@everywhere
+def test_every_draw_of_a_batch_is_another_one_on_all_ranks_alike(job: SharedJob, oracle) -> None:
+    path = oracle(3)
+
+    def body() -> list:
+        g = open_graph(path)
+
+        def collate(seeds: list[int]) -> list:
+            return [g.sample_neighbors(seeds, 1).edata[EID].tolist() for _ in range(3)]
+
+        epochs = []
+        for depth in (0, 2):
+            loader = dist.DistDataLoader(range(NUM_NODES), 21, collate_fn=collate, num_prefetch=depth, seed=4)
+            epochs.append([list(loader), list(loader)])
+        assert epochs[0] == epochs[1]
+        draws = [str(draw) for epoch in epochs[0] for batch in epoch for draw in batch]
+        assert len(set(draws)) == len(draws)
+        once = dist.DistDataLoader(range(NUM_NODES), 21, collate_fn=lambda ids: g.sample_blocks(ids, [1]), seed=4)
+        assert [blocks[0].edata[EID].tolist() for _, _, blocks in once] == [batch[0] for batch in epochs[0][0]]
+        return draws
+
+    job.open(path)
+    on_all(job.trainers, body() == job.alone(body))
+
+
+class OneHop(BlockSampler):
+    """A sampler of the user's own, on the public functions."""
+
+    def sample_blocks(self, g, seed_nodes):
+        frontier = g.sample_neighbors(seed_nodes, 2)
+        block = to_block(frontier, seed_nodes)
+        return block.srcdata[NID], seed_nodes, [block]
+
+
+def test_a_sampler_of_the_users_own(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    mine = dist.node_split(np.ones(NUM_NODES))
+    for inputs, seeds, (block,) in dist.DistNodeDataLoader(g, mine, OneHop(), batch_size=9):
+        assert torch.equal(inputs[: len(seeds)], seeds)
+        assert block.in_degrees().max() <= 2
+
+
+def test_an_exception_in_the_thread_is_raised_in_the_loop(job: SharedJob, oracle) -> None:
+    path = oracle(2)
+
+    def body() -> bool:
+        g = job.open(path)
+
+        def collate(seeds: list[int]):
+            if g.rank() == 0 and 8 in seeds:
+                raise LookupError("seed 8 has no picture")
+            return dist.sample_neighbors(g, seeds, 2)
+
+        loader = dist.DistDataLoader(torch.arange(20), 4, collate_fn=collate)
+        batches = 0
+        try:
+            for _ in loader:
+                batches += 1
+        except LookupError as error:
+            assert g.rank() == 0 and "no picture" in str(error) and batches == 2
+        else:
+            assert g.rank() != 0 and batches == 5
+        g.barrier()
+        return True
+
+    on_all(job.trainers, body())
+
+
+def test_bad_seeds_of_one_trainer(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    far = not current().world.all_near
+    seeds = [3, 999] if g.rank() == 0 else [3, 4]
+    loader = dist.DistNodeDataLoader(g, seeds, NeighborSampler([2]), batch_size=2)
+    if g.rank() == 0 or far:
+        with pytest.raises(IndexError, match="node id of type '_N' 999"):
+            list(loader)
+    else:
+        assert len(list(loader)) == 1
+    g.barrier()
+
+
+def test_loader_arguments(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    with pytest.raises(InvalidArgumentError, match="batch_size must be >= 1"):
+        dist.DistNodeDataLoader(g, [1], NeighborSampler([2]), batch_size=0)
+    with pytest.raises(InvalidArgumentError, match="num_prefetch must be >= 0"):
+        dist.DistNodeDataLoader(g, [1], NeighborSampler([2]), num_prefetch=-1)
+    with pytest.raises(InvalidArgumentError, match="prob or mask"):
+        NeighborSampler([2], prob="a", mask="b")
+    with pytest.raises(InvalidArgumentError, match=r"fanout must be an integer >= -1 \(got -2\)"):
+        NeighborSampler([2, -2])
+
+
+def test_steps_and_bounds_of_the_docstring() -> None:
+    sizes = [9, 8, 3, 0]
+    steps = max(-(-n // 4) for n in sizes)
+    assert [np.diff(batch_bounds(n, 4, False, steps)).tolist() for n in sizes] == [[4, 4, 1], [3, 3, 2], [1, 1, 1], []]
+    fewest = agreed_steps(9, 4, True, lambda value, largest: min(value, 2))
+    assert fewest == 2 and np.diff(batch_bounds(9, 4, True, fewest)).tolist() == [4, 4]
+    assert agreed_steps(0, 4, True, lambda value, largest: value) == 0
+
+
+def test_shuffles_are_reproducible_permutations() -> None:
+    a, b, c = (shuffled(50, 3, epoch, 0) for epoch in (0, 0, 1))
+    assert (a == b).all() and (a != c).any()
+    assert sorted(a.tolist()) == list(range(50))
+
+
+def test_two_graphs_are_sampled_in_different_orders_and_numbers(job: SharedJob, oracle) -> None:
+    path, other = oracle(3), oracle(2, "other")
+    rank = current().rank
+    graphs = [job.open(path), dist.DistGraph("other", part_config=other)]
+    sizes = [5 + 6 * r for r in range(current().num_trainers)]
+
+    def collate(ids: list[int]) -> None:
+        for turn in range(1 + ids[0] % 3):
+            g = graphs[(rank + turn) % 2]
+            frontier = g.sample_neighbors(ids, -1)
+            assert frontier.num_edges() == int(g.in_degrees(ids).sum())
+
+    seeds = seeds_of(rank, sizes)
+    for depth in (0, 2):
+        loader = dist.DistDataLoader(seeds, 4, collate_fn=collate, num_prefetch=depth)
+        for _ in range(2):
+            assert len(list(loader)) == len(loader)

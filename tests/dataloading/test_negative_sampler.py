@@ -1,0 +1,329 @@
+"""Negative samplers: what they draw, how evenly, and that an edge's draws depend on the epoch and the edge alone."""
+
+import numpy as np
+import pytest
+import torch
+from layouts import SharedJob, everywhere, on_all
+from memory_graphs import InMemory
+from oracle import MAX_DEGREE, NUM_NODES, open_graph
+
+import mpigraph.distributed as dist
+from mpigraph.dataloading import NeighborSampler, negative_sampler
+from mpigraph.dataloading.edges import find_edges
+from mpigraph.dataloading.negative_sampler import (
+    GlobalUniform,
+    InBatch,
+    JointUniform,
+    LocalUniform,
+    Uniform,
+    draw_negatives,
+)
+from mpigraph.errors import EdgeTypeError, InvalidArgumentError, OutOfRangeError
+from mpigraph.graphs.fields import EID, NID
+from mpigraph.graphs.hetero import graph, heterograph
+from mpigraph.kernels.negatives import draw_nodes, draw_others
+
+WORD = 2**64
+NUM_EDGES = 591
+
+
+def mix(x: int) -> int:
+    """SplitMix64's finalizer in Python's integers."""
+    x = (x + 0x9E3779B97F4A7C15) % WORD
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) % WORD
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) % WORD
+    return x ^ (x >> 31)
+
+
+def reference(key: int, eid: int, number: int, num: int) -> int:
+    return mix((mix(key ^ mix(eid)) + number) % WORD) * num >> 64
+
+
+@pytest.mark.parametrize("num", [1, 2, 101, 2**31 + 11, 2**32, 2**40 + 12345, 2**62 + 1])
+def test_draws_are_hashes(num: int) -> None:
+    key, eids = np.uint64(0xFEDCBA9876543210), np.array([0, 7, 7, 2**40, 3], np.int64)
+    out = np.full(len(eids) * 4, -1)
+    draw_nodes(key, eids, 4, 1000, num, out)
+    assert out.tolist() == [1000 + reference(int(key), e, j, num) for e in eids.tolist() for j in range(4)]
+
+
+def test_other_positions_are_hashes_too() -> None:
+    key, eids = np.uint64(12345), np.array([5, 9, 5, 80], np.int64)
+    out = np.full(len(eids) * 50, -1)
+    draw_others(key, eids, 50, out)
+    for i, drawn in enumerate(out.reshape(4, 50).tolist()):
+        others = [p for p in range(4) if p != i]
+        assert drawn == [others[reference(int(key), int(eids[i]), j, 3)] for j in range(50)]
+
+
+def is_even(counts: np.ndarray) -> bool:
+    """Chi-square against equal odds, within five standard deviations of its mean."""
+    mean, cells = counts.mean(), len(counts)
+    chi2 = float(((counts - mean) ** 2 / mean).sum())
+    return abs(chi2 - (cells - 1)) < 5 * (2 * (cells - 1)) ** 0.5
+
+
+def small() -> InMemory:
+    """An edge from each node v to v + 1."""
+    nodes = torch.arange(NUM_NODES)
+    return InMemory(graph((nodes, (nodes + 1) % NUM_NODES)))
+
+
+@pytest.mark.parametrize("sampler", [Uniform(200), LocalUniform(200), InBatch(200)], ids=lambda s: type(s).__name__)
+def test_destinations_are_drawn_evenly(sampler) -> None:
+    src, dst = sampler(small(), torch.arange(NUM_NODES))
+    assert is_even(np.bincount(dst.numpy(), minlength=NUM_NODES))
+    assert torch.equal(src, torch.arange(NUM_NODES).repeat_interleave(200))
+    pairs = (dst - src) % NUM_NODES  # no distance between the two ends is preferred
+    some = np.bincount(pairs.numpy(), minlength=NUM_NODES)
+    assert is_even(np.delete(some, 1) if isinstance(sampler, InBatch) else some)
+    for number in range(3):  # nor does the number of the negative matter
+        assert is_even(np.bincount(dst.numpy()[number::10], minlength=NUM_NODES))
+
+
+def test_global_pairs_are_drawn_evenly() -> None:
+    every = GlobalUniform(300, exclude_self_loops=False, replace=True, exclude_edges=False)
+    src, dst = every(small(), torch.arange(NUM_NODES))
+    assert len(src) == len(dst) == 300 * NUM_NODES
+    assert is_even(np.bincount((src * NUM_NODES + dst).numpy(), minlength=NUM_NODES**2))
+    some = GlobalUniform(60, replace=True)(small(), torch.arange(NUM_NODES))
+    distance = np.bincount(((some[1] - some[0]) % NUM_NODES).numpy(), minlength=NUM_NODES)
+    assert distance[0] == distance[1] == 0 and is_even(distance[2:])
+
+
+def test_shared_destinations_are_drawn_evenly() -> None:
+    drawn = [JointUniform(100)(InMemory(small().graph, epoch=epoch), torch.arange(2))[1][:100] for epoch in range(100)]
+    assert is_even(np.bincount(torch.cat(drawn).numpy(), minlength=NUM_NODES))
+
+
+def by_edge(batches: list) -> dict[int, list[tuple[int, int]]]:
+    """The negatives of each seed edge, in batches of a sampler that draws as many for each."""
+    found: dict[int, list[tuple[int, int]]] = {}
+    for _, positive, negative, _ in batches:
+        ids, eids = negative.ndata[NID], positive.edata[EID].tolist()
+        src, dst = (ids[ends].tolist() for ends in negative.edges())
+        pairs = list(zip(src, dst, strict=True))
+        k = len(pairs) // len(eids)
+        assert len(pairs) == k * len(eids)
+        found |= {eid: pairs[i * k : (i + 1) * k] for i, eid in enumerate(eids)}
+    return found
+
+
+STEADY = {
+    "Uniform": Uniform(3),
+    "GlobalUniform": GlobalUniform(3, exclude_self_loops=False, replace=True, exclude_edges=False),
+}
+
+
+@everywhere
+@pytest.mark.parametrize("name", STEADY)
+def test_an_edge_has_the_same_negatives_on_every_layout(job: SharedJob, oracle, name: str) -> None:
+    path = oracle(3)
+
+    def body() -> list[dict]:
+        g = open_graph(path)
+        mine = dist.edge_split(np.ones(g.num_edges(), bool))
+        loader = dist.DistEdgeDataLoader(
+            g, mine, NeighborSampler([2]), batch_size=31, shuffle=True, negative_sampler=STEADY[name], seed=9
+        )
+        return [by_edge(list(loader)) for _ in range(2)]
+
+    job.open(path)
+    alone = job.alone(body)
+    assert len(alone[0]) == len(alone[1]) == NUM_EDGES
+    assert sum(alone[0][eid] == alone[1][eid] for eid in alone[0]) < 5  # another epoch, other negatives
+    found = body()
+    wrong = [eid for mine, all_of in zip(found, alone, strict=True) for eid in mine if mine[eid] != all_of[eid]]
+    on_all(job.trainers, not wrong, f"{wrong}")
+    assert sum(job.trainers.allgather(len(found[1]))) == NUM_EDGES
+
+
+def test_uniform_keeps_the_source(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    eids = torch.arange(g.rank(), NUM_EDGES, 5)
+    src, dst = Uniform(4)(g, eids)
+    assert src.dtype == dst.dtype == torch.int64
+    assert torch.equal(src, g.find_edges(eids)[0].repeat_interleave(4))
+    assert int(dst.min()) >= 0 and int(dst.max()) < NUM_NODES
+    again = Uniform(4)(g, eids)[1]
+    assert not torch.equal(dst, again)  # two calls differ
+    assert negative_sampler.PerSourceUniform is Uniform
+    keyed = Uniform(2)(g, {"_E": eids})
+    assert list(keyed) == [("_N", "_E", "_N")] and len(keyed["_N", "_E", "_N"][0]) == 2 * len(eids)
+    assert [len(ends) for ends in Uniform(2)(g, [])] == [0, 0]
+    with pytest.raises(OutOfRangeError, match="edge id .*591"):
+        Uniform(2)(g, [0, NUM_EDGES])
+    with pytest.raises(EdgeTypeError, match="'likes' does not exist"):
+        Uniform(2)(g, {"likes": eids})
+
+
+def test_global_uniform_returns_no_edges_no_loops_no_repeats(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    eids = torch.arange(g.rank(), NUM_EDGES, 9)
+    orig = g.ndata["orig"][:]
+
+    def ends(sampler: GlobalUniform, eids: torch.Tensor = eids) -> tuple[torch.Tensor, torch.Tensor]:
+        src, dst = sampler(g, eids)
+        assert len(src) == len(dst) <= sampler.k * len(eids)
+        return orig[src], orig[dst]
+
+    def are_edges(src: torch.Tensor, dst: torch.Tensor) -> torch.Tensor:
+        step = (src - dst) % NUM_NODES
+        return (step >= 1) & (step <= dst % (MAX_DEGREE + 1))
+
+    for k in (1, 5, 40):
+        src, dst = ends(GlobalUniform(k))
+        assert len(src) > 0.85 * k * len(eids) * (1 - (k * len(eids)) / NUM_NODES**2)
+        assert not are_edges(src, dst).any() and not (src == dst).any()
+        assert len(torch.unique(src * NUM_NODES + dst)) == len(src)
+    src, dst = ends(GlobalUniform(40, exclude_self_loops=False, replace=True, redundancy=2.0))
+    assert len(src) == 40 * len(eids) and not are_edges(src, dst).any() and (src == dst).any()
+    assert len(torch.unique(src * NUM_NODES + dst)) < len(src)
+    src, dst = ends(GlobalUniform(40, exclude_edges=False))
+    assert are_edges(src, dst).any() and not (src == dst).any()
+    mine = eids if g.rank() == 0 else eids[:0]  # a trainer without edges makes its round
+    assert len(ends(GlobalUniform(2), mine)[0]) == 0 or g.rank() == 0
+
+
+def test_global_uniform_in_loaders_that_are_not_in_step(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    mine = torch.arange(NUM_EDGES)[: 20 * (g.rank() + 1)]
+    loader = dist.DistEdgeDataLoader(
+        g, mine, NeighborSampler([2, 2]), batch_size=6, negative_sampler=GlobalUniform(3), num_prefetch=1
+    )
+    for _ in range(2):
+        seen = [positive.edata[EID] for _, positive, _, _ in loader]
+        assert torch.equal(torch.cat(seen), mine)
+    for number, _ in enumerate(loader):
+        if number == g.rank():
+            break
+    assert len(list(loader)) == len(loader)
+
+
+def test_each_edge_keeps_its_first_allowed_candidates() -> None:
+    """With repeats allowed an edge's negatives do not depend on the batch; else the first edge has the pair."""
+    g, eids = small(), torch.arange(NUM_NODES)
+    alone = [GlobalUniform(3, replace=True)(g, [e]) for e in eids.tolist()]
+    together = GlobalUniform(3, replace=True)(g, eids)
+    for side in (0, 1):
+        assert torch.equal(torch.cat([pair[side] for pair in alone]), together[side])
+    assert [sum(some.values()) for some in g.asked] == [4] * NUM_NODES + [4 * NUM_NODES]  # one question for each batch
+    src, dst = GlobalUniform(2)(g, torch.zeros(50, dtype=torch.int64))  # the same edge again has the same 3 candidates
+    assert torch.unique(torch.stack([src, dst]), dim=1).shape == (2, 3) and len(src) == 3
+
+
+def test_joint_negatives_are_shared(job: SharedJob, oracle) -> None:
+    path = oracle(3)
+
+    def body() -> dict:
+        g = open_graph(path)
+        shared = {}
+        for begin in (0, 100):
+            eids = torch.arange(begin, begin + 30)
+            loader = dist.DistEdgeDataLoader(g, eids, NeighborSampler([1]), batch_size=30, seed=2,
+                                             negative_sampler=JointUniform(5))  # fmt: skip
+            ((_, positive, negative, blocks),) = list(loader)
+            nodes = negative.ndata[NID]
+            src, dst = (nodes[ends].reshape(30, 5) for ends in negative.edges())
+            assert (dst == dst[0]).all() and torch.equal(src[:, 0], nodes[positive.edges()[0]])
+            assert blocks[-1].num_dst_nodes() <= 60 + 5
+            shared[begin] = dst[0].tolist()
+            turned = dist.DistEdgeDataLoader(g, eids.flip(0), NeighborSampler([1]), batch_size=30, seed=2,
+                                             negative_sampler=JointUniform(5))  # fmt: skip
+            ((_, _, negative, _),) = list(turned)
+            assert negative.ndata[NID][negative.edges()[1][:5]].tolist() == shared[begin]
+        assert shared[0] != shared[100]
+        return shared
+
+    job.open(path)
+    on_all(job.trainers, body() == job.alone(body))
+
+
+def test_local_negatives_are_of_the_own_part(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    book = g.get_partition_book()
+    src, dst = LocalUniform(20)(g, torch.arange(50))
+    assert (book.nid2partid(dst) == book.partid).all()
+    assert torch.equal(torch.unique(dst), book.partid2nids(book.partid))
+    assert torch.equal(src[::20], g.find_edges(torch.arange(50))[0])
+
+
+def test_in_batch_negatives_add_no_nodes(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    _, heads = g.find_edges(torch.arange(NUM_EDGES))
+    eids = torch.from_numpy(np.unique(heads.numpy(), return_index=True)[1])  # one edge of each destination
+    src, dst = InBatch(6)(g, eids)
+    own = heads[eids].repeat_interleave(6)
+    assert len(dst) == 6 * len(eids) and (dst != own).all() and torch.isin(dst, own).all()
+    assert torch.equal(src, g.find_edges(eids)[0].repeat_interleave(6))
+    for few in ([], [3]):
+        assert [len(ends) for ends in InBatch(6)(g, few)] == [0, 0]
+    assert torch.equal(InBatch(2)(g, [3, 9])[1], heads[[9, 9, 3, 3]])
+    loader = dist.DistEdgeDataLoader(g, [3], NeighborSampler([2]), negative_sampler=InBatch(4))
+    ((_, positive, negative, _),) = list(loader)
+    assert positive.num_edges() == 1 and negative.num_edges() == 0
+    assert torch.equal(positive.ndata[NID], negative.ndata[NID])
+
+
+def typed() -> InMemory:
+    edges = {
+        ("user", "likes", "item"): ([0, 1, 2, 3], [1, 0, 4, 2]),
+        ("item", "liked", "user"): ([1, 0, 4, 2], [0, 1, 2, 3]),
+        ("user", "knows", "user"): ([0, 1], [1, 2]),
+    }
+    return InMemory(heterograph(edges, {"user": 4, "item": 500}))
+
+
+def test_several_relations() -> None:
+    g = typed()
+    likes, liked, knows = ("user", "likes", "item"), ("item", "liked", "user"), ("user", "knows", "user")
+    drawn = Uniform(50)(g, {"likes": [0, 3], liked: [0, 3]})
+    assert set(drawn) == {likes, liked}
+    assert torch.equal(drawn[likes][0], torch.tensor([0, 3]).repeat_interleave(50))
+    assert int(drawn[likes][1].max()) > 4 > int(drawn[liked][1].max())
+    other = Uniform(50)(g, {liked: [0, 3]})
+    assert torch.equal(other[liked][1], drawn[liked][1])
+    pairs = GlobalUniform(5, exclude_self_loops=True, redundancy=20)(g, {"knows": [0, 1]})[knows]
+    assert sorted(zip(*(ends.tolist() for ends in pairs), strict=True)) == sorted(
+        {(u, v) for u in range(4) for v in range(4) if u != v} - {(0, 1), (1, 2)}
+    )
+    g.asked.clear()
+    GlobalUniform(2, redundancy=1)(g, {likes: [0, 1, 2], knows: [0]})
+    assert g.asked == [{likes: 9, knows: 3}]  # one question for all relations
+    with pytest.raises(EdgeTypeError, match="ambiguous"):
+        Uniform(2)(g, [0])
+
+
+class Shifted(Uniform):
+    """A sampler of the user's own, made of one of ours."""
+
+    def __call__(self, g, eids):
+        src, dst = super().__call__(g, eids)
+        return src, (dst + 1) % g.num_nodes()
+
+
+def test_samplers_derived_from_ours_are_called() -> None:
+    g, eids = small(), torch.arange(30)
+    edges = find_edges(g, eids)
+    ours, derived = (draw_negatives(kind(3), g, edges) for kind in (Uniform, Shifted))
+    ((src, dst),) = ours.values()
+    assert torch.equal(derived[0], src) and torch.equal(derived[1], (dst + 1) % NUM_NODES)
+
+
+def test_a_part_without_nodes_draws_among_all() -> None:
+    g = typed()
+    dst = LocalUniform(400)(g, {"knows": [0, 1]})["user", "knows", "user"][1]
+    assert torch.unique(dst).tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("kind", [Uniform, GlobalUniform, JointUniform, LocalUniform, InBatch])
+@pytest.mark.parametrize("k", [0, -1, 1.5, True, "3", None])
+def test_bad_numbers_of_negatives(kind, k) -> None:
+    with pytest.raises(InvalidArgumentError, match="k must be an integer >= 1"):
+        kind(k)
+
+
+@pytest.mark.parametrize("redundancy", [0.9, float("nan"), float("inf")])
+def test_bad_redundancy(redundancy: float) -> None:
+    with pytest.raises(InvalidArgumentError, match="redundancy must be a number >= 1"):
+        GlobalUniform(2, redundancy=redundancy)

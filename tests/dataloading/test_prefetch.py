@@ -1,0 +1,124 @@
+"""How epochs end: early, late, never begun, several at once, with errors; whoever is left is answered."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+from layouts import Job, SharedJob, api, quiet_barrier
+from oracle import NUM_NODES, open_graph
+
+import mpigraph.distributed as dist
+from mpigraph.dataloading import NeighborSampler
+from mpigraph.dataloading.prefetch import Prefetch
+from mpigraph.errors import CollectiveError
+from mpigraph.mpi.world import World
+from mpigraph.sampling.neighbor_service import NeighborService
+from mpigraph.session.context import current
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_a_job_may_end_in_the_middle_of_several_epochs(layout: Job, oracle, depth: int) -> None:
+    path, kept = oracle(3), []
+
+    def body() -> None:
+        g = open_graph(path)
+        mine = dist.node_split(np.ones(NUM_NODES))
+        sampler = NeighborSampler([2, 2])
+        loaders = [dist.DistNodeDataLoader(g, mine, sampler, batch_size=2, num_prefetch=depth) for _ in range(4)]
+        for loader in loaders if g.rank() % 2 else reversed(loaders):
+            kept.append(iter(loader))
+        for batches in kept[:: 1 if g.rank() % 2 else -1]:
+            next(batches)
+
+    layout.run(body)
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_a_loop_that_is_never_begun(job: SharedJob, oracle, depth: int) -> None:
+    g = job.open(oracle(3))
+    mine = dist.node_split(np.ones(NUM_NODES))
+    loader = dist.DistNodeDataLoader(g, mine, NeighborSampler([2]), batch_size=4, num_prefetch=depth)
+    steps = 0 if g.rank() == 0 else len(loader)
+    assert sum(1 for _ in zip(range(steps), loader, strict=False)) == steps
+    iter(dist.DistNodeDataLoader(g, mine, NeighborSampler([2]), batch_size=4, num_prefetch=depth))
+    quiet_barrier(current().world.trainers)  # the end of the job, which ends all epochs, is not yet
+
+
+def test_a_loader_of_one_trainer_alone_is_named(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    if current().num_trainers == 1:
+        return
+    with pytest.raises(CollectiveError, match=r"trainer\(s\) 0 in open_channel; trainer\(s\) 1.* in barrier"):
+        if g.rank() == 0:
+            dist.DistDataLoader(range(9), 2)
+        else:
+            g.barrier()
+
+
+@api
+def test_without_threads_whoever_leaves_a_loop_answers(layout: Job, oracle, monkeypatch: pytest.MonkeyPatch) -> None:
+    if layout.layout.servers == 0 and layout.layout.ranks_per_node > 0:
+        return  # such a job needs threads
+    path, answering = oracle(3), []
+    monkeypatch.setattr(World, "threads_may_communicate", property(lambda world: False))
+    serve = NeighborService.serve_until_idle
+
+    def note(service: NeighborService) -> None:
+        answering.append(threading.current_thread())
+        serve(service)
+
+    monkeypatch.setattr(NeighborService, "serve_until_idle", note)
+    kept = []
+
+    def body() -> None:
+        g = open_graph(path)
+        mine = dist.node_split(np.ones(NUM_NODES))
+        loader = dist.DistNodeDataLoader(g, mine, NeighborSampler([2, 2]), batch_size=4)
+        for steps in (g.rank(), len(loader), 0):  # left at different steps, ended, never begun by one trainer
+            batches = zip(range(0 if g.rank() == 0 else steps + 1), loader, strict=False)
+            assert sum(1 for _ in batches) <= len(loader)
+            del batches
+        assert answering == [threading.current_thread()] * 3
+        g.barrier()
+        for _ in range(3):
+            other = dist.DistNodeDataLoader(g, mine, NeighborSampler([2]), batch_size=4)
+            kept.append(iter(other))
+            next(kept[-1])
+
+    layout.run(body)
+    assert set(answering) <= {threading.current_thread()}
+
+
+@pytest.mark.parametrize(("depth", "background"), [(0, False), (0, True), (2, True)])
+@pytest.mark.parametrize("steps", [None, 0, 1, 4])
+def test_what_comes_after_the_items_comes_once(depth: int, background: bool, steps: int | None) -> None:
+    """However far the iterator went, or if it was never made (None): in a thread, or without one in the caller's."""
+    after: list[threading.Thread] = []
+    prefetch = Prefetch(lambda: iter(range(3)), lambda: after.append(threading.current_thread()), depth, background)
+    if steps is not None:
+        items = iter(prefetch)
+        assert [item for _, item in zip(range(steps), items, strict=False)] == list(range(min(steps, 3)))
+        del items
+        while prefetch.running:
+            time.sleep(0.001)
+        assert len(after) == 1
+    prefetch.stop()
+    assert len(after) == 1 and (after[0] is threading.current_thread()) == (not background)
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_an_error_after_the_items_is_the_threads(depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The consumer may be gone: the hook for threads, which ends a job, gets it."""
+    caught: list[str] = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: caught.append(str(args.exc_value)))
+
+    def fail() -> None:
+        raise RuntimeError("nobody answers")
+
+    prefetch = Prefetch(lambda: iter(()), fail, depth)
+    while prefetch.running:
+        time.sleep(0.001)
+    assert list(prefetch) == []
+    prefetch.stop()
+    assert caught == ["nobody answers"]

@@ -1,0 +1,618 @@
+"""Minibatches for PyG: those of its own NeighborLoader, attribute by attribute, and the same in every layout.
+
+PyG draws neighbours with pyg-lib. Where that is not installed its NeighborLoader gets a sampler of this file, which
+does the same in plain Python where all neighbours are taken; everything else is PyG's own.
+"""
+
+import hashlib
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from layouts import SharedJob, everywhere, on_all
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.loader import LinkNeighborLoader, NeighborLoader
+from torch_geometric.nn import HGTConv, SAGEConv, to_hetero
+from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, HeteroSamplerOutput, NodeSamplerInput, SamplerOutput
+from torch_geometric.sampler.neighbor_sampler import edge_sample, node_sample
+from torch_geometric.typing import WITH_PYG_LIB
+from torch_geometric.utils import trim_to_layer
+
+import mpigraph.distributed as dist
+from mpigraph.convert import from_pyg
+from mpigraph.dataloading import BlockSampler, NeighborSampler
+from mpigraph.dataloading.negative_sampler import Uniform
+from mpigraph.errors import InvalidArgumentError, NodeTypeError
+from mpigraph.graphs.fields import NID
+from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Schema, relation_key
+from mpigraph.partition.pipeline import partition_source
+from mpigraph.partition.source import Feature, GraphSource
+from mpigraph.sampling.minibatch import Subgraph
+from mpigraph.session.context import current
+
+CLASSES = 3
+WRITES = ("author", "writes", "paper")
+KINDS: dict[str, tuple[dict[str, int], tuple]] = {
+    "plain": ({DEFAULT_NTYPE: 67}, (DEFAULT_ETYPE,)),
+    "typed": (
+        {"author": 41, "paper": 67, "tag": 3},
+        (
+            WRITES,
+            ("paper", "cites", "paper"),
+            ("paper", "draws on", "paper"),
+            ("paper", "never", "tag"),
+            ("paper", "written by", "author"),
+            ("tag", "is-on", "paper"),
+        ),
+    ),
+}
+SAMPLERS = {
+    "uniform": NeighborSampler([3, 2]),
+    "replace": NeighborSampler([2, 3, 2], replace=True),
+    "all": NeighborSampler([-1, -1]),
+    "prob": NeighborSampler([2, 2], prob="weight"),
+    "no-eids": NeighborSampler([3, 3], return_eids=False),
+    "no-layer": NeighborSampler([]),
+}
+NUM_BATCHES = 4
+ALL_KINDS = pytest.mark.parametrize("kind", KINDS)
+
+
+def in_edges(num_src: int, num_dst: int, number: int) -> tuple[np.ndarray, np.ndarray]:
+    """Edges by destination, then source, none twice. What node v hears of are nodes of class ``v // 3 % 3``."""
+    sources = [np.empty(0, np.int64)]
+    for v in range(num_dst):
+        some = (7 * v + 5 * np.arange((v + number) % 6)) % (num_src // CLASSES)
+        sources.append(np.unique(CLASSES * some + v // 3 % CLASSES))
+    return np.concatenate(sources), np.repeat(np.arange(num_dst), [len(some) for some in sources[1:]])
+
+
+def weights_of(src: np.ndarray, dst: np.ndarray) -> dict[str, Feature]:
+    weight = ((src + dst) % 3).astype(np.float32)
+    return {"weight": Feature.of(weight), "double": Feature.of(2 * weight)}
+
+
+@cache
+def source_of(kind: str) -> GraphSource:
+    """A graph whose nodes have classes and hear of the class that they are to tell; tags have no features."""
+    counts, relations = KINDS[kind]
+    ends = {r: in_edges(counts[r[0]], 0 if r[1] == "never" else counts[r[2]], i) for i, r in enumerate(relations)}
+    nodes = {ntype: np.arange(count) for ntype, count in counts.items() if ntype != "tag"}
+    x = {ntype: np.eye(CLASSES, dtype=np.float32)[ids % CLASSES] for ntype, ids in nodes.items()}
+    return GraphSource(
+        Schema(tuple(counts), relations),
+        tuple(counts.values()),
+        tuple(ends.values()),
+        {t: {"x": Feature.of(x[t]), "y": Feature.of(ids // 3 % CLASSES)} for t, ids in nodes.items()},
+        {relation_key(r): weights_of(*some) for r, some in ends.items()},
+    )
+
+
+def partition(directory: Path, kind: str, num_parts: int) -> str:
+    """Partition a graph without changing its ids; return the path of its configuration."""
+    source = source_of(kind)
+    parts = np.concatenate([np.arange(n) * num_parts // n for n in source.num_nodes])
+    return str(partition_source(source, kind, num_parts, directory, "given", assignment=parts).config_path)
+
+
+@pytest.fixture
+def write(job: SharedJob) -> Callable[..., str]:
+    """Partitions a graph, which happens once; returns the path of its configuration on every trainer."""
+    return lambda kind, num_parts=3: job.write(partition, kind, num_parts)
+
+
+def open_graph(path: str) -> dist.DistGraph:
+    return dist.DistGraph(Path(path).stem, part_config=path)
+
+
+def seeds_of(kind: str, ids: Any) -> Any:
+    """Seeds as the loader takes them: of papers where there are types."""
+    return torch.as_tensor(ids) if kind == "plain" else {"paper": torch.as_tensor(ids)}
+
+
+def store_of(batch: Data | HeteroData) -> Any:
+    """Where the attributes of the seeds' type are."""
+    return batch["paper"] if isinstance(batch, HeteroData) else batch
+
+
+def whole(kind: str, with_weights: bool = True) -> Data | HeteroData:
+    """The whole graph as PyG has it."""
+    source = source_of(kind)
+    data = Data() if kind == "plain" else HeteroData()
+    for ntype, count in zip(source.schema.ntypes, source.num_nodes, strict=True):
+        store = data if kind == "plain" else data[ntype]
+        store["num_nodes"] = count
+        for name, feature in source.node_feats.get(ntype, {}).items():
+            store[name] = torch.from_numpy(feature.values)
+    for relation, ends in zip(source.schema.relations, source.edges, strict=True):
+        store = data if kind == "plain" else data[relation]
+        store["edge_index"] = torch.from_numpy(np.stack(ends))
+        for name, feature in source.edge_feats[relation_key(relation)].items() if with_weights else ():
+            store[name] = torch.from_numpy(feature.values)
+    return data
+
+
+class AllNeighbors(BaseSampler):
+    """pyg-lib's ``neighbor_sample`` and ``hetero_neighbor_sample`` with all neighbours, in plain Python."""
+
+    edge_permutation = None
+
+    def __init__(self, source: GraphSource, hops: int) -> None:
+        self.edges = dict(zip(source.schema.relations, source.edges, strict=True))
+        self.counts, self.hops = dict(zip(source.schema.ntypes, source.num_nodes, strict=True)), hops
+
+    def sample_from_nodes(self, inputs: NodeSamplerInput, **_: Any) -> SamplerOutput | HeteroSamplerOutput:
+        return node_sample(inputs, self.sample)
+
+    def sample_from_edges(self, inputs: EdgeSamplerInput, **_: Any) -> SamplerOutput | HeteroSamplerOutput:
+        counts = self.counts if inputs.input_type else self.counts[DEFAULT_NTYPE]
+        return edge_sample(inputs, self.sample, counts, disjoint=False)
+
+    def sample(self, seed: Any, seed_time: None = None) -> SamplerOutput | HeteroSamplerOutput:
+        seeds = seed if isinstance(seed, dict) else {DEFAULT_NTYPE: seed}
+        ids = {ntype: seeds[ntype].tolist() if ntype in seeds else [] for ntype in self.counts}
+        drawn: dict[tuple, list[tuple[int, int, int]]] = {relation: [] for relation in self.edges}
+        begin, end = dict.fromkeys(ids, 0), {ntype: len(some) for ntype, some in ids.items()}
+        num_nodes = {ntype: [count] for ntype, count in end.items()}
+        num_edges: dict[tuple, list[int]] = {relation: [] for relation in self.edges}
+        for _ in range(self.hops):
+            for relation, (src, dst) in self.edges.items():
+                before, near = len(drawn[relation]), ids[relation[0]]
+                for local in range(begin[relation[2]], end[relation[2]]):
+                    for edge in np.flatnonzero(dst == ids[relation[2]][local]).tolist():
+                        if src[edge] not in near:
+                            near.append(int(src[edge]))
+                        drawn[relation].append((near.index(src[edge]), local, edge))
+                num_edges[relation].append(len(drawn[relation]) - before)
+            begin, end = end, {ntype: len(some) for ntype, some in ids.items()}
+            for ntype in ids:
+                num_nodes[ntype].append(end[ntype] - begin[ntype])
+        node = {ntype: torch.tensor(some, dtype=torch.int64) for ntype, some in ids.items()}
+        ends = {r: torch.tensor(some, dtype=torch.int64).reshape(-1, 3).T for r, some in drawn.items()}
+        row, col, edge = ({r: some[i] for r, some in ends.items()} for i in range(3))
+        found = {"node": node, "row": row, "col": col, "edge": edge}
+        found |= {"num_sampled_nodes": num_nodes, "num_sampled_edges": num_edges}
+        if isinstance(seed, dict):
+            return HeteroSamplerOutput(**found, batch=None)
+        return SamplerOutput(**{name: next(iter(some.values())) for name, some in found.items()}, batch=None)
+
+
+def same(ours: Any, theirs: Any) -> bool:
+    """Whether two minibatches have the same attributes with the same values."""
+    if isinstance(ours, HeteroData):
+        same_types = ours.node_types == theirs.node_types and ours.edge_types == theirs.edge_types
+        return same_types and all(same(ours[key], theirs[key]) for key in (*ours.node_types, *ours.edge_types))
+    if set(ours.keys()) != set(theirs.keys()):
+        return False
+    return all(equal(ours[key], theirs[key]) for key in ours.keys())
+
+
+def equal(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    return type(one) is type(other) and one == other
+
+
+@ALL_KINDS
+def test_minibatches_are_those_of_neighbor_loader(job: SharedJob, write, kind: str) -> None:
+    path = write(kind)
+
+    def body() -> tuple[int, int]:
+        g = job.open(path)
+        nids = np.random.default_rng(1).permutation(67)[g.rank() :: current().num_trainers]
+        sampler = NeighborSampler([-1, -1], prefetch_edge_feats=["weight", "double"])
+        options = {"batch_size": 5, "features": "x", "labels": "y", "output": "pyg"}
+        loader = dist.DistNodeDataLoader(g, seeds_of(kind, nids), sampler, shuffle=True, **options)
+        reference = NeighborLoader(
+            whole(kind),
+            [-1, -1],
+            input_nodes=torch.from_numpy(nids) if kind == "plain" else ("paper", torch.from_numpy(nids)),
+            neighbor_sampler=None if WITH_PYG_LIB else AllNeighbors(source_of(kind), 2),
+            filter_per_worker=True,
+        )
+        good = [same(batch, reference.collate_fn(store_of(batch).input_id)) for batch in loader]
+        return sum(good), len(good)
+
+    found = body()
+    on_all(job.trainers, found[0] == found[1] > 1, f"{found}")
+
+
+def edges_of(kind: str, eids: Any) -> Any:
+    """Seed edges as the loader takes them."""
+    return torch.as_tensor(eids) if kind == "plain" else {WRITES: torch.as_tensor(eids)}
+
+
+def by_name(batch: Data | HeteroData, source: GraphSource) -> list[Any]:
+    """What a minibatch says, whatever the order of its nodes and edges."""
+    found: list[Any] = []
+    plain = isinstance(batch, Data)
+    for ntype in source.schema.ntypes:
+        store = batch if plain else batch[ntype]
+        order = store.n_id.argsort()
+        found += [store.num_nodes, store.num_sampled_nodes, store.n_id[order]]
+        found += [store.x[order], store.y[order]] if "x" in store else []
+    for relation in source.schema.relations:
+        store = batch if plain else batch[relation]
+        src, dst = (batch if plain else batch[relation[end]] for end in (0, 2))
+        order = store.e_id.argsort()
+        row, col = store.edge_index[:, order]
+        found += [store.num_sampled_edges, store.e_id[order], src.n_id[row], dst.n_id[col], sorted(store.keys())]
+        if "edge_label_index" in store:
+            found += [src.n_id[store.edge_label_index[0]], dst.n_id[store.edge_label_index[1]], store.input_id]
+    return found
+
+
+@ALL_KINDS
+def test_minibatches_of_edges_are_those_of_link_neighbor_loader(job: SharedJob, write, kind: str) -> None:
+    path, source = write(kind), source_of(kind)
+    src, dst = source.edges[0]
+
+    def body() -> tuple[int, int]:
+        g = job.open(path)
+        eids = np.random.default_rng(2).permutation(len(src))[g.rank() :: current().num_trainers]
+        options = {"batch_size": 40, "features": "x", "output": "pyg"}
+        sampler = NeighborSampler([-1, -1], prefetch_node_feats="y")
+        loader = dist.DistEdgeDataLoader(g, edges_of(kind, eids), sampler, **options)
+        ends = torch.from_numpy(np.stack([src[eids], dst[eids]]))
+        reference = LinkNeighborLoader(
+            whole(kind, with_weights=False),
+            [-1, -1],
+            edge_label_index=ends if kind == "plain" else (WRITES, ends),
+            neighbor_sampler=None if WITH_PYG_LIB else AllNeighbors(source, 2),
+            filter_per_worker=True,
+        )
+        good = []
+        for batch in loader:
+            at = (batch if kind == "plain" else batch[WRITES]).input_id
+            pairs = zip(by_name(batch, source), by_name(reference.collate_fn(at), source), strict=True)
+            good.append(all(equal(*pair) for pair in pairs))
+        return sum(good), len(good)
+
+    found = body()
+    on_all(job.trainers, found[0] == found[1] >= 1, f"{found}")
+
+
+def test_negatives_labels_and_exclusion(job: SharedJob, write) -> None:
+    path, source = write("typed"), source_of("typed")
+    (src, dst), counts = source.edges[0], KINDS["typed"][0]
+    g = job.open(path)
+    eids, sampler = {WRITES: np.arange(len(src))[::-2].copy()}, NeighborSampler([2, 3])
+    options = {"batch_size": 16, "shuffle": True, "output": "pyg"}
+    drawn = dist.DistEdgeDataLoader(
+        g, eids, sampler, negative_sampler=Uniform(2), exclude="self", device="cpu", **options
+    )
+    for batch in drawn:
+        store = batch[WRITES]
+        count, ids = len(store.input_id), eids[WRITES][store.input_id.numpy()]
+        row, col = store.edge_label_index
+        authors, papers = batch["author"].n_id[row], batch["paper"].n_id[col]
+        assert torch.equal(authors[:count], torch.from_numpy(src[ids]))
+        assert torch.equal(papers[:count], torch.from_numpy(dst[ids]))
+        assert torch.equal(authors[count:], authors[:count].repeat_interleave(2))
+        assert torch.equal(store.edge_label, torch.cat([torch.ones(count), torch.zeros(2 * count)]))
+        assert not set(store.e_id.tolist()) & set(ids.tolist())
+        assert row.max() < batch["author"].num_sampled_nodes[0]
+        assert batch["paper"].num_sampled_nodes[0] == len(set(papers.tolist()))
+        for relation, ends in zip(source.schema.relations, source.edges, strict=True):
+            heads = np.delete(ends[1], ids) if relation == WRITES else ends[1]
+            found = batch[relation[2]]
+            left = np.bincount(heads, minlength=counts[relation[2]])[found.n_id]
+            drawn_by = torch.bincount(batch[relation].edge_index[1], minlength=len(found.n_id)).numpy()
+            assert np.array_equal(drawn_by, np.minimum(left, limits_of(sampler.fanouts, found.num_sampled_nodes)))
+    for batch in dist.DistEdgeDataLoader(g, eids, sampler, labels="weight", **options):
+        ids = eids[WRITES][batch[WRITES].input_id.numpy()]
+        assert torch.equal(batch[WRITES].edge_label, g.edges[WRITES].data["weight"][ids])
+    with pytest.raises(InvalidArgumentError, match="labels and negatives"):
+        dist.DistEdgeDataLoader(g, eids, sampler, labels="weight", negative_sampler=Uniform(2), output="pyg")
+    with pytest.raises(InvalidArgumentError, match="one edge_label for each relation"):
+        dist.DistEdgeDataLoader(g, eids, sampler, labels=["weight", "double"], output="pyg")
+    with pytest.raises(InvalidArgumentError, match=r"output must be 'dgl' or 'pyg' \(got None\)"):
+        dist.DistEdgeDataLoader(g, eids, sampler, output=None)
+    g.barrier()
+
+
+def batch_seeds(kind: str, number: int) -> Any:
+    """Seeds of one minibatch, of two types where there are types; one is repeated."""
+    rng = np.random.default_rng(number)
+    papers = rng.permutation(67)[:9].astype(np.int64)
+    if kind == "plain":
+        return torch.from_numpy(np.append(papers, papers[2]))
+    return {"author": torch.from_numpy(rng.permutation(41)[:4].astype(np.int64)), "paper": torch.from_numpy(papers)}
+
+
+def digest(subgraph: Subgraph) -> str:
+    arrays = [*subgraph.ids, *subgraph.edges, *(subgraph.eids or [])]
+    state = hashlib.sha256(repr((subgraph.num_nodes, subgraph.num_edges, [a.shape for a in arrays])).encode())
+    for array in arrays:
+        state.update(array.tobytes())
+    return state.hexdigest()
+
+
+def sample_all(path: str, kind: str, rank: int, trainers: int) -> dict[tuple[str, int], str]:
+    """This trainer's share of all minibatches."""
+    g, found = open_graph(path), {}
+    none = torch.empty(0, dtype=torch.int64)
+    for name, sampler in SAMPLERS.items():
+        for number in range(NUM_BATCHES):
+            mine = number % trainers == rank
+            nothing = none if kind == "plain" else {"paper": none}
+            seeds = batch_seeds(kind, number) if mine else nothing
+            sample = g.sample_subgraph(seeds, sampler.fanouts, seed=7, **sampler._options)
+            if mine:
+                found[name, number] = digest(sample)
+    return found
+
+
+@everywhere
+@ALL_KINDS
+def test_subgraphs_are_the_same_in_every_layout(job: SharedJob, write, kind: str) -> None:
+    path, alone = write(kind, 4), write(kind, 1)
+    expected = job.alone(lambda: sample_all(alone, kind, 0, 1))
+    job.open(path)
+    found = sample_all(path, kind, current().rank, current().num_trainers)
+    wrong = [key for key, value in found.items() if expected[key] != value]
+    on_all(job.trainers, not wrong, f"{wrong}")
+    assert len(set(expected.values())) == len(expected)
+    assert sum(job.trainers.allgather(len(found))) == len(SAMPLERS) * NUM_BATCHES
+
+
+@ALL_KINDS
+def test_every_node_is_expanded_once_by_edges_of_the_graph(job: SharedJob, write, kind: str) -> None:
+    path = write(kind)
+    g = job.open(path)
+    for number in range(NUM_BATCHES):
+        for fanouts, replace in (([2, 3], False), ([3, 1, 2], True)):
+            subgraph = g.sample_subgraph(batch_seeds(kind, number), fanouts, replace=replace)
+            check(g, source_of(kind).schema, subgraph, fanouts, replace)
+
+
+def limits_of(fanouts: list[int], num_nodes: list[int]) -> np.ndarray:
+    """How many in-neighbours each node may have drawn: as the hop says that follows on the one that found it."""
+    return np.repeat([*fanouts[::-1], 0], num_nodes)
+
+
+def check(g: dist.DistGraph, schema: Schema, subgraph: Subgraph, fanouts: list[int], replace: bool) -> None:
+    """What nodes have found, hop by hop, and that nothing else is there."""
+    found_by = [np.repeat(np.arange(len(fanouts) + 1), counts) for counts in subgraph.num_nodes]
+    for r, relation in enumerate(schema.relations):
+        src, dst = schema.ends(r)
+        src_ids, dst_ids = torch.from_numpy(subgraph.ids[src]), torch.from_numpy(subgraph.ids[dst])
+        row, col = subgraph.edges[r]
+        ends = g.find_edges(torch.from_numpy(subgraph.eids[r]), etype=relation)
+        assert torch.equal(ends[0], src_ids[row]) and torch.equal(ends[1], dst_ids[col])
+        hops = np.repeat(np.arange(len(fanouts)), subgraph.num_edges[r])
+        assert np.array_equal(found_by[dst][col], hops)  # drawn in the hop after the one that found the node
+        assert (found_by[src][row] <= hops + 1).all()
+        degrees = g.in_degrees(dst_ids, etype=relation).numpy()
+        limits = limits_of(fanouts, subgraph.num_nodes[dst])
+        wanted = np.where(degrees > 0, limits, 0) if replace else np.minimum(degrees, limits)
+        assert np.array_equal(np.bincount(col, minlength=len(degrees)), wanted)
+        if not replace:
+            assert len(np.unique(np.stack([col, subgraph.eids[r]]), axis=1).T) == len(col)
+    for ids, counts in zip(subgraph.ids, subgraph.num_nodes, strict=True):
+        assert len(ids) == sum(counts) and len(np.unique(ids[counts[0] :])) == len(ids) - counts[0]
+        assert not set(ids[: counts[0]].tolist()) & set(ids[counts[0] :].tolist())
+
+
+def test_seeds_of_several_types(job: SharedJob, write) -> None:
+    path = write("typed")
+    g = job.open(path)
+    nids = {"author": np.arange(7) + 1, "paper": np.arange(20)[::-1].copy()}
+    loader = dist.DistNodeDataLoader(
+        g, nids, NeighborSampler([1, 2]), batch_size=6, shuffle=True, output="pyg", device="cpu"
+    )
+    seen: dict[str, list[int]] = {"author": [], "paper": []}
+    for batch in loader:
+        for ntype, ids in nids.items():
+            store = batch[ntype]
+            assert np.array_equal(ids[store.input_id.numpy()], store.n_id[: store.batch_size])
+            assert store.num_sampled_nodes[0] == store.batch_size == len(store.input_id)
+            seen[ntype] += store.input_id.tolist()
+        assert "batch_size" not in batch["tag"] and "x" not in batch["paper"]
+        assert torch.equal(from_pyg(batch).nodes["paper"].data[NID], batch["paper"].n_id)
+    assert {ntype: sorted(some) for ntype, some in seen.items()} == {"author": [*range(7)], "paper": [*range(20)]}
+
+
+def test_prefetching_changes_nothing(job: SharedJob, write) -> None:
+    path = write("typed")
+    g = job.open(path)
+    options = {"batch_size": 7, "shuffle": True, "seed": 5, "features": {"author": ["x"]}, "output": "pyg"}
+    epochs = []
+    for depth in (0, 3):
+        loader = dist.DistNodeDataLoader(
+            g, {"paper": np.arange(67)}, NeighborSampler([2, 2]), num_prefetch=depth, **options
+        )
+        epochs.append([batch for _ in range(2) for batch in loader])
+    assert all(same(*pair) for pair in zip(*epochs, strict=True)) and not same(*epochs[0][:2])
+    assert "x" in epochs[0][0]["author"] and "x" not in epochs[0][0]["paper"]
+
+
+class SAGE(torch.nn.Module):
+    """Two layers of PyG; each leaves out the nodes and edges that no later one needs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList([SAGEConv((-1, -1), 16), SAGEConv((-1, -1), CLASSES)])
+
+    def forward(self, batch: Data) -> torch.Tensor:
+        x, edge_index = batch.x, batch.edge_index
+        for i, layer in enumerate(self.layers):
+            x, edge_index, _ = trim_to_layer(i, batch.num_sampled_nodes, batch.num_sampled_edges, x, edge_index)
+            x = layer(x, edge_index)
+            x = x if i else x.relu()
+        return x
+
+
+class Untyped(torch.nn.Module):
+    """What ``to_hetero`` makes typed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = SAGEConv((-1, -1), 16), SAGEConv((-1, -1), CLASSES)
+
+    def forward(self, x: torch.Tensor, edge_index: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x, edge_index).relu(), edge_index)
+
+
+class HGT(torch.nn.Module):
+    """One layer of PyG's heterogeneous graph transformer."""
+
+    def __init__(self, metadata: tuple) -> None:
+        super().__init__()
+        self.conv, self.out = HGTConv(CLASSES, 16, metadata, heads=2), torch.nn.Linear(16, CLASSES)
+
+    def forward(self, x: dict[str, torch.Tensor], edge_index: dict[tuple, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {ntype: self.out(h) for ntype, h in self.conv(x, edge_index).items() if h is not None}
+
+
+def typed_inputs(batch: HeteroData) -> tuple:
+    """Features and edges by type; nodes without features have ones."""
+    x = {t: batch[t].x if "x" in batch[t] else torch.ones(batch[t].num_nodes, CLASSES) for t in batch.node_types}
+    return x, batch.edge_index_dict
+
+
+def typed_model(kind: str) -> Callable[[HeteroData], torch.Tensor]:
+    counts, relations = KINDS["typed"]
+    metadata = (list(counts), list(relations))
+    return HGT(metadata) if kind == "hgt" else to_hetero(Untyped(), metadata, aggr="sum")
+
+
+@pytest.mark.filterwarnings("ignore:The type .* contains invalid characters")  # by to_hetero, which copes
+@pytest.mark.parametrize("model_name", ["sage", "to_hetero", "hgt"])
+def test_models_of_pyg_learn(job: SharedJob, write, model_name: str) -> None:
+    """What a node is to tell is the class of all that it hears of, and not in its own features."""
+    kind = "plain" if model_name == "sage" else "typed"
+    path = write(kind)
+
+    def body() -> float:
+        torch.manual_seed(3)
+        g = job.open(path)
+        nids = seeds_of(kind, [v for v in range(67) if v % 6 not in (0, 5)])
+        sampler = NeighborSampler([4, 4])
+        loader = dist.DistNodeDataLoader(
+            g, nids, sampler, batch_size=16, shuffle=True, features="x", labels="y", output="pyg"
+        )
+        model = SAGE() if kind == "plain" else typed_model(model_name)
+
+        def outputs(batch: Data | HeteroData) -> tuple[torch.Tensor, torch.Tensor]:
+            store = store_of(batch)
+            out = model(batch) if kind == "plain" else model(*typed_inputs(batch))["paper"]
+            return out[: store.batch_size], store.y[: store.batch_size]
+
+        with torch.no_grad():
+            outputs(next(iter(loader)))  # lazy layers learn their sizes
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+        for _ in range(20):
+            for batch in loader:
+                optimizer.zero_grad()
+                F.cross_entropy(*outputs(batch)).backward()
+                optimizer.step()
+        with torch.no_grad():
+            right = torch.cat([out.argmax(1) == y for out, y in map(outputs, loader)])
+        return float(right.float().mean())
+
+    accuracy = body()
+    on_all(job.trainers, accuracy > 0.95, f"accuracy {accuracy}")
+
+
+class OnlyBlocks(BlockSampler):
+    """A sampler that cannot make subgraphs."""
+
+    def sample_blocks(self, g, seed_nodes, exclude_eids=None):
+        raise NotImplementedError
+
+
+def test_what_cannot_be_given_is_refused(job: SharedJob, write, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write("typed")
+    g = job.open(path)
+    nids, sampler = {"paper": [1, 2]}, NeighborSampler([2])
+
+    def refused(match: str, error: type = InvalidArgumentError, given: Any = nids, how: Any = sampler) -> None:
+        with pytest.raises(error, match=match):
+            dist.DistNodeDataLoader(g, given, how, output="pyg")
+
+    refused("needs a sampler with sample_subgraph, like NeighborSampler .got OnlyBlocks", how=OnlyBlocks())
+    refused("nids must be a dict by node type", NodeTypeError, [1, 2])
+    with pytest.raises(InvalidArgumentError, match=r"output must be 'dgl' or 'pyg' \(got 'tf'\)"):
+        dist.DistNodeDataLoader(g, nids, sampler, output="tf")
+    without = NeighborSampler([2], prefetch_edge_feats=["weight"], return_eids=False)
+    with pytest.raises(InvalidArgumentError, match="edge features need edge ids: the sampler has return_eids=False"):
+        list(dist.DistNodeDataLoader(g, nids, without, output="pyg"))
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "torch_geometric.data", None)
+        refused("graphs of PyG need torch_geometric: pip install torch_geometric")
+    g.barrier()
+
+
+def add(features: Any, name: str, rows: int, policy: Any) -> None:
+    """A feature of zeros."""
+    features[name] = dist.DistTensor((rows,), torch.float32, part_policy=policy)
+
+
+def test_names_that_pyg_has_taken_are_refused_at_once(job: SharedJob, write) -> None:
+    """What a minibatch has already, on nodes and on edges, and what nodes and edges of a ``Data`` share."""
+    paths = {kind: write(kind) for kind in KINDS}
+    taken = ["num_nodes", "n_id", "num_sampled_nodes", "edge_index", "e_id", "num_sampled_edges", "input_id"]
+    taken += ["batch_size", "edge_label", "edge_label_index", "adj_t"]
+
+    def refused(g: dist.DistGraph, match: str, nodes: Any, **feats: Any) -> None:
+        sampler = NeighborSampler([2], **feats)
+        edges = {r: [0] for r in g.canonical_etypes[:1]}
+        for loader, seeds in ((dist.DistNodeDataLoader, seeds_of(g.graph_name, [1])),
+                              (dist.DistEdgeDataLoader, edges)):  # fmt: skip
+            with pytest.raises(InvalidArgumentError, match=match):
+                loader(g, seeds, sampler, features=nodes, output="pyg")
+
+    for kind, path in paths.items():
+        g = job.open(path)
+        ntype, relation = ("paper", WRITES) if kind == "typed" else (DEFAULT_NTYPE, DEFAULT_ETYPE)
+        nodes, edges = g.nodes[ntype].data, g.edges[relation].data
+        for name in taken:
+            add(nodes, name, g.num_nodes(ntype), g.get_node_partition_policy(ntype))
+            add(edges, name, g.num_edges(relation), g.get_edge_partition_policy(relation))
+            refused(g, f"feature '{name}' on nodes: PyG means something else", name)
+            refused(g, f"feature '{name}' on nodes", {ntype: ["x", name]})
+            refused(g, f"feature '{name}' on nodes", (), prefetch_node_feats=["x", name])
+            refused(g, f"feature '{name}' on edges", "x", prefetch_edge_feats={relation: name})
+        add(nodes, "weight", g.num_nodes(ntype), g.get_node_partition_policy(ntype))
+        both = NeighborSampler([2], prefetch_edge_feats="weight")
+        if kind == "plain":
+            refused(g, "nodes and edges both have 'weight'", "weight", prefetch_edge_feats="weight")
+        else:
+            loader = dist.DistNodeDataLoader(g, {ntype: [1, 2]}, both, features={ntype: "weight"}, output="pyg")
+            assert all("weight" in batch[ntype] and "weight" in batch[WRITES] for batch in loader)
+        g.barrier()
+
+
+def test_a_sampler_of_edges_of_the_users_own_is_refused(job: SharedJob, write) -> None:
+    path = write("plain")
+
+    class Own:
+        sampler = NeighborSampler([2])
+
+        def sample(self, g, seed_edges):
+            raise NotImplementedError
+
+    g = job.open(path)
+    with pytest.raises(InvalidArgumentError, match=r"needs a sampler of as_edge_prediction_sampler \(got Own\)"):
+        dist.DistEdgeDataLoader(g, [1], Own(), output="pyg")
+    g.barrier()
+
+
+def test_bad_seeds_of_one_trainer(job: SharedJob, write) -> None:
+    path = write("plain")
+    g = job.open(path)
+    seeds = [3, 999] if g.rank() == 0 else [3, 4]
+    loader = dist.DistNodeDataLoader(g, seeds, NeighborSampler([2]), batch_size=2, output="pyg")
+    if g.rank() == 0 or not current().world.all_near:
+        with pytest.raises(IndexError, match="node id of type '_N' 999"):
+            list(loader)
+    else:
+        assert len(list(loader)) == 1
+    g.barrier()

@@ -1,0 +1,160 @@
+"""What callers give and get by edge type and by node type: collators, labels, reverse edges, spelling of types."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from layouts import SharedJob
+from typed_oracle import FORWARD, NUM_NODES, RELATIONS, REVERSE
+
+import mpigraph.distributed as dist
+from mpigraph.dataloading import NeighborSampler, as_edge_prediction_sampler
+from mpigraph.dataloading.negative_sampler import Uniform
+from mpigraph.errors import EdgeTypeError, InvalidArgumentError, MPIGraphError, NodeTypeError
+from mpigraph.graphs.fields import EID, NID
+from mpigraph.session.context import current
+
+READS, CITES = ("author", "reads", "paper"), ("paper", "cites", "paper")
+
+
+def same_tensors(ours: Any, theirs: Any) -> bool:
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[key], theirs[key]) for key in ours)
+
+
+def test_a_loader_with_a_collator_of_nodes_is_the_loader_of_nodes(job: SharedJob, typed_oracle: str) -> None:
+    g = job.open(typed_oracle)
+    nids = {"venue": [2, 0], "author": torch.arange(3 * g.rank(), 30)}
+    sampler = NeighborSampler([2, 3])
+    collator = dist.NodeCollator(g, nids, sampler)
+    assert {t: ids.tolist() for t, ids in collator.dataset.items() if len(ids)} == {
+        "author": nids["author"].tolist(),
+        "venue": [2, 0],
+    }
+    options = {"shuffle": True, "seed": 3}
+    collated = dist.DistDataLoader(collator.dataset, 7, collate_fn=collator.collate, **options)
+    made = dist.DistNodeDataLoader(g, nids, sampler, batch_size=7, **options)
+    kinds = set()
+    for ours, theirs in zip(collated, made, strict=True):
+        assert same_tensors(ours[0], theirs[0]) and same_tensors(ours[1], theirs[1])
+        for mine, other in zip(ours[2], theirs[2], strict=True):
+            assert all(torch.equal(mine.edges[r].data[EID], other.edges[r].data[EID]) for r in RELATIONS)
+        kinds.add(tuple(t for t, ids in ours[1].items() if len(ids)))
+    assert ("author", "venue") in kinds
+    inputs, outputs, _ = collator.collate({"venue": [1]})
+    assert outputs["venue"].tolist() == [1] and len(inputs["paper"]) > 0
+    with pytest.raises(NodeTypeError, match="must be a dict by node type"):
+        dist.NodeCollator(g, [1, 2], sampler)
+    g.barrier()
+
+
+def test_a_loader_with_a_collator_of_edges_is_the_loader_of_edges(job: SharedJob, typed_oracle: str) -> None:
+    g = job.open(typed_oracle)
+    eids = {"reads": torch.arange(g.rank(), 40), CITES: torch.arange(20)}
+    how = {"exclude": "self", "negative_sampler": Uniform(2)}
+    collator = dist.EdgeCollator(g, eids, NeighborSampler([2, 3]), **how)
+    assert {r: ids.tolist() for r, ids in collator.dataset.items()} == {
+        READS: eids["reads"].tolist(),
+        CITES: eids[CITES].tolist(),
+    }
+    options = {"shuffle": True, "seed": 3}
+    collated = dist.DistDataLoader(collator.dataset, 9, collate_fn=collator.collate, **options)
+    made = dist.DistEdgeDataLoader(g, eids, NeighborSampler([2, 3]), batch_size=9, **how, **options)
+    mixed = 0
+    for ours, theirs in zip(collated, made, strict=True):
+        assert same_tensors(ours[0], theirs[0])
+        for mine, other in zip(ours[1:3], theirs[1:3], strict=True):
+            for relation in RELATIONS:
+                pairs = zip(mine.edges(etype=relation), other.edges(etype=relation), strict=True)
+                assert all(torch.equal(*pair) for pair in pairs)
+        seeds = {r: ours[1].edges[r].data[EID] for r in RELATIONS}
+        assert same_tensors(seeds, {r: theirs[1].edges[r].data[EID] for r in RELATIONS})
+        mixed += len(seeds[READS]) > 0 and len(seeds[CITES]) > 0
+        assert all(torch.equal(ours[1].nodes[t].data[NID], theirs[1].nodes[t].data[NID]) for t in NUM_NODES)
+    assert mixed
+    with pytest.raises(EdgeTypeError, match="ambiguous"):
+        dist.EdgeCollator(g, [1, 2], NeighborSampler([2]))
+    g.barrier()
+
+
+def test_labels_of_one_edge_type(job: SharedJob, typed_oracle: str) -> None:
+    g = job.open(typed_oracle)
+    eids = {READS: torch.arange(8), FORWARD: torch.arange(8)}
+    for labels in ({"writes": "edge"}, {FORWARD: ["edge", "weight"]}):
+        sampler = as_edge_prediction_sampler(NeighborSampler([2]), prefetch_labels=labels)
+        for _, positive, _ in dist.DistEdgeDataLoader(g, eids, sampler, batch_size=5):
+            found = positive.edges[FORWARD].data
+            names = next(iter(labels.values()))
+            for name in [names] if isinstance(names, str) else names:
+                assert torch.equal(found[name], g.edges[FORWARD].data[name][found[EID]])
+            assert "edge" not in positive.edges[READS].data
+
+
+def test_reverse_edges_by_what_their_ids_were_before_partitioning(job: SharedJob, typed_oracle: str) -> None:
+    """As the docstring of ``as_edge_prediction_sampler`` says, with a feature that both edges share."""
+    g = job.open(typed_oracle)
+    number = {r: g.edges[r].data["edge"][:] % 10**6 for r in (FORWARD, REVERSE)}
+    ends = {FORWARD: number[FORWARD], REVERSE: number[REVERSE] % 1000 * 1000 + number[REVERSE] // 1000}
+    orig = {r: some.argsort().argsort() for r, some in ends.items()}
+    reverse = orig[REVERSE].argsort()[orig[FORWARD]]
+    assert not torch.equal(reverse, torch.arange(len(reverse)))  # partitioning has renumbered
+    seeds = torch.arange(0, len(reverse), 3)
+    src, dst = g.find_edges(seeds, FORWARD)
+    back = g.find_edges(reverse[seeds], REVERSE)
+    assert torch.equal(back[0], dst) and torch.equal(back[1], src)
+    options = {"exclude": "reverse_types", "reverse_etypes": {"writes": "written_by"}}
+    loader = dist.DistEdgeDataLoader(
+        g, {FORWARD: seeds}, NeighborSampler([-1, -1]), batch_size=20, reverse_eids={FORWARD: reverse}, **options
+    )
+    for _, positive, blocks in loader:
+        seeds = positive.edges[FORWARD].data[EID]
+        for block in blocks:
+            assert not torch.isin(block.edges[FORWARD].data[EID], seeds).any()
+            assert not torch.isin(block.edges[REVERSE].data[EID], reverse[seeds]).any()
+    with pytest.raises(InvalidArgumentError, match="'reverse_types' needs reverse_eids, edge type -> the reverse"):
+        dist.DistEdgeDataLoader(g, {FORWARD: seeds}, NeighborSampler([2]), **options)
+    g.barrier()
+
+
+def test_edges_are_looked_up_whatever_the_order_and_spelling_of_types(job: SharedJob, typed_oracle: str) -> None:
+    g = job.open(typed_oracle)
+    ends = {r: g.find_edges(torch.arange(10), r) for r in (FORWARD, CITES)}
+    u = {"writes": ends[FORWARD][0], CITES: ends[CITES][0]}
+    v = {"cites": ends[CITES][1], "author:writes:paper": ends[FORWARD][1]}
+    found = g.has_edges_between(u, v)
+    assert list(found) == [FORWARD, CITES] and all(some.all() for some in found.values())
+    wrong = g.has_edges_between({CITES: ends[CITES][0]}, {"cites": ends[CITES][0]})  # no node cites itself
+    assert wrong[CITES].tolist() == (ends[CITES][0] == ends[CITES][1]).tolist()
+
+    def everybody(kind: type[MPIGraphError], match: str, *bad: Any) -> None:
+        """Wrong on rank 0 alone: where hosts are far every rank raises, else rank 0."""
+        ask: Callable[..., Any] = g.has_edges_between
+        if g.rank() == 0 or not current().world.all_near:
+            with pytest.raises(kind, match=match):
+                ask(*(bad if g.rank() == 0 else (u, v)))
+        else:
+            ask(u, v)
+
+    some = torch.arange(2)
+    everybody(InvalidArgumentError, "source ids: .*'writes'.* is given twice", {"writes": some, FORWARD: some}, v)
+    everybody(InvalidArgumentError, "destination ids: .* is given twice", u, {"cites": some, CITES: some})
+    everybody(InvalidArgumentError, "give etype or dicts .*etype='writes'", u, v, "writes")
+    everybody(InvalidArgumentError, "give etype or dicts", some, {"writes": some}, "writes")
+    others = r"sources are of edge types .*'writes'.*, destinations of \[.*'cites'"
+    everybody(EdgeTypeError, others, {"writes": some}, {"cites": some})
+    everybody(EdgeTypeError, "ambiguous", some, {"cites": some})
+    assert g.has_edges_between(u, v)[CITES].all()  # and the job goes on
+
+
+def test_an_edge_type_is_given_once(job: SharedJob, typed_oracle: str) -> None:
+    g = job.open(typed_oracle)
+    twice = {"writes": [0, 1], FORWARD: [2]}
+    with pytest.raises(InvalidArgumentError, match="eids: relation .*'writes'.* is given twice"):
+        dist.DistEdgeDataLoader(g, twice, NeighborSampler([2]))
+    negatives = {name: (torch.arange(1), torch.arange(1)) for name in ("writes", FORWARD)}
+    loader = dist.DistEdgeDataLoader(
+        g, {FORWARD: [1]}, NeighborSampler([2]), negative_sampler=lambda g, eids: negatives
+    )
+    with pytest.raises(InvalidArgumentError, match="negatives: relation .*'writes'.* is given twice"):
+        list(loader)
+    g.barrier()

@@ -1,0 +1,239 @@
+"""DistEmbedding: reads and their records, rows that do not depend on the layout, dtypes, names, bad input."""
+
+import random
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from layouts import Job, Layout, SharedJob, alone, on_all, on_layouts
+from oracle import NUM_NODES, open_graph
+
+import mpigraph.distributed as dist
+from mpigraph.distgraph import init_rows
+from mpigraph.errors import (
+    ClosedError,
+    CollectiveError,
+    InvalidArgumentError,
+    MPIGraphError,
+    OutOfRangeError,
+    TensorMismatchError,
+)
+from mpigraph.rows.owners import RowOwners
+from mpigraph.session.context import current
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+
+
+def own_id(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Rows that say their number, of a graph that fits one chunk."""
+    return torch.arange(shape[0])[:, None].expand(shape).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_reads_are_leaves_in_float32(job: SharedJob, oracle, dtype: torch.dtype) -> None:
+    g = job.open(oracle(3))
+    emb = dist.DistEmbedding(NUM_NODES, 3, "emb", init_func=own_id, dtype=dtype)
+    assert (emb.name, emb.num_embeddings, emb.embedding_dim) == ("emb", NUM_NODES, 3)
+    assert emb.weight.dtype == dtype and emb.weight.shape == (NUM_NODES, 3)
+    assert emb.part_policy.policy_str == g.get_node_partition_policy().policy_str
+    ids = np.random.default_rng(g.rank()).integers(0, NUM_NODES, 300)
+    want = torch.from_numpy(ids)[:, None].expand(-1, 3).float()
+    for given in (ids, ids.astype(np.int32), torch.from_numpy(ids), ids.tolist()):
+        rows = emb(given)
+        assert rows.dtype == torch.float32 and rows.requires_grad and rows.is_leaf
+        assert torch.equal(rows.detach(), want)
+    with torch.no_grad():
+        rows = emb(ids, device=torch.device("cpu"))
+    assert not rows.requires_grad and torch.equal(rows, want)
+    trace = emb.take_trace()
+    assert len(trace) == 4 and all(np.array_equal(lookup.ids, ids) for lookup in trace)
+    assert emb([]).shape == (0, 3)
+    emb.reset_trace()
+    assert emb.take_trace() == []
+
+
+def test_records_keep_what_was_read(job: SharedJob, oracle) -> None:
+    """Ids may be overwritten by who gave them, and rows are not in memory that the next read uses again."""
+    job.open(oracle(3))
+    emb = dist.DistEmbedding(NUM_NODES, 128, init_func=own_id)
+    ids = np.random.default_rng(3).integers(0, NUM_NODES, 3000)  # large enough for the pool
+    want = torch.from_numpy(ids.copy())[:, None].expand(-1, 128).float()
+    rows = emb(ids)
+    ids[:] = 0
+    for _ in range(8):
+        with torch.no_grad():
+            assert not emb(ids).any()
+    (lookup,) = emb.take_trace()
+    assert lookup.leaf is rows and torch.equal(rows.detach(), want)
+    assert np.array_equal(lookup.ids, want[:, 0].numpy().astype(np.int64))
+
+
+INITS = {
+    "torch": lambda shape, dtype: torch.randn(shape, dtype=dtype),
+    "uniform": lambda shape, dtype: torch.empty(shape, dtype=dtype).uniform_(-1, 1),
+    "numpy": lambda shape, dtype: torch.from_numpy(np.random.random(shape)).to(dtype),  # noqa: NPY002
+    "python": lambda shape, dtype: torch.full(shape, random.random(), dtype=dtype),
+}
+
+
+def states() -> tuple[object, ...]:
+    """Of the default generators, of which the last draws may differ from trainer to trainer."""
+    _, words, at, *_ = np.random.get_state()  # noqa: NPY002
+    return torch.get_rng_state().tolist(), words.tolist(), at, random.getstate()
+
+
+def made(path: str) -> dict[tuple[str, torch.dtype], torch.Tensor]:
+    """The rows of an embedding for each function and dtype, some without a name."""
+    open_graph(path)
+    found = {}
+    for name, init in INITS.items():
+        for dtype in DTYPES if name == "torch" else DTYPES[:1]:
+            label = None if name == "uniform" else f"{name} {dtype}"
+            emb = dist.DistEmbedding(NUM_NODES, 3, label, init, dtype=dtype)
+            found[name, dtype] = emb.weight[:]
+    return found
+
+
+@cache
+def made_alone(path: str, seed: int) -> dict[tuple[str, torch.dtype], torch.Tensor]:
+    return alone(lambda: made(path), seed=seed)
+
+
+@pytest.mark.parametrize("chunk", [7, 1 << 14])
+def test_rows_do_not_depend_on_the_layout(layout: Job, oracle, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(init_rows, "CHUNK", chunk)
+    made_alone.cache_clear()
+    reference, other = (made_alone(oracle(1, "given"), seed) for seed in (5, 6))
+    path = oracle(3, "given")
+
+    def body() -> list:
+        before = states()
+        found = made(path)
+        assert states() == before  # the user's generators are where they were
+        return [key for key, rows in found.items() if not torch.equal(rows, reference[key])]
+
+    wrong = layout.run(body, seed=5) or []
+    on_all(layout.comm, not wrong, f"{wrong}")
+    assert all(not torch.equal(rows, reference[key]) for key, rows in other.items())
+    for (name, dtype), rows in reference.items():
+        chunks = rows.split(chunk)
+        assert len({tuple(rows.reshape(-1)[:3].tolist()) for rows in chunks}) == len(chunks), (name, dtype)
+
+
+def test_rows_of_two_names_differ_and_zeros_are_the_default(job: SharedJob, oracle) -> None:
+    job.open(oracle(3))
+    assert not dist.DistEmbedding(NUM_NODES, 3, "zeros").weight[:].any()
+    named = [dist.DistEmbedding(NUM_NODES, 3, name, INITS["torch"]) for name in ("a", "b", None, None)]
+    assert len({emb.name for emb in named}) == 4
+    rows = [emb.weight[:] for emb in named]
+    assert not any(torch.equal(x, y) for k, x in enumerate(rows) for y in rows[:k])
+
+
+def test_a_name_attaches(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    first = dist.DistEmbedding(NUM_NODES, 2, "emb", own_id)
+    g.barrier()
+    if g.rank() == 0:
+        first.weight[[4]] = 7
+    g.barrier()
+    again = dist.nn.DistEmbedding(NUM_NODES, 2, "emb", INITS["torch"])
+    want = own_id((NUM_NODES, 2), torch.float32)
+    want[4] = 7
+    assert torch.equal(again.weight[:], want)  # not made anew
+    again([1, 2])
+    assert first.take_trace() == [] and len(again.take_trace()) == 1
+    for wrong in ({"embedding_dim": 3}, {"dtype": torch.bfloat16}):
+        with pytest.raises(TensorMismatchError, match="'emb' exists with shape"):
+            dist.DistEmbedding(NUM_NODES, **{"embedding_dim": 2, "name": "emb"} | wrong)
+    first.weight.close()
+    with pytest.raises(ClosedError, match="'emb' was closed"):
+        again([1])
+
+
+def test_rows_of_edges(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    emb = dist.DistEmbedding(g.num_edges(), 1, init_func=own_id, part_policy=g.get_edge_partition_policy())
+    ids = torch.arange(0, g.num_edges(), 7)
+    assert torch.equal(emb(ids).detach()[:, 0], ids.float())
+    assert emb.part_policy.policy_str == g.get_edge_partition_policy().policy_str
+
+
+def test_an_init_func_that_raises_on_one_trainer_raises_on_all(job: SharedJob, oracle) -> None:
+
+    def init(shape: tuple, dtype: torch.dtype) -> torch.Tensor:
+        if current().rank == current().num_trainers - 1:
+            raise KeyError("no such vocabulary")
+        return torch.zeros(shape, dtype=dtype)
+
+    job.open(oracle(3))
+    before = torch.get_rng_state()
+    with pytest.raises(CollectiveError, match=r"init_func of tensor 'x' failed on .*no such vocabulary"):
+        dist.DistEmbedding(NUM_NODES, 2, "x", init)
+    with pytest.raises(InvalidArgumentError, match=r"'x' failed on every rank.*shape \(101, 2\) \(got \(101,\)"):
+        dist.DistEmbedding(NUM_NODES, 2, "x", lambda shape, dtype: torch.zeros(shape[0]))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not dist.DistEmbedding(NUM_NODES, 2, "x").weight[:].any()  # the name is free
+
+
+BAD = [
+    ({"num_embeddings": 17}, TensorMismatchError, "no node or edge type has 17 rows"),
+    ({"embedding_dim": 0}, InvalidArgumentError, r"embedding_dim must be an integer >= 1 \(got 0\)"),
+    ({"embedding_dim": 2.5}, InvalidArgumentError, r"got 2\.5"),
+    ({"dtype": torch.int64}, InvalidArgumentError, r"torch\.bfloat16 \(got torch\.int64\)"),
+    ({"dtype": "float32"}, InvalidArgumentError, r"got 'float32'"),
+    ({"init_func": 0.5}, InvalidArgumentError, r"init_func must be callable \(got 0\.5\)"),
+    ({"name": 5}, InvalidArgumentError, r"name must be a string \(got 5\)"),
+]
+
+
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_bad_arguments_are_one_error_on_every_trainer(job: SharedJob, oracle, everywhere: bool) -> None:
+    g = job.open(oracle(3))
+    good = {"num_embeddings": NUM_NODES, "embedding_dim": 2, "name": "x"}
+    last = current().num_trainers - 1
+    for wrong, kind, words in BAD:
+        with pytest.raises(kind, match=f"creating embedding .* failed on .*{words}"):
+            dist.DistEmbedding(**good | (wrong if everywhere or g.rank() == last else {}))
+    dist.DistEmbedding(**good)
+
+
+def test_bad_ids_name_the_embedding(job: SharedJob, oracle) -> None:
+    job.open(oracle(3))
+    emb = dist.DistEmbedding(NUM_NODES, 2, "emb")
+    with pytest.raises(OutOfRangeError, match=r"'emb': row 101 at position 1 is out of range \(valid: 0 to 100\)"):
+        emb([3, 101])
+    with pytest.raises(IndexError, match="'emb': row -1"):
+        emb(torch.tensor([-1]))
+    with pytest.raises(InvalidArgumentError, match="'emb' must be integers"):
+        emb(torch.tensor([0.5]))
+    with pytest.raises(MPIGraphError, match="'emb' must be integers in one dimension"):
+        emb(torch.zeros(2, 2, dtype=torch.int64))
+    assert emb.take_trace() == []
+
+
+@on_layouts([Layout(3, 2, 0), Layout(4, 0, 2), Layout(4, 1, 2), Layout(4, 2, 0)])
+def test_every_row_has_one_owner(job: SharedJob, oracle) -> None:
+    path = oracle(3)
+
+    def body() -> tuple[list, list, int]:
+        g = job.open(path)
+        window = g.ndata["feat"].rows.window
+        owners = RowOwners(window.world, window.offsets)
+        rows = []
+        for owned in owners.ranges():
+            assert window.world.near[owned.host] and owned.rows.stop - owned.rows.start == owned.last - owned.first
+            ids = np.arange(owned.first, owned.last)
+            assert (window.host_of(ids) == owned.host).all()
+            rows += ids.tolist()
+        ids = np.random.default_rng(1).integers(0, NUM_NODES, 500)
+        order, counts = owners.route(ids)
+        assert sorted(order.tolist()) == list(range(500))
+        by_owner = np.split(ids[order], np.cumsum(counts)[:-1])
+        for row in set(ids.tolist()):
+            assert (np.diff(order[ids[order] == row]) > 0).all()  # equal rows keep their order
+        return rows, by_owner[g.rank()].tolist(), len(owners.ranges())
+
+    found = job.trainers.allgather(body())
+    assert sorted(row for rows, *_ in found for row in rows) == list(range(NUM_NODES))
+    assert all(set(pushed) <= set(rows) and rows for rows, pushed, _ in found)

@@ -1,0 +1,291 @@
+"""DistGraph: counts, types, features, degrees and edges, near and far; splits; one-hop sampling."""
+
+import os
+
+import numpy as np
+import pytest
+import torch
+from layouts import Job, SharedJob, api
+from oracle import MAX_DEGREE, NUM_NODES, open_graph
+
+import mpigraph.distributed as dist
+from mpigraph.dataloading import NeighborSampler
+from mpigraph.errors import (
+    CollectiveError,
+    EdgeTypeError,
+    FieldNameError,
+    GraphDataError,
+    InvalidArgumentError,
+    MPIGraphError,
+    NodeTypeError,
+    OutOfRangeError,
+    PartitionError,
+    TensorMismatchError,
+)
+from mpigraph.graphs.block import to_block
+from mpigraph.graphs.fields import EID, NID
+from mpigraph.session.context import current
+
+
+def degrees_of(orig: torch.Tensor) -> torch.Tensor:
+    return orig % (MAX_DEGREE + 1)
+
+
+def check_edges(g: dist.DistGraph, src: torch.Tensor, dst: torch.Tensor, eids: torch.Tensor) -> None:
+    """Every edge exists, under its own id."""
+    orig = g.ndata["orig"]
+    assert torch.equal(g.edata["edge"][eids], 1000 * orig[dst] + orig[src])
+
+
+def test_counts_types_and_features(job: SharedJob, oracle) -> None:
+    path = oracle(3)
+    g = job.open(path)
+    num_edges = int(degrees_of(torch.arange(NUM_NODES)).sum())
+    assert g.num_nodes() == g.number_of_nodes("_N") == NUM_NODES
+    assert g.num_edges() == g.number_of_edges("_E") == g.num_edges(("_N", "_E", "_N")) == num_edges
+    assert (g.ntypes, g.etypes, g.canonical_etypes) == (["_N"], ["_E"], [("_N", "_E", "_N")])
+    assert g.to_canonical_etype("_E") == ("_N", "_E", "_N")
+    assert g.get_ntype_id("_N") == g.get_etype_id("_E") == 0
+    assert set(g.ndata) == {"feat", "label", "orig", "third"}
+    assert set(g.edata) == {"edge", "weight", "even"}
+    assert g.node_attr_schemes()["feat"] == ((3,), torch.float32)
+    edge_schemes = {"edge": ((), torch.int64), "weight": ((), torch.float32), "even": ((), torch.bool)}
+    assert {name: tuple(scheme) for name, scheme in g.edge_attr_schemes().items()} == edge_schemes
+    assert g.is_pinned() is False
+    assert g.nodes["_N"].data["label"].dtype == torch.int64
+    assert g.edges["_E"].data["even"].dtype == torch.bool
+    assert g.rank() == current().rank == int(current().world.trainers.rank)
+    with pytest.raises(NodeTypeError, match="'paper' does not exist"):
+        g.num_nodes("paper")
+    with pytest.raises(KeyError):
+        g.edges["cites"]
+    with pytest.raises(EdgeTypeError):
+        g.num_edges("cites")
+    assert issubclass(FieldNameError, KeyError)
+    for features in (g.ndata, g.edata):
+        with pytest.raises(FieldNameError, match="no feature 'x'"):
+            features["x"]
+    again = job.open(path)
+    assert again.num_edges() == num_edges
+
+
+@api
+def test_torch_distributed_finds_its_rank(layout: Job, oracle, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = oracle(2)
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+
+    def body() -> None:
+        g = open_graph(path)
+        torch.distributed.init_process_group("gloo")
+        assert torch.distributed.get_rank() == g.rank() == int(os.environ["RANK"])
+        assert torch.distributed.get_world_size() == current().num_trainers
+        total = torch.ones(1)
+        torch.distributed.all_reduce(total)
+        assert int(total) == current().num_trainers
+        torch.distributed.destroy_process_group()
+
+    layout.run(body)
+    assert not any(name in os.environ for name in names)
+
+
+def test_degrees_and_edges_near_and_far(job: SharedJob, oracle) -> None:
+    for num_parts in (1, 7):
+        g = job.open(oracle(num_parts))
+        orig = g.ndata["orig"][:]
+        assert torch.equal(g.in_degrees(), degrees_of(orig))
+        some = torch.from_numpy(np.random.default_rng(g.rank()).integers(0, NUM_NODES, 40))
+        assert torch.equal(g.in_degrees(some), degrees_of(orig[some]))
+        assert g.in_degrees(int(some[0])) == int(degrees_of(orig[some[0]]))
+        eids = torch.arange(g.num_edges())
+        src, dst = g.find_edges(eids)
+        check_edges(g, src, dst, eids)
+        assert torch.equal(torch.bincount(src, minlength=NUM_NODES), g.out_degrees())
+        assert torch.equal(torch.bincount(dst, minlength=NUM_NODES), g.in_degrees())
+        shuffled = eids[torch.randperm(len(eids))]
+        assert torch.equal(g.find_edges(shuffled)[1], dst[shuffled])
+        with pytest.raises(OutOfRangeError, match="edge id .*591"):
+            g.find_edges([591])
+        with pytest.raises(OutOfRangeError, match=r"node id of type '_N' 101"):
+            g.in_degrees([101])
+        with pytest.raises(IndexError):
+            g.out_degrees([-1])
+
+
+def test_partition_book_and_local_partition(job: SharedJob, oracle) -> None:
+    path = oracle(3)
+
+    def body() -> list[int]:
+        g = job.open(path)
+        book = g.get_partition_book()
+        assert book.num_partitions() == 3 and 0 <= book.partid < 3
+        nids = torch.cat([book.partid2nids(part) for part in range(3)])
+        assert torch.equal(nids, torch.arange(NUM_NODES))
+        for part in range(3):
+            ids = book.partid2nids(part)
+            assert (book.nid2partid(ids) == part).all()
+            assert torch.equal(book.nid2localnid(ids, part), torch.arange(len(ids)))
+            assert (book.eid2partid(book.partid2eids(part)) == part).all()
+        local = g.local_partition
+        src, dst = local.edges()
+        check_edges(g, src, dst, local.edata[EID])
+        assert torch.equal(local.ndata[NID], torch.arange(NUM_NODES))
+        assert g.get_node_partition_policy("_N").policy_str == "node~_N"
+        return local.edata[EID].tolist() if current().world.is_host else []
+
+    eids = sum(job.trainers.allgather(body()), [])
+    if job.layout.servers == 0 or job.layout.ranks == 1:
+        assert sorted(eids) == list(range(591))
+
+
+def test_added_features_are_seen_and_removed(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    g.ndata["h"] = dist.DistTensor((NUM_NODES, 2), torch.float32, "h")
+    g.edata["w"] = dist.DistTensor((g.num_edges(),), torch.float32, "w")
+    assert "h" in g.ndata and g.edata["w"].shape == (591,)
+    with pytest.raises(TensorMismatchError, match="are not nodes"):
+        g.ndata["w"] = g.edata["w"]
+    with pytest.raises(InvalidArgumentError, match="must be a DistTensor"):
+        g.ndata["x"] = torch.zeros(NUM_NODES)
+    del g.ndata["h"]
+    assert "h" not in g.ndata
+    with pytest.raises(KeyError):
+        del g.ndata["h"]
+
+
+def check_one_hop(g: dist.DistGraph, fanout: int, replace: bool) -> None:
+    nodes = torch.from_numpy(np.random.default_rng(g.rank()).permutation(NUM_NODES)[:30].copy())
+    frontier = dist.sample_neighbors(g, nodes, fanout, replace=replace)
+    src, dst = frontier.edges()
+    check_edges(g, src, dst, frontier.edata[EID])
+    assert frontier.num_nodes() == NUM_NODES
+    degree = degrees_of(g.ndata["orig"][nodes])
+    if replace and fanout >= 0:
+        want = torch.where(degree > 0, fanout, 0)
+    else:
+        want = degree if fanout < 0 else degree.clamp(max=fanout)
+        assert len(torch.unique(frontier.edata[EID])) == len(src)
+    assert torch.equal(torch.bincount(dst, minlength=NUM_NODES)[nodes], want)
+    assert torch.equal(to_block(frontier, nodes).dstdata[NID], nodes)
+    if fanout == -1:
+        assert torch.equal(dist.in_subgraph(g, nodes).edata[EID], frontier.edata[EID])
+
+
+def test_one_hop(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    for fanout in (0, 1, 4, -1):
+        for replace in (False, True):
+            check_one_hop(g, fanout, replace)
+
+
+def check_weighted_hop(g: dist.DistGraph, prob: str, replace: bool) -> None:
+    alive = torch.zeros(NUM_NODES, dtype=torch.int64)
+    dst = g.find_edges(torch.arange(g.num_edges()))[1]
+    alive.index_add_(0, dst, (g.edata[prob][:] > 0).to(torch.int64))
+    for fanout in (2, -1):
+        frontier = dist.sample_neighbors(g, torch.arange(NUM_NODES), fanout, prob=prob, replace=replace)
+        check_edges(g, *frontier.edges(), frontier.edata[EID])
+        assert (g.edata[prob][frontier.edata[EID]] > 0).all()
+        found = torch.bincount(frontier.edges()[1], minlength=NUM_NODES)
+        if fanout < 0:
+            assert torch.equal(found, alive)
+        elif replace:
+            assert torch.equal(found, torch.where(alive > 0, fanout, 0))
+        else:
+            assert torch.equal(found, alive.clamp(max=fanout))
+
+
+def test_edges_of_no_weight_are_never_drawn(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    for prob in ("weight", "even"):
+        for replace in (False, True):
+            check_weighted_hop(g, prob, replace)
+
+
+def test_bad_sampling_arguments_raise_on_every_rank(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    rank0 = g.rank() == 0
+    far = not current().world.all_near
+
+    def everybody(match: str, **bad: object) -> None:
+        """Wrong on rank 0 alone: where sampling is collective every rank raises, else rank 0."""
+        good = {"nodes": [0], "fanout": 2}
+        arguments = good | bad if rank0 else good
+        if rank0 or far:
+            with pytest.raises(MPIGraphError, match=match):
+                dist.sample_neighbors(g, **arguments)
+        else:
+            dist.sample_neighbors(g, **arguments)
+
+    everybody(r"node id of type '_N' 101 at position 1 is out of range", nodes=[5, 101])
+    everybody("fanout must be an integer >= -1", fanout=-2)
+    everybody("edge_dir must be 'in'", edge_dir="out")
+    everybody("no feature 'nothing'", prob="nothing")
+    everybody("node ids must be integers", nodes=[0.5])
+    everybody("node ids of uint8 look like a mask", nodes=np.ones(NUM_NODES, np.uint8))
+    with pytest.raises(OutOfRangeError):
+        g.sample_blocks([101], [])
+    frontier = dist.sample_neighbors(g, [0, 5], -1)  # and the job goes on
+    check_edges(g, *frontier.edges(), frontier.edata[EID])
+
+
+def test_arguments_in_dgls_order(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    nodes = torch.arange(NUM_NODES)
+    ours = g.sample_neighbors(nodes, 7, prob="weight", replace=True, seed=1)
+    theirs = g.sample_neighbors(nodes, 7, "in", "weight", None, True, True, "cpu", seed=1)
+    assert torch.equal(ours.edata[EID], theirs.edata[EID])
+    sizes = dist.sample_neighbors(g, nodes, 7, "in", None, None, True, use_graphbolt=True).in_degrees(nodes)
+    assert torch.equal(sizes, torch.where(g.in_degrees() > 0, 7, 0))
+    meta = g.sample_neighbors(nodes, 2, output_device="meta")
+    assert meta.device.type == meta.edges()[0].device.type == meta.edata[EID].device.type == "meta"
+    sampler = NeighborSampler([2], "in", None, None, False, ["feat"], ["label"], ["edge"], "cpu", False)
+    assert (sampler.prefetch_node_feats, sampler.prefetch_labels) == (["feat"], ["label"])
+    assert sampler.sample(g, nodes, None)[2][0].num_edges() <= 2 * NUM_NODES
+    excluded = torch.arange(2)
+    for sample in (sampler.sample, sampler.sample_blocks):
+        assert not torch.isin(sample(g, nodes, excluded)[2][0].edata[EID], excluded).any()
+    without = g.sample_neighbors(nodes, -1, "in", None, excluded)
+    assert torch.equal(without.edata[EID], torch.arange(2, g.num_edges()))
+
+
+def test_a_negative_weight_raises_where_it_is_met(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    g.edata["w"] = dist.DistTensor((g.num_edges(),), torch.float32, "w")
+    if g.rank() == 0:
+        g.edata["w"][:] = -1.0
+    g.barrier()
+    with pytest.raises((GraphDataError, CollectiveError), match=r"'w' of edge \d+ must be finite and >= 0"):
+        dist.sample_neighbors(g, torch.arange(NUM_NODES), 2, prob="w")
+    g.barrier()
+
+
+def test_wrong_graph_name_and_missing_config(job: SharedJob, oracle) -> None:
+    path = oracle(2)
+    with pytest.raises(PartitionError, match="holds graph 'oracle', not 'products'"):
+        dist.DistGraph("products", part_config=path)
+    with pytest.raises(MPIGraphError, match="nowhere.json"):
+        dist.DistGraph("oracle", part_config="nowhere.json")
+    with pytest.raises(PartitionError, match="give part_config"):
+        dist.DistGraph("oracle")
+    assert job.open(path).num_nodes() == NUM_NODES
+
+
+def test_nothing_works_before_initialize() -> None:
+    with pytest.raises(AssertionError, match="initialize"):
+        dist.DistGraph("oracle", part_config="x.json")
+    with pytest.raises(MPIGraphError, match="initialize"):
+        dist.DistTensor((3,), torch.float32)
+    with pytest.raises(MPIGraphError, match="initialize"):
+        dist.node_split(np.ones(3))
+
+
+def test_initialize_rejects_impossible_roles(comm) -> None:
+    with pytest.raises(InvalidArgumentError, match="num_servers must be >= 0"):
+        dist.initialize(num_servers=-1, comm=comm)
+    if comm.size > 1:
+        with pytest.raises(InvalidArgumentError, match="leaves no trainer on node 0"):
+            dist.initialize(num_servers=comm.size, comm=comm)
+        with pytest.raises(InvalidArgumentError, match="which has 1 rank"):
+            dist.initialize(num_servers=1, ranks_per_node=1, comm=comm)

@@ -1,0 +1,297 @@
+"""DistTensor: every index, dtype, life cycle and write, near and far, with and without servers."""
+
+import gc
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from layouts import LAYOUTS, Layout, SharedJob, on_layouts
+from oracle import NUM_NODES
+
+import mpigraph.distributed as dist
+from mpigraph.distgraph.tensor import _local_rows
+from mpigraph.errors import (
+    ClosedError,
+    CollectiveError,
+    InvalidArgumentError,
+    MaskLengthError,
+    OutOfRangeError,
+    TensorMismatchError,
+)
+from mpigraph.session.context import current
+
+DTYPES = [
+    torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+]
+
+LAYOUT_NEAR, LAYOUT_FAR = Layout(0, 0, 0), Layout(0, 0, 1)
+
+
+def test_every_index_reads_its_rows(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    feat = g.ndata["feat"]
+    rows = feat[np.arange(NUM_NODES)]
+    everything = g.ndata["orig"][:].to(torch.float32)[:, None].expand(-1, 3)
+    assert torch.equal(rows, everything)
+    random = np.random.default_rng(g.rank()).integers(0, NUM_NODES, 300)
+    mask = np.zeros(NUM_NODES, bool)
+    mask[random[:20]] = True
+    for index in (
+        random,
+        random.astype(np.int32),
+        torch.from_numpy(random),
+        torch.from_numpy(random).to(torch.int32),
+        random.tolist(),
+        mask,
+        torch.from_numpy(mask),
+        slice(None),
+        slice(5, -7, 3),
+        slice(None, None, -1),
+        slice(50, 50),
+    ):
+        got = feat[index]
+        at = np.asarray(index) if not isinstance(index, slice) else index
+        assert torch.equal(got, torch.from_numpy(everything.numpy()[at].copy())), index
+    assert torch.equal(feat[7], everything[7:8])
+    assert feat[[]].shape == (0, 3)
+    assert len(feat) == NUM_NODES
+    assert feat.shape == (NUM_NODES, 3) == torch.Size((NUM_NODES, 3))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_dtype_writes_and_reads(job: SharedJob, oracle, dtype: torch.dtype) -> None:
+    g = job.open(oracle(3))
+    t = dist.DistTensor((NUM_NODES, 5), dtype)
+    assert t.dtype == dtype
+    assert not t[:].any()
+    g.barrier()
+    mine = torch.arange(g.rank(), NUM_NODES, current().num_trainers)
+    t[mine] = (mine % 2)[:, None].expand(-1, 5)
+    g.barrier()
+    assert torch.equal(t[:], (torch.arange(NUM_NODES) % 2)[:, None].expand(-1, 5).to(dtype))
+    assert t.count_nonzero() == 5 * (NUM_NODES // 2)
+
+
+def test_writes_broadcast_and_last_of_equal_rows_wins(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    t = dist.DistTensor((NUM_NODES, 3), torch.float32)
+    if g.rank() == 0:
+        t[:] = 4
+        t[[1, 99, 1]] = torch.tensor([[1.0], [2.0], [3.0]])
+        t[torch.arange(NUM_NODES) == 50] = np.array([7, 8, 9])
+        with pytest.raises(InvalidArgumentError, match=r"\(2, 2\) do not fit"):
+            t[[0, 1]] = torch.zeros(2, 2)
+    g.barrier()
+    want = torch.full((NUM_NODES, 3), 4.0)
+    want[1], want[99], want[50] = 3, 2, torch.tensor([7.0, 8, 9])
+    assert torch.equal(t[:], want)
+
+
+def test_two_writers_of_a_row_leave_one_of_the_two(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    t = dist.DistTensor((NUM_NODES, 200), torch.float32)
+    for _ in range(5):
+        t[:] = g.rank() + 1
+    g.barrier()
+    rows = t[:]
+    assert (rows == rows[:, :1]).all()
+    assert rows.min() >= 1 and rows.max() <= current().num_trainers
+
+
+def test_init_func_runs_on_trainers(job: SharedJob, oracle) -> None:
+    path = oracle(3)
+    calls = []
+
+    def init(shape: tuple, dtype: torch.dtype) -> torch.Tensor:
+        calls.append(shape)
+        return torch.full(shape, 3, dtype=dtype)
+
+    def body() -> int:
+        job.open(path)
+        t = dist.DistTensor((NUM_NODES, 2), torch.int32, init_func=init)
+        assert torch.equal(t[:], torch.full((NUM_NODES, 2), 3, dtype=torch.int32))
+        return sum(shape[0] for shape in calls)
+
+    rows = body()
+    assert sum(job.trainers.allgather(rows)) == NUM_NODES
+
+
+def test_init_func_that_raises_on_one_trainer_raises_on_all(job: SharedJob, oracle) -> None:
+
+    def init(shape: tuple, dtype: torch.dtype) -> torch.Tensor:
+        if current().rank == 0:
+            raise KeyError("no such vocabulary")
+        return torch.zeros(shape, dtype=dtype)
+
+    job.open(oracle(3))
+    for persistent in (False, True):
+        with pytest.raises(CollectiveError, match=r"init_func of tensor 'x' failed on .*no such vocabulary"):
+            dist.DistTensor((NUM_NODES,), torch.float32, "x", init_func=init, persistent=persistent)
+    gc.collect()  # what failed is in a cycle with its error
+    t = dist.DistTensor((NUM_NODES,), torch.int32, "x")  # the name is free
+    assert t.dtype is torch.int32
+    tensors = current().state.tensors
+    assert [tensor.number for tensor in tensors.values() if tensor.name == "x"] == [t.rows.number]
+
+
+def test_names_attach_and_mismatches_raise(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    a = dist.DistTensor((NUM_NODES, 2), torch.float32, "h")
+    b = dist.DistTensor((NUM_NODES, 2), torch.float32, "h")
+    g.barrier()
+    if g.rank() == 0:
+        a[:] = 5
+    g.barrier()
+    assert (b[:] == 5).all()
+    with pytest.raises(TensorMismatchError, match=r"'h' exists with shape \(101, 2\) and dtype float32"):
+        dist.DistTensor((NUM_NODES, 3), torch.float32, "h")
+    with pytest.raises(AssertionError):
+        dist.DistTensor((NUM_NODES, 2), torch.float64, "h")
+    anonymous = [dist.DistTensor((NUM_NODES,), torch.int64) for _ in range(2)]
+    anonymous[0][[0]] = 1
+    g.barrier()
+    assert anonymous[1].count_nonzero() == 0
+    with pytest.raises(TensorMismatchError, match="needs a name"):
+        dist.DistTensor((NUM_NODES,), torch.int64, persistent=True)
+    with pytest.raises(TensorMismatchError, match="no node or edge type has 17 rows"):
+        dist.DistTensor((17,), torch.int64)
+
+
+def test_dropped_tensors_are_freed_and_persistent_ones_stay(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    state = current().state
+    kept = dist.DistTensor((NUM_NODES,), torch.int64, "kept", persistent=True)
+    before = len(state.tensors)
+    del kept
+    for _ in range(3):  # an evaluation loop that makes tensors does not grow
+        t = dist.DistTensor((NUM_NODES, 4), torch.float32, "h")
+        del t
+        g.barrier()
+        assert len(state.tensors) == before
+    dist.DistTensor((NUM_NODES, 7), torch.float32, "h")  # another shape, since the name is free
+    with pytest.raises(TensorMismatchError):
+        dist.DistTensor((NUM_NODES,), torch.int32, "kept")
+
+
+def test_a_tensor_that_one_trainer_dropped_is_made_anew(job: SharedJob, oracle) -> None:
+    """An evaluation loop in which one trainer keeps the best result."""
+    g, session = job.open(oracle(3)), current()
+    t = dist.DistTensor((NUM_NODES,), torch.int64, "h")
+    if g.rank() == 0:
+        t[:] = 7
+    best = t if g.rank() == 0 else None
+    del t
+    again = dist.DistTensor((NUM_NODES,), torch.int64, "h")
+    assert (again[:] == (7 if session.num_trainers == 1 else 0)).all()
+    assert best is None or (best[:] == 7).all()
+    assert dist.DistTensor((NUM_NODES,), torch.int64, "h").rows is again.rows
+    del best
+    g.barrier()
+    assert [tensor for tensor in session.state.tensors.values() if tensor.name == "h"] == [again.rows]
+
+
+def test_close_ends_a_tensor(job: SharedJob, oracle) -> None:
+    job.open(oracle(3))
+    t = dist.DistTensor((NUM_NODES,), torch.int64, "h")
+    t.close()
+    t.close()
+    with pytest.raises(ClosedError, match="'h' was closed"):
+        t[0]
+
+
+def test_union_of_masks_and_local_partition(job: SharedJob, oracle) -> None:
+    path = oracle(3)
+
+    def body() -> tuple[int, int]:
+        g = job.open(path)
+        third, other = g.ndata["third"], dist.DistTensor((NUM_NODES,), torch.bool)
+        if g.rank() == 0:
+            other[[0, 1, 2]] = True
+        g.barrier()
+        both = third | other
+        want = third[:].clone()
+        want[:3] = True
+        assert torch.equal(both[:], want)
+        assert both.count_nonzero() == int(want.sum())
+        share = g.ndata["orig"].local_partition
+        return len(share), int(share.sum())
+
+    sizes, sums = zip(*job.trainers.allgather(body()), strict=True)
+    assert (sum(sizes), sum(sums)) == (NUM_NODES, NUM_NODES * (NUM_NODES - 1) // 2)
+
+
+@on_layouts([*LAYOUTS, Layout(4, 1, 0)])
+def test_writes_through_local_partition_arrive(job: SharedJob, oracle) -> None:
+    path = oracle(3)
+
+    def body() -> int:
+        g = job.open(path)
+        t = dist.DistTensor((NUM_NODES, 2), torch.int64)
+        t.local_partition[:] += g.rank() + 1
+        g.barrier()
+        rows = t[torch.arange(NUM_NODES)]
+        assert (rows >= 1).all() and (rows[:, 0] == rows[:, 1]).all()
+        return int((rows[:, 0] == g.rank() + 1).sum()) - len(t.local_partition)
+
+    assert body() == 0
+
+
+@pytest.mark.parametrize(("trainers", "hosts"), [(1, 1), (3, 1), (2, 2), (3, 2), (7, 3), (8, 4)])
+def test_the_local_rows_of_trainers_are_all_rows_of_their_hosts(trainers: int, hosts: int) -> None:
+    segments = [np.arange(100 * host, 100 * host + 10 + host) for host in range(hosts)]
+    rows = SimpleNamespace(segment=lambda host: segments[host - 5])
+    pieces = []
+    for k in range(trainers):
+        near = np.repeat([False, True, False], [5, hosts, 4])
+        world = SimpleNamespace(is_host=False, near=near, local_trainer=k, num_local_trainers=trainers)
+        host, part = _local_rows(world, rows)
+        pieces.append(segments[host - 5][part])
+    assert np.array_equal(np.concatenate(pieces), np.concatenate(segments))
+    assert max(map(len, pieces)) <= 3 * min(map(len, pieces))
+
+
+@on_layouts([Layout(3, 2, 0)])
+def test_no_local_partition_of_two_servers(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    with pytest.raises(InvalidArgumentError, match=r"'orig' has no local_partition .* 1 trainer.* 2 servers"):
+        _ = g.ndata["orig"].local_partition
+    assert g.ndata["orig"].count_nonzero() == NUM_NODES - 1
+
+
+def test_bad_indices_name_the_tensor_and_the_row(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    feat = g.ndata["feat"]
+    with pytest.raises(OutOfRangeError, match=r"tensor 'feat': row 101 at position 1 is out of range"):
+        feat[[3, 101]]
+    with pytest.raises(IndexError, match="row -1"):
+        feat[torch.tensor([-1])]
+    with pytest.raises(OutOfRangeError):
+        feat[[500]] = 1
+    with pytest.raises(MaskLengthError, match="must have 101 entries"):
+        feat[torch.ones(5, dtype=torch.bool)]
+    with pytest.raises(InvalidArgumentError, match="must be integers"):
+        feat[torch.tensor([0.5])]
+
+
+def test_trainers_in_different_calls_get_one_error(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    if current().num_trainers == 1:
+        return
+    with pytest.raises(CollectiveError, match=r"trainer\(s\) 0 in barrier; trainer\(s\) 1.* in create_tensor"):
+        if g.rank() == 0:
+            g.barrier()
+        else:
+            dist.DistTensor((NUM_NODES,), torch.int64)
+    with pytest.raises(CollectiveError, match="with different arguments"):
+        dist.DistTensor((NUM_NODES,), torch.int64, f"mine-{g.rank()}")
+    g.barrier()

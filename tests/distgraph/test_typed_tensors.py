@@ -1,0 +1,264 @@
+"""Splits and tensors of typed graphs, where types share sizes and some have no nodes at all or none in a part."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from gradients import piece, start
+from layouts import Job, Layout, SharedJob
+from typed_parts import COUNTS, EDGES, TYPED, typed_source, write_typed
+
+import mpigraph.distributed as dist
+from mpigraph.errors import EdgeTypeError, MaskLengthError, NodeTypeError, TensorMismatchError
+from mpigraph.session.context import current
+
+
+@pytest.fixture
+def typed(job: SharedJob) -> str:
+    return job.write(write_typed)
+
+
+def test_a_graph_knows_its_types(job: SharedJob, typed: str) -> None:
+    g = job.open(typed)
+    assert g.ntypes == list(COUNTS) and g.canonical_etypes == list(EDGES)
+    assert g.etypes == ["reviews", "writes", "edits", "hosts", "cites", "in", "reads"]
+    assert {t: g.num_nodes(t) for t in g.ntypes} == COUNTS and g.num_nodes() == sum(COUNTS.values())
+    assert {r: g.num_edges(r) for r in g.canonical_etypes} == EDGES and g.num_edges() == sum(EDGES.values())
+    for number, (ntype, count) in enumerate(COUNTS.items()):
+        policy = g.get_node_partition_policy(ntype)
+        assert (policy.policy_str, policy.get_size()) == (f"node~{ntype}", count)
+        assert g.get_ntype_id(ntype) == number
+    for number, (relation, count) in enumerate(EDGES.items()):
+        for name in (relation, relation[1], ":".join(relation)):
+            policy = g.get_edge_partition_policy(name)
+            assert (policy.policy_str, policy.get_size()) == (f"edge~{':'.join(relation)}", count)
+            assert (g.to_canonical_etype(name), g.get_etype_id(name)) == (relation, number)
+            assert g.num_edges(name) == count
+
+
+NO_NODES, NO_EDGES = (NodeTypeError, "'x' does not exist"), (EdgeTypeError, "'x' does not exist")
+WHICH_NODES, WHICH_EDGES = (NodeTypeError, "node type is ambiguous"), (EdgeTypeError, "edge type is ambiguous")
+WRONG_TYPES = (
+    (lambda g: g.ndata, WHICH_NODES),
+    (lambda g: g.edata, WHICH_EDGES),
+    (lambda g: g.find_edges([0]), WHICH_EDGES),
+    (lambda g: g.in_degrees([0]), WHICH_EDGES),
+    (lambda g: g.out_degrees([0]), WHICH_EDGES),
+    (lambda g: g.to_canonical_etype(None), WHICH_EDGES),
+    (lambda g: g.get_ntype_id(None), WHICH_NODES),
+    (lambda g: g.get_etype_id(None), WHICH_EDGES),
+    (lambda g: g.get_node_partition_policy(), WHICH_NODES),
+    (lambda g: g.get_edge_partition_policy(), WHICH_EDGES),
+    (lambda g: g.num_nodes("x"), NO_NODES),
+    (lambda g: g.nodes["x"], NO_NODES),
+    (lambda g: g.get_ntype_id("x"), NO_NODES),
+    (lambda g: g.get_node_partition_policy("x"), NO_NODES),
+    (lambda g: g.num_edges("x"), NO_EDGES),
+    (lambda g: g.edges["x"], NO_EDGES),
+    (lambda g: g.find_edges([0], "x"), NO_EDGES),
+    (lambda g: g.in_degrees([0], "x"), NO_EDGES),
+    (lambda g: g.out_degrees([0], "x"), NO_EDGES),
+    (lambda g: g.to_canonical_etype("x"), NO_EDGES),
+    (lambda g: g.get_etype_id("x"), NO_EDGES),
+    (lambda g: g.get_edge_partition_policy("x"), NO_EDGES),
+    (lambda g: g.num_edges(("paper", "writes", "author")), (EdgeTypeError, "'author'.* does not exist")),
+)
+
+
+def test_types_that_are_unknown_or_left_out_are_named(job: SharedJob, typed: str) -> None:
+    g = job.open(typed)
+    for call, (error, message) in WRONG_TYPES:
+        with pytest.raises(error, match=message):
+            call(g)
+
+
+def test_a_name_of_two_relations_needs_the_triple(job: SharedJob, tmp_path: Path) -> None:
+    relations = {("a", "has", "b"): 9, ("b", "has", "a"): 5, ("b", "is", "b"): 4}
+    source = typed_source({"a": 6, "b": 8}, relations)
+    g = job.open(job.one_has(lambda: write_typed(tmp_path, 2, source, "twice")))
+    assert g.etypes == ["has", "has", "is"]
+    for call in (
+        lambda: g.num_edges("has"),
+        lambda: g.to_canonical_etype("has"),
+        lambda: g.edges["has"],
+        lambda: g.find_edges([0], "has"),
+        lambda: g.in_degrees([0], "has"),
+        lambda: g.out_degrees([0], "has"),
+    ):
+        with pytest.raises(EdgeTypeError, match=r"'has' is ambiguous: name one of \[\('a', 'has', 'b'\), \('b', "):
+            call()
+    assert {r: g.num_edges(r) for r in relations} == relations and g.num_edges("is") == 4
+
+
+def chosen(count: int) -> np.ndarray:
+    return np.arange(count) % 3 != 1
+
+
+def test_splits_of_every_type_cover_the_mask_once(job: SharedJob, typed: str) -> None:
+    def body() -> dict:
+        g = job.open(typed)
+        book, shares = g.get_partition_book(), {}
+        for even in (True, False):
+            for ntype, count in COUNTS.items():
+                own = dist.node_split(
+                    chosen(count), book, ntype=ntype, force_even=even, node_trainer_ids=np.zeros(count)
+                )
+                shares[ntype, even] = own
+            for relation, count in EDGES.items():
+                shares[relation, even] = dist.edge_split(chosen(count), book, etype=relation, force_even=even)
+                by_name = dist.edge_split(chosen(count), book, etype=relation[1], force_even=even)
+                assert torch.equal(by_name, shares[relation, even])
+        for share in shares.values():
+            assert share.dtype == torch.int64 and torch.equal(share, share.sort().values)
+        return {what: share.tolist() for what, share in shares.items()}
+
+    found = job.trainers.allgather(body())
+    for kind, count in (COUNTS | EDGES).items():
+        for even in (True, False):
+            shares = [shares[kind, even] for shares in found]
+            assert sorted(sum(shares, [])) == np.flatnonzero(chosen(count)).tolist()
+            assert not even or max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def test_a_mask_with_a_policy_says_its_type(job: SharedJob, typed: str) -> None:
+    g = job.open(typed)
+    book = g.get_partition_book()
+    for ntype in COUNTS:
+        mask = g.nodes[ntype].data["third"]
+        plain = dist.node_split(mask[:], book, ntype=ntype)
+        assert torch.equal(dist.node_split(mask), plain)
+        assert torch.equal(dist.node_split(mask, book, ntype), plain)
+    masks = {r: dist.DistTensor((n,), torch.bool, part_policy=g.get_edge_partition_policy(r)) for r, n in EDGES.items()}
+    for relation, mask in masks.items():
+        if g.rank() == 0:
+            mask[:] = torch.from_numpy(chosen(EDGES[relation]))
+    g.barrier()
+    for relation, mask in masks.items():
+        assert torch.equal(dist.edge_split(mask), dist.edge_split(chosen(EDGES[relation]), book, relation))
+
+
+def test_splits_of_the_wrong_type_are_named(job: SharedJob, typed: str) -> None:
+    g = job.open(typed)
+    book, authors = g.get_partition_book(), g.nodes["author"].data["third"]
+    for call, error, message in (
+        (lambda: dist.node_split(np.ones(40), book), NodeTypeError, "node type is ambiguous"),
+        (lambda: dist.node_split(np.ones(40), book, "venue"), KeyError, "'venue' does not exist"),
+        (lambda: dist.node_split(np.ones(40), book, "paper"), MaskLengthError, "each of 90 nodes"),
+        (lambda: dist.node_split(authors, book, "reader"), TensorMismatchError, "'node~author', not of 'reader'"),
+        (lambda: dist.edge_split(np.ones(200), book), EdgeTypeError, "edge type is ambiguous"),
+        (lambda: dist.edge_split(authors, book), EdgeTypeError, "edge type is ambiguous"),
+        (lambda: dist.edge_split(np.ones(200), book, ("paper", "writes", "author")), EdgeTypeError, "not exist"),
+        (lambda: dist.edge_split(np.ones(9), book, "writes"), MaskLengthError, "each of 200 edges"),
+    ):
+        with pytest.raises(error, match=message):
+            call()
+
+
+def test_typed_splits_are_local_where_parts_are(comm, tmp_path: Path) -> None:
+    job = Job(comm, Layout(comm.size, 0, 1 if comm.size > 1 else 0))
+    path = job.share(write_typed(tmp_path, 4) if comm.rank == 0 else None)
+
+    def body() -> None:
+        g = dist.DistGraph(TYPED, part_config=path)
+        hosts, host = current().state.graphs[TYPED].topology.hosts, current().world.host_index
+        for kind, ntype in enumerate(COUNTS):
+            mine = dist.node_split(np.ones(COUNTS[ntype], bool), ntype=ntype, force_even=False)
+            assert torch.equal(mine, torch.arange(*hosts.node_range(host, kind)))
+        for kind, relation in enumerate(EDGES):
+            mine = dist.edge_split(np.ones(g.num_edges(relation)), etype=relation, force_even=False)
+            assert torch.equal(mine, torch.arange(*hosts.edge_range(host, kind)))
+
+    job.run(body)
+
+
+def test_features_of_every_type_are_read_by_new_ids(job: SharedJob, typed: str) -> None:
+    g = job.open(typed)
+    orig = {ntype: g.nodes[ntype].data["id"][:] for ntype in COUNTS}
+    for ntype, count in COUNTS.items():
+        assert torch.equal(orig[ntype].sort().values, torch.arange(count))
+        assert torch.equal(g.nodes[ntype].data["third"][:], orig[ntype] % 3 == 0)
+    for relation, count in EDGES.items():
+        told = g.edges[relation].data["told"][:]
+        src, dst = g.find_edges(torch.arange(count), etype=relation)
+        assert torch.equal(orig[relation[0]][src], told[:, 0]) and torch.equal(orig[relation[2]][dst], told[:, 1])
+        assert torch.equal(told[:, 2].sort().values, torch.arange(count))
+        for found, nodes, ntype in (
+            (g.in_degrees(etype=relation), dst, relation[2]),
+            (g.out_degrees(etype=relation), src, relation[0]),
+        ):
+            assert torch.equal(found, torch.bincount(nodes, minlength=COUNTS[ntype]))
+
+
+def test_types_of_one_size_need_a_policy(job: SharedJob, typed: str) -> None:
+    g = job.open(typed)
+    for size in (40, 90, 200, 0):  # two node types, a node type and a relation, two relations, three of nothing
+        with pytest.raises(TensorMismatchError, match=rf"several .* have {size} rows .*: give part_policy"):
+            dist.DistTensor((size, 2), torch.float32)
+    with pytest.raises(TensorMismatchError, match="several .*: give part_policy"):
+        dist.DistEmbedding(40, 2)
+    with pytest.raises(TensorMismatchError, match="no node or edge type has 41 rows"):
+        dist.DistTensor((41,), torch.float32)
+    with pytest.raises(TensorMismatchError, match="no node or edge type has 90 rows"):
+        dist.DistTensor((90,), torch.float32, part_policy=g.get_node_partition_policy("author"))
+    assert dist.DistTensor((150,), torch.bool).part_policy.policy_str == "edge~reader:reads:paper"
+    policies = [g.get_node_partition_policy(ntype) for ntype in COUNTS]
+    policies += [g.get_edge_partition_policy(relation) for relation in EDGES]
+    tensors = {}
+    for number, policy in enumerate(policies):
+        size = policy.get_size()
+        t = tensors[number] = dist.DistTensor((size, 2), torch.int64, f"of {number}", part_policy=policy)
+        assert t.part_policy.policy_str == policy.policy_str and len(t) == size
+        mine = torch.arange(size)[g.rank() :: current().num_trainers]
+        t[mine] = torch.stack([mine, torch.full_like(mine, number)], 1)
+    g.barrier()
+    for number, t in tensors.items():
+        assert torch.equal(t[:], torch.stack([torch.arange(len(t)), torch.full((len(t),), number)], 1))
+    authors, readers = (g.get_node_partition_policy(ntype) for ntype in ("author", "reader"))
+    weight = dist.DistEmbedding(40, 2, part_policy=readers).weight
+    assert weight.part_policy.policy_str == "node~reader"
+    with pytest.raises(TensorMismatchError, match="'of 0' exists .* for 'node~author', not for 'node~reader'"):
+        dist.DistTensor((40, 2), torch.int64, "of 0", part_policy=readers)
+    with pytest.raises(TensorMismatchError, match="cannot combine"):
+        _ = dist.DistTensor((40,), torch.bool, part_policy=authors) | dist.DistTensor(
+            (40,), torch.bool, part_policy=readers
+        )
+
+
+def test_embeddings_of_every_type_learn(job: SharedJob, typed: str) -> None:
+    """As dense ones do: of types that share their size, that have no nodes, and fewer nodes than there are parts."""
+    width, steps = 3, 2
+
+    def minibatch(step: int, number: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows that repeat, also across trainers, and a gradient for each."""
+        rng = np.random.default_rng((step, number))
+        ids = rng.integers(0, count, 30) if count else np.empty(0, np.int64)
+        return torch.from_numpy(ids), torch.from_numpy(rng.normal(size=(len(ids), width)).astype(np.float32))
+
+    g = job.open(typed)
+    session = current()
+    embs = {
+        ntype: dist.DistEmbedding(
+            count, width, f"of {ntype}", init_func=start, part_policy=g.get_node_partition_policy(ntype)
+        )
+        for ntype, count in COUNTS.items()
+    }
+    optimizer = dist.SparseAdagrad(list(embs.values()), 0.1, reduction="sum")
+    dense = {ntype: torch.nn.Parameter(emb.weight[:]) for ntype, emb in embs.items()}
+    peer = torch.optim.Adagrad(dense.values(), 0.1)
+    for step in range(steps):
+        peer.zero_grad()
+        loss = torch.zeros(())
+        for number, (ntype, count) in enumerate(COUNTS.items()):
+            ids, grads = minibatch(step, number, count)
+            mine = piece(len(ids), session.rank, session.num_trainers)
+            loss = loss + (embs[ntype](ids[mine]) * grads[mine]).sum()
+            (dense[ntype][ids] * grads).sum().backward()
+        loss.backward()
+        optimizer.step()
+        peer.step()
+        for ntype, emb in embs.items():
+            assert emb.part_policy.policy_str == f"node~{ntype}" and len(emb.weight) == COUNTS[ntype]
+            torch.testing.assert_close(emb.weight[:], dense[ntype].detach(), rtol=1e-6, atol=1e-6)
+            state = optimizer.state[emb.name]["sum"]
+            torch.testing.assert_close(state[:], peer.state[dense[ntype]]["sum"], rtol=1e-5, atol=1e-6)

@@ -1,0 +1,314 @@
+"""Partitioning: assignments, relabelling, and the round trip from the shards back to the original graph."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+from typed_parts import COUNTS, EDGES, many_relations, typed_source
+
+from mpigraph.errors import GraphDataError, InvalidArgumentError
+from mpigraph.metadata.schema import Schema
+from mpigraph.partition import metis
+from mpigraph.partition.balance import balance_criteria
+from mpigraph.partition.metis import symmetric_adjacency
+from mpigraph.partition.pipeline import check_writable, partition_source
+from mpigraph.partition.source import CastRows, Feature, GraphSource, SparseRows
+from mpigraph.storage.part_config import PartConfig
+from mpigraph.storage.shard import ShardReader
+
+HETERO = Schema(("author", "paper", "venue"), (("author", "writes", "paper"), ("paper", "in", "venue"),
+                ("paper", "cites", "paper")))  # fmt: skip
+
+
+def homogeneous(num_nodes, src, dst):
+    """A graph whose node feature is the node and whose edge feature is (src, dst, position)."""
+    src, dst = np.asarray(src), np.asarray(dst)
+    told = np.stack([src, dst, np.arange(len(src))], axis=1).reshape(-1, 3).astype(np.int64)
+    ids = np.arange(num_nodes)
+    return GraphSource(
+        Schema.homogeneous(), (num_nodes,), ((src, dst),),
+        {"_N": {"id": Feature.of(ids), "half": Feature(ids.astype(np.uint16)[:, None], "bfloat16")}},
+        {"_N:_E:_N": {"told": Feature.of(told)}},
+    )  # fmt: skip
+
+
+def heterogeneous(counts, edges, seed=0):
+    rng = np.random.default_rng(seed)
+    lists, edge_feats = [], {}
+    for relation, m in zip(HETERO.relations, edges, strict=True):
+        ends = [rng.integers(0, counts[HETERO.ntypes.index(relation[i])], m).astype(np.int32) for i in (0, 2)]
+        lists.append(tuple(ends))
+        edge_feats[":".join(relation)] = {"told": Feature.of(np.stack([*ends, np.arange(m)], axis=1).astype(np.int64))}
+    nodes = {name: {"id": Feature.of(np.arange(n))} for name, n in zip(HETERO.ntypes, counts, strict=True)}
+    return GraphSource(HETERO, tuple(counts), tuple(lists), nodes, edge_feats)
+
+
+def power_law(num_nodes, num_edges, seed=0):
+    rng = np.random.default_rng(seed)
+    return (rng.random(num_edges) ** 2 * num_nodes).astype(np.int64), rng.integers(0, num_nodes, num_edges)
+
+
+def check_round_trip(source, result, num_parts):
+    """Every node and edge of the source is found once, where the book says, with its features."""
+    config = PartConfig.read(result.config_path)
+    book, schema = config.book, source.schema
+    assert config.num_parts == num_parts
+    for t, ntype in enumerate(schema.ntypes):
+        orig = result.orig_nids[t]
+        assert np.array_equal(np.sort(orig), np.arange(source.num_nodes[t]))
+        for k in range(num_parts):
+            begin, end = book.node_range(k, t)
+            with ShardReader(config.part_path(k, "part_graph"), config.graph_name, k) as graph:
+                assert np.array_equal(graph.read(f"nodes/{ntype}/orig_ids"), orig[begin:end])
+            with ShardReader(config.part_path(k, "node_feats")) as feats:
+                assert np.array_equal(feats.read(f"{ntype}/id"), orig[begin:end])
+    for r, relation in enumerate(schema.relations):
+        key, (s, d) = ":".join(relation), schema.ends(r)
+        src, dst = source.edges[r]
+        assert np.array_equal(np.sort(result.orig_eids[r]), np.arange(len(src)))
+        for k in range(num_parts):
+            begin, end = book.edge_range(k, r)
+            orig = result.orig_eids[r][begin:end]
+            with ShardReader(config.part_path(k, "part_graph")) as graph:
+                fields = {
+                    f: graph.read(f"relations/{key}/{f}") for f in ("indptr", "indices", "out_degrees", "orig_ids")
+                }
+            assert fields["indices"].dtype == np.int32 and np.array_equal(fields["orig_ids"], orig)
+            assert fields["indptr"][0] == 0 and fields["indptr"][-1] == end - begin
+            first, last = book.node_range(k, d)
+            new_dst = np.repeat(np.arange(first, last), np.diff(fields["indptr"]))
+            assert np.array_equal(result.orig_nids[s][fields["indices"]], src[orig])
+            assert np.array_equal(result.orig_nids[d][new_dst], dst[orig])
+            order = np.lexsort((orig, fields["indices"], new_dst))
+            assert np.array_equal(order, np.arange(len(orig)))
+            own = result.orig_nids[s][slice(*book.node_range(k, s))]
+            assert np.array_equal(fields["out_degrees"], np.bincount(src, minlength=source.num_nodes[s])[own])
+            with ShardReader(config.part_path(k, "edge_feats")) as feats:
+                assert np.array_equal(feats.read(f"{key}/told"), np.stack([src, dst, np.arange(len(src))], 1)[orig])
+
+
+@pytest.mark.parametrize("method", ["metis", "random"])
+@pytest.mark.parametrize("num_parts", [1, 2, 3, 8])
+def test_round_trip_of_a_homogeneous_graph(tmp_path, method, num_parts):
+    source = homogeneous(500, *power_law(500, 4000))
+    result = partition_source(source, "g", num_parts, tmp_path, method)
+    check_round_trip(source, result, num_parts)
+    with ShardReader(tmp_path / "part0" / "node_feat.h5") as feats:
+        assert feats.info("_N/half").dtype == "bfloat16"
+
+
+@pytest.mark.parametrize("method", ["metis", "random"])
+@pytest.mark.parametrize("counts", [(300, 400, 20), (30, 40, 2), (1, 5, 0)])
+def test_round_trip_of_a_heterograph_with_few_nodes_of_a_type(tmp_path, method, counts):
+    edges = [counts[1] * 3, counts[1] * 2 if counts[2] else 0, counts[1]]
+    source = heterogeneous(counts, edges)
+    check_round_trip(source, partition_source(source, "h", 4, tmp_path, method), 4)
+
+
+@pytest.mark.parametrize("method", ["metis", "random"])
+@pytest.mark.parametrize(
+    "num_nodes, src, dst",
+    [
+        (3, [0, 1, 1, 2], [1, 0, 2, 0]),  # fewer nodes than parts
+        (40, [], []),  # no edges
+        (40, [7] * 5, [7] * 5),  # only self loops, repeated
+        (40, [0, 0, 0, 1, 5, 5], [1, 1, 1, 0, 5, 5]),  # repeated edges, isolated nodes
+        (0, [], []),  # nothing
+        (1, [0], [0]),
+        (1000, [0] * 999, range(1, 1000)),  # a star
+    ],
+)
+def test_odd_graphs(tmp_path, method, num_nodes, src, dst):
+    source = homogeneous(num_nodes, np.array(src, np.int64), np.array(dst, np.int64))
+    check_round_trip(source, partition_source(source, "g", 5, tmp_path, method), 5)
+
+
+def test_symmetric_adjacency_against_sets():
+    src, dst = power_law(60, 600)
+    adjacency = symmetric_adjacency(homogeneous(60, src, dst))
+    wanted = [set() for _ in range(60)]
+    for u, v in zip(src, dst, strict=True):
+        if u != v:
+            wanted[u].add(v)
+            wanted[v].add(u)
+    for node in range(60):
+        row = adjacency.indices[adjacency.indptr[node] : adjacency.indptr[node + 1]]
+        assert len(row) == len(wanted[node]) and set(row) == wanted[node]
+
+
+@pytest.mark.parametrize("objtype, recursive", [("cut", True), ("cut", False), ("vol", False)])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_both_ways_to_call_metis_give_the_same_parts(objtype, recursive, weighted):
+    adjacency = metis._widened(symmetric_adjacency(homogeneous(600, *power_law(600, 5000))))
+    weights = np.random.default_rng(0).integers(1, 9, (600, 1)) if weighted else None
+    entry = "METIS_PartGraphRecursive" if recursive else "METIS_PartGraphKway"
+    for num_parts in (2, 5):
+        own = metis._call_library(entry, adjacency, weights, num_parts, 3, objtype)
+        wrapped = metis._call_pymetis(adjacency, weights, num_parts, 3, objtype, recursive)
+        assert np.array_equal(own, wrapped) and len(np.unique(own)) == num_parts
+
+
+def test_other_threads_run_while_metis_works():
+    """Without them the clock of the command line would stand still."""
+    source = homogeneous(40_000, *power_law(40_000, 400_000))
+    adjacency = metis._widened(symmetric_adjacency(source))
+    ticks, stop = [], threading.Event()
+
+    def tick():
+        while not stop.wait(0.01):
+            ticks.append(time.monotonic())
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    begin = time.monotonic()
+    metis._call_metis(adjacency, 2, balance_criteria(source), 0, "cut", True)
+    end = time.monotonic()
+    stop.set()
+    thread.join()
+    assert end - begin > 0.2 and sum(begin < moment < end for moment in ticks) >= 5
+
+
+@pytest.mark.parametrize("path", ["/proc/nowhere/parts", "file/parts"])
+def test_a_directory_that_cannot_be_written_is_an_error_at_the_start(tmp_path, monkeypatch, path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(GraphSource, "check_edges", lambda source: pytest.fail("began"))
+    with pytest.raises(InvalidArgumentError, match=f"{path}: cannot write there: "):
+        partition_source(homogeneous(4, [0], [1]), "g", 2, tmp_path / path)
+    check_writable(tmp_path / "new" / "parts")
+    assert not (tmp_path / "new").exists()
+
+
+def test_metis_finds_planted_communities(tmp_path):
+    rng = np.random.default_rng(1)
+    block = np.repeat(np.arange(4), 250)
+    src = rng.integers(0, 1000, 8000)
+    inside = rng.random(8000) < 0.95
+    dst = np.where(inside, block[src] * 250 + rng.integers(0, 250, 8000), rng.integers(0, 1000, 8000))
+    shuffle = rng.permutation(1000)
+    source = homogeneous(1000, shuffle[src], shuffle[dst])
+    metis = partition_source(source, "m", 4, tmp_path, "metis").report
+    random = partition_source(source, "r", 4, tmp_path, "random").report
+    assert metis["edge_cut_fraction"] < 0.06 and random["edge_cut_fraction"] > 0.7
+    assert metis["balance"]["nodes"] <= 1.05
+
+
+@pytest.mark.parametrize("num_parts", [2, 5])
+def test_balance_of_classes_and_edges(tmp_path, num_parts):
+    src, dst = power_law(2000, 20000)
+    train = (np.arange(2000) < 300).astype(np.int8)  # training nodes are neighbours in the ids
+    source = homogeneous(2000, np.concatenate([src, dst]), np.concatenate([dst, src]))
+    result = partition_source(source, "g", num_parts, tmp_path, balance_classes={"_N": train}, balance_edges=True)
+    assert set(result.report["balance"]) == {"nodes class 0", "nodes class 1", "edges"}
+    assert max(result.report["balance"].values()) < 1.1
+    check_round_trip(source, result, num_parts)
+
+
+def test_the_same_seed_gives_the_same_parts(tmp_path):
+    source = homogeneous(300, *power_law(300, 3000))
+    for method in ("metis", "random"):
+        first, again = (partition_source(source, "g", 3, tmp_path / str(i), method, seed=4) for i in range(2))
+        assert np.array_equal(first.orig_nids[0], again.orig_nids[0])
+
+
+def test_memory_mapped_input(tmp_path):
+    source = homogeneous(100, *power_law(100, 900))
+    for i in range(2):
+        np.save(tmp_path / f"{i}.npy", source.edges[0][i])
+    mapped = tuple(np.load(tmp_path / f"{i}.npy", mmap_mode="r") for i in range(2))
+    source = GraphSource(source.schema, source.num_nodes, (mapped,), source.node_feats, source.edge_feats)
+    check_round_trip(source, partition_source(source, "g", 2, tmp_path), 2)
+
+
+def test_bytes_in_memory_leave_out_what_is_mapped(tmp_path):
+    source = homogeneous(6, [0, 1, 2], [1, 2, 4])
+    half = np.ones((6, 4), np.float16)
+    np.save(tmp_path / "half.npy", half)
+    sparse = SparseRows(np.arange(7), np.zeros(6, np.int32), np.ones(6, np.float32), (6, 10))
+
+    def size(**feats):
+        table = {name: Feature(values, "float32") for name, values in feats.items()}
+        return GraphSource(source.schema, (6,), source.edges, {"_N": table}).bytes_in_memory() - 2 * 3 * 8
+
+    mapped = CastRows(np.load(tmp_path / "half.npy", mmap_mode="r")[:], np.float32)
+    assert np.array_equal(mapped[np.arange(2)], np.ones((2, 4), np.float32))
+    assert size(a=CastRows(half, np.float32)) == 6 * 4 * 2
+    assert size(a=sparse, b=mapped) == 7 * 8 + 6 * 4 + 6 * 4
+    assert size(a=half.astype(np.float32)) == 6 * 4 * 4
+
+
+def test_bad_input_is_named(tmp_path):
+    source = homogeneous(4, [0, 1, 2], [1, 2, 4])
+    with pytest.raises(GraphDataError, match=r"edge 2 of \('_N', '_E', '_N'\) has destination 4, .* 4 nodes"):
+        partition_source(source, "g", 2, tmp_path)
+    good = homogeneous(4, [0, 1, 2], [1, 2, 3])
+    with pytest.raises(InvalidArgumentError, match=r"part_method .*'metis', 'random'.*\(got 'spectral'\)"):
+        partition_source(good, "g", 2, tmp_path, "spectral")
+    with pytest.raises(InvalidArgumentError, match=r"num_parts must be >= 1 \(got 0\)"):
+        partition_source(good, "g", 0, tmp_path)
+    with pytest.raises(InvalidArgumentError, match="objtype"):
+        partition_source(good, "g", 2, tmp_path, objtype="both")
+    with pytest.raises(GraphDataError, match="feature 'x' of '_N' must have 4 rows"):
+        GraphSource(good.schema, (4,), good.edges, {"_N": {"x": Feature.of(np.zeros(3))}})
+
+
+@pytest.mark.parametrize("method", ["metis", "random"])
+@pytest.mark.parametrize("num_parts", [1, 3, 8])
+def test_round_trip_of_a_graph_with_odd_types(tmp_path, method, num_parts):
+    source = typed_source()
+    result = partition_source(source, "t", num_parts, tmp_path, method)
+    check_round_trip(source, result, num_parts)
+    balance = result.report["balance"]
+    assert set(balance) == {f"nodes {ntype}" for ntype, count in COUNTS.items() if count}
+    for ntype, count in COUNTS.items():
+        if count:
+            assert balance[f"nodes {ntype}"] <= max(1.05 * count, num_parts * -(-count // num_parts)) / count + 1e-4
+
+
+@pytest.mark.parametrize("method", ["metis", "random"])
+def test_round_trip_of_two_hundred_relations(tmp_path, method):
+    source = many_relations(200)
+    result = partition_source(source, "many", 3, tmp_path, method)
+    check_round_trip(source, result, 3)
+    assert len(result.orig_eids) == 200 and len(PartConfig.read(result.config_path).schema.relations) == 200
+
+
+@pytest.mark.parametrize("method", ["metis", "random"])
+def test_types_without_nodes_or_relations(tmp_path, method):
+    nothing = typed_source(dict.fromkeys(COUNTS, 0), dict.fromkeys(EDGES, 0))
+    check_round_trip(nothing, partition_source(nothing, "n", 2, tmp_path, method), 2)
+    bare = typed_source({"a": 5, "b": 1}, {})
+    result = partition_source(bare, "b", 3, tmp_path, method)
+    check_round_trip(bare, result, 3)
+    assert result.report["edges_cut"] == 0 and result.orig_eids == ()
+
+
+@pytest.mark.parametrize("num_parts", [2, 4])
+def test_metis_balances_every_type_and_class(tmp_path, num_parts):
+    counts = {"author": 900, "institution": 12, "paper": 600, "topic": 80}
+    edges = {
+        ("author", "at", "institution"): 900,
+        ("author", "writes", "paper"): 4000,
+        ("paper", "cites", "paper"): 3000,
+        ("paper", "on", "topic"): 3000,
+    }
+    source = typed_source(counts, edges)
+    plain = partition_source(source, "p", num_parts, tmp_path / "p").report["balance"]
+    assert set(plain) == {f"nodes {ntype}" for ntype in counts} and max(plain.values()) <= 1.05
+    train = {"paper": (np.arange(600) < 200).astype(np.int8), "topic": np.arange(80) % 2}
+    result = partition_source(source, "q", num_parts, tmp_path / "q", balance_classes=train, balance_edges=True)
+    check_round_trip(source, result, num_parts)
+    names = {"nodes paper class 0", "nodes paper class 1", "nodes topic class 0", "nodes topic class 1"}
+    assert set(result.report["balance"]) == names | {"nodes author", "nodes institution", "edges"}
+    assert max(result.report["balance"].values()) < 1.1
+    first, second = (partition_source(source, "s", 2, tmp_path / str(i)).orig_nids for i in range(2))
+    assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
+    with pytest.raises(GraphDataError, match="balance classes of 'paper' must be 600 numbers"):
+        partition_source(source, "r", 2, tmp_path, balance_classes={"paper": np.zeros(3)})
+
+
+def test_metis_with_more_types_than_it_takes_constraints(tmp_path):
+    counts = {f"t{i}": 100 for i in range(12)}
+    source = typed_source(counts, {(f"t{i}", "next", f"t{(i + 1) % 12}"): 400 for i in range(12)})
+    balance = partition_source(source, "g", 4, tmp_path).report["balance"]
+    assert len(balance) == 12 and max(balance.values()) <= 1.05

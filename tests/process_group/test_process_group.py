@@ -1,0 +1,502 @@
+"""torch.distributed over MPI: every collective beside numpy, DDP beside gloo, handles, errors, and how it ends."""
+
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from jobs import EXAMPLES, PATIENCE, SOON, mpiexec, run, run_script, wait_for, warm_python
+from layouts import Job, Layout, SharedJob, api, on_layouts
+from mpi4py import MPI
+from torch import Tensor, nn
+from torch.distributed import ReduceOp
+from torch.nn.parallel import DistributedDataParallel
+
+from mpigraph.errors import ClosedError, InvalidArgumentError, NotInitializedError
+from mpigraph.mpi.coroutine import Coroutine
+from mpigraph.mpi.progress import Progress
+from mpigraph.mpi.world import World
+from mpigraph.process_group.process_group import MPIProcessGroup
+from mpigraph.session.context import current
+
+DTYPES = [
+    torch.float16, torch.bfloat16, torch.float32, torch.float64,
+    torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+]  # fmt: skip
+NUMPY = {ReduceOp.SUM: np.sum, ReduceOp.PRODUCT: np.prod, ReduceOp.MAX: np.max, ReduceOp.MIN: np.min}
+SHAPES = [(), (0,), (5,), (2, 3), (70_000,)]
+
+
+# One to four trainers, on one node and on two, with and without servers
+groups = on_layouts([Layout(1, 0, 0), Layout(2, 0, 0), Layout(3, 0, 2), Layout(4, 1, 2), Layout(4, 0, 1)])
+
+
+@contextmanager
+def started(backend: str = "mpi4py") -> Iterator[tuple[int, int]]:
+    """A default process group; its rank and size."""
+    method = "mpi4py://" if backend == "mpi4py" else None
+    dist.init_process_group(backend, init_method=method, timeout=timedelta(seconds=120))
+    try:
+        yield dist.get_rank(), dist.get_world_size()
+    finally:
+        dist.destroy_process_group()
+
+
+def mine(rank: int, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
+    """What a rank gives: small whole numbers, of which every dtype forms exact sums and products on four ranks."""
+    numbers = (np.arange(int(np.prod(shape))) * 7 + rank * 5) % 4
+    return torch.from_numpy(numbers.reshape(shape)).to(dtype)
+
+
+def everyone(size: int, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> np.ndarray:
+    """float64[size, *shape], what all ranks give."""
+    return np.stack([mine(rank, shape, dtype).double().numpy() for rank in range(size)])
+
+
+def same(got: Tensor, want: np.ndarray) -> None:
+    np.testing.assert_array_equal(got.double().numpy(), want)
+
+
+def spread(tensor: Tensor) -> Tensor:
+    """The same values in memory with gaps."""
+    wide = torch.zeros(*tensor.shape, 3, dtype=tensor.dtype)
+    wide[..., 1] = tensor
+    return wide[..., 1]
+
+
+@groups
+def test_reductions(job: SharedJob) -> None:
+    with started() as (rank, size):
+        for dtype in DTYPES:
+            for shape in SHAPES:
+                given = everyone(size, shape, dtype)
+                for op, numpy_op in NUMPY.items():
+                    for place in (torch.clone, spread):
+                        x = place(mine(rank, shape, dtype))
+                        dist.all_reduce(x, op)
+                        same(x, numpy_op(given, axis=0))
+                    x = mine(rank, shape, dtype)
+                    dist.reduce(x, size - 1, op)
+                    same(x, numpy_op(given, axis=0) if rank == size - 1 else given[rank])
+
+
+@groups
+def test_averages_bits_and_bools(job: SharedJob) -> None:
+    with started() as (rank, size):
+        for dtype in DTYPES[:4]:
+            x = mine(rank, (9,), dtype)
+            dist.all_reduce(x, ReduceOp.AVG)
+            want = torch.from_numpy(everyone(size, (9,), dtype).mean(0)).to(dtype)
+            torch.testing.assert_close(x, want)
+        for op, numpy_op in ((ReduceOp.BAND, np.bitwise_and), (ReduceOp.BXOR, np.bitwise_xor)):
+            x = mine(rank, (9,), torch.int64)
+            dist.all_reduce(x, op)
+            same(x, numpy_op.reduce(everyone(size, (9,)).astype(np.int64)))
+        for op, joined in ((ReduceOp.SUM, np.any), (ReduceOp.PRODUCT, np.all)):
+            x = mine(rank, (9,)) > 1
+            dist.all_reduce(x, op)
+            assert x.dtype is torch.bool
+            same(x, joined(everyone(size, (9,)) > 1, axis=0))
+        half = torch.tensor([256.0 if rank == 0 else 0.5 / max(1, size - 1)], dtype=torch.bfloat16)
+        dist.all_reduce(half)  # added one by one in bfloat16 the small ones would be lost
+        assert half.item() == torch.tensor(256.0 + (0.5 if size > 1 else 0)).bfloat16().item()
+
+
+@groups
+def test_broadcast_gather_and_scatter(job: SharedJob) -> None:
+    with started() as (rank, size):
+        for dtype in (*DTYPES, torch.bool, torch.complex128):
+            for shape in SHAPES[1:]:
+                want = everyone(size, shape, dtype) if dtype is not torch.complex128 else everyone(size, shape)
+                root = size // 2
+                x = spread(mine(rank, shape, dtype))
+                dist.broadcast(x, root)
+                same(x.real if x.is_complex() else x, want[root])
+                parts = [spread(torch.zeros(shape, dtype=dtype)) for _ in range(size)]
+                dist.all_gather(parts, mine(rank, shape, dtype))
+                same(torch.stack([p.real if p.is_complex() else p for p in parts]), want)
+                if dtype is torch.complex128:
+                    continue
+                whole = torch.zeros(size * shape[0], *shape[1:], dtype=dtype)
+                dist.all_gather_single(whole, mine(rank, shape, dtype))
+                same(whole, want.reshape(whole.shape))
+                dist.all_gather_single(whole, whole[rank * shape[0] : (rank + 1) * shape[0]])  # overlapping
+                same(whole, want.reshape(whole.shape))
+                parts = [torch.zeros(shape, dtype=dtype) for _ in range(size)]
+                dist.gather(mine(rank, shape, dtype), parts if rank == root else None, root)
+                same(torch.stack(parts), want if rank == root else 0 * want)
+                given = [mine(r, shape, dtype) for r in range(size)]
+                x = spread(torch.zeros(shape, dtype=dtype))
+                dist.scatter(x, given if rank == root else None, root)
+                same(x, want[rank])
+
+
+@groups
+def test_reduce_scatter(job: SharedJob) -> None:
+    with started() as (rank, size):
+        for dtype in DTYPES:
+            given = [mine(rank + part, (2, part + 1), dtype) for part in range(size)]  # part r is for rank r
+            want = np.stack([mine(r + rank, (2, rank + 1), dtype).double().numpy() for r in range(size)])
+            for op, numpy_op in NUMPY.items():
+                x = spread(torch.zeros(2, rank + 1, dtype=dtype))
+                dist.reduce_scatter(x, given, op)
+                same(x, numpy_op(want, axis=0))
+                x = torch.zeros(3, dtype=dtype)
+                dist.reduce_scatter_single(x, mine(rank, (3 * size,), dtype), op)
+                same(x, numpy_op(everyone(size, (3 * size,), dtype), axis=0)[3 * rank : 3 * rank + 3])
+
+
+@groups
+def test_all_to_all(job: SharedJob) -> None:
+    with started() as (rank, size):
+        for dtype in (*DTYPES, torch.bool):
+            given = [mine(rank + 2 * to, (to + rank, 2), dtype) for to in range(size)]
+            got = [torch.zeros(rank + r, 2, dtype=dtype) for r in range(size)]
+            dist.all_to_all(got, given)
+            for source, x in enumerate(got):
+                same(x, mine(source + 2 * rank, (source + rank, 2), dtype).double().numpy())
+            out = torch.zeros(sum(len(x) for x in got), 2, dtype=dtype)
+            dist.all_to_all_single(out, torch.cat(given), [len(x) for x in got], [len(x) for x in given])
+            assert torch.equal(out, torch.cat(got))
+            even = torch.zeros(2 * size, dtype=dtype)
+            dist.all_to_all_single(even, mine(rank, (2 * size,), dtype))
+            same(even, everyone(size, (2 * size,), dtype)[:, 2 * rank : 2 * rank + 2].reshape(-1))
+
+
+@groups
+def test_messages(job: SharedJob) -> None:
+    with started() as (rank, size):
+        if size == 1:
+            return
+        to, source = (rank + 1) % size, (rank - 1) % size
+        for shape in SHAPES:
+            works = [dist.isend(mine(rank, shape), to, tag=3), dist.isend(mine(rank, (4,)), to, tag=9)]
+            x, y = spread(torch.zeros(shape)), torch.zeros(4)
+            assert dist.recv(y, source, tag=9) == source
+            assert dist.recv(x, tag=3) == source  # from anyone
+            same(x, everyone(size, shape)[source])
+            same(y, everyone(size, (4,))[source])
+            for work in works:
+                work.wait()
+        ops = [dist.P2POp(dist.isend, mine(rank, (3,)), to), dist.P2POp(dist.irecv, x := torch.zeros(3), source)]
+        for work in dist.batch_isend_irecv(ops):
+            work.wait()
+        same(x, everyone(size, (3,))[source])
+        works = [dist.isend(torch.zeros(3), to)]
+        with pytest.raises(InvalidArgumentError, match=f"rank {source} sent 12 bytes, the tensor has 20"):
+            dist.recv(torch.zeros(5), source)
+        works[0].wait()
+        dist.barrier()
+
+
+@groups
+def test_objects_and_subgroups(job: SharedJob) -> None:
+    with started() as (rank, size):
+        names: list[object] = [None] * size
+        dist.all_gather_object(names, {"rank": rank})
+        assert names == [{"rank": r} for r in range(size)]
+        members = list(range(0, size, 2))
+        group = dist.new_group(members)
+        x = mine(rank, (6,))
+        dist.all_reduce(x, group=group) if rank in members else None
+        given = everyone(size, (6,))
+        same(x, given[members].sum(0) if rank in members else given[rank])
+        if rank in members:
+            x = mine(rank, (6,))
+            dist.broadcast(x, members[-1], group=group)
+            same(x, given[members[-1]])
+            dist.destroy_process_group(group)
+        everybody = dist.new_group()
+        x = mine(rank, (6,))
+        dist.all_reduce(x, group=everybody)
+        same(x, given.sum(0))
+
+
+@groups
+def test_handles(job: SharedJob) -> None:
+    with started() as (rank, size):
+        tensors = [mine(rank + i, (50_000,)) for i in range(8)]
+        works = [dist.all_reduce(x, async_op=True) for x in tensors]
+        futures = [work.get_future() for work in works[::2]]
+        for x, future in zip(tensors[::2], futures, strict=True):
+            assert future.wait()[0] is x
+        for work in reversed(works):
+            assert work.wait(timedelta(seconds=120)) and work.is_completed() and work.is_success()
+        for i, x in enumerate(tensors):
+            same(x, sum(mine(r + i, (50_000,)).double().numpy() for r in range(size)))
+        doubled = dist.all_reduce(torch.ones(3), async_op=True).get_future().then(lambda f: f.value()[0] * 2)
+        assert torch.equal(doubled.wait(), torch.full((3,), 2.0 * size))
+        work = dist.barrier(async_op=True)
+        if rank == 0:
+            time.sleep(0.1)
+        work.wait()
+        many = [torch.full((2,), float(rank)), torch.full((3,), 1.0)]
+        with dist._coalescing_manager(async_ops=True) as together:
+            for x in many:
+                dist.all_reduce(x)
+        together.wait()
+        assert many[0][0] == sum(range(size)) and many[1][0] == size
+
+
+@groups
+def test_an_operation_goes_on_without_being_waited_for(job: SharedJob, tmp_path: Path) -> None:
+    """One trainer neither waits nor calls MPI again: the others need its part in a sum that is made in steps."""
+    folder = job.one_has(lambda: tmp_path)
+    with started() as (rank, size):
+        big = torch.full((1_000_000,), float(rank))
+        if size == 1 or not current().world.threads_may_communicate:
+            return
+        dist.barrier()  # all begin at the same time
+        work = dist.all_reduce(big, async_op=True)
+        if rank == 0:
+            assert wait_for([folder / str(other) for other in range(1, size)])
+        work.wait()
+        (folder / str(rank)).touch()
+        assert bool((big == sum(range(size))).all())
+
+
+def test_the_thread_attends_to_an_operation_once() -> None:
+    """DDP begins each bucket's operation with async_op, and then asks for its future."""
+    begun = SimpleNamespace(done=False, Test=lambda status: begun.done)
+    watched: list[str] = []
+
+    def watch(what: str) -> AbstractContextManager[None]:
+        watched.append(what)
+        return nullcontext()
+
+    def steps() -> Coroutine[None]:
+        yield begun
+
+    progress = Progress(watch)
+    group = MPIProcessGroup(MPI.COMM_SELF.Dup(), lambda what: nullcontext(), progress)
+    work = group._begin("a bucket", steps(), [torch.ones(1)], SimpleNamespace(asyncOp=True))
+    future = work.get_future()
+    assert watched == ["a bucket"] and not future.done() and not work.is_completed()
+    begun.done = True
+    assert torch.equal(future.wait()[0], torch.ones(1)) and work.wait()
+    group.shutdown()
+    progress.close()
+
+
+@pytest.mark.parametrize("layout", [Layout(1, 0, 0), Layout(2, 0, 0), Layout(3, 1, 0), Layout(4, 1, 2)], indirect=True)
+def test_without_threads(layout: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(World, "threads_may_communicate", False)
+
+    def body() -> None:
+        with started() as (rank, size):
+            to, source = (rank + 1) % size, (rank - 1) % size
+            x, big = torch.zeros(300_000), torch.full((300_000,), float(rank))
+            if size > 1:
+                dist.isend(big, to)  # nobody keeps the handle
+                dist.recv(x, source)
+                same(x, np.full(300_000, source))
+            total = big.clone()  # big may still be on its way
+            work = dist.all_reduce(total, async_op=True)
+            dist.barrier()
+            assert work.get_future().done() and total[0] == sum(range(size))
+            assert not [thread for thread in threading.enumerate() if thread.name == "mpigraph-progress"]
+
+    layout.run(body)
+
+
+@groups
+def test_torch_operators(job: SharedJob) -> None:
+    """The collectives that compiled code calls, through torch's dispatcher and the group's name."""
+    with started() as (rank, size):
+        group = dist.group.WORLD
+        given = everyone(size, (2 * size,))
+        same(functional.all_reduce(mine(rank, (2 * size,)), "sum", group), given.sum(0))
+        got = functional.reduce_scatter_single(mine(rank, (2 * size,)), "sum", 0, group)
+        same(got, given.sum(0)[2 * rank : 2 * rank + 2])
+
+
+@groups
+def test_a_time_of_ones_own(job: SharedJob) -> None:
+    with started() as (rank, size):
+        if size == 1:
+            return
+        if rank == 0:
+            work = dist.all_reduce(torch.ones(1), async_op=True)
+            with pytest.raises(TimeoutError, match="all_reduce is not complete after 0.05 s"):
+                work.wait(timedelta(seconds=0.05))
+        dist.send(torch.ones(1), 1) if rank == 0 else None
+        dist.recv(torch.ones(1), 0) if rank == 1 else None
+        if rank > 1:
+            time.sleep(0.1)
+        if rank != 0:
+            work = dist.all_reduce(torch.ones(1), async_op=True)
+        assert work.wait()
+
+
+@groups
+def test_errors_name_the_thing(job: SharedJob) -> None:
+    with started() as (_, size):
+        with pytest.raises(InvalidArgumentError, match="all_reduce .* dense CPU tensors .* on meta"):
+            dist.all_reduce(torch.ones(3, device="meta"))
+        with pytest.raises(InvalidArgumentError, match="cannot do AVG of torch.int64"):
+            dist.all_reduce(torch.ones(3, dtype=torch.int64), ReduceOp.AVG)
+        with pytest.raises(InvalidArgumentError, match="cannot do BXOR of torch.float32"):
+            dist.all_reduce(torch.ones(3), ReduceOp.BXOR)
+        with pytest.raises(InvalidArgumentError, match="cannot do SUM of torch.complex64"):
+            dist.reduce_scatter(torch.ones(1) + 0j, [torch.ones(1) + 0j] * size)
+        with pytest.raises(InvalidArgumentError, match="is not|are not"):
+            dist.all_gather_single(torch.zeros(size + 1), torch.ones(1))
+        with pytest.raises(InvalidArgumentError, match="a tensor for each of"):
+            dist.all_to_all([torch.ones(1)] * (size + 1), [torch.ones(1)] * (size + 1))
+        dist.all_reduce(torch.ones(1))  # nothing was begun by the wrong calls
+
+
+def ports() -> set[str]:
+    """The listening TCP sockets of the machine, by number."""
+    lines = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()]
+    listening = {words[9] for words in lines if words[3] == "0A"}
+    mine = {path.readlink().name for path in Path("/proc/self/fd").iterdir() if path.is_symlink()}
+    return {number for number in listening if f"socket:[{number}]" in mine}
+
+
+@api
+def test_no_port_is_opened(layout: Job) -> None:
+    def body() -> None:
+        before = ports()
+        with started():
+            dist.all_reduce(torch.ones(3))
+            assert ports() <= before
+
+    layout.run(body)
+
+
+@api
+def test_the_default_rendezvous_works_too(layout: Job) -> None:
+    def body() -> None:
+        dist.init_process_group("mpi4py", timeout=timedelta(seconds=120))
+        assert (dist.get_rank(), dist.get_world_size()) == (current().rank, current().num_trainers)
+        assert dist.get_backend() == "mpi4py"
+        x = torch.ones(1)
+        dist.all_reduce(x)
+        assert x.item() == dist.get_world_size()
+        dist.barrier()
+        dist.destroy_process_group()
+
+    layout.run(body)
+
+
+@api
+def test_it_ends_with_the_job(layout: Job) -> None:
+    def body() -> None:
+        dist.init_process_group("mpi4py", init_method="mpi4py://")
+        dist.all_reduce(torch.ones(1))
+
+    layout.run(body)  # closes the job; the group is still torch's
+    if dist.is_initialized():
+        with pytest.raises(ClosedError, match="the process group was closed"):
+            dist.all_reduce(torch.ones(1))
+        dist.destroy_process_group()
+
+
+def test_before_initialize() -> None:
+    with pytest.raises(NotInitializedError, match="initialize"):
+        dist.init_process_group("mpi4py", init_method="mpi4py://")
+    assert not dist.is_initialized()
+    # torch counted the attempt and names groups by the count: this rank's next group would not find the other ranks'
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.destroy_process_group()
+
+
+class Net(nn.Module):
+    """Several buckets of gradients, and a parameter in bfloat16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.layers = nn.Sequential(nn.Linear(20, 200), nn.ReLU(), nn.Linear(200, 200), nn.ReLU(), nn.Linear(200, 5))
+        self.scale = nn.Parameter(torch.ones(5, dtype=torch.bfloat16))
+        self.norm = nn.BatchNorm1d(5)  # buffers, which DDP broadcasts
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.layers(x) * self.scale)
+
+
+def gradients(steps: int, wrap: Callable[[nn.Module], nn.Module]) -> list[Tensor]:
+    """Train with steps that differ between trainers; the last step's gradients, and the weights."""
+    net = Net()
+    model = wrap(net)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    rank = dist.get_rank()
+    torch.manual_seed(rank)
+    with model.join():
+        for _ in range(steps + rank):
+            optimizer.zero_grad()
+            model(torch.randn(16, 20)).square().mean().backward()
+            optimizer.step()
+    return [x.detach().clone() for p in net.parameters() for x in (p, p.grad)]
+
+
+@groups
+def test_ddp_does_what_it_does_with_gloo(job: SharedJob) -> None:
+    def wrap(net: nn.Module) -> nn.Module:
+        return DistributedDataParallel(net, bucket_cap_mb=0.02)
+
+    results = []
+    for backend in ("gloo", "mpi4py", "mpi4py"):
+        with started(backend):
+            results.append(gradients(4, wrap))
+    for gloo, ours, again in zip(*results, strict=True):
+        torch.testing.assert_close(ours, gloo, rtol=1e-5, atol=1e-6 if gloo.dtype is torch.float32 else 1e-2)
+        assert torch.equal(ours, again)
+
+
+@groups
+def test_gloo_beside_it(job: SharedJob) -> None:
+    with started("gloo") as (rank, size):
+        group = dist.new_group(list(range(size)), backend="mpi4py")
+        x, y = mine(rank, (6,)), mine(rank, (6,))
+        works = [dist.all_reduce(x, group=group, async_op=True), dist.all_reduce(y, async_op=True)]
+        for work in works:
+            work.wait()
+        assert torch.equal(x, y)
+
+
+TRAIN = """
+import torch.distributed as td
+td.init_process_group("mpi4py", init_method="mpi4py://")
+x = torch.ones(3)
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("td.all_reduce(x)\nprint('sum %d' % x[0])", "sum 2"),  # no destroy_process_group
+        ("work = td.all_reduce(x, async_op=True)\nprint('begun')", "begun"),  # not even a wait
+    ],
+)
+def test_exit_without_destroying(body: str, says: str, tmp_path: Path, oracle: Callable[..., str]) -> None:
+    status, output, seconds = run_script(tmp_path, oracle(2), "import torch\n" + TRAIN + body)
+    assert status == 0 and output.count(says) == 2, output
+    assert seconds < SOON
+
+
+def test_the_example_trains_as_with_gloo() -> None:
+    accuracies = []
+    for backend in ("gloo", "mpi4py"):
+        options = ["--backend", backend, "--num_epochs", "3", "--eval_every", "3"]
+        script = [*warm_python(), EXAMPLES / "node_classification.py", *options]
+        output = run(*mpiexec(3), *script, seconds=PATIENCE / 2)
+        accuracies.append(list(map(float, re.search(r"accuracy ([\d.]+), of .* ([\d.]+)$", output.strip()).groups())))
+    assert accuracies[0] == pytest.approx(accuracies[1], abs=0.01)
+
+
+def test_a_trainer_that_does_not_come_ends_the_job(tmp_path: Path, oracle: Callable[..., str]) -> None:
+    body = "import time, torch\n" + TRAIN + "td.all_reduce(x) if td.get_rank() else time.sleep(300)"
+    status, output, seconds = run_script(tmp_path, oracle(2), body, MPIGRAPH_TIMEOUT="12")
+    assert status != 0 and "in all_reduce" in output
+    assert seconds < SOON

@@ -1,0 +1,274 @@
+"""Far rows by both transports: equal rows, repeats, threads, closed windows, damaged requests, the choice."""
+
+import time
+from threading import Thread
+
+import numpy as np
+import pytest
+from jobs import mpiexec, run, run_script, warm_python
+from layouts import WAIT, Job
+from mpi4py import MPI
+from worlds import KINDS, meet, row_values, rows_of
+
+import mpigraph.distributed as dist
+from mpigraph.errors import ClosedError, InvalidArgumentError
+from mpigraph.rows import packed
+from mpigraph.rows.packed import REQUEST, PackedTransport
+from mpigraph.rows.selection import choose_transport
+from mpigraph.rows.service import RowService
+from mpigraph.rows.transport import RemoteRows, Transport, split_requests
+from mpigraph.rows.window import RowWindow
+from mpigraph.session.context import current
+
+HELD = 300
+ROWS = [((3,), "u1"), ((), "i8"), ((2, 3), "f2"), ((5,), "u2"), ((100,), "f4"), ((2000,), "u1")]
+
+
+def filled_window(service: RowService, shape: tuple[int, ...], dtype: str) -> RowWindow:
+    world = service.world
+    window = RowWindow(service, np.arange(len(world.hosts) + 1) * HELD, shape, dtype)
+    if world.is_host:
+        mine = np.arange(HELD) + world.host_index * HELD
+        window.memory(world.host_index)[:] = row_values(mine, shape, dtype)
+    window.sync()
+    world.comm.Barrier()
+    window.sync()
+    return window
+
+
+def by_packing(service: RowService) -> PackedTransport | None:
+    """None on one node."""
+    return next((way for way in service.transports if isinstance(way, PackedTransport)), None)
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several chunks for each reply, and several requests for each host."""
+    monkeypatch.setattr(packed, "CHUNK", 4096)
+    monkeypatch.setattr("mpigraph.rows.transport.MAX_ROWS", 70)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_both_transports_read_the_same_rows(layout: Job, kind: str, small_chunks: None) -> None:
+    with rows_of(layout, window=kind) as service:
+        world = service.world
+        total = len(world.hosts) * HELD
+        random = np.random.default_rng(world.rank)
+        wanted = [
+            np.arange(total),
+            np.arange(total)[::-1].copy(),
+            random.integers(0, total, 2 * total),  # repeats
+            random.integers(0, total, 20),
+            np.full(150, total - 1),
+            np.array([total - 1]),
+            np.empty(0, np.int64),
+        ]
+        for shape, dtype in ROWS:
+            window = filled_window(service, shape, dtype)
+            for way in (service.transports or [None]) if world.is_trainer else []:
+                for ids in wanted:
+                    assert np.array_equal(window.gather(ids, transport=way), row_values(ids, shape, dtype))
+                out = np.zeros((len(wanted[2]), *shape), dtype)
+                assert window.gather(wanted[2], out, way) is out
+                assert np.array_equal(out, row_values(wanted[2], shape, dtype))
+            meet(world, service.progress)
+            window.close()
+
+
+def test_threads_of_a_trainer_read_at_once(layout: Job, small_chunks: None) -> None:
+    with rows_of(layout) as service:
+        world = service.world
+        window, narrow = filled_window(service, (100,), "f4"), filled_window(service, (), "i8")
+        wrong: list[str] = []
+
+        def read(which: RowWindow, shape: tuple[int, ...], dtype: str, seed: int) -> None:
+            random = np.random.default_rng([world.rank, seed])
+            for _ in range(5):
+                ids = random.integers(0, len(which), 300)
+                for way in service.transports or [None]:
+                    if not np.array_equal(which.gather(ids, transport=way), row_values(ids, shape, dtype)):
+                        wrong.append(f"{way} {shape}")
+
+        if world.is_trainer:
+            threads = [
+                Thread(target=read, args=(which, shape, dtype, seed))
+                for seed, (which, shape, dtype) in enumerate([(window, (100,), "f4"), (narrow, (), "i8")] * 2)
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        meet(world, service.progress)
+        assert not wrong
+        window.close()
+        narrow.close()
+
+
+@pytest.mark.parametrize("stop", ["before", "within"])
+def test_a_window_that_its_owner_forgot_raises(layout: Job, stop: str, small_chunks: None) -> None:
+    with rows_of(layout) as service:
+        world = service.world
+        window, kept = filled_window(service, (100,), "f4"), filled_window(service, (), "i8")
+        way = by_packing(service)
+        if way is not None:
+            if world.is_host and stop == "before":
+                way.server.forget(window._handle.number)
+            world.comm.Barrier()
+            if world.is_trainer:
+                reader = Thread(target=lambda: None)
+                if stop == "before":
+                    with pytest.raises(ClosedError, match=f"rank .* of window {window._handle.number}"):
+                        window.gather(np.arange(len(window)), transport=way)
+                else:
+                    reader = Thread(target=read_until_closed, args=(window, way))
+                reader.start()
+                ids = np.arange(len(kept))
+                assert np.array_equal(kept.gather(ids, transport=way), row_values(ids, (), "i8"))
+            if world.is_host and stop == "within":
+                time.sleep(0.02)
+                way.server.forget(window._handle.number)
+            meet(world, service.progress)
+            if world.is_trainer:
+                still_answer(reader)
+            meet(world, service.progress)
+        window.close()
+        kept.close()
+
+
+def read_until_closed(window: RowWindow, way: Transport) -> None:
+    ids = np.arange(len(window))
+    while True:
+        try:
+            window.gather(ids, transport=way)
+        except ClosedError:
+            return
+
+
+def still_answer(reader: Thread) -> None:
+    reader.join(WAIT)
+    assert not reader.is_alive()
+
+
+@pytest.mark.parametrize("damage", ["short", "window", "row", "negative", "width", "count"])
+def test_damaged_requests_get_an_empty_reply_or_none(layout: Job, damage: str) -> None:
+    with rows_of(layout) as service:
+        world = service.world
+        window = filled_window(service, (), "i8")
+        way = by_packing(service)
+        if way is not None and world.is_trainer:
+            number = window._handle.number
+            words = {
+                "short": [number],
+                "window": [999, 1, 8, 77, 0],
+                "row": [number, 1, 8, 77, HELD],
+                "negative": [number, 1, 8, 77, -1],
+                "width": [number, 1, 3, 77, 0],
+                "count": [number, 2, 8, 77, 0],
+            }[damage]
+            comm, answer = way._comm, np.ones(1, np.int64)
+            owner = int(world.hosts[np.flatnonzero(~world.near)[0]])
+            comm.Send(np.array(words, np.int64), owner, REQUEST)
+            if damage != "short":
+                status = MPI.Status()
+                comm.Recv(answer, owner, 77, status)
+                assert status.Get_count(MPI.BYTE) == 0
+            ids = np.arange(len(window))
+            assert np.array_equal(window.gather(ids, transport=way), row_values(ids, (), "i8"))
+        meet(world, service.progress)
+        window.close()
+
+
+def test_traffic_is_counted(layout: Job) -> None:
+    with rows_of(layout) as service:
+        world = service.world
+        window = filled_window(service, (100,), "f4")
+        far = np.flatnonzero(~world.near)
+        if len(far) and world.is_trainer:
+            ids = (far[:, None] * HELD + np.arange(50)).ravel()
+            for way in service.transports:
+                before = way.traffic.messages, way.traffic.bytes_received
+                window.gather(ids, transport=way)
+                assert way.traffic.messages - before[0] >= len(far)
+                assert way.traffic.bytes_received - before[1] >= len(ids) * 400
+        meet(world, service.progress)
+        window.close()
+
+
+@pytest.mark.parametrize("setting", ["auto", "rma", "packed"])
+def test_one_transport_is_chosen_for_all(layout: Job, setting: str) -> None:
+    with rows_of(layout, transport=setting) as service:
+        measured = choose_transport(service)
+        name = service.transport.name if service.transport else ""
+        assert set(service.world.comm.allgather(name)) == {name}
+        if not service.transports:
+            assert not name and not measured
+        elif setting == "auto":
+            assert set(measured) == {"rma", "packed"}
+            assert measured[name] == max(measured.values()) > 0
+        else:
+            assert name == setting and not measured
+
+
+@pytest.mark.parametrize("transport", ["rma", "packed"])
+def test_a_job_trains_with_each_transport(layout: Job, oracle, monkeypatch, transport: str) -> None:
+    monkeypatch.setenv("MPIGRAPH_TRANSPORT", transport)
+    path = oracle(3)
+
+    def body() -> None:
+        g = dist.DistGraph("oracle", part_config=path)
+        world = current().world
+        chosen = current().state.rows.transport
+        assert (chosen.name if chosen else None) == (transport if world.num_nodes > 1 else None)
+        every = np.arange(g.num_nodes())
+        assert np.array_equal(g.ndata["feat"][every][:, 0].numpy(), g.ndata["orig"][every].numpy())
+        _, dst = g.find_edges(np.arange(g.num_edges()))
+        assert np.array_equal(np.bincount(dst.numpy(), minlength=len(every)), g.in_degrees(every).numpy())
+
+    layout.run(body)
+
+
+def test_setting_is_checked(layout: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By every rank before anything is allocated; the next job starts as usual."""
+    monkeypatch.setenv("MPIGRAPH_TRANSPORT", "tcp")
+    with pytest.raises(InvalidArgumentError, match=r"transport must be auto, rma or packed \(got 'tcp'\)") as caught:
+        layout.run(lambda: None)
+    assert caught.value.everywhere
+    monkeypatch.delenv("MPIGRAPH_TRANSPORT")
+    layout.run(lambda: None)
+
+
+def test_requests_are_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mpigraph.rows.transport.MAX_ROWS", 3)
+    wanted = [RemoteRows(5, 9, np.arange(7), np.arange(7)), RemoteRows(6, 9, np.arange(2), np.arange(2))]
+    sizes = [[(rows.rank, len(rows.rows)) for rows in requests] for requests in split_requests(wanted)]
+    assert sizes == [[(5, 3), (6, 2)], [(5, 3)], [(5, 1)]]
+
+
+def test_an_idle_server_leaves_its_core_to_others(tmp_path) -> None:
+    """One server, one trainer that does nothing for some seconds: the server's process time in them."""
+    script = tmp_path / "idle.py"
+    script.write_text(
+        "import os, time\n"
+        "import mpigraph.distributed as dist\n"
+        "from mpi4py import MPI\n"
+        "pids = MPI.COMM_WORLD.allgather(os.getpid())\n"
+        "dist.initialize(num_servers=1)\n"
+        "def used():\n"
+        "    fields = open(f'/proc/{pids[1]}/stat').read().rsplit(')', 1)[1].split()\n"
+        "    return (int(fields[11]) + int(fields[12])) / os.sysconf('SC_CLK_TCK')\n"
+        "time.sleep(1)\n"
+        "before = used()\n"
+        "time.sleep(5)\n"
+        "print('server seconds', used() - before)\n"
+    )
+    output = run(*mpiexec(2), *warm_python(), script)
+    assert float(output.split()[-1]) < 0.03 * 5, output
+
+
+def test_the_choice_is_told_at_info_level(tmp_path, oracle) -> None:
+    """A level is named in capitals or not; another name is refused in one line, not by a traceback of each rank."""
+    info = {"MPIGRAPH_LOG_LEVEL": "info", "MPIGRAPH_RANKS_PER_NODE": "2"}
+    status, output, _ = run_script(tmp_path, oracle(2), "", ranks=4, **info)
+    assert status == 0 and output.count("transport: ") == 1, output
+    status, output, _ = run_script(tmp_path, oracle(2), "", MPIGRAPH_LOG_LEVEL="loud")
+    assert status != 0 and output.count("InvalidArgumentError: log_level must be one of") == 1, output

@@ -1,0 +1,111 @@
+"""Windows of rows and the locks of their hosts, near and far, in both ways of allocation."""
+
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+from layouts import Job
+from worlds import KINDS, row_values, rows_of, world_of
+
+from mpigraph.errors import ClosedError, InvalidArgumentError
+from mpigraph.rows.mutex import HostMutex
+from mpigraph.rows.service import window_kind
+from mpigraph.rows.window import RowWindow
+
+ROWS = [((0,), "f4"), ((1,), "u1"), ((3,), "u1"), ((), "i8"), ((2, 3), "f2"), ((400,), "u1"), ((), "?")]
+
+
+def segment_sizes(hosts: int) -> list[int]:
+    """Host 1 holds nothing."""
+    return [0 if h == 1 else 5 + 3 * h for h in range(hosts)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_are_written_and_read_near_and_far(layout: Job, kind: str) -> None:
+    with rows_of(layout, window=kind) as service:
+        world = service.world
+        offsets = np.concatenate([[0], np.cumsum(segment_sizes(len(world.hosts)))]).astype(np.int64)
+        total, mutex = int(offsets[-1]), HostMutex(world)
+        for shape, dtype in ROWS:
+            window = RowWindow(service, offsets, shape, dtype)
+            assert len(window) == total
+            everything = np.arange(total)
+            assert not window.gather(everything).any()
+            world.comm.Barrier()  # zeros were read before anyone writes
+            mine = np.random.default_rng(world.rank).permutation(everything[world.rank :: world.size])
+            twice = np.concatenate([mine, mine])  # the second value wins
+            values = np.concatenate([row_values(mine + 1, shape, dtype), row_values(mine, shape, dtype)])
+            window.scatter(twice, values, mutex.hold)
+            window.scatter(mine[:0], values[:0], mutex.hold)
+            world.comm.Barrier()
+            window.sync()
+            for ids in (everything, mine[:0], np.random.default_rng(world.rank + 9).integers(0, total, 50)):
+                got = window.gather(ids)
+                assert got.dtype == dtype and got.shape == (len(ids), *shape)
+                assert np.array_equal(got, row_values(ids, shape, dtype)), (shape, dtype, kind)
+            out = np.empty((3, *shape), dtype)
+            assert window.gather(np.array([2, 0, 2]), out) is out
+            assert np.array_equal(out, row_values(np.array([2, 0, 2]), shape, dtype))
+            for host in np.flatnonzero(world.near).tolist():
+                held = np.arange(offsets[host], offsets[host + 1])
+                assert np.array_equal(window.memory(host), row_values(held, shape, dtype))
+                assert (window.host_of(held) == host).all()
+            world.comm.Barrier()
+            window.close()
+            window.close()
+            with pytest.raises(ClosedError):
+                window.gather(everything)
+            with pytest.raises(ClosedError):
+                window.scatter(twice, values, mutex.hold)
+            with pytest.raises(ClosedError):
+                window.memory(0)
+        mutex.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_windows_without_any_rows(layout: Job, kind: str) -> None:
+    with rows_of(layout, window=kind) as service:
+        world = service.world
+        window = RowWindow(service, np.zeros(len(world.hosts) + 1, np.int64), (4,), "f4")
+        assert window.gather(np.empty(0, np.int64)).shape == (0, 4)
+        assert all(len(window.memory(h)) == 0 for h in np.flatnonzero(world.near).tolist())
+        window.close()
+
+
+@pytest.mark.parametrize("setting", ["auto", "allocate", "create"])
+def test_window_kind_is_agreed(layout: Job, setting: str) -> None:
+    """What the MPI can do if nothing is asked for; what it cannot do is one error on every rank."""
+    with world_of(layout, window=setting) as world:
+        if setting in ("auto", *KINDS):
+            expected = KINDS[0] if setting == "auto" else setting
+            assert world.comm.allgather(window_kind(world)) == [expected] * world.size
+        else:
+            with pytest.raises(InvalidArgumentError, match="window 'allocate' does not work with .*: use auto"):
+                window_kind(world)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_mutex_excludes(layout: Job, kind: str) -> None:
+    """Read, add, write back: without the lock some additions would be lost."""
+    rounds = 40
+    with rows_of(layout, window=kind) as service:
+        world = service.world
+        hosts = len(world.hosts)
+        window, mutex = RowWindow(service, np.arange(hosts + 1), (), "i8"), HostMutex(world)
+        for i in range(rounds * hosts):
+            host = (i + world.rank) % hosts
+            with mutex.hold(host):
+                window.sync()
+                row = np.array([host])
+                window.scatter(row, window.gather(row) + 1, lambda _: nullcontext())
+        with pytest.raises(ZeroDivisionError), mutex.hold(0):
+            raise ZeroDivisionError
+        with mutex.hold(0):  # the lock was given back
+            pass
+        world.comm.Barrier()
+        window.sync()
+        assert window.gather(np.arange(hosts)).tolist() == [rounds * world.size] * hosts
+        world.comm.Barrier()
+        window.close()
+        mutex.close()
+        mutex.close()

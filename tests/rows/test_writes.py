@@ -1,0 +1,199 @@
+"""Whoever writes rows, and however: versions say so on every rank, and what is derived from the rows is right."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from layouts import SharedJob, everywhere
+from oracle import NUM_NODES
+
+import mpigraph.distributed as dist
+from mpigraph import EID
+from mpigraph.dataloading import NeighborSampler
+from mpigraph.distgraph.tensor import _local_rows
+from mpigraph.distributed.optim import SparseAdam
+from mpigraph.session.context import current
+
+Write = Callable[[dist.DistTensor, torch.Tensor], None]
+
+
+def by_scatter_of_the_first(t: dist.DistTensor, values: torch.Tensor) -> None:
+    """Near rows and far ones."""
+    if current().rank == 0:
+        t[:] = values
+
+
+def by_scatter_of_all(t: dist.DistTensor, values: torch.Tensor) -> None:
+    """Each trainer some rows of every host."""
+    mine = torch.arange(current().rank, len(t), current().num_trainers)
+    t[mine] = values[mine]
+
+
+def by_memory(t: dist.DistTensor, values: torch.Tensor) -> None:
+    for owned in t._owned():
+        with t.rows.writing(owned.host) as rows:
+            rows[owned.rows] = values[owned.first : owned.last].numpy()
+
+
+def through_views(t: dist.DistTensor, values: torch.Tensor) -> None:
+    host, part = _local_rows(current().world, t.rows)
+    begin = int(t.rows.window.offsets[host]) + (part.start or 0)
+    view = t.local_partition
+    view[:] = values[begin : begin + len(view)]
+
+
+WRITES = [by_scatter_of_the_first, by_scatter_of_all, by_memory, through_views]
+
+
+def one_edge_each(g: dist.DistGraph, last: bool) -> torch.Tensor:
+    """The first or last edge of each destination that has any."""
+    counts = g.find_edges(torch.arange(g.num_edges()))[1].unique(return_counts=True)[1]
+    ends = counts.cumsum(0)
+    return ends - 1 if last else ends - counts
+
+
+def weights_of(edges: torch.Tensor, count: int) -> torch.Tensor:
+    values = torch.zeros(count)
+    values[edges] = 2.0
+    return values
+
+
+def drawn(loader: dist.DistNodeDataLoader) -> torch.Tensor:
+    """The edges of one epoch, sorted; every trainer draws for all nodes."""
+    (batch,) = list(loader)
+    edges: torch.Tensor = batch[2][0].edata[EID]
+    return edges.sort().values
+
+
+def weighted_loader(g: dist.DistGraph, name: str) -> dist.DistNodeDataLoader:
+    """Has the tables of the weights made."""
+    return dist.DistNodeDataLoader(g, np.arange(NUM_NODES), NeighborSampler([1], prob=name), batch_size=NUM_NODES)
+
+
+def versions(job: SharedJob, t: dist.DistTensor) -> int:
+    """The version, which is the same on every trainer."""
+    found: set[int] = set(job.trainers.allgather(t.rows.version))
+    assert len(found) == 1
+    return found.pop()
+
+
+@everywhere
+@pytest.mark.parametrize("write", WRITES, ids=lambda write: write.__name__)
+def test_draws_follow_written_weights(job: SharedJob, oracle, write: Write) -> None:
+    g = job.open(oracle(3))
+    policy = g.edata["weight"].part_policy
+    t = g.edata["w"] = dist.DistTensor((g.num_edges(),), torch.float32, part_policy=policy)
+    loader = weighted_loader(g, "w")
+    assert len(drawn(loader)) == 0
+    before = versions(job, t)
+    for round_, last in enumerate((False, True, False)):
+        edges = one_edge_each(g, last)
+        write(t, weights_of(edges, g.num_edges()))
+        g.barrier()
+        assert torch.equal(drawn(loader), edges)
+        assert versions(job, t) == before + 1 + round_
+    tables = current().state.weights[t.rows.number]
+    g.barrier()
+    assert versions(job, t) == before + 3 and not tables.stale and tables.sound  # nobody wrote
+    del g.edata["w"]
+
+
+def test_draws_follow_a_view_that_is_kept(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    t = g.edata["w"] = dist.DistTensor((g.num_edges(),), torch.float32, part_policy=g.edata["weight"].part_policy)
+    loader = weighted_loader(g, "w")
+    host, part = _local_rows(current().world, t.rows)
+    begin = int(t.rows.window.offsets[host]) + (part.start or 0)
+    view = t.local_partition
+    some = view[1:].reshape(-1)  # keeps the memory after its parent is gone
+    for last in (False, True):
+        edges = one_edge_each(g, last)
+        values = weights_of(edges, g.num_edges())[begin : begin + len(view)]
+        view[:] = values
+        g.barrier()
+        assert torch.equal(drawn(loader), edges)
+    before = versions(job, t)
+    g.barrier()
+    assert versions(job, t) == before + 1  # nobody knows whether it was written
+    del view, values
+    g.barrier()
+    assert versions(job, t) == before + 2
+    del some
+    g.barrier()  # it may have been written just before it went
+    g.barrier()
+    assert versions(job, t) == before + 3
+    del g.edata["w"]
+
+
+def _ones(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return torch.ones(shape, dtype=dtype)
+
+
+def test_draws_follow_init_functions_and_unions(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    policy = g.edata["weight"].part_policy
+    ones = dist.DistTensor((g.num_edges(),), torch.float32, init_func=_ones, part_policy=policy)
+    g.edata["w"] = ones
+    assert versions(job, ones) > 0
+    destinations = g.find_edges(torch.arange(g.num_edges()))[1].unique()
+    assert len(drawn(weighted_loader(g, "w"))) == len(destinations)
+    first, last = (dist.DistTensor((g.num_edges(),), torch.bool, part_policy=policy) for _ in range(2))
+    edges = one_edge_each(g, True)
+    if g.rank() == 0:
+        last[edges] = True
+    g.barrier()
+    g.edata["w"] = first | last
+    assert versions(job, g.edata["w"]) > 0
+    assert torch.equal(drawn(weighted_loader(g, "w")), edges)
+    del g.edata["w"]
+
+
+def test_optimizers_and_their_files_write_rows(job: SharedJob, oracle, tmp_path) -> None:
+    g = job.open(oracle(3))
+    emb = dist.DistEmbedding(NUM_NODES, 2, "e")
+    optimizer = SparseAdam([emb], lr=0.1)
+    tensors = [emb.weight, *emb.optm_state.values()]
+    before = [versions(job, t) for t in tensors]
+    emb(torch.arange(NUM_NODES)).sum().backward()
+    optimizer.step()
+    g.barrier()
+    assert [versions(job, t) for t in tensors] == [version + 1 for version in before]
+    emb(torch.arange(0)).sum().backward()
+    optimizer.step()  # nothing to update
+    g.barrier()
+    assert [versions(job, t) for t in tensors] == [version + 1 for version in before]
+    path = job.one_has(lambda: str(tmp_path / "saved"))
+    optimizer.save(path)
+    g.barrier()
+    assert [versions(job, t) for t in tensors] == [version + 1 for version in before]  # reading is no writing
+    optimizer.load(path)
+    g.barrier()
+    assert [versions(job, t) for t in tensors] == [version + 2 for version in before]
+
+
+def test_loading_writes_rows(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    g.barrier()
+    assert all(versions(job, t) == 1 for t in (g.ndata["feat"], g.edata["weight"]))
+
+
+def test_stray_writes_raise(job: SharedJob, oracle) -> None:
+    job.open(oracle(3))
+    t = dist.DistTensor((NUM_NODES, 3), torch.float32)
+    rows = t.rows
+    for host in np.flatnonzero(current().world.near).tolist():
+        with pytest.raises(ValueError, match="read-only"):
+            rows.segment(host)[:] = 1
+        with rows.writing(host) as segment:
+            pass
+        with pytest.raises(ValueError, match="read-only"):
+            segment[:] = 1
+    assert t.count_nonzero() == 0
+
+
+def test_a_view_of_no_rows(job: SharedJob, oracle) -> None:
+    job.open(oracle(3))
+    t = dist.DistTensor((NUM_NODES, 0), torch.float32)
+    assert t.local_partition.shape[1] == 0
+    assert t.rows.lend(_local_rows(current().world, t.rows)[0], slice(0, 0)).shape == (0, 0)

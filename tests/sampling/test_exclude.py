@@ -1,0 +1,336 @@
+"""Edges that are left out of draws, and whether edges exist: on multigraphs, in every layout.
+
+A draw without some edges is, bit for bit, the draw of a graph that lacks them. So the expected values come from graphs
+with the same nodes and fewer edges, opened by one process alone.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from batches import NUM_BATCHES, SAMPLERS, batch, digest
+from layouts import SharedJob, alone, everywhere, on_all
+from oracle import NUM_NODES
+
+import mpigraph.distributed as dist
+from mpigraph.dataloading import MultiLayerFullNeighborSampler, NeighborSampler
+from mpigraph.errors import EdgeTypeError, InvalidArgumentError, MPIGraphError, OutOfRangeError
+from mpigraph.graphs.fields import EID
+from mpigraph.metadata.schema import Schema
+from mpigraph.partition.pipeline import partition_source
+from mpigraph.partition.source import Feature, GraphSource
+from mpigraph.session.context import current
+
+I64 = npt.NDArray[np.int64]
+MULTI = "multi"
+FORMS: list[Callable[[I64], Any]] = [
+    torch.from_numpy,
+    np.asarray,
+    lambda ids: ids.tolist(),
+    lambda ids: {"_E": ids},
+    lambda ids: {("_N", "_E", "_N"): torch.from_numpy(ids)},
+    lambda ids: torch.from_numpy(ids).int(),
+]
+
+
+@cache
+def multigraph(seed: int) -> tuple[I64, I64]:
+    """Sources and destinations in the order of edge ids: hubs, parallel edges, self loops, isolated nodes."""
+    rng = np.random.default_rng(seed)
+    dst = (NUM_NODES * rng.random(600) ** 3).astype(np.int64)
+    src = rng.integers(0, 30, 600)
+    loops, again = rng.integers(0, NUM_NODES, 30), rng.integers(0, 600, 60)
+    src, dst = np.concatenate([src, loops, src[again]]), np.concatenate([dst, loops, dst[again]])
+    order = np.lexsort((src, dst))
+    src, dst = src[order], dst[order]
+    assert len(np.unique(np.stack([src, dst]), axis=1).T) < len(src) and (src == dst).any()
+    return src, dst
+
+
+def write(directory: Path, name: str, src: I64, dst: I64, num_parts: int) -> str:
+    """Partition edges that are in the order of their ids; nodes and edges keep these."""
+    feats = {"weight": ((src + 2 * dst) % 4).astype(np.float32), "even": (src + dst) % 2 == 0}
+    source = GraphSource(
+        Schema.homogeneous(),
+        (NUM_NODES,),
+        ((src, dst),),
+        {},
+        {"_N:_E:_N": {field: Feature.of(values) for field, values in feats.items()}},
+    )
+    parts = np.arange(NUM_NODES) * num_parts // NUM_NODES
+    return str(partition_source(source, name, num_parts, directory / name, "given", assignment=parts).config_path)
+
+
+def write_multi(directory: Path, seed: int, num_parts: int) -> str:
+    return write(directory, MULTI, *multigraph(seed), num_parts)
+
+
+@pytest.fixture
+def multi(job: SharedJob) -> str:
+    """The configuration of multigraph 0 in three parts."""
+    return job.write(write_multi, 0, 3)
+
+
+@cache
+def excluded(seed: int, number: int) -> I64:
+    """What minibatch ``number`` leaves out, in any order, repeats included."""
+    src, dst = multigraph(seed)
+    rng, every = np.random.default_rng([seed, number]), np.arange(len(src))
+    return [
+        every[:0],
+        rng.integers(0, len(every), 90),
+        rng.permutation(np.concatenate([every[dst == 0], every[dst == 7], every[src == 3]])),
+        rng.permutation(np.concatenate([every[::2], every[::4]])),
+        rng.permutation(every),
+        np.concatenate([every[src == dst], every[rng.random(len(every)) < 0.5]]),
+    ][number]
+
+
+# Sampling
+
+
+@cache
+def expected(seed: int) -> dict[tuple[str, int], str]:
+    """What one process alone draws from the graphs that lack the edges, under the ids of the edges left."""
+    src, dst = multigraph(seed)
+
+    def body() -> dict[tuple[str, int], str]:
+        found = {}
+        for number in range(NUM_BATCHES):
+            kept = np.setdiff1d(np.arange(len(src)), excluded(seed, number))
+            with TemporaryDirectory() as directory:
+                name = f"less{number}"
+                g = dist.DistGraph(name, part_config=write(Path(directory), name, src[kept], dst[kept], 1))
+            for name, sampler in SAMPLERS.items():
+                sample = g.sample_blocks(batch(number), sampler.fanouts, seed=7, **sampler._options)
+                for block in sample[2]:
+                    if EID in block.edata:
+                        block.edata[EID] = torch.from_numpy(kept)[block.edata[EID]]
+                found[name, number] = digest(sample)
+        return found
+
+    return alone(body)
+
+
+def sample_all(path: str, seed: int, prepared: bool) -> dict[tuple[str, int], str]:
+    """This trainer's share of all minibatches."""
+    g, (rank, trainers) = dist.DistGraph(MULTI, part_config=path), (current().rank, current().num_trainers)
+    if prepared:
+        for name in ("prob", "mask"):
+            dist.DistNodeDataLoader(g, np.arange(2), SAMPLERS[name])
+    found = {}
+    for name, sampler in SAMPLERS.items():
+        for number in range(NUM_BATCHES):
+            mine = number % trainers == rank
+            seeds = batch(number) if mine else torch.empty(0, dtype=torch.int64)
+            given = FORMS[number](excluded(seed, number))
+            options = sampler._options | {"exclude_edges": given, "seed": 7}
+            sample = g.sample_blocks(seeds, sampler.fanouts, **options)
+            if mine:
+                found[name, number] = digest(sample)
+    return found
+
+
+@everywhere
+@pytest.mark.parametrize(("seed", "num_parts", "prepared"), [(0, 1, False), (1, 3, True), (2, 4, False)])
+def test_a_draw_without_edges_is_that_of_a_graph_that_lacks_them(
+    job: SharedJob, seed: int, num_parts: int, prepared: bool
+) -> None:
+    path = job.write(write_multi, seed, num_parts)
+    reference = expected(seed)
+    job.open(path)
+    found = sample_all(path, seed, prepared)
+    wrong = [key for key, value in found.items() if reference[key] != value]
+    on_all(job.trainers, not wrong, f"{wrong}")
+    assert sum(job.trainers.allgather(len(found))) == len(SAMPLERS) * NUM_BATCHES
+
+
+def check_hop(g: dist.DistGraph, number: int, prob: str | None, fanout: int, replace: bool) -> None:
+    """No excluded edge, real edges, and as many as the edges that are left allow."""
+    src, dst = multigraph(0)
+    alive = {None: np.ones(len(src), bool), "weight": (src + 2 * dst) % 4 > 0, "even": (src + dst) % 2 == 0}[prob]
+    left = alive & ~np.isin(np.arange(len(src)), excluded(0, number))
+    nodes = np.random.default_rng(g.rank()).permutation(NUM_NODES)[:60]
+    frontier = g.sample_neighbors(nodes, fanout, prob=prob, replace=replace, exclude_edges=excluded(0, number))
+    eids = frontier.edata[EID].numpy()
+    assert left[eids].all()
+    ends = [end.numpy() for end in frontier.edges()]
+    assert np.array_equal(ends[0], src[eids]) and np.array_equal(ends[1], dst[eids])
+    degree = np.bincount(dst[left], minlength=NUM_NODES)[nodes]
+    if replace and fanout >= 0:
+        want = np.where(degree > 0, fanout, 0)
+    else:
+        want = degree if fanout < 0 else np.minimum(degree, fanout)
+        assert len(np.unique(eids)) == len(eids)
+    assert np.array_equal(np.bincount(ends[1], minlength=NUM_NODES)[nodes], want)
+
+
+def test_the_fanout_is_honoured_by_the_edges_that_are_left(job: SharedJob, multi: str) -> None:
+    g = job.open(multi)
+    for number in range(NUM_BATCHES):
+        for fanout in (0, 1, 5, -1):
+            for replace in (False, True):
+                check_hop(g, (number + g.rank()) % NUM_BATCHES, (None, "weight", "even")[number % 3], fanout, replace)
+
+
+def test_nodes_without_excluded_edges_draw_what_they_always_draw(job: SharedJob, multi: str) -> None:
+    _, dst = multigraph(0)
+    untouched = np.setdiff1d(np.arange(NUM_NODES), dst[excluded(0, 2)])
+    g = job.open(multi)
+    nodes = np.arange(NUM_NODES)
+    for prob in (None, "weight", "even"):
+        for replace in (False, True):
+            options = {"prob": prob, "replace": replace, "seed": 5}
+            plain, none, without = (
+                g.sample_neighbors(nodes, 3, exclude_edges=edges, **options).edata[EID].numpy()
+                for edges in (None, [], excluded(0, 2))
+            )
+            assert np.array_equal(plain, none)
+            same = [eids[np.isin(dst[eids], untouched)] for eids in (plain, without)]
+            assert np.array_equal(*same) and 0 < len(same[0]) < len(plain)
+
+
+@pytest.mark.parametrize("name", ["uniform", "prob"])
+def test_threads_draw_alike(job: SharedJob, multi: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mpigraph.sampling.workers._WORTH_IT", 3)
+    sampler = SAMPLERS[name]
+    g = job.open(multi)
+    for number in (1, 2, 5):
+        options = sampler._options | {"exclude_edges": excluded(0, number), "seed": 3}
+        alone, together = (
+            digest(g.sample_blocks(batch(number), sampler.fanouts, **(options | {"num_threads": n}))) for n in (1, 3)
+        )
+        assert alone == together
+
+
+def test_samplers_take_edges_to_exclude(job: SharedJob, multi: str) -> None:
+    g = job.open(multi)
+    for sampler in (NeighborSampler([3, 2]), MultiLayerFullNeighborSampler(2)):
+        for sample in (sampler.sample, sampler.sample_blocks):
+            for number in range(NUM_BATCHES):
+                for block in sample(g, batch(number), excluded(0, number))[2]:
+                    assert not np.isin(block.edata[EID], excluded(0, number)).any()
+    seeds = torch.arange(NUM_NODES)
+    left = np.delete(np.arange(g.num_edges()), excluded(0, 2))
+    _, _, (block,) = MultiLayerFullNeighborSampler(1).sample(g, seeds, excluded(0, 2))
+    assert np.array_equal(block.edata[EID], left)
+
+
+# Existence
+
+
+def check_look_up(g: dist.DistGraph, rng: np.random.Generator, n: int) -> None:
+    """Half of the pairs are edges."""
+    src, dst = multigraph(0)
+    known = np.zeros((NUM_NODES, NUM_NODES), bool)
+    known[src, dst] = True
+    some = rng.integers(0, len(src), n // 2)
+    u = np.concatenate([src[some], rng.integers(0, NUM_NODES, n - n // 2)])
+    v = np.concatenate([dst[some], rng.integers(0, NUM_NODES, n - n // 2)])
+    order = rng.permutation(n)
+    u, v = u[order], v[order]
+    found = g.has_edges_between(torch.from_numpy(u), v)
+    assert found.dtype == torch.bool and found.shape == (n,)
+    assert np.array_equal(found, known[u, v])
+    assert n < 100 or 0.5 <= found.float().mean() < 1
+
+
+def test_edges_are_looked_up_in_one_round(job: SharedJob, multi: str) -> None:
+    g = job.open(multi)
+    rng = np.random.default_rng(g.rank())
+    rounds, far = g.service._channel.rounds, not current().world.all_near
+    for turn in range(6):
+        check_look_up(g, rng, (0, 40, 1000)[(turn + g.rank()) % 3])
+        assert g.service._channel.rounds == rounds + far * (turn + 1)
+    src, dst = multigraph(0)
+    assert g.has_edges_between(src, dst, "_E").all()
+    assert g.has_edges_between(int(src[0]), int(dst[0])).tolist() == [True]
+    every = [x.reshape(-1) for x in np.meshgrid(np.arange(NUM_NODES), np.arange(NUM_NODES))]
+    pairs = np.unique(np.stack([src, dst]), axis=1).shape[1]
+    assert int(g.has_edges_between(*every, ("_N", "_E", "_N")).sum()) == pairs
+
+
+def test_some_look_edges_up_while_others_sample(job: SharedJob, multi: str) -> None:
+    g = job.open(multi)
+    rng = np.random.default_rng(g.rank())
+    for turn in range(8):
+        if (turn + g.rank()) % 2:
+            check_look_up(g, rng, 100)
+        else:
+            check_hop(g, turn % NUM_BATCHES, None, 4, False)
+
+
+def test_a_loaders_thread_looks_edges_up_and_excludes(job: SharedJob, multi: str) -> None:
+    """Trainers with different numbers of batches, and of rounds in a batch; the main thread reads meanwhile."""
+    g = job.open(multi)
+    src, dst = multigraph(0)
+
+    def collate(eids: list[int]) -> tuple[bool, bool, int]:
+        found = g.has_edges_between(src[eids], dst[eids])
+        if eids[0] % 2:
+            found &= g.has_edges_between(src[eids], dst[eids])
+        _, _, blocks = NeighborSampler([2, -1]).sample(g, np.unique(dst[eids]), eids)
+        hit = any(np.isin(block.edata[EID], eids).any() for block in blocks)
+        return bool(found.all()), bool(hit), blocks[-1].num_edges()
+
+    mine = np.arange(40 * g.rank(), 40 * g.rank() + (40, 23, 9, 0)[g.rank()])
+    epochs = []
+    for depth in (0, 2):
+        loader = dist.DistDataLoader(mine, 4, collate_fn=collate, num_prefetch=depth)
+        batches = []
+        for found in loader:
+            batches.append(found)
+            assert torch.equal(g.edata["even"][:8], torch.from_numpy((src[:8] + dst[:8]) % 2 == 0))
+        assert [batch[:2] for batch in batches] == [(True, False)] * len(loader)
+        epochs.append(batches)
+    assert epochs[0] == epochs[1]
+
+
+# Bad input
+
+
+def test_what_is_wrong_on_one_rank_raises_on_every_rank(job: SharedJob, multi: str) -> None:
+    num_edges = len(multigraph(0)[0])
+    g = job.open(multi)
+    rank0, far = g.rank() == 0, not current().world.all_near
+
+    def everybody(kind: type[MPIGraphError], match: str, call: Callable[..., Any], good: tuple, bad: tuple) -> None:
+        """Wrong on rank 0 alone: where the call is collective every rank raises, else rank 0."""
+        if rank0 or far:
+            with pytest.raises(kind, match=match):
+                call(*(bad if rank0 else good))
+        else:
+            call(*good)
+
+    def hop(edges: Any) -> None:
+        g.sample_neighbors([0, 5], 2, exclude_edges=edges)
+
+    def blocks(edges: Any) -> None:
+        NeighborSampler([2, 2]).sample_blocks(g, [0, 5], edges)
+
+    for call in (hop, blocks):
+        for kind, match, bad in [
+            (OutOfRangeError, rf"exclude_edges: edge id .* {num_edges} at position 1", [3, num_edges]),
+            (OutOfRangeError, r"exclude_edges: edge id .* -1 at position 0", torch.tensor([-1])),
+            (InvalidArgumentError, "exclude_edges must be integers", [0.5]),
+            (InvalidArgumentError, "exclude_edges must be integers", np.zeros(num_edges, bool)),
+            (InvalidArgumentError, "exclude_edges must be integers in one dimension", torch.zeros(2, 2).long()),
+            (EdgeTypeError, "'likes' does not exist", {"likes": [1]}),
+        ]:
+            everybody(kind, match, call, ([1, 1],), (bad,))
+    for kind, match, bad in [
+        (OutOfRangeError, r"node id of type '_N' 101 at position 1", ([0, 101], [0, 1])),
+        (OutOfRangeError, r"node id of type '_N' -7 at position 0", ([0, 1], [-7, 1])),
+        (InvalidArgumentError, "2 sources and 1 destinations", ([0, 1], [0])),
+        (InvalidArgumentError, "source ids must be integers", ([0.5], [0])),
+        (EdgeTypeError, "'likes' does not exist", ([0], [0], "likes")),
+    ]:
+        everybody(kind, match, g.has_edges_between, ([0], [5]), bad)
+    check_hop(g, 1, None, 3, False)  # and the job goes on
+    check_look_up(g, np.random.default_rng(0), 50)

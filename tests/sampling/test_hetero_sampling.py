@@ -1,0 +1,308 @@
+"""Sampling on graphs of several types: what is drawn exists and is enough, and is the same in every layout."""
+
+import hashlib
+from collections.abc import Mapping
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from batches import NUM_BATCHES, SAMPLERS, batch, digest
+from layouts import SharedJob, alone, everywhere, on_all
+from oracle import NUM_NODES as NUM_NODES_PLAIN
+from oracle import oracle_source
+from typed_oracle import NUM_NODES, RELATIONS, SCHEMA, TYPED_ORACLE, WEIGHTED, edges_of, name_of, write_typed_oracle
+
+import mpigraph.distributed as dist
+from mpigraph.dataloading import NeighborSampler
+from mpigraph.dataloading.negative_sampler import Uniform
+from mpigraph.errors import EdgeTypeError, FieldNameError, MPIGraphError, NodeTypeError
+from mpigraph.graphs.block import Block
+from mpigraph.graphs.fields import EID, NID
+from mpigraph.metadata.schema import Relation, Schema
+from mpigraph.partition.pipeline import partition_source
+from mpigraph.partition.source import GraphSource
+from mpigraph.session.context import current
+
+Sample = tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], list[Block]]
+NEXT = ("thing", "next", "thing")
+FANOUTS = dict(zip(RELATIONS, (2, 0, 3, -1, 1, 4, 2), strict=True))
+TYPED_SAMPLERS = {
+    "uniform": NeighborSampler([3, 2]),
+    "by relation": NeighborSampler([FANOUTS, 3]),
+    "replace": NeighborSampler([2, FANOUTS], replace=True),
+    "all": NeighborSampler([-1, -1, -1]),
+    "some weighted": NeighborSampler([3, 2], prob="weight"),
+    "one weighted": NeighborSampler([2], prob={"cites": "weight"}),
+    "no-eids": NeighborSampler([3, 3], return_eids=False),
+}
+
+
+def seeds_of(number: int) -> dict[str, torch.Tensor]:
+    """Seeds of one type, of several, of none."""
+    rng = np.random.default_rng(number)
+    types = [["paper"], ["paper", "author"], list(NUM_NODES), ["venue", "stray"], []][number]
+    return {t: torch.from_numpy(rng.permutation(NUM_NODES[t])[: 9 + number]) for t in types}
+
+
+def left_out(number: int) -> dict[Relation, torch.Tensor] | None:
+    """Edges that a minibatch must not contain."""
+    if number % 2 == 0:
+        return None
+    return {r: torch.arange(0, len(edges_of(i)[0]), 2) for i, r in enumerate(RELATIONS) if i in (2, 4, 6)}
+
+
+def fingerprint(sample: Sample) -> str:
+    state = hashlib.sha256()
+    for nodes in sample[:2]:
+        for ntype in SCHEMA.ntypes:
+            state.update(nodes[ntype].numpy().tobytes())
+    for block in sample[2]:
+        for relation in RELATIONS:
+            ids = block.edges[relation].data.get(EID, torch.empty(0))
+            for tensor in (*block.edges(etype=relation), ids):
+                state.update(tensor.numpy().tobytes())
+    return state.hexdigest()
+
+
+def check_block(
+    block: Block, fanout: Any, drop: Mapping[Relation, torch.Tensor], weighted: tuple[Relation, ...], replace: bool
+) -> None:
+    """Every edge exists, none comes twice unless it is put back, and every destination gets its fanout."""
+    for number, relation in enumerate(RELATIONS):
+        src, dst, eids = *block.edges(etype=relation), block.edges[relation].data[EID].numpy()
+        ids = block.srcnodes[relation[0]].data[NID][src].numpy(), block.dstnodes[relation[2]].data[NID][dst].numpy()
+        whole = edges_of(number)
+        assert np.array_equal(whole[0][eids], ids[0]) and np.array_equal(whole[1][eids], ids[1])
+        alive = np.ones(len(whole[0]), bool)
+        alive[drop.get(relation, torch.empty(0, dtype=torch.int64)).numpy()] = False
+        if relation in weighted:
+            alive &= (whole[0] + whole[1]) % 4 > 0
+        assert alive[eids].all()
+        degrees = np.bincount(whole[1][alive], minlength=NUM_NODES[relation[2]])
+        degrees = degrees[block.dstnodes[relation[2]].data[NID].numpy()]
+        most = fanout[relation] if isinstance(fanout, dict) else fanout
+        put_back = replace and most >= 0
+        wanted = most * (degrees > 0) if put_back else np.minimum(degrees, most if most >= 0 else len(whole[0]))
+        assert np.array_equal(block.in_degrees(etype=relation).numpy(), wanted)
+        assert put_back or len(np.unique(eids)) == len(eids)
+
+
+def sample_all(path: str, rank: int, trainers: int) -> dict[tuple[str, int], str]:
+    """This trainer's share of all minibatches."""
+    g = dist.DistGraph(TYPED_ORACLE, part_config=path)
+    found = {}
+    for name, sampler in TYPED_SAMPLERS.items():
+        for number in range(5):
+            mine = number % trainers == rank
+            seeds = seeds_of(number) if mine else {}
+            options = sampler._options | {"exclude_edges": left_out(number), "seed": 3}
+            sample = g.sample_blocks(seeds, sampler.fanouts, **options)
+            if mine:
+                found[name, number] = fingerprint(sample)
+                check_sample(name, number, sample)
+    return found
+
+
+def check_sample(name: str, number: int, sample: Sample) -> None:
+    inputs, outputs, blocks = sample
+    assert all(torch.equal(outputs[t], seeds_of(number).get(t, torch.empty(0, dtype=torch.int64))) for t in NUM_NODES)
+    assert all(torch.equal(blocks[0].srcnodes[t].data[NID], inputs[t]) for t in NUM_NODES)
+    for before, after in pairwise(blocks):
+        assert all(torch.equal(before.dstnodes[t].data[NID], after.srcnodes[t].data[NID]) for t in NUM_NODES)
+    if name == "no-eids":
+        return
+    weighted = {"some weighted": WEIGHTED, "one weighted": WEIGHTED[1:]}.get(name, ())
+    for block, fanout in zip(blocks, TYPED_SAMPLERS[name].fanouts, strict=True):
+        check_block(block, fanout, left_out(number) or {}, weighted, name == "replace")
+
+
+@cache
+def expected() -> dict[tuple[str, int], str]:
+    """What one process alone draws."""
+    with TemporaryDirectory() as directory:
+        path = write_typed_oracle(Path(directory), 1)
+        return alone(lambda: sample_all(path, 0, 1))
+
+
+@everywhere
+@pytest.mark.parametrize("num_parts", [1, 3, 5])
+def test_blocks_are_right_and_the_same_in_every_layout(job: SharedJob, num_parts: int) -> None:
+    """Five parts are more than there are venues; the last type has no edges."""
+    path = job.write(write_typed_oracle, num_parts)
+    reference = expected()
+    job.open(path)
+    found = sample_all(path, current().rank, current().num_trainers)
+    wrong = [key for key, value in found.items() if reference[key] != value]
+    on_all(job.trainers, not wrong, f"{wrong}")
+    assert sum(job.trainers.allgather(len(found))) == len(TYPED_SAMPLERS) * 5
+
+
+def original(g: dist.DistGraph, ntype: str, ids: torch.Tensor) -> torch.Tensor:
+    """Node ids before partitioning, which features say."""
+    return g.nodes[ntype].data["feat"][ids][:, 0].long() - 1000 * g.get_ntype_id(ntype)
+
+
+def test_one_hop(job: SharedJob, typed_oracle: str) -> None:
+    """A frontier has all relations, those that were drawn from with the ids of their edges."""
+    g = job.open(typed_oracle)
+    everything = {t: torch.arange(n) for t, n in NUM_NODES.items()}
+    whole = dist.in_subgraph(g, everything)
+    assert whole.num_edges() == g.num_edges() and whole.ntypes == g.ntypes
+    part = dist.sample_etype_neighbors(g, {"paper": torch.arange(30)}, FANOUTS)
+    for frontier in (whole, part):
+        for number, relation in enumerate(RELATIONS):
+            src, dst = frontier.edges(etype=relation)
+            named = name_of(number, *(original(g, t, x) for t, x in zip(relation[::2], (src, dst), strict=True)))
+            assert torch.equal(g.edges[relation].data["edge"][frontier.edges[relation].data[EID]], named)
+    for number, relation in enumerate(RELATIONS):
+        degrees = g.in_degrees(torch.arange(30), relation) if relation[2] == "paper" else torch.zeros(1).long()
+        most = FANOUTS[relation] if FANOUTS[relation] >= 0 else 1000
+        assert part.num_edges(relation) == int(degrees.clamp(max=most).sum()), number
+
+
+@pytest.mark.parametrize("num_prefetch", [0, 2])
+def test_loaders_mix_the_types(job: SharedJob, typed_oracle: str, num_prefetch: int) -> None:
+    """Every seed comes once, and features come with the types that have them."""
+
+    def body() -> Any:
+        g = job.open(typed_oracle)
+        mine = {t: dist.node_split(np.ones(NUM_NODES[t], bool), ntype=t, force_even=False) for t in ("paper", "venue")}
+        loader = dist.DistNodeDataLoader(
+            g,
+            mine,
+            NeighborSampler([2, FANOUTS], prefetch_labels={"paper": "year"}),
+            batch_size=10,
+            shuffle=True,
+            features="feat",
+            num_prefetch=num_prefetch,
+        )
+        seen: dict[str, list[torch.Tensor]] = {t: [] for t in NUM_NODES}
+        for inputs, outputs, blocks in loader:
+            for ntype in NUM_NODES:
+                seen[ntype].append(outputs[ntype])
+                assert torch.equal(blocks[0].srcnodes[ntype].data["feat"], g.nodes[ntype].data["feat"][inputs[ntype]])
+                assert torch.equal(blocks[-1].dstnodes[ntype].data[NID], outputs[ntype])
+            year = blocks[-1].dstnodes["paper"].data["year"]
+            assert torch.equal(year, g.nodes["paper"].data["year"][outputs["paper"]])
+            assert "year" not in blocks[-1].dstnodes["author"].data
+        for ntype in NUM_NODES:
+            found = torch.cat([*seen[ntype], torch.empty(0, dtype=torch.int64)]).sort().values
+            assert torch.equal(found, torch.as_tensor(mine.get(ntype, [])).long().sort().values), ntype
+        return {t: torch.cat(seen[t]).tolist() if seen[t] else [] for t in mine}
+
+    found = job.trainers.allgather(body())
+    for ntype in ("paper", "venue"):
+        assert sorted(v for some in found if some for v in some[ntype]) == list(range(NUM_NODES[ntype]))
+
+
+def test_batches_of_a_users_own(job: SharedJob, typed_oracle: str) -> None:
+    """A dict as dataset gives pairs of type and id, as in DGL; without a collate function ids by type."""
+    data = {"paper": torch.arange(5), "venue": torch.arange(2)}
+    pairs = [pair for some in dist.DistDataLoader(data, 3, collate_fn=list) for pair in some]
+    assert pairs == [("paper", v) for v in range(5)] + [("venue", v) for v in range(2)]
+    batches = list(dist.DistDataLoader(data, 4))
+    assert [{t: ids.tolist() for t, ids in some.items()} for some in batches] == [
+        {"paper": [0, 1, 2, 3]},
+        {"paper": [4], "venue": [0, 1]},
+    ]
+
+
+def cut_in_three(source: GraphSource, name: str, directory: Path) -> str:
+    """Write a graph with one node type in three ranges of nodes; ids stay what they are."""
+    (num,) = source.num_nodes
+    cuts = np.arange(num) * 3 // num
+    return str(partition_source(source, name, 3, directory, "given", assignment=cuts).config_path)
+
+
+def renamed(source: GraphSource) -> GraphSource:
+    """The same graph as one relation of a graph whose types have names."""
+    (nodes,), (edges,) = source.node_feats.values(), source.edge_feats.values()
+    schema = Schema(("thing",), (NEXT,))
+    return GraphSource(schema, source.num_nodes, source.edges, {"thing": nodes}, {"thing:next:thing": edges})
+
+
+@everywhere
+def test_one_relation_is_the_homogeneous_case(job: SharedJob, oracle, tmp_path: Path) -> None:
+    """The same minibatches, bit for bit, of a graph without types and of the same graph as its only relation.
+
+    Of one call, and of two epochs of loaders of nodes and of edges.
+    """
+    path = job.one_has(lambda: cut_in_three(renamed(oracle_source()), "named", tmp_path))
+    plain = job.open(oracle(3, "given"))
+    named = dist.DistGraph("named", part_config=path)
+    for sampler in SAMPLERS.values():
+        for number in range(NUM_BATCHES):
+            options = sampler._options | {"seed": 5}
+            one = plain.sample_blocks(batch(number), sampler.fanouts, **options)
+            other = named.sample_blocks({"thing": batch(number)}, sampler.fanouts, **options)
+            assert digest(one) == digest(other)
+    nodes, edges = torch.arange(0, NUM_NODES_PLAIN, 2), torch.arange(0, plain.num_edges(), 5)
+    found = [epochs_of(g, *ids) for g, *ids in ((plain, nodes, edges), (named, {"thing": nodes}, {NEXT: edges}))]
+    assert found[0] == found[1] and len(set(found[0])) == len(found[0]) > 8
+
+
+def epochs_of(g: dist.DistGraph, nids: Any, eids: Any) -> list[str]:
+    """Two shuffled epochs of nodes, and two of edges with negatives."""
+    options = {"batch_size": 20, "shuffle": True, "seed": 6}
+    loaders = (
+        dist.DistNodeDataLoader(g, nids, NeighborSampler([2, 3]), **options),
+        dist.DistEdgeDataLoader(
+            g, eids, NeighborSampler([2, 3]), negative_sampler=Uniform(2), exclude="self", **options
+        ),
+    )
+    return [digest(sample) for loader in loaders for _ in range(2) for sample in loader]
+
+
+def ring(num_relations: int, num_nodes: int = 40) -> GraphSource:
+    """In relation r node v has one in-neighbour, v + r + 1."""
+    dst = np.arange(num_nodes)
+    relations = tuple(("x", f"r{number:03d}", "x") for number in range(num_relations))
+    edges = tuple(((dst + number + 1) % num_nodes, dst) for number in range(num_relations))
+    return GraphSource(Schema(("x",), relations), (num_nodes,), edges, {"x": {}}, {":".join(r): {} for r in relations})
+
+
+def test_every_relation_of_many_is_drawn_from(job: SharedJob, tmp_path: Path) -> None:
+    """The edges of each are its own, and those with fanout 0 give none."""
+    source = ring(200)
+    g = job.open(job.one_has(lambda: cut_in_three(source, "ring", tmp_path)))
+    seeds, relations = torch.arange(0, 40, 4), source.schema.relations
+    _, _, blocks = g.sample_blocks(seeds, [2, {r: int(r[1] < "r150") for r in relations}])
+    for number, relation in enumerate(relations):
+        src, dst = blocks[1].edges(etype=relation)
+        assert len(dst) == (len(seeds) if number < 150 else 0)
+        ends = blocks[1].srcnodes["x"].data[NID][src], blocks[1].dstnodes["x"].data[NID][dst]
+        assert torch.equal(ends[0], (ends[1] + number + 1) % 40)
+
+
+def test_bad_types_raise_on_every_rank(job: SharedJob, typed_oracle: str) -> None:
+    g = job.open(typed_oracle)
+    rank0, far = g.rank() == 0, not current().world.all_near
+
+    def everybody(error: type[MPIGraphError], match: str, nodes: Any = None, fanout: Any = 2, **bad: Any) -> None:
+        """Wrong on rank 0 alone: where sampling is collective every rank raises, else rank 0."""
+        wrong = (nodes if nodes is not None else {"paper": [0]}, fanout, bad)
+        seeds, most, options = wrong if rank0 else ({"paper": [0]}, 2, {})
+        if rank0 or far:
+            with pytest.raises(error, match=match):
+                g.sample_blocks(seeds, [most], **options)
+        else:
+            g.sample_blocks(seeds, [most], **options)
+
+    everybody(NodeTypeError, "node ids must be a dict by node type", nodes=[0])
+    everybody(NodeTypeError, "node type 'book' does not exist", nodes={"book": [0]})
+    everybody(MPIGraphError, "node id of type 'venue' 3 at position 0 is out of range", nodes={"venue": [3]})
+    everybody(EdgeTypeError, "a dict of fanouts needs every edge type", fanout={"cites": 2})
+    everybody(EdgeTypeError, "edge type 'eats' does not exist", fanout={"eats": 2})
+    everybody(FieldNameError, "no feature 'mass' on any of", prob="mass")
+    everybody(FieldNameError, "no feature 'weight' on edges of type", prob={"in": "weight"})
+    everybody(EdgeTypeError, "edge type is ambiguous", exclude_edges=[0])
+    with pytest.raises(NodeTypeError, match="nids must be a dict by node type"):
+        dist.DistNodeDataLoader(g, [0], NeighborSampler([2]))
+    with pytest.raises(EdgeTypeError, match="ambiguous"):
+        dist.DistEdgeDataLoader(g, [0], NeighborSampler([2]))
+    g.sample_blocks({"paper": [0]}, [2])  # and the job goes on

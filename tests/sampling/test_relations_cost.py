@@ -1,0 +1,114 @@
+"""Graphs of many relations: all of a hop share its round and its messages, and each is read as itself."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+from layouts import ALONE, Layout, SharedJob, on_layouts
+from typed_parts import many_relations, write_typed
+
+from mpigraph.metadata.schema import Schema
+from mpigraph.partition.pipeline import partition_source
+from mpigraph.partition.source import GraphSource
+from mpigraph.sampling.minibatch import SamplingPlan, hop_requests
+from mpigraph.sampling.protocol import RelationRequest, pack_request, unpack_requests
+from mpigraph.session.context import current
+
+NUM_NODES, NUM_EDGES, HOPS = 120, 2400, 2
+RELATIONS = (1, 4, 200)
+FAR = [Layout(2, 0, 1), Layout(4, 1, 2)]
+
+
+def dealt_out(number: int) -> GraphSource:
+    """The same edges, dealt out to so many relations."""
+    src, dst = np.random.default_rng(0).integers(0, NUM_NODES, (2, NUM_EDGES))
+    schema = Schema(("n",), tuple(("n", f"r{r}", "n") for r in range(number)))
+    edges = tuple((src[r::number], dst[r::number]) for r in range(number))
+    return GraphSource(schema, (NUM_NODES,), edges)
+
+
+def traffic(*what: str) -> np.ndarray:
+    """What this rank's sampling has cost so far: "rounds", "messages", "bytes"."""
+    channels = current().state.channels.values()
+    return np.array([[getattr(channel, name) for name in what] for channel in channels]).sum(axis=0)
+
+
+@on_layouts(FAR)
+def test_rounds_and_messages_do_not_grow_with_relations(job: SharedJob, tmp_path: Path) -> None:
+    if job.trainers.rank == 0:
+        for number in RELATIONS:
+            partition_source(dealt_out(number), f"g{number}", 4, tmp_path / str(number), "random")
+    folder = job.one_has(lambda: tmp_path)
+    ids = torch.from_numpy(np.random.default_rng(1).permutation(NUM_NODES)[:60])
+
+    def sample(number: int) -> list[int]:
+        g = job.open(str(folder / str(number) / f"g{number}.json"))
+        before = traffic("rounds", "messages")
+        _, _, blocks = g.sample_blocks({"n": ids}, [-(-8 // number)] * HOPS)
+        assert len(blocks) == HOPS and blocks[-1].num_edges() > 0
+        g.barrier()
+        return (traffic("rounds", "messages") - before).tolist()
+
+    found = [sample(number) for number in RELATIONS]
+    assert found == [found[0]] * len(RELATIONS)
+    assert found[0][0] == HOPS
+
+
+@on_layouts([ALONE, *FAR])
+def test_each_of_two_hundred_relations_is_read(job: SharedJob, tmp_path: Path) -> None:
+    source = many_relations(200)
+    g = job.open(job.one_has(lambda: write_typed(tmp_path, 3, source, "many")))
+    orig = {ntype: g.nodes[ntype].data["id"][:] for ntype in g.ntypes}
+    assert g.num_edges() == sum(len(src) for src, _ in source.edges)
+    for relation, (src, dst) in zip(source.schema.relations, source.edges, strict=True):
+        found = g.find_edges(torch.arange(len(src)), etype=relation)
+        ends = orig[relation[0]][found[0]], orig[relation[2]][found[1]]
+        position = g.edges[relation].data["told"][:][:, 2]
+        assert np.array_equal(src[position], ends[0]) and np.array_equal(dst[position], ends[1])
+
+
+def test_relations_without_destinations_or_fanout_are_not_asked_for() -> None:
+    schema = Schema(("a", "b"), (("a", "r0", "a"), ("a", "r1", "a"), ("a", "r2", "b"), ("b", "r3", "a")))
+    graph = SimpleNamespace(number=0, topology=SimpleNamespace(hosts=SimpleNamespace(schema=schema)))
+    plan = SamplingPlan([{0: 2, 1: 0, 2: 2, 3: -1}], False, {}, False)
+    requests = hop_requests(plan, 0, graph, {0: np.arange(5)}, np.uint64(1))
+    assert [(request.relation, request.fanout) for request in requests] == [(0, 2), (3, -1)]
+    assert requests[0].ids is requests[1].ids  # which lets a message carry them once
+
+
+@on_layouts(FAR[:1])
+def test_destinations_are_sent_once(job: SharedJob, tmp_path: Path) -> None:
+    """A hop from everywhere: 4 bytes for each far node, and for each of its relations a count of 1 byte."""
+    num_nodes, number, num_edges = 5000, 20, 100
+    ends = np.random.default_rng(2).integers(0, num_nodes, (number, 2, num_edges))
+    relations = tuple(("n", f"r{r}", "n") for r in range(number))
+    if job.trainers.rank == 0:
+        source = GraphSource(Schema(("n",), relations), (num_nodes,), tuple(map(tuple, ends)))
+        partition_source(source, "wide", 2, tmp_path, "random")
+    folder = job.one_has(lambda: tmp_path)
+    g = job.open(str(folder / "wide.json"))
+    begin, end = current().state.graphs["wide"].topology.hosts.node_range(1 - current().world.host_index, 0)
+    (before,) = traffic("bytes")
+    _, _, (block,) = g.sample_blocks({"n": torch.arange(num_nodes)}, [1])
+    (after,) = traffic("bytes")
+    for relation, (_, dst) in zip(relations, ends, strict=True):
+        assert block.num_edges(relation) == len(np.unique(dst))
+    per_relation = 128 + 8 * num_edges  # its header, padding, and the edges that are drawn
+    assert 0 < after - before - (end - begin) * (4 + number) < number * per_relation
+
+
+def test_a_message_refers_to_the_destinations_of_an_earlier_request() -> None:
+    ids, others = np.arange(1000) * 7, np.arange(30) + 2**40
+
+    def request(relation: int) -> RelationRequest:
+        return RelationRequest(0, relation, ids, 5, False, True, np.uint64(relation))
+
+    edges = np.arange(3)
+    sent = [pack_request(request(0), ids, edges[:0]), pack_request(request(1), others, edges)]
+    sent += [pack_request(request(2), 0, edges), pack_request(request(3), 1, edges), pack_request(request(4), 2, edges)]
+    read = list(unpack_requests(np.concatenate([word for words in sent for word in words])))
+    assert [got.relation for got in read] == [0, 1, 2, 3, 4]
+    for got, expected in zip(read, (ids, others, ids, others, ids), strict=True):
+        assert np.array_equal(got.ids, expected)
+    assert sum(len(word) for word in sent[2]) < 20

@@ -1,0 +1,189 @@
+"""Nothing hangs: damaged files on one rank, broken scripts, killed ranks, ranks that never come.
+
+Broken scripts run as jobs of their own, under ``mpiexec`` with a clean environment, and must end within seconds, with
+a status and one message that says what happened where.
+"""
+
+import re
+import shutil
+from pathlib import Path
+
+import h5py
+import pytest
+from jobs import SOON, run_script, wait_for
+from layouts import Job, Layout, api
+from oracle import NAME, NUM_NODES
+
+import mpigraph.distributed as dist
+from mpigraph.errors import MPIGraphError
+from mpigraph.storage.part_config import PartConfig
+
+
+def damage(directory: Path, how: str) -> str:
+    """Damage part 1 of a copy of the graph; return what the error must say."""
+    shard = directory / "part1" / "graph.h5"
+    if how == "missing":
+        shard.unlink()
+        return "graph.h5: shard file is missing"
+    if how == "truncated":
+        shard.write_bytes(shard.read_bytes()[: shard.stat().st_size // 2])
+        return "graph.h5"
+    if how == "foreign":
+        with h5py.File(shard, "w") as file:
+            file["x"] = [1, 2, 3]
+        return "graph.h5"
+    with h5py.File(shard) as file:
+        at = file["relations/_N:_E:_N/indices"].id.get_offset()
+    data = bytearray(shard.read_bytes())
+    data[at + 5] ^= 1
+    shard.write_bytes(data)
+    return "relations/_N:_E:_N/indices"
+
+
+@api
+@pytest.mark.parametrize("how", ["missing", "truncated", "foreign", "flipped"])
+def test_a_damaged_shard_on_one_rank_raises_on_all(
+    layout: Job, oracle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    path = oracle(2)
+    bad = tmp_path / "bad"
+    shutil.copytree(Path(path).parent, bad)
+    words = damage(bad, how)
+    original = PartConfig.part_path
+    if layout.comm.rank == layout.comm.size - 1:  # the last rank hosts (a part of) part 1 in every layout
+        monkeypatch.setattr(
+            PartConfig, "part_path", lambda c, k, which: bad / original(c, k, which).relative_to(c.directory)
+        )
+
+    def body() -> None:
+        with pytest.raises(MPIGraphError, match=f"rank {layout.comm.size - 1}|every rank") as caught:
+            dist.DistGraph(NAME, part_config=path)
+        assert words in str(caught.value)
+
+    layout.run(body)
+
+
+@pytest.mark.parametrize("transport", ["rma", "packed"])
+def test_reads_go_on_while_their_target_computes(comm, oracle, tmp_path: Path, transport: str) -> None:
+    """Rows of a rank that is outside MPI can be read: no deadlock between a reader and a busy host."""
+    path, folder = oracle(3), comm.bcast(tmp_path)
+
+    def body() -> bool:
+        g = dist.DistGraph(NAME, part_config=path)
+        g.barrier()
+        if g.rank() == 0:  # "computes" until the others have read
+            return wait_for([folder / str(rank) for rank in range(1, comm.size)])
+        g.ndata["feat"][list(range(NUM_NODES))]
+        (folder / str(g.rank())).touch()
+        return True
+
+    assert Job(comm, Layout(comm.size, 0, 1), transport).run(body)
+
+
+@pytest.mark.parametrize("before", ["", 'torch.distributed.init_process_group("gloo")\n'], ids=["alone", "torch"])
+def test_an_exception_on_one_trainer_ends_the_job(tmp_path: Path, oracle, before: str) -> None:
+    """Also where torch has put a hook of its own before ours, which keeps what ours prints in memory."""
+    body = before + 'if rank == 1: raise RuntimeError("I am the culprit")\ng.barrier(); g.barrier()'
+    status, output, seconds = run_script(tmp_path, oracle(2), body)
+    assert status != 0 and seconds < SOON
+    assert "uncaught exception on trainer 1/2 (rank 1)" in output and "I am the culprit" in output
+
+
+@pytest.mark.parametrize("per_node", ["0", "1"])
+def test_a_collate_function_that_raises_on_one_rank_ends_the_job(tmp_path: Path, oracle, per_node: str) -> None:
+    body = """
+def collate(ids):
+    if rank == 1 and 6 in ids:
+        raise RuntimeError("cannot collate 6")
+    return dist.sample_neighbors(g, ids, 2)
+for batch in dist.DistDataLoader(range(20), 2, collate_fn=collate):
+    pass
+g.barrier()
+"""
+    env = {"MPIGRAPH_RANKS_PER_NODE": per_node}
+    status, output, seconds = run_script(tmp_path, oracle(2), body, servers=0, **env)
+    assert status != 0 and seconds < SOON
+    assert "cannot collate 6" in output and "trainer 1/3" in output
+
+
+def test_an_exception_in_a_thread_ends_the_job(tmp_path: Path, oracle) -> None:
+    body = """
+import threading
+if rank == 0:
+    threading.Thread(target=lambda: 1 / 0).start()
+g.barrier()
+time.sleep(300)
+"""
+    status, output, seconds = run_script(tmp_path, oracle(2), body)
+    assert status != 0 and seconds < SOON and "ZeroDivisionError" in output
+
+
+def test_a_killed_rank_ends_the_job(tmp_path: Path, oracle) -> None:
+    body = "if rank == 0: os.kill(os.getpid(), signal.SIGKILL)\ng.barrier()"
+    status, _, seconds = run_script(tmp_path, oracle(2), body)
+    assert status != 0 and seconds < SOON
+
+
+def test_a_failing_server_ends_the_job(tmp_path: Path, oracle) -> None:
+    before = """
+import mpigraph.session.context as context
+def serve(state, control):
+    raise MemoryError("the server is out of memory")
+context.serve = serve
+"""
+    status, output, seconds = run_script(tmp_path, oracle(2), "g.barrier()", before=before)
+    assert status != 0 and seconds < SOON
+    assert "uncaught exception on server (rank 2)" in output and "out of memory" in output
+
+
+def test_a_rank_that_never_comes_is_reported(tmp_path: Path, oracle) -> None:
+    body = "if rank == 1: time.sleep(300)\ng.barrier()"
+    status, output, seconds = run_script(tmp_path, oracle(2), body, MPIGRAPH_TIMEOUT="12")
+    assert status != 0 and seconds < SOON
+    assert "waited" in output and "barrier (waiting for the other trainers)" in output
+    assert re.search(r"trainer 1/2 \(rank 1\): running, last wait was", output)
+
+
+@pytest.mark.parametrize("ranks, servers", [(1, 1), (3, 1), (3, 0)])
+def test_a_script_that_ends_without_closing_is_fine(tmp_path: Path, oracle, ranks: int, servers: int) -> None:
+    body = "t = dist.DistTensor((g.num_nodes(),), torch.float32)\nit = iter(dist.DistDataLoader(range(9), 2)); next(it)"
+    status, output, _ = run_script(tmp_path, oracle(2), body, ranks, servers)
+    assert status == 0, output
+
+
+def test_an_exception_while_the_job_ends_at_exit_ends_it(tmp_path: Path, oracle) -> None:
+    body = "from mpigraph.session.context import current\ncurrent().control.call = lambda *args: 1 / 0"
+    status, output, seconds = run_script(tmp_path, oracle(2), body)
+    assert status != 0 and seconds < SOON and "ZeroDivisionError" in output, output
+
+
+def test_exit_codes_of_scripts_are_kept(tmp_path: Path, oracle) -> None:
+    status, output, _ = run_script(tmp_path, oracle(2), "sys.exit(3)")
+    assert status == 3, output
+
+
+def test_a_trainer_that_leaves_early_is_named(tmp_path: Path, oracle) -> None:
+    body = "if rank == 0: sys.exit(0)\ng.barrier()"
+    status, output, seconds = run_script(tmp_path, oracle(2), body)
+    assert status != 0 and seconds < SOON
+    assert "trainer(s) 0 in shutdown; trainer(s) 1 in barrier" in output
+
+
+def test_a_wrong_graph_name_is_one_error_on_every_trainer(tmp_path: Path, oracle) -> None:
+    path = oracle(2)
+    body = f"""
+try:
+    dist.DistGraph("products", part_config={path!r})
+except Exception as error:
+    print(f"trainer {{rank}} caught {{type(error).__name__}}: {{error}}", flush=True)
+"""
+    status, output, _ = run_script(tmp_path, path, body)
+    assert status == 0, output
+    words = rf"{re.escape(path)} holds graph 'oracle', not 'products': check graph_name and part_config"
+    assert sorted(re.findall(rf"trainer (\d) caught PartitionError: .*?{words}", output)) == ["0", "1"], output
+
+
+def test_a_node_without_a_trainer_is_one_error(tmp_path: Path, oracle) -> None:
+    status, output, _ = run_script(tmp_path, oracle(2), "", servers=3)
+    assert status != 0
+    assert output.count("num_servers=3 leaves no trainer on node 0, which has 3 rank(s)") == 1, output

@@ -1,0 +1,74 @@
+"""Whole jobs, started as a user starts them: below MPI_THREAD_MULTIPLE, and what they leave on stderr when they end."""
+
+import re
+
+import pytest
+from jobs import PATIENCE, run_script
+
+BATCHES = """
+import hashlib
+from mpi4py import MPI
+words = hashlib.sha256()
+sampler = NeighborSampler([3, 4], prefetch_node_feats=["feat"])
+loader = dist.DistNodeDataLoader(g, torch.arange(rank, g.num_nodes(), 2), sampler, batch_size=5, shuffle=True)
+for epoch in range(2):
+    for inputs, seeds, blocks in loader:
+        for thing in (inputs, seeds, blocks[0].srcdata["feat"], *blocks[0].edges(), *blocks[1].edges()):
+            words.update(thing.contiguous().numpy().tobytes())
+level = MPI.Query_thread() == MPI.THREAD_MULTIPLE
+print(f"trainer {rank} multiple {level} batches {words.hexdigest()}", flush=True)
+"""
+SERIALIZED = "import mpi4py\nmpi4py.rc.thread_level = 'serialized'\n"
+NAMED = BATCHES + "t = dist.DistTensor((g.num_nodes(), 3), torch.float32, 'kept')\nt[t.shape[0] - 1] = 1\n"
+SAYS = r"trainer (\d) multiple {} batches ([0-9a-f]{{64}})"  # ranks that print at once share lines
+# Open MPI 5 says this wherever it has UCX and UCX has no fabric: github.com/open-mpi/ompi/issues/14086
+KNOWN = "OSC UCX component priority set inside component query failed"
+
+
+def test_without_threads_in_mpi_loaders_do_not_prefetch(tmp_path, oracle) -> None:
+    """A warning says so, and the batches are the same, with rows and neighbours from near and far."""
+    options = {"ranks": 4, "seconds": PATIENCE / 2, "MPIGRAPH_RANKS_PER_NODE": "2", "MPIGRAPH_TIMEOUT": "60"}
+    free, tied = (run_script(tmp_path, oracle(3), BATCHES, before=before, **options) for before in ("", SERIALIZED))
+    assert free[0] == tied[0] == 0, free[1] + tied[1]
+    assert "prefetching" not in free[1]
+    assert "MPI lacks MPI_THREAD_MULTIPLE: batches are made without prefetching" in tied[1]
+    batches = dict(re.findall(SAYS.format("True"), free[1]))
+    assert len(batches) == 2 and batches == dict(re.findall(SAYS.format("False"), tied[1]))
+
+
+@pytest.mark.parametrize(
+    ("end", "per_node"),
+    [("dist.exit_client()", "2"), ("", "2"), ("next(iter(loader))", "0")],
+    ids="called left loop".split(),
+)
+def test_a_job_says_nothing_when_it_ends(tmp_path, oracle, end: str, per_node: str) -> None:
+    """Neither this library nor MPI and what lies below it, whose warnings tell of windows that were not freed."""
+    status, output, _ = run_script(tmp_path, oracle(3), NAMED + end, ranks=4, MPIGRAPH_RANKS_PER_NODE=per_node)
+    assert status == 0, output
+    said = "\n".join(line for line in output.splitlines() if KNOWN not in line)
+    assert len(re.findall(SAYS.format("True"), said)) == (2 if per_node == "2" else 3)
+    assert not re.sub(SAYS.format("True"), "", said).strip(), output
+
+
+def test_bad_weights_at_the_end_do_not_keep_the_job(tmp_path, oracle) -> None:
+    """The tables of edge weights that were written are not made anew only to be freed."""
+    body = """
+w = dist.DistTensor((g.num_edges(),), torch.float32, "w", part_policy=g.get_edge_partition_policy())
+w[torch.arange(g.num_edges())] = torch.ones(g.num_edges())
+g.edata["w"] = w
+loader = dist.DistNodeDataLoader(g, [0, 1], NeighborSampler([2], prob="w"), batch_size=1)
+print(f"batches {len(list(loader))}", flush=True)
+w[0] = float("nan")
+"""
+    status, output, _ = run_script(
+        tmp_path, oracle(2), body, ranks=4, MPIGRAPH_RANKS_PER_NODE="2", MPIGRAPH_TIMEOUT="60"
+    )
+    assert status == 0 and output.count("batches 2") == 2, output
+
+
+def test_hosts_that_train_need_threads_in_mpi(tmp_path, oracle) -> None:
+    """On several nodes they answer the others while they compute."""
+    options = {"ranks": 4, "servers": 0, "before": SERIALIZED, "MPIGRAPH_RANKS_PER_NODE": "2"}
+    status, output, _ = run_script(tmp_path, oracle(2), "", **options)
+    assert status != 0
+    assert output.count("num_servers=0 on several nodes needs MPI_THREAD_MULTIPLE") == 1, output

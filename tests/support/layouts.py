@@ -1,0 +1,325 @@
+"""How jobs lie on the ranks that the tests run on, and the jobs themselves: one of a test's own, or one that is shared.
+
+A test with the fixture ``layout`` runs jobs of its own on each of :data:`LAYOUTS`, or on each of :data:`API` where it
+is marked with :data:`api`. A test with ``job`` runs on the trainers of a job that the tests of its module share, on
+each of :data:`API`, or on each of :data:`LAYOUTS` where it is marked with :data:`everywhere`. Far rows are read by Get
+in one half of the jobs and packed by their owners in the other: it depends on the name of the test, or of the module.
+"""
+
+import gc
+import os
+import tempfile
+import time
+import traceback
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+from weakref import ref
+
+import pytest
+from mpi4py import MPI
+
+import mpigraph.distributed as dist
+from mpigraph.errors import MPIGraphError
+from mpigraph.sampling.protocol import Operation
+from mpigraph.session.context import Session
+
+WORLD = MPI.COMM_WORLD
+FOLDER: Path | None = None  # of what tests write and share, from the start of the session on
+WAIT = float(os.environ.get("MPIGRAPH_TEST_WAIT", "120"))  # deadline of a single wait inside a job, in seconds
+STDERR = 2  # where to print what must be read although pytest catches what tests print; set when it does not yet
+
+
+_made: dict[Any, str] = {}
+_alone: dict[Any, Any] = {}
+
+
+class Layout(NamedTuple):
+    """How a job is laid out on a communicator of exactly ``ranks`` ranks."""
+
+    ranks: int
+    servers: int
+    ranks_per_node: int
+
+    @property
+    def trainers(self) -> int:
+        nodes = -(-self.ranks // self.ranks_per_node) if self.ranks_per_node else 1
+        return self.ranks - (self.servers * nodes if self.ranks > 1 else 0)
+
+    @property
+    def name(self) -> str:
+        """What pytest calls it."""
+        return f"np{self.ranks}-servers{self.servers}-rpn{self.ranks_per_node}"
+
+    def transport(self, test: str) -> str:
+        """How the jobs of a test read far rows: each way on one half of the layouts, and of the tests."""
+        return ("rma", "packed")[(zlib.crc32(test.encode()) + sum(self)) % 2]
+
+
+ALONE = Layout(1, 0, 0)
+LAYOUTS = [
+    ALONE,
+    Layout(2, 0, 0),
+    Layout(2, 1, 0),
+    Layout(2, 0, 1),
+    Layout(3, 1, 0),
+    Layout(3, 0, 2),
+    Layout(4, 0, 0),
+    Layout(4, 2, 0),
+    Layout(4, 0, 1),
+    Layout(4, 0, 2),
+    Layout(4, 1, 2),
+]
+# One rank; far rows, and every trainer hosts; near rows that a server hosts; near and far rows that servers host.
+API = [ALONE, Layout(2, 0, 1), Layout(3, 1, 0), Layout(4, 1, 2)]
+
+
+def on_layouts(layouts: list[Layout]) -> pytest.MarkDecorator:
+    """Makes the tests with ``job`` run on these layouts."""
+    return pytest.mark.parametrize(
+        "shared_job", layouts, indirect=True, scope="module", ids=[layout.name for layout in layouts]
+    )
+
+
+everywhere = on_layouts(LAYOUTS)
+api = pytest.mark.parametrize("layout", API, indirect=True, ids=[layout.name for layout in API])
+
+
+def quiet_wait(request: MPI.Request) -> None:
+    """Wait for other ranks without taking a core from them."""
+    pause = 1e-4
+    while not request.Test():
+        time.sleep(pause)
+        pause = min(2 * pause, 0.005)
+
+
+def quiet_barrier(comm: MPI.Intracomm) -> None:
+    quiet_wait(comm.Ibarrier())
+
+
+@contextmanager
+def exactly(ranks: int) -> Iterator[MPI.Intracomm]:
+    """A communicator of ``ranks`` ranks; the others skip, and all meet at the end. One rank needs no others."""
+    if ranks == 1:
+        yield MPI.COMM_SELF
+        return
+    sub = WORLD.Split(0 if WORLD.rank < ranks else MPI.UNDEFINED, WORLD.rank)
+    try:
+        if sub == MPI.COMM_NULL:
+            pytest.skip("not in this communicator")
+        yield sub
+        gc.collect(0)
+        sub.Free()
+    finally:
+        quiet_barrier(WORLD)
+
+
+def on_all(comm: MPI.Intracomm, ok: bool, message: str = "") -> None:
+    """Assert on every rank what must hold on each."""
+    results = comm.allgather((bool(ok), message))
+    bad = [f"rank {rank}: {text}" for rank, (good, text) in enumerate(results) if not good]
+    assert not bad, "; ".join(bad)
+
+
+def start(comm: MPI.Intracomm, layout: Layout, transport: str, **options: Any) -> bool:
+    """Start a job; return on its trainers with True, and on its servers with False when it is over."""
+    settings = {"num_servers": layout.servers, "ranks_per_node": layout.ranks_per_node, "timeout": WAIT}
+    ours = "MPIGRAPH_TRANSPORT" not in os.environ
+    if ours:
+        os.environ["MPIGRAPH_TRANSPORT"] = transport
+    try:
+        dist.initialize(comm=comm, **(settings | options))
+    except SystemExit as stop:
+        assert stop.code == 0
+        return False
+    finally:
+        if ours:
+            del os.environ["MPIGRAPH_TRANSPORT"]
+    return True
+
+
+def end(session: Session) -> None:
+    """End a job even when its trainers are in different calls."""
+    for _ in range(5):
+        try:
+            if Session._current is session:
+                dist.exit_client()
+            else:
+                session.close()
+        except MPIGraphError:
+            continue
+        return
+
+
+def speak(what: str = "") -> None:
+    """Print an error at once: the others may wait for this rank until a deadline ends the run, and every report."""
+    os.write(STDERR, f"\n[rank {WORLD.rank}] {what}{traceback.format_exc()}".encode())
+
+
+class Job:
+    """Runs functions as jobs on a communicator in one layout."""
+
+    def __init__(self, comm: MPI.Intracomm, layout: Layout, transport: str = "rma") -> None:
+        self.comm = comm
+        self.layout = layout
+        self.transport = transport
+
+    def run(self, body: Callable[[], Any], **options: Any) -> Any:
+        """Run ``body`` on the trainers of a job and return its result; None on servers."""
+        if not start(self.comm, self.layout, self.transport, **options):
+            return None
+        session = Session._current
+        try:
+            return body()
+        except BaseException:
+            speak()
+            raise
+        finally:
+            end(session)
+
+    def share(self, value: Any) -> Any:
+        """What rank 0 has, on every rank."""
+        return self.comm.bcast(value)
+
+
+def alone(body: Callable[[], Any], **options: Any) -> Any:
+    """What ``body`` returns as a job of one rank; a job that is running is not touched."""
+    running, Session._current = Session._current, None
+    try:
+        return Job(MPI.COMM_SELF, ALONE).run(body, **options)
+    finally:
+        Session._current = running
+
+
+class SharedJob:
+    """A job that the tests of a module share, as its trainers see it; its servers serve while the tests run.
+
+    The job is started by the first test that needs it. It is ended, and the next test starts another, when a test
+    fails, leaves something behind, or opens another graph.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, layout: Layout, transport: str) -> None:
+        self._comm = comm
+        self._transport = transport
+        self._session: Session | None = None
+        self._path = ""
+        self._test: Any = None
+        self._trainers = MPI.COMM_NULL
+        self.layout = layout
+
+    def serve(self) -> bool:
+        """Be a server of all the jobs that are needed; False on a trainer, at once."""
+        if self._start():
+            return False
+        while self._another(None):
+            start(self._comm, self.layout, self._transport)
+        return True
+
+    def _start(self) -> bool:
+        is_trainer = start(self._comm, self.layout, self._transport)
+        if is_trainer:
+            self._session, self._path = Session._current, ""
+            if self._trainers == MPI.COMM_NULL:
+                self._trainers = self._session.world.trainers.Dup()
+        return is_trainer
+
+    def _another(self, needed: bool | None) -> bool:
+        """Agree with the servers, who wait for it, whether there is to be another job."""
+        word = bytearray([bool(needed)])
+        quiet_wait(self._comm.Ibcast(word))
+        return bool(word[0])
+
+    @property
+    def session(self) -> Session:
+        """The running job's session; if there is none, the job is started. Collective on the trainers if so."""
+        if self._session is None:
+            self._another(True)
+            self._start()
+        assert self._session is not None
+        return self._session
+
+    @property
+    def trainers(self) -> MPI.Intracomm:
+        """A communicator of the trainers, who run the test."""
+        return self._trainers
+
+    @property
+    def rank(self) -> int:
+        """Rank among the trainers."""
+        return self._trainers.rank
+
+    def open(self, part_config: str) -> dist.DistGraph:
+        """Open a graph, in a new job if another one is open. Collective on the trainers."""
+        if self._path not in ("", part_config):
+            self._end()
+        _ = self.session
+        self._path = part_config
+        return dist.DistGraph(Path(part_config).stem, part_config=part_config)
+
+    def write(self, make: Callable[..., str], *args: Any) -> str:
+        """What ``make(directory, *args)`` returns on the first trainer, such as a graph's path; it is made once."""
+
+        def made() -> str:
+            key = (make, *args)
+            if key not in _made:
+                _made[key] = make(Path(tempfile.mkdtemp(dir=FOLDER)), *args)
+            return _made[key]
+
+        return self.one_has(made)
+
+    def begin(self, test: Any) -> None:
+        """Make the job what it was at its start, as far as draws depend on it; ``test`` is the same on all layouts."""
+        self._test = test
+        self.session._calls = self.session.unnamed = 0
+
+    def finish(self, failed: bool) -> None:
+        """After a test: keep the job if all trainers are well and nothing is left in it, else end it."""
+        session = self._session
+        if session is None:
+            return
+        gc.collect()
+        try:
+            if failed or Session._current is not session:
+                raise MPIGraphError("this trainer failed")
+            session.control.call(Operation.BARRIER)  # which frees what all have dropped
+            loaded = {number for graph in session.state.graphs.values() for number in graph.features.values()}
+            held = [
+                handle for handle in session.handles.values() if not isinstance(handle, ref) or handle() is not None
+            ]
+            clean = session.state.tensors.keys() <= loaded and len(session.state.graphs) <= 1
+            clean = self._trainers.allreduce(clean and not held and not session.loops, MPI.LAND)
+        except MPIGraphError:
+            clean = False
+        if not clean:
+            self._end()
+
+    def _end(self) -> None:
+        session, self._session, self._path = self._session, None, ""
+        if session is not None:
+            end(session)
+
+    def close(self) -> None:
+        """End the job for good and let the servers go. Collective on the trainers."""
+        self._end()
+        self._another(False)
+        self._trainers.Free()
+
+    def alone(self, body: Callable[[], Any]) -> Any:
+        """What ``body`` returns as a job of one rank. A process runs it once for each test, not in each layout."""
+        test, self._test = self._test, None
+        assert test is not None, "a test has one such job"
+        if test not in _alone:
+            _alone[test] = alone(body)
+        return _alone[test]
+
+    def one_has(self, make: Callable[[], Any]) -> Any:
+        """What the first trainer makes, on every trainer."""
+        return self._trainers.bcast(make() if self.rank == 0 else None)
+
+
+def path_of(directory: Path) -> str:
+    """Path of the configuration of the graph that lies in a directory."""
+    (config,) = directory.glob("*.json")
+    return str(config)

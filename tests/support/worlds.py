@@ -1,0 +1,61 @@
+"""Worlds without a session, and rows for their windows, for tests of what lies below a session."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import numpy.typing as npt
+from layouts import WAIT, Job
+from mpi4py import MPI
+
+from mpigraph.config import Config
+from mpigraph.mpi.world import World
+from mpigraph.rows.service import RowService, shared_query_works
+
+
+def window_kinds() -> list[str]:
+    """The ways of allocating windows that this MPI has."""
+    win = MPI.Win.Allocate(8, 1, comm=MPI.COMM_SELF)
+    works = shared_query_works(win, [0], 8)
+    win.Free()
+    return ["allocate", "create"] if works else ["create"]
+
+
+KINDS = window_kinds()
+
+
+@contextmanager
+def world_of(job: Job, **settings: object) -> Iterator[World]:
+    config = Config(ranks_per_node=job.layout.ranks_per_node, timeout=WAIT, **settings)
+    world = World(job.comm, job.layout.servers, config)
+    yield world
+    world.close()
+
+
+@contextmanager
+def rows_of(job: Job, **settings: object) -> Iterator[RowService]:
+    with world_of(job, **settings) as world:
+        yield RowService(world)
+
+
+@contextmanager
+def flat_world(comm: MPI.Intracomm) -> Iterator[World]:
+    """Every rank a node of its own."""
+    world = World(comm, 0, Config(ranks_per_node=1, timeout=WAIT))
+    yield world
+    world.close()
+
+
+def meet(world: World, progress: Callable[[], bool]) -> None:
+    """A barrier in which servers make progress; ``progress`` returns whether there was anything to do."""
+    request = world.comm.Ibarrier()
+    while not request.Test():
+        if world.is_trainer or not progress():
+            time.sleep(1e-4)
+
+
+def row_values(ids: npt.NDArray[np.int64], shape: tuple[int, ...], dtype: str) -> npt.NDArray[np.generic]:
+    """Rows that say their numbers in every element, as far as the dtype goes."""
+    width = int(np.prod(shape))
+    return ((ids[:, None] * 7 + np.arange(width)) % 251 + 1).astype(dtype).reshape(len(ids), *shape)

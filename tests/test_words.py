@@ -1,0 +1,125 @@
+"""The style of the library, read from its source: one statement a line, standard words, one name for one module."""
+
+import ast
+import io
+import re
+import tokenize
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[1] / "mpigraph"
+FILES = {str(path.relative_to(PACKAGE)): path.read_text() for path in sorted(PACKAGE.rglob("*.py"))}
+
+# The rooms that keep these rules; to be widened until it is all of them.
+DONE = ("graphs", "kernels", "metadata", "nn", "storage", "convert", "function", "errors", "config", "log")
+MAX_PACKED = 0.02
+MAX_ANY = 0.05
+FEW_ANY = ("graphs", "nn")
+# What reads badly, and the field's or MPI's word for it.
+WORDS = {
+    r"\bbut for\b": "except",
+    r"\bsays? whether\b": "return whether",
+    r"\bunder way\b": "outstanding, in progress",
+    r"\blonely\b": "zero in-degree",
+    r"\bunheard\b": "suppressed",
+    r"\b(need_)?room\b": "memory, capacity",
+    r"\bcharge\b": "owner",
+}
+# Modules that are the same thing on two floors.
+SAME_ON_TWO_FLOORS = {"__init__.py"}
+
+
+def room(path: str) -> str:
+    return path.split("/")[0].removesuffix(".py")
+
+
+def is_swap(target: ast.Tuple, value: ast.Tuple) -> bool:
+    return sorted(map(ast.unparse, target.elts)) == sorted(map(ast.unparse, value.elts))
+
+
+def packed(source: str) -> list[str]:
+    """Assignments of several values to several names, ``a, b = x, y``; no swaps."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple):
+            targets = [target for target in node.targets if isinstance(target, ast.Tuple)]
+            if targets and not any(is_swap(target, node.value) for target in targets):
+                found.append(ast.unparse(node))
+    return found
+
+
+def assignments(source: str) -> int:
+    kinds = (ast.Assign, ast.AnnAssign, ast.AugAssign)
+    return sum(isinstance(node, kinds) for node in ast.walk(ast.parse(source)))
+
+
+def parameters(source: str) -> Iterator[tuple[str, bool]]:
+    """Each parameter with a type, and whether ``Any`` is in it."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.arguments):
+            for arg in (*node.posonlyargs, *node.args, *node.kwonlyargs, node.vararg, node.kwarg):
+                if arg is not None and arg.annotation is not None:
+                    names = (name.id for name in ast.walk(arg.annotation) if isinstance(name, ast.Name))
+                    yield arg.arg, "Any" in names
+
+
+def words(source: str) -> Iterator[tuple[int, str]]:
+    """The words of docstrings, comments and names, by line; not the code of other strings, such as messages."""
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type in (tokenize.COMMENT, tokenize.NAME) or token.string.lstrip("rb").startswith('"""'):
+            yield token.start[0], token.string
+
+
+def unclear(path: str, source: str) -> list[str]:
+    return [
+        f"{path}:{line}: {found.group()!r} (say: {better})"
+        for line, text in words(source)
+        for pattern, better in WORDS.items()
+        if (found := re.search(pattern, " ".join(text.split()), re.IGNORECASE))
+    ]
+
+
+def of_rooms(rooms: tuple[str, ...]) -> dict[str, str]:
+    return {path: source for path, source in FILES.items() if room(path) in rooms}
+
+
+def test_one_statement_a_line() -> None:
+    files = of_rooms(DONE)
+    found = {path: packed(source) for path, source in files.items()}
+    share = sum(map(len, found.values())) / sum(map(assignments, files.values()))
+    listing = "\n".join(f"{path}: {text}" for path, texts in found.items() for text in texts)
+    assert share <= MAX_PACKED, f"{share:.1%} of assignments are packed into tuples\n{listing}"
+
+
+@pytest.mark.parametrize("folder", FEW_ANY)
+def test_parameters_have_types(folder: str) -> None:
+    found = [(path, *item) for path, source in of_rooms((folder,)).items() for item in parameters(source)]
+    untyped = [f"{path}: {name}" for path, name, is_any in found if is_any]
+    assert len(untyped) <= MAX_ANY * len(found), "\n".join(untyped)
+
+
+def test_words_are_the_fields_own() -> None:
+    found = [text for path, source in of_rooms(DONE).items() for text in unclear(path, source)]
+    assert not found, "\n".join(found)
+
+
+def test_one_name_one_module() -> None:
+    count = Counter(Path(path).name for path in FILES)
+    mine = {Path(path).name for path in of_rooms(DONE)}
+    assert {name for name in mine if count[name] > 1} <= SAME_ON_TWO_FLOORS
+
+
+def test_these_checks_can_fail() -> None:
+    source = "def f(x: list[Any], y: int):\n    '''a'''\n    a, b = x, g(y)\n    a, b = b, a\n    c, d = f(a)\n"
+    assert packed(source) == ["a, b = (x, g(y))"]
+    assert assignments(source) == 3
+    assert list(parameters(source)) == [("x", True), ("y", False)]
+    assert unclear("x.py", '"""All but\nfor one."""\nlonely = 1  # nothing under way\n') == [
+        "x.py:1: 'but for' (say: except)",
+        "x.py:3: 'lonely' (say: zero in-degree)",
+        "x.py:3: 'under way' (say: outstanding, in progress)",
+    ]
+    assert not unclear("x.py", "error('but for')  # except, outstanding, showroom\n")
