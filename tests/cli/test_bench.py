@@ -5,7 +5,7 @@ import re
 import sys
 
 import pytest
-from layouts import API, WAIT, WORLD, Layout, on_all
+from layouts import API, WAIT, WORLD, Layout, on_all, own_on_layouts
 
 from mpigraph.cli.bench import job, report
 from mpigraph.cli.bench.figures import CATALOGUE, STAGES, Figure
@@ -42,7 +42,7 @@ def run(layout, monkeypatch, **options):
         return None
 
 
-@pytest.mark.parametrize("layout", LARGER, indirect=True, ids=[layout.name for layout in LARGER])
+@own_on_layouts(LARGER, indirect=True, ids=[layout.name for layout in LARGER])
 def test_the_document_is_complete(layout, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(job, "_command", lambda *words: main([*map(str, words)]))  # in this process, which is faster
     check_run(layout, monkeypatch, tmp_path, capsys)
@@ -125,7 +125,7 @@ def test_one_rank_speaks_before_mpi_starts(monkeypatch, capsys, name):
     assert said == ["bench: loading the library\n"] * 2 + [""]
 
 
-@pytest.mark.parametrize("comm", [1], indirect=True)
+@pytest.mark.parametrize("comm", [1])
 def test_a_user_s_graph(comm, oracle, capsys):
     assert job.run(Settings(**(SMALL | {"part_config": oracle(2), "batch_size": 5})), 1.0, comm) == 0
     assert "gather near rows" in capsys.readouterr().out

@@ -45,9 +45,8 @@ def test_the_same_failure_everywhere_is_said_once(comm: MPI.Intracomm) -> None:
     assert str(joint) == "reading failed on every rank: no parts"
 
 
+@pytest.mark.parametrize("comm", [2, 3, 4], indirect=True)
 def test_different_failures_are_all_named(comm: MPI.Intracomm) -> None:
-    if comm.size == 1:
-        return
     mine = [PartitionError("no parts"), InvalidArgumentError("bad"), None, PartitionError("no parts")][comm.rank]
     joint = raised(together(comm, "reading"), mine)
     first = "rank 0, 3" if comm.size == 4 else "rank 0"

@@ -6,7 +6,7 @@ import time
 import numpy as np
 import numpy.typing as npt
 import pytest
-from layouts import Job, Layout, on_all
+from layouts import LAYOUTS, Job, Layout, on_all, own_on_layouts
 from mpi4py import MPI
 from worlds import answer_to, flat_world, meet, words_between, world_of
 
@@ -17,6 +17,8 @@ from mpigraph.errors import (
 from mpigraph.mpi.rounds import Requests
 from mpigraph.mpi.world import World
 from mpigraph.sampling.channel import Answer, Channel
+
+FAR = [layout for layout in LAYOUTS if 0 < layout.ranks_per_node < layout.ranks]
 
 
 def ask_all(channel: Channel, world: World, error: Exception | None = None, broken: bool = False) -> None:
@@ -85,10 +87,9 @@ def test_a_server_may_meet_the_end_of_a_channel_before_it_closes_it(layout: Job)
         world.comm.Barrier()
 
 
+@own_on_layouts(FAR)
 def test_a_failed_round_raises_for_all_and_the_channel_goes_on(layout: Job) -> None:
     with world_of(layout) as world:
-        if world.all_near:
-            return
         channel = Channel(world, 1)
         if world.is_trainer:
             first = world.rank == 0
@@ -130,10 +131,9 @@ def test_a_channel_tells_work_from_waiting(comm: MPI.Intracomm) -> None:
         channel.close()
 
 
+@pytest.mark.parametrize("comm", [2, 3, 4], indirect=True)
 def test_idle_ranks_survive_the_failure_of_one_that_asks(comm: MPI.Intracomm) -> None:
     with flat_world(comm) as world:
-        if world.all_near:
-            return
         channel = Channel(world, 1)
         if comm.rank == 0:
             with pytest.raises(InvalidArgumentError, match="seeds are bad"):
@@ -144,7 +144,7 @@ def test_idle_ranks_survive_the_failure_of_one_that_asks(comm: MPI.Intracomm) ->
         channel.close()
 
 
-@pytest.mark.parametrize("layout", [Layout(4, 1, 2)], indirect=True)
+@own_on_layouts([Layout(4, 1, 2)])
 def test_servers_may_meet_the_rounds_of_two_channels_in_different_orders(layout: Job) -> None:
     with world_of(layout) as world:
         channels = [Channel(world, number) for number in (1, 2)]
