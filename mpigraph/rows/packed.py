@@ -293,8 +293,8 @@ class RowServer:
             # a chunk a step, so that other replies have their turn in between
             full = len(sends) >= _chunks_in_flight(len(self._replies))
             yield sends.popleft() if full else MPI.REQUEST_NULL
-        for request in sends:
-            yield request
+        while sends:
+            yield sends.popleft()
 
     def _send(self, chunk: Array, reader: int, tag: int) -> MPI.Request:
         self._traffic.sent(chunk.nbytes)

@@ -69,7 +69,10 @@ class TrainingStep:
         self._optimizer = torch.optim.Adam(self._model.parameters())
 
     def measure_first(self) -> float:
-        """Return the seconds until a new loader has given its first minibatch with its rows."""
+        """Return the seconds until a new loader has given its first minibatch with its rows.
+
+        Collective on the trainers.
+        """
         begin = time.perf_counter()
         loader = self._loader(1)
         for _ in loader:
@@ -79,7 +82,7 @@ class TrainingStep:
         return spent
 
     def measure_stages(self, seconds: float) -> dict[str, float | None]:
-        """Time the stages of a step, with nothing sampled ahead, and count what travels."""
+        """Time the stages of a step, with nothing sampled ahead, and count what travels. Collective on the trainers."""
         service, channel = open_service(self._session)
         try:
             with self._session.sampling_with(service, RandomContext(0, 0)):
@@ -88,7 +91,7 @@ class TrainingStep:
             self._session.control.drop(channel.number)
 
     def measure_prefetching(self, seconds: float, step_ms: float) -> dict[str, float | None]:
-        """Time steps behind a loader that samples and gathers two minibatches ahead."""
+        """Time steps behind a loader that samples and gathers two minibatches ahead. Collective on the trainers."""
         steps = self._agree_on_steps(seconds, step_ms)
         loader = self._loader(steps + _WARM_UP_STEPS)
         waits = list[float]()
