@@ -71,13 +71,13 @@ def shown(batches, what):
         yield from batches
         return
     if sys.stderr.isatty():
-        yield from tqdm(batches, what, leave=False)
+        yield from tqdm(batches, what, leave=False, unit="batch")
         return
     begin = time.monotonic()
     last = begin
     for done, batch in enumerate(batches):
         now = time.monotonic()
-        if now - last > QUIET_SECONDS:
+        if done and now - last > QUIET_SECONDS:
             left = (now - begin) / done * (len(batches) - done)
             print(f"{what}: {done} of {len(batches)} minibatches, {left:.0f} s left", file=sys.stderr, flush=True)
             last = now

@@ -37,6 +37,7 @@ def as_graph(obj: Any) -> HeteroGraph:
         return heterograph(obj)
     if isinstance(obj, tuple | list | np.ndarray | torch.Tensor) and len(obj) == 2:
         return graph((obj[0], obj[1]))
+    # the most particular attributes first, since a later test may also hold for graphs of another package
     if hasattr(obj, "canonical_etypes") and hasattr(obj, "edata"):
         return from_dgl(obj)
     if hasattr(obj, "edge_index") or (hasattr(obj, "node_types") and hasattr(obj, "edge_types")):

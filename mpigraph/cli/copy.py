@@ -1,7 +1,7 @@
 """``python -m mpigraph copy``: what DGL's ``copy_files.py`` does, part k and the scripts to host k.
 
-The k-th of N hosts gets the parts that its share of the graph overlaps: part k where there are as many parts as
-hosts. The configuration travels last and as it is, since it names the files relative to itself.
+The k-th of N hosts gets the parts that it will read: part k where there are as many parts as hosts. The configuration
+travels last and as it is, since it names the files relative to itself.
 
 In a Slurm allocation, each node copies its parts and the scripts from the shared file system in a step of its own, one
 node after the other: the workspace may be shared too, and two nodes must not write one file at a time. ``sbcast`` sends
@@ -29,7 +29,7 @@ __all__ = ["add_parser"]
 
 _KINDS = ("part_graph", "node_feats", "edge_feats")
 
-Command = tuple[str, list[str]]  # whom it serves, and its arguments
+Command = tuple[str, list[str]]  # the name of whom it copies to, and its arguments
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -54,7 +54,15 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 @dataclass(frozen=True)
 class _Plan:
-    """What goes where: sources are absolute paths here, targets on the hosts."""
+    """What goes where; all paths are absolute.
+
+    Attributes:
+        config_path: the configuration, here.
+        config: what it says.
+        workspace: the job's directory on the hosts.
+        data: the parts' directory on the hosts.
+        scripts: a folder of scripts here, or None.
+    """
 
     config_path: str
     config: PartConfig
@@ -62,19 +70,19 @@ class _Plan:
     data: str
     scripts: str | None
 
-    def groups(self, host: int, num_hosts: int) -> dict[str, list[str]]:
-        """Target directory -> files of the parts that a host needs."""
-        found: dict[str, list[str]] = {}
+    def files_by_directory(self, host: int, num_hosts: int) -> dict[str, list[str]]:
+        """Return the parts' files that a host needs, by the directory on the host that they go to."""
+        files: dict[str, list[str]] = {}
         for part in parts_of_hosts([host], num_hosts, self.config.num_parts):
             for kind in _KINDS:
-                inside = PurePosixPath(self.config.files[part][kind])
-                if inside.is_absolute() or ".." in inside.parts:
-                    raise PartitionError(f"{self.config_path}: {inside} of part {part} lies outside of its directory")
+                relative = PurePosixPath(self.config.files[part][kind])
+                if relative.is_absolute() or ".." in relative.parts:
+                    raise PartitionError(f"{self.config_path}: {relative} of part {part} lies outside of its directory")
                 source = os.path.abspath(self.config.part_path(part, kind))
                 if not os.path.isfile(source):
                     raise PartitionError(f"{source}: no such file (part {part} of {self.config_path})")
-                found.setdefault(os.path.join(self.data, inside.parent), []).append(source)
-        return found
+                files.setdefault(os.path.join(self.data, relative.parent), []).append(source)
+        return files
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -86,13 +94,13 @@ def _run(arguments: argparse.Namespace) -> int:
         commands = _to_hosts(plan, [_site(host, arguments) for host in hosts])
     else:
         raise InvalidArgumentError("--ip_config is needed outside of a Slurm allocation")
-    for whom, argv in list(commands):  # every mistake shows before the first copy
+    for name, argv in list(commands):  # as a list, so that every mistake shows before the first copy
         print(shlex.join(argv), flush=True)
         if arguments.dry_run:
             continue
         status = subprocess.run(argv, check=False).returncode
         if status != 0:
-            raise MPIGraphError(f"copying to {whom} failed: {argv[0]} ended with status {status}")
+            raise MPIGraphError(f"copying to {name} failed: {argv[0]} ended with status {status}")
     return 0
 
 
@@ -108,11 +116,11 @@ def _read_plan(arguments: argparse.Namespace) -> _Plan:
     if os.path.realpath(data) == os.path.realpath(os.path.dirname(config_path)) and slurm_allocation() is not None:
         raise InvalidArgumentError(f"{data} is where the parts are: nodes on a shared file system need no copy")
     return _Plan(
-        config_path,
-        PartConfig.read(config_path),
-        os.path.normpath(workspace),
-        data,
-        os.path.abspath(scripts) if scripts is not None else None,
+        config_path=config_path,
+        config=PartConfig.read(config_path),
+        workspace=os.path.normpath(workspace),
+        data=data,
+        scripts=os.path.abspath(scripts) if scripts is not None else None,
     )
 
 
@@ -128,33 +136,34 @@ def _site(host: Host, arguments: argparse.Namespace) -> Site:
 
 def _to_hosts(plan: _Plan, sites: list[Site]) -> Iterator[Command]:
     for index, site in enumerate(sites):
-        groups = plan.groups(index, len(sites))
-        yield site.name, site.make([plan.workspace, plan.data, *groups])
-        sending = [*groups.items()]
+        files = plan.files_by_directory(index, len(sites))
+        yield site.name, site.make([plan.workspace, plan.data, *files])
+        copies = [*files.items()]
         if plan.scripts is not None:
-            sending.append((plan.workspace, [plan.scripts]))
-        sending.append((plan.data, [plan.config_path]))
-        for directory, sources in sending:
-            wanted = [source for source in sources if not (isinstance(site, Local) and _is_there(source, directory))]
-            if wanted:
-                yield site.name, site.send(wanted, directory)
+            copies.append((plan.workspace, [plan.scripts]))
+        copies.append((plan.data, [plan.config_path]))
+        for directory, sources in copies:
+            missing = [source for source in sources if not (isinstance(site, Local) and _is_there(source, directory))]
+            if missing:
+                yield site.name, site.send(missing, directory)
 
 
 def _through_slurm(plan: _Plan, num_nodes: int) -> Iterator[Command]:
     allocation = slurm_allocation()
-    everywhere = SlurmNode(allocation.nodes if allocation else num_nodes)  # sbcast knows no fewer
-    yield everywhere.name, everywhere.make([plan.workspace, plan.data])
+    all_nodes = SlurmNode(allocation.nodes if allocation else num_nodes)  # sbcast copies to all of them, never to fewer
+    yield all_nodes.name, all_nodes.make([plan.workspace, plan.data])
     for index in range(num_nodes):
-        site, groups = SlurmNode(1, index), plan.groups(index, num_nodes)
-        yield site.name, site.make([*groups])
-        for directory, sources in groups.items():
+        site = SlurmNode(1, index)
+        files = plan.files_by_directory(index, num_nodes)
+        yield site.name, site.make([*files])
+        for directory, sources in files.items():
             yield site.name, site.send(sources, directory)
         if plan.scripts is not None and not _is_there(plan.scripts, plan.workspace):
             yield site.name, site.send([plan.scripts], plan.workspace)
     target = os.path.join(plan.data, os.path.basename(plan.config_path))
-    yield everywhere.name, ["sbcast", "--force", "--preserve", "--", plan.config_path, target]
+    yield all_nodes.name, ["sbcast", "--force", "--preserve", "--", plan.config_path, target]
 
 
 def _is_there(source: str, directory: str) -> bool:
-    """Whether a file or folder of this machine lies where it should go already."""
+    """Whether a file or folder of this machine already lies where it is to go."""
     return os.path.realpath(source) == os.path.realpath(os.path.join(directory, os.path.basename(source)))

@@ -55,7 +55,7 @@ def read_hosts(path: Path) -> list[Host]:
 
 
 def _parse(path: Path, lines: list[str]) -> Iterator[Host]:
-    seen: dict[str, str] = {}
+    seen: dict[str, str] = {}  # where each host stands
     for number, line in enumerate(lines, 1):
         words = line.partition("#")[0].split()
         if not words:
@@ -73,7 +73,7 @@ def _parse(path: Path, lines: list[str]) -> Iterator[Host]:
 
 
 def _check_name(where: str, name: str) -> str:
-    """Return what equal names have in common."""
+    """Check an address or name; return one spelling for all spellings of it."""
     if _ADDRESS.fullmatch(name):
         try:
             return str(ip_address(name))

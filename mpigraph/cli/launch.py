@@ -19,7 +19,7 @@ from mpigraph.errors import InvalidArgumentError
 
 __all__ = ["add_parser"]
 
-_LEAST = {"num_trainers": 1, "num_servers": 0, "num_samplers": 0, "num_omp_threads": 1, "num_server_threads": 1}
+_SMALLEST = {"num_trainers": 1, "num_servers": 0, "num_samplers": 0, "num_omp_threads": 1, "num_server_threads": 1}
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -53,10 +53,10 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    for name, least in _LEAST.items():
+    for name, smallest in _SMALLEST.items():
         value = getattr(arguments, name)
-        if value is not None and value < least:
-            raise InvalidArgumentError(f"--{name} must be >= {least} (got {value})")
+        if value is not None and value < smallest:
+            raise InvalidArgumentError(f"--{name} must be >= {smallest} (got {value})")
     if not arguments.job:
         raise InvalidArgumentError('the command is missing: give it as one argument, not directly after "--extra_envs"')
     workspace = os.path.abspath(arguments.workspace)
@@ -88,25 +88,25 @@ def _hosts(ip_config: str | None, workspace: str, family: str) -> list[Host]:
 
 
 def _variables(arguments: argparse.Namespace, workspace: str) -> dict[str, str]:
-    """What the arguments become in the environment of every rank; the user's own variables win."""
-    found = {
+    """Return what the arguments become in the environment of every rank; the user's own variables win."""
+    variables = {
         "MPIGRAPH_NUM_SERVERS": str(arguments.num_servers),
         "MPIGRAPH_NUM_WORKER_THREADS": str(max(1, arguments.num_samplers)),
     }
     if arguments.part_config is not None:
-        found["MPIGRAPH_PART_CONFIG"] = os.path.join(workspace, arguments.part_config)
+        variables["MPIGRAPH_PART_CONFIG"] = os.path.join(workspace, arguments.part_config)
     if arguments.num_omp_threads is not None:
-        found["OMP_NUM_THREADS"] = str(arguments.num_omp_threads)
+        variables["OMP_NUM_THREADS"] = str(arguments.num_omp_threads)
     for text in arguments.extra_envs:
         name, _, value = text.partition("=")
         if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name) or "=" not in text:
             raise InvalidArgumentError(f"--extra_envs takes NAME=VALUE (got {text!r})")
-        found[name] = value
-    return found
+        variables[name] = value
+    return variables
 
 
 def _words(text: str, what: str) -> list[str]:
-    """Split as a shell does, without letting one see it."""
+    """Split text into words as a shell does, without one."""
     try:
         return shlex.split(text)
     except ValueError as error:

@@ -22,7 +22,7 @@ __all__ = ["FAMILIES", "Job", "command_line", "find_family", "slurm_nodes"]
 
 FAMILIES = ("srun", "hydra", "openmpi", "intel")
 _VERSIONS = {"hydra": "HYDRA build details", "intel": r"Intel\(R\) MPI", "openmpi": r"\((Open MPI|OpenRTE|PRRTE)\)"}
-_PATIENCE = 20  # seconds for an answer to --version
+_VERSION_TIMEOUT = 20  # seconds
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Job:
         ranks_per_node: trainers and servers together.
         hosts: the machines; empty means every node of the Slurm allocation.
         workspace: absolute path of the working directory.
-        variables: environment of every rank, beside what the launcher passes on.
+        variables: environment of every rank, added to what the launcher passes on.
         ssh_options: how mpiexec is to call ssh.
         flags: further arguments of the launcher.
     """
@@ -58,7 +58,7 @@ class Job:
 
     @property
     def tail(self) -> list[str]:
-        """What stands behind the launcher's own arguments."""
+        """What follows the launcher's own arguments."""
         return [*self.flags, *_env(self.variables), *self.command]
 
     @property
@@ -77,7 +77,7 @@ class Job:
 
 
 def find_family(wanted: str, mpiexec: str) -> tuple[str, str]:
-    """Say which launcher starts a job here: ``srun`` in a Slurm allocation, else the mpiexec that is installed.
+    """Return which launcher starts a job here: ``srun`` in a Slurm allocation, else the mpiexec that is installed.
 
     Args:
         wanted: one of :data:`FAMILIES`, or "auto".
@@ -92,22 +92,22 @@ def find_family(wanted: str, mpiexec: str) -> tuple[str, str]:
     if wanted == "srun" or (wanted == "auto" and slurm_allocation() and not mpiexec):
         if slurm_allocation() is None:
             raise InvalidArgumentError("--launcher srun works in a Slurm allocation (SLURM_JOB_ID is not set)")
-        found = shutil.which("srun")
-        if found is None:
+        srun = shutil.which("srun")
+        if srun is None:
             raise InvalidArgumentError("in a Slurm allocation (SLURM_JOB_ID is set), but there is no srun on PATH")
-        return "srun", found
+        return "srun", srun
     program = _find_mpiexec(mpiexec)
-    text = _version_text(program)
-    families = [name for name, pattern in _VERSIONS.items() if re.search(pattern, text)]
-    if not families:
-        line = text.strip().splitlines()[0] if text.strip() else "nothing"
+    version = _version_of(program)
+    family = next((name for name, pattern in _VERSIONS.items() if re.search(pattern, version)), None)
+    if family is None:
+        line = version.strip().splitlines()[0] if version.strip() else "nothing"
         raise InvalidArgumentError(f"{program} is of no MPI that is known here (--version says {line!r})")
-    if wanted not in ("auto", families[0]):
-        raise InvalidArgumentError(f"--launcher {wanted}, but {program} is {families[0]}'s: name another by --mpiexec")
-    if families[0] == "openmpi":
-        old = re.search(r"\((Open MPI|OpenRTE)\) [1-4]\.", text)  # PRRTE counts on its own, from 1, and is Open MPI 5
+    if wanted not in ("auto", family):
+        raise InvalidArgumentError(f"--launcher {wanted}, but {program} is {family}'s: name another by --mpiexec")
+    if family == "openmpi":  # PRRTE has versions of its own, from 1, and is Open MPI 5
+        old = re.search(r"\((Open MPI|OpenRTE)\) [1-4]\.", version)
         return ("openmpi4" if old else "openmpi5"), program
-    return families[0], program
+    return family, program
 
 
 def command_line(family: str, program: str, job: Job) -> list[str]:
@@ -141,16 +141,17 @@ def slurm_nodes(hosts: list[Host]) -> int:
 
 
 def _srun(program: str, job: Job) -> list[str]:
-    nodes, cpus = slurm_nodes(job.hosts), (slurm_allocation() or Allocation(1, 0)).cpus
-    share = [f"--cpus-per-task={max(1, cpus // job.ranks_per_node)}"] if cpus else []
-    crowded = ["--overcommit"] if 0 < cpus < job.ranks_per_node else []
+    nodes = slurm_nodes(job.hosts)
+    cpus = (slurm_allocation() or Allocation(1, 0)).cpus
+    cores = [f"--cpus-per-task={max(1, cpus // job.ranks_per_node)}"] if cpus else []
+    overcommit = ["--overcommit"] if 0 < cpus < job.ranks_per_node else []
     return [
         program,
         f"--nodes={nodes}",
         f"--ntasks={nodes * job.ranks_per_node}",
         f"--ntasks-per-node={job.ranks_per_node}",
-        *share,
-        *crowded,
+        *cores,
+        *overcommit,
         "--distribution=block",  # part k is on the k-th node
         "--kill-on-bad-exit=1",
         f"--chdir={job.workspace}",
@@ -165,16 +166,16 @@ def _hydra(program: str, job: Job) -> list[str]:
 
 
 def _intel(program: str, job: Job) -> list[str]:
-    told = {"I_MPI_JOB_RESPECT_PROCESS_PLACEMENT": "disable"}  # or a batch system's own counts would win over -ppn
+    variables = {"I_MPI_JOB_RESPECT_PROCESS_PLACEMENT": "disable"}  # or a batch system's counts would win over -ppn
     if job.ssh_options:
-        told["I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS"] = " ".join(job.ssh_options)
-    return [*_env(told), *_hydra_like(program, job)]
+        variables["I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS"] = " ".join(job.ssh_options)
+    return [*_env(variables), *_hydra_like(program, job)]
 
 
 def _hydra_like(program: str, job: Job) -> list[str]:
-    size = str(len(job.hosts) * job.ranks_per_node)
-    place = ["-hosts", ",".join(job.names), "-ppn", str(job.ranks_per_node), "-n", size]
-    return [program, *place, "-wdir", job.workspace, *job.tail]
+    num_ranks = str(len(job.hosts) * job.ranks_per_node)
+    placement = ["-hosts", ",".join(job.names), "-ppn", str(job.ranks_per_node), "-n", num_ranks]
+    return [program, *placement, "-wdir", job.workspace, *job.tail]
 
 
 def _open_mpi(ssh_parameter: list[str]) -> Callable[[str, Job], list[str]]:
@@ -213,7 +214,7 @@ def _env(variables: Mapping[str, str]) -> list[str]:
 
 
 def _find_mpiexec(named: str) -> str:
-    """The one that is named; else a wheel's, beside this Python; else the first on ``PATH``."""
+    """Return the mpiexec that is named; else a wheel's, beside this Python; else the first on ``PATH``."""
     if named:
         found = shutil.which(named)
         if found is None:
@@ -228,10 +229,10 @@ def _find_mpiexec(named: str) -> str:
     return found
 
 
-def _version_text(program: str) -> str:
+def _version_of(program: str) -> str:
     try:
         done = subprocess.run(
-            [program, "--version"], stdin=subprocess.DEVNULL, capture_output=True, timeout=_PATIENCE, check=False
+            [program, "--version"], stdin=subprocess.DEVNULL, capture_output=True, timeout=_VERSION_TIMEOUT, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise InvalidArgumentError(f"{program} --version: {error}") from error

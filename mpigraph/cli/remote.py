@@ -35,7 +35,8 @@ def ssh_options(arguments: argparse.Namespace) -> list[str]:
     Raises:
         InvalidArgumentError: no port, or no user name that launchers could pass on.
     """
-    port, user = arguments.ssh_port, arguments.ssh_username
+    port = arguments.ssh_port
+    user = arguments.ssh_username
     if port is not None and not 1 <= port <= 65535:
         raise InvalidArgumentError(f"--ssh_port must be 1 to 65535 (got {port})")
     if user and not re.fullmatch(r"[A-Za-z0-9_.][A-Za-z0-9_.@-]*", user):
@@ -44,7 +45,7 @@ def ssh_options(arguments: argparse.Namespace) -> list[str]:
 
 
 class Site(Protocol):
-    """A place that takes files.
+    """What files are copied to: a host, this machine, or nodes of a Slurm allocation.
 
     Attributes:
         name: for messages.
@@ -78,7 +79,7 @@ class Local:
 
 @dataclass(frozen=True)
 class SlurmNode:
-    """Nodes of the Slurm allocation, which see the same file system as this one.
+    """Nodes of the Slurm allocation; they see the same file system as this one.
 
     Attributes:
         count: how many nodes.
@@ -102,8 +103,8 @@ class SlurmNode:
         return [*self._step(), *Local().send(sources, directory)]
 
     def _step(self) -> list[str]:
-        size = [f"--nodes={self.count}", f"--ntasks={self.count}", "--ntasks-per-node=1"]
-        return ["srun", *size, f"--relative={self.first}", "--input=none", "--kill-on-bad-exit=1"]
+        counts = [f"--nodes={self.count}", f"--ntasks={self.count}", "--ntasks-per-node=1"]
+        return ["srun", *counts, f"--relative={self.first}", "--input=none", "--kill-on-bad-exit=1"]
 
 
 @dataclass(frozen=True)
@@ -148,14 +149,14 @@ class Ssh:
                 f"scp cannot be trusted with the path {directory!r}: choose a plain one, or install rsync on both ends"
             )
         options = ["-P" if word == "-p" else word for word in self.options]
-        if "-l" in options:  # which limits the bandwidth of scp
-            at = options.index("-l")
-            options[at : at + 2] = ["-o", f"User={options[at + 1]}"]
+        if "-l" in options:  # by -l, scp limits its bandwidth
+            index = options.index("-l")
+            options[index : index + 2] = ["-o", f"User={options[index + 1]}"]
         return ["scp", "-rpq", *options, "--", *sources, f"{target}:{directory}/"]
 
 
 def both_have_rsync(site: Ssh, ask: bool) -> bool:
-    """Whether rsync is here and there; without asking, whether it is here.
+    """Whether rsync is here and there (asked by ssh); without asking, whether it is here.
 
     Raises:
         MPIGraphError: ssh does not get there.

@@ -10,17 +10,17 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mpigraph.config import Config, slurm_allocation
 from mpigraph.errors import MPIGraphError
 from mpigraph.storage.part_config import PartConfig
 from mpigraph.store.staging import Shard, check_space, copy_shard, hosts_of_nodes, is_staged, parts_of_hosts, shards_of
 
-if TYPE_CHECKING:  # MPI starts with its import, and the other commands need none
+if TYPE_CHECKING:  # MPI starts with its import, and a parser needs none
     from mpigraph.mpi.world import World
 
-__all__ = ["add_parser"]
+__all__ = ["add_parser", "run"]
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -41,15 +41,32 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    given = {} if arguments.num_servers is None else {"num_servers": arguments.num_servers}
-    num_servers = Config.from_env(**given).num_servers
+    return run(arguments.part_config, arguments.to, arguments.num_servers)
+
+
+def run(part_config: str, directory: str, num_servers: int | None = None, comm: Any = None) -> int:
+    """Stage a graph; print where its configuration is, or one error.
+
+    Args:
+        part_config: the configuration, where every node sees it.
+        directory: where to, on every node's own disk.
+        num_servers: servers on each node of the job that follows (default: ``MPIGRAPH_NUM_SERVERS``, else 1).
+        comm: the ranks that take part; all by default.
+
+    Returns:
+        The exit status.
+
+    Collective on ``comm``.
+    """
+    given = {} if num_servers is None else {"num_servers": num_servers}
+    config = Config.from_env(**given)
     from mpigraph.session.context import current, exit_client, initialize
 
-    initialize(num_servers=0)  # every rank takes part
+    initialize(num_servers=0, comm=comm)  # every rank takes part
     world = current().world
     status = 0
     try:
-        path = _stage(world, arguments.part_config, Path(arguments.to).absolute(), num_servers)
+        path = _stage(world, part_config, Path(directory).absolute(), config.num_servers)
         if world.rank == 0:
             print(path, flush=True)
     except MPIGraphError as error:  # on every rank
@@ -61,33 +78,36 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _stage(world: "World", part_config: str, directory: Path, num_servers: int) -> Path:
-    """Stage, report, and return the path of the staged configuration."""
+    """Stage, report, and return the path of the staged configuration. Collective on ``world.comm``."""
     from mpigraph.mpi.agree import together
 
     begin = time.monotonic()
     _warn_if_alone(world)
-    hosts = _hosts(world, num_servers)
+    hosts = _hosts_of_nodes(world, num_servers)
     with together(world.comm, f"reading {part_config}"):
         config = PartConfig.read(part_config)
         parts = parts_of_hosts(hosts[world.node_index], sum(map(len, hosts)), config.num_parts)
         shards = shards_of(config, parts, directory)
-    mine = shards if world.node.rank == 0 else []  # one rank works for its node
-    doing, node = f"staging to {directory}", f"node {world.node_index} ({socket.gethostname()})"
-    with together(world.comm, doing):
-        missing = [shard for shard in mine if not is_staged(shard, config.graph_name)]
+    if world.node.rank != 0:  # one rank works for its node
+        shards = []
+    step = f"staging to {directory}"
+    node = f"node {world.node_index} ({socket.gethostname()})"
+    with together(world.comm, step):
+        missing = [shard for shard in shards if not is_staged(shard, config.graph_name)]
         check_space(missing, directory, node)
-    with together(world.comm, doing):
+    with together(world.comm, step):
         for shard in missing:
             copy_shard(shard, config.graph_name)
-    with together(world.comm, doing):  # last, now that every node has its parts
-        if mine:
+    with together(world.comm, step):  # last, now that every node has its parts
+        if shards:
             replace(config, files=config.default_files(config.num_parts)).write(directory)
-    _report(world, f"{node}: {_summary(parts, mine, missing)}, {time.monotonic() - begin:.1f} s" if mine else "")
+    seconds = time.monotonic() - begin
+    _report(world, f"{node}: {_summary(parts, shards, missing)}, {seconds:.1f} s" if shards else "")
     return directory / config.path.name
 
 
-def _hosts(world: "World", num_servers: int) -> list[list[int]]:
-    """The hosts on each node of a job that is started as this one."""
+def _hosts_of_nodes(world: "World", num_servers: int) -> list[list[int]]:
+    """Return the hosts on each node of a job that is started as this one."""
     if num_servers == 0:
         return [world.hosts_of_node(node) for node in range(world.num_nodes)]  # every rank is a host, as here
     return hosts_of_nodes([ranks.tolist() for ranks in world.serving(num_servers)], num_servers)
@@ -100,17 +120,18 @@ def _summary(parts: list[int], shards: list[Shard], copied: list[Shard]) -> str:
 
 
 def _warn_if_alone(world: "World") -> None:
+    """Warn where all parts go to this node by mistake."""
     allocation = slurm_allocation()
     if world.size == 1 and allocation is not None and allocation.nodes > 1:
         print(
-            f"mpigraph stage: warning: one process, so all parts go to this node, of the {allocation.nodes} that the "
-            "job has: start it by srun",
+            f"mpigraph stage: warning: one process copies all parts to this node, one of the job's {allocation.nodes}: "
+            "start it by srun",
             file=sys.stderr,
         )
 
 
 def _report(world: "World", line: str) -> None:
-    """Print every node's line once."""
+    """Print every node's line once. Collective on ``world.comm``."""
     from mpigraph.mpi.agree import allgather_bytes
 
     with world.watch("reporting"):

@@ -19,8 +19,7 @@ import numpy as np
 import torch
 
 from mpigraph.arrays import I64
-from mpigraph.distgraph.ids import as_ids
-from mpigraph.distgraph.typed_ids import EdgeIds, NodeIds
+from mpigraph.distgraph.typed_ids import EdgeIds, NodeIds, id_array
 from mpigraph.kernels.rng import combine
 from mpigraph.metadata.schema import Relation
 
@@ -56,9 +55,9 @@ class Seeds:
         self._types: list[str | Relation] | None = None
         if isinstance(given, Mapping):
             self._types = list(given)
-            lists = [as_ids(ids, f"{what} of {kind!r}") for kind, ids in given.items()]
+            lists = [id_array(ids, f"{what} of {kind!r}") for kind, ids in given.items()]
         else:
-            lists = [as_ids(given, what)]
+            lists = [id_array(given, what)]
         self._ids = lists[0] if len(lists) == 1 else np.concatenate([np.empty(0, np.int64), *lists])
         kinds = np.arange(len(lists), dtype=np.min_scalar_type(len(lists)))
         self._kinds = kinds if self._types is None else np.repeat(kinds, [len(ids) for ids in lists])

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 
 from mpigraph.arrays import I64
-from mpigraph.distgraph.ids import to_rows
 from mpigraph.distgraph.init_rows import InitFunc, by_chunk
 from mpigraph.distgraph.partition_book import PartitionPolicy
 from mpigraph.distgraph.tensor import DistTensor, find_policy
+from mpigraph.distgraph.typed_ids import to_rows
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.kernels.rng import combine
 from mpigraph.rows.owners import RowOwners

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from mpigraph.distgraph.features import FeatureMap, Scheme
-from mpigraph.distgraph.ids import as_ids
 from mpigraph.distgraph.partition_book import PartitionPolicy, RangePartitionBook
 from mpigraph.distgraph.sampled_graph import SampledGraph
 from mpigraph.distgraph.tensor import DistTensor
+from mpigraph.distgraph.typed_ids import id_array
 from mpigraph.errors import PartitionError
 from mpigraph.graphs.fields import ALL, EID, NID, EdgeType, IdsLike
 from mpigraph.graphs.hetero import HeteroGraph
@@ -177,7 +177,7 @@ class DistGraph(SampledGraph):
         relation = self.schema.relation_id(etype)
         ntype = self.schema.ends(relation)[side]
         everything = isinstance(nodes, str) and nodes == ALL
-        ids = np.arange(self._book.book.num_nodes(ntype)) if everything else as_ids(nodes, "node ids")
+        ids = np.arange(self._book.book.num_nodes(ntype)) if everything else id_array(nodes, "node ids")
         read = self._topology.in_degrees if side else self._topology.out_degrees
         degrees = torch.from_numpy(read(ids, relation))
         return int(degrees[0]) if isinstance(nodes, int) else degrees
@@ -191,7 +191,7 @@ class DistGraph(SampledGraph):
         One-sided; the target does nothing.
         """
         relation = self.schema.relation_id(etype)
-        src, dst = self._topology.find_edges(as_ids(edges, "edge ids"), relation)
+        src, dst = self._topology.find_edges(id_array(edges, "edge ids"), relation)
         return torch.from_numpy(src), torch.from_numpy(dst)
 
     @property

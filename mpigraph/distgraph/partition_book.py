@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from mpigraph.arrays import I32, I64
-from mpigraph.distgraph.ids import as_ids
+from mpigraph.distgraph.typed_ids import id_array
 from mpigraph.errors import InvalidArgumentError, PartitionError
 from mpigraph.graphs.fields import EdgeType, IdsLike
 from mpigraph.metadata.book import RangeBook, check_ids
@@ -160,7 +160,7 @@ class RangePartitionBook:
             OutOfRangeError: a node does not exist.
         """
         book, kind = self._node_space(ntype)
-        return _tensor(book.node_owner(as_ids(nids, "node ids"), kind))
+        return _tensor(book.node_owner(id_array(nids, "node ids"), kind))
 
     def eid2partid(self, eids: IdsLike, etype: EdgeType = DEFAULT_ETYPE) -> torch.Tensor:
         """int64[n]: the part of each edge.
@@ -170,7 +170,7 @@ class RangePartitionBook:
             OutOfRangeError: an edge does not exist.
         """
         book, kind = self._edge_space(etype)
-        return _tensor(book.edge_owner(as_ids(eids, "edge ids"), kind))
+        return _tensor(book.edge_owner(id_array(eids, "edge ids"), kind))
 
     def partid2nids(self, partid: int, ntype: str | None = DEFAULT_NTYPE) -> torch.Tensor:
         """int64[n]: the node ids of a part, ascending. Raises NodeTypeError, and PartitionError for no such part."""
@@ -185,30 +185,30 @@ class RangePartitionBook:
     def nid2localnid(self, nids: IdsLike, partid: int, ntype: str | None = DEFAULT_NTYPE) -> torch.Tensor:
         """int64[n]: node ids counted from a part's first."""
         book, kind = self._node_space(ntype)
-        return _tensor(as_ids(nids, "node ids") - book.node_range(self._part(partid), kind)[0])
+        return _tensor(id_array(nids, "node ids") - book.node_range(self._part(partid), kind)[0])
 
     def eid2localeid(self, eids: IdsLike, partid: int, etype: EdgeType = DEFAULT_ETYPE) -> torch.Tensor:
         """int64[n]: edge ids counted from a part's first."""
         book, kind = self._edge_space(etype)
-        return _tensor(as_ids(eids, "edge ids") - book.edge_range(self._part(partid), kind)[0])
+        return _tensor(id_array(eids, "edge ids") - book.edge_range(self._part(partid), kind)[0])
 
     def map_to_per_ntype(self, ids: IdsLike) -> tuple[torch.Tensor, torch.Tensor]:
         """``(type ids, type-wise ids)`` of homogeneous node ids, int64[n] each. Raises OutOfRangeError."""
-        return _split_types(as_ids(ids, "node ids"), self._node_begins, self.book.node_offsets, "node")
+        return _split_types(id_array(ids, "node ids"), self._node_begins, self.book.node_offsets, "node")
 
     def map_to_per_etype(self, ids: IdsLike) -> tuple[torch.Tensor, torch.Tensor]:
         """``(type ids, type-wise ids)`` of homogeneous edge ids, int64[n] each. Raises OutOfRangeError."""
-        return _split_types(as_ids(ids, "edge ids"), self._edge_begins, self.book.edge_offsets, "edge")
+        return _split_types(id_array(ids, "edge ids"), self._edge_begins, self.book.edge_offsets, "edge")
 
     def map_to_homo_nid(self, ids: IdsLike, ntype: str | None = None) -> torch.Tensor:
         """int64[n]: homogeneous ids of type-wise node ids. Raises NodeTypeError and OutOfRangeError."""
-        kind, values = self.book.schema.ntype_id(ntype), as_ids(ids, "node ids")
+        kind, values = self.book.schema.ntype_id(ntype), id_array(ids, "node ids")
         owner = self.book.node_owner(values, kind)
         return _tensor(values - self.book.node_offsets[kind][owner] + self._node_begins[owner, kind])
 
     def map_to_homo_eid(self, ids: IdsLike, etype: EdgeType = None) -> torch.Tensor:
         """int64[n]: homogeneous ids of type-wise edge ids. Raises EdgeTypeError and OutOfRangeError."""
-        kind, values = self.book.schema.relation_id(etype), as_ids(ids, "edge ids")
+        kind, values = self.book.schema.relation_id(etype), id_array(ids, "edge ids")
         owner = self.book.edge_owner(values, kind)
         return _tensor(values - self.book.edge_offsets[kind][owner] + self._edge_begins[owner, kind])
 
@@ -315,12 +315,12 @@ class PartitionPolicy:
 
     def to_local(self, ids: IdsLike) -> torch.Tensor:
         """Ids counted from the local part's first."""
-        return _tensor(as_ids(ids, "ids") - self._offsets[self.part_id])
+        return _tensor(id_array(ids, "ids") - self._offsets[self.part_id])
 
     def to_partid(self, ids: IdsLike) -> torch.Tensor:
         """int64[n]: the part of each id."""
         owner = self.book.node_owner if self.is_node else self.book.edge_owner
-        return _tensor(owner(as_ids(ids, "ids"), self.type_id))
+        return _tensor(owner(id_array(ids, "ids"), self.type_id))
 
     def get_part_size(self) -> int:
         """Rows of the local part."""

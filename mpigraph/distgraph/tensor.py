@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from mpigraph.distgraph.dtypes import dtype_name, to_storage, to_torch
-from mpigraph.distgraph.ids import to_rows
 from mpigraph.distgraph.init_rows import Fill, InitFunc, by_range, fill_rows
 from mpigraph.distgraph.partition_book import PartitionPolicy
+from mpigraph.distgraph.typed_ids import to_rows
 from mpigraph.errors import ClosedError, InvalidArgumentError, PartitionError, TensorMismatchError
 from mpigraph.metadata.book import RangeBook
 from mpigraph.mpi.world import World

@@ -1,4 +1,4 @@
-"""Ids, fanouts and names as users give them, with and without types, and the forms in which the library has them.
+"""Ids, rows, fanouts and names as users give them, and the forms in which the library has them.
 
 Where a graph has one node type its nodes are given and returned as they are, else by node type; with edges and
 relations it is the same. What belongs to relations may be one value for all or a dict by edge type.
@@ -11,8 +11,7 @@ import numpy as np
 import torch
 
 from mpigraph.arrays import I64
-from mpigraph.distgraph.ids import as_ids
-from mpigraph.errors import InvalidArgumentError, NodeTypeError
+from mpigraph.errors import InvalidArgumentError, MaskLengthError, NodeTypeError
 from mpigraph.graphs import fields
 from mpigraph.graphs.block import Block
 from mpigraph.graphs.fields import IdsLike
@@ -32,6 +31,8 @@ __all__ = [
     "by_relation",
     "canonical",
     "check_fanout",
+    "id_array",
+    "to_rows",
     "unwrap_edges",
     "unwrap_nodes",
 ]
@@ -57,6 +58,40 @@ Names: TypeAlias = str | Sequence[str] | ByEdgeType[str | Sequence[str]]
 """Names of features, each for all types that have one of that name; or type -> names."""
 
 
+def id_array(ids: IdsLike, what: str) -> I64:
+    """:func:`mpigraph.graphs.fields.as_ids` as an array: int64[n] from a tensor, array, list or scalar of integers.
+
+    Raises:
+        InvalidArgumentError: the values are not integers in one dimension, or of uint8 like many masks.
+    """
+    array: I64 = fields.as_ids(ids, what).cpu().contiguous().numpy()
+    return array
+
+
+def to_rows(index: slice | IdsLike, num_rows: int, name: str) -> I64:
+    """int64[n]: the rows that an index of a tensor with ``num_rows`` rows means.
+
+    Args:
+        index: int, slice, list, ndarray or tensor of integers, or a mask of bool with one entry for each row.
+        num_rows: rows of the tensor.
+        name: the tensor's name, for messages.
+
+    Raises:
+        MaskLengthError: a mask of the wrong length.
+        InvalidArgumentError: not an index.
+    """
+    if isinstance(index, slice):
+        return np.arange(*index.indices(num_rows), dtype=np.int64)
+    if isinstance(index, torch.Tensor):
+        index = index.detach().cpu().numpy()
+    array = np.asarray(index)
+    if array.dtype != np.bool_:
+        return id_array(array, f"index of tensor {name!r}")
+    if array.shape != (num_rows,):
+        raise MaskLengthError(f"mask of tensor {name!r} must have {num_rows} entries (got shape {array.shape})")
+    return np.flatnonzero(array)
+
+
 def by_ntype(schema: Schema, nodes: NodeIds, what: str = "node ids") -> dict[int, I64]:
     """Node ids by node type id; ``what`` names them in errors.
 
@@ -65,10 +100,10 @@ def by_ntype(schema: Schema, nodes: NodeIds, what: str = "node ids") -> dict[int
         InvalidArgumentError: the ids are not integers in one dimension.
     """
     if isinstance(nodes, Mapping):
-        return {schema.ntype_id(ntype): as_ids(ids, what) for ntype, ids in nodes.items()}
+        return {schema.ntype_id(ntype): id_array(ids, what) for ntype, ids in nodes.items()}
     if len(schema.ntypes) > 1:
         raise NodeTypeError(f"{what} must be a dict by node type: the graph has {list(schema.ntypes)}")
-    return {0: as_ids(nodes, what)}
+    return {0: id_array(nodes, what)}
 
 
 def unwrap_nodes(schema: Schema, nodes: Mapping[int, I64]) -> NodeTensors:

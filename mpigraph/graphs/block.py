@@ -12,10 +12,10 @@ import torch
 
 from mpigraph.arrays import I32, I64
 from mpigraph.errors import GraphDataError, InvalidArgumentError, NodeTypeError
-from mpigraph.graphs.fields import EID, NID, as_ids, as_tensor
+from mpigraph.graphs.fields import EID, NID, EdgeType, IdsLike, as_ids, as_tensor
 from mpigraph.graphs.frame import Frame, Frames
 from mpigraph.graphs.hetero import HeteroGraph
-from mpigraph.graphs.in_memory import Etype, Ids, NodesView, Space, count, exact_device, frame_of
+from mpigraph.graphs.in_memory import NodesView, Space, count, exact_device, frame_of
 from mpigraph.graphs.inedges import InEdges
 from mpigraph.graphs.message_passing import MessagePassing
 from mpigraph.metadata.schema import Relation, Schema
@@ -78,6 +78,7 @@ class Block(MessagePassing):
                     f"relation {relation}: indptr has {len(indptr)} entries up to {indptr[-1]}, "
                     f"but there are {rows} destinations and {len(indices)} edges"
                 )
+            # no perm: samplers give the edges destination by destination, so edge ids are CSC positions
             structures[relation] = InEdges(as_tensor(indptr), as_tensor(indices), len(ids[src_type]))
             frames.edge[relation] = Frame(len(indices), f"edges of relation {relation}")
             if eids is not None:
@@ -109,7 +110,7 @@ class Block(MessagePassing):
         """View of the nodes: ``nodes["SRC/x"]``, ``nodes["DST/x"]``; "x" is the source side, if it has the type."""
         return BlockNodesView(self, self._frames)
 
-    def __getitem__(self, etype: Etype) -> "Block":
+    def __getitem__(self, etype: EdgeType) -> "Block":
         """Return the block of one relation, which shares the features."""
         relation = self.to_canonical_etype(etype)
         frames = self._frames
@@ -153,7 +154,7 @@ class BlockNodesView(NodesView):
 
 
 def to_block(
-    g: HeteroGraph, dst_nodes: Ids | Mapping[str, Ids] | None = None, include_dst_in_src: bool = True
+    g: HeteroGraph, dst_nodes: IdsLike | Mapping[str, IdsLike] | None = None, include_dst_in_src: bool = True
 ) -> Block:
     """Make a block of a frontier: its destinations, and the sources of their edges in order of first appearance.
 
@@ -212,7 +213,7 @@ def _side_frame(frames: Frames, ntype: str) -> Frame:
 
 
 def _destinations(
-    g: HeteroGraph, dst_nodes: Ids | Mapping[str, Ids] | None, columns: Mapping[Relation, torch.Tensor]
+    g: HeteroGraph, dst_nodes: IdsLike | Mapping[str, IdsLike] | None, columns: Mapping[Relation, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
     """Return the destinations of each type, int64, without repeats."""
     if dst_nodes is None:
@@ -263,6 +264,7 @@ def _sources(
 
 def _by_first_appearance(ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the distinct ids in order of first appearance, and the position of each id among them."""
+    # torch.unique sorts: find where each value appears first, and renumber the values in the order of these places
     values, inverse = torch.unique(ids, return_inverse=True)
     places = torch.arange(ids.shape[0], device=ids.device)
     first = torch.full_like(values, ids.shape[0]).scatter_reduce_(0, inverse, places, "amin")
@@ -277,6 +279,7 @@ def _positions(ids: torch.Tensor, dst: torch.Tensor, relation: Relation) -> torc
     if dst.numel() == 0:
         return dst
     ordered, order = torch.sort(ids)
+    # an id above all others is searched to the end, where there is nothing to compare it with: hence the clamp
     place = torch.searchsorted(ordered, dst).clamp(max=max(ids.shape[0] - 1, 0))
     missing = ordered[place] != dst if ids.numel() else torch.ones_like(dst, dtype=torch.bool)
     if bool(missing.any()):

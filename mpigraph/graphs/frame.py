@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import numpy.typing as npt
 import torch
 
 from mpigraph.errors import FieldNameError, GraphDataError, InvalidArgumentError
-from mpigraph.graphs.fields import as_tensor
+from mpigraph.graphs.fields import TensorLike, as_tensor
 from mpigraph.metadata.schema import Relation
 
 __all__ = ["Frame", "Frames", "TypedFields", "fields_of"]
@@ -38,7 +37,7 @@ class Frame(MutableMapping[str, torch.Tensor]):
         except KeyError:
             raise FieldNameError(f"no feature {name!r} on {self.owner} (have {list(self)})") from None
 
-    def __setitem__(self, name: str, values: torch.Tensor | npt.ArrayLike) -> None:
+    def __setitem__(self, name: str, values: TensorLike) -> None:
         tensor = as_tensor(values)
         if tensor.dim() == 0 or tensor.shape[0] != self.num_rows:
             raise GraphDataError(

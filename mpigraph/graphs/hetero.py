@@ -11,16 +11,16 @@ from typing import Any, TypeVar
 import torch
 
 from mpigraph.errors import EdgeTypeError, GraphDataError, InvalidArgumentError
-from mpigraph.graphs.fields import as_ids
+from mpigraph.graphs.fields import EdgeType, IdsLike, as_ids
 from mpigraph.graphs.frame import Frame, Frames, fields_of
-from mpigraph.graphs.in_memory import Etype, Ids, NodesView, count, exact_device
+from mpigraph.graphs.in_memory import NodesView, count, exact_device
 from mpigraph.graphs.inedges import InEdges
 from mpigraph.graphs.message_passing import MessagePassing
 from mpigraph.metadata.schema import DEFAULT_ETYPE, Relation, Schema
 
 __all__ = ["HeteroGraph", "graph", "heterograph", "to_bidirected"]
 
-EdgeList = tuple[Ids, Ids]
+EdgeList = tuple[IdsLike, IdsLike]
 T = TypeVar("T")
 
 
@@ -42,6 +42,7 @@ class HeteroGraph(MessagePassing):
         nodes = {t: Frame(num_nodes[t], f"nodes of type {t!r}") for t in schema.ntypes}
         edge = {r: Frame(edges[r][0].shape[0], f"edges of relation {r}") for r in schema.relations}
         device = next((src.device for src, _ in edges.values()), torch.device("cpu"))
+        # one object for both sides: what is set on the sources shows on the destinations
         super().__init__(schema, Frames(nodes, nodes, edge), device)
         self._edges = dict(edges)
         self._structures: dict[Relation, InEdges] = {}
@@ -78,7 +79,7 @@ class HeteroGraph(MessagePassing):
         """View of the nodes: ``nodes[t].data``, and ``nodes(t)`` for the ids."""
         return NodesView(self, self._node_frames)
 
-    def __getitem__(self, etype: Etype) -> "HeteroGraph":
+    def __getitem__(self, etype: EdgeType) -> "HeteroGraph":
         """Return the graph of one relation, which shares the features. If it joins two types, it has a source and a
         destination side, as a block has.
         """
@@ -102,7 +103,7 @@ class HeteroGraph(MessagePassing):
         edges = {r: (src.to(device), dst.to(device)) for r, (src, dst) in self._edges.items()}
         counts = {t: frame.num_rows for t, frame in self._node_frames.items()}
         moved = HeteroGraph(self._schema, edges, counts)
-        moved._device = device
+        moved._device = device  # a graph without relations has no tensor that would tell
         moved._frames = self._frames.to(device)
         moved._structures = {r: self._structures[r].to(device) for r in edges if r in self._structures}
         return moved
@@ -219,6 +220,7 @@ def _check_or_infer(
     for relation, columns in edges.items():
         for what, ntype, ids in zip(("source", "destination"), relation[::2], columns, strict=True):
             low, high = (int(ids.min()), int(ids.max())) if ids.numel() else (0, -1)
+            # without a given count only negative endpoints are wrong
             limit = counts[ntype] if ntype in given else max(high + 1, 0)
             if low < 0 or high >= limit:
                 edge = int(((ids < 0) | (ids >= limit)).nonzero()[0])

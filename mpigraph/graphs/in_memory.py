@@ -5,27 +5,22 @@ types and whose lengths are the counts.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, MutableMapping
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias, TypeVar
+from typing import Any, ClassVar, TypeVar
 
-import numpy.typing as npt
 import torch
 
 from mpigraph.errors import InvalidArgumentError, NodeTypeError, OutOfRangeError
-from mpigraph.graphs.fields import ALL, as_ids
+from mpigraph.graphs.fields import ALL, EdgeType, IdsLike, as_ids
 from mpigraph.graphs.frame import Frame, Frames, fields_of
 from mpigraph.graphs.inedges import InEdges
 from mpigraph.metadata.schema import Relation, Schema
 
 __all__ = ["EdgesView", "InMemoryGraph", "NodesView", "Space"]
 
-Ids: TypeAlias = torch.Tensor | npt.ArrayLike | Sequence[int]
-"""Integer ids as users give them; :func:`.fields.as_ids` makes int64[n] of them."""
-Etype: TypeAlias = str | Relation | None
-"""An edge type by name or by triple; None means the only one."""
 G = TypeVar("G", bound="InMemoryGraph")
 T = TypeVar("T")
 
@@ -61,7 +56,7 @@ class EdgesView:
     def __getitem__(self, etype: str | Relation) -> Space:
         return Space(self._graph._edge_frame(etype))
 
-    def __call__(self, form: str = "uv", order: str = "eid", etype: Etype = None) -> Any:
+    def __call__(self, form: str = "uv", order: str = "eid", etype: EdgeType = None) -> Any:
         """Return the edges as :meth:`InMemoryGraph.all_edges` does."""
         return self._graph.all_edges(form, order, etype)
 
@@ -120,7 +115,7 @@ class InMemoryGraph(ABC):
         """Whether there is one node type and one relation."""
         return self._schema.is_homogeneous
 
-    def to_canonical_etype(self, etype: Etype = None) -> Relation:
+    def to_canonical_etype(self, etype: EdgeType = None) -> Relation:
         """Return the triple of an edge type; None means the only one."""
         return self._schema.to_canonical(etype)
 
@@ -128,7 +123,7 @@ class InMemoryGraph(ABC):
         """Return the id of a node type; None means the only one."""
         return self._schema.ntype_id(ntype)
 
-    def get_etype_id(self, etype: Etype = None) -> int:
+    def get_etype_id(self, etype: EdgeType = None) -> int:
         """Return the id of a relation; None means the only one."""
         return self._schema.relation_id(etype)
 
@@ -142,7 +137,7 @@ class InMemoryGraph(ABC):
         """Return the number of destination nodes of a type, or of all types."""
         return count(self._frames.dst, ntype)
 
-    def num_edges(self, etype: Etype = None) -> int:
+    def num_edges(self, etype: EdgeType = None) -> int:
         """Return the number of edges of a relation, or of all."""
         if etype is None:
             return sum(frame.num_rows for frame in self._frames.edge.values())
@@ -184,7 +179,7 @@ class InMemoryGraph(ABC):
 
     # -- structure -------------------------------------------------------------------------------------------
 
-    def all_edges(self, form: str = "uv", order: str = "eid", etype: Etype = None) -> Any:
+    def all_edges(self, form: str = "uv", order: str = "eid", etype: EdgeType = None) -> Any:
         """Return the edges of a relation.
 
         Args:
@@ -205,7 +200,7 @@ class InMemoryGraph(ABC):
             src, dst = src[eids], dst[eids]
         return {"uv": (src, dst), "eid": eids, "all": (src, dst, eids)}[form]
 
-    def find_edges(self, eid: Ids, etype: Etype = None) -> tuple[torch.Tensor, torch.Tensor]:
+    def find_edges(self, eid: IdsLike, etype: EdgeType = None) -> tuple[torch.Tensor, torch.Tensor]:
         """Return source and destination, int64[n] each, of edge ids.
 
         Raises:
@@ -217,16 +212,16 @@ class InMemoryGraph(ABC):
         src, dst = self._coo(relation)
         return src[eids], dst[eids]
 
-    def edge_index(self, etype: Etype = None) -> torch.Tensor:
+    def edge_index(self, etype: EdgeType = None) -> torch.Tensor:
         """Return sources and destinations, int64[2, num_edges], for PyG's layers."""
         return torch.stack(self._coo(self.to_canonical_etype(etype)))
 
-    def in_degrees(self, v: Ids | str = ALL, etype: Etype = None) -> torch.Tensor:
+    def in_degrees(self, v: IdsLike | str = ALL, etype: EdgeType = None) -> torch.Tensor:
         """Return the in-degrees of destinations ``v`` (all by default), int64."""
         relation = self.to_canonical_etype(etype)
         return _pick(self._in_edges(relation).degrees, v, f"node of type {relation[2]!r}")
 
-    def out_degrees(self, u: Ids | str = ALL, etype: Etype = None) -> torch.Tensor:
+    def out_degrees(self, u: IdsLike | str = ALL, etype: EdgeType = None) -> torch.Tensor:
         """Return the out-degrees of sources ``u`` (all by default), int64."""
         relation = self.to_canonical_etype(etype)
         in_edges = self._in_edges(relation)
@@ -261,7 +256,7 @@ class InMemoryGraph(ABC):
         twin._frames = self._frames.copy()
         return twin
 
-    def _edge_frame(self, etype: Etype) -> Frame:
+    def _edge_frame(self, etype: EdgeType) -> Frame:
         return self._frames.edge[self.to_canonical_etype(etype)]
 
 
@@ -301,7 +296,7 @@ def exact_device(device: torch.device | str) -> torch.device:
     return torch.empty(0, device=device).device  # torch fills in the current device's index
 
 
-def _pick(degrees: torch.Tensor, ids: Ids | str, what: str) -> torch.Tensor:
+def _pick(degrees: torch.Tensor, ids: IdsLike | str, what: str) -> torch.Tensor:
     """Return the degrees of ``ids``, or all of them for ``ALL``."""
     if isinstance(ids, str):
         if ids != ALL:

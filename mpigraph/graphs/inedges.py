@@ -41,7 +41,7 @@ class InEdges:
             num_dst: number of destination nodes.
         """
         perm: torch.Tensor | None = None
-        if dst.numel() > 1 and bool((dst[1:] < dst[:-1]).any()):
+        if dst.numel() > 1 and bool((dst[1:] < dst[:-1]).any()):  # else perm would be the identity
             perm = torch.argsort(dst, stable=True)
             src = src[perm]
         return cls.of_degrees(torch.bincount(dst, minlength=num_dst), src, num_src, perm)
@@ -93,7 +93,7 @@ class InEdges:
     @cached_property
     def transposed(self) -> tuple["InEdges", torch.Tensor]:
         """The same edges by source, and int64[num_edges], the CSC position of each edge in that order."""
-        order = torch.argsort(self.indices, stable=True)
+        order = torch.argsort(self.indices, stable=True)  # stable: gradients are summed in one order, bit for bit
         rows = self.dst[order].to(self.indices.dtype)
         degrees = torch.bincount(self.indices, minlength=self.num_src)
         return InEdges(_indptr(degrees), rows, self.num_dst), order
@@ -142,7 +142,7 @@ class InEdges:
             return self
         perm = None if self.perm is None else self.perm.to(device)
         moved = InEdges(self.indptr.to(device), self.indices.to(device), self.num_src, perm)
-        if "transposed" in self.__dict__:
+        if "transposed" in self.__dict__:  # where cached_property keeps it; the other layouts are cheap to make again
             turned, order = self.transposed
             moved.__dict__["transposed"] = (turned.to(device), order.to(device))
         return moved

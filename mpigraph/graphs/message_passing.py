@@ -6,8 +6,9 @@ import torch
 
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.aggregate import aggregate
+from mpigraph.graphs.fields import EdgeType
 from mpigraph.graphs.frame import Frame
-from mpigraph.graphs.in_memory import Etype, InMemoryGraph
+from mpigraph.graphs.in_memory import InMemoryGraph
 from mpigraph.graphs.messages import (
     EdgeBatch,
     EdgeFunction,
@@ -34,7 +35,7 @@ class MessagePassing(InMemoryGraph):
         message_func: Message,
         reduce_func: Reduce,
         apply_node_func: NodeFunction | None = None,
-        etype: Etype = None,
+        etype: EdgeType = None,
     ) -> None:
         """Send messages along the edges and reduce them at the destinations.
 
@@ -53,6 +54,7 @@ class MessagePassing(InMemoryGraph):
         """
         check_builtin(message_func, reduce_func)
         relations = self.canonical_etypes
+        # one relation needs no second reduction over relations, and may use "mean"
         if etype is not None or len(relations) == 1:
             relation = self.to_canonical_etype(etype)
             self._dst_frame(relation)[reduce_func.out] = self._reduced(relation, message_func, reduce_func)
@@ -103,7 +105,7 @@ class MessagePassing(InMemoryGraph):
             self._frames.dst[ntype][out] = combine(tensors, cross_reducer)
         self._apply_nodes(apply_node_func, {ntype for ntype, _ in found})
 
-    def apply_edges(self, func: Message | EdgeFunction, etype: Etype = None) -> None:
+    def apply_edges(self, func: Message | EdgeFunction, etype: EdgeType = None) -> None:
         """Compute new edge features, such as ``fn.u_dot_v("h", "h", "score")``.
 
         Args:

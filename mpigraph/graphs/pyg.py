@@ -200,6 +200,7 @@ def _add_features(data: PygData, store: PygData, fields: Iterable[tuple[str, obj
         if not _is_by_rows(data, store, name, values):
             continue
         of_edges = "edge" in name or name == "e_id"
+        # ``frames`` are one type's, or those of the nodes and of the edges of a Data, in this order
         for frame in reversed(frames) if of_edges else frames:
             if len(values) == frame.num_rows:
                 frame[_OURS.get(name, name)] = as_tensor(values)
@@ -208,6 +209,7 @@ def _add_features(data: PygData, store: PygData, fields: Iterable[tuple[str, obj
 
 def _is_by_rows(data: PygData, store: PygData, name: str, values: torch.Tensor | npt.NDArray[np.generic]) -> bool:
     """Whether PyG too has the nodes or edges of an attribute along its first dimension."""
+    # the method by which PyG knows along which dimension it joins and slices an attribute; users may override it
     dimension_of = getattr(data, "__cat_dim__", None)
     return values.ndim == 1 or dimension_of is None or dimension_of(name, values, store) == 0
 

@@ -32,7 +32,8 @@ def warm_up() -> None:
     ranges.setflags(write=False)  # to numba another type, for which it compiles again; that of books
     order_by_range(ids, ranges)
     find_runs(ids)
-    dst, rows = Destinations(ids, 1, False, key), Candidates(*(np.empty(2, np.int64) for _ in range(5)))
+    dst = Destinations(ids, 1, False, key)
+    rows = Candidates(*(np.empty(2, np.int64) for _ in range(5)))
     count_uniform(dst, indptr, 0, ids, rows, counts)
     choose_uniform(dst, ids, rows, indptr, counts)
     shorten_rows(dst, ids[:0], ids, rows, counts)

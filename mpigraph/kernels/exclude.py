@@ -5,8 +5,8 @@ without the excluded edges. :func:`shorten_rows` comes after the rows were count
 chosen: it moves each pick over the excluded edges before it. Weights and masks are copied without those of the excluded
 edges in between, so that the choosing kernels meet nothing but shorter rows.
 
-Few rows have an excluded edge, and all others stay as they are: a directory of the edge ids by their high bits says of
-most rows at once that they have none.
+Few rows have an excluded edge, and all others stay as they are: a directory of the excluded edges by their high bits
+shows for most rows, without a search, that they have none.
 """
 
 import numpy as np
@@ -17,12 +17,12 @@ from mpigraph.kernels.sample import Candidates, Destinations, num_picks
 
 __all__ = ["copy_kept", "recount_weighted", "shorten_rows", "step_over"]
 
-_BUCKETS = 4  # for each excluded edge
+_BUCKETS = 4  # buckets of the directory for each excluded edge, at most: then most buckets are empty
 
 
 @njit(nogil=True, cache=True)
 def _directory(excluded: I64, shift: int) -> I64:
-    """Where the excluded edges of each bucket of ``2**shift`` edges begin: int64[buckets + 1]."""
+    """Return where the excluded edges of each bucket of ``2**shift`` edges begin: int64[buckets + 1]."""
     begins = np.zeros((excluded[-1] >> shift) + 2, np.int64)
     for edge in excluded:
         begins[(edge >> shift) + 1] += 1
@@ -55,8 +55,9 @@ def shorten_rows(dst: Destinations, excluded: I64, positions: I64, rows: Candida
     for i in range(len(positions)):
         p = positions[i]
         begin, end = rows.begins[p], rows.begins[p] + rows.degrees[p]
-        low, high = directory[min(begin >> shift, last)], directory[min(((end - 1) >> shift) + 1, last)]
-        first = low
+        # the buckets that the row's edges fall in; linear search in them, since they hold few excluded edges
+        first = directory[min(begin >> shift, last)]
+        high = directory[min(((end - 1) >> shift) + 1, last)]
         while first < high and excluded[first] < begin:
             first += 1
         behind = first
@@ -73,7 +74,7 @@ def shorten_rows(dst: Destinations, excluded: I64, positions: I64, rows: Candida
 def recount_weighted(
     dst: Destinations, weights: Array, excluded: I64, positions: I64, rows: Candidates, counts: I64
 ) -> None:
-    """Count anew, in shortened rows, the edges that can be drawn.
+    """Count, in shortened rows, the edges that can be drawn.
 
     ``weights`` is float or bool [nnz], one for each edge of the host; ``rows.num_candidates`` and ``counts`` are
     filled. The others are as :func:`shorten_rows` left them.
@@ -83,6 +84,7 @@ def recount_weighted(
         next_excluded = rows.excluded_begin[p]
         behind = next_excluded + rows.num_excluded[p]
         drawable = 0
+        # ``degrees`` no longer counts the excluded edges, which still lie between the others
         for e in range(rows.begins[p], rows.begins[p] + rows.degrees[p] + rows.num_excluded[p]):
             if next_excluded < behind and excluded[next_excluded] == e:
                 next_excluded += 1
@@ -123,13 +125,16 @@ def step_over(excluded: I64, positions: I64, starts: I64, rows: Candidates, offs
     """
     for i in range(len(positions)):
         p = positions[i]
-        first, n, begin = rows.excluded_begin[p], rows.num_excluded[p], rows.begins[p]
+        first = rows.excluded_begin[p]
+        n = rows.num_excluded[p]
         if n == 0:
             continue
         for o in range(offsets[p], offsets[p + 1]):
-            edge = begin + picks[o] - starts[p]
+            edge = rows.begins[p] + picks[o] - starts[p]
             low, high = 0, n
-            while low < high:  # excluded edge ``middle`` has so many kept edges of the row before it
+            # excluded edge number ``middle`` has ``middle`` others of the row before it, so less them it is where it
+            # would be among the kept edges: all those at or before the pick move the pick by one
+            while low < high:
                 middle = (low + high) >> 1
                 if excluded[first + middle] - middle <= edge:
                     low = middle + 1

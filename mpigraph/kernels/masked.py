@@ -16,7 +16,8 @@ from mpigraph.kernels.sample import Candidates, Destinations, choose_distinct
 
 __all__ = ["choose_masked", "list_allowed"]
 
-_AHEAD, _LINES = 4, 128  # nodes between asking for a row's list and using it; entries asked for at most
+_AHEAD = 4  # nodes between the prefetch of a row's list and its use
+_LINES = 128  # most entries of a list that are prefetched, 16 in a cache line
 
 
 @njit(nogil=True, cache=True)
@@ -40,7 +41,7 @@ def list_allowed(indptr: I64, mask: Mask, table: U32, num_candidates: Array) -> 
 
 @njit(nogil=True, cache=True)
 def _list_row(mask: Mask, table: U32) -> Any:
-    """Fill the front of ``table`` with the places of a row whose mask is set; return how many."""
+    """Fill the front of ``table`` (uint32[degree]) with the places in the row whose mask is set; return how many."""
     found = 0
     for t in range(len(mask)):
         if mask[t]:
@@ -62,7 +63,9 @@ def choose_masked(
     scratch = np.zeros(1, np.uint32)
     for i in range(len(positions)):
         p = positions[i]
-        begin, degree, out = rows.begins[p], rows.degrees[p], offsets[p]
+        begin = rows.begins[p]
+        degree = rows.degrees[p]
+        out = offsets[p]
         k = offsets[p + 1] - out
         if len(prepared) > 0 and i + _AHEAD < len(positions):
             later = positions[i + _AHEAD]
@@ -76,9 +79,10 @@ def choose_masked(
             if degree > len(scratch):
                 scratch = np.zeros(2 * degree, np.uint32)
             table = scratch[:degree]
-            table[:] = 0
+            table[:] = 0  # if the mask changed since the count, entries behind the list must be edges of the row too
             _list_row(mask[begin : begin + degree], table)
-        chosen, num_candidates = picks[out : out + k], rows.num_candidates[p]
+        chosen = picks[out : out + k]
+        num_candidates = rows.num_candidates[p]
         if dst.fanout < 0 or (k == num_candidates and not dst.replace):
             for j in range(k):
                 chosen[j] = begin + np.int64(table[j])
@@ -88,6 +92,6 @@ def choose_masked(
             for j in range(k):
                 chosen[j] = begin + np.int64(table[draw_below(mix64(node_key + np.uint64(j)), num_candidates)])
         else:
-            choose_distinct(node_key, 0, num_candidates, chosen)
+            choose_distinct(node_key, 0, num_candidates, chosen)  # places in the list, replaced by edges in place
             for j in range(k):
                 chosen[j] = begin + np.int64(table[chosen[j]])

@@ -27,7 +27,7 @@ __all__ = [
     "num_picks",
 ]
 
-_FLOYD_MAX = 64  # above this many draws Floyd's membership test loses to one pass over the list
+_FLOYD_MAX = 64  # above so many draws Floyd's membership test, quadratic in them, is slower than a pass over the edges
 
 
 class Destinations(NamedTuple):
@@ -69,7 +69,7 @@ class Candidates(NamedTuple):
 
 @njit(nogil=True, cache=True, inline="always")
 def num_picks(num_candidates: Any, fanout: Any, replace: Any) -> Any:
-    """How many neighbours a node with so many edges to choose from gets."""
+    """Return how many neighbours a node with so many edges to choose from gets."""
     if fanout < 0 or num_candidates == 0 or (not replace and num_candidates < fanout):
         return num_candidates
     return fanout
@@ -102,12 +102,19 @@ def choose_distinct(node_key: np.uint64, begin: int, degree: int, chosen: I64) -
     """Choose ``len(chosen)`` distinct edges of ``begin .. begin + degree - 1``, each subset equally likely.
 
     Few: Floyd's algorithm (Bentley, Floyd: "A sample of brilliance", CACM 1987); a word with one bit for each residue
-    modulo 64 says of most picks that they are new. Many: selection sampling (Knuth, TAOCP vol. 2, 3.4.2, algorithm S).
+    modulo 64 shows for most picks that they are new. Many: selection sampling (Knuth, TAOCP vol. 2, 3.4.2, algorithm
+    S).
+
+    Args:
+        node_key: hash of the hop's key and the node's id.
+        begin: the first edge.
+        degree: number of edges, at least ``len(chosen)``.
+        chosen: int64[k], filled.
     """
     k = len(chosen)
     if k > _FLOYD_MAX:
         found = 0
-        for t in range(degree):
+        for t in range(degree):  # edge t is taken with probability (still missing) / (still to come)
             if draw_below(mix64(node_key + np.uint64(t)), degree - t) < k - found:
                 chosen[found] = begin + t
                 found += 1
@@ -121,7 +128,7 @@ def choose_distinct(node_key: np.uint64, begin: int, degree: int, chosen: I64) -
         if seen & bit:
             for c in range(j):
                 if chosen[c] == begin + pick:
-                    pick = top
+                    pick = top  # Floyd's step: ``top`` was never in range before, so it is new
                     bit = np.uint64(1) << np.uint64(pick & 63)
                     break
         seen |= bit
@@ -139,10 +146,12 @@ def choose_uniform(dst: Destinations, positions: I64, rows: Candidates, offsets:
         offsets: int64[frontier + 1], where each node's neighbours go (prefix sums of the counts).
         picks: int64[offsets[-1]], filled with positions in the host's edges.
     """
-    replace = dst.replace and dst.fanout >= 0
+    replace = dst.replace and dst.fanout >= 0  # an unlimited fanout takes each edge once
     for i in range(len(positions)):
         p = positions[i]
-        begin, degree, out = rows.begins[p], rows.degrees[p], offsets[p]
+        begin = rows.begins[p]
+        degree = rows.degrees[p]
+        out = offsets[p]
         k = offsets[p + 1] - out
         if k == degree and not replace:
             for j in range(k):
@@ -176,7 +185,8 @@ def copy_neighbours(
         out_src: [offsets[-1]], filled with global source ids.
     """
     n = len(positions)
-    if n > 0 and positions[n - 1] - positions[0] == n - 1:  # one long loop overlaps more misses than many short ones
+    # positions without gaps: one long loop overlaps more cache misses than many short ones
+    if n > 0 and positions[n - 1] - positions[0] == n - 1:
         for o in range(offsets[positions[0]], offsets[positions[n - 1] + 1]):
             out_src[o] = indices[picks[o]]
             picks[o] += first_edge

@@ -13,24 +13,25 @@ from numba import njit
 
 from mpigraph.arrays import F64, I64, U64, Array
 from mpigraph.kernels.prefetch_hint import prefetch
-from mpigraph.kernels.rng import draw_below, mix64, uniform01
+from mpigraph.kernels.rng import LOW32, S32, draw_below, mix64, uniform01
 from mpigraph.kernels.sample import Candidates, Destinations, num_picks
 
 __all__ = ["alias_tables", "choose_weighted", "count_weighted"]
 
-_AHEAD, _LINES = 4, 128  # nodes between asking for a row's table and using it; slots asked for at most
+_AHEAD = 4  # nodes between the prefetch of a row's table and its use
+_LINES = 128  # most slots of a table that are prefetched, 8 in a cache line
 _MANY = 64  # draws of a node above which one pass over its edges is faster
-_TRIES = 3  # draws in vain, for each edge wanted, after which it is faster too
-_LATE = np.uint64(1) << np.uint64(32)  # numbers of the draws of the pass over the edges
-_S32, _LOW32 = np.uint64(32), np.uint64(0xFFFFFFFF)
+_TRIES = 3  # repeated draws for each edge to choose, after which that pass is faster too
+_LATE = np.uint64(1) << np.uint64(32)  # added to the numbers of the pass's draws, so that none is used twice
 
 
 @njit(nogil=True, cache=True)
 def alias_tables(indptr: I64, weights: Array, table: U64, num_candidates: Array) -> int:
     """Make the alias table of each row, and count its edges of weight above 0.
 
-    A slot is one word. Its lower half is the place in the row of another edge, its upper half the share of the draws of
-    this slot, in units of 2**-32, that stay; the others go to the other edge. A probability is right to 2**-32.
+    A slot is one word. Its lower half is the place in the row of another edge, its upper half the probability, in units
+    of 2**-32, that a draw of this slot keeps the slot's own edge; else it takes the other one. So probabilities are
+    exact to 2**-32.
 
     Args:
         indptr: int64[n + 1].
@@ -57,10 +58,11 @@ def alias_tables(indptr: I64, weights: Array, table: U64, num_candidates: Array)
 @njit(nogil=True, cache=True)
 def _add_up(weights: Array) -> Any:
     """Return the sum of a row's weights, how many edges can be drawn, and the first bad one or -1."""
-    total, drawable = 0.0, 0
+    total = 0.0
+    drawable = 0
     for e in range(len(weights)):
         more = total + np.float64(weights[e])
-        if not (weights[e] >= 0 and more < np.inf):
+        if not (weights[e] >= 0 and more < np.inf):  # written so that NaN is bad
             return total, drawable, e
         drawable += weights[e] > 0
         total = more
@@ -68,34 +70,35 @@ def _add_up(weights: Array) -> Any:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _make_table(weights: Array, total: float, table: U64, share: F64, order: I64) -> None:
+def _make_table(weights: Array, total: float, table: U64, left: F64, order: I64) -> None:
     """Fill the slots of a row whose weights add up to ``total`` > 0.
 
-    ``share`` and ``order`` are scratch of the row's length: what each edge still has to give, 1 being the mean, and the
-    edges below the mean from the front, those above it from the back.
+    ``left`` and ``order`` are scratch of the row's length: the weight of each edge that is not yet in a slot, in units
+    of the mean; and a stack of the edges below the mean from the front, one of those above it from the back.
     """
     n = len(weights)
-    low, high, heaviest = 0, n, 0
+    low, high = 0, n
+    heaviest = 0
     for e in range(n):
-        share[e] = weights[e] / total * n
+        left[e] = weights[e] / total * n
         if weights[e] > weights[heaviest]:
             heaviest = e
-        if share[e] < 1.0:
+        if left[e] < 1.0:
             order[low] = e
             low += 1
         else:
             high -= 1
             order[high] = e
-    while low > 0 and high < n:
+    while low > 0 and high < n:  # a light edge fills its slot as far as it can, and a heavy one the rest
         low -= 1
         small, large = order[low], order[high]
-        table[small] = (np.uint64(share[small] * 4294967296.0) << _S32) | np.uint64(large)
-        share[large] -= 1.0 - share[small]
-        if share[large] < 1.0:
+        table[small] = (np.uint64(left[small] * 4294967296.0) << S32) | np.uint64(large)
+        left[large] -= 1.0 - left[small]
+        if left[large] < 1.0:
             high += 1
             order[low] = large
             low += 1
-    for i in range(n):  # what rounding left: all of a slot goes to one edge, which has a weight
+    for i in range(n):  # the rest, whose slots are full up to rounding errors; an edge of weight 0 must get nothing
         if i < low or i >= high:
             e = order[i]
             table[e] = np.uint64(e if weights[e] > 0 else heaviest)
@@ -103,11 +106,11 @@ def _make_table(weights: Array, total: float, table: U64, share: F64, order: I64
 
 @njit(nogil=True, cache=True, inline="always")
 def _draw(table: U64, node_key: Any, number: Any) -> Any:
-    """The place in the row of the edge that one draw finds."""
+    """Return the place in the row of the edge that one draw finds."""
     h = mix64(node_key + np.uint64(number))
-    slot = draw_below(h, len(table))
+    slot = draw_below(h, len(table))  # by the high half of the hash; the low half is a second, independent draw
     word = table[slot]
-    return slot if h & _LOW32 < word >> _S32 else np.int64(word & _LOW32)
+    return slot if h & LOW32 < word >> S32 else np.int64(word & LOW32)
 
 
 @njit(nogil=True, cache=True)
@@ -159,8 +162,9 @@ def _choose_late(node_key: np.uint64, begin: int, weights: Array, found: int, ch
     Each edge gets an exponential arrival time with its weight as rate; the first arrivals are the sample
     (Efraimidis, Spirakis: "Weighted random sampling with a reservoir", IPL 2006).
     """
-    first, k = found, len(chosen)
-    times = np.empty(k, np.float64)
+    first = found
+    k = len(chosen)
+    times = np.empty(k, np.float64)  # of chosen[first:found], ascending
     for t in range(len(weights)):
         if not weights[t] > 0:
             continue
@@ -172,7 +176,7 @@ def _choose_late(node_key: np.uint64, begin: int, weights: Array, found: int, ch
         arrival = -np.log(uniform01(mix64(node_key + _LATE + np.uint64(t)))) / np.float64(weights[t])
         if found == k and arrival >= times[k - 1]:
             continue
-        j = found if found < k else k - 1
+        j = found if found < k else k - 1  # the place of the new arrival, or of the last one, which it pushes out
         while j > first and times[j - 1] > arrival:
             times[j] = times[j - 1]
             chosen[j] = chosen[j - 1]
@@ -187,11 +191,13 @@ def _choose_late(node_key: np.uint64, begin: int, weights: Array, found: int, ch
 def _choose_distinct_weighted(node_key: np.uint64, begin: int, weights: Array, table: U64, chosen: I64) -> None:
     """Choose distinct edges one after the other, with probability proportional to weight among those left.
 
-    A draw that finds a chosen edge is repeated; a word with one bit for each residue modulo 64 says of most that they
-    are new. When too many were in vain, or many are wanted, the rest is chosen in one pass over the edges.
+    A draw that finds a chosen edge is repeated; a word with one bit for each residue modulo 64 shows for most picks
+    that they are new. After too many repetitions, or if many edges are to be chosen, one pass over the edges chooses
+    the rest.
     """
     k = len(chosen)
-    found, seen = 0, np.uint64(0)
+    found = 0
+    seen = np.uint64(0)
     if k <= _MANY:
         for number in range((1 + _TRIES) * k):
             pick = _draw(table, node_key, number)
@@ -216,8 +222,8 @@ def choose_weighted(
 ) -> None:
     """Choose edges of each node with probability proportional to their weight.
 
-    A write to the weights may have changed them since the edges were counted: what is chosen then is not defined, but
-    it is always edges of the node.
+    A write to the weights may have changed them since the edges were counted: the choice then is undefined, but only
+    ever among the edges of the node.
 
     Args:
         dst: the frontier.
@@ -229,10 +235,13 @@ def choose_weighted(
         offsets: as in :func:`choose_uniform`.
         picks: as in :func:`choose_uniform`.
     """
-    scratch, order = np.empty(1, np.uint64), (np.empty(1, np.float64), np.empty(1, np.int64))
+    slots = np.empty(1, np.uint64)
+    scratch = np.empty(1, np.float64), np.empty(1, np.int64)
     for i in range(len(positions)):
         p = positions[i]
-        begin, degree, out = rows.begins[p], rows.degrees[p], offsets[p]
+        begin = rows.begins[p]
+        degree = rows.degrees[p]
+        out = offsets[p]
         k = offsets[p + 1] - out
         if len(prepared) > 0 and i + _AHEAD < len(positions):
             later = positions[i + _AHEAD]
@@ -240,18 +249,20 @@ def choose_weighted(
                 prefetch(prepared, e)
         if k == 0:
             continue
-        row, chosen = weights[begin : begin + degree], picks[out : out + k]
-        chosen[:] = begin
+        row = weights[begin : begin + degree]
+        chosen = picks[out : out + k]
+        chosen[:] = begin  # edges of the node, should the weights have changed and fewer be found
         if dst.fanout < 0 or (k == rows.num_candidates[p] and not dst.replace):
             _take_all(row, begin, chosen)
             continue
         if len(prepared) > 0:
             table = prepared[begin : begin + degree]
         else:
-            if degree > len(scratch):
-                scratch, order = np.empty(2 * degree, np.uint64), (np.empty(2 * degree), np.empty(2 * degree, np.int64))
-            table = scratch[:degree]
-            _make_table(row, _add_up(row)[0], table, order[0], order[1])
+            if degree > len(slots):
+                slots = np.empty(2 * degree, np.uint64)
+                scratch = np.empty(2 * degree, np.float64), np.empty(2 * degree, np.int64)
+            table = slots[:degree]
+            _make_table(row, _add_up(row)[0], table, scratch[0], scratch[1])
         node_key = mix64(dst.key ^ mix64(np.uint64(dst.ids[p])))
         if not dst.replace:
             _choose_distinct_weighted(node_key, begin, row, table, chosen)
@@ -262,7 +273,7 @@ def choose_weighted(
 
 @njit(nogil=True, cache=True)
 def _take_all(weights: Array, begin: int, chosen: I64) -> None:
-    """Every edge of weight above 0, as many as were counted."""
+    """Fill ``chosen`` with the edges of weight above 0, at most as many as were counted."""
     found = 0
     for t in range(len(weights)):
         if weights[t] > 0 and found < len(chosen):

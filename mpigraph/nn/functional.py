@@ -4,15 +4,15 @@ import torch
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from mpigraph.errors import InvalidArgumentError
-from mpigraph.graphs.fields import ALL, as_ids
-from mpigraph.graphs.in_memory import Ids, check_range
+from mpigraph.graphs.fields import ALL, IdsLike, as_ids
+from mpigraph.graphs.in_memory import check_range
 from mpigraph.graphs.message_passing import MessagePassing
 
 __all__ = ["edge_softmax", "softmax_rows"]
 
 
 def edge_softmax(
-    graph: MessagePassing, logits: torch.Tensor, eids: Ids | str = ALL, norm_by: str = "dst"
+    graph: MessagePassing, logits: torch.Tensor, eids: IdsLike | str = ALL, norm_by: str = "dst"
 ) -> torch.Tensor:
     """Return the softmax of edge scores over the edges into each destination.
 

@@ -96,7 +96,7 @@ class GraphConv(nn.Module):
         if weight is not None and self.weight is not None:
             raise InvalidArgumentError("a weight was given, but the layer has its own (make it with weight=False)")
         weight = self.weight if weight is None else weight
-        in_degrees = graph.in_degrees()
+        in_degrees = graph.in_degrees()  # numbers of edges: their weights do not count in c_uv
         if not self._allow_zero_in_degree:
             check_in_degrees(graph)
         with graph.local_scope():
@@ -117,5 +117,6 @@ class GraphConv(nn.Module):
 
     def _factor(self, degrees: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
         """Return degrees to the power of -1/2 ("both") or -1, in the shape of rows of ``like``."""
+        # at least 1: a node without edges has nothing to scale, and 0 would give infinity
         power = degrees.to(like).clamp(min=1) ** (-0.5 if self._norm == "both" else -1.0)
         return power.reshape(-1, *[1] * (like.dim() - 1))

@@ -45,6 +45,7 @@ class HeteroGraphConv(nn.Module):
         self.mods = nn.ModuleDict({_key(etype): module for etype, module in mods.items()})
         self._aggregate = partial(_combined, aggregate) if isinstance(aggregate, str) else aggregate
         for module in self.mods.values():
+            # a node may have edges of one relation and none of another
             allow = getattr(module, "set_allow_zero_in_degree", None)
             if callable(allow):
                 allow(True)

@@ -143,6 +143,7 @@ class SAGEConv(nn.Module):
 
     def _gcn(self, graph: MessagePassing, src: torch.Tensor, dst: torch.Tensor, send: Message) -> torch.Tensor:
         """Average over the neighbours and the node itself."""
+        # not the mean of dgl.function: the node counts as one more neighbour, without an edge of its own
         graph.srcdata["h"] = src
         graph.update_all(send, fn.sum("m", "h"))
         degrees = graph.in_degrees().to(src).unsqueeze(-1)

@@ -98,7 +98,7 @@ class TypedLinear(nn.Module):
 
     def reset_parameters(self) -> None:
         """Reinitialise: weights uniform, as torch does for a linear map; coefficients Glorot uniform."""
-        bound = 1 / math.sqrt(self._shape[2])
+        bound = 1 / math.sqrt(self._shape[2])  # the fan-in of an output, which in "bdd" is the width of a block
         nn.init.uniform_(self.W, -bound, bound)
         if self.regularizer == "basis":
             nn.init.xavier_uniform_(self.coeff, gain=nn.init.calculate_gain("relu"))

@@ -104,7 +104,7 @@ class Transport:
         how: the same for readers: "random far rows" are read ``how``.
         traffic: what was moved so far.
 
-    Collective on ``world.comm``: construction.
+    All ranks construct, and later close, their transports in the same order, so both may make collective calls.
     """
 
     name: ClassVar[str]
@@ -144,4 +144,4 @@ class Transport:
         return False
 
     def close(self) -> None:
-        """End what is outstanding. Called on every rank when the world is closed; all reads have returned."""
+        """End what is outstanding. Every read of every rank has returned."""

@@ -6,24 +6,45 @@ A *strategy* counts and chooses edges on one host; :data:`_STRATEGIES` has one c
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
-from mpigraph.arrays import I64
+from mpigraph.arrays import I64, Array
 from mpigraph.errors import GraphDataError
 from mpigraph.kernels.exclude import copy_kept, recount_weighted, shorten_rows, step_over
 from mpigraph.kernels.masked import choose_masked
 from mpigraph.kernels.sample import Candidates, Destinations, choose_uniform, copy_neighbours, count_uniform
 from mpigraph.kernels.weighted import choose_weighted, count_weighted
 from mpigraph.sampling.protocol import Kind, RelationRequest, SampledNeighbors
-from mpigraph.sampling.scratch import Buffers
 from mpigraph.sampling.workers import Workers
 from mpigraph.store.edge_weights import EdgeWeights
 from mpigraph.store.graph_store import GraphStore, LoadedGraph
 from mpigraph.store.topology import Adjacency
 
-__all__ = ["LocalSampling", "PositionsByHost"]
+__all__ = ["Buffers", "LocalSampling", "PositionsByHost"]
 
 PositionsByHost = list[tuple[int, I64]]
 """Hosts, each with the positions in the frontier of the nodes that it holds."""
+
+
+class Buffers:
+    """Arrays by name that one thread uses again and again: fresh pages cost more than what is written to them."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[str, Array] = {}
+
+    def take(self, name: str, count: int, dtype: npt.DTypeLike = np.int64) -> Array:
+        """[count] with undefined contents; the next call with this name gives the same memory."""
+        array = self._arrays.get(name)
+        if array is None or len(array) < count or array.dtype != dtype:
+            array = self._arrays[name] = np.empty(count + count // 2, dtype)
+        return array[:count]
+
+    def arange(self, count: int) -> I64:
+        """int64[count]: 0, 1, ...; not to be written to."""
+        array = self._arrays.get("arange")
+        if array is None or len(array) < count:
+            array = self._arrays["arange"] = np.arange(count + count // 2)
+        return array[:count]
 
 
 @dataclass(frozen=True)
@@ -147,7 +168,9 @@ class _Weighted(_Uniform):
         Raises:
             GraphDataError: an edge weight is negative, infinite or NaN.
         """
-        near, weights, drawable = part.near, self._weights.values(part.host), self._weights.alive(part.host)
+        near = part.near
+        weights = self._weights.values(part.host)
+        drawable = self._weights.num_drawable(part.host)
         where = (near.indptr, near.first_node, weights, drawable, positions)
         bad = count_weighted(self._dst, *where, self._rows, counts)
         if bad >= 0:

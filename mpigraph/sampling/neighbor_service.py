@@ -16,7 +16,7 @@ from mpigraph.kernels.search import find_in_rows
 from mpigraph.metadata.book import RangeBook
 from mpigraph.mpi.rounds import Requests
 from mpigraph.sampling.channel import Channel
-from mpigraph.sampling.local import LocalSampling, PositionsByHost
+from mpigraph.sampling.local import Buffers, LocalSampling, PositionsByHost
 from mpigraph.sampling.protocol import (
     AnswerReader,
     EdgeQuery,
@@ -29,7 +29,6 @@ from mpigraph.sampling.protocol import (
     pack_request,
     unpack_requests,
 )
-from mpigraph.sampling.scratch import Buffers
 from mpigraph.sampling.workers import Workers
 from mpigraph.store.graph_store import GraphStore, LoadedGraph
 from mpigraph.store.topology import Adjacency

@@ -198,6 +198,7 @@ def _offsets(what: str, table: dict[str, Any], names: list[str], num_parts: int,
         if (rows[:, 1] < rows[:, 0]).any():
             raise PartitionError(f"{what} of {name!r} has a range that ends before it begins")
     offsets = tuple(np.concatenate([[0], np.cumsum(rows[:, 1] - rows[:, 0])]) for rows in ranges)
+    # lengths of ranges determine type-wise offsets, and these the only ranges that tile without gaps
     expected = homogeneous_ranges(offsets)
     for name, rows, tiled in zip(names, ranges, expected, strict=True):
         if not np.array_equal(rows, tiled):

@@ -107,11 +107,12 @@ class ShardWriter:
             return
         try:
             self.close()
-        except BaseException:
+        except BaseException:  # an interrupt too must leave no temporary file
             self.discard()
             raise
 
     def _finish(self) -> None:
+        """Complete the dataset that :meth:`create` began, if any."""
         if self._current is not None:
             self._current.finish()
             self._current = None
@@ -297,6 +298,7 @@ class ShardReader:
                 raise ShardFormatError(
                     f"{self._path}: dataset {name!r} says dtype {logical!r} but stores {dataset.dtype}"
                 )
+            # attributes may be damaged too, and a wrong segment size would check nothing
             if dataset.ndim < 1 or rows < 1 or len(crcs) != -(-len(dataset) // rows):
                 raise ShardFormatError(f"{self._path}: dataset {name!r} has damaged checksums")
         return dataset, logical, rows, crcs

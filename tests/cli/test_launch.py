@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from jobs import clean_environment, launcher, run_job, started
+from jobs import clean_environment, launcher, run_job, started, warm_python
 
 from mpigraph.cli.hosts import read_hosts
 from mpigraph.cli.main import main
@@ -321,7 +321,7 @@ def test_a_job_by_the_mpiexec_that_is_installed(tmp_path):
         "print('told', world.size, world.num_servers, current().num_threads, os.environ['HOSTILE'], sys.argv[1:])\n"
         "dist.exit_client()\nsys.exit(0)\n"
     )
-    command = shlex.join([sys.executable, "train me.py", *HOSTILE])
+    command = shlex.join([*warm_python(), "train me.py", *HOSTILE])
     more = ["--num_servers", "1", "--num_samplers", "3", "--num_omp_threads", "1", "--mpiexec", launcher()]
     arguments = launch(tmp_path, *more, command, "--extra_envs", "HOSTILE=$(x) ;'\",=")
     done = run_job(arguments, clean_environment())

@@ -4,18 +4,21 @@ import fcntl
 import os
 import re
 import shutil
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
-from jobs import Done, cannot_mount, clean_environment, mpiexec, run_job, warm_python, with_file_system
+from jobs import cannot_mount, clean_environment, mpiexec, run_job, warm_python, with_file_system
 from layouts import Job, on_all
+from mpi4py import MPI
 from oracle import NAME, write_oracle
 
 import mpigraph.distributed as dist
+from mpigraph.cli.stage import run as run_command
 from mpigraph.errors import InvalidArgumentError, PartitionError, ShardFormatError
 from mpigraph.storage.part_config import PartConfig
 from mpigraph.storage.shard import ShardReader
@@ -165,45 +168,79 @@ def test_a_copy_is_compared_by_checksums(config: PartConfig, tmp_path: Path) -> 
         verify_copy(config.part_path(0, "edge_feats"), wanted, NAME, 0)
 
 
-def command(ranks: int, *words: object, before: Sequence[str] = (), **env: str) -> Done:
-    start = [*before, *mpiexec(ranks), *warm_python(), "-m", "mpigraph", "stage"]
-    return run_job([*start, *words], clean_environment() | env)
+Outcome = tuple[int, str, str]
 
 
-def test_the_command_alone_brings_everything(oracle, tmp_path: Path) -> None:
-    done = command(1, oracle(3), "--to", tmp_path / "to")
-    assert done.status == 0, done.stderr
-    path = done.stdout.strip()
-    assert path == str(tmp_path / "to" / "oracle.json")
-    assert re.search(r"node 0 \(.+\): part\(s\) 0, 1, 2: 9 files copied \(0.\d MiB\), 0 kept", done.stderr)
-    staged = PartConfig.read(path)
+@pytest.fixture
+def run_stage(
+    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Outcome]:
+    """Run the command on ``comm``; what it returns, and what its first rank prints."""
+
+    def run(*arguments: object, ranks_per_node: int = 0, **options: int) -> Outcome:
+        monkeypatch.setenv("MPIGRAPH_RANKS_PER_NODE", str(ranks_per_node))
+        status = run_command(*map(str, arguments), comm=comm, **options)
+        printed = capsys.readouterr()
+        on_all(comm, comm.rank == 0 or printed.out + printed.err == "", f"{printed} on another rank than 0")
+        return comm.bcast((status, printed.out, printed.err))
+
+    return run
+
+
+@pytest.mark.parametrize("comm", [1], indirect=True)
+def test_the_command_alone_brings_everything(oracle, tmp_path: Path, run_stage: Callable[..., Outcome]) -> None:
+    status, out, err = run_stage(oracle(3), tmp_path / "to")
+    assert status == 0 and out == f"{tmp_path / 'to' / 'oracle.json'}\n"
+    assert re.search(r"node 0 \(.+\): part\(s\) 0, 1, 2: 9 files copied \(0.\d MiB\), 0 kept", err)
+    staged = PartConfig.read(out.strip())
     assert staged.files == PartConfig.default_files(3)
     assert all(staged.part_path(k, "part_graph").is_file() for k in range(3))
+    assert "0 files copied (0.0 MiB), 9 kept" in run_stage(oracle(3), tmp_path / "to")[2]
 
 
-def test_the_command_without_a_graph_is_one_error(tmp_path: Path) -> None:
-    done = command(1, tmp_path / "no.json", "--to", tmp_path / "to")
-    assert done.status == 2 and "no.json: cannot read the partition configuration" in done.stderr
+@pytest.mark.parametrize("comm", [1, 2], indirect=True)
+def test_the_command_without_a_graph_is_one_error(tmp_path: Path, run_stage: Callable[..., Outcome]) -> None:
+    status, out, err = run_stage("/nowhere/no.json", tmp_path / "to")
+    assert status == 2 and out == "" and err.count("error: ") == err.count("\n") == 1
+    assert "no.json: cannot read the partition configuration" in err
 
 
+@pytest.mark.parametrize("comm", [4], indirect=True)
 @pytest.mark.parametrize("servers", [0, 1])
-def test_the_command_gives_each_node_its_parts(oracle, tmp_path: Path, servers: int) -> None:
-    done = command(4, oracle(4), "--to", tmp_path / "to", "--num-servers", servers, MPIGRAPH_RANKS_PER_NODE="2")
-    assert done.status == 0, done.stderr
-    assert re.findall(r"node (\d) .*part\(s\) (.*): 6 files", done.stderr) == [("0", "0, 1"), ("1", "2, 3")]
-    assert done.stdout.strip() == str(tmp_path / "to" / "oracle.json")
+def test_each_node_gets_its_parts(
+    comm: MPI.Intracomm, oracle, tmp_path: Path, run_stage: Callable[..., Outcome], servers: int
+) -> None:
+    to = comm.bcast(tmp_path / "to")
+    status, out, err = run_stage(oracle(4), to, ranks_per_node=2, num_servers=servers)
+    assert status == 0 and out == f"{to / 'oracle.json'}\n"
+    check_nodes(err)
 
 
-def test_the_command_does_not_stage_where_the_parts_are(oracle) -> None:
-    done = command(2, oracle(2), "--to", Path(oracle(2)).parent, MPIGRAPH_RANKS_PER_NODE="1")
-    assert done.status == 2 and done.stderr.count("error: ") == 1 and "where the parts are" in done.stderr
+def test_the_command_gives_each_node_its_parts(oracle, tmp_path: Path) -> None:
+    start = [*mpiexec(4), *warm_python(), "-m", "mpigraph", "stage"]
+    words = [oracle(4), "--to", tmp_path / "to", "--num-servers", 1]
+    done = run_job([*start, *words], clean_environment() | {"MPIGRAPH_RANKS_PER_NODE": "2"})
+    assert done.status == 0 and done.stdout == f"{tmp_path / 'to' / 'oracle.json'}\n", done.output
+    check_nodes(done.stderr)
+
+
+def check_nodes(report: str) -> None:
+    assert re.findall(r"node (\d) .*part\(s\) (.*): 6 files", report) == [("0", "0, 1"), ("1", "2, 3")], report
+
+
+@pytest.mark.parametrize("comm", [2], indirect=True)
+def test_the_command_does_not_stage_where_the_parts_are(oracle, run_stage: Callable[..., Outcome]) -> None:
+    status, _, err = run_stage(oracle(2), Path(oracle(2)).parent, ranks_per_node=1)
+    assert status == 2 and err.count("error: ") == 1 and "where the parts are" in err
 
 
 @pytest.mark.skipif(bool(cannot_mount()), reason=cannot_mount())
 def test_a_full_disk_is_one_error(oracle, tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     disk = with_file_system(tmp_path / "disk", "4k")
-    done = command(2, oracle(2), "--to", tmp_path / "disk" / "a", before=disk, MPIGRAPH_RANKS_PER_NODE="1")
+    start = [*disk, *mpiexec(2), sys.executable, "-m", "mpigraph", "stage"]  # the warm Python does not see the disk
+    words = [oracle(2), "--to", tmp_path / "disk" / "a"]
+    done = run_job([*start, *words], clean_environment() | {"MPIGRAPH_RANKS_PER_NODE": "1"})
     assert done.status == 2 and done.stderr.count("error: ") == 1, done.stderr
     assert "on rank 0: node 0 (" in done.stderr and "on rank 1: node 1 (" in done.stderr
     assert len(re.findall(r"lacks space: \S+ has 0.0 MiB free, but the shards need 0.\d MiB", done.stderr)) == 2

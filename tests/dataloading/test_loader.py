@@ -38,7 +38,7 @@ def test_every_seed_once_per_epoch_in_agreed_steps(job: SharedJob, oracle) -> No
             orders = []
             for _ in range(2):
                 batches = [seeds for _, seeds, _ in loader]
-                assert len(batches) == len(loader)
+                assert len(batches) == len(loader) == loader.expected_idxs
                 assert all(0 < len(batch) <= 5 for batch in batches)
                 orders.append(torch.cat(batches).tolist() if batches else [])
             if len(mine) > 10:

@@ -49,6 +49,9 @@ def test_counts_types_and_features(job: SharedJob, oracle) -> None:
     assert set(g.ndata) == {"feat", "label", "orig", "third"}
     assert set(g.edata) == {"edge", "weight", "even"}
     assert g.node_attr_schemes()["feat"] == ((3,), torch.float32)
+    edge_schemes = {"edge": ((), torch.int64), "weight": ((), torch.float32), "even": ((), torch.bool)}
+    assert {name: tuple(scheme) for name, scheme in g.edge_attr_schemes().items()} == edge_schemes
+    assert g.is_pinned() is False
     assert g.nodes["_N"].data["label"].dtype == torch.int64
     assert g.edges["_E"].data["even"].dtype == torch.bool
     assert g.rank() == current().rank == int(current().world.trainers.rank)

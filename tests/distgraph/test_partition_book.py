@@ -5,8 +5,13 @@ import pytest
 import torch
 from typed_parts import COUNTS, EDGES, random_book
 
-from mpigraph.distgraph.partition_book import RangePartitionBook
-from mpigraph.errors import EdgeTypeError, NodeTypeError, OutOfRangeError, PartitionError
+from mpigraph.distgraph.partition_book import (
+    EdgePartitionPolicy,
+    NodePartitionPolicy,
+    PartitionPolicy,
+    RangePartitionBook,
+)
+from mpigraph.errors import EdgeTypeError, InvalidArgumentError, NodeTypeError, OutOfRangeError, PartitionError
 from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import Schema
 from mpigraph.storage.part_config import homogeneous_ranges
@@ -151,3 +156,40 @@ def test_no_ids_and_no_relations() -> None:
 def test_wrong_types_and_ids_are_named(call, error, message: str) -> None:
     with pytest.raises(error, match=message):
         call(RangePartitionBook.from_book(random_book(3, 0), 0))
+
+
+@pytest.mark.parametrize("is_node", [True, False], ids=["nodes", "edges"])
+def test_policies_count_as_the_book_does(is_node: bool) -> None:
+    book = random_book(3, 1)
+    for part in range(3):
+        face = RangePartitionBook.from_book(book, part)
+        owner, owned = (face.nid2partid, face.partid2nids) if is_node else (face.eid2partid, face.partid2eids)
+        for kind, name in enumerate(COUNTS if is_node else EDGES):
+            policy = NodePartitionPolicy(face, name) if is_node else EdgePartitionPolicy(face, name)
+            text = f"node~{name}" if is_node else f"edge~{':'.join(name)}"
+            twin = PartitionPolicy(text, face)
+            assert policy.policy_str == twin.policy_str == PartitionPolicy.of(book, is_node, kind).policy_str == text
+            assert (policy.is_node, policy.type_id, policy.part_id) == (is_node, kind, part)
+            ids, mine = torch.arange((COUNTS if is_node else EDGES)[name]), owned(part, name)
+            assert policy.get_size() == len(ids) and policy.get_part_size() == len(mine)
+            assert torch.equal(policy.to_partid(ids), owner(ids, name))
+            assert torch.equal(policy.to_local(mine), torch.arange(len(mine)))
+
+
+def test_policies_of_nothing_are_refused() -> None:
+    face = RangePartitionBook.from_book(random_book(2, 0), 0)
+    with pytest.raises(InvalidArgumentError, match="begins with 'node' or 'edge' .got 'graph~author'"):
+        PartitionPolicy("graph~author", face)
+    with pytest.raises(NodeTypeError, match="'reviewer' does not exist"):
+        NodePartitionPolicy(face, "reviewer")
+    with pytest.raises(EdgeTypeError, match="'likes' does not exist"):
+        EdgePartitionPolicy(face, "likes")
+    for text in ("node", "edge"):
+        with pytest.raises((NodeTypeError, EdgeTypeError), match="type is ambiguous"):
+            PartitionPolicy(text, face)
+    plain = RangePartitionBook.from_book(RangeBook(Schema.homogeneous(), ([0, 3, 7],), ([0, 5, 9],)), 1)
+    assert NodePartitionPolicy(plain).to_local([3, 6]).tolist() == [0, 3]
+    assert EdgePartitionPolicy(plain).to_partid([0, 4, 5, 8]).tolist() == [0, 0, 1, 1]
+    assert [PartitionPolicy(text, plain).get_part_size() for text in ("node", "edge")] == [4, 4]
+    with pytest.raises(OutOfRangeError):
+        NodePartitionPolicy(plain).to_partid([7])

@@ -290,7 +290,6 @@ def test_a_loaders_thread_looks_edges_up_and_excludes(job: SharedJob, multi: str
         assert [batch[:2] for batch in batches] == [(True, False)] * len(loader)
         epochs.append(batches)
     assert epochs[0] == epochs[1]
-    return epochs[0]
 
 
 # Bad input

@@ -69,10 +69,7 @@ class TrainingStep:
         self._optimizer = torch.optim.Adam(self._model.parameters())
 
     def measure_first(self) -> float:
-        """Return the seconds until a new loader has given its first minibatch with its rows.
-
-        Collective on the trainers.
-        """
+        """Return the seconds until a new loader gives its first minibatch with its rows. Collective on the trainers."""
         begin = time.perf_counter()
         loader = self._loader(1)
         for _ in loader:
@@ -82,7 +79,7 @@ class TrainingStep:
         return spent
 
     def measure_stages(self, seconds: float) -> dict[str, float | None]:
-        """Time the stages of a step, with nothing sampled ahead, and count what travels. Collective on the trainers."""
+        """Time the stages of a step, nothing sampled ahead, and count what travels. Collective on the trainers."""
         service, channel = open_service(self._session)
         try:
             with self._session.sampling_with(service, RandomContext(0, 0)):
