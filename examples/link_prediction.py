@@ -105,7 +105,7 @@ SETTINGS = {
     "fan_out": ("10,10", "neighbours per layer, input side first; or none"),
     "exclude": (
         "reverse_id",
-        "what is not sampled: reverse_id: the seed edges and their reverses; self: the seed edges",
+        "edges not sampled: reverse_id: the seed edges and their reverses; self: the seed edges",
     ),
     "negatives": ("Uniform", "the name of a sampler of mpigraph.dataloading.negative_sampler"),
     "num_negatives": (5, "for each edge; with JointUniform for a whole minibatch"),

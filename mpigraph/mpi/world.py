@@ -29,7 +29,7 @@ from mpigraph.errors import ClosedError, InvalidArgumentError
 from mpigraph.mpi.agree import allgather_bytes, together
 from mpigraph.mpi.compat import unlink_segments
 from mpigraph.mpi.numa import choose_servers, memory_domain
-from mpigraph.mpi.progress import Progress
+from mpigraph.mpi.progress_thread import Progress
 from mpigraph.mpi.wait import PEERS_COMPUTE, wait
 from mpigraph.mpi.watchdog import Watchdog
 

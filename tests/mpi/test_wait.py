@@ -9,7 +9,7 @@ from layouts import WAIT
 from mpi4py import MPI
 
 from mpigraph.mpi.coroutine import Coroutine, Task, finish, run
-from mpigraph.mpi.progress import Progress
+from mpigraph.mpi.progress_thread import Progress
 from mpigraph.mpi.wait import IN_ROUND, Policy, wait
 
 

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mpigraph.errors import ClosedError, InvalidArgumentError, NotInitializedError
 from mpigraph.mpi.coroutine import Coroutine
-from mpigraph.mpi.progress import Progress
+from mpigraph.mpi.progress_thread import Progress
 from mpigraph.mpi.world import World
 from mpigraph.process_group.process_group import MPIProcessGroup
 from mpigraph.session.context import current
