@@ -42,7 +42,7 @@ def run(layout, monkeypatch, **options):
         return None
 
 
-@own_on_layouts(LARGER, indirect=True, ids=[layout.name for layout in LARGER])
+@own_on_layouts(LARGER)
 def test_the_document_is_complete(layout, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(job, "_command", lambda *words: main([*map(str, words)]))  # in this process, which is faster
     check_run(layout, monkeypatch, tmp_path, capsys)
