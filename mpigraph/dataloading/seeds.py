@@ -102,7 +102,10 @@ class SeedBatches:
     def __init__(self, bounds: I64, num_seeds: int, shuffle: bool, seed: int, rank: int) -> None:
         """Order the seeds anew in each epoch if ``shuffle``; see :func:`batch_bounds` and :func:`shuffled`."""
         self.bounds = bounds
-        self._num_seeds, self._shuffle, self._seed, self._rank = num_seeds, shuffle, seed, rank
+        self._num_seeds = num_seeds
+        self._shuffle = shuffle
+        self._seed = seed
+        self._rank = rank
 
     def __len__(self) -> int:
         return len(self.bounds) - 1

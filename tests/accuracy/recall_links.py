@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 import link_prediction as example  # noqa: E402 - the path comes first
 
 
-def recall(g, rows, src, dst, device):
+def recall(g, rows, src, dst, args, device):
     """Print the recall at K of the edges from ``src`` to ``dst``."""
     num = g.num_nodes()
     wanted, pairs = torch.bincount(src, minlength=num), src * num + dst

@@ -1,6 +1,5 @@
 """torch.distributed over MPI: every collective beside numpy, DDP beside gloo, handles, errors, and how it ends."""
 
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-from jobs import EXAMPLES, PATIENCE, SOON, mpiexec, run, run_script, wait_for, warm_python
+from jobs import SOON, run_script, wait_for
 from layouts import Job, Layout, SharedJob, api, on_layouts, own_on_layouts
 from mpi4py import MPI
 from torch import Tensor, nn
@@ -478,17 +477,6 @@ def test_exit_without_destroying(body: str, says: str, tmp_path: Path, oracle: C
     status, output, seconds = run_script(tmp_path, oracle(2), "import torch\n" + TRAIN + body)
     assert status == 0 and output.count(says) == 2, output
     assert seconds < SOON
-
-
-@pytest.mark.slow
-def test_the_example_trains_as_with_gloo() -> None:
-    accuracies = []
-    for backend in ("gloo", "mpi4py"):
-        options = ["--backend", backend, "--num_epochs", "3", "--eval_every", "3"]
-        script = [*warm_python(), EXAMPLES / "node_classification.py", *options]
-        output = run(*mpiexec(3), *script, seconds=PATIENCE / 2)
-        accuracies.append(list(map(float, re.search(r"accuracy ([\d.]+), of .* ([\d.]+)$", output.strip()).groups())))
-    assert accuracies[0] == pytest.approx(accuracies[1], abs=0.01)
 
 
 def test_a_trainer_that_does_not_come_ends_the_job(tmp_path: Path, oracle: Callable[..., str]) -> None:
