@@ -33,7 +33,6 @@ def test_a_job_may_end_in_the_middle_of_several_epochs(layout: Job, oracle, dept
 
     layout.run(body)
     assert not [thread for thread in threading.enumerate() if thread.name == "mpigraph-prefetch"]
-    assert all(next(batches, None) is None for batches in kept)
 
 
 @pytest.mark.parametrize("depth", [0, 2])

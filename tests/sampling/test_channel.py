@@ -6,7 +6,7 @@ import time
 import numpy as np
 import numpy.typing as npt
 import pytest
-from layouts import LAYOUTS, Job, Layout, on_all, own_on_layouts
+from layouts import FAR, Job, Layout, on_all, own_on_layouts
 from mpi4py import MPI
 from worlds import answer_to, flat_world, meet, words_between, world_of
 
@@ -17,8 +17,6 @@ from mpigraph.errors import (
 from mpigraph.mpi.rounds import Requests
 from mpigraph.mpi.world import World
 from mpigraph.sampling.channel import Answer, Channel
-
-FAR = [layout for layout in LAYOUTS if 0 < layout.ranks_per_node < layout.ranks]
 
 
 def ask_all(channel: Channel, world: World, error: Exception | None = None, broken: bool = False) -> None:

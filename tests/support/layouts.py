@@ -72,6 +72,7 @@ LAYOUTS = [
     Layout(4, 0, 2),
     Layout(4, 1, 2),
 ]
+FAR = [layout for layout in LAYOUTS if 0 < layout.ranks_per_node < layout.ranks]  # some rows are on other nodes
 # One rank; far rows, and every trainer hosts; near rows that a server hosts; near and far rows that servers host.
 API = [ALONE, Layout(2, 0, 1), Layout(3, 1, 0), Layout(4, 1, 2)]
 
