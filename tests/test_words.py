@@ -15,19 +15,21 @@ FILES = {str(path.relative_to(PACKAGE)): path.read_text() for path in sorted(PAC
 
 # The rooms that keep these rules; to be widened until it is all of them.
 DONE = (
-    *(
-        "dataloading",
-        "distgraph",
-        "distributed",
-        "graphs",
-        "kernels",
-        "metadata",
-        "nn",
-        "sampling",
-        "session",
-        "storage",
-    ),
-    *("convert", "function", "errors", "config", "log"),
+    "dataloading",
+    "distgraph",
+    "distributed",
+    "graphs",
+    "kernels",
+    "metadata",
+    "nn",
+    "sampling",
+    "session",
+    "storage",
+    "convert",
+    "function",
+    "errors",
+    "config",
+    "log",
 )
 MAX_PACKED = 0.02
 MAX_ANY = 0.05
