@@ -20,9 +20,9 @@ import mpigraph as mg
 SETTINGS = {  # of every example, beside its own: name -> (default, meaning)
     "graph_name": ("default", "the name that the graph was partitioned under"),
     "part_config": (os.environ.get("MPIGRAPH_PART_CONFIG", ""), "its <name>.json; without, a graph is generated"),
-    "num_servers": (None, "servers on each node (MPIGRAPH_NUM_SERVERS, else 1); 0: every trainer hosts a part of it"),
+    "num_servers": (None, "servers on each node; 0: the trainers host the graph (default: MPIGRAPH_NUM_SERVERS, or 1)"),
     "backend": ("gloo", "what gradients travel by; nccl: train on GPUs; mpi4py: by MPI, without opening a port"),
-    "seed": (0, "of draws, shuffles and parameters"),
+    "seed": (0, "of draws, orders and first parameters"),
 }
 QUIET_SECONDS = 10.0  # after which a long epoch says how far it is, where no bar can be drawn
 
@@ -32,7 +32,8 @@ def parse_arguments(doc, settings):
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, (default, meaning) in (SETTINGS | settings).items():
         kind = int if default is None else type(default)
-        parser.add_argument(f"--{name}", type=kind, default=default, help=f"{meaning} (%(default)s)")
+        text = meaning if default in (None, "") else f"{meaning} (default: {default})"
+        parser.add_argument(f"--{name}", type=kind, default=default, help=text)
     return parser.parse_args()
 
 
@@ -71,13 +72,13 @@ def shown(batches, what):
         yield from batches
         return
     if sys.stderr.isatty():
-        yield from tqdm(batches, what, leave=False)
+        yield from tqdm(batches, what, leave=False, unit="batch")
         return
     begin = time.monotonic()
     last = begin
     for done, batch in enumerate(batches):
         now = time.monotonic()
-        if now - last > QUIET_SECONDS:
+        if done and now - last > QUIET_SECONDS:
             left = (now - begin) / done * (len(batches) - done)
             print(f"{what}: {done} of {len(batches)} minibatches, {left:.0f} s left", file=sys.stderr, flush=True)
             last = now

@@ -100,11 +100,11 @@ def evaluate(g, model, part, fanouts, args, device):
 SETTINGS = {
     "target": ("paper", "the node type to classify, with label, train_mask, val_mask and test_mask"),
     "num_epochs": (4, "passes over the training nodes"),
-    "eval_every": (1, "epochs"),
+    "eval_every": (1, "evaluate after every so many epochs"),
     "fan_out": ("10,10", "neighbours per layer and relation, input side first"),
     "batch_size": (200, "of all trainers together"),
     "num_hidden": (64, "width of the layers"),
-    "num_heads": (4, "of attention"),
+    "num_heads": (4, "heads of attention"),
     "dropout": (0.3, "after each layer"),
     "lr": (0.01, "learning rate"),
     "weight_decay": (1e-4, "of all parameters"),

@@ -101,9 +101,9 @@ def evaluate(g, emb, model, triples, held_out, device):
 
 SETTINGS = {
     "triples": ("", "npz file of held-out triples; default: held_out.npz beside the graph"),
-    "model": ("DistMult", "or ComplEx"),
+    "model": ("DistMult", "DistMult or ComplEx"),
     "num_epochs": (6, "passes over the triples"),
-    "eval_every": (3, "epochs"),
+    "eval_every": (3, "evaluate after every so many epochs"),
     "batch_size": (1000, "of all trainers together"),
     "num_negatives": (500, "entities drawn for a minibatch; each of its edges is told from all of them"),
     "num_hidden": (100, "width of the rows of entities and relations"),

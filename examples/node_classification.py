@@ -97,7 +97,7 @@ def write_graph(folder):
 
 SETTINGS = {
     "num_epochs": (30, "passes over the training nodes"),
-    "eval_every": (1, "epochs"),
+    "eval_every": (1, "evaluate after every so many epochs"),
     "fan_out": ("10,10", "neighbours per layer, input side first"),
     "eval_fan_out": (-1, "neighbours in each layer in evaluation; -1: all"),
     "num_eval": (10**9, "evaluate on about so many nodes of each trainer"),

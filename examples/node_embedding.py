@@ -68,7 +68,7 @@ def write_graph(folder):
 
 SETTINGS = {
     "num_epochs": (15, "passes over the training nodes"),
-    "eval_every": (5, "epochs"),
+    "eval_every": (5, "evaluate after every so many epochs"),
     "fan_out": ("10,10", "neighbours per layer, input side first"),
     "batch_size": (500, "of all trainers together"),
     "num_hidden": (64, "width of the layers between and of the embeddings"),

@@ -102,7 +102,7 @@ def evaluate(g, model, embeddings, part, args, device):
 SETTINGS = {
     "target": ("author", "the node type to classify, with label, train_mask, val_mask and test_mask"),
     "num_epochs": (10, "passes over the training nodes"),
-    "eval_every": (2, "epochs"),
+    "eval_every": (2, "evaluate after every so many epochs"),
     "fan_out": ("10,10", "neighbours by each relation in each layer, input side first"),
     "eval_fan_out": (-1, "neighbours by each relation in evaluation; -1: all"),
     "batch_size": (500, "of all trainers together"),

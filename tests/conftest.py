@@ -143,7 +143,9 @@ def pytest_runtestloop(session: pytest.Session) -> bool:
     item = next(mine, None)
     while item is not None:
         following = next(mine, None)
-        item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+        alike = following is not None and (ranks_of(following) > 1) == (ranks_of(item) > 1)
+        # Between what ranks do alone and what they do together all fixtures end: a job of one rank must not go on.
+        item.config.hook.pytest_runtest_protocol(item=item, nextitem=following if alike else None)
         if session.shouldfail:
             raise session.Failed(session.shouldfail)
         if session.shouldstop:

@@ -171,7 +171,9 @@ class _Weighted(_Uniform):
         Raises:
             GraphDataError: an edge weight is negative, infinite or NaN.
         """
-        near, weights, drawable = part.near, self._weights.values(part.host), self._weights.alive(part.host)
+        near = part.near
+        weights = self._weights.values(part.host)
+        drawable = self._weights.num_drawable(part.host)
         where = (near.indptr, near.first_node, weights, drawable, positions)
         bad = count_weighted(self._dst, *where, self._rows, counts)
         if bad >= 0:

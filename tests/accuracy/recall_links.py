@@ -1,6 +1,6 @@
 """``examples/link_prediction.py`` with another evaluation, that of recommendations; not collected by pytest.
 
-    mpiexec -n 4 python tests/recall_links.py K [arguments of the example]
+    mpiexec -n 4 python tests/accuracy/recall_links.py K [arguments of the example]
 
 For each node that is the source of an edge to predict, all nodes are ranked that ``ndata["candidate"]`` selects and
 that have no edge to the source; the recall at K is the share of its edges to predict among the best K, a mean over the
@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 import link_prediction as example  # noqa: E402 - the path comes first
 
 
-def recall(g, rows, src, dst, device):
+def recall(g, rows, src, dst, args, device):
     """Print the recall at K of the edges from ``src`` to ``dst``."""
     num = g.num_nodes()
     wanted, pairs = torch.bincount(src, minlength=num), src * num + dst

@@ -410,7 +410,7 @@ def no_negatives(src: torch.Tensor, dst: torch.Tensor) -> None:
     raise LookupError("no negatives today")
 
 
-class Faulty:
+class Faulty(dist.DistTensor):
     """Reverse edges that only the first trainer finds to be wrong."""
 
     dtype = torch.int64
