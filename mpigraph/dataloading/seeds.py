@@ -84,11 +84,13 @@ class Seeds:
 
 def as_seed_tensors(given: TypedIds | list[Item], what: str) -> TypedTensors:
     """Seeds as samplers take them, of ids, of ids by type or of ``(type, id)`` pairs; as :meth:`Seeds.tensors`."""
-    pairs = [one for one in given if isinstance(one, tuple)] if isinstance(given, list) else []
-    by_kind: dict[str | Relation, list[int]] = {}
-    for kind, one in pairs:
-        by_kind.setdefault(kind, []).append(one)
-    seeds = Seeds(by_kind if pairs else cast(TypedIds, given), what)
+    ids = cast(TypedIds, given)
+    if isinstance(given, list) and given and isinstance(given[0], tuple):
+        by_kind: dict[str | Relation, list[int]] = {}
+        for kind, one in cast(list[tuple[str | Relation, int]], given):
+            by_kind.setdefault(kind, []).append(one)
+        ids = by_kind
+    seeds = Seeds(ids, what)
     return seeds.tensors(np.arange(len(seeds)))
 
 

@@ -162,8 +162,7 @@ class SampledGraph:
 
         Arguments and errors are those of :meth:`sample_neighbors`, with ``fanouts`` the fanout of each layer, input
         side first. Excluded edges are removed in every layer; ``return_eids`` asks for ``edata[EID]``, without which
-        less is moved; ``num_threads`` threads draw near neighbours, by default what ``initialize`` was
-        told.
+        less is moved; ``num_threads`` threads draw near neighbours, by default what ``initialize`` was told.
 
         Returns:
             Input nodes and output nodes, int64 each (where the graph has several node types: by type), and the blocks,
