@@ -125,7 +125,7 @@ def test_one_rank_speaks_before_mpi_starts(monkeypatch, capsys, name):
     assert said == ["bench: loading the library\n"] * 2 + [""]
 
 
-@pytest.mark.parametrize("comm", [1])
+@pytest.mark.parametrize("comm", [1], indirect=True)
 def test_a_user_s_graph(comm, oracle, capsys):
     assert job.run(Settings(**(SMALL | {"part_config": oracle(2), "batch_size": 5})), 1.0, comm) == 0
     assert "gather near rows" in capsys.readouterr().out
