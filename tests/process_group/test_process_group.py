@@ -299,8 +299,12 @@ def test_without_threads(layout: Job, monkeypatch: pytest.MonkeyPatch) -> None:
             work = dist.all_reduce(total, async_op=True)
             dist.barrier()
             assert work.get_future().done() and total[0] == sum(range(size))
-            assert not [thread for thread in threading.enumerate() if thread.name == "mpigraph-progress"]
+            assert progress_threads() == before
 
+    def progress_threads() -> set[threading.Thread]:
+        return {thread for thread in threading.enumerate() if thread.name == "mpigraph-progress"}
+
+    before = progress_threads()  # those of a job that other tests share
     layout.run(body)
 
 
