@@ -140,6 +140,7 @@ def test_a_long_epoch_is_lines_in_a_log_and_a_bar_in_a_terminal(
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.slow
 def test_node_classification_beats_the_mlp_and_gradients_may_travel_by_mpi(example: Example) -> None:
     found = []
     for backend in ("gloo", "mpi4py"):
@@ -153,6 +154,7 @@ def test_node_classification_beats_the_mlp_and_gradients_may_travel_by_mpi(examp
     assert found[0] == pytest.approx(found[1], abs=0.01)
 
 
+@pytest.mark.slow
 def test_partition_and_then_train_with_what_launch_sets(tmp_path: Path) -> None:
     output = run(*mpiexec(2), *warm_python(), EXAMPLES / "partition.py", cwd=tmp_path)
     assert output.count("of the edges are cut") == 1 and output.count("nodes,") == 4, output

@@ -104,6 +104,7 @@ def test_mag_is_prepared(tmp_path: Path) -> None:
         assert np.bincount(parts[ntype], minlength=2).tolist() == sizes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in SCRIPTS if name not in ON_TOY])
 def test_a_script_says_how_it_is_used(name: str) -> None:
     assert f"usage: {name}.py" in python(HERE / f"{name}.py", "--help").stdout

@@ -483,6 +483,7 @@ def test_exit_without_destroying(body: str, says: str, tmp_path: Path, oracle: C
     assert seconds < SOON
 
 
+@pytest.mark.slow
 def test_a_trainer_that_does_not_come_ends_the_job(tmp_path: Path, oracle: Callable[..., str]) -> None:
     body = "import time, torch\n" + TRAIN + "td.all_reduce(x) if td.get_rank() else time.sleep(300)"
     status, output, seconds = run_script(tmp_path, oracle(2), body, MPIGRAPH_TIMEOUT="12")

@@ -248,6 +248,7 @@ def test_requests_are_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sizes == [[(5, 3), (6, 2)], [(5, 3)], [(5, 1)]]
 
 
+@pytest.mark.slow
 def test_an_idle_server_leaves_its_core_to_others(tmp_path) -> None:
     """One server, one trainer that does nothing for some seconds: the server's process time in them."""
     script = tmp_path / "idle.py"
@@ -269,6 +270,7 @@ def test_an_idle_server_leaves_its_core_to_others(tmp_path) -> None:
     assert float(output.split()[-1]) < 0.03 * 5, output
 
 
+@pytest.mark.slow
 def test_the_choice_is_told_at_info_level(tmp_path, oracle) -> None:
     """A level is named in capitals or not; another name is refused in one line, not by a traceback of each rank."""
     info = {"MPIGRAPH_LOG_LEVEL": "info", "MPIGRAPH_RANKS_PER_NODE": "2"}
