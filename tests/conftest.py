@@ -31,7 +31,7 @@ import jobs
 import layouts
 import pytest
 import torch
-from jobs import DEADLINE, GRACE
+from jobs import DEADLINE, GRACE, SLOW
 from layouts import API, LAYOUTS, WORLD, Job, Layout, SharedJob, exactly, path_of, quiet_barrier
 from mpi4py import MPI
 from oracle import write_oracle
@@ -143,7 +143,9 @@ def pytest_runtestloop(session: pytest.Session) -> bool:
     item = next(mine, None)
     while item is not None:
         following = next(mine, None)
-        item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+        alike = following is not None and (ranks_of(following) > 1) == (ranks_of(item) > 1)
+        # Between what ranks do alone and what they do together all fixtures end: a job of one rank must not go on.
+        item.config.hook.pytest_runtest_protocol(item=item, nextitem=following if alike else None)
         if session.shouldfail:
             raise session.Failed(session.shouldfail)
         if session.shouldstop:
@@ -173,15 +175,17 @@ def deadline(request: pytest.FixtureRequest) -> Iterator[None]:
     if ranks_of(request.node) > 1 and layout_of(request.node) is None:
         quiet_barrier(WORLD)
 
+    limit = DEADLINE * (SLOW if request.node.get_closest_marker("slow") else 1)
+    jobs.patience = limit - 10
+
     def expire() -> None:
-        os.write(
-            layouts.STDERR, f"\n[rank {WORLD.rank}] {request.node.nodeid} ran for {DEADLINE} s: aborting\n".encode()
-        )
+        text = f"\n[rank {WORLD.rank}] {request.node.nodeid} ran for {limit} s: aborting\n"
+        os.write(layouts.STDERR, text.encode())
         faulthandler.dump_traceback(layouts.STDERR, all_threads=True)
         leave_nothing()  # which takes some seconds: the other ranks print their stacks, too
         WORLD.Abort(3)
 
-    timer = threading.Timer(DEADLINE, expire)
+    timer = threading.Timer(limit, expire)
     timer.daemon = True
     timer.start()
     yield

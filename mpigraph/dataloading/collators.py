@@ -42,7 +42,8 @@ class NodeCollator:
             NodeTypeError: a node type does not exist, or there are several and ``nids`` are not by type.
             InvalidArgumentError: the ids are not integers in one dimension.
         """
-        self.g, self.graph_sampler = g, graph_sampler
+        self.g = g
+        self.graph_sampler = graph_sampler
         self._ids = unwrap_nodes(g.schema, by_ntype(g.schema, nids, "nids"))
 
     @property

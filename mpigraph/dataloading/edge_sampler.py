@@ -106,8 +106,8 @@ class EdgePredictionSampler:
             The pair graph and, with a negative sampler, that of the negatives; their nodes; and what else the sampler
             of blocks is to be given: nothing, or the edges to exclude, in the form in which the loader has edges.
 
-        One-sided, and what the negative sampler does. Where hosts are far, what is wrong on one trainer is raised on
-        the others in the round of sampling that they make next.
+        One-sided, and what the negative sampler does. Where hosts are far it is collective on the trainers when it
+        fails: what is wrong on one trainer is raised on the others in the round of sampling that they make next.
         """
         negatives: dict[Relation, _Ends] | None = None
         excluded: tuple[EdgeTensors, ...] = ()

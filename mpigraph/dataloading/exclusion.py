@@ -5,7 +5,7 @@ A model that predicts an edge must not see it, nor its reverse, among the neighb
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import numpy as np
 import torch
@@ -113,12 +113,12 @@ def _tables(reverse_eids: ReverseEids) -> _Table | ByEdgeType[_Table]:
 def _table(table: IdsLike | DistTensor | None) -> _Table:
     if isinstance(table, torch.Tensor | np.ndarray | list | tuple):
         return as_ids(table, "reverse_eids")
-    if not isinstance(table, DistTensor) or table.dtype != torch.int64:
+    if getattr(table, "dtype", None) != torch.int64 or not hasattr(table, "__getitem__"):
         raise InvalidArgumentError(
             f"reverse_eids must be a tensor, array or DistTensor of int64 (got {type(table).__name__} "
             f"of {getattr(table, 'dtype', None)})"
         )
-    return table
+    return cast(DistTensor, table)
 
 
 def _with_reverse_types(

@@ -67,8 +67,7 @@ class FeatureFetcher(Generic[Kind]):
     ) -> None:
         """Put the rows ``ids(type)`` of each feature into ``data(type)``. One-sided; the target does nothing."""
         for (kind, name), tensor in self.tensors.items():
-            rows = tensor[ids(kind)]
-            data(kind)[name] = rows if self._device is None else rows.to(self._device)
+            data(kind)[name] = tensor.gather(ids(kind), device=self._device)
 
 
 class BlockFetcher:

@@ -60,7 +60,9 @@ class _Epochs:
             stages: make a minibatch of them.
         """
         self.stop()
-        session, service, context = self._session, self._service, RandomContext(self._seed, epoch)
+        session = self._session
+        service = self._service
+        context = RandomContext(self._seed, epoch)
 
         def produce() -> Iterator[Any]:
             for positions in batches:
@@ -75,7 +77,8 @@ class _Epochs:
 
     def stop(self) -> None:
         """End the epoch in progress: wait until every trainer has ended its own."""
-        last, self._last = self._last, None
+        last = self._last
+        self._last = None
         if last is not None:
             with self._session.world.watch("the end of a loader's epoch on every trainer"):
                 last.stop()
@@ -173,7 +176,8 @@ class DistDataLoader:
         self._epoch = epoch
 
     def __iter__(self) -> Iterator[Any]:
-        epoch, self._epoch = self._epoch, self._epoch + 1
+        epoch = self._epoch
+        self._epoch = self._epoch + 1
         batches = self._batches.of_epoch(epoch)
         return _hold(self, iter(self._epochs.start(epoch, batches, self._seeds_at, self._stages)))
 

@@ -38,7 +38,8 @@ class Prefetch(BackgroundLoop, Generic[T]):
                 or abandons the iterator, which waits for it.
         """
         assert background or depth == 0
-        self._produce, self._after = produce, after
+        self._produce = produce
+        self._after = after
         self._items: queue.Queue[tuple[str, Any]] = queue.Queue(maxsize=max(depth, 1))
         self._stop = threading.Event()
         self._inline = depth == 0

@@ -72,7 +72,9 @@ def pyg_node_stages(
         FieldNameError: a feature does not exist.
         NodeTypeError: a node type does not exist, or there are several and ``nids`` are not by type.
     """
-    schema, ids, attributes = g.schema, by_ntype(g.schema, nids, "nids"), _Fetcher(g, sampler, features, labels, device)
+    schema = g.schema
+    ids = by_ntype(g.schema, nids, "nids")
+    attributes = _Fetcher(g, sampler, features, labels, device)
 
     def sample(chosen: NodeIds) -> _NodeSample:
         positions = by_ntype(schema, chosen)
@@ -106,8 +108,11 @@ def pyg_edge_stages(
     Raises:
         InvalidArgumentError: besides, there are several labels for a relation, or labels and negatives.
         EdgeTypeError: an edge type does not exist, or there are several and ``eids`` are not by type.
+
+    ``sample`` of what it returns is collective on the trainers when hosts are far.
     """
-    schema, ids = g.schema, by_relation(g.schema, eids, "eids")
+    schema = g.schema
+    ids = by_relation(g.schema, eids, "eids")
     if not isinstance(sampler, EdgePredictionSampler):
         raise InvalidArgumentError(
             f"output='pyg' needs a sampler of as_edge_prediction_sampler (got {type(sampler).__name__})"
@@ -150,7 +155,8 @@ class _Fetcher:
                 f"(got {type(sampler).__name__})"
             )
         self.sampler = sampler
-        self._schema, self._device = g.schema, device
+        self._schema = g.schema
+        self._device = device
         named = (getattr(sampler, f"prefetch_{what}", ()) for what in ("node_feats", "labels"))
         self._nodes = FeatureFetcher(g.nodes, device, features, labels, *named)
         self._edges = FeatureFetcher(g.edges, device, getattr(sampler, "prefetch_edge_feats", ()))

@@ -32,6 +32,7 @@ class BlockSampler(ABC):
 
         Collective on the trainers when hosts are far; local when all are near.
         """
+        raise NotImplementedError
 
     def sample(self, g: DistGraph, seed_nodes: NodeIds, exclude_eids: EdgeIds | None = None) -> Blocks:
         """The same as :meth:`sample_blocks`, under DGL's other name.

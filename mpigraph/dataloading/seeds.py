@@ -84,11 +84,13 @@ class Seeds:
 
 def as_seed_tensors(given: TypedIds | list[Item], what: str) -> TypedTensors:
     """Seeds as samplers take them, of ids, of ids by type or of ``(type, id)`` pairs; as :meth:`Seeds.tensors`."""
-    pairs = [one for one in given if isinstance(one, tuple)] if isinstance(given, list) else []
-    by_kind: dict[str | Relation, list[int]] = {}
-    for kind, one in pairs:
-        by_kind.setdefault(kind, []).append(one)
-    seeds = Seeds(by_kind if pairs else cast(TypedIds, given), what)
+    ids = cast(TypedIds, given)
+    if isinstance(given, list) and given and isinstance(given[0], tuple):
+        by_kind: dict[str | Relation, list[int]] = {}
+        for kind, one in cast(list[tuple[str | Relation, int]], given):
+            by_kind.setdefault(kind, []).append(one)
+        ids = by_kind
+    seeds = Seeds(ids, what)
     return seeds.tensors(np.arange(len(seeds)))
 
 
@@ -102,7 +104,10 @@ class SeedBatches:
     def __init__(self, bounds: I64, num_seeds: int, shuffle: bool, seed: int, rank: int) -> None:
         """Order the seeds anew in each epoch if ``shuffle``; see :func:`batch_bounds` and :func:`shuffled`."""
         self.bounds = bounds
-        self._num_seeds, self._shuffle, self._seed, self._rank = num_seeds, shuffle, seed, rank
+        self._num_seeds = num_seeds
+        self._shuffle = shuffle
+        self._seed = seed
+        self._rank = rank
 
     def __len__(self) -> int:
         return len(self.bounds) - 1

@@ -30,7 +30,9 @@ class FeatureMap(MutableMapping[str, DistTensor]):
     """Features of one node type or relation: name -> :class:`DistTensor`."""
 
     def __init__(self, features: Features, policy: Policy, what: str) -> None:
-        self._features, self._policy, self._what = features, policy, what
+        self._features = features
+        self._policy = policy
+        self._what = what
 
     def __getitem__(self, name: str) -> DistTensor:
         try:
@@ -71,7 +73,8 @@ class Spaces(ABC, Generic[Kind]):
     """The spaces of a graph by node type or by relation."""
 
     def __init__(self, schema: Schema, features: Features) -> None:
-        self._schema, self._features = schema, features
+        self._schema = schema
+        self._features = features
 
     @abstractmethod
     def __getitem__(self, kind: Kind) -> Space:

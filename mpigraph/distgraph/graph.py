@@ -70,7 +70,8 @@ class DistGraph(SampledGraph):
 
     def _my_part(self) -> int:
         """The part that is mostly on this trainer's node; trainers of a node take turns."""
-        world, parts = self.session.world, self._topology.config.num_parts
+        world = self.session.world
+        parts = self._topology.config.num_parts
         near = np.flatnonzero(world.near)
         middles = ((near + 0.5) * parts / len(world.hosts)).astype(np.int64)
         return int(middles[world.local_trainer * len(near) // world.num_local_trainers % len(middles)])
@@ -201,7 +202,8 @@ class DistGraph(SampledGraph):
         Nodes keep their global ids, so the graph has all nodes of the whole graph; ``edata[EID]`` are global edge ids
         and ``ndata[NID]`` the ids themselves.
         """
-        world, book = self.session.world, self._book.book
+        world = self.session.world
+        book = self._book.book
         hosts = [world.host_index] if world.is_host else [int(h) for h in np.flatnonzero(world.near)]
         edges, eids = {}, {}
         for r, relation in enumerate(self.schema.relations):

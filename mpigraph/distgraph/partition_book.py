@@ -202,13 +202,15 @@ class RangePartitionBook:
 
     def map_to_homo_nid(self, ids: IdsLike, ntype: str | None = None) -> torch.Tensor:
         """int64[n]: homogeneous ids of type-wise node ids. Raises NodeTypeError and OutOfRangeError."""
-        kind, values = self.book.schema.ntype_id(ntype), id_array(ids, "node ids")
+        kind = self.book.schema.ntype_id(ntype)
+        values = id_array(ids, "node ids")
         owner = self.book.node_owner(values, kind)
         return _tensor(values - self.book.node_offsets[kind][owner] + self._node_begins[owner, kind])
 
     def map_to_homo_eid(self, ids: IdsLike, etype: EdgeType = None) -> torch.Tensor:
         """int64[n]: homogeneous ids of type-wise edge ids. Raises EdgeTypeError and OutOfRangeError."""
-        kind, values = self.book.schema.relation_id(etype), id_array(ids, "edge ids")
+        kind = self.book.schema.relation_id(etype)
+        values = id_array(ids, "edge ids")
         owner = self.book.edge_owner(values, kind)
         return _tensor(values - self.book.edge_offsets[kind][owner] + self._edge_begins[owner, kind])
 

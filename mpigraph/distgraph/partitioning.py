@@ -227,7 +227,8 @@ def _read_features(config: PartConfig, part_id: int, which: str, names: set[str]
 
 def _part_graph(book: RangeBook, part_id: int, reader: ShardReader) -> HeteroGraph:
     """Make the graph of a part with local node ids: own nodes first, then foreign sources."""
-    schema, edges = book.schema, {}
+    schema = book.schema
+    edges = {}
     for relation in schema.relations:
         key = relation_key(relation)
         indptr = reader.read(relation_dataset_name(key, "indptr"))
@@ -246,7 +247,8 @@ def _part_graph(book: RangeBook, part_id: int, reader: ShardReader) -> HeteroGra
         local[relation] = torch.from_numpy(places), torch.from_numpy(own)
     graph = HeteroGraph(schema, local, {ntype: len(ids) for ntype, ids in nodes.items()})
     for i, ntype in enumerate(schema.ntypes):
-        frame, owner = graph.nodes[ntype].data, book.node_owner(nodes[ntype], i)
+        frame = graph.nodes[ntype].data
+        owner = book.node_owner(nodes[ntype], i)
         frame[NID] = torch.from_numpy(nodes[ntype])
         frame["inner_node"] = torch.from_numpy((owner == part_id).astype(np.uint8))
         frame["part_id"] = torch.from_numpy(owner.astype(np.int64))

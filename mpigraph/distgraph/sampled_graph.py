@@ -160,18 +160,9 @@ class SampledGraph:
     ) -> Blocks:
         """Sample the blocks of one minibatch, all hops fused.
 
-        Arguments and errors are those of :meth:`sample_neighbors`, but for these.
-
-        Args:
-            seed_nodes: as there.
-            fanouts: fanout of each layer, input side first.
-            edge_dir: as there.
-            prob: as there.
-            exclude_edges: as there; removed in every layer.
-            replace: as there.
-            return_eids: whether ``edata[EID]`` is wanted; without it less is moved.
-            seed: as there.
-            num_threads: threads that draw near neighbours; by default what ``initialize`` was told.
+        Arguments and errors are those of :meth:`sample_neighbors`, with ``fanouts`` the fanout of each layer, input
+        side first. Excluded edges are removed in every layer; ``return_eids`` asks for ``edata[EID]``, without which
+        less is moved; ``num_threads`` threads draw near neighbours, by default what ``initialize`` was told.
 
         Returns:
             Input nodes and output nodes, int64 each (where the graph has several node types: by type), and the blocks,
@@ -317,7 +308,8 @@ class SampledGraph:
             return {}
         found = {}
         for relation, some in by_relation(self.schema, edges, "exclude_edges").items():
-            number, ids = self.schema.relation_id(relation), some.numpy()
+            number = self.schema.relation_id(relation)
+            ids = some.numpy()
             count = self.loaded.topology.hosts.num_edges(number)
             check_ids(ids, count, f"exclude_edges: edge id of relation {relation}")
             ascending = bool((ids[1:] > ids[:-1]).all())  # those that every minibatch excludes were sorted once
@@ -338,7 +330,8 @@ class SampledGraph:
             raise EdgeTypeError(f"sources are of edge types {list(src)}, destinations of {list(dst)}")
         queries = []
         for name, some in src.items():
-            relation, ends = self.schema.relation_id(name), (some.numpy(), dst[name].numpy())
+            relation = self.schema.relation_id(name)
+            ends = (some.numpy(), dst[name].numpy())
             if len(ends[0]) != len(ends[1]):
                 raise InvalidArgumentError(
                     f"an edge has two ends (got {len(ends[0])} sources and {len(ends[1])} destinations of {name})"
@@ -357,7 +350,8 @@ class SampledGraph:
 
 def _blocks(sampled: SampledHops) -> list[Block]:
     """Message-flow graphs of the hops, input side first."""
-    schema, blocks = sampled.schema, []
+    schema = sampled.schema
+    blocks = []
     for hop in reversed(sampled.hops):
         edges = {
             schema.relations[r]: (csc.indptr, csc.indices, csc.eids if sampled.want_eids else None)

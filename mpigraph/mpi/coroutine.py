@@ -5,7 +5,7 @@ completed; the code behind a ``yield`` is what happens then. Its frame keeps the
 
 A thread that has nothing else to do drives one with :func:`run`. Who has several things to do makes each a
 :class:`Task` and advances all in turn: a server the rounds of many channels (two servers that waited inside different
-rounds would wait for each other for ever), the progress thread what nobody waits for (:mod:`.progress`).
+rounds would wait for each other for ever), the progress thread what nobody waits for (:mod:`.progress_thread`).
 """
 
 import math

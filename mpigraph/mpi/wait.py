@@ -29,18 +29,21 @@ class Policy(NamedTuple):
     """When to test again.
 
     Attributes:
-        spins: so many turns at once; only whoever shares the core gets it in between.
+        spins: so many turns at once,
         first: then after this many seconds, and half as many more each turn,
         longest: up to this many.
+        yields: turns between spins and sleeps in which whoever shares the core gets it.
     """
 
     spins: int
     first: float
     longest: float
+    yields: int = 0
 
     def seconds(self, turn: int) -> float:
         """How long to sleep in a turn, the first being turn 0."""
-        return 0.0 if turn < self.spins else min(self.first * 1.5 ** min(turn - self.spins, 64), self.longest)
+        slept = turn - self.spins - self.yields
+        return 0.0 if slept < 0 else min(self.first * 1.5 ** min(slept, 64), self.longest)
 
 
 IN_ROUND = Policy(spins=5, first=1e-5, longest=1e-4)
@@ -50,8 +53,9 @@ holds up the model in another thread, which then waits for the interpreter lock 
 TRANSFER = Policy(spins=2, first=2e-5, longest=1e-4)
 """Rows are travelling in pieces: MPI moves them when it is called, so longer sleeps hold them up."""
 
-BLOCKED = Policy(spins=400, first=2e-5, longest=2e-5)
-"""Nothing in this process goes on before the result is here: a torch collective takes tens of microseconds."""
+BLOCKED = Policy(spins=100, first=2e-5, longest=2e-5, yields=300)
+"""This process can do nothing before the result is here, and a torch collective takes tens of microseconds. On a busy
+core a yield costs milliseconds, so it is not the first thing to do."""
 
 PEERS_COMPUTE = Policy(spins=5, first=2e-5, longest=2e-3)
 """The others come when their work is done, which may take seconds, and may need this core for it."""
@@ -79,11 +83,12 @@ class Backoff:
 
     def pause(self, policy: Policy) -> None:
         """Wait one turn."""
-        seconds = policy.seconds(self._turn)
+        turn = self._turn
         self._turn += 1
+        seconds = policy.seconds(turn)
         if seconds:
             time.sleep(seconds)
-        else:
+        elif turn >= policy.spins:
             os.sched_yield()
 
 

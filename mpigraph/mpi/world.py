@@ -1,4 +1,4 @@
-"""Who am I, with whom do I share memory, who hosts the graph and who trains.
+"""Who am I, whose memory can I load from, who hosts the graph and who trains.
 
 Exposition: the communicators of a job and their threads::
 
@@ -29,7 +29,7 @@ from mpigraph.errors import ClosedError, InvalidArgumentError
 from mpigraph.mpi.agree import allgather_bytes, together
 from mpigraph.mpi.compat import unlink_segments
 from mpigraph.mpi.numa import choose_servers, memory_domain
-from mpigraph.mpi.progress import Progress
+from mpigraph.mpi.progress_thread import Progress
 from mpigraph.mpi.wait import PEERS_COMPUTE, wait
 from mpigraph.mpi.watchdog import Watchdog
 
@@ -195,7 +195,7 @@ class World:
         return together(self.trainers, doing, "trainer", self.watch(doing, patience))
 
     def cores_per_rank(self) -> int:
-        """How many cores each rank of this node has if they share what they may run on. Collective on ``node``."""
+        """How many cores each rank of this node has if they divide what they may run on. Collective on ``node``."""
         mine = ",".join(map(str, sorted(os.sched_getaffinity(0))))
         cores = set(",".join(data.decode() for data in allgather_bytes(self.node, mine.encode())).split(","))
         return max(1, len(cores) // self.node.size)

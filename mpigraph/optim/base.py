@@ -180,21 +180,23 @@ class SparseOptimizer:
 
     def _route(self, number: int, lookups: list[Lookup]) -> Outgoing | None:
         """The gradients of one embedding by owner, if there are any."""
-        emb, table = self.params[number], self._tables[number]
+        emb = self.params[number]
         width, dtype = _wire(emb)
         found = [(ids, dense_gradient(emb, len(ids), leaf.grad)) for ids, leaf in lookups if leaf.grad is not None]
         _ = emb.weight.rows  # raises if it was closed
         if not found:
             return None
-        ids, grads = np.concatenate([ids for ids, _ in found]), found[0][1]
+        ids = np.concatenate([ids for ids, _ in found])
+        grads = found[0][1]
         if len(found) > 1:
             grads = torch.from_numpy(self._session.pool.empty((len(ids), width), np.float32))
             torch.cat([grad for _, grad in found], out=grads)
-        order, counts = table.owners.route(ids)
+        order, counts = self._tables[number].owners.route(ids)
         return Outgoing(ids[order].astype(dtype), grads.numpy(), order, counts)
 
     def _exchange(self, outgoing: list[Outgoing], error: Exception | None) -> Coroutine[None]:
-        comm, empty = self._session.world.trainers, self._session.pool.empty
+        comm = self._session.world.trainers
+        empty = self._session.pool.empty
         for number, mine in enumerate(outgoing):
             pushed = yield from push_rows(comm, self._what, self._key + number, mine, empty, error)
             try:
@@ -211,12 +213,14 @@ class SparseOptimizer:
 
     def _update(self, number: int, pushed: Pushed) -> None:
         """Update the rows that this trainer owns."""
-        emb, places = self.params[number], self._places[number]
+        emb = self.params[number]
+        places = self._places[number]
         places.reset(_NONE)
         at = places.insert(pushed.ids)
         mean = self.settings["reduction"] == "mean"
         gradients = collect(at, places.count, pushed.own, pushed.arrived, pushed.sources, mean)
-        distinct, offsets = places.ids, emb.weight.rows.window.offsets
+        distinct = places.ids
+        offsets = emb.weight.rows.window.offsets
         for host, which in split_by_range(distinct, offsets):
             self._update_host(emb, host, gradients, which, distinct[which] - offsets[host])
 
@@ -238,7 +242,8 @@ class SparseOptimizer:
 
     def _warm_up(self, states: dict[str, bool]) -> None:
         """Run the kernels once on tiny arrays, so that no step waits for the compiler."""
-        one, rows = np.zeros(1, np.int64), np.zeros((1, 1), np.float32)
+        one = np.zeros(1, np.int64)
+        rows = np.zeros((1, 1), np.float32)
         gradients = collect(LocalIds(1).insert(np.zeros(1, np.int32)), 1, rows, rows[:0], ~one, mean=True)
         zeros = {name: np.zeros((1, 1) if wide else 1, np.float32) for name, wide in states.items()}
         self._apply(gradients, one, np.zeros((1, 1), np.float32), one, zeros, one)

@@ -29,7 +29,8 @@ from mpigraph.storage.shard import ShardReader, ShardWriter
 
 __all__ = ["Identity", "Table", "load", "save"]
 
-_FORMAT, _VERSION = "mpigraph-sparse-optimizer", 1
+_FORMAT = "mpigraph-sparse-optimizer"
+_VERSION = 1
 _INDEX = "index.json"
 _GRAPH = "embeddings"  # what shards call the graph that they belong to
 _PATIENCE = 12.0  # timeouts that a trainer waits for one with a slow disk

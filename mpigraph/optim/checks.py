@@ -58,7 +58,7 @@ def check_settings(settings: dict[str, Any]) -> dict[str, Any]:
     return checked
 
 
-def _number(name: str, value: Any, least: float, most: float) -> float:
+def _number(name: str, value: object, least: float, most: float) -> float:
     number = float(value) if isinstance(value, Real) else math.nan
     if not least <= number <= most:
         raise InvalidArgumentError(f"{name} must be a number from {least:.7g} to {most:.7g} (got {value!r})")

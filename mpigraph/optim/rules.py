@@ -53,7 +53,8 @@ class SparseAdagrad(SparseOptimizer):
         self, gradients: Gradients, which: I64, table: F32, places: I64, states: dict[str, F32], rows: I64
     ) -> None:
         update = row_wise_adagrad if self.settings["row_wise"] else adagrad
-        lr, eps = np.float32(self.settings["lr"]), np.float32(self.settings["eps"])
+        lr = np.float32(self.settings["lr"])
+        eps = np.float32(self.settings["eps"])
         update(gradients, which, table, places, states["sum"], rows, lr, eps)
 
 

@@ -39,7 +39,7 @@ from torch.distributed import HashStore, register_rendezvous_handler  # type: ig
 from mpigraph.arrays import Array
 from mpigraph.errors import ClosedError, InvalidArgumentError
 from mpigraph.mpi.coroutine import Coroutine, Task, finish
-from mpigraph.mpi.progress import Progress
+from mpigraph.mpi.progress_thread import Progress
 from mpigraph.mpi.wait import BLOCKED
 from mpigraph.mpi.watchdog import Watch
 from mpigraph.process_group.tensors import (

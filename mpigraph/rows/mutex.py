@@ -41,7 +41,9 @@ class HostMutex:
     def hold(self, host: int) -> Iterator[None]:
         """Hold the lock of ``host`` inside the ``with`` block. One-sided; the target does nothing."""
         rank = int(self._world.hosts[host])
-        free, taken, seen = np.zeros(1, np.int64), np.ones(1, np.int64), np.ones(1, np.int64)
+        free = np.zeros(1, np.int64)
+        taken = np.ones(1, np.int64)
+        seen = np.ones(1, np.int64)
         backoff = Backoff()
         with self._world.watch(f"taking the write lock of rank {rank}"):
             while True:

@@ -49,8 +49,8 @@ class RowOwners:
         for host, rank in enumerate(world.hosts.tolist()):
             ranks = world.trainers_of_host(host)
             ranks = [rank] if rank in ranks else ranks
-            begin, count = int(offsets[host]), int(offsets[host + 1] - offsets[host])
-            bounds += [begin + count * (k + 1) // len(ranks) for k in range(len(ranks))]
+            begin, end = offsets[host : host + 2].tolist()
+            bounds += [begin + (end - begin) * (k + 1) // len(ranks) for k in range(len(ranks))]
             trainers += np.searchsorted(world.trainer_ranks, ranks).tolist()
         self.bounds = np.array(bounds, np.int64)
         self.trainers = np.array(trainers, np.int64)

@@ -42,7 +42,8 @@ CHUNK = 4 << 20  # bytes: packing, sending and placing overlap, and memory stays
 REQUEST = 0  # tag of a request; replies have others
 _TAGS = 1 << 15  # MPI allows at least this many
 _HEADER_WORDS = 4  # window, rows, bytes of an id, tag of the reply
-_OF_ONE, _OF_ALL = 3, 24  # chunks in flight of one reply, and of all replies together
+_OF_ONE = 3  # chunks in flight of one reply
+_OF_ALL = 24  # and of all replies together
 _REFUSAL = np.empty(0, np.uint8)
 _SPARSE = 64  # rows held for each row wanted, above which a table of them is slower than sorting
 
@@ -109,6 +110,8 @@ class PackedTransport(Transport):
 
     Attributes:
         server: the side that answers.
+
+    Collective on ``world.comm``: construction.
     """
 
     name = "packed"
@@ -157,7 +160,8 @@ class PackedTransport(Transport):
         Returns:
             Whether the host could answer.
         """
-        distinct, tag = _Wanted(wanted), self._next_tag()
+        distinct = _Wanted(wanted)
+        tag = self._next_tag()
         chunks = iter(range(0, len(distinct.rows), _rows_per_chunk(window.row_bytes)))
         receives: deque[tuple[MPI.Request, int, Array, bool]] = deque()  # first row, chunk, in its place already
 

@@ -52,8 +52,8 @@ class Outgoing:
     @classmethod
     def nothing(cls, size: int, width: int, dtype: npt.DTypeLike) -> "Outgoing":
         """Nothing for any of ``size`` ranks."""
-        order, counts = np.empty(0, np.int64), np.zeros(size, np.int64)
-        return cls(np.empty(0, dtype), np.empty((0, width), np.float32), order, counts)
+        rows = np.empty((0, width), np.float32)
+        return cls(np.empty(0, dtype), rows, np.empty(0, np.int64), np.zeros(size, np.int64))
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,9 @@ def push_rows(
     """
     begin, end = _own(outgoing.counts, comm.rank)
     header = np.empty((comm.size, 3), np.int64)
-    header[:, 0], header[:, 1], header[:, 2] = key, OK if error is None else FAILED, outgoing.counts
+    header[:, 0] = key
+    header[:, 1] = OK if error is None else FAILED
+    header[:, 2] = outgoing.counts
     headers = np.empty_like(header)
     request = comm.Ialltoall(header, headers)
     leaving = _pack(outgoing, begin, end, empty)  # while the headers travel
@@ -122,9 +124,11 @@ def push_rows(
 
 def _pack(outgoing: Outgoing, begin: int, end: int, empty: _Empty) -> F32:
     """The rows that leave, sorted by destination: all but ``order[begin:end]``."""
-    order, rows = outgoing.order, outgoing.rows
+    order = outgoing.order
+    rows = outgoing.rows
     leaving: F32 = empty((len(order) - (end - begin), rows.shape[1]), np.float32)
-    words, out = as_words(rows), as_words(leaving)
+    words = as_words(rows)
+    out = as_words(leaving)
     if out.size:
         words = words.view(out.dtype)
         gather_rows(words, order[:begin], np.arange(begin), out)

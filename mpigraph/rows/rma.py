@@ -31,7 +31,9 @@ class _Get:
     """One outstanding ``Get``, begun by construction: the distinct rows in ascending order."""
 
     def __init__(self, window: WindowHandle, wanted: RemoteRows, out: Array) -> None:
-        self._win, self._wanted, self._out = window.win, wanted, out
+        self._win = window.win
+        self._wanted = wanted
+        self._out = out
         self._order = np.argsort(wanted.rows, kind="stable")
         starts, lengths, self._place = find_runs(wanted.rows[self._order])
         count = int(lengths.sum())

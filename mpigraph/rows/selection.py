@@ -18,7 +18,8 @@ from mpigraph.rows.window import RowWindow
 
 __all__ = ["choose_transport"]
 
-_ROWS, _ROW_BYTES = 4096, 400  # held by each host, and read at a time
+_ROWS = 4096  # held by each host, and read at a time
+_ROW_BYTES = 400
 _REPEATS = 5
 _LONGEST = 0.2  # seconds for a transport
 
@@ -46,7 +47,8 @@ def choose_transport(service: RowService) -> dict[str, float]:
 
 def _measure(service: RowService) -> dict[str, float]:
     """Bytes a second of each transport on the slowest trainer that tried. Collective on ``world.comm``."""
-    world, transports = service.world, service.transports
+    world = service.world
+    transports = service.transports
     window = RowWindow(service, np.arange(len(world.hosts) + 1, dtype=np.int64) * _ROWS, (_ROW_BYTES,), "u1")
     seconds = np.zeros(len(transports))
     host = world.hosts_of_node((world.node_index + 1) % world.num_nodes)[0]

@@ -104,7 +104,7 @@ class Transport:
         how: the same for readers: "random far rows" are read ``how``.
         traffic: what was moved so far.
 
-    Collective on ``world.comm``: construction and :meth:`close`.
+    All ranks construct, and later close, their transports in the same order, so both may make collective calls.
     """
 
     name: ClassVar[str]

@@ -86,7 +86,8 @@ class RowWindow:
         count = int(self.offsets[host + 1] - self.offsets[host])
         if count * self.row_bytes == 0:
             return np.empty((count, *self.row_shape), self.dtype)
-        world, kind = self.world, self.service.kind
+        world = self.world
+        kind = self.service.kind
         rank = int(world.hosts[host])
         if kind == "allocate" and rank == world.rank:
             memory = self._win.tomemory()
@@ -202,7 +203,8 @@ class RowWindow:
             return
         with self.world.watch("closing a window"):
             self.service.forget(self._handle)
-            self._memory, self._words = {}, {}
+            self._memory.clear()
+            self._words.clear()
             win.Unlock_all()
             self._row.Free()
             win.Free()

@@ -86,8 +86,10 @@ class LocalSampling:
             GraphDataError: an edge weight is negative, infinite or NaN.
         """
         graph = state.graph_of_number[request.graph]
-        self._topology, self._request = graph.topology, request
-        self._buffers, self._workers = buffers, workers
+        self._topology = graph.topology
+        self._request = request
+        self._buffers = buffers
+        self._workers = workers
         self._strategy = _STRATEGIES[request.kind](state, graph, request, _candidates(request, buffers, scratch))
         self._slices = [self._slice(host, positions) for host, positions in by_host]
         self._counts = buffers.take(f"counts {scratch}", len(request.ids))
@@ -108,7 +110,8 @@ class LocalSampling:
 
     def finish(self) -> SampledNeighbors:
         """Draw; the sources are in a buffer that lasts until the next request for the same relation."""
-        request, strategy = self._request, self._strategy
+        request = self._request
+        strategy = self._strategy
         offsets = np.empty(len(self._counts) + 1, np.int64)
         offsets[0] = 0
         np.cumsum(self._counts, out=offsets[1:])
@@ -168,7 +171,9 @@ class _Weighted(_Uniform):
         Raises:
             GraphDataError: an edge weight is negative, infinite or NaN.
         """
-        near, weights, drawable = part.near, self._weights.values(part.host), self._weights.alive(part.host)
+        near = part.near
+        weights = self._weights.values(part.host)
+        drawable = self._weights.num_drawable(part.host)
         where = (near.indptr, near.first_node, weights, drawable, positions)
         bad = count_weighted(self._dst, *where, self._rows, counts)
         if bad >= 0:
@@ -180,7 +185,8 @@ class _Weighted(_Uniform):
 
     def choose(self, part: _HostSlice, positions: I64, offsets: I64, picks: I64) -> None:
         """Fill which edges they are."""
-        weights, table = self._weights.values(part.host), self._weights.table(part.host)
+        weights = self._weights.values(part.host)
+        table = self._weights.table(part.host)
         choose = choose_masked if self._weights.is_mask else choose_weighted
         if len(part.excluded):  # shortened rows are drawn from a copy of their weights, for which no table was made
             positions, shortened = self._split(positions)

@@ -181,7 +181,8 @@ def hop_requests(
     plan: SamplingPlan, layer: int, graph: LoadedGraph, frontier: Mapping[int, I64], key: np.uint64
 ) -> list[RelationRequest]:
     """The requests of one hop, one for each relation that has destinations in the frontier and a fanout."""
-    schema, requests = graph.topology.hosts.schema, []
+    schema = graph.topology.hosts.schema
+    requests = []
     for relation, fanout in sorted(plan.fanouts[layer].items()):
         ids = frontier.get(schema.ends(relation)[1], _NONE)
         if len(ids) == 0 or fanout == 0:
@@ -226,7 +227,8 @@ def sample_hops(
 
     Collective on the channel's trainers when hosts are far; local when all are near.
     """
-    schema, tables = graph.topology.hosts.schema, service.local_ids(graph)
+    schema = graph.topology.hosts.schema
+    tables = service.local_ids(graph)
     for ntype, table in enumerate(tables):
         table.reset(seeds.get(ntype, _NONE))
     hops: list[Hop] = []

@@ -61,7 +61,8 @@ class NeighborService:
         self._state = state
         self._channel = channel
         self._world = state.world
-        self._buffers, self._for_others = Buffers(), Buffers()  # a round answers others while it asks
+        self._buffers = Buffers()
+        self._for_others = Buffers()  # a round answers others while it asks
         self._workers = Workers(state.world.config.num_worker_threads)
         self._local_ids: dict[int, list[LocalIds]] = {}
 
@@ -258,7 +259,8 @@ class NeighborService:
         """Put near draws and the answers of ``far`` hosts for one relation together, in the order of its ids."""
         if not far:
             return near
-        counts, dtype = np.diff(near.offsets), near.src.dtype
+        counts = np.diff(near.offsets)
+        dtype = near.src.dtype
         parts = [_Found(self._buffers.arange(len(counts)), counts.copy(), near.src, near.eids)]
         for host, positions in far:
             reader = readers[self._world.hosts[host]]

@@ -176,7 +176,9 @@ def unpack_requests(words: I64) -> Iterator[Request]:
     """The requests in a rank's words."""
     reader = _WordReader(words)
     while reader.left:
-        header, destinations, others = reader.header(), reader.destinations(), reader.ids()
+        header = reader.header()
+        destinations = reader.destinations()
+        others = reader.ids()
         if header.kind == Kind.EXISTS:
             yield EdgeQuery(header.graph, header.relation, destinations, others)
             continue

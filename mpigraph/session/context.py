@@ -115,7 +115,9 @@ class Session:
     @contextmanager
     def sampling_with(self, service: NeighborService, context: RandomContext) -> Iterator[None]:
         """Inside, this thread samples with a service of its own, and its draws depend on ``context``."""
-        self._thread.service, self._thread.context, self._thread.num_draws = service, context, 0
+        self._thread.service = service
+        self._thread.context = context
+        self._thread.num_draws = 0
         try:
             yield
         finally:
@@ -139,7 +141,8 @@ class Session:
         if seed is not None:
             return RandomContext(seed, _CALLS)
         if context is not None:
-            number, self._thread.num_draws = self._thread.num_draws, self._thread.num_draws + 1
+            number = self._thread.num_draws
+            self._thread.num_draws = self._thread.num_draws + 1
             return RandomContext(context.seed, int(combine(context.epoch, number))) if number else context
         self.num_draws += 1
         return RandomContext(self.state.seed ^ _CALLS, self.num_draws)
@@ -232,7 +235,8 @@ def initialize(
         "num_servers": num_servers,
         "num_worker_threads": num_worker_threads,
     }
-    everyone, closing = MPI.COMM_WORLD if comm is None else comm, ExitStack()
+    everyone = MPI.COMM_WORLD if comm is None else comm
+    closing = ExitStack()
     if everyone.size > 1:
         closing.enter_context(guard(f"rank {everyone.rank}", everyone.rank == 0))
     try:
@@ -287,7 +291,8 @@ def exit_client() -> None:
 
     Collective on the trainers; a second call does nothing.
     """
-    session, Session._current = Session._current, None
+    session = Session._current
+    Session._current = None
     if session is None:
         return
     atexit.unregister(_exit_at_exit)

@@ -120,7 +120,7 @@ class Control:
         try:
             self._run(header, {})
         except MPIGraphError:
-            return None  # raised on every trainer too, where the user sees it; if they go on, so do we
+            return None  # raised on every trainer too, where the user sees it; if they continue, so do we
         return operation
 
     def _run(self, header: Header, args: Arguments, have: int | None = None) -> Any:

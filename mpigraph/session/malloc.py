@@ -31,7 +31,8 @@ def keep_freed_memory() -> bool:
     if platform.libc_ver()[0] != "glibc":
         return False
     mallopt = ctypes.CDLL(None).mallopt
-    mallopt.argtypes, mallopt.restype = [ctypes.c_int, ctypes.c_int], ctypes.c_int
+    mallopt.argtypes = [ctypes.c_int, ctypes.c_int]
+    mallopt.restype = ctypes.c_int
     if not any(mallopt(_MMAP_THRESHOLD, largest) for largest in (_LARGEST, _LARGEST_BEFORE)):
         return False  # the other settings alone would do harm: they freeze this threshold where it is
     return bool(mallopt(_TRIM_THRESHOLD, 2 * _LARGEST - 1)) and bool(mallopt(_ARENA_MAX, 1))

@@ -43,7 +43,7 @@ class EdgeWeights:
         self._version = -1  # of the weights that the tables were made of
         self._topology = topology
         self._table: RowWindow | None = None
-        self._alive: RowWindow | None = None
+        self._num_drawable: RowWindow | None = None
 
     def values(self, host: int) -> Array:
         """[edges of near ``host``], the weights."""
@@ -53,9 +53,9 @@ class EdgeWeights:
         """uint64, or uint32 of a mask, [edges of near ``host``], to draw from; empty if not prepared."""
         return _NONE[self.is_mask] if self._table is None else self._table.memory(host)
 
-    def alive(self, host: int) -> I32:
+    def num_drawable(self, host: int) -> I32:
         """int32[destinations of near ``host``], how many edges can be drawn; empty if not prepared."""
-        return _NOBODY if self._alive is None else self._alive.memory(host)
+        return _NOBODY if self._num_drawable is None else self._num_drawable.memory(host)
 
     @property
     def stale(self) -> bool:
@@ -76,17 +76,18 @@ class EdgeWeights:
         """
         self.sound = False
         self._version = self.tensor.version  # also of bad weights: they are reported once
-        service, relation = self.tensor.window.service, self.tensor.policy.type_id
+        service = self.tensor.window.service
         world = service.world
-        if self._table is None or self._alive is None:
+        relation = self.tensor.policy.type_id
+        if self._table is None or self._num_drawable is None:
             hosts = self._topology.hosts
             dst = hosts.schema.ends(relation)[1]
             self._table = RowWindow(service, hosts.edge_offsets[relation], (), _NONE[self.is_mask].dtype)
-            self._alive = RowWindow(service, hosts.node_offsets[dst], (), np.int32)
+            self._num_drawable = RowWindow(service, hosts.node_offsets[dst], (), np.int32)
         with together(world.comm, f"preparing edge weights {self.tensor.name!r}"):
             if world.is_host:
                 self._make(world.host_index, relation)
-        windows = (self._table, self._alive)
+        windows = (self._table, self._num_drawable)
         for window in windows:
             window.sync()
         with world.watch("preparing edge weights"):
@@ -96,15 +97,16 @@ class EdgeWeights:
         self.sound = True
 
     def _make(self, host: int, relation: int) -> None:
-        near, weights = self._topology.adjacency(relation, host), self.values(host)
+        near = self._topology.adjacency(relation, host)
+        weights = self.values(host)
         make = list_allowed if self.is_mask else alias_tables
-        bad = make(near.indptr, weights, self.table(host), self.alive(host))
+        bad = make(near.indptr, weights, self.table(host), self.num_drawable(host))
         if bad >= 0:
             raise GraphDataError(self.complaint(near.first_edge + bad, weights[bad]))
 
     def close(self) -> None:
         """Free the tables, if there are any. Collective on ``world.comm``."""
-        for window in (self._table, self._alive):
+        for window in (self._table, self._num_drawable):
             if window is not None:
                 window.close()
-        self._table = self._alive = None
+        self._table = self._num_drawable = None

@@ -70,7 +70,8 @@ def cut_for_hosts(world: World, config: PartConfig) -> RangeBook:
 
     Collective on ``world.comm``.
     """
-    book, num_hosts = config.book, len(world.hosts)
+    book = config.book
+    num_hosts = len(world.hosts)
     nodes = tuple(_cut_offsets(offsets, num_hosts) for offsets in book.node_offsets)
     mine = np.zeros(len(book.edge_offsets), np.int64)
     with together(world.comm, f"opening graph {config.graph_name!r}"):

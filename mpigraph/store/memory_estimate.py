@@ -22,7 +22,8 @@ def host_memory(config: PartConfig, hosts: RangeBook) -> I64:
         hosts: the book whose owners are the hosts.
     """
     schema = config.schema
-    indptr, degrees = np.zeros(hosts.num_parts, np.int64), np.zeros(hosts.num_parts, np.int64)
+    indptr = np.zeros(hosts.num_parts, np.int64)
+    degrees = np.zeros(hosts.num_parts, np.int64)
     indices = {4: np.zeros(hosts.num_parts, np.int64), 8: np.zeros(hosts.num_parts, np.int64)}
     for relation, (src, _, dst) in enumerate(schema.relations):
         size = index_dtype(hosts.num_nodes(schema.ntype_id(src))).itemsize

@@ -113,7 +113,8 @@ def check_space(shards: Sequence[Shard], directory: Path, where: str = "this nod
     """
     directory.mkdir(parents=True, exist_ok=True)
     leftovers = sum(path.stat().st_size for path in map(_temporary, shards) if path.is_file())
-    needed, free = sum(shard.size for shard in shards), shutil.disk_usage(directory).free + leftovers
+    needed = sum(shard.size for shard in shards)
+    free = shutil.disk_usage(directory).free + leftovers
     if needed > free:
         sizes = f"has {free / 2**20:.1f} MiB free, but the shards need {needed / 2**20:.1f} MiB"
         raise InvalidArgumentError(f"{where} lacks space: {directory} {sizes}")
@@ -127,7 +128,8 @@ def copy_shard(shard: Shard, graph_name: str) -> None:
         InvalidArgumentError: another process is copying the same file.
         OSError: reading or writing fails.
     """
-    original, temporary = _fingerprint(shard, graph_name), _temporary(shard)
+    original = _fingerprint(shard, graph_name)
+    temporary = _temporary(shard)
     shard.target.parent.mkdir(parents=True, exist_ok=True)
     with open(shard.source, "rb") as source, open(temporary, "ab") as copy:
         _lock(copy, shard)

@@ -103,9 +103,11 @@ class Topology:
 
     def _load(self, relation: int) -> None:
         """Fill my host's rows of one relation."""
-        book, host = self.config.book, self.world.host_index
+        book = self.config.book
+        host = self.world.host_index
         src, dst = self.config.schema.ends(relation)
-        key, first_edge = self.config.schema.relation_key(relation), self.hosts.edge_range(host, relation)[0]
+        key = self.config.schema.relation_key(relation)
+        first_edge = self.hosts.edge_range(host, relation)[0]
         for field, tables, offsets, begin in (
             ("indices", self._indices_of(relation), book.edge_offsets[relation], first_edge),
             ("out_degrees", self._out_degrees, book.node_offsets[src], self.hosts.node_range(host, src)[0]),
@@ -113,7 +115,8 @@ class Topology:
             name = relation_dataset_name(key, field)
             read_rows(self.config, "part_graph", name, offsets, begin, tables.segment(relation, host))
         indptr = self._indptr.segment(relation, host)
-        at, edges = 0, 0
+        at = 0
+        edges = 0
         for part, first, last in overlaps(book.node_offsets[dst], *self.hosts.node_range(host, dst)):
             with ShardReader(self.config.part_path(part, "part_graph"), self.config.graph_name, part) as shard:
                 begins = shard.read(relation_dataset_name(key, "indptr"), first, last + 1)
@@ -165,7 +168,8 @@ class Topology:
         src = self._indices_of(relation).gather(relation, eids).astype(np.int64)
         nodes = self.hosts.node_offsets[self.config.schema.ends(relation)[1]]
         local = eids - self.hosts.edge_offsets[relation][owner]
-        low, high = nodes[owner].copy(), nodes[owner + 1] - 1
+        low = nodes[owner].copy()
+        high = nodes[owner + 1] - 1
         while (low < high).any():  # the last node whose first edge is not behind this one
             middle = (low + high + 1) // 2
             begins = self._indptr.gather(relation, middle + owner)

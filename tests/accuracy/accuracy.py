@@ -1,6 +1,6 @@
 """Test accuracy of the example in every start, against the plain torch loop; not collected by pytest.
 
-    python tests/accuracy.py DIR [--graphs cora] [--starts python servers-1] [--seeds 0 1 2]
+    python tests/accuracy/accuracy.py DIR [--graphs cora] [--starts python servers-1] [--seeds 0 1 2]
 
 DIR (or MPIGRAPH_TEST_DATA) holds the files <graph>.npz of :data:`GRAPHS`, made from public data sets with the keys
 that README.md lists. cora is Planetoid's, with its split (``Planetoid(name="Cora")`` of PyG, ``CoraGraphDataset`` of

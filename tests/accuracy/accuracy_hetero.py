@@ -1,6 +1,6 @@
 """Accuracy of the example of typed graphs in several starts, against plain torch; not collected by pytest.
 
-    python tests/accuracy_hetero.py DIR [--graphs hgb_dblp] [--starts python servers-1] [--seeds 0 1 2]
+    python tests/accuracy/accuracy_hetero.py DIR [--graphs hgb_dblp] [--starts python servers-1] [--seeds 0 1 2]
 
 DIR (or MPIGRAPH_TEST_DATA) holds npz files with the keys that ``reference_rgcn.py`` lists:
 

@@ -1,6 +1,6 @@
 """Accuracy of the examples of links and embeddings in several starts, against plain torch; not collected by pytest.
 
-    python tests/accuracy_links.py DIR [--graphs fb15k237] [--starts python servers-1] [--seeds 0 1 2]
+    python tests/accuracy/accuracy_links.py DIR [--graphs fb15k237] [--starts python servers-1] [--seeds 0 1 2]
 
 DIR (or MPIGRAPH_TEST_DATA) holds npz files with the keys that ``reference_links.py`` lists:
 
@@ -154,7 +154,7 @@ GRAPHS = {
         reference_links.load_interactions,
         reference_links.train_interactions,
         reference_links.GOWALLA,
-        "tests/recall_links.py 20",
+        "tests/accuracy/recall_links.py 20",
         "--fan_out none --loss softmax --negatives JointUniform --num_negatives "
         f"{reference_links.GOWALLA.num_negatives} --held_out {{DIR}}/held_out.npz",
         limit=0.2,

@@ -1,6 +1,6 @@
 """``examples/link_prediction.py`` with another evaluation, that of recommendations; not collected by pytest.
 
-    mpiexec -n 4 python tests/recall_links.py K [arguments of the example]
+    mpiexec -n 4 python tests/accuracy/recall_links.py K [arguments of the example]
 
 For each node that is the source of an edge to predict, all nodes are ranked that ``ndata["candidate"]`` selects and
 that have no edge to the source; the recall at K is the share of its edges to predict among the best K, a mean over the

@@ -2,9 +2,9 @@
 
 Nothing of mpigraph takes part. Three loops, one for each kind of file:
 
-    python tests/reference_links.py gowalla.npz     matrix factorisation; recall@20 of the held-out interactions
-    python tests/reference_links.py fb15k237.npz    DistMult; filtered MRR and hits@10 of the test triples
-    python tests/reference_links.py cora.npz        GraphSAGE on embeddings instead of features; test accuracy
+    python tests/accuracy/reference_links.py gowalla.npz    matrix factorisation; recall@20 of the held-out interactions
+    python tests/accuracy/reference_links.py fb15k237.npz   DistMult; filtered MRR and hits@10 of the test triples
+    python tests/accuracy/reference_links.py cora.npz       GraphSAGE on embeddings instead of features; test accuracy
 
 Each prints its results for every seed. Keys of the files: ``user__<rel>__item__src`` and ``__dst``, the same behind
 ``test__``, ``user__num_nodes``, ``item__num_nodes``; ``{train,valid,test}_{src,rel,dst}``, ``num_entities``,

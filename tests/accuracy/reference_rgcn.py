@@ -4,7 +4,7 @@ Nothing of mpigraph takes part. Keys of a file: ``<type>__num_nodes``; ``<src>__
 ``<type>__feat`` or ``<type>__feat_{data,indices,indptr,shape}``; of one type also ``__label`` and
 ``__{train,val,test}_mask``. Where ``meta`` (JSON) says ``both_directions: false``, reverse relations are added.
 
-    python tests/reference_rgcn.py hgb_dblp.npz --epochs 60
+    python tests/accuracy/reference_rgcn.py hgb_dblp.npz --epochs 60
 
 Types without features have an embedding that learns. Every step is on the whole graph. It prints the accuracy on the
 test nodes (one label a node: also the micro-averaged F1) after the last epoch, for every seed.

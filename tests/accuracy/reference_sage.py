@@ -3,7 +3,7 @@
 Nothing of mpigraph takes part. Run it on a file with the keys edge_src, edge_dst, label, train_mask, test_mask and
 either feat or feat_{data,indices,indptr,shape}:
 
-    python tests/reference_sage.py cora.npz --epochs 50
+    python tests/accuracy/reference_sage.py cora.npz --epochs 50
 
 Settings that train well (rows divided by their 2-norm), with the mean and range of test accuracy over seeds 0 to 2:
 

@@ -5,7 +5,7 @@ import re
 import sys
 
 import pytest
-from layouts import API, WAIT, WORLD, Layout, on_all
+from layouts import API, WAIT, WORLD, Layout, on_all, own_on_layouts
 
 from mpigraph.cli.bench import job, report
 from mpigraph.cli.bench.figures import CATALOGUE, STAGES, Figure
@@ -42,7 +42,7 @@ def run(layout, monkeypatch, **options):
         return None
 
 
-@pytest.mark.parametrize("layout", LARGER, indirect=True, ids=[layout.name for layout in LARGER])
+@own_on_layouts(LARGER)
 def test_the_document_is_complete(layout, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(job, "_command", lambda *words: main([*map(str, words)]))  # in this process, which is faster
     check_run(layout, monkeypatch, tmp_path, capsys)
@@ -109,6 +109,20 @@ def test_the_number_of_servers_is_the_jobs_unless_it_is_given(monkeypatch):
         with pytest.raises(SystemExit):
             main(["bench", *arguments])
     assert given == [None, 0]
+
+
+@pytest.mark.parametrize("name", ["PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"])
+def test_one_rank_speaks_before_mpi_starts(monkeypatch, capsys, name):
+    for variable in ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(job, "run", lambda settings, age: 0)
+    said = []
+    for rank in (None, "0", "3"):
+        if rank is not None:
+            monkeypatch.setenv(name, rank)
+        assert main(["bench"]) == 0
+        said.append(capsys.readouterr().err)
+    assert said == ["bench: loading the library\n"] * 2 + [""]
 
 
 @pytest.mark.parametrize("comm", [1], indirect=True)
@@ -310,11 +324,11 @@ def test_every_row_says_whose_value_it_is():
 def test_where_the_report_cannot_be_written_is_known_at_the_start(tmp_path, name):
     (tmp_path / "directory").mkdir()
     with pytest.raises(InvalidArgumentError, match=f"{name}: cannot be written: "):
-        report.check_writable(str(tmp_path / name))
-    report.check_writable(str(tmp_path / "bench.json"))
+        report.check_file_writable(str(tmp_path / name))
+    report.check_file_writable(str(tmp_path / "bench.json"))
     assert not (tmp_path / "bench.json").exists()
     (tmp_path / "bench.json").write_text("of a run before")
-    report.check_writable(str(tmp_path / "bench.json"))
+    report.check_file_writable(str(tmp_path / "bench.json"))
     assert (tmp_path / "bench.json").read_text() == "of a run before"
 
 

@@ -133,11 +133,14 @@ def digest(sample: tuple) -> str:
 
 @everywhere
 def test_minibatches_are_the_same_on_every_layout(job: SharedJob, typed_oracle: str) -> None:
-    def body() -> list[str]:
+    """Every sampler in every layout, with prefetching or without; alone with both."""
+
+    def body(*depths: int) -> list[list[str]]:
         g = dist.DistGraph(TYPED_ORACLE, part_config=typed_oracle)
         found = []
-        for negatives in (None, Uniform(2), GlobalUniform(2)):
-            for depth in (0, 2):
+        for number, negatives in enumerate((None, Uniform(2), GlobalUniform(2))):
+            epochs = []
+            for depth in depths or (2 * (number % 2),):
                 loader = dist.DistEdgeDataLoader(
                     g,
                     {r: torch.arange(0, g.num_edges(r), 3) for r in SEEDS},
@@ -148,12 +151,13 @@ def test_minibatches_are_the_same_on_every_layout(job: SharedJob, typed_oracle: 
                     num_prefetch=depth,
                     seed=4,
                 )
-                found.append([digest(sample) for sample in loader])
-            assert found[-1] == found[-2] and len(set(found[-1])) == len(found[-1]) > 3
-        return [one for some in found for one in some]
+                epochs.append([digest(sample) for sample in loader])
+            assert epochs.count(epochs[0]) == len(epochs) and len(set(epochs[0])) == len(epochs[0]) > 3
+            found.append(epochs[0])
+        return found
 
     job.open(typed_oracle)
-    on_all(job.trainers, body() == job.alone(body))
+    on_all(job.trainers, body() == job.alone(lambda: body(0, 2)))
 
 
 def test_negatives_of_many_relations_are_checked_in_one_round(job: SharedJob, typed_oracle: str) -> None:

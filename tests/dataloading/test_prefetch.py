@@ -5,7 +5,7 @@ import time
 
 import numpy as np
 import pytest
-from layouts import Job, SharedJob, api, quiet_barrier
+from layouts import ALONE, Job, Layout, SharedJob, own_on_layouts, quiet_barrier, several
 from oracle import NUM_NODES, open_graph
 
 import mpigraph.distributed as dist
@@ -32,6 +32,7 @@ def test_a_job_may_end_in_the_middle_of_several_epochs(layout: Job, oracle, dept
             next(batches)
 
     layout.run(body)
+    assert not [thread for thread in threading.enumerate() if thread.name == "mpigraph-prefetch"]
 
 
 @pytest.mark.parametrize("depth", [0, 2])
@@ -45,10 +46,9 @@ def test_a_loop_that_is_never_begun(job: SharedJob, oracle, depth: int) -> None:
     quiet_barrier(current().world.trainers)  # the end of the job, which ends all epochs, is not yet
 
 
+@several
 def test_a_loader_of_one_trainer_alone_is_named(job: SharedJob, oracle) -> None:
     g = job.open(oracle(3))
-    if current().num_trainers == 1:
-        return
     with pytest.raises(CollectiveError, match=r"trainer\(s\) 0 in open_channel; trainer\(s\) 1.* in barrier"):
         if g.rank() == 0:
             dist.DistDataLoader(range(9), 2)
@@ -56,10 +56,9 @@ def test_a_loader_of_one_trainer_alone_is_named(job: SharedJob, oracle) -> None:
             g.barrier()
 
 
-@api
+@own_on_layouts([ALONE, Layout(2, 0, 0), Layout(3, 1, 0), Layout(4, 1, 2)])
 def test_without_threads_whoever_leaves_a_loop_answers(layout: Job, oracle, monkeypatch: pytest.MonkeyPatch) -> None:
-    if layout.layout.servers == 0 and layout.layout.ranks_per_node > 0:
-        return  # such a job needs threads
+    """Several nodes without servers need threads, so there are none here."""
     path, answering = oracle(3), []
     monkeypatch.setattr(World, "threads_may_communicate", property(lambda world: False))
     serve = NeighborService.serve_until_idle

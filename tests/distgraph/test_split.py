@@ -86,9 +86,8 @@ def test_splits_read_again_only_what_they_need(job: SharedJob, oracle, monkeypat
     assert sum(found, []) == list(range(0, NUM_NODES, 3))
 
 
+@pytest.mark.parametrize("comm", [2, 3, 4], indirect=True)
 def test_split_is_local_where_parts_are(comm, oracle) -> None:
-    if comm.size == 1:
-        return
     path = oracle(4)
 
     def body() -> None:

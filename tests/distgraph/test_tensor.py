@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from layouts import LAYOUTS, Layout, SharedJob, on_layouts
+from layouts import LAYOUTS, Layout, SharedJob, on_layouts, several
 from oracle import NUM_NODES
 
 import mpigraph.distributed as dist
@@ -283,10 +283,9 @@ def test_bad_indices_name_the_tensor_and_the_row(job: SharedJob, oracle) -> None
         feat[torch.tensor([0.5])]
 
 
+@several
 def test_trainers_in_different_calls_get_one_error(job: SharedJob, oracle) -> None:
     g = job.open(oracle(3))
-    if current().num_trainers == 1:
-        return
     with pytest.raises(CollectiveError, match=r"trainer\(s\) 0 in barrier; trainer\(s\) 1.* in create_tensor"):
         if g.rank() == 0:
             g.barrier()

@@ -164,6 +164,7 @@ def test_partition_and_then_train_with_what_launch_sets(tmp_path: Path) -> None:
     assert "test accuracy" in done.output and "MLP" not in done.output  # which is for the generated graph
 
 
+@pytest.mark.slow
 def test_link_prediction_ranks_held_out_edges_high(example: Example) -> None:
     output = example.run(4, "link_prediction.py", "--num_epochs 1", TWO_NODES)
     mrr, hits_at_50 = numbers(r"^MRR ([\d.]+) .* hits@50 ([\d.]+)", output)
@@ -171,18 +172,21 @@ def test_link_prediction_ranks_held_out_edges_high(example: Example) -> None:
     assert hits_at_50 > 5 * 0.05, output
 
 
+@pytest.mark.slow
 def test_unsupervised_beats_the_features(example: Example) -> None:
     output = example.run(1, "unsupervised.py")
     learned, plain = numbers(r"^test accuracy by representations ([\d.]+), by features ([\d.]+)", output)
     assert learned > plain + 0.10, output
 
 
+@pytest.mark.slow
 def test_node_embedding_beats_the_linear_model(example: Example) -> None:
     output = example.run(4, "node_embedding.py", "--num_servers 0")
     sage, linear = numbers(r"^test accuracy ([\d.]+), of a linear model .* ([\d.]+)", output)
     assert sage > linear + 0.30, output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "model"), [(1, "ComplEx"), (4, "DistMult")], ids=["python", "mpiexec"])
 def test_knowledge_graph_finds_held_out_triples_whose_ranks_are_those_of_a_plain_loop(
     tmp_path: Path, example: Example, ranks: int, model: str
@@ -195,12 +199,14 @@ def test_knowledge_graph_finds_held_out_triples_whose_ranks_are_those_of_a_plain
     assert found > 0.4, output  # 0.007 by chance
 
 
+@pytest.mark.slow
 def test_rgcn_learns_the_subject_of_authors_from_their_papers(example: Example) -> None:
     flags = "--num_epochs 6 --eval_every 6 --num_hidden 32 --num_bases 3"
     (accuracy,) = numbers(r"^test accuracy ([\d.]+)", example.run(4, "rgcn.py", flags, TWO_NODES))
     assert accuracy > 0.7  # 0.125 by chance
 
 
+@pytest.mark.slow
 def test_factorisation_recommends_what_the_others_of_a_group_have(tmp_path: Path, example: Example) -> None:
     pairs = [[(20 * g + u, 20 * g + (u + i) % 20) for g in range(5) for u in range(20)] for i in range(20)]
     train, test = (np.array(sum(some, [])).T for some in (pairs[:14], pairs[14:17]))  # 3 items are left out
@@ -217,6 +223,7 @@ def test_factorisation_recommends_what_the_others_of_a_group_have(tmp_path: Path
     assert recall > 0.9  # the 6 are what is left of the group; by chance 6 / 86
 
 
+@pytest.mark.slow
 def test_a_model_of_pyg_beats_the_mlp(example: Example) -> None:
     flags = "--num_epochs 4 --eval_every 4 --fan_out 5,5 --num_hidden 32"
     hgt, mlp = numbers(

@@ -1,7 +1,7 @@
 """Jobs on two and three hosts with addresses of their own, every byte between them over TCP.
 
-The hosts are network namespaces (``tests/namespaces.py``): what needs one machine, shared memory above all, is missed
-between them as it is between machines.
+The hosts are network namespaces (``tests/support/namespaces.py``): what needs one machine, shared memory above all, is
+missed between them as it is between machines.
 """
 
 import json

@@ -11,7 +11,7 @@ import pytest
 import torch
 from gradients import BATCH, DIM, MAKE, Arrays, Plain, differences, embedding, everything, minibatch, piece, push, train
 from jobs import run_script
-from layouts import Job, Layout, SharedJob, alone, everywhere, on_all
+from layouts import SharedJob, alone, everywhere, on_all, several
 from oracle import NUM_NODES, open_graph
 
 import mpigraph.distributed as dist
@@ -338,24 +338,18 @@ def test_an_update_that_fails_on_one_trainer_raises_on_all(
     optimizer.step()
 
 
-def test_trainers_with_different_optimizers_get_one_error(comm, oracle) -> None:
-    path = oracle(2)
-
-    def body() -> None:
-        open_graph(path)
-        rank, a, b = current().rank, embedding("a"), embedding("b")
-        optimizers = [MAKE["sgd"]([a]), MAKE["adagrad"]([b])]
-        if current().num_trainers == 1:
-            return
-        with pytest.raises(CollectiveError, match=r"trainer 0: here it is step of SparseSGD for 'a'; on trainer 1"):
-            optimizers[min(rank, 1)].step()
-        with pytest.raises(CollectiveError, match=r"make different optimizers: 0 .*0\.5.*, 1 .*0\.25"):
-            dist.SparseSGD([a], lr=0.5 if rank == 0 else 0.25)
-        with pytest.raises(CollectiveError, match="make different optimizers"):
-            MAKE["sgd"]([a] if rank == 0 else [a, b])
-        optimizers[0].step()
-
-    Job(comm, Layout(comm.size, 0, 0)).run(body)
+@several
+def test_trainers_with_different_optimizers_get_one_error(job: SharedJob, oracle) -> None:
+    job.open(oracle(3))
+    rank, a, b = current().rank, embedding("a"), embedding("b")
+    optimizers = [MAKE["sgd"]([a]), MAKE["adagrad"]([b])]
+    with pytest.raises(CollectiveError, match=r"trainer 0: here it is step of SparseSGD for 'a'; on trainer 1"):
+        optimizers[min(rank, 1)].step()
+    with pytest.raises(CollectiveError, match=r"make different optimizers: 0 .*0\.5.*, 1 .*0\.25"):
+        dist.SparseSGD([a], lr=0.5 if rank == 0 else 0.25)
+    with pytest.raises(CollectiveError, match="make different optimizers"):
+        MAKE["sgd"]([a] if rank == 0 else [a, b])
+    optimizers[0].step()
 
 
 def test_a_closed_embedding_cannot_be_stepped(job: SharedJob, oracle) -> None:

@@ -65,6 +65,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ON_TOY)
 def test_a_script_on_a_toy(name: str, toy: Path, tmp_path: Path) -> None:
     options, what = ON_TOY[name]
@@ -77,6 +78,7 @@ def test_a_script_on_a_toy(name: str, toy: Path, tmp_path: Path) -> None:
         assert "DGL is left out: DGL_PYTHON is not set" in done.stderr
 
 
+@pytest.mark.slow
 def test_relations_do_not_add_rounds_or_messages(tmp_path: Path) -> None:
     options = ["--nodes", "2000", "--edges", "20000", "--batch_size", "20", "--quiet", "0"]
     python(HERE / "relations.py", tmp_path, "--out", tmp_path / "out.json", *options)
@@ -86,6 +88,7 @@ def test_relations_do_not_add_rounds_or_messages(tmp_path: Path) -> None:
         assert len(set(rows[f"{what}, fanouts 255,255"].values())) == 1
 
 
+@pytest.mark.slow
 def test_mag_is_prepared(tmp_path: Path) -> None:
     python("-c", "import prepare, pathlib, sys; prepare.prepare_mag(pathlib.Path(sys.argv[1]), 0.01)", tmp_path)
     config = json.loads((tmp_path / "parts-2" / "mag.json").read_text())

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from jobs import SOON, run_script, wait_for
-from layouts import Job, Layout, SharedJob, api, on_layouts
+from layouts import Job, Layout, SharedJob, api, on_layouts, own_on_layouts
 from mpi4py import MPI
 from torch import Tensor, nn
 from torch.distributed import ReduceOp
@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mpigraph.errors import ClosedError, InvalidArgumentError, NotInitializedError
 from mpigraph.mpi.coroutine import Coroutine
-from mpigraph.mpi.progress import Progress
+from mpigraph.mpi.progress_thread import Progress
 from mpigraph.mpi.world import World
 from mpigraph.process_group.process_group import MPIProcessGroup
 from mpigraph.session.context import current
@@ -36,7 +36,8 @@ SHAPES = [(), (0,), (5,), (2, 3), (70_000,)]
 
 
 # One to four trainers, on one node and on two, with and without servers
-groups = on_layouts([Layout(1, 0, 0), Layout(2, 0, 0), Layout(3, 0, 2), Layout(4, 1, 2), Layout(4, 0, 1)])
+GROUPS = [Layout(1, 0, 0), Layout(2, 0, 0), Layout(3, 0, 2), Layout(4, 1, 2), Layout(4, 0, 1)]
+groups, groups_of_several = on_layouts(GROUPS), on_layouts(GROUPS[1:])
 
 
 @contextmanager
@@ -171,11 +172,9 @@ def test_all_to_all(job: SharedJob) -> None:
             same(even, everyone(size, (2 * size,), dtype)[:, 2 * rank : 2 * rank + 2].reshape(-1))
 
 
-@groups
+@groups_of_several
 def test_messages(job: SharedJob) -> None:
     with started() as (rank, size):
-        if size == 1:
-            return
         to, source = (rank + 1) % size, (rank - 1) % size
         for shape in SHAPES:
             works = [dist.isend(mine(rank, shape), to, tag=3), dist.isend(mine(rank, (4,)), to, tag=9)]
@@ -246,14 +245,12 @@ def test_handles(job: SharedJob) -> None:
         assert many[0][0] == sum(range(size)) and many[1][0] == size
 
 
-@groups
+@groups_of_several
 def test_an_operation_goes_on_without_being_waited_for(job: SharedJob, tmp_path: Path) -> None:
     """One trainer neither waits nor calls MPI again: the others need its part in a sum that is made in steps."""
     folder = job.one_has(lambda: tmp_path)
     with started() as (rank, size):
         big = torch.full((1_000_000,), float(rank))
-        if size == 1 or not current().world.threads_may_communicate:
-            return
         dist.barrier()  # all begin at the same time
         work = dist.all_reduce(big, async_op=True)
         if rank == 0:
@@ -286,7 +283,7 @@ def test_the_thread_attends_to_an_operation_once() -> None:
     progress.close()
 
 
-@pytest.mark.parametrize("layout", [Layout(1, 0, 0), Layout(2, 0, 0), Layout(3, 1, 0), Layout(4, 1, 2)], indirect=True)
+@own_on_layouts([Layout(1, 0, 0), Layout(2, 0, 0), Layout(3, 1, 0), Layout(4, 1, 2)])
 def test_without_threads(layout: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(World, "threads_may_communicate", False)
 
@@ -318,11 +315,9 @@ def test_torch_operators(job: SharedJob) -> None:
         same(got, given.sum(0)[2 * rank : 2 * rank + 2])
 
 
-@groups
+@groups_of_several
 def test_a_time_of_ones_own(job: SharedJob) -> None:
-    with started() as (rank, size):
-        if size == 1:
-            return
+    with started() as (rank, _):
         if rank == 0:
             work = dist.all_reduce(torch.ones(1), async_op=True)
             with pytest.raises(TimeoutError, match="all_reduce is not complete after 0.05 s"):

@@ -6,7 +6,7 @@ from threading import Thread
 import numpy as np
 import pytest
 from jobs import mpiexec, run, run_script, warm_python
-from layouts import WAIT, Job
+from layouts import FAR, WAIT, Job, api, own_on_layouts
 from mpi4py import MPI
 from worlds import KINDS, meet, row_values, rows_of
 
@@ -104,33 +104,33 @@ def test_threads_of_a_trainer_read_at_once(layout: Job, small_chunks: None) -> N
         narrow.close()
 
 
+@own_on_layouts(FAR)
 @pytest.mark.parametrize("stop", ["before", "within"])
 def test_a_window_that_its_owner_forgot_raises(layout: Job, stop: str, small_chunks: None) -> None:
     with rows_of(layout) as service:
         world = service.world
         window, kept = filled_window(service, (100,), "f4"), filled_window(service, (), "i8")
         way = by_packing(service)
-        if way is not None:
-            if world.is_host and stop == "before":
-                way.server.forget(window._handle.number)
-            world.comm.Barrier()
-            if world.is_trainer:
-                reader = Thread(target=lambda: None)
-                if stop == "before":
-                    with pytest.raises(ClosedError, match=f"rank .* of window {window._handle.number}"):
-                        window.gather(np.arange(len(window)), transport=way)
-                else:
-                    reader = Thread(target=read_until_closed, args=(window, way))
-                reader.start()
-                ids = np.arange(len(kept))
-                assert np.array_equal(kept.gather(ids, transport=way), row_values(ids, (), "i8"))
-            if world.is_host and stop == "within":
-                time.sleep(0.02)
-                way.server.forget(window._handle.number)
-            meet(world, service.progress)
-            if world.is_trainer:
-                still_answer(reader)
-            meet(world, service.progress)
+        if world.is_host and stop == "before":
+            way.server.forget(window._handle.number)
+        world.comm.Barrier()
+        if world.is_trainer:
+            reader = Thread(target=lambda: None)
+            if stop == "before":
+                with pytest.raises(ClosedError, match=f"rank .* of window {window._handle.number}"):
+                    window.gather(np.arange(len(window)), transport=way)
+            else:
+                reader = Thread(target=read_until_closed, args=(window, way))
+            reader.start()
+            ids = np.arange(len(kept))
+            assert np.array_equal(kept.gather(ids, transport=way), row_values(ids, (), "i8"))
+        if world.is_host and stop == "within":
+            time.sleep(0.02)
+            way.server.forget(window._handle.number)
+        meet(world, service.progress)
+        if world.is_trainer:
+            still_answer(reader)
+        meet(world, service.progress)
         window.close()
         kept.close()
 
@@ -149,13 +149,14 @@ def still_answer(reader: Thread) -> None:
     assert not reader.is_alive()
 
 
+@own_on_layouts(FAR)
 @pytest.mark.parametrize("damage", ["short", "window", "row", "negative", "width", "count"])
 def test_damaged_requests_get_an_empty_reply_or_none(layout: Job, damage: str) -> None:
     with rows_of(layout) as service:
         world = service.world
         window = filled_window(service, (), "i8")
         way = by_packing(service)
-        if way is not None and world.is_trainer:
+        if world.is_trainer:
             number = window._handle.number
             words = {
                 "short": [number],
@@ -178,12 +179,13 @@ def test_damaged_requests_get_an_empty_reply_or_none(layout: Job, damage: str) -
         window.close()
 
 
+@own_on_layouts(FAR)
 def test_traffic_is_counted(layout: Job) -> None:
     with rows_of(layout) as service:
         world = service.world
         window = filled_window(service, (100,), "f4")
         far = np.flatnonzero(~world.near)
-        if len(far) and world.is_trainer:
+        if world.is_trainer:
             ids = (far[:, None] * HELD + np.arange(50)).ravel()
             for way in service.transports:
                 before = way.traffic.messages, way.traffic.bytes_received
@@ -209,6 +211,7 @@ def test_one_transport_is_chosen_for_all(layout: Job, setting: str) -> None:
             assert name == setting and not measured
 
 
+@own_on_layouts(FAR)
 @pytest.mark.parametrize("transport", ["rma", "packed"])
 def test_a_job_trains_with_each_transport(layout: Job, oracle, monkeypatch, transport: str) -> None:
     monkeypatch.setenv("MPIGRAPH_TRANSPORT", transport)
@@ -218,7 +221,7 @@ def test_a_job_trains_with_each_transport(layout: Job, oracle, monkeypatch, tran
         g = dist.DistGraph("oracle", part_config=path)
         world = current().world
         chosen = current().state.rows.transport
-        assert (chosen.name if chosen else None) == (transport if world.num_nodes > 1 else None)
+        assert chosen.name == transport and world.num_nodes > 1
         every = np.arange(g.num_nodes())
         assert np.array_equal(g.ndata["feat"][every][:, 0].numpy(), g.ndata["orig"][every].numpy())
         _, dst = g.find_edges(np.arange(g.num_edges()))
@@ -227,6 +230,7 @@ def test_a_job_trains_with_each_transport(layout: Job, oracle, monkeypatch, tran
     layout.run(body)
 
 
+@api
 def test_setting_is_checked(layout: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """By every rank before anything is allocated; the next job starts as usual."""
     monkeypatch.setenv("MPIGRAPH_TRANSPORT", "tcp")

@@ -266,6 +266,7 @@ def ring(num_relations: int, num_nodes: int = 40) -> GraphSource:
     return GraphSource(Schema(("x",), relations), (num_nodes,), edges, {"x": {}}, {":".join(r): {} for r in relations})
 
 
+@pytest.mark.slow
 def test_every_relation_of_many_is_drawn_from(job: SharedJob, tmp_path: Path) -> None:
     """The edges of each are its own, and those with fanout 0 give none."""
     source = ring(200)

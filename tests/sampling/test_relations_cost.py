@@ -4,6 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 import torch
 from layouts import ALONE, Layout, SharedJob, on_layouts
 from typed_parts import many_relations, write_typed
@@ -55,6 +56,7 @@ def test_rounds_and_messages_do_not_grow_with_relations(job: SharedJob, tmp_path
     assert found[0][0] == HOPS
 
 
+@pytest.mark.slow
 @on_layouts([ALONE, *FAR])
 def test_each_of_two_hundred_relations_is_read(job: SharedJob, tmp_path: Path) -> None:
     source = many_relations(200)

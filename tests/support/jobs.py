@@ -23,7 +23,7 @@ import pytest
 from mpi4py import MPI
 
 DEADLINE = float(os.environ.get("MPIGRAPH_TEST_DEADLINE", "300"))  # seconds of a test
-PATIENCE = DEADLINE - 10  # seconds of all jobs of a test, so that a job that hangs is the error that is reported
+SLOW = 3  # times the deadline, for tests that are marked slow
 SOON = 0.7 * DEADLINE  # seconds in which a job ends that does not hang, on a busy machine, too
 GRACE = 5  # seconds in which a job that is told to end can do so
 HERE = Path(__file__).resolve().parent
@@ -52,6 +52,7 @@ g = dist.DistGraph("oracle", part_config={path!r})
 rank = g.rank()
 """
 
+patience = DEADLINE  # seconds of all jobs of the test that runs, so that a job that hangs is the error that is reported
 _running: set[int] = set()  # process groups
 _zygote: "subprocess.Popen[bytes] | None" = None  # if this process started it
 
@@ -130,9 +131,10 @@ def started(command: Sequence[object], env: Mapping[str, str], **options: Any) -
 
 
 def run_job(
-    command: Sequence[object], env: Mapping[str, str], seconds: float = PATIENCE, cwd: Path | None = None
+    command: Sequence[object], env: Mapping[str, str], seconds: float | None = None, cwd: Path | None = None
 ) -> Done:
-    """Run a job to its end, which must come within some seconds."""
+    """Run a job to its end, which must come within some seconds, by default shortly before the test's deadline."""
+    seconds = patience if seconds is None else seconds
     with TemporaryFile("w+", errors="replace") as out, TemporaryFile("w+", errors="replace") as err:
         begin, status = time.monotonic(), None
         files = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err}
@@ -146,7 +148,7 @@ def run_job(
     return Done(status, *printed, took)
 
 
-def run(*command: object, cwd: Path | None = None, seconds: float = PATIENCE) -> str:
+def run(*command: object, cwd: Path | None = None, seconds: float | None = None) -> str:
     """Run a job to its good end; return what it printed."""
     done = run_job(command, clean_environment(), seconds, cwd)
     assert done.status == 0, done.output
@@ -160,7 +162,7 @@ def run_script(
     ranks: int = 3,
     servers: int = 1,
     before: str = "",
-    seconds: float = PATIENCE,
+    seconds: float | None = None,
     **env: str,
 ) -> tuple[int, str, float]:
     """Run a script that opens the oracle graph; return its status, its output, and how many seconds it took."""
@@ -170,7 +172,7 @@ def run_script(
     return done.status, done.output, done.seconds
 
 
-def wait_for(paths: Sequence[Path], seconds: float = PATIENCE / 2) -> bool:
+def wait_for(paths: Sequence[Path], seconds: float = DEADLINE / 2) -> bool:
     """Wait outside MPI until other ranks have made some files; return whether they have."""
     end = time.monotonic() + seconds
     while not all(path.exists() for path in paths) and time.monotonic() < end:

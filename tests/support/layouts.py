@@ -72,19 +72,25 @@ LAYOUTS = [
     Layout(4, 0, 2),
     Layout(4, 1, 2),
 ]
+FAR = [layout for layout in LAYOUTS if 0 < layout.ranks_per_node < layout.ranks]  # some rows are on other nodes
 # One rank; far rows, and every trainer hosts; near rows that a server hosts; near and far rows that servers host.
 API = [ALONE, Layout(2, 0, 1), Layout(3, 1, 0), Layout(4, 1, 2)]
 
 
 def on_layouts(layouts: list[Layout]) -> pytest.MarkDecorator:
-    """Makes the tests with ``job`` run on these layouts."""
-    return pytest.mark.parametrize(
-        "shared_job", layouts, indirect=True, scope="module", ids=[layout.name for layout in layouts]
-    )
+    """Makes a test with ``job`` run on these layouts."""
+    names = [layout.name for layout in layouts]
+    return pytest.mark.parametrize("shared_job", layouts, indirect=True, scope="module", ids=names)
+
+
+def own_on_layouts(layouts: list[Layout]) -> pytest.MarkDecorator:
+    """Makes a test with ``layout`` run on these layouts."""
+    return pytest.mark.parametrize("layout", layouts, indirect=True, ids=[layout.name for layout in layouts])
 
 
 everywhere = on_layouts(LAYOUTS)
-api = pytest.mark.parametrize("layout", API, indirect=True, ids=[layout.name for layout in API])
+several = on_layouts([layout for layout in API if layout.trainers > 1])
+api = own_on_layouts(API)
 
 
 def quiet_wait(request: MPI.Request) -> None:

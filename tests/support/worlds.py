@@ -10,6 +10,7 @@ from layouts import WAIT, Job
 from mpi4py import MPI
 
 from mpigraph.config import Config
+from mpigraph.mpi.rounds import Requests
 from mpigraph.mpi.world import World
 from mpigraph.rows.service import RowService, shared_query_works
 
@@ -59,3 +60,13 @@ def row_values(ids: npt.NDArray[np.int64], shape: tuple[int, ...], dtype: str) -
     """Rows that say their numbers in every element, as far as the dtype goes."""
     width = int(np.prod(shape))
     return ((ids[:, None] * 7 + np.arange(width)) % 251 + 1).astype(dtype).reshape(len(ids), *shape)
+
+
+def words_between(asker: int, target: int) -> npt.NDArray[np.int64]:
+    """What ``asker`` asks of ``target``: sometimes nothing."""
+    return np.arange((asker + 2 * target) % 4, dtype=np.int64) + 100 * asker + 10 * target
+
+
+def answer_to(requests: Requests, me: int, size: int) -> list[npt.NDArray[np.uint8]]:
+    """Each asker gets its words back, ``me`` added."""
+    return [(requests.of(asker) + me).view(np.uint8) for asker in range(size)]

@@ -77,7 +77,7 @@ def _measure_and_report(session: Session, settings: Settings, start: dict[str, f
     with together(world.trainers, "checking --out and --plot"):
         if session.rank == 0:
             for path in filter(None, (settings.out, settings.plot)):
-                report.check_writable(path)
+                report.check_file_writable(path)
     mine = start | _measure(session, settings, start)
     figures = collect(world, mine)
     found = report.document(world, settings, describe(), figures, verdict(figures))

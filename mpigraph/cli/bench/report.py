@@ -13,7 +13,7 @@ from mpigraph.errors import InvalidArgumentError
 from mpigraph.mpi.compat import library_version, thread_level
 from mpigraph.mpi.world import World
 
-__all__ = ["SCHEMA", "VERSION", "check_writable", "document", "draw", "need_matplotlib", "table", "write"]
+__all__ = ["SCHEMA", "VERSION", "check_file_writable", "document", "draw", "need_matplotlib", "table", "write"]
 
 SCHEMA = "mpigraph-bench"
 VERSION = 2
@@ -96,7 +96,7 @@ def write(found: Mapping[str, Any], path: str) -> None:
     Path(path).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
-def check_writable(path: str) -> None:
+def check_file_writable(path: str) -> None:
     """Check that a file can be written, without changing it.
 
     Raises:

@@ -1,17 +1,12 @@
-"""Shard files and the partition configuration: round trips, and every kind of damage."""
-
-import json
+"""Shard files: round trips, ranges and checksums, and every kind of damage."""
 
 import h5py
 import numpy as np
 import pytest
 
-from mpigraph.errors import InvalidArgumentError, PartitionError, ShardFormatError
-from mpigraph.metadata.book import RangeBook
-from mpigraph.metadata.schema import Schema
+from mpigraph.errors import InvalidArgumentError, ShardFormatError
 from mpigraph.storage import format as shard_format
 from mpigraph.storage.format import segment_rows, storage_dtype
-from mpigraph.storage.part_config import FeatureInfo, PartConfig
 from mpigraph.storage.shard import ShardReader, ShardWriter
 
 DTYPES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16 float32 float64".split()
@@ -178,84 +173,3 @@ def test_a_failed_write_leaves_nothing(tmp_path):
         with pytest.raises(InvalidArgumentError, match=message), ShardWriter(tmp_path / "x.h5", "g", 0) as writer:
             action(writer)
         assert list(tmp_path.iterdir()) == []
-
-
-def config():
-    book = RangeBook(
-        Schema(("a", "b"), (("a", "x", "b"), ("b", "y", "b"))),
-        ([0, 2, 2, 5], [0, 0, 1, 1]),
-        ([0, 1, 2, 3], [0, 0, 4, 4]),
-    )
-    feats = {"a": {"feat": FeatureInfo("bfloat16", (3, 2))}, "b": {}}
-    return PartConfig(
-        "g", "metis", book, feats, {"a:x:b": {}, "b:y:b": {}}, PartConfig.default_files(3), {"edges_cut": 1}
-    )
-
-
-def test_configuration_round_trip(tmp_path):
-    written = config()
-    read = PartConfig.read(written.write(tmp_path))
-    assert (read.graph_name, read.part_method, read.num_parts, read.schema) == ("g", "metis", 3, written.schema)
-    for ours, theirs in (
-        (read.book.node_offsets, written.book.node_offsets),
-        (read.book.edge_offsets, written.book.edge_offsets),
-    ):
-        assert [o.tolist() for o in ours] == [t.tolist() for t in theirs]
-    assert read.node_features == written.node_features and read.edge_features == written.edge_features
-    assert read.report == {"edges_cut": 1} and read.path == tmp_path / "g.json"
-    assert read.part_path(2, "node_feats") == tmp_path / "part2" / "node_feat.h5"
-    content = json.loads((tmp_path / "g.json").read_text())
-    assert content["node_map"] == {"a": [[0, 2], [2, 2], [3, 6]], "b": [[2, 2], [2, 3], [6, 6]]}
-    assert content["part-0"]["part_graph"] == "part0/graph.h5" and content["halo_hops"] == 0
-    assert content["num_nodes"] == 6 and content["num_edges"] == 7
-
-
-def test_wrong_part_paths(tmp_path):
-    read = PartConfig.read(config().write(tmp_path))
-    with pytest.raises(PartitionError, match="part 3 does not exist"):
-        read.part_path(3, "part_graph")
-    with pytest.raises(InvalidArgumentError, match="which must be one of"):
-        read.part_path(0, "graph")
-
-
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        (lambda c: c.pop("node_map"), "key 'node_map' is missing"),
-        (lambda c: c.pop("part-1"), "damaged partition configuration.*part-1"),
-        (lambda c: c.pop("node_features"), "damaged partition configuration.*node_features"),
-        (lambda c: c.update(format_version=7), "format version 7"),
-        (lambda c: c.update(num_nodes=7), "node_map covers 6 ids, expected 7"),
-        (lambda c: c.update(num_parts=2), r"must have 2 ranges"),
-        (lambda c: c["node_map"].pop("a"), "node_map has the types"),
-        (lambda c: c["node_map"].update(a=[[0, 2], [2, 2], [4, 7]]), "inconsistent"),
-        (lambda c: c["node_map"].update(a=[[2, 0], [2, 2], [3, 6]]), "ends before it begins"),
-        (lambda c: c["edge_map"].update({"a:x:b": "no"}), "damaged|must have"),
-        (lambda c: c.update(ntypes={"a": 0, "b": 2}), "type ids must be 0 to 1"),
-        (lambda c: c["node_features"].update(z={}), "unknown type 'z'"),
-        (lambda c: c.pop("format"), "not a partition configuration of this library"),
-        (
-            lambda c: (c.pop("format"), c["part-0"].update(part_graph="part0/graph.dgl")),
-            r"written by DGL .*graph\.dgl",
-        ),
-    ],
-)
-def test_damaged_configurations(tmp_path, change, message):
-    path = config().write(tmp_path)
-    content = json.loads(path.read_text())
-    change(content)
-    path.write_text(json.dumps(content))
-    with pytest.raises(PartitionError, match=message) as caught:
-        PartConfig.read(path)
-    assert str(path) in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "text, message", [("{", "not a valid JSON"), ("[]", "no object"), ("\x00", "not a valid JSON")]
-)
-def test_files_that_are_no_configuration(tmp_path, text, message):
-    (tmp_path / "g.json").write_text(text)
-    with pytest.raises(PartitionError, match=message):
-        PartConfig.read(tmp_path / "g.json")
-    with pytest.raises(PartitionError, match="cannot read the partition configuration"):
-        PartConfig.read(tmp_path / "none.json")

@@ -1,4 +1,4 @@
-"""The progress thread: advances what must go on while nobody waits for it. One a process, on trainers.
+"""The progress thread: advances what must not stand still while nobody waits for it. One a process, on trainers.
 
 MPI advances an operation, and lets others read or ask for this rank's rows, only while this process is inside MPI
 (MPI 4.1, section 12.7.3). A trainer is not while it computes: one that waits in torch for a trainer which reads from it

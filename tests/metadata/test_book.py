@@ -1,0 +1,57 @@
+"""The partition book: owners of ranges, ids out of range, impossible offsets."""
+
+import numpy as np
+import pytest
+
+from mpigraph.errors import OutOfRangeError, PartitionError
+from mpigraph.metadata.book import RangeBook, check_ids
+from mpigraph.metadata.schema import Schema
+
+TYPED = Schema(("a", "b"), (("a", "x", "b"), ("b", "x", "a"), ("b", "y", "b")))
+
+
+def book():
+    return RangeBook(TYPED, ([0, 3, 3, 10], [0, 0, 1, 1]), ([0, 5, 5, 8], [0, 0, 0, 0], [0, 1, 2, 3]))
+
+
+def test_owners_with_empty_ranges_against_a_loop():
+    b = book()
+    assert (b.num_parts, b.num_nodes(0), b.num_nodes(1), b.num_edges(0), b.num_edges(1)) == (3, 10, 1, 8, 0)
+    for t in range(2):
+        wanted = np.empty(b.num_nodes(t), np.int32)
+        for k in range(3):
+            wanted[slice(*b.node_range(k, t))] = k
+        assert np.array_equal(b.node_owner(np.arange(b.num_nodes(t)), t), wanted)
+    assert b.edge_owner(np.array([0, 4, 5, 7]), 0).tolist() == [0, 0, 2, 2]
+    assert b.node_owner(np.zeros(0, np.int64), 1).dtype == np.int32
+
+
+def test_ids_out_of_range_are_named():
+    b = book()
+    with pytest.raises(OutOfRangeError, match=r"node id of type 'a' 10 at position 1 .*valid: 0 to 9"):
+        b.node_owner(np.array([3, 10, 11]), 0)
+    with pytest.raises(OutOfRangeError, match=r"-1 at position 0"):
+        b.node_owner(np.array([-1]), 0)
+    with pytest.raises(OutOfRangeError, match=r"edge id of relation .*valid: none, there are 0"):
+        b.edge_owner(np.array([0]), 1)
+    check_ids(np.zeros(0, np.int64), 0, "id")
+
+
+@pytest.mark.parametrize(
+    "nodes, edges, message",
+    [
+        (([0, 1],), ([0, 0],) * 3, "offsets for each node type: 2"),
+        (([0, 1], [0, 1, 2]), ([0, 0],) * 3, "must have 2 entries"),
+        (([1, 1], [0, 1]), ([0, 0],) * 3, "start at 0 and never fall"),
+        (([0, 5, 3], [0, 1, 1]), ([0, 0, 0],) * 3, "start at 0 and never fall"),
+        (([0], [0]), ([0],) * 3, "num_parts must be >= 1"),
+    ],
+)
+def test_impossible_books(nodes, edges, message):
+    with pytest.raises(PartitionError, match=message):
+        RangeBook(TYPED, nodes, edges)
+
+
+def test_a_book_is_frozen():
+    with pytest.raises(ValueError, match="read-only"):
+        book().node_offsets[0][1] = 7

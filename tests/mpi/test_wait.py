@@ -1,0 +1,121 @@
+"""Waiting: policies, coroutines of several operations, and the thread that advances them."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from layouts import WAIT
+from mpi4py import MPI
+
+from mpigraph.mpi.coroutine import Coroutine, Task, finish, run
+from mpigraph.mpi.progress_thread import Progress
+from mpigraph.mpi.wait import IN_ROUND, Policy, wait
+
+
+class Later:
+    """A request that completes at its ``tests``-th test."""
+
+    def __init__(self, tests: int) -> None:
+        self.left = tests
+
+    def Test(self, status: MPI.Status | None = None) -> bool:
+        self.left -= 1
+        return self.left <= 0
+
+
+def add_up(requests: list[Later], error: Exception | None = None) -> Coroutine[int]:
+    taken = 0
+    for request in requests:
+        assert isinstance((yield request), MPI.Status)
+        taken += 1
+    if error is not None:
+        raise error
+    return taken
+
+
+def test_policies_sleep_longer_and_longer_up_to_a_limit() -> None:
+    policy = Policy(spins=2, first=1e-5, longest=4e-5)
+    assert [policy.seconds(turn) for turn in (0, 1)] == [0, 0]
+    assert [policy.seconds(turn) for turn in (2, 3, 5, 10**6)] == pytest.approx([1e-5, 1.5e-5, 3.375e-5, 4e-5])
+
+
+def test_waits_end_with_what_they_wait_for_or_in_time() -> None:
+    later = Later(20)
+    wait(later, IN_ROUND)
+    assert later.left == 0
+    start = time.monotonic()
+    endless = Task(add_up([Later(10**9)]))
+    assert not finish([endless], IN_ROUND, 0.05)
+    assert 0.05 <= time.monotonic() - start < WAIT
+    assert finish([], IN_ROUND, 0.0)
+
+
+def test_coroutines_are_run_or_advanced() -> None:
+    assert run(add_up([Later(3), Later(1)])) == 2
+    with pytest.raises(KeyError):
+        run(add_up([Later(1)], KeyError("x")))
+    called: list[str] = []
+    task = Task(add_up([Later(2), Later(1), Later(3)]), "adding")
+    task.then(lambda: called.append("first"))
+    assert [task.advance(), task.taken] == [False, 0]
+    assert [task.advance(), task.taken] == [True, 1]
+    assert [task.advance(), task.taken, task.done] == [True, 2, False]
+    assert not called
+    other = Task(add_up([Later(1)]))
+    assert finish([task, other], IN_ROUND) and task.result() == 3 and called == ["first"] and other.result() == 1
+    task.then(lambda: called.append("second"))
+    assert called == ["first", "second"] and not task.advance()
+    assert Task(add_up([])).result() == 0
+    broken = Task(add_up([Later(2)], KeyError("x")))
+    assert finish([broken], IN_ROUND)
+    with pytest.raises(KeyError):
+        broken.result()
+
+
+class Asked:
+    """Something that the progress thread listens for."""
+
+    outstanding = False
+    calls = 0
+
+    def progress(self) -> bool:
+        self.calls += 1
+        return self.calls % 2 == 0
+
+
+def soon(done: Callable[[], bool]) -> bool:
+    """Whether something happens in another thread."""
+    end = time.monotonic() + WAIT
+    while not done() and time.monotonic() < end:
+        time.sleep(1e-3)
+    return done()
+
+
+def test_the_progress_thread_advances_and_listens() -> None:
+    watched: list[str] = []
+
+    @contextmanager
+    def watch(what: str) -> Iterator[None]:
+        watched.append(f"{what} begins")
+        yield
+        watched.append(f"{what} ends")
+
+    progress, asked = Progress(watch), Asked()
+    for listening in (False, True):
+        stop = progress.listen(asked) if listening else None
+        left, awaited = Task(add_up([Later(30), Later(2)]), "a"), Task(add_up([Later(30)]), "b")
+        awaited.awaited = True
+        for task in (left, left, awaited):
+            progress.add(task)
+        assert soon(lambda left=left: left.done)
+        assert awaited.taken == 0 and finish([awaited], IN_ROUND)
+        assert soon(lambda: len(watched) == 4) and sorted(watched) == ["a begins", "a ends", "b begins", "b ends"]
+        watched.clear()
+        if stop is not None:
+            assert soon(lambda: asked.calls > 30)
+            stop()
+            before = asked.calls
+            time.sleep(0.02)
+            assert asked.calls == before
+    progress.close()
