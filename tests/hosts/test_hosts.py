@@ -183,11 +183,9 @@ def test_a_host_without_a_trainer_is_a_clear_error(hosts: namespaces.Hosts, orac
 
 
 SUICIDE = "victim = os.getpid()"
-MURDER = """
-from mpigraph.session.context import current
-victim = int(current().world.pids[current().world.hosts[1]])  # the server beside it
-"""
+MURDER = "victim = int(current().world.pids[current().world.hosts[1]])"  # the server beside it
 KILL = """
+from mpigraph.session.context import current
 sampler = NeighborSampler([3, 3])
 loader = dist.DistNodeDataLoader(g, torch.arange(rank, 100, 2), sampler, batch_size=10)
 for epoch in range(10**9):
