@@ -147,6 +147,25 @@ def test_exit_codes_reach_slurm(cluster: Cluster, tmp_path: Path) -> None:
     assert (found["JobState"], found["ExitCode"]) == ("FAILED", "3:0"), log_of(tmp_path, job)
 
 
+HOLES = """
+import ctypes, h5py, mpigraph.kernels, torch  # all that fills holes before MPI starts
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+holes = []
+for size in [*range(1040, 4096, 16)] * 4:  # with text behind each
+    holes.append(libc.malloc(size))
+    ctypes.memset(libc.malloc(5000), ord("x"), 5000)
+for hole in holes:
+    libc.free(hole)
+"""
+
+
+@needs_slurm
+def test_what_lies_on_the_heap_does_not_matter(cluster: Cluster, tmp_path: Path) -> None:
+    found = cluster.wait(train_script(cluster, tmp_path, "sys.exit(0)", before=HOLES), SOON)
+    assert found["JobState"] == "COMPLETED", log_of(tmp_path, found["JobId"])
+
+
 @needs_slurm
 def test_scancel_leaves_nothing(cluster: Cluster, tmp_path: Path) -> None:
     job = train_script(cluster, tmp_path, 'print("ready", flush=True)\ntime.sleep(300)')

@@ -1,0 +1,47 @@
+"""Start MPI where its start can fail by accident: MPICH under Slurm's ``--mpi=pmi2``.
+
+MPICH 5.0 with UCX publishes 4096 bytes from where its address of a few hundred begins (``MPIDU_bc_table_create``), so
+whatever lies behind it on the heap, with runs of zeros made short. Slurm's plugin takes a request to have at most 1024
+bytes (``handle_pmi1_cmd``). Where text lies behind the address, a request is longer, and the job ends in ``MPI_Init`` or
+hangs there. An address at the end of the heap has nothing but zeros behind it.
+"""
+
+import ctypes
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+__all__ = ["start_under_slurm"]
+
+_LARGEST, _STEP = 8192, 16  # bytes: beyond what is published; malloc's unit
+
+
+def start_under_slurm() -> None:
+    """Import mpi4py.MPI, which calls ``MPI_Init``, if Slurm's pmi2 started this process and MPI does not run yet."""
+    if os.environ.get("SLURM_MPI_TYPE") == "pmi2" and "mpi4py.MPI" not in sys.modules:
+        with _without_holes():
+            import mpi4py.MPI  # noqa: F401
+
+
+@contextmanager
+def _without_holes() -> Iterator[None]:
+    """Take all free places inside the heap, so that what is allocated now comes from its end."""
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "sbrk"):
+        yield
+        return
+    libc.malloc.restype = libc.sbrk.restype = ctypes.c_void_p
+    libc.malloc.argtypes, libc.sbrk.argtypes, libc.free.argtypes = [ctypes.c_size_t], [ctypes.c_long], [ctypes.c_void_p]
+    end = libc.sbrk(0)
+    taken = []
+    for size in range(_LARGEST, 0, -_STEP):
+        while len(taken) < 1 << 16:
+            taken.append(libc.malloc(size))
+            if taken[-1] is None or taken[-1] >= end:
+                break
+    try:
+        yield
+    finally:
+        for place in taken:
+            libc.free(place)
