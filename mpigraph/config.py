@@ -11,7 +11,16 @@ from typing import Any, NamedTuple
 
 from mpigraph.errors import InvalidArgumentError
 
-__all__ = ["Allocation", "Config", "launcher_rank", "set_rendezvous", "slurm_allocation", "slurm_tasks", "unset"]
+__all__ = [
+    "Allocation",
+    "Config",
+    "launcher_rank",
+    "set_rendezvous",
+    "slurm_allocation",
+    "slurm_pmi",
+    "slurm_tasks",
+    "unset",
+]
 
 _PREFIX = "MPIGRAPH_"
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
@@ -110,6 +119,11 @@ def slurm_allocation() -> Allocation | None:
 def slurm_tasks() -> int:
     """Return how many processes ``srun`` started beside this one, itself included; 0 outside of a job step."""
     return int(os.environ.get("SLURM_STEP_NUM_TASKS", "0"))
+
+
+def slurm_pmi() -> str:
+    """Return how ``srun`` connects the processes that it started, such as "pmi2"; "" outside of a job step."""
+    return os.environ.get("SLURM_MPI_TYPE", "")
 
 
 def launcher_rank() -> int:

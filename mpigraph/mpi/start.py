@@ -2,15 +2,16 @@
 
 MPICH 5.0 with UCX publishes 4096 bytes from where its address of a few hundred begins (``MPIDU_bc_table_create``), so
 whatever lies behind it on the heap, with runs of zeros made short. Slurm's plugin takes a request to have at most 1024
-bytes (``handle_pmi1_cmd``). Where text lies behind the address, a request is longer, and the job ends in ``MPI_Init`` or
-hangs there. An address at the end of the heap has nothing but zeros behind it.
+bytes (``handle_pmi1_cmd``). With text behind the address a request is longer, and the job ends in ``MPI_Init`` or hangs
+there. Behind an address at the end of the heap there is nothing but zeros.
 """
 
 import ctypes
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from mpigraph import config
 
 __all__ = ["start_under_slurm"]
 
@@ -19,7 +20,7 @@ _LARGEST, _STEP = 8192, 16  # bytes: beyond what is published; malloc's unit
 
 def start_under_slurm() -> None:
     """Import mpi4py.MPI, which calls ``MPI_Init``, if Slurm's pmi2 started this process and MPI does not run yet."""
-    if os.environ.get("SLURM_MPI_TYPE") == "pmi2" and "mpi4py.MPI" not in sys.modules:
+    if config.slurm_pmi() == "pmi2" and "mpi4py.MPI" not in sys.modules:
         with _without_holes():
             import mpi4py.MPI  # noqa: F401
 
@@ -34,11 +35,12 @@ def _without_holes() -> Iterator[None]:
     libc.malloc.restype = libc.sbrk.restype = ctypes.c_void_p
     libc.malloc.argtypes, libc.sbrk.argtypes, libc.free.argtypes = [ctypes.c_size_t], [ctypes.c_long], [ctypes.c_void_p]
     end = libc.sbrk(0)
-    taken = []
+    taken: list[int | None] = []
     for size in range(_LARGEST, 0, -_STEP):
         while len(taken) < 1 << 16:
-            taken.append(libc.malloc(size))
-            if taken[-1] is None or taken[-1] >= end:
+            place = libc.malloc(size)
+            taken.append(place)
+            if place is None or place >= end:
                 break
     try:
         yield
