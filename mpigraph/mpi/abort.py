@@ -1,5 +1,6 @@
 """Ending the whole job when one of its processes cannot continue."""
 
+import faulthandler
 import os
 import sys
 import threading
@@ -17,9 +18,12 @@ __all__ = ["abort", "guard"]
 _SPEAKING_TIME = 5.0  # seconds that the speaker has to print an error that every rank raises
 
 
-def abort(status: int) -> NoReturn:
-    """End every process of the job, with an exit status."""
+def abort(status: int, text: str = "", stacks: bool = False) -> NoReturn:
+    """End every process of the job with an exit status, after printing a text and what each thread does."""
+    sys.stderr.write(text)
     sys.stderr.flush()
+    if stacks:
+        faulthandler.dump_traceback(all_threads=True)
     MPI.COMM_SELF.Abort(status)
     os._exit(status)
 

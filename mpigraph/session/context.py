@@ -150,9 +150,9 @@ class Session:
     def close(self) -> None:
         """Stop the loaders, end the servers, free everything. Collective on the trainers."""
         loops = [loop for _, loop in sorted(self.loops.items())]  # in the same order on every trainer
-        with self.world.watch("the end of every trainer's loaders"):
-            for loop in loops:  # all, before the first wait: the others may wait for any of them
-                loop.abandon()
+        for loop in loops:  # all, before the first wait: the others may wait for any of them
+            loop.abandon()
+        with self.world.watchdog.own("the end of every trainer's loaders"):
             for loop in loops:
                 loop.stop()
         self.control.call(Operation.SHUTDOWN)
