@@ -213,7 +213,8 @@ def initialize(
         comm: the ranks that take part; all by default. The library works on a duplicate.
         seed: default seed of every draw and shuffle.
         ranks_per_node: pretend that nodes are this small, for tests (default: ``MPIGRAPH_RANKS_PER_NODE``).
-        timeout: seconds that any wait may last (default: ``MPIGRAPH_TIMEOUT``, else 300).
+        timeout: seconds that a wait inside a protocol step may last, and that a process may be stopped while others
+            wait for it (default: ``MPIGRAPH_TIMEOUT``, else 300).
         max_queue_size: accepted for DGL's scripts.
         net_type: accepted for DGL's scripts.
         num_worker_threads: threads with which a rank samples, unless a sampler says otherwise (default:
