@@ -2,6 +2,8 @@
 
 import threading
 import time
+from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -121,3 +123,20 @@ def test_an_error_after_the_items_is_the_threads(depth: int, monkeypatch: pytest
     assert list(prefetch) == []
     prefetch.stop()
     assert caught == ["nobody answers"]
+
+
+def test_the_garbage_collector_does_not_answer_others() -> None:
+    """Without threads an iterator that another thread drops leaves its answers to the main thread."""
+    after: list[threading.Thread] = []
+    owed: list[Callable[[], None]] = []
+    world = SimpleNamespace(in_main_thread=owed.append)
+    items = iter(Prefetch(lambda: iter(range(3)), lambda: after.append(threading.current_thread()), 0, False, world))
+    assert next(items) == 0
+    held = [items]
+    del items
+    thread = threading.Thread(target=held.clear)
+    thread.start()
+    thread.join()
+    assert len(owed) == 1 and not after
+    owed[0]()
+    assert after == [threading.current_thread()]
