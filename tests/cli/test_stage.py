@@ -13,7 +13,7 @@ import h5py
 import numpy as np
 import pytest
 from jobs import cannot_mount, clean_environment, mpiexec, run_job, warm_python, with_file_system
-from layouts import Job, on_all
+from layouts import Job, on_all, rotated
 from mpi4py import MPI
 from oracle import NAME, write_oracle
 
@@ -48,6 +48,7 @@ def config(oracle) -> PartConfig:
     return PartConfig.read(oracle(4))
 
 
+@rotated(3)
 def test_a_job_opens_the_parts_that_staging_brings(layout: Job, oracle, monkeypatch: pytest.MonkeyPatch) -> None:
     """The cut of the job and the rule of staging are one: nobody opens a part that its node was not given."""
     original, opened = PartConfig.part_path, set()

@@ -86,6 +86,7 @@ def example(tmp_path: Path) -> Example:
     return Example(tmp_path)
 
 
+@pytest.mark.slow
 def test_quickstart(tmp_path: Path) -> None:
     """As a newcomer starts it, from another folder."""
     output = run("env", f"TMPDIR={tmp_path}", sys.executable, EXAMPLES / "quickstart.py", cwd=tmp_path)
@@ -94,6 +95,7 @@ def test_quickstart(tmp_path: Path) -> None:
     assert left_in(tmp_path) == []
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(bool(cannot_mount()), reason=cannot_mount())
 def test_quickstart_on_two_nodes_with_disks_of_their_own(tmp_path: Path) -> None:
     """The files of a generated graph come to both; one has another directory at the path of temporary files."""

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from layouts import SharedJob, everywhere
+from layouts import SharedJob, everywhere, rotated
 from oracle import NUM_NODES
 
 import mpigraph.distributed as dist
@@ -79,6 +79,7 @@ def versions(job: SharedJob, t: dist.DistTensor) -> int:
 
 
 @everywhere
+@rotated(4)
 @pytest.mark.parametrize("write", WRITES, ids=lambda write: write.__name__)
 def test_draws_follow_written_weights(job: SharedJob, oracle, write: Write) -> None:
     g = job.open(oracle(3))
