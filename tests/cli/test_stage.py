@@ -188,6 +188,7 @@ def run_stage(
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("comm", [1], indirect=True)
 def test_the_command_alone_brings_everything(oracle, tmp_path: Path, run_stage: Callable[..., Outcome]) -> None:
     status, out, err = run_stage(oracle(3), tmp_path / "to")
@@ -235,6 +236,7 @@ def test_the_command_does_not_stage_where_the_parts_are(oracle, run_stage: Calla
     assert status == 2 and err.count("error: ") == 1 and "where the parts are" in err
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(bool(cannot_mount()), reason=cannot_mount())
 def test_a_full_disk_is_one_error(oracle, tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()

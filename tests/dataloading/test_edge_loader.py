@@ -281,6 +281,7 @@ def check_exclusion(g: dist.DistGraph, way: str, replace: bool, reverse: torch.T
     return without
 
 
+@rotated(2)
 @pytest.mark.parametrize("replace", [False, True])
 def test_excluded_edges_are_never_sampled_and_fanouts_are_honoured(
     job: SharedJob, multigraph: str, replace: bool

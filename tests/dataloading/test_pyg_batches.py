@@ -199,6 +199,7 @@ def equal(one: Any, other: Any) -> bool:
     return type(one) is type(other) and one == other
 
 
+@rotated(2)
 @ALL_KINDS
 def test_minibatches_are_those_of_neighbor_loader(job: SharedJob, write, kind: str) -> None:
     path = write(kind)
@@ -248,6 +249,7 @@ def by_name(batch: Data | HeteroData, source: GraphSource) -> list[Any]:
     return found
 
 
+@rotated(2)
 @ALL_KINDS
 def test_minibatches_of_edges_are_those_of_link_neighbor_loader(job: SharedJob, write, kind: str) -> None:
     path, source = write(kind), source_of(kind)
