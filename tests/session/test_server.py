@@ -34,14 +34,13 @@ def test_a_server_in_a_long_control_call_goes_on_answering(
 
     def body() -> None:
         g = open_graph(path)
-        ids = np.arange(g.num_nodes())
-        batches = iter(
-            dist.DistDataLoader(
-                np.arange(2000), 1, collate_fn=lambda _: dist.sample_neighbors(g, ids, 2), num_prefetch=2000
-            )
-        )
+        everything = np.arange(g.num_nodes())
+        options = {"collate_fn": lambda _: dist.sample_neighbors(g, everything, 2), "num_prefetch": 2}
+        batches = iter(dist.DistDataLoader(everything, 1, **options))
         next(batches)
-        g.barrier()
+        g.barrier()  # which trainers leave at once
+        for _ in range(10):  # more than are prefetched
+            next(batches)
         batches.close()
 
     monkeypatch.setitem(control._HANDLERS, Operation.BARRIER, work)
