@@ -11,7 +11,6 @@ from typing import Any
 from mpigraph.errors import InvalidArgumentError, MPIGraphError, PartitionError
 from mpigraph.mpi.agree import together
 from mpigraph.mpi.world import World
-from mpigraph.rows.mutex import HostMutex
 from mpigraph.rows.row_tensor import Policy, RowTensor
 from mpigraph.rows.selection import choose_transport
 from mpigraph.rows.service import RowService
@@ -64,7 +63,6 @@ class GraphStore:
             world.close()
             raise
         self.measured = choose_transport(self.rows)
-        self.mutex = HostMutex(world)
         self.graphs: dict[str, LoadedGraph] = {}
         self.graph_of_number: dict[int, LoadedGraph] = {}
         self.tensors: dict[int, RowTensor] = {}
@@ -136,7 +134,6 @@ class GraphStore:
         """Allocate a tensor of zeros over the hosts of a graph. Collective on ``world.comm``."""
         tensor = RowTensor(
             self.rows,
-            self.mutex,
             topology.hosts,
             number=self.new_number(),
             graph=topology.config.graph_name,
@@ -201,5 +198,4 @@ class GraphStore:
         self.free(list(self.tensors))
         for graph in self.graphs.values():
             graph.topology.close()
-        self.mutex.close()
         self.world.close()
