@@ -17,7 +17,7 @@ from mpigraph.errors import CollectiveError, MPIGraphError
 from mpigraph.mpi.coroutine import Coroutine, run
 from mpigraph.mpi.wait import PEERS_COMPUTE
 
-__all__ = ["agree", "allgather_bytes", "everywhere", "raise_jointly", "together"]
+__all__ = ["agree", "allgather_bytes", "describe", "everywhere", "raise_jointly", "together"]
 
 Error = TypeVar("Error", bound=MPIGraphError)
 

@@ -17,7 +17,8 @@ from contextlib import suppress
 import numpy as np
 from mpi4py import MPI
 
-from mpigraph.errors import InvalidArgumentError
+from mpigraph.errors import CollectiveError, InvalidArgumentError
+from mpigraph.log import get_logger
 from mpigraph.mpi.agree import allgather_bytes, everywhere
 from mpigraph.mpi.compat import library_version
 from mpigraph.mpi.world import World
@@ -48,7 +49,7 @@ class RowService:
         automatic: ``transport`` is to be chosen by measuring (``rows/selection.py``), and is the first one until then.
         mutex: the write locks of the hosts.
 
-    Collective on ``world.comm``: construction and :meth:`fall_back`. Everything is closed with the world.
+    Collective on ``world.comm``: construction and :meth:`drop`. Everything is closed with the world.
     """
 
     def __init__(self, world: World) -> None:
@@ -82,14 +83,36 @@ class RowService:
     def _begin(self) -> None:
         """Make the locks, and take the transports that work. Collective on ``world.comm``."""
         far = bool(self._opened) and self.kind != "node"
-        self.mutex = HostMutex(self.world, far)
+        try:
+            self.mutex = HostMutex(self.world, far)
+        except MPI.Exception as error:  # a library without such windows says so on every rank
+            self.drop(str(error))
+            return
         self.transports = tuple(each for each in self._opened if far or not each.one_sided)
         self.transport = next((each for each in self.transports if self.automatic or each.name == self._setting), None)
 
-    def fall_back(self) -> None:
-        """Allocate in the next way; no window is open. Collective on ``world.comm``."""
-        self.mutex.close()
-        del self.kinds[0]
+    def drop(self, fault: str) -> None:
+        """Allocate windows in the next way, of which none is open, because of a fault of this one.
+
+        Raises:
+            InvalidArgumentError: there is none with which the transport works that the user wants; on every rank.
+            CollectiveError: there is none; on every rank.
+
+        Collective on ``world.comm``.
+        """
+        library = library_version()
+        kind = self.kinds.pop(0)
+        if not self.kinds and not self.automatic:
+            raise everywhere(
+                InvalidArgumentError(
+                    f"transport {self._setting!r} does not work with {library} here ({fault}): use auto or packed"
+                )
+            )
+        if not self.kinds:
+            raise everywhere(CollectiveError(f"{library} does not work on these nodes: {fault}"))
+        if self.world.rank == 0:
+            instead = "far rows go by messages" if self.kind == "node" else f"those of kind {self.kind!r} are tried"
+            get_logger().warning("%s: windows of kind %r do not work here (%s); %s", library, kind, fault, instead)
         self._begin()
 
     @property

@@ -31,6 +31,7 @@ class RowWindow:
         offsets: int64[H + 1]; host h holds the rows ``[offsets[h], offsets[h + 1])``.
         row_shape: shape of one row.
         dtype: dtype of the elements.
+        handle: the window as transports see it.
 
     Collective on ``world.comm``: construction and :meth:`close`.
     """
@@ -62,8 +63,8 @@ class RowWindow:
             self._words = {host: as_words(rows) for host, rows in self._memory.items()}
             words = self._words.get(world.host_index)
             number = service.number_window()
-            self._handle = WindowHandle(number, self._win, self._row, self.row_bytes, words, service.mutex)
-            service.register(self._handle)
+            self.handle = WindowHandle(number, self._win, self._row, self.row_bytes, words, service.mutex)
+            service.register(self.handle)
             world.comm.Barrier()
 
     def _allocate(self) -> None:
@@ -146,7 +147,7 @@ class RowWindow:
         far = [self._far_rows(host, ids, at) for host, at in by_host if host not in self._words]
         reader = transport or self.service.transport
         if far and reader is not None:  # on one node there is none, and nothing is far
-            reader.read(self._handle, far, words, load_near)
+            reader.read(self.handle, far, words, load_near)
         else:
             load_near()
         return out
@@ -180,7 +181,7 @@ class RowWindow:
             else:
                 far.append(self._far_rows(host, ids, positions))
         if far:
-            self.service.transports[0].write(self._handle, far, words)
+            self.service.transports[0].write(self.handle, far, words)
 
     def host_of(self, ids: I64) -> I32:
         """int32[n]: the host that holds each row."""
@@ -196,7 +197,7 @@ class RowWindow:
         if not win:
             return
         with self.world.watch("closing a window"):
-            self.service.forget(self._handle)
+            self.service.forget(self.handle)
             self._memory.clear()
             self._words.clear()
             win.Unlock_all()

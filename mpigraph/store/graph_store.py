@@ -8,7 +8,7 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from mpigraph.errors import InvalidArgumentError, MPIGraphError, PartitionError
+from mpigraph.errors import MPIGraphError, PartitionError
 from mpigraph.mpi.agree import together
 from mpigraph.mpi.world import World
 from mpigraph.rows.row_tensor import Policy, RowTensor
@@ -54,15 +54,16 @@ class GraphStore:
 
         Raises:
             InvalidArgumentError: a setting of windows or transports cannot be; on every rank. The world is closed.
+            CollectiveError: no transport works; on every rank. The world is closed.
         """
         self.world = world
         self.seed = seed
         try:
             self.rows = RowService(world)
-        except InvalidArgumentError:  # on every rank
+            self.measured = choose_transport(self.rows)
+        except MPIGraphError:  # on every rank
             world.close()
             raise
-        self.measured = choose_transport(self.rows)
         self.graphs: dict[str, LoadedGraph] = {}
         self.graph_of_number: dict[int, LoadedGraph] = {}
         self.tensors: dict[int, RowTensor] = {}

@@ -112,12 +112,12 @@ def test_a_window_that_its_owner_forgot_raises(layout: Job, stop: str, small_chu
         window, kept = filled_window(service, (100,), "f4"), filled_window(service, (), "i8")
         way = by_packing(service)
         if world.is_host and stop == "before":
-            way.server.forget(window._handle.number)
+            way.server.forget(window.handle.number)
         world.comm.Barrier()
         if world.is_trainer:
             reader = Thread(target=lambda: None)
             if stop == "before":
-                with pytest.raises(ClosedError, match=f"rank .* of window {window._handle.number}"):
+                with pytest.raises(ClosedError, match=f"rank .* of window {window.handle.number}"):
                     window.gather(np.arange(len(window)), transport=way)
             else:
                 reader = Thread(target=read_until_closed, args=(window, way))
@@ -126,7 +126,7 @@ def test_a_window_that_its_owner_forgot_raises(layout: Job, stop: str, small_chu
             assert np.array_equal(kept.gather(ids, transport=way), row_values(ids, (), "i8"))
         if world.is_host and stop == "within":
             time.sleep(0.02)
-            way.server.forget(window._handle.number)
+            way.server.forget(window.handle.number)
         meet(world, service.progress)
         if world.is_trainer:
             still_answer(reader)
@@ -157,7 +157,7 @@ def test_damaged_requests_get_an_empty_reply_or_none(layout: Job, damage: str) -
         window = filled_window(service, (), "i8")
         way = by_packing(service)
         if world.is_trainer:
-            number = window._handle.number
+            number = window.handle.number
             words = {
                 "short": [number],
                 "window": [999, 1, 8, 77, 0],
