@@ -8,7 +8,8 @@ Three ways to allocate, same behaviour above ``rows/window.py``:
   job on one node, where every row is loaded.
 * *node*: ``Win.Allocate_shared`` on the node alone. Only transports that need no windows can read and write far rows.
 
-On several nodes ``rows/self_test.py`` tries them in this order, and takes the first that works.
+On several nodes ``rows/self_test.py`` tries them in this order, and takes the first that works. Where trying may end in
+a crash (``distrusts_windows``), windows between nodes are used only if ``MPIGRAPH_TRANSPORT`` asks for them.
 """
 
 from collections.abc import Iterable
@@ -20,7 +21,7 @@ from mpi4py import MPI
 from mpigraph.errors import CollectiveError, InvalidArgumentError
 from mpigraph.log import get_logger
 from mpigraph.mpi.agree import allgather_bytes, everywhere
-from mpigraph.mpi.compat import library_version
+from mpigraph.mpi.compat import distrusts_windows, library_version
 from mpigraph.mpi.world import World
 from mpigraph.rows.mutex import HostMutex
 from mpigraph.rows.packed import PackedTransport
@@ -166,7 +167,7 @@ def shared_query_works(win: MPI.Win, ranks: Iterable[int], nbytes: int) -> bool:
 def _window_kinds(world: World, setting: str) -> list[str]:
     """The ways to allocate that are to be tried. Collective on ``world.comm``."""
     needed = [transport.one_sided for transport in TRANSPORTS if transport.name == setting]
-    if not world.all_near and needed == [False]:
+    if not world.all_near and (needed == [False] or (setting == "auto" and distrusts_windows())):
         return ["node"]
     kinds = [window_kind(world)]
     if not world.all_near:
