@@ -128,15 +128,15 @@ class SampledGraph:
         Collective on the trainers when hosts are far; local when all are near.
         """
         seeds, plan, error = self._plan(seed_nodes, [fanout], edge_dir, prob, exclude_edges, replace)
-        self.service.use_threads(self.session.num_threads)
         key = sampling_key(self.session.next_context(seed), seeds, 0)
         requests = hop_requests(plan, 0, self.loaded, seeds, key)
         relations = self.schema.relations
         edges, eids = dict.fromkeys(relations, (_NONE, _NONE)), dict.fromkeys(relations, _NONE)
-        for request, found in zip(requests, self.service.sample(requests, error), strict=True):
-            relation = relations[request.relation]
-            edges[relation] = found.src.astype(np.int64), np.repeat(request.ids, np.diff(found.offsets))
-            eids[relation] = found.eids
+        with self.session.sampling() as service:
+            for request, found in zip(requests, service.sample(requests, error), strict=True):
+                relation = relations[request.relation]
+                edges[relation] = found.src.astype(np.int64), np.repeat(request.ids, np.diff(found.offsets))
+                eids[relation] = found.eids
         columns = {r: (torch.from_numpy(src), torch.from_numpy(dst)) for r, (src, dst) in edges.items()}
         hosts = self.loaded.topology.hosts
         counts = {ntype: hosts.num_nodes(t) for t, ntype in enumerate(self.schema.ntypes)}
@@ -172,8 +172,8 @@ class SampledGraph:
         """
         seeds, plan, error = self._plan(seed_nodes, fanouts, edge_dir, prob, exclude_edges, replace, return_eids)
         context = self.session.next_context(seed)
-        self.service.use_threads(num_threads or self.session.num_threads)
-        sampled = sample_hops(self.service, self.loaded, seeds, plan, context, expand_once=False, error=error)
+        with self.session.sampling(num_threads) as service:
+            sampled = sample_hops(service, self.loaded, seeds, plan, context, expand_once=False, error=error)
         input_nodes = dict(enumerate(sampled.ids)) if sampled.hops else seeds
         return unwrap_nodes(self.schema, input_nodes), unwrap_nodes(self.schema, seeds), _blocks(sampled)
 
@@ -202,8 +202,8 @@ class SampledGraph:
         """
         seeds, plan, error = self._plan(seed_nodes, fanouts, edge_dir, prob, exclude_edges, replace, return_eids)
         context = self.session.next_context(seed)
-        self.service.use_threads(num_threads or self.session.num_threads)
-        sampled = sample_hops(self.service, self.loaded, seeds, plan, context, expand_once=True, error=error)
+        with self.session.sampling(num_threads) as service:
+            sampled = sample_hops(service, self.loaded, seeds, plan, context, expand_once=True, error=error)
         return sampled.subgraph()
 
     def has_edges_between(
@@ -233,8 +233,8 @@ class SampledGraph:
             queries = self._edge_queries(u, v, etype)
         except MPIGraphError as exc:  # raised on every rank by the round
             error = exc
-        self.service.use_threads(self.session.num_threads)
-        found = [torch.from_numpy(exist) for exist in self.service.has_edges(queries, error)]
+        with self.session.sampling() as service:
+            found = [torch.from_numpy(exist) for exist in service.has_edges(queries, error)]
         if not isinstance(u, Mapping):
             return found[0]
         return {self.schema.relations[query.relation]: exist for query, exist in zip(queries, found, strict=True)}

@@ -167,6 +167,8 @@ class DistTensor:
             InvalidArgumentError: ``out`` has another shape, dtype or device than the rows asked for.
         """
         rows = self.rows
+        session = self._handle.session
+        session.check_thread(far=not session.world.all_near)
         ids = to_rows(index, len(self), rows.name)
         shape = (len(ids), *rows.shape[1:])
         if out is not None:
@@ -175,7 +177,7 @@ class DistTensor:
         if out is not None and target.type == "cpu" and out.is_contiguous():
             rows.gather(ids, to_storage(out.detach(), rows.dtype))
             return out
-        pool = self._handle.session.rows_pool(pin_memory or target.type == "cuda")
+        pool = session.rows_pool(pin_memory or target.type == "cuda")
         found = to_torch(rows.gather(ids, pool.empty(shape, storage_dtype(rows.dtype))), rows.dtype)
         return found.to(target) if out is None else out.copy_(found)
 
@@ -189,6 +191,7 @@ class DistTensor:
         One-sided; complete at the target when it returns.
         """
         rows = self.rows
+        self._handle.session.check_thread()
         ids = to_rows(index, len(self), rows.name)
         wanted = (len(ids), *rows.shape[1:])
         tensor = torch.as_tensor(values).detach().to("cpu", self.dtype)

@@ -82,6 +82,7 @@ class Session:
         self.closing = ExitStack()
         self._main: NeighborService | None = None
         self._thread = threading.local()
+        self._drawing = threading.Lock()
         self.unnamed = 0
         self.num_draws = 0
 
@@ -123,12 +124,40 @@ class Session:
         finally:
             self._thread.service = self._thread.context = None
 
+    def check_thread(self, far: bool = True) -> None:
+        """Check that this thread may communicate; ``far``: whether it is going to.
+
+        Raises:
+            InvalidArgumentError: MPI lets the main thread alone communicate, and this is another.
+        """
+        if far and not self.world.threads_may_communicate and threading.current_thread() is not threading.main_thread():
+            raise InvalidArgumentError(
+                "MPI was started without MPI_THREAD_MULTIPLE: only the main thread may sample, read rows of other "
+                f"nodes, and write (this is thread {threading.current_thread().name!r})"
+            )
+
     @property
     def service(self) -> NeighborService:
-        """The service that this thread samples with."""
+        """The service that this thread samples with: a loader's in its thread, else one that all threads take turns at."""
         service = getattr(self._thread, "service", None) or self._main
         assert service is not None  # whoever samples has opened a graph
         return service
+
+    @contextmanager
+    def sampling(self, num_threads: int | None = None) -> Iterator[NeighborService]:
+        """The service that this thread samples with, which no other thread uses inside the ``with`` block.
+
+        Args:
+            num_threads: with how many threads it draws; as ``initialize`` was told if None.
+
+        Raises:
+            InvalidArgumentError: MPI lets the main thread alone communicate, and this is another.
+        """
+        self.check_thread(far=not self.world.all_near)
+        service = self.service
+        with service.lock:
+            service.use_threads(num_threads or self.num_threads)
+            yield service
 
     def next_context(self, seed: int | None = None) -> RandomContext:
         """What this thread's next draw depends on.
@@ -144,8 +173,9 @@ class Session:
             number = self._thread.num_draws
             self._thread.num_draws = self._thread.num_draws + 1
             return RandomContext(context.seed, int(combine(context.epoch, number))) if number else context
-        self.num_draws += 1
-        return RandomContext(self.state.seed ^ _CALLS, self.num_draws)
+        with self._drawing:
+            self.num_draws += 1
+            return RandomContext(self.state.seed ^ _CALLS, self.num_draws)
 
     def close(self) -> None:
         """Stop the loaders, end the servers, free everything. Collective on the trainers."""
