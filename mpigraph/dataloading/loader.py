@@ -25,7 +25,7 @@ from mpigraph.dataloading.sampler import BlockSampler
 from mpigraph.dataloading.seeds import SeedBatches, Seeds, TypedIds, agreed_steps, batch_bounds
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.typed_ids import Blocks, FeatureName, Names, NodeIds, by_ntype, unwrap_nodes
-from mpigraph.errors import InvalidArgumentError
+from mpigraph.errors import ClosedError, InvalidArgumentError
 from mpigraph.graphs.in_memory import exact_device
 from mpigraph.log import get_logger
 from mpigraph.sampling.minibatch import RandomContext
@@ -33,6 +33,8 @@ from mpigraph.sampling.protocol import Operation
 from mpigraph.session.context import Session, current
 
 __all__ = ["DistDataLoader", "DistNodeDataLoader", "SampledDataLoader", "check_output"]
+
+_CLOSED = "the loader was closed"
 
 
 class _Epochs:
@@ -47,6 +49,7 @@ class _Epochs:
         self._depth = depth
         self._service = session.open_service()
         self._last: Prefetch[Any] | None = None
+        self._closed = False
 
     def start(
         self, epoch: int, batches: Iterator[I64], seeds_at: Callable[[I64], object], stages: Stages[Any]
@@ -58,9 +61,15 @@ class _Epochs:
             batches: positions of each batch's seeds.
             seeds_at: the seeds at some positions.
             stages: make a minibatch of them.
+
+        Raises:
+            ClosedError: the loader was closed, or the job was ended.
         """
-        self.stop()
         session = self._session
+        session.check_open()
+        if self._closed:
+            raise ClosedError(_CLOSED)
+        self.stop("another pass over this loader was begun: it makes one at a time, so make a loader for each")
         service = self._service
         context = RandomContext(self._seed, epoch)
 
@@ -75,26 +84,31 @@ class _Epochs:
         session.loops[service.channel_number] = self._last
         return self._last
 
-    def stop(self) -> None:
-        """End the epoch in progress: wait until every trainer has ended its own."""
+    def stop(self, because: str) -> None:
+        """End the epoch in progress, telling its consumer why: wait until every trainer has ended its own."""
         last = self._last
         self._last = None
         if last is not None:
             with self._session.world.watch("the end of a loader's epoch on every trainer"):
-                last.stop()
+                last.stop(because)
+
+    def close(self) -> None:
+        """End the epoch in progress, and begin no other."""
+        self._closed = True
+        self.stop(_CLOSED)
 
     def retire(self) -> None:
         """Drop the channel once no thread uses it."""
         last = self._last
         if last is not None:
-            last.abandon()
+            last.abandon(_CLOSED)
         if last is None or not last.running:
             self._drop()
             return
         threading.Thread(target=self._drop_after, args=(last,), name="mpigraph-retire", daemon=True).start()
 
     def _drop_after(self, last: Prefetch[Any]) -> None:
-        last.stop()
+        last.stop(_CLOSED)
         self._drop()
 
     def _drop(self) -> None:
@@ -105,7 +119,7 @@ class DistDataLoader:
     """Batches of a dataset of ids, made by the user's ``collate_fn``.
 
     Every rank yields its own ids, each once, in the same number of batches (see ``dataloading/seeds.py``). One epoch
-    runs at a time: beginning another one ends the one before. Order, batches and draws depend on ``seed`` and the
+    runs at a time: beginning another one ends the one before, whose iterator then raises ClosedError. Order, batches and draws depend on ``seed`` and the
     number of the epoch alone.
 
     Collective on the trainers: construction and :meth:`close`. Iterating is collective when hosts are far, but trainers
@@ -183,7 +197,7 @@ class DistDataLoader:
 
     def close(self) -> None:
         """End the epoch in progress; the channel is freed at the next collective call. Collective on the trainers."""
-        self._epochs.stop()
+        self._epochs.close()
         self._retire()
 
 

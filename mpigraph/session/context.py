@@ -19,7 +19,7 @@ from mpi4py import MPI
 from mpigraph import config as settings
 from mpigraph.arrays import U8
 from mpigraph.config import Config
-from mpigraph.errors import InvalidArgumentError, MPIGraphError, NotInitializedError
+from mpigraph.errors import ClosedError, InvalidArgumentError, MPIGraphError, NotInitializedError
 from mpigraph.kernels import warm_up
 from mpigraph.kernels.rng import combine
 from mpigraph.log import get_logger, set_identity
@@ -38,6 +38,7 @@ from mpigraph.session.state import State
 __all__ = ["BackgroundLoop", "Session", "current", "exit_client", "initialize", "is_initialized"]
 
 _TRY = "each is a job of its own; try another --mpi (srun --mpi=list; MPICH: pmi2, Open MPI: pmix)"
+_ENDED = "the job was ended by exit_client()"
 _CALLS = 0x5EED  # separates draws made outside loaders from the epochs of loaders with the same seed
 
 
@@ -45,11 +46,11 @@ class BackgroundLoop(ABC):
     """What runs beside the trainer's own thread and must end before the job does."""
 
     @abstractmethod
-    def abandon(self) -> None:
-        """Ask it to end, without waiting for it."""
+    def abandon(self, because: str) -> None:
+        """Ask it to end, without waiting for it; ``because`` is what whoever wants more of it is told."""
 
     @abstractmethod
-    def stop(self) -> None:
+    def stop(self, because: str) -> None:
         """Ask it to end and wait until it has ended."""
 
 
@@ -124,6 +125,11 @@ class Session:
         finally:
             self._thread.service = self._thread.context = None
 
+    def check_open(self) -> None:
+        """Raise ClosedError if the job was ended."""
+        if self.world.closed:
+            raise ClosedError(_ENDED)
+
     def check_thread(self, far: bool = True) -> None:
         """Check that this thread may communicate; ``far``: whether it is going to.
 
@@ -138,7 +144,7 @@ class Session:
 
     @property
     def service(self) -> NeighborService:
-        """The service that this thread samples with: a loader's in its thread, else one that all threads take turns at."""
+        """The service that this thread samples with: a loader's in its thread, else that of all threads."""
         service = getattr(self._thread, "service", None) or self._main
         assert service is not None  # whoever samples has opened a graph
         return service
@@ -151,8 +157,10 @@ class Session:
             num_threads: with how many threads it draws; as ``initialize`` was told if None.
 
         Raises:
+            ClosedError: the job was ended.
             InvalidArgumentError: MPI lets the main thread alone communicate, and this is another.
         """
+        self.check_open()
         self.check_thread(far=not self.world.all_near)
         service = self.service
         with service.lock:
@@ -182,9 +190,9 @@ class Session:
         loops = [loop for _, loop in sorted(self.loops.items())]  # in the same order on every trainer
         with self.world.watch("the end of every trainer's loaders"):
             for loop in loops:  # all, before the first wait: the others may wait for any of them
-                loop.abandon()
+                loop.abandon(_ENDED)
             for loop in loops:
-                loop.stop()
+                loop.stop(_ENDED)
         self.control.call(Operation.SHUTDOWN)
         self.state.close()
         self.closing.close()

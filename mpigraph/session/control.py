@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from mpigraph.errors import CollectiveError, MPIGraphError
+from mpigraph.errors import ClosedError, CollectiveError, MPIGraphError
 from mpigraph.mpi.agree import allgather_bytes, everywhere
 from mpigraph.mpi.rounds import OK, Header
 from mpigraph.mpi.wait import IN_ROUND, wait
@@ -96,11 +96,14 @@ class Control:
             args: JSON values, the same on every trainer.
 
         Raises:
+            ClosedError: the job was ended.
             CollectiveError: the trainers are in different calls; on every rank.
             MPIGraphError: what the operation raises, on every rank.
 
         Collective on the trainers.
         """
+        if self._world.closed:
+            raise ClosedError(f"{operation.name.lower()}: the job was ended")
         for tensor in self._state.tensors.values():
             tensor.window.sync()
         header = Header(self._world.comm, operation, OK, self._nobody)
