@@ -19,7 +19,7 @@ from mpi4py import MPI
 from mpigraph import config as settings
 from mpigraph.arrays import U8
 from mpigraph.config import Config
-from mpigraph.errors import ClosedError, InvalidArgumentError, MPIGraphError, NotInitializedError
+from mpigraph.errors import ClosedError, InvalidArgumentError, MPIGraphError, NotInitializedError, check_integer
 from mpigraph.kernels import warm_up
 from mpigraph.kernels.rng import combine
 from mpigraph.log import get_logger, set_identity
@@ -35,7 +35,7 @@ from mpigraph.session.malloc import keep_freed_memory
 from mpigraph.session.server import serve
 from mpigraph.session.state import State
 
-__all__ = ["BackgroundLoop", "Session", "current", "exit_client", "initialize", "is_initialized"]
+__all__ = ["BackgroundLoop", "Session", "check_seed", "current", "exit_client", "initialize", "is_initialized"]
 
 _TRY = "each is a job of its own; try another --mpi (srun --mpi=list; MPICH: pmi2, Open MPI: pmix)"
 _ENDED = "the job was ended by exit_client()"
@@ -61,7 +61,7 @@ class Session:
         state: what this rank holds.
         control: how the trainers act together.
         loops: epochs in progress by number of their channel, to be stopped before the job ends.
-        handles: named tensors that are alive, by graph and name.
+        handles: named tensors that are alive, by graph, policy and name.
         pool: memory for gathered rows and for gradients.
         num_threads: threads with which this rank samples, unless a sampler says otherwise.
         unnamed: how many embeddings without a name were made.
@@ -79,7 +79,7 @@ class Session:
         self.world = state.world
         self.control = control
         self.loops: WeakValueDictionary[int, BackgroundLoop] = WeakValueDictionary()
-        self.handles: dict[tuple[str, str], Any] = {}
+        self.handles: dict[tuple[Any, ...], Any] = {}
         self.closing = ExitStack()
         self._main: NeighborService | None = None
         self._thread = threading.local()
@@ -168,7 +168,7 @@ class Session:
             yield service
 
     def next_context(self, seed: int | None = None) -> RandomContext:
-        """What this thread's next draw depends on.
+        """What this thread's next draw depends on. Raises InvalidArgumentError if ``seed`` is no integer of 64 bits.
 
         The given seed alone, if there is one. Inside a loader: its seed and epoch, and the number of draws made so far
         for this batch. Outside: the job's seed and the number of draws made so far. So two calls differ, and the same
@@ -176,7 +176,7 @@ class Session:
         """
         context: RandomContext | None = getattr(self._thread, "context", None)
         if seed is not None:
-            return RandomContext(seed, _CALLS)
+            return RandomContext(check_seed(seed), _CALLS)
         if context is not None:
             number = self._thread.num_draws
             self._thread.num_draws = self._thread.num_draws + 1
@@ -201,6 +201,11 @@ class Session:
 def _pinned_memory(nbytes: int) -> U8:
     memory: U8 = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
     return memory
+
+
+def check_seed(seed: object) -> int:
+    """Return a seed. Raises InvalidArgumentError if it is no integer of 64 bits, signed or not."""
+    return check_integer("seed", seed, -(2**63), 2**64 - 1)
 
 
 def current() -> Session:
@@ -273,11 +278,14 @@ def initialize(
         "num_servers": num_servers,
         "num_worker_threads": num_worker_threads,
     }
+    if comm is not None and not isinstance(comm, MPI.Intracomm):
+        raise InvalidArgumentError(f"comm must be an mpi4py.MPI.Intracomm (got {comm!r})")
     everyone = MPI.COMM_WORLD if comm is None else comm
     closing = ExitStack()
     if everyone.size > 1:
         closing.enter_context(guard(f"rank {everyone.rank}", everyone.rank == 0))
     try:
+        seed = check_seed(seed)
         config = Config.from_env(**{name: value for name, value in given.items() if value is not None})
         world = World(everyone, config.num_servers, config)
     except MPIGraphError as error:
