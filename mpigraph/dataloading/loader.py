@@ -31,7 +31,7 @@ from mpigraph.graphs.in_memory import exact_device
 from mpigraph.log import get_logger
 from mpigraph.sampling.minibatch import RandomContext
 from mpigraph.sampling.protocol import Operation
-from mpigraph.session.context import Session, check_seed, current
+from mpigraph.session.context import CREATING, Session, check_seed, current
 
 __all__ = ["DistDataLoader", "DistNodeDataLoader", "SampledDataLoader", "arguments", "check_output"]
 
@@ -211,7 +211,7 @@ def arguments(session: Session) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        session.control.call(Operation.OPEN_CHANNEL, doing="creating a loader", error=error)
+        session.control.call(Operation.OPEN_CHANNEL, doing=CREATING, error=error)
         raise
 
 

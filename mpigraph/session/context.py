@@ -35,10 +35,20 @@ from mpigraph.session.malloc import keep_freed_memory
 from mpigraph.session.server import serve
 from mpigraph.session.state import State
 
-__all__ = ["BackgroundLoop", "Session", "check_seed", "current", "exit_client", "initialize", "is_initialized"]
+__all__ = [
+    "CREATING",
+    "BackgroundLoop",
+    "Session",
+    "check_seed",
+    "current",
+    "exit_client",
+    "initialize",
+    "is_initialized",
+]
 
 _TRY = "each is a job of its own; try another --mpi (srun --mpi=list; MPICH: pmi2, Open MPI: pmix)"
 _ENDED = "the job was ended by exit_client()"
+CREATING = "creating a loader"
 _CALLS = 0x5EED  # separates draws made outside loaders from the epochs of loaders with the same seed
 
 
@@ -107,7 +117,7 @@ class Session:
 
     def open_service(self) -> NeighborService:
         """A sampling service with a channel of its own. Collective on the trainers."""
-        return NeighborService(self.state, self.control.call(Operation.OPEN_CHANNEL))
+        return NeighborService(self.state, self.control.call(Operation.OPEN_CHANNEL, doing=CREATING))
 
     def open_main_service(self) -> None:
         """Make the service that the main thread samples with, once. Collective on the trainers."""

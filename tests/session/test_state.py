@@ -27,9 +27,7 @@ def test_no_communicators_are_left_for_a_tensor(job: SharedJob, oracle, monkeypa
     except MPI.Exception:
         held.pop().Free()
         for make in (lambda: dist.DistTensor((NUM_NODES,), torch.int64), lambda: dist.DistDataLoader([1], 1)):
-            with pytest.raises(
-                CollectiveError, match="no communicators left .*for another tensor or loader"
-            ):
+            with pytest.raises(CollectiveError, match="no communicators left .*for another tensor or loader"):
                 make()
     finally:
         for comm in held:
