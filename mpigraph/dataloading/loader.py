@@ -158,7 +158,7 @@ class DistDataLoader:
         """
         session = current()
         with arguments(session):
-            check_integer("batch_size", batch_size, 1)
+            batch_size = check_integer("batch_size", batch_size, 1)
             depth = check_integer("num_prefetch", num_prefetch if queue_size is None else queue_size, 0)
             seed = session.state.seed if seed is None else check_seed(seed)
             if collate_fn is not None and not callable(collate_fn):
