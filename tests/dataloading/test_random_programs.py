@@ -72,11 +72,13 @@ def interleave(t: Trainer) -> None:
 
 
 def nest(t: Trainer) -> None:
-    outer, inner = t.loader(), t.loader()
-    outside, inside = t.own(3), t.own(4)
-    for number, _ in zip(range(outside + 1), outer, strict=False):
-        for deeper, _ in enumerate(inner):
-            if deeper == inside + number:
+    """Passes over one loader inside a pass over another; every trainer begins as many."""
+    outer, inner = iter(t.loader()), t.loader()
+    leaving = [t.own(4) for _ in range(int(t.rng.integers(1, 4)))]
+    for steps in leaving:
+        next(outer, None)
+        for number, _ in enumerate(inner):
+            if number == steps:
                 break
 
 
