@@ -111,9 +111,9 @@ def supersede(t: Trainer) -> None:
 
 
 def sample_what_is_not_there(t: Trainer) -> None:
-    who = t.one_of_us()
+    who, seeds = t.one_of_us(), np.arange(t.own(9))
     t.expected = OutOfRangeError if who or t.far else None
-    t.g.sample_blocks([NUM_NODES] if who else np.arange(t.own(9)), [2, 3])
+    t.g.sample_blocks([NUM_NODES] if who else seeds, [2, 3])
 
 
 def make_what_cannot_be(t: Trainer) -> None:
