@@ -7,9 +7,10 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from numbers import Real
 from typing import Any, NamedTuple
 
-from mpigraph.errors import InvalidArgumentError
+from mpigraph.errors import InvalidArgumentError, check_integer
 
 __all__ = [
     "Allocation",
@@ -62,10 +63,10 @@ class Config:
         return "OMP_NUM_THREADS" in os.environ
 
     def __post_init__(self) -> None:
-        if self.ranks_per_node < 0:
-            raise InvalidArgumentError(f"ranks_per_node must be >= 0 (got {self.ranks_per_node})")
-        if not self.timeout > 0:
-            raise InvalidArgumentError(f"timeout must be > 0 seconds (got {self.timeout})")
+        for name, least in (("ranks_per_node", 0), ("num_servers", 0), ("num_worker_threads", 1)):
+            check_integer(name, getattr(self, name), least, 2**31 - 1)
+        if not isinstance(self.timeout, Real) or not self.timeout > 0:
+            raise InvalidArgumentError(f"timeout must be > 0 seconds (got {self.timeout!r})")
         if self.window not in ("auto", "allocate", "create"):
             raise InvalidArgumentError(f"window must be auto, allocate or create (got {self.window!r})")
         if self.self_test not in (0, 1):
@@ -74,10 +75,6 @@ class Config:
             raise InvalidArgumentError(f"keep_memory must be 0 or 1 (got {self.keep_memory})")
         if self.log_level.upper() not in _LEVELS:
             raise InvalidArgumentError(f"log_level must be one of {', '.join(_LEVELS)} (got {self.log_level!r})")
-        if self.num_servers < 0:
-            raise InvalidArgumentError(f"num_servers must be >= 0 (got {self.num_servers})")
-        if self.num_worker_threads < 1:
-            raise InvalidArgumentError(f"num_worker_threads must be >= 1 (got {self.num_worker_threads})")
 
     @classmethod
     def from_env(cls, **given: Any) -> "Config":

@@ -1,8 +1,10 @@
 """Every exception that the library raises.
 
 All derive from :class:`MPIGraphError`. Where users of DGL (or of plain Python) expect a built-in class, the error
-derives from that class too, so that ``except ValueError`` keeps working.
+derives from that class too, so that ``except ValueError`` keeps working. And the check that most arguments need.
 """
+
+import operator
 
 __all__ = [
     "ClosedError",
@@ -20,6 +22,7 @@ __all__ = [
     "ShardFormatError",
     "SharedMemoryError",
     "TensorMismatchError",
+    "check_integer",
 ]
 
 
@@ -92,3 +95,19 @@ class ClosedError(MPIGraphError, RuntimeError):
 
 class CollectiveError(MPIGraphError, RuntimeError):
     """A collective step failed on at least one rank; raised on every rank, naming those where it failed."""
+
+
+def check_integer(name: str, value: object, least: int, most: int = 2**63 - 1) -> int:
+    """Return an integer argument.
+
+    Raises:
+        InvalidArgumentError: it is no integer from ``least`` to ``most``; names the argument.
+    """
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = None
+    if number is None or not least <= number <= most:
+        limit = f"<= {most}" if number is not None and number > most else f">= {least}"
+        raise InvalidArgumentError(f"{name} must be an integer {limit} (got {value!r})")
+    return number

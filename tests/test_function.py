@@ -255,6 +255,22 @@ def test_multi_update_all(cross, want):
         assert out.flatten().tolist() == want
 
 
+def test_a_relation_may_have_a_function_of_its_own() -> None:
+    """As in DGL it sees the destinations' features and the reduced messages, and its results are what is combined."""
+    g, plain = bipartite(), bipartite()
+    sums = fn.copy_u("h", "m"), fn.sum("m", "out")
+    plain.multi_update_all({"x": sums}, "sum")
+    x = plain.nodes["c"].data["out"]
+    plain.multi_update_all({B_C: sums}, "sum")
+    y = plain.nodes["c"].data["out"]
+    g.nodes["c"].data["bias"] = torch.arange(5.0)[:, None]
+    half = (*sums, lambda nodes: {"out": nodes.data["out"] / 2 + nodes.data["bias"], "more": nodes.data["out"]})
+    g.multi_update_all({"x": half, B_C: (*sums, None)}, "sum", lambda nodes: {"neg": -nodes.data["out"]})
+    want = x / 2 + torch.arange(5.0)[:, None] + y
+    assert torch.equal(g.nodes["c"].data["out"], want) and torch.equal(g.nodes["c"].data["neg"], -want)
+    assert torch.equal(g.nodes["c"].data["more"], x)
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
@@ -264,6 +280,7 @@ def test_multi_update_all(cross, want):
         (lambda g: g.update_all(fn.copy_u("h", "m"), fn.mean("m", "o")), InvalidArgumentError, "needs an etype"),
         (lambda g: g.update_all(fn.copy_u("z", "m"), fn.sum("m", "o"), etype="x"), FieldNameError, "'z'"),
         (lambda g: g.multi_update_all({}, "median"), InvalidArgumentError, "median"),
+        (lambda g: g.multi_update_all({"x": fn.sum("m", "o")}, "sum"), InvalidArgumentError, "relation .* needs"),
     ],
 )
 def test_misuse_is_named(call, error, message):

@@ -8,7 +8,7 @@ import torch
 from mpigraph.dataloading.edge_sampler import EdgePredictionSampler, PairSample, as_edge_prediction_sampler
 from mpigraph.dataloading.exclusion import Exclude, ReverseEids
 from mpigraph.dataloading.fetcher import BlockFetcher, FeatureFetcher, Stages
-from mpigraph.dataloading.loader import SampledDataLoader, check_output
+from mpigraph.dataloading.loader import SampledDataLoader, arguments, check_output
 from mpigraph.dataloading.negative_sampler import NegativesOf
 from mpigraph.dataloading.pyg_batches import pyg_edge_stages
 from mpigraph.dataloading.sampler import BlockSampler
@@ -77,20 +77,21 @@ class DistEdgeDataLoader(SampledDataLoader):
         queue_size: int | None = None,
     ) -> None:
         how = (exclude, reverse_eids, reverse_etypes, negative_sampler)
-        if not isinstance(graph_sampler, EdgePredictionSampler) and hasattr(graph_sampler, "sample_blocks"):
-            graph_sampler = as_edge_prediction_sampler(graph_sampler, *how)
-        elif not hasattr(graph_sampler, "sample"):
-            raise InvalidArgumentError(
-                f"graph_sampler must have sample_blocks, or be a sampler of edges (got {type(graph_sampler).__name__})"
-            )
-        elif any(option is not None for option in how):
-            raise InvalidArgumentError(
-                "give exclude, reverse_eids, reverse_etypes and negative_sampler to as_edge_prediction_sampler"
-            )
-        check_output(output)
-        make = pyg_edge_stages if output == "pyg" else _pair_stages
-        target = None if device is None else exact_device(device)  # each thread has a current GPU of its own
-        stages: Stages[Any] = make(g, eids, cast(EdgePredictionSampler, graph_sampler), features, labels, target)
+        with arguments(g.session):
+            if not isinstance(graph_sampler, EdgePredictionSampler) and hasattr(graph_sampler, "sample_blocks"):
+                graph_sampler = as_edge_prediction_sampler(graph_sampler, *how)
+            elif not hasattr(graph_sampler, "sample"):
+                raise InvalidArgumentError(
+                    f"graph_sampler must have sample_blocks, or be a sampler of edges (got {graph_sampler!r})"
+                )
+            elif any(option is not None for option in how):
+                raise InvalidArgumentError(
+                    "give exclude, reverse_eids, reverse_etypes and negative_sampler to as_edge_prediction_sampler"
+                )
+            check_output(output)
+            make = pyg_edge_stages if output == "pyg" else _pair_stages
+            target = None if device is None else exact_device(device)  # each thread has a current GPU of its own
+            stages: Stages[Any] = make(g, eids, cast(EdgePredictionSampler, graph_sampler), features, labels, target)
         prob = getattr(getattr(graph_sampler, "sampler", None), "prob", None)
         super().__init__(g, stages, prob, batch_size, shuffle, drop_last, queue_size, num_prefetch, seed)
 

@@ -202,7 +202,8 @@ def _raised_on_all(g: DistGraph) -> Iterator[None]:
         yield
     except Exception as error:
         if not getattr(error, "everywhere", False):  # else the round that failed has told them
-            g.service.sample([], error)
+            with g.session.sampling() as service:
+                service.sample([], error)
         raise
 
 

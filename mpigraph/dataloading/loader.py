@@ -12,6 +12,7 @@ end their loops in the same order.
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -25,14 +26,16 @@ from mpigraph.dataloading.sampler import BlockSampler
 from mpigraph.dataloading.seeds import SeedBatches, Seeds, TypedIds, agreed_steps, batch_bounds
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.typed_ids import Blocks, FeatureName, Names, NodeIds, by_ntype, unwrap_nodes
-from mpigraph.errors import InvalidArgumentError
+from mpigraph.errors import ClosedError, InvalidArgumentError, check_integer
 from mpigraph.graphs.in_memory import exact_device
 from mpigraph.log import get_logger
 from mpigraph.sampling.minibatch import RandomContext
 from mpigraph.sampling.protocol import Operation
-from mpigraph.session.context import Session, current
+from mpigraph.session.context import CREATING, Session, check_seed, current
 
-__all__ = ["DistDataLoader", "DistNodeDataLoader", "SampledDataLoader", "check_output"]
+__all__ = ["DistDataLoader", "DistNodeDataLoader", "SampledDataLoader", "arguments", "check_output"]
+
+_CLOSED = "the loader was closed"
 
 
 class _Epochs:
@@ -47,6 +50,7 @@ class _Epochs:
         self._depth = depth
         self._service = session.open_service()
         self._last: Prefetch[Any] | None = None
+        self._closed = False
 
     def start(
         self, epoch: int, batches: Iterator[I64], seeds_at: Callable[[I64], object], stages: Stages[Any]
@@ -58,9 +62,15 @@ class _Epochs:
             batches: positions of each batch's seeds.
             seeds_at: the seeds at some positions.
             stages: make a minibatch of them.
+
+        Raises:
+            ClosedError: the loader was closed, or the job was ended.
         """
-        self.stop()
         session = self._session
+        session.check_open()
+        if self._closed:
+            raise ClosedError(_CLOSED)
+        self.stop("another pass over this loader was begun: it makes one at a time, so make a loader for each")
         service = self._service
         context = RandomContext(self._seed, epoch)
 
@@ -75,27 +85,32 @@ class _Epochs:
         session.loops[service.channel_number] = self._last
         return self._last
 
-    def stop(self) -> None:
-        """End the epoch in progress: wait until every trainer has ended its own."""
+    def stop(self, because: str) -> None:
+        """End the epoch in progress, telling its consumer why: wait until every trainer has ended its own."""
         last = self._last
         self._last = None
         if last is not None:
-            last.abandon()
+            last.abandon(because)
             with self._session.world.watchdog.own("the end of a loader's epoch on every trainer"):
-                last.stop()
+                last.stop(because)
+
+    def close(self) -> None:
+        """End the epoch in progress, and begin no other."""
+        self._closed = True
+        self.stop(_CLOSED)
 
     def retire(self) -> None:
         """Drop the channel once no thread uses it."""
         last = self._last
         if last is not None:
-            last.abandon()
+            last.abandon(_CLOSED)
         if last is None or not last.running:
             self._drop()
             return
         threading.Thread(target=self._drop_after, args=(last,), name="mpigraph-retire", daemon=True).start()
 
     def _drop_after(self, last: Prefetch[Any]) -> None:
-        last.stop()
+        last.stop(_CLOSED)
         self._drop()
 
     def _drop(self) -> None:
@@ -106,8 +121,8 @@ class DistDataLoader:
     """Batches of a dataset of ids, made by the user's ``collate_fn``.
 
     Every rank yields its own ids, each once, in the same number of batches (see ``dataloading/seeds.py``). One epoch
-    runs at a time: beginning another one ends the one before. Order, batches and draws depend on ``seed`` and the
-    number of the epoch alone.
+    runs at a time: beginning another one ends the one before, whose iterator then raises ClosedError. Order, batches
+    and draws depend on ``seed`` and the number of the epoch alone.
 
     Collective on the trainers: construction and :meth:`close`. Iterating is collective when hosts are far, but trainers
     may take different numbers of steps and leave early.
@@ -139,22 +154,22 @@ class DistDataLoader:
             seed: of order and draws; the job's by default.
 
         Raises:
-            InvalidArgumentError: ``batch_size`` or ``num_prefetch`` out of range.
+            InvalidArgumentError: an argument is not what it says above; on every trainer, whichever has it.
             CollectiveError: other trainers are in another call; on every trainer.
         """
         session = current()
-        if batch_size < 1:
-            raise InvalidArgumentError(f"batch_size must be >= 1 (got {batch_size})")
-        depth = num_prefetch if queue_size is None else queue_size
-        if depth < 0:
-            raise InvalidArgumentError(f"num_prefetch must be >= 0 (got {depth})")
+        with arguments(session):
+            batch_size = check_integer("batch_size", batch_size, 1)
+            depth = check_integer("num_prefetch", num_prefetch if queue_size is None else queue_size, 0)
+            seed = session.state.seed if seed is None else check_seed(seed)
+            if collate_fn is not None and not callable(collate_fn):
+                raise InvalidArgumentError(f"collate_fn must be callable (got {collate_fn!r})")
+            seeds = Seeds(dataset, "dataset")
         if depth > 0 and not session.world.threads_may_communicate:
             get_logger().warning("MPI lacks MPI_THREAD_MULTIPLE: batches are made without prefetching")
             depth = 0
-        seeds = Seeds(dataset, "dataset")
         self._seeds_at: Callable[[I64], object] = seeds.tensors if collate_fn is None else seeds.items
         self._stages: Stages[Any] = Stages(dataset, collate_fn or _same, _same)
-        seed = session.state.seed if seed is None else seed
         self._epochs = _Epochs(session, seed, depth)  # its checked call before the plain one below
         self._retire = weakref.finalize(self, self._epochs.retire)
         self._retire.atexit = False
@@ -173,8 +188,8 @@ class DistDataLoader:
         return len(self)
 
     def set_epoch(self, epoch: int) -> None:
-        """Number the next epoch, for example when training resumes."""
-        self._epoch = epoch
+        """Number the next epoch, for example when training resumes. Raises InvalidArgumentError if it is no integer."""
+        self._epoch = check_integer("epoch", epoch, 0)
 
     def __iter__(self) -> Iterator[Any]:
         epoch = self._epoch
@@ -184,8 +199,21 @@ class DistDataLoader:
 
     def close(self) -> None:
         """End the epoch in progress; the channel is freed at the next collective call. Collective on the trainers."""
-        self._epochs.stop()
+        self._epochs.close()
         self._retire()
+
+
+@contextmanager
+def arguments(session: Session) -> Iterator[None]:
+    """What is wrong with a loader's arguments on some trainers is raised on all, in the first call that all make.
+
+    Collective on the trainers if the block raises.
+    """
+    try:
+        yield
+    except Exception as error:
+        session.control.call(Operation.OPEN_CHANNEL, doing=CREATING, error=error)
+        raise
 
 
 def _same(batch: object) -> object:
@@ -219,7 +247,8 @@ class SampledDataLoader(DistDataLoader):
 
         ``stages`` make the minibatches; the options are those of :class:`DistDataLoader`.
         """
-        weights = {} if prob is None else g.edge_weights(prob)
+        with arguments(g.session):
+            weights = {} if prob is None else g.edge_weights(prob)
         options = (batch_size, shuffle, None, drop_last, queue_size)
         super().__init__(stages.seeds, *options, num_prefetch=num_prefetch, seed=seed)
         self._stages = stages
@@ -295,11 +324,16 @@ class DistNodeDataLoader(SampledDataLoader):
             NodeTypeError: a node type does not exist, or there are several and ``nids`` are not by type.
             CollectiveError: other trainers are in another call; on every trainer.
             GraphDataError: an edge weight is negative, infinite or NaN; on every rank.
+
+        All of these are raised on every trainer, whichever has the reason.
         """
-        target = None if device is None else exact_device(device)  # each thread has a current GPU of its own
-        check_output(output)
-        make = pyg_node_stages if output == "pyg" else _block_stages
-        stages: Stages[Any] = make(g, nids, graph_sampler, features, labels, target)
+        with arguments(g.session):
+            target = None if device is None else exact_device(device)  # each thread has a current GPU of its own
+            check_output(output)
+            if not hasattr(graph_sampler, "sample_blocks"):
+                raise InvalidArgumentError(f"graph_sampler must have sample_blocks (got {graph_sampler!r})")
+            make = pyg_node_stages if output == "pyg" else _block_stages
+            stages: Stages[Any] = make(g, nids, graph_sampler, features, labels, target)
         prob = getattr(graph_sampler, "prob", None)
         super().__init__(g, stages, prob, batch_size, shuffle, drop_last, queue_size, num_prefetch, seed)
 

@@ -28,7 +28,7 @@ from mpigraph.arrays import I64
 from mpigraph.dataloading.edges import NO_EDGES, Edges, find_edges
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.typed_ids import EdgeIds, EdgeTensors, unwrap_edges
-from mpigraph.errors import InvalidArgumentError
+from mpigraph.errors import InvalidArgumentError, check_integer
 from mpigraph.kernels.negatives import draw_nodes, draw_others, keep_candidates
 from mpigraph.kernels.rng import combine, fingerprint
 from mpigraph.metadata.schema import Relation
@@ -70,9 +70,7 @@ class NegativeSampler(ABC):
         Raises:
             InvalidArgumentError: ``k`` is not an integer >= 1.
         """
-        if not isinstance(k, int | np.integer) or isinstance(k, bool) or k < 1:
-            raise InvalidArgumentError(f"k must be an integer >= 1 (got {k!r})")
-        self.k = int(k)
+        self.k = check_integer("k", k, 1, 2**31 - 1)
 
     def __call__(self, g: DistGraph, eids: EdgeIds) -> Negatives:
         """Draw negatives.

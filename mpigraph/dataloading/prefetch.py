@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Generic, TypeVar
 
+from mpigraph.errors import ClosedError
 from mpigraph.mpi.world import World
 from mpigraph.session.context import BackgroundLoop
 
@@ -52,6 +53,7 @@ class Prefetch(BackgroundLoop, Generic[T]):
         self._after = after
         self._items: queue.Queue[tuple[str, Any]] = queue.Queue(maxsize=max(depth, 1))
         self._stop = threading.Event()
+        self._because = ""
         self._inline = depth == 0
         self._background = background
         self._thread: threading.Thread | None = None
@@ -59,25 +61,38 @@ class Prefetch(BackgroundLoop, Generic[T]):
             self._begin()
 
     def __iter__(self) -> Iterator[T]:
-        """Yield the items; leaving the loop early, or never beginning it, abandons the rest."""
+        """Yield the items; leaving the loop early, or never beginning it, abandons the rest.
+
+        Raises:
+            ClosedError: it was abandoned from elsewhere; by the iterator.
+        """
         items = self._take_all()
         weakref.finalize(items, self.abandon).atexit = False  # what was never advanced runs no "finally"
         return items
 
     def _take_all(self) -> Iterator[T]:
         try:
-            if self._inline:
-                yield from self._produce()
-                return
-            while True:
-                kind, item = self._take()
-                if kind == "end":
-                    return
-                if kind == "error":
-                    raise item
+            self._check()
+            for item in self._produce() if self._inline else self._from_thread():
                 yield item
+                self._check()
+            self._check()  # it may have been abandoned while this waited for an item
         finally:
             self.abandon()
+
+    def _from_thread(self) -> Iterator[T]:
+        while True:
+            kind, item = self._take()
+            if kind == "end":
+                return
+            if kind == "error":
+                raise item
+            yield item
+
+    def _check(self) -> None:
+        """Raise ClosedError if the pass was ended from elsewhere: what is left of it must not be missed in silence."""
+        if self._stop.is_set():
+            raise ClosedError(self._because)
 
     def _take(self) -> tuple[str, Any]:
         """The next entry of the queue; an end if the thread was stopped from elsewhere."""
@@ -98,17 +113,21 @@ class Prefetch(BackgroundLoop, Generic[T]):
         """Whether the thread is at work."""
         return self._thread is not None and self._thread.is_alive()
 
-    def abandon(self) -> None:
-        """Ask the thread to end, without waiting for it; without a background, run ``after``."""
+    def abandon(self, because: str = "its consumer has left") -> None:
+        """Ask the thread to end, without waiting for it; without a background, run ``after``.
+
+        ``because`` is what a consumer that goes on is told.
+        """
         if self._stop.is_set():
             return
+        self._because = because
         self._stop.set()
         if self._inline:
             self._begin()
 
-    def stop(self) -> None:
+    def stop(self, because: str) -> None:
         """Ask the thread to end and wait until ``after`` has returned."""
-        self.abandon()
+        self.abandon(because)
         if self._thread is not None:
             self._thread.join()
 

@@ -7,8 +7,17 @@ from typing import Any
 import torch
 
 from mpigraph.distgraph.graph import DistGraph
-from mpigraph.distgraph.typed_ids import Blocks, EdgeIds, Fanout, FeatureName, Names, NodeIds, check_fanout
-from mpigraph.errors import InvalidArgumentError
+from mpigraph.distgraph.typed_ids import (
+    Blocks,
+    EdgeIds,
+    Fanout,
+    FeatureName,
+    Names,
+    NodeIds,
+    check_fanout,
+    check_layers,
+)
+from mpigraph.errors import InvalidArgumentError, check_integer
 from mpigraph.sampling.minibatch import Subgraph
 
 __all__ = ["BlockSampler", "MultiLayerFullNeighborSampler", "MultiLayerNeighborSampler", "NeighborSampler"]
@@ -92,12 +101,12 @@ class NeighborSampler(BlockSampler):
         """
         if prob is not None and mask is not None:
             raise InvalidArgumentError("give prob or mask, not both")
-        for layer in fanouts:
+        self.fanouts = check_layers(fanouts)
+        for layer in self.fanouts:
             for fanout in layer.values() if isinstance(layer, Mapping) else [layer]:
                 check_fanout(fanout)
-        if num_threads is not None and num_threads < 1:
-            raise InvalidArgumentError(f"num_threads must be >= 1 (got {num_threads})")
-        self.fanouts = list(fanouts)
+        if num_threads is not None:
+            check_integer("num_threads", num_threads, 1, 2**31 - 1)
         self.prefetch_node_feats = prefetch_node_feats or ()
         self.prefetch_labels = prefetch_labels or ()
         self.prefetch_edge_feats = prefetch_edge_feats or ()

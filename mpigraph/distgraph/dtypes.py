@@ -6,9 +6,11 @@ import numpy as np
 import torch
 
 from mpigraph.errors import InvalidArgumentError
+from mpigraph.graphs import fields
+from mpigraph.graphs.fields import TensorLike
 from mpigraph.storage.format import storage_dtype
 
-__all__ = ["dtype_name", "to_storage", "to_torch"]
+__all__ = ["convert", "dtype_name", "to_storage", "to_torch"]
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -22,6 +24,46 @@ def dtype_name(dtype: torch.dtype) -> str:
     name = str(dtype).removeprefix("torch.")
     storage_dtype(name)
     return name
+
+
+def convert(values: TensorLike, dtype: torch.dtype, what: str) -> torch.Tensor:
+    """Values as a tensor of a dtype on the CPU; fractions are cut off for integers, as torch does.
+
+    Args:
+        values: numbers in any form.
+        dtype: the dtype wanted.
+        what: names the values in the error.
+
+    Raises:
+        InvalidArgumentError: they are not numbers, or some do not exist in this dtype: complex ones, NaN or a number
+            out of range among integers.
+    """
+    try:
+        tensor = fields.as_tensor(values).detach().cpu()
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise InvalidArgumentError(f"{what}: {error}") from None
+    if tensor.dtype != dtype and tensor.numel():
+        _check_values(tensor, dtype, what)
+    return tensor.to(dtype)
+
+
+def _check_values(tensor: torch.Tensor, dtype: torch.dtype, what: str) -> None:
+    if tensor.is_complex() and not dtype.is_complex:
+        raise InvalidArgumentError(f"{what} are complex, and {dtype} is not")
+    if dtype.is_floating_point or dtype in (torch.bool, tensor.dtype):
+        return
+    limits = torch.iinfo(dtype)
+    if tensor.is_floating_point():
+        wide = tensor.double()
+        bad = ~((wide >= float(limits.min)) & (wide < float(limits.max + 1)))  # NaN is neither
+    elif tensor.dtype == torch.bool or (limits.min <= (own := torch.iinfo(tensor.dtype)).min and own.max <= limits.max):
+        return
+    else:
+        array = tensor.numpy()
+        bad = torch.from_numpy(np.asarray((array < limits.min) | (array > limits.max)))
+    if bad.any():
+        first = tensor[bad][0].item()
+        raise InvalidArgumentError(f"{what} must be from {limits.min} to {limits.max} in {dtype} (got {first})")
 
 
 def to_torch(rows: np.ndarray[Any, Any], dtype: str) -> torch.Tensor:

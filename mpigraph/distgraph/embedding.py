@@ -1,14 +1,17 @@
 """DistEmbedding: rows that learn, one for each node of a type or edge of a relation.
 
 Reading rows is one-sided, as of any :class:`DistTensor`. Each read while gradients are on is remembered with the tensor
-that it returned; a sparse optimizer (``optim/``) later takes these records with the gradients that
-``backward`` has left there. There is no copy of the rows on the trainers.
+that it returned; a sparse optimizer (``optim/``) later takes the gradients that ``backward`` has left there. A read
+stays remembered as long as its tensor can still get a gradient: loaders read ahead. There is no copy of the rows on the
+trainers.
 """
 
+import threading
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.utils.weak import TensorWeakRef
 
 from mpigraph.arrays import I64
 from mpigraph.distgraph.init_rows import InitFunc, by_chunk
@@ -42,7 +45,7 @@ class DistEmbedding:
 
     ``emb(ids)`` reads rows, from any trainer, and :class:`~mpigraph.distributed.optim.SparseAdagrad` or one of its kind
     trains them. A read sees what every trainer's last ``step()`` wrote. Without a ``step()`` after each ``backward``
-    the records of the reads pile up; :meth:`reset_trace` drops them.
+    the records of the reads pile up; :meth:`reset_trace` drops them. Several threads may read at once.
 
     Attributes:
         weight: the rows, a :class:`DistTensor` [num_embeddings, embedding_dim]. The other trainers see what is
@@ -101,6 +104,7 @@ class DistEmbedding:
         self.num_embeddings, self.embedding_dim = shape
         self.optm_state: dict[str, DistTensor] | None = None
         self._trace: list[Lookup] = []
+        self._lock = threading.Lock()  # a loader may read ahead in a thread during a step
 
     @property
     def name(self) -> str:
@@ -139,24 +143,35 @@ class DistEmbedding:
         leaf = self.weight.gather(rows, device=device).to(torch.float32)
         if torch.is_grad_enabled():
             leaf = leaf.detach().requires_grad_()
-            self._trace.append(Lookup(rows.copy(), leaf))
+            with self._lock:
+                self._trace.append(Lookup(rows.copy(), leaf))
         return leaf
 
     def reset_trace(self) -> None:
         """Forget all reads, with their gradients."""
-        self._trace = []
+        with self._lock:
+            self._trace = []
 
-    def take_trace(self) -> list[Lookup]:
-        """Hand over the reads so far and forget them."""
-        trace, self._trace = self._trace, []
-        return trace
+    def take_gradients(self) -> list[tuple[I64, torch.Tensor]]:
+        """Take the gradients of the reads, which then have none: rows (int64[n]) with their gradient.
 
-    def drop_gradients(self) -> None:
-        """Forget the reads that have a gradient; the others may still get one."""
-        self._trace = [lookup for lookup in self._trace if lookup.leaf.grad is None]
+        A read is forgotten once nothing else refers to its tensor; until then it may get a gradient, or another one.
+        """
+        with self._lock:
+            taken = [(lookup.ids, grad) for lookup in self._trace if (grad := _take(lookup.leaf)) is not None]
+            weak = [(ids, TensorWeakRef(leaf)) for ids, leaf in self._trace]
+            self._trace.clear()  # what is alive now, the user or a graph of operations refers to
+            self._trace = [Lookup(ids, leaf) for ids, ref in weak if (leaf := ref()) is not None]
+        return taken
 
     def __repr__(self) -> str:
         return f"DistEmbedding({self.num_embeddings}, {self.embedding_dim}, name={self.name!r})"
+
+
+def _take(leaf: torch.Tensor) -> torch.Tensor | None:
+    """Take the gradient of a leaf, if it has one."""
+    grad, leaf.grad = leaf.grad, None
+    return grad
 
 
 def _check(name: str | None, embedding_dim: int, dtype: torch.dtype, init_func: InitFunc | None) -> None:

@@ -1,7 +1,7 @@
 """The features of a DistGraph by type and name: what ``g.ndata``, ``g.nodes[ntype].data`` and the like are."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Generic, NamedTuple, TypeVar, cast
 
 import torch
@@ -93,6 +93,7 @@ class Spaces(ABC, Generic[Kind]):
         """Features by type (of edges: the triple) and name, each once.
 
         Raises:
+            InvalidArgumentError: what is given are no names.
             FieldNameError: no type has the feature, or not the type that was given with it.
             NodeTypeError, EdgeTypeError: a type that was given does not exist.
         """
@@ -100,6 +101,8 @@ class Spaces(ABC, Generic[Kind]):
         for some in names:
             given = some if isinstance(some, Mapping) else {None: some}
             for one, listed in given.items():
+                if not isinstance(listed, Iterable):
+                    raise InvalidArgumentError(f"features are given by name (got {listed!r})")
                 for name in [listed] if isinstance(listed, str) else listed:
                     types = self._types_with(name) if one is None else [self.canonical(one)]
                     found.update({(kind, name): self[kind].data[name] for kind in types})

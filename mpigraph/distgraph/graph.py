@@ -12,7 +12,7 @@ import torch
 from mpigraph.distgraph.features import FeatureMap, Scheme
 from mpigraph.distgraph.partition_book import PartitionPolicy, RangePartitionBook
 from mpigraph.distgraph.sampled_graph import SampledGraph
-from mpigraph.distgraph.tensor import DistTensor
+from mpigraph.distgraph.tensor import DistTensor, local_part
 from mpigraph.distgraph.typed_ids import id_array
 from mpigraph.errors import PartitionError
 from mpigraph.graphs.fields import ALL, EID, NID, EdgeType, IdsLike
@@ -66,15 +66,9 @@ class DistGraph(SampledGraph):
         super().__init__(session, graph, features)
         self.graph_name = graph_name
         self._topology = graph.topology
-        self._book = RangePartitionBook.from_book(self._topology.config.book, self._my_part())
-
-    def _my_part(self) -> int:
-        """The part that is mostly on this trainer's node; trainers of a node take turns."""
-        world = self.session.world
-        parts = self._topology.config.num_parts
-        near = np.flatnonzero(world.near)
-        middles = ((near + 0.5) * parts / len(world.hosts)).astype(np.int64)
-        return int(middles[world.local_trainer * len(near) // world.num_local_trainers % len(middles)])
+        self._book = RangePartitionBook.from_book(
+            self._topology.config.book, local_part(session.world, self._topology.config.num_parts)
+        )
 
     # Types and counts
 
@@ -197,23 +191,17 @@ class DistGraph(SampledGraph):
 
     @property
     def local_partition(self) -> HeteroGraph:
-        """The in-edges held on this rank (or, without a share of its own, on its node), as an in-memory graph.
+        """The local part, ``pb.partid`` of the partition book: the in-edges of its nodes, as an in-memory graph.
 
         Nodes keep their global ids, so the graph has all nodes of the whole graph; ``edata[EID]`` are global edge ids
-        and ``ndata[NID]`` the ids themselves.
+        and ``ndata[NID]`` the ids themselves. One-sided.
         """
-        world = self.session.world
         book = self._book.book
-        hosts = [world.host_index] if world.is_host else [int(h) for h in np.flatnonzero(world.near)]
         edges, eids = {}, {}
         for r, relation in enumerate(self.schema.relations):
-            shares = [self._topology.adjacency(r, host) for host in hosts]
-            src = np.concatenate([share.indices.astype(np.int64) for share in shares])
-            dst = np.concatenate(
-                [np.repeat(np.arange(len(s.indptr) - 1) + s.first_node, np.diff(s.indptr)) for s in shares]
-            )
+            eids[relation] = np.arange(*book.edge_range(self._book.partid, r))
+            src, dst = self._topology.find_edges(eids[relation], r)
             edges[relation] = (torch.from_numpy(src), torch.from_numpy(dst))
-            eids[relation] = np.concatenate([np.arange(len(s.indices)) + s.first_edge for s in shares])
         counts = {ntype: book.num_nodes(t) for t, ntype in enumerate(self.schema.ntypes)}
         graph = HeteroGraph(self.schema, edges, counts)
         for ntype in self.schema.ntypes:

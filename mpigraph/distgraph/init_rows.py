@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mpigraph.distgraph.dtypes import to_torch
+from mpigraph.distgraph.dtypes import convert, to_torch
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.kernels.rng import combine
 from mpigraph.rows.owners import RowOwners
@@ -44,7 +44,8 @@ def by_range(init_func: InitFunc, dtype: torch.dtype) -> Fill:
     def fill(rows: RowTensor, owners: RowOwners) -> None:
         for owned in owners.ranges():
             shape = (owned.last - owned.first, *rows.shape[1:])
-            values = torch.as_tensor(init_func(shape, dtype)).to(dtype)
+            values = convert(init_func(shape, dtype), dtype, "what it returns")
+            _check_shape(values, shape)
             with rows.writing(owned.host) as segment:
                 to_torch(segment[owned.rows], rows.dtype)[:] = values
 
@@ -68,14 +69,14 @@ def _fill_chunks(init_func: InitFunc, dtype: torch.dtype, seed: int, rows: RowTe
         if not mine:
             continue
         with _draws_of(int(combine(seed, _DRAWS, number))):
-            values = torch.as_tensor(init_func((end - begin, *rows.shape[1:]), dtype))
+            values = convert(init_func((end - begin, *rows.shape[1:]), dtype), dtype, "what it returns")
         _check_shape(values, (end - begin, *rows.shape[1:]))
         for owned in mine:
             first, last = max(begin, owned.first), min(end, owned.last)
             at = owned.rows.start + first - owned.first
             with rows.writing(owned.host) as segment:
                 out = to_torch(segment[at : at + last - first], rows.dtype)
-                out[:] = values.detach()[first - begin : last - begin].to("cpu", dtype)
+                out[:] = values[first - begin : last - begin]
 
 
 def _check_shape(values: torch.Tensor, wanted: tuple[int, ...]) -> None:

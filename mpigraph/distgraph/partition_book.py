@@ -13,7 +13,7 @@ import torch
 
 from mpigraph.arrays import I32, I64
 from mpigraph.distgraph.typed_ids import id_array
-from mpigraph.errors import InvalidArgumentError, PartitionError
+from mpigraph.errors import InvalidArgumentError, OutOfRangeError, PartitionError
 from mpigraph.graphs.fields import EdgeType, IdsLike
 from mpigraph.metadata.book import RangeBook, check_ids
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, Schema, relation_key
@@ -183,14 +183,14 @@ class RangePartitionBook:
         return torch.arange(*book.edge_range(self._part(partid), kind))
 
     def nid2localnid(self, nids: IdsLike, partid: int, ntype: str | None = DEFAULT_NTYPE) -> torch.Tensor:
-        """int64[n]: node ids counted from a part's first."""
+        """int64[n]: node ids counted from a part's first. Raises OutOfRangeError for an id of another part."""
         book, kind = self._node_space(ntype)
-        return _tensor(id_array(nids, "node ids") - book.node_range(self._part(partid), kind)[0])
+        return _local(id_array(nids, "node ids"), book.node_range(self._part(partid), kind), f"node of part {partid}")
 
     def eid2localeid(self, eids: IdsLike, partid: int, etype: EdgeType = DEFAULT_ETYPE) -> torch.Tensor:
-        """int64[n]: edge ids counted from a part's first."""
+        """int64[n]: edge ids counted from a part's first. Raises OutOfRangeError for an id of another part."""
         book, kind = self._edge_space(etype)
-        return _tensor(id_array(eids, "edge ids") - book.edge_range(self._part(partid), kind)[0])
+        return _local(id_array(eids, "edge ids"), book.edge_range(self._part(partid), kind), f"edge of part {partid}")
 
     def map_to_per_ntype(self, ids: IdsLike) -> tuple[torch.Tensor, torch.Tensor]:
         """``(type ids, type-wise ids)`` of homogeneous node ids, int64[n] each. Raises OutOfRangeError."""
@@ -249,13 +249,21 @@ class RangePartitionBook:
         return self.book, schema.relation_id(etype)
 
     def _part(self, partid: int) -> int:
-        if not 0 <= partid < self.book.num_parts:
-            raise PartitionError(f"partid must be in [0, {self.book.num_parts}) (got {partid})")
-        return partid
+        if not isinstance(partid, int | np.integer) or not 0 <= partid < self.book.num_parts:
+            raise PartitionError(f"partid must be in [0, {self.book.num_parts}) (got {partid!r})")
+        return int(partid)
 
 
 def _tensor(values: I32 | I64) -> torch.Tensor:
     return torch.from_numpy(values.astype(np.int64))
+
+
+def _local(ids: I64, owned: tuple[int, int], what: str) -> torch.Tensor:
+    """Ids counted from the first of a range that they all lie in."""
+    bad = ids[(ids < owned[0]) | (ids >= owned[1])]
+    if len(bad):
+        raise OutOfRangeError(f"{bad[0]} is no {what}, which has ids from {owned[0]} up to {owned[1]}")
+    return _tensor(ids - owned[0])
 
 
 def _split_types(ids: I64, begins: I64, tables: Sequence[I64], what: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -281,6 +289,8 @@ class PartitionPolicy:
             NodeTypeError: the node type does not exist.
             EdgeTypeError: the edge type does not exist.
         """
+        if not isinstance(policy_str, str) or not isinstance(partition_book, RangePartitionBook):
+            raise InvalidArgumentError(f"a policy is a string and a book (got {policy_str!r}, {partition_book!r})")
         kind, _, type_name = policy_str.partition("~")
         if kind not in ("node", "edge"):
             raise InvalidArgumentError(f"a policy begins with 'node' or 'edge' (got {policy_str!r})")
@@ -316,8 +326,9 @@ class PartitionPolicy:
         return (self.book.node_offsets if self.is_node else self.book.edge_offsets)[self.type_id]
 
     def to_local(self, ids: IdsLike) -> torch.Tensor:
-        """Ids counted from the local part's first."""
-        return _tensor(id_array(ids, "ids") - self._offsets[self.part_id])
+        """Ids counted from the local part's first. Raises OutOfRangeError for an id of another part."""
+        first, last = self._offsets[self.part_id : self.part_id + 2].tolist()
+        return _local(id_array(ids, "ids"), (first, last), f"row of part {self.part_id}")
 
     def to_partid(self, ids: IdsLike) -> torch.Tensor:
         """int64[n]: the part of each id."""

@@ -16,7 +16,7 @@ from mpigraph.convert import as_graph
 from mpigraph.distgraph.dtypes import dtype_name, to_storage, to_torch
 from mpigraph.distgraph.partition_book import RangePartitionBook
 from mpigraph.distgraph.typed_ids import NodeIds
-from mpigraph.errors import InvalidArgumentError, PartitionError
+from mpigraph.errors import InvalidArgumentError, PartitionError, check_integer
 from mpigraph.graphs.fields import EID, ETYPE, NID, NTYPE, as_tensor
 from mpigraph.graphs.hetero import HeteroGraph
 from mpigraph.metadata.book import RangeBook
@@ -82,13 +82,18 @@ def partition_graph(
         InvalidArgumentError: an argument is not usable.
         GraphDataError: the graph contradicts itself.
     """
+    for name, value, least in (
+        ("num_parts", num_parts, 1),
+        ("num_hops", num_hops, 0),
+        ("num_trainers_per_machine", num_trainers_per_machine, 1),
+    ):
+        check_integer(name, value, least, 2**31 - 1)
+    check_integer("seed", seed, -(2**63), 2**64 - 1)
+    if not isinstance(out_path, str | os.PathLike):
+        raise InvalidArgumentError(f"out_path must be the path of a directory (got {out_path!r})")
     graph = as_graph(g)
-    if num_hops < 0:
-        raise InvalidArgumentError(f"num_hops must be >= 0 (got {num_hops})")
     if not reshuffle:
         raise InvalidArgumentError("reshuffle must be True: parts own ranges of new ids (return_mapping tells the old)")
-    if num_trainers_per_machine < 1:
-        raise InvalidArgumentError(f"num_trainers_per_machine must be >= 1 (got {num_trainers_per_machine})")
     result = partition_source(
         _source(graph),
         graph_name,

@@ -20,9 +20,10 @@ from mpigraph.distgraph.typed_ids import (
     by_relation,
     canonical,
     check_fanout,
+    check_layers,
     unwrap_nodes,
 )
-from mpigraph.errors import EdgeTypeError, InvalidArgumentError, MPIGraphError
+from mpigraph.errors import EdgeTypeError, InvalidArgumentError, MPIGraphError, check_integer
 from mpigraph.graphs.block import Block
 from mpigraph.graphs.fields import EID, EdgeType
 from mpigraph.graphs.hetero import HeteroGraph
@@ -38,7 +39,7 @@ from mpigraph.sampling.minibatch import (
 )
 from mpigraph.sampling.neighbor_service import NeighborService
 from mpigraph.sampling.protocol import EdgeQuery
-from mpigraph.session.context import Session
+from mpigraph.session.context import Session, check_seed
 from mpigraph.store.graph_store import LoadedGraph
 
 __all__ = ["SampledGraph", "in_subgraph", "sample_etype_neighbors", "sample_neighbors"]
@@ -127,16 +128,17 @@ class SampledGraph:
 
         Collective on the trainers when hosts are far; local when all are near.
         """
-        seeds, plan, error = self._plan(seed_nodes, [fanout], edge_dir, prob, exclude_edges, replace)
-        self.service.use_threads(self.session.num_threads)
-        key = sampling_key(self.session.next_context(seed), seeds, 0)
+        draw = (seed, self.session.num_threads)
+        seeds, plan, error = self._plan(draw, seed_nodes, [fanout], edge_dir, prob, exclude_edges, replace)
+        key = sampling_key(self.session.next_context(None if error else seed), seeds, 0)
         requests = hop_requests(plan, 0, self.loaded, seeds, key)
         relations = self.schema.relations
         edges, eids = dict.fromkeys(relations, (_NONE, _NONE)), dict.fromkeys(relations, _NONE)
-        for request, found in zip(requests, self.service.sample(requests, error), strict=True):
-            relation = relations[request.relation]
-            edges[relation] = found.src.astype(np.int64), np.repeat(request.ids, np.diff(found.offsets))
-            eids[relation] = found.eids
+        with self.session.sampling() as service:
+            for request, found in zip(requests, service.sample(requests, error), strict=True):
+                relation = relations[request.relation]
+                edges[relation] = found.src.astype(np.int64), np.repeat(request.ids, np.diff(found.offsets))
+                eids[relation] = found.eids
         columns = {r: (torch.from_numpy(src), torch.from_numpy(dst)) for r, (src, dst) in edges.items()}
         hosts = self.loaded.topology.hosts
         counts = {ntype: hosts.num_nodes(t) for t, ntype in enumerate(self.schema.ntypes)}
@@ -170,10 +172,11 @@ class SampledGraph:
 
         Collective on the trainers when hosts are far; local when all are near.
         """
-        seeds, plan, error = self._plan(seed_nodes, fanouts, edge_dir, prob, exclude_edges, replace, return_eids)
-        context = self.session.next_context(seed)
-        self.service.use_threads(num_threads or self.session.num_threads)
-        sampled = sample_hops(self.service, self.loaded, seeds, plan, context, expand_once=False, error=error)
+        fanouts, draw = check_layers(fanouts), (seed, num_threads or self.session.num_threads)
+        seeds, plan, error = self._plan(draw, seed_nodes, fanouts, edge_dir, prob, exclude_edges, replace, return_eids)
+        context = self.session.next_context(None if error else seed)
+        with self.session.sampling(None if error else num_threads) as service:
+            sampled = sample_hops(service, self.loaded, seeds, plan, context, expand_once=False, error=error)
         input_nodes = dict(enumerate(sampled.ids)) if sampled.hops else seeds
         return unwrap_nodes(self.schema, input_nodes), unwrap_nodes(self.schema, seeds), _blocks(sampled)
 
@@ -200,10 +203,11 @@ class SampledGraph:
 
         Collective on the trainers when hosts are far; local when all are near.
         """
-        seeds, plan, error = self._plan(seed_nodes, fanouts, edge_dir, prob, exclude_edges, replace, return_eids)
-        context = self.session.next_context(seed)
-        self.service.use_threads(num_threads or self.session.num_threads)
-        sampled = sample_hops(self.service, self.loaded, seeds, plan, context, expand_once=True, error=error)
+        fanouts, draw = check_layers(fanouts), (seed, num_threads or self.session.num_threads)
+        seeds, plan, error = self._plan(draw, seed_nodes, fanouts, edge_dir, prob, exclude_edges, replace, return_eids)
+        context = self.session.next_context(None if error else seed)
+        with self.session.sampling(None if error else num_threads) as service:
+            sampled = sample_hops(service, self.loaded, seeds, plan, context, expand_once=True, error=error)
         return sampled.subgraph()
 
     def has_edges_between(
@@ -233,8 +237,8 @@ class SampledGraph:
             queries = self._edge_queries(u, v, etype)
         except MPIGraphError as exc:  # raised on every rank by the round
             error = exc
-        self.service.use_threads(self.session.num_threads)
-        found = [torch.from_numpy(exist) for exist in self.service.has_edges(queries, error)]
+        with self.session.sampling() as service:
+            found = [torch.from_numpy(exist) for exist in service.has_edges(queries, error)]
         if not isinstance(u, Mapping):
             return found[0]
         return {self.schema.relations[query.relation]: exist for query, exist in zip(queries, found, strict=True)}
@@ -262,6 +266,7 @@ class SampledGraph:
 
     def _plan(
         self,
+        draw: tuple[int | None, int],
         nodes: NodeIds,
         fanouts: Sequence[Fanout],
         edge_dir: str,
@@ -270,12 +275,15 @@ class SampledGraph:
         replace: bool,
         return_eids: bool = True,
     ) -> _Planned:
-        """Check the arguments of this rank and convert types to ids.
+        """Check the arguments of this rank and convert types to ids; ``draw`` is the seed and the number of threads.
 
         What is wrong is returned, to be raised on every rank of the round; without a layer there is no round, and it is
         raised here.
         """
         try:
+            if draw[0] is not None:
+                check_seed(draw[0])
+            check_integer("num_threads", draw[1], 1, 2**31 - 1)
             if edge_dir != "in":
                 raise InvalidArgumentError(f"edge_dir must be 'in': parts hold in-edges (got {edge_dir!r})")
             weights = {} if prob is None else self.edge_weights(prob)
@@ -287,8 +295,8 @@ class SampledGraph:
         except MPIGraphError as error:
             if not fanouts:
                 raise
-            return {}, SamplingPlan([{} for _ in fanouts], replace, {}, return_eids), error
-        return seeds, SamplingPlan(layers, replace, weights, return_eids, excluded), None
+            return {}, SamplingPlan([{} for _ in fanouts], False, {}, return_eids), error
+        return seeds, SamplingPlan(layers, bool(replace), weights, return_eids, excluded), None
 
     def _fanouts(self, fanout: Fanout) -> dict[int, int]:
         """Fanouts of one layer by relation id."""

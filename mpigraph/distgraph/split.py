@@ -14,7 +14,7 @@ import torch
 from mpigraph.arrays import I64
 from mpigraph.distgraph.partition_book import RangePartitionBook
 from mpigraph.distgraph.tensor import DistTensor
-from mpigraph.errors import InvalidArgumentError, MaskLengthError, PartitionError, TensorMismatchError
+from mpigraph.errors import InvalidArgumentError, MaskLengthError, PartitionError, TensorMismatchError, check_integer
 from mpigraph.graphs.fields import EdgeType
 from mpigraph.metadata.schema import Schema
 from mpigraph.rows.row_tensor import Policy
@@ -52,6 +52,7 @@ def node_split(
 
     Raises:
         MaskLengthError: the mask does not have one entry for each node.
+        InvalidArgumentError: it has integers other than 0 and 1, as ids are, or ``rank`` is none.
         NodeTypeError: the type does not exist, or was left out where there are several (EdgeTypeError for edges).
         TensorMismatchError: the mask is a DistTensor of another type.
 
@@ -84,9 +85,9 @@ def _split(
     even: bool,
 ) -> torch.Tensor:
     session = current()
-    rank = session.rank if rank is None else rank
-    if not 0 <= rank < session.num_trainers:
-        raise InvalidArgumentError(f"rank must be in [0, {session.num_trainers}) (got {rank})")
+    rank = session.rank if rank is None else check_integer("rank", rank, 0, session.num_trainers - 1)
+    if partition_book is not None and not isinstance(partition_book, RangePartitionBook):
+        raise InvalidArgumentError(f"partition_book must be a RangePartitionBook (got {partition_book!r})")
     graph = _graph_of(session, mask, partition_book)
     topology = session.state.graphs[graph].topology
     policy = _policy_of(topology.config.schema, mask, is_node, kind)
@@ -131,6 +132,12 @@ def _selected(mask: MaskLike, begin: int, end: int) -> I64:
     """The selected ids in ``[begin, end)``."""
     piece = mask[begin:end]
     values = piece.detach().cpu().numpy() if isinstance(piece, torch.Tensor) else np.asarray(piece)
+    if values.dtype.kind in "iu" and values.dtype.itemsize > 1 and len(values):
+        least, most = int(values.min()), int(values.max())
+        if least < 0 or most > 1:
+            raise InvalidArgumentError(
+                f"a mask has an entry for each node or edge, not their ids (got integers from {least} to {most})"
+            )
     return np.flatnonzero(values) + begin
 
 

@@ -1,18 +1,19 @@
 """DistTensor: a tensor whose rows live on the hosts, one row for each node of a type or edge of a relation."""
 
+import math
 import weakref
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from mpigraph.distgraph.dtypes import dtype_name, to_storage, to_torch
+from mpigraph.distgraph.dtypes import convert, dtype_name, to_storage, to_torch
 from mpigraph.distgraph.init_rows import Fill, InitFunc, by_range, fill_rows
 from mpigraph.distgraph.partition_book import PartitionPolicy
 from mpigraph.distgraph.typed_ids import to_rows
-from mpigraph.errors import ClosedError, InvalidArgumentError, PartitionError, TensorMismatchError
-from mpigraph.metadata.book import RangeBook
+from mpigraph.errors import ClosedError, InvalidArgumentError, PartitionError, TensorMismatchError, check_integer
+from mpigraph.graphs.in_memory import exact_device
 from mpigraph.mpi.world import World
 from mpigraph.rows.owners import OwnedRange, RowOwners
 from mpigraph.rows.row_tensor import Policy, RowTensor
@@ -20,9 +21,11 @@ from mpigraph.sampling.protocol import Operation
 from mpigraph.session.context import Session, current
 from mpigraph.storage.format import storage_dtype
 
-__all__ = ["DistTensor"]
+__all__ = ["DistTensor", "find_policy", "local_part"]
 
 _BLOCK = 1 << 16  # rows that are counted at a time
+_CPU = torch.device("cpu")
+_ROW_BYTES = (1 << 31) - 1  # what MPI counts the bytes of a row in
 
 
 class Handle:
@@ -32,6 +35,7 @@ class Handle:
         self.session = session
         self.graph = graph
         self.rows = rows
+        self.key: tuple[Any, ...] | None = None
         self.closed = False
         self.drop = weakref.finalize(self, session.control.drop, rows.number) if owned else None
         if self.drop is not None:
@@ -77,17 +81,23 @@ class DistTensor:
             part_policy: which nodes or edges the rows are; found by ``shape[0]`` if None.
             persistent: keep the tensor until the job ends, whoever drops it.
             is_gdata: accepted for DGL's scripts.
-            attach: accepted for DGL's scripts.
+            attach: False finds a feature that came with the graph, too, by the name that it has there; as in DGL its
+                names are not those of tensors made with True.
+
+        Names count within a node type or relation, as in DGL: ``h`` of two types are two tensors.
 
         Raises:
-            TensorMismatchError: the name exists with another shape, dtype or policy; no type has ``shape[0]`` rows, or
-                several have; an anonymous tensor cannot be persistent.
+            TensorMismatchError: the name exists with another shape or dtype; no type has ``shape[0]`` rows, or several
+                have; an anonymous tensor cannot be persistent.
+            InvalidArgumentError: another argument is not what it says above.
+            PartitionError: no graph is open.
+            CollectiveError: ``init_func`` raised, or other trainers are in another call.
+
+        All of these are raised on every trainer, whichever has the reason.
         """
-        if name is None and persistent:
-            raise TensorMismatchError("a persistent tensor needs a name")
         fill = None if init_func is None else by_range(init_func, dtype)
-        shape = tuple(int(size) for size in shape)
-        self._handle = _create(shape, dtype, name, name or "anonymous", part_policy, fill, persistent)
+        wanted = _Wanted(shape, dtype, name, part_policy, init_func, persistent, attach)
+        self._handle = _create(wanted, "anonymous", fill)
 
     @classmethod
     def filled(
@@ -112,7 +122,7 @@ class DistTensor:
         Collective on the trainers.
         """
         tensor = cls.__new__(cls)
-        tensor._handle = _create(shape, dtype, name, label, part_policy, fill)
+        tensor._handle = _create(_Wanted(shape, dtype, name, part_policy), label, fill)
         return tensor
 
     @classmethod
@@ -167,15 +177,19 @@ class DistTensor:
             InvalidArgumentError: ``out`` has another shape, dtype or device than the rows asked for.
         """
         rows = self.rows
+        session = self._handle.session
+        session.check_thread(far=not session.world.all_near)
         ids = to_rows(index, len(self), rows.name)
         shape = (len(ids), *rows.shape[1:])
         if out is not None:
+            if not isinstance(out, torch.Tensor):
+                raise InvalidArgumentError(f"out must be a tensor (got {out!r})")
             _check_out(out, shape, self.dtype, device)
-        target = torch.device("cpu" if device is None else device) if out is None else out.device
+        target = (_CPU if device is None else exact_device(device)) if out is None else out.device
         if out is not None and target.type == "cpu" and out.is_contiguous():
             rows.gather(ids, to_storage(out.detach(), rows.dtype))
             return out
-        pool = self._handle.session.rows_pool(pin_memory or target.type == "cuda")
+        pool = session.rows_pool(pin_memory or target.type == "cuda")
         found = to_torch(rows.gather(ids, pool.empty(shape, storage_dtype(rows.dtype))), rows.dtype)
         return found.to(target) if out is None else out.copy_(found)
 
@@ -184,14 +198,16 @@ class DistTensor:
 
         Raises:
             OutOfRangeError: a row does not exist.
-            InvalidArgumentError: the values do not broadcast to the rows.
+            InvalidArgumentError: the values do not broadcast to the rows, or do not exist in their dtype: complex ones,
+                NaN or numbers out of range among integers.
 
         One-sided; complete at the target when it returns.
         """
         rows = self.rows
+        self._handle.session.check_thread()
         ids = to_rows(index, len(self), rows.name)
         wanted = (len(ids), *rows.shape[1:])
-        tensor = torch.as_tensor(values).detach().to("cpu", self.dtype)
+        tensor = convert(values, self.dtype, f"values of tensor {rows.name!r}")
         try:
             tensor = tensor.expand(wanted).contiguous()
         except RuntimeError:
@@ -205,6 +221,8 @@ class DistTensor:
 
     def __or__(self, other: "DistTensor") -> "DistTensor":
         """Element-wise or of two masks of one policy, as a new anonymous tensor. Collective on the trainers."""
+        if not isinstance(other, DistTensor):
+            return NotImplemented
         if (self.shape, self.rows.policy) != (other.shape, other.rows.policy):
             raise TensorMismatchError(f"cannot combine tensors of shapes {self.shape} and {other.shape}")
         result = DistTensor(self.shape, self.dtype, part_policy=self.part_policy)
@@ -242,18 +260,22 @@ class DistTensor:
 
     @property
     def local_partition(self) -> torch.Tensor:
-        """A view of this rank's part of the rows: its own host's, else a part of one near server's.
+        """A view of the rows of the local part, ``partid2nids(pb.partid)`` of the graph's partition book ``pb``.
 
-        The views of all trainers together are all rows, each once. What is written through a view, the other ranks and
+        Several trainers may have the same local part, as in DGL. What is written through a view, the other ranks and
         samplers see after the trainers' next collective call (:meth:`DistGraph.barrier`). As long as a view is alive
         the rows count as written at each such call, so edge weights are prepared anew each time: drop the view when
         it is no longer needed.
 
         Raises:
-            InvalidArgumentError: this node has fewer trainers than servers, whose rows are not adjacent in memory.
+            PartitionError: the part's rows are not next to each other in the memory of one near host, which they are
+                where there are as many parts as hosts.
         """
         rows = self.rows
-        return to_torch(rows.lend(*_local_rows(self._handle.session.world, rows)), rows.dtype)
+        session = self._handle.session
+        part = local_part(session.world, session.state.graphs[self._handle.graph].topology.config.num_parts)
+        first, last = self.part_policy._offsets[part : part + 2].tolist()
+        return to_torch(rows.lend(*_in_memory(session.world, rows, part, first, last)), rows.dtype)
 
     def count_nonzero(self) -> int:
         """How many elements are not zero. Collective on the trainers."""
@@ -274,61 +296,97 @@ class DistTensor:
         handle.closed = True
         if handle.drop is not None:
             handle.drop.detach()
-        if _held(handle.session, handle.graph, handle.rows.name) is handle:
-            del handle.session.handles[handle.graph, handle.rows.name]
+        if handle.key is not None and _held(handle.session, handle.key) is handle:
+            del handle.session.handles[handle.key]
         handle.session.control.call(Operation.FREE, numbers=[handle.rows.number])
 
     def __repr__(self) -> str:
         return f"DistTensor(name={self.name!r}, shape={self.shape}, dtype={self.dtype})"
 
 
-def _create(
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-    name: str | None,
-    label: str,
-    part_policy: PartitionPolicy | None,
-    fill: Fill | None,
-    persistent: bool = False,
-) -> Handle:
-    """Create the rows of a tensor, or attach to those of this name."""
+class _Wanted(NamedTuple):
+    """A tensor as it is asked for."""
+
+    shape: Any
+    dtype: torch.dtype
+    name: str | None
+    part_policy: PartitionPolicy | None
+    init_func: InitFunc | None = None
+    persistent: bool = False
+    attach: bool = True
+
+
+def _create(wanted: _Wanted, label: str, fill: Fill | None) -> Handle:
+    """Create the rows of a tensor, or attach to those of this name.
+
+    Args:
+        wanted: what for.
+        label: what it is called if it has no name.
+        fill: makes the rows; zeros if None.
+    """
     session = current()
-    graph, policy = find_policy(session, shape, part_policy)
-    handle = _held(session, graph, name)
+    label = label if wanted.name is None else wanted.name
+    try:
+        shape, graph, policy = _checked(session, wanted)
+    except Exception as error:
+        session.control.call(Operation.CREATE_TENSOR, doing=f"creating tensor {label!r}", error=error)
+        raise
+    dtype = dtype_name(wanted.dtype)
+    key = None if wanted.name is None else (graph, policy, wanted.name, bool(wanted.attach))
+    handle = _held(session, key)
+    feature = None if wanted.attach else session.state.graphs[graph].features.get((policy, label))
+    if handle is None and feature is not None:
+        handle = Handle(session, graph, session.state.tensors[feature], owned=False)
     rows = session.control.call(
         Operation.CREATE_TENSOR,
         have=None if handle is None or handle.closed else handle.rows.number,
+        doing=f"creating tensor {label!r}",
         graph=graph,
         name=label,
         is_node=policy.is_node,
         type_id=policy.type_id,
         row_shape=shape[1:],
-        dtype=dtype_name(dtype),
+        dtype=dtype,
     )
     if handle is not None and handle.rows is rows:
-        _check_match(rows, shape, dtype_name(dtype), policy, session.state.graphs[graph].topology.config.book)
+        _check_match(rows, shape, dtype)
         return handle
     handle = Handle(session, graph, rows, owned=True)
     if fill is not None:
         fill_rows(session, rows, fill)
-    if name is not None:
-        session.handles[graph, name] = handle if persistent else weakref.ref(handle)
-    if persistent:
+    if key is not None:
+        handle.key = key
+        session.handles[key] = handle if wanted.persistent else weakref.ref(handle)
+    if wanted.persistent:
         handle.keep()
     return handle
 
 
-def _held(session: Session, graph: str, name: str | None) -> Handle | None:
+def _checked(session: Session, wanted: _Wanted) -> tuple[tuple[int, ...], str, Policy]:
+    """Shape, graph and policy of a tensor to be made. Raises what :class:`DistTensor` says."""
+    if wanted.name is None and wanted.persistent:
+        raise TensorMismatchError("a persistent tensor needs a name")
+    if wanted.name is not None and not isinstance(wanted.name, str):
+        raise InvalidArgumentError(f"name must be a string (got {wanted.name!r})")
+    if wanted.init_func is not None and not callable(wanted.init_func):
+        raise InvalidArgumentError(f"init_func must be callable (got {wanted.init_func!r})")
+    if isinstance(wanted.shape, str) or not isinstance(wanted.shape, Iterable):
+        raise InvalidArgumentError(f"shape must be a sequence of integers (got {wanted.shape!r})")
+    shape = tuple(check_integer("each size of shape", size, 0) for size in wanted.shape)
+    row_bytes = storage_dtype(dtype_name(wanted.dtype)).itemsize * math.prod(shape[1:])
+    if row_bytes > _ROW_BYTES:
+        raise InvalidArgumentError(f"a row must not be larger than {_ROW_BYTES} bytes (shape {shape}: {row_bytes})")
+    return shape, *find_policy(session, shape, wanted.part_policy)
+
+
+def _held(session: Session, key: tuple[Any, ...] | None) -> Handle | None:
     """Whoever keeps the tensor of a name alive."""
-    held = session.handles.get((graph, name)) if name is not None else None
+    held = session.handles.get(key) if key is not None else None
     handle: Handle | None = held() if isinstance(held, weakref.ref) else held
     return handle
 
 
-def _check_match(rows: RowTensor, shape: tuple[int, ...], dtype: str, policy: Policy, book: RangeBook) -> None:
-    if rows.policy != policy:
-        theirs, ours = (PartitionPolicy.of(book, p.is_node, p.type_id).policy_str for p in (rows.policy, policy))
-        raise TensorMismatchError(f"tensor {rows.name!r} exists with rows for {theirs!r}, not for {ours!r}")
+def _check_match(rows: RowTensor, shape: tuple[int, ...], dtype: str) -> None:
     if (rows.shape, rows.dtype) != (shape, dtype):
         raise TensorMismatchError(
             f"tensor {rows.name!r} exists with shape {rows.shape} and dtype {rows.dtype}: "
@@ -337,7 +395,15 @@ def _check_match(rows: RowTensor, shape: tuple[int, ...], dtype: str, policy: Po
 
 
 def find_policy(session: Session, shape: tuple[int, ...], part_policy: PartitionPolicy | None) -> tuple[str, Policy]:
-    """The graph and policy of a new tensor."""
+    """The graph and policy of a new tensor.
+
+    Raises:
+        PartitionError: no graph is open.
+        InvalidArgumentError: ``part_policy`` is none.
+        TensorMismatchError: no type has so many rows, or several have.
+    """
+    if part_policy is not None and not isinstance(part_policy, PartitionPolicy):
+        raise InvalidArgumentError(f"part_policy must be a PartitionPolicy (got {part_policy!r})")
     if not session.state.graphs:
         raise PartitionError("a DistTensor needs a DistGraph: create the graph first")
     found = []
@@ -364,22 +430,26 @@ def _check_out(
 ) -> None:
     if (tuple(out.shape), out.dtype) != (shape, dtype):
         raise InvalidArgumentError(f"out must be {shape} {dtype} (got {tuple(out.shape)} {out.dtype})")
-    if device is not None and torch.device(device).type != out.device.type:
+    if device is not None and exact_device(device).type != out.device.type:
         raise InvalidArgumentError(f"out is on {out.device}, the rows are wanted on {device}")
 
 
-def _local_rows(world: World, rows: RowTensor) -> tuple[int, slice]:
-    """A slice of one near host's rows, so that all trainers together have each row once."""
-    if world.is_host:
-        return world.host_index, slice(None)
-    near, k, n = np.flatnonzero(world.near), world.local_trainer, world.num_local_trainers
-    if n < len(near):
-        raise InvalidArgumentError(
-            f"tensor {rows.name!r} has no local_partition on a node with {n} trainer(s) and {len(near)} servers, whose "
-            "rows are not adjacent in memory: read and write by t[...], or use at most as many servers as trainers"
-        )
-    place = k * len(near) // n
-    first, end = (-(-i * n // len(near)) for i in (place, place + 1))  # the trainers with rows of this host
-    host = int(near[place])
-    count = len(rows.segment(host))
-    return host, slice(count * (k - first) // (end - first), count * (k + 1 - first) // (end - first))
+def local_part(world: World, num_parts: int) -> int:
+    """The part that is mostly on this trainer's node; trainers of a node take turns."""
+    near = np.flatnonzero(world.near)
+    middles = ((near + 0.5) * num_parts / len(world.hosts)).astype(np.int64)
+    return int(middles[world.local_trainer * len(near) // world.num_local_trainers % len(middles)])
+
+
+def _in_memory(world: World, rows: RowTensor, part: int, first: int, last: int) -> tuple[int, slice]:
+    """Where the rows of a part are: a near host, and which of its rows."""
+    offsets = rows.window.offsets
+    for host in np.flatnonzero(world.near).tolist():
+        begin, end = offsets[host : host + 2].tolist()
+        if begin <= first <= last <= end:
+            return host, slice(first - begin, last - begin)
+    raise PartitionError(
+        f"tensor {rows.name!r} has no local_partition: the rows of part {part}, from {first} up to {last}, are not "
+        f"next to each other in the memory of one host of this node (the {len(world.hosts)} hosts hold rows from "
+        f"{offsets.tolist()}): read and write by t[pb.partid2nids(pb.partid)], or use as many parts as hosts"
+    )

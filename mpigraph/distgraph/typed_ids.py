@@ -4,14 +4,14 @@ Where a graph has one node type its nodes are given and returned as they are, el
 relations it is the same. What belongs to relations may be one value for all or a dict by edge type.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias, TypeVar
 
 import numpy as np
 import torch
 
 from mpigraph.arrays import I64
-from mpigraph.errors import InvalidArgumentError, MaskLengthError, NodeTypeError
+from mpigraph.errors import InvalidArgumentError, MaskLengthError, NodeTypeError, check_integer
 from mpigraph.graphs import fields
 from mpigraph.graphs.block import Block
 from mpigraph.graphs.fields import IdsLike
@@ -31,6 +31,7 @@ __all__ = [
     "by_relation",
     "canonical",
     "check_fanout",
+    "check_layers",
     "id_array",
     "to_rows",
     "unwrap_edges",
@@ -38,6 +39,7 @@ __all__ = [
 ]
 
 V = TypeVar("V")
+_MOST_NEIGHBOURS = 2**31 - 1
 ByEdgeType: TypeAlias = Mapping[str, V] | Mapping[Relation, V] | Mapping[str | Relation, V]
 """Edge type -> value, each relation by its triple, its name or "src:rel:dst"."""
 NodeIds: TypeAlias = IdsLike | Mapping[str, IdsLike]
@@ -81,7 +83,10 @@ def to_rows(index: slice | IdsLike, num_rows: int, name: str) -> I64:
         InvalidArgumentError: not an index.
     """
     if isinstance(index, slice):
-        return np.arange(*index.indices(num_rows), dtype=np.int64)
+        try:
+            return np.arange(*index.indices(num_rows), dtype=np.int64)
+        except (TypeError, ValueError) as error:
+            raise InvalidArgumentError(f"index of tensor {name!r}: {error}") from None
     if isinstance(index, torch.Tensor):
         index = index.detach().cpu().numpy()
     array = np.asarray(index)
@@ -158,8 +163,17 @@ def check_fanout(fanout: object) -> int:
     """Return a fanout.
 
     Raises:
-        InvalidArgumentError: it is not an integer >= -1.
+        InvalidArgumentError: it is not an integer from -1 to 2**31 - 1.
     """
-    if not isinstance(fanout, int | np.integer) or isinstance(fanout, bool) or fanout < -1:
-        raise InvalidArgumentError(f"fanout must be an integer >= -1 (got {fanout!r})")
-    return int(fanout)
+    return check_integer("fanout", fanout, -1, _MOST_NEIGHBOURS)
+
+
+def check_layers(fanouts: object) -> list[Fanout]:
+    """Return the fanouts of all layers, of which each may be anything.
+
+    Raises:
+        InvalidArgumentError: they are not a sequence.
+    """
+    if isinstance(fanouts, str | Mapping) or not isinstance(fanouts, Iterable):
+        raise InvalidArgumentError(f"fanouts must be a list with a fanout for each layer (got {fanouts!r})")
+    return list(fanouts)

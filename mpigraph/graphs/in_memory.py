@@ -289,11 +289,18 @@ def count(frames: dict[str, Frame], ntype: str | None) -> int:
 
 
 def exact_device(device: torch.device | str) -> torch.device:
-    """Return the device with its index, as tensors name it: "cuda" is "cuda:0"."""
-    device = torch.device(device)
-    if device.type == "cpu" or device.index is not None:
-        return device
-    return torch.empty(0, device=device).device  # torch fills in the current device's index
+    """Return the device with its index, as tensors name it: "cuda" is "cuda:0".
+
+    Raises:
+        InvalidArgumentError: there is no such device.
+    """
+    try:
+        found = torch.device(device)
+        if found.type == "cpu":
+            return found
+        return torch.empty(0, device=found).device  # torch fills in the current device's index
+    except (TypeError, ValueError, RuntimeError, AssertionError) as error:
+        raise InvalidArgumentError(f"there is no device {device!r}: {str(error).splitlines()[0]}") from None
 
 
 def _pick(degrees: torch.Tensor, ids: IdsLike | str, what: str) -> torch.Tensor:

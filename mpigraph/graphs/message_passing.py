@@ -79,28 +79,40 @@ class MessagePassing(InMemoryGraph):
 
     def multi_update_all(
         self,
-        etype_dict: Mapping[str | Relation, tuple[Message, Reduce]],
+        etype_dict: Mapping[str | Relation, tuple[Message, Reduce] | tuple[Message, Reduce, NodeFunction | None]],
         cross_reducer: str,
         apply_node_func: NodeFunction | None = None,
     ) -> None:
         """Send and reduce messages relation by relation, then reduce the results across relations.
 
         Args:
-            etype_dict: relation -> (message function, reduce function).
+            etype_dict: relation -> (message function, reduce function), or with a third function, of a batch of nodes
+                that also has the reduced messages (``nodes.data``): what it returns, name -> tensor, takes the place
+                of the reduced messages of this relation.
             cross_reducer: "sum", "mean", "max", "min" or "stack" (along a new second dimension).
             apply_node_func: as in :meth:`update_all`.
 
         Raises:
-            InvalidArgumentError: another ``cross_reducer``, or not built-in functions.
+            InvalidArgumentError: another ``cross_reducer``, not built-in functions, or not two or three of them.
         """
         if cross_reducer not in ("sum", "mean", "max", "min", "stack"):
             raise InvalidArgumentError(f"cross_reducer must be sum, mean, max, min or stack (got {cross_reducer!r})")
         found: dict[tuple[str, str], list[torch.Tensor]] = {}
         for etype, functions in etype_dict.items():
             relation = self.to_canonical_etype(etype)
+            if not isinstance(functions, tuple | list) or len(functions) not in (2, 3):
+                raise InvalidArgumentError(
+                    f"relation {relation} needs (message function, reduce function[, function of nodes]) "
+                    f"(got {functions!r})"
+                )
             message, reduce = functions[:2]
+            apply = functions[2] if len(functions) == 3 else None
             check_builtin(message, reduce)
-            found.setdefault((relation[2], reduce.out), []).append(self._reduced(relation, message, reduce))
+            results: Mapping[str, torch.Tensor] = {reduce.out: self._reduced(relation, message, reduce)}
+            if apply is not None:
+                results = apply(NodeBatch({**self._dst_frame(relation), **results}))
+            for name, values in results.items():
+                found.setdefault((relation[2], name), []).append(values)
         for (ntype, out), tensors in found.items():
             self._frames.dst[ntype][out] = combine(tensors, cross_reducer)
         self._apply_nodes(apply_node_func, {ntype for ntype, _ in found})

@@ -25,7 +25,7 @@ import torch
 
 from mpigraph.arrays import F32, I64
 from mpigraph.distgraph.dtypes import to_storage, to_torch
-from mpigraph.distgraph.embedding import DistEmbedding, Lookup
+from mpigraph.distgraph.embedding import DistEmbedding
 from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.errors import CollectiveError
 from mpigraph.kernels.compact import LocalIds
@@ -109,22 +109,24 @@ class SparseOptimizer:
         self.settings = check_settings(self.settings | {"lr": lr})
 
     def step(self) -> None:
-        """Apply the gradients of all reads since the last step, and forget these reads, also those without one.
+        """Apply the gradients of all reads, and take them: the tensors that were read have none afterwards.
 
-        A trainer without gradients takes part all the same.
+        A read whose tensor is alive stays known, and may get a gradient later: batches that a loader reads ahead, or
+        rows that are used in several steps. A trainer without gradients takes part all the same.
 
         Raises:
-            InvalidArgumentError: a gradient has not the shape of what was read; on every trainer, before any update.
+            InvalidArgumentError: a gradient is not finite, or has not the shape of what was read; on every trainer,
+                before any update.
             CollectiveError: the trainers step different optimizers; on every trainer.
             ClosedError: an embedding was closed; on every trainer.
 
         Collective on the trainers.
         """
         error: Exception | None = None
-        lookups = [emb.take_trace() for emb in self.params]
+        taken = [emb.take_gradients() for emb in self.params]
         outgoing = [Outgoing.nothing(self._session.num_trainers, *_wire(emb)) for emb in self.params]
         try:
-            for number, found in enumerate(lookups):
+            for number, found in enumerate(taken):
                 outgoing[number] = self._route(number, found) or outgoing[number]
         except Exception as exc:  # raised on every trainer by the first push
             error = exc
@@ -132,13 +134,13 @@ class SparseOptimizer:
             run(self._exchange(outgoing, error, met))
 
     def zero_grad(self) -> None:
-        """Drop the gradients computed so far, with the reads that they belong to.
+        """Drop the gradients computed so far.
 
-        What was read and has no gradient yet keeps its record: ``zero_grad, forward, backward, step`` and ``forward,
-        zero_grad, backward, step`` both train.
+        What was read and is alive may still get one: ``zero_grad, forward, backward, step`` and ``forward, zero_grad,
+        backward, step`` both train.
         """
         for emb in self.params:
-            emb.drop_gradients()
+            emb.take_gradients()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Save the embeddings' rows and this optimizer's state and settings into a directory that all ranks see.
@@ -157,7 +159,7 @@ class SparseOptimizer:
         """Continue from what :meth:`save` wrote, on any number of ranks, servers and hosts.
 
         The kind of optimizer, ``reduction``, and the embeddings' names, dtypes and shapes must match; the other
-        settings (learning rate and so on) become the saved ones. Reads so far are forgotten.
+        settings (learning rate and so on) become the saved ones. Gradients computed so far are dropped.
 
         Raises:
             ShardFormatError: a file is missing or damaged; names it, on every trainer. Where it is one of the HDF5
@@ -167,8 +169,7 @@ class SparseOptimizer:
         Collective on the trainers.
         """
         self.settings = check_settings(load(self._session, path, self._identity(), self._tables))
-        for emb in self.params:
-            emb.reset_trace()
+        self.zero_grad()
 
     def _apply(
         self, gradients: Gradients, which: I64, table: F32, places: I64, states: dict[str, F32], rows: I64
@@ -179,11 +180,11 @@ class SparseOptimizer:
     def _identity(self) -> Identity:
         return Identity(type(self).__name__, self.settings, self.FIXED)
 
-    def _route(self, number: int, lookups: list[Lookup]) -> Outgoing | None:
+    def _route(self, number: int, taken: list[tuple[I64, torch.Tensor]]) -> Outgoing | None:
         """The gradients of one embedding by owner, if there are any."""
         emb = self.params[number]
         width, dtype = _wire(emb)
-        found = [(ids, dense_gradient(emb, len(ids), leaf.grad)) for ids, leaf in lookups if leaf.grad is not None]
+        found = [(ids, dense_gradient(emb, ids, grad)) for ids, grad in taken]
         _ = emb.weight.rows  # raises if it was closed
         if not found:
             return None

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from mpigraph.arrays import I64
 from mpigraph.distgraph.embedding import DistEmbedding
 from mpigraph.errors import InvalidArgumentError
 
@@ -65,16 +66,22 @@ def _number(name: str, value: object, least: float, most: float) -> float:
     return number
 
 
-def dense_gradient(emb: DistEmbedding, count: int, grad: torch.Tensor) -> torch.Tensor:
-    """The gradient of ``count`` rows that were read, float32[count, dim], contiguous on the CPU.
+def dense_gradient(emb: DistEmbedding, ids: I64, grad: torch.Tensor) -> torch.Tensor:
+    """The gradient of rows ``ids`` that were read, float32[len(ids), dim], contiguous on the CPU.
 
     Raises:
-        InvalidArgumentError: it has another shape.
+        InvalidArgumentError: it has another shape, or is not finite.
     """
-    wanted = (count, emb.embedding_dim)
+    wanted = (len(ids), emb.embedding_dim)
+    what = f"embedding {emb.name!r}: the gradient of"
     if tuple(grad.shape) != wanted:
-        raise InvalidArgumentError(
-            f"embedding {emb.name!r}: the gradient of {count} rows must have shape {wanted} (got {tuple(grad.shape)})"
-        )
+        raise InvalidArgumentError(f"{what} {len(ids)} rows must have shape {wanted} (got {tuple(grad.shape)})")
     dense = grad.to_dense() if grad.layout != torch.strided else grad
-    return dense.detach().to("cpu", torch.float32).contiguous()
+    dense = dense.detach().to("cpu", torch.float32).contiguous()
+    if not dense.sum().isfinite():  # which that of finite ones may be, too
+        for row in (~dense.isfinite().all(1)).nonzero()[:1, 0].tolist():
+            values = dense[row].tolist()
+            raise InvalidArgumentError(
+                f"embedding {emb.name!r}: the gradient of row {ids[row]} is not finite: {values}"
+            )
+    return dense

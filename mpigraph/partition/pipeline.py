@@ -133,8 +133,8 @@ def check_writable(directory: str | os.PathLike[str]) -> None:
     path = Path(directory).absolute()
     nearest = next(ancestor for ancestor in (path, *path.parents) if ancestor.exists())
     try:
-        with tempfile.TemporaryFile(dir=nearest):
-            pass
+        with tempfile.TemporaryFile(dir=nearest) as file:
+            file.write(b"\0")  # which a full disk has no place for
     except OSError as error:
         raise InvalidArgumentError(f"{directory}: cannot write there: {error.strerror or error}") from error
 

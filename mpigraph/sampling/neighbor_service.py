@@ -6,6 +6,7 @@ others may look up edges, in the same round.
 """
 
 from dataclasses import dataclass
+from threading import Lock
 
 import numpy as np
 
@@ -51,13 +52,15 @@ class _Found:
 class NeighborService:
     """Samples hops and looks up edges over a channel, and answers the other ranks of the channel.
 
-    For one thread at a time.
+    For one thread at a time: whoever may not be alone holds :attr:`lock` until it has used what was sampled.
 
     Attributes:
         channel_number: the number of the channel.
+        lock: held by the thread that samples.
     """
 
     def __init__(self, state: GraphStore, channel: Channel) -> None:
+        self.lock = Lock()
         self._state = state
         self._channel = channel
         self._world = state.world

@@ -19,7 +19,7 @@ from mpi4py import MPI
 from mpigraph import config as settings
 from mpigraph.arrays import U8
 from mpigraph.config import Config
-from mpigraph.errors import InvalidArgumentError, MPIGraphError, NotInitializedError
+from mpigraph.errors import ClosedError, InvalidArgumentError, MPIGraphError, NotInitializedError, check_integer
 from mpigraph.kernels import warm_up
 from mpigraph.kernels.rng import combine
 from mpigraph.log import get_logger, set_identity
@@ -35,9 +35,20 @@ from mpigraph.session.malloc import keep_freed_memory
 from mpigraph.session.server import serve
 from mpigraph.session.state import State
 
-__all__ = ["BackgroundLoop", "Session", "current", "exit_client", "initialize", "is_initialized"]
+__all__ = [
+    "CREATING",
+    "BackgroundLoop",
+    "Session",
+    "check_seed",
+    "current",
+    "exit_client",
+    "initialize",
+    "is_initialized",
+]
 
 _TRY = "each is a job of its own; try another --mpi (srun --mpi=list; MPICH: pmi2, Open MPI: pmix)"
+_ENDED = "the job was ended by exit_client()"
+CREATING = "creating a loader"
 _CALLS = 0x5EED  # separates draws made outside loaders from the epochs of loaders with the same seed
 
 
@@ -45,11 +56,11 @@ class BackgroundLoop(ABC):
     """What runs beside the trainer's own thread and must end before the job does."""
 
     @abstractmethod
-    def abandon(self) -> None:
-        """Ask it to end, without waiting for it."""
+    def abandon(self, because: str) -> None:
+        """Ask it to end, without waiting for it; ``because`` is what whoever wants more of it is told."""
 
     @abstractmethod
-    def stop(self) -> None:
+    def stop(self, because: str) -> None:
         """Ask it to end and wait until it has ended."""
 
 
@@ -60,7 +71,7 @@ class Session:
         state: what this rank holds.
         control: how the trainers act together.
         loops: epochs in progress by number of their channel, to be stopped before the job ends.
-        handles: named tensors that are alive, by graph and name.
+        handles: named tensors that are alive, by graph, policy and name.
         pool: memory for gathered rows and for gradients.
         num_threads: threads with which this rank samples, unless a sampler says otherwise.
         unnamed: how many embeddings without a name were made.
@@ -78,10 +89,11 @@ class Session:
         self.world = state.world
         self.control = control
         self.loops: WeakValueDictionary[int, BackgroundLoop] = WeakValueDictionary()
-        self.handles: dict[tuple[str, str], Any] = {}
+        self.handles: dict[tuple[Any, ...], Any] = {}
         self.closing = ExitStack()
         self._main: NeighborService | None = None
         self._thread = threading.local()
+        self._drawing = threading.Lock()
         self.unnamed = 0
         self.num_draws = 0
 
@@ -105,7 +117,7 @@ class Session:
 
     def open_service(self) -> NeighborService:
         """A sampling service with a channel of its own. Collective on the trainers."""
-        return NeighborService(self.state, self.control.call(Operation.OPEN_CHANNEL))
+        return NeighborService(self.state, self.control.call(Operation.OPEN_CHANNEL, doing=CREATING))
 
     def open_main_service(self) -> None:
         """Make the service that the main thread samples with, once. Collective on the trainers."""
@@ -123,15 +135,50 @@ class Session:
         finally:
             self._thread.service = self._thread.context = None
 
+    def check_open(self) -> None:
+        """Raise ClosedError if the job was ended."""
+        if self.world.closed:
+            raise ClosedError(_ENDED)
+
+    def check_thread(self, far: bool = True) -> None:
+        """Check that this thread may communicate; ``far``: whether it is going to.
+
+        Raises:
+            InvalidArgumentError: MPI lets the main thread alone communicate, and this is another.
+        """
+        if far and not self.world.threads_may_communicate and threading.current_thread() is not threading.main_thread():
+            raise InvalidArgumentError(
+                "MPI was started without MPI_THREAD_MULTIPLE: only the main thread may sample, read rows of other "
+                f"nodes, and write (this is thread {threading.current_thread().name!r})"
+            )
+
     @property
     def service(self) -> NeighborService:
-        """The service that this thread samples with."""
+        """The service that this thread samples with: a loader's in its thread, else that of all threads."""
         service = getattr(self._thread, "service", None) or self._main
         assert service is not None  # whoever samples has opened a graph
         return service
 
+    @contextmanager
+    def sampling(self, num_threads: int | None = None) -> Iterator[NeighborService]:
+        """The service that this thread samples with, which no other thread uses inside the ``with`` block.
+
+        Args:
+            num_threads: with how many threads it draws; as ``initialize`` was told if None.
+
+        Raises:
+            ClosedError: the job was ended.
+            InvalidArgumentError: MPI lets the main thread alone communicate, and this is another.
+        """
+        self.check_open()
+        self.check_thread(far=not self.world.all_near)
+        service = self.service
+        with service.lock:
+            service.use_threads(num_threads or self.num_threads)
+            yield service
+
     def next_context(self, seed: int | None = None) -> RandomContext:
-        """What this thread's next draw depends on.
+        """What this thread's next draw depends on. Raises InvalidArgumentError if ``seed`` is no integer of 64 bits.
 
         The given seed alone, if there is one. Inside a loader: its seed and epoch, and the number of draws made so far
         for this batch. Outside: the job's seed and the number of draws made so far. So two calls differ, and the same
@@ -139,22 +186,23 @@ class Session:
         """
         context: RandomContext | None = getattr(self._thread, "context", None)
         if seed is not None:
-            return RandomContext(seed, _CALLS)
+            return RandomContext(check_seed(seed), _CALLS)
         if context is not None:
             number = self._thread.num_draws
             self._thread.num_draws = self._thread.num_draws + 1
             return RandomContext(context.seed, int(combine(context.epoch, number))) if number else context
-        self.num_draws += 1
-        return RandomContext(self.state.seed ^ _CALLS, self.num_draws)
+        with self._drawing:
+            self.num_draws += 1
+            return RandomContext(self.state.seed ^ _CALLS, self.num_draws)
 
     def close(self) -> None:
         """Stop the loaders, end the servers, free everything. Collective on the trainers."""
         loops = [loop for _, loop in sorted(self.loops.items())]  # in the same order on every trainer
         for loop in loops:  # all, before the first wait: the others may wait for any of them
-            loop.abandon()
+            loop.abandon(_ENDED)
         with self.world.watchdog.own("the end of every trainer's loaders"):
             for loop in loops:
-                loop.stop()
+                loop.stop(_ENDED)
         self.control.call(Operation.SHUTDOWN)
         self.state.close()
         self.closing.close()
@@ -163,6 +211,11 @@ class Session:
 def _pinned_memory(nbytes: int) -> U8:
     memory: U8 = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
     return memory
+
+
+def check_seed(seed: object) -> int:
+    """Return a seed. Raises InvalidArgumentError if it is no integer of 64 bits, signed or not."""
+    return check_integer("seed", seed, -(2**63), 2**64 - 1)
 
 
 def current() -> Session:
@@ -236,11 +289,14 @@ def initialize(
         "num_servers": num_servers,
         "num_worker_threads": num_worker_threads,
     }
+    if comm is not None and not isinstance(comm, MPI.Intracomm):
+        raise InvalidArgumentError(f"comm must be an mpi4py.MPI.Intracomm (got {comm!r})")
     everyone = MPI.COMM_WORLD if comm is None else comm
     closing = ExitStack()
     if everyone.size > 1:
         closing.enter_context(guard(f"rank {everyone.rank}", everyone.rank == 0))
     try:
+        seed = check_seed(seed)
         config = Config.from_env(**{name: value for name, value in given.items() if value is not None})
         world = World(everyone, config.num_servers, config)
     except MPIGraphError as error:

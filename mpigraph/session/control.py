@@ -11,13 +11,14 @@ next call, and is freed once every trainer has dropped it.
 import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
-from mpigraph.errors import CollectiveError, MPIGraphError
-from mpigraph.mpi.agree import allgather_bytes, everywhere, no_way_back
-from mpigraph.mpi.rounds import OK, Header
+from mpigraph.errors import ClosedError, CollectiveError, MPIGraphError
+from mpigraph.mpi.agree import allgather_bytes, everywhere, no_way_back, raise_jointly
+from mpigraph.mpi.coroutine import run
+from mpigraph.mpi.rounds import FAILED, OK, Header
 from mpigraph.mpi.wait import IN_ROUND, wait
 from mpigraph.rows.row_tensor import Policy
 from mpigraph.sampling.protocol import Operation
@@ -87,28 +88,41 @@ class Control:
         """Note that this trainer no longer uses a tensor or channel."""
         self._dropped.add(number)
 
-    def call(self, operation: Operation, have: int | None = None, **args: Any) -> Any:
+    def call(
+        self,
+        operation: Operation,
+        have: int | None = None,
+        doing: str = "",
+        error: Exception | None = None,
+        **args: Any,
+    ) -> Any:
         """Run an operation on every rank and return this rank's result.
 
         Args:
             operation: what to do.
             have: number of what this trainer holds of what it asks for. It counts if every trainer holds the same:
                 which rank still holds what is up to its garbage collector.
+            doing: what the call is part of, for the error below.
+            error: a reason why this trainer cannot; every trainer raises then, and nothing is done.
             args: JSON values, the same on every trainer.
 
         Raises:
+            ClosedError: the job was ended.
             CollectiveError: the trainers are in different calls; on every rank.
             MPIGraphError: what the operation raises, on every rank.
 
         Collective on the trainers.
         """
+        if self._world.closed:
+            raise ClosedError(f"{operation.name.lower()}: the job was ended")
         for tensor in self._state.tensors.values():
             tensor.window.sync()
+        status = OK if error is None else FAILED
         with self._world.meeting(f"{operation.name.lower()} (waiting for the other trainers)", "control calls"):
-            header = Header(self._world.comm, operation, OK, self._nobody)
+            header = Header(self._world.comm, operation, status, self._nobody)
             wait(header.request, IN_ROUND)
         with no_way_back(self._world.comm):
-            return self._run(header, args, have)
+            return self._run(header, args, have, doing or operation.name.lower(), error)
 
     def poll(self, meanwhile: Callable[[], AbstractContextManager[None]] = nullcontext) -> Operation | None:
         """On a server: join a call if the trainers began one, inside of ``meanwhile``, and return which."""
@@ -126,12 +140,16 @@ class Control:
             return None  # raised on every trainer too, where the user sees it; if they continue, so do we
         return operation
 
-    def _run(self, header: Header, args: Arguments, have: int | None = None) -> Any:
+    def _run(
+        self, header: Header, args: Arguments, have: int | None = None, doing: str = "", error: Exception | None = None
+    ) -> Any:
         trainers = self._world.trainer_ranks
         operations = header.operations[trainers]
         if (operations != operations[0]).any():
             raise everywhere(CollectiveError(_astray(operations)))
         operation = Operation(int(operations[0]))
+        if (header.statuses == FAILED).any():
+            self._fail(doing, error)
         with self._world.watch(operation.name.lower()):
             written = [number for number, tensor in self._state.tensors.items() if tensor.written]
             mine = json.dumps({"args": args, "have": have, "dropped": sorted(self._dropped), "written": written})
@@ -153,6 +171,13 @@ class Control:
         held = {other["have"] for other in said}
         with self._world.watch(operation.name.lower(), _PATIENCE):
             return _HANDLERS[operation](self._state, said[0]["args"] | {"have": held.pop() if len(held) == 1 else None})
+
+    def _fail(self, doing: str, error: Exception | None) -> NoReturn:
+        """Raise what some trainers cannot do on all of them; a server only learns that there is nothing to do."""
+        if self._world.is_trainer:
+            with self._world.watch(doing):
+                run(raise_jointly(self._world.trainers, doing, error, "trainer"))
+        raise CollectiveError("a trainer has raised an error")
 
     def _free_dropped(self, dropped: list[set[int]]) -> None:
         by_all = set.intersection(*dropped)

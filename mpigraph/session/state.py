@@ -1,12 +1,21 @@
 """What a rank of a running job holds: graphs, tensors, channels. The same class on servers and trainers."""
 
 from collections.abc import Iterable
+from typing import Any
 
+from mpi4py import MPI
+
+from mpigraph.errors import CollectiveError
+from mpigraph.mpi.agree import everywhere
 from mpigraph.mpi.world import World
+from mpigraph.rows.row_tensor import RowTensor
 from mpigraph.sampling.channel import Channel
 from mpigraph.store.graph_store import GraphStore
 
 __all__ = ["State"]
+
+MANY = 100  # tensors and channels, from which on it is checked whether there can be one more
+_SPARE = 8  # communicators that are to be left
 
 
 class State(GraphStore):
@@ -24,10 +33,51 @@ class State(GraphStore):
         self.channels: dict[int, Channel] = {}
 
     def open_channel(self) -> Channel:
-        """Make a channel for one thread's sampling rounds. Collective on ``world.comm``."""
+        """Make a channel for one thread's sampling rounds.
+
+        Raises:
+            CollectiveError: MPI has no communicators left; on every rank.
+
+        Collective on ``world.comm``.
+        """
+        self._check_communicators()
         channel = Channel(self.world, self.new_number())
         self.channels[channel.number] = channel
         return channel
+
+    def create_tensor(self, *args: Any, **options: Any) -> RowTensor:
+        """As :class:`GraphStore` does it.
+
+        Raises:
+            CollectiveError: MPI has no communicators left; on every rank.
+
+        Collective on ``world.comm``.
+        """
+        self._check_communicators()
+        return super().create_tensor(*args, **options)
+
+    def _check_communicators(self) -> None:
+        """Check that MPI has communicators left. Windows take some, too, and where MPICH has none for one it crashes.
+
+        Collective on ``world.comm`` where this rank holds much.
+        """
+        if len(self.tensors) + len(self.channels) < MANY:
+            return
+        spare: list[MPI.Intracomm] = []
+        try:
+            while len(spare) < _SPARE:
+                spare.append(self.world.comm.Dup())
+        except MPI.Exception as error:  # on every rank
+            raise everywhere(
+                CollectiveError(
+                    f"MPI has no communicators left ({str(error).splitlines()[0]}) for another tensor or loader: there "
+                    f"are {len(self.tensors)} tensors and {len(self.channels)} loaders, each with one or two "
+                    "(MPICH has 2048 in all): drop or close some, or keep several columns in one tensor"
+                )
+            ) from None
+        finally:
+            for comm in spare:
+                comm.Free()
 
     def free(self, numbers: Iterable[int]) -> None:
         """Free tensors and channels by number, in ascending order; unknown numbers were freed before.

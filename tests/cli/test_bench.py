@@ -328,7 +328,7 @@ def test_every_row_says_whose_value_it_is():
         assert row in rows, "\n".join(rows)
 
 
-@pytest.mark.parametrize("name", ["missing/bench.json", "directory"])
+@pytest.mark.parametrize("name", ["missing/bench.json", "directory", "/dev/full"])
 def test_where_the_report_cannot_be_written_is_known_at_the_start(tmp_path, name):
     (tmp_path / "directory").mkdir()
     with pytest.raises(InvalidArgumentError, match=f"{name}: cannot be written: "):

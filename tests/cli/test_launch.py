@@ -158,7 +158,7 @@ def test_the_variables_are_defaults_of_the_job(monkeypatch):
     assert (Config.from_env().num_servers, Config.from_env().num_worker_threads) == (3, 4)
     assert Config.from_env(num_servers=0).num_servers == 0
     for name, least in (("num_servers", 0), ("num_worker_threads", 1)):
-        with pytest.raises(InvalidArgumentError, match=rf"{name} must be >= {least} \(got {least - 1}\)"):
+        with pytest.raises(InvalidArgumentError, match=rf"{name} must be an integer >= {least} \(got {least - 1}\)"):
             Config(**{name: least - 1})
 
 

@@ -382,7 +382,7 @@ def test_bad_arguments(job: SharedJob, oracle) -> None:
     refused("reverse_eids must be a tensor", exclude="reverse_id", reverse_eids=g.edata["weight"])
     refused("negative_sampler must be callable", negative_sampler=3)
     refused("graph_sampler must have sample_blocks", g, ids, [2, 2])
-    refused("batch_size must be >= 1", batch_size=0)
+    refused("batch_size must be an integer >= 1", batch_size=0)
     for bad in (np.ones(NUM_EDGES, np.uint8), torch.ones(NUM_EDGES, dtype=torch.uint8)):
         refused("eids of uint8 look like a mask", g, bad, blocks)
         refused("eids of uint8 look like a mask", g, {"_E": bad}, blocks, output="pyg")

@@ -239,9 +239,9 @@ def test_bad_seeds_of_one_trainer(job: SharedJob, oracle) -> None:
 
 def test_loader_arguments(job: SharedJob, oracle) -> None:
     g = job.open(oracle(3))
-    with pytest.raises(InvalidArgumentError, match="batch_size must be >= 1"):
+    with pytest.raises(InvalidArgumentError, match="batch_size must be an integer >= 1"):
         dist.DistNodeDataLoader(g, [1], NeighborSampler([2]), batch_size=0)
-    with pytest.raises(InvalidArgumentError, match="num_prefetch must be >= 0"):
+    with pytest.raises(InvalidArgumentError, match="num_prefetch must be an integer >= 0"):
         dist.DistNodeDataLoader(g, [1], NeighborSampler([2]), num_prefetch=-1)
     with pytest.raises(InvalidArgumentError, match="prob or mask"):
         NeighborSampler([2], prob="a", mask="b")

@@ -13,7 +13,7 @@ from oracle import NUM_NODES, open_graph
 import mpigraph.distributed as dist
 from mpigraph.dataloading import NeighborSampler
 from mpigraph.dataloading.prefetch import Prefetch
-from mpigraph.errors import CollectiveError
+from mpigraph.errors import ClosedError, CollectiveError
 from mpigraph.mpi.world import World
 from mpigraph.sampling.neighbor_service import NeighborService
 from mpigraph.session.context import current
@@ -47,6 +47,44 @@ def test_a_loop_that_is_never_begun(job: SharedJob, oracle, depth: int) -> None:
     assert sum(1 for _ in zip(range(steps), loader, strict=False)) == steps
     iter(dist.DistNodeDataLoader(g, mine, NeighborSampler([2]), batch_size=4, num_prefetch=depth))
     quiet_barrier(current().world.trainers)  # the end of the job, which ends all epochs, is not yet
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_an_iterator_that_was_ended_from_elsewhere_raises(job: SharedJob, oracle, depth: int) -> None:
+    g = job.open(oracle(3))
+    loader = dist.DistNodeDataLoader(g, range(20), NeighborSampler([2]), batch_size=4, num_prefetch=depth)
+    with pytest.raises(ClosedError, match="another pass over this loader was begun"):
+        list(zip(loader, loader, strict=True))
+    outer = []
+    with pytest.raises(ClosedError, match="it makes one at a time"):
+        for batch in loader:
+            outer.append(batch)
+            assert len(list(loader)) == 5
+    assert len(outer) == 1
+    batches = iter(loader)
+    next(batches)
+    loader.close()
+    for again in (lambda: next(batches), lambda: iter(loader)):
+        with pytest.raises(ClosedError, match="the loader was closed"):
+            again()
+
+
+@own_on_layouts([ALONE, Layout(2, 0, 1)])
+@pytest.mark.parametrize("depth", [0, 2])
+def test_after_the_job_a_loader_says_so(layout: Job, oracle, depth: int) -> None:
+    path = oracle(3)
+
+    def body() -> None:
+        g = open_graph(path)
+        loader = dist.DistNodeDataLoader(g, range(20), NeighborSampler([2]), batch_size=4, num_prefetch=depth)
+        batches = iter(loader)
+        next(batches)
+        dist.exit_client()
+        for late in (lambda: next(batches), lambda: iter(loader), lambda: g.sample_neighbors([1], 2), g.barrier):
+            with pytest.raises(ClosedError, match="the job was ended"):
+                late()
+
+    layout.run(body)
 
 
 @several
@@ -105,7 +143,7 @@ def test_what_comes_after_the_items_comes_once(depth: int, background: bool, ste
         while prefetch.running:
             time.sleep(0.001)
         assert len(after) == 1
-    prefetch.stop()
+    prefetch.stop("enough")
     assert len(after) == 1 and (after[0] is threading.current_thread()) == (not background)
 
 
@@ -122,7 +160,7 @@ def test_an_error_after_the_items_is_the_threads(depth: int, monkeypatch: pytest
     while prefetch.running:
         time.sleep(0.001)
     assert list(prefetch) == []
-    prefetch.stop()
+    prefetch.stop("enough")
     assert caught == ["nobody answers"]
 
 

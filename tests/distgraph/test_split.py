@@ -42,7 +42,7 @@ def test_splits_cover_the_mask_once(job: SharedJob, oracle) -> None:
         g = job.open(path)
         with pytest.raises(MaskLengthError, match="one entry for each of 101 nodes"):
             dist.node_split(np.ones(7), g.get_partition_book())
-        with pytest.raises(InvalidArgumentError, match="rank must be in"):
+        with pytest.raises(InvalidArgumentError, match="rank must be an integer"):
             dist.node_split(MASKS["all"], rank=99)
         return {(name, even): shares_of(g, mask, even) for name, mask in MASKS.items() for even in (True, False)}
 

@@ -1,22 +1,21 @@
 """DistTensor: every index, dtype, life cycle and write, near and far, with and without servers."""
 
 import gc
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from layouts import LAYOUTS, Layout, SharedJob, on_layouts, several
+from layouts import API, Layout, SharedJob, on_layouts, several
 from oracle import NUM_NODES
 
 import mpigraph.distributed as dist
-from mpigraph.distgraph.tensor import _local_rows
 from mpigraph.errors import (
     ClosedError,
     CollectiveError,
     InvalidArgumentError,
     MaskLengthError,
     OutOfRangeError,
+    PartitionError,
     TensorMismatchError,
 )
 from mpigraph.session.context import current
@@ -209,63 +208,41 @@ def test_close_ends_a_tensor(job: SharedJob, oracle) -> None:
         t[0]
 
 
-def test_union_of_masks_and_local_partition(job: SharedJob, oracle) -> None:
-    path = oracle(3)
-
-    def body() -> tuple[int, int]:
-        g = job.open(path)
-        third, other = g.ndata["third"], dist.DistTensor((NUM_NODES,), torch.bool)
-        if g.rank() == 0:
-            other[[0, 1, 2]] = True
-        g.barrier()
-        both = third | other
-        want = third[:].clone()
-        want[:3] = True
-        assert torch.equal(both[:], want)
-        assert both.count_nonzero() == int(want.sum())
-        share = g.ndata["orig"].local_partition
-        return len(share), int(share.sum())
-
-    sizes, sums = zip(*job.trainers.allgather(body()), strict=True)
-    assert (sum(sizes), sum(sums)) == (NUM_NODES, NUM_NODES * (NUM_NODES - 1) // 2)
-
-
-@on_layouts([*LAYOUTS, Layout(4, 1, 0)])
-def test_writes_through_local_partition_arrive(job: SharedJob, oracle) -> None:
-    path = oracle(3)
-
-    def body() -> int:
-        g = job.open(path)
-        t = dist.DistTensor((NUM_NODES, 2), torch.int64)
-        t.local_partition[:] += g.rank() + 1
-        g.barrier()
-        rows = t[torch.arange(NUM_NODES)]
-        assert (rows >= 1).all() and (rows[:, 0] == rows[:, 1]).all()
-        return int((rows[:, 0] == g.rank() + 1).sum()) - len(t.local_partition)
-
-    assert body() == 0
-
-
-@pytest.mark.parametrize(("trainers", "hosts"), [(1, 1), (3, 1), (2, 2), (3, 2), (7, 3), (8, 4)])
-def test_the_local_rows_of_trainers_are_all_rows_of_their_hosts(trainers: int, hosts: int) -> None:
-    segments = [np.arange(100 * host, 100 * host + 10 + host) for host in range(hosts)]
-    rows = SimpleNamespace(segment=lambda host: segments[host - 5])
-    pieces = []
-    for k in range(trainers):
-        near = np.repeat([False, True, False], [5, hosts, 4])
-        world = SimpleNamespace(is_host=False, near=near, local_trainer=k, num_local_trainers=trainers)
-        host, part = _local_rows(world, rows)
-        pieces.append(segments[host - 5][part])
-    assert np.array_equal(np.concatenate(pieces), np.concatenate(segments))
-    assert max(map(len, pieces)) <= 3 * min(map(len, pieces))
-
-
-@on_layouts([Layout(3, 2, 0)])
-def test_no_local_partition_of_two_servers(job: SharedJob, oracle) -> None:
+def test_union_of_masks(job: SharedJob, oracle) -> None:
     g = job.open(oracle(3))
-    with pytest.raises(InvalidArgumentError, match=r"'orig' has no local_partition .* 1 trainer.* 2 servers"):
+    third, other = g.ndata["third"], dist.DistTensor((NUM_NODES,), torch.bool)
+    if g.rank() == 0:
+        other[[0, 1, 2]] = True
+    g.barrier()
+    both = third | other
+    want = third[:].clone()
+    want[:3] = True
+    assert torch.equal(both[:], want)
+    assert both.count_nonzero() == int(want.sum())
+
+
+@on_layouts([*API, Layout(4, 1, 0)])
+def test_local_partition_is_the_local_part(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    book, t = g.get_partition_book(), dist.DistTensor((NUM_NODES, 2), torch.int64)
+    ids = book.partid2nids(book.partid)
+    assert torch.equal(g.ndata["orig"].local_partition, g.ndata["orig"][ids])
+    edges = book.partid2eids(book.partid)
+    assert torch.equal(g.edata["edge"].local_partition, g.edata["edge"][edges])
+    parts = job.trainers.allgather(book.partid)
+    if parts.index(book.partid) == g.rank():  # several trainers may have one part
+        t.local_partition[:] = g.rank() + 1
+    g.barrier()
+    want = torch.tensor([parts.index(part) + 1 if part in parts else 0 for part in book.nid2partid(range(NUM_NODES))])
+    assert torch.equal(t[:], want[:, None].expand(-1, 2))
+
+
+@on_layouts([Layout(3, 2, 0), Layout(2, 0, 1)])
+def test_no_local_partition_of_a_part_on_two_hosts(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(1))
+    with pytest.raises(PartitionError, match=r"'orig' has no local_partition: .* part 0, from 0 up to 101, .*partid2"):
         _ = g.ndata["orig"].local_partition
-    assert g.ndata["orig"].count_nonzero() == NUM_NODES - 1
+    assert g.local_partition.num_edges() == g.num_edges()
 
 
 def test_bad_indices_name_the_tensor_and_the_row(job: SharedJob, oracle) -> None:

@@ -91,6 +91,37 @@ def test_a_name_of_two_relations_needs_the_triple(job: SharedJob, tmp_path: Path
     assert {r: g.num_edges(r) for r in relations} == relations and g.num_edges("is") == 4
 
 
+def test_names_count_within_a_type(job: SharedJob, typed: str) -> None:
+    """As in DGL, whose layer-wise inference makes a tensor "h" for every type."""
+    g = job.open(typed)
+    kinds = [g.get_node_partition_policy(t) for t in g.ntypes] + [g.get_edge_partition_policy(r) for r in EDGES]
+    made = [dist.DistTensor((kind.get_size(),), torch.int64, "h", part_policy=kind) for kind in kinds]
+    g.barrier()
+    for number, t in enumerate(made):
+        if g.rank() == 0:
+            t[:] = number + 1
+    g.barrier()
+    again = [dist.DistTensor((kind.get_size(),), torch.int64, "h", part_policy=kind) for kind in kinds]
+    for number, (t, kind) in enumerate(zip(again, kinds, strict=True)):
+        assert (t.name, t.part_policy.policy_str) == ("h", kind.policy_str) and (t[:] == number + 1).all()
+    with pytest.raises(TensorMismatchError, match="'h' exists with shape"):
+        dist.DistTensor((kinds[0].get_size(), 2), torch.int64, "h", part_policy=kinds[0])
+
+
+def test_without_attach_a_feature_is_found(job: SharedJob, typed: str) -> None:
+    g = job.open(typed)
+    for ntype in COUNTS:
+        third = g.nodes[ntype].data["third"]
+        policy = g.get_node_partition_policy(ntype)
+        wanted = {"shape": third.shape, "dtype": third.dtype, "name": "third", "part_policy": policy}
+        found = dist.DistTensor(**wanted, attach=False)
+        assert found.rows is third.rows
+        other = dist.DistTensor(**wanted)  # as in DGL another one
+        assert other.rows is not third.rows and not other[:].any()
+        with pytest.raises(TensorMismatchError, match="'third' exists with shape"):
+            dist.DistTensor(**wanted | {"dtype": torch.float64}, attach=False)
+
+
 def chosen(count: int) -> np.ndarray:
     return np.arange(count) % 3 != 1
 
@@ -217,8 +248,8 @@ def test_types_of_one_size_need_a_policy(job: SharedJob, typed: str) -> None:
     authors, readers = (g.get_node_partition_policy(ntype) for ntype in ("author", "reader"))
     weight = dist.DistEmbedding(40, 2, part_policy=readers).weight
     assert weight.part_policy.policy_str == "node~reader"
-    with pytest.raises(TensorMismatchError, match="'of 0' exists .* for 'node~author', not for 'node~reader'"):
-        dist.DistTensor((40, 2), torch.int64, "of 0", part_policy=readers)
+    other = dist.DistTensor((40, 2), torch.int64, "of 0", part_policy=readers)  # names count within a type
+    assert other.part_policy.policy_str == "node~reader" and not other[:].any()
     with pytest.raises(TensorMismatchError, match="cannot combine"):
         _ = dist.DistTensor((40,), torch.bool, part_policy=authors) | dist.DistTensor(
             (40,), torch.bool, part_policy=readers

@@ -139,7 +139,7 @@ def test_trainers_without_gradients_take_part(job: SharedJob, oracle, who: str) 
         plain.step(ids, grads)
     torch.testing.assert_close(emb.weight[:].double(), plain.weight, rtol=1e-6, atol=1e-6)
     assert torch.equal(other.weight[:], others)
-    assert emb.take_trace() == []
+    assert emb.take_gradients() == [] and emb._trace == []
 
 
 def test_several_reads_of_several_embeddings(job: SharedJob, oracle) -> None:
@@ -188,14 +188,66 @@ def test_gradients_are_dropped_and_kept_as_zero_grad_says(job: SharedJob, oracle
     optimizer.step()
     assert rows() == [-1, -2, -1]
     late = emb([3]).sum()
-    optimizer.step()  # forgets reads without gradient
+    optimizer.step()  # keeps what may still get a gradient
     late.backward()
     optimizer.step()
-    assert rows() == [-1, -2, -1]
+    assert rows() == [-1, -2, -2]
+    held = emb([1, 2])
+    for _ in range(2):  # the same rows in two steps
+        held[:1].sum().backward()
+        optimizer.step()
+        assert held.grad is None
+    held.sum().backward()
+    optimizer.zero_grad()
+    held[1:].sum().backward()
+    optimizer.step()
+    assert rows() == [-3, -3, -2]
+    del held, loss, later, late
+    emb([3])
+    optimizer.step()
+    assert rows() == [-3, -3, -2] and emb._trace == []  # what is dead cannot get a gradient
     emb([3]).sum().backward()
     emb.reset_trace()
     optimizer.step()
-    assert rows() == [-1, -2, -1]
+    assert rows() == [-3, -3, -2]
+
+
+@pytest.mark.parametrize("num_prefetch", [0, 1, 4])
+def test_what_a_loader_reads_ahead_is_trained(job: SharedJob, oracle, num_prefetch: int) -> None:
+    job.open(oracle(3))
+    emb = dist.DistEmbedding(NUM_NODES, 2)
+    optimizer = dist.SparseSGD([emb], 1.0, reduction="sum")
+
+    def train_one(rows: torch.Tensor) -> None:
+        rows.sum().backward()
+
+    loader = dist.DistDataLoader(np.arange(NUM_NODES), 7, collate_fn=emb, num_prefetch=num_prefetch)
+    for rows in loader:
+        optimizer.zero_grad()
+        train_one(rows * 1.0)
+        del rows  # its gradient is not lost with it
+        optimizer.step()
+    optimizer.step()
+    assert torch.equal(emb.weight[:], torch.full((NUM_NODES, 2), -1.0 * job.trainers.size))
+    assert emb._trace == []
+
+
+def test_gradients_that_are_not_finite_raise_on_all_before_any_update(job: SharedJob, oracle) -> None:
+    job.open(oracle(3))
+    emb = embedding()
+    before = emb.weight[:]
+    optimizer = MAKE["sgd"]([emb])
+    for bad in (float("nan"), float("inf")):
+        ids, grads = minibatch(0)
+        if current().rank == current().num_trainers - 1:
+            grads[4, 2] = bad
+        push(emb, ids, grads)
+        with pytest.raises(InvalidArgumentError, match=r"'emb': the gradient of row \d+ is not finite: .*(nan|inf)"):
+            optimizer.step()
+        assert torch.equal(emb.weight[:], before)
+    push(emb, ids[:9], torch.full((9, DIM), 1e37))  # finite, though their sum is not
+    optimizer.step()
+    assert emb.weight[:].isfinite().all()
 
 
 def test_sparse_and_wide_gradients_are_taken(job: SharedJob, oracle) -> None:
@@ -306,9 +358,7 @@ def test_gradients_of_a_wrong_shape_raise_on_all_before_any_update(job: SharedJo
     push(good, *minibatch(0))
     push(bad, *minibatch(0))
     if current().rank == current().num_trainers - 1:
-        (lookup,) = bad.take_trace()
-        lookup.leaf.grad.data = torch.zeros(3, DIM)
-        bad._trace = [lookup]
+        bad._trace[0].leaf.grad.data = torch.zeros(3, DIM)
     with pytest.raises(InvalidArgumentError, match=r"'bad': the gradient of 70 rows must have shape \(70, 5\)"):
         optimizer.step()
     assert torch.equal(good.weight[:], before)
@@ -392,7 +442,7 @@ def test_a_saved_state_is_loaded_in_every_layout(job: SharedJob, oracle, shared_
         optimizer.lr = 7
         push(emb, *minibatch(0))
         optimizer.load(directory)
-        assert optimizer.lr != 7 and emb.take_trace() == []
+        assert optimizer.lr != 7 and emb.take_gradients() == []
         train(emb, optimizer, range(2, 3))
         return everything(emb)
 

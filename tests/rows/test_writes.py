@@ -11,7 +11,7 @@ from oracle import NUM_NODES
 import mpigraph.distributed as dist
 from mpigraph import EID
 from mpigraph.dataloading import NeighborSampler
-from mpigraph.distgraph.tensor import _local_rows
+from mpigraph.distgraph.dtypes import to_torch
 from mpigraph.distributed.optim import SparseAdam
 from mpigraph.session.context import current
 
@@ -37,10 +37,8 @@ def by_memory(t: dist.DistTensor, values: torch.Tensor) -> None:
 
 
 def through_views(t: dist.DistTensor, values: torch.Tensor) -> None:
-    host, part = _local_rows(current().world, t.rows)
-    begin = int(t.rows.window.offsets[host]) + (part.start or 0)
-    view = t.local_partition
-    view[:] = values[begin : begin + len(view)]
+    for owned in t._owned():
+        to_torch(t.rows.lend(owned.host, owned.rows), t.rows.dtype)[:] = values[owned.first : owned.last]
 
 
 WRITES = [by_scatter_of_the_first, by_scatter_of_all, by_memory, through_views]
@@ -104,13 +102,12 @@ def test_draws_follow_a_view_that_is_kept(job: SharedJob, oracle) -> None:
     g = job.open(oracle(3))
     t = g.edata["w"] = dist.DistTensor((g.num_edges(),), torch.float32, part_policy=g.edata["weight"].part_policy)
     loader = weighted_loader(g, "w")
-    host, part = _local_rows(current().world, t.rows)
-    begin = int(t.rows.window.offsets[host]) + (part.start or 0)
-    view = t.local_partition
+    (owned,) = t._owned()
+    view = to_torch(t.rows.lend(owned.host, owned.rows), t.rows.dtype)
     some = view[1:].reshape(-1)  # keeps the memory after its parent is gone
     for last in (False, True):
         edges = one_edge_each(g, last)
-        values = weights_of(edges, g.num_edges())[begin : begin + len(view)]
+        values = weights_of(edges, g.num_edges())[owned.first : owned.last]
         view[:] = values
         g.barrier()
         assert torch.equal(drawn(loader), edges)
@@ -198,4 +195,4 @@ def test_a_view_of_no_rows(job: SharedJob, oracle) -> None:
     job.open(oracle(3))
     t = dist.DistTensor((NUM_NODES, 0), torch.float32)
     assert t.local_partition.shape[1] == 0
-    assert t.rows.lend(_local_rows(current().world, t.rows)[0], slice(0, 0)).shape == (0, 0)
+    assert t.rows.lend(t._owned()[0].host, slice(0, 0)).shape == (0, 0)

@@ -1,5 +1,6 @@
 """A graph in memory that samplers of edges take for a distributed one, for tests of several relations."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,8 +18,10 @@ class InMemory:
 
     def __init__(self, graph: HeteroGraph, seed: int = SEED, epoch: int = EPOCH) -> None:
         self.graph, self.schema = graph, graph.schema
-        self.session = SimpleNamespace(next_context=lambda: RandomContext(seed, epoch))
-        self.service = SimpleNamespace(sample=self._raise)
+        service = SimpleNamespace(sample=self._raise)
+        self.session = SimpleNamespace(
+            next_context=lambda: RandomContext(seed, epoch), sampling=lambda: nullcontext(service)
+        )
         self.asked: list[Any] = []
 
     @staticmethod

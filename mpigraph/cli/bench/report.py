@@ -97,15 +97,16 @@ def write(found: Mapping[str, Any], path: str) -> None:
 
 
 def check_file_writable(path: str) -> None:
-    """Check that a file can be written, without changing it.
+    """Check that a file can be written, without changing it; a device, which may be full, gets an empty line.
 
     Raises:
         InvalidArgumentError: it cannot; the message says why.
     """
     existed = Path(path).exists()
     try:
-        with open(path, "ab"):
-            pass
+        with open(path, "ab") as file:
+            if not existed or not Path(path).is_file():
+                file.write(b"\n")
     except OSError as error:
         raise InvalidArgumentError(f"{path}: cannot be written: {error.strerror or error}") from error
     if not existed:

@@ -1,0 +1,162 @@
+"""Arguments that make no sense: one clear error each, at once, on every trainer where the call is collective."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from layouts import ALONE, Layout, SharedJob, on_layouts
+from oracle import NUM_NODES
+
+import mpigraph.distributed as dist
+from mpigraph.dataloading import NeighborSampler
+from mpigraph.errors import InvalidArgumentError, MaskLengthError, MPIGraphError, PartitionError
+from mpigraph.session.context import Session
+
+some = on_layouts([ALONE, Layout(2, 0, 1)])
+far = on_layouts([ALONE, Layout(2, 0, 1), Layout(3, 1, 0)])
+HUGE = 2**70
+
+TENSORS: list[tuple[dict[str, Any], str]] = [
+    ({"shape": (NUM_NODES + 0.5,)}, "each size of shape must be an integer >= 0 .got 101.5"),
+    ({"shape": (NUM_NODES, -1)}, "each size of shape must be an integer >= 0 .got -1"),
+    ({"shape": (NUM_NODES, HUGE)}, "each size of shape must be an integer <= "),
+    ({"shape": (NUM_NODES, 2**40)}, "a row must not be larger than 2147483647 bytes"),
+    ({"shape": NUM_NODES}, "shape must be a sequence of integers .got 101"),
+    ({"part_policy": "x"}, "part_policy must be a PartitionPolicy .got 'x'"),
+    ({"name": 5}, "name must be a string .got 5"),
+    ({"init_func": 5}, "init_func must be callable .got 5"),
+    ({"dtype": "float32"}, "dtype must be a torch.dtype .got 'float32'"),
+]
+LOADERS: list[tuple[dict[str, Any], str]] = [
+    ({"batch_size": 2.5}, "batch_size must be an integer >= 1 .got 2.5"),
+    ({"batch_size": HUGE}, "batch_size must be an integer <= "),
+    ({"num_prefetch": "x"}, "num_prefetch must be an integer >= 0 .got 'x'"),
+    ({"seed": "x"}, "seed must be an integer"),
+    ({"device": "abc"}, "there is no device 'abc'"),
+    ({"features": 5}, "features are given by name .got 5"),
+    ({"graph_sampler": 5}, "graph_sampler must have sample_blocks .got 5"),
+    ({"nids": [2.5]}, "nids must be integers"),
+]
+
+
+@far
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_what_is_made_together_fails_together(job: SharedJob, oracle, everywhere: bool) -> None:
+    g = job.open(oracle(3))
+    bad = everywhere or g.rank() == job.trainers.size - 1
+    good = {"shape": (NUM_NODES,), "dtype": torch.float32, "name": "t"}
+    for wrong, words in TENSORS:
+        called = repr(wrong.get("name", "t")) if bad else "'t'"
+        with pytest.raises(InvalidArgumentError, match=f"creating tensor {called} failed on .*: {words}"):
+            dist.DistTensor(**good | (wrong if bad else {}))
+    loader = {"g": g, "nids": [1, 2], "graph_sampler": NeighborSampler([2])}
+    for wrong, words in LOADERS:
+        with pytest.raises(InvalidArgumentError, match=f"creating a loader failed on .*: {words}"):
+            dist.DistNodeDataLoader(**loader | (wrong if bad else {}))
+    with pytest.raises(InvalidArgumentError, match="failed on .*collate_fn must be callable .got 7"):
+        dist.DistDataLoader([1, 2], 1, collate_fn=7 if bad else None)
+    edges = {"g": g, "eids": [1, 2], "graph_sampler": NeighborSampler([2])}
+    with pytest.raises(InvalidArgumentError, match="failed on .*there is no device 'abc'"):
+        dist.DistEdgeDataLoader(**edges | ({"device": "abc"} if bad else {}))
+    assert len(list(dist.DistNodeDataLoader(**loader))) == 2
+    assert not dist.DistTensor(**good)[:].any()
+
+
+SAMPLING: list[tuple[Callable[[dist.DistGraph], object], str]] = [
+    (lambda g: g.sample_neighbors([1], HUGE), "fanout must be an integer <= 2147483647"),
+    (lambda g: g.sample_neighbors([1], 2, seed="x"), "seed must be an integer"),
+    (lambda g: g.sample_neighbors([1], 2, prob=5), "features are given by name"),
+    (lambda g: g.sample_blocks([1], [2], num_threads=-1), "num_threads must be an integer >= 1"),
+    (lambda g: g.sample_blocks([1], [2], seed=0.5), "seed must be an integer"),
+]
+
+
+@far
+def test_what_is_sampled_together_fails_together(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    alone = g.session.world.all_near
+    for call, words in SAMPLING:
+        if alone or g.rank() == 0:
+            with pytest.raises(InvalidArgumentError, match=words):
+                call(g)
+        else:
+            with pytest.raises(InvalidArgumentError, match=f"sampling failed on rank 0: {words}"):
+                g.sample_neighbors([1], 2)
+
+
+CALLS: list[tuple[Callable[[dist.DistGraph], object], type[MPIGraphError], str]] = [
+    (lambda g: g.ndata["feat"]["x"], InvalidArgumentError, "expected numbers"),
+    (lambda g: g.ndata["feat"][slice("a", 2)], InvalidArgumentError, "index of tensor 'feat': slice indices"),
+    (lambda g: g.ndata["feat"][::0], InvalidArgumentError, "index of tensor 'feat': slice step"),
+    (lambda g: g.ndata["feat"].gather([1], out="x"), InvalidArgumentError, "out must be a tensor"),
+    (lambda g: g.ndata["feat"].gather([1], device="abc"), InvalidArgumentError, "there is no device 'abc'"),
+    (lambda g: NeighborSampler(5), InvalidArgumentError, "fanouts must be a list with a fanout for each layer .got 5"),
+    (lambda g: NeighborSampler([2, HUGE]), InvalidArgumentError, "fanout must be an integer <= "),
+    (lambda g: g.sample_blocks([1], 5), InvalidArgumentError, "fanouts must be a list"),
+    (lambda g: dist.node_split(torch.arange(NUM_NODES)), InvalidArgumentError, "not their ids .got .*from 0 to 100"),
+    (lambda g: dist.node_split(g.ndata["orig"]), InvalidArgumentError, "not their ids"),
+    (lambda g: dist.node_split(torch.arange(5)), MaskLengthError, "one entry for each of 101 nodes"),
+    (lambda g: dist.node_split(torch.ones(NUM_NODES), rank="x"), InvalidArgumentError, "rank must be an integer"),
+    (lambda g: dist.node_split(torch.ones(NUM_NODES), "x"), InvalidArgumentError, "partition_book must be"),
+    (lambda g: g.get_partition_book().partid2nids(0.5), PartitionError, "partid must be in"),
+    (lambda g: dist.PartitionPolicy("node", "x"), InvalidArgumentError, "a policy is a string and a book"),
+]
+
+
+@some
+def test_what_a_trainer_does_alone_fails_alone(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    for call, kind, words in CALLS:
+        with pytest.raises(kind, match=words):
+            call(g)
+    assert dist.node_split(torch.ones(NUM_NODES, dtype=torch.int64), force_even=False).numel() > 0
+
+
+WRITES: list[tuple[torch.dtype, Any, str]] = [
+    (torch.float32, torch.zeros(1, dtype=torch.complex64), "are complex"),
+    (torch.int64, float("nan"), "must be from .* in torch.int64 .got nan"),
+    (torch.int64, torch.tensor([float("inf")]), "got inf"),
+    (torch.int64, 1e30, "got 1e"),
+    (torch.int64, float(2**63), "got 9"),
+    (torch.int64, np.array([2**63], np.uint64), "got 9223372036854775808"),
+    (torch.int8, 300, "must be from -128 to 127 in torch.int8 .got 300"),
+    (torch.uint8, torch.tensor([-1]), "got -1"),
+    (torch.int32, HUGE, "expected numbers"),
+    (torch.float32, "x", "expected numbers"),
+    (torch.float32, None, "expected numbers"),
+]
+
+
+@some
+def test_values_that_do_not_exist_in_a_dtype(job: SharedJob, oracle) -> None:
+    job.open(oracle(3))
+    tensors = {dtype: dist.DistTensor((NUM_NODES,), dtype) for dtype, *_ in WRITES}
+    for dtype, value, words in WRITES:
+        with pytest.raises(InvalidArgumentError, match=words):
+            tensors[dtype][[1]] = value
+        with pytest.raises(InvalidArgumentError, match=f"failed on every rank: .*{words}"):
+            dist.DistTensor((NUM_NODES,), dtype, init_func=lambda shape, _, value=value: value)
+    for dtype, value, want in ((torch.int64, 2.5, 2), (torch.int8, torch.tensor([-128]), -128), (torch.float32, 7, 7)):
+        tensors[dtype][[1]] = value
+        assert tensors[dtype][1].item() == want
+
+
+BAD_STARTS: list[tuple[dict[str, Any], str]] = [
+    ({"seed": "x"}, "seed must be an integer"),
+    ({"seed": HUGE}, "seed must be an integer <= "),
+    ({"num_servers": 1.5}, "num_servers must be an integer >= 0 .got 1.5"),
+    ({"num_worker_threads": 0}, "num_worker_threads must be an integer >= 1"),
+    ({"ranks_per_node": "a"}, "ranks_per_node must be an integer"),
+    ({"timeout": "x"}, "timeout must be > 0 seconds .got 'x'"),
+    ({"comm": 5}, "comm must be an mpi4py.MPI.Intracomm"),
+]
+
+
+def test_a_job_does_not_start_with_what_makes_no_sense(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Session, "_current", None)
+    for options, words in BAD_STARTS:
+        with pytest.raises(InvalidArgumentError, match=words):
+            dist.initialize(**options)
+        assert Session._current is None
