@@ -21,6 +21,7 @@ __all__ = [
     "PartitionError",
     "ShardFormatError",
     "SharedMemoryError",
+    "StorageError",
     "TensorMismatchError",
     "check_integer",
 ]
@@ -79,6 +80,10 @@ class PartitionError(MPIGraphError, ValueError):
 
 class ShardFormatError(MPIGraphError, OSError):
     """A shard file is missing, truncated, damaged or not ours; the message names file and dataset."""
+
+
+class StorageError(MPIGraphError, OSError):
+    """A file cannot be written: the disk is full, the folder refuses, or another process is writing the same file."""
 
 
 class SharedMemoryError(MPIGraphError, MemoryError):

@@ -80,6 +80,7 @@ def run(part_config: str, directory: str, num_servers: int | None = None, comm: 
 def _stage(world: "World", part_config: str, directory: Path, num_servers: int) -> Path:
     """Stage, report, and return the path of the staged configuration. Collective on ``world.comm``."""
     from mpigraph.mpi.agree import together
+    from mpigraph.store.host_ranges import check_same
 
     begin = time.monotonic()
     _warn_if_alone(world)
@@ -88,16 +89,19 @@ def _stage(world: "World", part_config: str, directory: Path, num_servers: int) 
         config = PartConfig.read(part_config)
         parts = parts_of_hosts(hosts[world.node_index], sum(map(len, hosts)), config.num_parts)
         shards = shards_of(config, parts, directory)
+    check_same(world, config)
     if world.node.rank != 0:  # one rank works for its node
         shards = []
     step = f"staging to {directory}"
     node = f"node {world.node_index} ({socket.gethostname()})"
     with together(world.comm, step):
-        missing = [shard for shard in shards if not is_staged(shard, config.graph_name)]
+        missing = [shard for shard in shards if not is_staged(shard, config)]
         check_space(missing, directory, node)
+        if missing:  # a configuration lies there only where all its shards do
+            (directory / config.path.name).unlink(missing_ok=True)
     with together(world.comm, step):
         for shard in missing:
-            copy_shard(shard, config.graph_name)
+            copy_shard(shard, config)
     with together(world.comm, step):  # last, now that every node has its parts
         if shards:
             replace(config, files=config.default_files(config.num_parts)).write(directory)

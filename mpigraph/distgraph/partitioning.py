@@ -23,6 +23,7 @@ from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import Relation, relation_key
 from mpigraph.partition.pipeline import PartitionResult, partition_source
 from mpigraph.partition.source import Feature, GraphSource
+from mpigraph.storage.contents import check_part, check_sources, open_part, read_indptr
 from mpigraph.storage.format import edge_feature_name, node_feature_name, relation_dataset_name
 from mpigraph.storage.part_config import PartConfig
 from mpigraph.storage.shard import ShardReader
@@ -134,8 +135,9 @@ def load_partition(
         ShardFormatError: a shard is damaged.
     """
     config = PartConfig.read(part_config)
-    with ShardReader(config.part_path(part_id, "part_graph"), config.graph_name, part_id) as reader:
-        graph = _part_graph(config.book, part_id, reader)
+    _check_part(config, part_id)
+    with open_part(config, part_id, "part_graph") as reader:
+        graph = _part_graph(config, part_id, reader)
     node_feats, edge_feats = load_partition_feats(part_config, part_id) if load_feats else (None, None)
     book = RangePartitionBook.from_book(config.book, part_id)
     ntypes, etypes = list(config.schema.ntypes), list(config.schema.relations)
@@ -152,6 +154,7 @@ def load_partition_feats(
         was not asked for.
     """
     config = PartConfig.read(part_config)
+    _check_part(config, part_id)
     nodes = {node_feature_name(t, name) for t, table in config.node_features.items() for name in table}
     edges = {edge_feature_name(r, name) for r, table in config.edge_features.items() for name in table}
     return (
@@ -178,6 +181,12 @@ def load_partition_book(
     ntypes = {name: i for i, name in enumerate(schema.ntypes)}
     etypes = {relation: i for i, relation in enumerate(schema.relations)}
     return RangePartitionBook.from_book(config.book, part_id), config.graph_name, ntypes, etypes
+
+
+def _check_part(config: PartConfig, part_id: int) -> None:
+    if not 0 <= part_id < config.num_parts:
+        raise PartitionError(f"part {part_id} does not exist: {config.path} has {config.num_parts} parts")
+    check_part(config, part_id)
 
 
 def _source(graph: HeteroGraph) -> GraphSource:
@@ -224,23 +233,24 @@ def _mapping(graph: HeteroGraph, result: PartitionResult) -> tuple[Any, Any]:
 
 def _read_features(config: PartConfig, part_id: int, which: str, names: set[str]) -> Tensors:
     found = {}
-    with ShardReader(config.part_path(part_id, which), config.graph_name, part_id) as reader:
+    if not names:
+        return {}
+    with open_part(config, part_id, which) as reader:
         for name in sorted(names):
             found[name] = to_torch(reader.read(name), reader.info(name).dtype)
     return found
 
 
-def _part_graph(book: RangeBook, part_id: int, reader: ShardReader) -> HeteroGraph:
+def _part_graph(config: PartConfig, part_id: int, reader: ShardReader) -> HeteroGraph:
     """Make the graph of a part with local node ids: own nodes first, then foreign sources."""
+    book = config.book
     schema = book.schema
     edges = {}
-    for relation in schema.relations:
-        key = relation_key(relation)
-        indptr = reader.read(relation_dataset_name(key, "indptr"))
-        sources = reader.read(relation_dataset_name(key, "indices")).astype(np.int64)
+    for number, relation in enumerate(schema.relations):
         begin, end = book.node_range(part_id, schema.ntype_id(relation[2]))
-        if len(indptr) != end - begin + 1 or int(indptr[-1]) != len(sources):
-            raise PartitionError(f"part {part_id}: the edges of {relation} do not fit the partition book")
+        indptr = read_indptr(config, number, part_id, 0, end - begin)
+        sources = reader.read(relation_dataset_name(relation_key(relation), "indices")).astype(np.int64)
+        check_sources(config, number, book.edge_range(part_id, number)[0], indptr, sources)
         edges[relation] = sources, np.repeat(np.arange(end - begin), np.diff(indptr))
     nodes = {ntype: _part_nodes(book, part_id, ntype, edges) for ntype in schema.ntypes}
     local = {}

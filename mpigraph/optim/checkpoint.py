@@ -6,11 +6,14 @@ A saved state is a directory::
     <save>-<k>.h5         the rows that trainer k owned: <embedding number>/<tensor>/<range number>
 
 The files are shards (``storage/shard.py``) with their checksums; ``<save>`` is a new word each time, so that the files
-of an earlier save stay whole until the new index, written last, has taken the place of theirs.
+of an earlier save stay whole until the new index, written last, has taken the place of theirs. Each file carries its
+save's word as its identity. The index is written once trainer 0 has seen every file, so the directory must be on a file
+system that all trainers share. Whatever else a killed save has left is removed by the next one.
 """
 
 import json
 import os
+import re
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
@@ -21,19 +24,21 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpigraph.distgraph.tensor import DistTensor
-from mpigraph.errors import InvalidArgumentError, ShardFormatError
+from mpigraph.errors import InvalidArgumentError, MPIGraphError, ShardFormatError, StorageError
 from mpigraph.mpi.agree import allgather_bytes
 from mpigraph.mpi.world import TRAINERS
 from mpigraph.rows.owners import OwnedRange, RowOwners
 from mpigraph.session.context import Session
+from mpigraph.storage.files import NewFile, read_text
 from mpigraph.storage.shard import ShardReader, ShardWriter
 
 __all__ = ["Identity", "Table", "load", "save"]
 
 _FORMAT = "mpigraph-sparse-optimizer"
-_VERSION = 1
+_VERSION = 2  # 1 had no identity
 _INDEX = "index.json"
 _GRAPH = "embeddings"  # what shards call the graph that they belong to
+_FILE = re.compile(r"([0-9a-f]{12})-([0-9]+)\.h5")
 
 Ranges = Sequence[Sequence[int]]
 
@@ -80,7 +85,8 @@ def save(session: Session, path: str | os.PathLike[str], identity: Identity, tab
     """Save tables into a directory, which is made if it does not exist.
 
     Raises:
-        CollectiveError: a file cannot be written; on every trainer.
+        StorageError: a file cannot be written, or trainer 0 does not see it; on every trainer. What was saved before
+            stays.
 
     Collective on the trainers.
     """
@@ -88,18 +94,25 @@ def save(session: Session, path: str | os.PathLike[str], identity: Identity, tab
     with session.world.meeting(doing, TRAINERS):
         word = allgather_bytes(session.world.trainers, secrets.token_hex(6).encode())[0].decode()
     directory = Path(path)
-    with session.world.together(doing):
-        directory.mkdir(parents=True, exist_ok=True)
-        with ShardWriter(directory / _file(word, session.rank), _GRAPH, session.rank) as writer:
+    mine = directory / _file(word, session.rank)
+    try:
+        with (
+            session.world.together(doing),
+            ShardWriter(mine, _GRAPH, session.rank, word, durable=True) as writer,
+        ):
             for number, table in enumerate(tables):
                 table.sync()
                 for place, owned in enumerate(table.owners.ranges()):
                     for name, tensor in table.tensors.items():
                         rows = tensor.rows.segment(owned.host)[owned.rows]
                         writer.add(_dataset(number, name, place), rows, tensor.rows.dtype)
-    with session.world.together(doing):
-        if session.rank == 0:
-            _publish(directory, word, session.num_trainers, identity, tables)
+        with session.world.together(doing):
+            if session.rank == 0:
+                _publish(directory, word, session.num_trainers, identity, tables)
+    except MPIGraphError:  # on every trainer
+        with suppress(OSError):
+            mine.unlink()
+        raise
 
 
 def load(session: Session, path: str | os.PathLike[str], identity: Identity, tables: list[Table]) -> dict[str, Any]:
@@ -123,7 +136,7 @@ def load(session: Session, path: str | os.PathLike[str], identity: Identity, tab
             for found in _overlaps(saved, table.owners.ranges()):
                 if found.file not in readers:
                     file = directory / index.files[found.file]
-                    readers[found.file] = opened.enter_context(ShardReader(file, _GRAPH, found.file))
+                    readers[found.file] = opened.enter_context(_open(file, found.file))
                 for name, tensor in table.tensors.items():
                     with tensor.rows.writing(found.host) as segment:
                         dataset = _dataset(number, name, found.place)
@@ -155,6 +168,11 @@ def _overlaps(saved: Sequence[Ranges], owned_ranges: list[OwnedRange]) -> Iterat
                     yield _Overlap(file, place, begin - first, owned.host, slice(at, at + end - begin))
 
 
+def _open(path: Path, trainer: int) -> ShardReader:
+    """Open the file of a trainer; it carries the word that its name begins with."""
+    return ShardReader(path, _GRAPH, trainer, path.name.split("-")[0])
+
+
 def _file(word: str, trainer: int) -> str:
     return f"{word}-{trainer}.h5"
 
@@ -164,28 +182,33 @@ def _dataset(number: int, name: str, place: int) -> str:
 
 
 def _publish(directory: Path, word: str, num_trainers: int, identity: Identity, tables: list[Table]) -> None:
-    """Write the index, then remove the files of the one before."""
-    path = directory / _INDEX
-    before: list[str] = []
-    with suppress(ShardFormatError):
-        before = _Index(path).files
+    """Write the index once all files are there, then remove those of other saves."""
+    files = [_file(word, k) for k in range(num_trainers)]
+    for k, name in enumerate(files):
+        try:
+            _open(directory / name, k).close()
+        except ShardFormatError as error:
+            raise StorageError(
+                f"trainer 0 does not see what trainer {k} wrote; is the folder shared? {error}"
+            ) from error
     content = {
         "format": _FORMAT,
         "version": _VERSION,
         "kind": identity.kind,
         "settings": identity.settings,
         "embeddings": [table.describe() for table in tables],
-        "files": [_file(word, k) for k in range(num_trainers)],
+        "files": files,
         "rows": [
             [[[owned.first, owned.last] for owned in table.owners.ranges(k)] for k in range(num_trainers)]
             for table in tables
         ],
     }
-    temporary = path.with_name(f".{_INDEX}.{word}.tmp")
-    temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
-    for name in before:
-        (directory / name).unlink(missing_ok=True)
+    with NewFile(directory / _INDEX, durable=True) as index:
+        index.write((json.dumps(content, indent=1) + "\n").encode())
+    with suppress(OSError):  # the new save stands
+        for name in os.listdir(directory):
+            if name not in files and _FILE.fullmatch(name.removeprefix(".").removesuffix(".tmp")):
+                (directory / name).unlink(missing_ok=True)
 
 
 class _Index:
@@ -204,22 +227,22 @@ class _Index:
         """
         self._path = path
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content = json.loads(read_text(path))
         except OSError as error:
             raise ShardFormatError(f"{path}: cannot read the index of a saved optimizer: {error.strerror}") from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ShardFormatError(f"{path}: damaged index: {error}") from error
         if not isinstance(content, dict) or (content.get("format"), content.get("version")) != (_FORMAT, _VERSION):
             raise ShardFormatError(f"{path}: not the index of a saved optimizer of version {_VERSION}")
         try:
             self._kind = str(content["kind"])
             self.settings = dict(content["settings"])
-            self.files = [Path(str(name)).name for name in content["files"]]
+            self.files = [_checked_name(name) for name in content["files"]]
             self._tables = {str(entry["name"]): dict(entry["tensors"]) for entry in content["embeddings"]}
             self._rows = [[[(int(a), int(b)) for a, b in ranges] for ranges in files] for files in content["rows"]]
             for kinds, saved in zip(self._tables.values(), self._rows, strict=True):
                 _check_cover(saved, len(self.files), int(kinds["weight"][1]))
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
             raise ShardFormatError(f"{path}: damaged index: {error!r}") from error
 
     def find(self, name: str) -> tuple[int, Sequence[Ranges]]:
@@ -244,6 +267,13 @@ class _Index:
     def _same(self, what: str, saved: Any, here: Any) -> None:
         if saved != here:
             raise InvalidArgumentError(f"{self._path}: {what} {saved!r} there, and {here!r} here")
+
+
+def _checked_name(name: object) -> str:
+    """Return the name of a file of a save, which leads nowhere else."""
+    if not isinstance(name, str) or not _FILE.fullmatch(name):
+        raise ValueError(f"{name!r} is no file of a save")
+    return name
 
 
 def _check_cover(saved: list[list[tuple[int, int]]], num_files: int, num_rows: int) -> None:

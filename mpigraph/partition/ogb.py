@@ -30,7 +30,7 @@ import numpy.typing as npt
 from mpigraph.arrays import Array
 from mpigraph.errors import GraphDataError
 from mpigraph.metadata.schema import Relation, Schema
-from mpigraph.partition.source import Feature, GraphSource, RowArray, as_float32
+from mpigraph.partition.source import Feature, GraphSource, RowArray, as_floats
 
 __all__ = ["read_ogb"]
 
@@ -87,7 +87,7 @@ def _homogeneous_source(path: Path, contents: _Homogeneous) -> GraphSource:
     feats = _split_masks((path / "split").glob("*"), contents.num_nodes)
     feats["label"] = Feature(_as_labels(contents.label), "int64")
     if contents.feat is not None:
-        feats["feat"] = Feature(contents.feat, "float32")
+        feats["feat"] = Feature.rows(contents.feat)
     return GraphSource(Schema.homogeneous(), (contents.num_nodes,), ((src, dst),), {"_N": feats})
 
 
@@ -101,7 +101,7 @@ def _typed_source(path: Path, contents: _Typed) -> GraphSource:
         if ntype in contents.labels:
             tables[ntype]["label"] = Feature(_as_labels(contents.labels[ntype]), "int64")
         if ntype in contents.feats:
-            tables[ntype]["feat"] = Feature(contents.feats[ntype], "float32")
+            tables[ntype]["feat"] = Feature.rows(contents.feats[ntype])
     return GraphSource(
         Schema(ntypes, relations),
         tuple(contents.counts[ntype] for ntype in ntypes),
@@ -114,7 +114,7 @@ def _read_binary(raw: Path) -> _Homogeneous:
     arrays = _read_arrays(raw / "data.npz", ("edge_index", "num_nodes_list", "node_feat"))
     src, dst = arrays["edge_index"]
     num_nodes = int(arrays["num_nodes_list"].sum())
-    feat = as_float32(arrays["node_feat"]) if "node_feat" in arrays else None
+    feat = as_floats(arrays["node_feat"]) if "node_feat" in arrays else None
     label = _read_arrays(raw / "node-label.npz")["node_label"]
     return _Homogeneous(num_nodes, src, dst, feat, label)
 
@@ -137,7 +137,7 @@ def _read_typed_binary(raw: Path) -> _Typed:
     counts = {name: int(numbers.sum()) for name, numbers in _read_arrays(raw / "num_nodes_dict.npz").items()}
     feats = _read_arrays(raw / "node_feat_dict.npz") if (raw / "node_feat_dict.npz").is_file() else {}
     labels = _read_arrays(raw / "node-label.npz") if (raw / "node-label.npz").is_file() else {}
-    return _Typed(counts, edges, {ntype: as_float32(feat) for ntype, feat in feats.items()}, labels)
+    return _Typed(counts, edges, {ntype: as_floats(feat) for ntype, feat in feats.items()}, labels)
 
 
 def _read_typed_text(raw: Path) -> _Typed:

@@ -1,6 +1,8 @@
 """Partition a graph: assign, relabel, write the shards and the configuration. One process; no MPI."""
 
+import math
 import os
+import secrets
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
@@ -21,8 +23,15 @@ from mpigraph.partition.progress import Progress, silent
 from mpigraph.partition.random_assignment import random_assign
 from mpigraph.partition.relabel import NodeOrder, RelationCSC, order_nodes, relabel_relation
 from mpigraph.partition.source import Feature, GraphSource, edge_chunks, release
-from mpigraph.storage.format import edge_feature_name, node_feature_name, node_orig_ids_name, relation_dataset_name
-from mpigraph.storage.part_config import FeatureInfo, PartConfig
+from mpigraph.storage.files import check_space
+from mpigraph.storage.format import (
+    edge_feature_name,
+    index_dtype,
+    node_feature_name,
+    node_orig_ids_name,
+    relation_dataset_name,
+)
+from mpigraph.storage.part_config import FeatureInfo, PartConfig, check_graph_name
 from mpigraph.storage.shard import ShardWriter
 
 __all__ = ["PART_METHODS", "PartitionResult", "check_writable", "memory_forecast", "partition_source"]
@@ -84,6 +93,7 @@ def partition_source(
 
     Raises:
         InvalidArgumentError: an argument is not usable, or the directory cannot be written to.
+        StorageError: the disk is full, or another process is writing there.
         GraphDataError: the graph contradicts itself.
     """
     progress = progress or silent
@@ -92,6 +102,9 @@ def partition_source(
     progress("check edges", 0, 1)
     source.check_edges()
     progress("check edges", 1, 1)
+    out = Path(out_path)
+    out.mkdir(parents=True, exist_ok=True)
+    check_space(out, _bytes_on_disk(source, num_parts), f"graph {graph_name!r}")
     stage = f"assign nodes ({part_method})"
     progress(stage, 0, 1)
     criteria = balance_criteria(source, balance_classes, balance_edges)
@@ -107,7 +120,10 @@ def partition_source(
     get_logger().info("%s in %d parts by %s: %s", graph_name, num_parts, part_method, report)
     bases = source.node_bases
     orders = [order_nodes(parts[bases[i] : bases[i + 1]], num_parts) for i in range(len(source.num_nodes))]
-    writer = _Writer(source, graph_name, num_parts, Path(out_path), orders, progress)
+    identity = secrets.token_hex(16)
+    # a configuration is there only while all its shards are: the old one goes first, and the new one comes last
+    (out / f"{graph_name}.json").unlink(missing_ok=True)
+    writer = _Writer(source, graph_name, identity, num_parts, out, orders, progress)
     edge_offsets, orig_eids = writer.write_relations(keep_edge_ids)
     writer.write_node_features()
     keys = [relation_key(relation) for relation in source.schema.relations]
@@ -119,8 +135,10 @@ def partition_source(
         edge_features=_feature_infos(keys, source.edge_feats),
         files=PartConfig.default_files(num_parts),
         report=report,
+        identity=identity,
+        seals=tuple(writer.seals),
     )
-    path = config.write(out_path)
+    path = config.write(out)
     return PartitionResult(path, tuple(order.orig_ids for order in orders), orig_eids, report)
 
 
@@ -164,6 +182,7 @@ class _Writer:
         self,
         source: GraphSource,
         graph_name: str,
+        identity: str,
         num_parts: int,
         out: Path,
         orders: list[NodeOrder],
@@ -171,9 +190,11 @@ class _Writer:
     ) -> None:
         self._source = source
         self._graph_name = graph_name
+        self._identity = identity
         self._num_parts = num_parts
         self._orders = orders
         self._progress = progress
+        self.seals: list[dict[str, str]] = [{} for _ in range(num_parts)]
         self._paths = [
             {kind: out / name for kind, name in files.items()} for files in PartConfig.default_files(num_parts)
         ]
@@ -213,6 +234,8 @@ class _Writer:
                     done += 1
                 if keep_edge_ids:
                     orig_eids.append(csc.orig_ids)
+        for part in parts:
+            self.seals[part] |= {"part_graph": graphs[part].seal, "edge_feats": feats[part].seal}
         self._progress("write topology", num_steps, num_steps)
         return tuple(edge_offsets), tuple(orig_eids)
 
@@ -224,10 +247,11 @@ class _Writer:
                 for ntype, order in zip(self._source.schema.ntypes, self._orders, strict=True):
                     for name, feature in self._source.node_feats.get(ntype, {}).items():
                         _write_feature(writer, node_feature_name(ntype, name), feature, order.orig_ids_of(part))
+            self.seals[part]["node_feats"] = writer.seal
         self._progress("write node features", self._num_parts, self._num_parts)
 
     def _open(self, part: int, kind: str) -> ShardWriter:
-        return ShardWriter(self._paths[part][kind], self._graph_name, part)
+        return ShardWriter(self._paths[part][kind], self._graph_name, part, self._identity)
 
 
 def _write_relation(
@@ -262,6 +286,18 @@ def _row_chunks(begin: int, end: int, row_bytes: int) -> Iterator[slice]:
     step = max(1, _CHUNK_BYTES // max(row_bytes, 1))
     for first in range(begin, end, step):
         yield slice(first, min(first + step, end))
+
+
+def _bytes_on_disk(source: GraphSource, num_parts: int) -> int:
+    """What the shards will take, without HDF5's own, which is little."""
+    total = 8 * sum(source.num_nodes)
+    for relation_id in range(len(source.edges)):
+        src, dst = (source.num_nodes[i] for i in source.schema.ends(relation_id))
+        total += 8 * (src + dst + num_parts) + (8 + index_dtype(src).itemsize) * source.num_edges(relation_id)
+    for table in (*source.node_feats.values(), *source.edge_feats.values()):
+        for feature in table.values():
+            total += feature.values.dtype.itemsize * math.prod(feature.values.shape)
+    return total
 
 
 def _edge_cut(source: GraphSource, parts: I32) -> dict[str, Any]:
@@ -302,5 +338,4 @@ def _check_arguments(
             f"assignment must hold a part in [0, {num_parts}) for each of {num_nodes} nodes "
             f"(got shape {assignment.shape})"
         )
-    if not graph_name or "/" in graph_name or graph_name.startswith("."):
-        raise InvalidArgumentError(f"graph_name must be usable as a file name (got {graph_name!r})")
+    check_graph_name(graph_name)

@@ -2,7 +2,7 @@
 
 Three inputs: an ``.npz`` file, a directory of ``.npy`` files as ``python -m mpigraph generate`` writes it
 (memory-mapped), and the directory of an OGB node-property dataset (``ogb.py``). Labels become the
-node feature "label" (int64), masks bool, features "feat" (float32).
+node feature "label" (int64), masks bool, features "feat" (float32, or float16 where they are).
 """
 
 import json
@@ -19,7 +19,7 @@ from mpigraph.arrays import Array
 from mpigraph.errors import GraphDataError
 from mpigraph.metadata.schema import Relation, Schema, relation_key
 from mpigraph.partition.ogb import read_ogb
-from mpigraph.partition.source import Feature, GraphSource, SparseRows, as_float32
+from mpigraph.partition.source import Feature, GraphSource, SparseRows, as_floats
 
 __all__ = ["add_reverse_edges", "read_source"]
 
@@ -171,11 +171,11 @@ def _node_features(arrays: Mapping[str, Array]) -> dict[str, Feature]:
     if "label" in arrays:
         feats["label"] = Feature(arrays["label"].astype(np.int64, copy=False), "int64")
     if "feat" in arrays:
-        feats["feat"] = Feature(as_float32(arrays["feat"]), "float32")
+        feats["feat"] = Feature.rows(as_floats(arrays["feat"]))
     elif "feat_data" in arrays:
         shape = tuple(int(size) for size in arrays["feat_shape"])
         rows = SparseRows(arrays["feat_indptr"], arrays["feat_indices"], arrays["feat_data"], shape)
-        feats["feat"] = Feature(rows, "float32")
+        feats["feat"] = Feature.rows(rows)
     return feats
 
 

@@ -17,7 +17,7 @@ from mpigraph.errors import GraphDataError
 from mpigraph.metadata.schema import Schema, relation_key
 from mpigraph.storage.format import logical_dtype, storage_dtype
 
-__all__ = ["CastRows", "Feature", "GraphSource", "RowArray", "SparseRows", "as_float32", "edge_chunks", "release"]
+__all__ = ["CastRows", "Feature", "GraphSource", "RowArray", "SparseRows", "as_floats", "edge_chunks", "release"]
 
 
 EDGES_PER_CHUNK = 1 << 22
@@ -65,7 +65,7 @@ class CastRows:
 
 
 class SparseRows:
-    """Dense float32 rows of a CSR matrix.
+    """Dense rows of a CSR matrix, float16 if its values are, else float32.
 
     Args:
         indptr: int[n + 1].
@@ -81,7 +81,7 @@ class SparseRows:
         self._indices = indices
         self._data = data
         self.shape: tuple[int, ...] = shape
-        self.dtype: np.dtype[Any] = np.dtype(np.float32)
+        self.dtype: np.dtype[Any] = np.dtype(np.float16 if data.dtype == np.float16 else np.float32)
         self.nbytes: int = self._indptr.nbytes + indices.nbytes + data.nbytes
 
     def __len__(self) -> int:
@@ -93,14 +93,14 @@ class SparseRows:
         row = np.repeat(np.arange(len(rows)), lengths)
         ends = np.cumsum(lengths)
         position = np.arange(len(row)) - np.repeat(ends - lengths, lengths) + np.repeat(begins, lengths)
-        dense = np.zeros((len(rows), self.shape[1]), np.float32)
+        dense = np.zeros((len(rows), self.shape[1]), self.dtype)
         dense[row, self._indices[position]] = self._data[position]
         return dense
 
 
-def as_float32(rows: Array) -> RowArray:
-    """Return rows as float32, cast when they are asked for unless they are float32 already."""
-    return rows if rows.dtype == np.float32 else CastRows(rows, np.float32)
+def as_floats(rows: Array) -> RowArray:
+    """Return rows that are float32 or float16 as they are, and others as float32, cast when they are asked for."""
+    return rows if rows.dtype in (np.float32, np.float16) else CastRows(rows, np.float32)
 
 
 class Feature(NamedTuple):
@@ -108,6 +108,11 @@ class Feature(NamedTuple):
 
     values: RowArray
     dtype: str
+
+    @classmethod
+    def rows(cls, values: RowArray) -> "Feature":
+        """Return a feature of rows that are stored as they are."""
+        return cls(values, values.dtype.name)
 
     @classmethod
     def of(cls, values: Array) -> "Feature":

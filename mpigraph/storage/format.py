@@ -9,20 +9,20 @@ A partitioned graph is a directory::
 
 Datasets are contiguous, so that a reader can fill a buffer with any range of rows in one call. Each carries its
 logical dtype (torch's name; bfloat16 is stored as uint16 and bool as uint8) and one CRC-32 for each segment
-of ``segment_rows`` rows.
+of ``segment_rows`` rows. The configuration and every shard carry the *identity* of the partitioning, a random word: a
+shard of another one is refused, so files of two partitionings are never mixed.
+
+A file of another version is refused; there is no conversion. A graph is partitioned again, an optimizer saved again.
 """
 
 import numpy as np
 import numpy.typing as npt
 
 from mpigraph.errors import InvalidArgumentError
-from mpigraph.storage.part_config import FeatureInfo, PartConfig
 
 __all__ = [
     "FORMAT_NAME",
     "FORMAT_VERSION",
-    "FeatureInfo",
-    "PartConfig",
     "edge_feature_name",
     "index_dtype",
     "logical_dtype",
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 FORMAT_NAME = "mpigraph-shard"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # 1 had no identity
 
 _SEGMENT_BYTES = 4 << 20  # a read at a random row verifies a whole segment, so they must not be large
 _MAX_SEGMENTS = 8192  # their checksums are an HDF5 attribute, which holds 64 KiB

@@ -2,14 +2,20 @@
 
 It has the keys of DGL's ``part_config``: ``node_map`` and ``edge_map`` hold half-open ranges of
 *homogeneous* ids, which are numbered part by part and, inside a part, type by type. Further keys are a format
-name and version, the dtype and row shape of every feature, and the report of the partitioning.
+name and version, the dtype and row shape of every feature, the report of the partitioning, its identity, which every
+shard carries too, the seal of every shard (a hash of its checksums, so that a shard which was changed together with its
+own checksums is found), and a checksum of all of this except the report and the paths of the shards.
+
+A configuration may come from anywhere: whatever it says, its paths stay inside its folder.
 """
 
+import hashlib
 import json
 import os
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,14 +24,20 @@ from mpigraph.arrays import I64
 from mpigraph.errors import InvalidArgumentError, MPIGraphError, PartitionError
 from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import Schema, parse_relation, relation_key
+from mpigraph.storage.files import NewFile, read_text
+from mpigraph.storage.format import storage_dtype
 
-__all__ = ["FeatureInfo", "PartConfig", "homogeneous_ranges"]
+__all__ = ["FeatureInfo", "PartConfig", "check_graph_name", "homogeneous_ranges"]
 
 CONFIG_FORMAT = "mpigraph"
-CONFIG_VERSION = 1
+CONFIG_VERSION = 2  # 1 had no identity
 
 _FILES = {"part_graph": "graph.h5", "node_feats": "node_feat.h5", "edge_feats": "edge_feat.h5"}
-_REQUIRED = "graph_name num_nodes num_edges part_method num_parts node_map edge_map ntypes etypes".split()
+_REQUIRED = (
+    "graph_name num_nodes num_edges part_method num_parts node_map edge_map ntypes etypes identity seals checksum"
+).split()
+_NO_CHECKSUM = ("report", "checksum")  # beside the paths
+_MOST = 2**62  # ids, so that sums of them fit
 
 Ranges = list[I64]
 
@@ -54,6 +66,8 @@ class PartConfig:
             edge_feats.
         report: what the partitioning reached (edge cut, balance); free form.
         directory: where the configuration file lies.
+        identity: of this partitioning; every shard carries it.
+        seals: for each part, the seals of its files by the same keys as in ``files``.
     """
 
     graph_name: str
@@ -64,6 +78,8 @@ class PartConfig:
     files: tuple[Mapping[str, str], ...]
     report: Mapping[str, Any] = field(default_factory=dict)
     directory: Path = Path()
+    identity: str = field(default_factory=lambda: secrets.token_hex(16))
+    seals: tuple[Mapping[str, str], ...] = ()
 
     @staticmethod
     def default_files(num_parts: int) -> tuple[Mapping[str, str], ...]:
@@ -91,19 +107,35 @@ class PartConfig:
         Args:
             part: 0 to num_parts - 1.
             which: ``"part_graph"``, ``"node_feats"`` or ``"edge_feats"``.
+
+        Raises:
+            PartitionError: there is no such part, or links lead the file out of the graph's folder.
         """
         if which not in _FILES:
             raise InvalidArgumentError(f"which must be one of {list(_FILES)} (got {which!r})")
         if not 0 <= part < self.num_parts:
             raise PartitionError(f"part {part} does not exist: {self.path} has {self.num_parts} parts")
-        return self.directory / self.files[part][which]
+        path = self.directory / self.files[part][which]
+        if not _is_inside(path, self.directory):
+            raise PartitionError(f"{path}: a link leads out of the graph's folder (part {part} of {self.path})")
+        return path
+
+    @property
+    def checksum(self) -> str:
+        """SHA-256 of all that the shards depend on."""
+        content = {key: value for key, value in self._to_json().items() if not _is_free(key)}
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def write(self, directory: str | os.PathLike[str]) -> Path:
-        """Write ``<directory>/<graph_name>.json`` and return its path."""
+        """Write ``<directory>/<graph_name>.json`` and return its path.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
         path = Path(directory) / f"{self.graph_name}.json"
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        temporary.write_text(json.dumps(self._to_json(), indent=2) + "\n", encoding="utf-8")
-        os.replace(temporary, path)  # atomic: a reader meets the old file or the new one, never half of one
+        content = self._to_json() | {"checksum": self.checksum}
+        with NewFile(path, queue=True) as file:  # a reader meets the old file or the new one, never half of one
+            file.write((json.dumps(content, indent=2) + "\n").encode())
         return path
 
     @classmethod
@@ -114,18 +146,20 @@ class PartConfig:
             PartitionError: the file is missing, no valid JSON, of another format, or contradicts itself.
         """
         path = Path(path)
+        if not _is_inside(path, path.parent):
+            raise PartitionError(f"{path}: a link leads out of the graph's folder")
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content = json.loads(read_text(path))
         except OSError as error:
             raise PartitionError(f"{path}: cannot read the partition configuration: {error.strerror}") from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise PartitionError(f"{path}: not a valid JSON file: {error}") from error
         _check_format(path, content)
         try:
             return cls._from_json(path, content)
         except MPIGraphError as error:
             raise PartitionError(f"{path}: {error}") from error
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
             raise PartitionError(f"{path}: damaged partition configuration: {error!r}") from error
 
     def _to_json(self) -> dict[str, Any]:
@@ -137,6 +171,7 @@ class PartConfig:
         return {
             "format": CONFIG_FORMAT,
             "format_version": CONFIG_VERSION,
+            "identity": self.identity,
             "graph_name": self.graph_name,
             "num_nodes": sum(book.num_nodes(i) for i in range(len(ntypes))),
             "num_edges": sum(book.num_edges(i) for i in range(len(keys))),
@@ -149,31 +184,50 @@ class PartConfig:
             "etypes": {key: i for i, key in enumerate(keys)},
             "node_features": _features_to_json(self.node_features),
             "edge_features": _features_to_json(self.edge_features),
+            "seals": [dict(seals) for seals in self.seals],
             "report": dict(self.report),
             **{f"part-{k}": dict(files) for k, files in enumerate(self.files)},
         }
 
     @classmethod
     def _from_json(cls, path: Path, content: dict[str, Any]) -> "PartConfig":
+        check_graph_name(_a_string(content["graph_name"]))
         ntypes = _by_id(content["ntypes"])
         etypes = _by_id(content["etypes"])
         schema = Schema(tuple(ntypes), tuple(parse_relation(key) for key in etypes))
-        num_parts = int(content["num_parts"])
+        num_parts = _count(content["num_parts"])
         book = RangeBook(
             schema,
-            _offsets("node_map", content["node_map"], ntypes, num_parts, int(content["num_nodes"])),
-            _offsets("edge_map", content["edge_map"], etypes, num_parts, int(content["num_edges"])),
+            _offsets("node_map", content["node_map"], ntypes, num_parts, _count(content["num_nodes"])),
+            _offsets("edge_map", content["edge_map"], etypes, num_parts, _count(content["num_edges"])),
         )
-        return cls(
-            graph_name=str(content["graph_name"]),
-            part_method=str(content["part_method"]),
+        config = cls(
+            graph_name=content["graph_name"],
+            part_method=_a_string(content["part_method"]),
             book=book,
             node_features=_features_from_json(content["node_features"], ntypes),
             edge_features=_features_from_json(content["edge_features"], etypes),
-            files=tuple({key: str(content[f"part-{k}"][key]) for key in _FILES} for k in range(num_parts)),
+            files=tuple({key: _inner_path(content[f"part-{k}"][key]) for key in _FILES} for k in range(num_parts)),
             report=dict(content.get("report", {})),
             directory=path.parent,
+            identity=_a_string(content["identity"]),
+            seals=tuple({key: _a_string(seals[key]) for key in _FILES} for seals in content["seals"]),
         )
+        if len(config.seals) != num_parts:
+            raise PartitionError(f"there are {num_parts} parts but {len(config.seals)} seals")
+        if content["checksum"] != config.checksum:
+            raise PartitionError("damaged partition configuration: it was changed after it was written")
+        return config
+
+
+def check_graph_name(name: str) -> None:
+    """Check that a graph's name can be the name of a file in any folder.
+
+    Raises:
+        InvalidArgumentError: it cannot.
+    """
+    if not name or "/" in name or name.startswith(".") or not name.isprintable() or len(name.encode()) > 200:
+        raise InvalidArgumentError(f"graph_name must be usable as a file name (got {name!r})")
 
 
 def homogeneous_ranges(offsets: Sequence[I64]) -> Ranges:
@@ -191,10 +245,12 @@ def _offsets(what: str, table: dict[str, Any], names: list[str], num_parts: int,
     """Turn homogeneous ranges into type-wise offsets; they must tile ``[0, total)`` in order."""
     if sorted(table) != sorted(names):
         raise PartitionError(f"{what} has the types {sorted(table)}, expected {sorted(names)}")
-    ranges = [np.asarray(table[name], dtype=np.int64) for name in names]
+    ranges = [np.asarray(table[name]) for name in names]
     for name, rows in zip(names, ranges, strict=True):
         if rows.shape != (num_parts, 2):
             raise PartitionError(f"{what} of {name!r} must have {num_parts} ranges (got shape {rows.shape})")
+        if rows.dtype != np.int64 or int(rows.min()) < 0 or int(rows.max()) > _MOST:
+            raise PartitionError(f"{what} of {name!r} must hold ids of 0 to 2**62")
         if (rows[:, 1] < rows[:, 0]).any():
             raise PartitionError(f"{what} of {name!r} has a range that ends before it begins")
     offsets = tuple(np.concatenate([[0], np.cumsum(rows[:, 1] - rows[:, 0])]) for rows in ranges)
@@ -220,9 +276,10 @@ def _check_format(path: Path, content: object) -> None:
                 f"{path}: written by DGL (its parts are {', '.join(names)}); partition the graph again with mpigraph"
             )
         raise PartitionError(f"{path}: not a partition configuration of this library (no format {CONFIG_FORMAT!r})")
-    if content.get("format_version") != CONFIG_VERSION:
+    version = content.get("format_version")
+    if version != CONFIG_VERSION:
         raise PartitionError(
-            f"{path}: format version {content.get('format_version')} (this library reads {CONFIG_VERSION})"
+            f"{path}: format version {version!r} (this library reads {CONFIG_VERSION}): partition the graph again"
         )
     missing = [key for key in _REQUIRED if key not in content]
     if missing:
@@ -231,8 +288,8 @@ def _check_format(path: Path, content: object) -> None:
 
 def _by_id(table: dict[str, Any]) -> list[str]:
     """Return names in the order of their ids, which must be 0..n-1."""
-    names = sorted(table, key=lambda name: int(table[name]))
-    if [int(table[name]) for name in names] != list(range(len(names))):
+    names = sorted(table, key=lambda name: _count(table[name]))
+    if [table[name] for name in names] != list(range(len(names))):
         raise PartitionError(f"type ids must be 0 to {len(names) - 1} (got {table})")
     return names
 
@@ -250,8 +307,47 @@ def _features_from_json(content: dict[str, Any], names: list[str]) -> Features:
         raise PartitionError(f"features of unknown type {unknown[0]!r}")
     return {
         owner: {
-            name: FeatureInfo(str(info["dtype"]), tuple(int(size) for size in info["shape"]))
+            name: FeatureInfo(_a_dtype(info["dtype"]), tuple(_count(size) for size in info["shape"]))
             for name, info in content.get(owner, {}).items()
         }
         for owner in names
     }
+
+
+def _is_inside(path: Path, directory: Path) -> bool:
+    """Whether a file lies in a directory even if links are followed."""
+    try:
+        return path.resolve().is_relative_to(directory.resolve())
+    except (OSError, RuntimeError, ValueError):  # links in a circle, or no path at all
+        return False
+
+
+def _is_free(key: str) -> bool:
+    """Whether a key may be changed without harm: the shards say themselves what they are."""
+    return key in _NO_CHECKSUM or key.startswith("part-")
+
+
+def _count(value: object) -> int:
+    """Return a number of things. Unlike ``int()`` it takes no text, fraction or bool."""
+    if type(value) is not int or not 0 <= value <= _MOST:
+        raise ValueError(f"a number of 0 to 2**62 is needed (got {value!r:.60})")
+    return value
+
+
+def _a_string(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"a text is needed (got {value!r:.60})")
+    return value
+
+
+def _a_dtype(value: object) -> str:
+    storage_dtype(_a_string(value))
+    return str(value)
+
+
+def _inner_path(value: object) -> str:
+    """Return a path that stays inside the graph's folder."""
+    path = PurePosixPath(_a_string(value))
+    if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in str(value):
+        raise PartitionError(f"{value!r} is no path inside the graph's folder")
+    return str(value)

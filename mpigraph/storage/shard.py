@@ -4,12 +4,17 @@ A file is written under a temporary name and renamed at the end, so a file with 
 Rows are read into the caller's buffer without a copy, and their checksums are verified. Whatever is wrong
 with a file becomes one :class:`~mpigraph.errors.ShardFormatError` that names file and dataset. No MPI here:
 each rank reads for itself.
+
+A file may come from anywhere. So nothing in it is followed to another file (links, external storage, virtual datasets),
+no filter runs, and nothing is allocated that the file's size does not justify.
 """
 
+import hashlib
+import math
 import os
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -18,11 +23,14 @@ import h5py
 import numpy as np
 
 from mpigraph.arrays import Array
-from mpigraph.errors import InvalidArgumentError, ShardFormatError
+from mpigraph.errors import InvalidArgumentError, ShardFormatError, StorageError
+from mpigraph.storage.files import NewFile, check_space, open_regular
 from mpigraph.storage.format import FORMAT_NAME, FORMAT_VERSION, logical_dtype, segment_rows, storage_dtype
 
-__all__ = ["DatasetInfo", "ShardReader", "ShardWriter"]
+__all__ = ["DatasetInfo", "Fingerprint", "ShardReader", "ShardWriter", "seal_of"]
 
+_SIGNATURE = b"\x89HDF\r\n\x1a\n\x03"  # of HDF5's superblock, and the version of it that _LIBVER gives
+_ATTRIBUTE_BYTES = 1 << 16  # what HDF5 allows in an object's header
 
 # Metadata of this file format version carry checksums, so that HDF5 notices damage instead of following a wild pointer;
 # for the same reason attributes are of fixed length (text of variable length lies in a heap without a checksum).
@@ -36,6 +44,18 @@ class DatasetInfo(NamedTuple):
     dtype: str
 
 
+Fingerprint = Mapping[str, tuple[DatasetInfo, bytes]]
+"""Shape, dtype and checksums of every dataset of a file."""
+
+
+def seal_of(content: Fingerprint) -> str:
+    """Return the hash of a file's fingerprint."""
+    seal = hashlib.sha256()
+    for name, (info, crcs) in sorted(content.items()):
+        seal.update(repr((name, info.shape, info.dtype, crcs)).encode())
+    return seal.hexdigest()
+
+
 class ShardWriter:
     """Write one shard file, dataset by dataset, each in chunks of rows.
 
@@ -46,18 +66,37 @@ class ShardWriter:
         path: final name.
         graph_name: the graph that the file belongs to.
         part: the part that the file belongs to.
+        identity: the partitioning that the file belongs to.
+        durable: wait at the end until the disk has it.
+
+    Raises:
+        StorageError: the file cannot be written; by any method.
     """
 
-    def __init__(self, path: str | os.PathLike[str], graph_name: str, part: int) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], graph_name: str, part: int, identity: str, durable: bool = False
+    ) -> None:
         self._path = Path(path)
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}.tmp")
-        # locking=False: parallel file systems often refuse HDF5's locks, and nobody else knows the temporary name
-        self._file = h5py.File(self._temporary, "w", libver=_LIBVER, locking=False)
+        self._target = _Target(self._path, durable)
+        try:
+            self._file = h5py.File(self._target, "w", libver=_LIBVER)
+        except BaseException:
+            self._target.discard()
+            raise
         self._file.attrs.update(
-            magic=_text(FORMAT_NAME), version=FORMAT_VERSION, graph_name=_text(graph_name), part=part
+            magic=_text(FORMAT_NAME),
+            version=FORMAT_VERSION,
+            graph_name=_text(graph_name),
+            part=part,
+            identity=_text(identity),
         )
         self._current: _Appender | None = None
+        self._content: dict[str, tuple[DatasetInfo, bytes]] = {}
+
+    @property
+    def seal(self) -> str:
+        """Of what has been written."""
+        return seal_of(self._content)
 
     def create(self, name: str, shape: tuple[int, ...], dtype: str) -> None:
         """Begin a dataset; :meth:`write` then appends its rows.
@@ -69,6 +108,7 @@ class ShardWriter:
         """
         self._finish()
         self._current = _Appender(self._file, name, shape, dtype)
+        check_space(self._path.parent, self._current.nbytes, f"dataset {name!r} of {self._path}")
 
     def write(self, rows: Array) -> None:
         """Append rows to the dataset begun last.
@@ -79,6 +119,7 @@ class ShardWriter:
         if self._current is None:
             raise InvalidArgumentError(f"{self._path}: write() before create()")
         self._current.write(rows)
+        self._target.check()
 
     def add(self, name: str, values: Array, dtype: str | None = None) -> None:
         """Write a whole dataset; the dtype defaults to that of ``values``."""
@@ -89,12 +130,15 @@ class ShardWriter:
         """Complete the file and give it its name."""
         self._finish()
         self._file.close()
-        os.replace(self._temporary, self._path)
+        self._target.check()
+        self._target.publish()
 
     def discard(self) -> None:
         """Drop what was written."""
-        self._file.close()
-        self._temporary.unlink(missing_ok=True)
+        self._target.give_up()
+        with suppress(OSError, RuntimeError, ValueError):  # there is an error already, and the file is not wanted
+            self._file.close()
+        self._target.discard()
 
     def __enter__(self) -> "ShardWriter":
         return self
@@ -114,8 +158,39 @@ class ShardWriter:
     def _finish(self) -> None:
         """Complete the dataset that :meth:`create` began, if any."""
         if self._current is not None:
-            self._current.finish()
+            self._content |= self._current.finish()
             self._current = None
+
+
+class _Target(NewFile):
+    """What HDF5 writes to.
+
+    After an error it takes whatever comes and writes nothing, and :meth:`check` raises the error: HDF5 cannot close a
+    file that it cannot write, and ends the process with a signal at its exit.
+    """
+
+    def __init__(self, path: Path, durable: bool) -> None:
+        super().__init__(path, durable)
+        self._error: StorageError | None = None
+        self._useless = False
+
+    def write(self, data: Any) -> int:
+        if not self._useless:
+            try:
+                return super().write(data)
+            except StorageError as error:
+                self._error = error
+                self._useless = True
+        return memoryview(data).nbytes
+
+    def give_up(self) -> None:
+        """Write nothing more."""
+        self._useless = True
+
+    def check(self) -> None:
+        """Raise the error that there was, if any."""
+        if self._error is not None:
+            raise self._error
 
 
 class _Appender:
@@ -124,12 +199,14 @@ class _Appender:
     def __init__(self, file: h5py.File, name: str, shape: tuple[int, ...], dtype: str) -> None:
         stored = storage_dtype(dtype)
         self._name = name
+        self._dtype = dtype
         self._shape = tuple(int(size) for size in shape)
         # without times, equal contents are equal files
         self._dataset = file.create_dataset(name, shape=self._shape, dtype=stored, track_times=False)
         self._segment = segment_rows(self._shape[0], stored.itemsize * int(np.prod(self._shape[1:])))
         self._dataset.attrs["dtype"] = _text(dtype)
         self._dataset.attrs["segment_rows"] = self._segment
+        self.nbytes = stored.itemsize * math.prod(self._shape)
         self._done = 0
         self._crcs = np.zeros(-(-self._shape[0] // self._segment), np.uint32)
 
@@ -153,11 +230,12 @@ class _Appender:
             self._crcs[index] = zlib.crc32(_bytes(block), int(self._crcs[index]))
         self._done = end
 
-    def finish(self) -> None:
-        """Store the checksums; every row must have been written."""
+    def finish(self) -> Fingerprint:
+        """Store the checksums and return them; every row must have been written."""
         if self._done != self._shape[0]:
             raise InvalidArgumentError(f"dataset {self._name!r} has {self._shape[0]} rows (got only {self._done})")
         self._dataset.attrs["crc32"] = self._crcs
+        return {self._name: (DatasetInfo(self._shape, self._dtype), self._crcs.tobytes())}
 
 
 class ShardReader:
@@ -169,20 +247,27 @@ class ShardReader:
         path: file to open.
         graph_name: if given, the graph that the file must belong to.
         part: if given, the part that the file must belong to.
+        identity: if given, the partitioning that the file must belong to.
 
     Raises:
-        ShardFormatError: the file is missing, truncated, foreign, of another version or of another graph or
-            part.
+        ShardFormatError: the file is missing, truncated, foreign, of another version or of another graph, part or
+            partitioning.
     """
 
-    def __init__(self, path: str | os.PathLike[str], graph_name: str | None = None, part: int | None = None) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        graph_name: str | None = None,
+        part: int | None = None,
+        identity: str | None = None,
+    ) -> None:
         self._path = Path(path)
-        if not self._path.is_file():
-            raise ShardFormatError(f"{self._path}: shard file is missing")
         with self._failures("the file header"):
+            self._size = self._check_file()
             self._file = h5py.File(self._path, "r", locking=False)
         try:
-            self._check_header(graph_name, part)
+            with self._failures("the file header"):
+                self._check_header(graph_name, part, identity)
         except BaseException:
             self.close()
             raise
@@ -208,9 +293,10 @@ class ShardReader:
         dataset, logical, _, _ = self._open(name)
         return DatasetInfo(tuple(dataset.shape), logical)
 
-    def checksums(self, name: str) -> Array:
-        """Return uint32[segments], the checksums that a dataset carries."""
-        return self._open(name)[3]
+    def describe(self, name: str) -> tuple[DatasetInfo, bytes]:
+        """Return shape, logical dtype and the bytes of the checksums of a dataset."""
+        dataset, logical, _, crcs = self._open(name)
+        return DatasetInfo(tuple(dataset.shape), logical), crcs.tobytes()
 
     def read_into(self, name: str, out: Array, begin: int = 0, verify: bool = True) -> None:
         """Read rows ``[begin, begin + len(out))`` straight into ``out``.
@@ -224,7 +310,7 @@ class ShardReader:
         Raises:
             ShardFormatError: the dataset is missing, has another dtype or shape, or is damaged.
         """
-        dataset, _, rows, crcs = self._open(name)
+        dataset, logical, rows, crcs = self._open(name)
         end = begin + len(out)
         if out.dtype != dataset.dtype or out.shape[1:] != dataset.shape[1:] or begin < 0 or end > len(dataset):
             raise ShardFormatError(
@@ -237,8 +323,14 @@ class ShardReader:
             return
         with self._failures(f"dataset {name!r}"):
             dataset.read_direct(out, source_sel=np.s_[begin:end])
-        if not verify:
-            return
+        if verify:
+            self._verify(name, dataset, out, begin, rows, crcs)
+        if logical == "bool" and int(out.max()) > 1:
+            raise ShardFormatError(f"{self._path}: dataset {name!r} contradicts itself: a bool is neither 0 nor 1")
+
+    def _verify(self, name: str, dataset: Any, out: Array, begin: int, rows: int, crcs: Array) -> None:
+        """Compare the rows in ``out`` with the checksums of the segments that they lie in."""
+        end = begin + len(out)
         # a checksum covers a whole segment, so the rows of it before and behind the range are read as well
         for index, first, stop in _segments(begin, end, rows):
             low, high = index * rows, min((index + 1) * rows, len(dataset))
@@ -270,38 +362,86 @@ class ShardReader:
     ) -> None:
         self.close()
 
-    def _check_header(self, graph_name: str | None, part: int | None) -> None:
-        with self._failures("the file header"):
-            header = {key: self._file.attrs.get(key) for key in ("version", "part")}
-            header |= {key: _untext(self._file.attrs.get(key)) for key in ("magic", "graph_name")}
-        if header["magic"] != FORMAT_NAME:
-            raise ShardFormatError(f"{self._path}: not a shard of this library (magic {header['magic']!r})")
-        if header["version"] != FORMAT_VERSION:
+    def _check_file(self) -> int:
+        """Return the size of the file, which must be one that HDF5 can open without waiting or searching."""
+        try:
+            number = open_regular(self._path)
+        except FileNotFoundError:
+            raise ShardFormatError(f"{self._path}: shard file is missing") from None
+        with open(number, "rb") as file:
+            begin = file.read(len(_SIGNATURE))
+            size = os.fstat(number).st_size
+        if begin[:-1] != _SIGNATURE[:-1]:
+            raise OSError("not an HDF5 file")
+        if begin != _SIGNATURE:  # older versions have no checksums of metadata
+            raise ShardFormatError(f"{self._path}: not a shard of this library (HDF5 superblock of another version)")
+        return size
+
+    def _check_header(self, graph_name: str | None, part: int | None, identity: str | None) -> None:
+        magic, its_graph, its_identity = map(_untext, map(self._header, ("magic", "graph_name", "identity")))
+        version, its_part = map(self._header, ("version", "part"))
+        if magic != FORMAT_NAME:
+            raise ShardFormatError(f"{self._path}: not a shard of this library (magic {magic!r})")
+        if version != FORMAT_VERSION:
             raise ShardFormatError(
-                f"{self._path}: format version {header['version']} (this library reads {FORMAT_VERSION})"
+                f"{self._path}: format version {version} (this library reads {FORMAT_VERSION}; write it again)"
             )
-        if graph_name is not None and header["graph_name"] != graph_name:
-            raise ShardFormatError(f"{self._path}: belongs to graph {header['graph_name']!r}, not to {graph_name!r}")
-        if part is not None and header["part"] != part:
-            raise ShardFormatError(f"{self._path}: belongs to part {header['part']}, not to part {part}")
+        if graph_name is not None and its_graph != graph_name:
+            raise ShardFormatError(f"{self._path}: belongs to graph {its_graph!r}, not to {graph_name!r}")
+        if part is not None and its_part != part:
+            raise ShardFormatError(f"{self._path}: belongs to part {its_part}, not to part {part}")
+        if identity is not None and its_identity != identity:
+            raise ShardFormatError(
+                f"{self._path}: belongs to another partitioning ({its_identity}, not {identity}): files of two "
+                "partitionings are mixed, or writing one was interrupted"
+            )
+
+    def _header(self, name: str) -> Any:
+        """An attribute of the file, None if there is none."""
+        return _attribute(self._file, name) if h5py.h5a.exists(self._file.id, name.encode()) else None
 
     def _open(self, name: str) -> tuple[Any, str, int, Array]:
         """Return the dataset, its logical dtype, the rows of a segment and the checksums; all checked."""
         with self._failures(f"dataset {name!r}"):
-            dataset = self._file.get(name)
-            if not isinstance(dataset, h5py.Dataset):
+            dataset = self._find(name)
+            if dataset is None:
                 raise ShardFormatError(f"{self._path}: dataset {name!r} is missing")
-            logical = _untext(dataset.attrs["dtype"])
-            rows = int(dataset.attrs["segment_rows"])
-            crcs = np.asarray(dataset.attrs["crc32"])
+            logical = _untext(_attribute(dataset, "dtype"))
+            rows = int(_attribute(dataset, "segment_rows"))
+            crcs = np.asarray(_attribute(dataset, "crc32"))
             if storage_dtype(logical) != dataset.dtype:
                 raise ShardFormatError(
                     f"{self._path}: dataset {name!r} says dtype {logical!r} but stores {dataset.dtype}"
                 )
             # attributes may be damaged too, and a wrong segment size would check nothing
-            if dataset.ndim < 1 or rows < 1 or len(crcs) != -(-len(dataset) // rows):
+            if dataset.ndim < 1 or rows < 1 or crcs.shape != (-(-len(dataset) // rows),):
                 raise ShardFormatError(f"{self._path}: dataset {name!r} has damaged checksums")
+            self._check_storage(name, dataset)
         return dataset, logical, rows, crcs
+
+    def _find(self, name: str) -> Any:
+        """Return the dataset of this name in this very file, None if there is none."""
+        links = self._file.id.links
+        path = b""
+        for step in filter(None, name.encode().split(b"/")):
+            path += b"/" + step
+            if not links.exists(path):
+                return None
+            if links.get_info(path).type != h5py.h5l.TYPE_HARD:
+                raise ShardFormatError(f"{self._path}: dataset {name!r} is a link to another place")
+        found = h5py.h5o.open(self._file.id, path)
+        return h5py.Dataset(found) if isinstance(found, h5py.h5d.DatasetID) else None
+
+    def _check_storage(self, name: str, dataset: Any) -> None:
+        """Check that all bytes of a dataset lie in this file, as they are."""
+        creation = dataset.id.get_create_plist()
+        if creation.get_layout() != h5py.h5d.CONTIGUOUS or creation.get_external_count():
+            raise ShardFormatError(f"{self._path}: dataset {name!r} is not stored contiguously in this file")
+        size = math.prod(dataset.shape) * dataset.dtype.itemsize
+        begin = dataset.id.get_offset()
+        inside = size == 0 or (begin is not None and begin + size <= self._size)
+        if not inside or dataset.id.get_storage_size() != size:
+            raise ShardFormatError(f"{self._path}: dataset {name!r} is larger than the file")
 
     def _read_rest(self, name: str, dataset: Any, begin: int, end: int) -> Array:
         """Read rows of a segment that the caller did not ask for."""
@@ -315,8 +455,23 @@ class ShardReader:
             yield
         except ShardFormatError:
             raise
-        except (OSError, KeyError, RuntimeError, ValueError, TypeError, AttributeError) as error:
+        except (OSError, KeyError, RuntimeError, ValueError, TypeError, AttributeError, OverflowError) as error:
             raise ShardFormatError(f"{self._path}: cannot read {what}: {error}") from error
+
+
+def _attribute(item: Any, name: str) -> Any:
+    """Return an attribute of a kind and size that this library writes.
+
+    Raises:
+        ValueError: it is of another kind, or too large.
+        KeyError: there is none.
+    """
+    attribute = h5py.h5a.open(item.id, name.encode())
+    if attribute.dtype.kind not in "iuS" or attribute.dtype.itemsize * math.prod(attribute.shape) > _ATTRIBUTE_BYTES:
+        raise ValueError(f"attribute {name!r} is not one of this library")
+    value = np.empty(attribute.shape, attribute.dtype)
+    attribute.read(value)
+    return value[()]
 
 
 def _segments(begin: int, end: int, rows: int) -> Iterator[tuple[int, int, int]]:

@@ -5,17 +5,14 @@ slow shared file system; the data are read from the copy.
 """
 
 import os
-from collections.abc import Mapping
 
 import numpy as np
 
 from mpigraph.errors import ShardFormatError
 from mpigraph.storage.format import segment_rows, storage_dtype
-from mpigraph.storage.shard import DatasetInfo, ShardReader
+from mpigraph.storage.shard import DatasetInfo, Fingerprint, ShardReader
 
-__all__ = ["Fingerprint", "fingerprint", "verify_copy"]
-
-Fingerprint = Mapping[str, tuple[DatasetInfo, bytes]]
+__all__ = ["fingerprint", "verify_copy"]
 
 _READ_BYTES = 64 << 20
 
@@ -26,10 +23,12 @@ def fingerprint(shard: ShardReader) -> Fingerprint:
     Raises:
         ShardFormatError: the file is damaged.
     """
-    return {name: (shard.info(name), shard.checksums(name).tobytes()) for name in shard.names()}
+    return {name: shard.describe(name) for name in shard.names()}
 
 
-def verify_copy(path: str | os.PathLike[str], original: Fingerprint, graph_name: str, part: int) -> None:
+def verify_copy(
+    path: str | os.PathLike[str], original: Fingerprint, graph_name: str, part: int, identity: str | None = None
+) -> None:
     """Read a copy from end to end and compare it with the fingerprint of the original.
 
     Args:
@@ -37,11 +36,12 @@ def verify_copy(path: str | os.PathLike[str], original: Fingerprint, graph_name:
         original: what it must be a copy of.
         graph_name: the graph that the file must belong to.
         part: the part that the file must belong to.
+        identity: if given, the partitioning that the file must belong to.
 
     Raises:
         ShardFormatError: it is missing, damaged, or a copy of something else.
     """
-    with ShardReader(path, graph_name, part) as shard:
+    with ShardReader(path, graph_name, part, identity) as shard:
         if fingerprint(shard) != original:
             raise ShardFormatError(f"{path}: not a copy of the original: their checksums differ")
         for name, (info, _) in original.items():

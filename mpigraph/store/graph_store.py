@@ -17,7 +17,7 @@ from mpigraph.rows.service import RowService
 from mpigraph.storage.format import edge_feature_name, node_feature_name
 from mpigraph.storage.part_config import PartConfig
 from mpigraph.store.edge_weights import EdgeWeights
-from mpigraph.store.host_ranges import check_name, read_rows
+from mpigraph.store.host_ranges import check_name, check_same, read_rows
 from mpigraph.store.topology import Topology
 
 __all__ = ["GraphStore", "LoadedGraph"]
@@ -79,9 +79,9 @@ class GraphStore:
         """Load a partitioned graph with its features; a second call gives the loaded one.
 
         Raises:
-            PartitionError: the configuration is missing, damaged or of another graph, or another one with this name is
-                open; on every rank.
-            ShardFormatError: a shard is missing or damaged; on every rank.
+            PartitionError: the configuration is missing, damaged or of another graph, ranks find different ones, or
+                another one with this name is open; on every rank.
+            ShardFormatError: a shard is missing, damaged or of another partitioning; on every rank.
 
         Collective on ``world.comm``.
         """
@@ -91,6 +91,9 @@ class GraphStore:
             known = self.graphs.get(name)
             if known is not None and known.topology.config.path.resolve() != config.path.resolve():
                 raise PartitionError(f"graph {name!r} is open already, from {known.topology.config.path}")
+            if known is not None and known.topology.config.checksum != config.checksum:
+                raise PartitionError(f"{config.path}: graph {name!r} is open already, and was partitioned again since")
+        check_same(self.world, config)
         if known is not None:
             return known
         graph = LoadedGraph(self.new_number(), Topology(self.rows, config))

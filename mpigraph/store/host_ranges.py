@@ -12,15 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 from mpigraph.arrays import I64
-from mpigraph.errors import PartitionError
+from mpigraph.errors import PartitionError, ShardFormatError
 from mpigraph.metadata.book import RangeBook
-from mpigraph.mpi.agree import together
+from mpigraph.mpi.agree import allgather_bytes, everywhere, together
 from mpigraph.mpi.world import World
-from mpigraph.storage.format import relation_dataset_name
+from mpigraph.storage.contents import check_part, open_part, read_indptr
 from mpigraph.storage.part_config import PartConfig
-from mpigraph.storage.shard import ShardReader
+from mpigraph.store.staging import parts_of_hosts
 
-__all__ = ["check_name", "cut_for_hosts", "overlaps", "read_rows"]
+__all__ = ["check_name", "check_same", "cut_for_hosts", "overlaps", "read_rows"]
 
 
 def _cut_point(offsets: I64, host: int, num_hosts: int) -> int:
@@ -60,13 +60,17 @@ def read_rows(
     """
     at = 0
     for part, first, last in overlaps(offsets, begin, begin + len(out)):
-        with ShardReader(config.part_path(part, which), config.graph_name, part) as shard:
+        with open_part(config, part, which) as shard:
             shard.read_into(name, out[at : at + last - first], first)
         at += last - first
 
 
 def cut_for_hosts(world: World, config: PartConfig) -> RangeBook:
     """Return which host holds which nodes and edges: a book whose owners are the hosts.
+
+    Raises:
+        ShardFormatError: a shard that a host needs is missing, damaged, or does not hold what the configuration says;
+            on every rank.
 
     Collective on ``world.comm``.
     """
@@ -76,11 +80,17 @@ def cut_for_hosts(world: World, config: PartConfig) -> RangeBook:
     mine = np.zeros(len(book.edge_offsets), np.int64)
     with together(world.comm, f"opening graph {config.graph_name!r}"):
         if world.is_host:
+            for part in parts_of_hosts([world.host_index], num_hosts, book.num_parts):
+                check_part(config, part)
             for relation in range(len(mine)):
                 mine[relation] = _edge_begin(config, relation, nodes, world.host_index)
     gathered = np.empty((world.size, len(mine)), np.int64)
     world.comm.Allgather(mine, gathered)
     begins = gathered[world.hosts].T
+    for relation, host in np.argwhere(begins[:, 1:] < begins[:, :-1])[:1].tolist():
+        path = config.part_path((host + 1) * book.num_parts // num_hosts, "part_graph")
+        key = book.schema.relation_key(relation)
+        raise everywhere(ShardFormatError(f"{path}: the edges of {key} contradict themselves: indptr must rise"))
     edges = tuple(np.append(begins[relation], book.num_edges(relation)) for relation in range(len(book.edge_offsets)))
     return RangeBook(book.schema, nodes, edges)
 
@@ -95,9 +105,7 @@ def _edge_begin(config: PartConfig, relation: int, nodes: tuple[I64, ...], host:
     inside = node - int(book.node_offsets[dst][part])
     if inside == 0:
         return begin
-    name = relation_dataset_name(book.schema.relation_key(relation), "indptr")
-    with ShardReader(config.part_path(part, "part_graph"), config.graph_name, part) as shard:
-        return begin + int(shard.read(name, inside, inside + 1)[0])
+    return begin + int(read_indptr(config, relation, part, inside, inside)[0])
 
 
 def check_name(config: PartConfig, graph_name: str) -> None:
@@ -109,4 +117,30 @@ def check_name(config: PartConfig, graph_name: str) -> None:
     if config.graph_name != graph_name:
         raise PartitionError(
             f"{config.path} holds graph {config.graph_name!r}, not {graph_name!r}: check graph_name and part_config"
+        )
+
+
+def check_same(world: World, config: PartConfig) -> None:
+    """Check that all ranks have read one and the same partitioning.
+
+    Raises:
+        PartitionError: they have not; on every rank.
+
+    Collective on ``world.comm``.
+    """
+    with world.watch("comparing partition configurations"):
+        found = allgather_bytes(world.comm, f"{config.checksum} {config.identity} {config.path}".encode())
+    ranks: dict[str, list[int]] = {}
+    for rank, text in enumerate(found):
+        ranks.setdefault(text.decode().split(" ", 1)[0], []).append(rank)
+    if len(ranks) > 1:
+        texts = (found[members[0]].decode().split(" ", 2) for members in ranks.values())
+        kinds = [
+            f"partitioning {identity} at {path} on rank {', '.join(map(str, members))}"
+            for (_, identity, path), members in zip(texts, ranks.values(), strict=True)
+        ]
+        raise everywhere(
+            PartitionError(
+                f"graph {config.graph_name!r}: nodes have different partitionings under one name: {'; '.join(kinds)}"
+            )
         )

@@ -4,18 +4,16 @@ Which those are follows from the cut (``store/host_ranges.py``): host h of H rea
 overlap. A shard gets its name when it is whole and verified, so staging that was interrupted goes on where it was.
 """
 
-import errno
-import fcntl
-import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 from mpigraph.errors import InvalidArgumentError, PartitionError, ShardFormatError
+from mpigraph.storage.contents import fingerprint_of
+from mpigraph.storage.files import NewFile, open_regular, temporary_name
 from mpigraph.storage.part_config import PartConfig
-from mpigraph.storage.shard import ShardReader
-from mpigraph.storage.verify import Fingerprint, fingerprint, verify_copy
+from mpigraph.storage.verify import verify_copy
 
 __all__ = ["Shard", "check_space", "copy_shard", "hosts_of_nodes", "is_staged", "parts_of_hosts", "shards_of"]
 
@@ -27,12 +25,14 @@ class Shard(NamedTuple):
 
     Attributes:
         part: whose file it is.
+        which: the key of the file in the configuration.
         source: where it is now.
         target: where it is to be.
         size: bytes.
     """
 
     part: int
+    which: str
     source: Path
     target: Path
     size: int
@@ -80,21 +80,21 @@ def shards_of(config: PartConfig, parts: Sequence[int], directory: Path) -> list
                 size = source.stat().st_size
             except OSError as error:
                 raise PartitionError(f"{source}: {error.strerror} (part {part} of {config.path})") from error
-            shards.append(Shard(part, source, directory / name, size))
+            shards.append(Shard(part, kind, source, directory / name, size))
     return shards
 
 
-def is_staged(shard: Shard, graph_name: str) -> bool:
-    """Whether a file is on the node, whole and undamaged. Reads it from end to end.
+def is_staged(shard: Shard, config: PartConfig) -> bool:
+    """Whether a file is on the node, whole, undamaged and of this partitioning. Reads it from end to end.
 
     Raises:
         ShardFormatError: the original is damaged.
     """
     if not shard.target.is_file() or shard.target.stat().st_size != shard.size:
         return False
-    original = _fingerprint(shard, graph_name)
+    original = fingerprint_of(config, shard.part, shard.which)
     try:
-        verify_copy(shard.target, original, graph_name, shard.part)
+        verify_copy(shard.target, original, config.graph_name, shard.part, config.identity)
     except ShardFormatError:
         return False
     return True
@@ -112,7 +112,8 @@ def check_space(shards: Sequence[Shard], directory: Path, where: str = "this nod
         InvalidArgumentError: they do not; names both sizes.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    leftovers = sum(path.stat().st_size for path in map(_temporary, shards) if path.is_file())
+    unfinished = [temporary_name(shard.target) for shard in shards]
+    leftovers = sum(path.stat().st_size for path in unfinished if path.is_file())
     needed = sum(shard.size for shard in shards)
     free = shutil.disk_usage(directory).free + leftovers
     if needed > free:
@@ -120,53 +121,18 @@ def check_space(shards: Sequence[Shard], directory: Path, where: str = "this nod
         raise InvalidArgumentError(f"{where} lacks space: {directory} {sizes}")
 
 
-def copy_shard(shard: Shard, graph_name: str) -> None:
+def copy_shard(shard: Shard, config: PartConfig) -> None:
     """Copy one file; the copy gets its name once it is verified.
 
     Raises:
         ShardFormatError: the original is damaged, or the copy is not the same.
-        InvalidArgumentError: another process is copying the same file.
-        OSError: reading or writing fails.
+        StorageError: writing fails, or another process is copying the same file.
+        OSError: reading fails.
     """
-    original = _fingerprint(shard, graph_name)
-    temporary = _temporary(shard)
-    shard.target.parent.mkdir(parents=True, exist_ok=True)
-    with open(shard.source, "rb") as source, open(temporary, "ab") as copy:
-        _lock(copy, shard)
-        if not temporary.exists() or not os.path.samestat(os.fstat(copy.fileno()), temporary.stat()):
-            raise _busy(shard)  # it was published between our opening and locking it
-        copy.truncate(0)
+    original = fingerprint_of(config, shard.part, shard.which)
+    with open(open_regular(shard.source), "rb") as source, NewFile(shard.target) as copy:
         shutil.copyfileobj(source, copy, _BLOCK)
-        copy.flush()
         try:
-            verify_copy(temporary, original, graph_name, shard.part)
+            verify_copy(copy.temporary, original, config.graph_name, shard.part, config.identity)
         except ShardFormatError as error:
             raise ShardFormatError(f"{shard.source} is damaged, or was on its way here: {error}") from error
-        os.replace(temporary, shard.target)
-
-
-def _lock(copy: IO[bytes], shard: Shard) -> None:
-    """Keep other jobs of the node out; the lock goes with the process, however it ends."""
-    try:
-        fcntl.flock(copy, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise _busy(shard) from None
-    except OSError as error:
-        if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):  # a file system without locks
-            raise
-
-
-def _busy(shard: Shard) -> InvalidArgumentError:
-    return InvalidArgumentError(
-        f"{shard.target}: another process is staging this file (each node needs a disk of its own)"
-    )
-
-
-def _fingerprint(shard: Shard, graph_name: str) -> Fingerprint:
-    with ShardReader(shard.source, graph_name, shard.part) as original:
-        return fingerprint(original)
-
-
-def _temporary(shard: Shard) -> Path:
-    """The same in every attempt, so that what a killed one left is used up."""
-    return shard.target.with_name(f".{shard.target.name}.staging")

@@ -11,15 +11,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from mpigraph.arrays import I64, Array
-from mpigraph.errors import MPIGraphError
+from mpigraph.errors import MPIGraphError, ShardFormatError
+from mpigraph.kernels.soundness import hash_of_degrees, hash_of_sources
 from mpigraph.metadata.book import check_ids
-from mpigraph.mpi.agree import together
+from mpigraph.mpi.agree import everywhere, together
 from mpigraph.rows.service import RowService
 from mpigraph.rows.shm_check import check_shared_memory
 from mpigraph.rows.table_window import TableWindow
+from mpigraph.storage.contents import check_sources, read_indptr
 from mpigraph.storage.format import index_dtype, relation_dataset_name
 from mpigraph.storage.part_config import PartConfig
-from mpigraph.storage.shard import ShardReader
 from mpigraph.store.host_ranges import cut_for_hosts, overlaps, read_rows
 from mpigraph.store.memory_estimate import host_memory
 
@@ -57,7 +58,7 @@ class Topology:
         """Allocate the windows and read this host's rows from the shards.
 
         Raises:
-            ShardFormatError: a shard is missing or damaged on some rank; raised on every rank.
+            ShardFormatError: a shard is missing, damaged or contradicts itself on some rank; raised on every rank.
             SharedMemoryError: a node cannot hold its hosts' topology and features; on every rank.
         """
         self.config = config
@@ -81,6 +82,7 @@ class Topology:
                 for relation in relations:
                     if world.is_host:
                         self._load(relation)
+            self._check_degrees()
         except MPIGraphError:  # on every rank
             self.close()
             raise
@@ -118,11 +120,40 @@ class Topology:
         at = 0
         edges = 0
         for part, first, last in overlaps(book.node_offsets[dst], *self.hosts.node_range(host, dst)):
-            with ShardReader(self.config.part_path(part, "part_graph"), self.config.graph_name, part) as shard:
-                begins = shard.read(relation_dataset_name(key, "indptr"), first, last + 1)
+            begins = read_indptr(self.config, relation, part, first, last)
             indptr[at : at + len(begins)] = begins - begins[0] + edges
             at += last - first
             edges = int(indptr[at])
+        indices = self._indices_of(relation).segment(relation, host)
+        if edges != len(indices):
+            raise ShardFormatError(f"{self.config.path}: {len(indices)} edges of {key} have {edges} destinations")
+        check_sources(self.config, relation, first_edge, indptr, indices)
+
+    def _check_degrees(self) -> None:
+        """Compare the out-degrees of all hosts with the edges of all hosts.
+
+        Raises:
+            ShardFormatError: they are not of one graph; on every rank.
+
+        Collective on ``world.comm``.
+        """
+        schema = self.config.schema
+        mine = np.zeros(len(schema.relations), np.uint64)
+        if self.world.is_host:
+            host = self.world.host_index
+            for relation in range(len(mine)):
+                first = self.hosts.node_range(host, schema.ends(relation)[0])[0]
+                degrees = hash_of_degrees(self._out_degrees.segment(relation, host), first)
+                sources = hash_of_sources(self._indices_of(relation).segment(relation, host))
+                mine[relation] = (int(degrees) - int(sources)) % 2**64
+        total = np.empty_like(mine)
+        with self.world.watch("loading a graph"):
+            self.world.comm.Allreduce(mine, total)
+        for relation in np.flatnonzero(total).tolist():
+            path, key = self.config.path, schema.relation_key(relation)
+            raise everywhere(
+                ShardFormatError(f"{path}: the out-degrees of {key} in its parts are not those of their edges")
+            )
 
     def adjacency(self, relation: int, host: int) -> Adjacency:
         """The in-edges on near host ``host``, as plain arrays."""

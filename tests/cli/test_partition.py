@@ -115,6 +115,7 @@ def test_a_typed_npz(tmp_path):
     assert source.schema.ntypes == ("a", "b") and source.schema.relations == (("a", "to", "b"),)
     assert source.num_nodes == (3, 2) and source.num_edges(0) == 2
     assert set(source.node_feats["a"]) == {"feat", "label", "train_mask"}
+    assert source.node_feats["a"]["feat"].dtype == "float16"  # as it was
     assert run(tmp_path / "x.npz", "--parts", 4, "--undirected", "--balance-train", "-o", tmp_path / "out") == 0
     config = PartConfig.read(tmp_path / "out" / "x.json")
     assert config.schema.relations == (("a", "to", "b"), ("b", "rev_to", "a"))

@@ -15,8 +15,15 @@ from layouts import SharedJob, alone, everywhere, on_all, rotated, several
 from oracle import NUM_NODES, open_graph
 
 import mpigraph.distributed as dist
-from mpigraph.errors import ClosedError, CollectiveError, InvalidArgumentError, MPIGraphError, ShardFormatError
-from mpigraph.optim import base
+from mpigraph.errors import (
+    ClosedError,
+    CollectiveError,
+    InvalidArgumentError,
+    MPIGraphError,
+    ShardFormatError,
+    StorageError,
+)
+from mpigraph.optim import base, checkpoint
 from mpigraph.sampling.protocol import Operation
 from mpigraph.session.context import current
 
@@ -529,13 +536,48 @@ def test_a_save_of_something_else_is_refused(job: SharedJob, oracle, shared_path
     assert torch.equal(emb.weight[:], before)
 
 
+@several
+def test_a_save_into_a_folder_that_trainers_do_not_share_is_refused(
+    job: SharedJob, oracle, shared_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The index is written only where trainer 0 sees every file; what was saved before stays, and nothing else."""
+    directory = shared_path / "saved"
+    g = job.open(oracle(3))
+    optimizer = MAKE["adagrad"]([embedding()])
+    optimizer.save(directory)
+    g.barrier()
+    before = sorted(path.name for path in directory.iterdir())
+    publish = checkpoint._publish
+    last = job.trainers.size - 1
+
+    def on_its_own_disk(directory: Path, word: str, *args: object) -> None:
+        (directory / f"{word}-{last}.h5").unlink()
+        publish(directory, word, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "_publish", on_its_own_disk)
+        with pytest.raises(StorageError, match=f"does not see what trainer {last} wrote; is the folder shared"):
+            optimizer.save(directory)
+    g.barrier()
+    assert sorted(path.name for path in directory.iterdir()) == before
+    optimizer.load(directory)
+    g.barrier()
+    for name in ("0123456789ab-0.h5", ".0123456789ab-1.h5.tmp", "notes-1.h5"):  # what killed saves left, and the user's
+        (directory / name).touch()
+    g.barrier()
+    optimizer.save(directory)
+    g.barrier()
+    names = {path.name for path in directory.iterdir()}
+    assert "notes-1.h5" in names and len(names) == len(before) + 1 and not names & {"0123456789ab-0.h5"}
+
+
 def test_a_directory_that_cannot_be_written_is_one_error(job: SharedJob, oracle, shared_path: Path) -> None:
     directory = shared_path / "file"
     g = job.open(oracle(3))
     if g.rank() == 0:
         directory.write_text("")
     g.barrier()
-    with pytest.raises(MPIGraphError, match="saving embeddings to .* failed on every rank: FileExistsError"):
+    with pytest.raises(MPIGraphError, match="saving embeddings to .* failed on .*/file/.*: cannot write: "):
         MAKE["sgd"]([embedding()]).save(directory)
 
 

@@ -18,7 +18,14 @@ def config():
     )
     feats = {"a": {"feat": FeatureInfo("bfloat16", (3, 2))}, "b": {}}
     return PartConfig(
-        "g", "metis", book, feats, {"a:x:b": {}, "b:y:b": {}}, PartConfig.default_files(3), {"edges_cut": 1}
+        "g",
+        "metis",
+        book,
+        feats,
+        {"a:x:b": {}, "b:y:b": {}},
+        PartConfig.default_files(3),
+        {"edges_cut": 1},
+        seals=PartConfig.default_files(3),
     )
 
 

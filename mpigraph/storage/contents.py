@@ -1,0 +1,169 @@
+"""What the files of a part must hold by the partition configuration, and rows that are checked while they are read."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from mpigraph.arrays import I64, Array
+from mpigraph.errors import ShardFormatError
+from mpigraph.kernels.soundness import bad_source, falls
+from mpigraph.storage.format import (
+    edge_feature_name,
+    index_dtype,
+    node_feature_name,
+    node_orig_ids_name,
+    relation_dataset_name,
+)
+from mpigraph.storage.part_config import PartConfig
+from mpigraph.storage.shard import DatasetInfo, Fingerprint, ShardReader, seal_of
+from mpigraph.storage.verify import fingerprint
+
+__all__ = ["check_part", "check_sources", "fingerprint_of", "open_part", "read_indptr"]
+
+
+def open_part(config: PartConfig, part: int, which: str) -> ShardReader:
+    """Open a file of a part of a partitioned graph.
+
+    Args:
+        config: the partitioned graph.
+        part: 0 to num_parts - 1.
+        which: ``"part_graph"``, ``"node_feats"`` or ``"edge_feats"``.
+
+    Raises:
+        PartitionError: the part does not exist, or its file lies outside the graph's folder.
+        ShardFormatError: the file is missing, damaged, or belongs to something else.
+    """
+    return ShardReader(config.part_path(part, which), config.graph_name, part, config.identity)
+
+
+def check_part(config: PartConfig, part: int) -> None:
+    """Check that the files of a part hold what the configuration says, before memory is taken for it; reads no rows.
+
+    Raises:
+        ShardFormatError: a file is missing, belongs to something else, or holds other datasets.
+        PartitionError: a file lies outside the graph's folder.
+    """
+    found = {which: fingerprint_of(config, part, which) for which in config.files[part]}
+    known: dict[str, set[str]] = {which: set() for which in found}
+    for which, name, wanted in _datasets(config, part):
+        path = config.part_path(part, which)
+        if name not in found[which]:
+            raise ShardFormatError(f"{path}: dataset {name!r} is missing")
+        info = found[which][name][0]
+        if info != wanted:
+            raise ShardFormatError(
+                f"{path}: dataset {name!r} holds {info.dtype}{list(info.shape)}, but {config.path} says "
+                f"{wanted.dtype}{list(wanted.shape)}"
+            )
+        known[which].add(name)
+    for which, names in known.items():
+        for name in found[which].keys() - names:
+            raise ShardFormatError(f"{config.part_path(part, which)}: dataset {name!r} is not in {config.path}")
+
+
+def fingerprint_of(config: PartConfig, part: int, which: str) -> Fingerprint:
+    """Return the fingerprint of a file of a part, which must be the one that the configuration was written for.
+
+    Args:
+        config: the partitioned graph.
+        part: 0 to num_parts - 1.
+        which: ``"part_graph"``, ``"node_feats"`` or ``"edge_feats"``.
+
+    Raises:
+        ShardFormatError: the file is missing, damaged, or another one.
+        PartitionError: the file lies outside the graph's folder.
+    """
+    with open_part(config, part, which) as shard:
+        found = fingerprint(shard)
+    if seal_of(found) != config.seals[part][which]:
+        raise ShardFormatError(
+            f"{config.part_path(part, which)}: not the file that {config.path} was written for (other checksums)"
+        )
+    return found
+
+
+def _datasets(config: PartConfig, part: int) -> Iterator[tuple[str, str, DatasetInfo]]:
+    """Yield the file, the name, and shape and dtype of every dataset of a part."""
+    book, schema = config.book, config.schema
+    nodes = [int(offsets[part + 1] - offsets[part]) for offsets in book.node_offsets]
+    for t, ntype in enumerate(schema.ntypes):
+        yield "part_graph", node_orig_ids_name(ntype), DatasetInfo((nodes[t],), "int64")
+        for name, info in config.node_features[ntype].items():
+            yield "node_feats", node_feature_name(ntype, name), DatasetInfo((nodes[t], *info.shape), info.dtype)
+    for r in range(len(schema.relations)):
+        key = schema.relation_key(r)
+        src, dst = schema.ends(r)
+        first, end = book.edge_range(part, r)
+        edges = end - first
+        sources = index_dtype(book.num_nodes(src)).name
+        for field, rows, dtype in (
+            ("indptr", nodes[dst] + 1, "int64"),
+            ("indices", edges, sources),
+            ("out_degrees", nodes[src], "int64"),
+            ("orig_ids", edges, "int64"),
+        ):
+            yield "part_graph", relation_dataset_name(key, field), DatasetInfo((rows,), dtype)
+        for name, info in config.edge_features[key].items():
+            yield "edge_feats", edge_feature_name(key, name), DatasetInfo((edges, *info.shape), info.dtype)
+
+
+def read_indptr(config: PartConfig, relation: int, part: int, first: int, last: int) -> I64:
+    """Read where the in-edges of a part's destinations begin.
+
+    Args:
+        config: the partitioned graph.
+        relation: whose edges.
+        part: whose file.
+        first: first destination, counted within the part.
+        last: one past the last.
+
+    Returns:
+        int64[last - first + 1]; counts the part's edges of the relation.
+
+    Raises:
+        ShardFormatError: the file is damaged, or contradicts itself or the configuration.
+    """
+    schema = config.schema
+    nodes, edges = (
+        stop - start
+        for start, stop in (
+            config.book.node_range(part, schema.ends(relation)[1]),
+            config.book.edge_range(part, relation),
+        )
+    )
+    name = relation_dataset_name(schema.relation_key(relation), "indptr")
+    with open_part(config, part, "part_graph") as shard:
+        begins: I64 = shard.read(name, first, last + 1)
+    begin, end = begins[[0, -1]]
+    right_ends = 0 <= begin and end <= edges and (first > 0 or begin == 0) and (last < nodes or end == edges)
+    if not right_ends or falls(begins):
+        raise ShardFormatError(
+            f"{config.part_path(part, 'part_graph')}: dataset {name!r} contradicts itself (0 to {edges}, rising)"
+        )
+    return begins
+
+
+def check_sources(config: PartConfig, relation: int, first_edge: int, indptr: I64, indices: Array) -> None:
+    """Check that the sources of edges exist and rise within each destination.
+
+    Args:
+        config: the partitioned graph.
+        relation: whose edges.
+        first_edge: global id of the first.
+        indptr: int64[n + 1], from 0 to the number of edges, as :func:`read_indptr` checks it.
+        indices: int32 or int64[m], global ids of the sources.
+
+    Raises:
+        ShardFormatError: they do not.
+    """
+    schema = config.schema
+    num_nodes = config.book.num_nodes(schema.ends(relation)[0])
+    bad = bad_source(indptr, indices, num_nodes)
+    if bad >= 0:
+        edge = first_edge + bad
+        part = int(config.book.edge_owner(np.array([edge]), relation)[0])
+        name = relation_dataset_name(schema.relation_key(relation), "indices")
+        raise ShardFormatError(
+            f"{config.part_path(part, 'part_graph')}: dataset {name!r} contradicts itself: edge {edge} comes from node "
+            f"{indices[bad]} (sources rise within a row and are below {num_nodes})"
+        )

@@ -1,0 +1,136 @@
+"""Files are whole or not there, whoever is killed; nothing that is no file is opened."""
+
+import fcntl
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from jobs import cannot_mount, clean_environment, run_job, with_file_system
+
+from mpigraph.errors import StorageError
+from mpigraph.storage.files import NewFile, check_space, open_regular, read_text, temporary_name
+
+
+def test_a_new_file_replaces_the_old_one_when_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "file"
+    for content in (b"one", b"the other"):
+        with NewFile(path, durable=True) as file:
+            file.write(content)
+            assert not path.exists() or path.read_bytes() == b"one"
+        assert path.read_bytes() == content
+    with pytest.raises(ZeroDivisionError), NewFile(path) as file:
+        file.write(b"half")
+        raise ZeroDivisionError
+    assert path.read_bytes() == b"the other" and os.listdir(path.parent) == ["file"]
+
+
+def test_what_a_killed_writer_left_is_taken_over(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    killed = (
+        "import os, sys; from mpigraph.storage.files import NewFile; NewFile(sys.argv[1]).write(b'x' * 99); os._exit(9)"
+    )
+    for _ in range(2):
+        assert subprocess.run([sys.executable, "-c", killed, path], check=False).returncode == 9
+        assert os.listdir(tmp_path) == [temporary_name(path).name]
+    with NewFile(path) as file:
+        file.write(b"new")
+    assert path.read_bytes() == b"new" and os.listdir(tmp_path) == ["file"]
+
+
+def test_two_writers_do_not_mix(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with NewFile(path) as file:
+        file.write(b"first")
+        with pytest.raises(StorageError, match=r"/file: another process is writing this file"):
+            NewFile(path)
+    assert path.read_bytes() == b"first"
+
+
+def test_a_temporary_file_that_leads_elsewhere_is_not_written(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    path = tmp_path / "out" / "file"
+    path.parent.mkdir()
+    for put in (os.symlink, os.link, lambda _, there: os.mkfifo(there), lambda _, there: os.mkdir(there)):
+        put(victim, temporary_name(path))
+        with pytest.raises(StorageError, match=r"out/file: cannot write"):
+            NewFile(path)
+        assert victim.read_text() == "precious"
+        (os.rmdir if temporary_name(path).is_dir() else os.unlink)(temporary_name(path))
+
+
+def test_a_disk_that_lacks_space(tmp_path: Path) -> None:
+    check_space(tmp_path, 0, "nothing")
+    with pytest.raises(StorageError, match=r"lacks space: all needs \d+.0 MiB, but \d+.\d MiB are free"):
+        check_space(tmp_path, 1 << 60, "all")
+
+
+@pytest.mark.parametrize("kind", ["fifo", "folder", "socket", "device", "missing"])
+def test_only_files_are_opened(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "x"
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(path))
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    for call in (open_regular, read_text):
+        with pytest.raises(OSError):
+            call(path)
+
+
+FULL_DISK = """
+import errno, sys
+import numpy as np
+from mpigraph.errors import StorageError
+from mpigraph.storage import shard
+if sys.argv[2] == "unknown":  # as where a quota, or another process, takes what was free
+    shard.check_space = lambda *_: None
+for _ in range(3):
+    try:
+        with shard.ShardWriter(sys.argv[1] + "/x.h5", "g", 0, "id") as writer:
+            for k in range(8):
+                writer.add(f"rows{k}", np.zeros(1 << 17))
+    except StorageError as error:
+        print(error)
+"""
+
+
+@pytest.mark.skipif(bool(cannot_mount()), reason=cannot_mount())
+@pytest.mark.parametrize("space", ["known", "unknown"])
+def test_a_full_disk_is_one_error(tmp_path: Path, space: str) -> None:
+    """HDF5 cannot close a file that it cannot write: it prints dozens of lines, and dies by a signal at exit."""
+    (tmp_path / "disk").mkdir()
+    command = [*with_file_system(tmp_path / "disk", "4m"), sys.executable, "-c", FULL_DISK, tmp_path / "disk", space]
+    done = run_job(command, clean_environment())
+    assert done.status == 0 and done.stderr == "", done.output
+    lines = done.stdout.splitlines()
+    words = "lacks space: dataset 'rows3' of" if space == "known" else "x.h5: cannot write: No space left on device"
+    assert len(lines) == 3 and all(words in line for line in lines), done.stdout
+
+
+def test_a_lock_goes_with_its_process(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with open(temporary_name(path), "w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(StorageError, match="another process"):
+            NewFile(path)
+    NewFile(path).discard()
+    assert os.listdir(tmp_path) == []
+
+
+def test_writers_that_queue_come_one_after_the_other(tmp_path: Path) -> None:
+    write = (
+        "import sys; from mpigraph.storage.files import NewFile\n"
+        "for _ in range(50):\n"
+        "    with NewFile(sys.argv[1], queue=True) as file: file.write(sys.argv[2].encode() * 1000)"
+    )
+    writers = [subprocess.Popen([sys.executable, "-c", write, tmp_path / "file", word]) for word in "abc"]
+    assert [writer.wait() for writer in writers] == [0, 0, 0]
+    assert len(set((tmp_path / "file").read_bytes())) == 1 and os.listdir(tmp_path) == ["file"]

@@ -1,0 +1,808 @@
+"""Damaged and hostile partitions: every variant loads as it was, or is one error of this library that names a file.
+
+    python tests/store/damage.py [--variants 2000] [--seed 0] [--workers 2]
+
+Variants are drawn by a seed: bit flips, cut and longer files, swapped and foreign shards, another partitioning of the
+same name, contents that contradict themselves under valid checksums (and under a configuration that was written for
+them), links, FIFOs and devices, edited configurations. Each is opened by a job, and read part by part or staged, by
+processes that are forked, before MPI starts, from one that has imported everything. A table of outcomes follows; the
+status is 1 if one is a wrong result, a crash, a hang, another error, or a file outside the folder that was touched.
+"""
+
+import argparse
+import ctypes
+import hashlib
+import json
+import os
+import random
+import resource
+import select
+import shutil
+import signal
+import socket
+import stat
+import struct
+import sys
+import tempfile
+import time
+import traceback
+import zlib
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mpi4py
+
+mpi4py.rc.initialize = False  # each worker starts MPI itself
+
+import h5py  # noqa: E402
+import numpy as np  # noqa: E402
+
+import mpigraph.distributed as dist  # noqa: E402
+from mpigraph.errors import MPIGraphError, PartitionError, ShardFormatError  # noqa: E402
+from mpigraph.kernels import warm_up  # noqa: E402
+from mpigraph.metadata.schema import Schema  # noqa: E402
+from mpigraph.partition.pipeline import partition_source  # noqa: E402
+from mpigraph.partition.source import Feature, GraphSource  # noqa: E402
+from mpigraph.session.context import current  # noqa: E402
+from mpigraph.storage.contents import open_part  # noqa: E402
+from mpigraph.storage.part_config import PartConfig  # noqa: E402
+from mpigraph.storage.shard import seal_of  # noqa: E402
+from mpigraph.storage.verify import fingerprint  # noqa: E402
+from mpigraph.store import staging  # noqa: E402
+
+NAME = "graph"
+PARTS = 2
+FILES = [f"part{k}/{name}.h5" for k in range(PARTS) for name in ("graph", "node_feat", "edge_feat")]
+RELATIONS = (("a", "cites", "a"), ("b", "in", "a"))
+KEYS = [":".join(relation) for relation in RELATIONS]
+PATIENCE = 60.0  # seconds of one variant, on a busy machine
+MEMORY = 4 << 30  # bytes that a worker may map beyond what it starts with
+
+Draw = random.Random
+Damage = Callable[[Draw, Path, Path], None]  # draws, the graph's folder, the folder outside it
+KINDS: dict[str, Damage] = {}
+
+
+def kind(damage: Damage) -> Damage:
+    KINDS[damage.__name__.replace("_", " ")] = damage
+    return damage
+
+
+# ---- graphs ----------------------------------------------------------------------------------------------------------
+
+
+def make_graph(folder: Path, seed: int, nodes: tuple[int, int] = (40, 40), name: str = NAME) -> None:
+    """Write a small graph of two types that have equally many nodes, so that swapped ones are not seen by a count."""
+    draws = np.random.default_rng(seed)
+    ends = [(draws.integers(0, nodes[src], 120), draws.integers(0, nodes[0], 120)) for src in (0, 1)]
+    table = {"feat": Feature.of(draws.standard_normal((40, 3), np.float32)), "mask": Feature.of(np.arange(40) % 3 == 0)}
+    other = {"feat": Feature(draws.integers(0, 9, (nodes[1], 2)).astype(np.uint16), "bfloat16")}
+    edge = {KEYS[0]: {"weight": Feature.of(draws.random(120))}}
+    source = GraphSource(Schema(("a", "b"), RELATIONS), nodes, tuple(ends), {"a": table, "b": other}, edge)
+    partition_source(source, name, PARTS, folder, "random", seed=seed)
+
+
+# ---- what is read ----------------------------------------------------------------------------------------------------
+
+
+def digest(*arrays: Any) -> bytes:
+    """A hash of arrays with their shapes and dtypes."""
+    found = hashlib.sha256()
+    for array in arrays:
+        array = np.ascontiguousarray(array)
+        found.update(repr((array.shape, array.dtype)).encode())
+        found.update(array.tobytes())
+    return found.digest()
+
+
+def opened(path: str, to: Path) -> bytes:
+    """Open the graph in this process's job; a hash of all that a trainer can read of it."""
+    store = current().state
+    graph = store.open_graph(NAME, path)
+    try:
+        found = []
+        for relation in range(len(graph.topology.config.schema.relations)):
+            near = graph.topology.adjacency(relation, 0)
+            src = graph.topology.config.schema.ends(relation)[0]
+            nodes = np.arange(graph.topology.config.book.num_nodes(src))
+            found += [near.indptr, near.indices, graph.topology.out_degrees(nodes, relation)]
+        for (policy, name), number in sorted(graph.features.items(), key=str):
+            found += [np.frombuffer(repr((policy, name)).encode(), np.uint8), store.tensors[number].window.memory(0)]
+        return digest(*found)
+    finally:
+        del store.graphs[NAME], store.graph_of_number[graph.number]
+        store.free(graph.features.values())
+        graph.topology.close()
+
+
+def loaded(path: str, to: Path) -> bytes:
+    """Read the graph part by part; a hash of it."""
+    found = []
+    for part in range(PARTS):
+        graph, nodes, edges, *_ = dist.load_partition(path, part)
+        for relation in graph.canonical_etypes:
+            found += [end.numpy() for end in graph.edges(etype=relation)]
+        for table in (nodes, edges):
+            found += [rows_of(table[name]) for name in sorted(table)]
+    return digest(*found)
+
+
+def rows_of(tensor: Any) -> Any:
+    """A tensor of any dtype as bytes."""
+    import torch
+
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+
+
+def staged(path: str, to: Path) -> bytes:
+    """Stage all parts; a hash of where the copies are not those of the originals, which are judged where they load."""
+    config = PartConfig.read(path)
+    for shard in staging.shards_of(config, range(config.num_parts), to):
+        if not staging.is_staged(shard, config):
+            staging.copy_shard(shard, config)
+    copies = replace(config, files=config.default_files(config.num_parts), directory=to)
+    copies.write(to)
+    places = [(part, which) for part in range(config.num_parts) for which in config.files[part]]
+    return digest([copies.part_path(*place).read_bytes() == config.part_path(*place).read_bytes() for place in places])
+
+
+USES = (opened, loaded, staged)
+
+
+# ---- damages ---------------------------------------------------------------------------------------------------------
+
+
+def some_file(draw: Draw, graph: Path) -> Path:
+    return graph / draw.choice(FILES)
+
+
+def flip(data: bytearray, draw: Draw, count: int) -> None:
+    for _ in range(count):
+        data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+
+
+@kind
+def flipped_bits(draw: Draw, graph: Path, outside: Path) -> None:
+    path = some_file(draw, graph)
+    data = bytearray(path.read_bytes())
+    flip(data, draw, draw.choice((1, 1, 2, 16)))
+    path.write_bytes(data)
+
+
+@kind
+def flipped_metadata(draw: Draw, graph: Path, outside: Path) -> None:
+    """In what is HDF5's: the first bytes, and what is behind its own signatures."""
+    path = some_file(draw, graph)
+    data = bytearray(path.read_bytes())
+    marks = [0] + [i for word in (b"OHDR", b"FRHP", b"FHDB", b"BTHD", b"BTLF", b"OCHK") for i in every(data, word)]
+    at = draw.choice(marks)
+    for _ in range(draw.choice((1, 1, 3))):
+        data[min(len(data) - 1, at + draw.randrange(64))] = draw.randrange(256)
+    path.write_bytes(data)
+
+
+def every(data: bytearray, word: bytes) -> list[int]:
+    found, at = [], data.find(word)
+    while at >= 0:
+        found.append(at)
+        at = data.find(word, at + 1)
+    return found
+
+
+@kind
+def overwritten(draw: Draw, graph: Path, outside: Path) -> None:
+    path = some_file(draw, graph)
+    data = bytearray(path.read_bytes())
+    at = draw.randrange(len(data))
+    size = draw.choice((8, 64, 512, 4096))
+    data[at : at + size] = draw.choice((bytes(size), b"\xff" * size, b" " * size, draw.randbytes(size)))
+    path.write_bytes(data)
+
+
+@kind
+def cut_off(draw: Draw, graph: Path, outside: Path) -> None:
+    path = some_file(draw, graph)
+    os.truncate(path, draw.choice((0, 1, 8, 48, draw.randrange(path.stat().st_size))))
+
+
+@kind
+def longer(draw: Draw, graph: Path, outside: Path) -> None:
+    path = some_file(draw, graph)
+    with open(path, "ab") as file:
+        file.write(draw.randbytes(draw.choice((1, 100, 5000))))
+
+
+@kind
+def swapped_files(draw: Draw, graph: Path, outside: Path) -> None:
+    one, other = draw.sample(FILES, 2)
+    os.rename(graph / one, graph / "aside")
+    os.rename(graph / other, graph / one)
+    os.rename(graph / "aside", graph / other)
+
+
+@kind
+def copied_files(draw: Draw, graph: Path, outside: Path) -> None:
+    one, other = draw.sample(FILES, 2)
+    shutil.copy(graph / one, graph / other)
+
+
+@kind
+def missing_files(draw: Draw, graph: Path, outside: Path) -> None:
+    for name in draw.sample([*FILES, f"{NAME}.json"], draw.choice((1, 1, 3))):
+        (graph / name).unlink()
+
+
+@kind
+def another_partitioning(draw: Draw, graph: Path, outside: Path) -> None:
+    """Some files of another partitioning of the same name, or of another seed, size or graph."""
+    other = outside.parent.parent / "bases" / draw.choice(("again", "seed", "size", "name"))
+    names = draw.sample(FILES, draw.randrange(1, len(FILES)))
+    if draw.random() < 0.2:
+        names = [f"{NAME}.json"]
+    for name in names:
+        if (other / name).exists():
+            shutil.copy(other / name, graph / name)
+        else:
+            shutil.copy(other / "other.json", graph / name)
+
+
+@kind
+def nonsense(draw: Draw, graph: Path, outside: Path) -> None:
+    path = graph / draw.choice([*FILES, f"{NAME}.json"])
+    path.write_bytes(draw.choice((b"", b"{}", b"[", b"\x89HDF\r\n\x1a\n", b"[" * 100_000, draw.randbytes(3000))))
+
+
+@kind
+def no_files(draw: Draw, graph: Path, outside: Path) -> None:
+    """A folder, FIFO, socket, device or link in place of a file."""
+    path = graph / draw.choice([*FILES, f"{NAME}.json"])
+    path.unlink()
+    how = draw.choice(("folder", "fifo", "socket", "device", "zero", "outside", "circle", "copy outside", "nowhere"))
+    if how == "folder":
+        path.mkdir()
+    elif how == "fifo":
+        os.mkfifo(path)
+    elif how == "socket":
+        there = os.getcwd()
+        os.chdir(path.parent)
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(path.name)
+        os.chdir(there)
+    elif how == "device" and os.geteuid() == 0:
+        os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(1, 5))
+    elif how == "outside":
+        path.symlink_to(outside / "secret.h5")
+    elif how == "copy outside":  # what it leads to is right, and still not a file of this folder
+        path.symlink_to(outside / ("copy.json" if path.suffix == ".json" else f"copy/{path.relative_to(graph)}"))
+    else:
+        path.symlink_to({"circle": path.name, "nowhere": "nothing.h5"}.get(how, "/dev/zero"))
+
+
+@kind
+def linked_folder(draw: Draw, graph: Path, outside: Path) -> None:
+    part = graph / f"part{draw.randrange(PARTS)}"
+    shutil.rmtree(part)
+    part.symlink_to(outside / "copy" / part.name)
+
+
+@kind
+def edited_configuration(draw: Draw, graph: Path, outside: Path) -> None:
+    """One or two values changed, sometimes with a right checksum of the configuration."""
+    path = graph / f"{NAME}.json"
+    content = json.loads(path.read_text())
+    for _ in range(draw.choice((1, 1, 2))):
+        edit(draw, content)
+    try:
+        text = json.dumps(content)
+        if draw.random() < 0.7:
+            text = json.dumps(sealed(content))
+    except (TypeError, ValueError):
+        text = json.dumps(content, default=str)
+    path.write_text(text)
+
+
+def sealed(content: dict[str, Any]) -> dict[str, Any]:
+    """The configuration with a checksum that fits it."""
+    kept = {key: v for key, v in content.items() if key not in ("report", "checksum") and not key.startswith("part-")}
+    return content | {"checksum": hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()}
+
+
+ODD = (-1, 0, 1, 2**31, 2**40, 2**62, 2**63, 2**64, 10**400, 1.5, 1e999, True, None, "", "7", [], {}, [[0, 1]], "../x",
+       "/etc/passwd", "part0/../../x", "a\0b", "..", ".", "x" * 5000, "\ud800", [[0, 2**62]] * 2, "object",
+       "complex128")  # fmt: skip
+
+
+def edit(draw: Draw, content: Any) -> None:
+    """Change something at a random place."""
+    while True:
+        keys = list(content) if isinstance(content, dict) else list(range(len(content)))
+        key = draw.choice(keys)
+        inner = content[key]
+        if isinstance(inner, (dict, list)) and inner and draw.random() < 0.7:
+            content = inner
+            continue
+        how = draw.random()
+        if how < 0.15:
+            del content[key]
+        elif how < 0.3 and len(keys) > 1:
+            other = draw.choice(keys)
+            content[key], content[other] = content[other], content[key]
+        elif how < 0.45 and isinstance(inner, int):
+            content[key] = inner + draw.choice((-1, 1, 8))
+        else:
+            content[key] = draw.choice(ODD)
+        return
+
+
+@kind
+def names_that_lead_out(draw: Draw, graph: Path, outside: Path) -> None:
+    """Paths and names in a configuration that is otherwise right."""
+    path = graph / f"{NAME}.json"
+    content = json.loads(path.read_text())
+    copy = outside / "copy" / "part0" / "graph.h5"
+    if draw.random() < 0.3:
+        content["graph_name"] = draw.choice(("../../x", "/x", str(outside / "x"), ".x", "x/../../y", ""))
+    else:
+        up = os.path.relpath(copy, graph)
+        content[f"part-{draw.randrange(PARTS)}"][draw.choice(("part_graph", "node_feats", "edge_feats"))] = draw.choice(
+            (str(copy), up, f"part0/../{up}", f"./{up}", "/dev/zero", "/proc/self/mem", "../graph/part0/graph.h5")
+        )
+    path.write_text(json.dumps(sealed(content)))
+
+
+def change(draw: Draw, graph: Path, alter: Callable[[h5py.File, str], None], names: list[str] | None = None) -> None:
+    """Alter a dataset of some file."""
+    path = some_file(draw, graph)
+    with h5py.File(path, "r+", libver=("v110", "v110")) as file:
+        found: list[str] = []
+        file.visititems(lambda name, item: found.append(name) if isinstance(item, h5py.Dataset) else None)
+        if found:
+            alter(file, draw.choice(found))
+
+
+def rewrite(file: h5py.File, name: str, values: Any, logical: str = "") -> None:
+    """Give a dataset other values, with checksums that fit them."""
+    old = file[name]
+    logical = logical or old.attrs["dtype"].decode()
+    rows = int(old.attrs["segment_rows"])
+    del file[name]
+    made = file.create_dataset(name, data=values, track_times=False)
+    crcs = [zlib.crc32(np.ascontiguousarray(values[at : at + rows])) for at in range(0, len(values), rows)]
+    made.attrs.update(dtype=np.bytes_(logical), segment_rows=rows, crc32=np.array(crcs, np.uint32))
+
+
+def reseal(graph: Path) -> None:
+    """Write the configuration for the shards as they are now."""
+    path = graph / f"{NAME}.json"
+    content = json.loads(path.read_text())
+    config = PartConfig.read(path)
+    for part in range(PARTS):
+        for which in config.files[part]:
+            with open_part(config, part, which) as shard:
+                content["seals"][part][which] = seal_of(fingerprint(shard))
+    path.write_text(json.dumps(sealed(content)))
+
+
+@kind
+def other_values(draw: Draw, graph: Path, outside: Path) -> None:
+    """Any other values under valid checksums."""
+
+    def alter(file: h5py.File, name: str) -> None:
+        values = file[name][...]
+        if values.size:
+            values.reshape(-1)[draw.randrange(values.size)] += 1
+            rewrite(file, name, values)
+        else:
+            rewrite(file, name, np.zeros((1, *values.shape[1:]), values.dtype))
+
+    change(draw, graph, alter)
+
+
+@kind
+def contradictions(draw: Draw, graph: Path, outside: Path) -> None:
+    """Contents that contradict themselves, under checksums and a configuration that were made for them."""
+    path = graph / f"part{draw.randrange(PARTS)}/graph.h5"
+    key = f"relations/{draw.choice(KEYS)}"
+    with h5py.File(path, "r+", libver=("v110", "v110")) as file:
+        indptr, indices, degrees = (file[f"{key}/{field}"][...] for field in ("indptr", "indices", "out_degrees"))
+        how = draw.choice(
+            ("begin", "end", "falls", "huge", "beyond", "negative", "unsorted", "source", "degree", "moved")
+        )
+        at = draw.randrange(1, len(indptr) - 1)
+        edge = draw.randrange(len(indices))
+        long_rows = np.flatnonzero((np.diff(indptr) > 1) & (indices[indptr[:-1] % len(indices)]
+                                                           != indices[(indptr[1:] - 1) % len(indices)]))  # fmt: skip
+        row = int(draw.choice(long_rows.tolist()))
+        first, last = int(indptr[row]), int(indptr[row + 1]) - 1
+        if how == "begin":
+            indptr[0] = draw.choice((-1, 1))
+        elif how == "end":
+            indptr[-1] += draw.choice((-1, 1, 2**40))
+        elif how == "falls":
+            indptr[at] = draw.choice((-1, -(2**40), int(indptr[-1]) + 1))
+        elif how == "huge":
+            indptr[at:] = 2**62
+        elif how == "beyond":
+            indices[edge] = draw.choice((40, 2**31 - 1, 0x20202020))
+        elif how == "negative":
+            indices[edge] = draw.choice((-1, -(2**31)))
+        elif how == "unsorted":
+            indices[first], indices[last] = indices[last], indices[first]
+        elif how == "source":
+            indices[last] = indices[first]
+        elif how == "degree":
+            degrees[draw.randrange(len(degrees))] += draw.choice((-1, 1, 2**40))
+        else:
+            one, other = draw.sample(range(len(degrees)), 2)
+            degrees[one] += 1
+            degrees[other] -= 1
+        for field, values in (("indptr", indptr), ("indices", indices), ("out_degrees", degrees)):
+            rewrite(file, f"{key}/{field}", values)
+    reseal(graph)
+
+
+@kind
+def other_shapes(draw: Draw, graph: Path, outside: Path) -> None:
+    """Datasets that are longer, shorter, wider or of another dtype than the configuration says; often sealed."""
+
+    def alter(file: h5py.File, name: str) -> None:
+        values = file[name][...]
+        logical = file[name].attrs["dtype"].decode()
+        how = draw.choice(("longer", "shorter", "wider", "dtype", "logical", "bool"))
+        if how == "longer":
+            values = np.concatenate([values, np.full((draw.choice((1, 1000)), *values.shape[1:]), 0x20, values.dtype)])
+        elif how == "shorter":
+            values = values[: max(0, len(values) - 1 - draw.randrange(3))]
+        elif how == "wider":
+            values = np.stack([values, values], -1)
+        elif how == "dtype":
+            logical = draw.choice([d for d in ("int8", "int32", "int64", "float64") if d != logical])
+            values = values.astype(logical)
+        elif how == "logical":
+            logical = draw.choice(("bfloat16", "uint16", "bool", "uint8", "string", "object", ""))
+        else:
+            values = values.copy()
+            if logical == "bool" and values.size:
+                values.reshape(-1)[-1] = 7
+            else:
+                logical = "bool"
+        rewrite(file, name, values, logical)
+
+    change(draw, graph, alter)
+    if draw.random() < 0.5:
+        try:
+            reseal(graph)
+        except MPIGraphError:
+            pass
+
+
+@kind
+def attributes(draw: Draw, graph: Path, outside: Path) -> None:
+    """Attributes of the file or of a dataset that are missing, of another type, or lies."""
+
+    def alter(file: h5py.File, name: str) -> None:
+        item = draw.choice((file, file[name]))
+        attribute = draw.choice(list(item.attrs))
+        del item.attrs[attribute]
+        if draw.random() < 0.85:
+            item.attrs[attribute] = draw.choice(
+                (-1, 0, 1, 2**40, 1.5, "text", np.bytes_(b"\xff\xfe"), np.bytes_(b"int64"), np.zeros(0, np.uint32),
+                 np.zeros((2, 2), np.uint32), np.zeros(9000, np.uint32), ["a", "b"], np.void(b"1"), h5py.Empty("i4"))
+            )  # fmt: skip
+
+    change(draw, graph, alter)
+
+
+@kind
+def hdf5_tricks(draw: Draw, graph: Path, outside: Path) -> None:
+    """A dataset that lies in another file, is computed, filtered, or larger than the file."""
+    there = outside / "secret.h5"
+
+    def alter(file: h5py.File, name: str) -> None:
+        old = file[name]
+        values, kept = old[...], dict(old.attrs)
+        del file[name]
+        how = draw.choice(
+            "soft external storage virtual gzip shuffle chunked compact unwritten strings order group".split()
+        )
+        if how == "soft":
+            file["aside"] = values
+            file["aside"].attrs.update(kept)
+            file[name] = h5py.SoftLink("/aside")
+            return
+        if how == "external":
+            file[name] = h5py.ExternalLink(draw.choice((str(there), os.path.relpath(there, graph / "part0"))), "/x")
+            return
+        if how == "group":
+            file.create_group(name).attrs.update(kept)
+            return
+        if how == "storage":
+            made = file.create_dataset(
+                name, values.shape, values.dtype, external=[(str(outside / "secret.bin"), 0, max(1, values.nbytes))]
+            )
+        elif how == "virtual":
+            layout = h5py.VirtualLayout(values.shape or (1,), values.dtype)
+            if values.size:
+                layout[...] = h5py.VirtualSource(str(there), "x", values.shape)
+            made = file.create_virtual_dataset(name, layout)
+        elif how in ("gzip", "shuffle", "chunked"):
+            chunks = tuple(max(1, size) for size in values.shape)
+            most = tuple(None for _ in values.shape)
+            options = {"gzip": {"compression": "gzip"}, "shuffle": {"shuffle": True}, "chunked": {}}[how]
+            made = file.create_dataset(name, values.shape, values.dtype, chunks=chunks, maxshape=most, **options)
+            made[...] = values
+        elif how == "compact":
+            creation = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+            creation.set_layout(h5py.h5d.COMPACT)
+            space = h5py.h5s.create_simple(values.shape)
+            h5py.h5d.create(file.id, name.encode(), h5py.h5t.py_create(values.dtype), space, creation)
+            made = file[name]
+        elif how == "unwritten":
+            shape = (draw.choice((len(values), 2**30, 2**45)), *values.shape[1:])
+            made = file.create_dataset(name, shape, values.dtype)
+            kept["segment_rows"] = max(1, -(-shape[0] // 8192))
+            kept["crc32"] = np.zeros(-(-shape[0] // kept["segment_rows"]), np.uint32)
+        elif how == "strings":
+            made = file.create_dataset(name, data=["x"] * max(1, len(values)), dtype=h5py.string_dtype())
+        else:
+            made = file.create_dataset(name, data=values.astype(values.dtype.newbyteorder(">")))
+        made.attrs.update(kept)
+
+    change(draw, graph, alter)
+
+
+@kind
+def interrupted(draw: Draw, graph: Path, outside: Path) -> None:
+    """What a partitioning into the same folder leaves that was killed: no configuration, or only old ones."""
+    other = outside.parent.parent / "bases" / "again"
+    for name in FILES[: draw.randrange(1, len(FILES))]:
+        shutil.copy(other / name, graph / name)
+    if draw.random() < 0.5:
+        (graph / f"{NAME}.json").unlink()
+    (graph / "part1" / ".graph.h5.tmp").write_bytes(b"half")
+
+
+# ---- workers ---------------------------------------------------------------------------------------------------------
+
+
+class Watch:
+    """Notices whatever is opened, read, written or made in a folder, by anybody."""
+
+    EVENTS = (
+        0x1 | 0x2 | 0x20 | 0x40 | 0x80 | 0x100 | 0x200 | 0x400 | 0x800
+    )  # access, modify, open, move, create, delete
+
+    def __init__(self, folder: Path) -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        self.number = libc.inotify_init1(os.O_NONBLOCK)
+        for place in (folder, *(path for path in folder.rglob("*") if path.is_dir())):
+            assert libc.inotify_add_watch(self.number, os.fsencode(place), self.EVENTS) >= 0
+
+    def seen(self) -> str:
+        """Names of what was touched since the last call."""
+        try:
+            data = os.read(self.number, 1 << 16)
+        except BlockingIOError:
+            return ""
+        names, at = set(), 0
+        while at < len(data):
+            _, mask, _, size = struct.unpack_from("iIII", data, at)
+            names.add(f"{data[at + 16 : at + 16 + size].rstrip(bytes(1)).decode()}:{mask:#x}")
+            at += 16 + size
+        return " ".join(sorted(names))
+
+
+def make_variant(number: int, seed: int, folder: Path) -> tuple[str, Path]:
+    """Make a damaged copy of the graph; return what was done, and where it is."""
+    names = sorted(KINDS)
+    name = names[number % len(names)]
+    graph = folder / "graph"
+    shutil.copytree(folder.parent / "bases" / "right", graph)
+    KINDS[name](random.Random(f"{seed}/{number}"), graph, folder / "outside")
+    return name, graph
+
+
+def outcome(use: Callable[[str, Path], bytes], graph: Path, to: Path, right: bytes, watch: Watch) -> tuple[str, str]:
+    """What one use of a variant gave, and what is to be said of it."""
+    watch.seen()
+    try:
+        found = use(str(graph / f"{NAME}.json"), to)
+        result = ("as it was", "") if found == right else ("WRONG", "another result, without an error")
+    except (PartitionError, ShardFormatError) as error:
+        named = str(graph) in str(error)
+        result = ("our error", "") if named else ("STRAY", f"names no file: {error}")
+    except BaseException as error:
+        result = ("STRAY", "".join(traceback.format_exception(error)[-3:]))
+    touched = watch.seen()
+    strangers = {path.name for path in graph.parent.iterdir()} - {"graph", "outside", "to", "printed"}
+    if touched or strangers:
+        return "OUTSIDE", f"touched {touched} made {strangers}; {result}"
+    return result
+
+
+def work(folder: Path, seed: int, numbers: list[int], right: dict[str, bytes], report: int) -> None:
+    """Try variants; write a line before and after each."""
+    from mpi4py import MPI
+
+    out = os.fdopen(report, "w", buffering=1)
+    os.dup2(os.open(folder / "printed", os.O_CREAT | os.O_WRONLY | os.O_APPEND), 2)
+    MPI.Init_thread()
+    dist.initialize(num_servers=0, timeout=10 * PATIENCE)
+    with open("/proc/self/statm") as file:
+        mapped = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (mapped + MEMORY, mapped + MEMORY))
+    watch = Watch(folder / "outside")
+    for number in numbers:
+        print(json.dumps(["begin", number]), file=out)
+        name, graph = make_variant(number, seed, folder)
+        for use in (opened, (loaded, staged)[number // len(KINDS) % 2]):
+            result, text = outcome(use, graph, folder / "to", right[use.__name__], watch)
+            print(json.dumps(["did", number, name, use.__name__, result, text]), file=out)
+        for place in (graph, folder / "to"):
+            shutil.rmtree(place, ignore_errors=True)
+        for path in folder.iterdir():
+            if path.name not in ("outside", "printed"):
+                path.unlink()
+    out.close()
+    os._exit(0)
+
+
+def reference(folder: Path) -> dict[str, bytes]:
+    """What the undamaged graph gives, found by a process of its own."""
+    read, write = os.pipe()
+    if os.fork() == 0:
+        from mpi4py import MPI
+
+        MPI.Init_thread()
+        dist.initialize(num_servers=0)
+        path = str(folder / "bases" / "right" / f"{NAME}.json")
+        found = {use.__name__: use(path, folder / "reference").hex() for use in USES}
+        os.write(write, json.dumps(found).encode())
+        os._exit(0)
+    os.close(write)
+    os.wait()
+    return {name: bytes.fromhex(text) for name, text in json.loads(os.read(read, 1 << 16)).items()}
+
+
+def prepare(folder: Path, workers: int) -> None:
+    """Write the graphs, and what lies outside of every worker's."""
+    bases = folder / "bases"
+    for name, seed, nodes in (
+        ("right", 1, (40, 40)),
+        ("again", 1, (40, 40)),
+        ("seed", 2, (40, 40)),
+        ("size", 1, (40, 41)),
+    ):
+        make_graph(bases / name, seed, nodes)
+    make_graph(bases / "name", 1, name="other")
+    for k in range(workers):
+        outside = folder / f"worker{k}" / "outside"
+        shutil.copytree(bases / "right", outside / "copy")
+        shutil.copy(bases / "right" / f"{NAME}.json", outside / "copy.json")
+        (outside / "secret.bin").write_bytes(b"secret" * 1000)
+        with h5py.File(outside / "secret.h5", "w", libver=("v110", "v110")) as file:
+            file["x"] = np.zeros(1000)
+
+
+class Worker:
+    """A forked process, and what it has to do."""
+
+    def __init__(self, k: int, folder: Path, seed: int, numbers: list[int], right: dict[str, bytes]) -> None:
+        self.arguments = (k, folder, seed, right)
+        self.left = numbers
+        self.now = -1
+        self.text = b""
+        self.begin = time.monotonic()
+        self.read, write = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.close(self.read)
+            try:
+                work(folder / f"worker{k}", seed, numbers, right, write)
+            finally:
+                traceback.print_exc()
+                os._exit(99)
+        os.close(write)
+
+    def lines(self) -> list[Any] | None:
+        """What it has written; None at its end."""
+        data = os.read(self.read, 1 << 16)
+        if not data:
+            return None
+        *whole, self.text = (self.text + data).split(b"\n")
+        return [json.loads(line) for line in whole]
+
+    def end(self) -> int:
+        """Its status, or the signal that ended it as a negative number."""
+        os.close(self.read)
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+    def go_on(self) -> "Worker | None":
+        """Another worker for what is left."""
+        if not self.left:
+            return None
+        k, folder, seed, right = self.arguments
+        for path in (folder / f"worker{k}").iterdir():
+            if path.name not in ("outside", "printed"):
+                shutil.rmtree(path, ignore_errors=True)
+        return Worker(k, folder, seed, self.left, right)
+
+
+def run(folder: Path, variants: int, seed: int, workers: int) -> list[tuple[int, str, str, str, str]]:
+    """Try all variants; return for each use of each: number, kind, use, outcome, and what is to be said."""
+    prepare(folder, workers)
+    right = reference(folder)
+    names = sorted(KINDS)
+    running = [Worker(k, folder, seed, list(range(k, variants, workers)), right) for k in range(workers)]
+    results = []
+    while running:
+        ready = select.select([worker.read for worker in running], [], [], 1.0)[0]
+        for worker in list(running):
+            end = ""
+            if worker.read in ready:
+                lines = worker.lines()
+                for word, number, *rest in lines or []:
+                    worker.begin, worker.now = time.monotonic(), number
+                    if word == "begin":
+                        worker.left = [n for n in worker.left if n != number]
+                    else:
+                        results.append((number, *rest))
+                if lines is None:
+                    status = worker.end()
+                    end = "" if status == 0 else f"ended with {status}"
+                    if end:
+                        results.append((worker.now, names[worker.now % len(names)], "?", "CRASH", end))
+            elif time.monotonic() - worker.begin > PATIENCE:
+                os.kill(worker.pid, signal.SIGKILL)
+                worker.end()
+                lines, end = None, "no end"
+                results.append((worker.now, names[worker.now % len(names)], "?", "HANG", end))
+            else:
+                continue
+            if lines is None:
+                running.remove(worker)
+                again = worker.go_on() if end else None
+                running += [again] if again else []
+    return results
+
+
+def table(results: list[tuple[int, str, str, str, str]]) -> str:
+    """Outcomes by kind of damage; two uses of each variant."""
+    columns = ["as it was", "our error", "WRONG", "STRAY", "OUTSIDE", "CRASH", "HANG"]
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    for _, name, _, result, _ in results:
+        counts[name][result] += 1
+        counts["all"][result] += 1
+    lines = [f"{'':24}" + "".join(f"{column:>11}" for column in columns)]
+    for name in [*sorted(KINDS), "all"]:
+        lines.append(f"{name:24}" + "".join(f"{counts[name][column]:>11}" for column in columns))
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--variants", type=int, default=2000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    arguments = parser.parse_args()
+    begin = time.monotonic()
+    warm_up()
+    folder = Path(tempfile.mkdtemp(prefix="damage-", dir=os.environ.get("TMPDIR")))
+    try:
+        results = run(folder, arguments.variants, arguments.seed, arguments.workers)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    print(table(results))
+    bad = [entry for entry in results if entry[3].isupper()]
+    for number, name, use, result, text in sorted(bad)[:40]:
+        print(f"\nvariant {number} ({name}), {use}: {result} {text}")
+    seen = len({number for number, *_ in results})
+    print(f"\n{seen} variants, {len(results)} uses, {len(bad)} bad, {time.monotonic() - begin:.0f} s")
+    return 1 if bad or seen != arguments.variants else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

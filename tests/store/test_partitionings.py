@@ -1,0 +1,100 @@
+"""Files of two partitionings are never mixed: not in a folder, not among nodes, not by a writer that was killed."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from layouts import Job, Layout, alone, own_on_layouts
+from oracle import NAME, oracle_source, write_oracle
+
+import mpigraph.distributed as dist
+from mpigraph.errors import PartitionError, ShardFormatError
+from mpigraph.partition import pipeline
+from mpigraph.storage.part_config import PartConfig
+
+
+def open_alone(folder: Path) -> str:
+    """What opening the graph of a folder says, and reading it part by part."""
+    path = str(folder / f"{NAME}.json")
+    with pytest.raises((PartitionError, ShardFormatError)) as loading:
+        for part in range(2):
+            dist.load_partition(path, part)
+
+    def body() -> str:
+        with pytest.raises(type(loading.value)) as opening:
+            dist.DistGraph(NAME, part_config=path)
+        return str(opening.value)
+
+    text = str(alone(body))
+    assert str(loading.value) in text
+    return text
+
+
+@pytest.mark.parametrize("name", ["part1/graph.h5", "part0/node_feat.h5", "part1/edge_feat.h5"])
+def test_a_shard_of_another_partitioning_is_refused(oracle: Callable[..., str], tmp_path: Path, name: str) -> None:
+    shutil.copytree(Path(oracle(2)).parent, tmp_path / "right")
+    write_oracle(tmp_path / "again", 2)  # equal but for its identity
+    shutil.copy(tmp_path / "again" / name, tmp_path / "right" / name)
+    text = open_alone(tmp_path / "right")
+    assert f"right/{name}: belongs to another partitioning" in text and "files of two partitionings are mixed" in text
+
+
+def test_an_interrupted_partitioning_leaves_no_configuration(
+    oracle: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "graph"
+    shutil.copytree(Path(oracle(2)).parent, folder)
+
+    def interrupted(writer: object) -> None:
+        raise KeyboardInterrupt  # the new topology is there, and the features are still the old ones
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline._Writer, "write_node_features", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            pipeline.partition_source(oracle_source(), NAME, 2, folder, "random", seed=1)
+    assert "oracle.json: cannot read the partition configuration: No such file" in open_alone(folder)
+    shutil.copy(oracle(2), folder)  # even if the old one is brought back
+    assert "part0/graph.h5: belongs to another partitioning" in open_alone(folder)
+    pipeline.partition_source(oracle_source(), NAME, 2, folder, "random", seed=1)
+    assert alone(lambda: dist.DistGraph(NAME, part_config=str(folder / "oracle.json")).num_nodes()) == 101
+    assert not list(folder.rglob(".*"))
+
+
+@own_on_layouts([Layout(2, 0, 1), Layout(3, 1, 0)])
+def test_ranks_that_find_different_partitionings(
+    layout: Job, oracle: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on two nodes, of which one has another copy at the same path."""
+    rank, last = layout.comm.rank, layout.comm.size - 1
+    read, other = PartConfig.read, oracle(2, "metis")
+    monkeypatch.setattr(PartConfig, "read", lambda path: read(other if rank == last else path))
+
+    def body() -> None:
+        with pytest.raises(PartitionError, match="different partitionings under one name") as caught:
+            dist.DistGraph(NAME, part_config=oracle(2))
+        text = str(caught.value)
+        assert f"on rank {last}" in text and f"at {other}" in text and f"at {oracle(2)} on rank 0" in text
+
+    layout.run(body)
+
+
+def test_a_graph_that_was_partitioned_again_while_it_is_open(tmp_path: Path) -> None:
+    def body() -> None:
+        path = write_oracle(tmp_path, 2)
+        dist.DistGraph(NAME, part_config=path)
+        dist.DistGraph(NAME, part_config=path)
+        write_oracle(tmp_path, 2)
+        with pytest.raises(PartitionError, match="is open already, and was partitioned again since"):
+            dist.DistGraph(NAME, part_config=path)
+
+    alone(body)
+
+
+def test_a_graph_of_an_older_format(oracle: Callable[..., str], tmp_path: Path) -> None:
+    content = json.loads(Path(oracle(2)).read_text()) | {"format_version": 1}
+    del content["identity"]
+    (tmp_path / f"{NAME}.json").write_text(json.dumps(content))
+    with pytest.raises(PartitionError, match=r"oracle.json: format version 1 .this library reads 2.: partition the g"):
+        PartConfig.read(tmp_path / f"{NAME}.json")
