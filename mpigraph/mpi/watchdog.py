@@ -6,9 +6,7 @@ board in shared memory), the Python stacks of this process, and aborts the job. 
 threads alone, so a wait itself costs one dictionary entry.
 """
 
-import faulthandler
 import itertools
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -88,9 +86,8 @@ class Watchdog:
 
     def _abort(self, what: str, seconds: float) -> None:
         lines = [bytes(slot).rstrip(b"\0").decode(errors="replace") for slot in self._board]
-        sys.stderr.write(
+        text = (
             f"[mpigraph] {self._identity} waited {seconds:.0f} s in {what}: the job is stuck and is ended "
             f"(MPIGRAPH_TIMEOUT sets the limit). The ranks of this node:\n  " + "\n  ".join(lines) + "\n"
         )
-        faulthandler.dump_traceback(all_threads=True)
-        abort(124)
+        abort(124, text, stacks=True)

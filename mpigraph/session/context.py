@@ -23,7 +23,7 @@ from mpigraph.errors import InvalidArgumentError, MPIGraphError, NotInitializedE
 from mpigraph.kernels import warm_up
 from mpigraph.kernels.rng import combine
 from mpigraph.log import get_logger, set_identity
-from mpigraph.mpi.abort import guard
+from mpigraph.mpi.abort import abort, exit_status, guard, say
 from mpigraph.mpi.agree import everywhere
 from mpigraph.mpi.world import World
 from mpigraph.rows.pool import RowPool
@@ -38,6 +38,7 @@ from mpigraph.session.state import State
 __all__ = ["BackgroundLoop", "Session", "current", "exit_client", "initialize", "is_initialized"]
 
 _TRY = "each is a job of its own; try another --mpi (srun --mpi=list; MPICH: pmi2, Open MPI: pmix)"
+_LEAVING_TIME = 10.0  # seconds that the trainers have to leave, once one of them has with a status that is not 0
 _CALLS = 0x5EED  # separates draws made outside loaders from the epochs of loaders with the same seed
 
 
@@ -64,6 +65,7 @@ class Session:
         pool: memory for gathered rows and for gradients.
         num_threads: threads with which this rank samples, unless a sampler says otherwise.
         unnamed: how many embeddings without a name were made.
+        left: whether the script has called ``exit_client()`` while it handled an exception.
         num_draws: how many draws were made outside loaders. With the job's seed it says what the next one depends on:
             whoever resumes a job sets it.
     """
@@ -83,6 +85,7 @@ class Session:
         self._main: NeighborService | None = None
         self._thread = threading.local()
         self.unnamed = 0
+        self.left = False
         self.num_draws = 0
 
     @property
@@ -155,7 +158,7 @@ class Session:
                 loop.abandon()
             for loop in loops:
                 loop.stop()
-        self.control.call(Operation.SHUTDOWN)
+        self.control.call(Operation.SHUTDOWN, status=exit_status())
         self.state.close()
         self.closing.close()
 
@@ -228,7 +231,9 @@ def initialize(
     Collective on ``comm``.
     """
     if is_initialized():
-        raise InvalidArgumentError("initialize() was called twice; call exit_client() between")
+        if not current().left:
+            raise InvalidArgumentError("initialize() was called twice; call exit_client() between")
+        _leave(current())
     given = {
         "ranks_per_node": ranks_per_node,
         "timeout": timeout,
@@ -279,21 +284,47 @@ def _start_session(session: Session, closing: ExitStack) -> None:
 
 
 def _exit_at_exit() -> None:
-    """End the job at exit. Of an exception there atexit only prints the traceback, and the servers would serve on."""
+    """End the job at exit. Of an exception there atexit only prints the traceback, and the servers would serve on.
+
+    What leaves with a status that is not 0 has failed: the others, who may wait for it, are ended with that status
+    unless they leave, too.
+    """
+    session, status = current(), exit_status()
+    left = threading.Event()
+
+    def hurry() -> None:
+        if not left.wait(1):
+            say(f"[mpigraph] {session.world.identity} leaves with status {status}, and ends the job with it\n")
+        if not left.wait(_LEAVING_TIME):
+            abort(status)
+
     try:
+        if status:
+            threading.Thread(target=hurry, name="mpigraph-exit", daemon=True).start()
         exit_client()
-    except Exception as error:
+        left.set()
+    except BaseException as error:
         sys.excepthook(type(error), error, error.__traceback__)
 
 
 def exit_client() -> None:
     """End the job: stop loaders, free windows, let the servers go. Called at exit if the script does not.
 
+    While an exception is being handled, as in ``finally: exit_client()``, this call leaves the job to its end at exit:
+    the other trainers may be anywhere and not come, and an exception that nobody catches is to be printed at once.
+
     Collective on the trainers; a second call does nothing.
     """
     session = Session._current
-    Session._current = None
     if session is None:
         return
+    if sys.exc_info()[0] is not None:
+        session.left = True
+        return
+    _leave(session)
+
+
+def _leave(session: Session) -> None:
+    Session._current = None
     atexit.unregister(_exit_at_exit)
     session.close()

@@ -86,13 +86,14 @@ class Control:
         """Note that this trainer no longer uses a tensor or channel."""
         self._dropped.add(number)
 
-    def call(self, operation: Operation, have: int | None = None, **args: Any) -> Any:
+    def call(self, operation: Operation, have: int | None = None, status: int = OK, **args: Any) -> Any:
         """Run an operation on every rank and return this rank's result.
 
         Args:
             operation: what to do.
             have: number of what this trainer holds of what it asks for. It counts if every trainer holds the same:
                 which rank still holds what is up to its garbage collector.
+            status: with what this trainer leaves; then it is the status of the job if the others do something else.
             args: JSON values, the same on every trainer.
 
         Raises:
@@ -103,7 +104,7 @@ class Control:
         """
         for tensor in self._state.tensors.values():
             tensor.window.sync()
-        header = Header(self._world.comm, operation, OK, self._nobody)
+        header = Header(self._world.comm, operation, status, self._nobody)
         with self._world.watch(f"{operation.name.lower()} (waiting for the other trainers)"):
             wait(header.request, IN_ROUND)
         return self._run(header, args, have)
@@ -127,7 +128,9 @@ class Control:
         trainers = self._world.trainer_ranks
         operations = header.operations[trainers]
         if (operations != operations[0]).any():
-            raise everywhere(CollectiveError(_astray(operations)))
+            astray = CollectiveError(_astray(operations))
+            astray.status = int(header.statuses.max()) or astray.status
+            raise everywhere(astray)
         operation = Operation(int(operations[0]))
         with self._world.watch(operation.name.lower()):
             written = [number for number, tensor in self._state.tensors.items() if tensor.written]
