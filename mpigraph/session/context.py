@@ -24,7 +24,9 @@ from mpigraph.kernels import warm_up
 from mpigraph.kernels.rng import combine
 from mpigraph.log import get_logger, set_identity
 from mpigraph.mpi.abort import abort, exit_status, guard, say
-from mpigraph.mpi.agree import everywhere
+from mpigraph.mpi.agree import everywhere, together
+from mpigraph.mpi.compat import library_version
+from mpigraph.mpi.start import check_connected
 from mpigraph.mpi.world import World
 from mpigraph.rows.pool import RowPool
 from mpigraph.sampling.minibatch import RandomContext
@@ -37,7 +39,6 @@ from mpigraph.session.state import State
 
 __all__ = ["BackgroundLoop", "Session", "current", "exit_client", "initialize", "is_initialized"]
 
-_TRY = "each is a job of its own; try another --mpi (srun --mpi=list; MPICH: pmi2, Open MPI: pmix)"
 _LEAVING_TIME = 10.0  # seconds that the trainers have to leave, once one of them has with a status that is not 0
 _CALLS = 0x5EED  # separates draws made outside loaders from the epochs of loaders with the same seed
 
@@ -224,9 +225,10 @@ def initialize(
         use_graphbolt: accepted for DGL's scripts.
 
     Raises:
-        InvalidArgumentError: called twice, an argument or its variable out of range, or a node would have no trainer;
-            on every rank.
-        SystemExit: on a server, when the job is over.
+        InvalidArgumentError: called twice, an argument or its variable out of range, ``RANK`` or ``WORLD_SIZE`` set to
+            something else than the job's, or a node would have no trainer; on every rank. Or a launcher started several
+            processes that MPI does not connect; on the first of them.
+        SystemExit: on a server, when the job is over; on processes that MPI does not connect, except the first.
 
     Collective on ``comm``.
     """
@@ -241,6 +243,8 @@ def initialize(
         "num_worker_threads": num_worker_threads,
     }
     everyone = MPI.COMM_WORLD if comm is None else comm
+    if comm is None:
+        check_connected(everyone.size, library_version())
     closing = ExitStack()
     if everyone.size > 1:
         closing.enter_context(guard(f"rank {everyone.rank}", everyone.rank == 0))
@@ -251,10 +255,17 @@ def initialize(
         everywhere(error)  # all ranks decide by the same numbers
         raise
     set_identity(world.identity, config.log_level)
-    if comm is None and world.size == 1 and settings.slurm_tasks() > 1:
-        get_logger().warning("srun started %d processes that MPI does not connect: %s", settings.slurm_tasks(), _TRY)
     if world.size > 1:
         closing.enter_context(guard(world.identity, world.is_trainer and world.trainers.rank == 0))
+    try:
+        with together(
+            world.comm, "comparing the environment with the job", deadline=world.watch("comparing variables")
+        ):
+            if world.is_trainer:
+                settings.check_rendezvous(world.trainers.rank, world.trainers.size)
+    except InvalidArgumentError:
+        world.close()
+        raise
     with world.watch("compiling kernels"):
         world.once_per_node(warm_up)  # the others load what they need from its cache
     cores = world.cores_per_rank()
