@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 from mpi4py import MPI
 
 from mpigraph.errors import MPIGraphError
+from mpigraph.mpi.witness import say_goodbye
 
 __all__ = ["abort", "exit_status", "guard", "say"]
 
@@ -55,6 +56,7 @@ def abort(status: int, text: str = "", stacks: bool = False) -> NoReturn:
         with suppress(Exception):
             faulthandler.dump_traceback_later(_PRINTING_TIME, exit=True, file=open(os.devnull, "w"))
         say(text)
+        say_goodbye()
         if stacks and sys.__stderr__ is not None:
             with suppress(Exception):
                 faulthandler.dump_traceback(sys.__stderr__.fileno(), all_threads=True)

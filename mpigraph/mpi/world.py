@@ -27,11 +27,12 @@ from mpigraph.arrays import I64
 from mpigraph.config import Config
 from mpigraph.errors import ClosedError, InvalidArgumentError
 from mpigraph.mpi.agree import allgather_bytes, together
-from mpigraph.mpi.compat import unlink_segments
+from mpigraph.mpi.compat import remove_dead_segments, unlink_segments
 from mpigraph.mpi.numa import choose_servers, memory_domain
 from mpigraph.mpi.progress_thread import Progress
 from mpigraph.mpi.wait import PEERS_COMPUTE, wait
 from mpigraph.mpi.watchdog import Watchdog
+from mpigraph.mpi.witness import Witness, pid_namespace
 
 __all__ = ["World"]
 
@@ -72,6 +73,7 @@ class World:
         self._number_nodes()
         if self.node.rank == 0:
             unlink_segments()
+            remove_dead_segments()
         try:
             self._assign_roles(0 if self.size == 1 else num_servers)
             self._check_threads()
@@ -234,6 +236,16 @@ class World:
         some.Free()
         everyone.Free()
         return comm
+
+    def start_witness(self) -> None:
+        """Have a process on each node that says which rank died. Collective on ``node``."""
+        names = [name.decode() for name in allgather_bytes(self.node, self.identity.encode())]
+        spaces = allgather_bytes(self.node, pid_namespace().encode())
+        if len(set(spaces)) > 1 or not spaces[0]:
+            return  # not Linux, or containers of their own, in which process ids mean others
+        pids = self.pids[self._node_of == self.node_index]
+        witness = Witness(self.node.rank == 0, f"mpigraph-{pids[0]}", pids.tolist(), names)
+        self._made.callback(witness.close)
 
     def at_close(self, call: Callable[[], None]) -> None:
         """Call something when the world is closed, before anything made earlier is."""

@@ -5,8 +5,9 @@ One ``Lock_all`` at birth, ``Unlock_all`` at close; between them only ``Get``, `
 the near rows are loaded. ``rows/service.py`` knows how to allocate and which transport to use.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 
 import numpy as np
 import numpy.typing as npt
@@ -50,6 +51,9 @@ class RowWindow:
         self.dtype = np.dtype(dtype)
         self.row_bytes = self.dtype.itemsize * int(np.prod(self.row_shape, dtype=np.int64))
         self._shared = MPI.WIN_NULL
+        self._no_reader = threading.Condition()
+        self._num_readers = 0
+        self._retired = False
         with world.watch(f"allocating a window of {int(offsets[-1])} rows"):
             check_shared_memory(world, np.diff(self.offsets) * self.row_bytes, f"{int(offsets[-1])} rows")
             self._allocate()
@@ -123,8 +127,10 @@ class RowWindow:
         Raises:
             ClosedError: the window was closed, here or at a host.
         """
-        if not self._win:
-            raise ClosedError("this window was closed")
+        with self._reading():
+            return self._gather(ids, out, transport)
+
+    def _gather(self, ids: I64, out: Array | None, transport: Transport | None) -> Array:
         if out is None:
             out = np.empty((len(ids), *self.row_shape), self.dtype)
         if out.size == 0:
@@ -145,6 +151,26 @@ class RowWindow:
         else:
             load_near()
         return out
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Inside, a thread reads rows, and :meth:`retire` waits for it."""
+        with self._no_reader:
+            if self._retired or not self._win:
+                raise ClosedError("this window was closed")
+            self._num_readers += 1
+        try:
+            yield
+        finally:
+            with self._no_reader:
+                self._num_readers -= 1
+                self._no_reader.notify_all()
+
+    def retire(self) -> None:
+        """Refuse reads from now on, and wait for those of other threads: before :meth:`close`, while hosts answer."""
+        with self._no_reader, self.world.watch("reads of rows that are freed"):
+            self._retired = True
+            self._no_reader.wait_for(lambda: self._num_readers == 0)
 
     def _far_rows(self, host: int, ids: I64, positions: I64) -> RemoteRows:
         begin, end = self.offsets[host : host + 2].tolist()

@@ -25,7 +25,7 @@ from mpigraph.kernels.rng import combine
 from mpigraph.log import get_logger, set_identity
 from mpigraph.mpi.abort import abort, exit_status, guard, say
 from mpigraph.mpi.agree import everywhere, together
-from mpigraph.mpi.compat import library_version
+from mpigraph.mpi.compat import library_version, unlink_segments
 from mpigraph.mpi.start import check_connected
 from mpigraph.mpi.world import World
 from mpigraph.rows.pool import RowPool
@@ -40,6 +40,8 @@ from mpigraph.session.state import State
 __all__ = ["BackgroundLoop", "Session", "current", "exit_client", "initialize", "is_initialized"]
 
 _LEAVING_TIME = 10.0  # seconds that the trainers have to leave, once one of them has with a status that is not 0
+unlink_segments()  # MPI has started with its import: from now on what kills this process leaves nothing
+
 _CALLS = 0x5EED  # separates draws made outside loaders from the epochs of loaders with the same seed
 
 
@@ -257,6 +259,8 @@ def initialize(
     set_identity(world.identity, config.log_level)
     if world.size > 1:
         closing.enter_context(guard(world.identity, world.is_trainer and world.trainers.rank == 0))
+        if comm is None:
+            world.start_witness()
     try:
         with together(
             world.comm, "comparing the environment with the job", deadline=world.watch("comparing variables")

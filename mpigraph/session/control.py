@@ -104,6 +104,9 @@ class Control:
         """
         for tensor in self._state.tensors.values():
             tensor.window.sync()
+        for number in args["numbers"] if operation is Operation.FREE else []:
+            if number in self._state.tensors:
+                self._state.tensors[number].window.retire()
         header = Header(self._world.comm, operation, status, self._nobody)
         with self._world.watch(f"{operation.name.lower()} (waiting for the other trainers)"):
             wait(header.request, IN_ROUND)
