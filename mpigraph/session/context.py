@@ -271,7 +271,10 @@ def initialize(
         world.close()
         raise
     with world.watch("compiling kernels"):
-        world.once_per_node(warm_up)  # the others load what they need from its cache
+        say_so = get_logger().warning if world.node_index == 0 else get_logger().info
+        text = "compiling kernels (once), which takes a minute or so; NUMBA_CACHE_DIR sets where they are kept"
+        # the other ranks of a node load what they need from its cache
+        world.once_per_node(lambda: warm_up(lambda: say_so(text)))
     cores = world.cores_per_rank()
     if world.size > 1 and not config.threads_chosen:
         torch.set_num_threads(cores)

@@ -14,7 +14,7 @@ import os
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -132,7 +132,13 @@ class Result(NamedTuple):
 
 
 def segments() -> set[str]:
-    return set(os.listdir("/dev/shm"))
+    """What MPI has left in shared memory that no process has mapped."""
+    found = {f"/dev/shm/{name}" for name in os.listdir("/dev/shm") if name.startswith("mp")}
+    for path in Path("/proc").glob("[0-9]*/maps") if found else []:
+        with suppress(OSError):  # it has ended
+            text = path.read_text(errors="replace")
+            found = {name for name in found if name not in text}
+    return {name for name in found if os.path.exists(name)}
 
 
 def of_case(token: str) -> list[str]:
@@ -169,8 +175,7 @@ def run(case: Case, path: str, python: list[str], hosts: Any = None) -> Result:
         end = time.monotonic() + 2  # the kernel takes a moment to end what was killed
         while (left := of_case(token)) and time.monotonic() < end:
             time.sleep(0.05)
-        ours = [name for name in segments() - before if name.startswith(("mpich", "mpig"))]
-        left += [f"/dev/shm/{name}" for name in ours] if hosts is None else [f"pid {p}" for p in hosts.processes()]
+        left += sorted(segments() - before) if hosts is None else [f"process {pid}" for pid in hosts.processes()]
         left += [str(path) for path in temporary.iterdir() if not path.name.startswith(("torch", "pymp"))]
     lines = [line for line in done.output.splitlines() if " died at " in line]
     lines.sort(key=lambda line: line.rpartition(" died at ")[2])  # the earliest names the cause
