@@ -26,7 +26,7 @@ from mpi4py import MPI
 from mpigraph.arrays import I64
 from mpigraph.config import Config
 from mpigraph.errors import ClosedError, InvalidArgumentError
-from mpigraph.mpi.agree import allgather_bytes, together
+from mpigraph.mpi.agree import allgather_bytes, everywhere, together
 from mpigraph.mpi.compat import remove_dead_segments, unlink_segments
 from mpigraph.mpi.numa import choose_servers, memory_domain
 from mpigraph.mpi.progress_thread import Progress
@@ -76,7 +76,6 @@ class World:
             remove_dead_segments()
         try:
             self._assign_roles(0 if self.size == 1 else num_servers)
-            self._check_threads()
         except InvalidArgumentError:  # on every rank
             self._made.close()
             raise
@@ -90,14 +89,21 @@ class World:
             self.progress = Progress(self.watch)
             self._made.callback(self.progress.close)
 
-    def _check_threads(self) -> None:
-        """A trainer that hosts rows for other nodes answers for them while it computes."""
+    def check_threads(self) -> None:
+        """Check that a trainer which hosts rows for other nodes can answer for them while it computes.
+
+        Raises:
+            InvalidArgumentError: MPI allows no calls from threads; on every rank.
+
+        Collective on ``comm``.
+        """
         able = np.array([self.threads_may_communicate], np.int8)
         self.comm.Allreduce(MPI.IN_PLACE, able, op=MPI.MIN)
         if self.num_nodes > 1 and self.num_servers == 0 and not able[0]:
-            raise InvalidArgumentError(
+            text = (
                 "num_servers=0 on several nodes needs MPI_THREAD_MULTIPLE, which MPI was not started with: use servers"
             )
+            raise everywhere(InvalidArgumentError(text))
 
     def _own(self, comm: MPI.Intracomm) -> MPI.Intracomm:
         self._made.callback(comm.Free)

@@ -25,6 +25,7 @@ from mpigraph.rows.transport import RemoteRows, Transport, WindowHandle
 __all__ = ["RowWindow"]
 
 _ROWS_PER_PUT = 1 << 20
+_ZEROED_PER_SECOND = 1e8  # bytes, at the very least
 
 
 class RowWindow:
@@ -54,7 +55,9 @@ class RowWindow:
         self._no_reader = threading.Condition()
         self._num_readers = 0
         self._retired = False
-        with world.watch(f"allocating a window of {int(offsets[-1])} rows"):
+        largest = int(np.diff(self.offsets).max(initial=0)) * self.row_bytes  # bytes of a host, who zeroes them
+        patience = 1 + largest / _ZEROED_PER_SECOND / world.config.timeout
+        with world.watch(f"allocating a window of {int(offsets[-1])} rows", patience):
             check_shared_memory(world, np.diff(self.offsets) * self.row_bytes, f"{int(offsets[-1])} rows")
             self._allocate()
             self._row = MPI.BYTE.Create_contiguous(self.row_bytes).Commit()

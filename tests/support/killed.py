@@ -84,6 +84,10 @@ at("write", lambda: rows.__setitem__(seeds, torch.ones(len(seeds), 2)))
 at("step", step)
 at("saving", lambda: optimizer.save(folder + "/state"))
 g.barrier()
+if wanted == "shutdown":  # what is killed after it is no job any more
+    from mpigraph.mpi.world import World
+    close = World.close
+    World.close = lambda world: (time.sleep(1), close(world))
 at("shutdown", dist.exit_client, last=True)
 """
 
