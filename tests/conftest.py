@@ -84,6 +84,13 @@ def ranks_of(item: pytest.Item) -> int:
     return params.get("comm", 0)
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Of a rotated test a layout runs some cases always, the others with the slow tests."""
+    mark = item.get_closest_marker("rotated")
+    if mark is not None and layouts.is_left_out(item.callspec.indices, *mark.args):
+        item.add_marker("slow")
+
+
 def room_of(item: pytest.Item) -> str:
     """The folder that a test lies in."""
     return item.path.parent.name

@@ -3,11 +3,11 @@
     python tests/accuracy/accuracy.py DIR [--graphs cora] [--starts python servers-1] [--seeds 0 1 2]
 
 DIR (or MPIGRAPH_TEST_DATA) holds the files <graph>.npz of :data:`GRAPHS`, made from public data sets with the keys
-that README.md lists. cora is Planetoid's, with its split (``Planetoid(name="Cora")`` of PyG, ``CoraGraphDataset`` of
-DGL). amazon_computers (``Amazon(name="Computers")`` of PyG, ``AmazonCoBuyComputerDataset`` of DGL) is split at
-random, 20 nodes of each class to train and 30 to validate. oewn are the synsets of Open English WordNet with 2000
-words of their glosses as features and their lexicographer files as classes, half of them at random to train, a
-quarter to validate.
+that examples/README.md lists. cora is Planetoid's, with its split (``Planetoid(name="Cora")`` of PyG,
+``CoraGraphDataset`` of DGL). amazon_computers (``Amazon(name="Computers")`` of PyG, ``AmazonCoBuyComputerDataset`` of
+DGL) is split at random, 20 nodes of each class to train and 30 to validate. oewn are the synsets of Open English
+WordNet with 2000 words of their glosses as features and their lexicographer files as classes, half of them at random
+to train, a quarter to validate.
 
 Each is cut in two parts and trained in each of :data:`STARTS` by ``examples/node_classification.py``, and by
 ``reference_sage.py``, with equal settings and seeds. README's table and the settings go to stdout, progress to stderr.

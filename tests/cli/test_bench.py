@@ -48,6 +48,7 @@ def test_the_document_is_complete(layout, monkeypatch, tmp_path, capsys):
     check_run(layout, monkeypatch, tmp_path, capsys)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", API[:1], indirect=True, ids=[API[0].name])
 def test_the_document_is_complete_where_other_processes_make_the_graph(layout, monkeypatch, tmp_path, capsys):
     check_run(layout, monkeypatch, tmp_path, capsys)
@@ -111,7 +112,13 @@ def test_the_number_of_servers_is_the_jobs_unless_it_is_given(monkeypatch):
     assert given == [None, 0]
 
 
-@pytest.mark.parametrize("name", ["PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "PMI_RANK",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")),
+    ],
+)
 def test_one_rank_speaks_before_mpi_starts(monkeypatch, capsys, name):
     for variable in ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"):
         monkeypatch.delenv(variable, raising=False)
@@ -125,6 +132,7 @@ def test_one_rank_speaks_before_mpi_starts(monkeypatch, capsys, name):
     assert said == ["bench: loading the library\n"] * 2 + [""]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("comm", [1], indirect=True)
 def test_a_user_s_graph(comm, oracle, capsys):
     assert job.run(Settings(**(SMALL | {"part_config": oracle(2), "batch_size": 5})), 1.0, comm) == 0

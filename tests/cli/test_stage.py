@@ -13,7 +13,7 @@ import h5py
 import numpy as np
 import pytest
 from jobs import cannot_mount, clean_environment, mpiexec, run_job, warm_python, with_file_system
-from layouts import Job, on_all
+from layouts import Job, on_all, rotated
 from mpi4py import MPI
 from oracle import NAME, write_oracle
 
@@ -48,6 +48,7 @@ def config(oracle) -> PartConfig:
     return PartConfig.read(oracle(4))
 
 
+@rotated(3)
 def test_a_job_opens_the_parts_that_staging_brings(layout: Job, oracle, monkeypatch: pytest.MonkeyPatch) -> None:
     """The cut of the job and the rule of staging are one: nobody opens a part that its node was not given."""
     original, opened = PartConfig.part_path, set()
@@ -187,6 +188,7 @@ def run_stage(
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("comm", [1], indirect=True)
 def test_the_command_alone_brings_everything(oracle, tmp_path: Path, run_stage: Callable[..., Outcome]) -> None:
     status, out, err = run_stage(oracle(3), tmp_path / "to")
@@ -234,6 +236,7 @@ def test_the_command_does_not_stage_where_the_parts_are(oracle, run_stage: Calla
     assert status == 2 and err.count("error: ") == 1 and "where the parts are" in err
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(bool(cannot_mount()), reason=cannot_mount())
 def test_a_full_disk_is_one_error(oracle, tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()

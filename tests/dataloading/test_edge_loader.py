@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from layouts import SharedJob, everywhere, on_all
+from layouts import SharedJob, everywhere, on_all, rotated
 from memory_graphs import InMemory
 from oracle import NAME, open_graph
 
@@ -159,6 +159,7 @@ SAME = ("none", "uniform", "global", "joint", "in-batch", "own")
 
 
 @everywhere
+@rotated(2)
 def test_minibatches_are_the_same_on_every_layout_and_with_prefetching(job: SharedJob, oracle) -> None:
     """Every sampler in every layout, with prefetching or without; alone with both."""
     path = oracle(3)
@@ -280,6 +281,7 @@ def check_exclusion(g: dist.DistGraph, way: str, replace: bool, reverse: torch.T
     return without
 
 
+@rotated(2)
 @pytest.mark.parametrize("replace", [False, True])
 def test_excluded_edges_are_never_sampled_and_fanouts_are_honoured(
     job: SharedJob, multigraph: str, replace: bool

@@ -4,7 +4,7 @@ import hashlib
 
 import numpy as np
 import torch
-from layouts import SharedJob, everywhere, on_all
+from layouts import SharedJob, everywhere, on_all, rotated
 from typed_oracle import FORWARD, NUM_NODES, RELATIONS, REVERSE, TYPED_ORACLE
 
 import mpigraph.distributed as dist
@@ -132,6 +132,7 @@ def digest(sample: tuple) -> str:
 
 
 @everywhere
+@rotated(2)
 def test_minibatches_are_the_same_on_every_layout(job: SharedJob, typed_oracle: str) -> None:
     """Every sampler in every layout, with prefetching or without; alone with both."""
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from batches import digest
-from layouts import SharedJob, everywhere, on_all
+from layouts import SharedJob, everywhere, on_all, rotated
 from oracle import NUM_NODES, open_graph
 
 import mpigraph.distributed as dist
@@ -90,6 +90,7 @@ def test_prefetching_changes_nothing(job: SharedJob, oracle) -> None:
 
 
 @everywhere
+@rotated(2)
 @pytest.mark.parametrize("depth", [0, 2])
 def test_early_breaks_and_interleaved_loaders(job: SharedJob, oracle, depth: int) -> None:
     path = oracle(3)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from layouts import SharedJob, everywhere, on_all
+from layouts import SharedJob, everywhere, on_all, rotated
 from memory_graphs import InMemory
 from oracle import MAX_DEGREE, NUM_NODES, open_graph
 
@@ -116,6 +116,7 @@ STEADY = {
 
 
 @everywhere
+@rotated(2)
 @pytest.mark.parametrize("name", STEADY)
 def test_an_edge_has_the_same_negatives_on_every_layout(job: SharedJob, oracle, name: str) -> None:
     path = oracle(3)

@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from layouts import ALONE, Job, Layout, SharedJob, own_on_layouts, quiet_barrier, several
+from layouts import ALONE, Job, Layout, SharedJob, own_on_layouts, quiet_barrier, rotated, several
 from oracle import NUM_NODES, open_graph
 
 import mpigraph.distributed as dist
@@ -18,6 +18,7 @@ from mpigraph.sampling.neighbor_service import NeighborService
 from mpigraph.session.context import current
 
 
+@rotated(2)
 @pytest.mark.parametrize("depth", [0, 2])
 def test_a_job_may_end_in_the_middle_of_several_epochs(layout: Job, oracle, depth: int) -> None:
     path, kept = oracle(3), []

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from layouts import SharedJob, everywhere, on_all
+from layouts import SharedJob, everywhere, on_all, rotated
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import LinkNeighborLoader, NeighborLoader
 from torch_geometric.nn import HGTConv, SAGEConv, to_hetero
@@ -199,6 +199,7 @@ def equal(one: Any, other: Any) -> bool:
     return type(one) is type(other) and one == other
 
 
+@rotated(2)
 @ALL_KINDS
 def test_minibatches_are_those_of_neighbor_loader(job: SharedJob, write, kind: str) -> None:
     path = write(kind)
@@ -248,6 +249,7 @@ def by_name(batch: Data | HeteroData, source: GraphSource) -> list[Any]:
     return found
 
 
+@rotated(2)
 @ALL_KINDS
 def test_minibatches_of_edges_are_those_of_link_neighbor_loader(job: SharedJob, write, kind: str) -> None:
     path, source = write(kind), source_of(kind)
@@ -350,6 +352,7 @@ def sample_all(path: str, kind: str, rank: int, trainers: int) -> dict[tuple[str
 
 
 @everywhere
+@rotated(2)
 @ALL_KINDS
 def test_subgraphs_are_the_same_in_every_layout(job: SharedJob, write, kind: str) -> None:
     path, alone = write(kind, 4), write(kind, 1)
@@ -484,7 +487,10 @@ def typed_model(kind: str) -> Callable[[HeteroData], torch.Tensor]:
 
 
 @pytest.mark.filterwarnings("ignore:The type .* contains invalid characters")  # by to_hetero, which copes
-@pytest.mark.parametrize("model_name", ["sage", "to_hetero", "hgt"])
+@pytest.mark.parametrize(
+    "model_name",
+    ["sage", pytest.param("to_hetero", marks=pytest.mark.slow), pytest.param("hgt", marks=pytest.mark.slow)],
+)
 def test_models_of_pyg_learn(job: SharedJob, write, model_name: str) -> None:
     """What a node is to tell is the class of all that it hears of, and not in its own features."""
     kind = "plain" if model_name == "sage" else "typed"

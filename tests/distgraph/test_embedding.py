@@ -6,7 +6,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from layouts import Job, Layout, SharedJob, alone, on_all, on_layouts
+from layouts import Job, Layout, SharedJob, alone, on_all, on_layouts, rotated
 from oracle import NUM_NODES, open_graph
 
 import mpigraph.distributed as dist
@@ -100,6 +100,7 @@ def made_alone(path: str, seed: int) -> dict[tuple[str, torch.dtype], torch.Tens
     return alone(lambda: made(path), seed=seed)
 
 
+@rotated(2)
 @pytest.mark.parametrize("chunk", [7, 1 << 14])
 def test_rows_do_not_depend_on_the_layout(layout: Job, oracle, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(init_rows, "CHUNK", chunk)

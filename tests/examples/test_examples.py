@@ -14,7 +14,7 @@ from types import ModuleType
 import accuracy_links
 import numpy as np
 import pytest
-from jobs import EXAMPLES, cannot_mount, clean_environment, launcher, mpiexec, run, run_job, warm_python
+from jobs import EXAMPLES, ROOT, cannot_mount, clean_environment, launcher, mpiexec, run, run_job, warm_python
 
 TWO_NODES = ["MPIGRAPH_RANKS_PER_NODE=2"]  # pretended
 CHECK_RANKS = """
@@ -86,6 +86,7 @@ def example(tmp_path: Path) -> Example:
     return Example(tmp_path)
 
 
+@pytest.mark.slow
 def test_quickstart(tmp_path: Path) -> None:
     """As a newcomer starts it, from another folder."""
     output = run("env", f"TMPDIR={tmp_path}", sys.executable, EXAMPLES / "quickstart.py", cwd=tmp_path)
@@ -94,6 +95,21 @@ def test_quickstart(tmp_path: Path) -> None:
     assert left_in(tmp_path) == []
 
 
+@pytest.mark.slow
+def test_the_script_in_the_readme(tmp_path: Path) -> None:
+    """With the commands that make its graph, on one process and on a node of two trainers and a server."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for line in re.findall(r"^python (-m mpigraph (?:generate|partition) .*)$", readme, re.MULTILINE):
+        run(*warm_python(), *line.split(), cwd=tmp_path)
+    (script,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    (tmp_path / "train.py").write_text(script)
+    for ranks in (1, 3):
+        output = run(*(mpiexec(ranks) if ranks > 1 else ()), *warm_python(), "train.py", cwd=tmp_path)
+        losses = [float(loss) for loss in re.findall(r"^epoch \d+  loss ([\d.]+)$", output, re.MULTILINE)]
+        assert len(losses) == 10 and losses[-1] < losses[0], output
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(bool(cannot_mount()), reason=cannot_mount())
 def test_quickstart_on_two_nodes_with_disks_of_their_own(tmp_path: Path) -> None:
     """The files of a generated graph come to both; one has another directory at the path of temporary files."""

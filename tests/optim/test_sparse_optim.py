@@ -11,7 +11,7 @@ import pytest
 import torch
 from gradients import BATCH, DIM, MAKE, Arrays, Plain, differences, embedding, everything, minibatch, piece, push, train
 from jobs import run_script
-from layouts import SharedJob, alone, everywhere, on_all, several
+from layouts import SharedJob, alone, everywhere, on_all, rotated, several
 from oracle import NUM_NODES, open_graph
 
 import mpigraph.distributed as dist
@@ -38,6 +38,7 @@ def trained_alone(path: str, kind: str, reduction: str, dtype: torch.dtype) -> A
 
 
 @everywhere
+@rotated(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_the_result_is_the_same_bits_in_every_layout(
     job: SharedJob, oracle, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
@@ -372,6 +373,7 @@ def shared_path(job: SharedJob, tmp_path: Path) -> Path:
 
 
 @everywhere
+@rotated(4)
 @pytest.mark.parametrize("kind", MAKE)
 def test_a_saved_state_is_loaded_in_every_layout(job: SharedJob, oracle, shared_path: Path, kind: str) -> None:
     """Saved here and loaded by one process alone, and the other way round, with other parts of the graph."""

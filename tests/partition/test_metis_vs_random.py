@@ -4,6 +4,7 @@ from itertools import product
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 import torch
 from layouts import Job, Layout
 from mpi4py import MPI
@@ -93,6 +94,7 @@ def check_counts(counts: dict[str, I64]) -> None:
     assert p_of_expected(weighted, pair_probabilities(False, None)) < WRONG
 
 
+@pytest.mark.slow
 def test_same_distribution_of_neighbours(comm: MPI.Intracomm, oracle) -> None:
     found = {}
     for ranks_per_node in (0, 1):

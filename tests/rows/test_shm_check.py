@@ -82,6 +82,7 @@ def test_nothing_is_asked_of_a_rank_alone(monkeypatch: pytest.MonkeyPatch) -> No
     assert (0 <= free <= size) if sys.platform == "linux" else free == -1
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(bool(cannot_mount()), reason=cannot_mount())
 def test_a_small_shared_memory_is_an_error_and_no_bus_error(tmp_path: Path, oracle) -> None:
     script = tmp_path / "script.py"

@@ -6,7 +6,7 @@ from threading import Thread
 import numpy as np
 import pytest
 from jobs import mpiexec, run, run_script, warm_python
-from layouts import FAR, WAIT, Job, api, own_on_layouts
+from layouts import FAR, WAIT, Job, api, own_on_layouts, rotated
 from mpi4py import MPI
 from worlds import KINDS, meet, row_values, rows_of
 
@@ -48,6 +48,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mpigraph.rows.transport.MAX_ROWS", 70)
 
 
+@rotated(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_both_transports_read_the_same_rows(layout: Job, kind: str, small_chunks: None) -> None:
     with rows_of(layout, window=kind) as service:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pytest
 import torch
 from batches import NUM_BATCHES, SAMPLERS, batch, digest
-from layouts import SharedJob, alone, everywhere, on_all
+from layouts import SharedJob, alone, everywhere, on_all, rotated
 from oracle import NUM_NODES
 
 import mpigraph.distributed as dist
@@ -138,6 +138,7 @@ def sample_all(path: str, seed: int, prepared: bool) -> dict[tuple[str, int], st
 
 
 @everywhere
+@rotated(3)
 @pytest.mark.parametrize(("seed", "num_parts", "prepared"), [(0, 1, False), (1, 3, True), (2, 4, False)])
 def test_a_draw_without_edges_is_that_of_a_graph_that_lacks_them(
     job: SharedJob, seed: int, num_parts: int, prepared: bool

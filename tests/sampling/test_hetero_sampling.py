@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from batches import NUM_BATCHES, SAMPLERS, batch, digest
-from layouts import SharedJob, alone, everywhere, on_all
+from layouts import SharedJob, alone, everywhere, on_all, rotated
 from oracle import NUM_NODES as NUM_NODES_PLAIN
 from oracle import oracle_source
 from typed_oracle import NUM_NODES, RELATIONS, SCHEMA, TYPED_ORACLE, WEIGHTED, edges_of, name_of, write_typed_oracle
@@ -130,6 +130,7 @@ def expected() -> dict[tuple[str, int], str]:
 
 
 @everywhere
+@rotated(3)
 @pytest.mark.parametrize("num_parts", [1, 3, 5])
 def test_blocks_are_right_and_the_same_in_every_layout(job: SharedJob, num_parts: int) -> None:
     """Five parts are more than there are venues; the last type has no edges."""
@@ -227,6 +228,7 @@ def renamed(source: GraphSource) -> GraphSource:
 
 
 @everywhere
+@rotated(3)
 def test_one_relation_is_the_homogeneous_case(job: SharedJob, oracle, tmp_path: Path) -> None:
     """The same minibatches, bit for bit, of a graph without types and of the same graph as its only relation.
 

@@ -5,7 +5,7 @@ from functools import cache
 import pytest
 import torch
 from batches import NUM_BATCHES, SAMPLERS, batch, digest
-from layouts import SharedJob, alone, everywhere, on_all
+from layouts import SharedJob, alone, everywhere, on_all, rotated
 from oracle import NAME
 
 import mpigraph.distributed as dist
@@ -34,6 +34,7 @@ def expected(path: str) -> dict[tuple[str, int], str]:
 
 
 @everywhere
+@rotated(3)
 @pytest.mark.parametrize("num_parts", [1, 3, 4])
 def test_blocks_are_the_same_in_every_layout(job: SharedJob, oracle, num_parts: int) -> None:
     """Hosts, servers, near or far, and how many parts one order of the nodes is cut into: nothing changes a bit."""

@@ -38,8 +38,11 @@ def test_without_threads_in_mpi_loaders_do_not_prefetch(tmp_path, oracle) -> Non
 
 @pytest.mark.parametrize(
     ("end", "per_node"),
-    [("dist.exit_client()", "2"), ("", "2"), ("next(iter(loader))", "0")],
-    ids="called left loop".split(),
+    [
+        pytest.param("dist.exit_client()", "2", id="called", marks=pytest.mark.slow),
+        pytest.param("", "2", id="left"),
+        pytest.param("next(iter(loader))", "0", id="loop"),
+    ],
 )
 def test_a_job_says_nothing_when_it_ends(tmp_path, oracle, end: str, per_node: str) -> None:
     """Neither this library nor MPI and what lies below it, whose warnings tell of windows that were not freed."""

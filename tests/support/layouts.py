@@ -12,7 +12,7 @@ import tempfile
 import time
 import traceback
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -92,6 +92,17 @@ def own_on_layouts(layouts: list[Layout]) -> pytest.MarkDecorator:
 everywhere = on_layouts(LAYOUTS)
 several = on_layouts([layout for layout in API if layout.trainers > 1])
 api = own_on_layouts(API)
+
+
+def rotated(cases: int) -> pytest.MarkDecorator:
+    """Makes a layout run one of so many cases of a test, the next layout the next one; the other cases are slow."""
+    return pytest.mark.rotated(cases)
+
+
+def is_left_out(params: Mapping[str, int], cases: int) -> bool:
+    """Whether a case of a rotated test is left out, by the numbers of its parameters: the layout's and the others'."""
+    number = sum(index for name, index in params.items() if name not in ("shared_job", "layout"))
+    return (params.get("shared_job", params.get("layout", 0)) - number) % cases != 0
 
 
 def quiet_wait(request: MPI.Request) -> None:
@@ -284,6 +295,7 @@ class SharedJob:
         if session is None:
             return
         gc.collect()
+        gc.freeze()  # what outlives a test is not looked at after each of those that follow
         try:
             if failed or Session._current is not session:
                 raise MPIGraphError("this trainer failed")

@@ -1,0 +1,90 @@
+"""Rows are moved, sorted by range and merged."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from mpigraph.kernels.row_ops import (
+    as_words,
+    find_runs,
+    gather_rows,
+    order_by_range,
+    place_ragged,
+    scatter_rows,
+)
+
+SHAPES = [
+    ((), "i8"),
+    ((3,), "u1"),
+    ((3,), "f2"),
+    ((7,), "f4"),
+    ((2, 5), "f8"),
+    ((1,), "?"),
+    ((0,), "f4"),
+    ((400,), "u1"),
+]
+
+
+@pytest.mark.parametrize(("shape", "dtype"), SHAPES)
+def test_rows_move_whatever_their_width(shape: tuple[int, ...], dtype: str) -> None:
+    rng = np.random.default_rng(0)
+    table = rng.integers(0, 256, (20, *shape)).astype(dtype)
+    rows, positions = rng.integers(0, 20, 9), rng.permutation(11)[:9]
+    words = as_words(table)
+    assert words.ndim == 2 and len(words) == 20
+    assert words.nbytes == table.nbytes and (table.size == 0 or np.shares_memory(words, table))
+    out = np.zeros((11, *shape), dtype)
+    want = out.copy()
+    want[positions] = table[rows]
+    gather_rows(words, rows, positions, as_words(out).view(words.dtype))
+    assert np.array_equal(out, want)
+    values = rng.integers(0, 256, (11, *shape)).astype(dtype)
+    want = table.copy()
+    for r, p in zip(rows, positions, strict=True):  # the last of equal rows wins
+        want[r] = values[p]
+    scatter_rows(as_words(values).view(words.dtype), positions, words, rows)
+    assert np.array_equal(table, want)
+
+
+def test_as_words_takes_the_widest_word_that_fits() -> None:
+    for shape, dtype, width in [((3,), "u1", 1), ((3,), "f2", 2), ((7,), "f4", 4), ((8,), "u1", 8), ((4,), "f4", 8)]:
+        assert as_words(np.zeros((4, *shape), dtype)).dtype.itemsize == width
+    odd = np.zeros(33, np.uint8)[1:].reshape(4, 8)  # not aligned to a word
+    assert as_words(odd).ctypes.data == odd.ctypes.data
+    assert odd.ctypes.data % as_words(odd).dtype.itemsize == 0
+    assert as_words(np.zeros((0, 3), "f4")).shape[0] == 0
+
+
+@pytest.mark.parametrize("n", [0, 1, 500])
+@pytest.mark.parametrize("offsets", [[0, 30], [0, 0, 7, 7, 29, 30], [0, 10, 20, 30, 30]])
+def test_order_by_range(n: int, offsets: list[int]) -> None:
+    ids = np.random.default_rng(n).integers(0, 30, n)
+    order, bounds = order_by_range(ids, np.array(offsets))
+    for k, (low, high) in enumerate(pairwise(offsets)):
+        assert np.array_equal(order[bounds[k] : bounds[k + 1]], np.flatnonzero((ids >= low) & (ids < high)))
+
+
+@pytest.mark.parametrize("rows", [[], [5], [5, 5, 5], [1, 2, 3], [0, 2, 4], [0, 0, 1, 1, 4, 5, 5, 6, 9, 9]])
+def test_find_runs(rows: list[int]) -> None:
+    given = np.array(rows, np.int64)
+    starts, lengths, place = find_runs(given)
+    moved = np.concatenate([np.arange(s, s + n) for s, n in zip(starts, lengths, strict=True)] or [given])
+    assert np.array_equal(moved, np.unique(given))  # nothing twice, nothing unasked
+    assert np.array_equal(moved[place], given)
+    assert len(starts) == np.count_nonzero(np.diff(np.unique(given)) > 1) + (len(rows) > 0)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_place_ragged(dtype: str) -> None:
+    lengths = np.array([2, 0, 3, 1, 4])
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    positions = np.array([3, 0, 1, 4])
+    values = np.arange(100, 107).astype(dtype)
+    out = np.zeros(10, dtype)
+    want, at = out.copy(), 0
+    for p in positions:
+        want[offsets[p] : offsets[p + 1]] = values[at : at + lengths[p]]
+        at += lengths[p]
+    place_ragged(values, positions, lengths[positions], offsets, out)
+    assert np.array_equal(out, want)

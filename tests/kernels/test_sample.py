@@ -1,0 +1,166 @@
+"""Counts and choices of neighbours against plain references: uniform, weighted, masked."""
+
+import numpy as np
+import pytest
+from kernel_rows import WEIGHTS, Csc, candidates, reference_count
+
+from mpigraph.kernels.masked import choose_masked, list_allowed
+from mpigraph.kernels.rng import combine
+from mpigraph.kernels.sample import Destinations
+from mpigraph.kernels.weighted import alias_tables, choose_weighted, count_weighted
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("fanout", [-1, 0, 1, 4, 64, 65, 100])
+def test_uniform_counts_and_choices(fanout: int, replace: bool, dtype: str) -> None:
+    g = Csc([0, 1, 3, 4, 5, 64, 65, 66, 99, 100, 101, 300], dtype, first_id=50, first_eid=1000)
+    rows = np.random.default_rng(fanout + 1).permutation(len(g.degrees))
+    for key in (np.uint64(3), np.uint64(2**64 - 5)):
+        for row, src, eid in zip(rows, *g.sample(rows, fanout, replace, key), strict=True):
+            degree = int(g.degrees[row])
+            every = np.arange(g.indptr[row], g.indptr[row + 1])
+            local = eid - 1000
+            assert len(src) == reference_count(degree, fanout, replace)
+            assert np.isin(local, every).all()
+            assert np.array_equal(src, g.indices[local])
+            if fanout < 0 or not replace:
+                assert len(np.unique(eid)) == len(eid)
+            if fanout < 0 or (not replace and degree <= fanout):
+                assert np.array_equal(local, every)
+
+
+def test_uniform_draws_alike_for_repeated_rows() -> None:
+    g = Csc([5, 9, 3])
+    src, _ = g.sample(np.array([1, 0, 1]), 2, False, np.uint64(8))
+    assert np.array_equal(src[0], src[2])
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+@pytest.mark.parametrize("kind", WEIGHTS)
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("fanout", [-1, 0, 1, 3, 70])
+def test_weighted_counts_and_choices(fanout: int, replace: bool, kind: str, prepared: bool) -> None:
+    g = Csc([0, 1, 2, 5, 8, 80, 100], "int32", first_id=9, first_eid=30)
+    rng = np.random.default_rng(4)
+    weights = (rng.integers(0, 3, len(g.indices)) * rng.random(len(g.indices))).astype(kind)
+    weights[g.indptr[3] : g.indptr[4]] = 0  # a row with neighbours, none of them alive
+    for key in (np.uint64(1), np.uint64(2)):
+        rows = np.arange(len(g.degrees))
+        for row, src, eid in zip(rows, *g.sample(rows, fanout, replace, key, weights, prepared=prepared), strict=True):
+            alive = np.flatnonzero(weights[g.indptr[row] : g.indptr[row + 1]] > 0) + g.indptr[row]
+            assert len(src) == reference_count(len(alive), fanout, replace)
+            assert np.isin(eid - 30, alive).all()
+            assert np.array_equal(src, g.indices[eid - 30])
+            if fanout < 0:
+                assert np.array_equal(eid - 30, alive)
+            elif not replace:
+                assert len(np.unique(eid)) == len(eid)
+
+
+def test_zero_weights_at_the_ends_are_never_drawn() -> None:
+    g = Csc([4])
+    weights = np.array([0.0, 1e-300, 1.0, 0.0])
+    for key in range(200):
+        for replace in (False, True):
+            _, eid = g.sample([0], 1, replace, np.uint64(key), weights)
+            assert eid[0][0] in (1, 2)
+
+
+@pytest.mark.parametrize("kind", WEIGHTS)
+@pytest.mark.parametrize("replace", [False, True])
+def test_prepared_tables_give_the_same_draws(replace: bool, kind: str) -> None:
+    g = Csc([0, 1, 2, 5, 8, 80, 1000], "int32")
+    rng = np.random.default_rng(5)
+    weights = (rng.integers(0, 2, len(g.indices)) * rng.random(len(g.indices)) ** 8).astype(kind)
+    for fanout in (1, 3, 40):
+        for key in (np.uint64(1), np.uint64(2)):
+            bare, ready = (g.sample(np.arange(7), fanout, replace, key, weights, prepared=p)[1] for p in (False, True))
+            assert all(np.array_equal(a, b) for a, b in zip(bare, ready, strict=True))
+
+
+def test_a_heavy_edge_does_not_hide_the_others() -> None:
+    g, weights = Csc([50]), np.full(50, 1e-9)
+    weights[7] = 1.0
+    firsts = []
+    for key in range(300):  # almost every draw meets edge 7 again, so the rest comes from the pass over the edges
+        eid = g.sample([0], 20, False, np.uint64(key), weights)[1][0]
+        assert len(np.unique(eid)) == 20 and eid[0] == 7
+        firsts.append(eid[1])
+    assert np.bincount(firsts, minlength=50).max() < 20  # the light ones are alike
+
+
+@pytest.mark.parametrize("bad", [-1.0, -1e-30, float("nan"), float("inf")])
+def test_the_first_bad_weight_is_found(bad: float) -> None:
+    g = Csc([2, 3, 4])
+    weights = np.ones(9)
+    weights[[4, 7]] = bad
+
+    def count(ids: list[int]) -> int:
+        dst, none = Destinations(np.array(ids), 2, False, np.uint64(0)), np.empty(0, np.int32)
+        where = (g.indptr, 0, weights, none, np.arange(len(ids)))
+        return count_weighted(dst, *where, candidates(3), np.zeros(3, np.int64))
+
+    assert (count([0, 1, 2]), count([2, 0]), count([0])) == (4, 7, -1)
+    assert alias_tables(g.indptr, weights, np.empty(9, np.uint64), np.empty(3, np.int32)) == 4
+
+
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("fanout", [2, 70])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_draw_depends_on_key_and_node_alone(weighted: bool, fanout: int, replace: bool) -> None:
+    whole = Csc([90, 3, 80, 0, 75, 2, 100, 71])
+    weights = np.random.default_rng(0).random(len(whole.indices)) if weighted else None
+    key = combine(1, 2)
+    src, eid = whole.sample(np.arange(8), fanout, replace, key, weights)
+    for rows in ([7, 0, 4], [2], [6, 6, 1, 3, 0]):  # other order, other company
+        for row, again in zip(rows, whole.sample(rows, fanout, replace, key, weights)[1], strict=True):
+            assert np.array_equal(eid[row], again)
+    for first in (0, 2, 5):  # the rows from ``first`` on, as another host would hold them
+        begin = int(whole.indptr[first])
+        part = Csc(whole.degrees[first:].tolist(), first_id=first, first_eid=begin)
+        part.indices = whole.indices[begin:]
+        share = None if weights is None else weights[begin:]
+        found = part.sample(np.arange(8 - first), fanout, replace, key, share)
+        assert np.array_equal(np.concatenate(found[0]), np.concatenate(src[first:]))
+        assert np.array_equal(np.concatenate(found[1]), np.concatenate(eid[first:]))
+    other = whole.sample(np.arange(8), fanout, replace, combine(1, 3), weights)[1]
+    assert not np.array_equal(np.concatenate(other), np.concatenate(eid))
+
+
+@pytest.mark.parametrize("kind", ["float64", "bool"])
+@pytest.mark.parametrize("prepared", [False, True])
+@pytest.mark.parametrize("alive_now", [0, 1, 4, 6])
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("fanout", [-1, 3])
+def test_weights_that_change_between_the_passes_never_lead_out_of_the_row(
+    alive_now: int, replace: bool, fanout: int, prepared: bool, kind: str
+) -> None:
+    """Another rank may write weights while this one samples; what is drawn then matters less than where it lies."""
+    g = Csc([2, 6, 2])
+    weights = np.array([1.0] * 6 + [0.0] * 2 + [1.0] * 2).astype(kind)  # four edges of the middle row can be drawn
+    masked = kind == "bool"
+    prepare, choose = (list_allowed, choose_masked) if masked else (alias_tables, choose_weighted)
+    table, drawable = np.empty(10, np.uint32 if masked else np.uint64), np.empty(3, np.int32)
+    assert prepare(g.indptr, weights, table, drawable) == -1
+    dst, where = Destinations(np.array([1]), fanout, replace, np.uint64(3)), np.array([0])
+    rows, counts = candidates(1), np.zeros(1, np.int64)
+    count_weighted(dst, g.indptr, 0, weights, drawable, where, rows, counts)
+    weights[2:8] = np.arange(6) < alive_now
+    prepare(g.indptr, weights, table, drawable)
+    table = table if prepared else table[:0]
+    room = np.full(counts[0] + 2, -7)  # one more at each end
+    picks, offsets = room[1:-1], np.array([0, counts[0]])
+    choose(dst, weights, table, where, rows, offsets, picks)
+    assert ((picks >= 2) & (picks < 8)).all()
+    assert room[0] == room[-1] == -7
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_calls_for_several_hosts_fill_one_output(weighted: bool) -> None:
+    g = Csc([6, 7, 8, 9, 10])
+    key, rows = np.uint64(5), np.array([4, 0, 3, 1, 2])
+    weights = np.random.default_rng(1).random(len(g.indices)) if weighted else None
+    want = g.sample(rows, 3, False, key, weights)[1]
+    got = g.sample(rows, 3, False, key, weights, shares=[np.array([0, 2]), np.array([1, 3, 4])])[1]
+    assert np.array_equal(np.concatenate(got), np.concatenate(want))
