@@ -37,7 +37,7 @@ from mpigraph.session.malloc import keep_freed_memory
 from mpigraph.session.server import serve
 from mpigraph.session.state import State
 
-__all__ = ["BackgroundLoop", "Session", "current", "exit_client", "initialize", "is_initialized"]
+__all__ = ["BackgroundLoop", "Session", "current", "exit_client", "initialize", "is_initialized", "open_world"]
 
 _LEAVING_TIME = 10.0  # seconds that the trainers have to leave, once one of them has with a status that is not 0
 unlink_segments()  # MPI has started with its import: from now on what kills this process leaves nothing
@@ -253,6 +253,7 @@ def initialize(
     try:
         config = Config.from_env(**{name: value for name, value in given.items() if value is not None})
         world = World(everyone, config.num_servers, config)
+        world.check_threads()
     except MPIGraphError as error:
         everywhere(error)  # all ranks decide by the same numbers
         raise
@@ -287,6 +288,26 @@ def initialize(
     if config.keep_memory:
         keep_freed_memory()
     _start_session(Session(state, control, config.num_worker_threads), closing)
+
+
+def open_world(comm: MPI.Intracomm | None) -> tuple[World, ExitStack]:
+    """Make a world of trainers without a session, for what needs ranks and nodes but no rows, and so no threads of MPI.
+
+    Returns:
+        The world, and what to close after it: until then an exception that nobody catches ends the job.
+
+    Collective on ``comm``, by default all ranks.
+    """
+    everyone = MPI.COMM_WORLD if comm is None else comm
+    if comm is None:
+        check_connected(everyone.size, library_version())
+    closing = ExitStack()
+    if everyone.size > 1:
+        closing.enter_context(guard(f"rank {everyone.rank}", everyone.rank == 0))
+    config = Config.from_env(num_servers=0)
+    world = World(everyone, 0, config)
+    set_identity(world.identity, config.log_level)
+    return world, closing
 
 
 def _start_session(session: Session, closing: ExitStack) -> None:

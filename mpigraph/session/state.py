@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from mpigraph.mpi.world import World
 from mpigraph.sampling.channel import Channel
-from mpigraph.store.graph_store import GraphStore, LoadedGraph
+from mpigraph.store.graph_store import GraphStore
 
 __all__ = ["State"]
 
@@ -22,15 +22,6 @@ class State(GraphStore):
         """Start with nothing loaded. ``seed`` is the job's default for every draw."""
         super().__init__(world, seed)
         self.channels: dict[int, Channel] = {}
-
-    def open_graph(self, name: str, part_config: str) -> LoadedGraph:
-        """Load a graph; see :meth:`GraphStore.open_graph`. Collective on ``world.comm``.
-
-        Raises:
-            InvalidArgumentError: a trainer would have to answer for its rows while it computes, and MPI has no threads.
-        """
-        self.world.check_threads()
-        return super().open_graph(name, part_config)
 
     def open_channel(self) -> Channel:
         """Make a channel for one thread's sampling rounds. Collective on ``world.comm``."""
