@@ -157,6 +157,11 @@ def of_case(token: str) -> list[str]:
     return found
 
 
+def hosts_left(hosts: Any) -> list[str]:
+    """The processes that are left on hosts of their own."""
+    return [f"process {pid}" for pid in hosts.processes()] if hosts is not None else []
+
+
 def run(case: Case, path: str, python: list[str], hosts: Any = None) -> Result:
     """Run one case on a graph of two parts; ``hosts`` are those of ``namespaces.py``, for a case on hosts."""
     with tempfile.TemporaryDirectory(prefix="killed-") as name:
@@ -177,9 +182,9 @@ def run(case: Case, path: str, python: list[str], hosts: Any = None) -> Result:
         done = jobs.run_job([*command, *python, script, case.phase, case.victim, number, flag, path, folder], env)
         seconds = time.time() - float(flag.read_text())
         end = time.monotonic() + 2  # the kernel takes a moment to end what was killed
-        while (left := of_case(token)) and time.monotonic() < end:
+        while (left := of_case(token) + hosts_left(hosts)) and time.monotonic() < end:
             time.sleep(0.05)
-        left += sorted(segments() - before) if hosts is None else [f"process {pid}" for pid in hosts.processes()]
+        left += sorted(segments() - before) if hosts is None else []
         left += [str(path) for path in temporary.iterdir() if not path.name.startswith(("torch", "pymp"))]
     lines = [line for line in done.output.splitlines() if " died at " in line]
     lines.sort(key=lambda line: line.rpartition(" died at ")[2])  # the earliest names the cause
