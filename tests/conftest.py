@@ -58,10 +58,10 @@ def pytest_configure(config: pytest.Config) -> None:
     layouts.STDERR = os.dup(2)  # pytest does not catch here yet
     abort = Watchdog._abort
 
-    def abort_aloud(watchdog: Watchdog, what: str, seconds: float) -> None:
+    def abort_aloud(watchdog: Watchdog, text: str, stacks: bool = False) -> None:
         os.dup2(layouts.STDERR, 2)  # pytest catches what is written there
         sys.stderr = os.fdopen(layouts.STDERR, "w")
-        abort(watchdog, what, seconds)
+        abort(watchdog, text, stacks)
 
     Watchdog._abort = abort_aloud
     reporter = config.pluginmanager.getplugin("terminalreporter")

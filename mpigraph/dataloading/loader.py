@@ -71,7 +71,7 @@ class _Epochs:
                 yield batch
 
         background = session.world.threads_may_communicate
-        self._last = Prefetch(produce, service.serve_until_idle, self._depth, background)
+        self._last = Prefetch(produce, service.serve_until_idle, self._depth, background, session.world)
         session.loops[service.channel_number] = self._last
         return self._last
 
@@ -80,7 +80,8 @@ class _Epochs:
         last = self._last
         self._last = None
         if last is not None:
-            with self._session.world.watch("the end of a loader's epoch on every trainer"):
+            last.abandon()
+            with self._session.world.watchdog.own("the end of a loader's epoch on every trainer"):
                 last.stop()
 
     def retire(self) -> None:

@@ -8,9 +8,11 @@ import queue
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Generic, TypeVar
 
 from mpigraph.log import get_logger
+from mpigraph.mpi.world import World
 from mpigraph.session.context import BackgroundLoop
 
 __all__ = ["Prefetch"]
@@ -27,7 +29,12 @@ class Prefetch(BackgroundLoop, Generic[T]):
     """
 
     def __init__(
-        self, produce: Callable[[], Iterator[T]], after: Callable[[], None], depth: int, background: bool = True
+        self,
+        produce: Callable[[], Iterator[T]],
+        after: Callable[[], None],
+        depth: int,
+        background: bool = True,
+        world: World | None = None,
     ) -> None:
         """Begin.
 
@@ -35,10 +42,13 @@ class Prefetch(BackgroundLoop, Generic[T]):
             produce: makes the iterator; called in the thread that runs it.
             after: called once the iterator is exhausted, failed or abandoned, in the background.
             depth: how many items to be ahead.
-            background: whether there may be a thread. Without one (``depth=0``) ``after`` runs in the thread that ends
-                or abandons the iterator, which waits for it.
+            background: whether there may be a thread. Without one (``depth=0``) ``after`` runs in the main thread, when
+                it ends or abandons the iterator, and waits for it. Where the garbage collector abandons it, that is
+                when the main thread next waits for other ranks.
+            world: the job that ``after`` and the items communicate in, if any.
         """
         assert background or depth == 0
+        self._world = world
         self._produce = produce
         self._after = after
         self._items: queue.Queue[tuple[str, Any]] = queue.Queue(maxsize=max(depth, 1))
@@ -72,12 +82,17 @@ class Prefetch(BackgroundLoop, Generic[T]):
 
     def _take(self) -> tuple[str, Any]:
         """The next entry of the queue; an end if the thread was stopped from elsewhere."""
-        while True:
-            try:
-                return self._items.get(timeout=1.0)
-            except queue.Empty:
-                if self._stop.is_set() and not self.running:
-                    return "end", None
+        with self._own("the next minibatch"):
+            while True:
+                try:
+                    return self._items.get(timeout=1.0)
+                except queue.Empty:
+                    if self._stop.is_set() and not self.running:
+                        return "end", None
+
+    def _own(self, what: str) -> AbstractContextManager[None]:
+        """Watch a wait of this trainer's for itself."""
+        return nullcontext() if self._world is None else self._world.watchdog.own(what)
 
     @property
     def running(self) -> bool:
@@ -100,7 +115,7 @@ class Prefetch(BackgroundLoop, Generic[T]):
 
     def _begin(self) -> None:
         if not self._background:
-            self._run()
+            self._run() if self._world is None else self._world.in_main_thread(self._run)
             return
         self._thread = threading.Thread(target=self._run, name="mpigraph-prefetch", daemon=True)
         self._thread.start()
@@ -110,9 +125,11 @@ class Prefetch(BackgroundLoop, Generic[T]):
 
         The consumer may have gone on when ``after`` fails: the thread's uncaught exception then ends the job.
         """
-        if not self._inline:
-            self._produce_all()
-        self._after()
+        working = nullcontext() if self._world is None or not self._background else self._world.watchdog.working()
+        with working:
+            if not self._inline:
+                self._produce_all()
+            self._after()
 
     def _produce_all(self) -> None:
         try:
@@ -131,10 +148,11 @@ class Prefetch(BackgroundLoop, Generic[T]):
 
     def _put(self, kind: str, item: T | BaseException | None) -> bool:
         """Queue an item; False if the consumer has left."""
-        while not self._stop.is_set():
-            try:
-                self._items.put((kind, item), timeout=_POLL)
-            except queue.Full:
-                continue
-            return True
+        with self._own("the use of minibatches"):
+            while not self._stop.is_set():
+                try:
+                    self._items.put((kind, item), timeout=_POLL)
+                except queue.Full:
+                    continue
+                return True
         return False

@@ -5,7 +5,8 @@ rides in headers that are exchanged anyway (``mpi/rounds.py``, ``rows/push.py``)
 do. Runs on the communicator that it is given.
 """
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NoReturn, TypeVar
 
@@ -14,10 +15,11 @@ from mpi4py import MPI
 
 from mpigraph import errors
 from mpigraph.errors import CollectiveError, MPIGraphError
+from mpigraph.mpi.abort import abort
 from mpigraph.mpi.coroutine import Coroutine, run
 from mpigraph.mpi.wait import PEERS_COMPUTE
 
-__all__ = ["agree", "allgather_bytes", "everywhere", "raise_jointly", "together"]
+__all__ = ["agree", "allgather_bytes", "everywhere", "no_way_back", "raise_jointly", "together"]
 
 Error = TypeVar("Error", bound=MPIGraphError)
 
@@ -45,6 +47,23 @@ def everywhere(error: Error) -> Error:
     """Mark an error that every rank raises, so that one of them speaks for all."""
     error.everywhere = True
     return error
+
+
+@contextmanager
+def no_way_back(comm: MPI.Comm) -> Iterator[None]:
+    """Inside, the other ranks of ``comm`` count on this one: an error that is not raised on all of them ends the job.
+
+    Such as a lack of memory in the middle of a round. Whoever caught it would be in another collective than the others.
+    """
+    try:
+        yield
+    except MPIGraphError:
+        raise
+    except Exception as error:
+        if comm.size == 1:
+            raise
+        sys.excepthook(type(error), error, error.__traceback__)
+        abort(1)
 
 
 def raise_jointly(comm: MPI.Comm, doing: str, error: BaseException | None, label: str = "rank") -> Coroutine[NoReturn]:
@@ -90,12 +109,11 @@ def agree(comm: MPI.Comm, doing: str, error: BaseException | None, label: str = 
 
 @contextmanager
 def together(
-    comm: MPI.Comm, doing: str, label: str = "rank", deadline: AbstractContextManager[None] | None = None
+    comm: MPI.Comm, doing: str, label: str = "rank", watched: Callable[[], AbstractContextManager[None]] = nullcontext
 ) -> Iterator[None]:
     """Run local code; if it raised on any rank, raise on every rank: :func:`agree` as a ``with`` block.
 
-    The code inside must not communicate on ``comm``. ``deadline`` is entered for the wait behind it, where there is
-    to be one.
+    The code inside must not communicate on ``comm``. The wait behind it is inside what ``watched`` makes.
 
     Collective on ``comm``.
     """
@@ -104,5 +122,5 @@ def together(
         yield
     except Exception as exc:  # carried to every rank by the next lines
         error = exc
-    with deadline or nullcontext():
+    with watched():
         run(agree(comm, doing, error, label), PEERS_COMPUTE)

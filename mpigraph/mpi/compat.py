@@ -20,10 +20,12 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 from mpigraph.arrays import Array
+from mpigraph.errors import MPIGraphError
 
 __all__ = [
     "advise_large_pages",
     "as_array",
+    "check_memory_model",
     "library_version",
     "remove_dead_segments",
     "thread_level",
@@ -55,6 +57,18 @@ def thread_level() -> str:
 def as_array(memory: MPI.buffer, dtype: npt.DTypeLike) -> Array:
     """View an MPI buffer as a writable array, without a copy."""
     return np.frombuffer(cast(memoryview, memory), np.dtype(dtype))
+
+
+def check_memory_model(win: MPI.Win) -> None:
+    """Check that a window is its memory: loads and stores beside MPI's own, which the library makes, see the same.
+
+    Raises:
+        MPIGraphError: it has the separate memory model (MPI 4.1, 12.4); the same on every rank.
+    """
+    if win.Get_attr(MPI.WIN_MODEL) != MPI.WIN_UNIFIED:
+        raise MPIGraphError(
+            f"{library_version()} keeps windows apart from memory here (MPI_WIN_SEPARATE): not supported"
+        )
 
 
 def advise_large_pages(memory: Array) -> None:

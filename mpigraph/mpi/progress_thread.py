@@ -8,12 +8,10 @@ would wait for ever, and a gradient's all_reduce would begin to move when it is 
 import queue
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any, Protocol
 
 from mpigraph.mpi.coroutine import Task
 from mpigraph.mpi.wait import IDLE_SERVER_FAR, PROGRESS, TRANSFER, Backoff
-from mpigraph.mpi.watchdog import Watch
 
 __all__ = ["Listener", "Progress"]
 
@@ -35,9 +33,7 @@ class Progress:
     It sleeps while there are none.
     """
 
-    def __init__(self, watch: Watch) -> None:
-        """``watch(what)`` puts a deadline on each task, from its beginning."""
-        self._watch = watch
+    def __init__(self) -> None:
         self._inbox: queue.SimpleQueue[Task[Any] | None] = queue.SimpleQueue()
         self._listeners: list[Listener] = []
         self._polling = threading.Lock()
@@ -50,9 +46,6 @@ class Progress:
         if task.in_progress_thread:
             return
         task.in_progress_thread = True
-        deadline = ExitStack()
-        deadline.enter_context(self._watch(task.name))
-        task.then(deadline.close)
         self._inbox.put(task)
 
     def listen(self, listener: Listener) -> Callable[[], None]:

@@ -1,93 +1,343 @@
-"""Every wait has a deadline: the watchdog ends a job that hangs, and says where each rank hangs.
+"""Every wait is watched: a job that hangs is ended, with a word on where each rank hangs, and one that works is not.
 
-A :class:`Watchdog` is one daemon thread a process. Code that is about to wait for others enters ``watch(what)``; when
-a wait outlasts the timeout, the thread prints role, rank and last operation of every rank on its node (read from a
-board in shared memory), the Python stacks of this process, and aborts the job. The board is written by the watchdog
-threads alone, so a wait itself costs one dictionary entry.
+There are two kinds of waits for others. *Inside a protocol step* everybody takes part now, so such a wait has a
+deadline, :meth:`Watchdog.watch`. At a *meeting* a trainer waits for others that come when the user's code lets them,
+which may evaluate for hours: :meth:`Watchdog.meeting` has no deadline. It leads to a warning with the names of those
+who are there and those who are not. It ends the job in these cases only:
+
+* every trainer waits at a meeting that some other trainer cannot come to, since that one waits elsewhere;
+* every trainer waits, for the deadline, and nothing moves;
+* a process shows no sign of life for the deadline, while somebody has waited as long.
+
+A :class:`Watchdog` is one daemon thread a process. It writes what this rank does on its node's :class:`.Board`; one
+rank of each node reads that, and where there are several nodes their leaders report to the first one
+(:mod:`.reports`), who decides and speaks for all. The clock is the watchdog's own: it stands still while the process is
+stopped, by a debugger or by ``scontrol suspend``.
+
+A wait costs one dictionary entry.
 """
 
 import itertools
+import math
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from enum import Enum
+from types import FrameType
+from typing import NamedTuple
 
-import numpy as np
 from mpi4py import MPI
 
+from mpigraph.log import get_logger
 from mpigraph.mpi.abort import abort
-from mpigraph.mpi.compat import as_array
+from mpigraph.mpi.board import Board, Record, Summary
+from mpigraph.mpi.reports import Reports
 
-__all__ = ["Watch", "Watchdog"]
+__all__ = ["Meeting", "Watchdog"]
 
-Watch = Callable[[str], AbstractContextManager[None]]
-"""Puts a deadline on the wait inside the ``with`` block; its argument says what for."""
 
-_SLOT = 256  # bytes a rank has on the board
+Meeting = Callable[..., AbstractContextManager[None]]
+""":meth:`Watchdog.meeting`."""
+
+_TICK = 0.5  # seconds
+_LATE = 4  # ticks: whoever comes later than this has been stopped, or nearly so
+_SOON = 5.0  # seconds after which it is looked whether trainers wait for one another in vain
+_SURE = 6.0  # seconds for which that must be seen again and again, more than _FRESH: a message may be late
+_FIRST_WARNING = 0.2  # of the timeout; the next one comes when the time has doubled
+_FRESH = 5.0  # seconds: an older report of a node does not count as what it does now
+_SPEAKING_TIME = 5.0  # seconds that the others of a node give to the one that speaks
+_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_NOT_THE_USERS = (_HERE + os.sep, "<frozen", f"{os.sep}site-packages{os.sep}", os.path.dirname(os.__file__) + os.sep)
+_STUCK = 124  # status of a job that is ended
+
+
+class _Kind(Enum):
+    STEP = "inside a protocol step"
+    MEETING = "for other trainers"
+    LIMITED = "for other trainers, with a time of the user's own"
+    OWN = "for another thread of this rank"
+
+
+class _Wait(NamedTuple):
+    kind: _Kind
+    what: str
+    place: str
+    since: float
+    limit: float
+    thread: int
 
 
 class Watchdog:
-    """Ends the job when a wait of this process outlasts ``timeout`` seconds.
+    """Watches the waits of this process, and with the others of the job, whether anything moves.
 
-    Collective on ``node``: construction and :meth:`close`.
+    Collective on ``node``, and on ``leaders``: construction and :meth:`close`.
     """
 
-    def __init__(self, node: MPI.Intracomm, identity: str, timeout: float) -> None:
-        """Share a board on ``node`` and start watching; ``identity`` names this rank ("trainer 3 (rank 5)")."""
-        self._identity = identity
+    def __init__(
+        self,
+        node: MPI.Intracomm,
+        identity: str,
+        timeout: float,
+        *,
+        number: int = 0,
+        trains: bool = True,
+        trainers: int = 1,
+        leader: int = 0,
+        leaders: MPI.Intracomm | None = None,
+        threads: bool = True,
+    ) -> None:
+        """Make a board on ``node`` and start to watch.
+
+        Args:
+            node: the ranks of this node.
+            identity: names this rank ("trainer 3/8 (rank 5)").
+            timeout: seconds.
+            number: index of a trainer, rank of a server.
+            trains: whether this is a trainer.
+            trainers: how many the job has.
+            leader: the rank in ``node`` that speaks for it.
+            leaders: on leaders, those of all nodes, if there are several.
+            threads: whether the watchdog's thread may call MPI. If not, a leader calls :meth:`exchange`.
+        """
+        self._who = (identity, number, trains)
         self._timeout = timeout
-        self._waits: dict[int, tuple[str, float, float]] = {}
+        self._trainers = trainers
+        self._threads = threads
+        self._tick = min(_TICK, timeout / 10)
+        self._now = 0.0
+        self._last_tick = time.monotonic()
+        self._waits: dict[int, _Wait] = {}
         self._tokens = itertools.count()
-        self._last = "started"
-        self._win = MPI.Win.Allocate_shared(_SLOT, 1, comm=node)
-        self._board = [as_array(self._win.Shared_query(r)[0], np.uint8) for r in range(node.size)]
-        self._mine = self._board[node.rank]
+        self._home = threading.get_ident()
+        self._workers: set[int] = set()
+        self._before = ("starting", 0.0)
+        self._warned = _FIRST_WARNING * timeout
+        self._apart_since = 0.0
+        self._reports = Reports(leaders) if leaders is not None else None
+        self._summary = Summary()
+        self._order = sorted(range(node.size), key=lambda rank: rank != leader)
+        self._board = Board(node)
         self._done = threading.Event()
-        self._write_board()
+        self._board.write(self._record())
         node.Barrier()
         self._thread = threading.Thread(target=self._run, name="mpigraph-watchdog", daemon=True)
         self._thread.start()
 
+    def watch(self, what: str, patience: float = 1.0) -> AbstractContextManager[None]:
+        """Put a deadline of ``patience`` timeouts on this thread's wait for ``what`` inside a protocol step."""
+        return self._waiting(_Kind.STEP, what, "", patience * self._timeout)
+
+    def meeting(self, what: str, place: str = "", limited: bool = False) -> AbstractContextManager[None]:
+        """Watch this thread's wait for other trainers to come to ``what`` when their own work is done.
+
+        Args:
+            what: for messages.
+            place: the same for all that wait for one another, and for nobody else, where every trainer must come; ""
+                if that is not so.
+            limited: the wait ends by itself, after a time that the user gave.
+        """
+        return self._waiting(_Kind.LIMITED if limited else _Kind.MEETING, what, place, math.inf)
+
     @contextmanager
-    def watch(self, what: str, patience: float = 1.0) -> Iterator[None]:
-        """Say that this thread is about to wait for ``what``, for ``patience`` timeouts at most."""
+    def step_after_meeting(self, what: str, place: str = "") -> Iterator[Callable[[], None]]:
+        """Watch a protocol step that begins with a meeting, which is over once what is yielded was called."""
+        with ExitStack() as waiting:
+            waiting.enter_context(self.meeting(what, place))
+
+            def met() -> None:
+                waiting.close()
+                waiting.enter_context(self.watch(what))
+
+            yield met
+
+    def own(self, what: str) -> AbstractContextManager[None]:
+        """Watch this thread's wait for another thread of this rank, which is inside :meth:`working`."""
+        return self._waiting(_Kind.OWN, what, "", math.inf)
+
+    @contextmanager
+    def _waiting(self, kind: _Kind, what: str, place: str, limit: float) -> Iterator[None]:
         token = next(self._tokens)  # waits begin in several threads
-        self._waits[token] = (what, time.monotonic(), patience * self._timeout)
+        self._waits[token] = _Wait(kind, what, place, self._now, limit, threading.get_ident())
         try:
             yield
         finally:
             del self._waits[token]
-            self._last = what
+            self._before = what, self._now
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Inside, this thread works for the trainer: as long as it is in no wait, the trainer waits for nobody."""
+        thread = threading.get_ident()
+        self._workers.add(thread)
+        try:
+            yield
+        finally:
+            self._workers.discard(thread)
+
+    @property
+    def waits(self) -> bool:
+        """Whether this thread is in a wait, for example while the garbage collector runs in it."""
+        thread = threading.get_ident()
+        return any(wait.thread == thread for wait in list(self._waits.values()))
 
     def close(self) -> None:
-        """Stop watching and free the board. Collective on ``node``."""
+        """Stop watching and free the board. Collective on ``node``, and on ``leaders``."""
         self._done.set()
         self._thread.join()
-        win, self._win = self._win, MPI.WIN_NULL
-        if win:
-            self._board = []
-            del self._mine
-            win.Free()
+        if self._reports is not None:
+            self._reports.close()
+            self._reports = None
+        self._board.close()
+
+    def exchange(self) -> None:
+        """On a leader, exchange reports with those of other nodes if it is time to."""
+        if self._reports is not None:
+            self._reports.exchange(self._summary, self._now)
+
+    @property
+    def needs_exchange(self) -> bool:
+        """Whether somebody must call :meth:`exchange` again and again, as the watchdog's thread may not."""
+        return self._reports is not None and not self._threads
 
     def _run(self) -> None:
-        while not self._done.wait(min(0.5, self._timeout / 4)):
-            self._write_board()
-            now = time.monotonic()
-            for what, since, limit in list(self._waits.values()):
-                if now - since > limit:
-                    self._abort(what, now - since)
+        while not self._done.wait(self._tick):
+            passed = time.monotonic() - self._last_tick
+            self._last_tick += passed
+            self._now += passed if passed < _LATE * self._tick else self._tick
+            self._look()
 
-    def _write_board(self) -> None:
-        now = time.monotonic()
-        waits = [f"waiting {now - since:.0f} s in {what}" for what, since, _ in list(self._waits.values())]
-        text = f"{self._identity}: {'; '.join(waits) or 'running, last wait was ' + self._last}"
-        data = text.encode()[:_SLOT]
-        self._mine[:] = np.frombuffer(data.ljust(_SLOT, b"\0"), np.uint8)
+    def _look(self) -> None:
+        """What a tick is for."""
+        self._board.write(self._record())
+        for wait in list(self._waits.values()):
+            if self._now - wait.since > wait.limit:
+                self._overdue(wait)
+        self._board.look(self._now)
+        first = next(rank for rank in self._order if self._board.still(rank, self._now) <= self._timeout)
+        if first != self._board.rank:
+            return
+        summary = self._board.summary(self._now, min(_SOON, self._timeout / 2))
+        if first != self._order[0]:  # the leader is stopped, and with it what this node hears of others
+            self._judge_still(summary)
+            return
+        self._summary = summary
+        if self._reports is None:
+            self._judge(summary)
+            return
+        if self._threads:
+            self.exchange()
+        if self._reports.leads:
+            self._judge_all(self._reports)
+        elif self._threads and self._reports.silence(self._now) > self._timeout:
+            summary.still.append(("the first node's leader", self._reports.silence(self._now)))
+            self._judge_still(summary)
 
-    def _abort(self, what: str, seconds: float) -> None:
-        lines = [bytes(slot).rstrip(b"\0").decode(errors="replace") for slot in self._board]
-        text = (
-            f"[mpigraph] {self._identity} waited {seconds:.0f} s in {what}: the job is stuck and is ended "
-            f"(MPIGRAPH_TIMEOUT sets the limit). The ranks of this node:\n  " + "\n  ".join(lines) + "\n"
+    def _judge_all(self, reports: Reports) -> None:
+        """Judge all nodes, on the leader that they report to."""
+        everybody = Summary.decode(self._summary.encode())
+        fresh = reports.complete
+        for node, age, summary in reports.others(self._now):
+            everybody.add(summary)
+            fresh &= age < _FRESH
+            if age > self._timeout and self._threads:
+                everybody.still.append((f"node {node}", age))
+        if fresh:
+            self._judge(everybody)
+        else:
+            self._apart_since = self._now
+            self._judge_still(everybody)
+
+    # What follows from a summary
+
+    def _judge(self, summary: Summary) -> None:
+        """Warn or end the job, knowing what everybody does."""
+        self._judge_still(summary)
+        everybody = summary.blocked == self._trainers and not summary.in_step
+        self._judge_apart(summary, everybody and summary.known)
+        if everybody and summary.shortest > self._timeout:
+            self._end("every trainer waits: the job is stuck", summary)
+        if summary.longest < _FIRST_WARNING * self._timeout:
+            self._warned = _FIRST_WARNING * self._timeout
+        elif summary.longest > self._warned:
+            self._warned = 2 * summary.longest
+            text = "\n  ".join(summary.lines())
+            get_logger().warning("trainers have waited for others for %.0f s:\n  %s", summary.longest, text)
+
+    def _judge_apart(self, summary: Summary, all_wait: bool) -> None:
+        """End the job if every trainer waits where some other one is not, and that is seen again and again."""
+        apart = all_wait and all(count < self._trainers for count in summary.at.values())
+        if not apart or summary.shortest < min(_SOON, self._timeout / 2):
+            self._apart_since = self._now
+        elif self._now - self._apart_since > min(_SURE, self._timeout / 2):
+            self._end("trainers wait for one another in different calls: the job is stuck", summary)
+
+    def _judge_still(self, summary: Summary) -> None:
+        """End the job if somebody waits and a process shows no sign of life."""
+        if summary.longest > self._timeout and any(seconds > self._timeout for _, seconds in summary.still):
+            self._end("a process is stopped or lost: the job is stuck", summary)
+
+    def _end(self, why: str, summary: Summary) -> None:
+        text = "\n  ".join(summary.lines())
+        self._abort(f"{why} and is ended (MPIGRAPH_TIMEOUT is {self._timeout:g} s). The ranks:\n  {text}")
+
+    def _overdue(self, wait: _Wait) -> None:
+        """End the job because of a wait inside a protocol step. One rank of a node speaks."""
+        if not self._board.claim(self._tick):
+            time.sleep(_SPEAKING_TIME)
+        self._board.look(self._now)
+        lines = self._board.summary(self._now, min(_SOON, self._timeout / 2)).lines()
+        self._abort(
+            f"{self._who[0]} waited {self._now - wait.since:.0f} s in {wait.what}: the job is stuck and is ended "
+            f"(MPIGRAPH_TIMEOUT sets the limit). The ranks of this node:\n  " + "\n  ".join(lines),
+            stacks=True,
         )
-        abort(124, text, stacks=True)
+
+    def _abort(self, text: str, stacks: bool = False) -> None:
+        abort(_STUCK, f"[mpigraph] {text}\n", stacks=stacks)
+
+    # What this rank does
+
+    def _record(self) -> Record:
+        """What this rank does now."""
+        identity, number, trains = self._who
+        innermost = {wait.thread: wait for wait in list(self._waits.values())}
+        record = Record(identity, number, trains)
+        record.in_step = any(wait.kind is _Kind.STEP for wait in innermost.values())
+        waits = [innermost.get(thread) for thread in (self._home, *list(self._workers))]
+        mine = [wait for wait in waits if wait is not None]
+        if trains and len(mine) == len(waits) and all(wait.kind in (_Kind.MEETING, _Kind.OWN) for wait in mine):
+            meetings = [wait for wait in mine if wait.kind is _Kind.MEETING]
+            if meetings:
+                record.blocked = max(self._now - max(wait.since for wait in mine), 1e-3)
+                record.known = all(wait.place for wait in meetings) and not _strangers(self._workers)
+        record.places = sorted({wait.place for wait in innermost.values() if wait.place})
+        where = _line_of_script(sys._current_frames().get(self._home)) if trains else ""
+        if mine:
+            record.text = " and ".join(dict.fromkeys(f"waiting in {wait.what}" for wait in mine)) + where
+            record.seconds = self._now - max(wait.since for wait in mine)
+        else:
+            what, since = self._before
+            record.text = f"running{where}, last wait was {what}" if trains else "serving"
+            record.seconds = self._now - since
+        return record
+
+
+def _strangers(workers: set[int]) -> bool:
+    """Whether threads of the user run, which may come to a meeting, too."""
+    return any(
+        thread.ident not in workers and not thread.daemon and thread is not threading.main_thread()
+        for thread in threading.enumerate()
+    )
+
+
+def _line_of_script(frame: FrameType | None) -> str:
+    """Where the user's code is, which is what is neither this library's nor installed; "" if nowhere."""
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if not path.startswith(_NOT_THE_USERS) and f"{os.sep}site-packages{os.sep}" not in path:
+            return f" at {os.path.basename(path)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""

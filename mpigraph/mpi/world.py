@@ -16,6 +16,7 @@ channels are made here and freed in :meth:`World.close`, in reverse order of the
 
 import os
 import socket
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import cast
@@ -34,7 +35,10 @@ from mpigraph.mpi.wait import PEERS_COMPUTE, wait
 from mpigraph.mpi.watchdog import Watchdog
 from mpigraph.mpi.witness import Witness, pid_namespace
 
-__all__ = ["World"]
+__all__ = ["TRAINERS", "World"]
+
+TRAINERS = "what trainers agree on"
+"""Where trainers wait for one another on their communicator; see :meth:`World.meeting`."""
 
 
 class World:
@@ -65,6 +69,8 @@ class World:
         if num_servers < 0:
             raise InvalidArgumentError(f"num_servers must be >= 0 (got {num_servers})")
         self._made = ExitStack()
+        self._main_thread = threading.get_ident()
+        self._owed: list[Callable[[], None]] = []
         self.closed = False
         self.config = config
         self.comm = self._own(comm.Dup())
@@ -82,12 +88,32 @@ class World:
         self.trainers = cast(MPI.Intracomm, self.comm.Split(0 if self.is_trainer else MPI.UNDEFINED, self.rank))
         if self.is_trainer:
             self._own(self.trainers)
-        self.watchdog = Watchdog(self.node, self.identity, config.timeout)
+        self.watchdog = self._watch_all()
         self._made.callback(self.watchdog.close)
         self.progress: Progress | None = None
         if self.is_trainer and self.threads_may_communicate:
-            self.progress = Progress(self.watch)
+            self.progress = Progress()
             self._made.callback(self.progress.close)
+
+    def _watch_all(self) -> Watchdog:
+        """Start the watchdog. Its leader on each node is the first host, which has most time."""
+        firsts = [int(self.hosts[self.hosts_of_node(node)[0]]) for node in range(self.num_nodes)]
+        leaders: MPI.Intracomm | None = None
+        if self.num_nodes > 1:
+            leads = self.rank in firsts
+            comm = cast(MPI.Intracomm, self.comm.Split(0 if leads else MPI.UNDEFINED, self.rank))
+            leaders = self._own(comm) if leads else None
+        return Watchdog(
+            self.node,
+            self.identity,
+            self.config.timeout,
+            number=int(np.searchsorted(self.trainer_ranks, self.rank)) if self.is_trainer else self.rank,
+            trains=self.is_trainer,
+            trainers=len(self.trainer_ranks),
+            leader=int(MPI.Group.Translate_ranks(self.comm.group, [firsts[self.node_index]], self.node.group)[0]),
+            leaders=leaders,
+            threads=self.threads_may_communicate,
+        )
 
     def check_threads(self) -> None:
         """Check that a trainer which hosts rows for other nodes can answer for them while it computes.
@@ -195,12 +221,33 @@ class World:
         """Put a deadline of ``patience`` timeouts on the wait inside the ``with`` block."""
         return self.watchdog.watch(what, patience)
 
-    def together(self, doing: str, patience: float = 1.0) -> AbstractContextManager[None]:
+    def meeting(self, what: str, place: str = "", limited: bool = False) -> AbstractContextManager[None]:
+        """Watch the wait inside the ``with`` block, for trainers that come when the user's code lets them.
+
+        See :meth:`.Watchdog.meeting`. Before it, the main thread does what it owes (:meth:`in_main_thread`).
+        """
+        self._do_owed()
+        return self.watchdog.meeting(what, place, limited)
+
+    def in_main_thread(self, call: Callable[[], None]) -> None:
+        """Call something that communicates, in the main thread and not in the middle of another wait.
+
+        That is now, or where the caller is elsewhere, such as a finalizer, when the main thread next waits for others.
+        """
+        self._owed.append(call)
+        self._do_owed()
+
+    def _do_owed(self) -> None:
+        if self._owed and threading.get_ident() == self._main_thread and not self.watchdog.waits:
+            while self._owed:
+                self._owed.pop(0)()
+
+    def together(self, doing: str) -> AbstractContextManager[None]:
         """Run local code; if it raised on any trainer, raise on every trainer, naming the culprits.
 
-        A trainer waits ``patience`` timeouts for the slowest. Collective on ``trainers``.
+        A trainer waits for the slowest, however long that takes. Collective on ``trainers``.
         """
-        return together(self.trainers, doing, "trainer", self.watch(doing, patience))
+        return together(self.trainers, doing, "trainer", lambda: self.meeting(doing, TRAINERS))
 
     def cores_per_rank(self) -> int:
         """How many cores each rank of this node has if they divide what they may run on. Collective on ``node``."""
@@ -223,8 +270,8 @@ class World:
 
     def _allreduce(self, value: int, op: MPI.Op) -> int:
         answer = np.array([value], np.int64)
-        with self.watch("agreeing on a number"):
-            self.trainers.Allreduce(MPI.IN_PLACE, answer, op=op)
+        with self.meeting("agreeing on a number", TRAINERS):
+            wait(self.trainers.Iallreduce(MPI.IN_PLACE, answer, op=op), PEERS_COMPUTE)
         return int(answer[0])
 
     def dup(self) -> MPI.Intracomm:
@@ -237,7 +284,7 @@ class World:
         """A communicator of some trainers, in the order given; whoever asks frees it. Collective on those trainers."""
         everyone = self.trainers.Get_group()
         some = everyone.Incl(list(members))
-        with self.watch("making a group of trainers"):
+        with self.meeting("making a group of trainers"):
             comm = self.trainers.Create_group(some)
         some.Free()
         everyone.Free()

@@ -16,7 +16,7 @@ push, or at the end, and raised on all.
 import json
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any, ClassVar
 
@@ -33,6 +33,7 @@ from mpigraph.kernels.row_ops import split_by_range
 from mpigraph.kernels.updates import Gradients, collect
 from mpigraph.mpi.agree import agree, allgather_bytes, everywhere
 from mpigraph.mpi.coroutine import Coroutine, run
+from mpigraph.mpi.world import TRAINERS
 from mpigraph.optim.checkpoint import Identity, Table, load, save
 from mpigraph.optim.checks import check_embeddings, check_settings, dense_gradient
 from mpigraph.rows.push import Outgoing, Pushed, push_rows
@@ -127,8 +128,8 @@ class SparseOptimizer:
                 outgoing[number] = self._route(number, found) or outgoing[number]
         except Exception as exc:  # raised on every trainer by the first push
             error = exc
-        with self._session.world.watch(self._what):
-            run(self._exchange(outgoing, error))
+        with self._session.world.watchdog.step_after_meeting(self._what, TRAINERS) as met:
+            run(self._exchange(outgoing, error, met))
 
     def zero_grad(self) -> None:
         """Drop the gradients computed so far, with the reads that they belong to.
@@ -194,11 +195,11 @@ class SparseOptimizer:
         order, counts = self._tables[number].owners.route(ids)
         return Outgoing(ids[order].astype(dtype), grads.numpy(), order, counts)
 
-    def _exchange(self, outgoing: list[Outgoing], error: Exception | None) -> Coroutine[None]:
+    def _exchange(self, outgoing: list[Outgoing], error: Exception | None, met: Callable[[], None]) -> Coroutine[None]:
         comm = self._session.world.trainers
         empty = self._session.pool.empty
         for number, mine in enumerate(outgoing):
-            pushed = yield from push_rows(comm, self._what, self._key + number, mine, empty, error)
+            pushed = yield from push_rows(comm, self._what, self._key + number, mine, empty, error, met)
             try:
                 self._update(number, pushed)
             except Exception as exc:  # raised on every trainer by the next push, or at the end

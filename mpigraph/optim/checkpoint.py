@@ -23,6 +23,7 @@ import numpy as np
 from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.errors import InvalidArgumentError, ShardFormatError
 from mpigraph.mpi.agree import allgather_bytes
+from mpigraph.mpi.world import TRAINERS
 from mpigraph.rows.owners import OwnedRange, RowOwners
 from mpigraph.session.context import Session
 from mpigraph.storage.shard import ShardReader, ShardWriter
@@ -33,7 +34,6 @@ _FORMAT = "mpigraph-sparse-optimizer"
 _VERSION = 1
 _INDEX = "index.json"
 _GRAPH = "embeddings"  # what shards call the graph that they belong to
-_PATIENCE = 12.0  # timeouts that a trainer waits for one with a slow disk
 
 Ranges = Sequence[Sequence[int]]
 
@@ -85,10 +85,10 @@ def save(session: Session, path: str | os.PathLike[str], identity: Identity, tab
     Collective on the trainers.
     """
     doing = f"saving embeddings to {os.fspath(path)!r}"
-    with session.world.watch(doing):
+    with session.world.meeting(doing, TRAINERS):
         word = allgather_bytes(session.world.trainers, secrets.token_hex(6).encode())[0].decode()
     directory = Path(path)
-    with session.world.together(doing, _PATIENCE):
+    with session.world.together(doing):
         directory.mkdir(parents=True, exist_ok=True)
         with ShardWriter(directory / _file(word, session.rank), _GRAPH, session.rank) as writer:
             for number, table in enumerate(tables):
@@ -97,7 +97,7 @@ def save(session: Session, path: str | os.PathLike[str], identity: Identity, tab
                     for name, tensor in table.tensors.items():
                         rows = tensor.rows.segment(owned.host)[owned.rows]
                         writer.add(_dataset(number, name, place), rows, tensor.rows.dtype)
-    with session.world.together(doing, _PATIENCE):
+    with session.world.together(doing):
         if session.rank == 0:
             _publish(directory, word, session.num_trainers, identity, tables)
 
@@ -113,10 +113,10 @@ def load(session: Session, path: str | os.PathLike[str], identity: Identity, tab
     """
     doing = f"loading embeddings from {os.fspath(path)!r}"
     directory = Path(path)
-    with session.world.together(doing, _PATIENCE):
+    with session.world.together(doing):
         index = _Index(directory / _INDEX)
         index.check(identity, tables)
-    with session.world.together(doing, _PATIENCE), ExitStack() as opened:
+    with session.world.together(doing), ExitStack() as opened:
         readers: dict[int, ShardReader] = {}
         for table in tables:
             number, saved = index.find(table.name)

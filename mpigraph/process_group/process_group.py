@@ -15,8 +15,11 @@ with ``async_op=True``, and for DDP's gradients, the progress thread does so whi
 two hosts over a 1 Gbit/s link: an all_reduce of 4 MB takes 32 ms, beside 52 ms of computing 6 ms more than the
 computing alone; of 52 ms for DDP's gradients 20 to 31 ms remain. Within one node the bytes are moved by the cores that
 compute, and there is little to hide. Below ``MPI_THREAD_MULTIPLE`` operations advance when they are waited for, and
-DDP's are completed one after the other. Every operation has the deadline ``MPIGRAPH_TIMEOUT``; of torch's ``timeout``
-only that of ``Work.wait`` is read.
+DDP's are completed one after the other.
+
+Whoever waits for an operation waits for others who may do something else first, as long as it takes
+(``mpi/watchdog.py``), or as long as the user said: ``Work.wait(timeout)``, or the ``timeout`` of the group where it is
+not torch's default. Then it raises ``TimeoutError``, and the operation remains outstanding.
 
 float16 and bfloat16 are reduced in float32 and rounded once; sums of bool are "any", products are "all". MPI chooses
 the order of sums by size and layout: the same job gives the same bits again, another layout may differ in the last.
@@ -30,18 +33,18 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from mpi4py import MPI
 from torch import Tensor
 from torch.distributed import HashStore, register_rendezvous_handler  # type: ignore[attr-defined]
+from torch.distributed.distributed_c10d import default_pg_timeout
 
 from mpigraph.arrays import Array
 from mpigraph.errors import ClosedError, InvalidArgumentError
 from mpigraph.mpi.coroutine import Coroutine, Task, finish
 from mpigraph.mpi.progress_thread import Progress
 from mpigraph.mpi.wait import BLOCKED
-from mpigraph.mpi.watchdog import Watch
+from mpigraph.mpi.watchdog import Meeting
 from mpigraph.process_group.tensors import (
     apart,
     check,
@@ -55,75 +58,14 @@ from mpigraph.process_group.tensors import (
     split,
     words,
 )
+from mpigraph.process_group.work import MPIWork
 from mpigraph.session.context import current
 
-__all__ = ["MPIProcessGroup", "MPIWork"]
+__all__ = ["MPIProcessGroup"]
 
 _NAME = "mpi4py"
-
-
-class MPIWork(dist.Work):
-    """One outstanding operation, as torch waits for it."""
-
-    def __init__(self, group: "MPIProcessGroup", task: Task[Any], outputs: list[Tensor]) -> None:
-        super().__init__()
-        self._group, self._task, self._outputs = group, task, outputs
-        self._future: torch.futures.Future[list[Tensor]] | None = None
-
-    def is_completed(self) -> bool:
-        """Whether all is done; also lets it advance."""
-        self._task.advance()
-        return self._task.done
-
-    def is_success(self) -> bool:
-        """Whether all is done, without errors."""
-        return self.is_completed() and self.exception() is None
-
-    def exception(self) -> Exception | None:
-        """The error, once complete."""
-        return self._task.error
-
-    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Wait until all is done, as long as any wait may last, or for a time of one's own. Blocking.
-
-        Raises:
-            TimeoutError: the time of one's own is over; the operation remains outstanding.
-            InvalidArgumentError: a message has not the size of the tensor.
-        """
-        if not self._group.wait_for(self._task, timeout.total_seconds()):
-            raise TimeoutError(f"{self._task.name} is not complete after {timeout.total_seconds()} s")
-        self._task.result()
-        return True
-
-    def synchronize(self) -> None:
-        """The same as :meth:`wait`. Blocking."""
-        self.wait()
-
-    def result(self) -> list[Tensor]:
-        """The tensors with the results, once complete."""
-        return self._outputs
-
-    def source_rank(self) -> int:
-        """The rank that a received message came from."""
-        return int(self._task.result())
-
-    def _source_rank(self) -> int:
-        return self.source_rank()
-
-    def get_future(self) -> "torch.futures.Future[list[Tensor]]":
-        """A future of :meth:`result`, which comes without a call of :meth:`wait`."""
-        if self._future is None:
-            self._future = torch.futures.Future()
-            self._task.then(self._settle)
-            self._group.complete_unattended(self._task)
-        return self._future
-
-    def _settle(self) -> None:
-        assert self._future is not None
-        if self._task.error is None:
-            self._future.set_result(self._outputs)
-        else:
-            self._future.set_exception(self._task.error)  # type: ignore[arg-type]
+_FOR_ALL = {"barrier", "all_reduce"}
+_SMALL = 1 << 20  # bytes: whoever has the result knows that the others will have it at once, too
 
 
 class MPIProcessGroup(dist.ProcessGroup):
@@ -136,12 +78,29 @@ class MPIProcessGroup(dist.ProcessGroup):
     frame holds stays alive until then.
     """
 
-    def __init__(self, comm: MPI.Intracomm, watch: Watch, progress: Progress | None) -> None:
-        """Own ``comm``; ``progress`` advances what nobody waits for, if there is a thread that may."""
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        meeting: Meeting,
+        progress: Progress | None,
+        seconds: float = math.inf,
+        place: str = "",
+    ) -> None:
+        """Begin.
+
+        Args:
+            comm: to own.
+            meeting: watches the waits, as :meth:`.World.meeting` does.
+            progress: advances what nobody waits for, if there is a thread that may.
+            seconds: how long an operation may be waited for.
+            place: names the group if all trainers are in it.
+        """
         super().__init__(comm.rank, comm.size)  # type: ignore[call-arg]
         self._comm: MPI.Comm = comm
-        self._watch = watch
+        self._meeting = meeting
         self._progress = progress
+        self._seconds = seconds
+        self._place = place
         self._outstanding: list[Task[Any]] = []
         self._names = {"name": "", "description": ""}
 
@@ -160,7 +119,8 @@ class MPIProcessGroup(dist.ProcessGroup):
         task = Task(steps, what)
         if getattr(opts, "asyncOp", True):
             self._keep(task)
-        return MPIWork(self, task, outputs)
+        soon = what in _FOR_ALL and sum(tensor.nbytes for tensor in outputs) <= _SMALL
+        return MPIWork(self, task, outputs, self._place if soon else "")
 
     def _keep(self, task: Task[Any]) -> None:
         """Keep an operation that may not be waited for, and have it advanced if a thread can do that."""
@@ -172,10 +132,18 @@ class MPIProcessGroup(dist.ProcessGroup):
             if self._progress is not None:
                 self._progress.add(task)
 
-    def wait_for(self, task: Task[Any], seconds: float = 0.0) -> bool:
-        """Wait, with the deadline of every wait, until a task is done or for some seconds; return whether it is."""
-        with self._watch(task.name):
-            return finish([task], BLOCKED, seconds if seconds > 0 else math.inf)
+    def wait_for(self, task: Task[Any], seconds: float = 0.0, place: str = "") -> None:
+        """Wait until a task is done, for some seconds, or the group's where these are 0. Blocking.
+
+        All trainers must come to ``place`` for it, if that is given.
+
+        Raises:
+            TimeoutError: it is not done by then.
+        """
+        limit = seconds if seconds > 0 else self._seconds
+        with self._meeting(task.name, place, limit < math.inf):
+            if not finish([task], BLOCKED, limit):
+                raise TimeoutError(f"{task.name} is not complete after {limit} s")
 
     def complete_unattended(self, task: Task[Any]) -> None:
         """See that a task completes though nobody will wait for it: without a progress thread, wait here."""
@@ -458,8 +426,8 @@ class MPIProcessGroup(dist.ProcessGroup):
         Collective on the group.
         """
         if self._comm:
-            for task in self._outstanding:
-                self.wait_for(task)
+            with self._meeting("what is outstanding in a process group"):
+                finish(self._outstanding, BLOCKED)
             comm, self._comm = self._comm, MPI.COMM_NULL
             comm.Free()
 
@@ -479,7 +447,10 @@ def _create(options: Any, _: Any = None) -> MPIProcessGroup:
             f"torch's rank and world size are {options.group_rank} and {options.group_size}, "
             f"the trainer's are {expected[0]} and {expected[1]}: unset RANK and WORLD_SIZE"
         )
-    group = MPIProcessGroup(world.group(members), world.watch, world.progress)
+    given = getattr(options, "timeout", None) or default_pg_timeout
+    seconds = math.inf if given == default_pg_timeout else given.total_seconds()
+    place = f"process group {options.group_id}" if len(members) == session.num_trainers else ""
+    group = MPIProcessGroup(world.group(members), world.meeting, world.progress, seconds, place)
     world.at_close(group.shutdown)
     return group
 

@@ -10,7 +10,9 @@ from contextlib import contextmanager
 import numpy as np
 from mpi4py import MPI
 
-from mpigraph.mpi.compat import as_array
+from mpigraph.arrays import I64
+from mpigraph.errors import MPIGraphError
+from mpigraph.mpi.compat import as_array, check_memory_model
 from mpigraph.mpi.wait import PEERS_COMPUTE, Backoff
 from mpigraph.mpi.world import World
 
@@ -33,6 +35,7 @@ class HostMutex:
             self._win = MPI.Win.Allocate(nbytes, 8, comm=world.comm)
         if world.is_host:
             as_array(self._win.tomemory(), np.int64)[:] = 0
+        check_memory_model(self._win)
         self._win.Lock_all(MPI.MODE_NOCHECK)
         self._win.Sync()
         world.comm.Barrier()
@@ -42,22 +45,30 @@ class HostMutex:
         """Hold the lock of ``host`` inside the ``with`` block. One-sided; the target does nothing."""
         rank = int(self._world.hosts[host])
         free = np.zeros(1, np.int64)
-        taken = np.ones(1, np.int64)
-        seen = np.ones(1, np.int64)
+        mine = np.array([1 + self._world.rank], np.int64)
+        seen = np.empty(1, np.int64)
         backoff = Backoff()
         with self._world.watch(f"taking the write lock of rank {rank}"):
             while True:
-                self._win.Compare_and_swap(taken, free, seen, rank, 0)
-                self._win.Flush(rank)
-                if seen[0] == 0:
+                self._swap(free, mine, seen, rank)
+                if seen[0] == free[0]:
                     break
                 self._world.comm.Iprobe()  # who holds it may be writing to us, which Open MPI does when we are in MPI
                 backoff.pause(PEERS_COMPUTE)
         try:
             yield
         finally:
-            self._win.Fetch_and_op(free, seen, rank, 0, op=MPI.REPLACE)
-            self._win.Flush(rank)
+            self._swap(mine, free, seen, rank)
+            if seen[0] != mine[0]:
+                raise MPIGraphError(f"the write lock of rank {rank} was lost: it holds {seen[0]} instead of {mine[0]}")
+
+    def _swap(self, before: I64, after: I64, seen: I64, rank: int) -> None:
+        """Change the word of ``rank`` to ``after`` if it is ``before``; ``seen`` becomes what it was.
+
+        Nothing else ever changes it: MPI does not promise that other operations are atomic beside this one.
+        """
+        self._win.Compare_and_swap(after, before, seen, rank, 0)
+        self._win.Flush(rank)
 
     def close(self) -> None:
         """Free the locks; a second call does nothing."""

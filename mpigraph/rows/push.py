@@ -24,9 +24,10 @@ from mpi4py import MPI
 from mpigraph.arrays import F32, I64, Array
 from mpigraph.errors import CollectiveError
 from mpigraph.kernels.row_ops import as_words, gather_rows
-from mpigraph.mpi.agree import raise_jointly
+from mpigraph.mpi.agree import no_way_back, raise_jointly
 from mpigraph.mpi.coroutine import Coroutine
 from mpigraph.mpi.rounds import FAILED, OK
+from mpigraph.rows.transport import nothing
 
 __all__ = ["Outgoing", "Pushed", "push_rows"]
 
@@ -74,7 +75,13 @@ class Pushed:
 
 
 def push_rows(
-    comm: MPI.Comm, what: str, key: int, outgoing: Outgoing, empty: _Empty, error: BaseException | None = None
+    comm: MPI.Comm,
+    what: str,
+    key: int,
+    outgoing: Outgoing,
+    empty: _Empty,
+    error: BaseException | None = None,
+    met: Callable[[], None] = nothing,
 ) -> Coroutine[Pushed]:
     """Send each rank the rows that it owns.
 
@@ -85,6 +92,7 @@ def push_rows(
         outgoing: what this rank pushes.
         empty: makes the large arrays, as ``np.empty`` does.
         error: why this rank cannot push.
+        met: called once every rank is here.
 
     Raises:
         CollectiveError: ranks push different things; on every rank.
@@ -98,28 +106,30 @@ def push_rows(
     header[:, 1] = OK if error is None else FAILED
     header[:, 2] = outgoing.counts
     headers = np.empty_like(header)
-    request = comm.Ialltoall(header, headers)
-    leaving = _pack(outgoing, begin, end, empty)  # while the headers travel
-    yield request
-    if (headers[:, 0] != headers[0, 0]).any():
-        astray = CollectiveError(f"here it is {what}")
-        yield from raise_jointly(comm, "a push of different gradients", astray, "trainer")
-    if (headers[:, 1] == FAILED).any():
-        yield from raise_jointly(comm, what, error, "trainer")
-    coming = np.ascontiguousarray(headers[:, 2])
-    ids = np.empty(int(coming.sum()), outgoing.ids.dtype)
-    yield comm.Ialltoallv([outgoing.ids, outgoing.counts], [ids, coming])
-    first, last = _own(coming, comm.rank)
-    sources = np.empty(len(ids), np.int64)
-    sources[:first] = np.arange(first)
-    sources[first:last] = ~outgoing.order[begin:end]
-    sources[last:] = np.arange(first, first + len(ids) - last)
-    going = outgoing.counts.copy()
-    going[comm.rank] = coming[comm.rank] = 0
-    arrived = empty((int(coming.sum()), outgoing.rows.shape[1]), np.float32)
-    with _row_type(outgoing.rows.shape[1]) as row:
-        yield comm.Ialltoallv([leaving, going, row], [arrived, coming, row])
-    return Pushed(ids, sources, outgoing.rows, arrived)
+    with no_way_back(comm):
+        request = comm.Ialltoall(header, headers)
+        leaving = _pack(outgoing, begin, end, empty)  # while the headers travel
+        yield request
+        met()
+        if (headers[:, 0] != headers[0, 0]).any():
+            astray = CollectiveError(f"here it is {what}")
+            yield from raise_jointly(comm, "a push of different gradients", astray, "trainer")
+        if (headers[:, 1] == FAILED).any():
+            yield from raise_jointly(comm, what, error, "trainer")
+        coming = np.ascontiguousarray(headers[:, 2])
+        ids = np.empty(int(coming.sum()), outgoing.ids.dtype)
+        yield comm.Ialltoallv([outgoing.ids, outgoing.counts], [ids, coming])
+        first, last = _own(coming, comm.rank)
+        sources = np.empty(len(ids), np.int64)
+        sources[:first] = np.arange(first)
+        sources[first:last] = ~outgoing.order[begin:end]
+        sources[last:] = np.arange(first, first + len(ids) - last)
+        going = outgoing.counts.copy()
+        going[comm.rank] = coming[comm.rank] = 0
+        arrived = empty((int(coming.sum()), outgoing.rows.shape[1]), np.float32)
+        with _row_type(outgoing.rows.shape[1]) as row:
+            yield comm.Ialltoallv([leaving, going, row], [arrived, coming, row])
+        return Pushed(ids, sources, outgoing.rows, arrived)
 
 
 def _pack(outgoing: Outgoing, begin: int, end: int, empty: _Empty) -> F32:

@@ -8,6 +8,7 @@ In a job on one node every host is near, nothing is ever asked, and a channel is
 
 import time
 from collections.abc import Callable
+from threading import Lock
 from typing import ParamSpec, TypeVar
 
 import numpy as np
@@ -16,7 +17,7 @@ from mpi4py import MPI
 from mpigraph.arrays import I64, U8
 from mpigraph.errors import CollectiveError, MPIGraphError
 from mpigraph.log import get_logger
-from mpigraph.mpi.agree import raise_jointly
+from mpigraph.mpi.agree import no_way_back, raise_jointly
 from mpigraph.mpi.coroutine import Coroutine, Task, finish, run
 from mpigraph.mpi.rounds import FAILED, OK, Header, Requests, exchange_answers, exchange_requests
 from mpigraph.mpi.wait import IN_ROUND, PEERS_COMPUTE, wait
@@ -48,10 +49,12 @@ class Channel:
     def __init__(self, world: World, number: int) -> None:
         self.world = world
         self.number = number
+        self._place = f"channel {number}"
         self.rounds = self.messages = self.bytes = 0
         self.seconds = self.work_seconds = 0.0
         self._comm: MPI.Comm = MPI.COMM_NULL if world.all_near else world.comm.Dup()
         self._serving: Task[set[int]] | None = None
+        self._polling = Lock()  # a server may poll in one thread while it closes the channel in another
         self._ending: set[int] = set()  # on a server: what the trainers did when one of them closed the channel
         self._nothing = np.zeros(world.size, np.int64)
 
@@ -82,11 +85,12 @@ class Channel:
         answer = self._timed(answer)
         meanwhile = self._timed(meanwhile) if meanwhile is not None else None
         counts = np.array([len(words) for words in requests], np.int64)
-        header = Header(self._comm, Operation.SAMPLE, FAILED if error else OK, counts)
-        with self.world.watch(f"sampling round {self.rounds} of channel {self.number}"):
+        words = np.concatenate(requests)
+        with self.world.meeting(f"sampling round {self.rounds} of channel {self.number}", self._place):
+            header = Header(self._comm, Operation.SAMPLE, FAILED if error else OK, counts)
             wait(header.request, IN_ROUND)
         try:
-            return run(self._round(header, answer, np.concatenate(requests), counts, meanwhile, error))
+            return run(self._round(header, answer, words, counts, meanwhile, error))
         finally:
             self.seconds += time.perf_counter() - begin
 
@@ -96,7 +100,8 @@ class Channel:
             return
         while True:
             header = Header(self._comm, Operation.IDLE, OK, self._nothing)
-            wait(header.request, PEERS_COMPUTE)
+            with self.world.meeting(f"the end of every trainer's rounds on channel {self.number}", self._place):
+                wait(header.request, PEERS_COMPUTE)
             if self._doing(header) == {Operation.IDLE}:
                 return
             run(self._answer_only(header, answer))
@@ -108,15 +113,16 @@ class Channel:
 
         Collective on the channel, round by round: who polls takes part in each.
         """
-        if self._comm == MPI.COMM_NULL or self._ending:
-            return False
-        serving = self._serving = self._serving or Task(self._serve_once(answer))
-        moved = serving.advance()
-        if serving.done:
-            self._serving = None
-            doing = serving.result()
-            self._ending = doing if Operation.CLOSE in doing else set()
-        return moved
+        with self._polling:
+            if self._comm == MPI.COMM_NULL or self._ending:
+                return False
+            serving = self._serving = self._serving or Task(self._serve_once(answer))
+            moved = serving.advance()
+            if serving.done:
+                self._serving = None
+                doing = serving.result()
+                self._ending = doing if Operation.CLOSE in doing else set()
+            return moved
 
     @property
     def in_round(self) -> bool:
@@ -153,7 +159,7 @@ class Channel:
         error: BaseException | None,
     ) -> Coroutine[list[U8]]:
         self.rounds += 1
-        with self.world.watch(f"sampling round {self.rounds} of channel {self.number}"):
+        with self.world.watch(f"sampling round {self.rounds} of channel {self.number}"), no_way_back(self._comm):
             if (header.statuses == FAILED).any():
                 yield from raise_jointly(self._comm, "sampling", error)
             self._count(counts * words.itemsize)
@@ -197,13 +203,13 @@ class Channel:
         """
         if self._comm == MPI.COMM_NULL:
             return
-        with self.world.watch(f"closing channel {self.number}"):
+        with self._polling, self.world.watch(f"closing channel {self.number}"):
             doing = self._begin_close() if self.world.is_trainer else self._await_close()
-        if doing != {Operation.CLOSE}:
-            raise CollectiveError(f"channel {self.number} was closed in the middle of a round")
-        self._serving = None
-        comm, self._comm = self._comm, MPI.COMM_NULL
-        comm.Free()
+            if doing != {Operation.CLOSE}:
+                raise CollectiveError(f"channel {self.number} was closed in the middle of a round")
+            self._serving = None
+            comm, self._comm = self._comm, MPI.COMM_NULL
+            comm.Free()
 
     def _begin_close(self) -> set[int]:
         header = Header(self._comm, Operation.CLOSE, OK, self._nothing)

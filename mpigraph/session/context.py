@@ -156,9 +156,9 @@ class Session:
     def close(self) -> None:
         """Stop the loaders, end the servers, free everything. Collective on the trainers."""
         loops = [loop for _, loop in sorted(self.loops.items())]  # in the same order on every trainer
-        with self.world.watch("the end of every trainer's loaders"):
-            for loop in loops:  # all, before the first wait: the others may wait for any of them
-                loop.abandon()
+        for loop in loops:  # all, before the first wait: the others may wait for any of them
+            loop.abandon()
+        with self.world.watchdog.own("the end of every trainer's loaders"):
             for loop in loops:
                 loop.stop()
         self.control.call(Operation.SHUTDOWN, status=exit_status())
@@ -219,7 +219,8 @@ def initialize(
         comm: the ranks that take part; all by default. The library works on a duplicate.
         seed: default seed of every draw and shuffle.
         ranks_per_node: pretend that nodes are this small, for tests (default: ``MPIGRAPH_RANKS_PER_NODE``).
-        timeout: seconds that any wait may last (default: ``MPIGRAPH_TIMEOUT``, else 300).
+        timeout: seconds that a wait inside a protocol step may last, and that a process may be stopped while others
+            wait for it (default: ``MPIGRAPH_TIMEOUT``, else 300).
         max_queue_size: accepted for DGL's scripts.
         net_type: accepted for DGL's scripts.
         num_worker_threads: threads with which a rank samples, unless a sampler says otherwise (default:
@@ -264,7 +265,7 @@ def initialize(
             world.start_witness()
     try:
         with together(
-            world.comm, "comparing the environment with the job", deadline=world.watch("comparing variables")
+            world.comm, "comparing the environment with the job", watched=lambda: world.watch("comparing variables")
         ):
             if world.is_trainer:
                 settings.check_rendezvous(world.trainers.rank, world.trainers.size)

@@ -10,12 +10,13 @@ next call, and is freed once every trainer has dropped it.
 
 import json
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 
 from mpigraph.errors import CollectiveError, MPIGraphError
-from mpigraph.mpi.agree import allgather_bytes, everywhere
+from mpigraph.mpi.agree import allgather_bytes, everywhere, no_way_back
 from mpigraph.mpi.rounds import OK, Header
 from mpigraph.mpi.wait import IN_ROUND, wait
 from mpigraph.rows.row_tensor import Policy
@@ -107,13 +108,14 @@ class Control:
         for number in args["numbers"] if operation is Operation.FREE else []:
             if number in self._state.tensors:
                 self._state.tensors[number].window.retire()
-        header = Header(self._world.comm, operation, status, self._nobody)
-        with self._world.watch(f"{operation.name.lower()} (waiting for the other trainers)"):
+        with self._world.meeting(f"{operation.name.lower()} (waiting for the other trainers)", "control calls"):
+            header = Header(self._world.comm, operation, status, self._nobody)
             wait(header.request, IN_ROUND)
-        return self._run(header, args, have)
+        with no_way_back(self._world.comm):
+            return self._run(header, args, have)
 
-    def poll(self) -> Operation | None:
-        """On a server: join a call if the trainers began one, and say which. Local until one has begun."""
+    def poll(self, meanwhile: Callable[[], AbstractContextManager[None]] = nullcontext) -> Operation | None:
+        """On a server: join a call if the trainers began one, inside of ``meanwhile``, and return which."""
         if self._pending is None:
             self._pending = Header(self._world.comm, Operation.SERVE, OK, self._nobody)
         header = self._pending
@@ -122,7 +124,8 @@ class Control:
         self._pending = None
         operation = Operation(int(header.operations[self._world.trainer_ranks[0]]))
         try:
-            self._run(header, {})
+            with meanwhile(), no_way_back(self._world.comm):
+                self._run(header, {})
         except MPIGraphError:
             return None  # raised on every trainer too, where the user sees it; if they continue, so do we
         return operation

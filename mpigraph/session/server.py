@@ -1,12 +1,18 @@
 """The server's life: answer control calls and sampling rounds until the trainers shut the job down."""
 
-from mpigraph.mpi.wait import IDLE_SERVER_FAR, IDLE_SERVER_NEAR, IN_ROUND, TRANSFER, Backoff
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from mpigraph.mpi.wait import IDLE_SERVER_FAR, IDLE_SERVER_NEAR, IN_ROUND, TRANSFER, Backoff, Policy
 from mpigraph.sampling.neighbor_service import NeighborService
 from mpigraph.sampling.protocol import Operation
 from mpigraph.session.control import Control
 from mpigraph.session.state import State
 
 __all__ = ["serve"]
+
+_LONG = 0.1  # seconds of a control call after which a second thread answers rounds
 
 
 def serve(state: State, control: Control) -> None:
@@ -17,24 +23,74 @@ def serve(state: State, control: Control) -> None:
 
     Collective on ``state.world.comm``, in step with the trainers' calls.
     """
-    idle = IDLE_SERVER_NEAR if state.world.all_near else IDLE_SERVER_FAR
+    rounds = _Rounds(state)
     backoff = Backoff()
-    services: dict[int, NeighborService] = {}
     while True:
-        operation = control.poll()
-        moved = (operation is not None) | state.rows.progress()
-        for number, channel in list(state.channels.items()):
-            if number not in services:
-                services[number] = NeighborService(state, channel)
-            moved |= channel.poll(services[number].answer)
-        for number in services.keys() - state.channels.keys():
-            del services[number]
+        operation = control.poll(rounds.answered_meanwhile)
+        moved = rounds.poll() or operation is not None
+        if state.world.watchdog.needs_exchange:
+            state.world.watchdog.exchange()
         if operation is Operation.SHUTDOWN:
             state.close()
             return
         if moved:
             backoff.reset()
-        elif state.rows.outstanding:
-            backoff.pause(TRANSFER)
         else:
-            backoff.pause(IN_ROUND if any(channel.in_round for channel in state.channels.values()) else idle)
+            backoff.pause(rounds.policy)
+
+
+class _Rounds:
+    """What other ranks may ask of a server beside control calls: rounds of sampling, and rows."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._services: dict[int, NeighborService] = {}
+        self._idle = IDLE_SERVER_NEAR if state.world.all_near else IDLE_SERVER_FAR
+
+    def poll(self) -> bool:
+        """Advance what was asked, without waiting; return whether anything moved. One thread at a time."""
+        channels = dict(self._state.channels)
+        moved = self._state.rows.progress()
+        for number, channel in channels.items():
+            if number not in self._services:
+                self._services[number] = NeighborService(self._state, channel)
+            moved |= channel.poll(self._services[number].answer)
+        for number in self._services.keys() - channels.keys():
+            del self._services[number]
+        return moved
+
+    @property
+    def policy(self) -> Policy:
+        """How to wait when nothing moves."""
+        if self._state.rows.outstanding:
+            return TRANSFER
+        return IN_ROUND if any(channel.in_round for channel in list(self._state.channels.values())) else self._idle
+
+    @contextmanager
+    def answered_meanwhile(self) -> Iterator[None]:
+        """While this thread is in a control call, which may load a graph for minutes, let another one answer.
+
+        Where MPI does not allow that, no trainer samples beside a control call.
+        """
+        world = self._state.world
+        if world.all_near or not world.threads_may_communicate:
+            yield
+            return
+        over = threading.Event()
+        thread = threading.Thread(target=self._answer_until, args=(over,), name="mpigraph-rounds", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+    def _answer_until(self, over: threading.Event) -> None:
+        if over.wait(_LONG):
+            return
+        backoff = Backoff()
+        while not over.is_set():
+            if self.poll():
+                backoff.reset()
+            else:
+                backoff.pause(self.policy)

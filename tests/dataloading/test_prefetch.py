@@ -2,6 +2,8 @@
 
 import threading
 import time
+from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -173,3 +175,20 @@ def test_rows_are_freed_when_nobody_reads_them(job: SharedJob, oracle) -> None:
     thread.join()
     with pytest.raises(ClosedError):
         window.gather(np.arange(1))
+
+
+def test_the_garbage_collector_does_not_answer_others() -> None:
+    """Without threads an iterator that another thread drops leaves its answers to the main thread."""
+    after: list[threading.Thread] = []
+    owed: list[Callable[[], None]] = []
+    world = SimpleNamespace(in_main_thread=owed.append)
+    items = iter(Prefetch(lambda: iter(range(3)), lambda: after.append(threading.current_thread()), 0, False, world))
+    assert next(items) == 0
+    held = [items]
+    del items
+    thread = threading.Thread(target=held.clear)
+    thread.start()
+    thread.join()
+    assert len(owed) == 1 and not after
+    owed[0]()
+    assert after == [threading.current_thread()]

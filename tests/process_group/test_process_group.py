@@ -1,12 +1,15 @@
 """torch.distributed over MPI: every collective beside numpy, DDP beside gloo, handles, errors, and how it ends."""
 
+import queue
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,10 +44,10 @@ groups, groups_of_several = on_layouts(GROUPS), on_layouts(GROUPS[1:])
 
 
 @contextmanager
-def started(backend: str = "mpi4py") -> Iterator[tuple[int, int]]:
+def started(backend: str = "mpi4py", seconds: float = 120) -> Iterator[tuple[int, int]]:
     """A default process group; its rank and size."""
     method = "mpi4py://" if backend == "mpi4py" else None
-    dist.init_process_group(backend, init_method=method, timeout=timedelta(seconds=120))
+    dist.init_process_group(backend, init_method=method, timeout=timedelta(seconds=seconds))
     try:
         yield dist.get_rank(), dist.get_world_size()
     finally:
@@ -260,23 +263,26 @@ def test_an_operation_goes_on_without_being_waited_for(job: SharedJob, tmp_path:
         assert bool((big == sum(range(size))).all())
 
 
-def test_the_thread_attends_to_an_operation_once() -> None:
+def test_the_thread_attends_to_an_operation_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """DDP begins each bucket's operation with async_op, and then asks for its future."""
     begun = SimpleNamespace(done=False, Test=lambda status: begun.done)
-    watched: list[str] = []
+    attended: list[str] = []
 
-    def watch(what: str) -> AbstractContextManager[None]:
-        watched.append(what)
-        return nullcontext()
+    class Inbox(queue.SimpleQueue[Any]):
+        def put(self, task: Any) -> None:
+            attended.extend([task.name] if task else [])
+            super().put(task)
+
+    monkeypatch.setattr("mpigraph.mpi.progress_thread.queue.SimpleQueue", Inbox)
 
     def steps() -> Coroutine[None]:
         yield begun
 
-    progress = Progress(watch)
-    group = MPIProcessGroup(MPI.COMM_SELF.Dup(), lambda what: nullcontext(), progress)
+    progress = Progress()
+    group = MPIProcessGroup(MPI.COMM_SELF.Dup(), lambda *_: nullcontext(), progress)
     work = group._begin("a bucket", steps(), [torch.ones(1)], SimpleNamespace(asyncOp=True))
     future = work.get_future()
-    assert watched == ["a bucket"] and not future.done() and not work.is_completed()
+    assert attended == ["a bucket"] and not future.done() and not work.is_completed()
     begun.done = True
     assert torch.equal(future.wait()[0], torch.ones(1)) and work.wait()
     group.shutdown()
@@ -485,7 +491,20 @@ def test_exit_without_destroying(body: str, says: str, tmp_path: Path, oracle: C
 
 @pytest.mark.slow
 def test_a_trainer_that_does_not_come_ends_the_job(tmp_path: Path, oracle: Callable[..., str]) -> None:
-    body = "import time, torch\n" + TRAIN + "td.all_reduce(x) if td.get_rank() else time.sleep(300)"
-    status, output, seconds = run_script(tmp_path, oracle(2), body, MPIGRAPH_TIMEOUT="12")
-    assert status != 0 and "in all_reduce" in output
-    assert seconds < SOON
+    body = "import torch\n" + TRAIN + "td.all_reduce(x) if td.get_rank() else g.barrier()"
+    status, output, seconds = run_script(tmp_path, oracle(2), body)
+    assert status != 0 and seconds < SOON
+    assert re.search(r"trainer\(s\) 0: waiting in barrier .* at script.py:\d+ for", output), output
+    assert re.search(r"trainer\(s\) 1: waiting in all_reduce at script.py:\d+ for", output), output
+
+
+@groups_of_several
+def test_a_group_has_the_users_time(job: SharedJob) -> None:
+    """The time given to a group is that of each operation in it."""
+    with started(seconds=0.05) as (rank, size):
+        if rank == 0 and size > 1:
+            with pytest.raises(TimeoutError, match="recv from 1 is not complete after 0.05 s"):
+                dist.recv(torch.zeros(1), 1)
+        current().world.trainers.Barrier()
+        dist.send(torch.ones(1), 0) if rank == 1 else None
+        current().world.trainers.Barrier()

@@ -1,13 +1,16 @@
 """Windows of rows and the locks of their hosts, near and far, in both ways of allocation."""
 
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from layouts import Job
+from layouts import ALONE, FAR, Job, own_on_layouts
+from mpi4py import MPI
 from worlds import KINDS, row_values, rows_of, world_of
 
-from mpigraph.errors import ClosedError, InvalidArgumentError
+from mpigraph.errors import ClosedError, InvalidArgumentError, MPIGraphError
+from mpigraph.mpi.compat import as_array, check_memory_model
 from mpigraph.rows.mutex import HostMutex
 from mpigraph.rows.service import window_kind
 from mpigraph.rows.window import RowWindow
@@ -109,3 +112,22 @@ def test_a_mutex_excludes(layout: Job, kind: str) -> None:
         window.close()
         mutex.close()
         mutex.close()
+
+
+@own_on_layouts([ALONE, FAR[0]])
+def test_a_lock_that_was_lost_is_an_error(layout: Job) -> None:
+    """Whoever gives it back sees whether it still held it."""
+    with rows_of(layout) as service:
+        mutex = HostMutex(service.world)
+        if service.world.rank == 0:
+            with pytest.raises(MPIGraphError, match="write lock of rank 0 was lost: it holds 9 instead of 1"):
+                with mutex.hold(0):
+                    as_array(mutex._win.tomemory(), np.int64)[0] = 9
+        service.world.comm.Barrier()
+        mutex.close()
+
+
+def test_windows_must_be_memory() -> None:
+    apart = SimpleNamespace(Get_attr={MPI.WIN_MODEL: MPI.WIN_SEPARATE}.get)
+    with pytest.raises(MPIGraphError, match="keeps windows apart from memory here"):
+        check_memory_model(apart)

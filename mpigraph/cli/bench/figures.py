@@ -92,7 +92,7 @@ def collect(world: World, mine: Mapping[str, float | None]) -> dict[str, Figure]
     unknown = mine.keys() - CATALOGUE.keys()
     if unknown:
         raise KeyError(f"not in the catalogue: {sorted(unknown)}")
-    with world.watch("collecting figures"):
+    with world.meeting("collecting figures"):
         everyone = [json.loads(text) for text in allgather_bytes(world.trainers, json.dumps(dict(mine)).encode())]
     figures = {}
     for name, entry in CATALOGUE.items():

@@ -141,8 +141,9 @@ def _round(world: World, comm: Any, nbytes: int) -> None:
     counts = np.full(comm.size, nbytes // 8, np.int64)
     counts[comm.rank] = 0
     header = Header(comm, Operation.SAMPLE, OK, counts)
-    with world.watch("a round of the benchmark"):
+    with world.meeting("a round of the benchmark"):
         wait(header.request, IN_ROUND)
+    with world.watch("a round of the benchmark"):
         run(exchange_requests(comm, np.zeros(int(counts.sum()), np.int64), counts, header))
         run(exchange_answers(comm, [np.zeros(8 * int(count), np.uint8) for count in counts]))
 
@@ -203,5 +204,5 @@ def _alone_then_at_once(world: World, works: Sequence[Work], seconds: float) -> 
 
 def _meet(world: World, what: str) -> None:
     """Wait for the other trainers, asleep: they may be measuring. Collective on ``world.trainers``."""
-    with world.watch(what):
+    with world.meeting(what):
         wait(world.trainers.Ibarrier(), PEERS_COMPUTE)

@@ -1,0 +1,48 @@
+"""What a server does beside control calls."""
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from layouts import Job, Layout, own_on_layouts
+from oracle import open_graph
+
+import mpigraph.distributed as dist
+from mpigraph.sampling.protocol import Operation
+from mpigraph.session import control
+from mpigraph.session.state import State
+
+LONG = 20  # seconds that the server works at most
+
+
+@own_on_layouts([Layout(4, 1, 2)])
+def test_a_server_in_a_long_control_call_goes_on_answering(
+    layout: Job, oracle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here the call lasts until a thread of a trainer has made some rounds, which the server must answer."""
+    path, answered = oracle(3), []
+
+    def work(state: State, args: dict[str, Any]) -> None:
+        if state.world.is_trainer:
+            return
+        rounds = sum(channel.rounds for channel in state.channels.values())
+        end = time.monotonic() + LONG
+        while sum(channel.rounds for channel in state.channels.values()) < rounds + 4 and time.monotonic() < end:
+            time.sleep(0.01)
+        answered.append(time.monotonic() < end)
+
+    def body() -> None:
+        g = open_graph(path)
+        everything = np.arange(g.num_nodes())
+        options = {"collate_fn": lambda _: dist.sample_neighbors(g, everything, 2), "num_prefetch": 2}
+        batches = iter(dist.DistDataLoader(everything, 1, **options))
+        next(batches)
+        g.barrier()  # which trainers leave at once
+        for _ in range(10):  # more than are prefetched
+            next(batches)
+        batches.close()
+
+    monkeypatch.setitem(control._HANDLERS, Operation.BARRIER, work)
+    layout.run(body)
+    assert answered == ([] if layout.comm.rank in (0, 2) else [True])

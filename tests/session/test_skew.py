@@ -1,0 +1,125 @@
+"""Trainers that come late, or never: a healthy job goes on however long, a stuck one ends and says who is where.
+
+``-s`` prints the table of :func:`test_a_trainer_alone_holds_up_nobody_for_good`.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+from jobs import SOON, run_script
+
+DEADLINE = 3  # seconds, where a script sets it: steps of the protocol keep theirs, which is long on a busy machine
+TWO_NODES = {"ranks": 4, "MPIGRAPH_RANKS_PER_NODE": "2"}  # a trainer and a server each
+ONE_NODE = {"ranks": 3}
+BOTH = pytest.mark.parametrize("start", [ONE_NODE, TWO_NODES], ids=["one node", "two nodes"])
+
+SHORT = f"""
+from mpigraph.mpi.watchdog import Watchdog
+_make = Watchdog.__init__
+def _make_short(self, *args, **options):
+    _make(self, *args, **options)
+    self._timeout = {DEADLINE}
+Watchdog.__init__ = _make_short
+"""
+PLACES = """
+from datetime import timedelta
+import torch.distributed as td
+td.init_process_group("mpi4py", init_method="mpi4py://")
+ALONE = 3 * DEADLINE
+folder = os.environ["SKEW_FOLDER"]
+emb = dist.DistEmbedding(g.num_nodes(), 4, "skewed")
+optimizer = dist.optim.SparseSGD([emb], lr=1.0)
+sampler = NeighborSampler([2, 2])
+def loader(**options):
+    return dist.DistNodeDataLoader(g, torch.arange(8), sampler, batch_size=2, **options)
+def alone(work):
+    if rank == 0:
+        begin = time.monotonic()
+        while time.monotonic() - begin < ALONE:
+            work()
+def place(name):
+    print(f"trainer {rank} went on after {name}.", flush=True)
+def slow(shape, dtype):
+    alone(nap)
+    return torch.zeros(shape, dtype=dtype)
+def nap():
+    time.sleep(1)
+def evaluate():
+    g.ndata["feat"][torch.arange(g.num_nodes())]
+def sort():
+    sorted(range(2_000_000), reverse=True)
+def write():
+    torch.save(torch.zeros(1 << 18), os.path.join(folder, "model.pt"))
+
+alone(evaluate); g.barrier(); place("evaluating before a barrier")
+alone(lambda: 3 ** 8_000_000); g.barrier(); place("computing with Python's lock before a barrier")
+for step, batch in enumerate(loader()):
+    alone(sort) if step == 1 else None
+place("sorting before the next sampling round")
+batches = loader(num_prefetch=0)
+for batch in batches:
+    pass
+alone(nap); list(batches); place("sleeping between two epochs")
+emb(torch.tensor([rank])).sum().backward(); alone(nap); optimizer.step(); place("sleeping before step()")
+alone(write); optimizer.save(os.path.join(folder, "saved")); place("writing before save()")
+x = torch.ones(3); alone(nap); td.all_reduce(x); place("sleeping before all_reduce")
+alone(nap); td.all_reduce(x, async_op=True).wait(timedelta(hours=1)); place("sleeping before wait(timedelta)")
+alone(nap); td.barrier(); place("sleeping before torch's barrier")
+dist.DistTensor((g.num_nodes(), 4), torch.float32, "made", init_func=slow); place("making rows in an init_func")
+alone(nap); dist.exit_client(); place("sleeping before the end")
+"""
+
+
+@pytest.mark.slow
+@BOTH
+def test_a_trainer_alone_holds_up_nobody_for_good(tmp_path: Path, oracle, start: dict) -> None:
+    body = f"DEADLINE = {DEADLINE}\n{PLACES}"
+    start = start | {"SKEW_FOLDER": str(tmp_path)}
+    status, output, seconds = run_script(tmp_path, oracle(2), body, before=SHORT, MPIGRAPH_TIMEOUT="200", **start)
+    assert status == 0, output
+    went_on = [re.findall(rf"trainer {k} went on after (.*)\.", output) for k in (0, 1)]
+    places = re.findall(r'place\("(.*?)"\)', body)
+    assert went_on == [places, places] and len(places) == 11
+    assert "trainer(s) 0: running at script.py:" in output  # a warning says who is awaited
+    print(f"\n| {start['ranks']} ranks, deadline {DEADLINE} s, trainer 0 alone {3 * DEADLINE} s | goes on |\n|---|---|")
+    print("".join(f"| {place} | yes |\n" for place in places), f"{seconds:.0f} s in all", sep="")
+
+
+def test_what_one_trainer_samples_alone_across_nodes_ends_the_job_soon(tmp_path: Path, oracle) -> None:
+    """Far neighbours need every trainer: with the deadline of minutes, it is found out in seconds."""
+    body = "if rank == 0: dist.sample_neighbors(g, torch.arange(g.num_nodes()), 2)\ng.barrier()"
+    status, output, seconds = run_script(tmp_path, oracle(2), body, MPIGRAPH_TIMEOUT="600", **TWO_NODES)
+    assert status != 0 and seconds < SOON
+    assert "trainers wait for one another in different calls" in output
+    assert re.search(r"trainer\(s\) 0: waiting in sampling round 0 of channel \d+ at script.py:\d+ for", output), output
+    assert re.search(r"trainer\(s\) 1: waiting in barrier .* at script.py:\d+ for", output), output
+
+
+@BOTH
+def test_a_stopped_trainer_ends_the_job(tmp_path: Path, oracle, start: dict) -> None:
+    body = "if rank == 1: os.kill(os.getpid(), signal.SIGSTOP)\ng.barrier()"
+    status, output, seconds = run_script(tmp_path, oracle(2), body, before=SHORT, MPIGRAPH_TIMEOUT="200", **start)
+    assert status != 0 and seconds < SOON
+    assert re.search(r"trainer 1/2 \(rank \d\) on \S+ has shown no sign of life for", output), output
+    assert re.search(r"trainer\(s\) 0: waiting in barrier .* at script.py:\d+ for", output), output
+
+
+@pytest.mark.slow
+def test_a_job_that_is_suspended_goes_on(tmp_path: Path, oracle) -> None:
+    """Also what waits inside a step, whose deadline does not count the time."""
+    body = f"""
+from mpigraph.session.context import current
+pids = " ".join(map(str, current().world.pids))
+watchdog = current().world.watchdog
+if rank == 0:
+    import subprocess
+    subprocess.Popen(["sh", "-c", f"kill -STOP {{pids}}; sleep {3 * DEADLINE}; kill -CONT {{pids}}"])
+with watchdog._waiting(next(iter(type(watchdog).watch.__globals__["_Kind"])), "a step", "", 2 * {DEADLINE}):
+    end = time.monotonic() + 3 * {DEADLINE}
+    while time.monotonic() < end:
+        time.sleep(0.1)
+g.barrier()
+"""
+    status, output, seconds = run_script(tmp_path, oracle(2), body, before=SHORT, MPIGRAPH_TIMEOUT="200")
+    assert status == 0 and seconds > 3 * DEADLINE, output
