@@ -18,6 +18,7 @@ __all__ = [
     "check_rendezvous",
     "launch",
     "launcher_rank",
+    "open_mpi_osc",
     "set_rendezvous",
     "slurm_allocation",
     "slurm_pmi",
@@ -38,6 +39,7 @@ class Config:
         window: how shared windows are allocated: "auto", "allocate" or "create" (see ``rows/service.py``).
         transport: how far rows are read: the name of a transport, which ``rows/service.py`` lists and checks, or "auto"
             to measure at start.
+        self_test: 1 to try windows at start in a job of several nodes (see ``rows/self_test.py``), 0 to trust them.
         keep_memory: 1 to keep freed blocks for the next minibatch (see ``session/malloc.py``), 0 to return them.
         log_level: a level name of :mod:`logging`, in capitals or not.
         part_config: the partition configuration of graphs opened without naming one.
@@ -49,6 +51,7 @@ class Config:
     timeout: float = 300.0
     window: str = "auto"
     transport: str = "auto"
+    self_test: int = 1
     keep_memory: int = 1
     log_level: str = "WARNING"
     part_config: str = ""
@@ -67,6 +70,8 @@ class Config:
             raise InvalidArgumentError(f"timeout must be > 0 seconds (got {self.timeout})")
         if self.window not in ("auto", "allocate", "create"):
             raise InvalidArgumentError(f"window must be auto, allocate or create (got {self.window!r})")
+        if self.self_test not in (0, 1):
+            raise InvalidArgumentError(f"self_test must be 0 or 1 (got {self.self_test})")
         if self.keep_memory not in (0, 1):
             raise InvalidArgumentError(f"keep_memory must be 0 or 1 (got {self.keep_memory})")
         if self.log_level.upper() not in _LEVELS:
@@ -153,6 +158,11 @@ def launch() -> Launch | None:
 def slurm_pmi() -> str:
     """Return how ``srun`` connects the processes that it started, such as "pmi2"; "" outside of a job step."""
     return os.environ.get("SLURM_MPI_TYPE", "")
+
+
+def open_mpi_osc() -> str:
+    """Return which components for windows Open MPI was told to take or, behind a "^", to leave; "" if none."""
+    return os.environ.get("OMPI_MCA_osc", "")
 
 
 def launcher_rank() -> int:

@@ -19,7 +19,7 @@ from mpigraph.mpi.abort import abort
 from mpigraph.mpi.coroutine import Coroutine, run
 from mpigraph.mpi.wait import PEERS_COMPUTE
 
-__all__ = ["agree", "allgather_bytes", "everywhere", "no_way_back", "raise_jointly", "together"]
+__all__ = ["agree", "allgather_bytes", "describe", "everywhere", "no_way_back", "raise_jointly", "together"]
 
 Error = TypeVar("Error", bound=MPIGraphError)
 

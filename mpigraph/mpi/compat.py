@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
 
+from mpigraph import config
 from mpigraph.arrays import Array
 from mpigraph.errors import MPIGraphError
 
@@ -26,6 +27,7 @@ __all__ = [
     "advise_large_pages",
     "as_array",
     "check_memory_model",
+    "distrusts_windows",
     "library_version",
     "remove_dead_segments",
     "thread_level",
@@ -47,6 +49,17 @@ def library_version() -> str:
     """Name and version, such as "MPICH Version: 5.0.2" or "Open MPI v5.0.11"."""
     first_line = MPI.Get_library_version().rstrip("\0").partition("\n")[0]
     return " ".join(first_line.partition(",")[0].split())
+
+
+def distrusts_windows() -> bool:
+    """Whether windows between nodes may crash here, which no test at start can find out.
+
+    Open MPI 4.1 does, unless it was told to take ``osc/ucx``, which works, though not on all fabrics. Of the others
+    ``osc/rdma`` ends in a segmentation fault in ``Compare_and_swap``, and ``osc/pt2pt`` refuses threads.
+    """
+    vendor, version = MPI.get_vendor()
+    components = config.open_mpi_osc()
+    return vendor == "Open MPI" and version < (5, 0, 0) and ("ucx" not in components or components.startswith("^"))
 
 
 def thread_level() -> str:

@@ -1,7 +1,9 @@
 """One lock per host, taken by whoever writes rows that the host holds.
 
-A spin lock by compare-and-swap on a one-word window (as in mpi4py's ``util.sync``, here one word for each host).
-``Win.Lock`` with ``LOCK_EXCLUSIVE`` would not do: MPI lets it return before the lock is held (MPI 4.1, 12.5.3).
+A spin lock by compare-and-swap on a window of one word for each host (as in mpi4py's ``util.sync``). It is given back
+by compare-and-swap, too: MPI promises that operations on one word are atomic to each other only if they are the same
+(MPI 4.1, 12.7.1). ``Win.Lock`` with ``LOCK_EXCLUSIVE`` would not do: MPI lets it return before the lock is held (MPI
+4.1, 12.5.3).
 """
 
 from collections.abc import Iterator
@@ -10,13 +12,15 @@ from contextlib import contextmanager
 import numpy as np
 from mpi4py import MPI
 
-from mpigraph.arrays import I64
-from mpigraph.errors import MPIGraphError
+from mpigraph.errors import CollectiveError
 from mpigraph.mpi.compat import as_array, check_memory_model
 from mpigraph.mpi.wait import PEERS_COMPUTE, Backoff
 from mpigraph.mpi.world import World
 
 __all__ = ["HostMutex"]
+
+_SLOT = 64  # bytes for each lock: a cache line of its own
+_FREE = 0  # else 1 + the rank that holds it
 
 
 class HostMutex:
@@ -25,16 +29,19 @@ class HostMutex:
     Collective on ``world.comm``: construction and :meth:`close`.
     """
 
-    def __init__(self, world: World) -> None:
-        """Make one free lock on each host."""
+    def __init__(self, world: World, far: bool) -> None:
+        """Make one free lock on each host, for all ranks if ``far``, else for those of the host's node."""
         self._world = world
-        nbytes = 8 if world.is_host else 0
-        if world.all_near:  # the processor's own atomic operations, with any MPI; ranks are the same in both
-            self._win = MPI.Win.Allocate_shared(nbytes, 8, comm=world.node)
-        else:
-            self._win = MPI.Win.Allocate(nbytes, 8, comm=world.comm)
+        nbytes = _SLOT if world.is_host else 0
+        if far:
+            comm = world.comm
+            self._win = MPI.Win.Allocate(nbytes, 8, comm=comm)
+        else:  # the processor's own atomic operations, with any MPI
+            comm = world.node
+            self._win = MPI.Win.Allocate_shared(nbytes, 8, comm=comm)
+        self._ranks = MPI.Group.Translate_ranks(world.comm.group, world.hosts.tolist(), comm.group)
         if world.is_host:
-            as_array(self._win.tomemory(), np.int64)[:] = 0
+            as_array(self._win.tomemory(), np.int64)[:] = _FREE
         check_memory_model(self._win)
         self._win.Lock_all(MPI.MODE_NOCHECK)
         self._win.Sync()
@@ -43,32 +50,38 @@ class HostMutex:
     @contextmanager
     def hold(self, host: int) -> Iterator[None]:
         """Hold the lock of ``host`` inside the ``with`` block. One-sided; the target does nothing."""
-        rank = int(self._world.hosts[host])
-        free = np.zeros(1, np.int64)
-        mine = np.array([1 + self._world.rank], np.int64)
-        seen = np.empty(1, np.int64)
         backoff = Backoff()
-        with self._world.watch(f"taking the write lock of rank {rank}"):
-            while True:
-                self._swap(free, mine, seen, rank)
-                if seen[0] == free[0]:
-                    break
+        with self._world.watch(f"taking the write lock of rank {self._world.hosts[host]}"):
+            while not self.take(host):
                 self._world.comm.Iprobe()  # who holds it may be writing to us, which Open MPI does when we are in MPI
                 backoff.pause(PEERS_COMPUTE)
         try:
             yield
         finally:
-            self._swap(mine, free, seen, rank)
-            if seen[0] != mine[0]:
-                raise MPIGraphError(f"the write lock of rank {rank} was lost: it holds {seen[0]} instead of {mine[0]}")
+            self.release(host)
 
-    def _swap(self, before: I64, after: I64, seen: I64, rank: int) -> None:
-        """Change the word of ``rank`` to ``after`` if it is ``before``; ``seen`` becomes what it was.
+    def take(self, host: int) -> bool:
+        """Take the lock of ``host`` if it is free, and return whether it was. One-sided."""
+        return self._swap(host, _FREE, 1 + self._world.rank) == _FREE
 
-        Nothing else ever changes it: MPI does not promise that other operations are atomic beside this one.
+    def release(self, host: int) -> None:
+        """Give back the lock of ``host``. One-sided.
+
+        Raises:
+            CollectiveError: this rank does not hold it: MPI's atomic operations are none, or somebody wrote to it.
         """
-        self._win.Compare_and_swap(after, before, seen, rank, 0)
+        mine = 1 + self._world.rank
+        seen = self._swap(host, mine, _FREE)
+        if seen != mine:
+            rank = self._world.hosts[host]
+            raise CollectiveError(f"the write lock of rank {rank} was lost: it holds {seen} instead of {mine}")
+
+    def _swap(self, host: int, expected: int, value: int) -> int:
+        new, old, seen = np.array([[value], [expected], [-1]], np.int64)
+        rank = self._ranks[host]
+        self._win.Compare_and_swap(new, old, seen, rank, 0)
         self._win.Flush(rank)
+        return int(seen[0])
 
     def close(self) -> None:
         """Free the locks; a second call does nothing."""

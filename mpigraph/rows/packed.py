@@ -1,9 +1,12 @@
-"""Far rows by request and reply: the host packs the wanted rows and sends them.
+"""Far rows by request and reply: the host packs the wanted rows and sends them. Needs no window.
 
-A request is one message: window, number of rows, bytes of an id, tag of the reply, then the ids (distinct rows,
+A request is one message: window, number of rows, bytes of an id, tag of the reply, 0, then the ids (distinct rows,
 counted from the host's first one, 32 bits wide where they fit). The reply is the rows as they are stored, in the order
 of the ids, in chunks of :data:`CHUNK` bytes. A chunk of no bytes tells that the request cannot be answered: the window
 was closed, or the request makes no sense.
+
+A request to write has the bytes of a row where the other has 0, and behind the ids, from a multiple of 8 on, the rows:
+one chunk. The host holds its lock while it stores them. The reply is one byte.
 
 The reader sends every far host one request and puts each chunk into its place while the next ones travel. Each request
 has a tag of its own, so several threads of a rank may read at once. :class:`RowServer` answers on the hosts, whenever
@@ -21,7 +24,7 @@ from mpi4py import MPI
 
 from mpigraph.arrays import I64, U8, Array
 from mpigraph.errors import ClosedError
-from mpigraph.kernels.row_ops import gather_rows
+from mpigraph.kernels.row_ops import gather_rows, scatter_rows
 from mpigraph.log import get_logger
 from mpigraph.mpi.coroutine import Coroutine, Task, finish
 from mpigraph.mpi.wait import TRANSFER, Backoff
@@ -32,6 +35,7 @@ from mpigraph.rows.transport import (
     Traffic,
     Transport,
     WindowHandle,
+    last_of_equal,
     nothing,
     split_requests,
 )
@@ -41,19 +45,16 @@ __all__ = ["CHUNK", "REQUEST", "PackedTransport", "RowServer"]
 CHUNK = 4 << 20  # bytes: packing, sending and placing overlap, and memory stays small
 REQUEST = 0  # tag of a request; replies have others
 _TAGS = 1 << 15  # MPI allows at least this many
-_HEADER_WORDS = 4  # window, rows, bytes of an id, tag of the reply
+_HEADER = 5 * 8  # bytes: window, rows, bytes of an id, tag of the reply, bytes of a row to write
 _OF_ONE = 3  # chunks in flight of one reply
 _OF_ALL = 24  # and of all replies together
 _REFUSAL = np.empty(0, np.uint8)
+_STORED = np.ones(1, np.uint8)
 _SPARSE = 64  # rows held for each row wanted, above which a table of them is slower than sorting
 
 
 def _rows_per_chunk(row_bytes: int) -> int:
     return max(1, CHUNK // row_bytes)
-
-
-def _row_bytes(table: Array) -> int:
-    return int(table.shape[1]) * table.itemsize
 
 
 def _chunks_in_flight(replies: int) -> int:
@@ -86,12 +87,19 @@ class _Wanted:
             self.rows = self.rows[is_first]
             self.places = self.places[is_first]
 
-    def message(self, number: int, tag: int) -> U8:
-        """The request."""
-        dtype: npt.DTypeLike = np.uint32 if int(self.rows.max()) < 1 << 32 else np.int64
-        ids = self.rows.astype(dtype)
-        header = np.array([number, len(ids), ids.itemsize, tag], np.int64)
-        return np.concatenate([header.view(np.uint8), ids.view(np.uint8)])
+
+def _message(number: int, rows: I64, tag: int, row_bytes: int = 0) -> U8:
+    """A request for distinct rows, or the beginning of one to write rows of some bytes."""
+    dtype: npt.DTypeLike = np.uint32 if int(rows.max()) < 1 << 32 else np.int64
+    ids = rows.astype(dtype).view(np.uint8)
+    header = np.array([number, len(rows), len(ids) // len(rows), tag, row_bytes], np.int64)
+    padding = np.zeros(_rows_at(len(ids)) - len(ids) if row_bytes else 0, np.uint8)
+    return np.concatenate([header.view(np.uint8), ids, padding])
+
+
+def _rows_at(id_bytes: int) -> int:
+    """Where behind the header rows to write begin."""
+    return -(-id_bytes // 8) * 8
 
 
 def _first_alike(wanted: RemoteRows) -> I64:
@@ -106,7 +114,7 @@ def _first_alike(wanted: RemoteRows) -> I64:
 
 
 class PackedTransport(Transport):
-    """Reads far rows by asking their hosts, and answers for the rows of this rank.
+    """Reads and writes far rows by asking their hosts, and answers for the rows of this rank.
 
     Attributes:
         server: the side that answers.
@@ -116,6 +124,7 @@ class PackedTransport(Transport):
 
     name = "packed"
     how = "packed by their host"
+    one_sided = False
 
     def __init__(self, world: World) -> None:
         """Make a communicator for requests and rows."""
@@ -124,12 +133,12 @@ class PackedTransport(Transport):
         self._lock = Lock()
         self._tag = REQUEST
         self._pool = RowPool(kept=4 * _OF_ONE)
-        self.server = RowServer(self._comm, self._pool, self.traffic)
+        self.server = RowServer(self._comm, world.host_index, self._pool, self.traffic)
 
     def register(self, window: WindowHandle) -> None:
         """Answer for a window from now on, if this rank holds rows of it."""
         if window.words is not None:
-            self.server.enter(window.number, window.words)
+            self.server.enter(window)
 
     def forget(self, window: WindowHandle) -> None:
         """Answer no more for a window."""
@@ -151,8 +160,7 @@ class PackedTransport(Transport):
                 finish(replies, TRANSFER)
             failed += [rows.rank for rows, reply in zip(requests, replies, strict=True) if not reply.result()]
             meanwhile = nothing
-        if failed:
-            raise ClosedError(f"rank {failed[0]} does not hold these rows of window {window.number}: it was closed")
+        _raise_refused(failed, window)
 
     def _fetch(self, window: WindowHandle, wanted: RemoteRows, out: Array, most: int) -> Coroutine[bool]:
         """Ask a host for rows and put them into their places, ``most`` receives posted at a time.
@@ -178,7 +186,7 @@ class PackedTransport(Transport):
 
         for _ in range(most):
             post()
-        message = distinct.message(window.number, tag)
+        message = _message(window.number, distinct.rows, tag)
         self.traffic.sent(message.nbytes)
         sending = self._comm.Isend(message, wanted.rank, REQUEST)
         while receives:
@@ -198,6 +206,42 @@ class PackedTransport(Transport):
         if len(distinct.repeats):
             gather_rows(out, distinct.originals, distinct.repeats, out)
         return True
+
+    def write(self, window: WindowHandle, leaving: list[RemoteRows], values: Array) -> None:
+        """See :class:`~mpigraph.rows.transport.Transport`. The hosts store the rows when they are asked for progress.
+
+        Raises:
+            ClosedError: a host has closed the window.
+        """
+        ranks = ", ".join(str(rows.rank) for rows in leaving)
+        with self.world.watch(f"writing rows of window {window.number} of rank(s) {ranks}"):
+            stores = [Task(self._store(window, rows, values)) for rows in leaving]
+            finish(stores, TRANSFER)
+        _raise_refused([rows.rank for rows, store in zip(leaving, stores, strict=True) if not store.result()], window)
+
+    def _store(self, window: WindowHandle, leaving: RemoteRows, values: Array) -> Coroutine[bool]:
+        """Send a host rows to write, some chunks at a time.
+
+        Returns:
+            Whether the host has stored them all.
+        """
+        rows, positions = last_of_equal(leaving)
+        step = _rows_per_chunk(window.row_bytes)
+        outstanding: deque[tuple[MPI.Request, MPI.Request]] = deque()
+        stored = True
+        for begin in range(0, len(rows), step):
+            if len(outstanding) == _OF_ONE:
+                stored &= yield from _answered(*outstanding.popleft())
+            tag = self._next_tag()
+            some = np.ascontiguousarray(values[positions[begin : begin + step]])
+            head = _message(window.number, rows[begin : begin + step], tag, window.row_bytes)
+            message = np.concatenate([head, _as_bytes(some)])
+            answer = self._comm.Irecv(np.empty(1, np.uint8), leaving.rank, tag)
+            self.traffic.sent(message.nbytes)
+            outstanding.append((answer, self._comm.Isend(message, leaving.rank, REQUEST)))
+        while outstanding:
+            stored &= yield from _answered(*outstanding.popleft())
+        return stored
 
     def _next_tag(self) -> int:
         with self._lock:
@@ -221,27 +265,41 @@ class PackedTransport(Transport):
                 backoff.pause(TRANSFER)
 
 
+def _raise_refused(failed: list[int], window: WindowHandle) -> None:
+    if failed:
+        raise ClosedError(f"rank {failed[0]} does not hold these rows of window {window.number}: it was closed")
+
+
+def _answered(answer: MPI.Request, sending: MPI.Request) -> Coroutine[bool]:
+    """Wait for the answer to a request to write, and return whether the host has stored the rows."""
+    status = yield answer
+    stored = status.Get_count(MPI.BYTE) == len(_STORED)
+    yield sending
+    return stored
+
+
 class RowServer:
     """Answers requests for the rows that this rank holds, without ever waiting for a reader."""
 
-    def __init__(self, comm: MPI.Intracomm, pool: RowPool, traffic: Traffic) -> None:
-        """Answer what comes on ``comm``."""
+    def __init__(self, comm: MPI.Intracomm, host: int, pool: RowPool, traffic: Traffic) -> None:
+        """Answer what comes on ``comm``; this rank is ``host``, or -1."""
         self._comm = comm
+        self._host = host
         self._pool = pool
         self._traffic = traffic
         self._lock = Lock()  # progress() may run in another thread than enter() and forget()
-        self._tables: dict[int, Array] = {}
+        self._windows: dict[int, WindowHandle] = {}
         self._replies: list[Task[None]] = []
 
-    def enter(self, number: int, table: Array) -> None:
-        """Answer for a window whose rows here are ``table`` (2-D, rows as words)."""
+    def enter(self, window: WindowHandle) -> None:
+        """Answer for a window of which this rank holds rows."""
         with self._lock:
-            self._tables[number] = table
+            self._windows[window.number] = window
 
     def forget(self, number: int) -> None:
         """Answer no more for a window, whose memory may go now."""
         with self._lock:
-            self._tables.pop(number, None)
+            self._windows.pop(number, None)
 
     @property
     def outstanding(self) -> bool:
@@ -273,20 +331,26 @@ class RowServer:
         """Receive a request into ``words`` and send the rows, as many chunks at a time as the other replies allow."""
         yield message.Irecv([words, MPI.BYTE])
         self._traffic.received(words.nbytes)
-        if len(words) < 8 * _HEADER_WORDS:
+        if len(words) < _HEADER:
             get_logger().error("rank %d sent a request of %d bytes for rows", reader, len(words))
             return
-        number, count, width, tag = words[: 8 * _HEADER_WORDS].view(np.int64).tolist()
+        number, count, width, tag, row_bytes = words[:_HEADER].view(np.int64).tolist()
         if not REQUEST < tag < _TAGS:
             get_logger().error("rank %d wants a reply with tag %d", reader, tag)
             return
-        rows = self._rows_of(number, count, width, words[8 * _HEADER_WORDS :])
-        if rows is None:
+        id_bytes = count * width
+        ends = _rows_at(id_bytes) + count * row_bytes if row_bytes else id_bytes
+        rows = self._rows_of(number, count, width, words[_HEADER:][:id_bytes])
+        if rows is None or ends != len(words) - _HEADER:
             yield self._send(_REFUSAL, reader, tag)
             return
+        if row_bytes:
+            stored = yield from self._stored(number, rows, words[_HEADER + _rows_at(id_bytes) :], row_bytes)
+            yield self._send(_STORED if stored else _REFUSAL, reader, tag)
+            return
         sends: deque[MPI.Request] = deque()  # each keeps its chunk alive
-        for begin in range(0, len(rows), step := _rows_per_chunk(_row_bytes(self._tables[number]))):
-            table = self._tables.get(number)
+        for begin in range(0, len(rows), step := _rows_per_chunk(self._windows[number].row_bytes)):
+            table = self._table(number)
             if table is None:  # closed meanwhile
                 sends.append(self._send(_REFUSAL, reader, tag))
                 break
@@ -300,13 +364,31 @@ class RowServer:
         while sends:  # not "yield from": a deque has no method "send", which the engine resumes a coroutine by
             yield sends.popleft()
 
+    def _stored(self, number: int, rows: Array, values: U8, row_bytes: int) -> Coroutine[bool]:
+        """Write rows as soon as nobody else writes, and return whether the window was still there."""
+        while (window := self._windows.get(number)) is not None and window.row_bytes == row_bytes:
+            if window.mutex.take(self._host):
+                table = window.words
+                assert table is not None
+                words = values.view(table.dtype).reshape(len(rows), table.shape[1])
+                scatter_rows(words, np.arange(len(rows)), table, rows.astype(np.int64))
+                window.win.Sync()
+                window.mutex.release(self._host)
+                return True
+            yield MPI.REQUEST_NULL
+        return False
+
+    def _table(self, number: int) -> Array | None:
+        window = self._windows.get(number)
+        return window.words if window is not None else None
+
     def _send(self, chunk: Array, reader: int, tag: int) -> MPI.Request:
         self._traffic.sent(chunk.nbytes)
         return self._comm.Isend([_as_bytes(chunk), MPI.BYTE], reader, tag)
 
     def _rows_of(self, number: int, count: int, width: int, ids: U8) -> Array | None:
         """The rows that a request names; None if it cannot be answered."""
-        table = self._tables.get(number)
+        table = self._table(number)
         if table is None or width not in (4, 8) or len(ids) != count * width:
             return None
         rows = ids.view(np.uint32 if width == 4 else np.int64)

@@ -1,4 +1,4 @@
-"""Far rows by one-sided ``Get``: one for each host, whose target datatype lists the wanted rows as runs.
+"""Far rows by one-sided ``Get`` and ``Put``: one for each host, whose target datatype lists the rows as runs.
 
 Nothing runs at the host. Fast where the fabric reads memory by itself; over TCP the host's MPI library walks the
 list row by row, and ``rows/packed.py`` is faster.
@@ -12,13 +12,15 @@ from mpi4py import MPI
 
 from mpigraph.arrays import I64, Array
 from mpigraph.kernels.row_ops import find_runs, gather_rows
-from mpigraph.rows.transport import RemoteRows, Transport, WindowHandle, nothing, split_requests
+from mpigraph.rows.transport import RemoteRows, Transport, WindowHandle, last_of_equal, nothing, split_requests
 
-__all__ = ["RmaTransport", "runs_type"]
+__all__ = ["RmaTransport"]
+
+_ROWS_PER_PUT = 1 << 20
 
 
 @contextmanager
-def runs_type(row: MPI.Datatype, starts: I64, lengths: I64) -> Iterator[MPI.Datatype]:
+def _runs_type(row: MPI.Datatype, starts: I64, lengths: I64) -> Iterator[MPI.Datatype]:
     """A datatype that lists runs of rows, freed after the ``with`` block; MPI keeps what it still needs."""
     runs = row.Create_indexed(lengths.tolist(), starts.tolist()).Commit()
     try:
@@ -38,7 +40,7 @@ class _Get:
         starts, lengths, self._place = find_runs(wanted.rows[self._order])
         count = int(lengths.sum())
         self._arrived = np.empty((count, out.shape[1]), out.dtype)
-        with runs_type(window.row, starts, lengths) as runs:
+        with _runs_type(window.row, starts, lengths) as runs:
             self._win.Get([self._arrived.view(np.uint8), count, window.row], wanted.rank, target=[0, 1, runs])
 
     def finish(self) -> int:
@@ -49,7 +51,7 @@ class _Get:
 
 
 class RmaTransport(Transport):
-    """Reads far rows with ``Get`` and ``Flush``."""
+    """Reads far rows with ``Get`` and ``Flush``, and writes them with ``Put`` while it holds their host's lock."""
 
     name = "rma"
     how = "by one-sided Get"
@@ -66,3 +68,23 @@ class RmaTransport(Transport):
                     self.traffic.sent(0)
                     self.traffic.received(get.finish())
             meanwhile = nothing
+
+    def write(self, window: WindowHandle, leaving: list[RemoteRows], values: Array) -> None:
+        """See :class:`~mpigraph.rows.transport.Transport`. One-sided."""
+        for rows in leaving:
+            with window.mutex.hold(int(np.searchsorted(self.world.hosts, rows.rank))):
+                self.put(window, rows, values)
+
+    def put(self, window: WindowHandle, leaving: RemoteRows, values: Array) -> None:
+        """Write rows of one host, whose lock the caller holds. One-sided."""
+        rows, positions = last_of_equal(leaving)
+        for begin in range(0, len(rows), _ROWS_PER_PUT):
+            cut = slice(begin, begin + _ROWS_PER_PUT)
+            starts, lengths, _ = find_runs(rows[cut])
+            going = np.ascontiguousarray(values[positions[cut]])
+            with (
+                _runs_type(window.row, starts, lengths) as runs,
+                self.world.watch(f"writing {len(going)} rows of rank {leaving.rank}"),
+            ):
+                window.win.Put([going.view(np.uint8), len(going), window.row], leaving.rank, target=[0, 1, runs])
+                window.win.Flush(leaving.rank)

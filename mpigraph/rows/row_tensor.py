@@ -12,14 +12,13 @@ whether it is still right, and every rank comes to the same answer.
 
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 
 from mpigraph.arrays import I64, Array
 from mpigraph.metadata.book import RangeBook, check_ids
-from mpigraph.rows.mutex import HostMutex
 from mpigraph.rows.service import RowService
 from mpigraph.rows.window import RowWindow
 from mpigraph.storage.format import storage_dtype
@@ -63,7 +62,6 @@ class RowTensor:
     def __init__(
         self,
         service: RowService,
-        mutex: HostMutex,
         book: RangeBook,
         *,
         number: int,
@@ -80,7 +78,6 @@ class RowTensor:
         self.policy = policy
         self.dtype = dtype
         self.version = 0
-        self._mutex = mutex
         self._written = False
         self._lent: list[weakref.ref[Array]] = []
         self.window = RowWindow(service, policy.offsets(book), row_shape, storage_dtype(dtype))
@@ -102,7 +99,7 @@ class RowTensor:
         return rows
 
     def scatter(self, ids: I64, values: Array) -> None:
-        """Write ``values`` to rows ``ids``, holding each host's mutex. One-sided.
+        """Write ``values`` to rows ``ids``, holding each host's lock. One-sided.
 
         Complete at the target when the call returns. Of two writers of one row one wins, never a mix.
 
@@ -111,7 +108,7 @@ class RowTensor:
         """
         check_ids(ids, self.shape[0], f"tensor {self.name!r}: row")
         try:
-            self.window.scatter(ids, values, self._hold)
+            self.window.scatter(ids, values)
         finally:
             self._written = True  # afterwards: a control call that another thread makes meanwhile is too early
 
@@ -149,9 +146,6 @@ class RowTensor:
         if mine:
             self._written = False
             self._lent = [lent for lent in self._lent if lent() is not None]  # what died was written before this call
-
-    def _hold(self, host: int) -> AbstractContextManager[None]:
-        return self._mutex.hold(host)
 
     def close(self) -> None:
         """Free the rows; a second call does nothing."""

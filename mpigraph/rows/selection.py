@@ -1,7 +1,8 @@
 """Which transport reads far rows: measured at start, unless it was set.
 
 Which one is faster depends on the fabric and on the MPI library's way with lists of rows, so a job of several nodes
-tries all of them on a small window. The slowest trainer counts, since the others wait for it, and all agree on one.
+tries on a small window all of those that work there (``rows/self_test.py``). The slowest trainer counts, since the
+others wait for it, and all agree on one.
 """
 
 import time
@@ -13,6 +14,7 @@ from mpi4py import MPI
 
 from mpigraph.log import get_logger
 from mpigraph.mpi.wait import TRANSFER, Backoff
+from mpigraph.rows.self_test import find_working_windows
 from mpigraph.rows.service import RowService
 from mpigraph.rows.window import RowWindow
 
@@ -25,16 +27,21 @@ _LONGEST = 0.2  # seconds for a transport
 
 
 def choose_transport(service: RowService) -> dict[str, float]:
-    """Set ``service.transport`` to the fastest one, unless the user chose or the job has one node.
+    """Set ``service.transport`` to the fastest one that works, unless the user chose or the job has one node.
 
     Takes about a quarter of a second for each transport. Servers answer meanwhile.
 
     Returns:
         Bytes a second of each transport, empty where nothing was measured.
 
+    Raises:
+        MPIGraphError: no transport works, or the one that the user chose does not; on every rank.
+
     Collective on ``world.comm``.
     """
-    measured = _measure(service) if service.automatic and service.transports else {}
+    if service.world.config.self_test:
+        find_working_windows(service)
+    measured = _measure(service) if service.automatic and len(service.transports) > 1 else {}
     if measured:
         service.transport = max(service.transports, key=lambda transport: measured[transport.name])
     if service.transport is not None and service.world.rank == 0:

@@ -1,22 +1,29 @@
-"""What all windows of rows of a job have in common: how they are allocated, and which transports read their far rows.
+"""What all windows of rows of a job have in common: how they are allocated, their locks, who reads their far rows.
 
-Two ways to allocate, same behaviour above ``rows/window.py``:
+Three ways to allocate, same behaviour above ``rows/window.py``:
 
 * *allocate*: ``Win.Allocate`` over all ranks; neighbours on the node are found with ``Shared_query``, which MPI allows
   on such windows since 4.1 (MPICH does). A ``Get`` between processes of one machine then needs no help of the target.
 * *create*: ``Win.Allocate_shared`` on the node, and ``Win.Create`` over that memory (any MPI-3), which is left out in a
   job on one node, where every row is loaded.
+* *node*: ``Win.Allocate_shared`` on the node alone. Only transports that need no windows can read and write far rows.
+
+On several nodes ``rows/self_test.py`` tries them in this order, and takes the first that works. Where trying may end in
+a crash (``distrusts_windows``), windows between nodes are used only if ``MPIGRAPH_TRANSPORT`` asks for them.
 """
 
 from collections.abc import Iterable
+from contextlib import suppress
 
 import numpy as np
 from mpi4py import MPI
 
-from mpigraph.errors import InvalidArgumentError
+from mpigraph.errors import CollectiveError, InvalidArgumentError
+from mpigraph.log import get_logger
 from mpigraph.mpi.agree import allgather_bytes, everywhere
-from mpigraph.mpi.compat import library_version
+from mpigraph.mpi.compat import distrusts_windows, library_version
 from mpigraph.mpi.world import World
+from mpigraph.rows.mutex import HostMutex
 from mpigraph.rows.packed import PackedTransport
 from mpigraph.rows.rma import RmaTransport
 from mpigraph.rows.transport import Traffic, Transport, WindowHandle
@@ -24,7 +31,8 @@ from mpigraph.rows.transport import Traffic, Transport, WindowHandle
 __all__ = ["TRANSPORTS", "RowService", "shared_query_works", "window_kind"]
 
 TRANSPORTS: tuple[type[Transport], ...] = (RmaTransport, PackedTransport)
-"""All transports: each is a possible value of ``MPIGRAPH_TRANSPORT``, is measured at start, and by ``bench``."""
+"""All transports: each is a possible value of ``MPIGRAPH_TRANSPORT``, is measured at start, and by ``bench``. The first
+one that works in a job writes far rows."""
 
 
 class RowService:
@@ -36,12 +44,13 @@ class RowService:
 
     Attributes:
         world: the job.
-        kind: how windows are allocated: "allocate" or "create".
-        transports: in the order of :data:`TRANSPORTS`, none on one node.
+        kinds: the ways to allocate that are left, best first.
+        transports: those that work with ``kind``, in the order of :data:`TRANSPORTS`; none on one node.
         transport: reads far rows unless a caller names another; None on one node.
         automatic: ``transport`` is to be chosen by measuring (``rows/selection.py``), and is the first one until then.
+        mutex: the write locks of the hosts.
 
-    Collective on ``world.comm``: construction. Everything is closed with the world.
+    Collective on ``world.comm``: construction and :meth:`drop`. Everything is closed with the world.
     """
 
     def __init__(self, world: World) -> None:
@@ -53,15 +62,59 @@ class RowService:
         """
         self.world = world
         setting = _transport_setting(world)
-        self.kind = window_kind(world)
         self.automatic = setting == "auto"
+        self.kinds = _window_kinds(world, setting)
+        self._setting = setting
         self._windows = 0
-        self.transports = () if world.all_near else tuple(transport(world) for transport in TRANSPORTS)
-        for transport in self.transports:
+        self._opened = () if world.all_near else tuple(transport(world) for transport in TRANSPORTS)
+        for transport in self._opened:
             world.at_close(transport.close)
-        if self.transports and world.is_host and world.progress is not None:
+        self.transports: tuple[Transport, ...] = ()
+        self.transport: Transport | None = None
+        self._begin()
+        world.at_close(lambda: self.mutex.close())
+        if self._opened and world.is_host and world.progress is not None:
             world.at_close(world.progress.listen(self))
-        self.transport = next((each for each in self.transports if self.automatic or each.name == setting), None)
+
+    @property
+    def kind(self) -> str:
+        """How windows are allocated: "allocate", "create" or "node"."""
+        return self.kinds[0]
+
+    def _begin(self) -> None:
+        """Make the locks, and take the transports that work. Collective on ``world.comm``."""
+        far = bool(self._opened) and self.kind != "node"
+        try:
+            self.mutex = HostMutex(self.world, far)
+        except MPI.Exception as error:  # a library without such windows says so on every rank
+            self.drop(str(error))
+            return
+        self.transports = tuple(each for each in self._opened if far or not each.one_sided)
+        self.transport = next((each for each in self.transports if self.automatic or each.name == self._setting), None)
+
+    def drop(self, fault: str) -> None:
+        """Allocate windows in the next way, of which none is open, because of a fault of this one.
+
+        Raises:
+            InvalidArgumentError: there is none with which the transport works that the user wants; on every rank.
+            CollectiveError: there is none; on every rank.
+
+        Collective on ``world.comm``.
+        """
+        library = library_version()
+        kind = self.kinds.pop(0)
+        if not self.kinds and not self.automatic:
+            raise everywhere(
+                InvalidArgumentError(
+                    f"transport {self._setting!r} does not work with {library} here ({fault}): use auto or packed"
+                )
+            )
+        if not self.kinds:
+            raise everywhere(CollectiveError(f"{library} does not work on these nodes: {fault}"))
+        if self.world.rank == 0:
+            instead = "far rows go by messages" if self.kind == "node" else f"those of kind {self.kind!r} are tried"
+            get_logger().warning("%s: windows of kind %r do not work here (%s); %s", library, kind, fault, instead)
+        self._begin()
 
     @property
     def traffic(self) -> Traffic:
@@ -111,6 +164,20 @@ def shared_query_works(win: MPI.Win, ranks: Iterable[int], nbytes: int) -> bool:
         return False
 
 
+def _window_kinds(world: World, setting: str) -> list[str]:
+    """The ways to allocate that are to be tried. Collective on ``world.comm``."""
+    needed = [transport.one_sided for transport in TRANSPORTS if transport.name == setting]
+    if not world.all_near and (needed == [False] or (setting == "auto" and distrusts_windows())):
+        return ["node"]
+    kinds = [window_kind(world)]
+    if not world.all_near:
+        if kinds[0] == "allocate" and world.config.window == "auto":
+            kinds.append("create")
+        if setting == "auto":
+            kinds.append("node")
+    return kinds
+
+
 def window_kind(world: World) -> str:
     """Return "allocate" if ``Shared_query`` works on allocated windows here, else "create".
 
@@ -122,10 +189,14 @@ def window_kind(world: World) -> str:
     wanted = world.config.window
     if wanted == "create":
         return wanted
-    win = MPI.Win.Allocate(8, 1, comm=world.comm)
-    answer = np.array([shared_query_works(win, world.hosts[world.near].tolist(), 8)], np.int64)
+    answer = np.zeros(1, np.int64)
+    win = MPI.WIN_NULL
+    with suppress(MPI.Exception):  # no one-sided communication between nodes, on every rank
+        win = MPI.Win.Allocate(8, 1, comm=world.comm)
+        answer[0] = shared_query_works(win, world.hosts[world.near].tolist(), 8)
     world.comm.Allreduce(MPI.IN_PLACE, answer, op=MPI.MIN)
-    win.Free()
+    if win:
+        win.Free()
     if not answer[0] and wanted == "allocate":
         raise everywhere(
             InvalidArgumentError(f"window 'allocate' does not work with {library_version()}: use auto or create")

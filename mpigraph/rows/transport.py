@@ -1,4 +1,4 @@
-"""The interface of a transport: reads rows of hosts on other nodes into places of an array.
+"""The interface of a transport: reads rows of hosts on other nodes into places of an array, and writes them.
 
 A transport is one class. It is told what is wanted of every host at once, so that all requests are outstanding
 together, and what the caller can do meanwhile. ``rows/service.py`` lists the classes; one line there makes a new one
@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import ClassVar
 
+import numpy as np
 from mpi4py import MPI
 
 from mpigraph.arrays import I64, Array
 from mpigraph.mpi.world import World
+from mpigraph.rows.mutex import HostMutex
 
-__all__ = ["RemoteRows", "Traffic", "Transport", "WindowHandle", "nothing", "split_requests"]
+__all__ = ["RemoteRows", "Traffic", "Transport", "WindowHandle", "last_of_equal", "nothing", "split_requests"]
 
 MAX_ROWS = 1 << 20  # of one request: bounds its memory
 
@@ -30,6 +32,7 @@ class WindowHandle:
         row: datatype of one row.
         row_bytes: bytes of one row, > 0.
         words: the rows that this rank holds, 2-D as words (see ``kernels/row_ops.py``); None if it is no host.
+        mutex: the locks of the hosts, of which one is held while rows are written.
     """
 
     number: int
@@ -37,17 +40,18 @@ class WindowHandle:
     row: MPI.Datatype
     row_bytes: int
     words: Array | None
+    mutex: HostMutex
 
 
 @dataclass(frozen=True)
 class RemoteRows:
-    """What is wanted of one far host.
+    """Rows of one far host that are wanted, or are to be written.
 
     Attributes:
         rank: the host's rank in ``world.comm``.
         held: how many rows the host holds.
-        rows: int64[n], the wanted rows, counted from the host's first one; repeats allowed.
-        positions: int64[n], ascending: where each row goes.
+        rows: int64[n], the rows, counted from the host's first one; repeats allowed.
+        positions: int64[n], ascending: where each row goes, or comes from.
     """
 
     rank: int
@@ -65,6 +69,13 @@ def split_requests(wanted: list[RemoteRows]) -> list[list[RemoteRows]]:
     """Cut what is wanted into lists to be read one after the other, each with a bounded request to every host."""
     count = max(-(-len(rows.rows) // MAX_ROWS) for rows in wanted)
     return [[rows.request(k) for rows in wanted if k * MAX_ROWS < len(rows.rows)] for k in range(count)]
+
+
+def last_of_equal(rows: RemoteRows) -> tuple[I64, I64]:
+    """The rows to write, distinct and ascending, and for each the position of what is written there last."""
+    order = np.argsort(rows.rows, kind="stable")
+    order = order[np.flatnonzero(np.diff(rows.rows[order], append=-1))]
+    return rows.rows[order], rows.positions[order]
 
 
 def nothing() -> None:
@@ -102,6 +113,7 @@ class Transport:
     Attributes:
         name: how settings and figures call it, a word of its own.
         how: the same for readers: "random far rows" are read ``how``.
+        one_sided: whether it needs windows that reach other nodes.
         traffic: what was moved so far.
 
     All ranks construct, and later close, their transports in the same order, so both may make collective calls.
@@ -109,6 +121,7 @@ class Transport:
 
     name: ClassVar[str]
     how: ClassVar[str]
+    one_sided: ClassVar[bool] = True
 
     def __init__(self, world: World) -> None:
         """Get ready in a job of several nodes; a communicator from ``world.dup()`` is freed by the world."""
@@ -125,6 +138,18 @@ class Transport:
         """Fill ``out`` (2-D, whole rows as words) from far hosts, and call ``meanwhile`` once while that goes on.
 
         One-sided for the caller: no other rank has to make a call, whatever a transport's :meth:`progress` does there.
+
+        Raises:
+            ClosedError: a host has closed the window.
+        """
+        raise NotImplementedError
+
+    def write(self, window: WindowHandle, leaving: list[RemoteRows], values: Array) -> None:
+        """Write rows of far hosts from ``values`` (2-D, whole rows as words); the last of equal rows wins.
+
+        Each host's lock is held while its rows are written. Of the transports that work in a job the first one writes.
+
+        One-sided, as :meth:`read` is; complete at the hosts when the call returns.
 
         Raises:
             ClosedError: a host has closed the window.

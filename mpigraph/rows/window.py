@@ -1,13 +1,13 @@
 """An array of rows cut over the hosts: plain loads where memory is shared, a transport where it is not.
 
 One ``Lock_all`` at birth, ``Unlock_all`` at close; between them only ``Get``, ``Put`` and ``Flush`` (MPI 4.1, section
-12.5: passive target). Rows of hosts on this node are read with plain loads, the rest by a transport, which works while
-the near rows are loaded. ``rows/service.py`` knows how to allocate and which transport to use.
+12.5: passive target). Rows of hosts on this node are loaded and stored, the rest read and written by a transport, which
+reads while the near rows are loaded. ``rows/service.py`` knows how to allocate and which transport to use.
 """
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import numpy.typing as npt
@@ -15,17 +15,16 @@ from mpi4py import MPI
 
 from mpigraph.arrays import I32, I64, Array
 from mpigraph.errors import ClosedError
-from mpigraph.kernels.row_ops import as_words, find_runs, gather_rows, scatter_rows, split_by_range
+from mpigraph.kernels.row_ops import as_words, gather_rows, scatter_rows, split_by_range
 from mpigraph.mpi.compat import advise_large_pages, as_array
-from mpigraph.rows.rma import runs_type
 from mpigraph.rows.service import RowService
 from mpigraph.rows.shm_check import check_shared_memory
 from mpigraph.rows.transport import RemoteRows, Transport, WindowHandle
 
 __all__ = ["RowWindow"]
 
-_ROWS_PER_PUT = 1 << 20
 _ZEROED_PER_SECOND = 1e8  # bytes, at the very least
+_ALIGNMENT = 64  # bytes: no two hosts share a cache line; see _allocate
 
 
 class RowWindow:
@@ -35,6 +34,7 @@ class RowWindow:
         offsets: int64[H + 1]; host h holds the rows ``[offsets[h], offsets[h + 1])``.
         row_shape: shape of one row.
         dtype: dtype of the elements.
+        handle: the window as transports see it.
 
     Collective on ``world.comm``: construction and :meth:`close`.
     """
@@ -70,19 +70,26 @@ class RowWindow:
             self._win.Sync()
             self._words = {host: as_words(rows) for host, rows in self._memory.items()}
             words = self._words.get(world.host_index)
-            self._handle = WindowHandle(service.number_window(), self._win, self._row, self.row_bytes, words)
-            service.register(self._handle)
+            number = service.number_window()
+            self.handle = WindowHandle(number, self._win, self._row, self.row_bytes, words, service.mutex)
+            service.register(self.handle)
             world.comm.Barrier()
 
     def _allocate(self) -> None:
+        """Allocate whole cache lines, so that the next rank's memory begins with one.
+
+        MPICH 4.0 with UCX begins a window at the multiple of 16 before the memory that ``Win.Create`` is given.
+        """
         world = self.world
         h = world.host_index
         nbytes = int(self.offsets[h + 1] - self.offsets[h]) * self.row_bytes if world.is_host else 0
+        nbytes = -(-nbytes // _ALIGNMENT) * _ALIGNMENT
         if self.service.kind == "allocate":
             self._win = MPI.Win.Allocate(nbytes, 1, comm=world.comm)
             return
         self._shared = MPI.Win.Allocate_shared(nbytes, 1, comm=world.node)
-        if world.all_near:  # every row is loaded, and Open MPI 4.1 cannot make the other window without a network
+        # Open MPI 4.1 cannot make the other window without a network
+        if world.all_near or self.service.kind == "node":
             self._win = self._shared
             return
         mine = self._shared.Shared_query(world.node.rank)[0] if nbytes else None
@@ -150,7 +157,7 @@ class RowWindow:
         far = [self._far_rows(host, ids, at) for host, at in by_host if host not in self._words]
         reader = transport or self.service.transport
         if far and reader is not None:  # on one node there is none, and nothing is far
-            reader.read(self._handle, far, words, load_near)
+            reader.read(self.handle, far, words, load_near)
         else:
             load_near()
         return out
@@ -179,47 +186,36 @@ class RowWindow:
         begin, end = self.offsets[host : host + 2].tolist()
         return RemoteRows(int(self.world.hosts[host]), end - begin, ids[positions] - begin, positions)
 
-    def scatter(self, ids: I64, values: Array, hold: Callable[[int], AbstractContextManager[None]]) -> None:
+    def scatter(self, ids: I64, values: Array) -> None:
         """Write ``values`` ([n, *row_shape], C-contiguous) to rows ``ids``; the last of equal rows wins.
 
-        ``hold(host)`` is the lock to hold while a host's rows are written (see ``rows/mutex.py``).
+        Each host's lock is held while its rows are written.
 
         One-sided; complete at the target when the call returns.
+
+        Raises:
+            ClosedError: the window was closed, here or at a host.
         """
         if not self._win:
             raise ClosedError("this window was closed")
         if values.size == 0:
             return
         words = as_words(values)
+        far = []
         for host, positions in split_by_range(ids, self.offsets):
-            rows = ids[positions] - self.offsets[host]
-            with hold(host):
-                if host in self._words:
-                    table = self._words[host]
-                    scatter_rows(words.view(table.dtype), positions, table, rows)
+            if host in self._words:
+                table = self._words[host]
+                with self.service.mutex.hold(host):
+                    scatter_rows(words.view(table.dtype), positions, table, ids[positions] - self.offsets[host])
                     self._win.Sync()
-                else:
-                    self._scatter_far(host, rows, positions, words)
+            else:
+                far.append(self._far_rows(host, ids, positions))
+        if far:
+            self.service.transports[0].write(self.handle, far, words)
 
     def host_of(self, ids: I64) -> I32:
         """int32[n]: the host that holds each row."""
         return (np.searchsorted(self.offsets, ids, side="right") - 1).astype(np.int32)
-
-    def _scatter_far(self, host: int, rows: I64, positions: I64, values: Array) -> None:
-        rank = int(self.world.hosts[host])
-        order = np.argsort(rows, kind="stable")
-        ends = np.flatnonzero(np.diff(rows[order], append=-1))  # the last of equal rows
-        order = order[ends]
-        for begin in range(0, len(order), _ROWS_PER_PUT):
-            part = order[begin : begin + _ROWS_PER_PUT]
-            starts, lengths, _ = find_runs(rows[part])
-            leaving = np.ascontiguousarray(values[positions[part]])
-            with (
-                runs_type(self._row, starts, lengths) as runs,
-                self.world.watch(f"writing {len(leaving)} rows of rank {rank}"),
-            ):
-                self._win.Put([leaving.view(np.uint8), len(leaving), self._row], rank, target=[0, 1, runs])
-                self._win.Flush(rank)
 
     def sync(self) -> None:
         """Make plain stores and loads of this process ordered with the other processes'."""
@@ -231,7 +227,7 @@ class RowWindow:
         if not win:
             return
         with self.world.watch("closing a window"):
-            self.service.forget(self._handle)
+            self.service.forget(self.handle)
             self._memory.clear()
             self._words.clear()
             win.Unlock_all()

@@ -8,10 +8,9 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from mpigraph.errors import InvalidArgumentError, MPIGraphError, PartitionError
+from mpigraph.errors import MPIGraphError, PartitionError
 from mpigraph.mpi.agree import together
 from mpigraph.mpi.world import World
-from mpigraph.rows.mutex import HostMutex
 from mpigraph.rows.row_tensor import Policy, RowTensor
 from mpigraph.rows.selection import choose_transport
 from mpigraph.rows.service import RowService
@@ -55,16 +54,16 @@ class GraphStore:
 
         Raises:
             InvalidArgumentError: a setting of windows or transports cannot be; on every rank. The world is closed.
+            CollectiveError: no transport works; on every rank. The world is closed.
         """
         self.world = world
         self.seed = seed
         try:
             self.rows = RowService(world)
-        except InvalidArgumentError:  # on every rank
+            self.measured = choose_transport(self.rows)
+        except MPIGraphError:  # on every rank
             world.close()
             raise
-        self.measured = choose_transport(self.rows)
-        self.mutex = HostMutex(world)
         self.graphs: dict[str, LoadedGraph] = {}
         self.graph_of_number: dict[int, LoadedGraph] = {}
         self.tensors: dict[int, RowTensor] = {}
@@ -136,7 +135,6 @@ class GraphStore:
         """Allocate a tensor of zeros over the hosts of a graph. Collective on ``world.comm``."""
         tensor = RowTensor(
             self.rows,
-            self.mutex,
             topology.hosts,
             number=self.new_number(),
             graph=topology.config.graph_name,
@@ -201,5 +199,4 @@ class GraphStore:
         self.free(list(self.tensors))
         for graph in self.graphs.values():
             graph.topology.close()
-        self.mutex.close()
         self.world.close()

@@ -21,6 +21,7 @@ from mpigraph.rows.window import RowWindow
 from mpigraph.session.context import current
 
 HELD = 300
+WRITES = ["write to no row", "write of other rows", "write of too little", "write of a negative size"]
 ROWS = [((3,), "u1"), ((), "i8"), ((2, 3), "f2"), ((5,), "u2"), ((100,), "f4"), ((2000,), "u1")]
 
 
@@ -113,12 +114,12 @@ def test_a_window_that_its_owner_forgot_raises(layout: Job, stop: str, small_chu
         window, kept = filled_window(service, (100,), "f4"), filled_window(service, (), "i8")
         way = by_packing(service)
         if world.is_host and stop == "before":
-            way.server.forget(window._handle.number)
+            way.server.forget(window.handle.number)
         world.comm.Barrier()
         if world.is_trainer:
             reader = Thread(target=lambda: None)
             if stop == "before":
-                with pytest.raises(ClosedError, match=f"rank .* of window {window._handle.number}"):
+                with pytest.raises(ClosedError, match=f"rank .* of window {window.handle.number}"):
                     window.gather(np.arange(len(window)), transport=way)
             else:
                 reader = Thread(target=read_until_closed, args=(window, way))
@@ -127,13 +128,73 @@ def test_a_window_that_its_owner_forgot_raises(layout: Job, stop: str, small_chu
             assert np.array_equal(kept.gather(ids, transport=way), row_values(ids, (), "i8"))
         if world.is_host and stop == "within":
             time.sleep(0.02)
-            way.server.forget(window._handle.number)
+            way.server.forget(window.handle.number)
         meet(world, service.progress)
         if world.is_trainer:
             still_answer(reader)
         meet(world, service.progress)
         window.close()
         kept.close()
+
+
+class NoFarWindows:
+    """MPI in which no window reaches another node."""
+
+    class Win(MPI.Win):
+        @classmethod
+        def Allocate(cls, *_: object, **__: object) -> MPI.Win:
+            raise AssertionError("a window was allocated for all ranks")
+
+        Create = Allocate
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(MPI, name)
+
+
+@own_on_layouts(FAR)
+def test_packing_needs_no_windows(layout: Job, small_chunks: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are read, written by far and near ranks at once, each whole, and embeddings trained."""
+    for module in ("window", "mutex", "service"):
+        monkeypatch.setattr(f"mpigraph.rows.{module}.MPI", NoFarWindows())
+    with rows_of(layout, transport="packed") as service:
+        world = service.world
+        choose_transport(service)
+        assert service.kind == "node" and [way.name for way in service.transports] == ["packed"]
+        for shape, dtype in ROWS[::2]:
+            window = filled_window(service, shape, dtype)
+            ids = np.arange(len(window))
+            if world.is_trainer:
+                assert np.array_equal(window.gather(ids), row_values(ids, shape, dtype))
+            meet(world, service.progress)
+            random = np.random.default_rng(world.rank)
+            for _ in range(2 if world.is_trainer else 0):
+                mine = random.permutation(ids)
+                twice = np.concatenate([mine[: HELD // 2], mine])  # the last one wins
+                values = np.full((len(twice), *shape), 99, dtype)
+                values[HELD // 2 :] = world.rank + 1
+                window.scatter(twice, values)
+            meet(world, service.progress)
+            window.sync()
+            found = window.gather(ids).reshape(len(ids), -1) if world.is_trainer else np.zeros((1, 1), dtype)
+            assert (found == found[:, :1]).all()
+            assert set(found[:, 0].tolist()) <= {0, *(world.trainer_ranks + 1).tolist()}
+            meet(world, service.progress)
+            window.close()
+
+
+@own_on_layouts(FAR)
+def test_a_write_to_a_window_that_its_owner_forgot_raises(layout: Job) -> None:
+    with rows_of(layout, transport="packed") as service:
+        world = service.world
+        window = filled_window(service, (), "i8")
+        if world.is_host:
+            by_packing(service).server.forget(window.handle.number)
+        world.comm.Barrier()
+        if world.is_trainer:
+            with pytest.raises(ClosedError, match=f"rank .* of window {window.handle.number}"):
+                window.scatter(np.arange(len(window)), np.zeros(len(window), np.int64))
+        meet(world, service.progress)
+        window.close()
 
 
 def read_until_closed(window: RowWindow, way: Transport) -> None:
@@ -151,21 +212,25 @@ def still_answer(reader: Thread) -> None:
 
 
 @own_on_layouts(FAR)
-@pytest.mark.parametrize("damage", ["short", "window", "row", "negative", "width", "count"])
+@pytest.mark.parametrize("damage", ["short", "window", "row", "negative", "width", "count", *WRITES])
 def test_damaged_requests_get_an_empty_reply_or_none(layout: Job, damage: str) -> None:
     with rows_of(layout) as service:
         world = service.world
         window = filled_window(service, (), "i8")
         way = by_packing(service)
         if world.is_trainer:
-            number = window._handle.number
+            number = window.handle.number
             words = {
                 "short": [number],
-                "window": [999, 1, 8, 77, 0],
-                "row": [number, 1, 8, 77, HELD],
-                "negative": [number, 1, 8, 77, -1],
-                "width": [number, 1, 3, 77, 0],
-                "count": [number, 2, 8, 77, 0],
+                "window": [999, 1, 8, 77, 0, 0],
+                "row": [number, 1, 8, 77, 0, HELD],
+                "negative": [number, 1, 8, 77, 0, -1],
+                "width": [number, 1, 3, 77, 0, 0],
+                "count": [number, 2, 8, 77, 0, 0],
+                "write to no row": [number, 1, 8, 77, 8, HELD, 1],
+                "write of other rows": [number, 1, 8, 77, 16, 0, 1, 1],
+                "write of too little": [number, 2, 8, 77, 8, 0, 1, 1],
+                "write of a negative size": [number, 1, 8, 77, -8, 0, 1],
             }[damage]
             comm, answer = way._comm, np.ones(1, np.int64)
             owner = int(world.hosts[np.flatnonzero(~world.near)[0]])

@@ -1,6 +1,5 @@
 """Windows of rows and the locks of their hosts, near and far, in both ways of allocation."""
 
-from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,10 +8,13 @@ from layouts import ALONE, FAR, Job, own_on_layouts
 from mpi4py import MPI
 from worlds import KINDS, row_values, rows_of, world_of
 
-from mpigraph.errors import ClosedError, InvalidArgumentError, MPIGraphError
+from mpigraph.errors import ClosedError, CollectiveError, InvalidArgumentError, MPIGraphError
+from mpigraph.kernels.row_ops import as_words
 from mpigraph.mpi.compat import as_array, check_memory_model
 from mpigraph.rows.mutex import HostMutex
-from mpigraph.rows.service import window_kind
+from mpigraph.rows.rma import RmaTransport
+from mpigraph.rows.service import RowService, window_kind
+from mpigraph.rows.transport import RemoteRows
 from mpigraph.rows.window import RowWindow
 
 ROWS = [((0,), "f4"), ((1,), "u1"), ((3,), "u1"), ((), "i8"), ((2, 3), "f2"), ((400,), "u1"), ((), "?")]
@@ -28,7 +30,7 @@ def test_rows_are_written_and_read_near_and_far(layout: Job, kind: str) -> None:
     with rows_of(layout, window=kind) as service:
         world = service.world
         offsets = np.concatenate([[0], np.cumsum(segment_sizes(len(world.hosts)))]).astype(np.int64)
-        total, mutex = int(offsets[-1]), HostMutex(world)
+        total = int(offsets[-1])
         for shape, dtype in ROWS:
             window = RowWindow(service, offsets, shape, dtype)
             assert len(window) == total
@@ -38,8 +40,8 @@ def test_rows_are_written_and_read_near_and_far(layout: Job, kind: str) -> None:
             mine = np.random.default_rng(world.rank).permutation(everything[world.rank :: world.size])
             twice = np.concatenate([mine, mine])  # the second value wins
             values = np.concatenate([row_values(mine + 1, shape, dtype), row_values(mine, shape, dtype)])
-            window.scatter(twice, values, mutex.hold)
-            window.scatter(mine[:0], values[:0], mutex.hold)
+            window.scatter(twice, values)
+            window.scatter(mine[:0], values[:0])
             world.comm.Barrier()
             window.sync()
             for ids in (everything, mine[:0], np.random.default_rng(world.rank + 9).integers(0, total, 50)):
@@ -59,10 +61,9 @@ def test_rows_are_written_and_read_near_and_far(layout: Job, kind: str) -> None:
             with pytest.raises(ClosedError):
                 window.gather(everything)
             with pytest.raises(ClosedError):
-                window.scatter(twice, values, mutex.hold)
+                window.scatter(twice, values)
             with pytest.raises(ClosedError):
                 window.memory(0)
-        mutex.close()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -87,6 +88,18 @@ def test_window_kind_is_agreed(layout: Job, setting: str) -> None:
                 window_kind(world)
 
 
+def put(service: RowService, window: RowWindow, row: int, value: int) -> None:
+    """Write a row whose host's lock is held: each host holds one."""
+    if service.world.near[row]:
+        window.memory(row)[:] = value
+        window.sync()
+        return
+    rma = service.transports[0]
+    assert isinstance(rma, RmaTransport)
+    rows = RemoteRows(int(service.world.hosts[row]), 1, np.zeros(1, np.int64), np.zeros(1, np.int64))
+    rma.put(window.handle, rows, as_words(np.array([[value]])))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_mutex_excludes(layout: Job, kind: str) -> None:
     """Read, add, write back: without the lock some additions would be lost."""
@@ -94,18 +107,20 @@ def test_a_mutex_excludes(layout: Job, kind: str) -> None:
     with rows_of(layout, window=kind) as service:
         world = service.world
         hosts = len(world.hosts)
-        window, mutex = RowWindow(service, np.arange(hosts + 1), (), "i8"), HostMutex(world)
+        mutex = service.mutex
+        window = RowWindow(service, np.arange(hosts + 1), (), "i8")
         for i in range(rounds * hosts):
             host = (i + world.rank) % hosts
             with mutex.hold(host):
                 window.sync()
-                row = np.array([host])
-                window.scatter(row, window.gather(row) + 1, lambda _: nullcontext())
+                put(service, window, host, int(window.gather(np.array([host]))[0]) + 1)
         with pytest.raises(ZeroDivisionError), mutex.hold(0):
             raise ZeroDivisionError
         with mutex.hold(0):  # the lock was given back
-            pass
+            assert not mutex.take(0)
         world.comm.Barrier()
+        with pytest.raises(CollectiveError, match=r"write lock of rank \d+"):
+            mutex.release(world.rank % hosts)
         window.sync()
         assert window.gather(np.arange(hosts)).tolist() == [rounds * world.size] * hosts
         world.comm.Barrier()
@@ -118,7 +133,7 @@ def test_a_mutex_excludes(layout: Job, kind: str) -> None:
 def test_a_lock_that_was_lost_is_an_error(layout: Job) -> None:
     """Whoever gives it back sees whether it still held it."""
     with rows_of(layout) as service:
-        mutex = HostMutex(service.world)
+        mutex = HostMutex(service.world, far=not service.world.all_near)
         if service.world.rank == 0:
             with pytest.raises(MPIGraphError, match="write lock of rank 0 was lost: it holds 9 instead of 1"):
                 with mutex.hold(0):

@@ -1,0 +1,223 @@
+"""Whether this MPI's windows work on this machine: known rows, written and read at start. What fails is not used.
+
+Some MPI libraries refuse windows where ranks have threads, some read other rows than those asked for, and say nothing.
+So a job of several nodes first does to a small window all that it will do to its own: reads of runs and of single rows
+by every transport, writes, and additions under the lock, which come out right only if it excludes. Trainers do so in
+two threads where MPI allows, to hosts on all nodes; each host then looks at what they left.
+
+An operation that hangs cannot be called back, so it ends the job, and the message says what to set.
+"""
+
+from threading import Thread
+
+import numpy as np
+from mpi4py import MPI
+
+from mpigraph.arrays import I64, Array
+from mpigraph.errors import MPIGraphError
+from mpigraph.kernels.row_ops import as_words
+from mpigraph.mpi.agree import allgather_bytes, describe
+from mpigraph.mpi.wait import TRANSFER, Backoff
+from mpigraph.rows.rma import RmaTransport
+from mpigraph.rows.service import RowService
+from mpigraph.rows.transport import RemoteRows, Transport
+from mpigraph.rows.window import RowWindow
+
+__all__ = ["find_working_windows"]
+
+_LONGEST = 60.0  # seconds, on a busy machine; usually 0.1
+_HELD = 300  # rows of a host that are read
+_WORDS = 5  # int32, of a row: an odd number of such rows ends, and the next host's begin, at no multiple of 8 bytes
+_SINGLE = 64  # rows of a host read one by one
+_TARGETS = 16  # hosts that a trainer tries
+_ADDITIONS = 3  # under the lock, by each thread
+
+
+def find_working_windows(service: RowService) -> None:
+    """Make ``service`` use the first way to allocate windows that works. Does nothing on one node.
+
+    Raises:
+        MPIGraphError: none does; on every rank.
+
+    Collective on ``service.world.comm``.
+    """
+    while service.transports and (fault := _find_fault(service)):
+        service.mutex.close()
+        service.drop(fault)
+
+
+def _find_fault(service: RowService) -> str:
+    """What goes wrong with the windows in use, "" if nothing does. Collective on ``service.world.comm``."""
+    world = service.world
+    doing = f"the test of windows of kind {service.kind!r} (MPIGRAPH_TRANSPORT=packed needs none)"
+    with world.watch(doing, min(1.0, _LONGEST / world.config.timeout)):
+        try:
+            trial = _Trial(service)
+        except MPI.Exception as error:  # a library without such windows says so on every rank
+            return _first_of_all(service, str(error))
+        testers = [_Tester(trial, number) for number in range(trial.num_threads if world.is_trainer else 0)]
+        if len(testers) == 1:
+            testers[0].run()
+        else:
+            for tester in testers:
+                tester.start()
+            for tester in testers:
+                tester.join()
+        _meet(service)
+        fault = _first_of_all(service, next((tester.fault for tester in testers if tester.fault), ""))
+        if not fault:
+            fault = _first_of_all(service, trial.look() if world.is_host else "")
+        trial.window.close()
+        return fault
+
+
+def _meet(service: RowService) -> None:
+    """Wait until all ranks are here, and serve those that are not. Collective on ``service.world.comm``."""
+    request = service.world.comm.Ibarrier()
+    backoff = Backoff()
+    while not request.Test():
+        if not service.world.is_trainer and service.progress():
+            backoff.reset()
+        else:
+            backoff.pause(TRANSFER)
+
+
+def _first_of_all(service: RowService, fault: str) -> str:
+    """The first rank's fault, with its rank. Collective on ``service.world.comm``."""
+    faults = allgather_bytes(service.world.comm, fault.encode())
+    return next((f"rank {rank}: {text.decode()}" for rank, text in enumerate(faults) if text), "")
+
+
+class _Trial:
+    """A window in which each host holds known rows, then one for each thread that writes, then one to add to.
+
+    Attributes:
+        service: how the window is allocated.
+        window: the window.
+        num_threads: of each trainer, that write.
+
+    Collective on ``service.world.comm``: construction.
+    """
+
+    def __init__(self, service: RowService) -> None:
+        self.service = service
+        self.world = world = service.world
+        threads = np.array([2 if world.threads_may_communicate else 1], np.int64)
+        world.comm.Allreduce(MPI.IN_PLACE, threads, op=MPI.MIN)
+        self.num_threads = int(threads[0])
+        self.held = (_HELD + len(world.trainer_ranks) * self.num_threads + 1) | 1
+        self.window = RowWindow(service, np.arange(len(world.hosts) + 1) * self.held, (_WORDS,), "i4")
+        if world.is_host:
+            begin = world.host_index * self.held
+            self.window.memory(world.host_index)[:_HELD] = known_rows(np.arange(begin, begin + _HELD))
+        self.window.sync()
+        world.comm.Barrier()
+        self.window.sync()
+
+    def targets(self, trainer: int) -> I64:
+        """The hosts that a trainer tries: some behind each other, so that together they try all."""
+        hosts = len(self.world.hosts)
+        return (trainer * hosts // len(self.world.trainer_ranks) + np.arange(min(hosts, _TARGETS))) % hosts
+
+    def slots(self, trainer: int, thread: int) -> I64:
+        """The rows that a thread of a trainer writes: one of each of its targets."""
+        return self.targets(trainer) * self.held + _HELD + trainer * self.num_threads + thread
+
+    def look(self) -> str:
+        """What is wrong with the rows of this host, once all trainers are done."""
+        self.window.sync()
+        host = self.world.host_index
+        begin = host * self.held
+        expected = np.zeros((self.held, _WORDS), np.int32)
+        expected[:_HELD] = known_rows(np.arange(begin, begin + _HELD))
+        for trainer in range(len(self.world.trainer_ranks)):
+            if host in self.targets(trainer):
+                for thread in range(self.num_threads):
+                    slot = _HELD + trainer * self.num_threads + thread
+                    expected[slot] = known_rows(np.array([begin + slot]))
+                    expected[-1, 0] += _ADDITIONS * self.adds_to(trainer, host)
+        wrong = np.flatnonzero((self.window.memory(host) != expected).any(axis=1))
+        if not len(wrong):
+            return ""
+        if wrong[0] == self.held - 1:
+            found = self.window.memory(host)[-1, 0]
+            return f"the lock does not exclude: of {expected[-1, 0]} additions {found} are there"
+        return f"row {wrong[0]} here is wrong after others wrote"
+
+    def adds_to(self, trainer: int, host: int) -> bool:
+        """Whether a trainer can hold the lock of a host, and read and write meanwhile."""
+        near = host in self.world.neighbourhood(trainer)[0]
+        return near or isinstance(self.service.transports[0], RmaTransport)
+
+
+def known_rows(rows: I64) -> Array:
+    """int32[n, _WORDS]: rows of the window that say their numbers."""
+    return (rows[:, None] * _WORDS + np.arange(_WORDS) + 1).astype(np.int32)
+
+
+class _Tester(Thread):
+    """One thread of a trainer.
+
+    Attributes:
+        fault: what went wrong, "" if nothing has.
+    """
+
+    def __init__(self, trial: _Trial, number: int) -> None:
+        super().__init__(name="mpigraph-self-test")
+        self.fault = ""
+        self._trial = trial
+        self._window = trial.window
+        self._service = trial.service
+        self._trainer = int(np.searchsorted(trial.world.trainer_ranks, trial.world.rank))
+        self._number = number
+
+    def run(self) -> None:
+        """Do all that a job does to windows. One-sided."""
+        try:
+            self.fault = self._try()
+        except (MPI.Exception, MPIGraphError) as error:
+            self.fault = describe(error)
+
+    def _try(self) -> str:
+        targets = self._trial.targets(self._trainer)
+        begins = targets * self._trial.held
+        runs = (begins[:, None] + np.arange(_HELD)).ravel()
+        random = np.random.default_rng([self._trainer, self._number])
+        single = random.choice(runs, _SINGLE * len(targets))
+        written = self._trial.slots(self._trainer, self._number)
+        self._window.scatter(written, known_rows(written))
+        for way in self._service.transports:
+            for ids, which in ((runs, "runs of rows"), (single, "single rows"), (written, "rows just written")):
+                if fault := self._read(way, ids, which):
+                    return fault
+        for host in targets.tolist():
+            if self._trial.adds_to(self._trainer, host):
+                for _ in range(_ADDITIONS):
+                    self._add_one(host)
+        return ""
+
+    def _read(self, way: Transport, ids: I64, which: str) -> str:
+        wrong = np.flatnonzero((self._window.gather(ids, transport=way) != known_rows(ids)).any(axis=1))
+        if not len(wrong):
+            return ""
+        host, row = divmod(int(ids[wrong[0]]), self._trial.held)
+        rank = self._trial.world.hosts[host]
+        return f"reading {which} {way.how}: row {row} of rank {rank} is wrong ({len(wrong)} of {len(ids)} rows are)"
+
+    def _add_one(self, host: int) -> None:
+        """Read, add, write back: without the lock some additions would be lost."""
+        window = self._window
+        world = self._trial.world
+        with self._service.mutex.hold(host):
+            if world.near[host]:
+                window.sync()
+                window.memory(host)[-1, 0] += 1
+                window.sync()
+                return
+            writer = self._service.transports[0]
+            assert isinstance(writer, RmaTransport)
+            row = window.gather(np.array([(host + 1) * self._trial.held - 1]), transport=writer)
+            row[0, 0] += 1
+            last = np.array([self._trial.held - 1])
+            there = RemoteRows(int(world.hosts[host]), self._trial.held, last, np.zeros(1, np.int64))
+            writer.put(window.handle, there, as_words(row))

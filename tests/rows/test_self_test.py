@@ -1,0 +1,189 @@
+"""Windows that do not work are found at start and not used: each fault alone, MPICH 4.0's own, and what is left."""
+
+import logging
+import re
+from collections.abc import Callable
+from pathlib import Path
+from threading import Barrier
+
+import numpy as np
+import pytest
+from jobs import clean_environment, mpiexec, run_job, warm_python
+from layouts import FAR, Job, Layout, own_on_layouts
+from mpi4py import MPI
+from worlds import meet, row_values, rows_of
+
+from mpigraph.arrays import Array
+from mpigraph.errors import CollectiveError, InvalidArgumentError
+from mpigraph.mpi.compat import library_version
+from mpigraph.rows import window as windows
+from mpigraph.rows.mutex import HostMutex
+from mpigraph.rows.packed import PackedTransport
+from mpigraph.rows.rma import RmaTransport
+from mpigraph.rows.selection import choose_transport
+from mpigraph.rows.self_test import find_working_windows
+from mpigraph.rows.service import RowService
+from mpigraph.rows.transport import RemoteRows, WindowHandle
+from mpigraph.rows.window import RowWindow
+
+Fault = Callable[[pytest.MonkeyPatch], None]
+Meanwhile = Callable[[], None]
+
+
+def reads(service: RowService) -> bool:
+    """Whether rows of all hosts are written and read right."""
+    world = service.world
+    hosts = len(world.hosts)
+    window = RowWindow(service, np.arange(hosts + 1) * 50, (3,), "i4")
+    ids = np.arange(hosts * 50)
+    if world.is_trainer:
+        window.scatter(ids, row_values(ids, (3,), "i4"))  # the same from every trainer
+    meet(world, service.progress)
+    window.sync()
+    right = not world.is_trainer or np.array_equal(window.gather(ids), row_values(ids, (3,), "i4"))
+    meet(world, service.progress)
+    window.close()
+    return bool(right)
+
+
+@own_on_layouts(FAR)
+def test_windows_that_work_are_kept(layout: Job) -> None:
+    with rows_of(layout) as service:
+        kinds = list(service.kinds)
+        find_working_windows(service)
+        assert service.kinds == kinds and [way.name for way in service.transports] == ["rma", "packed"]
+        assert reads(service)
+
+
+def read_a_row_too_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What MPICH 4.0 does with memory that does not begin at a multiple of 16."""
+    read = RmaTransport.read
+
+    def wrong(self: RmaTransport, window: WindowHandle, wanted: list[RemoteRows], out: Array, call: Meanwhile) -> None:
+        read(self, window, wanted, out, call)
+        if len(wanted[0].rows) < 100:  # single rows alone
+            out[wanted[0].positions[0]] += 1
+
+    monkeypatch.setattr(RmaTransport, "read", wrong)
+
+
+def write_a_row_too_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    put = RmaTransport.put
+
+    def wrong(self: RmaTransport, window: WindowHandle, leaving: RemoteRows, values: Array) -> None:
+        put(self, window, RemoteRows(leaving.rank, leaving.held, leaving.rows - 1, leaving.positions), values)
+
+    monkeypatch.setattr(RmaTransport, "put", wrong)
+
+
+def lock_that_all_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both threads of a trainer read before one of them writes: an addition is lost."""
+    monkeypatch.setattr(HostMutex, "take", lambda self, host: True)
+    monkeypatch.setattr(HostMutex, "release", lambda self, host: None)
+    put = RmaTransport.put
+    both = Barrier(2)
+
+    def together(self: RmaTransport, window: WindowHandle, leaving: RemoteRows, values: Array) -> None:
+        both.wait()
+        put(self, window, leaving, values)
+
+    monkeypatch.setattr(RmaTransport, "put", together)
+
+
+def lock_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    def raises(self: RmaTransport, *_: object) -> None:
+        raise MPI.Exception(MPI.ERR_RMA_SYNC)
+
+    monkeypatch.setattr(RmaTransport, "write", raises)
+
+
+def windows_that_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What Open MPI 4.1 does over TCP where ranks have threads."""
+    allocate = windows.RowWindow._allocate
+
+    def refused(self: RowWindow) -> None:
+        if self.service.kind != "node":
+            raise MPI.Exception(MPI.ERR_WIN)
+        allocate(self)
+
+    monkeypatch.setattr(windows.RowWindow, "_allocate", refused)
+
+
+FAULTS = [
+    (read_a_row_too_far, r"reading single rows by one-sided Get: row \d+ of rank \d is wrong \(1 of \d+ rows are\)"),
+    (write_a_row_too_far, r"is wrong"),
+    (lock_that_all_hold, r"the lock does not exclude: of \d+ additions \d+ are there"),
+    (lock_that_raises, r"(?i)rma"),
+    (windows_that_are_refused, r"(?i)win"),
+]
+
+
+@own_on_layouts([Layout(2, 0, 1), Layout(4, 1, 2)])
+@pytest.mark.parametrize(("fault", "says"), FAULTS, ids=lambda value: getattr(value, "__name__", ""))
+def test_a_fault_is_told_once_and_avoided(
+    layout: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fault: Fault, says: str
+) -> None:
+    fault(monkeypatch)
+    monkeypatch.setattr("mpigraph.rows.service.get_logger", logging.getLogger)  # one that pytest listens to
+    with rows_of(layout) as service:
+        kinds = list(service.kinds)
+        assert kinds[-1] == "node"
+        assert not choose_transport(service)  # of one there is nothing to measure
+        assert service.kinds == ["node"] and isinstance(service.transport, PackedTransport)
+        monkeypatch.undo()
+        assert reads(service)
+        rank = service.world.rank
+    assert len(caplog.messages) == (len(kinds) - 1 if rank == 0 else 0)  # a line for each way that was tried
+    for text in caplog.messages:
+        assert library_version() in text and re.search(says, text)
+    assert not caplog.messages or "far rows go by messages" in caplog.messages[-1]
+
+
+@own_on_layouts([Layout(2, 0, 1)])
+def test_what_was_asked_for_is_an_error_where_it_fails(layout: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    read_a_row_too_far(monkeypatch)
+    refused = pytest.raises(InvalidArgumentError, match="'rma' does not work with .* is wrong .*: use auto or packed")
+    with rows_of(layout, transport="rma") as service, refused as error:
+        choose_transport(service)
+    assert error.value.everywhere
+
+
+@own_on_layouts([Layout(2, 0, 1)])
+def test_nothing_left_is_an_error(layout: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing(self: PackedTransport, window: WindowHandle, wanted: object, out: Array, call: Meanwhile) -> None:
+        out[:] = 0
+        call()
+
+    monkeypatch.setattr(PackedTransport, "read", nothing)
+    with (
+        rows_of(layout) as service,
+        pytest.raises(CollectiveError, match="does not work on these") as error,
+    ):
+        choose_transport(service)
+    assert error.value.everywhere
+
+
+@own_on_layouts([Layout(3, 0, 2), Layout(4, 0, 2)])
+def test_memory_may_begin_anywhere_where_that_works(layout: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MPICH 4.0 with UCX reads other rows than those asked for, and says nothing."""
+    monkeypatch.setattr(windows, "_ALIGNMENT", 1)
+    with rows_of(layout, window="create") as service:
+        find_working_windows(service)
+        assert reads(service)
+        if library_version().startswith("MPICH Version: 4.0"):
+            assert service.kind == "node"
+
+
+@pytest.mark.slow
+def test_a_read_that_hangs_ends_the_job_and_says_what_to_set(tmp_path: Path) -> None:
+    script = tmp_path / "hang.py"
+    script.write_text(
+        "import time\n"
+        "import mpigraph.distributed as dist\n"
+        "from mpigraph.rows.rma import RmaTransport\n"
+        "RmaTransport.read = lambda *_: time.sleep(1000)\n"
+        "dist.initialize(num_servers=0, ranks_per_node=1, timeout=2)\n"
+    )
+    done = run_job([*mpiexec(2), *warm_python(), script], clean_environment())
+    assert done.status != 0
+    assert "in the test of windows of kind" in done.stderr and "MPIGRAPH_TRANSPORT=packed" in done.stderr, done.stderr
