@@ -15,12 +15,14 @@ from mpigraph.errors import InvalidArgumentError, check_integer
 __all__ = [
     "Allocation",
     "Config",
+    "Launch",
+    "check_rendezvous",
+    "launch",
     "launcher_rank",
     "open_mpi_osc",
     "set_rendezvous",
     "slurm_allocation",
     "slurm_pmi",
-    "slurm_tasks",
     "unset",
 ]
 
@@ -118,9 +120,36 @@ def slurm_allocation() -> Allocation | None:
     return Allocation(int(os.environ.get("SLURM_JOB_NUM_NODES", "1")), min(map(int, cpus), default=0))
 
 
-def slurm_tasks() -> int:
-    """Return how many processes ``srun`` started beside this one, itself included; 0 outside of a job step."""
-    return int(os.environ.get("SLURM_STEP_NUM_TASKS", "0"))
+class Launch(NamedTuple):
+    """What the launcher of this process says.
+
+    Attributes:
+        launcher: its name.
+        processes: how many processes it started, this one included.
+    """
+
+    launcher: str
+    processes: int
+
+
+def launch() -> Launch | None:
+    """Return what started this process beside others, None if nothing says that it did."""
+
+    def number(name: str) -> int:
+        text = os.environ.get(name, "")
+        return int(text) if text.isdigit() else 0
+
+    of_srun, of_pmi = number("SLURM_STEP_NUM_TASKS"), number("PMI_SIZE")
+    known = [
+        Launch(
+            "DGL's launcher", number("DGL_NUM_CLIENT") + number("DGL_NUM_SERVER") if "DGL_ROLE" in os.environ else 0
+        ),
+        Launch("torchrun", number("WORLD_SIZE") if "TORCHELASTIC_RUN_ID" in os.environ else 0),
+        Launch("Open MPI's mpirun", number("OMPI_COMM_WORLD_SIZE")),
+        Launch("srun", of_srun if of_pmi in (0, of_srun) else 0),  # mpiexec inside of Slurm has srun start its daemons
+        Launch("MPICH's mpiexec", of_pmi),
+    ]
+    return next((launch for launch in known if launch.processes > 1), None)
 
 
 def slurm_pmi() -> str:
@@ -134,9 +163,24 @@ def open_mpi_osc() -> str:
 
 
 def launcher_rank() -> int:
-    """Return the rank that mpiexec or srun gave this process, 0 where none did; for use before MPI starts."""
-    names = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
+    """Return the rank that a launcher gave this process, 0 where none did; for use before MPI starts."""
+    names = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "RANK")
     return next((int(os.environ[name]) for name in names if name in os.environ), 0)
+
+
+def check_rendezvous(rank: int, world_size: int) -> None:
+    """Check that ``RANK`` and ``WORLD_SIZE``, where they are set, mean the trainers, as torch takes them to.
+
+    Raises:
+        InvalidArgumentError: they do not; torch would wait for ranks that never come.
+    """
+    for name, value, what in (("WORLD_SIZE", world_size, "trainers"), ("RANK", rank, "as this trainer's rank")):
+        text = os.environ.get(name)
+        if text is not None and text != str(value):
+            raise InvalidArgumentError(
+                f"{name} is {text} in the environment, and this job has {value} {what}: do not set it, "
+                "initialize() does (servers do not count)"
+            )
 
 
 def set_rendezvous(rank: int, world_size: int, local_rank: int, address: str, port: int) -> list[str]:

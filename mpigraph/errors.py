@@ -32,9 +32,11 @@ class MPIGraphError(Exception):
 
     Attributes:
         everywhere: whether every rank raises this same error; then only one of them reports it.
+        status: the exit status of a job that it ends.
     """
 
     everywhere = False
+    status = 1
 
 
 class InvalidArgumentError(MPIGraphError, ValueError):

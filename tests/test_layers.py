@@ -95,10 +95,11 @@ def pickling(path: str, tree: ast.AST) -> Iterator[str]:
 
 
 def comm_world(path: str, tree: ast.AST) -> Iterator[str]:
-    """The one place that may speak of all ranks is ``initialize`` in session/context.py."""
+    """Only ``initialize`` and ``open_world`` may speak of all ranks, in session/context.py."""
     allowed: set[ast.AST] = set()
     for node in ast.iter_child_nodes(tree):
-        if path == "mpigraph/session/context.py" and isinstance(node, ast.FunctionDef) and node.name == "initialize":
+        starts = isinstance(node, ast.FunctionDef) and node.name in ("initialize", "open_world")
+        if path == "mpigraph/session/context.py" and starts:
             allowed |= set(ast.walk(node))
     for node in ast.walk(tree):
         named = isinstance(node, ast.Attribute) and node.attr == "COMM_WORLD"

@@ -60,10 +60,9 @@ def run(part_config: str, directory: str, num_servers: int | None = None, comm: 
     """
     given = {} if num_servers is None else {"num_servers": num_servers}
     config = Config.from_env(**given)
-    from mpigraph.session.context import current, exit_client, initialize
+    from mpigraph.session.context import open_world
 
-    initialize(num_servers=0, comm=comm)  # every rank takes part
-    world = current().world
+    world, closing = open_world(comm)  # every rank takes part
     status = 0
     try:
         path = _stage(world, part_config, Path(directory).absolute(), config.num_servers)
@@ -73,7 +72,8 @@ def run(part_config: str, directory: str, num_servers: int | None = None, comm: 
         status = 2
         if world.rank == 0:
             print(f"mpigraph stage: error: {str(error).replace(chr(10), ' ')}", file=sys.stderr, flush=True)
-    exit_client()
+    world.close()
+    closing.close()
     return status
 
 

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Generic, TypeVar
 
 from mpigraph.errors import ClosedError
+from mpigraph.log import get_logger
 from mpigraph.mpi.world import World
 from mpigraph.session.context import BackgroundLoop
 
@@ -155,8 +156,12 @@ class Prefetch(BackgroundLoop, Generic[T]):
                 if not self._put("item", item):
                     return
         except BaseException as error:  # raised by the consumer; the other ranks are still answered
-            if not self._put("error", error):
-                raise  # the consumer has left
+            if self._put("error", error):
+                return
+            if not isinstance(error, Exception):
+                raise
+            # The consumer has left, and may have closed what this thread reads.
+            get_logger().info("an epoch that was left had an error: %s: %s", type(error).__name__, error)
         else:
             self._put("end", None)
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from llvmlite import ir
-from numba import types
+from numba import config, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
@@ -32,7 +32,12 @@ def _copy_row(typingctx: Any, out: Any, place: Any, table: Any, row: Any) -> Any
     return types.void(out, place, table, row), emit
 
 
-copy_row: Any = intrinsic(_copy_row)
+def _assign_row(out: Any, place: Any, table: Any, row: Any) -> None:
+    """What Python does in its place (``NUMBA_DISABLE_JIT=1``)."""
+    out[place] = table[row]
+
+
+copy_row: Any = _assign_row if config.DISABLE_JIT else intrinsic(_copy_row)  # type: ignore[attr-defined]
 """``copy_row(out, place, table, row)``, inside a kernel: ``out[place] = table[row]``.
 
 The arrays are two-dimensional and C-contiguous, of one dtype and width; the indices are int64 and are not checked.

@@ -7,7 +7,7 @@ one waits for memory in turn; a prefetch a few elements ahead lets these waits o
 from typing import Any
 
 from llvmlite import ir
-from numba import types
+from numba import config, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
@@ -33,7 +33,11 @@ def _prefetch(typingctx: Any, array: Any, index: Any) -> Any:
     return types.void(array, index), emit
 
 
-prefetch: Any = intrinsic(_prefetch)
+def _nothing(array: Any, index: Any) -> None:
+    """What Python does in its place (``NUMBA_DISABLE_JIT=1``)."""
+
+
+prefetch: Any = _nothing if config.DISABLE_JIT else intrinsic(_prefetch)  # type: ignore[attr-defined]
 """``prefetch(array, index)``, inside a kernel, loads the cache line of ``array[index]`` (LLVM's ``llvm.prefetch``).
 
 The index is not checked.

@@ -1,4 +1,8 @@
-"""Ending the whole job when one of its processes cannot continue."""
+"""Ending the whole job when one of its processes cannot continue.
+
+Printing never stands between an error and the end of the job: standard error may be a full disk, a closed file or a
+pipe that nobody reads.
+"""
 
 import faulthandler
 import os
@@ -6,54 +10,129 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import TracebackType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from mpi4py import MPI
 
-__all__ = ["abort", "guard"]
+from mpigraph.errors import MPIGraphError
+from mpigraph.mpi.witness import say_goodbye
+
+__all__ = ["abort", "exit_status", "guard", "say"]
 
 _SPEAKING_TIME = 5.0  # seconds that the speaker has to print an error that every rank raises
+_PRINTING_TIME = 10.0  # seconds that printing and MPI_Abort may take before the process just ends, and with it the job
+_INTERRUPTED = 130  # a shell's status of what Ctrl-C has ended
+
+
+def say(text: str) -> None:
+    """Print to standard error, if that can be.
+
+    Not by ``sys.stderr``: torch's init_process_group puts a hook before ours, and a buffer in its place that it prints
+    when our hook has returned, which it never does.
+    """
+    with suppress(Exception):
+        if sys.__stderr__ is None:
+            return  # closed from the start: its number may be that of another file
+        with suppress(Exception):
+            sys.__stderr__.flush()
+        data = text.encode(errors="backslashreplace")
+        while data:
+            data = data[os.write(sys.__stderr__.fileno(), data) :]
 
 
 def abort(status: int, text: str = "", stacks: bool = False) -> NoReturn:
-    """End every process of the job with an exit status, after printing a text and what each thread does."""
-    sys.stderr.write(text)
-    sys.stderr.flush()
-    if stacks:
-        faulthandler.dump_traceback(all_threads=True)
-    MPI.COMM_SELF.Abort(status)
-    os._exit(status)
+    """End every process of the job with an exit status.
+
+    Args:
+        status: the job's, 1 to 255.
+        text: what to print before.
+        stacks: whether to print what each thread does, too.
+    """
+    try:
+        with suppress(Exception):
+            faulthandler.dump_traceback_later(_PRINTING_TIME, exit=True, file=open(os.devnull, "w"))
+        say(text)
+        say_goodbye()
+        if stacks and sys.__stderr__ is not None:
+            with suppress(Exception):
+                faulthandler.dump_traceback(sys.__stderr__.fileno(), all_threads=True)
+        with suppress(Exception):
+            sys.stdout.flush()  # what the script has printed before
+        MPI.COMM_SELF.Abort(status)
+    finally:
+        os._exit(status)
+
+
+class _Exit(SystemExit):
+    """What ``sys.exit`` raises while a job runs: its end can be seen, which that of a built-in class cannot."""
+
+
+_exits: list[weakref.ref[_Exit]] = []
+_uncaught: list[Any] = []  # what ``sys.exit`` was given, if nobody has caught it
+
+
+def _exit(status: Any = None) -> NoReturn:
+    def freed(_: object) -> None:
+        if sys._getframe().f_back is None:  # no Python code runs any more
+            _uncaught.append(status)
+
+    error = _Exit(status)
+    _exits.append(weakref.ref(error, freed))
+    try:
+        raise error
+    finally:
+        del error  # or it would hold itself, by the traceback
+
+
+def exit_status() -> int:
+    """Return the status with which ``sys.exit`` is ending this process, for functions that are called at exit."""
+    code = _uncaught[-1] if _uncaught else None
+    return 0 if code is None else code & 0xFF if isinstance(code, int) else 1
+
+
+def _stop_on(error: BaseException, identity: str) -> NoReturn:
+    """Print an error that nobody has caught, and end the job."""
+    status = error.status if isinstance(error, MPIGraphError) else 1
+    try:
+        if isinstance(error, KeyboardInterrupt):
+            status, text = _INTERRUPTED, f"[mpigraph] {identity} was interrupted; the job is ended\n"
+        else:
+            lines = traceback.format_exception(type(error), error, error.__traceback__)
+            text = f"[mpigraph] uncaught exception on {identity}; the job is ended\n{''.join(lines)}"
+    except Exception:  # no memory, or an error that cannot be printed
+        text = f"[mpigraph] uncaught {type(error).__name__} on {identity}; the job is ended\n"
+    finally:
+        abort(status, text)
 
 
 @contextmanager
 def guard(identity: str, speaker: bool) -> Iterator[None]:
     """While active, an uncaught exception in any thread prints one traceback and aborts the whole job.
 
-    Of an error that every rank raises, only the rank with ``speaker`` prints; the others give it the time to.
+    Of an error that every rank raises, and of Ctrl-C, only the rank with ``speaker`` prints; the others give it the
+    time to.
     """
-    main_hook, thread_hook = sys.excepthook, threading.excepthook
+    main_hook, thread_hook, exit_function = sys.excepthook, threading.excepthook, sys.exit
 
     def stop(kind: type[BaseException], error: BaseException | None, tb: TracebackType | None) -> None:
-        if getattr(error, "everywhere", False) and not speaker:
-            time.sleep(_SPEAKING_TIME)
-        text = "".join(traceback.format_exception(kind, error, tb))
-        # torch's init_process_group puts a hook before this one, and a buffer in the place of sys.stderr that it prints
-        # when this one has returned, which it never does
-        stderr = sys.__stderr__ or sys.stderr
-        stderr.write(f"[mpigraph] uncaught exception on {identity}; the job is ended\n{text}")
-        stderr.flush()
-        abort(1)
+        error = kind() if error is None else error
+        if not speaker and (getattr(error, "everywhere", False) or isinstance(error, KeyboardInterrupt)):
+            with suppress(KeyboardInterrupt):
+                time.sleep(_SPEAKING_TIME)
+        _stop_on(error, identity)
 
     def stop_thread(args: threading.ExceptHookArgs) -> None:
-        if args.exc_type is not SystemExit:
+        if not issubclass(args.exc_type, SystemExit):
             stop(args.exc_type, args.exc_value, args.exc_traceback)
 
     sys.excepthook = stop
     threading.excepthook = stop_thread
+    sys.exit = _exit
     try:
         yield
     finally:
-        sys.excepthook, threading.excepthook = main_hook, thread_hook
+        sys.excepthook, threading.excepthook, sys.exit = main_hook, thread_hook, exit_function

@@ -10,6 +10,7 @@ import ctypes
 import mmap
 import os
 import re
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import cast
@@ -28,6 +29,7 @@ __all__ = [
     "check_memory_model",
     "distrusts_windows",
     "library_version",
+    "remove_dead_segments",
     "thread_level",
     "unlink_segments",
 ]
@@ -38,7 +40,9 @@ _LEVELS = {
     MPI.THREAD_SERIALIZED: "serialized",
     MPI.THREAD_MULTIPLE: "multiple",
 }
-_MAPPED = re.compile(r" (/dev/shm/mpich_(?:shm|vci)_[0-9a-f]+_\d+)$", re.MULTILINE)
+_SEGMENT = re.compile(r"mpich_(?:shm|vci)_[0-9a-f]+_\d+")
+_MAPPED = re.compile(rf" (/\S+/{_SEGMENT.pattern})$", re.MULTILINE)
+_STARTING = 600.0  # seconds within which all processes of a job have mapped what the first of them has made
 
 
 def library_version() -> str:
@@ -95,6 +99,28 @@ def advise_large_pages(memory: Array) -> None:
 
 def unlink_segments() -> None:
     """Take the names off the segments of MPICH that this process has mapped."""
-    with suppress(OSError):  # not Linux, or another rank was first
-        for path in set(_MAPPED.findall(Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace"))):
+    for path in _mapped("self"):
+        with suppress(OSError):  # another rank was first
             os.unlink(path)
+
+
+def remove_dead_segments(folder: str = "/dev/shm") -> None:
+    """Remove the segments of MPICH that ended processes of this user have left in shared memory.
+
+    One that was made a moment ago is kept: its job may be starting.
+    """
+    with suppress(OSError):  # not Linux
+        old = time.time() - _STARTING
+        found = [Path(folder) / name for name in os.listdir(folder) if _SEGMENT.fullmatch(name)]
+        dead = {str(path) for path in found if path.stat().st_uid == os.getuid() and path.stat().st_mtime < old}
+        for pid in filter(str.isdigit, os.listdir("/proc") if dead else []):
+            dead -= _mapped(pid)
+        for path in dead:
+            os.unlink(path)
+
+
+def _mapped(pid: str) -> set[str]:
+    """The segments of MPICH that a process has mapped; none if it is another user's."""
+    with suppress(OSError):
+        return set(_MAPPED.findall(Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")))
+    return set()

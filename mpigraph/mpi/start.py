@@ -1,4 +1,4 @@
-"""Start MPI where its start can fail by accident: MPICH under Slurm's ``--mpi=pmi2``.
+"""Start MPI where its start can fail: ranks that do not know of each other, and MPICH under Slurm's ``--mpi=pmi2``.
 
 MPICH 5.0 with UCX publishes 4096 bytes from where its address of a few hundred begins (``MPIDU_bc_table_create``), so
 whatever lies behind it on the heap, with runs of zeros made short. Slurm's plugin takes a request to have at most 1024
@@ -10,12 +10,42 @@ import ctypes
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from mpigraph import config
+from mpigraph.errors import InvalidArgumentError
 
-__all__ = ["start_under_slurm"]
+__all__ = ["check_connected", "start_under_slurm"]
 
 _LARGEST, _STEP = 8192, 16  # bytes: beyond what is published; malloc's unit
+
+
+def check_connected(size: int, library: str) -> None:
+    """Check that a process that MPI takes to be alone was started alone.
+
+    Args:
+        size: how many ranks MPI has.
+        library: name and version of MPI.
+
+    Raises:
+        InvalidArgumentError: it was not, so each process would train alone on everything; on the first of them.
+        SystemExit: the same on the others.
+    """
+    launch = config.launch()
+    if size > 1 or launch is None:
+        return
+    if config.launcher_rank() > 0:
+        raise SystemExit(1)
+    beside = Path(sys.executable).with_name("mpiexec")
+    mpiexec = str(beside) if beside.exists() else "its mpiexec"
+    how = {
+        "srun": f"Use {mpiexec}, or another --mpi of srun (srun --mpi=list; MPICH: pmi2, Open MPI: pmix)",
+        "DGL's launcher": f"Use {mpiexec}, srun, or python -m mpigraph launch, which takes the same arguments",
+    }.get(launch.launcher, f"Use {mpiexec} or srun")
+    raise InvalidArgumentError(
+        f"{launch.launcher} started {launch.processes} processes that MPI does not connect (mpi4py runs {library}): "
+        f"each is a job of its own. {how}. Where each is meant to be: initialize(comm=MPI.COMM_SELF)"
+    )
 
 
 def start_under_slurm() -> None:

@@ -27,12 +27,13 @@ from mpi4py import MPI
 from mpigraph.arrays import I64
 from mpigraph.config import Config
 from mpigraph.errors import ClosedError, InvalidArgumentError
-from mpigraph.mpi.agree import allgather_bytes, together
-from mpigraph.mpi.compat import unlink_segments
+from mpigraph.mpi.agree import allgather_bytes, everywhere, together
+from mpigraph.mpi.compat import remove_dead_segments, unlink_segments
 from mpigraph.mpi.numa import choose_servers, memory_domain
 from mpigraph.mpi.progress_thread import Progress
 from mpigraph.mpi.wait import PEERS_COMPUTE, wait
 from mpigraph.mpi.watchdog import Watchdog
+from mpigraph.mpi.witness import Witness, pid_namespace
 
 __all__ = ["TRAINERS", "World"]
 
@@ -78,9 +79,9 @@ class World:
         self._number_nodes()
         if self.node.rank == 0:
             unlink_segments()
+            remove_dead_segments()
         try:
             self._assign_roles(0 if self.size == 1 else num_servers)
-            self._check_threads()
         except InvalidArgumentError:  # on every rank
             self._made.close()
             raise
@@ -114,14 +115,21 @@ class World:
             threads=self.threads_may_communicate,
         )
 
-    def _check_threads(self) -> None:
-        """A trainer that hosts rows for other nodes answers for them while it computes."""
+    def check_threads(self) -> None:
+        """Check that a trainer which hosts rows for other nodes can answer for them while it computes.
+
+        Raises:
+            InvalidArgumentError: MPI allows no calls from threads; on every rank.
+
+        Collective on ``comm``.
+        """
         able = np.array([self.threads_may_communicate], np.int8)
         self.comm.Allreduce(MPI.IN_PLACE, able, op=MPI.MIN)
         if self.num_nodes > 1 and self.num_servers == 0 and not able[0]:
-            raise InvalidArgumentError(
+            text = (
                 "num_servers=0 on several nodes needs MPI_THREAD_MULTIPLE, which MPI was not started with: use servers"
             )
+            raise everywhere(InvalidArgumentError(text))
 
     def _own(self, comm: MPI.Intracomm) -> MPI.Intracomm:
         self._made.callback(comm.Free)
@@ -281,6 +289,16 @@ class World:
         some.Free()
         everyone.Free()
         return comm
+
+    def start_witness(self) -> None:
+        """Have a process on each node that says which rank died. Collective on ``node``."""
+        names = [name.decode() for name in allgather_bytes(self.node, self.identity.encode())]
+        spaces = allgather_bytes(self.node, pid_namespace().encode())
+        if len(set(spaces)) > 1 or not spaces[0]:
+            return  # not Linux, or containers of their own, in which process ids mean others
+        pids = self.pids[self._node_of == self.node_index]
+        witness = Witness(self.node.rank == 0, f"mpigraph-{pids[0]}", pids.tolist(), names)
+        self._made.callback(witness.close)
 
     def at_close(self, call: Callable[[], None]) -> None:
         """Call something when the world is closed, before anything made earlier is."""

@@ -1,11 +1,15 @@
-"""Whether a node's shared memory holds what its hosts want to put there.
+"""Whether a node's shared memory, and what the job may use, hold what its hosts want to put there.
 
 MPI keeps windows that several ranks of a node share in ``/dev/shm``, which is 64 MiB in many containers. It hands out
-memory that is not there, and the first store to it kills the process (SIGBUS), without a word. So every rank tells
-what is free on its node before, and all raise the same error.
+memory that is not there, and the first store to it kills the process (SIGBUS), without a word. The same where a job
+may use less memory than its node has (Slurm's ``--mem``, a container): the kernel kills what goes beyond. So every rank
+tells what is free on its node before, and all raise the same error.
 """
 
 import os
+import re
+from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 
@@ -17,7 +21,8 @@ from mpigraph.mpi.world import World
 __all__ = ["check_shared_memory"]
 
 _WHERE = "/dev/shm"
-_UNKNOWN = (-1, -1)
+_PLACES = (_WHERE, "the job's memory limit")
+_UNLIMITED = 1 << 60  # bytes; version 1 of cgroups has such a number where there is no limit
 
 
 def check_shared_memory(world: World, nbytes: I64, what: str) -> None:
@@ -33,40 +38,82 @@ def check_shared_memory(world: World, nbytes: I64, what: str) -> None:
 
     Collective on ``world.comm``.
     """
-    known = np.empty((world.size, 2), np.int64)
+    known = np.empty((world.size, 3), np.int64)
     world.comm.Allgather(np.array(_free_and_size(world), np.int64), known)
     short = []
     for node in range(world.num_nodes):
         hosts = world.hosts_of_node(node)
-        free, size = known[world.hosts[hosts[0]]].tolist()
+        free, size, place = known[world.hosts[hosts[0]]].tolist()
         needed = sum(int(nbytes[host]) for host in hosts)
         if 0 <= free < needed:
-            short.append((node, needed, free, size, len(hosts)))
+            short.append((node, needed, free, size, len(hosts), _PLACES[place]))
     if short:
         raise _error(world, short, what)
 
 
-def _free_and_size(world: World) -> tuple[int, int]:
-    """Bytes that are free and bytes in all; a rank alone on its node needs none."""
-    if world.node.size == 1:
-        return _UNKNOWN
+def _free_and_size(world: World) -> tuple[int, int, int]:
+    """Bytes that are free, bytes in all, and where: the tighter of two limits. -1 where nothing is known."""
+    limit = _free_in_groups()
+    found = [] if limit is None else [(*limit, 1)]
+    with suppress(OSError):  # not Linux
+        if world.node.size > 1:  # a rank alone on its node has memory of its own
+            shm = os.statvfs(_WHERE)
+            found.append((shm.f_bavail * shm.f_frsize, shm.f_blocks * shm.f_frsize, 0))
+    return min(found, default=(-1, -1, 0))
+
+
+def _free_in_groups(proc: str = "/proc", root: str = "/sys/fs/cgroup") -> tuple[int, int] | None:
+    """Bytes that the control groups of this process leave free, and their limit; None if there is none.
+
+    What the kernel can take back (cached files) counts as free, and so does swap.
+    """
+    limits = []
+    with suppress(OSError, ValueError):
+        swap = re.search(r"SwapFree: +(\d+) kB", Path(proc, "meminfo").read_text(encoding="ascii"))
+        spare = 1024 * int(swap[1]) if swap else 0
+        for line in Path(proc, "self/cgroup").read_text(encoding="utf-8").splitlines():
+            _, kinds, path = line.split(":", 2)
+            if kinds == "":
+                top, names = Path(root), ("memory.max", "memory.current", "file", "shmem")
+            elif "memory" in kinds.split(","):
+                top = Path(root, "memory")
+                names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_cache", "total_shmem")
+            else:
+                continue
+            group = top / path.lstrip("/")
+            limits += [_free_in_group(at, *names) for at in (group, *group.parents) if top in (at, *at.parents)]
+        return min(((free + spare, size) for free, size in filter(None, limits)), default=None)
+    return None
+
+
+def _free_in_group(
+    group: Path, limit_name: str, usage_name: str, cached_name: str, shared_name: str
+) -> tuple[int, int] | None:
+    """Bytes that one group leaves free, swap aside, and its limit; None if it has none."""
     try:
-        found = os.statvfs(_WHERE)
-    except OSError:  # not Linux
-        return _UNKNOWN
-    return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
+        limit = int((group / limit_name).read_text(encoding="ascii"))
+        usage = int((group / usage_name).read_text(encoding="ascii"))
+        stat = dict(line.split() for line in (group / "memory.stat").read_text(encoding="ascii").splitlines())
+    except (OSError, ValueError):  # "max", or no such group in this container
+        return None
+    if limit >= _UNLIMITED:
+        return None
+    cached = max(int(stat.get(cached_name, 0)) - int(stat.get(shared_name, 0)), 0)
+    return max(limit - usage + cached, 0), limit
 
 
-def _error(world: World, short: list[tuple[int, int, int, int, int]], what: str) -> SharedMemoryError:
+def _error(world: World, short: list[tuple[int, int, int, int, int, str]], what: str) -> SharedMemoryError:
     names = allgather_bytes(world.comm, os.uname().nodename.encode())
     lines = [
         f"node {node} ({names[world.hosts[world.hosts_of_node(node)[0]]].decode()}) needs {needed / 2**20:.1f} MiB for "
-        f"its {hosts} host(s), and {_WHERE} has {free / 2**20:.1f} MiB free of {size / 2**20:.1f} MiB"
-        for node, needed, free, size, hosts in short
+        f"its {hosts} host(s), and {place} has {free / 2**20:.1f} MiB free of {size / 2**20:.1f} MiB"
+        for node, needed, free, size, hosts, place in short
     ]
+    places = {place for *_, place in short}
+    enlarge = [f"enlarge {_WHERE} (docker run --shm-size=..., mount -o remount,size=...)"] if _WHERE in places else []
+    enlarge += ["ask for more memory (--mem of Slurm or docker)"] if _PLACES[1] in places else []
     return everywhere(
         SharedMemoryError(
-            f"not enough shared memory for {what}: {'; '.join(lines)}. Use more nodes, or enlarge {_WHERE} "
-            "(docker run --shm-size=..., mount -o remount,size=...)"
+            f"not enough shared memory for {what}: {'; '.join(lines)}. Use more nodes, or {', '.join(enlarge)}"
         )
     )

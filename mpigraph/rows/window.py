@@ -5,7 +5,9 @@ One ``Lock_all`` at birth, ``Unlock_all`` at close; between them only ``Get``, `
 reads while the near rows are loaded. ``rows/service.py`` knows how to allocate and which transport to use.
 """
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +23,7 @@ from mpigraph.rows.transport import RemoteRows, Transport, WindowHandle
 
 __all__ = ["RowWindow"]
 
+_ZEROED_PER_SECOND = 1e8  # bytes, at the very least
 _ALIGNMENT = 64  # bytes: no two hosts share a cache line; see _allocate
 
 
@@ -49,7 +52,12 @@ class RowWindow:
         self.dtype = np.dtype(dtype)
         self.row_bytes = self.dtype.itemsize * int(np.prod(self.row_shape, dtype=np.int64))
         self._shared = MPI.WIN_NULL
-        with world.watch(f"allocating a window of {int(offsets[-1])} rows"):
+        self._no_reader = threading.Condition()
+        self._num_readers = 0
+        self._retired = False
+        largest = int(np.diff(self.offsets).max(initial=0)) * self.row_bytes  # bytes of a host, who zeroes them
+        patience = 1 + largest / _ZEROED_PER_SECOND / world.config.timeout
+        with world.watch(f"allocating a window of {int(offsets[-1])} rows", patience):
             check_shared_memory(world, np.diff(self.offsets) * self.row_bytes, f"{int(offsets[-1])} rows")
             self._allocate()
             self._row = MPI.BYTE.Create_contiguous(self.row_bytes).Commit()
@@ -129,8 +137,10 @@ class RowWindow:
         Raises:
             ClosedError: the window was closed, here or at a host.
         """
-        if not self._win:
-            raise ClosedError("this window was closed")
+        with self._reading():
+            return self._gather(ids, out, transport)
+
+    def _gather(self, ids: I64, out: Array | None, transport: Transport | None) -> Array:
         if out is None:
             out = np.empty((len(ids), *self.row_shape), self.dtype)
         if out.size == 0:
@@ -151,6 +161,26 @@ class RowWindow:
         else:
             load_near()
         return out
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Inside, a thread reads rows, and :meth:`retire` waits for it."""
+        with self._no_reader:
+            if self._retired or not self._win:
+                raise ClosedError("this window was closed")
+            self._num_readers += 1
+        try:
+            yield
+        finally:
+            with self._no_reader:
+                self._num_readers -= 1
+                self._no_reader.notify_all()
+
+    def retire(self) -> None:
+        """Refuse reads from now on, and wait for those of other threads: before :meth:`close`, while hosts answer."""
+        with self._no_reader, self.world.watch("reads of rows that are freed"):
+            self._retired = True
+            self._no_reader.wait_for(lambda: self._num_readers == 0)
 
     def _far_rows(self, host: int, ids: I64, positions: I64) -> RemoteRows:
         begin, end = self.offsets[host : host + 2].tolist()

@@ -23,8 +23,10 @@ from mpigraph.errors import ClosedError, InvalidArgumentError, MPIGraphError, No
 from mpigraph.kernels import warm_up
 from mpigraph.kernels.rng import combine
 from mpigraph.log import get_logger, set_identity
-from mpigraph.mpi.abort import guard
-from mpigraph.mpi.agree import everywhere
+from mpigraph.mpi.abort import abort, exit_status, guard, say
+from mpigraph.mpi.agree import everywhere, together
+from mpigraph.mpi.compat import library_version, unlink_segments
+from mpigraph.mpi.start import check_connected
 from mpigraph.mpi.world import World
 from mpigraph.rows.pool import RowPool
 from mpigraph.sampling.minibatch import RandomContext
@@ -44,11 +46,14 @@ __all__ = [
     "exit_client",
     "initialize",
     "is_initialized",
+    "open_world",
 ]
 
-_TRY = "each is a job of its own; try another --mpi (srun --mpi=list; MPICH: pmi2, Open MPI: pmix)"
+_LEAVING_TIME = 10.0  # seconds that the trainers have to leave, once one of them has with a status that is not 0
 _ENDED = "the job was ended by exit_client()"
 CREATING = "creating a loader"
+unlink_segments()  # MPI has started with its import: from now on what kills this process leaves nothing
+
 _CALLS = 0x5EED  # separates draws made outside loaders from the epochs of loaders with the same seed
 
 
@@ -75,6 +80,7 @@ class Session:
         pool: memory for gathered rows and for gradients.
         num_threads: threads with which this rank samples, unless a sampler says otherwise.
         unnamed: how many embeddings without a name were made.
+        left: whether the script has called ``exit_client()`` while it handled an exception.
         num_draws: how many draws were made outside loaders. With the job's seed it says what the next one depends on:
             whoever resumes a job sets it.
     """
@@ -95,6 +101,7 @@ class Session:
         self._thread = threading.local()
         self._drawing = threading.Lock()
         self.unnamed = 0
+        self.left = False
         self.num_draws = 0
 
     @property
@@ -203,7 +210,7 @@ class Session:
         with self.world.watchdog.own("the end of every trainer's loaders"):
             for loop in loops:
                 loop.stop(_ENDED)
-        self.control.call(Operation.SHUTDOWN)
+        self.control.call(Operation.SHUTDOWN, status=exit_status())
         self.state.close()
         self.closing.close()
 
@@ -275,14 +282,17 @@ def initialize(
         use_graphbolt: accepted for DGL's scripts.
 
     Raises:
-        InvalidArgumentError: called twice, an argument or its variable out of range, or a node would have no trainer;
-            on every rank.
-        SystemExit: on a server, when the job is over.
+        InvalidArgumentError: called twice, an argument or its variable out of range, ``RANK`` or ``WORLD_SIZE`` set to
+            something else than the job's, or a node would have no trainer; on every rank. Or a launcher started several
+            processes that MPI does not connect; on the first of them.
+        SystemExit: on a server, when the job is over; on processes that MPI does not connect, except the first.
 
     Collective on ``comm``.
     """
     if is_initialized():
-        raise InvalidArgumentError("initialize() was called twice; call exit_client() between")
+        if not current().left:
+            raise InvalidArgumentError("initialize() was called twice; call exit_client() between")
+        _leave(current())
     given = {
         "ranks_per_node": ranks_per_node,
         "timeout": timeout,
@@ -292,6 +302,8 @@ def initialize(
     if comm is not None and not isinstance(comm, MPI.Intracomm):
         raise InvalidArgumentError(f"comm must be an mpi4py.MPI.Intracomm (got {comm!r})")
     everyone = MPI.COMM_WORLD if comm is None else comm
+    if comm is None:
+        check_connected(everyone.size, library_version())
     closing = ExitStack()
     if everyone.size > 1:
         closing.enter_context(guard(f"rank {everyone.rank}", everyone.rank == 0))
@@ -299,16 +311,29 @@ def initialize(
         seed = check_seed(seed)
         config = Config.from_env(**{name: value for name, value in given.items() if value is not None})
         world = World(everyone, config.num_servers, config)
+        world.check_threads()
     except MPIGraphError as error:
         everywhere(error)  # all ranks decide by the same numbers
         raise
     set_identity(world.identity, config.log_level)
-    if comm is None and world.size == 1 and settings.slurm_tasks() > 1:
-        get_logger().warning("srun started %d processes that MPI does not connect: %s", settings.slurm_tasks(), _TRY)
     if world.size > 1:
         closing.enter_context(guard(world.identity, world.is_trainer and world.trainers.rank == 0))
+        if comm is None:
+            world.start_witness()
+    try:
+        with together(
+            world.comm, "comparing the environment with the job", watched=lambda: world.watch("comparing variables")
+        ):
+            if world.is_trainer:
+                settings.check_rendezvous(world.trainers.rank, world.trainers.size)
+    except InvalidArgumentError:
+        world.close()
+        raise
     with world.watch("compiling kernels"):
-        world.once_per_node(warm_up)  # the others load what they need from its cache
+        say_so = get_logger().warning if world.node_index == 0 else get_logger().info
+        text = "compiling kernels (once), which takes a minute or so; NUMBA_CACHE_DIR sets where they are kept"
+        # the other ranks of a node load what they need from its cache
+        world.once_per_node(lambda: warm_up(lambda: say_so(text)))
     cores = world.cores_per_rank()
     if world.size > 1 and not config.threads_chosen:
         torch.set_num_threads(cores)
@@ -321,6 +346,26 @@ def initialize(
     if config.keep_memory:
         keep_freed_memory()
     _start_session(Session(state, control, config.num_worker_threads), closing)
+
+
+def open_world(comm: MPI.Intracomm | None) -> tuple[World, ExitStack]:
+    """Make a world of trainers without a session, for what needs ranks and nodes but no rows, and so no threads of MPI.
+
+    Returns:
+        The world, and what to close after it: until then an exception that nobody catches ends the job.
+
+    Collective on ``comm``, by default all ranks.
+    """
+    everyone = MPI.COMM_WORLD if comm is None else comm
+    if comm is None:
+        check_connected(everyone.size, library_version())
+    closing = ExitStack()
+    if everyone.size > 1:
+        closing.enter_context(guard(f"rank {everyone.rank}", everyone.rank == 0))
+    config = Config.from_env(num_servers=0)
+    world = World(everyone, 0, config)
+    set_identity(world.identity, config.log_level)
+    return world, closing
 
 
 def _start_session(session: Session, closing: ExitStack) -> None:
@@ -336,21 +381,47 @@ def _start_session(session: Session, closing: ExitStack) -> None:
 
 
 def _exit_at_exit() -> None:
-    """End the job at exit. Of an exception there atexit only prints the traceback, and the servers would serve on."""
+    """End the job at exit. Of an exception there atexit only prints the traceback, and the servers would serve on.
+
+    What leaves with a status that is not 0 has failed: the others, who may wait for it, are ended with that status
+    unless they leave, too.
+    """
+    session, status = current(), exit_status()
+    left = threading.Event()
+
+    def hurry() -> None:
+        if not left.wait(1):
+            say(f"[mpigraph] {session.world.identity} leaves with status {status}, and ends the job with it\n")
+        if not left.wait(_LEAVING_TIME):
+            abort(status)
+
     try:
+        if status:
+            threading.Thread(target=hurry, name="mpigraph-exit", daemon=True).start()
         exit_client()
-    except Exception as error:
+        left.set()
+    except BaseException as error:
         sys.excepthook(type(error), error, error.__traceback__)
 
 
 def exit_client() -> None:
     """End the job: stop loaders, free windows, let the servers go. Called at exit if the script does not.
 
+    While an exception is being handled, as in ``finally: exit_client()``, this call leaves the job to its end at exit:
+    the other trainers may be anywhere and not come, and an exception that nobody catches is to be printed at once.
+
     Collective on the trainers; a second call does nothing.
     """
     session = Session._current
-    Session._current = None
     if session is None:
         return
+    if sys.exc_info()[0] is not None:
+        session.left = True
+        return
+    _leave(session)
+
+
+def _leave(session: Session) -> None:
+    Session._current = None
     atexit.unregister(_exit_at_exit)
     session.close()

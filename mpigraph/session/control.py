@@ -92,6 +92,7 @@ class Control:
         self,
         operation: Operation,
         have: int | None = None,
+        status: int = OK,
         doing: str = "",
         error: Exception | None = None,
         **args: Any,
@@ -102,6 +103,7 @@ class Control:
             operation: what to do.
             have: number of what this trainer holds of what it asks for. It counts if every trainer holds the same:
                 which rank still holds what is up to its garbage collector.
+            status: with what this trainer leaves; then it is the status of the job if the others do something else.
             doing: what the call is part of, for the error below.
             error: a reason why this trainer cannot; every trainer raises then, and nothing is done.
             args: JSON values, the same on every trainer.
@@ -117,7 +119,11 @@ class Control:
             raise ClosedError(f"{operation.name.lower()}: the job was ended")
         for tensor in self._state.tensors.values():
             tensor.window.sync()
-        status = OK if error is None else FAILED
+        for number in args["numbers"] if operation is Operation.FREE else []:
+            if number in self._state.tensors:
+                self._state.tensors[number].window.retire()
+        if error is not None:
+            status = FAILED
         with self._world.meeting(f"{operation.name.lower()} (waiting for the other trainers)", "control calls"):
             header = Header(self._world.comm, operation, status, self._nobody)
             wait(header.request, IN_ROUND)
@@ -146,9 +152,11 @@ class Control:
         trainers = self._world.trainer_ranks
         operations = header.operations[trainers]
         if (operations != operations[0]).any():
-            raise everywhere(CollectiveError(_astray(operations)))
+            astray = CollectiveError(_astray(operations))
+            astray.status = int(header.statuses.max()) or astray.status
+            raise everywhere(astray)
         operation = Operation(int(operations[0]))
-        if (header.statuses == FAILED).any():
+        if operation is not Operation.SHUTDOWN and (header.statuses == FAILED).any():
             self._fail(doing, error)
         with self._world.watch(operation.name.lower()):
             written = [number for number, tensor in self._state.tensors.items() if tensor.written]

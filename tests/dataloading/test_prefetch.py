@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from layouts import ALONE, Job, Layout, SharedJob, own_on_layouts, quiet_barrier, rotated, several
 from oracle import NUM_NODES, open_graph
 
@@ -162,6 +163,56 @@ def test_an_error_after_the_items_is_the_threads(depth: int, monkeypatch: pytest
     assert list(prefetch) == []
     prefetch.stop("enough")
     assert caught == ["nobody answers"]
+
+
+def test_an_error_after_the_consumer_has_left_is_nobodys() -> None:
+    left, ended = threading.Event(), []
+
+    def produce():
+        yield 1
+        assert left.wait(60)
+        raise ValueError("what it reads was closed")
+
+    prefetch = Prefetch(produce, lambda: ended.append(True), 2)
+    items = iter(prefetch)
+    assert next(items) == 1
+    items.close()
+    left.set()
+    prefetch.stop()  # an exception in a thread would be a warning, and so an error
+    assert ended
+
+
+def test_a_tensor_may_be_closed_that_an_epoch_reads_which_was_left(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    for _ in range(5):
+        tensor = dist.DistTensor((NUM_NODES, 64), torch.float32)
+        loader = dist.DistDataLoader(np.arange(NUM_NODES), 1, collate_fn=tensor.__getitem__, num_prefetch=3)
+        for rows in loader:
+            assert not rows.any()
+            break
+        tensor.close()
+    g.barrier()
+
+
+def test_rows_are_freed_when_nobody_reads_them(job: SharedJob, oracle) -> None:
+    job.open(oracle(3))
+    tensor = dist.DistTensor((NUM_NODES, 2), torch.float32)
+    window, reading, done = tensor._handle.rows.window, threading.Event(), []
+
+    def read() -> None:
+        with window._reading():
+            reading.set()
+            time.sleep(0.3)
+            done.append(True)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    assert reading.wait(60)
+    tensor.close()
+    assert done
+    thread.join()
+    with pytest.raises(ClosedError):
+        window.gather(np.arange(1))
 
 
 def test_the_garbage_collector_does_not_answer_others() -> None:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from jobs import cannot_mount, clean_environment, mpiexec, run_job, with_file_system
-from layouts import Job
+from layouts import Job, alone
 from oracle import NAME, NUM_NODES
 
 import mpigraph.distributed as dist
@@ -67,16 +68,17 @@ def test_too_little_is_one_error_on_every_trainer(layout: Job, oracle, monkeypat
     layout.run(body)
 
 
-def test_nothing_is_asked_of_a_rank_alone(oracle) -> None:
+def test_nothing_is_asked_of_a_rank_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its windows are private memory."""
+    monkeypatch.setattr(shm_check, "_free_in_groups", lambda: None)
 
     class Alone:
         class node:
             size = 1
 
-    assert shm_check._free_and_size(Alone()) == (-1, -1)
+    assert shm_check._free_and_size(Alone()) == (-1, -1, 0)
     Alone.node.size = 2
-    free, size = shm_check._free_and_size(Alone())
+    free, size, _ = shm_check._free_and_size(Alone())
     assert (0 <= free <= size) if sys.platform == "linux" else free == -1
 
 
@@ -94,3 +96,42 @@ def test_a_small_shared_memory_is_an_error_and_no_bus_error(tmp_path: Path, orac
     said = re.findall(pattern + r" /dev/shm has \d+.\d MiB free of 64.0 MiB", done.stdout)
     assert said and set(said) <= {"0", "1"}, done.output  # lines of two ranks may mix
     assert done.stdout.count("not enough shared memory") == done.stdout.count("went on 3") == 2
+
+
+def group(path: Path, **files: object) -> None:
+    path.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (path / name.replace("__", ".")).write_text(f"{text}\n")
+
+
+def test_the_memory_limit_of_a_job_is_that_of_its_tightest_group(tmp_path: Path) -> None:
+    proc, root = tmp_path / "proc", tmp_path / "cgroup"
+    (proc / "self").mkdir(parents=True)
+    (proc / "meminfo").write_text("SwapFree:        2 kB\n")
+    (proc / "self" / "cgroup").write_text("0::/job/step\n")
+    group(root)
+    group(root / "job", memory__max=90_000, memory__current=50_000, memory__stat="file 30000\nshmem 20000")
+    group(root / "job" / "step", memory__max="max", memory__current=9_000, memory__stat="file 0\nshmem 0")
+    assert shm_check._free_in_groups(str(proc), str(root)) == (90_000 - 50_000 + 10_000 + 2048, 90_000)
+    group(root / "job", memory__max="max")
+    assert shm_check._free_in_groups(str(proc), str(root)) is None
+
+    (proc / "self" / "cgroup").write_text("4:memory:/job\n3:cpu:/\n")
+    first = root / "memory"
+    stat = "total_cache 7000\ntotal_shmem 7000"
+    group(first, memory__limit_in_bytes=2**63 - 4096, memory__usage_in_bytes=10, memory__stat=stat)
+    group(first / "job", memory__limit_in_bytes=8_000, memory__usage_in_bytes=9_000, memory__stat=stat)
+    assert shm_check._free_in_groups(str(proc), str(root)) == (2048, 8_000)
+    assert shm_check._free_in_groups(str(tmp_path / "nowhere"), str(root)) is None
+
+
+def test_a_memory_limit_that_is_too_low_is_one_error(oracle, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shm_check, "_free_in_groups", lambda: (1 << 20, 1 << 21))
+
+    def body() -> None:
+        g = dist.DistGraph(NAME, part_config=oracle(2))
+        words = r"the job's memory limit has 1.0 MiB free of 2.0 MiB. Use more nodes, or ask for more memory \(--mem"
+        with pytest.raises(SharedMemoryError, match=words):
+            dist.DistTensor((g.num_nodes(), 1 << 20), torch.int8)
+
+    alone(body)

@@ -89,6 +89,73 @@ def test_an_exception_on_one_trainer_ends_the_job(tmp_path: Path, oracle, before
     assert "uncaught exception on trainer 1/2 (rank 1)" in output and "I am the culprit" in output
 
 
+UNWRITABLE = {
+    "full": 'os.dup2(os.open("/dev/full", os.O_WRONLY), 2)\n',
+    "unread": "reader, writer = os.pipe(); os.dup2(writer, 2)\n"
+    "os.set_blocking(2, False)\n"
+    "try:\n    while True: os.write(2, bytes(4096))\n"
+    "except BlockingIOError: os.set_blocking(2, True)\n",
+    "closed": "os.close(2)\n",
+}
+
+
+@pytest.mark.parametrize("stderr", UNWRITABLE.values(), ids=UNWRITABLE)
+def test_an_error_that_cannot_be_printed_ends_the_job(tmp_path: Path, oracle, stderr: str) -> None:
+    body = "import mpigraph.mpi.abort as end; end._PRINTING_TIME = 1.0\n" + stderr
+    body += "if rank == 1: raise RuntimeError()\ng.barrier(); g.barrier()"
+    status, _, seconds = run_script(tmp_path, oracle(2), body)
+    assert status != 0 and seconds < SOON
+
+
+def test_a_deadline_that_cannot_be_reported_ends_the_job(tmp_path: Path, oracle) -> None:
+    body = UNWRITABLE["full"] + "if rank == 1: time.sleep(300)\ng.barrier()"
+    status, _, seconds = run_script(tmp_path, oracle(2), body, MPIGRAPH_TIMEOUT="8")
+    assert status != 0 and seconds < SOON
+
+
+HURRY = "import mpigraph.session.context as context; context._LEAVING_TIME = 2.0\n"
+STATUS = (3, 9)  # MPICH's mpiexec says 9 where it has killed the other ranks
+LEAVING = {
+    "raise": "if rank == 1: raise RuntimeError('I am the culprit')",
+    "exit": "if rank == 1: sys.exit(3)",
+    "all": "sys.exit(3)",
+}
+
+
+@pytest.mark.parametrize("others", ["g.barrier()", "time.sleep(300)"], ids=["barrier", "elsewhere"])
+@pytest.mark.parametrize("how", LEAVING)
+def test_an_error_that_passes_exit_client_ends_the_job(tmp_path: Path, oracle, how: str, others: str) -> None:
+    body = f"{HURRY}try:\n    {LEAVING[how]}\n    {others}\nfinally: dist.exit_client()"
+    status, output, seconds = run_script(tmp_path, oracle(2), body)
+    assert seconds < SOON
+    if how == "raise":
+        assert status != 0 and "uncaught exception on trainer 1/2" in output and "I am the culprit" in output
+        assert "exit_client" not in output, output  # nothing else went wrong
+    else:
+        assert status in STATUS, output
+        assert status == 3 or how != "all", output
+
+
+def test_one_trainer_that_leaves_with_a_status_is_named(tmp_path: Path, oracle) -> None:
+    status, output, seconds = run_script(tmp_path, oracle(2), HURRY + "if rank == 1: sys.exit(3)\ntime.sleep(300)")
+    assert status in STATUS and seconds < SOON
+    assert "trainer 1/2 (rank 1) leaves with status 3" in output
+
+
+def test_an_exception_that_is_caught_ends_nothing(tmp_path: Path, oracle) -> None:
+    body = """
+try: sys.exit(3)
+except SystemExit as stop: assert stop.code == 3
+try: raise ValueError()
+except ValueError: dist.exit_client()
+dist.initialize(num_servers=0)
+dist.exit_client()
+assert not dist.is_initialized()
+"""
+    status, output, _ = run_script(tmp_path, oracle(2), body, servers=0)
+    assert status == 0, output
+
+
 @pytest.mark.parametrize("per_node", ["0", "1"])
 def test_a_collate_function_that_raises_on_one_rank_ends_the_job(tmp_path: Path, oracle, per_node: str) -> None:
     body = """
@@ -172,7 +239,7 @@ def test_a_script_that_ends_without_closing_is_fine(tmp_path: Path, oracle, rank
 
 
 def test_an_exception_while_the_job_ends_at_exit_ends_it(tmp_path: Path, oracle) -> None:
-    body = "from mpigraph.session.context import current\ncurrent().control.call = lambda *args: 1 / 0"
+    body = "from mpigraph.session.context import current\ncurrent().control.call = lambda *args, **named: 1 / 0"
     status, output, seconds = run_script(tmp_path, oracle(2), body)
     assert status != 0 and seconds < SOON and "ZeroDivisionError" in output, output
 

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from jobs import DEADLINE, run_script
+from jobs import DEADLINE, clean_environment, mpiexec, run_job, run_script, warm_python
 
 BATCHES = """
 import hashlib
@@ -75,3 +75,12 @@ def test_hosts_that_train_need_threads_in_mpi(tmp_path, oracle) -> None:
     status, output, _ = run_script(tmp_path, oracle(2), "", **options)
     assert status != 0
     assert output.count("num_servers=0 on several nodes needs MPI_THREAD_MULTIPLE") == 1, output
+
+
+def test_staging_needs_no_threads_in_mpi(tmp_path, oracle) -> None:
+    script = tmp_path / "stage.py"
+    call = f"run({oracle(2)!r}, {str(tmp_path / 'staged')!r}, 1)"
+    script.write_text(f"{SERIALIZED}from mpigraph.cli.stage import run\nassert {call} == 0")
+    env = clean_environment() | {"MPIGRAPH_RANKS_PER_NODE": "2"}
+    done = run_job([*mpiexec(4), *warm_python(), script], env)
+    assert done.status == 0 and done.stdout.strip().endswith("staged/oracle.json"), done.output

@@ -24,6 +24,7 @@ from mpi4py import MPI
 import mpigraph.distributed as dist
 from mpigraph.errors import MPIGraphError
 from mpigraph.sampling.protocol import Operation
+from mpigraph.session import context
 from mpigraph.session.context import Session
 
 WORLD = MPI.COMM_WORLD
@@ -159,13 +160,10 @@ def start(comm: MPI.Intracomm, layout: Layout, transport: str, **options: Any) -
 
 
 def end(session: Session) -> None:
-    """End a job even when its trainers are in different calls."""
+    """End a job even when its trainers are in different calls, or handle an exception."""
     for _ in range(5):
         try:
-            if Session._current is session:
-                dist.exit_client()
-            else:
-                session.close()
+            context._leave(session)
         except MPIGraphError:
             continue
         return

@@ -39,7 +39,8 @@ def _run(arguments: argparse.Namespace) -> int:
     try:
         return run(Settings.of(vars(arguments)), age)
     except MPIGraphError as error:  # on every rank
-        return _report_once(error)
+        failure = error
+    return _report_once(failure)
 
 
 def _report_once(error: MPIGraphError) -> int:

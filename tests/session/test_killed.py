@@ -1,0 +1,19 @@
+"""A sample of the kill matrix (``killed.py``)."""
+
+import killed
+import pytest
+from jobs import SOON, warm_python
+from killed import Case
+
+SAMPLE = [
+    Case("node", "before", "trainer 0", "KILL"),
+    Case("node", "epoch", "server", "TERM"),
+    Case("pretended", "saving", "trainer 1", "KILL"),
+]
+
+
+@pytest.mark.parametrize("case", SAMPLE, ids=" ".join)
+def test_a_killed_rank_ends_the_job_is_named_and_leaves_nothing(oracle, case: Case) -> None:
+    result = killed.run(case, oracle(2), warm_python())
+    assert not result.wrong(case), result
+    assert result.seconds < SOON

@@ -1,0 +1,239 @@
+"""Kill matrix: one rank of a job is killed at each point of its life, and what is left is looked for.
+
+    python tests/support/killed.py                  # one node, two pretended nodes, two hosts in namespaces
+    python tests/support/killed.py --only node0 --signals KILL --phases loading saving
+
+Each case is a job of two nodes' worth of ranks in which trainer 0, another trainer or a server gets SIGKILL or SIGTERM.
+It must end within seconds, with a status other than 0; the output must name the rank and its role, once it has one; and
+nothing may be left in ``/dev/shm``, in temporary folders or in the process table. Prints a table of every case, and
+ends with 1 if one is not as it must be. ``session/test_killed.py`` runs some of the cases.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+import jobs  # noqa: E402
+
+PHASES = [
+    "before", "initialize", "initialized", "loading", "first", "epoch", "evaluation", "write", "step", "saving",
+    "shutdown",
+]  # fmt: skip
+WITHOUT_ROLES = ("before", "initialize")  # nobody knows yet who is what
+SIGNALS = ("KILL", "TERM")
+LIMIT = 5.0  # seconds from the signal to the end of the job
+SCRIPT = """
+import os, random, signal, sys, threading, time
+from pathlib import Path
+wanted, victim, number, flag, path, folder = sys.argv[1:]
+rank = int(os.environ["PMI_RANK"])
+flag = Path(flag)
+
+def be_killed():
+    while not flag.exists():
+        time.sleep(0.002)
+    time.sleep(random.Random(str(sys.argv)).random() * 0.05)
+    os.kill(os.getpid(), int(number))
+
+if rank == int(victim):
+    threading.Thread(target=be_killed, daemon=True).start()
+
+def at(phase, call, last=False):
+    if phase == wanted:
+        flag.write_text(str(time.time()))
+    call()
+    while phase == wanted:
+        if last:
+            time.sleep(60)
+        call()
+
+import torch
+import mpigraph.distributed as dist
+from mpigraph.dataloading import NeighborSampler
+at("before", lambda: time.sleep(0.01))
+try:
+    at("initialize", lambda: dist.is_initialized() or dist.initialize(num_servers=1))
+except SystemExit:
+    time.sleep(60)  # a server after the end, which comes when the others are killed
+at("initialized", lambda: time.sleep(0.01))
+graphs = []
+at("loading", lambda: graphs.append(dist.DistGraph("oracle", part_config=path)))
+g = graphs[0]
+seeds = torch.arange(g.num_nodes())[g.rank():: 2]
+loader = dist.DistNodeDataLoader(g, seeds, NeighborSampler([3, 3]), batch_size=2, features=["feat"], shuffle=True)
+emb = dist.DistEmbedding(g.num_nodes(), 4, "emb")
+optimizer = dist.optim.SparseAdagrad([emb], lr=0.1)
+rows = dist.DistTensor((g.num_nodes(), 2), torch.float32)
+
+def step():
+    emb(seeds).sum().backward()
+    optimizer.step()
+
+at("first", lambda: next(iter(loader)))
+at("epoch", lambda: [step() for _ in loader])
+at("evaluation", lambda: [dist.sample_neighbors(g, seeds, 2) for _ in range(9)])
+at("write", lambda: rows.__setitem__(seeds, torch.ones(len(seeds), 2)))
+at("step", step)
+at("saving", lambda: optimizer.save(folder + "/state"))
+g.barrier()
+if wanted == "shutdown":  # what is killed after it is no job any more
+    from mpigraph.mpi.world import World
+    close = World.close
+    World.close = lambda world: (time.sleep(1), close(world))
+at("shutdown", dist.exit_client, last=True)
+"""
+
+
+class Case(NamedTuple):
+    """Who gets what, and when; ``nodes`` is "node" (one), "pretended" or "hosts"."""
+
+    nodes: str
+    phase: str
+    who: str
+    signal: str
+
+    @property
+    def ranks_per_node(self) -> int:
+        return 3 if self.nodes == "node" else 2
+
+    @property
+    def num_nodes(self) -> int:
+        return 1 if self.nodes == "node" else 2
+
+    @property
+    def victim(self) -> int:
+        """The last rank of a node serves, the others train."""
+        return {"trainer 0": 0, "trainer 1": self.num_nodes, "server": self.ranks_per_node - 1}[self.who]
+
+    @property
+    def name(self) -> str:
+        """What the output must call the victim."""
+        role = "server" if self.who == "server" else f"{self.who}/2"
+        return f"{role} (rank {self.victim})"
+
+
+class Result(NamedTuple):
+    """What became of a case; ``wrong`` is what is not as it must be."""
+
+    seconds: float
+    status: int
+    named: bool
+    left: list[str]
+    output: str
+
+    def wrong(self, case: Case) -> list[str]:
+        words = [f"status {self.status}"] if self.status == 0 else []
+        words += ["not named"] if not self.named and case.phase not in WITHOUT_ROLES else []
+        return words + [f"left: {what}" for what in self.left]
+
+
+def segments() -> set[str]:
+    """What MPI has left in shared memory that no process has mapped."""
+    found = {f"/dev/shm/{name}" for name in os.listdir("/dev/shm") if name.startswith("mp")}
+    for path in Path("/proc").glob("[0-9]*/maps") if found else []:
+        with suppress(OSError):  # it has ended
+            text = path.read_text(errors="replace")
+            found = {name for name in found if name not in text}
+    return {name for name in found if os.path.exists(name)}
+
+
+def of_case(token: str) -> list[str]:
+    """The processes that have a case's mark in their environment."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and token.encode() in (entry / "environ").read_bytes():
+                found.append(f"process {entry.name} ({(entry / 'comm').read_text().strip()})")
+        except OSError:
+            continue  # it has ended
+    return found
+
+
+def hosts_left(hosts: Any) -> list[str]:
+    """The processes that are left on hosts of their own."""
+    return [f"process {pid}" for pid in hosts.processes()] if hosts is not None else []
+
+
+def run(case: Case, path: str, python: list[str], hosts: Any = None) -> Result:
+    """Run one case on a graph of two parts; ``hosts`` are those of ``namespaces.py``, for a case on hosts."""
+    with tempfile.TemporaryDirectory(prefix="killed-") as name:
+        folder = Path(name)
+        script, flag, temporary = folder / "script.py", folder / "flag", folder / "tmp"
+        temporary.mkdir()
+        script.write_text(SCRIPT)
+        number = {"KILL": 9, "TERM": 15}[case.signal]
+        token = f"MPIGRAPH_CASE={name}"
+        env = jobs.clean_environment() | dict([token.split("=")], TMPDIR=str(temporary))
+        ranks = case.ranks_per_node * case.num_nodes
+        command = jobs.mpiexec(ranks)
+        if case.nodes == "hosts":
+            command = hosts.mpiexec(case.ranks_per_node, 2)
+        elif case.nodes == "pretended":
+            env["MPIGRAPH_RANKS_PER_NODE"] = "2"
+        before = segments()
+        done = jobs.run_job([*command, *python, script, case.phase, case.victim, number, flag, path, folder], env)
+        seconds = time.time() - float(flag.read_text())
+        end = time.monotonic() + 2  # the kernel takes a moment to end what was killed
+        while (left := of_case(token) + hosts_left(hosts)) and time.monotonic() < end:
+            time.sleep(0.05)
+        left += sorted(segments() - before) if hosts is None else []
+        left += [str(path) for path in temporary.iterdir() if not path.name.startswith(("torch", "pymp"))]
+    lines = [line for line in done.output.splitlines() if " died at " in line]
+    lines.sort(key=lambda line: line.rpartition(" died at ")[2])  # the earliest names the cause
+    return Result(seconds, done.status, bool(lines) and case.name in lines[0], left, done.output)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Kill one rank of a job at each point of its life.")
+    parser.add_argument("--nodes", nargs="+", default=["node", "pretended", "hosts"])
+    parser.add_argument("--phases", nargs="+", default=PHASES)
+    parser.add_argument("--who", nargs="+", default=["trainer 0", "trainer 1", "server"])
+    parser.add_argument("--signals", nargs="+", default=SIGNALS)
+    arguments = parser.parse_args()
+    from namespaces import Hosts
+    from oracle import write_oracle
+
+    worst, bad, count = 0.0, 0, 0
+    with tempfile.TemporaryDirectory(prefix="killed-graph-") as name, ExitStack() as undo:
+        write_oracle(Path(name), 2, "random")
+        path = f"{name}/oracle.json"
+        jobs.ZYGOTE = Path(name) / "zygote"
+        undo.callback(jobs.end_zygote)
+        hosts = undo.enter_context(Hosts(2, shm="256m")) if "hosts" in arguments.nodes else None
+        print("| nodes | phase | who | signal | seconds | status | named | wrong |\n|---|---|---|---|---|---|---|---|")
+        cases = [
+            Case(*words)
+            for words in [
+                (n, p, w, s)
+                for n in arguments.nodes
+                for p in arguments.phases
+                for w in arguments.who
+                for s in arguments.signals
+            ]
+        ]
+        for case in cases:
+            on_hosts = case.nodes == "hosts"  # a zygote is on one host only
+            python = [sys.executable] if on_hosts else jobs.warm_python()
+            result = run(case, path, python, hosts if on_hosts else None)
+            wrong = result.wrong(case) + ([f"late ({result.seconds:.1f} s)"] if result.seconds > LIMIT else [])
+            named = "yes" if result.named else "no role yet" if case.phase in WITHOUT_ROLES else "NO"
+            print(
+                "|", " | ".join(case), f"| {result.seconds:.2f} | {result.status} | {named} |", *wrong, "|", flush=True
+            )
+            if wrong:
+                print(result.output, file=sys.stderr)
+            worst, bad, count = max(worst, result.seconds), bad + bool(wrong), count + 1
+    print(f"\n{count} cases, {bad} wrong; the slowest took {worst:.2f} s")
+    return int(bad > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
