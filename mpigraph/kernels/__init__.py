@@ -19,6 +19,7 @@ from mpigraph.kernels.row_ops import (
 )
 from mpigraph.kernels.sample import Candidates, Destinations, choose_uniform, copy_neighbours, count_uniform
 from mpigraph.kernels.search import find_in_rows
+from mpigraph.kernels.soundness import bad_source, falls, hash_of_degrees, hash_of_sources
 
 __all__ = ["warm_up"]
 
@@ -46,6 +47,8 @@ def warm_up(compiling: Callable[[], None] | None = None) -> None:
     choose_uniform(dst, ids, rows, indptr, counts)
     shorten_rows(dst, ids[:0], ids, rows, counts)
     step_over(ids[:0], ids, rows.begins, rows, indptr, counts)
+    falls(indptr)
+    hash_of_degrees(counts, 0)
     local = LocalIds(2)
     local.reset(ids)
     dtype: Any
@@ -56,6 +59,8 @@ def warm_up(compiling: Callable[[], None] | None = None) -> None:
         for counted in (ids, ids.astype(np.uint8), ids.astype(np.int32)):
             place_ragged(indices, ids, counted, indptr, out)
         local.insert(indices)
+        bad_source(indptr, indices, 2)
+        hash_of_sources(indices)
         find_in_rows(indptr, indices, 0, ids, ids, ids, np.empty(2, np.bool_))
     floats = np.zeros(2, np.float32)
     relu_drop_backward(floats, floats, np.float32(2), np.empty_like(floats))

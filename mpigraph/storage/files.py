@@ -174,7 +174,7 @@ def _open_new(path: str, flags: int) -> int:
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     number = os.open(path, flags, 0o666)
     found = os.fstat(number)
-    if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:  # another name of a file that is not ours to overwrite
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:  # another name of a file that is not ours to overwrite
         os.close(number)
         raise OSError(errno.EEXIST, f"{path} is in the way")
     return number

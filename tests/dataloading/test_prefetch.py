@@ -178,7 +178,7 @@ def test_an_error_after_the_consumer_has_left_is_nobodys() -> None:
     assert next(items) == 1
     items.close()
     left.set()
-    prefetch.stop()  # an exception in a thread would be a warning, and so an error
+    prefetch.stop("it is over")  # an exception in a thread would be a warning, and so an error
     assert ended
 
 
