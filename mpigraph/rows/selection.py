@@ -39,7 +39,9 @@ def choose_transport(service: RowService) -> dict[str, float]:
 
     Collective on ``world.comm``.
     """
-    if service.world.config.self_test:
+    wanted = np.array([service.world.config.self_test], np.int64)  # the environment may differ between nodes
+    service.world.comm.Allreduce(MPI.IN_PLACE, wanted, op=MPI.MAX)
+    if wanted[0]:
         find_working_windows(service)
     measured = _measure(service) if service.automatic and len(service.transports) > 1 else {}
     if measured:

@@ -108,7 +108,7 @@ def test_an_error_that_cannot_be_printed_ends_the_job(tmp_path: Path, oracle, st
 
 
 def test_a_deadline_that_cannot_be_reported_ends_the_job(tmp_path: Path, oracle) -> None:
-    body = UNWRITABLE["full"] + "if rank == 1: time.sleep(300)\ng.barrier()"
+    body = UNWRITABLE["full"] + "if rank == 1: os.kill(os.getpid(), signal.SIGSTOP)\ng.barrier()"
     status, _, seconds = run_script(tmp_path, oracle(2), body, MPIGRAPH_TIMEOUT="8")
     assert status != 0 and seconds < SOON
 

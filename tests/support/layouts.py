@@ -27,6 +27,8 @@ from mpigraph.sampling.protocol import Operation
 from mpigraph.session import context
 from mpigraph.session.context import Session
 
+os.environ.setdefault("MPIGRAPH_SELF_TEST", "0")  # once for hundreds of jobs: tests/rows/test_self_test.py
+
 WORLD = MPI.COMM_WORLD
 FOLDER: Path | None = None  # of what tests write and share, from the start of the session on
 WAIT = float(os.environ.get("MPIGRAPH_TEST_WAIT", "120"))  # deadline of a single wait inside a job, in seconds
@@ -143,7 +145,6 @@ def on_all(comm: MPI.Intracomm, ok: bool, message: str = "") -> None:
 
 def start(comm: MPI.Intracomm, layout: Layout, transport: str, **options: Any) -> bool:
     """Start a job; return on its trainers with True, and on its servers with False when it is over."""
-    os.environ.setdefault("MPIGRAPH_SELF_TEST", "0")  # once for hundreds of jobs: tests/rows/test_self_test.py
     settings = {"num_servers": layout.servers, "ranks_per_node": layout.ranks_per_node, "timeout": WAIT}
     ours = "MPIGRAPH_TRANSPORT" not in os.environ
     if ours:
