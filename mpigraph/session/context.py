@@ -324,7 +324,7 @@ def initialize(
         with together(
             world.comm, "comparing the environment with the job", watched=lambda: world.watch("comparing variables")
         ):
-            if world.is_trainer:
+            if world.is_trainer and comm is None:  # on ranks of the user's choice they may belong to another job
                 settings.check_rendezvous(world.trainers.rank, world.trainers.size)
     except InvalidArgumentError:
         world.close()
