@@ -195,7 +195,7 @@ def test_a_few_programs(job: SharedJob, oracle) -> None:
     run(job, oracle(3), range(8))
 
 
-@pytest.mark.slow
+@pytest.mark.study
 @on_layouts(LAYOUTS)
 def test_five_hundred_programs(job: SharedJob, oracle) -> None:
     first = 1000 + 125 * LAYOUTS.index(job.layout)

@@ -84,7 +84,7 @@ def stack_of(frame: FrameType | None) -> list[FrameType]:
 
 def height(frame: FrameType) -> int:
     """How high the room of a frame's file is; the highest for what is not listed."""
-    room = file_of(frame).split("/")[0]
+    room = file_of(frame).split("/")[0].removesuffix(".py")
     return ROOMS.index(room) if room in ROOMS else len(ROOMS)
 
 

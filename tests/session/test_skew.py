@@ -71,7 +71,7 @@ alone(nap); dist.exit_client(); place("sleeping before the end")
 """
 
 
-@pytest.mark.slow
+@pytest.mark.study
 @BOTH
 def test_a_trainer_alone_holds_up_nobody_for_good(tmp_path: Path, oracle, start: dict) -> None:
     body = f"DEADLINE = {DEADLINE}\n{PLACES}"
