@@ -25,7 +25,19 @@ import mpigraph.distributed as dist
 ROOT = str(Path(mg.__file__).parent)
 MOST_FILES, MOST_FRAMES = 15, 10
 MPI_CALLS = {"Get", "Ialltoall", "Ialltoallv", "Irecv", "Isend", "Rget"}
-ROOMS = ("kernels", "mpi", "metadata", "storage", "rows", "store", "sampling", "graphs", "session", "distgraph")
+ROOMS = (
+    "errors",
+    "kernels",
+    "mpi",
+    "metadata",
+    "storage",
+    "rows",
+    "store",
+    "sampling",
+    "graphs",
+    "session",
+    "distgraph",
+)
 NUM_NODES, DEGREE = 200, 6
 
 
