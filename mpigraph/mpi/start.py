@@ -8,6 +8,7 @@ there. Behind an address at the end of the heap there is nothing but zeros.
 
 import ctypes
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,6 +36,7 @@ def check_connected(size: int, library: str) -> None:
     if size > 1 or launch is None:
         return
     if config.launcher_rank() > 0:
+        time.sleep(1.0)  # the launcher may end the first, which is to speak, with us
         raise SystemExit(1)
     beside = Path(sys.executable).with_name("mpiexec")
     mpiexec = str(beside) if beside.exists() else "its mpiexec"

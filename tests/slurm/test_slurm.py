@@ -225,7 +225,8 @@ def test_processes_that_do_not_find_each_other_are_told_why(cluster: Cluster, tm
     job = train_script(cluster, tmp_path, "print('alone', world)", MPI="none")
     found = cluster.wait(job, SOON)
     output = log_of(tmp_path, job)
-    assert found["JobState"] == "COMPLETED" and output.count("srun --mpi=list") >= 1, output
+    assert found["JobState"] == "FAILED" and "alone" not in output, output
+    assert "srun started 4 processes that MPI does not connect" in output and "srun --mpi=list" in output, output
 
 
 @pytest.mark.parametrize("template", TEMPLATES, ids=lambda path: path.stem)
