@@ -23,10 +23,9 @@ from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import Relation, relation_key
 from mpigraph.partition.pipeline import PartitionResult, partition_source
 from mpigraph.partition.source import Feature, GraphSource
-from mpigraph.storage.contents import check_part, check_sources, open_part, read_indptr
+from mpigraph.storage.contents import PartFiles, check_sources
 from mpigraph.storage.format import edge_feature_name, node_feature_name, relation_dataset_name
 from mpigraph.storage.part_config import PartConfig
-from mpigraph.storage.shard import ShardReader
 
 __all__ = ["load_partition", "load_partition_book", "load_partition_feats", "partition_graph"]
 
@@ -135,9 +134,9 @@ def load_partition(
         ShardFormatError: a shard is damaged.
     """
     config = PartConfig.read(part_config)
-    _check_part(config, part_id)
-    with open_part(config, part_id, "part_graph") as reader:
-        graph = _part_graph(config, part_id, reader)
+    with PartFiles(config) as files:
+        _check_part(files, part_id)
+        graph = _part_graph(files, part_id)
     node_feats, edge_feats = load_partition_feats(part_config, part_id) if load_feats else (None, None)
     book = RangePartitionBook.from_book(config.book, part_id)
     ntypes, etypes = list(config.schema.ntypes), list(config.schema.relations)
@@ -154,13 +153,14 @@ def load_partition_feats(
         was not asked for.
     """
     config = PartConfig.read(part_config)
-    _check_part(config, part_id)
     nodes = {node_feature_name(t, name) for t, table in config.node_features.items() for name in table}
     edges = {edge_feature_name(r, name) for r, table in config.edge_features.items() for name in table}
-    return (
-        _read_features(config, part_id, "node_feats", nodes) if load_nodes else None,
-        _read_features(config, part_id, "edge_feats", edges) if load_edges else None,
-    )
+    with PartFiles(config) as files:
+        _check_part(files, part_id)
+        return (
+            _read_features(files, part_id, "node_feats", nodes) if load_nodes else None,
+            _read_features(files, part_id, "edge_feats", edges) if load_edges else None,
+        )
 
 
 def load_partition_book(
@@ -183,10 +183,11 @@ def load_partition_book(
     return RangePartitionBook.from_book(config.book, part_id), config.graph_name, ntypes, etypes
 
 
-def _check_part(config: PartConfig, part_id: int) -> None:
+def _check_part(files: PartFiles, part_id: int) -> None:
+    config = files.config
     if not 0 <= part_id < config.num_parts:
         raise PartitionError(f"part {part_id} does not exist: {config.path} has {config.num_parts} parts")
-    check_part(config, part_id)
+    files.check(part_id)
 
 
 def _source(graph: HeteroGraph) -> GraphSource:
@@ -231,24 +232,21 @@ def _mapping(graph: HeteroGraph, result: PartitionResult) -> tuple[Any, Any]:
     return dict(zip(schema.ntypes, nids, strict=True)), dict(zip(schema.relations, eids, strict=True))
 
 
-def _read_features(config: PartConfig, part_id: int, which: str, names: set[str]) -> Tensors:
-    found = {}
+def _read_features(files: PartFiles, part_id: int, which: str, names: set[str]) -> Tensors:
     if not names:
         return {}
-    with open_part(config, part_id, which) as reader:
-        for name in sorted(names):
-            found[name] = to_torch(reader.read(name), reader.info(name).dtype)
-    return found
+    reader = files.open(part_id, which)
+    return {name: to_torch(reader.read(name), reader.info(name).dtype) for name in sorted(names)}
 
 
-def _part_graph(config: PartConfig, part_id: int, reader: ShardReader) -> HeteroGraph:
+def _part_graph(files: PartFiles, part_id: int) -> HeteroGraph:
     """Make the graph of a part with local node ids: own nodes first, then foreign sources."""
-    book = config.book
-    schema = book.schema
+    config, book, schema = files.config, files.config.book, files.config.schema
+    reader = files.open(part_id, "part_graph")
     edges = {}
     for number, relation in enumerate(schema.relations):
         begin, end = book.node_range(part_id, schema.ntype_id(relation[2]))
-        indptr = read_indptr(config, number, part_id, 0, end - begin)
+        indptr = files.read_indptr(number, part_id, 0, end - begin)
         sources = reader.read(relation_dataset_name(relation_key(relation), "indices")).astype(np.int64)
         check_sources(config, number, book.edge_range(part_id, number)[0], indptr, sources)
         edges[relation] = sources, np.repeat(np.arange(end - begin), np.diff(indptr))

@@ -2,8 +2,8 @@
 
 MPI keeps windows that several ranks of a node share in ``/dev/shm``, which is 64 MiB in many containers. It hands out
 memory that is not there, and the first store to it kills the process (SIGBUS), without a word. The same where a job
-may use less memory than its node has (Slurm's ``--mem``, a container): the kernel kills what goes beyond. So every rank
-tells what is free on its node before, and all raise the same error.
+may use less memory than its node has (Slurm's ``--mem``, a container): the kernel kills what goes beyond. So the first
+host of each node tells what is free there before, and all raise the same error.
 """
 
 import os
@@ -22,6 +22,7 @@ __all__ = ["check_shared_memory"]
 
 _WHERE = "/dev/shm"
 _PLACES = (_WHERE, "the job's memory limit")
+_UNKNOWN = (-1, -1, 0)  # bytes free, bytes in all, place
 _UNLIMITED = 1 << 60  # bytes; version 1 of cgroups has such a number where there is no limit
 
 
@@ -39,7 +40,8 @@ def check_shared_memory(world: World, nbytes: I64, what: str) -> None:
     Collective on ``world.comm``.
     """
     known = np.empty((world.size, 3), np.int64)
-    world.comm.Allgather(np.array(_free_and_size(world), np.int64), known)
+    speaks = world.host_index == world.hosts_of_node(world.node_index)[0]
+    world.comm.Allgather(np.array(_free_and_size(world) if speaks else _UNKNOWN, np.int64), known)
     short = []
     for node in range(world.num_nodes):
         hosts = world.hosts_of_node(node)
@@ -59,7 +61,7 @@ def _free_and_size(world: World) -> tuple[int, int, int]:
         if world.node.size > 1:  # a rank alone on its node has memory of its own
             shm = os.statvfs(_WHERE)
             found.append((shm.f_bavail * shm.f_frsize, shm.f_blocks * shm.f_frsize, 0))
-    return min(found, default=(-1, -1, 0))
+    return min(found, default=_UNKNOWN)
 
 
 def _free_in_groups(proc: str = "/proc", root: str = "/sys/fs/cgroup") -> tuple[int, int] | None:

@@ -18,68 +18,125 @@ from mpigraph.storage.part_config import PartConfig
 from mpigraph.storage.shard import DatasetInfo, Fingerprint, ShardReader, seal_of
 from mpigraph.storage.verify import fingerprint
 
-__all__ = ["check_part", "check_sources", "fingerprint_of", "open_part", "read_indptr"]
+__all__ = ["PartFiles", "check_sources"]
+
+_FILES = 16  # that are open at once
 
 
-def open_part(config: PartConfig, part: int, which: str) -> ShardReader:
-    """Open a file of a part of a partitioned graph.
+class PartFiles:
+    """The files of a partitioned graph, each opened and checked once and kept open for what is read next.
 
-    Args:
+    A context manager.
+
+    Attributes:
         config: the partitioned graph.
-        part: 0 to num_parts - 1.
-        which: ``"part_graph"``, ``"node_feats"`` or ``"edge_feats"``.
-
-    Raises:
-        PartitionError: the part does not exist, or its file lies outside the graph's folder.
-        ShardFormatError: the file is missing, damaged, or belongs to something else.
     """
-    return ShardReader(config.part_path(part, which), config.graph_name, part, config.identity)
 
+    def __init__(self, config: PartConfig) -> None:
+        self.config = config
+        self._open: dict[tuple[int, str], ShardReader] = {}
 
-def check_part(config: PartConfig, part: int) -> None:
-    """Check that the files of a part hold what the configuration says, before memory is taken for it; reads no rows.
+    def open(self, part: int, which: str) -> ShardReader:
+        """Open a file of a part; good until so many others are opened that it is closed.
 
-    Raises:
-        ShardFormatError: a file is missing, belongs to something else, or holds other datasets.
-        PartitionError: a file lies outside the graph's folder.
-    """
-    found = {which: fingerprint_of(config, part, which) for which in config.files[part]}
-    known: dict[str, set[str]] = {which: set() for which in found}
-    for which, name, wanted in _datasets(config, part):
-        path = config.part_path(part, which)
-        if name not in found[which]:
-            raise ShardFormatError(f"{path}: dataset {name!r} is missing")
-        info = found[which][name][0]
-        if info != wanted:
+        Args:
+            part: 0 to num_parts - 1.
+            which: ``"part_graph"``, ``"node_feats"`` or ``"edge_feats"``.
+
+        Raises:
+            PartitionError: the part does not exist, or its file lies outside the graph's folder.
+            ShardFormatError: the file is missing, damaged, or belongs to something else.
+        """
+        shard = self._open.pop((part, which), None)
+        if shard is None:
+            config = self.config
+            shard = ShardReader(config.part_path(part, which), config.graph_name, part, config.identity)
+            if len(self._open) == _FILES:
+                self._open.pop(next(iter(self._open))).close()  # the one that was used longest ago
+        self._open[part, which] = shard
+        return shard
+
+    def close(self) -> None:
+        """Close all of them."""
+        while self._open:
+            self._open.popitem()[1].close()
+
+    def __enter__(self) -> "PartFiles":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def check(self, part: int) -> None:
+        """Check that the files of a part hold what the configuration says; reads no rows.
+
+        Raises:
+            ShardFormatError: a file is missing, belongs to something else, or holds other datasets.
+            PartitionError: a file lies outside the graph's folder.
+        """
+        config = self.config
+        found = {which: self.fingerprint(part, which) for which in config.files[part]}
+        known: dict[str, set[str]] = {which: set() for which in found}
+        for which, name, wanted in _datasets(config, part):
+            path = config.part_path(part, which)
+            if name not in found[which]:
+                raise ShardFormatError(f"{path}: dataset {name!r} is missing")
+            info = found[which][name][0]
+            if info != wanted:
+                raise ShardFormatError(
+                    f"{path}: dataset {name!r} holds {info.dtype}{list(info.shape)}, but {config.path} says "
+                    f"{wanted.dtype}{list(wanted.shape)}"
+                )
+            known[which].add(name)
+        for which, names in known.items():
+            for name in found[which].keys() - names:
+                raise ShardFormatError(f"{config.part_path(part, which)}: dataset {name!r} is not in {config.path}")
+
+    def fingerprint(self, part: int, which: str) -> Fingerprint:
+        """Return the fingerprint of a file of a part, which must be the one that the configuration was written for.
+
+        Raises:
+            ShardFormatError: the file is missing, damaged, or another one.
+            PartitionError: the file lies outside the graph's folder.
+        """
+        found = fingerprint(self.open(part, which))
+        if seal_of(found) != self.config.seals[part][which]:
             raise ShardFormatError(
-                f"{path}: dataset {name!r} holds {info.dtype}{list(info.shape)}, but {config.path} says "
-                f"{wanted.dtype}{list(wanted.shape)}"
+                f"{self.config.part_path(part, which)}: not the file that {self.config.path} was written for "
+                "(other checksums)"
             )
-        known[which].add(name)
-    for which, names in known.items():
-        for name in found[which].keys() - names:
-            raise ShardFormatError(f"{config.part_path(part, which)}: dataset {name!r} is not in {config.path}")
+        return found
 
+    def read_indptr(self, relation: int, part: int, first: int, last: int) -> I64:
+        """Read where the in-edges of a part's destinations begin.
 
-def fingerprint_of(config: PartConfig, part: int, which: str) -> Fingerprint:
-    """Return the fingerprint of a file of a part, which must be the one that the configuration was written for.
+        Args:
+            relation: whose edges.
+            part: whose file.
+            first: first destination, counted within the part.
+            last: one past the last.
 
-    Args:
-        config: the partitioned graph.
-        part: 0 to num_parts - 1.
-        which: ``"part_graph"``, ``"node_feats"`` or ``"edge_feats"``.
+        Returns:
+            int64[last - first + 1]; counts the part's edges of the relation.
 
-    Raises:
-        ShardFormatError: the file is missing, damaged, or another one.
-        PartitionError: the file lies outside the graph's folder.
-    """
-    with open_part(config, part, which) as shard:
-        found = fingerprint(shard)
-    if seal_of(found) != config.seals[part][which]:
-        raise ShardFormatError(
-            f"{config.part_path(part, which)}: not the file that {config.path} was written for (other checksums)"
+        Raises:
+            ShardFormatError: the file is damaged, or contradicts itself or the configuration.
+        """
+        book, schema = self.config.book, self.config.schema
+        nodes, edges = (
+            stop - start
+            for start, stop in (book.node_range(part, schema.ends(relation)[1]), book.edge_range(part, relation))
         )
-    return found
+        name = relation_dataset_name(schema.relation_key(relation), "indptr")
+        begins: I64 = self.open(part, "part_graph").read(name, first, last + 1)
+        begin, end = begins[[0, -1]]
+        right_ends = 0 <= begin and end <= edges and (first > 0 or begin == 0) and (last < nodes or end == edges)
+        if not right_ends or falls(begins):
+            raise ShardFormatError(
+                f"{self.config.part_path(part, 'part_graph')}: dataset {name!r} contradicts itself (0 to {edges}, "
+                "rising)"
+            )
+        return begins
 
 
 def _datasets(config: PartConfig, part: int) -> Iterator[tuple[str, str, DatasetInfo]]:
@@ -105,42 +162,6 @@ def _datasets(config: PartConfig, part: int) -> Iterator[tuple[str, str, Dataset
             yield "part_graph", relation_dataset_name(key, field), DatasetInfo((rows,), dtype)
         for name, info in config.edge_features[key].items():
             yield "edge_feats", edge_feature_name(key, name), DatasetInfo((edges, *info.shape), info.dtype)
-
-
-def read_indptr(config: PartConfig, relation: int, part: int, first: int, last: int) -> I64:
-    """Read where the in-edges of a part's destinations begin.
-
-    Args:
-        config: the partitioned graph.
-        relation: whose edges.
-        part: whose file.
-        first: first destination, counted within the part.
-        last: one past the last.
-
-    Returns:
-        int64[last - first + 1]; counts the part's edges of the relation.
-
-    Raises:
-        ShardFormatError: the file is damaged, or contradicts itself or the configuration.
-    """
-    schema = config.schema
-    nodes, edges = (
-        stop - start
-        for start, stop in (
-            config.book.node_range(part, schema.ends(relation)[1]),
-            config.book.edge_range(part, relation),
-        )
-    )
-    name = relation_dataset_name(schema.relation_key(relation), "indptr")
-    with open_part(config, part, "part_graph") as shard:
-        begins: I64 = shard.read(name, first, last + 1)
-    begin, end = begins[[0, -1]]
-    right_ends = 0 <= begin and end <= edges and (first > 0 or begin == 0) and (last < nodes or end == edges)
-    if not right_ends or falls(begins):
-        raise ShardFormatError(
-            f"{config.part_path(part, 'part_graph')}: dataset {name!r} contradicts itself (0 to {edges}, rising)"
-        )
-    return begins
 
 
 def check_sources(config: PartConfig, relation: int, first_edge: int, indptr: I64, indices: Array) -> None:

@@ -14,6 +14,7 @@ from mpigraph.mpi.world import World
 from mpigraph.rows.row_tensor import Policy, RowTensor
 from mpigraph.rows.selection import choose_transport
 from mpigraph.rows.service import RowService
+from mpigraph.storage.contents import PartFiles
 from mpigraph.storage.format import edge_feature_name, node_feature_name
 from mpigraph.storage.part_config import PartConfig
 from mpigraph.store.edge_weights import EdgeWeights
@@ -96,18 +97,19 @@ class GraphStore:
         check_same(self.world, config)
         if known is not None:
             return known
-        graph = LoadedGraph(self.new_number(), Topology(self.rows, config))
-        try:
-            self._load_features(graph)
-        except MPIGraphError:  # on every rank
-            self.free(graph.features.values())
-            graph.topology.close()
-            raise
+        with PartFiles(config) as files:
+            graph = LoadedGraph(self.new_number(), Topology(self.rows, files))
+            try:
+                self._load_features(graph, files)
+            except MPIGraphError:  # on every rank
+                self.free(graph.features.values())
+                graph.topology.close()
+                raise
         self.graphs[name] = self.graph_of_number[graph.number] = graph
         return graph
 
-    def _load_features(self, graph: LoadedGraph) -> None:
-        config = graph.topology.config
+    def _load_features(self, graph: LoadedGraph, files: PartFiles) -> None:
+        config = files.config
         schema = config.schema
         todo = [
             (Policy(True, t), name, info, "node_feats", node_feature_name(ntype, name))
@@ -126,7 +128,7 @@ class GraphStore:
                 if self.world.is_host:
                     host = self.world.host_index
                     with tensor.writing(host) as rows:
-                        read_rows(config, which, dataset, offsets, int(tensor.window.offsets[host]), rows)
+                        read_rows(files, which, dataset, offsets, int(tensor.window.offsets[host]), rows)
         for number in graph.features.values():
             self.tensors[number].window.sync()
         with self.world.watch("loading features"):

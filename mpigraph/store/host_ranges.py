@@ -16,7 +16,7 @@ from mpigraph.errors import PartitionError, ShardFormatError
 from mpigraph.metadata.book import RangeBook
 from mpigraph.mpi.agree import allgather_bytes, everywhere, together
 from mpigraph.mpi.world import World
-from mpigraph.storage.contents import check_part, open_part, read_indptr
+from mpigraph.storage.contents import PartFiles
 from mpigraph.storage.part_config import PartConfig
 from mpigraph.store.staging import parts_of_hosts
 
@@ -42,13 +42,11 @@ def overlaps(offsets: I64, begin: int, end: int) -> Iterator[tuple[int, int, int
             yield part, first - int(offsets[part]), last - int(offsets[part])
 
 
-def read_rows(
-    config: PartConfig, which: str, name: str, offsets: I64, begin: int, out: npt.NDArray[np.generic]
-) -> None:
+def read_rows(files: PartFiles, which: str, name: str, offsets: I64, begin: int, out: npt.NDArray[np.generic]) -> None:
     """Fill ``out`` with the global rows from ``begin`` of a dataset that is spread over the parts' files.
 
     Args:
-        config: the partitioned graph.
+        files: of the partitioned graph.
         which: the file of a part: "part_graph", "node_feats" or "edge_feats".
         name: the dataset.
         offsets: int64[P + 1], the parts' ranges of its rows.
@@ -60,12 +58,11 @@ def read_rows(
     """
     at = 0
     for part, first, last in overlaps(offsets, begin, begin + len(out)):
-        with open_part(config, part, which) as shard:
-            shard.read_into(name, out[at : at + last - first], first)
+        files.open(part, which).read_into(name, out[at : at + last - first], first)
         at += last - first
 
 
-def cut_for_hosts(world: World, config: PartConfig) -> RangeBook:
+def cut_for_hosts(world: World, files: PartFiles) -> RangeBook:
     """Return which host holds which nodes and edges: a book whose owners are the hosts.
 
     Raises:
@@ -74,16 +71,16 @@ def cut_for_hosts(world: World, config: PartConfig) -> RangeBook:
 
     Collective on ``world.comm``.
     """
-    book = config.book
+    config, book = files.config, files.config.book
     num_hosts = len(world.hosts)
     nodes = tuple(_cut_offsets(offsets, num_hosts) for offsets in book.node_offsets)
     mine = np.zeros(len(book.edge_offsets), np.int64)
     with together(world.comm, f"opening graph {config.graph_name!r}"):
         if world.is_host:
             for part in parts_of_hosts([world.host_index], num_hosts, book.num_parts):
-                check_part(config, part)
+                files.check(part)
             for relation in range(len(mine)):
-                mine[relation] = _edge_begin(config, relation, nodes, world.host_index)
+                mine[relation] = _edge_begin(files, relation, nodes, world.host_index)
     gathered = np.empty((world.size, len(mine)), np.int64)
     world.comm.Allgather(mine, gathered)
     begins = gathered[world.hosts].T
@@ -95,9 +92,9 @@ def cut_for_hosts(world: World, config: PartConfig) -> RangeBook:
     return RangeBook(book.schema, nodes, edges)
 
 
-def _edge_begin(config: PartConfig, relation: int, nodes: tuple[I64, ...], host: int) -> int:
+def _edge_begin(files: PartFiles, relation: int, nodes: tuple[I64, ...], host: int) -> int:
     """First edge of a host: read from ``indptr`` where the cut falls inside a part."""
-    book = config.book
+    book = files.config.book
     dst = book.schema.ends(relation)[1]
     node = int(nodes[dst][host])
     part = (host * book.num_parts) // len(nodes[dst][:-1])
@@ -105,7 +102,7 @@ def _edge_begin(config: PartConfig, relation: int, nodes: tuple[I64, ...], host:
     inside = node - int(book.node_offsets[dst][part])
     if inside == 0:
         return begin
-    return begin + int(read_indptr(config, relation, part, inside, inside)[0])
+    return begin + int(files.read_indptr(relation, part, inside, inside)[0])
 
 
 def check_name(config: PartConfig, graph_name: str) -> None:

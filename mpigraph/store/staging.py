@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mpigraph.errors import InvalidArgumentError, PartitionError, ShardFormatError
-from mpigraph.storage.contents import fingerprint_of
+from mpigraph.storage.contents import PartFiles
 from mpigraph.storage.files import NewFile, open_regular, temporary_name
 from mpigraph.storage.part_config import PartConfig
 from mpigraph.storage.verify import verify_copy
@@ -92,7 +92,8 @@ def is_staged(shard: Shard, config: PartConfig) -> bool:
     """
     if not shard.target.is_file() or shard.target.stat().st_size != shard.size:
         return False
-    original = fingerprint_of(config, shard.part, shard.which)
+    with PartFiles(config) as files:
+        original = files.fingerprint(shard.part, shard.which)
     try:
         verify_copy(shard.target, original, config.graph_name, shard.part, config.identity)
     except ShardFormatError:
@@ -129,7 +130,8 @@ def copy_shard(shard: Shard, config: PartConfig) -> None:
         StorageError: writing fails, or another process is copying the same file.
         OSError: reading fails.
     """
-    original = fingerprint_of(config, shard.part, shard.which)
+    with PartFiles(config) as files:
+        original = files.fingerprint(shard.part, shard.which)
     with open(open_regular(shard.source), "rb") as source, NewFile(shard.target) as copy:
         shutil.copyfileobj(source, copy, _BLOCK)
         try:

@@ -18,9 +18,8 @@ from mpigraph.mpi.agree import everywhere, together
 from mpigraph.rows.service import RowService
 from mpigraph.rows.shm_check import check_shared_memory
 from mpigraph.rows.table_window import TableWindow
-from mpigraph.storage.contents import check_sources, read_indptr
+from mpigraph.storage.contents import PartFiles, check_sources
 from mpigraph.storage.format import index_dtype, relation_dataset_name
-from mpigraph.storage.part_config import PartConfig
 from mpigraph.store.host_ranges import cut_for_hosts, overlaps, read_rows
 from mpigraph.store.memory_estimate import host_memory
 
@@ -54,16 +53,16 @@ class Topology:
     Collective on ``world.comm``: construction and :meth:`close`.
     """
 
-    def __init__(self, service: RowService, config: PartConfig) -> None:
+    def __init__(self, service: RowService, files: PartFiles) -> None:
         """Allocate the windows and read this host's rows from the shards.
 
         Raises:
             ShardFormatError: a shard is missing, damaged or contradicts itself on some rank; raised on every rank.
             SharedMemoryError: a node cannot hold its hosts' topology and features; on every rank.
         """
-        self.config = config
+        self.config = config = files.config
         self.world = world = service.world
-        self.hosts = cut_for_hosts(world, config)
+        self.hosts = cut_for_hosts(world, files)
         check_shared_memory(world, host_memory(config, self.hosts), f"graph {config.graph_name!r}")
         relations = range(len(config.schema.relations))
         self._indptr = TableWindow(service, [self._rows_of_indptr(r) for r in relations], np.int64)
@@ -81,7 +80,7 @@ class Topology:
             with together(world.comm, f"loading graph {config.graph_name!r}"):
                 for relation in relations:
                     if world.is_host:
-                        self._load(relation)
+                        self._load(relation, files)
             self._check_degrees()
         except MPIGraphError:  # on every rank
             self.close()
@@ -103,7 +102,7 @@ class Topology:
     def _indices_of(self, relation: int) -> TableWindow:
         return self._indices[self.index_dtype(relation)]
 
-    def _load(self, relation: int) -> None:
+    def _load(self, relation: int, files: PartFiles) -> None:
         """Fill my host's rows of one relation."""
         book = self.config.book
         host = self.world.host_index
@@ -115,12 +114,12 @@ class Topology:
             ("out_degrees", self._out_degrees, book.node_offsets[src], self.hosts.node_range(host, src)[0]),
         ):
             name = relation_dataset_name(key, field)
-            read_rows(self.config, "part_graph", name, offsets, begin, tables.segment(relation, host))
+            read_rows(files, "part_graph", name, offsets, begin, tables.segment(relation, host))
         indptr = self._indptr.segment(relation, host)
         at = 0
         edges = 0
         for part, first, last in overlaps(book.node_offsets[dst], *self.hosts.node_range(host, dst)):
-            begins = read_indptr(self.config, relation, part, first, last)
+            begins = files.read_indptr(relation, part, first, last)
             indptr[at : at + len(begins)] = begins - begins[0] + edges
             at += last - first
             edges = int(indptr[at])

@@ -61,7 +61,6 @@ def test_torchrun_ends_with_one_error(tmp_path: Path) -> None:
     assert done.output.count("InvalidArgumentError: torchrun started 2 processes") == 1, done.output
 
 
-@pytest.mark.study  # the job ends before the error is printed whole in 2 of 5 runs: to be mended
 @pytest.mark.parametrize(
     "variable, words",
     [

@@ -47,7 +47,7 @@ from mpigraph.metadata.schema import Schema  # noqa: E402
 from mpigraph.partition.pipeline import partition_source  # noqa: E402
 from mpigraph.partition.source import Feature, GraphSource  # noqa: E402
 from mpigraph.session.context import current  # noqa: E402
-from mpigraph.storage.contents import open_part  # noqa: E402
+from mpigraph.storage.contents import PartFiles  # noqa: E402
 from mpigraph.storage.part_config import PartConfig  # noqa: E402
 from mpigraph.storage.shard import seal_of  # noqa: E402
 from mpigraph.storage.verify import fingerprint  # noqa: E402
@@ -379,10 +379,10 @@ def reseal(graph: Path) -> None:
     path = graph / f"{NAME}.json"
     content = json.loads(path.read_text())
     config = PartConfig.read(path)
-    for part in range(PARTS):
-        for which in config.files[part]:
-            with open_part(config, part, which) as shard:
-                content["seals"][part][which] = seal_of(fingerprint(shard))
+    with PartFiles(config) as files:
+        for part in range(PARTS):
+            for which in config.files[part]:
+                content["seals"][part][which] = seal_of(fingerprint(files.open(part, which)))
     path.write_text(json.dumps(sealed(content)))
 
 
