@@ -69,15 +69,19 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.unregister(reporter)
 
 
+def params_of(item: pytest.Item) -> dict[str, Any]:
+    """What a test is called with, by parameter."""
+    return item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+
+
 def layout_of(item: pytest.Item) -> Layout | None:
     """The layout of a test of a shared job."""
-    params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-    return params.get("shared_job")
+    return params_of(item).get("shared_job")
 
 
 def ranks_of(item: pytest.Item) -> int:
     """How many ranks a test needs; 0 if it needs no MPI."""
-    params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+    params = params_of(item)
     for name in ("shared_job", "layout"):
         if name in params:
             return params[name].ranks
@@ -85,9 +89,14 @@ def ranks_of(item: pytest.Item) -> int:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Of a rotated test a layout runs some cases always, the others with the slow tests."""
-    mark = item.get_closest_marker("rotated")
-    if mark is not None and layouts.is_left_out(item.callspec.indices, *mark.args):
+    """What takes long in one of many layouts is slow; of a rotated test a layout runs some cases, the others are."""
+    mark, params = item.get_closest_marker("rotated"), params_of(item)
+    few = any(
+        some.args[0] in ("shared_job", "layout") and len(some.args[1]) < len(API)
+        for some in item.iter_markers("parametrize")
+    )
+    rare = not few and layouts.is_rare(params.get("shared_job", params.get("layout")), item.path.name)
+    if rare or (mark is not None and layouts.is_left_out(item.callspec.indices, *mark.args)):
         item.add_marker("slow")
 
 

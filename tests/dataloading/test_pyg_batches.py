@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from layouts import SharedJob, everywhere, on_all, rotated
+from layouts import ALONE, Layout, SharedJob, everywhere, on_all, on_layouts, rotated
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import LinkNeighborLoader, NeighborLoader
 from torch_geometric.nn import HGTConv, SAGEConv, to_hetero
@@ -561,6 +561,7 @@ def add(features: Any, name: str, rows: int, policy: Any) -> None:
     features[name] = dist.DistTensor((rows,), torch.float32, part_policy=policy)
 
 
+@on_layouts([ALONE, Layout(2, 0, 1)])
 def test_names_that_pyg_has_taken_are_refused_at_once(job: SharedJob, write) -> None:
     """What a minibatch has already, on nodes and on edges, and what nodes and edges of a ``Data`` share."""
     paths = {kind: write(kind) for kind in KINDS}

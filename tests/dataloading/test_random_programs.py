@@ -192,7 +192,7 @@ def run(job: SharedJob, path: str, seeds: range) -> None:
 
 @on_layouts(LAYOUTS)
 def test_a_few_programs(job: SharedJob, oracle) -> None:
-    run(job, oracle(3), range(8))
+    run(job, oracle(3), range(5))
 
 
 @pytest.mark.study

@@ -85,10 +85,13 @@ def left_out(places: I64, degree: int) -> I64:
     return pairs[:, 0] * degree + pairs[:, 1]
 
 
+# One node under many keys ... many nodes under one key
+some_nodes = pytest.mark.parametrize("nodes", [pytest.param(1, marks=pytest.mark.slow), 100, DRAWS])
+
 # Equal probabilities
 
 
-@pytest.mark.parametrize("nodes", [1, 100, DRAWS])  # one node under many keys ... many nodes under one key
+@some_nodes
 @pytest.mark.parametrize("k", [1, 2, 3, 4])
 def test_uniform_without_replacement_every_subset_is_equally_likely(k: int, nodes: int) -> None:
     places = draws(5, k, False, nodes=nodes)
@@ -115,7 +118,7 @@ def test_uniform_few_out_of_many(k: int) -> None:
     assert abs(statistic - (degree - 1)) < 4 * np.sqrt(2 * (degree - 1))
 
 
-@pytest.mark.parametrize("nodes", [1, 100, DRAWS])
+@some_nodes
 def test_uniform_with_replacement_draws_are_independent(nodes: int) -> None:
     places = draws(4, 3, True, nodes=nodes)
     assert p_value(places @ [1, 4, 16], equal(list(range(64)))) > SUSPICIOUS
@@ -135,7 +138,7 @@ WEIGHTS = [1.0, 4.0, 0.0, 2.0, 3.0]
 ALIVE = [i for i, w in enumerate(WEIGHTS) if w > 0]
 
 
-@pytest.mark.parametrize("nodes", [1, 100, DRAWS])
+@some_nodes
 def test_weighted_with_replacement_is_proportional(nodes: int) -> None:
     places = draws(5, 2, True, weights=WEIGHTS, nodes=nodes)
     wanted = {a + 5 * b: WEIGHTS[a] * WEIGHTS[b] / 100 for a in ALIVE for b in ALIVE}
@@ -154,7 +157,7 @@ def one_after_the_other(k: int) -> dict[int, float]:
     return wanted
 
 
-@pytest.mark.parametrize("nodes", [1, 100, DRAWS])
+@some_nodes
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_weighted_without_replacement_is_sequential(k: int, nodes: int) -> None:
     places = draws(5, k, False, weights=WEIGHTS, nodes=nodes)
@@ -172,7 +175,7 @@ def test_equal_weights_are_uniform() -> None:
 LEFT = [0, 2, 3, 5, 6]  # of seven
 
 
-@pytest.mark.parametrize("nodes", [1, 100, DRAWS])
+@some_nodes
 @pytest.mark.parametrize("k", [1, 2, 4])
 def test_uniform_without_edges_every_subset_of_the_others_is_equally_likely(k: int, nodes: int) -> None:
     places = draws(7, k, False, nodes=nodes, excluded=[1, 4])
@@ -180,7 +183,7 @@ def test_uniform_without_edges_every_subset_of_the_others_is_equally_likely(k: i
     assert p_value(bits(places), equal(subsets)) > SUSPICIOUS
 
 
-@pytest.mark.parametrize("nodes", [1, 100, DRAWS])
+@some_nodes
 def test_uniform_without_edges_with_replacement(nodes: int) -> None:
     places = draws(7, 2, True, nodes=nodes, excluded=[4, 1])
     assert p_value(places @ [1, 7], equal([a + 7 * b for a in LEFT for b in LEFT])) > SUSPICIOUS
@@ -196,7 +199,7 @@ def test_uniform_many_of_those_left(k: int) -> None:
     assert p_value(left_out(np.searchsorted(left, places), k + 2), equal(pairs)) > SUSPICIOUS
 
 
-@pytest.mark.parametrize("nodes", [1, 100, DRAWS])
+@some_nodes
 def test_weighted_without_edges_is_proportional_among_the_others(nodes: int) -> None:
     with_two_more = [9.0, *WEIGHTS[:2], 5.0, *WEIGHTS[2:]]
     places = draws(7, 2, True, weights=with_two_more, nodes=nodes, excluded=[0, 3])

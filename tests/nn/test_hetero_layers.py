@@ -65,7 +65,9 @@ GRAPHS = {
 }
 
 
-@pytest.fixture(params=GRAPHS, ids=str)
+@pytest.fixture(
+    params=[pytest.param(name, marks=pytest.mark.slow) if "200" in name else name for name in GRAPHS], ids=str
+)
 def g(request):
     return GRAPHS[request.param]()
 

@@ -99,7 +99,7 @@ def test_round_trip_of_a_homogeneous_graph(tmp_path, method, num_parts):
 
 
 @pytest.mark.parametrize("method", ["metis", "random"])
-@pytest.mark.parametrize("counts", [(300, 400, 20), (30, 40, 2), (1, 5, 0)])
+@pytest.mark.parametrize("counts", [(300, 400, 20), pytest.param((30, 40, 2), marks=pytest.mark.slow), (1, 5, 0)])
 def test_round_trip_of_a_heterograph_with_few_nodes_of_a_type(tmp_path, method, counts):
     edges = [counts[1] * 3, counts[1] * 2 if counts[2] else 0, counts[1]]
     source = heterogeneous(counts, edges)
@@ -253,7 +253,7 @@ def test_bad_input_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("method", ["metis", "random"])
-@pytest.mark.parametrize("num_parts", [1, 3, 8])
+@pytest.mark.parametrize("num_parts", [1, 3, pytest.param(8, marks=pytest.mark.slow)])
 def test_round_trip_of_a_graph_with_odd_types(tmp_path, method, num_parts):
     source = typed_source()
     result = partition_source(source, "t", num_parts, tmp_path, method)
@@ -308,6 +308,7 @@ def test_metis_balances_every_type_and_class(tmp_path, num_parts):
         partition_source(source, "r", 2, tmp_path, balance_classes={"paper": np.zeros(3)})
 
 
+@pytest.mark.slow
 def test_metis_with_more_types_than_it_takes_constraints(tmp_path):
     counts = {f"t{i}": 100 for i in range(12)}
     source = typed_source(counts, {(f"t{i}", "next", f"t{(i + 1) % 12}"): 400 for i in range(12)})

@@ -212,6 +212,7 @@ def still_answer(reader: Thread) -> None:
 
 
 @own_on_layouts(FAR)
+@rotated(2)
 @pytest.mark.parametrize("damage", ["short", "window", "row", "negative", "width", "count", *WRITES])
 def test_damaged_requests_get_an_empty_reply_or_none(layout: Job, damage: str) -> None:
     with rows_of(layout) as service:

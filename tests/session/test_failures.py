@@ -80,7 +80,11 @@ def test_reads_go_on_while_their_target_computes(comm, oracle, tmp_path: Path, t
     assert Job(comm, Layout(comm.size, 0, 1), transport).run(body)
 
 
-@pytest.mark.parametrize("before", ["", 'torch.distributed.init_process_group("gloo")\n'], ids=["alone", "torch"])
+@pytest.mark.parametrize(
+    "before",
+    [pytest.param("", marks=pytest.mark.slow), 'torch.distributed.init_process_group("gloo")\n'],
+    ids=["alone", "torch"],
+)
 def test_an_exception_on_one_trainer_ends_the_job(tmp_path: Path, oracle, before: str) -> None:
     """Also where torch has put a hook of its own before ours, which keeps what ours prints in memory."""
     body = before + 'if rank == 1: raise RuntimeError("I am the culprit")\ng.barrier(); g.barrier()'
@@ -99,7 +103,13 @@ UNWRITABLE = {
 }
 
 
-@pytest.mark.parametrize("stderr", UNWRITABLE.values(), ids=UNWRITABLE)
+@pytest.mark.parametrize(
+    "stderr",
+    [
+        pytest.param(code, id=name, marks=[] if name == "full" else pytest.mark.slow)
+        for name, code in UNWRITABLE.items()
+    ],
+)
 def test_an_error_that_cannot_be_printed_ends_the_job(tmp_path: Path, oracle, stderr: str) -> None:
     body = "import mpigraph.mpi.abort as end; end._PRINTING_TIME = 1.0\n" + stderr
     body += "if rank == 1: raise RuntimeError()\ng.barrier(); g.barrier()"
@@ -107,6 +117,7 @@ def test_an_error_that_cannot_be_printed_ends_the_job(tmp_path: Path, oracle, st
     assert status != 0 and seconds < SOON
 
 
+@pytest.mark.slow
 def test_a_deadline_that_cannot_be_reported_ends_the_job(tmp_path: Path, oracle) -> None:
     body = UNWRITABLE["full"] + "if rank == 1: os.kill(os.getpid(), signal.SIGSTOP)\ng.barrier()"
     status, _, seconds = run_script(tmp_path, oracle(2), body, MPIGRAPH_TIMEOUT="8")
@@ -122,7 +133,9 @@ LEAVING = {
 }
 
 
-@pytest.mark.parametrize("others", ["g.barrier()", "time.sleep(300)"], ids=["barrier", "elsewhere"])
+@pytest.mark.parametrize(
+    "others", ["g.barrier()", pytest.param("time.sleep(300)", marks=pytest.mark.slow)], ids=["barrier", "elsewhere"]
+)
 @pytest.mark.parametrize("how", LEAVING)
 def test_an_error_that_passes_exit_client_ends_the_job(tmp_path: Path, oracle, how: str, others: str) -> None:
     body = f"{HURRY}try:\n    {LEAVING[how]}\n    {others}\nfinally: dist.exit_client()"
@@ -136,12 +149,14 @@ def test_an_error_that_passes_exit_client_ends_the_job(tmp_path: Path, oracle, h
         assert status == 3 or how != "all", output
 
 
+@pytest.mark.slow
 def test_one_trainer_that_leaves_with_a_status_is_named(tmp_path: Path, oracle) -> None:
     status, output, seconds = run_script(tmp_path, oracle(2), HURRY + "if rank == 1: sys.exit(3)\ntime.sleep(300)")
     assert status in STATUS and seconds < SOON
     assert "trainer 1/2 (rank 1) leaves with status 3" in output
 
 
+@pytest.mark.slow
 def test_an_exception_that_is_caught_ends_nothing(tmp_path: Path, oracle) -> None:
     body = """
 try: sys.exit(3)
@@ -156,7 +171,7 @@ assert not dist.is_initialized()
     assert status == 0, output
 
 
-@pytest.mark.parametrize("per_node", ["0", "1"])
+@pytest.mark.parametrize("per_node", [pytest.param("0", marks=pytest.mark.slow), "1"])
 def test_a_collate_function_that_raises_on_one_rank_ends_the_job(tmp_path: Path, oracle, per_node: str) -> None:
     body = """
 def collate(ids):
@@ -213,6 +228,7 @@ g.barrier()
     assert "uncaught exception on trainer 1/2 (rank 2)" in output and "no memory for the requests" in output
 
 
+@pytest.mark.slow
 def test_a_killed_rank_ends_the_job(tmp_path: Path, oracle) -> None:
     body = "if rank == 0: os.kill(os.getpid(), signal.SIGKILL)\ng.barrier()"
     status, _, seconds = run_script(tmp_path, oracle(2), body)
@@ -231,7 +247,7 @@ context.serve = serve
     assert "uncaught exception on server (rank 2)" in output and "out of memory" in output
 
 
-@pytest.mark.parametrize("ranks, servers", [(1, 1), (3, 1), (3, 0)])
+@pytest.mark.parametrize("ranks, servers", [(1, 1), (3, 1), pytest.param(3, 0, marks=pytest.mark.slow)])
 def test_a_script_that_ends_without_closing_is_fine(tmp_path: Path, oracle, ranks: int, servers: int) -> None:
     body = "t = dist.DistTensor((g.num_nodes(),), torch.float32)\nit = iter(dist.DistDataLoader(range(9), 2)); next(it)"
     status, output, _ = run_script(tmp_path, oracle(2), body, ranks, servers)
@@ -256,6 +272,7 @@ def test_a_trainer_that_leaves_early_is_named(tmp_path: Path, oracle) -> None:
     assert "trainer(s) 0 in shutdown; trainer(s) 1 in barrier" in output
 
 
+@pytest.mark.slow
 def test_a_wrong_graph_name_is_one_error_on_every_trainer(tmp_path: Path, oracle) -> None:
     path = oracle(2)
     body = f"""

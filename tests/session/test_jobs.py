@@ -25,6 +25,7 @@ SAYS = r"trainer (\d) multiple {} batches ([0-9a-f]{{64}})"  # ranks that print 
 KNOWN = "OSC UCX component priority set inside component query failed"
 
 
+@pytest.mark.slow
 def test_without_threads_in_mpi_loaders_do_not_prefetch(tmp_path, oracle) -> None:
     """A warning says so, and the batches are the same, with rows and neighbours from near and far."""
     options = {"ranks": 4, "seconds": DEADLINE / 2.5, "MPIGRAPH_RANKS_PER_NODE": "2", "MPIGRAPH_TIMEOUT": "60"}
@@ -40,7 +41,7 @@ def test_without_threads_in_mpi_loaders_do_not_prefetch(tmp_path, oracle) -> Non
     ("end", "per_node"),
     [
         pytest.param("dist.exit_client()", "2", id="called", marks=pytest.mark.slow),
-        pytest.param("", "2", id="left"),
+        pytest.param("", "2", id="left", marks=pytest.mark.slow),
         pytest.param("next(iter(loader))", "0", id="loop"),
     ],
 )
@@ -53,6 +54,7 @@ def test_a_job_says_nothing_when_it_ends(tmp_path, oracle, end: str, per_node: s
     assert not re.sub(SAYS.format("True"), "", said).strip(), output
 
 
+@pytest.mark.slow
 def test_bad_weights_at_the_end_do_not_keep_the_job(tmp_path, oracle) -> None:
     """The tables of edge weights that were written are not made anew only to be freed."""
     body = """
@@ -77,6 +79,7 @@ def test_hosts_that_train_need_threads_in_mpi(tmp_path, oracle) -> None:
     assert output.count("num_servers=0 on several nodes needs MPI_THREAD_MULTIPLE") == 1, output
 
 
+@pytest.mark.slow
 def test_staging_needs_no_threads_in_mpi(tmp_path, oracle) -> None:
     script = tmp_path / "stage.py"
     call = f"run({oracle(2)!r}, {str(tmp_path / 'staged')!r}, 1)"

@@ -6,7 +6,7 @@ from jobs import SOON, warm_python
 from killed import Case
 
 SAMPLE = [
-    Case("node", "before", "trainer 0", "KILL"),
+    pytest.param(Case("node", "before", "trainer 0", "KILL"), marks=pytest.mark.slow),
     Case("node", "epoch", "server", "TERM"),
     Case("pretended", "saving", "trainer 1", "KILL"),
 ]

@@ -12,7 +12,9 @@ from jobs import SOON, run_script
 DEADLINE = 3  # seconds, where a script sets it: steps of the protocol keep theirs, which is long on a busy machine
 TWO_NODES = {"ranks": 4, "MPIGRAPH_RANKS_PER_NODE": "2"}  # a trainer and a server each
 ONE_NODE = {"ranks": 3}
-BOTH = pytest.mark.parametrize("start", [ONE_NODE, TWO_NODES], ids=["one node", "two nodes"])
+BOTH = pytest.mark.parametrize(
+    "start", [pytest.param(ONE_NODE, marks=pytest.mark.slow), TWO_NODES], ids=["one node", "two nodes"]
+)
 
 SHORT = f"""
 from mpigraph.mpi.watchdog import Watchdog
@@ -86,6 +88,7 @@ def test_a_trainer_alone_holds_up_nobody_for_good(tmp_path: Path, oracle, start:
     print("".join(f"| {place} | yes |\n" for place in places), f"{seconds:.0f} s in all", sep="")
 
 
+@pytest.mark.slow
 def test_what_one_trainer_samples_alone_across_nodes_ends_the_job_soon(tmp_path: Path, oracle) -> None:
     """Far neighbours need every trainer: with the deadline of minutes, it is found out in seconds."""
     body = "if rank == 0: dist.sample_neighbors(g, torch.arange(g.num_nodes()), 2)\ng.barrier()"

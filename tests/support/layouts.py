@@ -30,6 +30,7 @@ from mpigraph.session.context import Session
 os.environ.setdefault("MPIGRAPH_SELF_TEST", "0")  # once for hundreds of jobs: tests/rows/test_self_test.py
 
 WORLD = MPI.COMM_WORLD
+OPEN_MPI = "Open MPI" in MPI.Get_library_version()
 FOLDER: Path | None = None  # of what tests write and share, from the start of the session on
 WAIT = float(os.environ.get("MPIGRAPH_TEST_WAIT", "120"))  # deadline of a single wait inside a job, in seconds
 STDERR = 2  # where to print what must be read although pytest catches what tests print; set when it does not yet
@@ -97,14 +98,26 @@ api = own_on_layouts(API)
 
 
 def rotated(cases: int) -> pytest.MarkDecorator:
-    """Makes a layout run one of so many cases of a test, the next layout the next one; the other cases are slow."""
+    """Makes a layout run one of so many cases of a test, the next layout the next one; the other cases are slow.
+
+    Open MPI runs others than MPICH.
+    """
     return pytest.mark.rotated(cases)
+
+
+def is_rare(layout: Layout | None, module: str) -> bool:
+    """Whether a layout is one of those on which the tests of a module are slow, where they run on all, or on API.
+
+    The first and the last layout never are. Of the others each module has a half, and the other half with Open MPI.
+    """
+    others = LAYOUTS[1:-1]
+    return layout in others and (zlib.crc32(module.encode()) + others.index(layout) + OPEN_MPI) % 2 == 1
 
 
 def is_left_out(params: Mapping[str, int], cases: int) -> bool:
     """Whether a case of a rotated test is left out, by the numbers of its parameters: the layout's and the others'."""
     number = sum(index for name, index in params.items() if name not in ("shared_job", "layout"))
-    return (params.get("shared_job", params.get("layout", 0)) - number) % cases != 0
+    return (params.get("shared_job", params.get("layout", 0)) - number - OPEN_MPI) % cases != 0
 
 
 def quiet_wait(request: MPI.Request) -> None:
