@@ -51,6 +51,16 @@ def test_a_process_that_was_started_alone_may_be_alone(variables: pytest.MonkeyP
     check_connected(1, "an MPI")
 
 
+@pytest.mark.parametrize("rank, lines", [("", None), ("0", 1), ("1", 0)], ids=["alone", "first", "another"])
+def test_no_mpi_is_one_line_of_advice(rank: str, lines: int | None) -> None:
+    started = {"PMI_SIZE": "2", "PMI_RANK": rank} if rank else {}
+    env = clean_environment() | {"MPI4PY_LIBMPI": "/nowhere/libmpi.so"} | started
+    done = run_job([sys.executable, "-c", "import mpigraph.mpi"], env)
+    assert done.status == 1
+    assert lines is None or len(done.output.splitlines()) == lines, done.output
+    assert lines == 0 or "mpi4py finds no MPI" in done.output.splitlines()[-1], done.output
+
+
 @pytest.mark.slow
 def test_torchrun_ends_with_one_error(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
