@@ -79,7 +79,11 @@ def test_torchrun_ends_with_one_error(tmp_path: Path) -> None:
     ],
 )
 def test_variables_that_contradict_the_job_are_one_error(tmp_path: Path, oracle, variable: str, words: str) -> None:
-    before = f"import os\nif os.environ.get('PMI_RANK', '1') == '1': os.environ[{variable!r}] = '7'\n"
+    before = f"""
+import os
+from mpigraph.config import launcher_rank
+if launcher_rank() == 1: os.environ[{variable!r}] = '7'
+"""
     status, output, seconds = run_script(tmp_path, oracle(2), "", before=before)
     assert status != 0 and seconds < SOON
     assert output.count(f"on rank 1: {words}") == 1, output
