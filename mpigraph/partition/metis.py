@@ -25,7 +25,7 @@ from mpigraph.partition.balance import Criteria, limits, loads_of, measured_bala
 from mpigraph.partition.random_assignment import random_assign
 from mpigraph.partition.source import GraphSource, edge_chunks
 
-__all__ = ["Adjacency", "metis_assign", "symmetric_adjacency"]
+__all__ = ["Adjacency", "metis_assign", "metis_cut", "symmetric_adjacency"]
 
 MAX_CONSTRAINTS = 8
 _METIS_OK = 1
@@ -80,6 +80,25 @@ def metis_assign(
     return _restore_balance(adjacency, parts, num_parts, criteria)
 
 
+def metis_cut(adjacency: Adjacency, edge_weights: I64, num_parts: int, criteria: Criteria, *, seed: int = 0) -> I32:
+    """Cut a graph whose edges have weights; bisection up to 8 parts, else the k-way method.
+
+    Args:
+        adjacency: symmetric, without self loops or repeats; more nodes than parts.
+        edge_weights: int64[m], the same both ways.
+        num_parts: number of parts, > 1.
+        criteria: what to balance; may be empty.
+        seed: equal seeds give equal parts.
+
+    Returns:
+        int32[n].
+
+    Raises:
+        PartitionError: METIS finds no parts, as happens with several criteria.
+    """
+    return _call_metis(_widened(adjacency), num_parts, criteria, seed, "cut", num_parts <= 8, edge_weights)
+
+
 def symmetric_adjacency(source: GraphSource) -> Adjacency:
     """Return the undirected simple graph of all relations together."""
     bases = source.node_bases
@@ -110,7 +129,13 @@ def _widened(adjacency: Adjacency) -> Adjacency:
 
 
 def _call_metis(
-    adjacency: Adjacency, num_parts: int, criteria: Criteria, seed: int, objtype: str, recursive: bool
+    adjacency: Adjacency,
+    num_parts: int,
+    criteria: Criteria,
+    seed: int,
+    objtype: str,
+    recursive: bool,
+    edge_weights: I64 | None = None,
 ) -> I32:
     entry = "METIS_PartGraphRecursive" if recursive else "METIS_PartGraphKway"
     exported = hasattr(ctypes.CDLL(_internal.__file__), entry)
@@ -121,8 +146,8 @@ def _call_metis(
     else:
         weights = one_weight(criteria)[:, None]
     if exported:
-        return _call_library(entry, adjacency, weights, num_parts, seed, objtype)
-    return _call_pymetis(adjacency, weights, num_parts, seed, objtype, recursive)
+        return _call_library(entry, adjacency, weights, num_parts, seed, objtype, edge_weights)
+    return _call_pymetis(adjacency, weights, num_parts, seed, objtype, recursive, edge_weights)
 
 
 def _is_uniform(criteria: Criteria) -> bool:
@@ -132,7 +157,13 @@ def _is_uniform(criteria: Criteria) -> bool:
 
 
 def _call_library(
-    entry: str, adjacency: Adjacency, weights: I64 | None, num_parts: int, seed: int, objtype: str
+    entry: str,
+    adjacency: Adjacency,
+    weights: I64 | None,
+    num_parts: int,
+    seed: int,
+    objtype: str,
+    edge_weights: I64 | None = None,
 ) -> I32:
     """Call METIS itself, with one weight for each criterion (METIS manual, section 5.5). Releases the GIL.
 
@@ -143,6 +174,7 @@ def _call_library(
         num_parts: number of parts.
         seed: as in :func:`metis_assign`.
         objtype: as in :func:`metis_assign`.
+        edge_weights: int64[m], or None: all 1.
     """
     indptr, indices = adjacency
     integer = ctypes.c_int64 if indptr.dtype.itemsize == 8 else ctypes.c_int32
@@ -150,6 +182,7 @@ def _call_library(
     options[int(pymetis.OptionKey.SEED)] = seed
     options[int(pymetis.OptionKey.OBJTYPE)] = _objtype(objtype)
     node_weights = None if weights is None else np.ascontiguousarray(weights.astype(indptr.dtype))
+    weights_of_edges = None if edge_weights is None else np.ascontiguousarray(edge_weights.astype(indptr.dtype))
     num_criteria = 1 if weights is None else weights.shape[1]
     found = np.zeros(len(indptr) - 1, indptr.dtype)
     cut = integer(0)
@@ -162,7 +195,7 @@ def _call_library(
 
     status = getattr(ctypes.CDLL(_internal.__file__), entry)(
         number(len(found)), number(num_criteria), address(indptr), address(indices), address(node_weights),
-        None, None, number(num_parts), None, None, address(options), ctypes.byref(cut), address(found),
+        None, address(weights_of_edges), number(num_parts), None, None, address(options), ctypes.byref(cut), address(found),
     )  # fmt: skip
     if status != _METIS_OK:
         raise PartitionError(f"METIS failed with status {status}")
@@ -170,7 +203,13 @@ def _call_library(
 
 
 def _call_pymetis(
-    adjacency: Adjacency, weights: I64 | None, num_parts: int, seed: int, objtype: str, recursive: bool
+    adjacency: Adjacency,
+    weights: I64 | None,
+    num_parts: int,
+    seed: int,
+    objtype: str,
+    recursive: bool,
+    edge_weights: I64 | None = None,
 ) -> I32:
     """Call METIS through pymetis, with at most one weight for each node."""
     indptr, indices = adjacency
@@ -179,7 +218,10 @@ def _call_pymetis(
         options.objtype = _objtype(objtype)
     node_weights = None if weights is None else weights[:, 0].astype(indptr.dtype)
     graph = pymetis.CSRAdjacency(indptr, indices)
-    found = pymetis.part_graph(num_parts, graph, vweights=node_weights, recursive=recursive, options=options)
+    weights_of_edges = None if edge_weights is None else edge_weights.astype(indptr.dtype)
+    found = pymetis.part_graph(
+        num_parts, graph, vweights=node_weights, eweights=weights_of_edges, recursive=recursive, options=options
+    )
     return np.asarray(found.vertex_part, dtype=np.int32)
 
 

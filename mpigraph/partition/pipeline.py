@@ -19,6 +19,7 @@ from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import relation_key
 from mpigraph.partition.balance import balance_criteria, measured_balance
 from mpigraph.partition.metis import metis_assign
+from mpigraph.partition.multilevel.assign import multilevel_assign
 from mpigraph.partition.progress import Progress, silent
 from mpigraph.partition.random_assignment import random_assign
 from mpigraph.partition.relabel import NodeOrder, RelationCSC, order_nodes, relabel_relation
@@ -36,7 +37,7 @@ from mpigraph.storage.shard import ShardWriter
 
 __all__ = ["PART_METHODS", "PartitionResult", "check_writable", "memory_forecast", "partition_source"]
 
-PART_METHODS = ("metis", "random")
+PART_METHODS = ("metis", "multilevel", "random")
 _CHUNK_BYTES = 64 << 20
 
 
@@ -80,7 +81,7 @@ def partition_source(
         graph_name: name of the configuration file and of the graph.
         num_parts: number of parts; may exceed the number of nodes.
         out_path: directory, created if missing.
-        part_method: "metis" or "random".
+        part_method: "metis", "multilevel" or "random".
         balance_classes: node type -> int[nodes]; each class is spread evenly over the parts.
         balance_edges: spread the edges (by destination) evenly too.
         objtype: METIS's objective, "cut" or "vol".
@@ -112,6 +113,8 @@ def partition_source(
         parts = np.asarray(assignment, np.int32)
     elif part_method == "metis":
         parts = metis_assign(source, num_parts, criteria, seed=seed, objtype=objtype, recursive=recursive)
+    elif part_method == "multilevel":
+        parts = multilevel_assign(source, num_parts, criteria, seed=seed)
     else:
         parts = random_assign(source, num_parts, seed)
     report = {"balance": measured_balance(criteria, parts, num_parts), **_edge_cut(source, parts)}

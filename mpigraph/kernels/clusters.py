@@ -1,0 +1,220 @@
+"""Clusters of nodes: proposing and accepting moves, packing what is left over, merging the edges of clusters.
+
+A *label* is the position of a cluster in a table of clusters; a cluster's key is that of the node that it began with.
+Ties go to the larger hash of a key, never to the first in memory, so that the order of nodes and edges does not matter.
+Outputs are allocated by the caller. ``rating`` (int32[clusters], zeros) and ``touched`` (int32[clusters]) are scratch.
+"""
+
+import numba
+import numpy as np
+
+from mpigraph.arrays import Array
+from mpigraph.kernels.rng import mix64
+
+__all__ = ["accept_in_order", "add_rows", "favourite_labels", "merge_rows", "pack_in_order", "propose_labels"]
+
+
+@numba.njit(nogil=True, cache=True)
+def propose_labels(
+    indptr: Array,
+    indices: Array,
+    edge_weights: Array,
+    weights: Array,
+    labels: Array,
+    label_keys: Array,
+    loads: Array,
+    caps: Array,
+    turn: int,
+    salt: np.uint64,
+    rating: Array,
+    touched: Array,
+    out_nodes: Array,
+    out_labels: Array,
+) -> int:
+    """Find the cluster to which most edge weight of a node leads, for the nodes whose turn it is (hash modulo 8).
+
+    indptr: int64[n + 1].  indices: int32[m], local nodes.  edge_weights: int32[m], or empty: all 1.
+    weights: int64[n, criteria].  labels: int32[nodes].  label_keys: int64[clusters]; the first n are those of the own
+    nodes.  loads: int64[clusters, criteria].  caps: int64[criteria], what a cluster may weigh.
+    out_nodes, out_labels: int32[n], filled with those who want to move, and where.  Returns their number.
+    """
+    found = 0
+    for u in range(len(indptr) - 1):
+        if np.int64(mix64(np.uint64(label_keys[u]) ^ salt) & np.uint64(7)) != turn:
+            continue
+        count = 0
+        for i in range(indptr[u], indptr[u + 1]):
+            label = labels[indices[i]]
+            if rating[label] == 0:
+                touched[count] = label
+                count += 1
+            rating[label] += edge_weights[i] if len(edge_weights) > 0 else 1
+        own = labels[u]
+        best = own
+        best_rating = rating[own]
+        best_tie = mix64(mix64(np.uint64(label_keys[own])) ^ salt)
+        for t in range(count):
+            label = touched[t]
+            value = rating[label]
+            rating[label] = 0
+            if label == own or value < best_rating:
+                continue
+            tie = mix64(mix64(np.uint64(label_keys[label])) ^ salt)
+            if value == best_rating and tie < best_tie:
+                continue
+            fits = True
+            for c in range(len(caps)):
+                if weights[u, c] > 0 and loads[label, c] + weights[u, c] > caps[c]:
+                    fits = False
+            if fits:
+                best = label
+                best_rating = value
+                best_tie = tie
+        if best != own:
+            out_nodes[found] = u
+            out_labels[found] = best
+            found += 1
+    return found
+
+
+@numba.njit(nogil=True, cache=True)
+def accept_in_order(clusters: Array, weights: Array, caps: Array, loads: Array, members: Array, out: Array) -> None:
+    """Let nodes join clusters in the given order while the caps allow it.
+
+    clusters: int64[p].  weights: int64[p, criteria].  caps: int64[criteria].  loads: int64[clusters, criteria] and
+    members: int64[clusters], increased here.  out: int64[p], 1 where a node may join.
+    """
+    for i in range(len(clusters)):
+        cluster = clusters[i]
+        fits = True
+        for c in range(len(caps)):
+            if weights[i, c] > 0 and loads[cluster, c] + weights[i, c] > caps[c]:
+                fits = False
+        out[i] = 0
+        if fits:
+            out[i] = 1
+            members[cluster] += 1
+            for c in range(len(caps)):
+                loads[cluster, c] += weights[i, c]
+
+
+@numba.njit(nogil=True, cache=True)
+def add_rows(clusters: Array, sign: int, weights: Array, loads: Array, members: Array) -> None:
+    """Add nodes to clusters, or take them away.
+
+    clusters: int64[p].  sign: 1 or -1.  weights: int64[p, criteria].  loads: int64[clusters, criteria] and
+    members: int64[clusters], changed here.
+    """
+    for i in range(len(clusters)):
+        members[clusters[i]] += sign
+        for c in range(weights.shape[1]):
+            loads[clusters[i], c] += sign * weights[i, c]
+
+
+@numba.njit(nogil=True, cache=True)
+def favourite_labels(
+    indptr: Array,
+    indices: Array,
+    edge_weights: Array,
+    nodes: Array,
+    labels: Array,
+    label_keys: Array,
+    salt: np.uint64,
+    rating: Array,
+    touched: Array,
+    out: Array,
+) -> None:
+    """Find for some nodes the cluster that they would join if it were not full.
+
+    nodes: int64[p].  out: int32[p], the labels; -1 for a node without edges to other clusters.  The others are as in
+    :func:`propose_labels`.
+    """
+    for k in range(len(nodes)):
+        u = nodes[k]
+        count = 0
+        for i in range(indptr[u], indptr[u + 1]):
+            label = labels[indices[i]]
+            if rating[label] == 0:
+                touched[count] = label
+                count += 1
+            rating[label] += edge_weights[i] if len(edge_weights) > 0 else 1
+        out[k] = -1
+        best_rating = 0
+        best_tie = np.uint64(0)
+        for t in range(count):
+            label = touched[t]
+            value = rating[label]
+            rating[label] = 0
+            if label == labels[u] or value < best_rating:
+                continue
+            tie = mix64(mix64(np.uint64(label_keys[label])) ^ salt)
+            if value > best_rating or tie > best_tie:
+                out[k] = label
+                best_rating = value
+                best_tie = tie
+
+
+@numba.njit(nogil=True, cache=True)
+def pack_in_order(groups: Array, weights: Array, caps: Array, out: Array) -> None:
+    """Cut each run of equal groups into packs that the caps allow.
+
+    groups: int64[p].  weights: int64[p, criteria].  caps: int64[criteria].  out: int64[p], the index of the first of
+    each one's pack.
+    """
+    load = np.zeros(len(caps), np.int64)
+    for i in range(len(groups)):
+        fits = i > 0 and groups[i] == groups[i - 1]
+        for c in range(len(caps)):
+            if weights[i, c] > 0 and load[c] + weights[i, c] > caps[c]:
+                fits = False
+        if not fits:
+            load[:] = 0
+        out[i] = out[i - 1] if fits else i
+        for c in range(len(caps)):
+            load[c] += weights[i, c]
+
+
+@numba.njit(nogil=True, cache=True)
+def merge_rows(
+    order: Array,
+    bounds: Array,
+    indptr: Array,
+    indices: Array,
+    edge_weights: Array,
+    labels: Array,
+    row_labels: Array,
+    rating: Array,
+    touched: Array,
+    out_indptr: Array,
+    out_labels: Array,
+    out_weights: Array,
+) -> None:
+    """Join the rows of the nodes of each cluster: one entry for each other cluster, with the sum of the weights.
+
+    order: int64[n], nodes cluster after cluster; those of row r are ``order[bounds[r]:bounds[r + 1]]``.
+    indptr, indices, edge_weights, labels: as in :func:`propose_labels`.  row_labels: int64[rows], what is left out of
+    each row, its own label.  out_indptr: int64[rows + 1].  out_labels, out_weights: int32[entries]; where they are
+    empty, entries are only counted, and ``out_indptr`` is filled.
+    """
+    counting = len(out_labels) == 0
+    at = 0
+    for r in range(len(bounds) - 1):
+        count = 0
+        for k in range(bounds[r], bounds[r + 1]):
+            u = order[k]
+            for i in range(indptr[u], indptr[u + 1]):
+                label = labels[indices[i]]
+                if label == row_labels[r]:
+                    continue
+                if rating[label] == 0:
+                    touched[count] = label
+                    count += 1
+                rating[label] += edge_weights[i] if len(edge_weights) > 0 else 1
+        for t in range(count):
+            if not counting:
+                out_labels[at + t] = touched[t]
+                out_weights[at + t] = rating[touched[t]]
+            rating[touched[t]] = 0
+        at += count
+        if counting:
+            out_indptr[r + 1] = at

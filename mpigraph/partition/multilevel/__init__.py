@@ -1,0 +1,19 @@
+"""Assign nodes to parts by a multilevel method that runs on any number of ranks and gives the same parts on each.
+
+Runs on the ranks of an :class:`~mpigraph.partition.multilevel.exchange.Exchange`; one rank needs no MPI. Nodes are owned
+in contiguous ranges of their ids, on every level: a cluster belongs to the owner of the node that it began with::
+
+    dist_csr       symmetric adjacency at the owners, ghosts, who follows whose nodes
+    clustering     size-constrained label propagation in synchronous sub-rounds
+    contraction    clusters become the nodes of the next level
+    initial        the last level, made sparse, is cut by METIS on rank 0
+    refinement     on every level back: moves by gain, then balance
+
+The number of ranks must not show in the result. So every tie goes by a hash of the *key* of a node, the id of the node
+of the finest level that it stands for; all sums are of integers; moves of a sub-round are judged by what was before it,
+and those that compete for little space are taken in the order of hashes or by histograms.
+
+The whole follows ParHIP: Meyerhenke, Sanders, Schulz, "Parallel Graph Partitioning for Complex Networks", IEEE TPDS
+2017. Refinement is after Jet: Gilbert, Madduri, Boman, Rajamanickam, "Jet: Multilevel Graph Partitioning on Graphics
+Processing Units", SIAM SISC 2024.
+"""

@@ -1,0 +1,142 @@
+"""The whole method: from a graph cut over ranks to a part for each node."""
+
+import numpy as np
+
+from mpigraph.arrays import F64, I32, I64
+from mpigraph.errors import InvalidArgumentError
+from mpigraph.log import get_logger
+from mpigraph.partition.balance import Criteria
+from mpigraph.partition.metis import symmetric_adjacency
+from mpigraph.partition.multilevel.clustering import find_clusters
+from mpigraph.partition.multilevel.contraction import Descent, contract
+from mpigraph.partition.multilevel.dist_csr import GraphSlice, Level, finest_level
+from mpigraph.partition.multilevel.exchange import Exchange
+from mpigraph.partition.multilevel.initial import initial_parts
+from mpigraph.partition.multilevel.refinement import Effort, refine
+from mpigraph.partition.source import GraphSource
+
+__all__ = ["Coarsening", "assign", "multilevel_assign"]
+
+from typing import NamedTuple
+
+TOLERANCE = 1.03
+CAP = 7  # mean weights at the target
+
+
+class Coarsening(NamedTuple):
+    """When to stop clustering.
+
+    Attributes:
+        least: a level of so many nodes is not made smaller,
+        fraction: nor one with this fraction of the nodes,
+        of_parts: nor one of so many nodes for each part.
+        levels: at most so many times.
+    """
+
+    least: int = 30_000
+    fraction: float = 1 / 12
+    of_parts: int = 64
+    levels: int = 4
+
+
+def assign(
+    exchange: Exchange,
+    graph: GraphSlice,
+    weights: I64,
+    num_parts: int,
+    *,
+    seed: int = 0,
+    coarsening: Coarsening = Coarsening(),  # noqa: B008  immutable
+) -> I32:
+    """Assign every node to a part: few edges cut, every criterion spread evenly. The result is that of one rank.
+
+    Collective on the ranks.
+
+    Args:
+        exchange: the ranks; ``Exchange()`` for one alone, ``MPIExchange(comm)`` for those of a communicator.
+        graph: the rows of this rank's nodes.
+        weights: int64[own nodes, criteria], >= 0.
+        num_parts: number of parts; may exceed the number of nodes.
+        seed: equal seeds give equal assignments.
+        coarsening: when to stop clustering.
+
+    Returns:
+        int32[own nodes].
+
+    Raises:
+        InvalidArgumentError: the weights do not fit the graph, or the number of parts is not positive.
+    """
+    own = len(graph.indptr) - 1
+    wrong = num_parts < 1 or weights.ndim != 2 or len(weights) != own or (len(weights) > 0 and int(weights.min()) < 0)
+    if exchange.sum_of(int(wrong)):
+        raise InvalidArgumentError(
+            f"an assignment needs parts and weights >= 0 for each own node and criterion, on every rank "
+            f"(got {num_parts} parts and weights {list(weights.shape)} for {own} nodes)"
+        )
+    total = int(graph.bounds[-1])
+    if num_parts == 1 or total == 0:
+        return np.zeros(own, np.int32)
+    totals = exchange.total(weights.sum(axis=0))
+    means: F64 = totals / num_parts
+    bounds = np.maximum(np.floor(means * TOLERANCE), np.ceil(means)).astype(np.int64)
+    level = finest_level(exchange, graph, weights)
+    target = max(coarsening.least, int(total * coarsening.fraction), coarsening.of_parts * num_parts)
+    caps = np.maximum(CAP * totals // target, 2)
+    levels, descents = _coarsened(level, caps, target, coarsening.levels, seed)
+    parts = initial_parts(levels[-1], num_parts, bounds, seed)
+    criteria = int(np.count_nonzero(totals))
+    for depth in reversed(range(len(levels))):
+        if depth < len(descents):
+            parts = descents.pop().project(parts)
+        parts = refine(levels.pop(), parts, num_parts, bounds, _effort(depth, criteria), seed + depth, depth == 0)
+    return parts[:own]
+
+
+def multilevel_assign(source: GraphSource, num_parts: int, criteria: Criteria, *, seed: int = 0) -> I32:
+    """Assign every node of every type to a part, in this process.
+
+    All relations count alike.
+
+    Args:
+        source: the graph.
+        num_parts: number of parts.
+        criteria: what to balance.
+        seed: equal seeds give equal assignments.
+
+    Returns:
+        int32[all nodes], types one after the other.
+    """
+    adjacency = symmetric_adjacency(source)
+    bounds = np.array([0, len(adjacency.indptr) - 1], np.int64)
+    weights = np.stack(list(criteria.values()), axis=1) if criteria else np.empty((int(bounds[1]), 0), np.int64)
+    graph = GraphSlice(bounds, adjacency.indptr, adjacency.indices)
+    return assign(Exchange(), graph, np.ascontiguousarray(weights), num_parts, seed=seed)
+
+
+def _coarsened(
+    level: Level, caps: I64, target: int, most: int, seed: int
+) -> tuple[list[Level], list[Descent]]:
+    """Return the levels, the finest first, and the ways back between them."""
+    levels = [level]
+    descents: list[Descent] = []
+    exchange = level.exchange
+    count = exchange.sum_of(level.num_own)
+    while count > target and len(descents) < most:
+        clusters = find_clusters(level, caps, target, seed + len(descents))
+        before = count
+        count = exchange.sum_of(int(np.count_nonzero(clusters.members)))
+        if count > 0.95 * before:
+            break
+        level, descent = contract(level, clusters)
+        del clusters
+        levels.append(level)
+        descents.append(descent)
+        get_logger().info("level %d: %d nodes, %d edges here", len(descents), count, len(level.indices))
+    return levels, descents
+
+
+def _effort(depth: int, criteria: int) -> Effort:
+    """How hard to refine a level; with many criteria parts must not get far beyond their limits."""
+    many = criteria >= 3
+    inflow = 1.02 if many else 1.1
+    return Effort(8 if depth == 0 else 16, 1 if depth == 0 else 3, inflow, 3 if many else 0)

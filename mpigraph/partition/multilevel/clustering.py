@@ -1,0 +1,193 @@
+"""Size-constrained label propagation: every node joins the cluster to which most of its edges lead, as caps allow.
+
+After Meyerhenke, Sanders, Schulz (see the package), in synchronous sub-rounds: in each it is the turn of the nodes with
+one value of a hash modulo 8. They choose by what was before; the owner of a cluster lets them in by the order of hashes
+until the cap. So neither the number of ranks nor the order of nodes matters, and neighbours seldom swap places.
+What stays alone is packed afterwards with others that would like to join the same cluster (two-hop clustering: LaSalle
+et al., "Improving Graph Partitioning for Modern Graphs and Architectures", IA3 2015), and nodes without edges together.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mpigraph.arrays import I32, I64
+from mpigraph.kernels.clusters import accept_in_order, add_rows, favourite_labels, pack_in_order, propose_labels
+from mpigraph.kernels.rng import combine
+from mpigraph.partition.multilevel.dist_csr import Level, Mirror, NodeTable
+from mpigraph.partition.multilevel.exchange import Route
+from mpigraph.partition.multilevel.hashes import hashes
+
+__all__ = ["Clusters", "find_clusters"]
+
+ITERATIONS = 3
+TURNS = 8
+_NO_EDGES = 1 << 10  # groups of nodes without edges
+
+
+@dataclass(eq=False)
+class Clusters:
+    """Clusters of the nodes of a level.
+
+    Attributes:
+        labels: int32[n + ghosts], a position in ``table`` for each node.
+        table: positions of clusters by key: those that began with own nodes first.
+        loads: int64[clusters, criteria], what each known cluster weighs.
+        members: int64[n], how many nodes each cluster has that began with an own node.
+        mirror: by which owners tell of clusters.
+    """
+
+    labels: I32
+    table: NodeTable
+    loads: I64
+    members: I64
+    mirror: Mirror
+
+
+def find_clusters(level: Level, caps: I64, target: int, seed: int) -> Clusters:
+    """Cluster the nodes of a level, until there are no more than ``target`` clusters. Collective on the ranks.
+
+    Args:
+        level: the graph.
+        caps: int64[criteria], what a cluster may weigh.
+        target: when to stop.
+        seed: for ties.
+    """
+    clustering = _Clustering(level, caps, seed)
+    for turn in range(ITERATIONS * TURNS):
+        if clustering.count() <= target:
+            break
+        clustering.sub_round(turn)
+    if clustering.count() > target:
+        clustering.pack()
+    return clustering.clusters
+
+
+class _Clustering:
+    def __init__(self, level: Level, caps: I64, seed: int) -> None:
+        self._level = level
+        self._caps = caps
+        self._seed = seed
+        own = level.num_own
+        table = NodeTable(level.keys[:own], int(level.ghosts.bounds[-1]), level.exchange.size == 1)
+        labels = np.arange(len(level.keys), dtype=np.int32)
+        labels[own:] = table.positions(level.keys[own:])
+        mirror = level.ghosts.copy()
+        loads = np.zeros((len(level.keys), len(caps)), np.int64)
+        loads[:own] = level.weights
+        positions, values = mirror.update(None, level.weights)
+        loads[positions] = values
+        self.clusters = Clusters(labels, table, loads, np.ones(own, np.int64), mirror)
+        self._rating = np.zeros(len(table.keys), np.int32)
+        self._touched = np.empty(len(table.keys), np.int32)
+
+    def count(self) -> int:
+        return self._level.exchange.sum_of(int(np.count_nonzero(self.clusters.members)))
+
+    def sub_round(self, turn: int) -> None:
+        level, clusters = self._level, self.clusters
+        nodes = np.empty(level.num_own, np.int32)
+        labels = np.empty(level.num_own, np.int32)
+        salt = combine(self._seed, 1, turn // TURNS)
+        found = propose_labels(
+            level.indptr, level.indices, level.edge_weights, level.weights, clusters.labels, clusters.table.keys,
+            clusters.loads, self._caps, turn % TURNS, salt, self._rating, self._touched, nodes, labels,
+        )  # fmt: skip
+        nodes = nodes[:found]
+        keys = clusters.table.keys
+        wanted = keys[labels[:found]]
+        route = Route(level.exchange, clusters.mirror.owners(wanted))
+        came = route.there(np.concatenate([wanted[:, None], keys[nodes, None], level.weights[nodes]], axis=1))
+        accepted = route.back(self._let_in(came, combine(self._seed, 2, turn))[:, None])[:, 0] == 1
+        self._move(nodes[accepted], labels[:found][accepted])
+
+    def _let_in(self, came: I64, salt: np.uint64) -> I64:
+        """Judge rows of (cluster, node, weights ...); return int64[p], 1 where the node may join."""
+        clusters = self.clusters.mirror.positions(came[:, 0])
+        order = np.lexsort((hashes(came[:, 1], salt), clusters))
+        answers = np.empty(len(came), np.int64)
+        out = np.empty(len(came), np.int64)
+        before = self.clusters.members.copy()
+        weights = np.ascontiguousarray(came[order, 2:])
+        accept_in_order(clusters[order], weights, self._caps, self.clusters.loads, self.clusters.members, out)
+        self._changed = self.clusters.members != before
+        answers[order] = out
+        return answers
+
+    def _move(self, nodes: I32, labels: I32) -> None:
+        """Move own nodes to clusters that have let them in, and tell everybody who must know."""
+        level, clusters = self._level, self.clusters
+        left = clusters.table.keys[clusters.labels[nodes]]
+        route = Route(level.exchange, clusters.mirror.owners(left))
+        gone = route.there(np.concatenate([left[:, None], level.weights[nodes]], axis=1))
+        where = clusters.mirror.positions(gone[:, 0])
+        add_rows(where, -1, np.ascontiguousarray(gone[:, 1:]), clusters.loads, clusters.members)
+        self._changed[where] = True
+        clusters.labels[nodes] = labels
+        if level.exchange.size == 1:
+            return
+        moved = np.zeros(level.num_own, np.bool_)
+        moved[nodes] = True
+        own_labels = clusters.table.keys[clusters.labels[: level.num_own]]
+        ghosts, keys = level.ghosts.update(moved, own_labels[:, None])
+        known = len(clusters.table.keys)
+        clusters.labels[ghosts] = clusters.table.positions(keys[:, 0])
+        self._meet(known)
+        positions, values = clusters.mirror.update(self._changed, clusters.loads[: level.num_own])
+        clusters.loads[positions] = values
+
+    def _meet(self, known: int) -> None:
+        """Follow the clusters that this rank has met beyond the first ``known``."""
+        clusters = self.clusters
+        keys = clusters.table.keys[known:]
+        own_loads = clusters.loads[: self._level.num_own]
+        loads = clusters.mirror.follow(keys, np.arange(known, known + len(keys)), own_loads)
+        if len(keys):
+            clusters.loads = np.concatenate([clusters.loads, loads])
+            self._rating = np.zeros(len(clusters.loads), np.int32)
+            self._touched = np.empty(len(clusters.loads), np.int32)
+
+    def pack(self) -> None:
+        """Join nodes that are alone with others that would join the same cluster; those without edges by hash."""
+        level, clusters = self._level, self.clusters
+        own = np.arange(level.num_own)
+        alone = own[(clusters.members == 1) & (clusters.labels[: level.num_own] == own)]
+        favourites = np.empty(len(alone), np.int32)
+        salt = combine(self._seed, 3)
+        keys = clusters.table.keys
+        favourite_labels(
+            level.indptr, level.indices, level.edge_weights, alone, clusters.labels, keys, salt,
+            self._rating, self._touched, favourites,
+        )  # fmt: skip
+        isolated = np.diff(level.indptr)[alone] == 0
+        chosen = isolated | (favourites >= 0)
+        alone = alone[chosen]
+        groups = keys[favourites[chosen]]
+        ranks = clusters.mirror.owners(groups)
+        bucket = (hashes(keys[alone], salt) % np.uint64(_NO_EDGES)).astype(np.int64)[isolated[chosen]]
+        groups[isolated[chosen]] = -1 - bucket
+        ranks[isolated[chosen]] = bucket % level.exchange.size
+        route = Route(level.exchange, ranks)
+        came = route.there(np.concatenate([groups[:, None], keys[alone, None], level.weights[alone]], axis=1))
+        leaders = route.back(self._packed(came, salt)[:, None])[:, 0]
+        moving = leaders != keys[alone]
+        joined, moved = leaders[moving], alone[moving]
+        route = Route(level.exchange, clusters.mirror.owners(joined))
+        came = route.there(np.concatenate([joined[:, None], level.weights[moved]], axis=1))
+        where = clusters.mirror.positions(came[:, 0])
+        add_rows(where, 1, np.ascontiguousarray(came[:, 1:]), clusters.loads, clusters.members)
+        self._changed = np.zeros(level.num_own, np.bool_)
+        self._changed[where] = True
+        known = len(clusters.table.keys)
+        labels = clusters.table.positions(joined)
+        self._meet(known)
+        self._move(moved.astype(np.int32), labels)
+
+    def _packed(self, came: I64, salt: np.uint64) -> I64:
+        """Pack rows of (group, node, weights ...); return int64[p], the key of the first node of each one's pack."""
+        order = np.lexsort((hashes(came[:, 1], salt), came[:, 0]))
+        first = np.empty(len(came), np.int64)
+        pack_in_order(came[order, 0], np.ascontiguousarray(came[order, 2:]), self._caps, first)
+        leaders = np.empty(len(came), np.int64)
+        leaders[order] = came[order, 1][first]
+        return leaders

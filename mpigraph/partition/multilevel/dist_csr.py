@@ -1,0 +1,283 @@
+"""A symmetric graph cut over ranks: each has the rows of the nodes that it owns, and *ghosts*, the far ends of edges.
+
+Local ids count the own nodes first, by ascending key, then the ghosts.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from mpigraph.arrays import I32, I64, Array, Mask
+from mpigraph.kernels.compact import LocalIds
+from mpigraph.kernels.csr import count_keys, drop_repeats, place_values
+from mpigraph.partition.multilevel.exchange import Exchange, Route
+
+__all__ = ["GraphSlice", "Level", "Mirror", "NodeTable", "even_bounds", "finest_level", "slice_of_edges"]
+
+
+@dataclass(frozen=True, eq=False)
+class GraphSlice:
+    """The rows of a symmetric simple graph that one rank owns.
+
+    Attributes:
+        bounds: int64[ranks + 1], the same on every rank: rank r owns the nodes ``bounds[r]`` to ``bounds[r + 1]``.
+        indptr: int64[own nodes + 1].
+        neighbours: int[m], ids of nodes; no self loops, no repeats in a row, each edge in the rows of both ends.
+    """
+
+    bounds: I64
+    indptr: I64
+    neighbours: Array
+
+
+class Mirror:
+    """What owners tell the ranks that follow some of their nodes.
+
+    Args:
+        exchange: the ranks.
+        bounds: int64[ranks + 1], who owns which keys.
+        own_keys: int64[n], ascending.
+    """
+
+    def __init__(self, exchange: Exchange, bounds: I64, own_keys: I64) -> None:
+        self.exchange = exchange
+        self.bounds = bounds
+        self._own_keys = own_keys
+        self._told: list[list[I64]] = [[] for _ in range(exchange.size)]  # own nodes that each rank follows
+        self._followed: list[list[I64]] = [[] for _ in range(exchange.size)]  # positions here of those that we follow
+
+    @property
+    def num_own(self) -> int:
+        """Number of own nodes."""
+        return len(self._own_keys)
+
+    def copy(self) -> "Mirror":
+        """Return a mirror of the same nodes that can follow more."""
+        other = Mirror(self.exchange, self.bounds, self._own_keys)
+        other._told = [list(chunks) for chunks in self._told]
+        other._followed = [list(chunks) for chunks in self._followed]
+        return other
+
+    def owners(self, keys: I64) -> I64:
+        """Return int64[n], the ranks that own some keys."""
+        return np.searchsorted(self.bounds[1:], keys, side="right").astype(np.int64)
+
+    def positions(self, keys: I64) -> I64:
+        """Return int64[n], which of the own nodes have these keys."""
+        return np.searchsorted(self._own_keys, keys).astype(np.int64)
+
+    def follow(self, keys: I64, positions: I64, values: I64) -> I64:
+        """Follow more nodes of other ranks from now on. Collective on the ranks.
+
+        Args:
+            keys: int64[k], not followed yet.
+            positions: int64[k], where this rank keeps what it is told of them.
+            values: int64[n, columns], of the own nodes, as of now.
+
+        Returns:
+            int64[k, columns], the values of the followed ones.
+        """
+        if self.exchange.size == 1:
+            return values[:0]
+        route = Route(self.exchange, self.owners(keys))
+        asked = self.positions(route.there(keys[:, None])[:, 0])
+        for told, begin, end in _runs(route.coming):
+            self._told[told].append(asked[begin:end])
+        ordered = positions[route.order]
+        for owner, begin, end in _runs(route.counts):
+            self._followed[owner].append(ordered[begin:end])
+        return route.back(values[asked])
+
+    def update(self, changed: Mask | None, values: I64) -> tuple[I64, I64]:
+        """Tell the followers of own nodes their values. Collective on the ranks.
+
+        Args:
+            changed: bool[n], those of whom there is news; None: all.
+            values: int64[n, columns].
+
+        Returns:
+            Positions of followed nodes of which there is news, and int64[k, columns], their values.
+        """
+        size = self.exchange.size
+        columns = values.shape[1]
+        if size == 1:
+            return np.empty(0, np.int64), values[:0]
+        leaving = []
+        counts = np.zeros(size, np.int64)
+        for rank, chunks in enumerate(self._told):
+            nodes = _joined(chunks)
+            chosen = np.flatnonzero(changed[nodes]) if changed is not None else np.arange(len(nodes))
+            counts[rank] = len(chosen)
+            leaving.append(np.concatenate([chosen[:, None], values[nodes[chosen]]], axis=1))
+        arrived, coming = self.exchange.all_to_all(np.concatenate(leaving), counts)
+        positions = np.empty(len(arrived), np.int64)
+        for owner, begin, end in _runs(coming):
+            positions[begin:end] = _joined(self._followed[owner])[arrived[begin:end, 0]]
+        return positions, arrived[:, 1 : columns + 1]
+
+
+class NodeTable:
+    """Positions of nodes by key: the own ones first, then others as they are met.
+
+    Args:
+        own_keys: int64[n].
+        num_keys: keys lie below.
+        alone: whether there are no others.
+    """
+
+    def __init__(self, own_keys: I64, num_keys: int, alone: bool) -> None:
+        self._own_keys = own_keys
+        self._ids = None if alone else LocalIds(max(num_keys, 1))
+        if self._ids is not None:
+            self._ids.reset(own_keys)
+
+    @property
+    def keys(self) -> I64:
+        """int64[k], the keys by position."""
+        return self._own_keys if self._ids is None else self._ids.ids
+
+    def positions(self, keys: Array) -> I32:
+        """Return int32[n], the positions of keys, which get one if they have none."""
+        if self._ids is None:
+            return np.searchsorted(self._own_keys, keys).astype(np.int32)
+        return self._ids.insert(keys)
+
+
+@dataclass(frozen=True, eq=False)
+class Level:
+    """One level of the hierarchy, as one rank has it.
+
+    Attributes:
+        keys: int64[n + ghosts], the id of the node of the finest level that each one began with.
+        indptr: int64[n + 1].
+        indices: int32[m], local ids.
+        edge_weights: int32[m], or empty: all 1.
+        weights: int64[n, criteria].
+        ghosts: by which owners tell of the ghosts.
+    """
+
+    keys: I64
+    indptr: I64
+    indices: I32
+    edge_weights: I32
+    weights: I64
+    ghosts: Mirror
+
+    @property
+    def num_own(self) -> int:
+        """Number of own nodes."""
+        return len(self.indptr) - 1
+
+    @property
+    def exchange(self) -> Exchange:
+        """The ranks."""
+        return self.ghosts.exchange
+
+    def tell(self, values: Array, changed: Mask | None = None) -> None:
+        """Bring the ghosts' part of an array of all local nodes ([n + ghosts]) up to date.
+
+        Collective on the ranks.
+        """
+        own = self.num_own
+        positions, news = self.ghosts.update(changed, values[:own, None].astype(np.int64))
+        values[positions] = news[:, 0]
+
+    @classmethod
+    def of_rows(
+        cls, exchange: Exchange, bounds: I64, table: NodeTable, indptr: I64, indices: I32, edge_weights: I32, weights: I64
+    ) -> "Level":
+        """Return a level whose rows are complete, after the ghosts' owners were told. Collective on the ranks.
+
+        Args:
+            exchange: the ranks.
+            bounds: int64[ranks + 1], who owns which keys.
+            table: positions of own nodes and ghosts.
+            indptr: as in the class, like those that follow.
+            indices: see there.
+            edge_weights: see there.
+            weights: see there.
+        """
+        keys = table.keys.copy()
+        own = len(indptr) - 1
+        ghosts = Mirror(exchange, bounds, keys[:own])
+        ghosts.follow(keys[own:], np.arange(own, len(keys)), weights)
+        return cls(keys, indptr, indices, edge_weights, weights, ghosts)
+
+
+def even_bounds(num_nodes: int, size: int) -> I64:
+    """Return int64[size + 1]: ranges of nodes of nearly equal length."""
+    return np.array([num_nodes * rank // size for rank in range(size + 1)], np.int64)
+
+
+def finest_level(exchange: Exchange, graph: GraphSlice, weights: I64) -> Level:
+    """Return the level of the graph itself. Collective on the ranks.
+
+    Args:
+        exchange: the ranks.
+        graph: this rank's slice.
+        weights: int64[own nodes, criteria].
+    """
+    first, last = graph.bounds[exchange.rank : exchange.rank + 2]
+    table = NodeTable(np.arange(first, last), int(graph.bounds[-1]), exchange.size == 1)
+    unit = np.empty(0, np.int32)
+    if exchange.size == 1:
+        indices = graph.neighbours.astype(np.int32, copy=False)
+    else:
+        indices = table.positions(graph.neighbours)
+    return Level.of_rows(exchange, graph.bounds, table, graph.indptr, indices, unit, weights)
+
+
+def slice_of_edges(exchange: Exchange, bounds: I64, chunks: Iterable[tuple[I64, I64]]) -> GraphSlice:
+    """Send edges, wherever they were read, to the owners of both ends; drop self loops and repeats.
+
+    Each round sends a chunk of every rank, so chunks bound what is in transit. Collective on the ranks.
+
+    Args:
+        exchange: the ranks.
+        bounds: int64[ranks + 1], who owns which nodes.
+        chunks: this rank's edges, ``(src, dst)`` int64[k] each; ranks may have different numbers of chunks.
+    """
+    first, last = (int(bound) for bound in bounds[exchange.rank : exchange.rank + 2])
+    owned = last - first
+    received = []
+    remaining = iter(chunks)
+    while True:
+        chunk = next(remaining, None)
+        if exchange.sum_of(int(chunk is not None)) == 0:
+            break
+        src, dst = chunk if chunk is not None else (np.empty(0, np.int64), np.empty(0, np.int64))
+        ends = np.stack([src, dst], axis=1)[src != dst]
+        ends = np.concatenate([ends, ends[:, ::-1]])
+        route = Route(exchange, np.searchsorted(bounds[1:], ends[:, 0], side="right"))
+        received.append(route.there(ends))
+    counts = np.zeros(owned + 1, np.int64)
+    for rows in received:
+        count_keys(rows[:, 0], 1 - first, counts)
+    indptr = np.cumsum(counts)
+    total = int(bounds[-1])
+    neighbours = np.empty(int(indptr[-1]), np.int32 if total < 2**31 else np.int64)
+    fill = indptr[:-1].copy()
+    for rows in received:
+        place_values(rows[:, 0] - first, rows[:, 1].copy(), fill, neighbours)
+    received.clear()
+    # repeats are marked by local id, so that the scratch does not grow with the whole graph
+    table = NodeTable(np.arange(first, last), total, exchange.size == 1)
+    local = table.positions(neighbours)
+    kept = drop_repeats(indptr, fill, local, np.full(len(table.keys), -1, np.int32), counts)
+    return GraphSlice(bounds, counts, table.keys[local[:kept]].astype(neighbours.dtype))
+
+
+def _runs(counts: I64) -> Iterator[tuple[int, int, int]]:
+    """Yield (rank, begin, end) of consecutive runs, leaving out empty ones."""
+    ends = np.cumsum(counts)
+    for rank, (end, count) in enumerate(zip(ends.tolist(), counts.tolist(), strict=True)):
+        if count:
+            yield rank, end - count, end
+
+
+def _joined(chunks: list[I64]) -> I64:
+    """Return what some chunks hold together, which replaces them."""
+    if len(chunks) != 1:
+        chunks[:] = [np.concatenate(chunks) if chunks else np.empty(0, np.int64)]
+    return chunks[0]

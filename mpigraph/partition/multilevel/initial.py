@@ -1,0 +1,155 @@
+"""The coarsest level is cut by METIS on rank 0.
+
+METIS's memory grows with the edges, so of a large coarse graph only a sample goes there: an edge of weight w is kept
+with probability min(1, w / t) by a hash of its ends, with weight max(w, t), which leaves the expected cut as it is.
+"""
+
+import numpy as np
+
+from mpigraph.arrays import F64, I32, I64, Array
+from mpigraph.errors import PartitionError
+from mpigraph.kernels.rng import combine
+from mpigraph.log import get_logger
+from mpigraph.partition.balance import Criteria
+from mpigraph.partition.metis import Adjacency, metis_cut
+from mpigraph.partition.multilevel.dist_csr import Level
+from mpigraph.partition.multilevel.exchange import Exchange
+from mpigraph.partition.multilevel.hashes import hashes
+
+__all__ = ["initial_parts", "spread", "violation"]
+
+MAX_EDGES = 6_000_000
+ATTEMPTS = 3
+_HEAVY = 1 << 16  # heavier edges count as this
+
+
+def initial_parts(level: Level, num_parts: int, limits: I64, seed: int) -> I32:
+    """Cut the coarsest level. Collective on the ranks.
+
+    Args:
+        level: the graph.
+        num_parts: number of parts.
+        limits: int64[criteria], what a part may hold.
+        seed: for METIS, and for the sample.
+
+    Returns:
+        int32[n + ghosts].
+    """
+    exchange = level.exchange
+    own = level.num_own
+    src = np.repeat(np.arange(own), np.diff(level.indptr))
+    weights = level.edge_weights if len(level.edge_weights) else np.ones(len(src), np.int32)
+    kept, weights = _sample(exchange, level.keys[src], level.keys[level.indices], weights, seed)
+    edges = np.stack([level.keys[src[kept]], level.keys[level.indices[kept]], weights], axis=1)
+    nodes = _at_rank_0(exchange, np.concatenate([level.keys[:own, None], level.weights], axis=1))
+    edges = _at_rank_0(exchange, edges)
+    found = np.empty(0, np.int64)
+    counts = np.zeros(exchange.size, np.int64)
+    if exchange.rank == 0:
+        order = np.argsort(nodes[:, 0])
+        nodes = nodes[order]
+        parts = _cut(nodes, edges, num_parts, limits, seed)
+        found = np.empty(len(parts), np.int64)
+        found[order] = parts
+        owners = level.ghosts.owners(nodes[:, 0])
+        counts = np.bincount(owners, minlength=exchange.size).astype(np.int64)
+    answers, _ = exchange.all_to_all(found[:, None], counts)
+    result = np.zeros(len(level.keys), np.int32)
+    result[:own] = answers[:, 0]
+    level.tell(result)
+    return result
+
+
+def spread(weights: I64, keys: I64, num_parts: int, seed: int) -> I32:
+    """Deal nodes out evenly, whatever their edges: those of equal weights in turn, in the order of hashes.
+
+    Args:
+        weights: int64[n, criteria].
+        keys: int64[n].
+        num_parts: number of parts.
+        seed: another order for each.
+    """
+    order = np.lexsort((hashes(keys, combine(seed, 6)), *(-weights.T)))
+    parts = np.empty(len(keys), np.int32)
+    parts[order] = np.arange(len(keys)) % num_parts
+    return parts
+
+
+def violation(loads: I64, limits: I64) -> float:
+    """Return by how much parts exceed their limits, in limits, all criteria and parts together.
+
+    Args:
+        loads: int64[parts, criteria].
+        limits: int64[criteria].
+    """
+    return float((np.maximum(loads - limits, 0) / np.maximum(limits, 1)).sum())
+
+
+def _at_rank_0(exchange: Exchange, rows: I64) -> I64:
+    counts = np.zeros(exchange.size, np.int64)
+    counts[0] = len(rows)
+    received, _ = exchange.all_to_all(np.ascontiguousarray(rows), counts)
+    return received
+
+
+def _sample(exchange: Exchange, src: I64, dst: I64, weights: I32, seed: int) -> tuple[Array, I64]:
+    """Choose edges for METIS: which, and with what weights."""
+    capped = np.minimum(weights, _HEAVY).astype(np.int64)
+    if exchange.sum_of(len(capped)) <= MAX_EDGES:
+        return np.arange(len(capped)), weights.astype(np.int64)
+    threshold = _threshold(exchange.total(np.bincount(capped, minlength=_HEAVY + 1).astype(np.int64)))
+    pairs = hashes(np.minimum(src, dst), combine(seed, 4)) ^ hashes(np.maximum(src, dst), combine(seed, 5))
+    fraction = (hashes(pairs.view(np.int64), combine(seed, 7)) >> np.uint64(32)).astype(np.int64)
+    kept = np.flatnonzero(fraction * threshold < capped << 32)
+    return kept, np.maximum(weights[kept], threshold).astype(np.int64)
+
+
+def _threshold(histogram: I64) -> int:
+    """Return the least t for which the sample is expected to be small enough; ``histogram``: edges by weight."""
+    low, high = 1, _HEAVY
+    values = np.arange(len(histogram))
+    while low < high:
+        middle = (low + high) // 2
+        expected: F64 = histogram * np.minimum(values / middle, 1.0)
+        if expected.sum() > MAX_EDGES:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def _cut(nodes: I64, edges: I64, num_parts: int, limits: I64, seed: int) -> I32:
+    """Return int32[n], the best of some attempts; ``nodes``: rows of (key, weights ...), ``edges``: (key, key, weight)."""
+    keys = nodes[:, 0]
+    weights = np.ascontiguousarray(nodes[:, 1:])
+    if len(nodes) <= num_parts or len(edges) == 0:
+        return spread(weights, keys, num_parts, seed)
+    src = np.searchsorted(keys, edges[:, 0])
+    dst = np.searchsorted(keys, edges[:, 1])
+    order = np.argsort(src * len(keys) + dst)
+    src, dst = src[order], dst[order]
+    edge_weights = edges[order, 2]
+    indptr = np.zeros(len(keys) + 1, np.int64)
+    np.cumsum(np.bincount(src, minlength=len(keys)), out=indptr[1:])
+    criteria: Criteria = {str(i): column for i, column in enumerate(weights.T) if column.sum() >= 10 * num_parts}
+    best = spread(weights, keys, num_parts, seed)
+    best_value = _value(best, src, dst, edge_weights, weights, num_parts, limits)
+    for attempt in range(ATTEMPTS):
+        try:
+            parts = metis_cut(Adjacency(indptr, dst), edge_weights, num_parts, criteria, seed=seed + attempt)
+        except PartitionError as error:  # some graphs with several criteria: what was spread is refined
+            get_logger().info("initial parts: %s", error)
+            continue
+        value = _value(parts, src, dst, edge_weights, weights, num_parts, limits)
+        if attempt == 0 or value < best_value:
+            best, best_value = parts, value
+    return best
+
+
+def _value(
+    parts: I32, src: I64, dst: I64, edge_weights: I64, weights: I64, num_parts: int, limits: I64
+) -> tuple[float, int]:
+    """How far out of balance, and the cut."""
+    loads = np.zeros((num_parts, weights.shape[1]), np.int64)
+    np.add.at(loads, parts, weights)
+    return violation(loads, limits), int(edge_weights[parts[src] != parts[dst]].sum())

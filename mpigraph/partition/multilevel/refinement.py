@@ -1,0 +1,267 @@
+"""Refinement of parts after Jet (see the package), by synchronous moves of all nodes at once, and rebalancing.
+
+An iteration: each node that did not move in the last one looks for a better part, and may lose a little; a move is kept
+if it loses nothing once all neighbours that gain more have moved; then parts that became too heavy give nodes away. The
+best state of all iterations is kept. Where more would move than a part can take, a histogram over gain and hash, summed
+over the ranks, says who may.
+"""
+
+import numpy as np
+
+from mpigraph.arrays import F64, I32, I64, U64, Array, Mask
+from mpigraph.kernels.part_moves import best_parts, confirm_moves, leaving_parts, tally
+from mpigraph.kernels.rng import combine
+from mpigraph.partition.multilevel.dist_csr import Level
+from mpigraph.partition.multilevel.exchange import Exchange
+from mpigraph.partition.multilevel.hashes import hashes
+from mpigraph.partition.multilevel.initial import violation
+
+__all__ = ["Effort", "global_loads", "refine"]
+
+from typing import NamedTuple
+
+REBALANCING_ROUNDS = 6
+LAST_ROUNDS = 40
+_IDLE = 2
+_BINS = 1024
+_HASH_BITS = 4
+
+
+class Effort(NamedTuple):
+    """How hard to try on a level.
+
+    Attributes:
+        iterations: of moving and rebalancing.
+        quarters: a move may lose so many quarters of the weight of edges to the own part.
+        inflow: how far above its limit a part may grow before it is rebalanced.
+        polish: iterations at the end in which only moves that keep the balance are made.
+    """
+
+    iterations: int
+    quarters: int
+    inflow: float
+    polish: int
+
+
+def global_loads(level: Level, parts: I32, num_parts: int) -> I64:
+    """Return int64[parts, criteria], what the parts weigh. Collective on the ranks."""
+    loads = np.zeros((num_parts, 1, level.weights.shape[1]), np.int64)
+    own = parts[: level.num_own]
+    tally(own, np.zeros(len(own), np.int64), level.weights, loads)
+    return level.exchange.total(loads)[:, 0]
+
+
+def refine(level: Level, parts: I32, num_parts: int, limits: I64, effort: Effort, seed: int, last: bool) -> I32:
+    """Improve parts. Collective on the ranks.
+
+    Args:
+        level: the graph.
+        parts: int32[n + ghosts].
+        num_parts: number of parts.
+        limits: int64[criteria], what a part may hold.
+        effort: how hard to try.
+        seed: for ties.
+        last: whether this is the finest level, where what is out of balance must be mended.
+
+    Returns:
+        int32[n + ghosts].
+    """
+    refinement = _Refinement(level, parts, num_parts, limits, seed)
+    refinement.rebalance(REBALANCING_ROUNDS)
+    refinement.iterate(effort.iterations, effort.quarters, limits * effort.inflow, keeping=False)
+    if effort.polish:
+        refinement.back_to_best()
+        refinement.iterate(effort.polish, 0, limits.astype(np.float64), keeping=True)
+    refinement.back_to_best()
+    if last:
+        refinement.rebalance(LAST_ROUNDS)
+        refinement.compare()
+        refinement.back_to_best()
+    return refinement.parts
+
+
+class _Refinement:
+    """The state of the parts of one level."""
+
+    def __init__(self, level: Level, parts: I32, num_parts: int, limits: I64, seed: int) -> None:
+        self._level = level
+        self._limits = limits
+        self._seed = seed
+        self._step = 0
+        self.parts = parts
+        self._loads = global_loads(level, parts, num_parts)
+        self._sizes = _relative_sizes(level)
+        self._locked = np.zeros(level.num_own, np.bool_)
+        self._targets = np.full(len(parts), -1, np.int32)
+        self._gains = np.zeros(len(parts), np.int64)
+        self._best = parts.copy()
+        self._best_loads = self._loads.copy()
+        self._best_value = (float("inf"), 0)
+
+    def iterate(self, iterations: int, quarters: int, inflow: F64, keeping: bool) -> None:
+        """Move and rebalance some times; stop early when nothing moves."""
+        own = self._level.num_own
+        idle = 0
+        self._locked[:] = False
+        for _ in range(iterations):
+            self._note(self._look(quarters, keeping))
+            confirmed = self._confirm()
+            nodes = np.flatnonzero(confirmed)
+            quota = np.maximum(np.floor(inflow).astype(np.int64) - self._loads, 0)
+            nodes = nodes[self._within(nodes, quota)]
+            self._locked[:] = False
+            self._locked[nodes] = True
+            moved = self._level.exchange.sum_of(len(nodes))
+            self._apply(nodes, self._targets[:own])
+            self.rebalance(REBALANCING_ROUNDS)
+            idle = idle + 1 if moved == 0 else 0
+            if idle == _IDLE:
+                break
+        self.compare()
+
+    def compare(self) -> None:
+        """Keep the present state if it is the best so far. Collective on the ranks."""
+        self._note(self._look(0, keeping=False))
+
+    def back_to_best(self) -> None:
+        """Return to the best state so far."""
+        self.parts = self._best.copy()
+        self._loads = self._best_loads.copy()
+
+    def rebalance(self, rounds: int) -> None:
+        """Move nodes out of overloaded parts, those that lose least first. Collective on the ranks."""
+        level = self._level
+        own = level.num_own
+        for _ in range(rounds):
+            if (self._loads <= self._limits).all():
+                return
+            leaving_parts(
+                level.indptr, level.indices, level.edge_weights, level.weights, level.keys, self.parts, self._loads,
+                self._limits, self._salt(), self._targets, self._gains,
+            )  # fmt: skip
+            nodes = np.flatnonzero(self._targets[:own] >= 0)
+            excess = np.maximum(self._loads - self._limits, 0)
+            nodes = nodes[self._choose(self.parts[nodes], nodes, excess, enough=True)]
+            space = np.maximum(self._limits - self._loads, 0)
+            nodes = nodes[self._within(nodes, space)]
+            if level.exchange.sum_of(len(nodes)) == 0:
+                return
+            self._apply(nodes, self._targets[:own])
+
+    def _salt(self) -> np.uint64:
+        self._step += 1
+        return combine(self._seed, 8, self._step)
+
+    def _look(self, quarters: int, keeping: bool) -> int:
+        """Find where each node would go; return the weight of the cut, each edge twice."""
+        level = self._level
+        cut = best_parts(
+            level.indptr, level.indices, level.edge_weights, level.weights, level.keys, self.parts, self._locked,
+            self._loads, self._limits, quarters, keeping, self._salt(), self._targets, self._gains,
+        )  # fmt: skip
+        return level.exchange.sum_of(cut)
+
+    def _note(self, cut: int) -> None:
+        value = (violation(self._loads, self._limits), cut)
+        if value < self._best_value:
+            self._best_value = value
+            self._best = self.parts.copy()
+            self._best_loads = self._loads.copy()
+
+    def _confirm(self) -> Mask:
+        level = self._level
+        own = level.num_own
+        news = np.stack([self._targets[:own].astype(np.int64), self._gains[:own]], axis=1)
+        self._targets[own:] = -1
+        positions, values = level.ghosts.update(self._targets[:own] >= 0, news)
+        self._targets[positions] = values[:, 0]
+        self._gains[positions] = values[:, 1]
+        confirmed = np.empty(own, np.bool_)
+        confirm_moves(
+            level.indptr, level.indices, level.edge_weights, level.keys, self.parts, self._targets, self._gains,
+            self._salt(), confirmed,
+        )  # fmt: skip
+        return confirmed
+
+    def _apply(self, nodes: I64, targets: I32) -> None:
+        changes = np.zeros((len(self._loads), 1, self._loads.shape[1]), np.int64)
+        where = np.zeros(len(nodes), np.int64)
+        weights = self._level.weights[nodes]
+        tally(targets[nodes], where, weights, changes)
+        tally(self.parts[nodes], where, -weights, changes)
+        self._loads = self._loads + self._level.exchange.total(changes)[:, 0]
+        self.parts[nodes] = targets[nodes]
+        changed = np.zeros(self._level.num_own, np.bool_)
+        changed[nodes] = True
+        self._level.tell(self.parts, changed)
+
+    def _within(self, nodes: I64, quota: I64) -> Mask:
+        """Choose those of the nodes that may go to their targets, the best first: bool[k]."""
+        groups = self._targets[nodes]
+        inflow = np.zeros((len(quota), 1, quota.shape[1]), np.int64)
+        tally(groups, np.zeros(len(nodes), np.int64), self._level.weights[nodes], inflow)
+        too_much = (self._level.exchange.total(inflow)[:, 0] > quota).any(axis=1)
+        chosen: Mask = ~too_much[groups]
+        if too_much.any():
+            number = np.cumsum(too_much) - 1
+            crowded = np.flatnonzero(~chosen)
+            some = nodes[crowded]
+            renumbered = number[self._targets[some]].astype(np.int32)
+            chosen[crowded] = self._choose(renumbered, some, quota[too_much], enough=False)
+        return chosen
+
+    def _choose(self, groups: I32, nodes: I64, bounds: I64, enough: bool) -> Mask:
+        """Choose nodes of each group, by gain and then by hash, until they are enough, or as many as there is space for.
+
+        Args:
+            groups: int32[k].
+            nodes: int64[k].
+            bounds: int64[groups, criteria], what is enough, or the space.
+            enough: which of the two.
+        """
+        level = self._level
+        weights = level.weights[nodes]
+        hashed = hashes(level.keys[nodes], self._salt())
+        bins = _gain_classes(self._gains[nodes], self._sizes[nodes]) << _HASH_BITS
+        bins |= (hashed >> np.uint64(64 - _HASH_BITS)).astype(np.int64)
+        chosen, limit, left = _first_bins(level.exchange, groups, bins, weights, bounds, enough)
+        rest = np.flatnonzero(bins == limit[groups])
+        finer = (hashed[rest] & np.uint64(_BINS - 1)).astype(np.int64)
+        chosen[rest], _, _ = _first_bins(level.exchange, groups[rest], finer, weights[rest], left, enough, last=True)
+        return chosen
+
+
+def _first_bins(
+    exchange: Exchange, groups: I32, bins: I64, weights: I64, bounds: I64, enough: bool, last: bool = False
+) -> tuple[Mask, I64, I64]:
+    """Choose whole bins of each group; return who is chosen, the first bin that is not, and what is left for it."""
+    table = np.zeros((len(bounds), _BINS, bounds.shape[1]), np.int64)
+    tally(groups, bins, weights, table)
+    table = exchange.total(table)
+    ends = np.cumsum(table, axis=1)
+    if enough:  # a bin is wanted whole while what comes before and with it is not enough
+        fits = (ends < bounds[:, None]).any(axis=2)
+    else:
+        fits = (ends <= bounds[:, None]).all(axis=2)
+    limit = np.where(fits.all(axis=1), _BINS, np.argmin(fits, axis=1))
+    before = np.where(limit[:, None] > 0, ends[np.arange(len(bounds)), np.maximum(limit - 1, 0)], 0)
+    reach = limit + 1 if enough and last else limit
+    return bins < reach[groups], limit, bounds - before
+
+
+def _gain_classes(gains: I64, sizes: I64) -> I64:
+    """Return int64[k] in [1, 63], smaller for more gain by size: half octaves on both sides of nothing."""
+    value: F64 = np.abs(gains) * 1024.0 / sizes
+    mantissa, exponent = np.frexp(value)
+    steps = np.clip(2 * exponent.astype(np.int64) + (mantissa >= 0.75), 1, 31)
+    return 32 - np.sign(gains) * steps
+
+
+def _relative_sizes(level: Level) -> I64:
+    """Return int64[n]: 1024 for a node of mean weight, all criteria together. Collective on the ranks."""
+    totals = level.exchange.total(np.append(level.weights.sum(axis=0), level.num_own))
+    scale: F64 = 1024.0 * totals[-1] / np.maximum(totals[:-1], 1) / max(np.count_nonzero(totals[:-1]), 1)
+    sizes = np.zeros(level.num_own, np.int64)
+    for column, factor in zip(level.weights.T, scale.tolist(), strict=True):
+        sizes += np.floor(column * factor).astype(np.int64)
+    return np.maximum(sizes, 1)
