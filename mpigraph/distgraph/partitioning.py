@@ -62,7 +62,7 @@ def partition_graph(
         num_parts: number of parts; may exceed the number of nodes.
         out_path: directory, created if missing.
         num_hops: without effect: owners sample, so parts hold no copies of neighbours.
-        part_method: "metis" or "random".
+        part_method: "metis", "multilevel" (which takes less memory) or "random".
         balance_ntypes: int[nodes], or node type -> int[nodes]: every number is spread evenly over the parts. The nodes
             of each type that is not named are spread evenly in any case.
         balance_edges: spread the edges evenly too.

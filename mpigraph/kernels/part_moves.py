@@ -130,14 +130,15 @@ def leaving_parts(
     parts: Array,
     loads: Array,
     limits: Array,
+    caps: Array,
     salt: np.uint64,
     out_parts: Array,
     out_gains: Array,
 ) -> None:
     """Find for each node of an overloaded part another one that can take it: where most of its edges lead, or any.
 
-    A node can help if it has a weight in a criterion that is over its limit. The arguments are as in
-    :func:`best_parts`.
+    A node can help if it has a weight in a criterion that is over its limit. caps: int64[criteria], what a part may
+    hold that takes one. The others are as in :func:`best_parts`.
     """
     num_parts = len(loads)
     links = np.zeros(num_parts, np.int64)
@@ -159,7 +160,7 @@ def leaving_parts(
         for i in range(indptr[u], indptr[u + 1]):
             links[parts[indices[i]]] += edge_weights[i] if len(edge_weights) > 0 else 1
         hashed = mix64(np.uint64(keys[u]) ^ salt)
-        start = np.int64(hashed % np.uint64(num_parts))
+        start = int(hashed % np.uint64(num_parts))
         best = -1
         for t in range(num_parts):
             part = (start + t) % num_parts
@@ -167,7 +168,7 @@ def leaving_parts(
                 continue
             fits = True
             for c in range(len(limits)):
-                if weights[u, c] > 0 and loads[part, c] + weights[u, c] > limits[c]:
+                if weights[u, c] > 0 and loads[part, c] + weights[u, c] > caps[c]:
                     fits = False
             if fits:
                 best = part

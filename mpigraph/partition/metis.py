@@ -194,8 +194,8 @@ def _call_library(
         return None if array is None else ctypes.c_void_p(array.ctypes.data)
 
     status = getattr(ctypes.CDLL(_internal.__file__), entry)(
-        number(len(found)), number(num_criteria), address(indptr), address(indices), address(node_weights),
-        None, address(weights_of_edges), number(num_parts), None, None, address(options), ctypes.byref(cut), address(found),
+        number(len(found)), number(num_criteria), address(indptr), address(indices), address(node_weights), None,
+        address(weights_of_edges), number(num_parts), None, None, address(options), ctypes.byref(cut), address(found),
     )  # fmt: skip
     if status != _METIS_OK:
         raise PartitionError(f"METIS failed with status {status}")

@@ -173,7 +173,7 @@ def test_generate_then_partition(tmp_path, capsys):
             "destination 9",
         ),
         (lambda t: (np.savez(t / "x.npz", edge_src=[0], edge_dst=[1, 2]), t / "x.npz")[1], (), "two integer arrays"),
-        (lambda t: write_npz(t / "x.npz"), ("--method", "spectral"), "'metis', 'random'.*spectral"),
+        (lambda t: write_npz(t / "x.npz"), ("--method", "spectral"), "'metis', 'multilevel', 'random'.*spectral"),
         (lambda t: write_npz(t / "x.npz"), ("--parts", "0"), "num_parts must be >= 1"),
         (
             lambda t: (np.savez(t / "x.npz", edge_src=[0], edge_dst=[1]), t / "x.npz")[1],

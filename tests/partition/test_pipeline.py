@@ -88,7 +88,7 @@ def check_round_trip(source, result, num_parts):
                 assert np.array_equal(feats.read(f"{key}/told"), np.stack([src, dst, np.arange(len(src))], 1)[orig])
 
 
-@pytest.mark.parametrize("method", ["metis", "random"])
+@pytest.mark.parametrize("method", ["metis", "multilevel", "random"])
 @pytest.mark.parametrize("num_parts", [1, 2, 3, 8])
 def test_round_trip_of_a_homogeneous_graph(tmp_path, method, num_parts):
     source = homogeneous(500, *power_law(500, 4000))
@@ -98,7 +98,7 @@ def test_round_trip_of_a_homogeneous_graph(tmp_path, method, num_parts):
         assert feats.info("_N/half").dtype == "bfloat16"
 
 
-@pytest.mark.parametrize("method", ["metis", "random"])
+@pytest.mark.parametrize("method", ["metis", "multilevel", "random"])
 @pytest.mark.parametrize("counts", [(300, 400, 20), pytest.param((30, 40, 2), marks=pytest.mark.slow), (1, 5, 0)])
 def test_round_trip_of_a_heterograph_with_few_nodes_of_a_type(tmp_path, method, counts):
     edges = [counts[1] * 3, counts[1] * 2 if counts[2] else 0, counts[1]]
@@ -106,7 +106,7 @@ def test_round_trip_of_a_heterograph_with_few_nodes_of_a_type(tmp_path, method, 
     check_round_trip(source, partition_source(source, "h", 4, tmp_path, method), 4)
 
 
-@pytest.mark.parametrize("method", ["metis", "random"])
+@pytest.mark.parametrize("method", ["metis", "multilevel", "random"])
 @pytest.mark.parametrize(
     "num_nodes, src, dst",
     [
@@ -206,7 +206,7 @@ def test_balance_of_classes_and_edges(tmp_path, num_parts):
 
 def test_the_same_seed_gives_the_same_parts(tmp_path):
     source = homogeneous(300, *power_law(300, 3000))
-    for method in ("metis", "random"):
+    for method in ("metis", "multilevel", "random"):
         first, again = (partition_source(source, "g", 3, tmp_path / str(i), method, seed=4) for i in range(2))
         assert np.array_equal(first.orig_nids[0], again.orig_nids[0])
 
@@ -242,7 +242,7 @@ def test_bad_input_is_named(tmp_path):
     with pytest.raises(GraphDataError, match=r"edge 2 of \('_N', '_E', '_N'\) has destination 4, .* 4 nodes"):
         partition_source(source, "g", 2, tmp_path)
     good = homogeneous(4, [0, 1, 2], [1, 2, 3])
-    with pytest.raises(InvalidArgumentError, match=r"part_method .*'metis', 'random'.*\(got 'spectral'\)"):
+    with pytest.raises(InvalidArgumentError, match=r"part_method .*'metis', 'multilevel', 'random'.*\(got 'spectral'\)"):
         partition_source(good, "g", 2, tmp_path, "spectral")
     with pytest.raises(InvalidArgumentError, match=r"num_parts must be >= 1 \(got 0\)"):
         partition_source(good, "g", 0, tmp_path)
@@ -274,7 +274,7 @@ def test_round_trip_of_two_hundred_relations(tmp_path, method):
     assert len(result.orig_eids) == 200 and len(PartConfig.read(result.config_path).schema.relations) == 200
 
 
-@pytest.mark.parametrize("method", ["metis", "random"])
+@pytest.mark.parametrize("method", ["metis", "multilevel", "random"])
 def test_types_without_nodes_or_relations(tmp_path, method):
     nothing = typed_source(dict.fromkeys(COUNTS, 0), dict.fromkeys(EDGES, 0))
     check_round_trip(nothing, partition_source(nothing, "n", 2, tmp_path, method), 2)

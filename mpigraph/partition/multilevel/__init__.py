@@ -1,7 +1,8 @@
 """Assign nodes to parts by a multilevel method that runs on any number of ranks and gives the same parts on each.
 
-Runs on the ranks of an :class:`~mpigraph.partition.multilevel.exchange.Exchange`; one rank needs no MPI. Nodes are owned
-in contiguous ranges of their ids, on every level: a cluster belongs to the owner of the node that it began with::
+Runs on the ranks of an :class:`~mpigraph.partition.multilevel.exchange.Exchange`; one rank needs no MPI. Nodes are
+owned in contiguous ranges of their ids, on every level: a cluster belongs to the owner of the node that it began
+with::
 
     dist_csr       symmetric adjacency at the owners, ghosts, who follows whose nodes
     clustering     size-constrained label propagation in synchronous sub-rounds

@@ -1,11 +1,14 @@
 """The whole method: from a graph cut over ranks to a part for each node."""
 
+from functools import partial
+from typing import NamedTuple
+
 import numpy as np
 
 from mpigraph.arrays import F64, I32, I64
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.log import get_logger
-from mpigraph.partition.balance import Criteria
+from mpigraph.partition.balance import TOLERANCE, Criteria
 from mpigraph.partition.metis import symmetric_adjacency
 from mpigraph.partition.multilevel.clustering import find_clusters
 from mpigraph.partition.multilevel.contraction import Descent, contract
@@ -17,9 +20,7 @@ from mpigraph.partition.source import GraphSource
 
 __all__ = ["Coarsening", "assign", "multilevel_assign"]
 
-from typing import NamedTuple
-
-TOLERANCE = 1.03
+AIM = 1.03  # over the mean, which leaves METIS's k-way method's balance as it is
 CAP = 7  # mean weights at the target
 
 
@@ -64,21 +65,18 @@ def assign(
         int32[own nodes].
 
     Raises:
-        InvalidArgumentError: the weights do not fit the graph, or the number of parts is not positive.
+        InvalidArgumentError: on some rank the weights do not fit the graph or the graph its bounds, or there are no
+            parts, or too many nodes for one rank.
     """
     own = len(graph.indptr) - 1
-    wrong = num_parts < 1 or weights.ndim != 2 or len(weights) != own or (len(weights) > 0 and int(weights.min()) < 0)
-    if exchange.sum_of(int(wrong)):
-        raise InvalidArgumentError(
-            f"an assignment needs parts and weights >= 0 for each own node and criterion, on every rank "
-            f"(got {num_parts} parts and weights {list(weights.shape)} for {own} nodes)"
-        )
+    wrong = _wrong(exchange, graph, weights, num_parts)
+    if exchange.sum_of(int(wrong is not None)):
+        raise InvalidArgumentError(wrong or "what another rank gave for an assignment is not usable")
     total = int(graph.bounds[-1])
     if num_parts == 1 or total == 0:
         return np.zeros(own, np.int32)
     totals = exchange.total(weights.sum(axis=0))
-    means: F64 = totals / num_parts
-    bounds = np.maximum(np.floor(means * TOLERANCE), np.ceil(means)).astype(np.int64)
+    bounds = _bounds(totals, num_parts)
     level = finest_level(exchange, graph, weights)
     target = max(coarsening.least, int(total * coarsening.fraction), coarsening.of_parts * num_parts)
     caps = np.maximum(CAP * totals // target, 2)
@@ -110,12 +108,33 @@ def multilevel_assign(source: GraphSource, num_parts: int, criteria: Criteria, *
     bounds = np.array([0, len(adjacency.indptr) - 1], np.int64)
     weights = np.stack(list(criteria.values()), axis=1) if criteria else np.empty((int(bounds[1]), 0), np.int64)
     graph = GraphSlice(bounds, adjacency.indptr, adjacency.indices)
-    return assign(Exchange(), graph, np.ascontiguousarray(weights), num_parts, seed=seed)
+    alone = partial(assign, Exchange())  # of one rank, and so not collective on anybody
+    return alone(graph, np.ascontiguousarray(weights), num_parts, seed=seed)
 
 
-def _coarsened(
-    level: Level, caps: I64, target: int, most: int, seed: int
-) -> tuple[list[Level], list[Descent]]:
+def _bounds(totals: I64, num_parts: int) -> I64:
+    """Return int64[criteria], what a part may hold: 3 % over the mean, and one more than it if 5 % allow that."""
+    means: F64 = totals / num_parts
+    ceiling = np.ceil(means)
+    wanted = np.maximum(np.floor(means * AIM), ceiling + 1)
+    return np.maximum(np.minimum(wanted, np.floor(means * TOLERANCE)), ceiling).astype(np.int64)
+
+
+def _wrong(exchange: Exchange, graph: GraphSlice, weights: I64, num_parts: int) -> str | None:
+    """Return what is wrong with the arguments, or None."""
+    own = len(graph.indptr) - 1
+    if num_parts < 1:
+        return f"num_parts must be >= 1 (got {num_parts})"
+    if len(graph.bounds) != exchange.size + 1 or graph.bounds[exchange.rank + 1] - graph.bounds[exchange.rank] != own:
+        return f"bounds {graph.bounds.tolist()} do not fit rank {exchange.rank} of {exchange.size} with {own} nodes"
+    if own >= 2**31:
+        return f"a rank holds less than 2**31 nodes (got {own}): take more ranks"
+    if weights.ndim != 2 or len(weights) != own or (weights < 0).any():
+        return f"weights must be >= 0, one row for each of {own} nodes (got shape {list(weights.shape)})"
+    return None
+
+
+def _coarsened(level: Level, caps: I64, target: int, most: int, seed: int) -> tuple[list[Level], list[Descent]]:
     """Return the levels, the finest first, and the ways back between them."""
     levels = [level]
     descents: list[Descent] = []

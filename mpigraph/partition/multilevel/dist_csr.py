@@ -185,7 +185,14 @@ class Level:
 
     @classmethod
     def of_rows(
-        cls, exchange: Exchange, bounds: I64, table: NodeTable, indptr: I64, indices: I32, edge_weights: I32, weights: I64
+        cls,
+        exchange: Exchange,
+        bounds: I64,
+        table: NodeTable,
+        indptr: I64,
+        indices: I32,
+        edge_weights: I32,
+        weights: I64,
     ) -> "Level":
         """Return a level whose rows are complete, after the ghosts' owners were told. Collective on the ranks.
 
@@ -240,14 +247,16 @@ def slice_of_edges(exchange: Exchange, bounds: I64, chunks: Iterable[tuple[I64, 
     """
     first, last = (int(bound) for bound in bounds[exchange.rank : exchange.rank + 2])
     owned = last - first
+    total = int(bounds[-1])
+    dtype = np.int32 if total < 2**31 else np.int64
     received = []
     remaining = iter(chunks)
     while True:
         chunk = next(remaining, None)
         if exchange.sum_of(int(chunk is not None)) == 0:
             break
-        src, dst = chunk if chunk is not None else (np.empty(0, np.int64), np.empty(0, np.int64))
-        ends = np.stack([src, dst], axis=1)[src != dst]
+        src, dst = chunk if chunk is not None else (bounds[:0], bounds[:0])
+        ends = np.stack([src, dst], axis=1).astype(dtype)[src != dst]
         ends = np.concatenate([ends, ends[:, ::-1]])
         route = Route(exchange, np.searchsorted(bounds[1:], ends[:, 0], side="right"))
         received.append(route.there(ends))
@@ -255,8 +264,7 @@ def slice_of_edges(exchange: Exchange, bounds: I64, chunks: Iterable[tuple[I64, 
     for rows in received:
         count_keys(rows[:, 0], 1 - first, counts)
     indptr = np.cumsum(counts)
-    total = int(bounds[-1])
-    neighbours = np.empty(int(indptr[-1]), np.int32 if total < 2**31 else np.int64)
+    neighbours = np.empty(int(indptr[-1]), dtype)
     fill = indptr[:-1].copy()
     for rows in received:
         place_values(rows[:, 0] - first, rows[:, 1].copy(), fill, neighbours)

@@ -1,4 +1,4 @@
-"""What the ranks that cut a graph tell one another: rows, sums. A single rank, which needs no MPI; over MPI a subclass."""
+"""What the ranks that cut a graph tell one another: rows and sums. Here one rank, without MPI; over MPI a subclass."""
 
 import numpy as np
 

@@ -4,9 +4,11 @@ METIS's memory grows with the edges, so of a large coarse graph only a sample go
 with probability min(1, w / t) by a hash of its ends, with weight max(w, t), which leaves the expected cut as it is.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 
-from mpigraph.arrays import F64, I32, I64, Array
+from mpigraph.arrays import F64, I32, I64
 from mpigraph.errors import PartitionError
 from mpigraph.kernels.rng import combine
 from mpigraph.log import get_logger
@@ -19,8 +21,10 @@ from mpigraph.partition.multilevel.hashes import hashes
 __all__ = ["initial_parts", "spread", "violation"]
 
 MAX_EDGES = 6_000_000
-ATTEMPTS = 3
+ATTEMPTS = 3  # bisections, which differ much from seed to seed; cuts by the k-way method differ little
+MAX_BISECTED = 8
 _HEAVY = 1 << 16  # heavier edges count as this
+_CHUNK = 1 << 20  # edges looked at together
 
 
 def initial_parts(level: Level, num_parts: int, limits: I64, seed: int) -> I32:
@@ -37,20 +41,13 @@ def initial_parts(level: Level, num_parts: int, limits: I64, seed: int) -> I32:
     """
     exchange = level.exchange
     own = level.num_own
-    src = np.repeat(np.arange(own), np.diff(level.indptr))
-    weights = level.edge_weights if len(level.edge_weights) else np.ones(len(src), np.int32)
-    kept, weights = _sample(exchange, level.keys[src], level.keys[level.indices], weights, seed)
-    edges = np.stack([level.keys[src[kept]], level.keys[level.indices[kept]], weights], axis=1)
     nodes = _at_rank_0(exchange, np.concatenate([level.keys[:own, None], level.weights], axis=1))
-    edges = _at_rank_0(exchange, edges)
+    edges = _at_rank_0(exchange, _sample(level, seed))
     found = np.empty(0, np.int64)
     counts = np.zeros(exchange.size, np.int64)
     if exchange.rank == 0:
-        order = np.argsort(nodes[:, 0])
-        nodes = nodes[order]
-        parts = _cut(nodes, edges, num_parts, limits, seed)
-        found = np.empty(len(parts), np.int64)
-        found[order] = parts
+        nodes = nodes[np.argsort(nodes[:, 0])]  # as ranks own ranges, they are in order; METIS's result hangs on it
+        found = _cut(nodes, edges, num_parts, limits, seed).astype(np.int64)
         owners = level.ghosts.owners(nodes[:, 0])
         counts = np.bincount(owners, minlength=exchange.size).astype(np.int64)
     answers, _ = exchange.all_to_all(found[:, None], counts)
@@ -92,26 +89,47 @@ def _at_rank_0(exchange: Exchange, rows: I64) -> I64:
     return received
 
 
-def _sample(exchange: Exchange, src: I64, dst: I64, weights: I32, seed: int) -> tuple[Array, I64]:
-    """Choose edges for METIS: which, and with what weights."""
-    capped = np.minimum(weights, _HEAVY).astype(np.int64)
-    if exchange.sum_of(len(capped)) <= MAX_EDGES:
-        return np.arange(len(capped)), weights.astype(np.int64)
-    threshold = _threshold(exchange.total(np.bincount(capped, minlength=_HEAVY + 1).astype(np.int64)))
-    pairs = hashes(np.minimum(src, dst), combine(seed, 4)) ^ hashes(np.maximum(src, dst), combine(seed, 5))
-    fraction = (hashes(pairs.view(np.int64), combine(seed, 7)) >> np.uint64(32)).astype(np.int64)
-    kept = np.flatnonzero(fraction * threshold < capped << 32)
-    return kept, np.maximum(weights[kept], threshold).astype(np.int64)
+def _sample(level: Level, seed: int) -> I64:
+    """Choose edges for METIS: int64[k, 3], keys of both ends and weight."""
+    exchange = level.exchange
+    threshold = 1
+    if exchange.sum_of(len(level.indices)) > MAX_EDGES:
+        histogram = np.zeros(_HEAVY + 1, np.int64)
+        for _, _, weights in _edges(level):
+            histogram += np.bincount(np.minimum(weights, _HEAVY), minlength=_HEAVY + 1)
+        threshold = _threshold(exchange.total(histogram))
+    rows = [np.empty((0, 3), np.int64)]
+    for src, dst, weights in _edges(level):
+        pairs = hashes(np.minimum(src, dst), combine(seed, 4)) ^ hashes(np.maximum(src, dst), combine(seed, 5))
+        fraction = (hashes(pairs.view(np.int64), combine(seed, 7)) >> np.uint64(32)).astype(np.int64)
+        kept = np.flatnonzero(fraction * threshold < np.minimum(weights, _HEAVY) << 32)
+        rows.append(np.stack([src[kept], dst[kept], np.maximum(weights[kept], threshold)], axis=1))
+    return np.concatenate(rows)
+
+
+def _edges(level: Level) -> Iterator[tuple[I64, I64, I64]]:
+    """Yield chunks of this rank's edges: keys of both ends, and weights."""
+    first = 0
+    while first < level.num_own:
+        after = int(np.searchsorted(level.indptr, level.indptr[first] + _CHUNK, side="right"))
+        last = min(max(after - 1, first + 1), level.num_own)
+        entries = slice(int(level.indptr[first]), int(level.indptr[last]))
+        src = np.repeat(level.keys[first:last], np.diff(level.indptr[first : last + 1]))
+        dst = level.keys[level.indices[entries]]
+        weights = level.edge_weights[entries] if len(level.edge_weights) else np.ones(len(src), np.int32)
+        yield src, dst, weights.astype(np.int64)
+        first = last
 
 
 def _threshold(histogram: I64) -> int:
     """Return the least t for which the sample is expected to be small enough; ``histogram``: edges by weight."""
-    low, high = 1, _HEAVY
+    low = 1
+    high = _HEAVY
     values = np.arange(len(histogram))
     while low < high:
         middle = (low + high) // 2
-        expected: F64 = histogram * np.minimum(values / middle, 1.0)
-        if expected.sum() > MAX_EDGES:
+        fractions: F64 = np.minimum(values / middle, 1.0)
+        if float((histogram * fractions).sum()) > MAX_EDGES:
             low = middle + 1
         else:
             high = middle
@@ -119,7 +137,7 @@ def _threshold(histogram: I64) -> int:
 
 
 def _cut(nodes: I64, edges: I64, num_parts: int, limits: I64, seed: int) -> I32:
-    """Return int32[n], the best of some attempts; ``nodes``: rows of (key, weights ...), ``edges``: (key, key, weight)."""
+    """Return int32[n], the best of some attempts; ``nodes``: (key, weights ...), ``edges``: (key, key, weight)."""
     keys = nodes[:, 0]
     weights = np.ascontiguousarray(nodes[:, 1:])
     if len(nodes) <= num_parts or len(edges) == 0:
@@ -127,22 +145,25 @@ def _cut(nodes: I64, edges: I64, num_parts: int, limits: I64, seed: int) -> I32:
     src = np.searchsorted(keys, edges[:, 0])
     dst = np.searchsorted(keys, edges[:, 1])
     order = np.argsort(src * len(keys) + dst)
-    src, dst = src[order], dst[order]
+    src = src[order]
+    dst = dst[order]
     edge_weights = edges[order, 2]
     indptr = np.zeros(len(keys) + 1, np.int64)
     np.cumsum(np.bincount(src, minlength=len(keys)), out=indptr[1:])
+    adjacency = Adjacency(indptr, dst)
     criteria: Criteria = {str(i): column for i, column in enumerate(weights.T) if column.sum() >= 10 * num_parts}
     best = spread(weights, keys, num_parts, seed)
     best_value = _value(best, src, dst, edge_weights, weights, num_parts, limits)
-    for attempt in range(ATTEMPTS):
+    for attempt in range(ATTEMPTS if num_parts <= MAX_BISECTED else 1):
         try:
-            parts = metis_cut(Adjacency(indptr, dst), edge_weights, num_parts, criteria, seed=seed + attempt)
+            parts = metis_cut(adjacency, edge_weights, num_parts, criteria, seed=int(combine(seed, 9, attempt)) >> 33)
         except PartitionError as error:  # some graphs with several criteria: what was spread is refined
             get_logger().info("initial parts: %s", error)
             continue
         value = _value(parts, src, dst, edge_weights, weights, num_parts, limits)
         if attempt == 0 or value < best_value:
-            best, best_value = parts, value
+            best = parts
+            best_value = value
     return best
 
 

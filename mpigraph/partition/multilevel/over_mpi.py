@@ -1,10 +1,13 @@
 """The ranks of an MPI communicator as an :class:`~mpigraph.partition.multilevel.exchange.Exchange`. Imports MPI."""
 
-from mpigraph.arrays import I64, Array
+from mpigraph.arrays import I32, I64, Array
+from mpigraph.mpi.agree import no_way_back
 from mpigraph.mpi.alltoall import Comm, exchange_rows, sum_over_ranks
+from mpigraph.partition.multilevel.assign import assign
+from mpigraph.partition.multilevel.dist_csr import GraphSlice
 from mpigraph.partition.multilevel.exchange import Exchange
 
-__all__ = ["MPIExchange"]
+__all__ = ["MPIExchange", "assign_over"]
 
 
 class MPIExchange(Exchange):
@@ -22,3 +25,12 @@ class MPIExchange(Exchange):
     def total(self, values: I64) -> I64:
         """As in the base class. Collective on the ranks."""
         return sum_over_ranks(self._comm, values)
+
+
+def assign_over(comm: Comm, graph: GraphSlice, weights: I64, num_parts: int, *, seed: int = 0) -> I32:
+    """Assign every node to a part, as :func:`~mpigraph.partition.multilevel.assign.assign` does.
+
+    Collective on ``comm``. The others count on each rank, so what is no error of this library ends the job.
+    """
+    with no_way_back(comm):
+        return assign(MPIExchange(comm), graph, weights, num_parts, seed=seed)

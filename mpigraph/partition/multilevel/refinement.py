@@ -6,9 +6,11 @@ best state of all iterations is kept. Where more would move than a part can take
 over the ranks, says who may.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 
-from mpigraph.arrays import F64, I32, I64, U64, Array, Mask
+from mpigraph.arrays import F64, I32, I64, Mask
 from mpigraph.kernels.part_moves import best_parts, confirm_moves, leaving_parts, tally
 from mpigraph.kernels.rng import combine
 from mpigraph.partition.multilevel.dist_csr import Level
@@ -18,11 +20,11 @@ from mpigraph.partition.multilevel.initial import violation
 
 __all__ = ["Effort", "global_loads", "refine"]
 
-from typing import NamedTuple
-
 REBALANCING_ROUNDS = 6
 LAST_ROUNDS = 40
 _IDLE = 2
+_RELAXED = 1.1
+_NO_LIMIT = 2**62
 _BINS = 1024
 _HASH_BITS = 4
 
@@ -68,10 +70,10 @@ def refine(level: Level, parts: I32, num_parts: int, limits: I64, effort: Effort
     """
     refinement = _Refinement(level, parts, num_parts, limits, seed)
     refinement.rebalance(REBALANCING_ROUNDS)
-    refinement.iterate(effort.iterations, effort.quarters, limits * effort.inflow, keeping=False)
+    refinement.iterate(effort.iterations, effort.quarters, effort.inflow, keeping=False)
     if effort.polish:
         refinement.back_to_best()
-        refinement.iterate(effort.polish, 0, limits.astype(np.float64), keeping=True)
+        refinement.iterate(effort.polish, 0, 1.0, keeping=True)
     refinement.back_to_best()
     if last:
         refinement.rebalance(LAST_ROUNDS)
@@ -90,7 +92,8 @@ class _Refinement:
         self._step = 0
         self.parts = parts
         self._loads = global_loads(level, parts, num_parts)
-        self._sizes = _relative_sizes(level)
+        self._scale = _scale(level)
+        self._sizes = _relative_sizes(level.weights, self._scale)
         self._locked = np.zeros(level.num_own, np.bool_)
         self._targets = np.full(len(parts), -1, np.int32)
         self._gains = np.zeros(len(parts), np.int64)
@@ -98,8 +101,8 @@ class _Refinement:
         self._best_loads = self._loads.copy()
         self._best_value = (float("inf"), 0)
 
-    def iterate(self, iterations: int, quarters: int, inflow: F64, keeping: bool) -> None:
-        """Move and rebalance some times; stop early when nothing moves."""
+    def iterate(self, iterations: int, quarters: int, inflow: float, keeping: bool) -> None:
+        """Move and rebalance some times; stop early when nothing moves. Collective on the ranks."""
         own = self._level.num_own
         idle = 0
         self._locked[:] = False
@@ -107,7 +110,7 @@ class _Refinement:
             self._note(self._look(quarters, keeping))
             confirmed = self._confirm()
             nodes = np.flatnonzero(confirmed)
-            quota = np.maximum(np.floor(inflow).astype(np.int64) - self._loads, 0)
+            quota = np.maximum(np.floor(self._limits * inflow).astype(np.int64) - self._loads, 0)
             nodes = nodes[self._within(nodes, quota)]
             self._locked[:] = False
             self._locked[nodes] = True
@@ -129,24 +132,45 @@ class _Refinement:
         self._loads = self._best_loads.copy()
 
     def rebalance(self, rounds: int) -> None:
-        """Move nodes out of overloaded parts, those that lose least first. Collective on the ranks."""
-        level = self._level
-        own = level.num_own
+        """Move nodes out of overloaded parts, those that lose least first. Collective on the ranks.
+
+        Where no part can take what another has too much of, as with several criteria, the worst criterion comes first:
+        for a round the others may get somewhat beyond their limits, and those go first that weigh most in it.
+        """
+        own = self._level.num_own
+        stuck = False
         for _ in range(rounds):
-            if (self._loads <= self._limits).all():
-                return
-            leaving_parts(
-                level.indptr, level.indices, level.edge_weights, level.weights, level.keys, self.parts, self._loads,
-                self._limits, self._salt(), self._targets, self._gains,
-            )  # fmt: skip
-            nodes = np.flatnonzero(self._targets[:own] >= 0)
             excess = np.maximum(self._loads - self._limits, 0)
-            nodes = nodes[self._choose(self.parts[nodes], nodes, excess, enough=True)]
-            space = np.maximum(self._limits - self._loads, 0)
-            nodes = nodes[self._within(nodes, space)]
-            if level.exchange.sum_of(len(nodes)) == 0:
+            if not excess.any():
                 return
-            self._apply(nodes, self._targets[:own])
+            caps = self._limits
+            worst = None
+            if stuck:
+                worst = int(np.argmax(excess.sum(axis=0) / np.maximum(self._limits, 1)))
+                caps = np.ceil(self._limits * _RELAXED).astype(np.int64)
+                caps[worst] = self._limits[worst]
+                excess[:, np.arange(len(caps)) != worst] = 0
+            self._look_out(np.where(excess.any(axis=0), self._limits, _NO_LIMIT), caps)
+            nodes = np.flatnonzero(self._targets[:own] >= 0)
+            nodes = nodes[self._choose(self.parts[nodes], nodes, excess, enough=True, worst=worst)]
+            nodes = nodes[self._within(nodes, np.maximum(caps - self._loads, 0))]
+            if self._level.exchange.sum_of(len(nodes)) > 0:
+                self._apply(nodes, self._targets[:own])
+                stuck = False
+            elif stuck or len(caps) == 1:
+                return
+            else:
+                stuck = True
+            if violation(self._loads, self._limits) < self._best_value[0] < float("inf"):
+                self.compare()
+
+    def _look_out(self, limits: I64, caps: I64) -> None:
+        """Find for nodes of parts above the limits another part, which must stay within the caps."""
+        level = self._level
+        leaving_parts(
+            level.indptr, level.indices, level.edge_weights, level.weights, level.keys, self.parts, self._loads,
+            limits, caps, self._salt(), self._targets, self._gains,
+        )  # fmt: skip
 
     def _salt(self) -> np.uint64:
         self._step += 1
@@ -200,7 +224,7 @@ class _Refinement:
         groups = self._targets[nodes]
         inflow = np.zeros((len(quota), 1, quota.shape[1]), np.int64)
         tally(groups, np.zeros(len(nodes), np.int64), self._level.weights[nodes], inflow)
-        too_much = (self._level.exchange.total(inflow)[:, 0] > quota).any(axis=1)
+        too_much = np.any(self._level.exchange.total(inflow)[:, 0] > quota, axis=1)
         chosen: Mask = ~too_much[groups]
         if too_much.any():
             number = np.cumsum(too_much) - 1
@@ -210,19 +234,24 @@ class _Refinement:
             chosen[crowded] = self._choose(renumbered, some, quota[too_much], enough=False)
         return chosen
 
-    def _choose(self, groups: I32, nodes: I64, bounds: I64, enough: bool) -> Mask:
-        """Choose nodes of each group, by gain and then by hash, until they are enough, or as many as there is space for.
+    def _choose(self, groups: I32, nodes: I64, bounds: I64, enough: bool, worst: int | None = None) -> Mask:
+        """Choose nodes of each group, by gain and then by hash, until they are enough, or while there is space.
 
         Args:
             groups: int32[k].
             nodes: int64[k].
             bounds: int64[groups, criteria], what is enough, or the space.
             enough: which of the two.
+            worst: a criterion; those who weigh more in it than in others come first, not those who gain.
         """
         level = self._level
         weights = level.weights[nodes]
         hashed = hashes(level.keys[nodes], self._salt())
-        bins = _gain_classes(self._gains[nodes], self._sizes[nodes]) << _HASH_BITS
+        if worst is None:
+            bins = _gain_classes(self._gains[nodes], self._sizes[nodes]) << _HASH_BITS
+        else:
+            fraction: F64 = np.minimum(weights[:, worst] * self._scale[worst] / self._sizes[nodes], 1.0)
+            bins = np.floor(63 * (1 - fraction)).astype(np.int64) << _HASH_BITS
         bins |= (hashed >> np.uint64(64 - _HASH_BITS)).astype(np.int64)
         chosen, limit, left = _first_bins(level.exchange, groups, bins, weights, bounds, enough)
         rest = np.flatnonzero(bins == limit[groups])
@@ -240,10 +269,10 @@ def _first_bins(
     table = exchange.total(table)
     ends = np.cumsum(table, axis=1)
     if enough:  # a bin is wanted whole while what comes before and with it is not enough
-        fits = (ends < bounds[:, None]).any(axis=2)
+        fits = np.any(ends < bounds[:, None], axis=2)
     else:
-        fits = (ends <= bounds[:, None]).all(axis=2)
-    limit = np.where(fits.all(axis=1), _BINS, np.argmin(fits, axis=1))
+        fits = np.all(ends <= bounds[:, None], axis=2)
+    limit: I64 = np.where(np.all(fits, axis=1), _BINS, np.argmin(fits, axis=1))
     before = np.where(limit[:, None] > 0, ends[np.arange(len(bounds)), np.maximum(limit - 1, 0)], 0)
     reach = limit + 1 if enough and last else limit
     return bins < reach[groups], limit, bounds - before
@@ -257,11 +286,16 @@ def _gain_classes(gains: I64, sizes: I64) -> I64:
     return 32 - np.sign(gains) * steps
 
 
-def _relative_sizes(level: Level) -> I64:
-    """Return int64[n]: 1024 for a node of mean weight, all criteria together. Collective on the ranks."""
+def _scale(level: Level) -> F64:
+    """Return float64[criteria]: times this the mean weights are 1024 together. Collective on the ranks."""
     totals = level.exchange.total(np.append(level.weights.sum(axis=0), level.num_own))
     scale: F64 = 1024.0 * totals[-1] / np.maximum(totals[:-1], 1) / max(np.count_nonzero(totals[:-1]), 1)
-    sizes = np.zeros(level.num_own, np.int64)
-    for column, factor in zip(level.weights.T, scale.tolist(), strict=True):
+    return scale
+
+
+def _relative_sizes(weights: I64, scale: F64) -> I64:
+    """Return int64[n]: about 1024 for a node of mean weight, all criteria together."""
+    sizes = np.zeros(len(weights), np.int64)
+    for column, factor in zip(weights.T, scale.tolist(), strict=True):
         sizes += np.floor(column * factor).astype(np.int64)
     return np.maximum(sizes, 1)

@@ -1,0 +1,173 @@
+"""The multilevel assignment: the same parts on any number of ranks, few edges cut, balance, odd graphs, errors."""
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from mpi4py import MPI
+
+from mpigraph.errors import InvalidArgumentError, PartitionError
+from mpigraph.partition.balance import limits
+from mpigraph.partition.multilevel import initial
+from mpigraph.partition.multilevel.assign import Coarsening, assign
+from mpigraph.partition.multilevel.dist_csr import GraphSlice, even_bounds, slice_of_edges
+from mpigraph.partition.multilevel.exchange import Exchange
+from mpigraph.partition.multilevel.over_mpi import MPIExchange, assign_over
+
+I64 = npt.NDArray[np.int64]
+I32 = npt.NDArray[np.int32]
+SMALL = Coarsening(least=150, of_parts=10)  # several levels on a small graph
+
+
+class Graph(NamedTuple):
+    """Edges one way, and int64[n, criteria]."""
+
+    num_nodes: int
+    src: I64
+    dst: I64
+    weights: I64
+
+    def alone(self) -> GraphSlice:
+        return self.slice(Exchange(), np.array([0, self.num_nodes]))
+
+    def slice(self, exchange: Exchange, bounds: I64) -> GraphSlice:
+        """The slice of a rank, from edges that all ranks have read in turn, 1000 at a time."""
+        mine = slice(exchange.rank, None, exchange.size)
+        src, dst = self.src[mine], self.dst[mine]
+        return slice_of_edges(exchange, bounds, ((src[i : i + 1000], dst[i : i + 1000]) for i in range(0, len(src), 1000)))
+
+    def cut(self, parts: I32) -> float:
+        return float((parts[self.src] != parts[self.dst]).mean())
+
+    def balance(self, parts: I32, num_parts: int) -> list[float]:
+        """Of each criterion, what the heaviest part exceeds the limit by; 0 where none does."""
+        loads = np.zeros((num_parts, self.weights.shape[1]), np.int64)
+        np.add.at(loads, parts, self.weights)
+        criteria = {str(i): column for i, column in enumerate(self.weights.T)}
+        return (loads - limits(criteria, num_parts)).max(axis=0, initial=0).tolist()
+
+
+def communities(num_nodes: int, blocks: int, degree: int, criteria: int, inside: float = 0.9) -> Graph:
+    """A planted partition with hubs and isolated nodes; criteria: nodes by class, then edges."""
+    rng = np.random.default_rng(7)
+    shuffle = rng.permutation(num_nodes)
+    size = num_nodes // blocks
+    src = (rng.random(num_nodes * degree // 2) ** 1.5 * (num_nodes - 20)).astype(np.int64)
+    near = np.minimum(src // size * size + rng.integers(0, size, len(src)), num_nodes - 21)
+    dst = np.where(rng.random(len(src)) < inside, near, rng.integers(0, num_nodes - 20, len(src)))
+    dst[:300] = 0
+    src, dst = shuffle[src], shuffle[dst]
+    some = np.arange(num_nodes) % 5 == 0
+    nodes = [np.ones(num_nodes)] if criteria == 1 else [~some, some]
+    degrees = np.bincount(dst, minlength=num_nodes)
+    return Graph(num_nodes, src, dst, np.stack([*nodes, degrees][:criteria], axis=1).astype(np.int64))
+
+
+@pytest.mark.parametrize(("criteria", "num_parts"), [(1, 4), (2, 12), (3, 3)])
+def test_the_number_of_ranks_does_not_show(comm: MPI.Intracomm, monkeypatch, criteria: int, num_parts: int) -> None:
+    graph = communities(2400, 8, 8, criteria)
+    if criteria == 1:
+        monkeypatch.setattr(initial, "MAX_EDGES", 2000)  # so that METIS sees a sample
+    exchange = MPIExchange(comm)
+    wanted = assign(Exchange(), graph.alone(), graph.weights, num_parts, seed=3, coarsening=SMALL)
+    assert max(graph.balance(wanted, num_parts)) == 0 and graph.cut(wanted) < 0.5
+    uneven = np.array([0, *sorted([17, 1900, 1900][: comm.size - 1]), 2400])  # with four ranks one has nothing
+    for bounds in (even_bounds(2400, comm.size), uneven):
+        first, last = bounds[comm.rank : comm.rank + 2]
+        mine = graph.weights[first:last]
+        parts = assign(exchange, graph.slice(exchange, bounds), mine, num_parts, seed=3, coarsening=SMALL)
+        assert parts.dtype == np.int32 and np.array_equal(parts, wanted[first:last])
+
+
+def test_slices_of_edges_are_symmetric_and_simple(comm: MPI.Intracomm) -> None:
+    rng = np.random.default_rng(comm.size)
+    src, dst = rng.integers(0, 60, (2, 500))
+    graph = Graph(60, np.append(src, [5, 5]), np.append(dst, [5, 5]), np.ones((60, 1), np.int64))
+    bounds = even_bounds(60, comm.size)
+    mine = graph.slice(MPIExchange(comm), bounds)
+    wanted = [set() for _ in range(60)]
+    for u, v in zip(src.tolist(), dst.tolist(), strict=True):
+        if u != v:
+            wanted[u].add(v)
+            wanted[v].add(u)
+    for row, node in enumerate(range(*bounds[comm.rank : comm.rank + 2])):
+        found = mine.neighbours[mine.indptr[row] : mine.indptr[row + 1]].tolist()
+        assert len(found) == len(set(found)) and set(found) == wanted[node]
+
+
+@pytest.mark.parametrize("coarsening", [SMALL, Coarsening()])
+def test_planted_communities_are_found(coarsening: Coarsening) -> None:
+    rng = np.random.default_rng(1)
+    shuffle = rng.permutation(2000)
+    src = rng.integers(0, 2000, 16000)
+    inside = rng.random(16000) < 0.95
+    dst = np.where(inside, src // 500 * 500 + rng.integers(0, 500, 16000), rng.integers(0, 2000, 16000))
+    graph = Graph(2000, shuffle[src], shuffle[dst], np.ones((2000, 1), np.int64))
+    parts = assign(Exchange(), graph.alone(), graph.weights, 4, coarsening=coarsening)
+    planted = np.empty(2000, np.int32)
+    planted[shuffle] = np.arange(2000) // 500
+    assert graph.cut(parts) <= graph.cut(planted) and graph.balance(parts, 4) == [0]
+
+
+@pytest.mark.parametrize("criteria", [1, 2, 3])
+@pytest.mark.parametrize("num_parts", [2, 7, 30])
+def test_every_criterion_is_balanced(criteria: int, num_parts: int) -> None:
+    graph = communities(3000, 10, 10, criteria)
+    parts = assign(Exchange(), graph.alone(), graph.weights, num_parts, coarsening=SMALL)
+    assert graph.balance(parts, num_parts) == [0] * criteria
+    assert set(parts) == set(range(num_parts))
+
+
+def test_where_metis_fails_parts_are_balanced_all_the_same(monkeypatch) -> None:
+    def fails(*args: object, **kwargs: object) -> I32:
+        raise PartitionError("METIS failed with status -4")
+
+    graph = communities(3000, 4, 10, 2)
+    monkeypatch.setattr(initial, "metis_cut", fails)
+    parts = assign(Exchange(), graph.alone(), graph.weights, 4, coarsening=SMALL)
+    assert graph.balance(parts, 4) == [0, 0] and graph.cut(parts) < 0.5  # at random: 0.75
+
+
+ODD = {
+    "nothing": Graph(0, np.empty(0, np.int64), np.empty(0, np.int64), np.empty((0, 1), np.int64)),
+    "one node": Graph(1, np.zeros(2, np.int64), np.zeros(2, np.int64), np.ones((1, 1), np.int64)),
+    "fewer nodes than parts": Graph(3, np.array([0, 1, 1, 2]), np.array([1, 0, 2, 0]), np.ones((3, 2), np.int64)),
+    "no edges": Graph(900, np.empty(0, np.int64), np.empty(0, np.int64), np.ones((900, 1), np.int64)),
+    "loops and repeats": Graph(40, np.array([0, 0, 1, 5, 5]), np.array([1, 1, 0, 5, 5]), np.ones((40, 1), np.int64)),
+    "a star": Graph(1000, np.zeros(999, np.int64), np.arange(1, 1000), np.ones((1000, 1), np.int64)),
+    "no criterion": Graph(400, np.arange(399), np.arange(1, 400), np.empty((400, 0), np.int64)),
+    "a criterion of nothing": Graph(400, np.arange(399), np.arange(1, 400), np.zeros((400, 1), np.int64)),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_graphs(comm: MPI.Intracomm, name: str) -> None:
+    graph = ODD[name]
+    bounds = even_bounds(graph.num_nodes, comm.size)
+    exchange = MPIExchange(comm)
+    mine = graph.weights[slice(*bounds[comm.rank : comm.rank + 2])]
+    found = assign(exchange, graph.slice(exchange, bounds), mine, 5, coarsening=SMALL)
+    parts = np.concatenate(comm.allgather(found))
+    assert np.array_equal(parts, assign(Exchange(), graph.alone(), graph.weights, 5, coarsening=SMALL))
+    assert len(parts) == graph.num_nodes and set(parts) <= set(range(5))
+    assert not any(graph.balance(parts, 5))
+    assert not assign(Exchange(), graph.alone(), graph.weights, 1).any()
+
+
+def test_errors_are_on_every_rank(comm: MPI.Intracomm) -> None:
+    graph = communities(200, 2, 4, 1)
+    bounds = even_bounds(200, comm.size)
+    mine = graph.slice(MPIExchange(comm), bounds)
+    weights = graph.weights[slice(*bounds[comm.rank : comm.rank + 2])]
+    last = comm.rank == comm.size - 1
+    with pytest.raises(InvalidArgumentError, match=r"num_parts must be >= 1 \(got 0\)"):
+        assign_over(comm, mine, weights, 0)
+    with pytest.raises(InvalidArgumentError, match="weights must be >= 0, one row" if last else "another rank"):
+        assign_over(comm, mine, weights[:-1] if last else weights, 2)
+    with pytest.raises(InvalidArgumentError, match="weights must be >= 0, one row" if last else "another rank"):
+        assign_over(comm, mine, weights - 2 * last, 2)
+    wrong = GraphSlice(bounds[:-1], mine.indptr, mine.neighbours)
+    with pytest.raises(InvalidArgumentError, match=f"do not fit rank {comm.rank} of {comm.size}"):
+        assign_over(comm, wrong, weights, 2)
+    assert set(assign_over(comm, mine, weights, 2)) <= {0, 1}  # and the ranks still agree
