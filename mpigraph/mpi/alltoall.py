@@ -1,4 +1,4 @@
-"""Rows from every rank to every rank, and sums over the ranks, without spinning while others compute.
+"""Rows from every rank to every rank, and sums over the ranks, by waits that leave the core to who computes.
 
 Runs on the communicator that it is given, one thread at a time.
 """
@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 from mpigraph.arrays import I64, Array
 from mpigraph.mpi.coroutine import Coroutine, run
-from mpigraph.mpi.wait import PEERS_COMPUTE
+from mpigraph.mpi.wait import IN_ROUND
 
 __all__ = ["Comm", "exchange_rows", "sum_over_ranks"]
 
@@ -28,7 +28,7 @@ def exchange_rows(comm: MPI.Comm, rows: Array, counts: I64) -> tuple[Array, I64]
     Returns:
         The rows received, those of rank 0 first, and how many came from each rank.
     """
-    return run(_exchange(comm, rows, counts), PEERS_COMPUTE)
+    return run(_exchange(comm, rows, counts), IN_ROUND)
 
 
 def _exchange(comm: MPI.Comm, rows: Array, counts: I64) -> Coroutine[tuple[Array, I64]]:
@@ -51,5 +51,5 @@ def sum_over_ranks(comm: MPI.Comm, values: I64) -> I64:
     def steps() -> Coroutine[None]:
         yield comm.Iallreduce(values, total)
 
-    run(steps(), PEERS_COMPUTE)
+    run(steps(), IN_ROUND)
     return total

@@ -22,7 +22,7 @@ __all__ = ["Clusters", "find_clusters"]
 
 ITERATIONS = 3
 TURNS = 8
-_NO_EDGES = 1 << 10  # groups of nodes without edges
+_ISOLATED = 64  # nodes without edges that are packed together, at least
 
 
 @dataclass(eq=False)
@@ -164,9 +164,11 @@ class _Clustering:
         alone = alone[chosen]
         groups = keys[favourites[chosen]]
         ranks = clusters.mirror.owners(groups)
-        bucket = (hashes(keys[alone], salt) % np.uint64(_NO_EDGES)).astype(np.int64)[isolated[chosen]]
-        groups[isolated[chosen]] = -1 - bucket
-        ranks[isolated[chosen]] = bucket % level.exchange.size
+        isolated = isolated[chosen]
+        buckets = max(1, level.exchange.sum_of(int(np.count_nonzero(isolated))) // _ISOLATED)
+        bucket = (hashes(keys[alone[isolated]], salt) % np.uint64(buckets)).astype(np.int64)
+        groups[isolated] = -1 - bucket
+        ranks[isolated] = bucket % level.exchange.size
         route = Route(level.exchange, ranks)
         came = route.there(np.concatenate([groups[:, None], keys[alone, None], level.weights[alone]], axis=1))
         leaders = route.back(self._packed(came, salt)[:, None])[:, 0]

@@ -1,12 +1,75 @@
 """The steps between the levels: clusters keep their caps, nothing is lost when they become nodes, refinement helps."""
 
 import numpy as np
+import numpy.typing as npt
 from mpi4py import MPI
-from test_assign import Graph, communities
 
-from mpigraph.partition.multilevel.clustering import Clusters, find_clusters
+from mpigraph.partition.multilevel.clustering import find_clusters
 from mpigraph.partition.multilevel.contraction import contract
-from mpigraph.partition.multilevel.dist_csr import Level, even_bounds, finest_level
+from mpigraph.partition.multilevel.dist_csr import Level, even_bounds, finest_level, slice_of_edges
 from mpigraph.partition.multilevel.initial import spread
 from mpigraph.partition.multilevel.over_mpi import MPIExchange
 from mpigraph.partition.multilevel.refinement import Effort, global_loads, refine
+
+NODES, CAPS = 1200, np.array([6, 40])
+
+
+def grid_with_tail(comm: MPI.Intracomm) -> Level:
+    """A grid of 30 x 30 whose ids are shuffled, and 300 nodes without edges; criteria: nodes and degrees."""
+    x, y = np.divmod(np.arange(900), 30)
+    shuffle = np.random.default_rng(0).permutation(NODES)
+    src = np.concatenate([np.flatnonzero(x < 29), np.flatnonzero(y < 29)])
+    dst = np.concatenate([src[:870] + 30, src[870:] + 1])
+    bounds = even_bounds(NODES, comm.size)
+    exchange = MPIExchange(comm)
+    mine = slice(comm.rank, None, comm.size)
+    graph = slice_of_edges(exchange, bounds, [(shuffle[src[mine]], shuffle[dst[mine]])])
+    degrees = np.diff(graph.indptr)
+    return finest_level(exchange, graph, np.stack([np.ones_like(degrees), degrees], axis=1))
+
+
+def cut_of(comm: MPI.Intracomm, level: Level, parts: npt.NDArray[np.int32]) -> int:
+    src = np.repeat(np.arange(level.num_own), np.diff(level.indptr))
+    weights = level.edge_weights if len(level.edge_weights) else np.ones(len(src), np.int32)
+    return comm.allreduce(int(weights[parts[src] != parts[level.indices]].sum()))
+
+
+def test_clusters_keep_their_caps_and_become_nodes(comm: MPI.Intracomm) -> None:
+    level = grid_with_tail(comm)
+    own = level.num_own
+    clusters = find_clusters(level, CAPS, 50, seed=1)
+    keys = clusters.table.keys[clusters.labels]  # of the clusters of own nodes and ghosts
+    told = keys.copy()
+    level.tell(told)
+    assert np.array_equal(keys, told)  # ghosts are where their owners say
+    counts = np.zeros((NODES, 3), np.int64)
+    np.add.at(counts, keys[:own], np.column_stack([np.ones(own, np.int64), level.weights]))
+    counts = comm.allreduce(counts)
+    first = level.keys[0] if own else 0
+    assert np.array_equal(counts[first : first + own, 0], clusters.members)
+    assert np.array_equal(counts[:, 1:][clusters.table.keys], clusters.loads)
+    assert (counts[:, 1:] <= CAPS).all() and np.count_nonzero(counts[:, 0]) <= 300
+
+    coarse, descent = contract(level, clusters)
+    assert comm.allreduce(coarse.num_own) == np.count_nonzero(counts[:, 0])
+    assert np.array_equal(coarse.weights, counts[coarse.keys[: coarse.num_own], 1:])
+    parts = (coarse.keys % 3).astype(np.int32)
+    finer = descent.project(parts)
+    assert np.array_equal(finer, keys % 3)
+    assert cut_of(comm, coarse, parts) == cut_of(comm, level, finer) > 0
+    assert np.array_equal(global_loads(coarse, parts, 3), global_loads(level, finer, 3))
+
+
+def test_refinement_cuts_less_and_restores_balance(comm: MPI.Intracomm) -> None:
+    level = grid_with_tail(comm)
+    limits = np.array([310, 900])
+    total = comm.allreduce(level.weights.sum(axis=0))
+    dealt = spread(np.ones((NODES, 1), np.int64), np.arange(NODES), 4, seed=0)[level.keys]
+    better = refine(level, dealt.copy(), 4, limits, Effort(16, 3, 1.1, 0), seed=2, last=True)
+    loads = global_loads(level, better, 4)
+    assert np.array_equal(loads.sum(axis=0), total) and (loads <= limits).all()
+    assert cut_of(comm, level, better) < cut_of(comm, level, dealt) / 3
+    crowded = np.where(level.keys % 10 < 8, 0, dealt).astype(np.int32)
+    assert (global_loads(level, crowded, 4)[0] > limits).all()
+    mended = refine(level, crowded, 4, limits, Effort(4, 1, 1.1, 0), seed=2, last=True)
+    assert (global_loads(level, mended, 4) <= limits).all()
