@@ -68,7 +68,7 @@ def partition_graph(
         balance_edges: spread the edges evenly too.
         return_mapping: return the original ids.
         num_trainers_per_machine: without effect: any number of trainers share a part.
-        objtype: what METIS minimises, "cut" or "vol".
+        objtype: what METIS minimises, "cut" or "vol"; "multilevel" knows only "cut".
         graph_formats: without effect: a part is one CSC.
         use_graphbolt: without effect.
         seed: equal seeds give equal parts.

@@ -125,7 +125,7 @@ def symmetric_adjacency(source: GraphSource) -> Adjacency:
 def _widened(adjacency: Adjacency) -> Adjacency:
     """Return the adjacency in METIS's integer, so that METIS copies nothing and we hold nothing twice."""
     integer = pymetis.zero_copy_dtype()
-    return Adjacency(adjacency.indptr.astype(integer, copy=False), adjacency.indices.astype(integer))
+    return Adjacency(adjacency.indptr.astype(integer, copy=False), adjacency.indices.astype(integer, copy=False))
 
 
 def _call_metis(

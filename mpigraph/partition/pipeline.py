@@ -84,7 +84,7 @@ def partition_source(
         part_method: "metis", "multilevel" or "random".
         balance_classes: node type -> int[nodes]; each class is spread evenly over the parts.
         balance_edges: spread the edges (by destination) evenly too.
-        objtype: METIS's objective, "cut" or "vol".
+        objtype: METIS's objective, "cut" or "vol"; "multilevel" knows only "cut".
         recursive: METIS's recursive bisection or its k-way method; None chooses by the number of parts.
         seed: equal seeds give equal results.
         assignment: int[nodes of all types, type after type], the part of each node, made by other means; then nothing
@@ -114,6 +114,8 @@ def partition_source(
     elif part_method == "metis":
         parts = metis_assign(source, num_parts, criteria, seed=seed, objtype=objtype, recursive=recursive)
     elif part_method == "multilevel":
+        if objtype != "cut":
+            raise InvalidArgumentError(f"part_method 'multilevel' minimises the cut (got objtype {objtype!r})")
         parts = multilevel_assign(source, num_parts, criteria, seed=seed)
     else:
         parts = random_assign(source, num_parts, seed)
@@ -166,7 +168,7 @@ def memory_forecast(num_nodes: int, num_edges: int, part_method: str = "metis", 
     Args:
         num_nodes: all nodes.
         num_edges: all directed edges.
-        part_method: "metis" or "random".
+        part_method: "metis", "multilevel" or "random".
         input_bytes: what the input holds in memory (0 for memory-mapped files).
     """
     chunk = 3 * _CHUNK_BYTES

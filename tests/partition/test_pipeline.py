@@ -179,7 +179,8 @@ def test_a_directory_that_cannot_be_written_is_an_error_at_the_start(tmp_path, m
     assert not (tmp_path / "new").exists()
 
 
-def test_metis_finds_planted_communities(tmp_path):
+@pytest.mark.parametrize("method", ["metis", "multilevel"])
+def test_planted_communities_are_found(tmp_path, method):
     rng = np.random.default_rng(1)
     block = np.repeat(np.arange(4), 250)
     src = rng.integers(0, 1000, 8000)
@@ -187,10 +188,10 @@ def test_metis_finds_planted_communities(tmp_path):
     dst = np.where(inside, block[src] * 250 + rng.integers(0, 250, 8000), rng.integers(0, 1000, 8000))
     shuffle = rng.permutation(1000)
     source = homogeneous(1000, shuffle[src], shuffle[dst])
-    metis = partition_source(source, "m", 4, tmp_path, "metis").report
+    found = partition_source(source, "m", 4, tmp_path, method).report
     random = partition_source(source, "r", 4, tmp_path, "random").report
-    assert metis["edge_cut_fraction"] < 0.06 and random["edge_cut_fraction"] > 0.7
-    assert metis["balance"]["nodes"] <= 1.05
+    assert found["edge_cut_fraction"] < 0.06 and random["edge_cut_fraction"] > 0.7
+    assert found["balance"]["nodes"] <= 1.05
 
 
 @pytest.mark.parametrize("num_parts", [2, 5])
@@ -250,6 +251,8 @@ def test_bad_input_is_named(tmp_path):
         partition_source(good, "g", 0, tmp_path)
     with pytest.raises(InvalidArgumentError, match="objtype"):
         partition_source(good, "g", 2, tmp_path, objtype="both")
+    with pytest.raises(InvalidArgumentError, match=r"'multilevel' minimises the cut \(got objtype 'vol'\)"):
+        partition_source(good, "g", 2, tmp_path, "multilevel", objtype="vol")
     with pytest.raises(GraphDataError, match="feature 'x' of '_N' must have 4 rows"):
         GraphSource(good.schema, (4,), good.edges, {"_N": {"x": Feature.of(np.zeros(3))}})
 
@@ -286,8 +289,9 @@ def test_types_without_nodes_or_relations(tmp_path, method):
     assert result.report["edges_cut"] == 0 and result.orig_eids == ()
 
 
+@pytest.mark.parametrize("method", ["metis", "multilevel"])
 @pytest.mark.parametrize("num_parts", [2, 4])
-def test_metis_balances_every_type_and_class(tmp_path, num_parts):
+def test_every_type_and_class_is_balanced(tmp_path, num_parts, method):
     counts = {"author": 900, "institution": 12, "paper": 600, "topic": 80}
     edges = {
         ("author", "at", "institution"): 900,
@@ -296,18 +300,18 @@ def test_metis_balances_every_type_and_class(tmp_path, num_parts):
         ("paper", "on", "topic"): 3000,
     }
     source = typed_source(counts, edges)
-    plain = partition_source(source, "p", num_parts, tmp_path / "p").report["balance"]
+    plain = partition_source(source, "p", num_parts, tmp_path / "p", method).report["balance"]
     assert set(plain) == {f"nodes {ntype}" for ntype in counts} and max(plain.values()) <= 1.05
     train = {"paper": (np.arange(600) < 200).astype(np.int8), "topic": np.arange(80) % 2}
-    result = partition_source(source, "q", num_parts, tmp_path / "q", balance_classes=train, balance_edges=True)
+    result = partition_source(source, "q", num_parts, tmp_path / "q", method, balance_classes=train, balance_edges=True)
     check_round_trip(source, result, num_parts)
     names = {"nodes paper class 0", "nodes paper class 1", "nodes topic class 0", "nodes topic class 1"}
     assert set(result.report["balance"]) == names | {"nodes author", "nodes institution", "edges"}
     assert max(result.report["balance"].values()) < 1.1
-    first, second = (partition_source(source, "s", 2, tmp_path / str(i)).orig_nids for i in range(2))
+    first, second = (partition_source(source, "s", 2, tmp_path / str(i), method).orig_nids for i in range(2))
     assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
     with pytest.raises(GraphDataError, match="balance classes of 'paper' must be 600 numbers"):
-        partition_source(source, "r", 2, tmp_path, balance_classes={"paper": np.zeros(3)})
+        partition_source(source, "r", 2, tmp_path, method, balance_classes={"paper": np.zeros(3)})
 
 
 @pytest.mark.slow

@@ -3,8 +3,9 @@
     python tests/perf/cuts.py DIR amazon_computers coauthor_cs oewn gowalla --parts 2 4 8 64
 
 Reads ``DIR/<name>.npz`` as ``python -m mpigraph partition`` does, all relations alike. METIS is the median by cut of
-seeds 0, 1, 2, ours seed 0. Each runs in a forked child, after the kernels are compiled; memory is what the child's peak
-is above what the graph takes before. ``--train`` balances the training nodes too, ``--edges`` the edges.
+seeds 0, 1, 2, ours seed 0. Each runs in a forked child after the kernels are compiled; seconds are processor time,
+memory is what the child's peak is above what the graph takes before. ``--train`` balances the training nodes too,
+``--edges`` the edges.
 """
 
 import argparse
@@ -45,7 +46,7 @@ def main():
         masks = {kind: feats["train_mask"].values[:] for kind, feats in source.node_feats.items() if args.train}
         criteria = balance_criteria(source, masks, args.edges) if masks else balance_criteria(untyped, None, args.edges)
         for num_parts in args.parts:
-            theirs = sorted((measured(untyped, criteria, "metis", num_parts, seed) for seed in range(3)))[1]
+            theirs = sorted(measured(untyped, criteria, "metis", num_parts, seed) for seed in range(3))[1]
             ours = measured(untyped, criteria, "multilevel", num_parts, 0)
             ratios.append(ours[0] / theirs[0])
             print(f"| {name}, {num_parts} | {told(theirs)} | {told(ours)} | {ratios[-1]:.3f} |", flush=True)
@@ -66,14 +67,14 @@ def one_type(source):
 
 
 def measured(source, criteria, method, num_parts, seed):
-    """(cut, worst balance, seconds, MiB) of one assignment, made in a child."""
+    """(cut, worst balance, processor seconds, MiB) of one assignment, made in a child."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-        begin = time.perf_counter()
+        begin = time.process_time()
         parts = METHODS[method](source, num_parts, criteria, seed=seed)
-        seconds = time.perf_counter() - begin
+        seconds = time.process_time() - begin
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
         src, dst = source.edges[0]
         balance = max(measured_balance(criteria, parts, num_parts).values())

@@ -42,14 +42,12 @@ def initial_parts(level: Level, num_parts: int, limits: I64, seed: int) -> I32:
     exchange = level.exchange
     own = level.num_own
     nodes = _at_rank_0(exchange, np.concatenate([level.keys[:own, None], level.weights], axis=1))
-    edges = _at_rank_0(exchange, _sample(level, seed))
+    sample = [_at_rank_0(exchange, _sample(level, seed))]
     found = np.empty(0, np.int64)
     counts = np.zeros(exchange.size, np.int64)
-    if exchange.rank == 0:
-        nodes = nodes[np.argsort(nodes[:, 0])]  # as ranks own ranges, they are in order; METIS's result hangs on it
-        found = _cut(nodes, edges, num_parts, limits, seed).astype(np.int64)
-        owners = level.ghosts.owners(nodes[:, 0])
-        counts = np.bincount(owners, minlength=exchange.size).astype(np.int64)
+    if exchange.rank == 0:  # nodes come by ascending key, since ranks own ranges
+        found = _cut(nodes, sample, num_parts, limits, seed).astype(np.int64)
+        counts = np.bincount(level.ghosts.owners(nodes[:, 0]), minlength=exchange.size).astype(np.int64)
     answers, _ = exchange.all_to_all(found[:, None], counts)
     result = np.zeros(len(level.keys), np.int32)
     result[:own] = answers[:, 0]
@@ -136,41 +134,57 @@ def _threshold(histogram: I64) -> int:
     return low
 
 
-def _cut(nodes: I64, edges: I64, num_parts: int, limits: I64, seed: int) -> I32:
-    """Return int32[n], the best of some attempts; ``nodes``: (key, weights ...), ``edges``: (key, key, weight)."""
+def _cut(nodes: I64, sample: list[I64], num_parts: int, limits: I64, seed: int) -> I32:
+    """Cut what has come to rank 0; the best of some attempts.
+
+    Args:
+        nodes: int64[n, 1 + criteria], key and weights, by ascending key.
+        sample: int64[m, 3], keys of both ends and weight; taken out, so that the memory is free for METIS.
+        num_parts: as in :func:`initial_parts`, like those that follow.
+        limits: see there.
+        seed: see there.
+    """
     keys = nodes[:, 0]
     weights = np.ascontiguousarray(nodes[:, 1:])
-    if len(nodes) <= num_parts or len(edges) == 0:
-        return spread(weights, keys, num_parts, seed)
-    src = np.searchsorted(keys, edges[:, 0])
-    dst = np.searchsorted(keys, edges[:, 1])
-    order = np.argsort(src * len(keys) + dst)
-    src = src[order]
-    dst = dst[order]
-    edge_weights = edges[order, 2]
-    indptr = np.zeros(len(keys) + 1, np.int64)
-    np.cumsum(np.bincount(src, minlength=len(keys)), out=indptr[1:])
-    adjacency = Adjacency(indptr, dst)
-    criteria: Criteria = {str(i): column for i, column in enumerate(weights.T) if column.sum() >= 10 * num_parts}
     best = spread(weights, keys, num_parts, seed)
-    best_value = _value(best, src, dst, edge_weights, weights, num_parts, limits)
+    if len(nodes) <= num_parts or len(sample[0]) == 0:
+        return best
+    adjacency, edge_weights = _rows_of(keys, sample.pop())
+    criteria: Criteria = {str(i): column for i, column in enumerate(weights.T) if column.sum() >= 10 * num_parts}
+    best_value = (float("inf"), 0)
     for attempt in range(ATTEMPTS if num_parts <= MAX_BISECTED else 1):
         try:
-            parts = metis_cut(adjacency, edge_weights, num_parts, criteria, seed=int(combine(seed, 9, attempt)) >> 33)
+            seed_there = int(combine(seed, 9, attempt)) >> 33
+            parts = metis_cut(adjacency, edge_weights, num_parts, criteria, seed=seed_there)
         except PartitionError as error:  # some graphs with several criteria: what was spread is refined
             get_logger().info("initial parts: %s", error)
             continue
-        value = _value(parts, src, dst, edge_weights, weights, num_parts, limits)
-        if attempt == 0 or value < best_value:
+        value = _value(parts, adjacency, edge_weights, weights, num_parts, limits)
+        if value < best_value:
             best = parts
             best_value = value
     return best
 
 
+def _rows_of(keys: I64, edges: I64) -> tuple[Adjacency, I64]:
+    """Return adjacency and edge weights in an order that hangs on keys alone, as METIS's result hangs on it."""
+    pairs = np.searchsorted(keys, edges[:, 0]) * len(keys)
+    pairs += np.searchsorted(keys, edges[:, 1])
+    order = np.argsort(pairs)
+    edge_weights = edges[order, 2]
+    del edges
+    pairs = pairs[order]
+    del order
+    indptr = np.searchsorted(pairs, np.arange(len(keys) + 1) * len(keys))
+    pairs %= len(keys)
+    return Adjacency(indptr.astype(np.int64), pairs), edge_weights
+
+
 def _value(
-    parts: I32, src: I64, dst: I64, edge_weights: I64, weights: I64, num_parts: int, limits: I64
+    parts: I32, adjacency: Adjacency, edge_weights: I64, weights: I64, num_parts: int, limits: I64
 ) -> tuple[float, int]:
     """How far out of balance, and the cut."""
     loads = np.zeros((num_parts, weights.shape[1]), np.int64)
     np.add.at(loads, parts, weights)
-    return violation(loads, limits), int(edge_weights[parts[src] != parts[dst]].sum())
+    cut = np.repeat(parts, np.diff(adjacency.indptr)) != parts[adjacency.indices]
+    return violation(loads, limits), int(edge_weights[cut].sum())

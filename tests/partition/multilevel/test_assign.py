@@ -35,9 +35,8 @@ class Graph(NamedTuple):
         """The slice of a rank, from edges that all ranks have read in turn, 1000 at a time."""
         mine = slice(exchange.rank, None, exchange.size)
         src, dst = self.src[mine], self.dst[mine]
-        return slice_of_edges(
-            exchange, bounds, ((src[i : i + 1000], dst[i : i + 1000]) for i in range(0, len(src), 1000))
-        )
+        chunks = [slice(i, i + 1000) for i in range(0, len(src), 1000)]
+        return slice_of_edges(exchange, bounds, ((src[chunk], dst[chunk]) for chunk in chunks))
 
     def cut(self, parts: I32) -> float:
         return float((parts[self.src] != parts[self.dst]).mean())
