@@ -96,7 +96,7 @@ def _print_forecast(source: GraphSource, method: str) -> None:
     if available is not None and max(stages.values()) > available:
         print(
             f"warning: the forecast exceeds the available memory ({available / 2**30:.2f} GiB); "
-            "--method random needs far less than metis",
+            "--method multilevel needs less than metis, random the least",
             file=sys.stderr,
         )
 

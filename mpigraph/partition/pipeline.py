@@ -175,6 +175,9 @@ def memory_forecast(num_nodes: int, num_edges: int, part_method: str = "metis", 
     stages = {"assign nodes": input_bytes + chunk + 24 * num_nodes}
     if part_method == "metis":
         stages["assign nodes"] = input_bytes + chunk + 200 * num_nodes + 130 * num_edges  # measured
+    if part_method == "multilevel":  # METIS gets 6 million edges at most
+        metis = 40 * min(2 * num_edges, 6_000_000)
+        stages["assign nodes"] = input_bytes + chunk + 100 * num_nodes + 16 * num_edges + metis
     stages["relabel edges"] = input_bytes + chunk + 60 * num_nodes + 16 * num_edges
     stages["write features"] = input_bytes + chunk + 60 * num_nodes + 4 * num_edges
     return stages
