@@ -21,7 +21,7 @@ BODY = f"""
 from collections import Counter
 from mpigraph.session.context import current
 pids = current().world.pids.tolist()  # of all ranks: nodes are pretended
-trains = g.node_split(torch.ones(g.num_nodes(), dtype=torch.bool))
+trains = dist.node_split(torch.ones(g.num_nodes(), dtype=torch.bool))
 sampler = NeighborSampler([3, 3])
 emb = dist.DistEmbedding(g.num_nodes(), 4, "soaked")
 optimizer = dist.optim.SparseAdagrad([emb], lr=0.1)
