@@ -21,7 +21,7 @@ from mpigraph.graphs.fields import EID, ETYPE, NID, NTYPE, as_tensor
 from mpigraph.graphs.hetero import HeteroGraph
 from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import Relation, relation_key
-from mpigraph.partition.pipeline import PartitionResult, partition_source
+from mpigraph.partition.pipeline import PartitionResult, check_options, partition_source
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.storage.contents import PartFiles, check_sources
 from mpigraph.storage.format import edge_feature_name, node_feature_name, relation_dataset_name
@@ -82,13 +82,9 @@ def partition_graph(
         InvalidArgumentError: an argument is not usable.
         GraphDataError: the graph contradicts itself.
     """
-    for name, value, least in (
-        ("num_parts", num_parts, 1),
-        ("num_hops", num_hops, 0),
-        ("num_trainers_per_machine", num_trainers_per_machine, 1),
-    ):
-        check_integer(name, value, least, 2**31 - 1)
-    check_integer("seed", seed, -(2**63), 2**64 - 1)
+    check_options(graph_name, num_parts, part_method, objtype, seed)
+    check_integer("num_hops", num_hops, 0)
+    check_integer("num_trainers_per_machine", num_trainers_per_machine, 1)
     if not isinstance(out_path, str | os.PathLike):
         raise InvalidArgumentError(f"out_path must be the path of a directory (got {out_path!r})")
     graph = as_graph(g)

@@ -118,6 +118,8 @@ def test_bad_arguments(tmp_path):
         partition_graph(ring(), "g", 2, tmp_path, part_method="spectral")
     with pytest.raises(InvalidArgumentError, match="num_hops"):
         partition_graph(ring(), "g", 2, tmp_path, num_hops=-1)
+    with pytest.raises(InvalidArgumentError, match=r"graph_name .*\(got 5\)"):
+        partition_graph(ring(), 5, 2, tmp_path)
     g = ring()
     g.ndata["a/b"] = torch.zeros(60)
     with pytest.raises(GraphDataError, match="feature name 'a/b'"):
