@@ -1,6 +1,8 @@
 """Arguments that make no sense: one clear error each, at once, on every trainer where the call is collective."""
 
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -118,6 +120,24 @@ def test_what_a_trainer_does_alone_fails_alone(job: SharedJob, oracle) -> None:
         assert dist.node_split(torch.ones(NUM_NODES, dtype=dtype), force_even=False).numel() > 0
     for dtype in (np.longlong, np.ulonglong, ">i4"):  # numpy has more kinds of integers than torch
         assert g.get_partition_book().nid2partid(np.array([0, 100, 1], dtype)[::2]).tolist() == [0, 0]
+
+
+@some
+def test_names_that_are_no_unicode(job: SharedJob, oracle) -> None:
+    """Paths may hold any bytes, which Python shows as surrogates."""
+    g = job.open(oracle(3))
+    path = Path(oracle(3))
+    folder = path.parent.with_name("bytes\udcff")
+    with suppress(FileExistsError):
+        folder.symlink_to(path.parent)
+    again = dist.DistGraph(g.graph_name, part_config=folder / path.name)
+    assert again.num_nodes() == NUM_NODES
+    with pytest.raises(
+        PartitionError, match=r"no\\udcff/g.json: cannot read the partition configuration: No such file"
+    ):
+        dist.DistGraph("g", part_config=folder / "no\udcff" / "g.json")
+    zeros = {"init_func": lambda shape, dtype: torch.zeros(shape, dtype=dtype)}
+    assert dist.DistEmbedding(NUM_NODES, 2, "emb\udcff", **zeros)([1]).shape == (1, 2)
 
 
 WRITES: list[tuple[torch.dtype, Any, str]] = [
