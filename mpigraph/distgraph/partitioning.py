@@ -13,11 +13,11 @@ import torch
 
 from mpigraph.arrays import I64, Array
 from mpigraph.convert import as_graph
-from mpigraph.distgraph.dtypes import dtype_name, to_storage, to_torch
+from mpigraph.distgraph.dtypes import convert, dtype_name, to_storage, to_torch
 from mpigraph.distgraph.partition_book import RangePartitionBook
 from mpigraph.distgraph.typed_ids import NodeIds
 from mpigraph.errors import InvalidArgumentError, PartitionError, check_integer
-from mpigraph.graphs.fields import EID, ETYPE, NID, NTYPE, as_tensor
+from mpigraph.graphs.fields import EID, ETYPE, NID, NTYPE
 from mpigraph.graphs.hetero import HeteroGraph
 from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import Relation, relation_key
@@ -127,6 +127,7 @@ def load_partition(
 
     Raises:
         PartitionError: the configuration or the part does not exist.
+        InvalidArgumentError: ``part_id`` is no number of a part.
         ShardFormatError: a shard is damaged.
     """
     config = PartConfig.read(part_config)
@@ -181,7 +182,7 @@ def load_partition_book(
 
 def _check_part(files: PartFiles, part_id: int) -> None:
     config = files.config
-    if not 0 <= part_id < config.num_parts:
+    if check_integer("part_id", part_id, 0) >= config.num_parts:
         raise PartitionError(f"part {part_id} does not exist: {config.path} has {config.num_parts} parts")
     files.check(part_id)
 
@@ -216,7 +217,8 @@ def _classes(graph: HeteroGraph, balance_ntypes: NodeIds | None) -> dict[str, Ar
         balance_ntypes = {graph.ntypes[0]: balance_ntypes}
     for ntype in balance_ntypes:
         graph.get_ntype_id(ntype)
-    return {ntype: as_tensor(values).cpu().numpy() for ntype, values in balance_ntypes.items()}
+    what = "numbers in balance_ntypes"
+    return {ntype: convert(values, torch.int64, what).numpy() for ntype, values in balance_ntypes.items()}
 
 
 def _mapping(graph: HeteroGraph, result: PartitionResult) -> tuple[Any, Any]:
