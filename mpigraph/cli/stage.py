@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from mpigraph.config import Config, slurm_allocation
 from mpigraph.errors import MPIGraphError
 from mpigraph.storage.part_config import PartConfig
-from mpigraph.store.staging import Shard, check_space, copy_shard, hosts_of_nodes, is_staged, parts_of_hosts, shards_of
+from mpigraph.store.staging import Shard, check_fit, copy_shard, hosts_of_nodes, is_staged, parts_of_hosts, shards_of
 
 if TYPE_CHECKING:  # MPI starts with its import, and a parser needs none
     from mpigraph.mpi.world import World
@@ -96,7 +96,7 @@ def _stage(world: "World", part_config: str, directory: Path, num_servers: int) 
     node = f"node {world.node_index} ({socket.gethostname()})"
     with together(world.comm, step):
         missing = [shard for shard in shards if not is_staged(shard, config)]
-        check_space(missing, directory, node)
+        check_fit(missing, directory, node)
         if missing:  # a configuration lies there only where all its shards do
             (directory / config.path.name).unlink(missing_ok=True)
     with together(world.comm, step):

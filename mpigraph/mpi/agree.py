@@ -71,7 +71,7 @@ def raise_jointly(comm: MPI.Comm, doing: str, error: BaseException | None, label
 
     Collective on ``comm``.
     """
-    texts = yield from _gather_bytes(comm, describe(error).encode() if error is not None else b"")
+    texts = yield from _gather_bytes(comm, b"" if error is None else describe(error).encode(errors="backslashreplace"))
     kinds = yield from _gather_bytes(comm, type(error).__name__.encode() if error is not None else b"")
     by_text: dict[str, list[int]] = {}
     for rank, data in enumerate(texts):

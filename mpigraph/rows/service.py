@@ -149,7 +149,7 @@ class RowService:
 def _transport_setting(world: World) -> str:
     """The first rank's setting. Collective on ``world.comm``."""
     allowed = ["auto", *(transport.name for transport in TRANSPORTS)]
-    setting = allgather_bytes(world.comm, world.config.transport.encode())[0].decode()
+    setting = allgather_bytes(world.comm, world.config.transport.encode(errors="backslashreplace"))[0].decode()
     if setting not in allowed:
         choices = f"{', '.join(allowed[:-1])} or {allowed[-1]}"
         raise everywhere(InvalidArgumentError(f"transport must be {choices} (got {setting!r})"))
