@@ -29,7 +29,7 @@ def held(pid):
     with open(f"/proc/{{pid}}/status") as status:
         fields = dict(line.split(":", 1) for line in status)
     with open(f"/proc/{{pid}}/maps") as maps:
-        segments = sum("shm" in line or "mpich" in line for line in maps)
+        segments = sum("mpich_shm" in line for line in maps)
     return [int(fields["VmRSS"].split()[0]), len(os.listdir(f"/proc/{{pid}}/fd")), int(fields["Threads"]), segments]
 def report(epoch):
     g.barrier()
