@@ -214,6 +214,20 @@ def test_a_board_of_a_node(comm: MPI.Intracomm) -> None:
     board.close()
 
 
+def test_what_a_process_said_long_ago_is_over() -> None:
+    """One that holds Python's lock for long says nothing, and may have left the wait that it was in."""
+    board = Board(MPI.COMM_SELF)
+    board.write(trainer(0, ["control calls"], 9.0))
+    board.rank = -1  # look at it as at another rank's
+    board.look(1.0)
+    assert board.summary(1.0, TIMEOUT).blocked == 1
+    board.look(9.0)
+    summary = board.summary(9.0, TIMEOUT)
+    assert (summary.trainers, summary.blocked, summary.at) == (1, 0, {})
+    assert summary.lines() == ["trainer(s) 0: busy or stopped since it was waiting in ['control calls'] for 8 s"]
+    board.close()
+
+
 def test_a_stopped_process_shows_no_sign_of_life() -> None:
     """One that computes without ever giving up Python's lock does."""
     board = Board(MPI.COMM_SELF)
