@@ -95,17 +95,17 @@ def pickling(path: str, tree: ast.AST) -> Iterator[str]:
 
 
 def comm_world(path: str, tree: ast.AST) -> Iterator[str]:
-    """Only ``initialize`` and ``open_world`` may speak of all ranks, in session/context.py."""
+    """Only ``_everyone`` may speak of all ranks, in session/context.py."""
     allowed: set[ast.AST] = set()
     for node in ast.iter_child_nodes(tree):
-        starts = isinstance(node, ast.FunctionDef) and node.name in ("initialize", "open_world")
+        starts = isinstance(node, ast.FunctionDef) and node.name == "_everyone"
         if path == "mpigraph/session/context.py" and starts:
             allowed |= set(ast.walk(node))
     for node in ast.walk(tree):
         named = isinstance(node, ast.Attribute) and node.attr == "COMM_WORLD"
         imported = isinstance(node, ast.ImportFrom) and any(alias.name == "COMM_WORLD" for alias in node.names)
         if (named or imported) and node not in allowed:
-            yield "COMM_WORLD outside initialize"
+            yield "COMM_WORLD outside _everyone"
 
 
 def forbidden_words(path: str, tree: ast.AST) -> Iterator[str]:
