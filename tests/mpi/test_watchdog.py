@@ -1,6 +1,7 @@
 """The watchdog: which waits end a job and which do not, its clock, and what it says of many ranks."""
 
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -164,6 +165,7 @@ def test_what_a_trainer_waits_for() -> None:
                 assert watchdog._record().blocked == blocked
                 go.set()
                 thread.join()
+        assert re.fullmatch(r"running at test_watchdog\.py:\d+ \(last in a barrier\)", watchdog._record().text)
         with watchdog.own("the next minibatch"):  # whose thread has ended
             assert watchdog._record().blocked == 0
 
