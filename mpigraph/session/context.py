@@ -393,7 +393,8 @@ def _exit_at_exit() -> None:
 
     def hurry() -> None:
         if not left.wait(_LEAVING_TIME):
-            abort(status, f"[mpigraph] {session.world.identity} leaves with status {status}, and ends the job with it\n")
+            who = session.world.identity
+            abort(status, f"[mpigraph] {who} leaves with status {status}, and ends the job with it\n")
 
     try:
         if status:
