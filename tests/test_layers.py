@@ -206,7 +206,7 @@ BAD = [
     (pickling, "store/x.py", "np.load(path, allow_pickle=True)"),
     (pickling, "mpi/x.py", "from mpi4py import MPI\ncomm.bcast(1)"),
     (comm_world, "mpi/world.py", "MPI.COMM_WORLD.Barrier()"),
-    (comm_world, "mpi/world.py", "def initialize():\n    MPI.COMM_WORLD.Barrier()"),
+    (comm_world, "mpi/world.py", "def _everyone():\n    MPI.COMM_WORLD.Barrier()"),
     (comm_world, "session/context.py", "def start():\n    MPI.COMM_WORLD.Barrier()"),
     (comm_world, "session/context.py", "from mpi4py.MPI import COMM_WORLD"),
     (forbidden_words, "store/x.py", "def f():\n    global x"),
@@ -222,7 +222,7 @@ GOOD = [
     (wrong_third_parties, "session/context.py", "from mpi4py import MPI\nimport torch"),
     (wrong_third_parties, "graphs/x.py", "import torch"),
     (pickling, "store/x.py", "np.load(path, allow_pickle=False)\nwindow.allgather()"),
-    (comm_world, "session/context.py", "def initialize():\n    MPI.COMM_WORLD.Barrier()"),
+    (comm_world, "session/context.py", "def _everyone():\n    MPI.COMM_WORLD.Barrier()"),
     (forbidden_words, "cli/x.py", "print(1)"),
     (environment, "config.py", "import os\nos.environ['A']"),
 ]

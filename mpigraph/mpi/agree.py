@@ -58,10 +58,8 @@ def no_way_back(comm: MPI.Comm, *but: type[Exception]) -> Iterator[None]:
     """
     try:
         yield
-    except (MPIGraphError, *but):
-        raise
     except Exception as error:
-        if comm.size == 1:
+        if isinstance(error, (MPIGraphError, *but)) or comm.size == 1:
             raise
         sys.excepthook(type(error), error, error.__traceback__)
         abort(1)
