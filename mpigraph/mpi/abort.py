@@ -91,7 +91,8 @@ def _exit(status: Any = None) -> NoReturn:
 def exit_status() -> int:
     """Return the status with which ``sys.exit`` is ending this process, for functions that are called at exit.
 
-    1 if an error does that has passed a hook of the user's instead of ours, as Python notes before it calls any.
+    1 if an error does that has passed a hook of the user's instead of ours, as Python notes before it calls any. The
+    status of ``raise SystemExit(3)`` cannot be seen: whoever leaves so counts as one that leaves early.
     """
     code = _uncaught[-1] if _uncaught else None
     if code is None:

@@ -289,6 +289,8 @@ def initialize(
             processes that MPI does not connect; on the first of them.
         SystemExit: on a server, when the job is over; on processes that MPI does not connect, except the first.
 
+    After an error that every rank catches, it may be called again.
+
     Collective on ``comm``.
     """
     if is_initialized():
