@@ -60,9 +60,10 @@ def run(part_config: str, directory: str, num_servers: int | None = None, comm: 
     """
     given = {} if num_servers is None else {"num_servers": num_servers}
     config = Config.from_env(**given)
+    from mpigraph.mpi.abort import unguard
     from mpigraph.session.context import open_world
 
-    world, closing = open_world(comm)  # every rank takes part
+    world = open_world(comm)  # every rank takes part
     status = 0
     try:
         path = _stage(world, part_config, Path(directory).absolute(), config.num_servers)
@@ -73,7 +74,7 @@ def run(part_config: str, directory: str, num_servers: int | None = None, comm: 
         if world.rank == 0:
             print(f"mpigraph stage: error: {str(error).replace(chr(10), ' ')}", file=sys.stderr, flush=True)
     world.close()
-    closing.close()
+    unguard()
     return status
 
 
