@@ -148,7 +148,7 @@ class SAGE(nn.Module):
         self.dropout = dropout
 
     def layer(self, i, block, h):
-        h = self.layers[i](block, h)
+        h = self.layers[i](block, h.float())  # features may be float16
         return h if i == len(self.layers) - 1 else mg.nn.relu_dropout(h, self.dropout, self.training)
 
     def forward(self, blocks, h):
@@ -200,7 +200,7 @@ def linear_accuracy(g, rows, nodes, num_steps, lr, device):
     num_classes = int(g.ndata["label"][:].max()) + 1
     model = nn.parallel.DistributedDataParallel(nn.Linear(rows.shape[1], num_classes).to(device))
     optimizer = torch.optim.Adam(model.parameters(), lr=lr)
-    x = rows[nodes["train"]].to(device)
+    x = rows[nodes["train"]].to(device).float()
     labels = g.ndata["label"][nodes["train"]].to(device)
     for _ in range(num_steps):
         optimizer.zero_grad()
@@ -208,7 +208,7 @@ def linear_accuracy(g, rows, nodes, num_steps, lr, device):
         optimizer.step()
     accuracy = Mean(device)
     with torch.no_grad():
-        predicted = model(rows[nodes["test"]].to(device)).argmax(1)
+        predicted = model(rows[nodes["test"]].to(device).float()).argmax(1)
     accuracy.add(predicted.cpu() == g.ndata["label"][nodes["test"]])
     return float(accuracy.compute())
 

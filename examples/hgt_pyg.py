@@ -81,7 +81,7 @@ class HGT(nn.Module):
 
 def features(nodes):
     """The features of a node type's nodes; of a type without any, all are the same."""
-    return nodes.feat if "feat" in nodes else nodes.n_id.new_ones((nodes.num_nodes, 1), dtype=torch.float32)
+    return nodes.feat.float() if "feat" in nodes else nodes.n_id.new_ones((nodes.num_nodes, 1), dtype=torch.float32)
 
 
 @torch.no_grad()

@@ -65,6 +65,7 @@ class Model(nn.Module):
             self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
 
     def forward(self, blocks, h):
+        h = h.float()  # features may be float16
         h = F.normalize(h, p=self.args.norm) if self.args.norm else h
         h = mg.nn.dropout(h, self.args.feat_drop, self.training)
         for i, layer in enumerate(self.layers):

@@ -76,7 +76,7 @@ class RGCN(nn.Module):
 
     def forward(self, blocks, h):
         for ntype, linear in self.inputs.items():
-            x = blocks[0].srcnodes[ntype].data["feat"]
+            x = blocks[0].srcnodes[ntype].data["feat"].float()  # it may be float16
             h[ntype] = linear(F.normalize(x, p=self.args.norm) if self.args.norm else x)
         for i, (block, layer) in enumerate(zip(blocks, self.layers, strict=True)):
             if i > 0:

@@ -89,15 +89,13 @@ def ranks_of(item: pytest.Item) -> int:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """What takes long in one of many layouts is slow; of a rotated test a layout runs some cases, the others are."""
-    mark, params = item.get_closest_marker("rotated"), params_of(item)
-    few = any(
-        some.args[0] in ("shared_job", "layout") and len(some.args[1]) < len(API)
-        for some in item.iter_markers("parametrize")
-    )
-    rare = not few and layouts.is_rare(params.get("shared_job", params.get("layout")), item.path.name)
-    if rare or (mark is not None and layouts.is_left_out(item.callspec.indices, *mark.args)):
-        item.add_marker("slow")
+    """Sort out what one of many layouts need not run, and of a rotated test the cases that others run."""
+    rotated, marks, params = item.get_closest_marker("rotated"), item.iter_markers("parametrize"), params_of(item)
+    few = any(some.args[0] in ("shared_job", "layout") and len(some.args[1]) < len(API) for some in marks)
+    if not few and layouts.is_rare(params.get("shared_job", params.get("layout")), item.path.name):
+        item.add_marker("elsewhere")
+    if rotated is not None and layouts.is_left_out(item.callspec.indices, *rotated.args):
+        item.add_marker("study")
 
 
 def room_of(item: pytest.Item) -> str:

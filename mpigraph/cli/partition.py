@@ -9,7 +9,7 @@ import numpy as np
 from mpigraph.arrays import Array
 from mpigraph.cli.progress import ProgressBar
 from mpigraph.errors import InvalidArgumentError
-from mpigraph.partition.pipeline import PART_METHODS, check_writable, memory_forecast, partition_source
+from mpigraph.partition.pipeline import PART_METHODS, check_options, check_writable, memory_forecast, partition_source
 from mpigraph.partition.readers import add_reverse_edges, read_source
 from mpigraph.partition.source import GraphSource
 
@@ -44,9 +44,11 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    if arguments.method not in PART_METHODS:
-        raise InvalidArgumentError(f"--method must be one of {list(PART_METHODS)} (got {arguments.method!r})")
-    check_writable(arguments.out)  # reading may take minutes
+    name = arguments.name or Path(arguments.input).resolve().name.removesuffix(".npz")
+    check_options(
+        name, arguments.parts, arguments.method, seed=arguments.seed
+    )  # before reading, which may take minutes
+    check_writable(arguments.out)
     source = read_source(arguments.input)
     if arguments.undirected or arguments.add_reverse:
         source = add_reverse_edges(source, own_relations=arguments.add_reverse)
@@ -54,7 +56,7 @@ def _run(arguments: argparse.Namespace) -> int:
     with ProgressBar() as progress:
         result = partition_source(
             source,
-            arguments.name or Path(arguments.input).resolve().name.removesuffix(".npz"),
+            name,
             arguments.parts,
             arguments.out,
             arguments.method,

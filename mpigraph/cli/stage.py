@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from mpigraph.config import Config, slurm_allocation
 from mpigraph.errors import MPIGraphError
 from mpigraph.storage.part_config import PartConfig
-from mpigraph.store.staging import Shard, check_space, copy_shard, hosts_of_nodes, is_staged, parts_of_hosts, shards_of
+from mpigraph.store.staging import Shard, check_fit, copy_shard, hosts_of_nodes, is_staged, parts_of_hosts, shards_of
 
 if TYPE_CHECKING:  # MPI starts with its import, and a parser needs none
     from mpigraph.mpi.world import World
@@ -60,9 +60,10 @@ def run(part_config: str, directory: str, num_servers: int | None = None, comm: 
     """
     given = {} if num_servers is None else {"num_servers": num_servers}
     config = Config.from_env(**given)
+    from mpigraph.mpi.abort import unguard
     from mpigraph.session.context import open_world
 
-    world, closing = open_world(comm)  # every rank takes part
+    world = open_world(comm)  # every rank takes part
     status = 0
     try:
         path = _stage(world, part_config, Path(directory).absolute(), config.num_servers)
@@ -73,7 +74,7 @@ def run(part_config: str, directory: str, num_servers: int | None = None, comm: 
         if world.rank == 0:
             print(f"mpigraph stage: error: {str(error).replace(chr(10), ' ')}", file=sys.stderr, flush=True)
     world.close()
-    closing.close()
+    unguard()
     return status
 
 
@@ -96,7 +97,7 @@ def _stage(world: "World", part_config: str, directory: Path, num_servers: int) 
     node = f"node {world.node_index} ({socket.gethostname()})"
     with together(world.comm, step):
         missing = [shard for shard in shards if not is_staged(shard, config)]
-        check_space(missing, directory, node)
+        check_fit(missing, directory, node)
         if missing:  # a configuration lies there only where all its shards do
             (directory / config.path.name).unlink(missing_ok=True)
     with together(world.comm, step):

@@ -72,6 +72,7 @@ class _Epochs:
             raise ClosedError(_CLOSED)
         self.stop("another pass over this loader was begun: it makes one at a time, so make a loader for each")
         service = self._service
+        service.name_rounds(f"epoch {epoch} of a loader")
         context = RandomContext(self._seed, epoch)
 
         def produce() -> Iterator[Any]:

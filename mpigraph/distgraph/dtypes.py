@@ -50,7 +50,7 @@ def convert(values: TensorLike, dtype: torch.dtype, what: str) -> torch.Tensor:
 def _check_values(tensor: torch.Tensor, dtype: torch.dtype, what: str) -> None:
     if tensor.is_complex() and not dtype.is_complex:
         raise InvalidArgumentError(f"{what} are complex, and {dtype} is not")
-    if dtype.is_floating_point or dtype in (torch.bool, tensor.dtype):
+    if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
         return
     limits = torch.iinfo(dtype)
     if tensor.is_floating_point():

@@ -187,6 +187,6 @@ def _check(name: str | None, embedding_dim: int, dtype: torch.dtype, init_func: 
 
 def _seed(job_seed: int, label: str) -> int:
     """What the draws of an embedding's rows depend on."""
-    data = label.encode()
+    data = label.encode(errors="surrogatepass")
     words = [int.from_bytes(data[at : at + 8], "little") for at in range(0, len(data), 8)]
     return int(combine(job_seed, len(data), *words))

@@ -91,10 +91,10 @@ class RangePartitionBook:
         return made
 
     def _set(self, book: RangeBook, part_id: int) -> None:
-        if not 0 <= part_id < book.num_parts:
-            raise PartitionError(f"part_id must be in [0, {book.num_parts}) (got {part_id})")
+        if not isinstance(part_id, int | np.integer) or not 0 <= part_id < book.num_parts:
+            raise PartitionError(f"part_id must be in [0, {book.num_parts}) (got {part_id!r})")
         self.book = book
-        self._part_id = part_id
+        self._part_id = int(part_id)
         self._node_begins = _homogeneous_begins(book.node_offsets, book.num_parts)
         self._edge_begins = _homogeneous_begins(book.edge_offsets, book.num_parts)
         ends = [np.append(begins[:, 0], begins[-1, -1]) for begins in (self._node_begins, self._edge_begins)]

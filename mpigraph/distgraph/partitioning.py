@@ -13,15 +13,15 @@ import torch
 
 from mpigraph.arrays import I64, Array
 from mpigraph.convert import as_graph
-from mpigraph.distgraph.dtypes import dtype_name, to_storage, to_torch
+from mpigraph.distgraph.dtypes import convert, dtype_name, to_storage, to_torch
 from mpigraph.distgraph.partition_book import RangePartitionBook
 from mpigraph.distgraph.typed_ids import NodeIds
 from mpigraph.errors import InvalidArgumentError, PartitionError, check_integer
-from mpigraph.graphs.fields import EID, ETYPE, NID, NTYPE, as_tensor
+from mpigraph.graphs.fields import EID, ETYPE, NID, NTYPE
 from mpigraph.graphs.hetero import HeteroGraph
 from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import Relation, relation_key
-from mpigraph.partition.pipeline import PartitionResult, partition_source
+from mpigraph.partition.pipeline import PartitionResult, check_options, partition_source
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.storage.contents import PartFiles, check_sources
 from mpigraph.storage.format import edge_feature_name, node_feature_name, relation_dataset_name
@@ -82,13 +82,9 @@ def partition_graph(
         InvalidArgumentError: an argument is not usable.
         GraphDataError: the graph contradicts itself.
     """
-    for name, value, least in (
-        ("num_parts", num_parts, 1),
-        ("num_hops", num_hops, 0),
-        ("num_trainers_per_machine", num_trainers_per_machine, 1),
-    ):
-        check_integer(name, value, least, 2**31 - 1)
-    check_integer("seed", seed, -(2**63), 2**64 - 1)
+    check_options(graph_name, num_parts, part_method, objtype, seed)
+    check_integer("num_hops", num_hops, 0)
+    check_integer("num_trainers_per_machine", num_trainers_per_machine, 1)
     if not isinstance(out_path, str | os.PathLike):
         raise InvalidArgumentError(f"out_path must be the path of a directory (got {out_path!r})")
     graph = as_graph(g)
@@ -131,6 +127,7 @@ def load_partition(
 
     Raises:
         PartitionError: the configuration or the part does not exist.
+        InvalidArgumentError: ``part_id`` is no number of a part.
         ShardFormatError: a shard is damaged.
     """
     config = PartConfig.read(part_config)
@@ -185,7 +182,7 @@ def load_partition_book(
 
 def _check_part(files: PartFiles, part_id: int) -> None:
     config = files.config
-    if not 0 <= part_id < config.num_parts:
+    if check_integer("part_id", part_id, 0) >= config.num_parts:
         raise PartitionError(f"part {part_id} does not exist: {config.path} has {config.num_parts} parts")
     files.check(part_id)
 
@@ -220,7 +217,8 @@ def _classes(graph: HeteroGraph, balance_ntypes: NodeIds | None) -> dict[str, Ar
         balance_ntypes = {graph.ntypes[0]: balance_ntypes}
     for ntype in balance_ntypes:
         graph.get_ntype_id(ntype)
-    return {ntype: as_tensor(values).cpu().numpy() for ntype, values in balance_ntypes.items()}
+    what = "numbers in balance_ntypes"
+    return {ntype: convert(values, torch.int64, what).numpy() for ntype, values in balance_ntypes.items()}
 
 
 def _mapping(graph: HeteroGraph, result: PartitionResult) -> tuple[Any, Any]:

@@ -15,7 +15,7 @@ from mpigraph.arrays import I64
 from mpigraph.distgraph.partition_book import RangePartitionBook
 from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.errors import InvalidArgumentError, MaskLengthError, PartitionError, TensorMismatchError, check_integer
-from mpigraph.graphs.fields import EdgeType
+from mpigraph.graphs.fields import EdgeType, as_tensor
 from mpigraph.metadata.schema import Schema
 from mpigraph.rows.row_tensor import Policy
 from mpigraph.session.context import Session, current
@@ -52,7 +52,7 @@ def node_split(
 
     Raises:
         MaskLengthError: the mask does not have one entry for each node.
-        InvalidArgumentError: it has integers other than 0 and 1, as ids are, or ``rank`` is none.
+        InvalidArgumentError: it has integers other than 0 and 1, as ids are, or no numbers, or ``rank`` is none.
         NodeTypeError: the type does not exist, or was left out where there are several (EdgeTypeError for edges).
         TensorMismatchError: the mask is a DistTensor of another type.
 
@@ -130,8 +130,8 @@ def _check_length(mask: MaskLike, count: int, what: str) -> None:
 
 def _selected(mask: MaskLike, begin: int, end: int) -> I64:
     """The selected ids in ``[begin, end)``."""
-    piece = mask[begin:end]
-    values = piece.detach().cpu().numpy() if isinstance(piece, torch.Tensor) else np.asarray(piece)
+    tensor = as_tensor(mask[begin:end]).detach().cpu()
+    values = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()  # numpy has no bfloat16
     if values.dtype.kind in "iu" and values.dtype.itemsize > 1 and len(values):
         least, most = int(values.min()), int(values.max())
         if least < 0 or most > 1:

@@ -282,7 +282,7 @@ class DistTensor:
         found = 0
         for owned in self._owned():
             for first in range(owned.first, owned.last, _BLOCK):
-                found += int(torch.count_nonzero(self[first : min(first + _BLOCK, owned.last)]))
+                found += int((self[first : min(first + _BLOCK, owned.last)] != 0).sum())
         return self._handle.session.world.allreduce_sum(found)
 
     def _owned(self) -> list[OwnedRange]:

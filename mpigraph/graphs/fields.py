@@ -57,7 +57,14 @@ def as_tensor(values: TensorLike) -> torch.Tensor:
         raise InvalidArgumentError(f"expected numbers (got an array of {array.dtype})")
     if not array.flags.writeable or any(stride < 0 for stride in array.strides):
         array = array.copy()  # torch has no read-only tensors and no negative strides
-    return torch.from_numpy(array)
+    plain = np.dtype(
+        f"{array.dtype.kind}{array.dtype.itemsize}"
+    )  # torch knows no other byte order, and one kind of int64
+    array = array.view(plain) if array.dtype.isnative else array.astype(plain)
+    try:
+        return torch.from_numpy(array)
+    except TypeError:
+        raise InvalidArgumentError(f"expected numbers (got an array of {array.dtype})") from None
 
 
 def as_ids(ids: IdsLike, what: str) -> torch.Tensor:

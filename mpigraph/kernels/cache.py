@@ -14,11 +14,17 @@ from pathlib import Path
 from numba import config
 from numba.core.caching import FunctionCache
 
+from mpigraph.errors import StorageError
+
 __all__ = ["prepare"]
 
 
 def prepare() -> None:
-    """Make numba find a place for its cache, before the first kernel asks for one."""
+    """Make numba find a place for its cache, before the first kernel asks for one.
+
+    Raises:
+        StorageError: there is none.
+    """
     if config.DISABLE_JIT:  # type: ignore[attr-defined]
         # numpy warns where compiled integers wrap around, as hashes do
         warnings.filterwarnings("ignore", "overflow encountered", RuntimeWarning, r"mpigraph\.kernels")
@@ -26,7 +32,13 @@ def prepare() -> None:
     try:
         FunctionCache(prepare)  # type: ignore[no-untyped-call]
     except RuntimeError:  # there is no place
-        folder = private_folder(Path(tempfile.gettempdir()) / f"mpigraph-kernels-{os.getuid()}")
+        try:
+            folder = private_folder(Path(tempfile.gettempdir()) / f"mpigraph-kernels-{os.getuid()}")
+        except OSError as error:
+            raise StorageError(
+                "compiled kernels can be kept nowhere: set TMPDIR or NUMBA_CACHE_DIR to a folder that can be written "
+                f"({error.strerror})"
+            ) from None
         config.CACHE_DIR = str(folder)  # type: ignore[attr-defined]
 
 

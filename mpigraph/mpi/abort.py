@@ -11,8 +11,7 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -21,7 +20,7 @@ from mpi4py import MPI
 from mpigraph.errors import MPIGraphError
 from mpigraph.mpi.witness import say_goodbye
 
-__all__ = ["abort", "exit_status", "guard", "say"]
+__all__ = ["abort", "exit_status", "guard", "say", "unguard"]
 
 _SPEAKING_TIME = 5.0  # seconds that the speaker has to print an error that every rank raises
 _PRINTING_TIME = 10.0  # seconds that printing and MPI_Abort may take before the process just ends, and with it the job
@@ -73,6 +72,7 @@ class _Exit(SystemExit):
 
 _exits: list[weakref.ref[_Exit]] = []
 _uncaught: list[Any] = []  # what ``sys.exit`` was given, if nobody has caught it
+_before: list[tuple[Any, Any, Any]] = []  # the hooks, and ``sys.exit``, in whose place ours are
 
 
 def _exit(status: Any = None) -> NoReturn:
@@ -89,9 +89,15 @@ def _exit(status: Any = None) -> NoReturn:
 
 
 def exit_status() -> int:
-    """Return the status with which ``sys.exit`` is ending this process, for functions that are called at exit."""
+    """Return the status with which ``sys.exit`` is ending this process, for functions that are called at exit.
+
+    1 if an error does that has passed a hook of the user's instead of ours, as Python notes before it calls any. The
+    status of ``raise SystemExit(3)`` cannot be seen: whoever leaves so counts as one that leaves early.
+    """
     code = _uncaught[-1] if _uncaught else None
-    return 0 if code is None else code & 0xFF if isinstance(code, int) else 1
+    if code is None:
+        return int(bool(_before) and getattr(sys, "last_value", None) is not None)
+    return code & 0xFF if isinstance(code, int) else 1
 
 
 def _stop_on(error: BaseException, identity: str) -> NoReturn:
@@ -109,14 +115,12 @@ def _stop_on(error: BaseException, identity: str) -> NoReturn:
         abort(status, text)
 
 
-@contextmanager
-def guard(identity: str, speaker: bool) -> Iterator[None]:
-    """While active, an uncaught exception in any thread prints one traceback and aborts the whole job.
+def guard(identity: str, speaker: bool) -> None:
+    """From now on an uncaught exception in any thread prints one traceback and aborts the whole job.
 
     Of an error that every rank raises, and of Ctrl-C, only the rank with ``speaker`` prints; the others give it the
-    time to.
+    time to. A second call says who this rank is from then on.
     """
-    main_hook, thread_hook, exit_function = sys.excepthook, threading.excepthook, sys.exit
 
     def stop(kind: type[BaseException], error: BaseException | None, tb: TracebackType | None) -> None:
         error = kind() if error is None else error
@@ -129,10 +133,18 @@ def guard(identity: str, speaker: bool) -> Iterator[None]:
         if not issubclass(args.exc_type, SystemExit):
             stop(args.exc_type, args.exc_value, args.exc_traceback)
 
+    if not _before:
+        _before.append((sys.excepthook, threading.excepthook, sys.exit))
     sys.excepthook = stop
     threading.excepthook = stop_thread
     sys.exit = _exit
-    try:
-        yield
-    finally:
-        sys.excepthook, threading.excepthook, sys.exit = main_hook, thread_hook, exit_function
+
+
+def unguard() -> None:
+    """End what :func:`guard` does; without it, nothing happens.
+
+    Not by a ``with`` block: of an error inside it the traceback would keep it open, and the garbage collector close it
+    at any time, maybe in the middle of the next job.
+    """
+    if _before:
+        sys.excepthook, threading.excepthook, sys.exit = _before.pop()

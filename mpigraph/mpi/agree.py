@@ -50,17 +50,16 @@ def everywhere(error: Error) -> Error:
 
 
 @contextmanager
-def no_way_back(comm: MPI.Comm) -> Iterator[None]:
-    """Inside, the other ranks of ``comm`` count on this one: an error that is not raised on all of them ends the job.
+def no_way_back(comm: MPI.Comm, *but: type[Exception]) -> Iterator[None]:
+    """Inside, the other ranks of ``comm``, or MPI itself, count on this one: an error that is not ours ends the job.
 
-    Such as a lack of memory in the middle of a round. Whoever caught it would be in another collective than the others.
+    Such as a lack of memory in the middle of a round, or of reading rows. Whoever caught it would be in another
+    collective than the others, or have freed memory that MPI goes on writing to. Errors of classes ``but`` are raised.
     """
     try:
         yield
-    except MPIGraphError:
-        raise
     except Exception as error:
-        if comm.size == 1:
+        if isinstance(error, (MPIGraphError, *but)) or comm.size == 1:
             raise
         sys.excepthook(type(error), error, error.__traceback__)
         abort(1)
@@ -71,7 +70,7 @@ def raise_jointly(comm: MPI.Comm, doing: str, error: BaseException | None, label
 
     Collective on ``comm``.
     """
-    texts = yield from _gather_bytes(comm, describe(error).encode() if error is not None else b"")
+    texts = yield from _gather_bytes(comm, b"" if error is None else describe(error).encode(errors="backslashreplace"))
     kinds = yield from _gather_bytes(comm, type(error).__name__.encode() if error is not None else b"")
     by_text: dict[str, list[int]] = {}
     for rank, data in enumerate(texts):

@@ -31,6 +31,7 @@ _SPEAKS = 3  # the last of these words
 _TEXT = 300  # characters of what a rank does
 _PLACES = 8  # of a trainer's threads, in a record
 _GROUPS = 16  # in a summary
+_OLD = 3.0  # seconds: who has not written for longer is stopped, or holds Python's lock
 _SPANS = 16  # of ranks in a group
 
 Span = tuple[int, int]
@@ -208,6 +209,7 @@ class Board:
         self._last = [Record(f"rank {r} of the node", -1, False) for r in range(node.size)]
         self._seen = [(-1, -1.0)] * node.size  # how often written, processor time
         self._alive = [0.0] * node.size  # when that last changed
+        self._wrote = [0.0] * node.size  # when it was last written
         node.Barrier()
 
     def write(self, record: Record) -> None:
@@ -239,6 +241,7 @@ class Board:
         for rank in range(self.size):
             written = int(self._heads[rank][0])
             moved = written != self._seen[rank][0]
+            self._wrote[rank] = now if moved else self._wrote[rank]
             used = self._seen[rank][1] if moved else _processor_time(int(self._pids[rank]))
             if moved or used != self._seen[rank][1]:
                 self._seen[rank] = written, used
@@ -250,12 +253,20 @@ class Board:
 
     def summary(self, now: float, limit: float) -> Summary:
         """What the ranks of the node do; ``limit`` is how many seconds without a sign of life are worth a word."""
-        records = [self.read(rank) for rank in range(self.size)]
+        records = [self._now_of(rank, now) for rank in range(self.size)]
         ages = [self.still(rank, now) for rank in range(self.size)]
         still = [
             (f"{record.who} on {self._host}", age) for record, age in zip(records, ages, strict=True) if age > limit
         ]
         return Summary.of(records, still)
+
+    def _now_of(self, rank: int, now: float) -> Record:
+        """What a rank of the node does. What it said long ago is over: it may wait no more for what it waited for."""
+        record = self.read(rank)
+        age = now - self._wrote[rank]
+        if rank == self.rank or age <= _OLD:
+            return record
+        return Record(record.who, record.number, record.trains, f"busy or stopped since it was {record.text}", age)
 
     def claim(self, seconds: float) -> bool:
         """Whether this rank may speak for the node, which one rank may; it takes some seconds to find out."""

@@ -85,6 +85,12 @@ class Task(Generic[T]):
             call()
         return True
 
+    def cancel(self) -> None:
+        """Give up the request that it waits for, a receive, if nothing has come."""
+        with self._lock:
+            if not self.done:
+                self._request.Cancel()
+
     def then(self, call: Callable[[], None]) -> None:
         """Call something once done, in the thread that notices, or now. It must not raise."""
         with self._lock:

@@ -320,7 +320,7 @@ class Watchdog:
             record.seconds = self._now - max(wait.since for wait in mine)
         else:
             what, since = self._before
-            record.text = f"running{where}, last wait was {what}" if trains else "serving"
+            record.text = f"running{where} (last in {what})" if trains else "serving"
             record.seconds = self._now - since
         return record
 

@@ -22,10 +22,11 @@ _addresses: list[str] = []  # of the witnesses that look at this process
 
 
 def pid_namespace() -> str:
-    """Return what names the processes among which this one's id means something; "" where there is no witness."""
+    """Return what names the processes among which this one's id means something; "" where there can be no witness."""
     try:
-        return os.readlink("/proc/self/ns/pid") if hasattr(os, "pidfd_open") else ""
-    except OSError:
+        os.close(os.pidfd_open(os.getpid()))  # Linux before 5.3 cannot, and some containers forbid it
+        return os.readlink("/proc/self/ns/pid")
+    except (AttributeError, OSError):
         return ""
 
 

@@ -64,10 +64,8 @@ class World:
         """Split ``comm`` into servers and trainers, ``num_servers`` servers on each node.
 
         Raises:
-            InvalidArgumentError: ``num_servers`` is negative or leaves a node without a trainer (on every rank).
+            InvalidArgumentError: ``num_servers`` leaves a node without a trainer (on every rank).
         """
-        if num_servers < 0:
-            raise InvalidArgumentError(f"num_servers must be >= 0 (got {num_servers})")
         self._made = ExitStack()
         self._main_thread = threading.get_ident()
         self._owed: list[Callable[[], None]] = []
@@ -295,9 +293,10 @@ class World:
         names = [name.decode() for name in allgather_bytes(self.node, self.identity.encode())]
         spaces = allgather_bytes(self.node, pid_namespace().encode())
         if len(set(spaces)) > 1 or not spaces[0]:
-            return  # not Linux, or containers of their own, in which process ids mean others
+            return  # the system has none, or containers of their own, in which process ids mean others
         pids = self.pids[self._node_of == self.node_index]
-        witness = Witness(self.node.rank == 0, f"mpigraph-{pids[0]}", pids.tolist(), names)
+        address = f"mpigraph-{spaces[0].decode()}-{pids[0]}"  # containers may have the same names of sockets
+        witness = Witness(self.node.rank == 0, address, pids.tolist(), names)
         self._made.callback(witness.close)
 
     def at_close(self, call: Callable[[], None]) -> None:

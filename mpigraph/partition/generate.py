@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mpigraph.arrays import F32, I32, I64, Array
-from mpigraph.errors import InvalidArgumentError
+from mpigraph.errors import InvalidArgumentError, check_integer
 from mpigraph.kernels.csr import count_keys, drop_repeats, place_values
 from mpigraph.kernels.random_edges import draw_edges
 from mpigraph.kernels.rng import combine
@@ -70,6 +70,7 @@ class Recipe:
         for name, least in (("num_nodes", 2), ("num_edges", 0), ("feat_dim", 1), ("num_classes", 1)):
             if getattr(self, name) < least:
                 raise InvalidArgumentError(f"{name} must be >= {least} (got {getattr(self, name)})")
+        check_integer("seed", self.seed, 0, 2**64 - 1)
         if self.num_nodes >= 2**31:
             raise InvalidArgumentError(f"num_nodes must be < 2**31 (got {self.num_nodes})")
         if self.num_classes > self.num_nodes:

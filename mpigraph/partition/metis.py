@@ -18,7 +18,7 @@ import pymetis
 from pymetis import _internal
 
 from mpigraph.arrays import I32, I64, Array
-from mpigraph.errors import InvalidArgumentError, PartitionError
+from mpigraph.errors import PartitionError
 from mpigraph.kernels.csr import asymmetry, count_keys, drop_repeats, place_both_ways, rebalance
 from mpigraph.log import get_logger
 from mpigraph.partition.balance import Criteria, limits, loads_of, measured_balance, one_weight
@@ -57,7 +57,7 @@ def metis_assign(
         source: the graph.
         num_parts: number of parts.
         criteria: what to balance.
-        seed: equal seeds give equal assignments.
+        seed: any integer; equal seeds give equal assignments.
         objtype: minimise the edges cut ("cut") or the communication volume ("vol").
         recursive: recursive bisection, or the k-way method; None takes bisection up to 8 parts (it cuts less and
             balances better there, at the same memory) unless ``objtype`` is "vol", which only the k-way method knows.
@@ -65,8 +65,6 @@ def metis_assign(
     Returns:
         int32[all nodes], types one after the other.
     """
-    if objtype not in ("cut", "vol"):
-        raise InvalidArgumentError(f"objtype must be 'cut' or 'vol' (got {objtype!r})")
     total = int(source.node_bases[-1])
     if num_parts == 1:
         return np.zeros(total, np.int32)
@@ -76,7 +74,8 @@ def metis_assign(
     if total <= num_parts or len(adjacency.indices) == 0:
         return random_assign(source, num_parts, seed)
     usable = {name: weights for name, weights in criteria.items() if weights.sum() >= 10 * num_parts}
-    parts = _call_metis(adjacency, num_parts, usable, seed, objtype, recursive)
+    most = int(np.iinfo(adjacency.indptr.dtype).max)
+    parts = _call_metis(adjacency, num_parts, usable, seed if abs(seed) <= most else seed % most, objtype, recursive)
     return _restore_balance(adjacency, parts, num_parts, criteria)
 
 

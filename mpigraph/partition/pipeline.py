@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 
 from mpigraph.arrays import I32, I64, Array
-from mpigraph.errors import InvalidArgumentError
+from mpigraph.errors import InvalidArgumentError, check_integer
 from mpigraph.log import get_logger
 from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import relation_key
 from mpigraph.partition.balance import balance_criteria, measured_balance
+from mpigraph.partition.kept import KeptAssignment
 from mpigraph.partition.metis import metis_assign
 from mpigraph.partition.multilevel.assign import multilevel_assign
 from mpigraph.partition.progress import Progress, silent
@@ -35,7 +36,7 @@ from mpigraph.storage.format import (
 from mpigraph.storage.part_config import FeatureInfo, PartConfig, check_graph_name
 from mpigraph.storage.shard import ShardWriter
 
-__all__ = ["PART_METHODS", "PartitionResult", "check_writable", "memory_forecast", "partition_source"]
+__all__ = ["PART_METHODS", "PartitionResult", "check_options", "check_writable", "memory_forecast", "partition_source"]
 
 PART_METHODS = ("metis", "multilevel", "random")
 _CHUNK_BYTES = 64 << 20
@@ -76,6 +77,9 @@ def partition_source(
 ) -> PartitionResult:
     """Partition a graph and write it.
 
+    What METIS has found stays in a file beside the shards until they are written: a run that is interrupted there, and
+    made again with the same arguments, does not repeat it.
+
     Args:
         source: the graph.
         graph_name: name of the configuration file and of the graph.
@@ -98,7 +102,10 @@ def partition_source(
         GraphDataError: the graph contradicts itself.
     """
     progress = progress or silent
-    _check_arguments(graph_name, num_parts, part_method, assignment, sum(source.num_nodes))
+    if assignment is None:
+        check_options(graph_name, num_parts, part_method, objtype, seed)
+    else:
+        _check_assignment(graph_name, num_parts, part_method, assignment, sum(source.num_nodes))
     check_writable(out_path)
     progress("check edges", 0, 1)
     source.check_edges()
@@ -109,13 +116,17 @@ def partition_source(
     stage = f"assign nodes ({part_method})"
     progress(stage, 0, 1)
     criteria = balance_criteria(source, balance_classes, balance_edges)
+    kept: KeptAssignment | None = None
     if assignment is not None:
         parts = np.asarray(assignment, np.int32)
     elif part_method == "metis":
-        parts = metis_assign(source, num_parts, criteria, seed=seed, objtype=objtype, recursive=recursive)
+        kept = KeptAssignment(out, graph_name, source, num_parts, criteria, seed, objtype, recursive)
+        found = kept.read()
+        if found is None:
+            found = metis_assign(source, num_parts, criteria, seed=seed, objtype=objtype, recursive=recursive)
+            kept.write(found)
+        parts = found
     elif part_method == "multilevel":
-        if objtype != "cut":
-            raise InvalidArgumentError(f"part_method 'multilevel' minimises the cut (got objtype {objtype!r})")
         parts = multilevel_assign(source, num_parts, criteria, seed=seed)
     else:
         parts = random_assign(source, num_parts, seed)
@@ -144,7 +155,28 @@ def partition_source(
         seals=tuple(writer.seals),
     )
     path = config.write(out)
+    if kept is not None:
+        kept.remove()
     return PartitionResult(path, tuple(order.orig_ids for order in orders), orig_eids, report)
+
+
+def check_options(
+    graph_name: str, num_parts: int, part_method: str = "metis", objtype: str = "cut", seed: int = 0
+) -> None:
+    """Check what can be checked without the graph; the arguments are those of :func:`partition_source`.
+
+    Raises:
+        InvalidArgumentError: one is not usable.
+    """
+    check_graph_name(graph_name)
+    check_integer("num_parts", num_parts, 1, 2**31 - 1)
+    if part_method not in PART_METHODS:
+        raise InvalidArgumentError(f"part_method must be one of {list(PART_METHODS)} (got {part_method!r})")
+    if objtype not in ("cut", "vol"):
+        raise InvalidArgumentError(f"objtype must be 'cut' or 'vol' (got {objtype!r})")
+    if part_method == "multilevel" and objtype != "cut":
+        raise InvalidArgumentError(f"part_method 'multilevel' minimises the cut (got objtype {objtype!r})")
+    check_integer("seed", seed, -(2**63), 2**64 - 1)
 
 
 def check_writable(directory: str | os.PathLike[str]) -> None:
@@ -298,7 +330,7 @@ def _row_chunks(begin: int, end: int, row_bytes: int) -> Iterator[slice]:
 
 def _bytes_on_disk(source: GraphSource, num_parts: int) -> int:
     """What the shards will take, without HDF5's own, which is little."""
-    total = 8 * sum(source.num_nodes)
+    total = (8 + 4) * sum(source.num_nodes)  # original ids, and METIS's result until all is written
     for relation_id in range(len(source.edges)):
         src, dst = (source.num_nodes[i] for i in source.schema.ends(relation_id))
         total += 8 * (src + dst + num_parts) + (8 + index_dtype(src).itemsize) * source.num_edges(relation_id)
@@ -331,19 +363,13 @@ def _feature_infos(
     }
 
 
-def _check_arguments(
-    graph_name: str, num_parts: int, part_method: str, assignment: Array | None, num_nodes: int
-) -> None:
-    methods = list(PART_METHODS) if assignment is None else ["given"]
-    if part_method not in methods:
-        raise InvalidArgumentError(f"part_method must be one of {methods} (got {part_method!r})")
-    if num_parts < 1:
-        raise InvalidArgumentError(f"num_parts must be >= 1 (got {num_parts})")
-    if assignment is not None and (
-        assignment.shape != (num_nodes,) or (num_nodes and not 0 <= assignment.min() <= assignment.max() < num_parts)
-    ):
+def _check_assignment(graph_name: str, num_parts: int, part_method: str, assignment: Array, num_nodes: int) -> None:
+    """Check the arguments of a graph whose parts were chosen by other means."""
+    if part_method != "given":
+        raise InvalidArgumentError(f"part_method must be 'given' (got {part_method!r})")
+    check_options(graph_name, num_parts)
+    if assignment.shape != (num_nodes,) or (num_nodes and not 0 <= assignment.min() <= assignment.max() < num_parts):
         raise InvalidArgumentError(
             f"assignment must hold a part in [0, {num_parts}) for each of {num_nodes} nodes "
             f"(got shape {assignment.shape})"
         )
-    check_graph_name(graph_name)

@@ -14,12 +14,12 @@ def random_assign(source: GraphSource, num_parts: int, seed: int = 0) -> I32:
     Args:
         source: the graph.
         num_parts: number of parts.
-        seed: equal seeds give equal assignments.
+        seed: any integer; equal seeds give equal assignments.
 
     Returns:
         int32[all nodes], types one after the other.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed % 2**64)  # numpy takes no negative ones
     assignment = np.empty(int(source.node_bases[-1]), np.int32)
     first = 0  # the type after this one continues where it stopped, so that small types do not all meet in part 0
     for base, count in zip(source.node_bases[:-1], source.num_nodes, strict=True):

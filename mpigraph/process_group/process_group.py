@@ -65,6 +65,9 @@ __all__ = ["MPIProcessGroup"]
 
 _NAME = "mpi4py"
 _FOR_ALL = {"barrier", "all_reduce"}
+_RECEIVE = "recv from"
+_REST = "what is outstanding in a process group"
+_ARRIVING = 5.0  # seconds that a message may be on its way when a group is shut down
 _SMALL = 1 << 20  # bytes: whoever has the result knows that the others will have it at once, too
 
 
@@ -143,6 +146,7 @@ class MPIProcessGroup(dist.ProcessGroup):
         limit = seconds if seconds > 0 else self._seconds
         with self._meeting(task.name, place, limit < math.inf):
             if not finish([task], BLOCKED, limit):
+                self._keep(task)  # with the memory that MPI will write to
                 raise TimeoutError(f"{task.name} is not complete after {limit} s")
 
     def complete_unattended(self, task: Task[Any]) -> None:
@@ -397,7 +401,7 @@ class MPIProcessGroup(dist.ProcessGroup):
 
     def recv(self, tensors: list[Tensor], source: int, tag: int) -> MPIWork:
         """``torch.distributed.recv``; the sender must send exactly as many bytes as the tensor has."""
-        name = f"recv from {'anyone' if source == MPI.ANY_SOURCE else source}"
+        name = f"{_RECEIVE} {'anyone' if source == MPI.ANY_SOURCE else source}"
 
         def steps() -> Coroutine[int]:
             check("recv", tensors[0])
@@ -423,11 +427,18 @@ class MPIProcessGroup(dist.ProcessGroup):
     def shutdown(self) -> None:
         """Complete what is outstanding and free the communicator; a second call does nothing.
 
+        A receive that nothing was sent for is given up.
+
         Collective on the group.
         """
         if self._comm:
-            with self._meeting("what is outstanding in a process group"):
-                finish(self._outstanding, BLOCKED)
+            receives = [task for task in self._outstanding if task.name.startswith(_RECEIVE)]
+            with self._meeting(_REST):
+                finish([task for task in self._outstanding if task not in receives], BLOCKED)
+                finish(receives, BLOCKED, _ARRIVING)
+                for task in receives:
+                    task.cancel()
+                finish(receives, BLOCKED)
             comm, self._comm = self._comm, MPI.COMM_NULL
             comm.Free()
 
@@ -451,7 +462,12 @@ def _create(options: Any, _: Any = None) -> MPIProcessGroup:
     seconds = math.inf if given == default_pg_timeout else given.total_seconds()
     place = f"process group {options.group_id}" if len(members) == session.num_trainers else ""
     group = MPIProcessGroup(world.group(members), world.meeting, world.progress, seconds, place)
-    world.at_close(group.shutdown)
+
+    def end() -> None:
+        with world.watch(_REST):  # every trainer is here
+            group.shutdown()
+
+    world.at_close(end)
     return group
 
 

@@ -26,6 +26,7 @@ from mpigraph.arrays import I64, U8, Array
 from mpigraph.errors import ClosedError
 from mpigraph.kernels.row_ops import gather_rows, scatter_rows
 from mpigraph.log import get_logger
+from mpigraph.mpi.agree import no_way_back
 from mpigraph.mpi.coroutine import Coroutine, Task, finish
 from mpigraph.mpi.wait import TRANSFER, Backoff
 from mpigraph.mpi.world import World
@@ -153,12 +154,13 @@ class PackedTransport(Transport):
         failed: list[int] = []
         for requests in split_requests(wanted):
             ranks = ", ".join(str(rows.rank) for rows in requests)
-            with self.world.watch(f"rows of window {window.number} from rank(s) {ranks}"):
+            what = f"rows of window {window.number} from rank(s) {ranks}"
+            with self.world.watch(what), no_way_back(self._comm):  # MPI is about to write to their memory
                 most = _chunks_in_flight(len(requests))
                 replies = [Task(self._fetch(window, rows, out, most)) for rows in requests]
                 meanwhile()
                 finish(replies, TRANSFER)
-            failed += [rows.rank for rows, reply in zip(requests, replies, strict=True) if not reply.result()]
+                failed += [rows.rank for rows, reply in zip(requests, replies, strict=True) if not reply.result()]
             meanwhile = nothing
         _raise_refused(failed, window)
 
@@ -214,10 +216,12 @@ class PackedTransport(Transport):
             ClosedError: a host has closed the window.
         """
         ranks = ", ".join(str(rows.rank) for rows in leaving)
-        with self.world.watch(f"writing rows of window {window.number} of rank(s) {ranks}"):
+        what = f"writing rows of window {window.number} of rank(s) {ranks}"
+        with self.world.watch(what), no_way_back(self._comm):
             stores = [Task(self._store(window, rows, values)) for rows in leaving]
             finish(stores, TRANSFER)
-        _raise_refused([rows.rank for rows, store in zip(leaving, stores, strict=True) if not store.result()], window)
+            refused = [rows.rank for rows, store in zip(leaving, stores, strict=True) if not store.result()]
+        _raise_refused(refused, window)
 
     def _store(self, window: WindowHandle, leaving: RemoteRows, values: Array) -> Coroutine[bool]:
         """Send a host rows to write, some chunks at a time.

@@ -12,6 +12,7 @@ from mpi4py import MPI
 
 from mpigraph.arrays import I64, Array
 from mpigraph.kernels.row_ops import find_runs, gather_rows
+from mpigraph.mpi.agree import no_way_back
 from mpigraph.rows.transport import RemoteRows, Transport, WindowHandle, last_of_equal, nothing, split_requests
 
 __all__ = ["RmaTransport"]
@@ -60,13 +61,14 @@ class RmaTransport(Transport):
         """See :class:`~mpigraph.rows.transport.Transport`. One-sided."""
         for requests in split_requests(wanted):
             what = f"one-sided reads of rows of rank(s) {', '.join(str(rows.rank) for rows in requests)}"
-            with self.world.watch(what):
-                gets = [_Get(window, rows, out) for rows in requests]
-            meanwhile()
-            with self.world.watch(what):
-                for get in gets:
-                    self.traffic.sent(0)
-                    self.traffic.received(get.finish())
+            with no_way_back(self.world.comm, MPI.Exception):  # MPI is about to write to their memory
+                with self.world.watch(what):
+                    gets = [_Get(window, rows, out) for rows in requests]
+                meanwhile()
+                with self.world.watch(what):
+                    for get in gets:
+                        self.traffic.sent(0)
+                        self.traffic.received(get.finish())
             meanwhile = nothing
 
     def write(self, window: WindowHandle, leaving: list[RemoteRows], values: Array) -> None:

@@ -149,7 +149,7 @@ class RowService:
 def _transport_setting(world: World) -> str:
     """The first rank's setting. Collective on ``world.comm``."""
     allowed = ["auto", *(transport.name for transport in TRANSPORTS)]
-    setting = allgather_bytes(world.comm, world.config.transport.encode())[0].decode()
+    setting = allgather_bytes(world.comm, world.config.transport.encode(errors="backslashreplace"))[0].decode()
     if setting not in allowed:
         choices = f"{', '.join(allowed[:-1])} or {allowed[-1]}"
         raise everywhere(InvalidArgumentError(f"transport must be {choices} (got {setting!r})"))
@@ -167,7 +167,15 @@ def shared_query_works(win: MPI.Win, ranks: Iterable[int], nbytes: int) -> bool:
 def _window_kinds(world: World, setting: str) -> list[str]:
     """The ways to allocate that are to be tried. Collective on ``world.comm``."""
     needed = [transport.one_sided for transport in TRANSPORTS if transport.name == setting]
-    if not world.all_near and (needed == [False] or (setting == "auto" and distrusts_windows())):
+    if not world.all_near and needed == [False]:
+        return ["node"]
+    if not world.all_near and setting == "auto" and distrusts_windows():
+        if world.is_trainer and world.trainers.rank == 0:
+            get_logger().warning(
+                "%s: windows between nodes are not used, as they may crash; far rows go by messages. With "
+                "OMPI_MCA_osc=ucx,sm, where UCX works, they are",
+                library_version(),
+            )
         return ["node"]
     kinds = [window_kind(world)]
     if not world.all_near:

@@ -52,8 +52,8 @@ class RowWindow:
         self.dtype = np.dtype(dtype)
         self.row_bytes = self.dtype.itemsize * int(np.prod(self.row_shape, dtype=np.int64))
         self._shared = MPI.WIN_NULL
-        self._no_reader = threading.Condition()
-        self._num_readers = 0
+        self._no_user = threading.Condition()
+        self._num_users = 0
         self._retired = False
         largest = int(np.diff(self.offsets).max(initial=0)) * self.row_bytes  # bytes of a host, who zeroes them
         patience = 1 + largest / _ZEROED_PER_SECOND / world.config.timeout
@@ -137,7 +137,7 @@ class RowWindow:
         Raises:
             ClosedError: the window was closed, here or at a host.
         """
-        with self._reading():
+        with self._using():
             return self._gather(ids, out, transport)
 
     def _gather(self, ids: I64, out: Array | None, transport: Transport | None) -> Array:
@@ -163,24 +163,27 @@ class RowWindow:
         return out
 
     @contextmanager
-    def _reading(self) -> Iterator[None]:
-        """Inside, a thread reads rows, and :meth:`retire` waits for it."""
-        with self._no_reader:
+    def _using(self) -> Iterator[None]:
+        """Inside, a thread reads or writes rows, and :meth:`retire` waits for it."""
+        with self._no_user:
             if self._retired or not self._win:
                 raise ClosedError("this window was closed")
-            self._num_readers += 1
+            self._num_users += 1
         try:
             yield
         finally:
-            with self._no_reader:
-                self._num_readers -= 1
-                self._no_reader.notify_all()
+            with self._no_user:
+                self._num_users -= 1
+                self._no_user.notify_all()
 
     def retire(self) -> None:
-        """Refuse reads from now on, and wait for those of other threads: before :meth:`close`, while hosts answer."""
-        with self._no_reader, self.world.watch("reads of rows that are freed"):
+        """Refuse reads and writes from now on, and wait for those of other threads.
+
+        Before :meth:`close`, while hosts answer.
+        """
+        with self._no_user, self.world.watch("reads and writes of rows that are freed"):
             self._retired = True
-            self._no_reader.wait_for(lambda: self._num_readers == 0)
+            self._no_user.wait_for(lambda: self._num_users == 0)
 
     def _far_rows(self, host: int, ids: I64, positions: I64) -> RemoteRows:
         begin, end = self.offsets[host : host + 2].tolist()
@@ -196,8 +199,10 @@ class RowWindow:
         Raises:
             ClosedError: the window was closed, here or at a host.
         """
-        if not self._win:
-            raise ClosedError("this window was closed")
+        with self._using():
+            self._scatter(ids, values)
+
+    def _scatter(self, ids: I64, values: Array) -> None:
         if values.size == 0:
             return
         words = as_words(values)

@@ -36,6 +36,7 @@ class Channel:
 
     Attributes:
         number: the same on every rank.
+        purpose: what the rounds are made for now, for messages.
         rounds: how many rounds were made.
         messages: how many requests of this rank to others, and answers to them, were not empty.
         bytes: their bytes.
@@ -49,6 +50,7 @@ class Channel:
     def __init__(self, world: World, number: int) -> None:
         self.world = world
         self.number = number
+        self.purpose = ""
         self._place = f"channel {number}"
         self.rounds = self.messages = self.bytes = 0
         self.seconds = self.work_seconds = 0.0
@@ -86,7 +88,7 @@ class Channel:
         meanwhile = self._timed(meanwhile) if meanwhile is not None else None
         counts = np.array([len(words) for words in requests], np.int64)
         words = np.concatenate(requests)
-        with self.world.meeting(f"sampling round {self.rounds} of channel {self.number}", self._place):
+        with self.world.meeting(f"sampling round {self.rounds} of {self._name}", self._place):
             header = Header(self._comm, Operation.SAMPLE, FAILED if error else OK, counts)
             wait(header.request, IN_ROUND)
         try:
@@ -100,7 +102,7 @@ class Channel:
             return
         while True:
             header = Header(self._comm, Operation.IDLE, OK, self._nothing)
-            with self.world.meeting(f"the end of every trainer's rounds on channel {self.number}", self._place):
+            with self.world.meeting(f"the end of every trainer's rounds on {self._name}", self._place):
                 wait(header.request, PEERS_COMPUTE)
             if self._doing(header) == {Operation.IDLE}:
                 return
@@ -123,6 +125,10 @@ class Channel:
                 doing = serving.result()
                 self._ending = doing if Operation.CLOSE in doing else set()
             return moved
+
+    @property
+    def _name(self) -> str:
+        return f"{self._place}, {self.purpose}" if self.purpose else self._place
 
     @property
     def in_round(self) -> bool:
@@ -159,7 +165,7 @@ class Channel:
         error: BaseException | None,
     ) -> Coroutine[list[U8]]:
         self.rounds += 1
-        with self.world.watch(f"sampling round {self.rounds} of channel {self.number}"), no_way_back(self._comm):
+        with self.world.watch(f"sampling round {self.rounds} of {self._name}"), no_way_back(self._comm):
             if (header.statuses == FAILED).any():
                 yield from raise_jointly(self._comm, "sampling", error)
             self._count(counts * words.itemsize)

@@ -74,6 +74,10 @@ class NeighborService:
         """The number of the channel."""
         return self._channel.number
 
+    def name_rounds(self, purpose: str) -> None:
+        """Note what rounds are made for from now on, for messages."""
+        self._channel.purpose = purpose
+
     def use_threads(self, num_threads: int) -> None:
         """Sample near neighbours with so many threads from now on."""
         if num_threads != self._workers.num_threads:

@@ -23,10 +23,11 @@ from mpigraph.errors import ClosedError, InvalidArgumentError, MPIGraphError, No
 from mpigraph.kernels import warm_up
 from mpigraph.kernels.rng import combine
 from mpigraph.log import get_logger, set_identity
-from mpigraph.mpi.abort import abort, exit_status, guard, say
+from mpigraph.mpi.abort import abort, exit_status, guard, unguard
 from mpigraph.mpi.agree import everywhere, together
 from mpigraph.mpi.compat import library_version, unlink_segments
 from mpigraph.mpi.start import check_connected
+from mpigraph.mpi.wait import PEERS_COMPUTE, wait
 from mpigraph.mpi.world import World
 from mpigraph.rows.pool import RowPool
 from mpigraph.sampling.minibatch import RandomContext
@@ -50,6 +51,7 @@ __all__ = [
 ]
 
 _LEAVING_TIME = 10.0  # seconds that the trainers have to leave, once one of them has with a status that is not 0
+_PATIENCE = 12.0  # timeouts that compiling the kernels may take
 _ENDED = "the job was ended by exit_client()"
 CREATING = "creating a loader"
 unlink_segments()  # MPI has started with its import: from now on what kills this process leaves nothing
@@ -287,6 +289,8 @@ def initialize(
             processes that MPI does not connect; on the first of them.
         SystemExit: on a server, when the job is over; on processes that MPI does not connect, except the first.
 
+    After an error that every rank catches, it may be called again.
+
     Collective on ``comm``.
     """
     if is_initialized():
@@ -301,26 +305,21 @@ def initialize(
     }
     if comm is not None and not isinstance(comm, MPI.Intracomm):
         raise InvalidArgumentError(f"comm must be an mpi4py.MPI.Intracomm (got {comm!r})")
-    everyone = MPI.COMM_WORLD if comm is None else comm
-    if comm is None:
-        check_connected(everyone.size, library_version())
-    closing = ExitStack()
-    if everyone.size > 1:
-        closing.enter_context(guard(f"rank {everyone.rank}", everyone.rank == 0))
+    everyone = _everyone(comm)
     try:
         seed = check_seed(seed)
         config = Config.from_env(**{name: value for name, value in given.items() if value is not None})
         world = World(everyone, config.num_servers, config)
-        world.check_threads()
     except MPIGraphError as error:
         everywhere(error)  # all ranks decide by the same numbers
         raise
     set_identity(world.identity, config.log_level)
     if world.size > 1:
-        closing.enter_context(guard(world.identity, world.is_trainer and world.trainers.rank == 0))
+        guard(world.identity, world.is_trainer and world.trainers.rank == 0)
         if comm is None:
             world.start_witness()
     try:
+        world.check_threads()
         with together(
             world.comm, "comparing the environment with the job", watched=lambda: world.watch("comparing variables")
         ):
@@ -329,11 +328,12 @@ def initialize(
     except InvalidArgumentError:
         world.close()
         raise
-    with world.watch("compiling kernels"):
+    with world.watch("compiling kernels", _PATIENCE):
         say_so = get_logger().warning if world.node_index == 0 else get_logger().info
         text = "compiling kernels (once), which takes a minute or so; NUMBA_CACHE_DIR sets where they are kept"
         # the other ranks of a node load what they need from its cache
         world.once_per_node(lambda: warm_up(lambda: say_so(text)))
+        wait(world.comm.Ibarrier(), PEERS_COMPUTE)  # what comes next has a shorter deadline
     cores = world.cores_per_rank()
     if world.size > 1 and not config.threads_chosen:
         torch.set_num_threads(cores)
@@ -341,40 +341,44 @@ def initialize(
     control = Control(state)
     if not world.is_trainer:
         serve(state, control)
-        closing.close()
+        unguard()
         sys.exit(0)
     if config.keep_memory:
         keep_freed_memory()
-    _start_session(Session(state, control, config.num_worker_threads), closing)
+    _start_session(Session(state, control, config.num_worker_threads))
 
 
-def open_world(comm: MPI.Intracomm | None) -> tuple[World, ExitStack]:
-    """Make a world of trainers without a session, for what needs ranks and nodes but no rows, and so no threads of MPI.
-
-    Returns:
-        The world, and what to close after it: until then an exception that nobody catches ends the job.
-
-    Collective on ``comm``, by default all ranks.
-    """
+def _everyone(comm: MPI.Intracomm | None) -> MPI.Intracomm:
+    """The ranks that take part. From now on, an exception that nobody catches ends the job; also one of its start."""
     everyone = MPI.COMM_WORLD if comm is None else comm
     if comm is None:
         check_connected(everyone.size, library_version())
-    closing = ExitStack()
     if everyone.size > 1:
-        closing.enter_context(guard(f"rank {everyone.rank}", everyone.rank == 0))
+        guard(f"rank {everyone.rank}", everyone.rank == 0)
+    return everyone
+
+
+def open_world(comm: MPI.Intracomm | None) -> World:
+    """Make a world of trainers without a session, for what needs ranks and nodes but no rows, and so no threads of MPI.
+
+    Until ``unguard`` is called, an exception that nobody catches ends the job.
+
+    Collective on ``comm``, by default all ranks.
+    """
+    everyone = _everyone(comm)
     config = Config.from_env(num_servers=0)
-    world = World(everyone, 0, config)
+    world = World(everyone, config.num_servers, config)
     set_identity(world.identity, config.log_level)
-    return world, closing
+    return world
 
 
-def _start_session(session: Session, closing: ExitStack) -> None:
-    session.closing = closing
+def _start_session(session: Session) -> None:
     world = session.world
+    session.closing.callback(unguard)
     with world.watch("agreeing on a rendezvous"):
         address, port = world.rendezvous()
     ours = settings.set_rendezvous(session.rank, session.num_trainers, world.local_trainer, address, port)
-    closing.callback(settings.unset, ours)
+    session.closing.callback(settings.unset, ours)
     get_logger().info("%d trainers, %d hosts, %d nodes", session.num_trainers, len(world.hosts), world.num_nodes)
     Session._current = session
     atexit.register(_exit_at_exit)
@@ -390,10 +394,9 @@ def _exit_at_exit() -> None:
     left = threading.Event()
 
     def hurry() -> None:
-        if not left.wait(1):
-            say(f"[mpigraph] {session.world.identity} leaves with status {status}, and ends the job with it\n")
         if not left.wait(_LEAVING_TIME):
-            abort(status)
+            who = session.world.identity
+            abort(status, f"[mpigraph] {who} leaves with status {status}, and ends the job with it\n")
 
     try:
         if status:
@@ -422,6 +425,6 @@ def exit_client() -> None:
 
 
 def _leave(session: Session) -> None:
+    session.close()  # if it raises, as the others are in another call, the job goes on
     Session._current = None
     atexit.unregister(_exit_at_exit)
-    session.close()

@@ -9,7 +9,7 @@ next call, and is freed once every trainer has dropped it.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn
 
@@ -52,7 +52,20 @@ def _prepare_weights(state: State, args: Arguments) -> Any:
 
 
 def _free(state: State, args: Arguments) -> Any:
+    _retire(state, args["numbers"])
     state.free(args["numbers"])
+
+
+def _shut_down(state: State, args: Arguments) -> Any:
+    _retire(state, state.tensors)
+
+
+def _retire(state: State, numbers: Iterable[int]) -> None:
+    """Wait for the threads of all trainers that read or write tensors, while hosts answer them, and refuse others."""
+    for number in numbers:
+        if number in state.tensors:
+            state.tensors[number].window.retire()
+    wait(state.world.comm.Ibarrier(), IN_ROUND)
 
 
 def _nothing(state: State, args: Arguments) -> Any:
@@ -67,7 +80,7 @@ _HANDLERS: dict[Operation, Callable[[State, Arguments], Any]] = {
     Operation.PREPARE_WEIGHTS: _prepare_weights,
     Operation.FREE: _free,
     Operation.BARRIER: _nothing,
-    Operation.SHUTDOWN: _nothing,
+    Operation.SHUTDOWN: _shut_down,
 }
 
 
@@ -119,9 +132,6 @@ class Control:
             raise ClosedError(f"{operation.name.lower()}: the job was ended")
         for tensor in self._state.tensors.values():
             tensor.window.sync()
-        for number in args["numbers"] if operation is Operation.FREE else []:
-            if number in self._state.tensors:
-                self._state.tensors[number].window.retire()
         if error is not None:
             status = FAILED
         with self._world.meeting(f"{operation.name.lower()} (waiting for the other trainers)", "control calls"):

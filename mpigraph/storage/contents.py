@@ -20,7 +20,7 @@ from mpigraph.storage.verify import fingerprint
 
 __all__ = ["PartFiles", "check_sources"]
 
-_FILES = 16  # that are open at once
+_FILES = 64  # that are open at once; a process may often have 1024
 
 
 class PartFiles:

@@ -181,10 +181,10 @@ def _open_new(path: str, flags: int) -> int:
 
 
 def _sync_folder(directory: Path) -> None:
-    """Bring the names in a folder to the disk."""
-    number = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        with suppress(OSError):  # not every file system can, and the content is on the disk
+    """Bring the names in a folder to the disk, where that can be done: the file is there in any case."""
+    with suppress(OSError):  # some folders may be written and not opened, and not every file system can
+        number = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
             os.fsync(number)
-    finally:
-        os.close(number)
+        finally:
+            os.close(number)

@@ -226,7 +226,8 @@ def check_graph_name(name: str) -> None:
     Raises:
         InvalidArgumentError: it cannot.
     """
-    if not name or "/" in name or name.startswith(".") or not name.isprintable() or len(name.encode()) > 200:
+    usable = isinstance(name, str) and name and "/" not in name
+    if not usable or name.startswith(".") or not name.isprintable() or len(name.encode()) > 200:
         raise InvalidArgumentError(f"graph_name must be usable as a file name (got {name!r})")
 
 

@@ -414,7 +414,7 @@ class ShardReader:
                     f"{self._path}: dataset {name!r} says dtype {logical!r} but stores {dataset.dtype}"
                 )
             # attributes may be damaged too, and a wrong segment size would check nothing
-            if dataset.ndim < 1 or rows < 1 or crcs.shape != (-(-len(dataset) // rows),):
+            if dataset.ndim < 1 or rows < 1 or crcs.dtype != np.uint32 or crcs.shape != (-(-len(dataset) // rows),):
                 raise ShardFormatError(f"{self._path}: dataset {name!r} has damaged checksums")
             self._check_storage(name, dataset)
         return dataset, logical, rows, crcs

@@ -126,7 +126,8 @@ def check_same(world: World, config: PartConfig) -> None:
     Collective on ``world.comm``.
     """
     with world.watch("comparing partition configurations"):
-        found = allgather_bytes(world.comm, f"{config.checksum} {config.identity} {config.path}".encode())
+        mine = f"{config.checksum} {config.identity} {config.path}"
+        found = allgather_bytes(world.comm, mine.encode(errors="backslashreplace"))  # a path may be no text
     ranks: dict[str, list[int]] = {}
     for rank, text in enumerate(found):
         ranks.setdefault(text.decode().split(" ", 1)[0], []).append(rank)

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from mpigraph.errors import InvalidArgumentError, PartitionError, ShardFormatError
+from mpigraph.errors import PartitionError, ShardFormatError
 from mpigraph.storage.contents import PartFiles
-from mpigraph.storage.files import NewFile, open_regular, temporary_name
+from mpigraph.storage.files import NewFile, check_space, open_regular, temporary_name
 from mpigraph.storage.part_config import PartConfig
 from mpigraph.storage.verify import verify_copy
 
-__all__ = ["Shard", "check_space", "copy_shard", "hosts_of_nodes", "is_staged", "parts_of_hosts", "shards_of"]
+__all__ = ["Shard", "check_fit", "copy_shard", "hosts_of_nodes", "is_staged", "parts_of_hosts", "shards_of"]
 
 _BLOCK = 8 << 20  # bytes of one read and write
 
@@ -101,7 +101,7 @@ def is_staged(shard: Shard, config: PartConfig) -> bool:
     return True
 
 
-def check_space(shards: Sequence[Shard], directory: Path, where: str = "this node") -> None:
+def check_fit(shards: Sequence[Shard], directory: Path, where: str = "this node") -> None:
     """Check that files fit on the disk of a directory, which is made.
 
     Args:
@@ -110,16 +110,13 @@ def check_space(shards: Sequence[Shard], directory: Path, where: str = "this nod
         where: which node that is, for the message.
 
     Raises:
-        InvalidArgumentError: they do not; names both sizes.
+        StorageError: they do not; names both sizes.
+        OSError: the directory cannot be made.
     """
     directory.mkdir(parents=True, exist_ok=True)
     unfinished = [temporary_name(shard.target) for shard in shards]
     leftovers = sum(path.stat().st_size for path in unfinished if path.is_file())
-    needed = sum(shard.size for shard in shards)
-    free = shutil.disk_usage(directory).free + leftovers
-    if needed > free:
-        sizes = f"has {free / 2**20:.1f} MiB free, but the shards need {needed / 2**20:.1f} MiB"
-        raise InvalidArgumentError(f"{where} lacks space: {directory} {sizes}")
+    check_space(directory, sum(shard.size for shard in shards) - leftovers, f"staging to {where}")
 
 
 def copy_shard(shard: Shard, config: PartConfig) -> None:

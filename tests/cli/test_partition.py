@@ -173,8 +173,6 @@ def test_generate_then_partition(tmp_path, capsys):
             "destination 9",
         ),
         (lambda t: (np.savez(t / "x.npz", edge_src=[0], edge_dst=[1, 2]), t / "x.npz")[1], (), "two integer arrays"),
-        (lambda t: write_npz(t / "x.npz"), ("--method", "spectral"), "'metis', 'multilevel', 'random'.*spectral"),
-        (lambda t: write_npz(t / "x.npz"), ("--parts", "0"), "num_parts must be >= 1"),
         (
             lambda t: (np.savez(t / "x.npz", edge_src=[0], edge_dst=[1]), t / "x.npz")[1],
             ("--balance-train",),
@@ -197,6 +195,22 @@ def test_a_place_that_cannot_be_written_is_an_error_before_the_input_is_read(tmp
     monkeypatch.setattr("mpigraph.cli.partition.read_source", lambda path: pytest.fail("was read"))
     assert run("x.npz", "--parts", 2, "-o", tmp_path / place) == 2
     assert re.fullmatch(rf"mpigraph partition: error: \S*{place}: cannot write there: .+\n", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--parts", "0"], r"num_parts must be an integer >= 1 \(got 0\)"),
+        (["--parts", str(2**31)], "num_parts must be an integer <= 2147483647"),
+        (["--method", "spectral"], "'metis', 'multilevel', 'random'.*spectral"),
+        (["--seed", str(2**64)], "seed must be an integer <= "),
+        (["--name", "a/b"], "graph_name .*'a/b'"),
+    ],
+)
+def test_options_are_checked_before_the_input_is_read(tmp_path, capsys, monkeypatch, arguments, message):
+    monkeypatch.setattr("mpigraph.cli.partition.read_source", lambda path: pytest.fail("was read"))
+    assert run("x.npz", "--parts", 2, "-o", tmp_path, *arguments) == 2
+    assert re.fullmatch(f"mpigraph partition: error: .*{message}.*\n", capsys.readouterr().err)
 
 
 def test_damaged_npz(tmp_path, capsys):

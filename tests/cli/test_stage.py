@@ -19,7 +19,7 @@ from oracle import NAME, write_oracle
 
 import mpigraph.distributed as dist
 from mpigraph.cli.stage import run as run_command
-from mpigraph.errors import InvalidArgumentError, PartitionError, ShardFormatError, StorageError
+from mpigraph.errors import PartitionError, ShardFormatError, StorageError
 from mpigraph.storage.part_config import PartConfig
 from mpigraph.storage.shard import ShardReader
 from mpigraph.storage.verify import fingerprint, verify_copy
@@ -37,7 +37,7 @@ def stage(config: PartConfig, parts: list[int], directory: Path) -> int:
     """Stage as the command does; return how many files were copied."""
     shards = staging.shards_of(config, parts, directory)
     missing = [shard for shard in shards if not staging.is_staged(shard, config)]
-    staging.check_space(missing, directory)
+    staging.check_fit(missing, directory)
     for shard in missing:
         staging.copy_shard(shard, config)
     return len(missing)
@@ -144,7 +144,9 @@ def test_staging_refuses(config: PartConfig, tmp_path: Path, monkeypatch: pytest
         stage(config, [0], config.directory)
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 10, 1 << 10))
-        with pytest.raises(InvalidArgumentError, match=r"has 0.0 MiB free, but the shards need 0.\d MiB"):
+        with pytest.raises(
+            StorageError, match=r"lacks space: staging to this node needs 0.\d MiB, but 0.0 MiB are free"
+        ):
             stage(config, [0], tmp_path / "full")
     (tmp_path / "part0").mkdir()
     with open(tmp_path / "part0" / ".graph.h5.tmp", "w") as other:
@@ -249,5 +251,7 @@ def test_a_full_disk_is_one_error(oracle, tmp_path: Path) -> None:
     words = [oracle(2), "--to", tmp_path / "disk" / "a"]
     done = run_job([*start, *words], clean_environment() | {"MPIGRAPH_RANKS_PER_NODE": "1"})
     assert done.status == 2 and done.stderr.count("error: ") == 1, done.stderr
-    assert "on rank 0: node 0 (" in done.stderr and "on rank 1: node 1 (" in done.stderr
-    assert len(re.findall(r"lacks space: \S+ has 0.0 MiB free, but the shards need 0.\d MiB", done.stderr)) == 2
+    assert "staging to node 0 (" in done.stderr and "staging to node 1 (" in done.stderr
+    assert (
+        len(re.findall(r"lacks space: staging to node \d \S+ needs 0.\d MiB, but 0.0 MiB are free", done.stderr)) == 2
+    )

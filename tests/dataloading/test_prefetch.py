@@ -16,6 +16,7 @@ from mpigraph.dataloading import NeighborSampler
 from mpigraph.dataloading.prefetch import Prefetch
 from mpigraph.errors import ClosedError, CollectiveError
 from mpigraph.mpi.world import World
+from mpigraph.rows.window import RowWindow
 from mpigraph.sampling.neighbor_service import NeighborService
 from mpigraph.session.context import current
 
@@ -194,25 +195,42 @@ def test_a_tensor_may_be_closed_that_an_epoch_reads_which_was_left(job: SharedJo
     g.barrier()
 
 
-def test_rows_are_freed_when_nobody_reads_them(job: SharedJob, oracle) -> None:
-    job.open(oracle(3))
-    tensor = dist.DistTensor((NUM_NODES, 2), torch.float32)
-    window, reading, done = tensor._handle.rows.window, threading.Event(), []
+def use_for_a_while(window: RowWindow, done: list[bool]) -> None:
+    """Use a window in another thread, which does when this returns."""
+    using = threading.Event()
 
-    def read() -> None:
-        with window._reading():
-            reading.set()
+    def use() -> None:
+        with window._using():
+            using.set()
             time.sleep(0.3)
             done.append(True)
 
-    thread = threading.Thread(target=read)
-    thread.start()
-    assert reading.wait(60)
+    threading.Thread(target=use).start()
+    assert using.wait(60)
+
+
+def test_rows_are_freed_when_nobody_uses_them(job: SharedJob, oracle) -> None:
+    job.open(oracle(3))
+    tensor = dist.DistTensor((NUM_NODES, 2), torch.float32)
+    window, done = tensor._handle.rows.window, list[bool]()
+    use_for_a_while(window, done)
     tensor.close()
     assert done
-    thread.join()
-    with pytest.raises(ClosedError):
-        window.gather(np.arange(1))
+    for call in (window.gather, lambda ids: window.scatter(ids, np.zeros((1, 2), np.float32))):
+        with pytest.raises(ClosedError):
+            call(np.arange(1))
+
+
+@own_on_layouts([Layout(1, 0, 0), Layout(2, 1, 0)])
+def test_a_job_ends_when_nobody_uses_rows(layout: Job, oracle) -> None:
+    path, done = oracle(3), list[bool]()
+
+    def body() -> None:
+        g = open_graph(path)
+        use_for_a_while(g.ndata["feat"]._handle.rows.window, done)
+
+    layout.run(body)
+    assert done or layout.comm.rank == 1
 
 
 def test_the_garbage_collector_does_not_answer_others() -> None:

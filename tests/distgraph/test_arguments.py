@@ -1,6 +1,8 @@
 """Arguments that make no sense: one clear error each, at once, on every trainer where the call is collective."""
 
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -88,6 +90,8 @@ def test_what_is_sampled_together_fails_together(job: SharedJob, oracle) -> None
 
 CALLS: list[tuple[Callable[[dist.DistGraph], object], type[MPIGraphError], str]] = [
     (lambda g: g.ndata["feat"]["x"], InvalidArgumentError, "expected numbers"),
+    (lambda g: g.ndata["feat"][np.zeros(2, np.longdouble)], InvalidArgumentError, "expected numbers"),
+    (lambda g: g.ndata["feat"][np.zeros(2, "i4,i4")], InvalidArgumentError, "expected numbers"),
     (lambda g: g.ndata["feat"][slice("a", 2)], InvalidArgumentError, "index of tensor 'feat': slice indices"),
     (lambda g: g.ndata["feat"][::0], InvalidArgumentError, "index of tensor 'feat': slice step"),
     (lambda g: g.ndata["feat"].gather([1], out="x"), InvalidArgumentError, "out must be a tensor"),
@@ -98,6 +102,7 @@ CALLS: list[tuple[Callable[[dist.DistGraph], object], type[MPIGraphError], str]]
     (lambda g: dist.node_split(torch.arange(NUM_NODES)), InvalidArgumentError, "not their ids .got .*from 0 to 100"),
     (lambda g: dist.node_split(g.ndata["orig"]), InvalidArgumentError, "not their ids"),
     (lambda g: dist.node_split(torch.arange(5)), MaskLengthError, "one entry for each of 101 nodes"),
+    (lambda g: dist.node_split(["a"] * NUM_NODES), InvalidArgumentError, "expected numbers"),
     (lambda g: dist.node_split(torch.ones(NUM_NODES), rank="x"), InvalidArgumentError, "rank must be an integer"),
     (lambda g: dist.node_split(torch.ones(NUM_NODES), "x"), InvalidArgumentError, "partition_book must be"),
     (lambda g: g.get_partition_book().partid2nids(0.5), PartitionError, "partid must be in"),
@@ -111,7 +116,28 @@ def test_what_a_trainer_does_alone_fails_alone(job: SharedJob, oracle) -> None:
     for call, kind, words in CALLS:
         with pytest.raises(kind, match=words):
             call(g)
-    assert dist.node_split(torch.ones(NUM_NODES, dtype=torch.int64), force_even=False).numel() > 0
+    for dtype in (torch.int64, torch.bfloat16, torch.complex64):
+        assert dist.node_split(torch.ones(NUM_NODES, dtype=dtype), force_even=False).numel() > 0
+    for dtype in (np.longlong, np.ulonglong, ">i4"):  # numpy has more kinds of integers than torch
+        assert g.get_partition_book().nid2partid(np.array([0, 100, 1], dtype)[::2]).tolist() == [0, 0]
+
+
+@some
+def test_names_that_are_no_unicode(job: SharedJob, oracle) -> None:
+    """Paths may hold any bytes, which Python shows as surrogates."""
+    g = job.open(oracle(3))
+    path = Path(oracle(3))
+    folder = path.parent.with_name("bytes\udcff")
+    with suppress(FileExistsError):
+        folder.symlink_to(path.parent)
+    again = dist.DistGraph(g.graph_name, part_config=folder / path.name)
+    assert again.num_nodes() == NUM_NODES
+    with pytest.raises(
+        PartitionError, match=r"no\\udcff/g.json: cannot read the partition configuration: No such file"
+    ):
+        dist.DistGraph("g", part_config=folder / "no\udcff" / "g.json")
+    zeros = {"init_func": lambda shape, dtype: torch.zeros(shape, dtype=dtype)}
+    assert dist.DistEmbedding(NUM_NODES, 2, "emb\udcff", **zeros)([1]).shape == (1, 2)
 
 
 WRITES: list[tuple[torch.dtype, Any, str]] = [
@@ -132,15 +158,18 @@ WRITES: list[tuple[torch.dtype, Any, str]] = [
 @some
 def test_values_that_do_not_exist_in_a_dtype(job: SharedJob, oracle) -> None:
     job.open(oracle(3))
-    tensors = {dtype: dist.DistTensor((NUM_NODES,), dtype) for dtype, *_ in WRITES}
+    dtypes = {torch.complex64, torch.uint16, *(dtype for dtype, *_ in WRITES)}
+    tensors = {dtype: dist.DistTensor((NUM_NODES,), dtype) for dtype in sorted(dtypes, key=str)}
     for dtype, value, words in WRITES:
         with pytest.raises(InvalidArgumentError, match=words):
             tensors[dtype][[1]] = value
         with pytest.raises(InvalidArgumentError, match=f"failed on every rank: .*{words}"):
             dist.DistTensor((NUM_NODES,), dtype, init_func=lambda shape, _, value=value: value)
-    for dtype, value, want in ((torch.int64, 2.5, 2), (torch.int8, torch.tensor([-128]), -128), (torch.float32, 7, 7)):
+    for dtype, value, want in ((torch.int64, 2.5, 2), (torch.int8, torch.tensor([-128]), -128), (torch.float32, 7, 7),
+                               (torch.complex64, 2.5, 2.5), (torch.complex64, 1j, 1j)):  # fmt: skip
         tensors[dtype][[1]] = value
         assert tensors[dtype][1].item() == want
+    assert tensors[torch.uint16].count_nonzero() == 0  # torch counts none of this dtype
 
 
 BAD_STARTS: list[tuple[dict[str, Any], str]] = [

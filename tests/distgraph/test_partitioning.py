@@ -105,8 +105,10 @@ def test_balance_by_type(tmp_path):
     g = library()
     classes = {"paper": (torch.arange(90) < 30).to(torch.int8)}
     partition_graph(g, "g", 2, tmp_path, balance_ntypes=classes, balance_edges=True)
-    g = ring()
-    partition_graph(g, "h", 2, tmp_path, balance_ntypes=torch.arange(60) < 20)
+    for dtype in (torch.bool, torch.bfloat16):
+        partition_graph(ring(), "h", 2, tmp_path, balance_ntypes=(torch.arange(60) < 20).to(dtype))
+    with pytest.raises(InvalidArgumentError, match="numbers in balance_ntypes must be .*got nan"):
+        partition_graph(ring(), "h", 2, tmp_path, balance_ntypes=[float("nan")] * 60)
     with pytest.raises(InvalidArgumentError, match="dict by node type"):
         partition_graph(library(), "g", 2, tmp_path, balance_ntypes=torch.zeros(3))
     with pytest.raises(NodeTypeError, match="'editor' does not exist"):
@@ -118,6 +120,8 @@ def test_bad_arguments(tmp_path):
         partition_graph(ring(), "g", 2, tmp_path, part_method="spectral")
     with pytest.raises(InvalidArgumentError, match="num_hops"):
         partition_graph(ring(), "g", 2, tmp_path, num_hops=-1)
+    with pytest.raises(InvalidArgumentError, match=r"graph_name .*\(got 5\)"):
+        partition_graph(ring(), 5, 2, tmp_path)
     g = ring()
     g.ndata["a/b"] = torch.zeros(60)
     with pytest.raises(GraphDataError, match="feature name 'a/b'"):
@@ -127,3 +131,10 @@ def test_bad_arguments(tmp_path):
     partition_graph(ring(), "g", 2, tmp_path)
     with pytest.raises(PartitionError, match="part 2 does not exist"):
         load_partition(tmp_path / "g.json", 2)
+    for part in ("0", None, 1.5, True, -1):
+        for load in (load_partition, load_partition_feats):
+            with pytest.raises(InvalidArgumentError, match="part_id must be an integer >= 0"):
+                load(tmp_path / "g.json", part)
+    for part in ("0", None, 1.5, -1):
+        with pytest.raises(PartitionError, match="part_id must be in"):
+            load_partition_book(tmp_path / "g.json", part)

@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 from jobs import EXAMPLES, ROOT, cannot_mount, clean_environment, launcher, mpiexec, run, run_job, warm_python
 
+import mpigraph as mg
+
 TWO_NODES = ["MPIGRAPH_RANKS_PER_NODE=2"]  # pretended
 CHECK_RANKS = """
 import sys
@@ -123,6 +125,34 @@ def test_quickstart_on_two_nodes_with_disks_of_their_own(tmp_path: Path) -> None
     (accuracy,) = numbers(r"^epoch 4  loss [\d.]+  test accuracy ([\d.]+)", output)
     assert accuracy > 0.75, output
     assert left_in(first) == left_in(second) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "script, flags",
+    [
+        ("node_classification.py", "--num_epochs 1 --num_eval 50"),
+        ("unsupervised.py", "--num_epochs 1 --linear_epochs 1"),
+        ("rgcn.py", "--num_epochs 1"),
+        ("hgt_pyg.py", "--num_epochs 1 --target author"),
+    ],
+)
+def test_features_may_be_float16(
+    example: Example, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, flags: str
+) -> None:
+    def narrow(g: mg.HeteroGraph, *rest: object) -> None:
+        for ntype in g.ntypes:
+            g.nodes[ntype].data.update({n: x.half() for n, x in g.nodes[ntype].data.items() if n == "feat"})
+        partition_graph(g, *rest)
+
+    partition_graph = mg.distributed.partition_graph
+    monkeypatch.setattr(mg.distributed, "partition_graph", narrow)
+    if script in ("rgcn.py", "hgt_pyg.py"):
+        load("graphs").write_authors(tmp_path, authors=400, papers=800)
+    else:
+        narrow(mg.data.generate(400, 4000, feat_dim=8, num_classes=4), "default", 2, tmp_path)
+    output = example.run(1, script, f"--part_config {tmp_path}/default.json {flags}")
+    numbers(r"loss ([\d.]+)", output)
 
 
 def test_a_folder_that_may_be_somebody_elses_is_refused(tmp_path: Path) -> None:

@@ -7,13 +7,15 @@ import pytest
 from jobs import cannot_mount, clean_environment, run_job
 from numba import config
 
+from mpigraph.errors import StorageError
 from mpigraph.kernels import cache
 
 
-def test_without_a_place_the_cache_is_in_a_folder_of_this_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def nowhere(function: object) -> None:
-        raise RuntimeError("cannot cache function: no locator available")
+def nowhere(*_: object) -> None:
+    raise RuntimeError("cannot cache function: no locator available")
 
+
+def test_without_a_place_the_cache_is_in_a_folder_of_this_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(config, "CACHE_DIR", "")
     monkeypatch.setattr(cache, "FunctionCache", nowhere)
     monkeypatch.setattr(cache.tempfile, "tempdir", str(tmp_path))
@@ -29,6 +31,18 @@ def test_without_a_place_the_cache_is_in_a_folder_of_this_user(tmp_path: Path, m
     first.symlink_to(tmp_path)
     cache.prepare()
     assert Path(config.CACHE_DIR) not in (first, tmp_path)
+
+
+def test_where_nothing_can_be_written_the_error_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_candidates() -> list[str]:
+        return ["/proc/self"]
+
+    monkeypatch.setattr(config, "CACHE_DIR", "")
+    monkeypatch.setattr(cache, "FunctionCache", nowhere)
+    monkeypatch.setattr(cache.tempfile, "tempdir", None)
+    monkeypatch.setattr(cache.tempfile, "_candidate_tempdir_list", no_candidates)
+    with pytest.raises(StorageError, match="set TMPDIR or NUMBA_CACHE_DIR to a folder that can be written .No usable"):
+        cache.prepare()
 
 
 def test_with_a_place_nothing_is_changed(monkeypatch: pytest.MonkeyPatch) -> None:

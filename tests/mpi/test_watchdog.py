@@ -1,6 +1,7 @@
 """The watchdog: which waits end a job and which do not, its clock, and what it says of many ranks."""
 
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -164,6 +165,7 @@ def test_what_a_trainer_waits_for() -> None:
                 assert watchdog._record().blocked == blocked
                 go.set()
                 thread.join()
+        assert re.fullmatch(r"running at test_watchdog\.py:\d+ \(last in a barrier\)", watchdog._record().text)
         with watchdog.own("the next minibatch"):  # whose thread has ended
             assert watchdog._record().blocked == 0
 
@@ -211,6 +213,20 @@ def test_a_board_of_a_node(comm: MPI.Intracomm) -> None:
     speakers = comm.allgather(board.claim(0.3))
     assert sum(speakers) == 1
     comm.Barrier()
+    board.close()
+
+
+def test_what_a_process_said_long_ago_is_over() -> None:
+    """One that holds Python's lock for long says nothing, and may have left the wait that it was in."""
+    board = Board(MPI.COMM_SELF)
+    board.write(trainer(0, ["control calls"], 9.0))
+    board.rank = -1  # look at it as at another rank's
+    board.look(1.0)
+    assert board.summary(1.0, TIMEOUT).blocked == 1
+    board.look(9.0)
+    summary = board.summary(9.0, TIMEOUT)
+    assert (summary.trainers, summary.blocked, summary.at) == (1, 0, {})
+    assert summary.lines() == ["trainer(s) 0: busy or stopped since it was waiting in ['control calls'] for 8 s"]
     board.close()
 
 

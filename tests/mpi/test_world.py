@@ -1,16 +1,21 @@
 """Roles: who serves, who trains, and who is near, on every layout."""
 
+import errno
+from types import SimpleNamespace
+
 import pytest
 from layouts import WAIT, Job
 from mpi4py import MPI
-from worlds import world_of
+from worlds import flat_world, world_of
 
 from mpigraph.config import Config
 from mpigraph.errors import (
     ClosedError,
     InvalidArgumentError,
 )
+from mpigraph.mpi.witness import pid_namespace
 from mpigraph.mpi.world import World
+from mpigraph.rows.transport import nothing
 
 
 def test_roles(layout: Job) -> None:
@@ -59,9 +64,30 @@ def test_roles(layout: Job) -> None:
         world.dup()
 
 
+def test_the_witness_of_containers_that_share_a_network(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their processes have the same ids, and names of sockets are the network's."""
+    addresses: list[str] = []
+    monkeypatch.setattr(
+        "mpigraph.mpi.world.Witness",
+        lambda first, address, pids, names: (addresses.append(address), SimpleNamespace(close=nothing))[1],
+    )
+    with flat_world(comm) as world:
+        for space in ("pid:[1]", "pid:[2]", ""):
+            monkeypatch.setattr("mpigraph.mpi.world.pid_namespace", lambda space=space: space)
+            world.start_witness()
+    assert len(addresses) == len(set(addresses)) == 2
+
+
+def test_without_the_kernels_help_there_is_no_witness(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(pid: int) -> int:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    assert pid_namespace().startswith("pid:")
+    monkeypatch.setattr("os.pidfd_open", refuse)
+    assert pid_namespace() == ""
+
+
 def test_impossible_roles_raise_on_every_rank(comm: MPI.Intracomm) -> None:
-    with pytest.raises(InvalidArgumentError, match=r"num_servers must be >= 0 \(got -1\)"):
-        World(comm, -1, Config(timeout=WAIT))
     if comm.size > 1:
         with pytest.raises(InvalidArgumentError, match=rf"node 0, which has {comm.size} rank"):
             World(comm, comm.size, Config(timeout=WAIT))

@@ -95,6 +95,7 @@ def test_tiny_graphs(num_nodes, num_edges, num_classes):
     [
         ({"num_nodes": 1}, r"num_nodes must be >= 2 \(got 1\)"),
         ({"num_edges": -1}, "num_edges must be >= 0"),
+        ({"seed": -1}, r"seed must be an integer >= 0 \(got -1\)"),
         ({"num_edges": 60}, "num_edges must be <= 45, half of all pairs"),
         ({"num_classes": 11}, "11 classes, 10 nodes"),
         ({"homophily": 1.5}, "homophily must lie in 0 to 1"),

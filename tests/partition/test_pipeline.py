@@ -1,5 +1,7 @@
 """Partitioning: assignments, relabelling, and the round trip from the shards back to the original graph."""
 
+import hashlib
+import signal
 import threading
 import time
 
@@ -9,7 +11,7 @@ from typed_parts import COUNTS, EDGES, many_relations, typed_source
 
 from mpigraph.errors import GraphDataError, InvalidArgumentError
 from mpigraph.metadata.schema import Schema
-from mpigraph.partition import metis
+from mpigraph.partition import metis, pipeline
 from mpigraph.partition.balance import balance_criteria
 from mpigraph.partition.metis import symmetric_adjacency
 from mpigraph.partition.pipeline import check_writable, partition_source
@@ -212,6 +214,74 @@ def test_the_same_seed_gives_the_same_parts(tmp_path):
         assert np.array_equal(first.orig_nids[0], again.orig_nids[0])
 
 
+@pytest.mark.parametrize("seed", [-1, -(2**63), 2**64 - 1])
+def test_every_seed_that_is_allowed_works(tmp_path, seed):
+    source = homogeneous(50, *power_law(50, 300))
+    for method in ("metis", "random"):
+        check_round_trip(source, partition_source(source, "g", 3, tmp_path / method, method, seed=seed), 3)
+
+
+@pytest.fixture
+def interrupted(tmp_path, monkeypatch):
+    """A graph, a folder in which a run for 3 parts ended while it wrote shards, and the undisturbed result."""
+    source = homogeneous(300, *power_law(300, 3000))
+    wanted = partition_source(source, "g", 3, tmp_path / "wanted", seed=4)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(pipeline._Writer, "write_node_features", lambda writer: signal.raise_signal(signal.SIGINT))
+        partition_source(source, "g", 3, tmp_path / "out", seed=4)
+    assert not (tmp_path / "out" / "g.json").exists()
+    monkeypatch.setattr(pipeline, "metis_assign", lambda *_, **__: pytest.fail("METIS ran again"))
+    return source, tmp_path / "out", wanted
+
+
+def test_a_run_that_ends_while_it_writes_does_not_cost_what_metis_found(interrupted, caplog):
+    source, out, wanted = interrupted
+    result = partition_source(source, "g", 3, out, seed=4)
+    check_round_trip(source, result, 3)
+    assert np.array_equal(result.orig_nids[0], wanted.orig_nids[0])
+    assert [line.startswith("METIS's result of an interrupted run is taken") for line in caplog.messages] == [True]
+    assert {path.name for path in out.iterdir()} == {"g.json", "part0", "part1", "part2"}
+
+
+def test_no_other_run_takes_what_metis_found(interrupted):
+    source, out, _ = interrupted
+    fewer = homogeneous(300, *(ends[:-1] for ends in source.edges[0]))
+    for graph, num_parts, options in (
+        (source, 3, {"seed": 5}),
+        (source, 2, {"seed": 4}),
+        (source, 3, {"seed": 4, "objtype": "vol"}),
+        (source, 3, {"seed": 4, "balance_edges": True}),
+        (source, 3, {"seed": 4, "balance_classes": {"_N": np.arange(300) % 2}}),
+        (fewer, 3, {"seed": 4}),
+    ):
+        with pytest.raises(pytest.fail.Exception, match="METIS ran again"):
+            partition_source(graph, "g", num_parts, out, **options)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: content[:-1],
+        lambda content: content + b"x",
+        lambda content: b"",
+        lambda content: content[:40] + bytes([content[40] ^ 1]) + content[41:],
+        lambda content: b2(np.full(300, 3, np.int32)),
+        lambda content: b2(np.full(300, -1, np.int32)),
+    ],
+)
+def test_a_damaged_result_of_metis_is_ignored(interrupted, caplog, damage):
+    source, out, _ = interrupted
+    (kept,) = out.glob("*.assignment")
+    kept.write_bytes(damage(kept.read_bytes()))
+    with pytest.raises(pytest.fail.Exception, match="METIS ran again"):
+        partition_source(source, "g", 3, out, seed=4)
+    assert caplog.messages == [f"{kept} is ignored: it is damaged"]
+
+
+def b2(parts):
+    return hashlib.blake2b(parts, digest_size=32).digest() + parts.tobytes()
+
+
 def test_memory_mapped_input(tmp_path):
     source = homogeneous(100, *power_law(100, 900))
     for i in range(2):
@@ -247,7 +317,7 @@ def test_bad_input_is_named(tmp_path):
         InvalidArgumentError, match=r"part_method .*'metis', 'multilevel', 'random'.*\(got 'spectral'\)"
     ):
         partition_source(good, "g", 2, tmp_path, "spectral")
-    with pytest.raises(InvalidArgumentError, match=r"num_parts must be >= 1 \(got 0\)"):
+    with pytest.raises(InvalidArgumentError, match=r"num_parts must be an integer >= 1 \(got 0\)"):
         partition_source(good, "g", 0, tmp_path)
     with pytest.raises(InvalidArgumentError, match="objtype"):
         partition_source(good, "g", 2, tmp_path, objtype="both")

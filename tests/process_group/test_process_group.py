@@ -17,14 +17,14 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from jobs import SOON, run_script, wait_for
-from layouts import Job, Layout, SharedJob, api, on_layouts, own_on_layouts
+from layouts import WAIT, Job, Layout, SharedJob, api, on_layouts, own_on_layouts
 from mpi4py import MPI
 from torch import Tensor, nn
 from torch.distributed import ReduceOp
 from torch.nn.parallel import DistributedDataParallel
 
 from mpigraph.errors import ClosedError, InvalidArgumentError, NotInitializedError
-from mpigraph.mpi.coroutine import Coroutine
+from mpigraph.mpi.coroutine import Coroutine, Task
 from mpigraph.mpi.progress_thread import Progress
 from mpigraph.mpi.world import World
 from mpigraph.process_group.process_group import MPIProcessGroup
@@ -511,3 +511,28 @@ def test_a_group_has_the_users_time(job: SharedJob) -> None:
         current().world.trainers.Barrier()
         dist.send(torch.ones(1), 0) if rank == 1 else None
         current().world.trainers.Barrier()
+
+
+@groups_of_several
+def test_memory_of_what_nobody_waits_for_any_more_is_kept(job: SharedJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MPI writes to it when the others come."""
+    kept: list[Task[Any]] = []
+    keep = MPIProcessGroup._keep
+    monkeypatch.setattr(MPIProcessGroup, "_keep", lambda group, task: (kept.append(task), keep(group, task))[1])
+    with started(seconds=0.05) as (rank, _):
+        if rank == 0:
+            with pytest.raises(TimeoutError, match="all_reduce is not complete"):
+                dist.all_reduce(torch.ones(9, dtype=torch.bfloat16))
+            assert [task.name for task in kept] == ["all_reduce"]
+        current().world.trainers.Barrier()
+        if rank != 0:
+            dist.all_reduce(torch.ones(9, dtype=torch.bfloat16), async_op=True).wait(timedelta(seconds=WAIT))
+
+
+@groups_of_several
+def test_a_receive_that_nothing_is_sent_for_is_given_up(job: SharedJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mpigraph.process_group.process_group._ARRIVING", 0.05)
+    with started() as (rank, _):
+        work = dist.irecv(torch.zeros(1), 1) if rank == 0 else None
+        current().world.trainers.Barrier()
+    assert work is None or work.is_completed()

@@ -140,6 +140,20 @@ def test_a_fault_is_told_once_and_avoided(
 
 
 @own_on_layouts([Layout(2, 0, 1)])
+@pytest.mark.parametrize(("transport", "lines"), [("auto", 1), ("packed", 0)])
+def test_windows_that_are_not_even_tried_are_told_once(
+    layout: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, transport: str, lines: int
+) -> None:
+    monkeypatch.setattr("mpigraph.rows.service.distrusts_windows", lambda: True)
+    monkeypatch.setattr("mpigraph.rows.service.get_logger", logging.getLogger)
+    with rows_of(layout, transport=transport) as service:
+        assert service.kinds == ["node"]
+        rank = service.world.rank
+    assert len(caplog.messages) == (lines if rank == 0 else 0)
+    assert all("may crash; far rows go by messages. With OMPI_MCA_osc=ucx" in text for text in caplog.messages)
+
+
+@own_on_layouts([Layout(2, 0, 1)])
 def test_what_was_asked_for_is_an_error_where_it_fails(layout: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     read_a_row_too_far(monkeypatch)
     refused = pytest.raises(InvalidArgumentError, match="'rma' does not work with .* is wrong .*: use auto or packed")

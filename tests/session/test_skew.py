@@ -23,6 +23,8 @@ def _make_short(self, *args, **options):
     _make(self, *args, **options)
     self._timeout = {DEADLINE}
 Watchdog.__init__ = _make_short
+_watch = Watchdog.watch
+Watchdog.watch = lambda self, what, patience=1.0: _watch(self, what, 200 / {DEADLINE} * patience)
 """
 PLACES = """
 from datetime import timedelta
@@ -96,6 +98,20 @@ def test_what_one_trainer_samples_alone_across_nodes_ends_the_job_soon(tmp_path:
     assert status != 0 and seconds < SOON
     assert "trainers wait for one another in different calls" in output
     assert re.search(r"trainer\(s\) 0: waiting in sampling round 0 of channel \d+ at script.py:\d+ for", output), output
+    assert re.search(r"trainer\(s\) 1: waiting in barrier .* at script.py:\d+ for", output), output
+
+
+@pytest.mark.slow
+def test_trainers_that_make_different_numbers_of_passes_are_named(tmp_path: Path, oracle) -> None:
+    body = """
+loader = dist.DistNodeDataLoader(g, torch.arange(8), NeighborSampler([2]), batch_size=2)
+for epoch in range(3 if rank == 0 else 2):
+    list(loader)
+g.barrier()
+"""
+    status, output, seconds = run_script(tmp_path, oracle(2), body, before=SHORT, MPIGRAPH_TIMEOUT="200", **TWO_NODES)
+    assert status != 0 and seconds < SOON
+    assert re.search(r"trainer\(s\) 0: waiting in .* of channel \d+, epoch 2 of a loader at script.py:\d+ for", output)
     assert re.search(r"trainer\(s\) 1: waiting in barrier .* at script.py:\d+ for", output), output
 
 

@@ -21,7 +21,7 @@ BODY = f"""
 from collections import Counter
 from mpigraph.session.context import current
 pids = current().world.pids.tolist()  # of all ranks: nodes are pretended
-trains = g.node_split(torch.ones(g.num_nodes(), dtype=torch.bool))
+trains = dist.node_split(torch.ones(g.num_nodes(), dtype=torch.bool))
 sampler = NeighborSampler([3, 3])
 emb = dist.DistEmbedding(g.num_nodes(), 4, "soaked")
 optimizer = dist.optim.SparseAdagrad([emb], lr=0.1)
@@ -29,7 +29,7 @@ def held(pid):
     with open(f"/proc/{{pid}}/status") as status:
         fields = dict(line.split(":", 1) for line in status)
     with open(f"/proc/{{pid}}/maps") as maps:
-        segments = sum("shm" in line or "mpich" in line for line in maps)
+        segments = sum("mpich_shm" in line for line in maps)
     return [int(fields["VmRSS"].split()[0]), len(os.listdir(f"/proc/{{pid}}/fd")), int(fields["Threads"]), segments]
 def report(epoch):
     g.barrier()

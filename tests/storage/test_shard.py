@@ -163,6 +163,17 @@ def test_a_dataset_without_our_attributes(path):
             reader.read("lie")
 
 
+@pytest.mark.parametrize("kind", ["S4", "i4", ">u4"])
+def test_checksums_of_another_kind(path, kind):
+    with h5py.File(path, "r+") as file:
+        attributes = file["some/rows"].attrs
+        crcs = attributes["crc32"]
+        del attributes["crc32"]
+        attributes["crc32"] = crcs.view(kind)  # the same bytes, so the same seal
+    with ShardReader(path) as reader, pytest.raises(ShardFormatError, match="'some/rows' has damaged checksums"):
+        reader.read("some/rows")
+
+
 def test_a_failed_write_leaves_nothing(tmp_path):
     for action, message in (
         (lambda w: w.write(np.zeros(1)), "before create"),

@@ -98,7 +98,7 @@ api = own_on_layouts(API)
 
 
 def rotated(cases: int) -> pytest.MarkDecorator:
-    """Makes a layout run one of so many cases of a test, the next layout the next one; the other cases are slow.
+    """Makes a layout run one of so many cases of a test, the next layout the next one; the others are a study.
 
     Open MPI runs others than MPICH.
     """
@@ -106,9 +106,9 @@ def rotated(cases: int) -> pytest.MarkDecorator:
 
 
 def is_rare(layout: Layout | None, module: str) -> bool:
-    """Whether a layout is one of those on which the tests of a module are slow, where they run on all, or on API.
+    """Whether a layout is one that the tests of a module leave to Open MPI, where they run on all layouts, or on API.
 
-    The first and the last layout never are. Of the others each module has a half, and the other half with Open MPI.
+    The first and the last layout never are. Of the others each module has a half, and Open MPI the other half.
     """
     others = LAYOUTS[1:-1]
     return layout in others and (zlib.crc32(module.encode()) + others.index(layout) + OPEN_MPI) % 2 == 1

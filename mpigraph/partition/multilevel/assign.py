@@ -117,7 +117,8 @@ def _bounds(totals: I64, num_parts: int) -> I64:
     means: F64 = totals / num_parts
     ceiling = np.ceil(means)
     wanted = np.maximum(np.floor(means * AIM), ceiling + 1)
-    return np.maximum(np.minimum(wanted, np.floor(means * TOLERANCE)), ceiling).astype(np.int64)
+    bounds: F64 = np.maximum(np.minimum(wanted, np.floor(means * TOLERANCE)), ceiling)
+    return bounds.astype(np.int64)
 
 
 def _wrong(exchange: Exchange, graph: GraphSlice, weights: I64, num_parts: int) -> str | None:
