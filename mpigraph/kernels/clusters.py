@@ -9,6 +9,7 @@ import numba
 import numpy as np
 
 from mpigraph.arrays import Array
+from mpigraph.kernels.group_sums import fits, sum_by_group
 from mpigraph.kernels.rng import mix64
 
 __all__ = ["accept_in_order", "add_rows", "favourite_labels", "merge_rows", "pack_in_order", "propose_labels"]
@@ -42,13 +43,7 @@ def propose_labels(
     for u in range(len(indptr) - 1):
         if np.int64(mix64(np.uint64(label_keys[u]) ^ salt) & np.uint64(7)) != turn:
             continue
-        count = 0
-        for i in range(indptr[u], indptr[u + 1]):
-            label = labels[indices[i]]
-            if rating[label] == 0:
-                touched[count] = label
-                count += 1
-            rating[label] += edge_weights[i] if len(edge_weights) > 0 else 1
+        count = sum_by_group(indptr, indices, edge_weights, u, labels, rating, touched, 0)
         own = labels[u]
         best = own
         best_rating = rating[own]
@@ -62,11 +57,7 @@ def propose_labels(
             tie = mix64(mix64(np.uint64(label_keys[label])) ^ salt)
             if value == best_rating and tie < best_tie:
                 continue
-            fits = True
-            for c in range(len(caps)):
-                if weights[u, c] > 0 and loads[label, c] + weights[u, c] > caps[c]:
-                    fits = False
-            if fits:
+            if fits(weights, u, loads, label, caps):
                 best = label
                 best_rating = value
                 best_tie = tie
@@ -86,13 +77,8 @@ def accept_in_order(clusters: Array, weights: Array, caps: Array, loads: Array, 
     """
     for i in range(len(clusters)):
         cluster = clusters[i]
-        fits = True
-        for c in range(len(caps)):
-            if weights[i, c] > 0 and loads[cluster, c] + weights[i, c] > caps[c]:
-                fits = False
-        out[i] = 0
-        if fits:
-            out[i] = 1
+        out[i] = fits(weights, i, loads, cluster, caps)
+        if out[i]:
             members[cluster] += 1
             for c in range(len(caps)):
                 loads[cluster, c] += weights[i, c]
@@ -131,13 +117,7 @@ def favourite_labels(
     """
     for k in range(len(nodes)):
         u = nodes[k]
-        count = 0
-        for i in range(indptr[u], indptr[u + 1]):
-            label = labels[indices[i]]
-            if rating[label] == 0:
-                touched[count] = label
-                count += 1
-            rating[label] += edge_weights[i] if len(edge_weights) > 0 else 1
+        count = sum_by_group(indptr, indices, edge_weights, u, labels, rating, touched, 0)
         out[k] = -1
         best_rating = 0
         best_tie = np.uint64(0)
@@ -161,17 +141,14 @@ def pack_in_order(groups: Array, weights: Array, caps: Array, out: Array) -> Non
     groups: int64[p].  weights: int64[p, criteria].  caps: int64[criteria].  out: int64[p], the index of the first of
     each one's pack.
     """
-    load = np.zeros(len(caps), np.int64)
+    load = np.zeros((1, len(caps)), np.int64)
     for i in range(len(groups)):
-        fits = i > 0 and groups[i] == groups[i - 1]
-        for c in range(len(caps)):
-            if weights[i, c] > 0 and load[c] + weights[i, c] > caps[c]:
-                fits = False
-        if not fits:
+        joins = i > 0 and groups[i] == groups[i - 1] and fits(weights, i, load, 0, caps)
+        if not joins:
             load[:] = 0
-        out[i] = out[i - 1] if fits else i
+        out[i] = out[i - 1] if joins else i
         for c in range(len(caps)):
-            load[c] += weights[i, c]
+            load[0, c] += weights[i, c]
 
 
 @numba.njit(nogil=True, cache=True)
@@ -201,20 +178,14 @@ def merge_rows(
     for r in range(len(bounds) - 1):
         count = 0
         for k in range(bounds[r], bounds[r + 1]):
-            u = order[k]
-            for i in range(indptr[u], indptr[u + 1]):
-                label = labels[indices[i]]
-                if label == row_labels[r]:
-                    continue
-                if rating[label] == 0:
-                    touched[count] = label
-                    count += 1
-                rating[label] += edge_weights[i] if len(edge_weights) > 0 else 1
+            count = sum_by_group(indptr, indices, edge_weights, order[k], labels, rating, touched, count)
         for t in range(count):
-            if not counting:
-                out_labels[at + t] = touched[t]
-                out_weights[at + t] = rating[touched[t]]
-            rating[touched[t]] = 0
-        at += count
+            label = touched[t]
+            if label != row_labels[r]:
+                if not counting:
+                    out_labels[at] = label
+                    out_weights[at] = rating[label]
+                at += 1
+            rating[label] = 0
         if counting:
             out_indptr[r + 1] = at

@@ -7,6 +7,7 @@ import numba
 import numpy as np
 
 from mpigraph.arrays import Array
+from mpigraph.kernels.group_sums import fits, sum_by_group
 from mpigraph.kernels.rng import mix64
 
 __all__ = ["best_parts", "confirm_moves", "leaving_parts", "tally"]
@@ -45,18 +46,8 @@ def best_parts(
     cut = 0
     for u in range(len(indptr) - 1):
         here = parts[u]
-        count = 0
-        total = 0
-        for i in range(indptr[u], indptr[u + 1]):
-            part = parts[indices[i]]
-            weight = edge_weights[i] if len(edge_weights) > 0 else 1
-            if links[part] == 0:
-                met[count] = part
-                count += 1
-            links[part] += weight
-            total += weight
+        count = sum_by_group(indptr, indices, edge_weights, u, parts, links, met, 0)
         inside = links[here]
-        cut += total - inside
         best = -1
         best_links = 0
         best_tie = np.uint64(0)
@@ -64,17 +55,15 @@ def best_parts(
             part = met[t]
             value = links[part]
             links[part] = 0
-            if part == here or locked[u] or value < best_links or 4 * (inside - value) > quarters * inside:
+            if part == here:
+                continue
+            cut += value
+            if locked[u] or value < best_links or 4 * (inside - value) > quarters * inside:
                 continue
             tie = mix64(mix64(np.uint64(keys[u]) ^ salt) + np.uint64(part))
             if value == best_links and tie < best_tie:
                 continue
-            fits = True
-            if keeping:
-                for c in range(len(limits)):
-                    if weights[u, c] > 0 and loads[part, c] + weights[u, c] > limits[c]:
-                        fits = False
-            if fits:
+            if not keeping or fits(weights, u, loads, part, limits):
                 best = part
                 best_links = value
                 best_tie = tie
@@ -142,6 +131,7 @@ def leaving_parts(
     """
     num_parts = len(loads)
     links = np.zeros(num_parts, np.int64)
+    met = np.empty(num_parts, np.int32)
     over = np.zeros(num_parts, np.bool_)
     for part in range(num_parts):
         for c in range(len(limits)):
@@ -157,8 +147,7 @@ def leaving_parts(
                     helps = True
         if not helps:
             continue
-        for i in range(indptr[u], indptr[u + 1]):
-            links[parts[indices[i]]] += edge_weights[i] if len(edge_weights) > 0 else 1
+        count = sum_by_group(indptr, indices, edge_weights, u, parts, links, met, 0)
         hashed = mix64(np.uint64(keys[u]) ^ salt)
         start = int(hashed % np.uint64(num_parts))
         best = -1
@@ -166,17 +155,13 @@ def leaving_parts(
             part = (start + t) % num_parts
             if part == here or (best >= 0 and links[part] <= links[best]):
                 continue
-            fits = True
-            for c in range(len(limits)):
-                if weights[u, c] > 0 and loads[part, c] + weights[u, c] > caps[c]:
-                    fits = False
-            if fits:
+            if fits(weights, u, loads, part, caps):
                 best = part
         if best >= 0:
             out_parts[u] = best
             out_gains[u] = links[best] - links[here]
-        for i in range(indptr[u], indptr[u + 1]):
-            links[parts[indices[i]]] = 0
+        for t in range(count):
+            links[met[t]] = 0
 
 
 @numba.njit(nogil=True, cache=True)
