@@ -1,8 +1,9 @@
 """Read graphs from files into a :class:`~mpigraph.partition.source.GraphSource`. numpy only, no pickle.
 
-Three inputs: an ``.npz`` file, a directory of ``.npy`` files as ``python -m mpigraph generate`` writes it
-(memory-mapped), and the directory of an OGB node-property dataset (``ogb.py``). Labels become the
-node feature "label" (int64), masks bool, features "feat" (float32, or float16 where they are).
+The inputs: an ``.npz`` file, a directory of ``.npy`` files as ``python -m mpigraph generate`` writes it, the directory
+of an OGB node-property dataset (``ogb.py``), of OGB-LSC's MAG240M (``lsc.py``), and of DGL's chunked format
+(``dgl_chunked.py``). Arrays are mapped, not read, wherever the file allows it. Labels become the node feature "label"
+(int64), masks bool, features "feat" (float32, or float16 where they are).
 """
 
 import json
@@ -18,8 +19,20 @@ import numpy as np
 from mpigraph.arrays import Array
 from mpigraph.errors import GraphDataError
 from mpigraph.metadata.schema import Relation, Schema, relation_key
+from mpigraph.partition.chunks import Concatenated, both_ways, mapped_npy, mapped_npz
+from mpigraph.partition.dgl_chunked import METADATA, read_chunked
+from mpigraph.partition.lsc import is_lsc, read_lsc
 from mpigraph.partition.ogb import read_ogb
-from mpigraph.partition.source import Feature, GraphSource, SparseRows, as_floats
+from mpigraph.partition.source import (
+    Feature,
+    GraphSource,
+    MadeRows,
+    RowArray,
+    SparseRows,
+    as_floats,
+    as_labels,
+    largest,
+)
 
 __all__ = ["add_reverse_edges", "read_source"]
 
@@ -32,7 +45,8 @@ def read_source(path: str | os.PathLike[str]) -> GraphSource:
     """Read a graph.
 
     Args:
-        path: an ``.npz`` file, a directory with ``edge_src.npy``, or an OGB dataset directory with ``raw/``.
+        path: an ``.npz`` file, or a directory with ``edge_src.npy``, ``metadata.json``, ``raw/`` (OGB) or
+            ``processed/`` (MAG240M).
 
     Raises:
         GraphDataError: there is nothing that can be read; the message names the path.
@@ -41,24 +55,34 @@ def read_source(path: str | os.PathLike[str]) -> GraphSource:
     if not path.exists():
         raise GraphDataError(f"{path}: no such file or directory")
     try:
-        if path.is_dir() and (path / "edge_src.npy").is_file():
-            return _read_npy_directory(path)
-        if path.is_dir() and (path / "raw").is_dir():
-            return read_ogb(path)
-        if path.is_file():
-            return _read_npz(path)
+        return replace(_read(path), path=str(path))
     except GraphDataError as error:
-        raise GraphDataError(f"{path}: {error}") from error
+        raise error if str(path) in str(error) else GraphDataError(f"{path}: {error}") from error
     except (OSError, ValueError, KeyError, EOFError, TypeError, AttributeError, zipfile.BadZipFile) as error:
         raise GraphDataError(f"{path}: cannot be read: {error}") from error
-    raise GraphDataError(f"{path}: a directory with neither edge_src.npy nor raw/ (OGB)")
+
+
+def _read(path: Path) -> GraphSource:
+    if path.is_file():
+        return _read_npz(path)
+    if (path / "edge_src.npy").is_file():
+        return _read_npy_directory(path)
+    if (path / METADATA).is_file():
+        return read_chunked(path)
+    if (path / "raw").is_dir():
+        return read_ogb(path)
+    if is_lsc(path):
+        return read_lsc(path)
+    raise GraphDataError(
+        f"a directory with neither edge_src.npy nor {METADATA} (DGL), raw/ (OGB) or edges in processed/ (MAG240M)"
+    )
 
 
 def add_reverse_edges(source: GraphSource, own_relations: bool = False) -> GraphSource:
     """Return the graph with the reverse of every edge.
 
     A relation gets a reverse ``(dst_type, "rev_<rel>", src_type)``; one from a type to itself becomes twice as long
-    instead, as by DGL's ``AddReverse``. Edge features go along. Arrays are copied where they become longer.
+    instead, as by DGL's ``AddReverse``. Edge features go along. Nothing is copied.
 
     Args:
         source: the graph.
@@ -67,13 +91,13 @@ def add_reverse_edges(source: GraphSource, own_relations: bool = False) -> Graph
     Raises:
         GraphDataError: there is a relation of a reverse's name already.
     """
-    edges: dict[Relation, tuple[Array, Array]] = {}
+    edges: dict[Relation, tuple[RowArray, RowArray]] = {}
     feats: dict[Relation, Mapping[str, Feature]] = {}
     for relation, (src, dst) in zip(source.schema.relations, source.edges, strict=True):
         given = source.edge_feats.get(relation_key(relation), {})
         if relation[0] == relation[2] and not own_relations:
-            edges[relation] = np.concatenate([src, dst]), np.concatenate([dst, src])
-            feats[relation] = {n: Feature(np.concatenate([f.values, f.values]), f.dtype) for n, f in given.items()}
+            edges[relation] = both_ways(src, dst)
+            feats[relation] = {n: Feature(Concatenated([f.values] * 2), f.dtype) for n, f in given.items()}
         else:
             reverse = _reverse(relation, source.schema)
             edges |= {relation: (src, dst), reverse: (dst, src)}
@@ -97,9 +121,9 @@ def _reverse(relation: Relation, schema: Schema) -> Relation:
 def _read_npy_directory(path: Path) -> GraphSource:
     """Map the files of a generated graph; only pages in use are in memory."""
     names = [name for name in ("feat", "label", *_MASKS) if (path / f"{name}.npy").is_file()]
-    arrays = {name: np.load(path / f"{name}.npy", mmap_mode="r") for name in names}
-    src = np.load(path / "edge_src.npy", mmap_mode="r")
-    dst = np.load(path / "edge_dst.npy", mmap_mode="r")
+    arrays = {name: mapped_npy(path / f"{name}.npy") for name in names}
+    src = mapped_npy(path / "edge_src.npy")
+    dst = mapped_npy(path / "edge_dst.npy")
     meta = json.loads((path / "meta.json").read_text(encoding="utf-8")) if (path / "meta.json").is_file() else {}
     return _homogeneous_source(src, dst, arrays, meta)
 
@@ -107,8 +131,7 @@ def _read_npy_directory(path: Path) -> GraphSource:
 def _read_npz(path: Path) -> GraphSource:
     if not zipfile.is_zipfile(path):
         raise GraphDataError("not an .npz file")
-    with np.load(path) as file:
-        arrays = {name: file[name] for name in file.files}
+    arrays = mapped_npz(path)
     meta = json.loads(str(arrays.pop("meta"))) if "meta" in arrays else {}
     if "edge_src" in arrays and "edge_dst" in arrays:
         return _homogeneous_source(arrays["edge_src"], arrays["edge_dst"], arrays, meta)
@@ -169,7 +192,7 @@ def _node_features(arrays: Mapping[str, Array]) -> dict[str, Feature]:
     """Return label, masks and dense or CSR features of one node type."""
     feats = {name: Feature.of(_as_bool(arrays[name])) for name in _MASKS if name in arrays}
     if "label" in arrays:
-        feats["label"] = Feature(arrays["label"].astype(np.int64, copy=False), "int64")
+        feats["label"] = Feature(as_labels(arrays["label"]), "int64")
     if "feat" in arrays:
         feats["feat"] = Feature.rows(as_floats(arrays["feat"]))
     elif "feat_data" in arrays:
@@ -179,8 +202,8 @@ def _node_features(arrays: Mapping[str, Array]) -> dict[str, Feature]:
     return feats
 
 
-def _as_bool(mask: Array) -> Array:
-    return mask if mask.dtype == np.bool_ else mask != 0
+def _as_bool(mask: RowArray) -> RowArray:
+    return mask if mask.dtype == np.bool_ else MadeRows(lambda rows: rows != 0, np.bool_, mask)
 
 
 def _count_nodes(arrays: Mapping[str, Array], ends: Iterable[Array]) -> int:
@@ -190,4 +213,4 @@ def _count_nodes(arrays: Mapping[str, Array], ends: Iterable[Array]) -> int:
             return len(arrays[name])
     if "feat_shape" in arrays:
         return int(arrays["feat_shape"][0])
-    return max((int(end.max()) + 1 for end in ends if len(end)), default=0)
+    return 1 + max(largest(end) for end in ends)

@@ -146,8 +146,8 @@ def test_reverse_edges_carry_their_features():
     ends = np.array([0, 1]), np.array([2, 3])
     told = {HOMOGENEOUS: {"told": Feature.of(np.array([[0, 2], [1, 3]]))}}
     twice = add_reverse_edges(GraphSource(Schema.homogeneous(), (4,), (ends,), edge_feats=told))
-    assert twice.edges[0][0].tolist() == [0, 1, 2, 3] and twice.edges[0][1].tolist() == [2, 3, 0, 1]
-    assert twice.edge_feats[HOMOGENEOUS]["told"].values.tolist() == [[0, 2], [1, 3]] * 2
+    assert twice.edges[0][0][:].tolist() == [0, 1, 2, 3] and twice.edges[0][1][:].tolist() == [2, 3, 0, 1]
+    assert twice.edge_feats[HOMOGENEOUS]["told"].values[:].tolist() == [[0, 2], [1, 3]] * 2
 
 
 def test_generate_then_partition(tmp_path, capsys):
@@ -164,7 +164,7 @@ def test_generate_then_partition(tmp_path, capsys):
     [
         (lambda t: t / "none.npz", (), "no such file"),
         (lambda t: (t / "x").write_text("text") and t / "x", (), "not an .npz file"),
-        (lambda t: t, (), "neither edge_src.npy nor raw/"),
+        (lambda t: t, (), "neither edge_src.npy nor metadata.json"),
         (lambda t: (t / "raw").mkdir() or t, (), "raw/ has neither"),
         (lambda t: (np.savez(t / "x.npz", a=1), t / "x.npz")[1], (), "holds neither edge_src"),
         (
@@ -326,8 +326,8 @@ def test_reverse_relations_hold_the_same_edges():
                 told = [source.edge_feats[":".join(r)]["told"].values for r in (relation, back)]
                 assert np.array_equal(told[0], told[1])
             else:
-                assert relation == cites and edges[cites][0].tolist() == [*src, *dst]
-                assert edges[cites][1].tolist() == [*dst, *src]
+                assert relation == cites and edges[cites][0][:].tolist() == [*src, *dst]
+                assert edges[cites][1][:].tolist() == [*dst, *src]
     with pytest.raises(GraphDataError, match=r"there is a relation \('paper', 'rev_reviews', 'author'\) already"):
         add_reverse_edges(apart)
     with pytest.raises(SystemExit):
