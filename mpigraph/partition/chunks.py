@@ -3,7 +3,7 @@
 import os
 import zipfile
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import IO, Any
@@ -113,8 +113,12 @@ def mapped_npy(path: Path) -> Array:
         raise GraphDataError(f"{path}: cannot be read: {reason}") from error
 
 
-def mapped_npz(path: Path) -> dict[str, Array]:
+def mapped_npz(path: Path, names: Container[str] | None = None) -> dict[str, Array]:
     """Return the arrays of an ``.npz`` file: mapped where they are stored as they are (``np.savez``), else read.
+
+    Args:
+        path: the file.
+        names: which of them; None for all.
 
     Raises:
         GraphDataError: it is missing or damaged, or holds Python objects; names the file and the array.
@@ -126,6 +130,8 @@ def mapped_npz(path: Path) -> dict[str, Array]:
             for info in archive.infolist():
                 entry = info.filename
                 name = entry.removesuffix(".npy")
+                if names is not None and name not in names:
+                    continue
                 if info.compress_type == zipfile.ZIP_STORED and not info.flag_bits & _ENCRYPTED:
                     file.seek(info.header_offset + _LOCAL_HEADER - 4)
                     lengths = np.frombuffer(file.read(4), "<u2")

@@ -379,7 +379,7 @@ def test_wrong_files_of_a_typed_ogb_dataset(tmp_path):
     for name, lines, message in (
         ("raw/triplet-type-list.csv.gz", ["paper,cites"], r"a relation is three names \(got \['paper', 'cites'\]\)"),
         ("raw/num-node-dict.csv.gz", ["author,paper", "3"], "must have a count for each of the node types"),
-        ("split/time/paper/valid.csv.gz", ["90"], "paper/valid.csv.gz names a node beyond 89"),
+        ("split/time/paper/valid.csv.gz", ["90"], "paper/valid.csv.gz, row 0: there is no node 90 among 90"),
         ("raw/relations/paper___in___field/edge.csv.gz", ["1,2,3"], "edge.csv.gz must have two columns"),
     ):
         kept = (path / name).read_bytes()

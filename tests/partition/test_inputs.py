@@ -144,6 +144,33 @@ def test_mag240m(tmp_path):
         read_source(tmp_path)
 
 
+def test_ogb_in_npz_files_is_mapped(tmp_path):
+    raw = tmp_path / "ogbn_products" / "raw"
+    raw.mkdir(parents=True)
+    edges = np.stack([RNG.integers(0, 40, 300), RNG.integers(0, 40, 300)])
+    arrays = {"edge_index": edges, "node_feat": RNG.random((40, 30)).astype(np.float16), "num_nodes_list": [40]}
+    label = np.where(np.arange(40) % 2, np.arange(40), np.nan)[:, None]
+    for save, is_mapped in ((np.savez_compressed, False), (np.savez, True)):
+        save(raw / "data.npz", **arrays, edge_feat=np.ones((300, 9)))
+        save(raw / "node-label.npz", node_label=label)
+        source = read_source(raw.parent)
+        assert np.array_equal(rows(source.edges[0][0]), [*edges[0], *edges[1]])  # OGB stores each edge once
+        assert np.array_equal(rows(source.edges[0][1]), [*edges[1], *edges[0]])
+        feats = source.node_feats["_N"]
+        assert feats["feat"].dtype == "float16" and np.array_equal(feats["feat"].values, arrays["node_feat"])
+        assert np.array_equal(rows(feats["label"].values), np.where(np.arange(40) % 2, np.arange(40), -1))
+        held = edges.nbytes + arrays["node_feat"].nbytes + label.nbytes
+        assert source.bytes_in_memory() == (0 if is_mapped else held)
+        check_parts(source, tmp_path / str(is_mapped))
+    edges[1, 41] = 40
+    np.savez(raw / "data.npz", **arrays)
+    with pytest.raises(GraphDataError, match=r"data.npz, row 41: edge 341 of .* has source 40, but"):
+        read_source(raw.parent).check_edges()
+    np.savez(raw / "data.npz", **arrays | {"edge_index": edges.T})
+    with pytest.raises(GraphDataError, match=r"data.npz: edge_index must be two rows \(got \[300, 2\]\)"):
+        read_source(raw.parent)
+
+
 def write_chunked(path, cuts=(0, 20, 20, 70), absolute=False):
     """A graph of two types in DGL's chunked format; node data of one type, edge data of one relation."""
     counts = {"user": 25, "item": 11}
