@@ -1,7 +1,7 @@
 """Read graphs from files into a :class:`~mpigraph.partition.source.GraphSource`. numpy only, no pickle.
 
-The inputs: an ``.npz`` file, a directory of ``.npy`` files as ``python -m mpigraph generate`` writes it, the directory
-of an OGB node-property dataset (``ogb.py``), of OGB-LSC's MAG240M (``lsc.py``), and of DGL's chunked format
+The inputs: an ``.npz`` or HDF5 file, a directory of ``.npy`` files as ``python -m mpigraph generate`` writes it, the
+directory of an OGB node-property dataset (``ogb.py``), of OGB-LSC's MAG240M (``lsc.py``), and of DGL's chunked format
 (``dgl_chunked.py``). Arrays are mapped, not read, wherever the file allows it. Labels become the node feature "label"
 (int64), masks bool, features "feat" (float32, or float16 where they are).
 """
@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from mpigraph.arrays import Array
 from mpigraph.errors import GraphDataError
 from mpigraph.metadata.schema import Relation, Schema, relation_key
 from mpigraph.partition.chunks import Concatenated, both_ways, mapped_npy, mapped_npz
@@ -33,6 +32,7 @@ from mpigraph.partition.source import (
     as_labels,
     largest,
 )
+from mpigraph.storage.hdf5_rows import is_hdf5, open_hdf5, read_hdf5_meta
 
 __all__ = ["add_reverse_edges", "read_source"]
 
@@ -45,7 +45,7 @@ def read_source(path: str | os.PathLike[str]) -> GraphSource:
     """Read a graph.
 
     Args:
-        path: an ``.npz`` file, or a directory with ``edge_src.npy``, ``metadata.json``, ``raw/`` (OGB) or
+        path: an ``.npz`` or HDF5 file, or a directory with ``edge_src.npy``, ``metadata.json``, ``raw/`` (OGB) or
             ``processed/`` (MAG240M).
 
     Raises:
@@ -64,6 +64,8 @@ def read_source(path: str | os.PathLike[str]) -> GraphSource:
 
 def _read(path: Path) -> GraphSource:
     if path.is_file():
+        if is_hdf5(path):
+            return _read_arrays(open_hdf5(path), read_hdf5_meta(path))
         return _read_npz(path)
     if (path / "edge_src.npy").is_file():
         return _read_npy_directory(path)
@@ -130,9 +132,13 @@ def _read_npy_directory(path: Path) -> GraphSource:
 
 def _read_npz(path: Path) -> GraphSource:
     if not zipfile.is_zipfile(path):
-        raise GraphDataError("not an .npz file")
+        raise GraphDataError("not an .npz file, nor HDF5")
     arrays = mapped_npz(path)
-    meta = json.loads(str(arrays.pop("meta"))) if "meta" in arrays else {}
+    return _read_arrays(arrays, json.loads(str(arrays.pop("meta"))) if "meta" in arrays else {})
+
+
+def _read_arrays(arrays: Mapping[str, RowArray], meta: Mapping[str, Any]) -> GraphSource:
+    """Read the arrays of an ``.npz`` or HDF5 file, and what "meta" says."""
     if "edge_src" in arrays and "edge_dst" in arrays:
         return _homogeneous_source(arrays["edge_src"], arrays["edge_dst"], arrays, meta)
     if any(name.endswith(_COUNT) for name in arrays):
@@ -141,15 +147,17 @@ def _read_npz(path: Path) -> GraphSource:
     raise GraphDataError("holds neither edge_src and edge_dst nor <type>__num_nodes")
 
 
-def _homogeneous_source(src: Array, dst: Array, arrays: Mapping[str, Array], meta: Mapping[str, Any]) -> GraphSource:
+def _homogeneous_source(
+    src: RowArray, dst: RowArray, arrays: Mapping[str, RowArray], meta: Mapping[str, Any]
+) -> GraphSource:
     num_nodes = int(meta["num_nodes"]) if "num_nodes" in meta else _count_nodes(arrays, (src, dst))
     source = GraphSource(Schema.homogeneous(), (num_nodes,), ((src, dst),), {"_N": _node_features(arrays)})
     return source if meta.get("both_directions", True) else add_reverse_edges(source)
 
 
-def _read_typed(arrays: dict[str, Array]) -> GraphSource:
+def _read_typed(arrays: Mapping[str, RowArray]) -> GraphSource:
     """Read ``<type>__num_nodes``, ``<src>__<rel>__<dst>__{src,dst}`` and ``<type>__<feature>``."""
-    counts = {name[: -len(_COUNT)]: int(array) for name, array in arrays.items() if name.endswith(_COUNT)}
+    counts = {name[: -len(_COUNT)]: _number(name, array) for name, array in arrays.items() if name.endswith(_COUNT)}
     ntypes = sorted(counts)
     relations = sorted({relation for name in arrays if (relation := _relation_in(name, ntypes)) is not None})
     edges = []
@@ -165,6 +173,13 @@ def _read_typed(arrays: dict[str, Array]) -> GraphSource:
         feats[ntype] = _node_features({n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)})
     schema = Schema(tuple(ntypes), tuple(relations))
     return GraphSource(schema, tuple(counts[ntype] for ntype in ntypes), tuple(edges), feats)
+
+
+def _number(name: str, array: RowArray) -> int:
+    values = np.asarray(array[...] if array.ndim == 0 else array[:])
+    if values.size != 1 or values.dtype.kind not in "iu":
+        raise GraphDataError(f"{name} must be one integer (got {values.dtype}{list(values.shape)})")
+    return int(values.reshape(-1)[0])
 
 
 def _relation_in(name: str, ntypes: list[str]) -> Relation | None:
@@ -188,7 +203,7 @@ def _relation_in(name: str, ntypes: list[str]) -> Relation | None:
     return fields[0], fields[1], fields[2]
 
 
-def _node_features(arrays: Mapping[str, Array]) -> dict[str, Feature]:
+def _node_features(arrays: Mapping[str, RowArray]) -> dict[str, Feature]:
     """Return label, masks and dense or CSR features of one node type."""
     feats = {name: Feature.of(_as_bool(arrays[name])) for name in _MASKS if name in arrays}
     if "label" in arrays:
@@ -196,7 +211,7 @@ def _node_features(arrays: Mapping[str, Array]) -> dict[str, Feature]:
     if "feat" in arrays:
         feats["feat"] = Feature.rows(as_floats(arrays["feat"]))
     elif "feat_data" in arrays:
-        shape = tuple(int(size) for size in arrays["feat_shape"])
+        shape = tuple(int(size) for size in arrays["feat_shape"][:])
         rows = SparseRows(arrays["feat_indptr"], arrays["feat_indices"], arrays["feat_data"], shape)
         feats["feat"] = Feature.rows(rows)
     return feats
@@ -206,11 +221,11 @@ def _as_bool(mask: RowArray) -> RowArray:
     return mask if mask.dtype == np.bool_ else MadeRows(lambda rows: rows != 0, np.bool_, mask)
 
 
-def _count_nodes(arrays: Mapping[str, Array], ends: Iterable[Array]) -> int:
+def _count_nodes(arrays: Mapping[str, RowArray], ends: Iterable[RowArray]) -> int:
     """Number of nodes: rows of a node array, else the largest endpoint plus one."""
     for name in ("label", "feat", *_MASKS):
         if name in arrays:
             return len(arrays[name])
     if "feat_shape" in arrays:
-        return int(arrays["feat_shape"][0])
+        return int(arrays["feat_shape"][:][0])
     return 1 + max(largest(end) for end in ends)

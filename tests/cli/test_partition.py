@@ -4,6 +4,7 @@ import gzip
 import json
 import re
 
+import h5py
 import numpy as np
 import pytest
 from typed_parts import COUNTS, EDGES, typed_source
@@ -45,6 +46,14 @@ def write_npz(path, sparse=False, one_direction=False):
     return path
 
 
+def write_hdf5(path, **layout):
+    """The same arrays, in chunks that are packed, or as they are."""
+    with h5py.File(path, "w") as file:
+        for name, values in ARRAYS.items():
+            file.create_dataset(name, data=values, **layout if name.startswith("edge") else {})
+    return path
+
+
 def write_ogb(path, binary):
     raw = path / "raw"
     raw.mkdir(parents=True)
@@ -73,6 +82,8 @@ WRITERS = {
     "dense npz": lambda tmp: write_npz(tmp / "in.npz"),
     "sparse npz": lambda tmp: write_npz(tmp / "in.npz", sparse=True),
     "npz of one direction": lambda tmp: write_npz(tmp / "in.npz", one_direction=True),
+    "hdf5": lambda tmp: write_hdf5(tmp / "in.h5"),
+    "packed hdf5": lambda tmp: write_hdf5(tmp / "in.h5", chunks=(70,), compression="gzip", shuffle=True),
     "ogb text": lambda tmp: write_ogb(tmp / "ogbn_tiny", binary=False),
     "ogb binary": lambda tmp: write_ogb(tmp / "ogbn_tiny", binary=True),
     "generated": lambda tmp: write_generated(tmp / "gen"),

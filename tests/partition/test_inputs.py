@@ -1,8 +1,10 @@
 """Inputs that are mapped: what their files say is what is partitioned, and nothing is held in memory."""
 
 import json
+import shutil
 from itertools import pairwise
 
+import h5py
 import numpy as np
 import pytest
 
@@ -169,6 +171,80 @@ def test_ogb_in_npz_files_is_mapped(tmp_path):
     np.savez(raw / "data.npz", **arrays | {"edge_index": edges.T})
     with pytest.raises(GraphDataError, match=r"data.npz: edge_index must be two rows \(got \[300, 2\]\)"):
         read_source(raw.parent)
+
+
+def test_hdf5(tmp_path):
+    path = tmp_path / "g.h5"
+    feat = RNG.random((40, 5)).astype(np.float16)
+    edges = np.stack([RNG.integers(0, 40, 300), RNG.integers(0, 9, 300)]).astype(np.int32)
+    with h5py.File(path, "w") as file:
+        file.attrs["meta"] = json.dumps({"both_directions": False})
+        file["a__num_nodes"] = 40
+        file["b__num_nodes"] = [9]
+        file.create_dataset("a__feat", data=feat, chunks=(7, 5), compression="lzf")
+        file["a__label"] = np.where(np.arange(40) % 2, np.arange(40), np.nan)
+        file["a__train_mask"] = (np.arange(40) % 3 == 0).astype(np.int8)
+        file["a__to__b__src"] = edges[0]
+        file.create_dataset("a__to__b__dst", data=edges[1], chunks=(11,))
+        file["a__note"] = "text"
+    source = read_source(path)
+    assert source.schema.relations == (("a", "to", "b"), ("b", "rev_to", "a")) and source.num_nodes == (40, 9)
+    assert np.array_equal([rows(end) for end in source.edges[0]], edges)
+    assert np.array_equal([rows(end) for end in source.edges[1]], edges[::-1])
+    feats = source.node_feats["a"]
+    assert np.array_equal(rows(feats["feat"].values), feat) and feats["feat"].dtype == "float16"
+    assert np.array_equal(rows(feats["label"].values), np.where(np.arange(40) % 2, np.arange(40), -1))
+    assert source.bytes_in_memory() == 0
+    for chosen in ([39, 0, 7, 7, 13, 14], [], range(40), [5]):
+        chosen = np.array(chosen, np.int64)
+        assert np.array_equal(feats["feat"].values[chosen], feat[chosen])
+        assert np.array_equal(source.edges[0][1][chosen * 7], edges[1][chosen * 7])
+    check_parts(source, tmp_path / "out")
+    bad = shutil.copy(path, tmp_path / "bad.h5")
+    with h5py.File(bad, "a") as file:
+        file["a__to__b__dst"][47] = 9
+    with pytest.raises(GraphDataError, match=r"bad.h5: a__to__b__dst, row 47: edge 47 of .* has destination 9, but"):
+        read_source(bad).check_edges()
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda f, t: f.__setitem__("x", h5py.ExternalLink(str(t / "other.h5"), "x")), "x is a link to another place"),
+        (lambda f, t: f.__setitem__("x", h5py.SoftLink("/edge_src")), "x is a link to another place"),
+        (lambda f, t: f.create_dataset("x", (2,), "i4", external=[(str(t / "raw"), 0, 8)]), "x is stored in another"),
+        (lambda f, t: f.create_virtual_dataset("x", virtual_layout(t)), "x is stored in another file"),
+        (lambda f, t: f.create_dataset("x", (2,), "i4"), "x was never written"),
+        (lambda f, t: f.attrs.__setitem__("meta", "{"), "the attribute 'meta' is not JSON"),
+        (lambda f, t: f.attrs.__setitem__("meta", "[]"), "the attribute 'meta' must be a JSON object"),
+        (lambda f, t: f.__delitem__("edge_src"), "holds neither edge_src"),
+    ],
+)
+def test_hdf5_files_are_not_trusted(tmp_path, change, message):
+    with h5py.File(tmp_path / "g.h5", "w") as file:
+        for name in ("edge_src", "edge_dst"):
+            file[name] = np.arange(5)
+        change(file, tmp_path)
+    with pytest.raises(GraphDataError, match=rf"g.h5: .*{message}"):
+        read_source(tmp_path / "g.h5")
+
+
+def virtual_layout(folder):
+    layout = h5py.VirtualLayout((2,), "i4")
+    layout[:] = h5py.VirtualSource(str(folder / "other.h5"), "x", (2,))
+    return layout
+
+
+def test_short_hdf5_files_are_errors(tmp_path):
+    path = tmp_path / "g.h5"
+    with h5py.File(path, "w") as file:
+        for name in ("edge_src", "edge_dst"):
+            file[name] = np.arange(5000)
+    content = path.read_bytes()
+    for size in (len(content) - 80, len(content) // 2, 100, 9):
+        path.write_bytes(content[:size])
+        with pytest.raises(GraphDataError, match=r"g.h5: (edge_\w+ is too short|(edge_\w+: )?cannot be read)"):
+            read_source(path)
 
 
 def write_chunked(path, cuts=(0, 20, 20, 70), absolute=False):
