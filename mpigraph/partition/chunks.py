@@ -1,6 +1,7 @@
 """Arrays in files that are opened without reading them, and several of them one after another as one array."""
 
 import os
+import tempfile
 import zipfile
 from bisect import bisect_right
 from collections.abc import Container, Sequence
@@ -9,13 +10,14 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from mpigraph.arrays import I64, Array
-from mpigraph.errors import GraphDataError
-from mpigraph.partition.source import CastRows, RowArray, place_of
+from mpigraph.errors import GraphDataError, StorageError
+from mpigraph.partition.source import CastRows, MadeRows, RowArray, place_of
 from mpigraph.storage.files import open_regular
 
-__all__ = ["Concatenated", "both_ways", "concatenated", "mapped_npy", "mapped_npz"]
+__all__ = ["Concatenated", "GrowingFile", "NamedRows", "both_ways", "concatenated", "mapped_npy", "mapped_npz"]
 
 _LOCAL_HEADER = 30  # bytes before the names of an entry of a zip file
 _ENCRYPTED = 1
@@ -81,6 +83,79 @@ class Concatenated:
             done += len(rows)
             chunk += 1
         return found
+
+
+class NamedRows(MadeRows):
+    """Rows that stood in another file before they came to their array.
+
+    Args:
+        values: the array.
+        name: the file, for messages.
+        first_row: what its first row is called there.
+    """
+
+    def __init__(self, values: RowArray, name: str, first_row: int = 0) -> None:
+        super().__init__(lambda rows: rows, values.dtype, values)
+        self._name = name
+        self._first_row = first_row
+
+    def place(self, row: int) -> str:
+        """File and row."""
+        return f"{self._name}, row {self._first_row + row}"
+
+
+class GrowingFile:
+    """An array that grows in a temporary file without a name, and is then mapped. A context manager.
+
+    Args:
+        dtype: of the rows.
+        row_shape: all dimensions except the first.
+        folder: where the file takes space; None for the system's folder of temporary files.
+
+    Raises:
+        StorageError: the file cannot be written; by any method.
+    """
+
+    def __init__(self, dtype: npt.DTypeLike, row_shape: tuple[int, ...] = (), folder: Path | None = None) -> None:
+        self._dtype = np.dtype(dtype)
+        self._row_shape = row_shape
+        self._folder = folder or Path(tempfile.gettempdir())
+        self._length = 0
+        try:
+            self._file = tempfile.TemporaryFile(dir=self._folder)
+        except OSError as error:
+            raise self._failure(error) from error
+
+    def __enter__(self) -> "GrowingFile":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._file.close()
+
+    def __len__(self) -> int:
+        return self._length
+
+    def append(self, rows: Array) -> None:
+        """Append rows, which are cast."""
+        try:
+            np.ascontiguousarray(rows, self._dtype).tofile(self._file)
+        except OSError as error:
+            raise self._failure(error) from error
+        self._length += len(rows)
+
+    def finish(self) -> Array:
+        """Return all rows, mapped, which stay when the file is closed."""
+        shape = (self._length, *self._row_shape)
+        if 0 in shape:
+            return np.zeros(shape, self._dtype)
+        try:
+            self._file.flush()
+            return np.memmap(self._file, dtype=self._dtype, mode="r", shape=shape)
+        except OSError as error:
+            raise self._failure(error) from error
+
+    def _failure(self, error: OSError) -> StorageError:
+        return StorageError(f"{self._folder}: a temporary file cannot be written: {error.strerror or error}")
 
 
 def concatenated(sources: Sequence[RowArray]) -> RowArray:

@@ -5,6 +5,8 @@ to the folder. Formats of edges and of node and edge data:
 
 ===========  ==========================================================================================================
 ``numpy``    mapped; edges are integers [m, 2] (or [2, m]), data have one row for each node or edge
+``parquet``  read by groups of rows (``arrow_tables.py``); edges are the first two columns, data one column or several
+``csv``      parsed once into a temporary file; no header; else as parquet
 ===========  ==========================================================================================================
 
 Types and relations get ids in alphabetical order, as from the other readers. Data keep their names and dtypes, except
@@ -16,10 +18,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from mpigraph.arrays import Array
 from mpigraph.errors import GraphDataError
 from mpigraph.metadata.schema import Relation, Schema, relation_key
+from mpigraph.partition.arrow_tables import read_columns
 from mpigraph.partition.chunks import concatenated, mapped_npy
-from mpigraph.partition.source import Feature, GraphSource, RowArray, as_labels
+from mpigraph.partition.source import Feature, GraphSource, MadeRows, RowArray, as_labels
 from mpigraph.storage.files import read_text
 
 __all__ = ["METADATA", "read_chunked"]
@@ -27,16 +33,17 @@ __all__ = ["METADATA", "read_chunked"]
 METADATA = "metadata.json"
 
 
-def read_chunked(folder: Path) -> GraphSource:
+def read_chunked(folder: Path, scratch: Path | None = None) -> GraphSource:
     """Read a chunked graph.
 
     Args:
         folder: where ``metadata.json`` lies.
+        scratch: folder of temporary files, which csv needs; None for the system's.
 
     Raises:
         GraphDataError: the metadata contradict themselves or the files; names the file.
     """
-    metadata = _Metadata(folder)
+    metadata = _Metadata(folder, scratch)
     counts = metadata.counts("node")
     sizes = {_as_relation(name): chunks for name, chunks in metadata.counts("edge").items()}
     ntypes = tuple(sorted(counts))
@@ -54,7 +61,8 @@ def read_chunked(folder: Path) -> GraphSource:
 class _Metadata:
     """What ``metadata.json`` says, checked while it is asked for."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, scratch: Path | None) -> None:
+        self.scratch = scratch
         self.path = folder / METADATA
         try:
             self.content: Any = json.loads(read_text(self.path))
@@ -102,21 +110,22 @@ def _as_relation(name: str) -> Relation:
 
 def _edges(metadata: _Metadata, relation: Relation, sizes: Sequence[int]) -> tuple[RowArray, RowArray]:
     what = f"edges of {relation_key(relation)!r}"
-    name, _, paths = metadata.files(what, metadata.tables("edges", relation_key(relation)))
+    name, options, paths = metadata.files(what, metadata.tables("edges", relation_key(relation)))
     if name != "numpy":
-        raise GraphDataError(f"{metadata.path}: {what} have format {name!r} (known: numpy)")
-    src = []
-    dst = []
-    for path, size in _chunks(metadata, what, paths, sizes):
+        columns = _columns(metadata, what, name, options, paths, sizes)
+        if len(columns) < 2:
+            raise GraphDataError(f"{paths[0]} must have two columns (got {len(columns)})")
+        return columns[0], columns[1]
+    chunks = []
+    for path in paths:
         ends = mapped_npy(path)
         if ends.ndim == 2 and ends.shape[1] != 2 and len(ends) == 2:
             ends = ends.T
         if ends.ndim != 2 or ends.shape[1] != 2 or ends.dtype.kind not in "iu":
             raise GraphDataError(f"{path} must hold two columns of integers (got {ends.dtype}{list(ends.shape)})")
-        _check_rows(path, len(ends), size)
-        src.append(ends[:, 0])
-        dst.append(ends[:, 1])
-    return concatenated(src), concatenated(dst)
+        chunks.append(ends)
+    _check_rows(metadata, what, paths, [len(ends) for ends in chunks], sizes)
+    return concatenated([ends[:, 0] for ends in chunks]), concatenated([ends[:, 1] for ends in chunks])
 
 
 def _data(metadata: _Metadata, section: str, type_name: str, sizes: Sequence[int]) -> dict[str, Feature]:
@@ -124,27 +133,52 @@ def _data(metadata: _Metadata, section: str, type_name: str, sizes: Sequence[int
     feats = {}
     for feature, entry in metadata.tables(section, type_name).items():
         what = f"{section} {feature!r} of {type_name!r}"
-        name, _, paths = metadata.files(what, entry)
-        if name != "numpy":
-            raise GraphDataError(f"{metadata.path}: {what} has format {name!r} (known: numpy)")
-        chunks = []
-        for path, size in _chunks(metadata, what, paths, sizes):
-            chunks.append(mapped_npy(path))
-            _check_rows(path, len(chunks[-1]) if chunks[-1].ndim else 0, size)
-        values = concatenated(chunks)
+        name, options, paths = metadata.files(what, entry)
+        if name == "numpy":
+            chunks = [mapped_npy(path) for path in paths]
+            _check_rows(metadata, what, paths, [chunk.shape[0] if chunk.ndim else 0 for chunk in chunks], sizes)
+            values = concatenated(chunks)
+        else:
+            values = _side_by_side(_columns(metadata, what, name, options, paths, sizes))
         feats[feature] = Feature(as_labels(values), "int64") if feature == "label" else Feature.of(values)
     return feats
 
 
-def _chunks(
-    metadata: _Metadata, what: str, paths: Sequence[Path], sizes: Sequence[int]
-) -> Sequence[tuple[Path, int | None]]:
-    """Return files with the rows that each must have; None where they are cut in another way than the counts."""
+def _columns(
+    metadata: _Metadata,
+    what: str,
+    name: str,
+    options: Mapping[str, Any],
+    paths: Sequence[Path],
+    sizes: Sequence[int],
+) -> list[RowArray]:
+    """Return the columns of csv or parquet files."""
+    if name not in ("csv", "parquet"):
+        raise GraphDataError(f"{metadata.path}: {what} has format {name!r} (known: numpy, parquet, csv)")
+    _check_rows(metadata, what, paths, None, sizes)
+    columns, lengths = read_columns(paths, name, str(options.get("delimiter", " ")), metadata.scratch)
+    _check_rows(metadata, what, paths, lengths, sizes)
+    return columns
+
+
+def _side_by_side(columns: Sequence[RowArray]) -> RowArray:
+    """Return columns as rows of as many values; a single one as it is."""
+    if len(columns) == 1:
+        return columns[0]
+    dtype = np.result_type(*(column.dtype for column in columns))
+
+    def make(*rows: Array) -> Array:
+        return np.stack(rows, 1).astype(dtype, copy=False)
+
+    return MadeRows(make, dtype, *columns, row_shape=(len(columns),))
+
+
+def _check_rows(
+    metadata: _Metadata, what: str, paths: Sequence[Path], found: Sequence[int] | None, wanted: Sequence[int]
+) -> None:
+    """Check that each file has the rows of its chunk, if they are cut as the counts are."""
     if not paths:
         raise GraphDataError(f"{metadata.path}: {what} has no files")
-    return list(zip(paths, sizes if len(paths) == len(sizes) else [None] * len(paths), strict=True))
-
-
-def _check_rows(path: Path, found: int, wanted: int | None) -> None:
-    if wanted is not None and found != wanted:
-        raise GraphDataError(f"{path} must have {wanted} rows, as {METADATA} says (got {found})")
+    for path, have, count in zip(paths, found or [], wanted, strict=False):
+        if len(paths) == len(wanted) and have != count:
+            raise GraphDataError(f"{path} must have {count} rows, as {METADATA} says (got {have})")

@@ -2,8 +2,9 @@
 
 The inputs: an ``.npz`` or HDF5 file, a directory of ``.npy`` files as ``python -m mpigraph generate`` writes it, the
 directory of an OGB node-property dataset (``ogb.py``), of OGB-LSC's MAG240M (``lsc.py``), and of DGL's chunked format
-(``dgl_chunked.py``). Arrays are mapped, not read, wherever the file allows it. Labels become the node feature "label"
-(int64), masks bool, features "feat" (float32, or float16 where they are).
+(``dgl_chunked.py``), and edge lists in csv and parquet files (``arrow_tables.py``). Arrays are mapped, not read,
+wherever the file allows it. Labels become the node feature "label" (int64), masks bool, features "feat" (float32, or
+float16 where they are).
 """
 
 import json
@@ -16,8 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from mpigraph.errors import GraphDataError
+from mpigraph.errors import GraphDataError, StorageError
 from mpigraph.metadata.schema import Relation, Schema, relation_key
+from mpigraph.partition.arrow_tables import read_edge_list, table_files
 from mpigraph.partition.chunks import Concatenated, both_ways, mapped_npy, mapped_npz
 from mpigraph.partition.dgl_chunked import METADATA, read_chunked
 from mpigraph.partition.lsc import is_lsc, read_lsc
@@ -41,43 +43,64 @@ _MASKS = ("train_mask", "val_mask", "test_mask")
 _COUNT = "__num_nodes"
 
 
-def read_source(path: str | os.PathLike[str]) -> GraphSource:
+def read_source(
+    path: str | os.PathLike[str], num_nodes: int | None = None, scratch: str | os.PathLike[str] | None = None
+) -> GraphSource:
     """Read a graph.
 
     Args:
-        path: an ``.npz`` or HDF5 file, or a directory with ``edge_src.npy``, ``metadata.json``, ``raw/`` (OGB) or
-            ``processed/`` (MAG240M).
+        path: an ``.npz`` or HDF5 file, a csv or parquet file; or a directory with ``edge_src.npy``, ``metadata.json``
+            (DGL), ``raw/`` (OGB), ``processed/`` (MAG240M), or csv or parquet files.
+        num_nodes: of an edge list in csv or parquet, if its ids are to be taken as they are.
+        scratch: folder of temporary files, which text needs; None for the system's.
 
     Raises:
         GraphDataError: there is nothing that can be read; the message names the path.
+        StorageError: a temporary file cannot be written.
     """
     path = Path(path)
     if not path.exists():
         raise GraphDataError(f"{path}: no such file or directory")
     try:
-        return replace(_read(path), path=str(path))
+        return replace(_read(path, num_nodes, None if scratch is None else Path(scratch)), path=str(path))
+    except StorageError:
+        raise
     except GraphDataError as error:
         raise error if str(path) in str(error) else GraphDataError(f"{path}: {error}") from error
     except (OSError, ValueError, KeyError, EOFError, TypeError, AttributeError, zipfile.BadZipFile) as error:
         raise GraphDataError(f"{path}: cannot be read: {error}") from error
 
 
-def _read(path: Path) -> GraphSource:
-    if path.is_file():
-        if is_hdf5(path):
-            return _read_arrays(open_hdf5(path), read_hdf5_meta(path))
-        return _read_npz(path)
+def _read(path: Path, num_nodes: int | None, scratch: Path | None) -> GraphSource:
+    source = _read_directory(path, scratch) if path.is_dir() else None
+    tables = table_files(path) if source is None else []
+    if tables:
+        return read_edge_list(tables, num_nodes, scratch)
+    if num_nodes is not None:
+        raise GraphDataError("the number of nodes can be given only for edge lists in csv and parquet files")
+    if source is not None:
+        return source
+    if path.is_dir():
+        raise GraphDataError(
+            f"a directory with neither edge_src.npy nor {METADATA} (DGL), raw/ (OGB), edges in processed/ (MAG240M), "
+            "csv or parquet files"
+        )
+    if is_hdf5(path):
+        return _read_arrays(open_hdf5(path), read_hdf5_meta(path))
+    return _read_npz(path)
+
+
+def _read_directory(path: Path, scratch: Path | None) -> GraphSource | None:
+    """Read a directory of which the names of files tell the layout; None if they do not."""
     if (path / "edge_src.npy").is_file():
         return _read_npy_directory(path)
     if (path / METADATA).is_file():
-        return read_chunked(path)
+        return read_chunked(path, scratch)
     if (path / "raw").is_dir():
         return read_ogb(path)
     if is_lsc(path):
         return read_lsc(path)
-    raise GraphDataError(
-        f"a directory with neither edge_src.npy nor {METADATA} (DGL), raw/ (OGB) or edges in processed/ (MAG240M)"
-    )
+    return None
 
 
 def add_reverse_edges(source: GraphSource, own_relations: bool = False) -> GraphSource:
@@ -132,7 +155,7 @@ def _read_npy_directory(path: Path) -> GraphSource:
 
 def _read_npz(path: Path) -> GraphSource:
     if not zipfile.is_zipfile(path):
-        raise GraphDataError("not an .npz file, nor HDF5")
+        raise GraphDataError("not an .npz file, and neither HDF5, .csv nor .parquet")
     arrays = mapped_npz(path)
     return _read_arrays(arrays, json.loads(str(arrays.pop("meta"))) if "meta" in arrays else {})
 

@@ -73,15 +73,22 @@ class MadeRows:
         make: gets the same rows of each array, returns as many in ``dtype``.
         dtype: of what is made.
         arrays: one or more.
+        row_shape: all dimensions of what is made except the first, if not those of the first array.
 
     Attributes:
         sources: the arrays.
     """
 
-    def __init__(self, make: Callable[..., Array], dtype: npt.DTypeLike, *arrays: RowArray) -> None:
+    def __init__(
+        self,
+        make: Callable[..., Array],
+        dtype: npt.DTypeLike,
+        *arrays: RowArray,
+        row_shape: tuple[int, ...] | None = None,
+    ) -> None:
         self._make = make
         self.sources: Sequence[RowArray] = arrays
-        self.shape: tuple[int, ...] = arrays[0].shape
+        self.shape: tuple[int, ...] = arrays[0].shape if row_shape is None else (len(arrays[0]), *row_shape)
         self.ndim = len(self.shape)
         self.dtype: np.dtype[Any] = np.dtype(dtype)
         self.nbytes: int = sum(array.nbytes for array in arrays)
