@@ -1,92 +1,81 @@
-"""Number ids that are not 0, 1, ..., n - 1: in their order, integers by value and strings by their UTF-8 bytes.
+"""New ids of nodes: by part, then by original id. Each rank knows those of the nodes that it owns, and asks for others.
 
-The distinct ids are collected from chunks, sorted, and kept in a mapped temporary file; the number of an id is its
-position there. One process.
+Nodes of all types are counted through, type after type; ranks own ranges of these *global* original ids. New ids are
+those of a type.
 """
-
-from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 
-from mpigraph.arrays import I64, Array
-from mpigraph.errors import GraphDataError
-from mpigraph.partition.chunks import GrowingFile
-from mpigraph.partition.source import EDGES_PER_CHUNK, MadeRows, RowArray, place_of, release
+from mpigraph.arrays import I32, I64, Array
+from mpigraph.kernels.csr import count_keys, number_by_key
+from mpigraph.partition.exchange import Exchange, Route, owners_of
 
-__all__ = ["Distinct", "distinct_numbers", "kept_keys", "numbers_of"]
-
-_LARGEST = np.iinfo(np.int64).max
+__all__ = ["Numbering"]
 
 
-class Distinct:
-    """The distinct values among those added, which are merged while there are many: about 3 times their memory."""
+class Numbering:
+    """New ids of all nodes.
 
-    def __init__(self) -> None:
-        self._runs: list[Array] = []
-
-    def add(self, values: Array) -> None:
-        """Add numbers, or strings of dtype S."""
-        self._runs.append(np.unique(values))
-        while len(self._runs) > 1 and len(self._runs[-2]) <= 2 * len(self._runs[-1]):
-            self._runs.append(np.union1d(self._runs.pop(), self._runs.pop()))
-
-    def sorted(self) -> Array:
-        """Return all of them, ascending, and forget them."""
-        while len(self._runs) > 1:
-            self._runs.append(np.union1d(self._runs.pop(), self._runs.pop()))
-        return self._runs.pop() if self._runs else np.zeros(0, np.int64)
-
-
-def distinct_numbers(columns: Sequence[RowArray]) -> tuple[int, I64 | None]:
-    """Return how many distinct integers there are, and which, ascending; None if they are 0, 1, ..., n - 1.
+    Collective on the ranks: construction and :meth:`of`.
 
     Args:
-        columns: integers.
+        exchange: the ranks.
+        bounds: int64[ranks + 1], who owns which nodes.
+        bases: int64[types + 1], where each type begins.
+        parts: int32[own nodes].
+        num_parts: number of parts.
 
-    Raises:
-        GraphDataError: one does not fit int64; names file and row.
+    Attributes:
+        exchange: the ranks.
+        bounds: as given.
+        bases: as given.
+        offsets: for each type int64[parts + 1], the new ids of each part.
+        new_ids: int64[own nodes].
     """
-    low = 0
-    high = -1
-    for chunk in _chunks(columns):
-        low = min(low, int(chunk.min()))
-        high = max(high, int(chunk.max()))
-    if low >= 0 and high < sum(map(len, columns)):  # else they have gaps
-        is_there = np.zeros(high + 1, bool)
-        for chunk in _chunks(columns):
-            is_there[chunk] = True
-        keys = np.flatnonzero(is_there)
-        return len(keys), None if len(keys) == len(is_there) else keys.astype(np.int64)
-    found = Distinct()
-    for chunk in _chunks(columns):
-        found.add(chunk)
-    keys = found.sorted()
-    return len(keys), keys
 
+    def __init__(self, exchange: Exchange, bounds: I64, bases: I64, parts: I32, num_parts: int) -> None:
+        self.exchange = exchange
+        self.bounds = bounds
+        self.bases = bases
+        num_types = len(bases) - 1
+        table = np.zeros((exchange.size, num_types, num_parts), np.int64)
+        for ntype_id in range(num_types):
+            table[exchange.rank, ntype_id] = np.bincount(parts[self.own(ntype_id)], minlength=num_parts)
+        table = exchange.total(table)
+        earlier = table[: exchange.rank].sum(axis=0)
+        totals = table.sum(axis=0)
+        self.offsets = [np.concatenate([[0], np.cumsum(counts)]).astype(np.int64) for counts in totals]
+        self.new_ids = np.empty(len(parts), np.int64)
+        for ntype_id, offsets in enumerate(self.offsets):
+            own = self.own(ntype_id)
+            number_by_key(parts[own], offsets[:-1] + earlier[ntype_id], self.new_ids[own])
+        self._dtype = np.int32 if bases[-1] < 2**31 else np.int64
 
-def kept_keys(keys: Array, folder: Path | None) -> Array:
-    """Return the same ids, in a mapped temporary file."""
-    with GrowingFile(keys.dtype, (), folder) as file:
-        file.append(keys)
-        return file.finish()
+    def own(self, ntype_id: int) -> slice:
+        """Return which of the own nodes are of a type."""
+        first, last = self.bounds[self.exchange.rank : self.exchange.rank + 2]
+        begin, end = np.clip(self.bases[ntype_id : ntype_id + 2], first, last) - first
+        return slice(int(begin), int(end))
 
+    def own_ids(self, ntype_id: int) -> I64:
+        """Return int64[n], the original ids of the own nodes of a type, as ids of that type."""
+        own = self.own(ntype_id)
+        shift = int(self.bounds[self.exchange.rank] - self.bases[ntype_id])
+        return np.arange(own.start + shift, own.stop + shift)
 
-def numbers_of(ids: RowArray, keys: Array) -> RowArray:
-    """Return the numbers of integer ids, all of which are in ``keys``, made when they are asked for."""
+    def of(self, ids: I64, met: I64 | None = None) -> Array:
+        """Return the new ids of some nodes. Collective on the ranks.
 
-    def find(chunk: Array) -> I64:
-        return np.asarray(np.searchsorted(keys, chunk.astype(np.int64)), np.int64)
+        Args:
+            ids: int64[n], global original ids.
+            met: int64[own nodes], in which the owner counts how often each node was asked for.
 
-    return MadeRows(find, np.int64, ids)
-
-
-def _chunks(columns: Sequence[RowArray]) -> Iterator[I64]:
-    for column in columns:
-        for first in range(0, len(column), EDGES_PER_CHUNK):
-            chunk = column[first : first + EDGES_PER_CHUNK]
-            if chunk.dtype == np.uint64 and chunk.max() > _LARGEST:
-                row = int(np.argmax(chunk > _LARGEST))
-                raise GraphDataError(f"{place_of(column, first + row)}: id {chunk[row]} is larger than {_LARGEST}")
-            yield chunk.astype(np.int64)
-        release(column)
+        Returns:
+            int32[n], or int64[n] if there are so many nodes.
+        """
+        route = Route(self.exchange, owners_of(self.bounds, ids))
+        asked = route.there(ids.astype(self._dtype)[:, None])[:, 0].astype(np.int64)
+        asked -= self.bounds[self.exchange.rank]
+        if met is not None:
+            count_keys(asked, 0, met)
+        return route.back(self.new_ids[asked].astype(self._dtype)[:, None])[:, 0]

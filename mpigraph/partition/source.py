@@ -34,8 +34,9 @@ __all__ = [
 ]
 
 
-EDGES_PER_CHUNK = 1 << 22
-TIMES = "time"  # the feature whose values must be numbers
+EDGES_PER_CHUNK = 1 << 20
+_CHUNKS_MAPPED = 16  # of a memory map, before its pages are let go
+_TIMES = "time"  # the feature whose values must be numbers
 
 
 class RowArray(Protocol):
@@ -228,6 +229,11 @@ class GraphSource:
         return len(self.edges[relation_id][0])
 
     @property
+    def edge_counts(self) -> list[int]:
+        """Numbers of edges of all relations."""
+        return [len(src) for src, _ in self.edges]
+
+    @property
     def node_bases(self) -> I64:
         """int64[types + 1]: where each type begins when all nodes are counted through."""
         return np.concatenate([[0], np.cumsum(self.num_nodes)]).astype(np.int64)
@@ -240,36 +246,55 @@ class GraphSource:
         held = {id(source): source for array in arrays for source in _numpy_under(array)}
         return sum(source.nbytes for source in held.values() if _mapping(source) is None)
 
-    def check_edges(self) -> None:
-        """Check that every endpoint exists, and that no feature "time" has a value that is no number.
+    def check_edges(self, relation_id: int, first: int, src: I64, dst: I64) -> None:
+        """Check that the ends of some edges exist, and that their feature "time", if there is one, has numbers.
+
+        Args:
+            relation_id: their relation.
+            first: position of the first of them.
+            src: int64[k].
+            dst: int64[k].
 
         Raises:
-            GraphDataError: names the file and its row where they are known, the relation, the first bad edge and the
-                bad id; or the type and row of the time.
+            GraphDataError: names the file and its row where they are known, the relation, the first bad edge and what
+                is wrong with it.
         """
-        for relation_id, relation in enumerate(self.schema.relations):
-            src_type, dst_type = self.schema.ends(relation_id)
-            for first, src, dst in edge_chunks(self, relation_id):
-                for end, ids, ntype_id in ((0, src, src_type), (1, dst, dst_type)):
-                    bad = _first_outside(ids, self.num_nodes[ntype_id])
-                    if bad is not None:
-                        raise GraphDataError(
-                            f"{self._origin(self.edges[relation_id][end], first + bad)}edge {first + bad} of "
-                            f"{relation} has {('source', 'destination')[end]} {ids[bad]}, but that node type has "
-                            f"{self.num_nodes[ntype_id]} nodes"
-                        )
-        for kind, table in (("node", self.node_feats), ("edge", self.edge_feats)):
-            for type_name, features in table.items():
-                if TIMES in features:
-                    self._check_times(f"{kind} {{}} of {type_name!r}", features[TIMES].values)
+        relation = self.schema.relations[relation_id]
+        names = ("source", "destination")
+        ntype_ids = self.schema.ends(relation_id)
+        for end, whole, ids, ntype_id in zip(names, self.edges[relation_id], (src, dst), ntype_ids, strict=True):
+            count = self.num_nodes[ntype_id]
+            if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= count):
+                bad = int(np.flatnonzero((ids < 0) | (ids >= count))[0])
+                raise GraphDataError(
+                    f"{self._origin(whole, first + bad)}edge {first + bad} of {relation} has {end} {ids[bad]}, "
+                    f"but that node type has {count} nodes"
+                )
+        times = self.edge_feats.get(relation_key(relation), {}).get(_TIMES)
+        if times is not None:
+            self._check_times(f"edge {{}} of {relation}", times.values, first, first + len(src))
 
-    def _check_times(self, what: str, times: RowArray) -> None:
-        for first in range(0, len(times) if times.dtype.kind == "f" else 0, EDGES_PER_CHUNK):
-            chunk = np.asarray(times[first : first + EDGES_PER_CHUNK])
+    def check_node_times(self, rank: int = 0, ranks: int = 1) -> None:
+        """Check that every node feature "time" has numbers; of several ranks each checks as many rows.
+
+        Raises:
+            GraphDataError: names the file and its row where they are known, the node and its time.
+        """
+        for ntype, features in self.node_feats.items():
+            if _TIMES in features:
+                times = features[_TIMES].values
+                begin = len(times) * rank // ranks
+                end = len(times) * (rank + 1) // ranks
+                for first in range(begin, end, EDGES_PER_CHUNK):
+                    self._check_times(f"node {{}} of {ntype!r}", times, first, min(first + EDGES_PER_CHUNK, end))
+
+    def _check_times(self, what: str, times: RowArray, begin: int, end: int) -> None:
+        if times.dtype.kind == "f":
+            chunk = np.asarray(times[begin:end]).reshape(end - begin, -1)
             if not np.isfinite(chunk).all():
-                row = first + int(np.argwhere(~np.isfinite(chunk))[0][0])
-                value = np.asarray(times[row : row + 1]).reshape(-1)[0]
-                raise GraphDataError(f"{self._origin(times, row)}{what.format(row)} has time {value}")
+                row, column = np.argwhere(~np.isfinite(chunk))[0].tolist()
+                origin = self._origin(times, begin + row)
+                raise GraphDataError(f"{origin}{what.format(begin + row)} has time {chunk[row, column]}")
 
     def _origin(self, array: RowArray, row: int) -> str:
         """The beginning of a message about a row: its file and row, else what the graph was read from."""
@@ -277,12 +302,20 @@ class GraphSource:
         return f"{origin}: " if origin else ""
 
 
-def edge_chunks(source: GraphSource, relation_id: int, size: int = EDGES_PER_CHUNK) -> Iterator[tuple[int, I64, I64]]:
-    """Yield ``(first edge, src, dst)`` with src and dst int64[<= size]."""
+def edge_chunks(source: GraphSource, relation_id: int, rank: int = 0, ranks: int = 1) -> Iterator[tuple[int, I64, I64]]:
+    """Yield ``(first edge, src, dst)`` with src and dst int64[<= EDGES_PER_CHUNK].
+
+    Several ranks read chunk after chunk in turn. All yield as many chunks, so the last may be empty.
+    """
     src, dst = source.edges[relation_id]
-    for first in range(0, len(src), size):
+    size = EDGES_PER_CHUNK
+    for number, begin in enumerate(range(0, len(src), size * ranks), 1):
+        first = min(begin + size * rank, len(src))
         chunk = slice(first, first + size)
         yield first, np.array(src[chunk], dtype=np.int64), np.array(dst[chunk], dtype=np.int64)
+        if number % _CHUNKS_MAPPED == 0:
+            release(src)
+            release(dst)
     release(src)
     release(dst)
 
@@ -327,13 +360,6 @@ def _mapping(array: Array) -> mmap.mmap | None:
     while base is not None and not isinstance(base, mmap.mmap):
         base = getattr(base, "base", None)
     return base
-
-
-def _first_outside(ids: I64, count: int) -> int | None:
-    """Return the position of the first id that is not one of ``count``, None if there is none."""
-    if len(ids) == 0 or (int(ids.min()) >= 0 and int(ids.max()) < count):
-        return None
-    return int(np.flatnonzero((ids < 0) | (ids >= count))[0])
 
 
 def _check_features(kind: str, features: Features, counts: Mapping[str, int]) -> None:

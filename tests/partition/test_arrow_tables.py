@@ -7,13 +7,13 @@ import sys
 import numpy as np
 import pyarrow as pa
 import pytest
-from input_checks import check_parts, rows
+from input_checks import check_all, check_parts, rows
 from pyarrow import parquet
 
 from mpigraph.cli.main import main
 from mpigraph.errors import GraphDataError, StorageError
-from mpigraph.partition import arrow_tables
-from mpigraph.partition.numbering import Distinct
+from mpigraph.partition import arrow_files
+from mpigraph.partition.id_maps import Distinct
 from mpigraph.partition.readers import read_source
 
 RNG = np.random.default_rng(1)
@@ -66,8 +66,8 @@ WRITERS = {
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     """Several blocks of every file."""
-    monkeypatch.setattr(arrow_tables, "_BLOCK_BYTES", 200)
-    monkeypatch.setattr(arrow_tables, "_BATCH_ROWS", 13)
+    monkeypatch.setattr(arrow_files, "_BLOCK_BYTES", 200)
+    monkeypatch.setattr(arrow_files, "_BATCH_ROWS", 13)
 
 
 @pytest.mark.parametrize("kind", WRITERS)
@@ -118,11 +118,11 @@ def test_a_given_number_of_nodes_keeps_ids(tmp_path):
     assert np.array_equal([rows(end) for end in source.edges[0]], [3 * SRC, 3 * DST])
     row = int(np.flatnonzero(SRC == NUM_NODES - 1)[0])
     with pytest.raises(GraphDataError, match=rf"g.csv, row {row + 2}: edge {row} of .* has source 87, but"):
-        read_source(path, num_nodes=87).check_edges()
+        check_all(read_source(path, num_nodes=87))
     path = write_parquet(tmp_path / "g.parquet")
     row = int(np.flatnonzero(SRC == NUM_NODES - 1)[0])
     with pytest.raises(GraphDataError, match=rf"g.parquet: src, row {row}: edge {row} of .* has source 29, but"):
-        read_source(path, num_nodes=29).check_edges()
+        check_all(read_source(path, num_nodes=29))
     np.savez(tmp_path / "x.npz", edge_src=[0], edge_dst=[0])
     with pytest.raises(GraphDataError, match=r"only for edge lists"):
         read_source(tmp_path / "x.npz", num_nodes=3)
@@ -200,7 +200,7 @@ def changed(row, line):
 def test_wrong_text_is_named_with_its_row(tmp_path, lines, header, message):
     path = write_text(tmp_path / "g.csv", lines, header)
     with pytest.raises(GraphDataError, match=message) as error:
-        read_source(path).check_edges()
+        check_all(read_source(path))
     assert str(error.value).startswith(str(path))
 
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 import h5py
 import numpy as np
 import pytest
-from input_checks import check_parts, rows
+from input_checks import check_all, check_parts, rows
 
 from mpigraph.errors import GraphDataError
 from mpigraph.metadata.schema import Schema
@@ -128,7 +128,7 @@ def test_ogb_in_npz_files_is_mapped(tmp_path):
     edges[1, 41] = 40
     np.savez(raw / "data.npz", **arrays)
     with pytest.raises(GraphDataError, match=r"data.npz, row 41: edge 341 of .* has source 40, but"):
-        read_source(raw.parent).check_edges()
+        check_all(read_source(raw.parent))
     np.savez(raw / "data.npz", **arrays | {"edge_index": edges.T})
     with pytest.raises(GraphDataError, match=r"data.npz: edge_index must be two rows \(got \[300, 2\]\)"):
         read_source(raw.parent)
@@ -164,7 +164,7 @@ def test_hdf5(tmp_path):
     with h5py.File(bad, "a") as file:
         file["a__to__b__dst"][47] = 9
     with pytest.raises(GraphDataError, match=r"bad.h5: a__to__b__dst, row 47: edge 47 of .* has destination 9, but"):
-        read_source(bad).check_edges()
+        check_all(read_source(bad))
 
 
 @pytest.mark.parametrize(
@@ -292,7 +292,7 @@ def test_a_bad_id_is_named_with_file_and_row(tmp_path):
     np.save(tmp_path / "in" / "user_likes_item-2.npy", ends)
     source = read_source(tmp_path / "in")
     with pytest.raises(GraphDataError, match=r"in/user_likes_item-2.npy, row 7: edge 27 of .* has destination 11, but"):
-        source.check_edges()
+        check_all(source)
 
 
 def test_short_files_are_named_with_the_row(tmp_path):
@@ -317,11 +317,11 @@ def test_times_are_numbers(tmp_path, kind):
         table = {"_N" if kind == "node" else "_N:_E:_N": {"time": Feature.of(values)}}
         return GraphSource(Schema.homogeneous(), (4,), (ends,), **{f"{kind}_feats": table})
 
-    source(times[:2].repeat(2)).check_edges()
+    check_all(source(times[:2].repeat(2)))
     with pytest.raises(GraphDataError, match=rf"t.npy, row 2: {kind} 2 of .* has time nan"):
-        source(mapped_npy(tmp_path / "t.npy")).check_edges()
+        check_all(source(mapped_npy(tmp_path / "t.npy")))
     with pytest.raises(GraphDataError, match=rf"^{kind} 1 of .* has time inf"):
-        source(np.array([0, np.inf, 0, 0])).check_edges()
+        check_all(source(np.array([0, np.inf, 0, 0])))
 
 
 def test_a_reversed_graph_is_not_copied():

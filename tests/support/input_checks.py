@@ -3,6 +3,7 @@
 import numpy as np
 
 from mpigraph.partition.pipeline import partition_source
+from mpigraph.partition.source import edge_chunks
 from mpigraph.storage.part_config import PartConfig
 from mpigraph.storage.shard import ShardReader
 
@@ -10,6 +11,14 @@ from mpigraph.storage.shard import ShardReader
 def rows(values):
     """Whole content of an array that need not be numpy's."""
     return np.asarray(values[:])
+
+
+def check_all(source):
+    """What one rank checks of a whole graph before it is cut."""
+    for relation_id in range(len(source.edges)):
+        for first, src, dst in edge_chunks(source, relation_id):
+            source.check_edges(relation_id, first, src, dst)
+    source.check_node_times()
 
 
 def check_parts(source, folder, method="random"):
