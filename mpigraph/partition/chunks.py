@@ -58,10 +58,12 @@ class Concatenated:
             return self._range(*rows.indices(len(self)))
         rows = np.asarray(rows)
         found = np.empty((len(rows), *self.shape[1:]), self.dtype)
-        chunk_of = np.searchsorted(self._ends, rows, side="right")
-        for chunk in np.unique(chunk_of):
-            here = np.flatnonzero(chunk_of == chunk)
-            found[here] = self.sources[chunk][rows[here] - self._begins[chunk]]
+        order = np.argsort(rows, kind="stable")
+        ascending = rows[order]
+        bounds = np.searchsorted(ascending, [0, *self._ends])
+        for chunk in np.flatnonzero(np.diff(bounds)).tolist():
+            here = slice(bounds[chunk], bounds[chunk + 1])
+            found[order[here]] = self.sources[chunk][ascending[here] - self._begins[chunk]]
         return found
 
     def place(self, row: int) -> str:
