@@ -11,6 +11,7 @@ from mpigraph.cli.progress import ProgressBar
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.partition.pipeline import PART_METHODS, check_options, check_writable, memory_forecast, partition_source
 from mpigraph.partition.readers import add_reverse_edges, read_source
+from mpigraph.partition.shards import check_apart
 from mpigraph.partition.source import GraphSource
 
 __all__ = ["add_parser"]
@@ -23,7 +24,11 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         help="cut a graph into parts",
         description="Cut a graph into parts and write them as HDF5 shards with a JSON configuration.",
     )
-    parser.add_argument("input", metavar="INPUT", help=".npz file, generated directory, or OGB dataset directory")
+    parser.add_argument(
+        "input",
+        metavar="INPUT",
+        help=".npz file, generated directory, OGB dataset directory, or .json of a partitioned graph",
+    )
     parser.add_argument("--parts", type=int, required=True, help="number of parts")
     parser.add_argument("--method", default="metis", metavar="|".join(PART_METHODS), help="(%(default)s)")
     parser.add_argument("-o", "--out", required=True, metavar="DIR", help="directory to write")
@@ -44,11 +49,12 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    name = arguments.name or Path(arguments.input).resolve().name.removesuffix(".npz")
+    name = arguments.name or Path(arguments.input).resolve().name.removesuffix(".npz").removesuffix(".json")
     check_options(
         name, arguments.parts, arguments.method, seed=arguments.seed
     )  # before reading, which may take minutes
     check_writable(arguments.out)
+    check_apart(arguments.input, arguments.out)
     source = read_source(arguments.input)
     if arguments.undirected or arguments.add_reverse:
         source = add_reverse_edges(source, own_relations=arguments.add_reverse)

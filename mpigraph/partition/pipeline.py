@@ -24,7 +24,7 @@ from mpigraph.partition.multilevel.assign import multilevel_assign
 from mpigraph.partition.progress import Progress, silent
 from mpigraph.partition.random_assignment import random_assign
 from mpigraph.partition.relabel import NodeOrder, RelationCSC, order_nodes, relabel_relation
-from mpigraph.partition.source import Feature, GraphSource, edge_chunks, release
+from mpigraph.partition.source import Feature, GraphSource, RowArray, edge_chunks, release
 from mpigraph.storage.files import check_space
 from mpigraph.storage.format import (
     edge_feature_name,
@@ -250,9 +250,11 @@ class _Writer:
         with ExitStack() as stack:
             graphs = [stack.enter_context(self._open(part, "part_graph")) for part in parts]
             feats = [stack.enter_context(self._open(part, "edge_feats")) for part in parts]
-            for ntype, order in zip(schema.ntypes, self._orders, strict=True):
+            for t, (ntype, order) in enumerate(zip(schema.ntypes, self._orders, strict=True)):
                 for part in parts:
-                    graphs[part].add(node_orig_ids_name(ntype), order.orig_ids_of(part))
+                    positions = order.orig_ids_of(part)
+                    ids = positions if self._source.node_ids is None else self._source.node_ids[t][positions]
+                    graphs[part].add(node_orig_ids_name(ntype), ids)
             for relation_id, relation in enumerate(schema.relations):
                 self._progress("write topology", done, num_steps)
                 key = relation_key(relation)
@@ -267,7 +269,8 @@ class _Writer:
                     self._progress("write topology", done, num_steps)
                     own_src = src_order.offsets[part : part + 2]
                     own_dst = dst_order.offsets[part : part + 2]
-                    _write_relation(graphs[part], key, csc, own_src, own_dst)
+                    ids = None if self._source.edge_ids is None else self._source.edge_ids[relation_id]
+                    _write_relation(graphs[part], key, csc, own_src, own_dst, ids)
                     rows = csc.orig_ids[offsets[part] : offsets[part + 1]]
                     for name, feature in self._source.edge_feats.get(key, {}).items():
                         _write_feature(feats[part], edge_feature_name(key, name), feature, rows)
@@ -300,6 +303,7 @@ def _write_relation(
     csc: RelationCSC,
     own_src: I64,
     own_dst: I64,
+    edge_ids: RowArray | None,
 ) -> None:
     """Write the own destinations' in-edges, and the out degrees of the own sources."""
     indptr = csc.indptr[own_dst[0] : own_dst[1] + 1]
@@ -309,7 +313,8 @@ def _write_relation(
     writer.add(relation_dataset_name(key, "out_degrees"), csc.out_degrees[own_src[0] : own_src[1]])
     writer.create(relation_dataset_name(key, "orig_ids"), (end - begin,), "int64")
     for rows in _row_chunks(begin, end, 8):
-        writer.write(csc.orig_ids[rows].astype(np.int64))
+        positions = csc.orig_ids[rows].astype(np.int64)
+        writer.write(positions if edge_ids is None else edge_ids[positions])
 
 
 def _write_feature(writer: ShardWriter, name: str, feature: Feature, rows: Array) -> None:

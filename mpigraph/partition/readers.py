@@ -19,7 +19,8 @@ from mpigraph.arrays import Array
 from mpigraph.errors import GraphDataError
 from mpigraph.metadata.schema import Relation, Schema, relation_key
 from mpigraph.partition.ogb import read_ogb
-from mpigraph.partition.source import Feature, GraphSource, SparseRows, as_floats
+from mpigraph.partition.shards import read_partition
+from mpigraph.partition.source import Feature, GraphSource, RowArray, SparseRows, as_floats
 
 __all__ = ["add_reverse_edges", "read_source"]
 
@@ -32,14 +33,19 @@ def read_source(path: str | os.PathLike[str]) -> GraphSource:
     """Read a graph.
 
     Args:
-        path: an ``.npz`` file, a directory with ``edge_src.npy``, or an OGB dataset directory with ``raw/``.
+        path: an ``.npz`` file, a directory with ``edge_src.npy``, an OGB dataset directory with ``raw/``, or the
+            ``.json`` of a partitioned graph.
 
     Raises:
         GraphDataError: there is nothing that can be read; the message names the path.
+        PartitionError: the same for a partitioned graph.
+        ShardFormatError: a shard of a partitioned graph is missing or damaged.
     """
     path = Path(path)
     if not path.exists():
         raise GraphDataError(f"{path}: no such file or directory")
+    if path.is_file() and path.suffix == ".json":
+        return read_partition(path)
     try:
         if path.is_dir() and (path / "edge_src.npy").is_file():
             return _read_npy_directory(path)
@@ -65,9 +71,11 @@ def add_reverse_edges(source: GraphSource, own_relations: bool = False) -> Graph
         own_relations: a relation from a type to itself gets a reverse, too (``AddReverse(sym_new_etype=True)``).
 
     Raises:
-        GraphDataError: there is a relation of a reverse's name already.
+        GraphDataError: there is a relation of a reverse's name already, or edges have original ids.
     """
-    edges: dict[Relation, tuple[Array, Array]] = {}
+    if source.edge_ids is not None:
+        raise GraphDataError("reverse edges cannot be added to a partitioned graph: they would have no original ids")
+    edges: dict[Relation, tuple[RowArray, RowArray]] = {}
     feats: dict[Relation, Mapping[str, Feature]] = {}
     for relation, (src, dst) in zip(source.schema.relations, source.edges, strict=True):
         given = source.edge_feats.get(relation_key(relation), {})

@@ -5,7 +5,7 @@ Arrays may be memory-mapped files, and rows of features may be made when they ar
 """
 
 import mmap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -24,7 +24,11 @@ EDGES_PER_CHUNK = 1 << 22
 
 
 class RowArray(Protocol):
-    """What partitioning needs of a feature: numpy arrays, memory maps and the classes below have it."""
+    """What partitioning needs of edges and features: numpy arrays, memory maps and the classes below have it."""
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -53,6 +57,7 @@ class CastRows:
     def __init__(self, values: Array, dtype: npt.DTypeLike) -> None:
         self.base = values
         self.shape: tuple[int, ...] = values.shape
+        self.ndim = len(self.shape)
         self.dtype: np.dtype[Any] = np.dtype(dtype)
         self.nbytes: int = values.nbytes
 
@@ -81,6 +86,7 @@ class SparseRows:
         self._indices = indices
         self._data = data
         self.shape: tuple[int, ...] = shape
+        self.ndim = 2
         self.dtype: np.dtype[Any] = np.dtype(np.float16 if data.dtype == np.float16 else np.float32)
         self.nbytes: int = self._indptr.nbytes + indices.nbytes + data.nbytes
 
@@ -131,17 +137,21 @@ class GraphSource:
     Attributes:
         schema: the types.
         num_nodes: number of nodes of each type.
-        edges: for each relation ``(src, dst)``, integer arrays of one length; repeated edges and self loops
-            are allowed.
+        edges: for each relation ``(src, dst)``, integer arrays of one length, of which slices are taken; repeated
+            edges and self loops are allowed.
         node_feats: node type -> name -> feature with one row for each node.
         edge_feats: ``"src:rel:dst"`` -> name -> feature with one row for each edge.
+        node_ids: for each node type the original id of each node, int64; None: its position.
+        edge_ids: for each relation the original id of each edge, int64; None: its position.
     """
 
     schema: Schema
     num_nodes: tuple[int, ...]
-    edges: tuple[tuple[Array, Array], ...]
+    edges: tuple[tuple[RowArray, RowArray], ...]
     node_feats: Features = field(default_factory=dict)
     edge_feats: Features = field(default_factory=dict)
+    node_ids: tuple[RowArray, ...] | None = None
+    edge_ids: tuple[RowArray, ...] | None = None
 
     def __post_init__(self) -> None:
         if len(self.num_nodes) != len(self.schema.ntypes):
@@ -157,6 +167,8 @@ class GraphSource:
         keys = [relation_key(relation) for relation in self.schema.relations]
         _check_features("node", self.node_feats, dict(zip(self.schema.ntypes, self.num_nodes, strict=True)))
         _check_features("edge", self.edge_feats, dict(zip(keys, (len(src) for src, _ in self.edges), strict=True)))
+        _check_original_ids("nodes", self.node_ids, self.num_nodes)
+        _check_original_ids("edges", self.edge_ids, [len(src) for src, _ in self.edges])
 
     def num_edges(self, relation_id: int = 0) -> int:
         """Return the number of edges of a relation."""
@@ -217,6 +229,16 @@ def _check_endpoints(relation: tuple[str, str, str], end: str, ids: I64, count: 
         return
     bad = int(np.flatnonzero((ids < 0) | (ids >= count))[0])
     raise GraphDataError(f"edge {first + bad} of {relation} has {end} {ids[bad]}, but that node type has {count} nodes")
+
+
+def _check_original_ids(what: str, ids: tuple[RowArray, ...] | None, counts: Sequence[int]) -> None:
+    """Check original ids of "nodes" or "edges" against the number of each type."""
+    if ids is None:
+        return
+    fits = [some.dtype == np.int64 and some.shape == (count,) for some, count in zip(ids, counts, strict=False)]
+    if len(ids) != len(counts) or not all(fits):
+        found = ", ".join(f"{some.dtype}{list(some.shape)}" for some in ids)
+        raise GraphDataError(f"original ids of {what} must be int64 arrays of lengths {list(counts)} (got {found})")
 
 
 def _check_features(kind: str, features: Features, counts: Mapping[str, int]) -> None:
