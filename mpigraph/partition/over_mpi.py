@@ -1,7 +1,9 @@
 """The ranks of an MPI communicator as an :class:`~mpigraph.partition.exchange.Exchange`. Imports MPI."""
 
+from contextlib import AbstractContextManager
+
 from mpigraph.arrays import I32, I64, Array
-from mpigraph.mpi.agree import no_way_back
+from mpigraph.mpi.agree import no_way_back, together
 from mpigraph.mpi.alltoall import Comm, exchange_rows, sum_over_ranks
 from mpigraph.partition.exchange import Exchange
 from mpigraph.partition.multilevel.assign import assign
@@ -21,6 +23,10 @@ class MPIExchange(Exchange):
     def all_to_all(self, rows: Array, counts: I64) -> tuple[Array, I64]:
         """As in the base class. Collective on the ranks."""
         return exchange_rows(self._comm, rows, counts)
+
+    def together(self, doing: str) -> AbstractContextManager[None]:
+        """As in the base class. Collective on the ranks."""
+        return together(self._comm, doing)
 
     def total(self, values: I64) -> I64:
         """As in the base class. Collective on the ranks."""

@@ -1,6 +1,6 @@
 """The whole method: from a graph cut over ranks to a part for each node."""
 
-from functools import partial
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -9,14 +9,14 @@ from mpigraph.arrays import F64, I32, I64
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.log import get_logger
 from mpigraph.partition.balance import TOLERANCE, Criteria
-from mpigraph.partition.exchange import Exchange
-from mpigraph.partition.metis import symmetric_adjacency
+from mpigraph.partition.exchange import ALONE, Exchange
 from mpigraph.partition.multilevel.clustering import find_clusters
 from mpigraph.partition.multilevel.contraction import Descent, contract
-from mpigraph.partition.multilevel.dist_csr import GraphSlice, Level, finest_level
+from mpigraph.partition.multilevel.dist_csr import GraphSlice, Level, finest_level, slice_of_edges
 from mpigraph.partition.multilevel.initial import initial_parts
 from mpigraph.partition.multilevel.refinement import Effort, refine
-from mpigraph.partition.source import GraphSource
+from mpigraph.partition.source import GraphSource, edge_chunks
+from mpigraph.partition.spill import Scratch
 
 __all__ = ["Coarsening", "assign", "multilevel_assign"]
 
@@ -78,6 +78,7 @@ def assign(
     totals = exchange.total(weights.sum(axis=0))
     bounds = _bounds(totals, num_parts)
     level = finest_level(exchange, graph, weights)
+    del graph
     target = max(coarsening.least, int(total * coarsening.fraction), coarsening.of_parts * num_parts)
     caps = np.maximum(CAP * totals // target, 2)
     levels, descents = _coarsened(level, caps, target, coarsening.levels, seed)
@@ -90,26 +91,43 @@ def assign(
     return parts[:own]
 
 
-def multilevel_assign(source: GraphSource, num_parts: int, criteria: Criteria, *, seed: int = 0) -> I32:
-    """Assign every node of every type to a part, in this process.
-
-    All relations count alike.
+def multilevel_assign(
+    source: GraphSource,
+    num_parts: int,
+    criteria: Criteria,
+    *,
+    seed: int = 0,
+    exchange: Exchange = ALONE,
+    bounds: I64 | None = None,
+    scratch: Scratch | None = None,
+) -> I32:
+    """Assign every node of every type to a part. All relations count alike. Collective on the ranks.
 
     Args:
-        source: the graph.
+        source: the graph, of which each rank reads its share.
         num_parts: number of parts.
-        criteria: what to balance.
+        criteria: what to balance, of the own nodes.
         seed: equal seeds give equal assignments.
+        exchange: the ranks.
+        bounds: int64[ranks + 1], who owns which nodes, types one after the other; one rank owns all by default.
+        scratch: for what does not fit into memory.
 
     Returns:
-        int32[all nodes], types one after the other.
+        int32[own nodes].
     """
-    adjacency = symmetric_adjacency(source)
-    bounds = np.array([0, len(adjacency.indptr) - 1], np.int64)
-    weights = np.stack(list(criteria.values()), axis=1) if criteria else np.empty((int(bounds[1]), 0), np.int64)
-    graph = GraphSlice(bounds, adjacency.indptr, adjacency.indices)
-    alone = partial(assign, Exchange())  # of one rank, and so not collective on anybody
-    return alone(graph, np.ascontiguousarray(weights), num_parts, seed=seed)
+    bounds = source.node_bases[[0, -1]] if bounds is None else bounds
+    own = int(bounds[exchange.rank + 1] - bounds[exchange.rank])
+    weights = np.stack(list(criteria.values()), axis=1) if criteria else np.empty((own, 0), np.int64)
+    graph = slice_of_edges(exchange, bounds, _all_edges(source, exchange), scratch)
+    return assign(exchange, graph, np.ascontiguousarray(weights), num_parts, seed=seed)
+
+
+def _all_edges(source: GraphSource, exchange: Exchange) -> Iterator[tuple[I64, I64]]:
+    """Yield this rank's chunks of all relations, in ids of all nodes."""
+    for relation_id in range(len(source.edges)):
+        src_base, dst_base = (source.node_bases[i] for i in source.schema.ends(relation_id))
+        for _, src, dst in edge_chunks(source, relation_id, rank=exchange.rank, ranks=exchange.size):
+            yield src + src_base, dst + dst_base
 
 
 def _bounds(totals: I64, num_parts: int) -> I64:

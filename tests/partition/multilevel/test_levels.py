@@ -4,9 +4,10 @@ import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
 
+from mpigraph.partition.exchange import even_bounds
 from mpigraph.partition.multilevel.clustering import find_clusters
 from mpigraph.partition.multilevel.contraction import contract
-from mpigraph.partition.multilevel.dist_csr import Level, even_bounds, finest_level, slice_of_edges
+from mpigraph.partition.multilevel.dist_csr import Level, finest_level, slice_of_edges
 from mpigraph.partition.multilevel.initial import spread
 from mpigraph.partition.multilevel.refinement import Effort, global_loads, refine
 from mpigraph.partition.over_mpi import MPIExchange
