@@ -11,7 +11,9 @@ import numpy.typing as npt
 from mpigraph.arrays import Array
 from mpigraph.errors import StorageError
 
-__all__ = ["Scratch", "Spill"]
+__all__ = ["Parked", "Scratch", "Spill"]
+
+_CHUNK = 1 << 20
 
 
 class Scratch:
@@ -29,6 +31,41 @@ class Scratch:
     def spill(self, num_groups: int, columns: int, dtype: npt.DTypeLike) -> "Spill":
         """Return an empty spill; the arguments are its own."""
         return Spill(self, num_groups, columns, dtype)
+
+    def park(self, values: Array) -> "Parked":
+        """Return an array that is out of the way until it is taken back, in a file if it is large."""
+        return Parked(self, values)
+
+
+class Parked:
+    """An array that nobody needs for a while.
+
+    Args:
+        scratch: where to.
+        values: [n], which the caller forgets.
+
+    Raises:
+        StorageError: the temporary file cannot be written or read; by any method.
+    """
+
+    def __init__(self, scratch: Scratch, values: Array) -> None:
+        self._values: Array | None = values
+        self._spill: Spill | None = None
+        if values.nbytes > scratch.limit:
+            self._values = None
+            self._spill = scratch.spill(1, 1, values.dtype)
+            for begin in range(0, len(values), _CHUNK):
+                chunk = values[begin : begin + _CHUNK, None]
+                self._spill.add(np.zeros(len(chunk), np.int16), chunk)
+
+    def take(self) -> Array:
+        """Return the array; once."""
+        if self._spill is None:
+            assert self._values is not None
+            return self._values
+        values = self._spill.take(0)[:, 0]
+        self._spill.close()
+        return values
 
 
 class Spill:

@@ -4,7 +4,7 @@ Local ids count the own nodes first, by ascending key, then the ghosts.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from mpigraph.kernels.csr import count_keys, distinct_in_rows, place_values
 from mpigraph.partition.exchange import Exchange, Route, owners_of
 from mpigraph.partition.spill import Scratch
 
-__all__ = ["GraphSlice", "Level", "Mirror", "NodeTable", "finest_level", "slice_of_edges"]
+__all__ = ["GraphSlice", "Level", "Mirror", "NodeTable", "ParkedLevel", "finest_level", "slice_of_edges"]
 
 _RANGES = 64  # of own nodes, of which one at a time is sorted
 _CHUNK = 1 << 22
@@ -216,6 +216,25 @@ class Level:
         return cls(keys, indptr, indices, edge_weights, weights, ghosts)
 
 
+class ParkedLevel:
+    """A level whose edges are out of the way, while others are worked on.
+
+    Args:
+        level: which the caller forgets.
+        scratch: where to.
+    """
+
+    def __init__(self, level: Level, scratch: Scratch) -> None:
+        nothing = level.indices[:0].copy()
+        self._level = replace(level, indices=nothing, edge_weights=nothing)
+        self._indices = scratch.park(level.indices)
+        self._edge_weights = scratch.park(level.edge_weights)
+
+    def take(self) -> Level:
+        """Return the level; once."""
+        return replace(self._level, indices=self._indices.take(), edge_weights=self._edge_weights.take())
+
+
 def finest_level(exchange: Exchange, graph: GraphSlice, weights: I64) -> Level:
     """Return the level of the graph itself, which takes over its arrays. Collective on the ranks.
 
@@ -284,6 +303,7 @@ def slice_of_edges(
         place_values(keys, rows[:, 1].copy(), starts[:-1].copy(), placed)
         del rows, keys
         kept = distinct_in_rows(starts, placed, neighbours, kept, indptr[begin : end + 1])
+    arrived.close()
     return GraphSlice(bounds, indptr, neighbours[:kept])
 
 
