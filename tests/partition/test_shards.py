@@ -35,6 +35,7 @@ def original() -> GraphSource:
     return replace(source, node_feats=nodes, edge_feats=edges)
 
 
+SEGMENT = 64  # bytes under one checksum
 SOURCE = original()
 KEYS = [":".join(relation) for relation in SOURCE.schema.relations]
 
@@ -43,16 +44,16 @@ KEYS = [":".join(relation) for relation in SOURCE.schema.relations]
 def parts() -> Iterator[Path]:
     """The graph in three parts, with many small segments in each dataset."""
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shard_format, "_SEGMENT_BYTES", 64)
+        patch.setattr(shard_format, "_SEGMENT_BYTES", SEGMENT)
         path = partition_source(SOURCE, TYPED, 3, folder, "random", seed=5).config_path
         patch.undo()
         yield path
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Segments and blocks of a few rows, so that a small graph has many."""
-    monkeypatch.setattr(shard_format, "_SEGMENT_BYTES", 64)
+    monkeypatch.setattr(shard_format, "_SEGMENT_BYTES", SEGMENT)
     monkeypatch.setattr(in_edges, "_ROWS", 5)
 
 
@@ -108,6 +109,7 @@ def test_a_graph_that_is_cut_again_is_the_graph(parts: Path, tmp_path: Path, num
     check_is_the_graph(once_more)
 
 
+@pytest.mark.usefixtures("small")
 def test_arrays_are_read_as_they_are_asked_for(parts: Path) -> None:
     config = PartConfig.read(parts)
     source = read_source(parts)
@@ -121,8 +123,8 @@ def test_arrays_are_read_as_they_are_asked_for(parts: Path) -> None:
             wanted_dst = np.repeat(np.arange(len(degrees)), degrees)
             for found, wanted in zip(source.edges[r], (wanted_src, wanted_dst), strict=True):
                 assert (found.ndim, found.shape, found.dtype) == (1, wanted.shape, wanted.dtype)
-                for begin in (0, 1, 7, 60, 199, 500):
-                    for size in (0, 1, 13, 64, 1000):
+                for begin in (0, 7, 60, 500):
+                    for size in (0, 1, 64):
                         assert np.array_equal(found[begin : begin + size], wanted[begin : begin + size])
                 assert np.array_equal(found[::3], wanted[::3]) and np.array_equal(found[:], wanted)
         wanted = np.concatenate([files.open(part, "node_feats").read("paper/half") for part in range(3)])
@@ -135,6 +137,7 @@ def test_arrays_are_read_as_they_are_asked_for(parts: Path) -> None:
         half[np.array([3, 90])]
 
 
+@pytest.mark.usefixtures("small")
 def test_little_is_in_memory_at_once(parts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of indptr, and of the rows asked for what one checksum covers; each is read once where one goes on."""
     source = read_source(parts)
