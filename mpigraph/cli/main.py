@@ -10,7 +10,7 @@ from mpigraph.errors import MPIGraphError
 
 __all__ = ["main"]
 
-_COMMANDS = ("generate", "partition", "launch", "copy", "stage", "bench")
+_COMMANDS = ("generate", "partition", "info", "verify", "launch", "copy", "stage", "bench")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,6 +45,14 @@ def _module(command: str) -> ModuleType:
         from mpigraph.cli import partition
 
         return partition
+    if command == "info":
+        from mpigraph.cli import info
+
+        return info
+    if command == "verify":
+        from mpigraph.cli import verify
+
+        return verify
     if command == "launch":
         from mpigraph.cli import launch
 

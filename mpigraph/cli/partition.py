@@ -24,6 +24,7 @@ from mpigraph.partition.pipeline import (
 )
 from mpigraph.partition.progress import silent
 from mpigraph.partition.readers import add_reverse_edges, read_source
+from mpigraph.partition.shards import check_apart
 from mpigraph.partition.source import GraphSource
 from mpigraph.partition.spill import Scratch
 from mpigraph.storage.part_config import PartConfig
@@ -31,10 +32,10 @@ from mpigraph.storage.part_config import PartConfig
 __all__ = ["add_parser"]
 
 _INPUTS = (
-    "an .npz, HDF5, .csv or .parquet file; or the directory of a generated graph, of OGB, MAG240M or DGL's chunked "
-    "format, or of .csv or .parquet files (examples/README.md)"
+    "an .npz, HDF5, .csv or .parquet file, or the .json of a partitioned graph; or the directory of a generated graph, "
+    "of OGB, MAG240M or DGL's chunked format, or of .csv or .parquet files (examples/README.md)"
 )
-_ENDINGS = re.compile(r"\.(npz|h5|hdf5|pq|parquet|(csv|tsv|txt)(\.gz)?)$")
+_ENDINGS = re.compile(r"\.(npz|json|h5|hdf5|pq|parquet|(csv|tsv|txt)(\.gz)?)$")
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -83,6 +84,7 @@ def _run(arguments: argparse.Namespace) -> int:
         with exchange.together(f"reading {arguments.input}"):
             check_options(name, arguments.parts, arguments.method, seed=arguments.seed)  # reading may take minutes
             check_writable(arguments.out)
+            check_apart(arguments.input, arguments.out)
             source = read_source(arguments.input, arguments.nodes, arguments.scratch)
             if arguments.undirected or arguments.add_reverse:
                 source = add_reverse_edges(source, own_relations=arguments.add_reverse)

@@ -79,8 +79,9 @@ class PartWriter:
         with ExitStack() as stack:
             graph = stack.enter_context(self._open(part, "part_graph"))
             feats = stack.enter_context(self._open(part, "edge_feats"))
-            for ntype, ids in zip(schema.ntypes, nodes, strict=True):
-                graph.add(node_orig_ids_name(ntype), ids)
+            for ntype_id, (ntype, ids) in enumerate(zip(schema.ntypes, nodes, strict=True)):
+                given = self._source.node_ids
+                graph.add(node_orig_ids_name(ntype), ids if given is None else given[ntype_id][ids])
             for relation_id in range(len(schema.relations)):
                 num_edges[relation_id] = self._arrivals.num_edges(relation_id, part)
                 num_cut += self._write_relation(graph, feats, relation_id, part)
@@ -111,7 +112,9 @@ class PartWriter:
             num_cut += int(np.count_nonzero((bucket.indices < first_src) | (bucket.indices >= last_src)))
             in_degrees.append(bucket.in_degrees)
             indices.write(bucket.indices)
-            orig_ids.write(bucket.orig_ids.astype(np.int64))
+            given = self._source.edge_ids
+            positions = bucket.orig_ids.astype(np.int64)
+            orig_ids.write(positions if given is None else given[relation_id][positions])
             for name, feature in features.items():
                 _write_rows(rows[name], feature, bucket.orig_ids)
         indptr = np.cumsum(np.concatenate(in_degrees))

@@ -24,6 +24,7 @@ from mpigraph.partition.chunks import Concatenated, both_ways, mapped_npy, mappe
 from mpigraph.partition.dgl_chunked import METADATA, read_chunked
 from mpigraph.partition.lsc import is_lsc, read_lsc
 from mpigraph.partition.ogb import read_ogb
+from mpigraph.partition.shards import read_partition
 from mpigraph.partition.source import (
     Feature,
     GraphSource,
@@ -49,18 +50,23 @@ def read_source(
     """Read a graph.
 
     Args:
-        path: an ``.npz`` or HDF5 file, a csv or parquet file; or a directory with ``edge_src.npy``, ``metadata.json``
-            (DGL), ``raw/`` (OGB), ``processed/`` (MAG240M), or csv or parquet files.
+        path: an ``.npz`` or HDF5 file, a csv or parquet file, the ``.json`` of a partitioned graph; or a directory with
+            ``edge_src.npy``, ``metadata.json`` (DGL), ``raw/`` (OGB), ``processed/`` (MAG240M), or csv or parquet
+            files.
         num_nodes: of an edge list in csv or parquet, if its ids are to be taken as they are.
         scratch: folder of temporary files, which text needs; None for the system's.
 
     Raises:
         GraphDataError: there is nothing that can be read; the message names the path.
+        PartitionError: the same for a partitioned graph.
+        ShardFormatError: a shard of a partitioned graph is missing or damaged.
         StorageError: a temporary file cannot be written.
     """
     path = Path(path)
     if not path.exists():
         raise GraphDataError(f"{path}: no such file or directory")
+    if path.is_file() and path.suffix == ".json":
+        return read_partition(path)
     try:
         return replace(_read(path, num_nodes, None if scratch is None else Path(scratch)), path=str(path))
     except StorageError:
@@ -114,8 +120,10 @@ def add_reverse_edges(source: GraphSource, own_relations: bool = False) -> Graph
         own_relations: a relation from a type to itself gets a reverse, too (``AddReverse(sym_new_etype=True)``).
 
     Raises:
-        GraphDataError: there is a relation of a reverse's name already.
+        GraphDataError: there is a relation of a reverse's name already, or edges have original ids.
     """
+    if source.edge_ids is not None:
+        raise GraphDataError("reverse edges cannot be added to a partitioned graph: they would have no original ids")
     edges: dict[Relation, tuple[RowArray, RowArray]] = {}
     feats: dict[Relation, Mapping[str, Feature]] = {}
     for relation, (src, dst) in zip(source.schema.relations, source.edges, strict=True):

@@ -200,6 +200,8 @@ class GraphSource:
         node_feats: node type -> name -> feature with one row for each node.
         edge_feats: ``"src:rel:dst"`` -> name -> feature with one row for each edge.
         path: where it was read from, for messages.
+        node_ids: for each node type the original id of each node, int64; None: its position.
+        edge_ids: for each relation the original id of each edge, int64; None: its position.
     """
 
     schema: Schema
@@ -208,6 +210,8 @@ class GraphSource:
     node_feats: Features = field(default_factory=dict)
     edge_feats: Features = field(default_factory=dict)
     path: str = ""
+    node_ids: tuple[RowArray, ...] | None = None
+    edge_ids: tuple[RowArray, ...] | None = None
 
     def __post_init__(self) -> None:
         if len(self.num_nodes) != len(self.schema.ntypes):
@@ -223,6 +227,8 @@ class GraphSource:
         keys = [relation_key(relation) for relation in self.schema.relations]
         _check_features("node", self.node_feats, dict(zip(self.schema.ntypes, self.num_nodes, strict=True)))
         _check_features("edge", self.edge_feats, dict(zip(keys, (len(src) for src, _ in self.edges), strict=True)))
+        _check_original_ids("nodes", self.node_ids, self.num_nodes)
+        _check_original_ids("edges", self.edge_ids, [len(src) for src, _ in self.edges])
 
     def num_edges(self, relation_id: int = 0) -> int:
         """Return the number of edges of a relation."""
@@ -360,6 +366,16 @@ def _mapping(array: Array) -> mmap.mmap | None:
     while base is not None and not isinstance(base, mmap.mmap):
         base = getattr(base, "base", None)
     return base
+
+
+def _check_original_ids(what: str, ids: tuple[RowArray, ...] | None, counts: Sequence[int]) -> None:
+    """Check original ids of "nodes" or "edges" against the number of each type."""
+    if ids is None:
+        return
+    fits = [some.dtype == np.int64 and some.shape == (count,) for some, count in zip(ids, counts, strict=False)]
+    if len(ids) != len(counts) or not all(fits):
+        found = ", ".join(f"{some.dtype}{list(some.shape)}" for some in ids)
+        raise GraphDataError(f"original ids of {what} must be int64 arrays of lengths {list(counts)} (got {found})")
 
 
 def _check_features(kind: str, features: Features, counts: Mapping[str, int]) -> None:

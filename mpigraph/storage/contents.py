@@ -1,8 +1,12 @@
-"""What the files of a part must hold by the partition configuration, and rows that are checked while they are read."""
+"""What the files of a part must hold by the partition configuration, and rows that are checked while they are read.
+
+Rows have global numbers, which go on from part to part.
+"""
 
 from collections.abc import Iterator
 
 import numpy as np
+import numpy.typing as npt
 
 from mpigraph.arrays import I64, Array
 from mpigraph.errors import ShardFormatError
@@ -18,7 +22,7 @@ from mpigraph.storage.part_config import PartConfig
 from mpigraph.storage.shard import DatasetInfo, Fingerprint, ShardReader, seal_of
 from mpigraph.storage.verify import fingerprint
 
-__all__ = ["PartFiles", "check_sources"]
+__all__ = ["PartFiles", "check_sources", "overlaps", "read_rows"]
 
 _FILES = 64  # that are open at once; a process may often have 1024
 
@@ -74,23 +78,30 @@ class PartFiles:
             ShardFormatError: a file is missing, belongs to something else, or holds other datasets.
             PartitionError: a file lies outside the graph's folder.
         """
+        for which in self.config.files[part]:
+            self.check_file(part, which)
+
+    def check_file(self, part: int, which: str) -> Fingerprint:
+        """Check one file of a part, as :meth:`check` does; return its fingerprint."""
         config = self.config
-        found = {which: self.fingerprint(part, which) for which in config.files[part]}
-        known: dict[str, set[str]] = {which: set() for which in found}
-        for which, name, wanted in _datasets(config, part):
-            path = config.part_path(part, which)
-            if name not in found[which]:
+        path = config.part_path(part, which)
+        found = self.fingerprint(part, which)
+        known = set()
+        for its_file, name, wanted in _datasets(config, part):
+            if its_file != which:
+                continue
+            if name not in found:
                 raise ShardFormatError(f"{path}: dataset {name!r} is missing")
-            info = found[which][name][0]
+            info = found[name][0]
             if info != wanted:
                 raise ShardFormatError(
                     f"{path}: dataset {name!r} holds {info.dtype}{list(info.shape)}, but {config.path} says "
                     f"{wanted.dtype}{list(wanted.shape)}"
                 )
-            known[which].add(name)
-        for which, names in known.items():
-            for name in found[which].keys() - names:
-                raise ShardFormatError(f"{config.part_path(part, which)}: dataset {name!r} is not in {config.path}")
+            known.add(name)
+        for name in found.keys() - known:
+            raise ShardFormatError(f"{path}: dataset {name!r} is not in {config.path}")
+        return found
 
     def fingerprint(self, part: int, which: str) -> Fingerprint:
         """Return the fingerprint of a file of a part, which must be the one that the configuration was written for.
@@ -162,6 +173,34 @@ def _datasets(config: PartConfig, part: int) -> Iterator[tuple[str, str, Dataset
             yield "part_graph", relation_dataset_name(key, field), DatasetInfo((rows,), dtype)
         for name, info in config.edge_features[key].items():
             yield "edge_feats", edge_feature_name(key, name), DatasetInfo((edges, *info.shape), info.dtype)
+
+
+def overlaps(offsets: I64, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Yield ``(part, first, last)`` for each part that overlaps global rows ``[begin, end)``, rows within the part."""
+    for part in range(len(offsets) - 1):
+        first, last = max(begin, int(offsets[part])), min(end, int(offsets[part + 1]))
+        if first < last:
+            yield part, first - int(offsets[part]), last - int(offsets[part])
+
+
+def read_rows(files: PartFiles, which: str, name: str, offsets: I64, begin: int, out: npt.NDArray[np.generic]) -> None:
+    """Fill ``out`` with the global rows from ``begin`` of a dataset that is spread over the parts' files.
+
+    Args:
+        files: of the partitioned graph.
+        which: the file of a part: "part_graph", "node_feats" or "edge_feats".
+        name: the dataset.
+        offsets: int64[P + 1], the parts' ranges of its rows.
+        begin: first global row.
+        out: [n, ...] in the storage dtype.
+
+    Raises:
+        ShardFormatError: a file is missing or damaged.
+    """
+    at = 0
+    for part, first, last in overlaps(offsets, begin, begin + len(out)):
+        files.open(part, which).read_into(name, out[at : at + last - first], first)
+        at += last - first
 
 
 def check_sources(config: PartConfig, relation: int, first_edge: int, indptr: I64, indices: Array) -> None:

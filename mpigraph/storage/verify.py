@@ -1,18 +1,20 @@
-"""Check that one shard file is a complete copy of another.
+"""Read shard files from end to end; check that one is a complete copy of another.
 
 Every dataset carries its checksums, so only these are read from the original (its *fingerprint*), which may be on a
 slow shared file system; the data are read from the copy.
 """
 
 import os
+from collections.abc import Iterator
 
 import numpy as np
 
+from mpigraph.arrays import Array
 from mpigraph.errors import ShardFormatError
 from mpigraph.storage.format import segment_rows, storage_dtype
-from mpigraph.storage.shard import DatasetInfo, Fingerprint, ShardReader
+from mpigraph.storage.shard import Fingerprint, ShardReader
 
-__all__ = ["fingerprint", "verify_copy"]
+__all__ = ["fingerprint", "read_chunks", "verify_copy"]
 
 _READ_BYTES = 64 << 20
 
@@ -44,16 +46,27 @@ def verify_copy(
     with ShardReader(path, graph_name, part, identity) as shard:
         if fingerprint(shard) != original:
             raise ShardFormatError(f"{path}: not a copy of the original: their checksums differ")
-        for name, (info, _) in original.items():
-            _read_all(shard, name, info)
+        for name in original:
+            for _ in read_chunks(shard, name):
+                pass
 
 
-def _read_all(shard: ShardReader, name: str, info: DatasetInfo) -> None:
-    """Read a dataset in chunks of whole segments, so that none is read twice for its checksum."""
-    stored = storage_dtype(info.dtype)
-    row_bytes = stored.itemsize * int(np.prod(info.shape[1:], dtype=np.int64))
-    segment = segment_rows(info.shape[0], row_bytes)
+def read_chunks(shard: ShardReader, name: str) -> Iterator[tuple[int, Array]]:
+    """Yield ``(first row, rows)`` of a whole dataset, of at most 64 MiB (or one row) each, verified.
+
+    The chunks are of whole segments, so that none is read twice for its checksum. They lie in one buffer: each is good
+    until the next.
+
+    Raises:
+        ShardFormatError: the dataset is missing or damaged.
+    """
+    shape, dtype = shard.info(name)
+    stored = storage_dtype(dtype)
+    row_bytes = stored.itemsize * int(np.prod(shape[1:], dtype=np.int64))
+    segment = segment_rows(shape[0], row_bytes)
     step = segment * max(1, _READ_BYTES // max(1, segment * row_bytes))
-    buffer = np.empty((min(step, info.shape[0]), *info.shape[1:]), stored)
-    for begin in range(0, info.shape[0], step):
-        shard.read_into(name, buffer[: min(step, info.shape[0] - begin)], begin)
+    buffer = np.empty((min(step, shape[0]), *shape[1:]), stored)
+    for begin in range(0, shape[0], step):
+        rows = buffer[: min(step, shape[0] - begin)]
+        shard.read_into(name, rows, begin)
+        yield begin, rows

@@ -14,11 +14,11 @@ from mpigraph.mpi.world import World
 from mpigraph.rows.row_tensor import Policy, RowTensor
 from mpigraph.rows.selection import choose_transport
 from mpigraph.rows.service import RowService
-from mpigraph.storage.contents import PartFiles
+from mpigraph.storage.contents import PartFiles, read_rows
 from mpigraph.storage.format import edge_feature_name, node_feature_name
 from mpigraph.storage.part_config import PartConfig
 from mpigraph.store.edge_weights import EdgeWeights
-from mpigraph.store.host_ranges import check_name, check_same, read_rows
+from mpigraph.store.host_ranges import check_name, check_same
 from mpigraph.store.topology import Topology
 
 __all__ = ["GraphStore", "LoadedGraph"]

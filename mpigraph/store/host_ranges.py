@@ -1,4 +1,4 @@
-"""Cut the parts of a graph over the hosts of a job, and read a host's rows from the shards.
+"""Cut the parts of a graph over the hosts of a job.
 
 P parts serve H hosts whatever P and H are. The parts laid end to end are an axis of length P, and host h gets what
 lies between h*P/H and (h+1)*P/H: whole parts where H divides P, an equal slice of a part where P divides H, and in
@@ -6,10 +6,7 @@ between both. A cut inside a part falls at the same fraction of every node type;
 their destinations are.
 """
 
-from collections.abc import Iterator
-
 import numpy as np
-import numpy.typing as npt
 
 from mpigraph.arrays import I64
 from mpigraph.errors import PartitionError, ShardFormatError
@@ -20,7 +17,7 @@ from mpigraph.storage.contents import PartFiles
 from mpigraph.storage.part_config import PartConfig
 from mpigraph.store.staging import parts_of_hosts
 
-__all__ = ["check_name", "check_same", "cut_for_hosts", "overlaps", "read_rows"]
+__all__ = ["check_name", "check_same", "cut_for_hosts"]
 
 
 def _cut_point(offsets: I64, host: int, num_hosts: int) -> int:
@@ -32,34 +29,6 @@ def _cut_point(offsets: I64, host: int, num_hosts: int) -> int:
 
 def _cut_offsets(offsets: I64, num_hosts: int) -> I64:
     return np.array([_cut_point(offsets, h, num_hosts) for h in range(num_hosts + 1)], np.int64)
-
-
-def overlaps(offsets: I64, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Yield ``(part, first, last)`` for each part that overlaps global rows ``[begin, end)``, rows within the part."""
-    for part in range(len(offsets) - 1):
-        first, last = max(begin, int(offsets[part])), min(end, int(offsets[part + 1]))
-        if first < last:
-            yield part, first - int(offsets[part]), last - int(offsets[part])
-
-
-def read_rows(files: PartFiles, which: str, name: str, offsets: I64, begin: int, out: npt.NDArray[np.generic]) -> None:
-    """Fill ``out`` with the global rows from ``begin`` of a dataset that is spread over the parts' files.
-
-    Args:
-        files: of the partitioned graph.
-        which: the file of a part: "part_graph", "node_feats" or "edge_feats".
-        name: the dataset.
-        offsets: int64[P + 1], the parts' ranges of its rows.
-        begin: first global row.
-        out: [n, ...] in the storage dtype.
-
-    Raises:
-        ShardFormatError: a file is missing or damaged.
-    """
-    at = 0
-    for part, first, last in overlaps(offsets, begin, begin + len(out)):
-        files.open(part, which).read_into(name, out[at : at + last - first], first)
-        at += last - first
 
 
 def cut_for_hosts(world: World, files: PartFiles) -> RangeBook:

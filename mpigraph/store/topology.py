@@ -18,9 +18,9 @@ from mpigraph.mpi.agree import everywhere, together
 from mpigraph.rows.service import RowService
 from mpigraph.rows.shm_check import check_shared_memory
 from mpigraph.rows.table_window import TableWindow
-from mpigraph.storage.contents import PartFiles, check_sources
+from mpigraph.storage.contents import PartFiles, check_sources, overlaps, read_rows
 from mpigraph.storage.format import index_dtype, relation_dataset_name
-from mpigraph.store.host_ranges import cut_for_hosts, overlaps, read_rows
+from mpigraph.store.host_ranges import cut_for_hosts
 from mpigraph.store.memory_estimate import host_memory
 
 __all__ = ["Adjacency", "Topology"]

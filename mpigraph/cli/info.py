@@ -1,0 +1,195 @@
+"""``python -m mpigraph info``: what a partitioned graph is, and what each of its parts means for a host."""
+
+import argparse
+import json
+import math
+from collections.abc import Mapping
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+
+from mpigraph.arrays import I64
+from mpigraph.cli.divided import Ranks, run_divided
+from mpigraph.cli.progress import ProgressBar
+from mpigraph.cli.verify import bytes_on_disk, in_units
+from mpigraph.storage.contents import PartFiles
+from mpigraph.storage.in_edges import far_sources
+from mpigraph.storage.part_config import FeatureInfo, PartConfig
+from mpigraph.store.memory_estimate import host_memory
+
+__all__ = ["add_parser", "run"]
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Register the command."""
+    parser = commands.add_parser(
+        "info",
+        help="show counts, edge cut, balance, halo and memory of a partitioned graph",
+        description="Show what a partitioned graph is: its types and features, the edge cut and the balance, and for "
+        "each part the nodes, the edges, the edges that come from other parts and the nodes that these come from (the "
+        "halo), the bytes on disk, and the memory that a host of this part takes for topology and features. Reads all "
+        "edges; under srun or mpiexec the ranks divide the parts.",
+    )
+    parser.add_argument("part_config", metavar="PART_CONFIG", help="<name>.json")
+    parser.add_argument("--json", action="store_true", help="the same for scripts, as JSON")
+    parser.set_defaults(run=lambda arguments: run(arguments.part_config, arguments.json))
+
+
+def run(part_config: str, as_json: bool = False, comm: Any = None) -> int:
+    """Print what a partitioned graph is, or one error.
+
+    Args:
+        part_config: the configuration.
+        as_json: print JSON instead of tables.
+        comm: the ranks that take part; by default those that a launcher started with this process.
+
+    Returns:
+        The exit status.
+
+    Collective on ``comm``.
+    """
+
+    def work(ranks: Ranks) -> int:
+        content = _collect(ranks, part_config)
+        if ranks.rank == 0:
+            print(json.dumps(content, indent=2) if as_json else _as_text(content), flush=True)
+        return 0
+
+    return run_divided("info", work, comm)
+
+
+def _collect(ranks: Ranks, part_config: str) -> dict[str, Any]:
+    """Return what is to be printed. Collective on the ranks."""
+    config = ranks.read(part_config)
+    parts = []
+    with ranks.together(f"reading the parts of {config.path}"):
+        mine = range(ranks.rank, config.num_parts, ranks.size)
+        with PartFiles(config) as files, ProgressBar() if ranks.rank == 0 else nullcontext() as show:
+            for done, part in enumerate(mine):
+                if show is not None:
+                    show("read parts", done, len(mine))
+                parts.append(_part(files, part))
+            if show is not None:
+                show("read parts", len(mine), len(mine))
+    found = ranks.gather(json.dumps(parts).encode())
+    every = sorted((part for text in found for part in json.loads(text)), key=lambda part: int(part["part"]))
+    return _graph(config) | _quality(config, sum(part["cut_edges"] for part in every)) | {"parts": every}
+
+
+def _part(files: PartFiles, part: int) -> dict[str, Any]:
+    """What is to be told of one part; reads its edges."""
+    config = files.config
+    book, schema = config.book, config.schema
+    files.check(part)
+    halo = {}
+    cut_edges = 0
+    for t, ntype in enumerate(schema.ntypes):
+        halo[ntype], edges = far_sources(files, part, t)
+        cut_edges += edges
+    return {
+        "part": part,
+        "nodes": {ntype: _length(book.node_range(part, t)) for t, ntype in enumerate(schema.ntypes)},
+        "edges": {schema.relation_key(r): _length(book.edge_range(part, r)) for r in range(len(schema.relations))},
+        "cut_edges": cut_edges,
+        "halo": halo,
+        "bytes_on_disk": bytes_on_disk(config, part),
+        "host_memory": int(host_memory(config, book)[part]),
+    }
+
+
+def _graph(config: PartConfig) -> dict[str, Any]:
+    """What is to be told of the graph, from its configuration."""
+    book, schema = config.book, config.schema
+    keys = [schema.relation_key(r) for r in range(len(schema.relations))]
+    return {
+        "path": str(config.path),
+        "graph_name": config.graph_name,
+        "part_method": config.part_method,
+        "identity": config.identity,
+        "num_parts": config.num_parts,
+        "num_nodes": {ntype: book.num_nodes(t) for t, ntype in enumerate(schema.ntypes)},
+        "num_edges": {key: book.num_edges(r) for r, key in enumerate(keys)},
+        "node_features": {ntype: _features(config.node_features[ntype]) for ntype in schema.ntypes},
+        "edge_features": {key: _features(config.edge_features[key]) for key in keys},
+    }
+
+
+def _quality(config: PartConfig, cut_edges: int) -> dict[str, Any]:
+    """Edge cut and balance; of classes of nodes only the report of the partitioning knows the balance."""
+    book, schema = config.book, config.schema
+    num_edges = sum(book.num_edges(r) for r in range(len(schema.relations)))
+    balance = {}
+    for t, ntype in enumerate(schema.ntypes):
+        balance[f"nodes {ntype}" if len(schema.ntypes) > 1 else "nodes"] = _balance(np.diff(book.node_offsets[t]))
+    of_parts = [np.diff(offsets) for offsets in book.edge_offsets]
+    balance["edges"] = _balance(np.sum(of_parts, axis=0, dtype=np.int64, initial=0))
+    reported = config.report.get("balance")
+    for name, value in reported.items() if isinstance(reported, dict) else ():
+        if isinstance(value, float) and math.isfinite(value):
+            balance.setdefault(name, value)
+    fraction = round(cut_edges / max(num_edges, 1), 4)
+    return {"edges_cut": cut_edges, "edge_cut_fraction": fraction, "balance": balance}
+
+
+def _balance(loads: I64) -> float:
+    """Return the heaviest part over the mean."""
+    return round(float(np.max(loads) * loads.size / max(int(np.sum(loads)), 1)), 4)
+
+
+def _length(ends: tuple[int, int]) -> int:
+    return ends[1] - ends[0]
+
+
+def _features(infos: Mapping[str, FeatureInfo]) -> dict[str, Any]:
+    return {name: {"dtype": info.dtype, "shape": list(info.shape)} for name, info in infos.items()}
+
+
+def _as_text(content: Mapping[str, Any]) -> str:
+    """Return the tables."""
+    balance = ", ".join(f"{name} {value:.3f}" for name, value in content["balance"].items())
+    lines = [
+        f"{content['path']}: {content['num_parts']} parts by {content['part_method']}",
+        f"edges cut: {content['edges_cut']} ({content['edge_cut_fraction']:.1%})",
+        f"largest part / mean: {balance}",
+        "",
+    ]
+    for kind in ("node", "edge"):
+        rows = [
+            [name, str(count), _in_words(content[f"{kind}_features"][name])]
+            for name, count in content[f"num_{kind}s"].items()
+        ]
+        lines += [*_table([f"{kind}s of type", "count", "features"], rows, left=(0, 2)), ""]
+    rows = [
+        [
+            str(part["part"]),
+            str(sum(part["nodes"].values())),
+            str(sum(part["edges"].values())),
+            str(part["cut_edges"]),
+            str(sum(part["halo"].values())),
+            in_units(part["bytes_on_disk"]),
+            in_units(part["host_memory"]),
+        ]
+        for part in content["parts"]
+    ]
+    names = ["part", "nodes", "edges", "edges cut", "halo nodes", "on disk", "memory of a host"]
+    return "\n".join([*lines, *_table(names, rows)])
+
+
+def _in_words(features: Mapping[str, Any]) -> str:
+    return ", ".join(
+        f"{name} {info['dtype']}{info['shape'] if info['shape'] else ''}" for name, info in features.items()
+    )
+
+
+def _table(names: list[str], rows: list[list[str]], left: tuple[int, ...] = ()) -> list[str]:
+    """Return lines with columns as wide as their widest cell, numbers to the right."""
+    columns = list(zip(names, *rows, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    return [
+        "  ".join(
+            cell.ljust(width) if i in left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in (names, *rows)
+    ]

@@ -1,0 +1,107 @@
+"""``python -m mpigraph verify``: whether the files of a partitioned graph are whole and right, all of them read."""
+
+import argparse
+import json
+import sys
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+
+from mpigraph.cli.divided import Ranks, run_divided
+from mpigraph.cli.progress import ProgressBar
+from mpigraph.storage.audit import audit_part
+from mpigraph.storage.contents import PartFiles
+from mpigraph.storage.part_config import PartConfig
+
+__all__ = ["add_parser", "bytes_on_disk", "in_units", "run"]
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Register the command."""
+    parser = commands.add_parser(
+        "verify",
+        help="read all files of a partitioned graph and check them",
+        description="Read every dataset of every part; check the checksums, that the files are those that the "
+        "configuration was written for, and that their contents can be. Under srun or mpiexec the ranks divide the "
+        "parts. The status is 0, or 2 after a line for each bad file.",
+    )
+    parser.add_argument("part_config", metavar="PART_CONFIG", help="<name>.json")
+    parser.set_defaults(run=lambda arguments: run(arguments.part_config))
+
+
+def run(part_config: str, comm: Any = None) -> int:
+    """Verify a partitioned graph; print one line, or one for each bad file.
+
+    Args:
+        part_config: the configuration.
+        comm: the ranks that take part; by default those that a launcher started with this process.
+
+    Returns:
+        The exit status, the same on every rank.
+
+    Collective on ``comm``.
+    """
+    return run_divided("verify", lambda ranks: _verify(ranks, part_config), comm)
+
+
+def _verify(ranks: Ranks, part_config: str) -> int:
+    """Verify, report, and return the status. Collective on the ranks."""
+    config = ranks.read(part_config)
+    bad: list[str] = []
+    sums = np.zeros(len(config.schema.relations), np.uint64)
+    with ranks.together(f"verifying {config.path}"):
+        mine = range(ranks.rank, config.num_parts, ranks.size)
+        total = sum(bytes_on_disk(config, part) for part in mine)
+        done = 0
+        with PartFiles(config) as files, ProgressBar() if ranks.rank == 0 else nullcontext() as show:
+
+            def advance(nbytes: int) -> None:
+                nonlocal done
+                done += nbytes
+                if show is not None:
+                    show("verify (bytes)", min(done, total - 1), total)  # files are longer than their datasets
+
+            advance(0)
+            for part in mine:
+                audit = audit_part(files, part, advance)
+                bad += audit.bad
+                sums += audit.sums
+            if show is not None:
+                show("verify (bytes)", total, total)
+    found = ranks.gather(json.dumps([bad, sums.tolist(), total]).encode(errors="backslashreplace"))
+    lines: list[str] = []
+    sums[:] = 0
+    total = 0
+    for text in found:
+        its_bad, its_sums, its_total = json.loads(text)
+        lines += its_bad
+        sums += np.array(its_sums, np.uint64)
+        total += its_total
+    if not lines:  # else the sums lack what could not be read
+        lines = [
+            f"{config.path}: the out-degrees of {config.schema.relation_key(relation)} in its parts are not those of "
+            "their edges"
+            for relation in np.flatnonzero(sums).tolist()
+        ]
+    if ranks.rank == 0:
+        for line in lines:
+            print(f"mpigraph verify: error: {line}", file=sys.stderr, flush=True)
+        if not lines:
+            number = sum(map(len, config.files))
+            print(f"{config.path}: {number} files, {in_units(total)}, all checksums right", flush=True)
+    return 2 if lines else 0
+
+
+def bytes_on_disk(config: PartConfig, part: int) -> int:
+    """Return the size of a part's files; what is missing counts nothing."""
+    paths = [config.directory / path for path in config.files[part].values()]
+    return sum(path.stat().st_size for path in paths if path.is_file())
+
+
+def in_units(nbytes: int) -> str:
+    """Return a size as text, such as "1.5 GiB"."""
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20)):
+        if nbytes >= size:
+            return f"{nbytes / size:.1f} {unit}"
+    return f"{nbytes / 1024:.1f} KiB"

@@ -1,0 +1,206 @@
+"""Partitioned graphs as inputs, to be cut into other parts without the original data. Nothing is read before its time.
+
+Nodes are numbered by the ids that they have in the partition; their original ids go along, and so do those of edges.
+Whatever is read is compared with its checksums, of which each covers a few MiB: read in order, or large ranges.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mpigraph.arrays import I64, Array
+from mpigraph.errors import InvalidArgumentError
+from mpigraph.metadata.book import check_ids
+from mpigraph.partition.source import Feature, GraphSource
+from mpigraph.storage.contents import PartFiles, overlaps, read_rows
+from mpigraph.storage.format import (
+    edge_feature_name,
+    index_dtype,
+    node_feature_name,
+    node_orig_ids_name,
+    relation_dataset_name,
+    segment_rows,
+    storage_dtype,
+)
+from mpigraph.storage.in_edges import InEdges
+from mpigraph.storage.part_config import FeatureInfo, PartConfig
+
+__all__ = ["Destinations", "ShardRows", "check_apart", "read_partition"]
+
+
+class ShardRows:
+    """Rows of a dataset that is spread over the parts' files, part after part.
+
+    A :class:`~mpigraph.partition.source.RowArray`.
+
+    Args:
+        files: of the partitioned graph.
+        which: the file of a part: "part_graph", "node_feats" or "edge_feats".
+        name: the dataset.
+        offsets: int64[P + 1], the parts' ranges of its rows.
+        dtype: storage dtype.
+        row_shape: shape of a row.
+    """
+
+    def __init__(
+        self,
+        files: PartFiles,
+        which: str,
+        name: str,
+        offsets: I64,
+        dtype: npt.DTypeLike,
+        row_shape: tuple[int, ...] = (),
+    ) -> None:
+        self._files = files
+        self._which = which
+        self._name = name
+        self._offsets = offsets
+        self.shape: tuple[int, ...] = (int(offsets[-1]), *row_shape)
+        self.ndim = len(self.shape)
+        self.dtype: np.dtype[Any] = np.dtype(dtype)
+        self.nbytes = 0
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice | npt.NDArray[np.integer]) -> Array:
+        """Read a slice, or rows by their numbers (int[n], in any order).
+
+        Raises:
+            ShardFormatError: a file is missing or damaged.
+            OutOfRangeError: a row does not exist.
+        """
+        if not isinstance(rows, slice):
+            return self._chosen(rows)
+        begin, end, step = rows.indices(len(self))
+        if step != 1:
+            return self._chosen(np.arange(begin, end, step))
+        found = np.empty((max(end - begin, 0), *self.shape[1:]), self.dtype)
+        read_rows(self._files, self._which, self._name, self._offsets, begin, found)
+        return found
+
+    def _chosen(self, rows: npt.NDArray[np.integer]) -> Array:
+        """Read rows in the order in which they lie in the files, those under one checksum at once."""
+        check_ids(rows, len(self), f"row of {self._name!r}")
+        found = np.empty((len(rows), *self.shape[1:]), self.dtype)
+        order = np.argsort(rows, kind="stable")
+        rising = rows[order]
+        row_bytes = self.dtype.itemsize * int(np.prod(self.shape[1:], dtype=np.int64))
+        at = 0
+        while at < len(rows):
+            part = int(np.searchsorted(self._offsets, rising[at], side="right")) - 1
+            base, end = self._offsets[part : part + 2].tolist()
+            segment = segment_rows(end - base, row_bytes)
+            end = min(end, base + ((int(rising[at]) - base) // segment + 1) * segment)
+            stop = at + int(np.searchsorted(rising[at:], end))
+            low, high = int(rising[at]), int(rising[stop - 1]) + 1
+            read = self._files.open(part, self._which).read(self._name, low - base, high - base)
+            found[order[at:stop]] = read[rising[at:stop] - low]
+            at = stop
+        return found
+
+
+class Destinations:
+    """The destinations of all edges of a relation, int64, of which slices are taken.
+
+    Args:
+        files: of the partitioned graph.
+        relation: whose edges.
+    """
+
+    ndim = 1
+    nbytes = 0
+
+    def __init__(self, files: PartFiles, relation: int) -> None:
+        self._files = files
+        self._relation = relation
+        self.shape: tuple[int, ...] = (files.config.book.num_edges(relation),)
+        self.dtype: np.dtype[Any] = np.dtype(np.int64)
+        self._known: tuple[int, InEdges] | None = None  # of the part that was read last
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice) -> I64:
+        """Read the destinations of a range of edges.
+
+        Raises:
+            ShardFormatError: a file is missing or damaged, or contradicts itself.
+        """
+        begin, end, step = rows.indices(len(self))
+        found = np.empty(max(end - begin, 0), np.int64)
+        at = 0
+        for part, first, last in overlaps(self._files.config.book.edge_offsets[self._relation], begin, end):
+            if self._known is None or self._known[0] != part:
+                self._known = (part, InEdges(self._files, self._relation, part))
+            found[at : at + last - first] = self._known[1].destinations(first, last)
+            at += last - first
+        return found[::step]
+
+
+def read_partition(path: str | os.PathLike[str]) -> GraphSource:
+    """Return a partitioned graph as an input; its files stay open.
+
+    Args:
+        path: the configuration, ``<name>.json``.
+
+    Raises:
+        PartitionError: the configuration is missing or damaged, or is not one.
+        ShardFormatError: a shard is missing or damaged.
+    """
+    config = PartConfig.read(path)
+    book, schema = config.book, config.schema
+    files = PartFiles(config)
+    for part in range(config.num_parts):
+        files.check(part)
+    keys = [schema.relation_key(relation) for relation in range(len(schema.relations))]
+
+    def of_relation(relation: int, field: str, dtype: npt.DTypeLike) -> ShardRows:
+        name = relation_dataset_name(keys[relation], field)
+        return ShardRows(files, "part_graph", name, book.edge_offsets[relation], dtype)
+
+    edges = []
+    node_feats = {}
+    edge_feats = {}
+    for t, ntype in enumerate(schema.ntypes):
+        node_feats[ntype] = {
+            name: _feature(files, "node_feats", node_feature_name(ntype, name), book.node_offsets[t], info)
+            for name, info in config.node_features[ntype].items()
+        }
+    for r, key in enumerate(keys):
+        sources = of_relation(r, "indices", index_dtype(book.num_nodes(schema.ends(r)[0])))
+        edges.append((sources, Destinations(files, r)))
+        edge_feats[key] = {
+            name: _feature(files, "edge_feats", edge_feature_name(key, name), book.edge_offsets[r], info)
+            for name, info in config.edge_features[key].items()
+        }
+    return GraphSource(
+        schema,
+        tuple(book.num_nodes(t) for t in range(len(schema.ntypes))),
+        tuple(edges),
+        node_feats,
+        edge_feats,
+        node_ids=tuple(
+            ShardRows(files, "part_graph", node_orig_ids_name(ntype), book.node_offsets[t], np.int64)
+            for t, ntype in enumerate(schema.ntypes)
+        ),
+        edge_ids=tuple(of_relation(r, "orig_ids", np.int64) for r in range(len(keys))),
+    )
+
+
+def _feature(files: PartFiles, which: str, name: str, offsets: I64, info: FeatureInfo) -> Feature:
+    return Feature(ShardRows(files, which, name, offsets, storage_dtype(info.dtype), info.shape), info.dtype)
+
+
+def check_apart(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> None:
+    """Check that a graph which is cut again is not written over what is read.
+
+    Raises:
+        InvalidArgumentError: the folder to write to is the one of the partitioned graph that is read.
+    """
+    source = Path(path)
+    if source.suffix == ".json" and source.is_file() and source.parent.resolve() == Path(out).resolve():
+        raise InvalidArgumentError(f"{out}: the parts of {path} lie there, which are read: write to another folder")

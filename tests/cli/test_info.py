@@ -1,0 +1,195 @@
+"""``python -m mpigraph info``: its numbers are those that the graph has by construction."""
+
+import json
+import math
+import mmap
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from damaged import flip, rewrite
+from layouts import on_all
+from mpi4py import MPI
+from oracle import NUM_NODES, oracle_source
+from typed_oracle import NUM_NODES as TYPED_NODES
+from typed_oracle import RELATIONS, SCHEMA, edges_of
+
+from mpigraph.cli.info import run as run_command
+from mpigraph.cli.main import main
+from mpigraph.storage import in_edges
+from mpigraph.storage.contents import PartFiles
+from mpigraph.storage.part_config import PartConfig
+
+Outcome = tuple[int, str, str]
+
+
+@pytest.fixture
+def info(comm: MPI.Intracomm, capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
+    """Run the command on ``comm``: its status and what it prints."""
+
+    def run(path: object, as_json: bool = True) -> Outcome:
+        status = run_command(str(path), as_json, comm)
+        printed = capsys.readouterr()
+        on_all(comm, comm.rank == 0 or printed.out + printed.err == "", f"{printed} on another rank than 0")
+        return comm.bcast((status, printed.out, printed.err))
+
+    return run
+
+
+def in_pages(nbytes: int) -> int:
+    return -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+@pytest.mark.parametrize("comm", [1, 2, 3], indirect=True)
+def test_the_oracle_graph(oracle, info: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes keep their ids in parts that are ranges, so all can be counted from the edges."""
+    monkeypatch.setattr(in_edges, "_NODES", 40)  # marks of the nodes in three turns
+    path = oracle(4, "given")
+    status, out, _ = info(path)
+    found = json.loads(out)
+    assert status == 0 and found["path"] == path and found["graph_name"] == "oracle" and found["num_parts"] == 4
+    ((src, dst),) = oracle_source().edges
+    part_of = np.arange(NUM_NODES) * 4 // NUM_NODES
+    cut = part_of[src] != part_of[dst]
+    assert found["num_nodes"] == {"_N": NUM_NODES} and found["num_edges"] == {"_N:_E:_N": len(src)}
+    assert found["edges_cut"] == np.count_nonzero(cut)
+    assert found["edge_cut_fraction"] == round(np.count_nonzero(cut) / len(src), 4)
+    assert found["balance"] == {"nodes": round(26 * 4 / 101, 4), "edges": found["balance"]["edges"]}
+    edges = np.bincount(part_of[dst], minlength=4)
+    assert found["balance"]["edges"] == round(edges.max() * 4 / len(src), 4)
+    assert found["node_features"]["_N"]["feat"] == {"dtype": "float32", "shape": [3]}
+    assert found["edge_features"]["_N:_E:_N"]["even"] == {"dtype": "bool", "shape": []}
+    for k, part in enumerate(found["parts"]):
+        nodes = np.count_nonzero(part_of == k)
+        here = part_of[dst] == k
+        features = [12, 8, 8, 1], [8, 4, 1]
+        memory = in_pages(8 * (nodes + 1)) + in_pages(8 * nodes) + in_pages(4 * edges[k])
+        memory += sum(in_pages(size * nodes) for size in features[0])
+        memory += sum(in_pages(size * int(edges[k])) for size in features[1])
+        assert part == {
+            "part": k,
+            "nodes": {"_N": nodes},
+            "edges": {"_N:_E:_N": edges[k]},
+            "cut_edges": np.count_nonzero(here & cut),
+            "halo": {"_N": len(set(src[here & cut]))},
+            "bytes_on_disk": sum(file.stat().st_size for file in (Path(path).parent / f"part{k}").iterdir()),
+            "host_memory": memory,
+        }
+
+
+@pytest.mark.parametrize("comm", [2], indirect=True)
+def test_a_typed_graph(typed_oracle: str, info: Callable[..., Outcome]) -> None:
+    status, out, _ = info(typed_oracle)
+    found = json.loads(out)
+    book = PartConfig.read(typed_oracle).book
+    with PartFiles(PartConfig.read(typed_oracle)) as files:
+        owners = {}  # of nodes by original id
+        for t, ntype in enumerate(SCHEMA.ntypes):
+            ids = [files.open(k, "part_graph").read(f"nodes/{ntype}/orig_ids") for k in range(3)]
+            owners[ntype] = np.repeat(range(3), list(map(len, ids)))[np.argsort(np.concatenate(ids))]
+            assert np.array_equal(np.bincount(owners[ntype], minlength=3), np.diff(book.node_offsets[t]))
+    halo: list[dict[str, set[int]]] = [{ntype: set() for ntype in SCHEMA.ntypes} for _ in range(3)]
+    cut_edges = [0, 0, 0]
+    for number, (src_type, _, dst_type) in enumerate(RELATIONS):
+        for src, dst in zip(*edges_of(number), strict=True):
+            here = owners[dst_type][dst]
+            if owners[src_type][src] != here:
+                cut_edges[here] += 1
+                halo[here][src_type].add(src)
+    assert status == 0 and found["num_nodes"] == TYPED_NODES and found["edges_cut"] == sum(cut_edges)
+    assert [part["cut_edges"] for part in found["parts"]] == cut_edges
+    assert [part["halo"] for part in found["parts"]] == [{t: len(s) for t, s in of.items()} for of in halo]
+    assert found["balance"]["nodes nothing"] == 0 and math.isfinite(found["balance"]["edges"])
+
+
+@pytest.mark.parametrize("comm", [1, 2], indirect=True)
+def test_the_tables(oracle, info: Callable[..., Outcome]) -> None:
+    status, out, _ = info(oracle(4, "given"), as_json=False)
+    lines = out.splitlines()
+    assert status == 0 and lines[0] == f"{oracle(4, 'given')}: 4 parts by given"
+    assert re.fullmatch(r"edges cut: \d+ \(\d+\.\d%\)", lines[1])
+    assert re.fullmatch(r"largest part / mean: nodes 1\.030, edges \d\.\d{3}", lines[2])
+    assert re.fullmatch(r"_N +101  feat float32\[3\], label int64, orig int64, third bool", lines[5])
+    assert lines[10].split() == "part nodes edges edges cut halo nodes on disk memory of a host".split()
+    assert [line.split()[:2] for line in lines[11:]] == [["0", "26"], ["1", "25"], ["2", "25"], ["3", "25"]]
+    assert all(re.search(r"\d+\.\d KiB +\d+\.\d KiB$", line) for line in lines[11:])
+
+
+def copy_of(comm: MPI.Intracomm, oracle, tmp_path: Path) -> Path:
+    folder = comm.bcast(tmp_path / "copy")
+    if comm.rank == 0:
+        shutil.copytree(Path(oracle(2)).parent, folder)
+    return folder / "oracle.json"
+
+
+def has_no_file(path: Path) -> None:
+    (path.parent / "part1/graph.h5").unlink()
+
+
+def has_a_bad_bit(path: Path) -> None:
+    flip(path.parent / "part1/graph.h5", "relations/_N:_E:_N/indices")
+
+
+def has_a_source_too_many(path: Path) -> None:
+    rewrite(path, 1, "part_graph", "relations/_N:_E:_N/indices", lambda rows: rows + 100)
+
+
+def is_of_dgl(path: Path) -> None:
+    path.write_text(json.dumps({"part-0": {"part_graph": "part0/graph.dgl"}}))
+
+
+def is_no_json(path: Path) -> None:
+    path.write_bytes(b"\x89HDF\r\n\x1a\n")
+
+
+@pytest.mark.parametrize("comm", [1, 2], indirect=True)
+@pytest.mark.parametrize(
+    "damage, message",
+    [
+        (has_no_file, "part1/graph.h5: shard file is missing"),
+        (has_a_bad_bit, "part1/graph.h5: dataset 'relations/_N:_E:_N/indices' is damaged"),
+        (has_a_source_too_many, "part1/graph.h5: dataset 'relations/_N:_E:_N/indices' contradicts itself: a source"),
+        (is_of_dgl, "oracle.json: written by DGL"),
+        (is_no_json, "oracle.json: not a valid JSON file"),
+    ],
+)
+def test_what_is_wrong_is_one_error(
+    comm: MPI.Intracomm, oracle, tmp_path: Path, info: Callable[..., Outcome], damage, message: str
+) -> None:
+    path = copy_of(comm, oracle, tmp_path)
+    if comm.rank == 0:
+        damage(path)
+    comm.Barrier()
+    status, out, err = info(path)
+    errors = [line for line in err.splitlines() if "error" in line]
+    assert (status, out) == (2, "") and len(errors) == 1 and message in errors[0], err
+
+
+@pytest.mark.parametrize("comm", [1], indirect=True)
+def test_a_report_is_not_trusted(comm: MPI.Intracomm, oracle, tmp_path: Path, info: Callable[..., Outcome]) -> None:
+    """It is free form: numbers that the parts do not give are taken from it, and nothing else."""
+    path = copy_of(comm, oracle, tmp_path)
+    right = json.loads(info(path)[1])
+    for report, more in (
+        ({}, {}),
+        ({"edges_cut": "many", "balance": []}, {}),
+        (
+            {"edges_cut": 3, "balance": {"nodes": 7.5, "nodes class 1": 1.25, "x": "y", "z": math.inf}},
+            {"nodes class 1": 1.25},
+        ),
+    ):
+        replace(PartConfig.read(path), report=report).write(path.parent)
+        assert json.loads(info(path)[1]) == right | {"balance": right["balance"] | more}
+
+
+def test_it_is_a_command(oracle, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("mpigraph.cli.divided.launch", lambda: None)  # the ranks of the tests are not the command's
+    assert main(["info", oracle(3)]) == 0
+    assert "3 parts by random" in capsys.readouterr().out
+    assert main(["info", "--json", oracle(3)]) == 0
+    assert len(json.loads(capsys.readouterr().out)["parts"]) == 3
+    assert main(["info", "/nowhere.json"]) == 2
