@@ -1,5 +1,7 @@
 """What the ranks that cut a graph tell one another: rows and sums. Here one rank, without MPI; over MPI a subclass."""
 
+from contextlib import AbstractContextManager, nullcontext
+
 import numpy as np
 
 from mpigraph.arrays import I64, Array
@@ -38,6 +40,13 @@ class Exchange:
         """Return the sum of every rank's number. Collective on the ranks."""
         return int(self.total(np.array([value], np.int64))[0])
 
+    def together(self, doing: str) -> AbstractContextManager[None]:
+        """Run local code, which is ``doing`` something; if it raised on any rank, raise on every rank.
+
+        Collective on the ranks.
+        """
+        return nullcontext()
+
 
 class Route:
     """The way of rows to chosen ranks, and of their answers back.
@@ -50,7 +59,8 @@ class Route:
     def __init__(self, exchange: Exchange, ranks: I64) -> None:
         self._exchange = exchange
         self.counts = np.bincount(ranks, minlength=exchange.size).astype(np.int64)
-        self.order = np.argsort(ranks, kind="stable") if exchange.size > 1 else None
+        narrow = ranks.astype(np.min_scalar_type(exchange.size))  # numpy sorts 16 bits by radix, five times as fast
+        self.order = np.argsort(narrow, kind="stable") if exchange.size > 1 else None
         self.coming = self.counts
 
     def there(self, rows: Array) -> Array:

@@ -1,7 +1,9 @@
 """The ranks of an MPI communicator as an :class:`~mpigraph.partition.multilevel.exchange.Exchange`. Imports MPI."""
 
+from contextlib import AbstractContextManager
+
 from mpigraph.arrays import I32, I64, Array
-from mpigraph.mpi.agree import no_way_back
+from mpigraph.mpi.agree import no_way_back, together
 from mpigraph.mpi.alltoall import Comm, exchange_rows, sum_over_ranks
 from mpigraph.partition.multilevel.assign import assign
 from mpigraph.partition.multilevel.dist_csr import GraphSlice
@@ -25,6 +27,10 @@ class MPIExchange(Exchange):
     def total(self, values: I64) -> I64:
         """As in the base class. Collective on the ranks."""
         return sum_over_ranks(self._comm, values)
+
+    def together(self, doing: str) -> AbstractContextManager[None]:
+        """As in the base class. Collective on the ranks."""
+        return together(self._comm, doing)
 
 
 def assign_over(comm: Comm, graph: GraphSlice, weights: I64, num_parts: int, *, seed: int = 0) -> I32:
