@@ -1,6 +1,6 @@
 """Assign nodes to parts by a multilevel method that runs on any number of ranks and gives the same parts on each.
 
-Runs on the ranks of an :class:`~mpigraph.partition.multilevel.exchange.Exchange`; one rank needs no MPI. Nodes are
+Runs on the ranks of an :class:`~mpigraph.partition.exchange.Exchange`; one rank needs no MPI. Nodes are
 owned in contiguous ranges of their ids, on every level: a cluster belongs to the owner of the node that it began
 with::
 

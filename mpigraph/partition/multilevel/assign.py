@@ -9,11 +9,11 @@ from mpigraph.arrays import F64, I32, I64
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.log import get_logger
 from mpigraph.partition.balance import TOLERANCE, Criteria
+from mpigraph.partition.exchange import Exchange
 from mpigraph.partition.metis import symmetric_adjacency
 from mpigraph.partition.multilevel.clustering import find_clusters
 from mpigraph.partition.multilevel.contraction import Descent, contract
 from mpigraph.partition.multilevel.dist_csr import GraphSlice, Level, finest_level
-from mpigraph.partition.multilevel.exchange import Exchange
 from mpigraph.partition.multilevel.initial import initial_parts
 from mpigraph.partition.multilevel.refinement import Effort, refine
 from mpigraph.partition.source import GraphSource

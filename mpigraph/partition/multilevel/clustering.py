@@ -14,8 +14,8 @@ import numpy as np
 from mpigraph.arrays import I32, I64
 from mpigraph.kernels.clusters import accept_in_order, add_rows, favourite_labels, pack_in_order, propose_labels
 from mpigraph.kernels.rng import combine
+from mpigraph.partition.exchange import Route
 from mpigraph.partition.multilevel.dist_csr import Level, Mirror, NodeTable
-from mpigraph.partition.multilevel.exchange import Route
 from mpigraph.partition.multilevel.hashes import hashes
 
 __all__ = ["Clusters", "find_clusters"]

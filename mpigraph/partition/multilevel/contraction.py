@@ -7,9 +7,9 @@ import numpy as np
 from mpigraph.arrays import I32, I64
 from mpigraph.kernels.clusters import merge_rows
 from mpigraph.kernels.csr import count_keys, place_values
+from mpigraph.partition.exchange import Route
 from mpigraph.partition.multilevel.clustering import Clusters
 from mpigraph.partition.multilevel.dist_csr import Level, Mirror, NodeTable
-from mpigraph.partition.multilevel.exchange import Route
 
 __all__ = ["Descent", "contract"]
 

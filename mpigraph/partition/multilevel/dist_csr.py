@@ -11,7 +11,7 @@ import numpy as np
 from mpigraph.arrays import I32, I64, Array, Mask
 from mpigraph.kernels.compact import LocalIds
 from mpigraph.kernels.csr import count_keys, drop_repeats, place_values
-from mpigraph.partition.multilevel.exchange import Exchange, Route
+from mpigraph.partition.exchange import Exchange, Route
 
 __all__ = ["GraphSlice", "Level", "Mirror", "NodeTable", "even_bounds", "finest_level", "slice_of_edges"]
 

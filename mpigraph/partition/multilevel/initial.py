@@ -13,9 +13,9 @@ from mpigraph.errors import PartitionError
 from mpigraph.kernels.rng import combine
 from mpigraph.log import get_logger
 from mpigraph.partition.balance import Criteria
+from mpigraph.partition.exchange import Exchange
 from mpigraph.partition.metis import Adjacency, metis_cut
 from mpigraph.partition.multilevel.dist_csr import Level
-from mpigraph.partition.multilevel.exchange import Exchange
 from mpigraph.partition.multilevel.hashes import hashes
 
 __all__ = ["initial_parts", "spread", "violation"]

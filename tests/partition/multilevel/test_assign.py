@@ -9,11 +9,11 @@ from mpi4py import MPI
 
 from mpigraph.errors import InvalidArgumentError, PartitionError
 from mpigraph.partition.balance import limits
+from mpigraph.partition.exchange import Exchange
 from mpigraph.partition.multilevel import initial
 from mpigraph.partition.multilevel.assign import Coarsening, assign
 from mpigraph.partition.multilevel.dist_csr import GraphSlice, even_bounds, slice_of_edges
-from mpigraph.partition.multilevel.exchange import Exchange
-from mpigraph.partition.multilevel.over_mpi import MPIExchange, assign_over
+from mpigraph.partition.over_mpi import MPIExchange, assign_over
 
 I64 = npt.NDArray[np.int64]
 I32 = npt.NDArray[np.int32]

@@ -8,8 +8,8 @@ from mpigraph.partition.multilevel.clustering import find_clusters
 from mpigraph.partition.multilevel.contraction import contract
 from mpigraph.partition.multilevel.dist_csr import Level, even_bounds, finest_level, slice_of_edges
 from mpigraph.partition.multilevel.initial import spread
-from mpigraph.partition.multilevel.over_mpi import MPIExchange
 from mpigraph.partition.multilevel.refinement import Effort, global_loads, refine
+from mpigraph.partition.over_mpi import MPIExchange
 
 NODES, CAPS = 1200, np.array([6, 40])
 

@@ -1,13 +1,13 @@
-"""The ranks of an MPI communicator as an :class:`~mpigraph.partition.multilevel.exchange.Exchange`. Imports MPI."""
+"""The ranks of an MPI communicator as an :class:`~mpigraph.partition.exchange.Exchange`. Imports MPI."""
 
 from contextlib import AbstractContextManager
 
 from mpigraph.arrays import I32, I64, Array
 from mpigraph.mpi.agree import no_way_back, together
 from mpigraph.mpi.alltoall import Comm, exchange_rows, sum_over_ranks
+from mpigraph.partition.exchange import Exchange
 from mpigraph.partition.multilevel.assign import assign
 from mpigraph.partition.multilevel.dist_csr import GraphSlice
-from mpigraph.partition.multilevel.exchange import Exchange
 
 __all__ = ["MPIExchange", "assign_over"]
 
