@@ -9,8 +9,8 @@ from functools import partial
 
 from mpigraph.cli.progress import ProgressBar
 from mpigraph.cli.ranks import run_on_ranks
+from mpigraph.partition.exchange import Exchange
 from mpigraph.partition.generate import Recipe, write_graph
-from mpigraph.partition.multilevel.exchange import Exchange
 
 __all__ = ["add_parser"]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from mpigraph.config import launch
 from mpigraph.errors import MPIGraphError
-from mpigraph.partition.multilevel.exchange import Exchange
+from mpigraph.partition.exchange import Exchange
 
 __all__ = ["run_on_ranks"]
 
@@ -29,7 +29,7 @@ def run_on_ranks(command: str, work: Callable[[Exchange], None], comm: Any = Non
         return 0
     from mpigraph.mpi.abort import unguard
     from mpigraph.mpi.agree import no_way_back
-    from mpigraph.partition.multilevel.over_mpi import MPIExchange
+    from mpigraph.partition.over_mpi import MPIExchange
     from mpigraph.session.context import open_world
 
     world = open_world(comm)

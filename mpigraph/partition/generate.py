@@ -22,7 +22,7 @@ import numpy as np
 from mpigraph.arrays import F32, I32, I64, Array
 from mpigraph.errors import InvalidArgumentError, check_integer
 from mpigraph.kernels.rng import combine
-from mpigraph.partition.multilevel.exchange import Exchange
+from mpigraph.partition.exchange import Exchange
 from mpigraph.partition.npy_files import NpyFile, NpyShape, new_npy_files, storage_errors
 from mpigraph.partition.progress import Progress, silent
 from mpigraph.partition.random_pairs import Communities, Rows, draw_pairs

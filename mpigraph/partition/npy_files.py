@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from mpigraph.arrays import Array
 from mpigraph.errors import StorageError
-from mpigraph.partition.multilevel.exchange import Exchange
+from mpigraph.partition.exchange import Exchange
 from mpigraph.storage.files import check_space
 
 __all__ = ["NpyFile", "NpyShape", "new_npy_files", "storage_errors"]

@@ -18,7 +18,7 @@ from mpigraph.arrays import F64, I32, I64
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.kernels.csr import count_keys, drop_repeats, place_values
 from mpigraph.kernels.random_edges import draw_edges
-from mpigraph.partition.multilevel.exchange import Exchange, Route
+from mpigraph.partition.exchange import Exchange, Route
 from mpigraph.partition.progress import Progress
 
 __all__ = ["EDGES_PER_CHUNK", "Communities", "Rows", "draw_pairs"]

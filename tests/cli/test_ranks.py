@@ -12,7 +12,7 @@ from mpigraph.cli.main import main
 from mpigraph.cli.ranks import run_on_ranks
 from mpigraph.config import alone, launch
 from mpigraph.errors import StorageError
-from mpigraph.partition.multilevel.exchange import Exchange
+from mpigraph.partition.exchange import Exchange
 
 SIZES = ["--nodes", "2000", "--edges", "30000", "--feat-dim", "4", "--classes", "6"]
 FAILING = """

@@ -11,10 +11,10 @@ from mpi4py import MPI
 
 from mpigraph.errors import InvalidArgumentError, MPIGraphError, StorageError
 from mpigraph.partition import generate, random_pairs
+from mpigraph.partition.exchange import Exchange
 from mpigraph.partition.generate import GRAPH_FILES, Recipe, generate_graph, write_graph
-from mpigraph.partition.multilevel.exchange import Exchange
-from mpigraph.partition.multilevel.over_mpi import MPIExchange
 from mpigraph.partition.npy_files import NpyFile
+from mpigraph.partition.over_mpi import MPIExchange
 
 RECIPE = Recipe(num_nodes=2000, num_edges=30000, feat_dim=16, num_classes=6, seed=3)
 KNOWN = {
