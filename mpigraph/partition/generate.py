@@ -124,7 +124,7 @@ def write_graph(
 ) -> Path:
     """Write a generated graph as ``.npy`` files and ``meta.json``, in chunks; the same files on any number of ranks.
 
-    Every rank needs about 50 bytes of memory for each node; what grows with the edges is divided.
+    Every rank needs about 60 bytes of memory for each node; what grows with the edges is divided.
 
     Args:
         recipe: the settings, the same on every rank.
