@@ -5,11 +5,9 @@ Started by ``mpiexec`` or ``srun``, the ranks divide the work and write the same
 
 import argparse
 from contextlib import nullcontext
-from functools import partial
 
 from mpigraph.cli.progress import ProgressBar
-from mpigraph.cli.ranks import run_on_ranks
-from mpigraph.partition.exchange import Exchange
+from mpigraph.cli.ranks import working_ranks
 from mpigraph.partition.generate import Recipe, write_graph
 
 __all__ = ["add_parser"]
@@ -45,24 +43,23 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    return run_on_ranks("generate", partial(_generate, arguments))
-
-
-def _generate(arguments: argparse.Namespace, exchange: Exchange) -> None:
-    """Write the graph, and on the first rank report. Collective on the ranks."""
-    recipe = Recipe(
-        num_nodes=arguments.nodes,
-        num_edges=arguments.edges,
-        feat_dim=arguments.feat_dim,
-        num_classes=arguments.classes,
-        seed=arguments.seed,
-        homophily=arguments.homophily,
-        block_share=arguments.block_share,
-        block_size=arguments.block_size,
-        train_fraction=arguments.train_fraction,
-        signal=arguments.signal,
-    )
-    with ProgressBar() if exchange.rank == 0 else nullcontext() as progress:
-        path = write_graph(recipe, arguments.out, progress, exchange)
-    if exchange.rank == 0:
-        print(f"{path}: {recipe.num_nodes} nodes, {2 * recipe.num_pairs} directed edges, {recipe.num_classes} classes")
+    with working_ranks("generate") as exchange:
+        with exchange.together("checking the options"):
+            recipe = Recipe(
+                num_nodes=arguments.nodes,
+                num_edges=arguments.edges,
+                feat_dim=arguments.feat_dim,
+                num_classes=arguments.classes,
+                seed=arguments.seed,
+                homophily=arguments.homophily,
+                block_share=arguments.block_share,
+                block_size=arguments.block_size,
+                train_fraction=arguments.train_fraction,
+                signal=arguments.signal,
+            )
+        with ProgressBar() if exchange.rank == 0 else nullcontext() as progress:
+            path = write_graph(recipe, arguments.out, progress, exchange)
+        if exchange.rank == 0:
+            edges = 2 * recipe.num_pairs
+            print(f"{path}: {recipe.num_nodes} nodes, {edges} directed edges, {recipe.num_classes} classes")
+    return 0

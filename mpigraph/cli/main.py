@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
+from mpigraph.config import launcher_rank
 from mpigraph.errors import MPIGraphError
 
 __all__ = ["main"]
@@ -23,11 +24,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(arguments.run(arguments))
     except (MPIGraphError, OSError, MemoryError) as error:
+        if getattr(error, "everywhere", False) and launcher_rank() > 0:
+            return 2  # the first rank speaks for all
         text = str(error).replace("\n", " ") or type(error).__name__
         print(f"mpigraph {arguments.command}: error: {text}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(f"mpigraph {arguments.command}: interrupted", file=sys.stderr)
+        if launcher_rank() == 0:
+            print(f"mpigraph {arguments.command}: interrupted", file=sys.stderr)
         return 130
 
 

@@ -2,16 +2,28 @@
 
 import argparse
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 
 from mpigraph.arrays import Array
 from mpigraph.cli.progress import ProgressBar
+from mpigraph.cli.ranks import working_ranks
 from mpigraph.errors import InvalidArgumentError
-from mpigraph.partition.pipeline import PART_METHODS, check_options, check_writable, memory_forecast, partition_source
+from mpigraph.partition.pipeline import (
+    PART_METHODS,
+    PartitionResult,
+    check_options,
+    check_writable,
+    memory_forecast,
+    partition_source,
+)
+from mpigraph.partition.progress import silent
 from mpigraph.partition.readers import add_reverse_edges, read_source
 from mpigraph.partition.source import GraphSource
+from mpigraph.partition.spill import Scratch
+from mpigraph.storage.part_config import PartConfig
 
 __all__ = ["add_parser"]
 
@@ -21,7 +33,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser = commands.add_parser(
         "partition",
         help="cut a graph into parts",
-        description="Cut a graph into parts and write them as HDF5 shards with a JSON configuration.",
+        description="Cut a graph into parts and write them as HDF5 shards with a JSON configuration. "
+        "Started by mpiexec or srun, all ranks do it together; the files are the same for any number of ranks.",
     )
     parser.add_argument("input", metavar="INPUT", help=".npz file, generated directory, or OGB dataset directory")
     parser.add_argument("--parts", type=int, required=True, help="number of parts")
@@ -40,38 +53,49 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "--add-reverse", action="store_true", help="add the reverse of every relation as a relation rev_<name>"
     )
     parser.add_argument("--seed", type=int, default=0, help="equal seeds give equal parts (%(default)s)")
+    parser.add_argument(
+        "--scratch", metavar="DIR", help="directory of temporary files, as large as the edges (default: --out)"
+    )
     parser.set_defaults(run=_run)
 
 
 def _run(arguments: argparse.Namespace) -> int:
     name = arguments.name or Path(arguments.input).resolve().name.removesuffix(".npz")
-    check_options(
-        name, arguments.parts, arguments.method, seed=arguments.seed
-    )  # before reading, which may take minutes
-    check_writable(arguments.out)
-    source = read_source(arguments.input)
-    if arguments.undirected or arguments.add_reverse:
-        source = add_reverse_edges(source, own_relations=arguments.add_reverse)
-    _print_forecast(source, arguments.method)
-    with ProgressBar() as progress:
-        result = partition_source(
-            source,
-            name,
-            arguments.parts,
-            arguments.out,
-            arguments.method,
-            balance_classes=_training_nodes(source) if arguments.balance_train else None,
-            balance_edges=arguments.balance_edges,
-            seed=arguments.seed,
-            keep_edge_ids=False,
-            progress=progress,
-        )
+    with working_ranks("partition") as exchange:
+        with exchange.together(f"reading {arguments.input}"):
+            check_options(name, arguments.parts, arguments.method, seed=arguments.seed)  # reading may take minutes
+            check_writable(arguments.out)
+            source = read_source(arguments.input)
+            if arguments.undirected or arguments.add_reverse:
+                source = add_reverse_edges(source, own_relations=arguments.add_reverse)
+            classes = _training_nodes(source) if arguments.balance_train else None
+        if exchange.rank == 0:
+            _print_forecast(source, arguments.method)
+        with ProgressBar() if exchange.rank == 0 else nullcontext(silent) as progress:
+            result = partition_source(
+                source,
+                name,
+                arguments.parts,
+                arguments.out,
+                arguments.method,
+                balance_classes=classes,
+                balance_edges=arguments.balance_edges,
+                seed=arguments.seed,
+                progress=progress,
+                exchange=exchange,
+                scratch=None if arguments.scratch is None else Scratch(arguments.scratch),
+            )
+        if exchange.rank == 0:
+            _print_result(result, arguments.method)
+    return 0
+
+
+def _print_result(result: PartitionResult, method: str) -> None:
     report = result.report
-    print(f"{result.config_path}: {arguments.parts} parts by {arguments.method}")
+    print(f"{result.config_path}: {PartConfig.read(result.config_path).num_parts} parts by {method}")
     print(f"edges cut: {report['edges_cut']} ({report['edge_cut_fraction']:.1%})")
     for name, balance in report["balance"].items():
         print(f"largest part / mean, {name}: {balance:.3f}")
-    return 0
 
 
 def _training_nodes(source: GraphSource) -> dict[str, Array]:
@@ -89,7 +113,7 @@ def _training_nodes(source: GraphSource) -> dict[str, Array]:
 def _print_forecast(source: GraphSource, method: str) -> None:
     """Print counts and the memory that each stage will need; warn when there is less."""
     num_nodes = int(source.node_bases[-1])
-    num_edges = sum(len(src) for src, _ in source.edges)
+    num_edges = sum(source.edge_counts)
     print(f"{num_nodes} nodes, {num_edges} directed edges{_types(source)}", file=sys.stderr)
     stages = memory_forecast(num_nodes, num_edges, method, source.bytes_in_memory())
     for stage, size in stages.items():

@@ -1,46 +1,41 @@
-"""Commands that take any number of ranks: those that ``mpiexec`` or ``srun`` started, or one process without MPI."""
+"""The ranks that work on a command together: those that a launcher started, or this process alone, without MPI."""
 
-import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from mpigraph.config import launch
-from mpigraph.errors import MPIGraphError
-from mpigraph.partition.exchange import Exchange
+from mpigraph.partition.exchange import ALONE, Exchange
 
-__all__ = ["run_on_ranks"]
+__all__ = ["working_ranks"]
 
 
-def run_on_ranks(command: str, work: Callable[[Exchange], None], comm: Any = None) -> int:
-    """Do the work of a command on all ranks. MPI starts only where a launcher started several processes.
+@contextmanager
+def working_ranks(command: str) -> Iterator[Exchange]:
+    """Run a command on all ranks of a job.
+
+    An error that every rank raises is raised; one of a single rank, for whom the others would wait, ends the job.
 
     Args:
-        command: its name, for errors.
-        work: raises errors of this library on every rank. Any other ends the job, since the others wait for this rank.
-        comm: the ranks that take part; all by default.
+        command: its name, for the message.
 
-    Returns:
-        The exit status: 2 after an error of this library, which rank 0 prints.
-
-    Collective on ``comm``.
+    Collective on all ranks.
     """
-    if comm is None and launch() is None:
-        work(Exchange())
-        return 0
-    from mpigraph.mpi.abort import unguard
-    from mpigraph.mpi.agree import no_way_back
+    if launch() is None:
+        yield ALONE
+        return
+    from mpigraph.mpi.abort import abort, unguard  # MPI starts with its import, and one process needs none
     from mpigraph.partition.over_mpi import MPIExchange
     from mpigraph.session.context import open_world
 
-    world = open_world(comm)
-    status = 0
+    world = open_world(None)
     try:
-        with no_way_back(world.comm):
-            work(MPIExchange(world.comm))
-    except MPIGraphError as error:  # on every rank
-        status = 2
-        if world.rank == 0:
-            print(f"mpigraph {command}: error: {str(error).replace(chr(10), ' ')}", file=sys.stderr, flush=True)
+        yield MPIExchange(world.comm)
+    except Exception as error:
+        if not getattr(error, "everywhere", False) and world.size > 1:
+            text = str(error).replace("\n", " ") or type(error).__name__
+            abort(2, f"mpigraph {command}: error on rank {world.rank}: {text}\n")
+        world.close()
+        unguard()
+        raise
     world.close()
     unguard()
-    return status

@@ -6,6 +6,7 @@ range of each type; an edge belongs to the part of its destination. ``return_map
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,10 @@ from mpigraph.graphs.fields import EID, ETYPE, NID, NTYPE
 from mpigraph.graphs.hetero import HeteroGraph
 from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import Relation, relation_key
+from mpigraph.mpi.agree import no_way_back
+from mpigraph.mpi.alltoall import Comm
+from mpigraph.partition.exchange import ALONE
+from mpigraph.partition.over_mpi import MPIExchange
 from mpigraph.partition.pipeline import PartitionResult, check_options, partition_source
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.storage.contents import PartFiles, check_sources
@@ -51,6 +56,7 @@ def partition_graph(
     use_graphbolt: bool = False,
     seed: int = 0,
     reshuffle: bool = True,
+    comm: Comm | None = None,
 ) -> tuple[Any, Any] | None:
     """Cut a graph into parts and write them to ``out_path``.
 
@@ -73,6 +79,8 @@ def partition_graph(
         use_graphbolt: without effect.
         seed: equal seeds give equal parts.
         reshuffle: only True: nodes and edges always get new ids.
+        comm: ranks that do it together, each with the same graph; the files are the same for any number of ranks. By
+            default this process works alone.
 
     Returns:
         None, or ``(orig_nids, orig_eids)``: new id -> original id, int64 tensors; dicts by node type and by
@@ -81,6 +89,8 @@ def partition_graph(
     Raises:
         InvalidArgumentError: an argument is not usable.
         GraphDataError: the graph contradicts itself.
+
+    Collective on ``comm``, if there is one.
     """
     check_options(graph_name, num_parts, part_method, objtype, seed)
     check_integer("num_hops", num_hops, 0)
@@ -90,18 +100,19 @@ def partition_graph(
     graph = as_graph(g)
     if not reshuffle:
         raise InvalidArgumentError("reshuffle must be True: parts own ranges of new ids (return_mapping tells the old)")
-    result = partition_source(
-        _source(graph),
-        graph_name,
-        num_parts,
-        out_path,
-        part_method,
-        balance_classes=_classes(graph, balance_ntypes),
-        balance_edges=balance_edges,
-        objtype=objtype,
-        seed=seed,
-        keep_edge_ids=return_mapping,
-    )
+    with nullcontext() if comm is None else no_way_back(comm):
+        result = partition_source(
+            _source(graph),
+            graph_name,
+            num_parts,
+            out_path,
+            part_method,
+            balance_classes=_classes(graph, balance_ntypes),
+            balance_edges=balance_edges,
+            objtype=objtype,
+            seed=seed,
+            exchange=ALONE if comm is None else MPIExchange(comm),
+        )
     return _mapping(graph, result) if return_mapping else None
 
 
@@ -222,8 +233,8 @@ def _classes(graph: HeteroGraph, balance_ntypes: NodeIds | None) -> dict[str, Ar
 
 
 def _mapping(graph: HeteroGraph, result: PartitionResult) -> tuple[Any, Any]:
-    nids = [torch.from_numpy(ids.astype(np.int64, copy=False)) for ids in result.orig_nids]
-    eids = [torch.from_numpy(ids.astype(np.int64, copy=False)) for ids in result.orig_eids]
+    nids = [torch.from_numpy(ids) for ids in result.orig_nids]
+    eids = [torch.from_numpy(ids) for ids in result.orig_eids]
     if graph.is_homogeneous:
         return nids[0], eids[0]
     schema = graph.schema

@@ -165,16 +165,17 @@ def merge_rows(
     out_indptr: Array,
     out_labels: Array,
     out_weights: Array,
-) -> None:
+    at: int,
+) -> int:
     """Join the rows of the nodes of each cluster: one entry for each other cluster, with the sum of the weights.
 
     order: int64[n], nodes cluster after cluster; those of row r are ``order[bounds[r]:bounds[r + 1]]``.
     indptr, indices, edge_weights, labels: as in :func:`propose_labels`.  row_labels: int64[rows], what is left out of
-    each row, its own label.  out_indptr: int64[rows + 1].  out_labels, out_weights: int32[entries]; where they are
-    empty, entries are only counted, and ``out_indptr`` is filled.
+    each row, its own label.  rating, touched: int32[labels], scratch; rating is 0.  out_indptr: int64[rows + 1].
+    out_labels, out_weights: int32[>= at + entries], all three filled here.  at: where they begin in the latter two.
+    Returns where they end.
     """
-    counting = len(out_labels) == 0
-    at = 0
+    out_indptr[0] = at
     for r in range(len(bounds) - 1):
         count = 0
         for k in range(bounds[r], bounds[r + 1]):
@@ -182,10 +183,9 @@ def merge_rows(
         for t in range(count):
             label = touched[t]
             if label != row_labels[r]:
-                if not counting:
-                    out_labels[at] = label
-                    out_weights[at] = rating[label]
+                out_labels[at] = label
+                out_weights[at] = rating[label]
                 at += 1
             rating[label] = 0
-        if counting:
-            out_indptr[r + 1] = at
+        out_indptr[r + 1] = at
+    return at

@@ -14,11 +14,15 @@ from mpigraph.arrays import Array
 __all__ = [
     "asymmetry",
     "count_keys",
+    "distinct_in_rows",
     "drop_repeats",
+    "number_by_key",
     "place_both_ways",
     "place_edges",
+    "place_pairs",
     "place_values",
     "rebalance",
+    "sort_rows",
     "transpose",
 ]
 
@@ -56,6 +60,54 @@ def place_values(keys: Array, values: Array, fill: Array, out_values: Array) -> 
     for i in range(len(keys)):
         out_values[fill[keys[i]]] = values[i]
         fill[keys[i]] += 1
+
+
+@numba.njit(nogil=True, cache=True)
+def place_pairs(keys: Array, a: Array, b: Array, fill: Array, out_a: Array, out_b: Array) -> None:
+    """Place pairs of values into the rows given by their keys.
+
+    keys, a, b: int[m].  fill: int64[n], advanced here.  out_a, out_b: int[all edges], filled here.
+    """
+    for i in range(len(keys)):
+        position = fill[keys[i]]
+        fill[keys[i]] = position + 1
+        out_a[position] = a[i]
+        out_b[position] = b[i]
+
+
+@numba.njit(nogil=True, cache=True)
+def number_by_key(keys: Array, fill: Array, out: Array) -> None:
+    """Number items, those of each key through.
+
+    keys: int[m].  fill: int64[n], the next number of each key; advanced here.  out: int64[m], filled here.
+    """
+    for i in range(len(keys)):
+        out[i] = fill[keys[i]]
+        fill[keys[i]] += 1
+
+
+@numba.njit(nogil=True, cache=True)
+def sort_rows(indptr: Array, values: Array, ids: Array) -> None:
+    """Sort the entries of each row by value, in place; entries of equal value keep their order.
+
+    indptr: int64[n + 1].  values, ids: int[m].
+    """
+    for row in range(len(indptr) - 1):
+        begin, end = indptr[row], indptr[row + 1]
+        if end - begin > 32:
+            order = np.argsort(values[begin:end], kind="mergesort")
+            values[begin:end] = values[begin:end][order]
+            ids[begin:end] = ids[begin:end][order]
+            continue
+        for i in range(begin + 1, end):
+            value, its_id = values[i], ids[i]
+            j = i
+            while j > begin and values[j - 1] > value:
+                values[j] = values[j - 1]
+                ids[j] = ids[j - 1]
+                j -= 1
+            values[j] = value
+            ids[j] = its_id
 
 
 @numba.njit(nogil=True, cache=True)
@@ -109,6 +161,25 @@ def drop_repeats(indptr: Array, ends: Array, indices: Array, mark: Array, out_in
                 indices[kept] = value
                 kept += 1
     out_indptr[len(ends)] = kept
+    return kept
+
+
+@numba.njit(nogil=True, cache=True)
+def distinct_in_rows(indptr: Array, values: Array, out: Array, kept: int, out_indptr: Array) -> int:
+    """Sort each row and append its distinct values to those of earlier rows.
+
+    indptr: int64[n + 1].  values: int[m], sorted here.  out: int[>= kept + m], filled from ``kept`` on.
+    out_indptr: int64[n + 1], filled here.  Returns the number of entries in ``out`` then.
+    """
+    out_indptr[0] = kept
+    for row in range(len(indptr) - 1):
+        entries = values[indptr[row] : indptr[row + 1]]
+        entries.sort()
+        for i in range(len(entries)):
+            if i == 0 or entries[i] != entries[i - 1]:
+                out[kept] = entries[i]
+                kept += 1
+        out_indptr[row + 1] = kept
     return kept
 
 

@@ -1,12 +1,13 @@
 """What a partition must balance: criteria, limits, and the balance that was reached."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
 from mpigraph.arrays import F64, I32, I64, Array
 from mpigraph.errors import GraphDataError
 from mpigraph.kernels.csr import count_keys
+from mpigraph.partition.exchange import ALONE, Exchange, Route, owners_of
 from mpigraph.partition.source import GraphSource, edge_chunks
 
 __all__ = ["Criteria", "balance_criteria", "limits", "loads_of", "measured_balance", "one_weight"]
@@ -17,47 +18,66 @@ Criteria = dict[str, I64]
 
 
 def balance_criteria(
-    source: GraphSource, classes: Mapping[str, Array] | None = None, balance_edges: bool = False
+    source: GraphSource,
+    classes: Mapping[str, Array] | None = None,
+    balance_edges: bool = False,
+    exchange: Exchange = ALONE,
+    bounds: I64 | None = None,
 ) -> Criteria:
-    """Return what is to be equal in all parts: name -> int64[all nodes], the weight of each node.
+    """Return what is to be equal in all parts: name -> int64[own nodes], the weight of each node.
 
     Always the nodes of each type, or of each of its classes where ``classes`` has some; then, if asked for, edges,
-    which count at their destination, because its part holds them.
+    which count at their destination, because its part holds them. Collective on the ranks.
 
     Args:
         source: the graph.
         classes: for node types, int[nodes] of class numbers >= 0 (training node or not, say).
         balance_edges: whether edges count.
+        exchange: the ranks.
+        bounds: int64[ranks + 1], who owns which nodes; one rank owns all by default.
 
     Raises:
         GraphDataError: the classes of a type do not fit its nodes.
     """
     bases = source.node_bases
+    bounds = bases[[0, -1]] if bounds is None else bounds
+    first, last = bounds[exchange.rank : exchange.rank + 2]
     ntypes = source.schema.ntypes
     given = classes or {}
     criteria: Criteria = {}
     for i, ntype in enumerate(ntypes):
-        num_nodes = source.num_nodes[i]
-        node_classes = np.zeros(num_nodes, np.int64)
+        own = slice(*(np.clip(bases[i : i + 2], first, last) - first).tolist())
+        node_classes = np.zeros(own.stop - own.start, np.int64)
         if ntype in given:
-            node_classes = np.asarray(given[ntype]).astype(np.int64).reshape(-1)
-            if len(node_classes) != num_nodes or (node_classes < 0).any():
-                expected = f"{num_nodes} numbers >= 0"
-                raise GraphDataError(f"balance classes of {ntype!r} must be {expected} (got {len(node_classes)})")
-        for number in np.unique(node_classes):
+            begin = int(first - bases[i]) + own.start
+            with exchange.together("reading balance classes"):
+                node_classes = _classes(ntype, np.asarray(given[ntype]), source.num_nodes[i], begin, len(node_classes))
+        for number in np.unique(exchange.gather(np.unique(node_classes)[:, None])):
             name = f"nodes {ntype}" if len(ntypes) > 1 else "nodes"
             if ntype in given:
                 name += f" class {number}"
-            criteria[name] = np.zeros(int(bases[-1]), np.int64)
-            criteria[name][bases[i] : bases[i + 1]] = node_classes == number
+            criteria[name] = np.zeros(int(last - first), np.int64)
+            criteria[name][own] = node_classes == number
     if balance_edges:
-        criteria["edges"] = _in_degrees(source)
+        criteria["edges"] = _in_degrees(source, exchange, bounds)
     return criteria
 
 
-def loads_of(weights: I64, parts: I32, num_parts: int) -> I64:
-    """Return int64[num_parts], the weight in each part."""
-    return np.bincount(parts, weights=weights, minlength=num_parts).astype(np.int64)
+def _classes(ntype: str, given: Array, num_nodes: int, begin: int, count: int) -> I64:
+    """Return the classes of ``count`` nodes of a type."""
+    flat = given.reshape(-1)
+    found: I64 = flat[begin : begin + count].astype(np.int64)
+    if len(flat) != num_nodes or (found < 0).any():
+        raise GraphDataError(f"balance classes of {ntype!r} must be {num_nodes} numbers >= 0 (got {len(flat)})")
+    return found
+
+
+def loads_of(criteria: Criteria, parts: I32, num_parts: int) -> I64:
+    """Return int64[parts, criteria], the weight in each part."""
+    loads = np.zeros((num_parts, len(criteria)), np.int64)
+    for column, weights in enumerate(criteria.values()):
+        loads[:, column] = np.bincount(parts, weights=weights, minlength=num_parts)
+    return loads
 
 
 def limits(criteria: Criteria, num_parts: int) -> I64:
@@ -67,13 +87,17 @@ def limits(criteria: Criteria, num_parts: int) -> I64:
     return bounds.astype(np.int64)
 
 
-def measured_balance(criteria: Criteria, parts: I32, num_parts: int) -> dict[str, float]:
-    """Return for each criterion the heaviest part over the mean (1.0 is perfect)."""
-    balance = {}
-    for name, weights in criteria.items():
-        loads = loads_of(weights, parts, num_parts)
-        balance[name] = round(float(loads.max() * num_parts / max(int(loads.sum()), 1)), 4)
-    return balance
+def measured_balance(criteria: Iterable[str], loads: I64) -> dict[str, float]:
+    """Return for each criterion the heaviest part over the mean (1.0 is perfect).
+
+    Args:
+        criteria: their names.
+        loads: int64[parts, criteria].
+    """
+    return {
+        name: round(float(column.max() * len(column) / max(int(column.sum()), 1)), 4)
+        for name, column in zip(criteria, loads.T, strict=True)
+    }
 
 
 def one_weight(criteria: Criteria) -> I64:
@@ -87,11 +111,14 @@ def one_weight(criteria: Criteria) -> I64:
     return np.maximum(combined.astype(np.int64), 1)
 
 
-def _in_degrees(source: GraphSource) -> I64:
-    degrees = np.zeros(int(source.node_bases[-1]), np.int64)
+def _in_degrees(source: GraphSource, exchange: Exchange, bounds: I64) -> I64:
+    """Return int64[own nodes]. Collective on the ranks."""
+    degrees = np.zeros(int(bounds[exchange.rank + 1] - bounds[exchange.rank]), np.int64)
     for relation_id in range(len(source.edges)):
         _, dst_type = source.schema.ends(relation_id)
         base = int(source.node_bases[dst_type])
-        for _, _, dst in edge_chunks(source, relation_id):
-            count_keys(dst, base, degrees)
+        for _, _, dst in edge_chunks(source, relation_id, rank=exchange.rank, ranks=exchange.size):
+            ends = dst + base
+            came = Route(exchange, owners_of(bounds, ends)).there(ends[:, None])[:, 0]
+            count_keys(came, -int(bounds[exchange.rank]), degrees)
     return degrees

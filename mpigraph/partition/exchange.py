@@ -6,7 +6,7 @@ import numpy as np
 
 from mpigraph.arrays import I64, Array
 
-__all__ = ["Exchange", "Route"]
+__all__ = ["ALONE", "Exchange", "Route", "even_bounds", "owners_of"]
 
 
 class Exchange:
@@ -36,16 +36,41 @@ class Exchange:
         """Return the sum of every rank's array (int64, of one shape). Collective on the ranks."""
         return values
 
+    def together(self, doing: str) -> AbstractContextManager[None]:
+        """Run local code; if it raised on any rank, raise on every rank. Collective on the ranks.
+
+        Args:
+            doing: what, for the message.
+        """
+        return nullcontext()
+
     def sum_of(self, value: int) -> int:
         """Return the sum of every rank's number. Collective on the ranks."""
         return int(self.total(np.array([value], np.int64))[0])
 
-    def together(self, doing: str) -> AbstractContextManager[None]:
-        """Run local code, which is ``doing`` something; if it raised on any rank, raise on every rank.
+    def gather(self, rows: Array) -> Array:
+        """Return every rank's rows ([n, columns]), those of rank 0 first, on every rank. Collective on the ranks."""
+        counts = np.full(self.size, len(rows), np.int64)
+        return self.all_to_all(np.ascontiguousarray(np.concatenate([rows] * self.size)), counts)[0]
 
-        Collective on the ranks.
+    def gather_to_first(self, rows: Array) -> Array:
+        """Return every rank's rows ([n, columns]) on rank 0, and none elsewhere. Collective on the ranks."""
+        counts = np.zeros(self.size, np.int64)
+        counts[0] = len(rows)
+        return self.all_to_all(np.ascontiguousarray(rows), counts)[0]
+
+    def scatter(self, rows: Array, bounds: I64) -> Array:
+        """Return ``rows[bounds[r]:bounds[r + 1]]`` of what rank 0 gave, on rank r. Collective on the ranks.
+
+        Args:
+            rows: [n, columns] on rank 0; elsewhere [0, columns] of that dtype.
+            bounds: int64[size + 1].
         """
-        return nullcontext()
+        counts = np.diff(bounds) if self.rank == 0 else np.zeros(self.size, np.int64)
+        return self.all_to_all(np.ascontiguousarray(rows), counts)[0]
+
+
+ALONE = Exchange()
 
 
 class Route:
@@ -53,14 +78,14 @@ class Route:
 
     Args:
         exchange: the ranks.
-        ranks: int64[n], where each row goes.
+        ranks: int[n], where each row goes.
     """
 
-    def __init__(self, exchange: Exchange, ranks: I64) -> None:
+    def __init__(self, exchange: Exchange, ranks: Array) -> None:
         self._exchange = exchange
         self.counts = np.bincount(ranks, minlength=exchange.size).astype(np.int64)
-        narrow = ranks.astype(np.min_scalar_type(exchange.size))  # numpy sorts 16 bits by radix, five times as fast
-        self.order = np.argsort(narrow, kind="stable") if exchange.size > 1 else None
+        small = np.int16 if exchange.size < 2**15 else np.int64  # of which numpy makes a radix sort
+        self.order = np.argsort(ranks.astype(small), kind="stable") if exchange.size > 1 else None
         self.coming = self.counts
 
     def there(self, rows: Array) -> Array:
@@ -80,3 +105,15 @@ class Route:
         result = np.empty_like(arrived)
         result[self.order] = arrived
         return result
+
+
+def even_bounds(count: int, size: int) -> I64:
+    """Return int64[size + 1]: ranges of nearly equal length."""
+    return np.array([count * rank // size for rank in range(size + 1)], np.int64)
+
+
+def owners_of(bounds: I64, ids: Array) -> I64:
+    """Return int64[n], the ranges (int64[ranges + 1]) in which some ids lie."""
+    if len(bounds) == 2:
+        return np.zeros(len(ids), np.int64)
+    return np.searchsorted(bounds[1:], ids, side="right").astype(np.int64)

@@ -22,7 +22,7 @@ import numpy as np
 from mpigraph.arrays import F32, I32, I64, Array
 from mpigraph.errors import InvalidArgumentError, check_integer
 from mpigraph.kernels.rng import combine
-from mpigraph.partition.exchange import Exchange
+from mpigraph.partition.exchange import ALONE, Exchange
 from mpigraph.partition.npy_files import NpyFile, NpyShape, new_npy_files, storage_errors
 from mpigraph.partition.progress import Progress, silent
 from mpigraph.partition.random_pairs import Communities, Rows, draw_pairs
@@ -99,8 +99,7 @@ def generate_graph(recipe: Recipe) -> dict[str, Array]:
     Returns:
         edge_src, edge_dst int32[m]; feat float32[n, d]; label int64[n]; train_mask, val_mask, test_mask bool[n].
     """
-    alone = Exchange()
-    draw = partial(_draw, exchange=alone)  # of one rank, and so not collective on anybody
+    draw = partial(_draw, exchange=ALONE)  # of one rank, and so not collective on anybody
     public_ids, rng = _public_ids(recipe)
     rows = draw(recipe, progress=silent)
     low = np.empty(len(rows), np.int32)
@@ -112,7 +111,7 @@ def generate_graph(recipe: Recipe) -> dict[str, Array]:
         done += len(some_low)
     ends = {"edge_src": np.concatenate([low, high]), "edge_dst": np.concatenate([high, low])}
     labels = _labels(recipe, public_ids)
-    feat = np.concatenate([chunk for _, chunk in _feature_chunks(recipe, labels, alone)])
+    feat = np.concatenate([chunk for _, chunk in _feature_chunks(recipe, labels, ALONE)])
     return {**ends, "feat": feat, "label": labels, **_masks(recipe, rng)}
 
 
@@ -120,7 +119,7 @@ def write_graph(
     recipe: Recipe,
     directory: str | os.PathLike[str],
     progress: Progress | None = None,
-    exchange: Exchange | None = None,
+    exchange: Exchange = ALONE,
 ) -> Path:
     """Write a generated graph as ``.npy`` files and ``meta.json``, in chunks; the same files on any number of ranks.
 
@@ -141,7 +140,6 @@ def write_graph(
 
     Collective on the ranks.
     """
-    exchange = exchange or Exchange()
     progress = progress if progress is not None and exchange.rank == 0 else silent
     out = Path(directory)
     with new_npy_files(exchange, out, _shapes(recipe)) as (folder, files):
@@ -196,8 +194,10 @@ def _write_edges(recipe: Recipe, rows: Rows, public_ids: I32, files: dict[str, N
 
 def _draw(recipe: Recipe, exchange: Exchange, progress: Progress) -> Rows:
     """Draw the pairs of the graph, by sorted ids. Collective on the ranks."""
-    dropping = np.random.default_rng([recipe.seed, 3])
-    return draw_pairs(exchange, _communities(recipe), recipe.num_pairs, dropping, progress)
+    with exchange.together("planning the graph"):
+        communities = _communities(recipe)
+        dropping = np.random.default_rng([recipe.seed, 3])
+    return draw_pairs(exchange, communities, recipe.num_pairs, dropping, progress)
 
 
 def _communities(recipe: Recipe) -> Communities:

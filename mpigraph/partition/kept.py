@@ -1,4 +1,4 @@
-"""METIS's result, kept in a file until the graph is written, so that a crash meanwhile does not cost it.
+"""An assignment, kept in a file until the graph is written, so that a crash meanwhile does not cost it.
 
 The file lies in the output folder. Its name has a hash of all that the result depends on, so another graph or other
 options do not take it.
@@ -14,12 +14,11 @@ import numpy as np
 
 from mpigraph.arrays import I32
 from mpigraph.log import get_logger
-from mpigraph.partition.balance import Criteria
-from mpigraph.partition.source import GraphSource, edge_chunks
 from mpigraph.storage.files import NewFile, open_regular
 
 __all__ = ["KeptAssignment"]
 
+_WORD = 16  # digits of the hash in the name
 _DIGEST = 32  # bytes at the beginning of a file: the hash of the rest
 
 
@@ -29,18 +28,15 @@ class KeptAssignment:
     Args:
         folder: where the graph is written.
         graph_name: the graph's name.
-        source: the graph.
+        word: hexadecimal digits, a hash of all that the assignment depends on.
+        num_nodes: number of all nodes.
         num_parts: number of parts.
-        criteria: what is balanced.
-        options: whatever else the assignment depends on.
     """
 
-    def __init__(
-        self, folder: Path, graph_name: str, source: GraphSource, num_parts: int, criteria: Criteria, *options: object
-    ) -> None:
+    def __init__(self, folder: Path, graph_name: str, word: str, num_nodes: int, num_parts: int) -> None:
         self._graph_name = graph_name
-        self._path = folder / f"{graph_name}.{_hash(source, num_parts, criteria, options)}.assignment"
-        self._num_nodes = sum(source.num_nodes)
+        self._path = folder / f"{graph_name}.{word[:_WORD]}.assignment"
+        self._num_nodes = num_nodes
         self._num_parts = num_parts
 
     def read(self) -> I32 | None:
@@ -62,7 +58,7 @@ class KeptAssignment:
         if not whole or digest != _digest(parts) or not in_range:
             get_logger().warning("%s is ignored: it is damaged", self._path)
             return None
-        get_logger().warning("METIS's result of an interrupted run is taken from %s", self._path)
+        get_logger().warning("the assignment of an interrupted run is taken from %s", self._path)
         return parts
 
     def write(self, parts: I32) -> None:
@@ -77,7 +73,7 @@ class KeptAssignment:
 
     def remove(self) -> None:
         """Remove what any run for this graph has kept, now that the graph is written."""
-        ours = re.compile(re.escape(self._graph_name) + r"\.[0-9a-f]{16}\.assignment")
+        ours = re.compile(re.escape(self._graph_name) + rf"\.[0-9a-f]{{{_WORD}}}\.assignment")
         with suppress(OSError):  # the graph stands
             for path in self._path.parent.iterdir():
                 if ours.fullmatch(path.name.removeprefix(".").removesuffix(".tmp")):
@@ -86,19 +82,3 @@ class KeptAssignment:
 
 def _digest(parts: I32) -> bytes:
     return blake2b(parts.data, digest_size=_DIGEST).digest()
-
-
-def _hash(source: GraphSource, num_parts: int, criteria: Criteria, options: tuple[object, ...]) -> str:
-    """Return a hash of all that an assignment depends on; reads every edge once."""
-    schema = source.schema
-    plain = (schema.ntypes, schema.relations, source.num_nodes, num_parts, options)
-    total = blake2b(repr(plain).encode(), digest_size=8)
-    for name, weights in criteria.items():
-        total.update(name.encode())
-        total.update(weights.data)
-    for relation_id in range(len(source.edges)):
-        total.update(str(source.num_edges(relation_id)).encode())
-        for _, src, dst in edge_chunks(source, relation_id):
-            total.update(src.data)
-            total.update(dst.data)
-    return total.hexdigest()

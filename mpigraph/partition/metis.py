@@ -232,8 +232,8 @@ def _restore_balance(adjacency: Adjacency, parts: I32, num_parts: int, criteria:
     """Move nodes greedily while a criterion is over its limit: first moves that cost nothing, then any."""
     weights = np.ascontiguousarray(np.stack(list(criteria.values()), axis=1))
     bounds = limits(criteria, num_parts)
-    loads = np.stack([loads_of(column, parts, num_parts) for column in criteria.values()], axis=1)
-    before = measured_balance(criteria, parts, num_parts)
+    loads = loads_of(criteria, parts, num_parts)
+    before = measured_balance(criteria, loads)
     for max_loss in (0, 1, 4, 16, 2**62):
         if (loads <= bounds).all():
             break

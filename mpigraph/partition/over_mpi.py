@@ -24,13 +24,13 @@ class MPIExchange(Exchange):
         """As in the base class. Collective on the ranks."""
         return exchange_rows(self._comm, rows, counts)
 
-    def total(self, values: I64) -> I64:
-        """As in the base class. Collective on the ranks."""
-        return sum_over_ranks(self._comm, values)
-
     def together(self, doing: str) -> AbstractContextManager[None]:
         """As in the base class. Collective on the ranks."""
         return together(self._comm, doing)
+
+    def total(self, values: I64) -> I64:
+        """As in the base class. Collective on the ranks."""
+        return sum_over_ranks(self._comm, values)
 
 
 def assign_over(comm: Comm, graph: GraphSlice, weights: I64, num_parts: int, *, seed: int = 0) -> I32:

@@ -1,12 +1,22 @@
-"""Partition a graph: assign, relabel, write the shards and the configuration. One process; no MPI."""
+"""Partition a graph: assign, relabel, write the shards and the configuration, on any number of ranks.
+
+The stages, each bounded in memory::
+
+    check edges     every rank reads its share of the edges, and checks their ends
+    assign nodes    a part for each node: multilevel on all ranks, METIS or at random on rank 0
+    relabel edges   nodes and edges travel in new ids to the ranks that write their parts
+    write parts     each part by one rank
+
+Ranks own ranges of the original ids of all nodes, types one after the other. Neither the number of ranks nor the
+memory that they have shows in the files.
+"""
 
 import math
 import os
-import secrets
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,29 +27,27 @@ from mpigraph.errors import InvalidArgumentError, check_integer
 from mpigraph.log import get_logger
 from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import relation_key
-from mpigraph.partition.balance import balance_criteria, measured_balance
+from mpigraph.partition.balance import Criteria, balance_criteria, loads_of, measured_balance
+from mpigraph.partition.exchange import ALONE, Exchange, even_bounds
+from mpigraph.partition.identity import Digest, word_of
 from mpigraph.partition.kept import KeptAssignment
 from mpigraph.partition.metis import metis_assign
 from mpigraph.partition.multilevel.assign import multilevel_assign
+from mpigraph.partition.numbering import Numbering
+from mpigraph.partition.part_writer import PartWriter, WrittenPart
 from mpigraph.partition.progress import Progress, silent
 from mpigraph.partition.random_assignment import random_assign
-from mpigraph.partition.relabel import NodeOrder, RelationCSC, order_nodes, relabel_relation
-from mpigraph.partition.source import Feature, GraphSource, edge_chunks, release
+from mpigraph.partition.relabel import relabel
+from mpigraph.partition.source import Feature, GraphSource, edge_chunks
+from mpigraph.partition.spill import Scratch
 from mpigraph.storage.files import check_space
-from mpigraph.storage.format import (
-    edge_feature_name,
-    index_dtype,
-    node_feature_name,
-    node_orig_ids_name,
-    relation_dataset_name,
-)
+from mpigraph.storage.format import index_dtype, node_orig_ids_name, relation_dataset_name
 from mpigraph.storage.part_config import FeatureInfo, PartConfig, check_graph_name
-from mpigraph.storage.shard import ShardWriter
+from mpigraph.storage.shard import ShardReader
 
 __all__ = ["PART_METHODS", "PartitionResult", "check_options", "check_writable", "memory_forecast", "partition_source"]
 
 PART_METHODS = ("metis", "multilevel", "random")
-_CHUNK_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,15 +56,24 @@ class PartitionResult:
 
     Attributes:
         config_path: the configuration file.
-        orig_nids: for each node type int64[n], new id -> original id.
-        orig_eids: for each relation int32 or int64[m], new id -> original position in the edge list.
         report: edge cut and balance.
     """
 
     config_path: Path
-    orig_nids: tuple[I64, ...]
-    orig_eids: tuple[Array, ...]
     report: Mapping[str, Any]
+
+    @cached_property
+    def orig_nids(self) -> tuple[I64, ...]:
+        """For each node type int64[n], new id -> original id."""
+        config = PartConfig.read(self.config_path)
+        return tuple(_joined(config, node_orig_ids_name(ntype)) for ntype in config.schema.ntypes)
+
+    @cached_property
+    def orig_eids(self) -> tuple[I64, ...]:
+        """For each relation int64[m], new id -> original position in the edge list."""
+        config = PartConfig.read(self.config_path)
+        keys = map(relation_key, config.schema.relations)
+        return tuple(_joined(config, relation_dataset_name(key, "orig_ids")) for key in keys)
 
 
 def partition_source(
@@ -72,19 +89,23 @@ def partition_source(
     recursive: bool | None = None,
     seed: int = 0,
     assignment: Array | None = None,
-    keep_edge_ids: bool = True,
     progress: Progress | None = None,
+    exchange: Exchange = ALONE,
+    scratch: Scratch | None = None,
 ) -> PartitionResult:
-    """Partition a graph and write it.
+    """Partition a graph and write it. Equal arguments give equal files, on any number of ranks.
 
-    What METIS has found stays in a file beside the shards until they are written: a run that is interrupted there, and
+    What was assigned stays in a file beside the shards until they are written: a run that is interrupted there, and
     made again with the same arguments, does not repeat it.
 
+    Collective on the ranks. An error that is not the same on all, such as a full disk in the middle of a stage, is
+    raised where it happens; the caller then has to end the others.
+
     Args:
-        source: the graph.
+        source: the graph, the same on every rank.
         graph_name: name of the configuration file and of the graph.
         num_parts: number of parts; may exceed the number of nodes.
-        out_path: directory, created if missing.
+        out_path: directory that every rank sees, created if missing.
         part_method: "metis", "multilevel" or "random".
         balance_classes: node type -> int[nodes]; each class is spread evenly over the parts.
         balance_edges: spread the edges (by destination) evenly too.
@@ -93,71 +114,28 @@ def partition_source(
         seed: equal seeds give equal results.
         assignment: int[nodes of all types, type after type], the part of each node, made by other means; then nothing
             is computed and ``part_method`` must be "given".
-        keep_edge_ids: return ``orig_eids`` (they are in the shards anyway); False saves their memory.
         progress: what to report to.
+        exchange: the ranks.
+        scratch: for what does not fit into memory; beside the shards by default.
 
     Raises:
         InvalidArgumentError: an argument is not usable, or the directory cannot be written to.
         StorageError: the disk is full, or another process is writing there.
         GraphDataError: the graph contradicts itself.
     """
-    progress = progress or silent
-    if assignment is None:
-        check_options(graph_name, num_parts, part_method, objtype, seed)
-    else:
-        _check_assignment(graph_name, num_parts, part_method, assignment, sum(source.num_nodes))
-    check_writable(out_path)
-    progress("check edges", 0, 1)
-    source.check_edges()
-    progress("check edges", 1, 1)
     out = Path(out_path)
-    out.mkdir(parents=True, exist_ok=True)
-    check_space(out, _bytes_on_disk(source, num_parts), f"graph {graph_name!r}")
-    stage = f"assign nodes ({part_method})"
-    progress(stage, 0, 1)
-    criteria = balance_criteria(source, balance_classes, balance_edges)
-    kept: KeptAssignment | None = None
-    if assignment is not None:
-        parts = np.asarray(assignment, np.int32)
-    elif part_method == "metis":
-        kept = KeptAssignment(out, graph_name, source, num_parts, criteria, seed, objtype, recursive)
-        found = kept.read()
-        if found is None:
-            found = metis_assign(source, num_parts, criteria, seed=seed, objtype=objtype, recursive=recursive)
-            kept.write(found)
-        parts = found
-    elif part_method == "multilevel":
-        parts = multilevel_assign(source, num_parts, criteria, seed=seed)
-    else:
-        parts = random_assign(source, num_parts, seed)
-    report = {"balance": measured_balance(criteria, parts, num_parts), **_edge_cut(source, parts)}
-    del criteria
-    progress(stage, 1, 1)
-    get_logger().info("%s in %d parts by %s: %s", graph_name, num_parts, part_method, report)
-    bases = source.node_bases
-    orders = [order_nodes(parts[bases[i] : bases[i + 1]], num_parts) for i in range(len(source.num_nodes))]
-    identity = secrets.token_hex(16)
-    # a configuration is there only while all its shards are: the old one goes first, and the new one comes last
-    (out / f"{graph_name}.json").unlink(missing_ok=True)
-    writer = _Writer(source, graph_name, identity, num_parts, out, orders, progress)
-    edge_offsets, orig_eids = writer.write_relations(keep_edge_ids)
-    writer.write_node_features()
-    keys = [relation_key(relation) for relation in source.schema.relations]
-    config = PartConfig(
-        graph_name=graph_name,
-        part_method=part_method,
-        book=RangeBook(source.schema, tuple(order.offsets for order in orders), edge_offsets),
-        node_features=_feature_infos(source.schema.ntypes, source.node_feats),
-        edge_features=_feature_infos(keys, source.edge_feats),
-        files=PartConfig.default_files(num_parts),
-        report=report,
-        identity=identity,
-        seals=tuple(writer.seals),
-    )
-    path = config.write(out)
-    if kept is not None:
-        kept.remove()
-    return PartitionResult(path, tuple(order.orig_ids for order in orders), orig_eids, report)
+    with exchange.together(f"partitioning {graph_name!r}"):
+        if assignment is None:
+            check_options(graph_name, num_parts, part_method, objtype, seed)
+        else:
+            _check_assignment(graph_name, num_parts, part_method, assignment, sum(source.num_nodes))
+        if exchange.rank == 0:
+            check_writable(out)
+            out.mkdir(parents=True, exist_ok=True)
+            check_space(out, _bytes_on_disk(source, num_parts), f"graph {graph_name!r}")
+    method = _Method(part_method, num_parts, seed, objtype, recursive, balance_edges)
+    run = _Run(source, graph_name, out, exchange, scratch or Scratch(out), progress or silent)
+    return run.make(method, balance_classes, assignment)
 
 
 def check_options(
@@ -203,7 +181,7 @@ def memory_forecast(num_nodes: int, num_edges: int, part_method: str = "metis", 
         part_method: "metis", "multilevel" or "random".
         input_bytes: what the input holds in memory (0 for memory-mapped files).
     """
-    chunk = 3 * _CHUNK_BYTES
+    chunk = 3 * (64 << 20)
     stages = {"assign nodes": input_bytes + chunk + 24 * num_nodes}
     if part_method == "metis":
         stages["assign nodes"] = input_bytes + chunk + 200 * num_nodes + 130 * num_edges  # measured
@@ -215,117 +193,201 @@ def memory_forecast(num_nodes: int, num_edges: int, part_method: str = "metis", 
     return stages
 
 
-class _Writer:
-    """Writes the shards of one graph: relation by relation, then part by part."""
+@dataclass(frozen=True)
+class _Method:
+    """How nodes are assigned; the arguments of :func:`partition_source`."""
 
-    def __init__(
-        self,
-        source: GraphSource,
-        graph_name: str,
-        identity: str,
-        num_parts: int,
-        out: Path,
-        orders: list[NodeOrder],
-        progress: Progress,
-    ) -> None:
-        self._source = source
-        self._graph_name = graph_name
-        self._identity = identity
-        self._num_parts = num_parts
-        self._orders = orders
-        self._progress = progress
-        self.seals: list[dict[str, str]] = [{} for _ in range(num_parts)]
-        self._paths = [
-            {kind: out / name for kind, name in files.items()} for files in PartConfig.default_files(num_parts)
-        ]
+    name: str
+    num_parts: int
+    seed: int
+    objtype: str
+    recursive: bool | None
+    balance_edges: bool
 
-    def write_relations(self, keep_edge_ids: bool) -> tuple[tuple[I64, ...], tuple[Array, ...]]:
-        """Write ``graph.h5`` and ``edge_feat.h5`` of all parts; return edge offsets and original edge ids."""
-        schema = self._source.schema
-        parts = range(self._num_parts)
-        edge_offsets = []
-        orig_eids = []
-        num_steps = len(schema.relations) * (1 + self._num_parts)  # of each relation: relabel, then write every part
+
+@dataclass(eq=False)
+class _Run:
+    """One partitioning, as one rank sees it."""
+
+    source: GraphSource
+    graph_name: str
+    out: Path
+    exchange: Exchange
+    scratch: Scratch
+    progress: Progress
+    bounds: I64 = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.bounds = even_bounds(sum(self.source.num_nodes), self.exchange.size)
+
+    def make(self, method: _Method, classes: Mapping[str, Array] | None, assignment: Array | None) -> PartitionResult:
+        topology = self.check_edges()
+        kept = self.kept_assignment(topology, method, classes) if assignment is None else None
+        stage = f"assign nodes ({method.name})"
+        self.progress(stage, 0, 1)
+        criteria = balance_criteria(self.source, classes, method.balance_edges, self.exchange, self.bounds)
+        parts = self.assign(method, classes, criteria, kept, assignment)
+        loads = self.exchange.total(loads_of(criteria, parts, method.num_parts))
+        report = {"balance": measured_balance(criteria, loads)}
+        del criteria
+        self.progress(stage, 1, 1)
+        digest = Digest(self.exchange)
+        digest.add(0, int(self.bounds[self.exchange.rank]), parts)
+        identity = word_of(topology, self.graph_name, method.num_parts, digest.total())
+        numbering = Numbering(self.exchange, self.bounds, self.source.node_bases, parts, method.num_parts)
+        del parts
+        # a configuration is there only while all its shards are: the old one goes first, and the new one comes last
+        with self.exchange.together("removing the old configuration"):
+            if self.exchange.rank == 0:
+                (self.out / f"{self.graph_name}.json").unlink(missing_ok=True)
+        arrivals = relabel(self.source, numbering, method.num_parts, self.scratch, self.progress)
+        writer = PartWriter(self.source, numbering, arrivals, self.graph_name, identity, self.out)
+        written: dict[int, WrittenPart] = {}
+        with self.exchange.together("writing the parts"):
+            for part in arrivals.parts:
+                self.progress("write parts", len(written), len(arrivals.parts))
+                written[part] = writer.write(part)
+            self.progress("write parts", len(arrivals.parts), len(arrivals.parts))
+        arrivals.close()
+        path = self.write_config(method, identity, numbering, written, report)
+        if kept is not None and self.exchange.rank == 0:
+            kept.remove()
+        return PartitionResult(path, report)
+
+    def check_edges(self) -> str:
+        """Check the ends of all edges; return a hash of the types and the edges."""
+        source, exchange = self.source, self.exchange
+        digest = Digest(exchange)
+        total = sum(source.edge_counts)
         done = 0
-        with ExitStack() as stack:
-            graphs = [stack.enter_context(self._open(part, "part_graph")) for part in parts]
-            feats = [stack.enter_context(self._open(part, "edge_feats")) for part in parts]
-            for ntype, order in zip(schema.ntypes, self._orders, strict=True):
-                for part in parts:
-                    graphs[part].add(node_orig_ids_name(ntype), order.orig_ids_of(part))
-            for relation_id, relation in enumerate(schema.relations):
-                self._progress("write topology", done, num_steps)
-                key = relation_key(relation)
-                src_type, dst_type = schema.ends(relation_id)
-                src_order = self._orders[src_type]
-                dst_order = self._orders[dst_type]
-                csc = relabel_relation(self._source, relation_id, src_order, dst_order)
-                offsets = csc.indptr[dst_order.offsets]
-                edge_offsets.append(offsets)
-                done += 1
-                for part in parts:
-                    self._progress("write topology", done, num_steps)
-                    own_src = src_order.offsets[part : part + 2]
-                    own_dst = dst_order.offsets[part : part + 2]
-                    _write_relation(graphs[part], key, csc, own_src, own_dst)
-                    rows = csc.orig_ids[offsets[part] : offsets[part + 1]]
-                    for name, feature in self._source.edge_feats.get(key, {}).items():
-                        _write_feature(feats[part], edge_feature_name(key, name), feature, rows)
-                    done += 1
-                if keep_edge_ids:
-                    orig_eids.append(csc.orig_ids)
-        for part in parts:
-            self.seals[part] |= {"part_graph": graphs[part].seal, "edge_feats": feats[part].seal}
-        self._progress("write topology", num_steps, num_steps)
-        return tuple(edge_offsets), tuple(orig_eids)
+        with exchange.together("checking the edges"):
+            for relation_id in range(len(source.edges)):
+                for first, src, dst in edge_chunks(source, relation_id, rank=exchange.rank, ranks=exchange.size):
+                    self.progress("check edges", done, total)
+                    source.check_edges(relation_id, first, src, dst)
+                    digest.add(1 + relation_id, first, src, dst)
+                    done = min(done + len(src) * exchange.size, total)
+            self.progress("check edges", total, total)
+        schema = source.schema
+        return word_of(schema.ntypes, schema.relations, source.num_nodes, source.edge_counts, digest.total())
 
-    def write_node_features(self) -> None:
-        """Write ``node_feat.h5`` of all parts."""
-        for part in range(self._num_parts):
-            self._progress("write node features", part, self._num_parts)
-            with self._open(part, "node_feats") as writer:
-                for ntype, order in zip(self._source.schema.ntypes, self._orders, strict=True):
-                    for name, feature in self._source.node_feats.get(ntype, {}).items():
-                        _write_feature(writer, node_feature_name(ntype, name), feature, order.orig_ids_of(part))
-            self.seals[part]["node_feats"] = writer.seal
-        self._progress("write node features", self._num_parts, self._num_parts)
+    def kept_assignment(self, topology: str, method: _Method, classes: Mapping[str, Array] | None) -> KeptAssignment:
+        """Return where the assignment is kept until all is written."""
+        digest = Digest(self.exchange)
+        with self.exchange.together("reading balance classes"):
+            for number, (_, given) in enumerate(sorted((classes or {}).items())):
+                flat = np.asarray(given).reshape(-1)
+                begin, end = even_bounds(len(flat), self.exchange.size)[self.exchange.rank :][:2]
+                digest.add(number, int(begin), flat[begin:end].astype(np.int64))
+        word = word_of(topology, method, sorted(classes or {}), digest.total())
+        return KeptAssignment(self.out, self.graph_name, word, int(self.bounds[-1]), method.num_parts)
 
-    def _open(self, part: int, kind: str) -> ShardWriter:
-        return ShardWriter(self._paths[part][kind], self._graph_name, part, self._identity)
+    def assign(
+        self,
+        method: _Method,
+        classes: Mapping[str, Array] | None,
+        criteria: Criteria,
+        kept: KeptAssignment | None,
+        assignment: Array | None,
+    ) -> I32:
+        """Return int32[own nodes], the part of each."""
+        exchange = self.exchange
+        first, last = self.bounds[exchange.rank : exchange.rank + 2]
+        if assignment is not None:
+            return np.asarray(assignment[first:last], np.int32)
+        assert kept is not None
+        nothing = np.empty(0, np.int32)
+        with exchange.together("reading a kept assignment"):
+            found = kept.read() if exchange.rank == 0 else None
+        if exchange.sum_of(int(found is not None)):
+            return self.from_first(nothing if found is None else found)
+        if method.name == "multilevel":
+            parts = multilevel_assign(
+                self.source, method.num_parts, criteria, seed=method.seed,
+                exchange=exchange, bounds=self.bounds, scratch=self.scratch,
+            )  # fmt: skip
+            whole = exchange.gather_to_first(parts[:, None])[:, 0]
+        else:
+            with exchange.together(f"assigning nodes by {method.name}"):
+                whole = self.assign_alone(method, classes) if exchange.rank == 0 else nothing
+            parts = self.from_first(whole)
+        with exchange.together("keeping the assignment"):
+            if exchange.rank == 0:
+                kept.write(whole)
+        return parts
+
+    def assign_alone(self, method: _Method, classes: Mapping[str, Array] | None) -> I32:
+        """Return int32[all nodes], by a method that runs in one process."""
+        if method.name == "random":
+            return random_assign(self.source, method.num_parts, method.seed)
+        criteria = balance_criteria(self.source, classes, method.balance_edges)
+        return metis_assign(
+            self.source, method.num_parts, criteria,
+            seed=method.seed, objtype=method.objtype, recursive=method.recursive,
+        )  # fmt: skip
+
+    def from_first(self, whole: I32) -> I32:
+        """Return this rank's share of what rank 0 has."""
+        parts: I32 = self.exchange.scatter(whole[:, None], self.bounds)[:, 0]
+        return parts
+
+    def write_config(
+        self,
+        method: _Method,
+        identity: str,
+        numbering: Numbering,
+        written: Mapping[int, WrittenPart],
+        report: dict[str, Any],
+    ) -> Path:
+        """Gather what is known of the parts, add the edge cut to the report, and write the configuration."""
+        source = self.source
+        num_relations = len(source.edges)
+        known = np.zeros((method.num_parts, num_relations + 1), np.int64)
+        for part, about in written.items():
+            known[part, :-1] = about.num_edges
+            known[part, -1] = about.num_cut
+        known = self.exchange.total(known)
+        total = int(known[:, :-1].sum())
+        cut = int(known[:, -1].sum())
+        report |= {"edges_cut": cut, "edge_cut_fraction": round(cut / max(total, 1), 4)}
+        zero = np.zeros((1, num_relations), np.int64)
+        edge_offsets = np.concatenate([zero, np.cumsum(known[:, :-1], axis=0)])
+        seals = self.gather_seals(written)
+        keys = [relation_key(relation) for relation in source.schema.relations]
+        config = PartConfig(
+            graph_name=self.graph_name,
+            part_method=method.name,
+            book=RangeBook(source.schema, tuple(numbering.offsets), tuple(edge_offsets.T.copy())),
+            node_features=_feature_infos(source.schema.ntypes, source.node_feats),
+            edge_features=_feature_infos(keys, source.edge_feats),
+            files=PartConfig.default_files(method.num_parts),
+            report=report,
+            identity=identity,
+            seals=tuple(seals),
+        )
+        with self.exchange.together("writing the configuration"):
+            path = config.write(self.out) if self.exchange.rank == 0 else self.out / f"{self.graph_name}.json"
+        get_logger().info("%s in %d parts by %s: %s", self.graph_name, method.num_parts, method.name, report)
+        return path
+
+    def gather_seals(self, written: Mapping[int, WrittenPart]) -> list[dict[str, str]]:
+        """Return the seals of all parts, on every rank. Each seal is 64 hexadecimal digits."""
+        mine = [sorted(written[part].seals.items()) for part in sorted(written)]
+        digits = [bytes.fromhex(seal) for seals in mine for _, seal in seals]
+        rows = np.frombuffer(b"".join(digits), np.uint8).reshape(-1, 32)
+        everyone = iter(self.exchange.gather(rows))
+        kinds = sorted(PartConfig.default_files(1)[0])
+        parts = self.exchange.sum_of(len(written))
+        return [{kind: next(everyone).tobytes().hex() for kind in kinds} for _ in range(parts)]
 
 
-def _write_relation(
-    writer: ShardWriter,
-    key: str,
-    csc: RelationCSC,
-    own_src: I64,
-    own_dst: I64,
-) -> None:
-    """Write the own destinations' in-edges, and the out degrees of the own sources."""
-    indptr = csc.indptr[own_dst[0] : own_dst[1] + 1]
-    begin, end = int(indptr[0]), int(indptr[-1])
-    writer.add(relation_dataset_name(key, "indptr"), indptr - begin)
-    writer.add(relation_dataset_name(key, "indices"), csc.indices[begin:end])
-    writer.add(relation_dataset_name(key, "out_degrees"), csc.out_degrees[own_src[0] : own_src[1]])
-    writer.create(relation_dataset_name(key, "orig_ids"), (end - begin,), "int64")
-    for rows in _row_chunks(begin, end, 8):
-        writer.write(csc.orig_ids[rows].astype(np.int64))
-
-
-def _write_feature(writer: ShardWriter, name: str, feature: Feature, rows: Array) -> None:
-    """Write chosen rows of a feature, a chunk at a time."""
-    values = feature.values
-    writer.create(name, (len(rows), *values.shape[1:]), feature.dtype)
-    row_bytes = values.dtype.itemsize * int(np.prod(values.shape[1:]))
-    for chunk in _row_chunks(0, len(rows), row_bytes):
-        writer.write(np.asarray(values[rows[chunk]]))
-    release(values)
-
-
-def _row_chunks(begin: int, end: int, row_bytes: int) -> Iterator[slice]:
-    step = max(1, _CHUNK_BYTES // max(row_bytes, 1))
-    for first in range(begin, end, step):
-        yield slice(first, min(first + step, end))
+def _joined(config: PartConfig, name: str) -> I64:
+    """Return a dataset of all parts' topology."""
+    rows = []
+    for part in range(config.num_parts):
+        with ShardReader(config.part_path(part, "part_graph"), config.graph_name, part, config.identity) as shard:
+            rows.append(shard.read(name))
+    return np.concatenate(rows)
 
 
 def _bytes_on_disk(source: GraphSource, num_parts: int) -> int:
@@ -338,19 +400,6 @@ def _bytes_on_disk(source: GraphSource, num_parts: int) -> int:
         for feature in table.values():
             total += feature.values.dtype.itemsize * math.prod(feature.values.shape)
     return total
-
-
-def _edge_cut(source: GraphSource, parts: I32) -> dict[str, Any]:
-    """Count the edges whose ends lie in different parts."""
-    bases = source.node_bases
-    cut = 0
-    total = 0
-    for relation_id in range(len(source.edges)):
-        src_base, dst_base = (bases[i] for i in source.schema.ends(relation_id))
-        for _, src, dst in edge_chunks(source, relation_id):
-            cut += int(np.count_nonzero(parts[src + src_base] != parts[dst + dst_base]))
-            total += len(src)
-    return {"edges_cut": cut, "edge_cut_fraction": round(cut / max(total, 1), 4)}
 
 
 def _feature_infos(

@@ -18,7 +18,7 @@ from mpigraph.arrays import F64, I32, I64
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.kernels.csr import count_keys, drop_repeats, place_values
 from mpigraph.kernels.random_edges import draw_edges
-from mpigraph.partition.exchange import Exchange, Route
+from mpigraph.partition.exchange import Exchange, Route, owners_of
 from mpigraph.partition.progress import Progress
 
 __all__ = ["EDGES_PER_CHUNK", "Communities", "Rows", "draw_pairs"]
@@ -153,10 +153,11 @@ def draw_pairs(
             return Rows(first, indptr, high, dropped, begin)
         tried = count
         count = round(count * min(4.0, max(1.1, 1.1 * num_pairs / max(found, 1))))
-    raise InvalidArgumentError(
-        f"num_edges {2 * num_pairs} is too dense for {communities.num_nodes} nodes: "
-        f"{tried} draws gave only {found} of {num_pairs} pairs; lower it or homophily"
-    )
+    with exchange.together("drawing edges"):  # so that it counts as an error of every rank
+        raise InvalidArgumentError(
+            f"num_edges {2 * num_pairs} is too dense for {communities.num_nodes} nodes: "
+            f"{tried} draws gave only {found} of {num_pairs} pairs; lower it or homophily"
+        )
 
 
 class _Attempts:
@@ -200,8 +201,7 @@ class _Attempts:
         fill = indptr[:-1].copy()
         high = np.empty(int(indptr[-1]), np.int32)
         for pairs in self._rounds(0, count):
-            owners = np.searchsorted(inner, pairs[:, 0], "right")
-            arrived = Route(exchange, owners).there(pairs)
+            arrived = Route(exchange, owners_of(bounds, pairs[:, 0])).there(pairs)
             place_values(arrived[:, 0] - row, arrived[:, 1], fill, high)
         out = np.empty_like(indptr)
         kept = drop_repeats(indptr, fill, high, np.full(len(self._degrees), -1, np.int32), out)

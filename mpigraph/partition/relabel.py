@@ -1,91 +1,181 @@
-"""From an assignment to contiguous ids: nodes by part, edges by the part of their destination in CSC order."""
+"""Every node and edge travels to the rank that writes its part, in new ids.
 
+Edges are sorted by (new destination, new source, original edge). They arrive in the order of the input, since ranks
+read them in turn, and wait in a :class:`.Spill` by ranges of destinations, each of which is then sorted on its own. So
+neither the number of ranks nor the size of these *buckets* shows in the result.
+"""
+
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
-from mpigraph.arrays import I32, I64, Array
-from mpigraph.kernels.csr import count_keys, place_edges, place_values, transpose
+from mpigraph.arrays import I64, Array
+from mpigraph.kernels.csr import count_keys, place_pairs, sort_rows
+from mpigraph.partition.exchange import Route, even_bounds, owners_of
+from mpigraph.partition.numbering import Numbering
+from mpigraph.partition.progress import Progress
 from mpigraph.partition.source import GraphSource, edge_chunks
+from mpigraph.partition.spill import Scratch
 from mpigraph.storage.format import index_dtype
 
-__all__ = ["NodeOrder", "RelationCSC", "order_nodes", "relabel_relation"]
+__all__ = ["Arrivals", "Bucket", "relabel"]
+
+EDGES_PER_BUCKET = 1 << 22
 
 
-class NodeOrder(NamedTuple):
-    """New ids of one node type: by part, then by original id.
+class Bucket(NamedTuple):
+    """The in-edges of consecutive nodes of a part.
 
-    orig_ids int64[n]: new -> original.  new_ids int[n]: original -> new.  offsets int64[parts + 1].
+    in_degrees int64[nodes].  indices int32 or int64[m]: new source ids, rising inside a row.
+    orig_ids int[m]: the position of each edge in the input.
     """
 
-    orig_ids: I64
-    new_ids: Array
-    offsets: I64
-
-    def orig_ids_of(self, part: int) -> I64:
-        """Return the original ids of a part's nodes, in the order of their new ids."""
-        return self.orig_ids[self.offsets[part] : self.offsets[part + 1]]
-
-
-class RelationCSC(NamedTuple):
-    """One relation in new ids.
-
-    indptr int64[n_dst + 1].  indices int32 or int64[m]: new source ids, rising inside a row.
-    orig_ids int32 or int64[m]: the original edge at each position.  out_degrees int64[n_src].
-    """
-
-    indptr: I64
+    in_degrees: I64
     indices: Array
     orig_ids: Array
-    out_degrees: I64
 
 
-def order_nodes(assignment: I32, num_parts: int) -> NodeOrder:
-    """Give the nodes of one type new ids.
+class Arrivals:
+    """What has come to the rank that writes some parts.
 
     Args:
-        assignment: int32[n], the part of each node.
+        source: the graph.
+        numbering: the new ids.
         num_parts: number of parts.
+        scratch: for what does not fit into memory.
+
+    Attributes:
+        parts: those that this rank writes.
     """
-    counts = np.bincount(assignment, minlength=num_parts)
-    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    orig_ids = np.empty(len(assignment), np.int64)
-    nodes = np.arange(len(assignment), dtype=np.int64)
-    place_values(assignment.astype(np.int64), nodes, offsets[:-1].copy(), orig_ids)
-    new_ids = np.empty(len(assignment), index_dtype(len(assignment)))
-    new_ids[orig_ids] = nodes
-    return NodeOrder(orig_ids, new_ids, offsets)
+
+    def __init__(self, source: GraphSource, numbering: Numbering, num_parts: int, scratch: Scratch) -> None:
+        self._source = source
+        self._numbering = numbering
+        self._part_bounds = even_bounds(num_parts, numbering.exchange.size)
+        rank = numbering.exchange.rank
+        self.parts = range(int(self._part_bounds[rank]), int(self._part_bounds[rank + 1]))
+        num_relations = len(source.edges)
+        sizes = source.edge_counts
+        self._total = sum(sizes)
+        self._received = 0  # edges that all ranks have read, about
+        self._buckets = [max(1, -(-size // (num_parts * EDGES_PER_BUCKET))) for size in sizes]
+        groups = len(self.parts) * np.array(self._buckets, np.int64)
+        self._first_group = np.concatenate([[0], np.cumsum(groups)]).astype(np.int64)
+        wide = max([*source.num_nodes, *sizes], default=0) >= 2**31
+        self._edges = scratch.spill(int(self._first_group[-1]), 3, np.int64 if wide else np.int32)
+        # by part: the original ids of each type's nodes, then the out degrees in each relation
+        self._nodes = scratch.spill((len(source.num_nodes) + num_relations) * len(self.parts), 1, np.int64)
+
+    def receive_nodes(self) -> None:
+        """Send the own nodes' original ids on their way, and take what comes. Collective on the ranks."""
+        for ntype_id in range(len(self._source.num_nodes)):
+            self._receive_values(ntype_id, ntype_id, self._numbering.own_ids(ntype_id))
+
+    def receive_relation(self, relation_id: int, progress: Progress) -> None:
+        """Send edges on their way as they are read, and take what comes. Collective on the ranks."""
+        numbering = self._numbering
+        exchange = numbering.exchange
+        src_type, dst_type = self._source.schema.ends(relation_id)
+        out_degrees = np.zeros(len(numbering.new_ids), np.int64)
+        rank_bounds = numbering.offsets[dst_type][self._part_bounds]
+        cuts = self._cuts(relation_id)
+        for first, src, dst in edge_chunks(self._source, relation_id, rank=exchange.rank, ranks=exchange.size):
+            progress("relabel edges", self._received, self._total)
+            self._received = min(self._received + len(src) * exchange.size, self._total)
+            new_src = numbering.of(src + numbering.bases[src_type], out_degrees)
+            new_dst = numbering.of(dst + numbering.bases[dst_type])
+            rows = np.empty((len(src), 3), self._edges.dtype)
+            rows[:, 0] = new_dst
+            rows[:, 1] = new_src
+            rows[:, 2] = np.arange(first, first + len(src))
+            came = Route(exchange, owners_of(rank_bounds, new_dst)).there(rows)
+            groups = np.searchsorted(cuts, came[:, 0], side="right") - 1
+            self._edges.add(groups + self._first_group[relation_id], came)
+        own = numbering.own(src_type)
+        self._receive_values(len(self._source.num_nodes) + relation_id, src_type, out_degrees[own])
+
+    def orig_ids(self, ntype_id: int, part: int) -> I64:
+        """Return int64[n], the original ids of a part's nodes, in the order of their new ids; once."""
+        return self._values(ntype_id, part)
+
+    def out_degrees(self, relation_id: int, part: int) -> I64:
+        """Return int64[n], of a part's own sources; once."""
+        return self._values(len(self._source.num_nodes) + relation_id, part)
+
+    def num_edges(self, relation_id: int, part: int) -> int:
+        """Return how many edges of a relation a part has."""
+        groups = self._groups(relation_id, part)
+        return int(self._edges.counts[groups.start : groups.stop].sum())
+
+    def buckets(self, relation_id: int, part: int) -> Iterator[Bucket]:
+        """Yield the in-edges of a part's nodes, bucket after bucket; once."""
+        src_type, _ = self._source.schema.ends(relation_id)
+        cuts = self._cuts(relation_id)
+        dtype = index_dtype(self._source.num_nodes[src_type])
+        begin = (part - self.parts.start) * self._buckets[relation_id]
+        for number, group in enumerate(self._groups(relation_id, part), begin):
+            rows = self._edges.take(group)
+            keys = rows[:, 0].astype(np.int64) - cuts[number]
+            in_degrees = np.zeros(int(cuts[number + 1] - cuts[number]), np.int64)
+            count_keys(keys, 0, in_degrees)
+            indptr = np.concatenate([[0], np.cumsum(in_degrees)]).astype(np.int64)
+            indices = np.empty(len(rows), dtype)
+            orig_ids = np.empty(len(rows), rows.dtype)
+            place_pairs(keys, rows[:, 1].copy(), rows[:, 2].copy(), indptr[:-1].copy(), indices, orig_ids)
+            del rows, keys
+            sort_rows(indptr, indices, orig_ids)
+            yield Bucket(in_degrees, indices, orig_ids)
+
+    def close(self) -> None:
+        """Forget all."""
+        self._edges.close()
+        self._nodes.close()
+
+    def _cuts(self, relation_id: int) -> I64:
+        """Return int64[buckets + 1]: the ranges of new destination ids of this rank's buckets."""
+        _, dst_type = self._source.schema.ends(relation_id)
+        offsets = self._numbering.offsets[dst_type]
+        number = self._buckets[relation_id]
+        begins = offsets[self.parts.start : self.parts.stop]
+        sizes = np.diff(offsets[self.parts.start : self.parts.stop + 1])
+        cuts = begins[:, None] + sizes[:, None] * np.arange(number) // number
+        return np.append(cuts.reshape(-1), offsets[self.parts.stop]).astype(np.int64)
+
+    def _groups(self, relation_id: int, part: int) -> range:
+        first = int(self._first_group[relation_id]) + (part - self.parts.start) * self._buckets[relation_id]
+        return range(first, first + self._buckets[relation_id])
+
+    def _receive_values(self, table: int, ntype_id: int, values: I64) -> None:
+        """Send a value of each own node of a type to its part, where they arrive in the order of the new ids."""
+        numbering = self._numbering
+        offsets = numbering.offsets[ntype_id]
+        new_ids = numbering.new_ids[numbering.own(ntype_id)]
+        route = Route(numbering.exchange, owners_of(offsets[self._part_bounds], new_ids))
+        came = route.there(np.stack([new_ids, values], axis=1))
+        parts = owners_of(offsets[self.parts.start : self.parts.stop + 1], came[:, 0])
+        self._nodes.add(table * len(self.parts) + parts, came[:, 1:])
+
+    def _values(self, table: int, part: int) -> I64:
+        values: I64 = self._nodes.take(table * len(self.parts) + part - self.parts.start)[:, 0]
+        return values
 
 
-def relabel_relation(source: GraphSource, relation_id: int, src_order: NodeOrder, dst_order: NodeOrder) -> RelationCSC:
-    """Sort the edges of a relation by (new destination, new source, original edge).
+def relabel(
+    source: GraphSource, numbering: Numbering, num_parts: int, scratch: Scratch, progress: Progress
+) -> Arrivals:
+    """Bring every node and edge to the rank that writes its part. Collective on the ranks.
 
-    Two counting sorts: by source, then by destination. Takes 2 * (4 + 4) bytes an edge while fewer than
-    2**31 nodes and edges, plus the edges themselves if they are no memory map.
+    Args:
+        source: the graph.
+        numbering: the new ids.
+        num_parts: number of parts.
+        scratch: for what does not fit into memory.
+        progress: what to report to.
     """
-    num_edges = source.num_edges(relation_id)
-    num_src = len(src_order.orig_ids)
-    num_dst = len(dst_order.orig_ids)
-    id_dtype = index_dtype(num_edges)
-    out_degrees = np.zeros(num_src, np.int64)
-    in_degrees = np.zeros(num_dst, np.int64)
-    for _, src, dst in edge_chunks(source, relation_id):
-        count_keys(src_order.new_ids[src].astype(np.int64), 0, out_degrees)
-        count_keys(dst_order.new_ids[dst].astype(np.int64), 0, in_degrees)
-    by_src = _offsets(out_degrees)
-    by_dst = _offsets(in_degrees)
-    ends = np.empty(num_edges, index_dtype(num_dst))
-    ids = np.empty(num_edges, id_dtype)
-    fill = by_src[:-1].copy()
-    for first, src, dst in edge_chunks(source, relation_id):
-        new_src = src_order.new_ids[src].astype(np.int64)
-        new_dst = dst_order.new_ids[dst].astype(np.int64)
-        place_edges(new_src, new_dst, first, fill, ends, ids)
-    indices = np.empty(num_edges, index_dtype(num_src))
-    orig_ids = np.empty(num_edges, id_dtype)
-    transpose(by_src, ends, ids, by_dst[:-1].copy(), indices, orig_ids)
-    return RelationCSC(by_dst, indices, orig_ids, out_degrees)
-
-
-def _offsets(counts: I64) -> I64:
-    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    arrivals = Arrivals(source, numbering, num_parts, scratch)
+    arrivals.receive_nodes()
+    for relation_id in range(len(source.edges)):
+        arrivals.receive_relation(relation_id, progress)
+    progress("relabel edges", sum(source.edge_counts), sum(source.edge_counts))
+    return arrivals

@@ -20,7 +20,8 @@ from mpigraph.storage.format import logical_dtype, storage_dtype
 __all__ = ["CastRows", "Feature", "GraphSource", "RowArray", "SparseRows", "as_floats", "edge_chunks", "release"]
 
 
-EDGES_PER_CHUNK = 1 << 22
+EDGES_PER_CHUNK = 1 << 20
+_CHUNKS_MAPPED = 16  # of a memory map, before its pages are let go
 
 
 class RowArray(Protocol):
@@ -163,6 +164,11 @@ class GraphSource:
         return len(self.edges[relation_id][0])
 
     @property
+    def edge_counts(self) -> list[int]:
+        """Numbers of edges of all relations."""
+        return [len(src) for src, _ in self.edges]
+
+    @property
     def node_bases(self) -> I64:
         """int64[types + 1]: where each type begins when all nodes are counted through."""
         return np.concatenate([[0], np.cumsum(self.num_nodes)]).astype(np.int64)
@@ -174,25 +180,37 @@ class GraphSource:
             arrays += [feature.values for features in table.values() for feature in features.values()]
         return sum(array.nbytes for array in arrays if _mapping(array) is None)
 
-    def check_edges(self) -> None:
-        """Check that every endpoint exists.
+    def check_edges(self, relation_id: int, first: int, src: I64, dst: I64) -> None:
+        """Check that the ends of some edges exist.
+
+        Args:
+            relation_id: their relation.
+            first: position of the first of them.
+            src: int64[k].
+            dst: int64[k].
 
         Raises:
             GraphDataError: names the relation, the first bad edge and the bad id.
         """
-        for relation_id, relation in enumerate(self.schema.relations):
-            src_type, dst_type = self.schema.ends(relation_id)
-            for first, src, dst in edge_chunks(self, relation_id):
-                for end, ids, ntype_id in (("source", src, src_type), ("destination", dst, dst_type)):
-                    _check_endpoints(relation, end, ids, self.num_nodes[ntype_id], first)
+        src_type, dst_type = self.schema.ends(relation_id)
+        for end, ids, ntype_id in (("source", src, src_type), ("destination", dst, dst_type)):
+            _check_endpoints(self.schema.relations[relation_id], end, ids, self.num_nodes[ntype_id], first)
 
 
-def edge_chunks(source: GraphSource, relation_id: int, size: int = EDGES_PER_CHUNK) -> Iterator[tuple[int, I64, I64]]:
-    """Yield ``(first edge, src, dst)`` with src and dst int64[<= size]."""
+def edge_chunks(source: GraphSource, relation_id: int, rank: int = 0, ranks: int = 1) -> Iterator[tuple[int, I64, I64]]:
+    """Yield ``(first edge, src, dst)`` with src and dst int64[<= EDGES_PER_CHUNK].
+
+    Several ranks read chunk after chunk in turn. All yield as many chunks, so the last may be empty.
+    """
     src, dst = source.edges[relation_id]
-    for first in range(0, len(src), size):
+    size = EDGES_PER_CHUNK
+    for number, begin in enumerate(range(0, len(src), size * ranks), 1):
+        first = min(begin + size * rank, len(src))
         chunk = slice(first, first + size)
         yield first, np.array(src[chunk], dtype=np.int64), np.array(dst[chunk], dtype=np.int64)
+        if number % _CHUNKS_MAPPED == 0:
+            release(src)
+            release(dst)
     release(src)
     release(dst)
 

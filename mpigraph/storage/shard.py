@@ -27,7 +27,7 @@ from mpigraph.errors import InvalidArgumentError, ShardFormatError, StorageError
 from mpigraph.storage.files import NewFile, check_space, open_regular
 from mpigraph.storage.format import FORMAT_NAME, FORMAT_VERSION, logical_dtype, segment_rows, storage_dtype
 
-__all__ = ["DatasetInfo", "Fingerprint", "ShardReader", "ShardWriter", "seal_of"]
+__all__ = ["DatasetInfo", "Fingerprint", "Rows", "ShardReader", "ShardWriter", "seal_of"]
 
 _SIGNATURE = b"\x89HDF\r\n\x1a\n\x03"  # of HDF5's superblock, and the version of it that _LIBVER gives
 _ATTRIBUTE_BYTES = 1 << 16  # what HDF5 allows in an object's header
@@ -90,7 +90,7 @@ class ShardWriter:
             part=part,
             identity=_text(identity),
         )
-        self._current: _Appender | None = None
+        self._begun: list[Rows] = []
         self._content: dict[str, tuple[DatasetInfo, bytes]] = {}
 
     @property
@@ -98,33 +98,22 @@ class ShardWriter:
         """Of what has been written."""
         return seal_of(self._content)
 
-    def create(self, name: str, shape: tuple[int, ...], dtype: str) -> None:
-        """Begin a dataset; :meth:`write` then appends its rows.
+    def create(self, name: str, shape: tuple[int, ...], dtype: str) -> "Rows":
+        """Begin a dataset, to which rows are then appended; several may be in progress.
 
         Args:
             name: path inside the file.
             shape: full shape, first dimension the rows.
             dtype: logical dtype.
         """
-        self._finish()
-        self._current = _Appender(self._file, name, shape, dtype)
-        check_space(self._path.parent, self._current.nbytes, f"dataset {name!r} of {self._path}")
-
-    def write(self, rows: Array) -> None:
-        """Append rows to the dataset begun last.
-
-        Args:
-            rows: ``[k, ...]`` in the storage dtype.
-        """
-        if self._current is None:
-            raise InvalidArgumentError(f"{self._path}: write() before create()")
-        self._current.write(rows)
-        self._target.check()
+        rows = Rows(self._file, self._target, name, shape, dtype)
+        self._begun.append(rows)
+        check_space(self._path.parent, rows.nbytes, f"dataset {name!r} of {self._path}")
+        return rows
 
     def add(self, name: str, values: Array, dtype: str | None = None) -> None:
         """Write a whole dataset; the dtype defaults to that of ``values``."""
-        self.create(name, values.shape, logical_dtype(values.dtype) if dtype is None else dtype)
-        self.write(values)
+        self.create(name, values.shape, logical_dtype(values.dtype) if dtype is None else dtype).write(values)
 
     def close(self) -> None:
         """Complete the file and give it its name."""
@@ -156,10 +145,9 @@ class ShardWriter:
             raise
 
     def _finish(self) -> None:
-        """Complete the dataset that :meth:`create` began, if any."""
-        if self._current is not None:
-            self._content |= self._current.finish()
-            self._current = None
+        """Complete all datasets."""
+        while self._begun:
+            self._content |= self._begun.pop().finish()
 
 
 class _Target(NewFile):
@@ -193,10 +181,11 @@ class _Target(NewFile):
             raise self._error
 
 
-class _Appender:
-    """One dataset being written: rows so far and their running checksums."""
+class Rows:
+    """A dataset of a shard that is being written: rows so far and their running checksums."""
 
-    def __init__(self, file: h5py.File, name: str, shape: tuple[int, ...], dtype: str) -> None:
+    def __init__(self, file: h5py.File, target: _Target, name: str, shape: tuple[int, ...], dtype: str) -> None:
+        self._target = target
         stored = storage_dtype(dtype)
         self._name = name
         self._dtype = dtype
@@ -211,7 +200,14 @@ class _Appender:
         self._crcs = np.zeros(-(-self._shape[0] // self._segment), np.uint32)
 
     def write(self, rows: Array) -> None:
-        """Append rows, and extend the checksums of the segments that they lie in."""
+        """Append rows, and extend the checksums of the segments that they lie in.
+
+        Args:
+            rows: ``[k, ...]`` in the storage dtype.
+
+        Raises:
+            StorageError: they cannot be written.
+        """
         if rows.shape[1:] != self._shape[1:] or rows.dtype != self._dataset.dtype:
             raise InvalidArgumentError(
                 f"dataset {self._name!r} has rows {self._dataset.dtype}{list(self._shape[1:])} "
@@ -229,6 +225,7 @@ class _Appender:
             block = rows[begin - self._done : stop - self._done]
             self._crcs[index] = zlib.crc32(_bytes(block), int(self._crcs[index]))
         self._done = end
+        self._target.check()
 
     def finish(self) -> Fingerprint:
         """Store the checksums and return them; every row must have been written."""

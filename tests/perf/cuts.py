@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from mpigraph.metadata.schema import Schema
-from mpigraph.partition.balance import balance_criteria, measured_balance
+from mpigraph.partition.balance import balance_criteria, loads_of, measured_balance
 from mpigraph.partition.metis import metis_assign
 from mpigraph.partition.multilevel.assign import multilevel_assign
 from mpigraph.partition.readers import read_source
@@ -77,7 +77,7 @@ def measured(source, criteria, method, num_parts, seed):
         seconds = time.process_time() - begin
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
         src, dst = source.edges[0]
-        balance = max(measured_balance(criteria, parts, num_parts).values())
+        balance = max(measured_balance(criteria, loads_of(criteria, parts, num_parts)).values())
         os.write(
             writing, json.dumps([float((parts[src] != parts[dst]).mean()), balance, seconds, peak / 2**20]).encode()
         )

@@ -47,11 +47,12 @@ def test_round_trip_of_every_dtype(tmp_path):
 @pytest.mark.parametrize("chunk", [1, 3, 4, 5, 100])
 def test_rows_written_in_chunks_are_the_rows(tmp_path, small_segments, chunk):
     with ShardWriter(tmp_path / "x.h5", "g", 0, "id") as writer:
-        writer.create("r", (100, 2), "int64")
+        one, two = (writer.create(name, (100, 2), "int64") for name in "rs")
         for first in range(0, 100, chunk):
-            writer.write(rows()[first : first + chunk])
+            one.write(rows()[first : first + chunk])
+            two.write(rows()[first : first + chunk] + 1)
     with ShardReader(tmp_path / "x.h5") as reader:
-        assert np.array_equal(reader.read("r"), rows())
+        assert np.array_equal(reader.read("r"), rows()) and np.array_equal(reader.read("s"), rows() + 1)
 
 
 def test_every_range_reads_and_verifies(path):
@@ -176,9 +177,8 @@ def test_checksums_of_another_kind(path, kind):
 
 def test_a_failed_write_leaves_nothing(tmp_path):
     for action, message in (
-        (lambda w: w.write(np.zeros(1)), "before create"),
-        (lambda w: (w.create("x", (2,), "int64"), w.write(np.zeros(1, np.int32))), "has rows int64"),
-        (lambda w: (w.create("x", (2,), "int64"), w.write(np.zeros(3, np.int64))), "2 rows .got at least 3"),
+        (lambda w: w.create("x", (2,), "int64").write(np.zeros(1, np.int32)), "has rows int64"),
+        (lambda w: w.create("x", (2,), "int64").write(np.zeros(3, np.int64)), "2 rows .got at least 3"),
         (lambda w: w.create("x", (2,), "int64"), "2 rows .got only 0"),
         (lambda w: w.create("x", (2,), "string"), "dtype 'string' cannot be stored"),
     ):

@@ -12,6 +12,7 @@ from oracle import NAME, oracle_source, write_oracle
 import mpigraph.distributed as dist
 from mpigraph.errors import PartitionError, ShardFormatError
 from mpigraph.partition import pipeline
+from mpigraph.partition.part_writer import WrittenPart
 from mpigraph.storage.part_config import PartConfig
 
 
@@ -35,7 +36,7 @@ def open_alone(folder: Path) -> str:
 @pytest.mark.parametrize("name", ["part1/graph.h5", "part0/node_feat.h5", "part1/edge_feat.h5"])
 def test_a_shard_of_another_partitioning_is_refused(oracle: Callable[..., str], tmp_path: Path, name: str) -> None:
     shutil.copytree(Path(oracle(2)).parent, tmp_path / "right")
-    write_oracle(tmp_path / "again", 2)  # equal but for its identity
+    write_oracle(tmp_path / "again", 2, seed=1)
     shutil.copy(tmp_path / "again" / name, tmp_path / "right" / name)
     text = open_alone(tmp_path / "right")
     assert f"right/{name}: belongs to another partitioning" in text and "files of two partitionings are mixed" in text
@@ -47,11 +48,15 @@ def test_an_interrupted_partitioning_leaves_no_configuration(
     folder = tmp_path / "graph"
     shutil.copytree(Path(oracle(2)).parent, folder)
 
-    def interrupted(writer: object) -> None:
-        raise KeyboardInterrupt  # the new topology is there, and the features are still the old ones
+    write = pipeline.PartWriter.write
+
+    def interrupted(writer: pipeline.PartWriter, part: int) -> WrittenPart:
+        if part == 1:
+            raise KeyboardInterrupt  # the first part is the new one, and the second is still the old one
+        return write(writer, part)
 
     with monkeypatch.context() as patch:
-        patch.setattr(pipeline._Writer, "write_node_features", interrupted)
+        patch.setattr(pipeline.PartWriter, "write", interrupted)
         with pytest.raises(KeyboardInterrupt):
             pipeline.partition_source(oracle_source(), NAME, 2, folder, "random", seed=1)
     assert "oracle.json: cannot read the partition configuration: No such file" in open_alone(folder)
@@ -85,7 +90,9 @@ def test_a_graph_that_was_partitioned_again_while_it_is_open(tmp_path: Path) -> 
         path = write_oracle(tmp_path, 2)
         dist.DistGraph(NAME, part_config=path)
         dist.DistGraph(NAME, part_config=path)
-        write_oracle(tmp_path, 2)
+        write_oracle(tmp_path, 2)  # equal files
+        dist.DistGraph(NAME, part_config=path)
+        write_oracle(tmp_path, 2, seed=1)
         with pytest.raises(PartitionError, match="is open already, and was partitioned again since"):
             dist.DistGraph(NAME, part_config=path)
 

@@ -8,6 +8,7 @@ in one half of the jobs and packed by their owners in the other: it depends on t
 
 import gc
 import os
+import shutil
 import tempfile
 import time
 import traceback
@@ -63,32 +64,45 @@ class Layout(NamedTuple):
 
 
 ALONE = Layout(1, 0, 0)
-LAYOUTS = [
-    ALONE,
-    Layout(2, 0, 0),
-    Layout(2, 1, 0),
-    Layout(2, 0, 1),
-    Layout(3, 1, 0),
-    Layout(3, 0, 2),
-    Layout(4, 0, 0),
-    Layout(4, 2, 0),
-    Layout(4, 0, 1),
-    Layout(4, 0, 2),
-    Layout(4, 1, 2),
-]
+
+
+def possible(layouts: list[Layout]) -> list[Layout]:
+    """Those that this MPI can run: trainers that host rows for other nodes need MPI_THREAD_MULTIPLE."""
+    if MPI.Query_thread() == MPI.THREAD_MULTIPLE:
+        return layouts
+    return [layout for layout in layouts if layout.servers or layout.ranks_per_node in (0, layout.ranks)]
+
+
+LAYOUTS = possible(
+    [
+        ALONE,
+        Layout(2, 0, 0),
+        Layout(2, 1, 0),
+        Layout(2, 0, 1),
+        Layout(3, 1, 0),
+        Layout(3, 0, 2),
+        Layout(4, 0, 0),
+        Layout(4, 2, 0),
+        Layout(4, 0, 1),
+        Layout(4, 0, 2),
+        Layout(4, 1, 2),
+    ]
+)
 FAR = [layout for layout in LAYOUTS if 0 < layout.ranks_per_node < layout.ranks]  # some rows are on other nodes
 # One rank; far rows, and every trainer hosts; near rows that a server hosts; near and far rows that servers host.
-API = [ALONE, Layout(2, 0, 1), Layout(3, 1, 0), Layout(4, 1, 2)]
+API = possible([ALONE, Layout(2, 0, 1), Layout(3, 1, 0), Layout(4, 1, 2)])
 
 
 def on_layouts(layouts: list[Layout]) -> pytest.MarkDecorator:
     """Makes a test with ``job`` run on these layouts."""
+    layouts = possible(layouts)
     names = [layout.name for layout in layouts]
     return pytest.mark.parametrize("shared_job", layouts, indirect=True, scope="module", ids=names)
 
 
 def own_on_layouts(layouts: list[Layout]) -> pytest.MarkDecorator:
     """Makes a test with ``layout`` run on these layouts."""
+    layouts = possible(layouts)
     return pytest.mark.parametrize("layout", layouts, indirect=True, ids=[layout.name for layout in layouts])
 
 
@@ -354,3 +368,15 @@ def path_of(directory: Path) -> str:
     """Path of the configuration of the graph that lies in a directory."""
     (config,) = directory.glob("*.json")
     return str(config)
+
+
+@contextmanager
+def shared_folder(comm: MPI.Intracomm) -> Iterator[Path]:
+    """A folder that all ranks of a communicator see; removed at the end."""
+    folder = comm.bcast(Path(tempfile.mkdtemp(dir=FOLDER)) if comm.rank == 0 else None)
+    try:
+        yield folder
+    finally:
+        comm.Barrier()
+        if comm.rank == 0:
+            shutil.rmtree(folder)

@@ -48,14 +48,17 @@ def oracle_source(num_nodes: int = NUM_NODES, max_degree: int = MAX_DEGREE) -> G
     )
 
 
-def write_oracle(directory: Path, num_parts: int = 2, part_method: str = "random", name: str = NAME) -> str:
+def write_oracle(
+    directory: Path, num_parts: int = 2, part_method: str = "random", name: str = NAME, seed: int = 0
+) -> str:
     """Partition the oracle graph; return the path of its configuration.
 
     ``part_method`` "given" cuts the original order of the nodes into ``num_parts`` ranges: ids stay what they are.
     """
     assignment = np.arange(NUM_NODES) * num_parts // NUM_NODES if part_method == "given" else None
     source = oracle_source()
-    return str(partition_source(source, name, num_parts, directory, part_method, assignment=assignment).config_path)
+    result = partition_source(source, name, num_parts, directory, part_method, assignment=assignment, seed=seed)
+    return str(result.config_path)
 
 
 def open_graph(path: str) -> dist.DistGraph:

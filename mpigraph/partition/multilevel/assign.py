@@ -1,6 +1,6 @@
 """The whole method: from a graph cut over ranks to a part for each node."""
 
-from functools import partial
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -9,14 +9,14 @@ from mpigraph.arrays import F64, I32, I64
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.log import get_logger
 from mpigraph.partition.balance import TOLERANCE, Criteria
-from mpigraph.partition.exchange import Exchange
-from mpigraph.partition.metis import symmetric_adjacency
+from mpigraph.partition.exchange import ALONE, Exchange
 from mpigraph.partition.multilevel.clustering import find_clusters
 from mpigraph.partition.multilevel.contraction import Descent, contract
-from mpigraph.partition.multilevel.dist_csr import GraphSlice, Level, finest_level
+from mpigraph.partition.multilevel.dist_csr import GraphSlice, Level, ParkedLevel, finest_level, slice_of_edges
 from mpigraph.partition.multilevel.initial import initial_parts
 from mpigraph.partition.multilevel.refinement import Effort, refine
-from mpigraph.partition.source import GraphSource
+from mpigraph.partition.source import GraphSource, edge_chunks
+from mpigraph.partition.spill import Scratch
 
 __all__ = ["Coarsening", "assign", "multilevel_assign"]
 
@@ -47,6 +47,7 @@ def assign(
     num_parts: int,
     *,
     seed: int = 0,
+    scratch: Scratch | None = None,
     coarsening: Coarsening = Coarsening(),  # noqa: B008  immutable
 ) -> I32:
     """Assign every node to a part: few edges cut, every criterion spread evenly. The result is that of one rank.
@@ -55,10 +56,11 @@ def assign(
 
     Args:
         exchange: the ranks; ``Exchange()`` for one alone, ``MPIExchange(comm)`` for those of a communicator.
-        graph: the rows of this rank's nodes.
+        graph: the rows of this rank's nodes; of no use afterwards.
         weights: int64[own nodes, criteria], >= 0.
         num_parts: number of parts; may exceed the number of nodes.
         seed: equal seeds give equal assignments.
+        scratch: for what does not fit into memory.
         coarsening: when to stop clustering.
 
     Returns:
@@ -77,39 +79,60 @@ def assign(
         return np.zeros(own, np.int32)
     totals = exchange.total(weights.sum(axis=0))
     bounds = _bounds(totals, num_parts)
-    level = finest_level(exchange, graph, weights)
     target = max(coarsening.least, int(total * coarsening.fraction), coarsening.of_parts * num_parts)
     caps = np.maximum(CAP * totals // target, 2)
-    levels, descents = _coarsened(level, caps, target, coarsening.levels, seed)
-    parts = initial_parts(levels[-1], num_parts, bounds, seed)
+    level = finest_level(exchange, graph, weights)
+    del graph
+    scratch = scratch or Scratch()
+    level, ways_back = _coarsest(level, caps, target, coarsening.levels, seed, scratch)
+    parts = initial_parts(level, num_parts, bounds, seed)
     criteria = int(np.count_nonzero(totals))
-    for depth in reversed(range(len(levels))):
-        if depth < len(descents):
-            parts = descents.pop().project(parts)
-        parts = refine(levels.pop(), parts, num_parts, bounds, _effort(depth, criteria), seed + depth, depth == 0)
+    for depth in reversed(range(len(ways_back) + 1)):
+        if depth < len(ways_back):
+            finer, descent = ways_back.pop()
+            parts = descent.project(parts)
+            level = finer.take()
+        parts = refine(level, parts, num_parts, bounds, _effort(depth, criteria), seed + depth, depth == 0)
     return parts[:own]
 
 
-def multilevel_assign(source: GraphSource, num_parts: int, criteria: Criteria, *, seed: int = 0) -> I32:
-    """Assign every node of every type to a part, in this process.
-
-    All relations count alike.
+def multilevel_assign(
+    source: GraphSource,
+    num_parts: int,
+    criteria: Criteria,
+    *,
+    seed: int = 0,
+    exchange: Exchange = ALONE,
+    bounds: I64 | None = None,
+    scratch: Scratch | None = None,
+) -> I32:
+    """Assign every node of every type to a part. All relations count alike. Collective on the ranks.
 
     Args:
-        source: the graph.
+        source: the graph, of which each rank reads its share.
         num_parts: number of parts.
-        criteria: what to balance.
+        criteria: what to balance, of the own nodes.
         seed: equal seeds give equal assignments.
+        exchange: the ranks.
+        bounds: int64[ranks + 1], who owns which nodes, types one after the other; one rank owns all by default.
+        scratch: for what does not fit into memory.
 
     Returns:
-        int32[all nodes], types one after the other.
+        int32[own nodes].
     """
-    adjacency = symmetric_adjacency(source)
-    bounds = np.array([0, len(adjacency.indptr) - 1], np.int64)
-    weights = np.stack(list(criteria.values()), axis=1) if criteria else np.empty((int(bounds[1]), 0), np.int64)
-    graph = GraphSlice(bounds, adjacency.indptr, adjacency.indices)
-    alone = partial(assign, Exchange())  # of one rank, and so not collective on anybody
-    return alone(graph, np.ascontiguousarray(weights), num_parts, seed=seed)
+    bounds = source.node_bases[[0, -1]] if bounds is None else bounds
+    own = int(bounds[exchange.rank + 1] - bounds[exchange.rank])
+    weights = np.stack(list(criteria.values()), axis=1) if criteria else np.empty((own, 0), np.int64)
+    graph = slice_of_edges(exchange, bounds, _all_edges(source, exchange), scratch)
+    return assign(exchange, graph, np.ascontiguousarray(weights), num_parts, seed=seed, scratch=scratch)
+
+
+def _all_edges(source: GraphSource, exchange: Exchange) -> Iterator[tuple[I64, I64]]:
+    """Yield this rank's chunks of all relations, in ids of all nodes."""
+    for relation_id in range(len(source.edges)):
+        src_base, dst_base = (source.node_bases[i] for i in source.schema.ends(relation_id))
+        for _, src, dst in edge_chunks(source, relation_id, rank=exchange.rank, ranks=exchange.size):
+            yield src + src_base, dst + dst_base
 
 
 def _bounds(totals: I64, num_parts: int) -> I64:
@@ -135,24 +158,25 @@ def _wrong(exchange: Exchange, graph: GraphSlice, weights: I64, num_parts: int) 
     return None
 
 
-def _coarsened(level: Level, caps: I64, target: int, most: int, seed: int) -> tuple[list[Level], list[Descent]]:
-    """Return the levels, the finest first, and the ways back between them."""
-    levels = [level]
-    descents: list[Descent] = []
+def _coarsest(
+    level: Level, caps: I64, target: int, most: int, seed: int, scratch: Scratch
+) -> tuple[Level, list[tuple[ParkedLevel, Descent]]]:
+    """Return the coarsest level, and the ways back with the finer levels, the finest first."""
+    ways_back: list[tuple[ParkedLevel, Descent]] = []
     exchange = level.exchange
     count = exchange.sum_of(level.num_own)
-    while count > target and len(descents) < most:
-        clusters = find_clusters(level, caps, target, seed + len(descents))
+    while count > target and len(ways_back) < most:
+        clusters = find_clusters(level, caps, target, seed + len(ways_back))
         before = count
         count = exchange.sum_of(int(np.count_nonzero(clusters.members)))
         if count > 0.95 * before:
             break
-        level, descent = contract(level, clusters)
+        coarse, descent = contract(level, clusters, scratch)
         del clusters
-        levels.append(level)
-        descents.append(descent)
-        get_logger().info("level %d: %d nodes, %d edges here", len(descents), count, len(level.indices))
-    return levels, descents
+        ways_back.append((ParkedLevel(level, scratch), descent))
+        level = coarse
+        get_logger().info("level %d: %d nodes, %d edges here", len(ways_back), count, len(level.indices))
+    return level, ways_back
 
 
 def _effort(depth: int, criteria: int) -> Effort:

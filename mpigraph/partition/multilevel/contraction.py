@@ -6,12 +6,16 @@ import numpy as np
 
 from mpigraph.arrays import I32, I64
 from mpigraph.kernels.clusters import merge_rows
-from mpigraph.kernels.csr import count_keys, place_values
+from mpigraph.kernels.csr import count_keys, place_pairs
 from mpigraph.partition.exchange import Route
 from mpigraph.partition.multilevel.clustering import Clusters
 from mpigraph.partition.multilevel.dist_csr import Level, Mirror, NodeTable
+from mpigraph.partition.spill import Scratch
 
 __all__ = ["Descent", "contract"]
+
+_RANGES = 64  # of own clusters, of which one at a time is joined
+_ENTRIES_PER_ROUND = 1 << 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,71 +49,124 @@ class Descent:
         return of_cluster[self.labels]
 
 
-def contract(level: Level, clusters: Clusters) -> tuple[Level, Descent]:
+def contract(level: Level, clusters: Clusters, scratch: Scratch) -> tuple[Level, Descent]:
     """Return the level whose nodes are the clusters, and the way back. Collective on the ranks.
 
     Weights of edges between two clusters are added up, and those of nodes in each criterion. A cluster stays with the
     owner of the node that it began with.
+
+    Args:
+        level: the finer level.
+        clusters: of its nodes.
+        scratch: for what does not fit into memory.
     """
     own = level.num_own
+    exchange = level.exchange
     leaders = np.flatnonzero(clusters.members > 0)
     descent = Descent(clusters.labels, leaders, clusters.mirror, len(clusters.table.keys))
-    order = np.argsort(clusters.labels[:own], kind="stable")
-    row_labels, begins = np.unique(clusters.labels[:own][order], return_index=True)
-    rows = row_labels.astype(np.int64)
-    bounds = np.append(begins, own)
-    indptr, labels, edge_weights = _merged(
-        order, bounds, level.indptr, level.indices, level.edge_weights, clusters.labels, rows, len(clusters.table.keys)
-    )
-    keys = level.keys[leaders]
-    weights = clusters.loads[leaders]
-    ghosts = level.ghosts
-    table = NodeTable(keys, int(ghosts.bounds[-1]), level.exchange.size == 1)
-    if level.exchange.size == 1:
+    table = NodeTable(level.keys[leaders], int(level.ghosts.bounds[-1]), exchange.size == 1)
+    merging = _Merging(level, clusters)
+    if exchange.size == 1:
         number = np.full(own, -1, np.int32)
         number[leaders] = np.arange(len(leaders))
-        indices = number[labels]
+        indptr, indices, edge_weights = merging.rows(0, merging.num_rows)
+        indices = number[indices]
     else:
-        known = clusters.table.keys
-        ends = np.stack([np.repeat(known[rows], np.diff(indptr)), known[labels]], axis=1)
-        del labels
-        route = Route(level.exchange, ghosts.owners(ends[:, 0]))
-        came = route.there(ends)
-        came_weights = route.there(edge_weights[:, None])[:, 0]
-        del ends, edge_weights, route
-        indptr, indices, edge_weights = _assembled(table, len(leaders), came, came_weights)
-    coarse = Level.of_rows(level.exchange, ghosts.bounds, table, indptr, indices, edge_weights, weights)
-    return coarse, descent
+        indptr, indices, edge_weights = _assembled(merging, table, len(leaders), scratch)
+    bounds, weights = level.ghosts.bounds, clusters.loads[leaders]
+    return Level.of_rows(exchange, bounds, table, indptr, indices, edge_weights, weights), descent
 
 
-def _merged(
-    order: I64, bounds: I64, indptr: I64, indices: I32, edge_weights: I32, labels: I32, rows: I64, num_labels: int
-) -> tuple[I64, I32, I32]:
-    """Count the merged entries, then make them: indptr, labels and weights of the rows."""
-    rating = np.zeros(num_labels, np.int32)
-    touched = np.empty(num_labels, np.int32)
-    merged = np.zeros(len(bounds), np.int64)
-    nothing = np.empty(0, np.int32)
-    fixed = (order, bounds, indptr, indices, edge_weights, labels, rows, rating, touched, merged)
-    merge_rows(*fixed, nothing, nothing)
-    out_labels = np.empty(int(merged[-1]), np.int32)
-    out_weights = np.empty(int(merged[-1]), np.int32)
-    if len(out_labels):
-        merge_rows(*fixed, out_labels, out_weights)
-    return merged, out_labels, out_weights
+class _Merging:
+    """Rows of clusters, made of the own nodes' rows, some at a time."""
+
+    def __init__(self, level: Level, clusters: Clusters) -> None:
+        labels = clusters.labels[: level.num_own]
+        self._order = np.argsort(labels, kind="stable")
+        row_labels, begins = np.unique(labels[self._order], return_index=True)
+        self._labels = row_labels.astype(np.int64)
+        self._bounds = np.append(begins, level.num_own)
+        self.level = level
+        self._clusters = clusters
+        self._rating = np.zeros(len(clusters.table.keys), np.int32)
+        self._touched = np.empty(len(clusters.table.keys), np.int32)
+        degrees = np.diff(level.indptr)[self._order]
+        self._sizes = np.concatenate([[0], np.cumsum(degrees)]).astype(np.int64)[self._bounds]  # before merging
+
+    @property
+    def num_rows(self) -> int:
+        """Number of clusters of own nodes."""
+        return len(self._labels)
+
+    def end_of(self, first: int, entries: int) -> int:
+        """Return the row behind as many from ``first`` on as have so many entries before merging, at least one."""
+        last = int(np.searchsorted(self._sizes, self._sizes[first] + entries, side="right")) - 1
+        return min(max(last, first + 1), self.num_rows)
+
+    def rows(self, first: int, last: int) -> tuple[I64, I32, I32]:
+        """Return indptr int64[rows + 1], labels and weights int32[m] of some rows."""
+        most = int(self._sizes[last] - self._sizes[first])
+        indptr = np.zeros(last - first + 1, np.int64)
+        labels = np.empty(most, np.int32)  # pages beyond what is used are never touched
+        weights = np.empty(most, np.int32)
+        level = self.level
+        end = merge_rows(
+            self._order, self._bounds[first : last + 1], level.indptr, level.indices, level.edge_weights,
+            self._clusters.labels, self._labels[first:last], self._rating, self._touched, indptr, labels, weights, 0,
+        )  # fmt: skip
+        return indptr, labels[:end], weights[:end]
+
+    def edges(self, first: int, last: int) -> I64:
+        """Return int64[m, 3] of some rows: the keys of both clusters, and the weight."""
+        known = self._clusters.table.keys
+        indptr, labels, weights = self.rows(first, last)
+        edges = np.empty((len(labels), 3), np.int64)
+        edges[:, 0] = np.repeat(known[self._labels[first:last]], np.diff(indptr))
+        edges[:, 1] = known[labels]
+        edges[:, 2] = weights
+        return edges
 
 
-def _assembled(table: NodeTable, num_rows: int, ends: I64, edge_weights: I32) -> tuple[I64, I32, I32]:
-    """Make rows of edges that several ranks have sent: ``ends`` int64[m, 2], keys."""
-    rows = table.positions(np.ascontiguousarray(ends[:, 0])).astype(np.int64)
-    others = table.positions(np.ascontiguousarray(ends[:, 1]))
-    counts = np.zeros(num_rows + 1, np.int64)
-    count_keys(rows, 1, counts)
-    indptr = np.cumsum(counts)
-    indices = np.empty(len(rows), np.int32)
-    weights = np.empty(len(rows), np.int32)
-    place_values(rows, others, indptr[:-1].copy(), indices)
-    place_values(rows, edge_weights, indptr[:-1].copy(), weights)
+def _assembled(merging: _Merging, table: NodeTable, num_rows: int, scratch: Scratch) -> tuple[I64, I32, I32]:
+    """Send merged rows to the owners of their clusters, in rounds, and join what has come from several ranks."""
+    level = merging.level
+    step = max(1, -(-num_rows // _RANGES))
+    num_ranges = -(-num_rows // step)
+    arrived = scratch.spill(num_ranges, 3, np.int32)
+    row = 0
+    while level.exchange.sum_of(merging.num_rows - row) > 0:
+        end = merging.end_of(row, _ENTRIES_PER_ROUND) if row < merging.num_rows else row
+        edges = merging.edges(row, end)
+        row = end
+        came = Route(level.exchange, level.ghosts.owners(edges[:, 0])).there(edges)
+        local = np.empty(came.shape, np.int32)
+        local[:, 0] = table.positions(np.ascontiguousarray(came[:, 0]))
+        local[:, 1] = table.positions(np.ascontiguousarray(came[:, 1]))
+        local[:, 2] = came[:, 2]
+        arrived.add(local[:, 0] // step, local)
+    del merging
+    total = int(arrived.counts.sum())
+    indptr = np.zeros(num_rows + 1, np.int64)
+    indices = np.empty(total, np.int32)
+    weights = np.empty(total, np.int32)
     identity = np.arange(len(table.keys), dtype=np.int32)
-    every = np.arange(num_rows)
-    return _merged(every, np.arange(num_rows + 1), indptr, indices, weights, identity, every, len(table.keys))
+    rating = np.zeros(len(identity), np.int32)
+    touched = np.empty(len(identity), np.int32)
+    at = 0
+    for number in range(num_ranges):
+        begin, end = number * step, min((number + 1) * step, num_rows)
+        rows = arrived.take(number)
+        keys = rows[:, 0].astype(np.int64) - begin
+        counts = np.zeros(end - begin + 1, np.int64)
+        count_keys(keys, 1, counts)
+        starts = np.cumsum(counts)
+        others = np.empty(len(rows), np.int32)
+        values = np.empty(len(rows), np.int32)
+        place_pairs(keys, rows[:, 1].copy(), rows[:, 2].copy(), starts[:-1].copy(), others, values)
+        every = np.arange(end - begin)
+        at = merge_rows(
+            every, np.arange(end - begin + 1), starts, others, values, identity, every + begin,
+            rating, touched, indptr[begin : end + 1], indices, weights, at,
+        )  # fmt: skip
+    arrived.close()
+    return indptr, indices[:at], weights[:at]

@@ -4,16 +4,20 @@ Local ids count the own nodes first, by ascending key, then the ghosts.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from mpigraph.arrays import I32, I64, Array, Mask
 from mpigraph.kernels.compact import LocalIds
-from mpigraph.kernels.csr import count_keys, drop_repeats, place_values
-from mpigraph.partition.exchange import Exchange, Route
+from mpigraph.kernels.csr import count_keys, distinct_in_rows, place_values
+from mpigraph.partition.exchange import Exchange, Route, owners_of
+from mpigraph.partition.spill import Scratch
 
-__all__ = ["GraphSlice", "Level", "Mirror", "NodeTable", "even_bounds", "finest_level", "slice_of_edges"]
+__all__ = ["GraphSlice", "Level", "Mirror", "NodeTable", "ParkedLevel", "finest_level", "slice_of_edges"]
+
+_RANGES = 64  # of own nodes, of which one at a time is sorted
+_CHUNK = 1 << 22
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +65,7 @@ class Mirror:
 
     def owners(self, keys: I64) -> I64:
         """Return int64[n], the ranks that own some keys."""
-        return np.searchsorted(self.bounds[1:], keys, side="right").astype(np.int64)
+        return owners_of(self.bounds, keys)
 
     def positions(self, keys: I64) -> I64:
         """Return int64[n], which of the own nodes have these keys."""
@@ -212,44 +216,68 @@ class Level:
         return cls(keys, indptr, indices, edge_weights, weights, ghosts)
 
 
-def even_bounds(num_nodes: int, size: int) -> I64:
-    """Return int64[size + 1]: ranges of nodes of nearly equal length."""
-    return np.array([num_nodes * rank // size for rank in range(size + 1)], np.int64)
+class ParkedLevel:
+    """A level whose edges are out of the way, while others are worked on.
+
+    Args:
+        level: which the caller forgets.
+        scratch: where to.
+    """
+
+    def __init__(self, level: Level, scratch: Scratch) -> None:
+        nothing = level.indices[:0].copy()
+        self._level = replace(level, indices=nothing, edge_weights=nothing)
+        self._indices = scratch.park(level.indices)
+        self._edge_weights = scratch.park(level.edge_weights)
+
+    def take(self) -> Level:
+        """Return the level; once."""
+        return replace(self._level, indices=self._indices.take(), edge_weights=self._edge_weights.take())
 
 
 def finest_level(exchange: Exchange, graph: GraphSlice, weights: I64) -> Level:
-    """Return the level of the graph itself. Collective on the ranks.
+    """Return the level of the graph itself, which takes over its arrays. Collective on the ranks.
 
     Args:
         exchange: the ranks.
-        graph: this rank's slice.
+        graph: this rank's slice; of no use afterwards, so that what is largest lies in memory once.
         weights: int64[own nodes, criteria].
     """
     first, last = graph.bounds[exchange.rank : exchange.rank + 2]
     table = NodeTable(np.arange(first, last), int(graph.bounds[-1]), exchange.size == 1)
     unit = np.empty(0, np.int32)
-    if exchange.size == 1:
-        indices = graph.neighbours.astype(np.int32, copy=False)
-    else:
-        indices = table.positions(graph.neighbours)
+    indices = graph.neighbours if graph.neighbours.dtype == np.int32 else np.empty(len(graph.neighbours), np.int32)
+    if exchange.size > 1 or indices is not graph.neighbours:
+        for begin in range(0, len(indices), _CHUNK):
+            chunk = slice(begin, begin + _CHUNK)
+            indices[chunk] = table.positions(graph.neighbours[chunk])
     return Level.of_rows(exchange, graph.bounds, table, graph.indptr, indices, unit, weights)
 
 
-def slice_of_edges(exchange: Exchange, bounds: I64, chunks: Iterable[tuple[I64, I64]]) -> GraphSlice:
+def slice_of_edges(
+    exchange: Exchange, bounds: I64, chunks: Iterable[tuple[I64, I64]], scratch: Scratch | None = None
+) -> GraphSlice:
     """Send edges, wherever they were read, to the owners of both ends; drop self loops and repeats.
 
-    Each round sends a chunk of every rank, so chunks bound what is in transit. Collective on the ranks.
+    Each round sends a chunk of every rank, so chunks bound what is in transit. What has arrived waits in a
+    :class:`.Spill`, by ranges of nodes, of which one after the other becomes rows. Collective on the ranks.
 
     Args:
         exchange: the ranks.
         bounds: int64[ranks + 1], who owns which nodes.
         chunks: this rank's edges, ``(src, dst)`` int64[k] each; ranks may have different numbers of chunks.
+        scratch: for what does not fit into memory.
+
+    Returns:
+        The slice; rows are sorted.
     """
     first, last = (int(bound) for bound in bounds[exchange.rank : exchange.rank + 2])
     owned = last - first
     total = int(bounds[-1])
     dtype = np.int32 if total < 2**31 else np.int64
-    received = []
+    step = max(1, -(-owned // _RANGES))
+    num_ranges = -(-owned // step)
+    arrived = (scratch or Scratch()).spill(num_ranges, 2, dtype)
     remaining = iter(chunks)
     while True:
         chunk = next(remaining, None)
@@ -258,22 +286,25 @@ def slice_of_edges(exchange: Exchange, bounds: I64, chunks: Iterable[tuple[I64, 
         src, dst = chunk if chunk is not None else (bounds[:0], bounds[:0])
         ends = np.stack([src, dst], axis=1).astype(dtype)[src != dst]
         ends = np.concatenate([ends, ends[:, ::-1]])
-        route = Route(exchange, np.searchsorted(bounds[1:], ends[:, 0], side="right"))
-        received.append(route.there(ends))
-    counts = np.zeros(owned + 1, np.int64)
-    for rows in received:
-        count_keys(rows[:, 0], 1 - first, counts)
-    indptr = np.cumsum(counts)
-    neighbours = np.empty(int(indptr[-1]), dtype)
-    fill = indptr[:-1].copy()
-    for rows in received:
-        place_values(rows[:, 0] - first, rows[:, 1].copy(), fill, neighbours)
-    received.clear()
-    # repeats are marked by local id, so that the scratch does not grow with the whole graph
-    table = NodeTable(np.arange(first, last), total, exchange.size == 1)
-    local = table.positions(neighbours)
-    kept = drop_repeats(indptr, fill, local, np.full(len(table.keys), -1, np.int32), counts)
-    return GraphSlice(bounds, counts, table.keys[local[:kept]].astype(neighbours.dtype))
+        rows = Route(exchange, owners_of(bounds, ends[:, 0])).there(ends)
+        rows[:, 0] -= first
+        arrived.add(rows[:, 0] // step, rows)
+    indptr = np.zeros(owned + 1, np.int64)
+    neighbours = np.empty(int(arrived.counts.sum()), dtype)  # pages that repeats would have taken are never touched
+    kept = 0
+    for number in range(num_ranges):
+        begin, end = number * step, min((number + 1) * step, owned)
+        rows = arrived.take(number)
+        keys = rows[:, 0].astype(np.int64) - begin
+        counts = np.zeros(end - begin + 1, np.int64)
+        count_keys(keys, 1, counts)
+        starts = np.cumsum(counts)
+        placed = np.empty(len(rows), dtype)
+        place_values(keys, rows[:, 1].copy(), starts[:-1].copy(), placed)
+        del rows, keys
+        kept = distinct_in_rows(starts, placed, neighbours, kept, indptr[begin : end + 1])
+    arrived.close()
+    return GraphSlice(bounds, indptr, neighbours[:kept])
 
 
 def _runs(counts: I64) -> Iterator[tuple[int, int, int]]:

@@ -9,10 +9,10 @@ from mpi4py import MPI
 
 from mpigraph.errors import InvalidArgumentError, PartitionError
 from mpigraph.partition.balance import limits
-from mpigraph.partition.exchange import Exchange
+from mpigraph.partition.exchange import Exchange, even_bounds
 from mpigraph.partition.multilevel import initial
 from mpigraph.partition.multilevel.assign import Coarsening, assign
-from mpigraph.partition.multilevel.dist_csr import GraphSlice, even_bounds, slice_of_edges
+from mpigraph.partition.multilevel.dist_csr import GraphSlice, slice_of_edges
 from mpigraph.partition.over_mpi import MPIExchange, assign_over
 
 I64 = npt.NDArray[np.int64]

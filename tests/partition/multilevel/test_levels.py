@@ -4,12 +4,14 @@ import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
 
+from mpigraph.partition.exchange import even_bounds
 from mpigraph.partition.multilevel.clustering import find_clusters
 from mpigraph.partition.multilevel.contraction import contract
-from mpigraph.partition.multilevel.dist_csr import Level, even_bounds, finest_level, slice_of_edges
+from mpigraph.partition.multilevel.dist_csr import Level, finest_level, slice_of_edges
 from mpigraph.partition.multilevel.initial import spread
 from mpigraph.partition.multilevel.refinement import Effort, global_loads, refine
 from mpigraph.partition.over_mpi import MPIExchange
+from mpigraph.partition.spill import Scratch
 
 NODES, CAPS = 1200, np.array([6, 40])
 
@@ -50,7 +52,7 @@ def test_clusters_keep_their_caps_and_become_nodes(comm: MPI.Intracomm) -> None:
     assert np.array_equal(counts[:, 1:][clusters.table.keys], clusters.loads)
     assert (counts[:, 1:] <= CAPS).all() and np.count_nonzero(counts[:, 0]) <= 300
 
-    coarse, descent = contract(level, clusters)
+    coarse, descent = contract(level, clusters, Scratch())
     assert comm.allreduce(coarse.num_own) == np.count_nonzero(counts[:, 0])
     assert np.array_equal(coarse.weights, counts[coarse.keys[: coarse.num_own], 1:])
     parts = (coarse.keys % 3).astype(np.int32)

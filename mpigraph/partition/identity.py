@@ -1,0 +1,45 @@
+"""What a partitioning is known by: digests of the graph and of the assignment, the same on any number of ranks."""
+
+from hashlib import blake2b
+
+import numpy as np
+
+from mpigraph.arrays import I64, Array
+from mpigraph.kernels.digest import add_digest
+from mpigraph.kernels.rng import combine
+from mpigraph.partition.exchange import Exchange
+
+__all__ = ["Digest", "word_of"]
+
+
+class Digest:
+    """A sum of hashes of numbered values, which ranks add in any order.
+
+    Args:
+        exchange: the ranks.
+    """
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._sum = np.zeros(2, np.uint64)
+
+    def add(self, kind: int, first: int, values: Array, others: Array | None = None) -> None:
+        """Add values.
+
+        Args:
+            kind: what they are.
+            first: number of the first.
+            values: int[n].
+            others: int[n], a second value of each.
+        """
+        add_digest(combine(kind), first, values, values if others is None else others, self._sum)
+
+    def total(self) -> tuple[int, ...]:
+        """Return the sum of what all ranks have added. Collective on the ranks."""
+        sums: I64 = self._exchange.total(self._sum.view(np.int64))
+        return tuple(sums.tolist())
+
+
+def word_of(*known: object) -> str:
+    """Return 32 hexadecimal digits, a hash of plain values."""
+    return blake2b(repr(known).encode(errors="surrogatepass"), digest_size=16).hexdigest()

@@ -1,0 +1,143 @@
+"""The three files of a part, from what has arrived at the rank that writes it."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from mpigraph.arrays import I64, Array
+from mpigraph.metadata.schema import relation_key
+from mpigraph.partition.numbering import Numbering
+from mpigraph.partition.relabel import Arrivals
+from mpigraph.partition.source import Feature, GraphSource, release
+from mpigraph.storage.format import (
+    edge_feature_name,
+    index_dtype,
+    node_feature_name,
+    node_orig_ids_name,
+    relation_dataset_name,
+)
+from mpigraph.storage.part_config import PartConfig
+from mpigraph.storage.shard import Rows, ShardWriter
+
+__all__ = ["PartWriter", "WrittenPart"]
+
+_CHUNK_BYTES = 32 << 20
+
+
+class WrittenPart(NamedTuple):
+    """What is known of a part once it is written.
+
+    seals: by the keys of the configuration.  num_edges int64[relations].  num_cut: edges from other parts' nodes.
+    """
+
+    seals: dict[str, str]
+    num_edges: I64
+    num_cut: int
+
+
+class PartWriter:
+    """Writes parts of one graph.
+
+    Args:
+        source: the graph.
+        numbering: the new ids.
+        arrivals: what has come to this rank.
+        graph_name: the graph's name.
+        identity: of the partitioning.
+        out: the graph's folder.
+    """
+
+    def __init__(
+        self,
+        source: GraphSource,
+        numbering: Numbering,
+        arrivals: Arrivals,
+        graph_name: str,
+        identity: str,
+        out: Path,
+    ) -> None:
+        self._source = source
+        self._numbering = numbering
+        self._arrivals = arrivals
+        self._graph_name = graph_name
+        self._identity = identity
+        self._out = out
+
+    def write(self, part: int) -> WrittenPart:
+        """Write a part; once.
+
+        Raises:
+            StorageError: the disk is full, or another process is writing there.
+        """
+        schema = self._source.schema
+        num_edges = np.zeros(len(schema.relations), np.int64)
+        num_cut = 0
+        nodes = [self._arrivals.orig_ids(ntype_id, part) for ntype_id in range(len(schema.ntypes))]
+        with ExitStack() as stack:
+            graph = stack.enter_context(self._open(part, "part_graph"))
+            feats = stack.enter_context(self._open(part, "edge_feats"))
+            for ntype, ids in zip(schema.ntypes, nodes, strict=True):
+                graph.add(node_orig_ids_name(ntype), ids)
+            for relation_id in range(len(schema.relations)):
+                num_edges[relation_id] = self._arrivals.num_edges(relation_id, part)
+                num_cut += self._write_relation(graph, feats, relation_id, part)
+        with self._open(part, "node_feats") as node_feats:
+            for ntype, ids in zip(schema.ntypes, nodes, strict=True):
+                for name, feature in self._source.node_feats.get(ntype, {}).items():
+                    rows = self._begin(node_feats, node_feature_name(ntype, name), feature, len(ids))
+                    _write_rows(rows, feature, ids)
+        seals = {"part_graph": graph.seal, "edge_feats": feats.seal, "node_feats": node_feats.seal}
+        return WrittenPart(seals, num_edges, num_cut)
+
+    def _write_relation(self, graph: ShardWriter, feats: ShardWriter, relation_id: int, part: int) -> int:
+        """Write the in-edges of a part's nodes; return how many come from other parts."""
+        schema = self._source.schema
+        key = relation_key(schema.relations[relation_id])
+        src_type, dst_type = schema.ends(relation_id)
+        first_src, last_src = self._numbering.offsets[src_type][part : part + 2]
+        first_dst, last_dst = self._numbering.offsets[dst_type][part : part + 2]
+        count = self._arrivals.num_edges(relation_id, part)
+        width = index_dtype(self._source.num_nodes[src_type]).name
+        indices = graph.create(relation_dataset_name(key, "indices"), (count,), width)
+        orig_ids = graph.create(relation_dataset_name(key, "orig_ids"), (count,), "int64")
+        features = self._source.edge_feats.get(key, {})
+        rows = {name: self._begin(feats, edge_feature_name(key, name), f, count) for name, f in features.items()}
+        in_degrees = [np.zeros(1, np.int64)]
+        num_cut = 0
+        for bucket in self._arrivals.buckets(relation_id, part):
+            num_cut += int(np.count_nonzero((bucket.indices < first_src) | (bucket.indices >= last_src)))
+            in_degrees.append(bucket.in_degrees)
+            indices.write(bucket.indices)
+            orig_ids.write(bucket.orig_ids.astype(np.int64))
+            for name, feature in features.items():
+                _write_rows(rows[name], feature, bucket.orig_ids)
+        indptr = np.cumsum(np.concatenate(in_degrees))
+        assert len(indptr) == last_dst - first_dst + 1
+        graph.add(relation_dataset_name(key, "indptr"), indptr)
+        graph.add(relation_dataset_name(key, "out_degrees"), self._arrivals.out_degrees(relation_id, part))
+        return num_cut
+
+    def _begin(self, writer: ShardWriter, name: str, feature: Feature, count: int) -> Rows:
+        return writer.create(name, (count, *feature.values.shape[1:]), feature.dtype)
+
+    def _open(self, part: int, kind: str) -> ShardWriter:
+        path = self._out / PartConfig.default_files(part + 1)[part][kind]
+        return ShardWriter(path, self._graph_name, part, self._identity)
+
+
+def _write_rows(rows: Rows, feature: Feature, ids: Array) -> None:
+    """Append chosen rows of a feature, a chunk at a time."""
+    values = feature.values
+    row_bytes = values.dtype.itemsize * int(np.prod(values.shape[1:]))
+    for chunk in _chunks(len(ids), row_bytes):
+        rows.write(np.asarray(values[ids[chunk]]))
+        release(values)
+
+
+def _chunks(count: int, row_bytes: int) -> Iterator[slice]:
+    step = max(1, _CHUNK_BYTES // max(row_bytes, 1))
+    for first in range(0, count, step):
+        yield slice(first, min(first + step, count))

@@ -1,0 +1,112 @@
+"""Partitioning on several ranks: the files are those of one rank, and an error is the same on every rank."""
+
+import filecmp
+from pathlib import Path
+
+import numpy as np
+import pytest
+from layouts import shared_folder
+from mpi4py import MPI
+from typed_parts import typed_source
+
+from mpigraph.errors import GraphDataError, InvalidArgumentError, MPIGraphError
+from mpigraph.metadata.schema import Schema
+from mpigraph.partition import pipeline, relabel, source
+from mpigraph.partition.exchange import Exchange
+from mpigraph.partition.over_mpi import MPIExchange
+from mpigraph.partition.pipeline import partition_source
+from mpigraph.partition.source import Feature, GraphSource
+from mpigraph.partition.spill import Scratch
+
+
+def skewed(num_nodes: int, num_edges: int) -> GraphSource:
+    """A graph with hubs, repeats and self loops. The feature of a node is the node, and of an edge its ends."""
+    rng = np.random.default_rng(num_nodes)
+    src = (rng.random(num_edges) ** 3 * num_nodes).astype(np.int32)
+    dst = np.where(rng.random(num_edges) < 0.2, 0, rng.integers(0, num_nodes, num_edges)).astype(np.int32)
+    nodes = {"id": Feature.of(np.arange(num_nodes)), "train_mask": Feature.of(np.arange(num_nodes) % 3 == 0)}
+    edges = {"ends": Feature.of(np.stack([src, dst], axis=1))}
+    return GraphSource(Schema.homogeneous(), (num_nodes,), ((src, dst),), {"_N": nodes}, {"_N:_E:_N": edges})
+
+
+def files_of(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def check_equal(wanted: Path, found: Path) -> None:
+    assert files_of(wanted) == files_of(found)
+    _, other, errors = filecmp.cmpfiles(wanted, found, files_of(wanted), shallow=False)
+    assert (other, errors) == ([], [])
+
+
+@pytest.mark.parametrize("method", ["metis", "multilevel", "random", "given"])
+@pytest.mark.parametrize("kind", ["homogeneous", "typed"])
+def test_the_files_are_those_of_one_rank(comm: MPI.Intracomm, monkeypatch, method: str, kind: str) -> None:
+    graph = skewed(300, 4000) if kind == "homogeneous" else typed_source()
+    given = np.arange(sum(graph.num_nodes)) * 7 % 5 if method == "given" else None
+    classes = {"_N": np.arange(300) % 2} if kind == "homogeneous" and method != "given" else None
+
+    def cut(folder: Path, exchange: Exchange, scratch: Scratch | None = None) -> None:
+        partition_source(
+            graph, "g", 5, folder, method, assignment=given, balance_classes=classes, balance_edges=classes is not None,
+            seed=2, exchange=exchange, scratch=scratch,
+        )  # fmt: skip
+
+    with shared_folder(comm) as folder:
+        if comm.rank == 0:
+            cut(folder / "wanted", Exchange())
+        monkeypatch.setattr(source, "EDGES_PER_CHUNK", 64)  # many rounds, buckets, and files
+        monkeypatch.setattr(relabel, "EDGES_PER_BUCKET", 100)
+        cut(folder / "found", MPIExchange(comm), Scratch(folder, 1000))
+        comm.Barrier()
+        check_equal(folder / "wanted", folder / "found")
+        assert not list(folder.glob(".mpigraph*"))
+
+
+@pytest.mark.parametrize("num_nodes, num_edges, num_parts", [(0, 0, 2), (1, 3, 5), (3, 0, 1), (50, 400, 1)])
+def test_graphs_smaller_than_the_ranks(comm: MPI.Intracomm, num_nodes: int, num_edges: int, num_parts: int) -> None:
+    with shared_folder(comm) as folder:
+        for method in ("metis", "multilevel", "random"):
+            graph = skewed(num_nodes, num_edges)
+            partition_source(graph, "g", num_parts, folder / method, method, exchange=MPIExchange(comm))
+            if comm.rank == 0:
+                partition_source(graph, "g", num_parts, folder / "alone" / method, method)
+            comm.Barrier()
+            check_equal(folder / "alone" / method, folder / method)
+
+
+def test_a_run_that_ends_while_it_writes_goes_on_with_other_ranks(comm: MPI.Intracomm, monkeypatch) -> None:
+    graph = skewed(300, 4000)
+    exchange = MPIExchange(comm)
+    with shared_folder(comm) as folder:
+        for method in ("metis", "multilevel"):
+            with monkeypatch.context() as patch:
+                patch.setattr(pipeline.PartWriter, "write", lambda writer, part: 1 / 0)
+                with pytest.raises(MPIGraphError, match="writing the parts failed .* ZeroDivisionError"):
+                    partition_source(graph, "g", 4, folder / method, method, exchange=exchange)
+            with monkeypatch.context() as patch:
+                patch.setattr(pipeline, "metis_assign", lambda *_, **__: pytest.fail("assigned again"))
+                patch.setattr(pipeline, "multilevel_assign", lambda *_, **__: pytest.fail("assigned again"))
+                partition_source(graph, "g", 4, folder / method, method, exchange=exchange)
+            if comm.rank == 0:
+                partition_source(graph, "g", 4, folder / "alone" / method, method)
+            comm.Barrier()
+            check_equal(folder / "alone" / method, folder / method)
+
+
+def test_an_error_is_raised_on_every_rank(comm: MPI.Intracomm, monkeypatch) -> None:
+    exchange = MPIExchange(comm)
+    monkeypatch.setattr(source, "EDGES_PER_CHUNK", 10)
+    graph = skewed(50, 200)
+    graph.edges[0][1][35] = 50  # which one rank reads
+    with shared_folder(comm) as folder:
+        with pytest.raises(GraphDataError, match=r"edge 35 of \('_N', '_E', '_N'\) has destination 50, .* 50 nodes"):
+            partition_source(graph, "g", 2, folder / "out", exchange=exchange)
+        (folder / "file").touch()
+        comm.Barrier()
+        with pytest.raises(InvalidArgumentError, match=r"file/out: cannot write there"):
+            partition_source(skewed(50, 200), "g", 2, folder / "file" / "out", exchange=exchange)
+        with pytest.raises(GraphDataError, match="balance classes of '_N' must be 50 numbers"):
+            partition_source(
+                skewed(50, 200), "g", 2, folder / "out", balance_classes={"_N": np.zeros(3)}, exchange=exchange
+            )
