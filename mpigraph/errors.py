@@ -1,7 +1,7 @@
 """Every exception that the library raises.
 
 All derive from :class:`MPIGraphError`. Where users of DGL (or of plain Python) expect a built-in class, the error
-derives from that class too, so that ``except ValueError`` keeps working. And the check that most arguments need.
+derives from that class too, so that ``except ValueError`` keeps working. And the checks that most arguments need.
 """
 
 import operator
@@ -24,6 +24,7 @@ __all__ = [
     "StorageError",
     "TensorMismatchError",
     "check_integer",
+    "check_text",
 ]
 
 
@@ -118,3 +119,16 @@ def check_integer(name: str, value: object, least: int, most: int = 2**63 - 1) -
         limit = f"<= {most}" if number is not None and number > most else f">= {least}"
         raise InvalidArgumentError(f"{name} must be an integer {limit} (got {value!r})")
     return number
+
+
+def check_text(name: str, value: object) -> str:
+    """Return an argument that is to be a name in files and messages.
+
+    Raises:
+        InvalidArgumentError: it is no string, or holds surrogates or NUL, which no file takes; names the argument.
+    """
+    if not isinstance(value, str):
+        raise InvalidArgumentError(f"{name} must be a string (got {value!r})")
+    if any(character == "\0" or "\ud800" <= character <= "\udfff" for character in value):
+        raise InvalidArgumentError(f"{name} must be without surrogates and NUL (got {value!r})")
+    return value

@@ -1,6 +1,7 @@
 """``python -m mpigraph partition``: from a graph on disk to shards."""
 
 import argparse
+import re
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -11,12 +12,14 @@ from mpigraph.arrays import Array
 from mpigraph.cli.progress import ProgressBar
 from mpigraph.cli.ranks import working_ranks
 from mpigraph.errors import InvalidArgumentError
+from mpigraph.memory import free_memory
+from mpigraph.partition.exchange import Exchange
+from mpigraph.partition.forecast import check_memory, ranks_on_this_node
 from mpigraph.partition.pipeline import (
     PART_METHODS,
     PartitionResult,
     check_options,
     check_writable,
-    memory_forecast,
     partition_source,
 )
 from mpigraph.partition.progress import silent
@@ -54,6 +57,12 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     parser.add_argument("--seed", type=int, default=0, help="equal seeds give equal parts (%(default)s)")
     parser.add_argument(
+        "--memory",
+        type=_bytes,
+        metavar="SIZE",
+        help="what a rank may take, such as 8GiB (default: its share of the node's free memory)",
+    )
+    parser.add_argument(
         "--scratch", metavar="DIR", help="directory of temporary files, as large as the edges (default: --out)"
     )
     parser.set_defaults(run=_run)
@@ -69,8 +78,9 @@ def _run(arguments: argparse.Namespace) -> int:
             if arguments.undirected or arguments.add_reverse:
                 source = add_reverse_edges(source, own_relations=arguments.add_reverse)
             classes = _training_nodes(source) if arguments.balance_train else None
+        stages = _check_memory(source, arguments.method, arguments.memory, exchange)
         if exchange.rank == 0:
-            _print_forecast(source, arguments.method)
+            _print_forecast(source, stages, exchange.size)
         with ProgressBar() if exchange.rank == 0 else nullcontext(silent) as progress:
             result = partition_source(
                 source,
@@ -110,21 +120,23 @@ def _training_nodes(source: GraphSource) -> dict[str, Array]:
     return masks
 
 
-def _print_forecast(source: GraphSource, method: str) -> None:
-    """Print counts and the memory that each stage will need; warn when there is less."""
+def _check_memory(source: GraphSource, method: str, memory: int | None, exchange: Exchange) -> dict[str, int]:
+    """Return the forecast of each stage's memory, or raise an error where there is less. Collective on the ranks."""
+    if memory is None:
+        free = free_memory()
+        mine = 2**62 if free is None else free // ranks_on_this_node(exchange)
+        memory = int(exchange.gather(np.array([[mine]], np.int64)).min())
     num_nodes = int(source.node_bases[-1])
-    num_edges = sum(source.edge_counts)
+    with exchange.together("looking at the memory"):
+        return check_memory(num_nodes, sum(source.edge_counts), method, exchange.size, source.bytes_in_memory(), memory)
+
+
+def _print_forecast(source: GraphSource, stages: dict[str, int], ranks: int) -> None:
+    num_nodes, num_edges = int(source.node_bases[-1]), sum(source.edge_counts)
     print(f"{num_nodes} nodes, {num_edges} directed edges{_types(source)}", file=sys.stderr)
-    stages = memory_forecast(num_nodes, num_edges, method, source.bytes_in_memory())
+    of = "" if ranks == 1 else f" on each of {ranks} ranks"
     for stage, size in stages.items():
-        print(f"memory forecast, {stage}: {size / 2**30:.2f} GiB", file=sys.stderr)
-    available = _available_memory()
-    if available is not None and max(stages.values()) > available:
-        print(
-            f"warning: the forecast exceeds the available memory ({available / 2**30:.2f} GiB); "
-            "--method multilevel needs less than metis, random the least",
-            file=sys.stderr,
-        )
+        print(f"memory forecast, {stage}: {size / 2**30:.2f} GiB{of}", file=sys.stderr)
 
 
 def _types(source: GraphSource) -> str:
@@ -136,10 +148,11 @@ def _types(source: GraphSource) -> str:
     return f" in {len(schema.relations)} relations; nodes by type: {counts}"
 
 
-def _available_memory() -> int | None:
-    """Return the bytes that Linux says are available, None elsewhere."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")), None)
+def _bytes(text: str) -> int:
+    """Return the number of bytes that a size such as 8GiB, 500MB or 1000000 says."""
+    units = {"": 1, "B": 1} | {f"{p}B": 1000**i for i, p in enumerate("KMGT", 1)}
+    units |= {f"{p}iB": 1024**i for i, p in enumerate("KMGT", 1)}
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) *([KMGT]?i?B?)", text)
+    if found is None or found[2] not in units:
+        raise argparse.ArgumentTypeError(f"a size such as 8GiB or 500MB is wanted (got {text!r})")
+    return int(float(found[1]) * units[found[2]])

@@ -18,7 +18,7 @@ from mpigraph.distgraph.init_rows import InitFunc, by_chunk
 from mpigraph.distgraph.partition_book import PartitionPolicy
 from mpigraph.distgraph.tensor import DistTensor, find_policy
 from mpigraph.distgraph.typed_ids import to_rows
-from mpigraph.errors import InvalidArgumentError
+from mpigraph.errors import InvalidArgumentError, check_text
 from mpigraph.kernels.rng import combine
 from mpigraph.rows.owners import RowOwners
 from mpigraph.session.context import current
@@ -175,8 +175,8 @@ def _take(leaf: torch.Tensor) -> torch.Tensor | None:
 
 
 def _check(name: str | None, embedding_dim: int, dtype: torch.dtype, init_func: InitFunc | None) -> None:
-    if name is not None and not isinstance(name, str):
-        raise InvalidArgumentError(f"name must be a string (got {name!r})")
+    if name is not None:
+        check_text("name", name)
     if not isinstance(embedding_dim, int | np.integer) or embedding_dim < 1:
         raise InvalidArgumentError(f"embedding_dim must be an integer >= 1 (got {embedding_dim!r})")
     if dtype not in _DTYPES:
@@ -187,6 +187,6 @@ def _check(name: str | None, embedding_dim: int, dtype: torch.dtype, init_func: 
 
 def _seed(job_seed: int, label: str) -> int:
     """What the draws of an embedding's rows depend on."""
-    data = label.encode(errors="surrogatepass")
+    data = label.encode()
     words = [int.from_bytes(data[at : at + 8], "little") for at in range(0, len(data), 8)]
     return int(combine(job_seed, len(data), *words))

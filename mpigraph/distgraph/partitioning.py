@@ -142,8 +142,9 @@ def load_partition(
         ShardFormatError: a shard is damaged.
     """
     config = PartConfig.read(part_config)
+    _check_part(config, part_id)
     with PartFiles(config) as files:
-        _check_part(files, part_id)
+        files.check(part_id)
         graph = _part_graph(files, part_id)
     node_feats, edge_feats = load_partition_feats(part_config, part_id) if load_feats else (None, None)
     book = RangePartitionBook.from_book(config.book, part_id)
@@ -163,8 +164,9 @@ def load_partition_feats(
     config = PartConfig.read(part_config)
     nodes = {node_feature_name(t, name) for t, table in config.node_features.items() for name in table}
     edges = {edge_feature_name(r, name) for r, table in config.edge_features.items() for name in table}
+    _check_part(config, part_id)
     with PartFiles(config) as files:
-        _check_part(files, part_id)
+        files.check(part_id)
         return (
             _read_features(files, part_id, "node_feats", nodes) if load_nodes else None,
             _read_features(files, part_id, "edge_feats", edges) if load_edges else None,
@@ -183,19 +185,22 @@ def load_partition_book(
 
     Returns:
         ``(book, graph_name, node type -> id, (src, rel, dst) -> id)``.
+
+    Raises:
+        PartitionError: the configuration or the part does not exist.
+        InvalidArgumentError: ``part_id`` is no number of a part.
     """
     config = PartConfig.read(part_config)
+    _check_part(config, part_id)
     schema = config.schema
     ntypes = {name: i for i, name in enumerate(schema.ntypes)}
     etypes = {relation: i for i, relation in enumerate(schema.relations)}
     return RangePartitionBook.from_book(config.book, part_id), config.graph_name, ntypes, etypes
 
 
-def _check_part(files: PartFiles, part_id: int) -> None:
-    config = files.config
+def _check_part(config: PartConfig, part_id: int) -> None:
     if check_integer("part_id", part_id, 0) >= config.num_parts:
         raise PartitionError(f"part {part_id} does not exist: {config.path} has {config.num_parts} parts")
-    files.check(part_id)
 
 
 def _source(graph: HeteroGraph) -> GraphSource:

@@ -12,7 +12,14 @@ from mpigraph.distgraph.dtypes import convert, dtype_name, to_storage, to_torch
 from mpigraph.distgraph.init_rows import Fill, InitFunc, by_range, fill_rows
 from mpigraph.distgraph.partition_book import PartitionPolicy
 from mpigraph.distgraph.typed_ids import to_rows
-from mpigraph.errors import ClosedError, InvalidArgumentError, PartitionError, TensorMismatchError, check_integer
+from mpigraph.errors import (
+    ClosedError,
+    InvalidArgumentError,
+    PartitionError,
+    TensorMismatchError,
+    check_integer,
+    check_text,
+)
 from mpigraph.graphs.in_memory import exact_device
 from mpigraph.mpi.world import World
 from mpigraph.rows.owners import OwnedRange, RowOwners
@@ -366,8 +373,8 @@ def _checked(session: Session, wanted: _Wanted) -> tuple[tuple[int, ...], str, P
     """Shape, graph and policy of a tensor to be made. Raises what :class:`DistTensor` says."""
     if wanted.name is None and wanted.persistent:
         raise TensorMismatchError("a persistent tensor needs a name")
-    if wanted.name is not None and not isinstance(wanted.name, str):
-        raise InvalidArgumentError(f"name must be a string (got {wanted.name!r})")
+    if wanted.name is not None:
+        check_text("name", wanted.name)
     if wanted.init_func is not None and not callable(wanted.init_func):
         raise InvalidArgumentError(f"init_func must be callable (got {wanted.init_func!r})")
     if isinstance(wanted.shape, str) or not isinstance(wanted.shape, Iterable):
@@ -399,23 +406,30 @@ def find_policy(session: Session, shape: tuple[int, ...], part_policy: Partition
 
     Raises:
         PartitionError: no graph is open.
-        InvalidArgumentError: ``part_policy`` is none.
-        TensorMismatchError: no type has so many rows, or several have.
+        InvalidArgumentError: ``part_policy`` is none, or of a book that no open graph has.
+        TensorMismatchError: no type has so many rows, or several have, or the one of ``part_policy`` has not.
     """
     if part_policy is not None and not isinstance(part_policy, PartitionPolicy):
         raise InvalidArgumentError(f"part_policy must be a PartitionPolicy (got {part_policy!r})")
     if not session.state.graphs:
         raise PartitionError("a DistTensor needs a DistGraph: create the graph first")
+    books = {graph: loaded.topology.config.book for graph, loaded in session.state.graphs.items()}
+    if part_policy is not None:
+        graphs = [graph for graph, book in books.items() if book is part_policy.book]
+        if not graphs:
+            raise InvalidArgumentError(
+                f"part_policy {part_policy.policy_str!r} is of a book that no open graph has: make it of "
+                "get_partition_book() of the graph"
+            )
+        if not shape or shape[0] != part_policy.get_size():
+            raise TensorMismatchError(
+                f"a tensor of {part_policy.policy_str!r} has {part_policy.get_size()} rows (got shape {shape})"
+            )
+        return graphs[0], Policy(part_policy.is_node, part_policy.type_id)
     found = []
-    for graph, loaded in session.state.graphs.items():
-        book = loaded.topology.config.book
-        if part_policy is not None and part_policy.book is not book:
-            continue
+    for graph, book in books.items():
         sizes = [(Policy(True, t), book.num_nodes(t)) for t in range(len(book.schema.ntypes))]
         sizes += [(Policy(False, r), book.num_edges(r)) for r in range(len(book.schema.relations))]
-        if part_policy is not None:
-            wanted = Policy(part_policy.is_node, part_policy.type_id)
-            sizes = [(policy, size) for policy, size in sizes if policy == wanted]
         found += [(graph, policy) for policy, size in sizes if shape and size == shape[0]]
     if len(found) == 1:
         return found[0]

@@ -7,7 +7,7 @@ second code path. Users name types; inside the library they have ids, which are 
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from mpigraph.errors import EdgeTypeError, InvalidArgumentError, NodeTypeError
+from mpigraph.errors import EdgeTypeError, InvalidArgumentError, NodeTypeError, check_text
 
 __all__ = ["DEFAULT_ETYPE", "DEFAULT_NTYPE", "Relation", "Schema", "parse_relation", "relation_key"]
 
@@ -139,8 +139,8 @@ def _as_triple(relation: Relation) -> Relation:
 
 
 def _check_name(name: str) -> None:
-    if not isinstance(name, str) or not name:
-        raise InvalidArgumentError(f"a type name is a non-empty string (got {name!r})")
+    if not check_text("a type name", name):
+        raise InvalidArgumentError("a type name must not be empty")
     bad = [character for character in _FORBIDDEN if character in name]
     if bad:
         raise InvalidArgumentError(f"type name {name!r} contains {bad[0]!r}, which separates names in files")

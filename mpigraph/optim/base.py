@@ -146,10 +146,11 @@ class SparseOptimizer:
         """Save the embeddings' rows and this optimizer's state and settings into a directory that all ranks see.
 
         Each trainer writes one HDF5 file; ``index.json``, written last, makes them a whole. What was saved in the same
-        directory before stays whole until then.
+        directory before stays whole until then. It must be this optimizer's: each has a directory of its own.
 
         Raises:
-            CollectiveError: a file cannot be written; on every trainer.
+            StorageError: a file cannot be written; on every trainer.
+            InvalidArgumentError: the directory holds what another optimizer saved; on every trainer.
 
         Collective on the trainers.
         """

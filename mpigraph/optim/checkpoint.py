@@ -87,6 +87,7 @@ def save(session: Session, path: str | os.PathLike[str], identity: Identity, tab
     Raises:
         StorageError: a file cannot be written, or trainer 0 does not see it; on every trainer. What was saved before
             stays.
+        InvalidArgumentError: another optimizer is saved there, which could not be loaded again; on every trainer.
 
     Collective on the trainers.
     """
@@ -94,6 +95,9 @@ def save(session: Session, path: str | os.PathLike[str], identity: Identity, tab
     with session.world.meeting(doing, TRAINERS):
         word = allgather_bytes(session.world.trainers, secrets.token_hex(6).encode())[0].decode()
     directory = Path(path)
+    with session.world.together(doing):
+        if session.rank == 0:
+            _check_replaced(directory, identity, tables)
     mine = directory / _file(word, session.rank)
     try:
         with (
@@ -179,6 +183,18 @@ def _file(word: str, trainer: int) -> str:
 
 def _dataset(number: int, name: str, place: int) -> str:
     return f"{number}/{name}/{place}"
+
+
+def _check_replaced(directory: Path, identity: Identity, tables: list[Table]) -> None:
+    """Raise InvalidArgumentError if a folder holds another optimizer; a damaged save may be replaced."""
+    try:
+        saved = _Index(directory / _INDEX)
+    except ShardFormatError:
+        return
+    try:
+        saved.check(identity, tables)
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f"another optimizer is saved there, so give each a folder: {error}") from error
 
 
 def _publish(directory: Path, word: str, num_trainers: int, identity: Identity, tables: list[Table]) -> None:

@@ -45,7 +45,7 @@ from mpigraph.storage.format import index_dtype, node_orig_ids_name, relation_da
 from mpigraph.storage.part_config import FeatureInfo, PartConfig, check_graph_name
 from mpigraph.storage.shard import ShardReader
 
-__all__ = ["PART_METHODS", "PartitionResult", "check_options", "check_writable", "memory_forecast", "partition_source"]
+__all__ = ["PART_METHODS", "PartitionResult", "check_options", "check_writable", "partition_source"]
 
 PART_METHODS = ("metis", "multilevel", "random")
 
@@ -170,27 +170,6 @@ def check_writable(directory: str | os.PathLike[str]) -> None:
             file.write(b"\0")  # which a full disk has no place for
     except OSError as error:
         raise InvalidArgumentError(f"{directory}: cannot write there: {error.strerror or error}") from error
-
-
-def memory_forecast(num_nodes: int, num_edges: int, part_method: str = "metis", input_bytes: int = 0) -> dict[str, int]:
-    """Return an estimate of the peak memory of each stage, in bytes.
-
-    Args:
-        num_nodes: all nodes.
-        num_edges: all directed edges.
-        part_method: "metis", "multilevel" or "random".
-        input_bytes: what the input holds in memory (0 for memory-mapped files).
-    """
-    chunk = 3 * (64 << 20)
-    stages = {"assign nodes": input_bytes + chunk + 24 * num_nodes}
-    if part_method == "metis":
-        stages["assign nodes"] = input_bytes + chunk + 200 * num_nodes + 130 * num_edges  # measured
-    if part_method == "multilevel":  # METIS gets 6 million edges at most
-        metis = 40 * min(2 * num_edges, 6_000_000)
-        stages["assign nodes"] = input_bytes + chunk + 100 * num_nodes + 16 * num_edges + metis
-    stages["relabel edges"] = input_bytes + chunk + 60 * num_nodes + 16 * num_edges
-    stages["write features"] = input_bytes + chunk + 60 * num_nodes + 4 * num_edges
-    return stages
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mpigraph.arrays import I64, Array
-from mpigraph.errors import GraphDataError
+from mpigraph.errors import GraphDataError, check_text
 from mpigraph.metadata.schema import Schema, relation_key
 from mpigraph.storage.format import logical_dtype, storage_dtype
 
@@ -244,6 +244,7 @@ def _check_features(kind: str, features: Features, counts: Mapping[str, int]) ->
             raise GraphDataError(f"{kind} features for unknown type {type_name!r} (there are {list(counts)})")
         for name, feature in table.items():
             title = f"{kind} feature {name!r} of {type_name!r}"
+            check_text(f"name of a {kind} feature of {type_name!r}", name)
             if not name or any(character in name for character in ":/~"):
                 raise GraphDataError(
                     f"{kind} feature name {name!r} of {type_name!r} is empty or contains ':', '/' or '~'"

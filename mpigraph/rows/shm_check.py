@@ -7,14 +7,13 @@ host of each node tells what is free there before, and all raise the same error.
 """
 
 import os
-import re
 from contextlib import suppress
-from pathlib import Path
 
 import numpy as np
 
 from mpigraph.arrays import I64
 from mpigraph.errors import SharedMemoryError
+from mpigraph.memory import free_in_groups
 from mpigraph.mpi.agree import allgather_bytes, everywhere
 from mpigraph.mpi.world import World
 
@@ -23,7 +22,6 @@ __all__ = ["check_shared_memory"]
 _WHERE = "/dev/shm"
 _PLACES = (_WHERE, "the job's memory limit")
 _UNKNOWN = (-1, -1, 0)  # bytes free, bytes in all, place
-_UNLIMITED = 1 << 60  # bytes; version 1 of cgroups has such a number where there is no limit
 
 
 def check_shared_memory(world: World, nbytes: I64, what: str) -> None:
@@ -55,53 +53,13 @@ def check_shared_memory(world: World, nbytes: I64, what: str) -> None:
 
 def _free_and_size(world: World) -> tuple[int, int, int]:
     """Bytes that are free, bytes in all, and where: the tighter of two limits. -1 where nothing is known."""
-    limit = _free_in_groups()
+    limit = free_in_groups()
     found = [] if limit is None else [(*limit, 1)]
     with suppress(OSError):  # not Linux
         if world.node.size > 1:  # a rank alone on its node has memory of its own
             shm = os.statvfs(_WHERE)
             found.append((shm.f_bavail * shm.f_frsize, shm.f_blocks * shm.f_frsize, 0))
     return min(found, default=_UNKNOWN)
-
-
-def _free_in_groups(proc: str = "/proc", root: str = "/sys/fs/cgroup") -> tuple[int, int] | None:
-    """Bytes that the control groups of this process leave free, and their limit; None if there is none.
-
-    What the kernel can take back (cached files) counts as free, and so does swap.
-    """
-    limits = []
-    with suppress(OSError, ValueError):
-        swap = re.search(r"SwapFree: +(\d+) kB", Path(proc, "meminfo").read_text(encoding="ascii"))
-        spare = 1024 * int(swap[1]) if swap else 0
-        for line in Path(proc, "self/cgroup").read_text(encoding="utf-8").splitlines():
-            _, kinds, path = line.split(":", 2)
-            if kinds == "":
-                top, names = Path(root), ("memory.max", "memory.current", "file", "shmem")
-            elif "memory" in kinds.split(","):
-                top = Path(root, "memory")
-                names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_cache", "total_shmem")
-            else:
-                continue
-            group = top / path.lstrip("/")
-            limits += [_free_in_group(at, *names) for at in (group, *group.parents) if top in (at, *at.parents)]
-        return min(((free + spare, size) for free, size in filter(None, limits)), default=None)
-    return None
-
-
-def _free_in_group(
-    group: Path, limit_name: str, usage_name: str, cached_name: str, shared_name: str
-) -> tuple[int, int] | None:
-    """Bytes that one group leaves free, swap aside, and its limit; None if it has none."""
-    try:
-        limit = int((group / limit_name).read_text(encoding="ascii"))
-        usage = int((group / usage_name).read_text(encoding="ascii"))
-        stat = dict(line.split() for line in (group / "memory.stat").read_text(encoding="ascii").splitlines())
-    except (OSError, ValueError):  # "max", or no such group in this container
-        return None
-    if limit >= _UNLIMITED:
-        return None
-    cached = max(int(stat.get(cached_name, 0)) - int(stat.get(shared_name, 0)), 0)
-    return max(limit - usage + cached, 0), limit
 
 
 def _error(world: World, short: list[tuple[int, int, int, int, int, str]], what: str) -> SharedMemoryError:

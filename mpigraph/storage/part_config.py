@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpigraph.arrays import I64
-from mpigraph.errors import InvalidArgumentError, MPIGraphError, PartitionError
+from mpigraph.errors import InvalidArgumentError, MPIGraphError, PartitionError, check_text
 from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import Schema, parse_relation, relation_key
 from mpigraph.storage.files import NewFile, read_text
@@ -308,7 +308,9 @@ def _features_from_json(content: dict[str, Any], names: list[str]) -> Features:
         raise PartitionError(f"features of unknown type {unknown[0]!r}")
     return {
         owner: {
-            name: FeatureInfo(_a_dtype(info["dtype"]), tuple(_count(size) for size in info["shape"]))
+            check_text(f"name of a feature of {owner!r}", name): FeatureInfo(
+                _a_dtype(info["dtype"]), tuple(_count(size) for size in info["shape"])
+            )
             for name, info in content.get(owner, {}).items()
         }
         for owner in names

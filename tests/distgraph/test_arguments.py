@@ -124,7 +124,7 @@ def test_what_a_trainer_does_alone_fails_alone(job: SharedJob, oracle) -> None:
 
 @some
 def test_names_that_are_no_unicode(job: SharedJob, oracle) -> None:
-    """Paths may hold any bytes, which Python shows as surrogates."""
+    """Paths may hold any bytes, which Python shows as surrogates; names of tensors may not."""
     g = job.open(oracle(3))
     path = Path(oracle(3))
     folder = path.parent.with_name("bytes\udcff")
@@ -136,8 +136,12 @@ def test_names_that_are_no_unicode(job: SharedJob, oracle) -> None:
         PartitionError, match=r"no\\udcff/g.json: cannot read the partition configuration: No such file"
     ):
         dist.DistGraph("g", part_config=folder / "no\udcff" / "g.json")
-    zeros = {"init_func": lambda shape, dtype: torch.zeros(shape, dtype=dtype)}
-    assert dist.DistEmbedding(NUM_NODES, 2, "emb\udcff", **zeros)([1]).shape == (1, 2)
+    for make in (
+        lambda name: dist.DistTensor((NUM_NODES,), torch.int8, name),
+        lambda name: dist.DistEmbedding(NUM_NODES, 2, name),
+    ):
+        with pytest.raises(InvalidArgumentError, match=r"name must be without surrogates and NUL .got 'emb\\udcff'"):
+            make("emb\udcff")
 
 
 WRITES: list[tuple[torch.dtype, Any, str]] = [

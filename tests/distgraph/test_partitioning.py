@@ -126,15 +126,18 @@ def test_bad_arguments(tmp_path):
     g.ndata["a/b"] = torch.zeros(60)
     with pytest.raises(GraphDataError, match="feature name 'a/b'"):
         partition_graph(g, "g", 2, tmp_path)
+    for name in ("\ud800", "a\0"):
+        g = ring()
+        g.ndata[name] = torch.zeros(60)
+        with pytest.raises(InvalidArgumentError, match="name of a node feature of '_N' must be without surrogates"):
+            partition_graph(g, "g", 2, tmp_path)
     with pytest.raises(PartitionError, match=r"missing\.json"):
         load_partition(tmp_path / "missing.json", 0)
     partition_graph(ring(), "g", 2, tmp_path)
-    with pytest.raises(PartitionError, match="part 2 does not exist"):
-        load_partition(tmp_path / "g.json", 2)
+    for load in (load_partition, load_partition_feats, load_partition_book):
+        with pytest.raises(PartitionError, match=r"part 2 does not exist: .*g\.json has 2 parts"):
+            load(tmp_path / "g.json", 2)
     for part in ("0", None, 1.5, True, -1):
-        for load in (load_partition, load_partition_feats):
+        for load in (load_partition, load_partition_feats, load_partition_book):
             with pytest.raises(InvalidArgumentError, match="part_id must be an integer >= 0"):
                 load(tmp_path / "g.json", part)
-    for part in ("0", None, 1.5, -1):
-        with pytest.raises(PartitionError, match="part_id must be in"):
-            load_partition_book(tmp_path / "g.json", part)

@@ -10,7 +10,7 @@ from layouts import Job, Layout, SharedJob
 from typed_parts import COUNTS, EDGES, TYPED, typed_source, write_typed
 
 import mpigraph.distributed as dist
-from mpigraph.errors import EdgeTypeError, MaskLengthError, NodeTypeError, TensorMismatchError
+from mpigraph.errors import EdgeTypeError, InvalidArgumentError, MaskLengthError, NodeTypeError, TensorMismatchError
 from mpigraph.session.context import current
 
 
@@ -230,8 +230,11 @@ def test_types_of_one_size_need_a_policy(job: SharedJob, typed: str) -> None:
         dist.DistEmbedding(40, 2)
     with pytest.raises(TensorMismatchError, match="no node or edge type has 41 rows"):
         dist.DistTensor((41,), torch.float32)
-    with pytest.raises(TensorMismatchError, match="no node or edge type has 90 rows"):
+    with pytest.raises(TensorMismatchError, match=r"a tensor of 'node~author' has 40 rows .got shape .90,"):
         dist.DistTensor((90,), torch.float32, part_policy=g.get_node_partition_policy("author"))
+    foreign = dist.PartitionPolicy("node~author", dist.load_partition_book(typed, 0)[0])
+    with pytest.raises(InvalidArgumentError, match="'node~author' is of a book that no open graph has"):
+        dist.DistTensor((40,), torch.float32, part_policy=foreign)
     assert dist.DistTensor((150,), torch.bool).part_policy.policy_str == "edge~reader:reads:paper"
     policies = [g.get_node_partition_policy(ntype) for ntype in COUNTS]
     policies += [g.get_edge_partition_policy(relation) for relation in EDGES]

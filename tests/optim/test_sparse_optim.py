@@ -467,6 +467,10 @@ def test_a_saved_state_is_loaded_in_every_layout(job: SharedJob, oracle, shared_
     on_all(job.trainers, not any(wrong), f"{wrong}")
 
 
+def files_of(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
 def damage(directory: Path, how: str) -> str:
     """Damage what was saved; return what the error must say."""
     files = sorted(directory.glob("*.h5"))
@@ -521,6 +525,7 @@ def test_a_save_of_something_else_is_refused(job: SharedJob, oracle, shared_path
     emb, other = embedding("emb"), embedding("other")
     MAKE["adagrad"]([emb]).save(directory)
     before = emb.weight[:]
+    saved = files_of(directory)
     twin = dist.DistEmbedding(NUM_NODES, DIM + 1, None)
     twin.weight._handle.rows.name = "emb"
     for optimizer, words in [
@@ -534,6 +539,13 @@ def test_a_save_of_something_else_is_refused(job: SharedJob, oracle, shared_path
         with pytest.raises(InvalidArgumentError) as caught:
             optimizer.load(directory)
         assert words in str(caught.value) and str(directory) in str(caught.value)
+        with pytest.raises(InvalidArgumentError, match="another optimizer is saved there") as caught:
+            optimizer.save(directory)
+        assert words in str(caught.value) and files_of(directory) == saved
+    again = MAKE["adagrad"]([emb])
+    again.lr = 7
+    again.save(directory)
+    assert not set(files_of(directory)) & {name for name in saved if name.endswith(".h5")}
     assert torch.equal(emb.weight[:], before)
 
 

@@ -13,6 +13,7 @@ from oracle import NAME, NUM_NODES
 
 import mpigraph.distributed as dist
 from mpigraph.errors import SharedMemoryError
+from mpigraph.memory import free_in_groups
 from mpigraph.rows import shm_check
 from mpigraph.session.context import current
 from mpigraph.store import topology
@@ -70,7 +71,7 @@ def test_too_little_is_one_error_on_every_trainer(layout: Job, oracle, monkeypat
 
 def test_nothing_is_asked_of_a_rank_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its windows are private memory."""
-    monkeypatch.setattr(shm_check, "_free_in_groups", lambda: None)
+    monkeypatch.setattr(shm_check, "free_in_groups", lambda: None)
 
     class Alone:
         class node:
@@ -112,21 +113,21 @@ def test_the_memory_limit_of_a_job_is_that_of_its_tightest_group(tmp_path: Path)
     group(root)
     group(root / "job", memory__max=90_000, memory__current=50_000, memory__stat="file 30000\nshmem 20000")
     group(root / "job" / "step", memory__max="max", memory__current=9_000, memory__stat="file 0\nshmem 0")
-    assert shm_check._free_in_groups(str(proc), str(root)) == (90_000 - 50_000 + 10_000 + 2048, 90_000)
+    assert free_in_groups(str(proc), str(root)) == (90_000 - 50_000 + 10_000 + 2048, 90_000)
     group(root / "job", memory__max="max")
-    assert shm_check._free_in_groups(str(proc), str(root)) is None
+    assert free_in_groups(str(proc), str(root)) is None
 
     (proc / "self" / "cgroup").write_text("4:memory:/job\n3:cpu:/\n")
     first = root / "memory"
     stat = "total_cache 7000\ntotal_shmem 7000"
     group(first, memory__limit_in_bytes=2**63 - 4096, memory__usage_in_bytes=10, memory__stat=stat)
     group(first / "job", memory__limit_in_bytes=8_000, memory__usage_in_bytes=9_000, memory__stat=stat)
-    assert shm_check._free_in_groups(str(proc), str(root)) == (2048, 8_000)
-    assert shm_check._free_in_groups(str(tmp_path / "nowhere"), str(root)) is None
+    assert free_in_groups(str(proc), str(root)) == (2048, 8_000)
+    assert free_in_groups(str(tmp_path / "nowhere"), str(root)) is None
 
 
 def test_a_memory_limit_that_is_too_low_is_one_error(oracle, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shm_check, "_free_in_groups", lambda: (1 << 20, 1 << 21))
+    monkeypatch.setattr(shm_check, "free_in_groups", lambda: (1 << 20, 1 << 21))
 
     def body() -> None:
         g = dist.DistGraph(NAME, part_config=oracle(2))

@@ -70,6 +70,11 @@ def test_wrong_part_paths(tmp_path):
         (lambda c: c["edge_map"].update({"a:x:b": "no"}), "damaged|must have"),
         (lambda c: c.update(ntypes={"a": 0, "b": 2}), "type ids must be 0 to 1"),
         (lambda c: c["node_features"].update(z={}), "unknown type 'z'"),
+        (
+            lambda c: c["node_features"].update(a={"\ud800": {"dtype": "int8", "shape": []}}),
+            "feature of 'a' must be with",
+        ),
+        (lambda c: c.update(ntypes={"\ud800": 0, "b": 1}), "type name must be without surrogates"),
         (lambda c: c.pop("format"), "not a partition configuration of this library"),
         (
             lambda c: (c.pop("format"), c["part-0"].update(part_graph="part0/graph.dgl")),

@@ -1,0 +1,61 @@
+"""How much memory is free: on this node, and in the control groups of the job (Slurm's ``--mem``, a container)."""
+
+import re
+from contextlib import suppress
+from pathlib import Path
+
+__all__ = ["free_in_groups", "free_memory"]
+
+_UNLIMITED = 1 << 60  # bytes; version 1 of cgroups has such a number where there is no limit
+
+
+def free_memory() -> int | None:
+    """Return the bytes that this process and its neighbours on the node may still take, None where nothing says it."""
+    found = []
+    with suppress(OSError, TypeError):  # not Linux
+        text = Path("/proc/meminfo").read_text(encoding="ascii")
+        found.append(1024 * int(re.search(r"MemAvailable: +(\d+) kB", text)[1]))  # type: ignore[index]
+    limit = free_in_groups()
+    if limit is not None:
+        found.append(limit[0])
+    return min(found, default=None)
+
+
+def free_in_groups(proc: str = "/proc", root: str = "/sys/fs/cgroup") -> tuple[int, int] | None:
+    """Bytes that the control groups of this process leave free, and their limit; None if there is none.
+
+    What the kernel can take back (cached files) counts as free, and so does swap.
+    """
+    limits = []
+    with suppress(OSError, ValueError):
+        swap = re.search(r"SwapFree: +(\d+) kB", Path(proc, "meminfo").read_text(encoding="ascii"))
+        spare = 1024 * int(swap[1]) if swap else 0
+        for line in Path(proc, "self/cgroup").read_text(encoding="utf-8").splitlines():
+            _, kinds, path = line.split(":", 2)
+            if kinds == "":
+                top, names = Path(root), ("memory.max", "memory.current", "file", "shmem")
+            elif "memory" in kinds.split(","):
+                top = Path(root, "memory")
+                names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_cache", "total_shmem")
+            else:
+                continue
+            group = top / path.lstrip("/")
+            limits += [_free_in_group(at, *names) for at in (group, *group.parents) if top in (at, *at.parents)]
+        return min(((free + spare, size) for free, size in filter(None, limits)), default=None)
+    return None
+
+
+def _free_in_group(
+    group: Path, limit_name: str, usage_name: str, cached_name: str, shared_name: str
+) -> tuple[int, int] | None:
+    """Bytes that one group leaves free, swap aside, and its limit; None if it has none."""
+    try:
+        limit = int((group / limit_name).read_text(encoding="ascii"))
+        usage = int((group / usage_name).read_text(encoding="ascii"))
+        stat = dict(line.split() for line in (group / "memory.stat").read_text(encoding="ascii").splitlines())
+    except (OSError, ValueError):  # "max", or no such group in this container
+        return None
+    if limit >= _UNLIMITED:
+        return None
+    cached = max(int(stat.get(cached_name, 0)) - int(stat.get(shared_name, 0)), 0)
+    return max(limit - usage + cached, 0), limit
