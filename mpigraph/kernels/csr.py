@@ -1,4 +1,4 @@
-"""Build, clean and transpose adjacency arrays by counting sorts; move nodes between parts to restore balance.
+"""Build, sort and clean adjacency arrays; move nodes between parts to restore balance.
 
 Plain loops over arrays; the caller allocates every output. A counting sort has two passes: :func:`count_keys`, whose
 prefix sums are ``indptr``, and one of the ``place_*`` kernels. Their ``fill`` array starts as a copy of ``indptr[:-1]``
@@ -18,12 +18,10 @@ __all__ = [
     "drop_repeats",
     "number_by_key",
     "place_both_ways",
-    "place_edges",
     "place_pairs",
     "place_values",
     "rebalance",
     "sort_rows",
-    "transpose",
 ]
 
 
@@ -35,20 +33,6 @@ def count_keys(keys: Array, base: int, counts: Array) -> None:
     """
     for i in range(len(keys)):
         counts[base + keys[i]] += 1
-
-
-@numba.njit(nogil=True, cache=True)
-def place_edges(keys: Array, values: Array, first_id: int, fill: Array, out_values: Array, out_ids: Array) -> None:
-    """Place a chunk of edges into the rows given by their keys.
-
-    keys, values: int64[m], the two ends.  first_id: edge id of the first.  fill: int64[n], advanced here.
-    out_values, out_ids: int32 or int64[all edges], filled here.
-    """
-    for i in range(len(keys)):
-        position = fill[keys[i]]
-        fill[keys[i]] = position + 1
-        out_values[position] = values[i]
-        out_ids[position] = first_id + i
 
 
 @numba.njit(nogil=True, cache=True)
@@ -108,21 +92,6 @@ def sort_rows(indptr: Array, values: Array, ids: Array) -> None:
                 j -= 1
             values[j] = value
             ids[j] = its_id
-
-
-@numba.njit(nogil=True, cache=True)
-def transpose(indptr: Array, values: Array, ids: Array, fill: Array, out_rows: Array, out_ids: Array) -> None:
-    """Transpose an adjacency; each row of the result is sorted, since the rows are visited in order.
-
-    indptr: int64[n + 1].  values, ids: int[m], entries of the rows.  fill: int64[k], advanced here.
-    out_rows, out_ids: int[m], filled here: for each value the rows that held it, with their ids.
-    """
-    for row in range(len(indptr) - 1):
-        for i in range(indptr[row], indptr[row + 1]):
-            position = fill[values[i]]
-            fill[values[i]] = position + 1
-            out_rows[position] = row
-            out_ids[position] = ids[i]
 
 
 @numba.njit(nogil=True, cache=True)
