@@ -30,6 +30,12 @@ from mpigraph.storage.part_config import PartConfig
 
 __all__ = ["add_parser"]
 
+_INPUTS = (
+    "an .npz, HDF5, .csv or .parquet file; or the directory of a generated graph, of OGB, MAG240M or DGL's chunked "
+    "format, or of .csv or .parquet files (examples/README.md)"
+)
+_ENDINGS = re.compile(r"\.(npz|h5|hdf5|pq|parquet|(csv|tsv|txt)(\.gz)?)$")
+
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Register the command."""
@@ -39,11 +45,14 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         description="Cut a graph into parts and write them as HDF5 shards with a JSON configuration. "
         "Started by mpiexec or srun, all ranks do it together; the files are the same for any number of ranks.",
     )
-    parser.add_argument("input", metavar="INPUT", help=".npz file, generated directory, or OGB dataset directory")
+    parser.add_argument("input", metavar="INPUT", help=_INPUTS)
     parser.add_argument("--parts", type=int, required=True, help="number of parts")
     parser.add_argument("--method", default="metis", metavar="|".join(PART_METHODS), help="(%(default)s)")
     parser.add_argument("-o", "--out", required=True, metavar="DIR", help="directory to write")
     parser.add_argument("--name", help="name of the graph (default: name of INPUT)")
+    parser.add_argument(
+        "--nodes", type=int, metavar="N", help="csv and parquet: ids are 0 to N-1 (default: they are numbered)"
+    )
     parser.add_argument("--balance-train", action="store_true", help="spread the training nodes evenly")
     parser.add_argument("--balance-edges", action="store_true", help="spread the edges evenly")
     both_ways = parser.add_mutually_exclusive_group()
@@ -69,12 +78,12 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    name = arguments.name or Path(arguments.input).resolve().name.removesuffix(".npz")
+    name = arguments.name or _ENDINGS.sub("", Path(arguments.input).resolve().name)
     with working_ranks("partition") as exchange:
         with exchange.together(f"reading {arguments.input}"):
             check_options(name, arguments.parts, arguments.method, seed=arguments.seed)  # reading may take minutes
             check_writable(arguments.out)
-            source = read_source(arguments.input)
+            source = read_source(arguments.input, arguments.nodes, arguments.scratch)
             if arguments.undirected or arguments.add_reverse:
                 source = add_reverse_edges(source, own_relations=arguments.add_reverse)
             classes = _training_nodes(source) if arguments.balance_train else None

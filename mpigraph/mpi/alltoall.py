@@ -9,8 +9,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpigraph.arrays import I64, Array
-from mpigraph.mpi.coroutine import Coroutine, run
-from mpigraph.mpi.wait import IN_ROUND
+from mpigraph.mpi.wait import BULK, IN_ROUND, wait
 
 __all__ = ["Comm", "exchange_rows", "sum_over_ranks"]
 
@@ -28,17 +27,13 @@ def exchange_rows(comm: MPI.Comm, rows: Array, counts: I64) -> tuple[Array, I64]
     Returns:
         The rows received, those of rank 0 first, and how many came from each rank.
     """
-    return run(_exchange(comm, rows, counts), IN_ROUND)
-
-
-def _exchange(comm: MPI.Comm, rows: Array, counts: I64) -> Coroutine[tuple[Array, I64]]:
     coming = np.empty(comm.size, np.int64)
-    yield comm.Ialltoall(counts, coming)
+    wait(comm.Ialltoall(counts, coming), IN_ROUND)
     received = np.empty((int(coming.sum()), *rows.shape[1:]), rows.dtype)
     row_bytes = rows.dtype.itemsize * int(np.prod(rows.shape[1:]))
     row = MPI.BYTE.Create_contiguous(row_bytes).Commit()  # MPI-3 counts are 32-bit, so they count rows
     try:
-        yield comm.Ialltoallv([rows, counts, row], [received, coming, row])
+        wait(comm.Ialltoallv([rows, counts, row], [received, coming, row]), BULK)
     finally:
         row.Free()
     return received, coming
@@ -47,9 +42,5 @@ def _exchange(comm: MPI.Comm, rows: Array, counts: I64) -> Coroutine[tuple[Array
 def sum_over_ranks(comm: MPI.Comm, values: I64) -> I64:
     """Return the sum of every rank's array (int64, of one shape). Collective on ``comm``."""
     total = np.empty_like(values)
-
-    def steps() -> Coroutine[None]:
-        yield comm.Iallreduce(values, total)
-
-    run(steps(), IN_ROUND)
+    wait(comm.Iallreduce(values, total), IN_ROUND)
     return total

@@ -13,6 +13,7 @@ from mpi4py import MPI
 
 __all__ = [
     "BLOCKED",
+    "BULK",
     "IDLE_SERVER_FAR",
     "IDLE_SERVER_NEAR",
     "IN_ROUND",
@@ -56,6 +57,10 @@ TRANSFER = Policy(spins=2, first=2e-5, longest=1e-4)
 BLOCKED = Policy(spins=100, first=2e-5, longest=2e-5, yields=300)
 """This process can do nothing before the result is here, and a torch collective takes tens of microseconds. On a busy
 core a yield costs milliseconds, so it is not the first thing to do."""
+
+BULK = Policy(spins=50, first=2e-5, longest=1e-4, yields=100_000)
+"""Megabytes travel between ranks that do nothing else, and that all are here. MPICH moves one cell of its shared memory
+at a call: with sleeps 50 MB/s, with yields 10 times that."""
 
 PEERS_COMPUTE = Policy(spins=5, first=2e-5, longest=2e-3)
 """The others come when their work is done, which may take seconds, and may need this core for it."""

@@ -16,10 +16,11 @@ beside ``raw/``     ``split/<name>/{train,valid,test}.csv.gz``     ``split/<name
 
 In typed datasets features, labels and splits are there for some types or none, the arrays of npz files are named by
 type or by ``<src>___<rel>___<dst>``, and types and relations get ids in alphabetical order, as from OGB's own reader.
+Arrays that an npz file stores as they are (``np.savez``) are mapped, compressed ones (``np.savez_compressed``) read.
 """
 
 import gzip
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -30,7 +31,8 @@ import numpy.typing as npt
 from mpigraph.arrays import Array
 from mpigraph.errors import GraphDataError
 from mpigraph.metadata.schema import Relation, Schema
-from mpigraph.partition.source import Feature, GraphSource, RowArray, as_floats
+from mpigraph.partition.chunks import both_ways, mapped_npz
+from mpigraph.partition.source import Feature, GraphSource, RowArray, as_floats, as_labels
 
 __all__ = ["read_ogb"]
 
@@ -65,8 +67,8 @@ class _Homogeneous(NamedTuple):
     """What lies under ``raw/`` of a homogeneous dataset."""
 
     num_nodes: int
-    src: Array
-    dst: Array
+    src: RowArray
+    dst: RowArray
     feat: RowArray | None
     label: Array
 
@@ -83,9 +85,9 @@ class _Typed(NamedTuple):
 def _homogeneous_source(path: Path, contents: _Homogeneous) -> GraphSource:
     src, dst = contents.src, contents.dst
     if path.name in _STORED_ONCE:
-        src, dst = np.concatenate([src, dst]), np.concatenate([dst, src])
+        src, dst = both_ways(src, dst)
     feats = _split_masks((path / "split").glob("*"), contents.num_nodes)
-    feats["label"] = Feature(_as_labels(contents.label), "int64")
+    feats["label"] = _label(contents.label)
     if contents.feat is not None:
         feats["feat"] = Feature.rows(contents.feat)
     return GraphSource(Schema.homogeneous(), (contents.num_nodes,), ((src, dst),), {"_N": feats})
@@ -99,7 +101,7 @@ def _typed_source(path: Path, contents: _Typed) -> GraphSource:
         folders = [folder / ntype for folder in (path / "split").glob("*")]
         tables[ntype] = _split_masks(folders, contents.counts[ntype])
         if ntype in contents.labels:
-            tables[ntype]["label"] = Feature(_as_labels(contents.labels[ntype]), "int64")
+            tables[ntype]["label"] = _label(contents.labels[ntype])
         if ntype in contents.feats:
             tables[ntype]["feat"] = Feature.rows(contents.feats[ntype])
     return GraphSource(
@@ -112,7 +114,7 @@ def _typed_source(path: Path, contents: _Typed) -> GraphSource:
 
 def _read_binary(raw: Path) -> _Homogeneous:
     arrays = _read_arrays(raw / "data.npz", ("edge_index", "num_nodes_list", "node_feat"))
-    src, dst = arrays["edge_index"]
+    src, dst = _ends(arrays["edge_index"], "data.npz: edge_index")
     num_nodes = int(arrays["num_nodes_list"].sum())
     feat = as_floats(arrays["node_feat"]) if "node_feat" in arrays else None
     label = _read_arrays(raw / "node-label.npz")["node_label"]
@@ -133,7 +135,7 @@ def _read_typed_binary(raw: Path) -> _Typed:
     edges = {}
     for name, ends in _read_arrays(raw / "edge_index_dict.npz").items():
         relation = _as_relation(name.split(_SEPARATOR), "edge_index_dict.npz")
-        edges[relation] = (ends[0], ends[1])
+        edges[relation] = _ends(ends, f"edge_index_dict.npz: {name}")
     counts = {name: int(numbers.sum()) for name, numbers in _read_arrays(raw / "num_nodes_dict.npz").items()}
     feats = _read_arrays(raw / "node_feat_dict.npz") if (raw / "node_feat_dict.npz").is_file() else {}
     labels = _read_arrays(raw / "node-label.npz") if (raw / "node-label.npz").is_file() else {}
@@ -173,12 +175,15 @@ def _as_relation(names: list[str], file_name: str) -> Relation:
     return names[0], names[1], names[2]
 
 
-def _as_labels(label: Array) -> Array:
-    """Return int64[n] or int64[n, k]; unlabelled (NaN) becomes -1."""
-    if label.dtype.kind == "f":
-        label = np.where(np.isnan(label), -1, label)
-    label = label.astype(np.int64)
-    return label[:, 0] if label.ndim == 2 and label.shape[1] == 1 else label
+def _ends(edge_index: Array, what: str) -> tuple[Array, Array]:
+    if edge_index.ndim != 2 or len(edge_index) != 2:
+        raise GraphDataError(f"{what} must be two rows (got {list(edge_index.shape)})")
+    return edge_index[0], edge_index[1]
+
+
+def _label(label: Array) -> Feature:
+    """Return the feature int64[n] or int64[n, k]."""
+    return Feature(as_labels(label[:, 0] if label.ndim == 2 and label.shape[1] == 1 else label), "int64")
 
 
 def _split_masks(folders: Iterable[Path], num_nodes: int) -> dict[str, Feature]:
@@ -198,20 +203,20 @@ def _split_masks(folders: Iterable[Path], num_nodes: int) -> dict[str, Feature]:
     for name, file_name in (("train", "train"), ("val", "valid"), ("test", "test")):
         path = folder / f"{file_name}.csv.gz"
         ids = _read_table(path, np.int64).reshape(-1)
-        if len(ids) and (ids.min() < 0 or ids.max() >= num_nodes):
-            raise GraphDataError(f"{_short(path)} names a node beyond {num_nodes - 1}")
+        outside = np.flatnonzero((ids < 0) | (ids >= num_nodes))
+        if len(outside):
+            row = int(outside[0])
+            raise GraphDataError(f"{_short(path)}, row {row}: there is no node {ids[row]} among {num_nodes}")
         mask = np.zeros(num_nodes, bool)
         mask[ids] = True
         masks[f"{name}_mask"] = Feature.of(mask)
     return masks
 
 
-def _read_arrays(path: Path, names: Iterable[str] | None = None) -> dict[str, Array]:
-    """Return the arrays of an npz file: all, or those of ``names`` that are there."""
+def _read_arrays(path: Path, names: Container[str] | None = None) -> dict[str, Array]:
     if not path.is_file():
         raise GraphDataError(f"{_short(path)} is missing")
-    with np.load(path) as file:
-        return {name: file[name] for name in file.files if names is None or name in names}
+    return mapped_npz(path, names)
 
 
 def _read_edges(path: Path, num_nodes: int) -> tuple[Array, Array]:

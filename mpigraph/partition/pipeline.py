@@ -246,6 +246,7 @@ class _Run:
                     source.check_edges(relation_id, first, src, dst)
                     digest.add(1 + relation_id, first, src, dst)
                     done = min(done + len(src) * exchange.size, total)
+            source.check_node_times(exchange.rank, exchange.size)
             self.progress("check edges", total, total)
         schema = source.schema
         return word_of(schema.ntypes, schema.relations, source.num_nodes, source.edge_counts, digest.total())

@@ -1,8 +1,10 @@
 """Read graphs from files into a :class:`~mpigraph.partition.source.GraphSource`. numpy only, no pickle.
 
-Three inputs: an ``.npz`` file, a directory of ``.npy`` files as ``python -m mpigraph generate`` writes it
-(memory-mapped), and the directory of an OGB node-property dataset (``ogb.py``). Labels become the
-node feature "label" (int64), masks bool, features "feat" (float32, or float16 where they are).
+The inputs: an ``.npz`` or HDF5 file, a directory of ``.npy`` files as ``python -m mpigraph generate`` writes it, the
+directory of an OGB node-property dataset (``ogb.py``), of OGB-LSC's MAG240M (``lsc.py``), and of DGL's chunked format
+(``dgl_chunked.py``), and edge lists in csv and parquet files (``arrow_tables.py``). Arrays are mapped, not read,
+wherever the file allows it. Labels become the node feature "label" (int64), masks bool, features "feat" (float32, or
+float16 where they are).
 """
 
 import json
@@ -15,11 +17,24 @@ from typing import Any
 
 import numpy as np
 
-from mpigraph.arrays import Array
-from mpigraph.errors import GraphDataError
+from mpigraph.errors import GraphDataError, StorageError
 from mpigraph.metadata.schema import Relation, Schema, relation_key
+from mpigraph.partition.arrow_tables import read_edge_list, table_files
+from mpigraph.partition.chunks import Concatenated, both_ways, mapped_npy, mapped_npz
+from mpigraph.partition.dgl_chunked import METADATA, read_chunked
+from mpigraph.partition.lsc import is_lsc, read_lsc
 from mpigraph.partition.ogb import read_ogb
-from mpigraph.partition.source import Feature, GraphSource, SparseRows, as_floats
+from mpigraph.partition.source import (
+    Feature,
+    GraphSource,
+    MadeRows,
+    RowArray,
+    SparseRows,
+    as_floats,
+    as_labels,
+    largest,
+)
+from mpigraph.storage.hdf5_rows import is_hdf5, open_hdf5, read_hdf5_meta
 
 __all__ = ["add_reverse_edges", "read_source"]
 
@@ -28,37 +43,71 @@ _MASKS = ("train_mask", "val_mask", "test_mask")
 _COUNT = "__num_nodes"
 
 
-def read_source(path: str | os.PathLike[str]) -> GraphSource:
+def read_source(
+    path: str | os.PathLike[str], num_nodes: int | None = None, scratch: str | os.PathLike[str] | None = None
+) -> GraphSource:
     """Read a graph.
 
     Args:
-        path: an ``.npz`` file, a directory with ``edge_src.npy``, or an OGB dataset directory with ``raw/``.
+        path: an ``.npz`` or HDF5 file, a csv or parquet file; or a directory with ``edge_src.npy``, ``metadata.json``
+            (DGL), ``raw/`` (OGB), ``processed/`` (MAG240M), or csv or parquet files.
+        num_nodes: of an edge list in csv or parquet, if its ids are to be taken as they are.
+        scratch: folder of temporary files, which text needs; None for the system's.
 
     Raises:
         GraphDataError: there is nothing that can be read; the message names the path.
+        StorageError: a temporary file cannot be written.
     """
     path = Path(path)
     if not path.exists():
         raise GraphDataError(f"{path}: no such file or directory")
     try:
-        if path.is_dir() and (path / "edge_src.npy").is_file():
-            return _read_npy_directory(path)
-        if path.is_dir() and (path / "raw").is_dir():
-            return read_ogb(path)
-        if path.is_file():
-            return _read_npz(path)
+        return replace(_read(path, num_nodes, None if scratch is None else Path(scratch)), path=str(path))
+    except StorageError:
+        raise
     except GraphDataError as error:
-        raise GraphDataError(f"{path}: {error}") from error
+        raise error if str(path) in str(error) else GraphDataError(f"{path}: {error}") from error
     except (OSError, ValueError, KeyError, EOFError, TypeError, AttributeError, zipfile.BadZipFile) as error:
         raise GraphDataError(f"{path}: cannot be read: {error}") from error
-    raise GraphDataError(f"{path}: a directory with neither edge_src.npy nor raw/ (OGB)")
+
+
+def _read(path: Path, num_nodes: int | None, scratch: Path | None) -> GraphSource:
+    source = _read_directory(path, scratch) if path.is_dir() else None
+    tables = table_files(path) if source is None else []
+    if tables:
+        return read_edge_list(tables, num_nodes, scratch)
+    if num_nodes is not None:
+        raise GraphDataError("the number of nodes can be given only for edge lists in csv and parquet files")
+    if source is not None:
+        return source
+    if path.is_dir():
+        raise GraphDataError(
+            f"a directory with neither edge_src.npy nor {METADATA} (DGL), raw/ (OGB), edges in processed/ (MAG240M), "
+            "csv or parquet files"
+        )
+    if is_hdf5(path):
+        return _read_arrays(open_hdf5(path), read_hdf5_meta(path))
+    return _read_npz(path)
+
+
+def _read_directory(path: Path, scratch: Path | None) -> GraphSource | None:
+    """Read a directory of which the names of files tell the layout; None if they do not."""
+    if (path / "edge_src.npy").is_file():
+        return _read_npy_directory(path)
+    if (path / METADATA).is_file():
+        return read_chunked(path, scratch)
+    if (path / "raw").is_dir():
+        return read_ogb(path)
+    if is_lsc(path):
+        return read_lsc(path)
+    return None
 
 
 def add_reverse_edges(source: GraphSource, own_relations: bool = False) -> GraphSource:
     """Return the graph with the reverse of every edge.
 
     A relation gets a reverse ``(dst_type, "rev_<rel>", src_type)``; one from a type to itself becomes twice as long
-    instead, as by DGL's ``AddReverse``. Edge features go along. Arrays are copied where they become longer.
+    instead, as by DGL's ``AddReverse``. Edge features go along. Nothing is copied.
 
     Args:
         source: the graph.
@@ -67,13 +116,13 @@ def add_reverse_edges(source: GraphSource, own_relations: bool = False) -> Graph
     Raises:
         GraphDataError: there is a relation of a reverse's name already.
     """
-    edges: dict[Relation, tuple[Array, Array]] = {}
+    edges: dict[Relation, tuple[RowArray, RowArray]] = {}
     feats: dict[Relation, Mapping[str, Feature]] = {}
     for relation, (src, dst) in zip(source.schema.relations, source.edges, strict=True):
         given = source.edge_feats.get(relation_key(relation), {})
         if relation[0] == relation[2] and not own_relations:
-            edges[relation] = np.concatenate([src, dst]), np.concatenate([dst, src])
-            feats[relation] = {n: Feature(np.concatenate([f.values, f.values]), f.dtype) for n, f in given.items()}
+            edges[relation] = both_ways(src, dst)
+            feats[relation] = {n: Feature(Concatenated([f.values] * 2), f.dtype) for n, f in given.items()}
         else:
             reverse = _reverse(relation, source.schema)
             edges |= {relation: (src, dst), reverse: (dst, src)}
@@ -97,19 +146,22 @@ def _reverse(relation: Relation, schema: Schema) -> Relation:
 def _read_npy_directory(path: Path) -> GraphSource:
     """Map the files of a generated graph; only pages in use are in memory."""
     names = [name for name in ("feat", "label", *_MASKS) if (path / f"{name}.npy").is_file()]
-    arrays = {name: np.load(path / f"{name}.npy", mmap_mode="r") for name in names}
-    src = np.load(path / "edge_src.npy", mmap_mode="r")
-    dst = np.load(path / "edge_dst.npy", mmap_mode="r")
+    arrays = {name: mapped_npy(path / f"{name}.npy") for name in names}
+    src = mapped_npy(path / "edge_src.npy")
+    dst = mapped_npy(path / "edge_dst.npy")
     meta = json.loads((path / "meta.json").read_text(encoding="utf-8")) if (path / "meta.json").is_file() else {}
     return _homogeneous_source(src, dst, arrays, meta)
 
 
 def _read_npz(path: Path) -> GraphSource:
     if not zipfile.is_zipfile(path):
-        raise GraphDataError("not an .npz file")
-    with np.load(path) as file:
-        arrays = {name: file[name] for name in file.files}
-    meta = json.loads(str(arrays.pop("meta"))) if "meta" in arrays else {}
+        raise GraphDataError("not an .npz file, and neither HDF5, .csv nor .parquet")
+    arrays = mapped_npz(path)
+    return _read_arrays(arrays, json.loads(str(arrays.pop("meta"))) if "meta" in arrays else {})
+
+
+def _read_arrays(arrays: Mapping[str, RowArray], meta: Mapping[str, Any]) -> GraphSource:
+    """Read the arrays of an ``.npz`` or HDF5 file, and what "meta" says."""
     if "edge_src" in arrays and "edge_dst" in arrays:
         return _homogeneous_source(arrays["edge_src"], arrays["edge_dst"], arrays, meta)
     if any(name.endswith(_COUNT) for name in arrays):
@@ -118,15 +170,17 @@ def _read_npz(path: Path) -> GraphSource:
     raise GraphDataError("holds neither edge_src and edge_dst nor <type>__num_nodes")
 
 
-def _homogeneous_source(src: Array, dst: Array, arrays: Mapping[str, Array], meta: Mapping[str, Any]) -> GraphSource:
+def _homogeneous_source(
+    src: RowArray, dst: RowArray, arrays: Mapping[str, RowArray], meta: Mapping[str, Any]
+) -> GraphSource:
     num_nodes = int(meta["num_nodes"]) if "num_nodes" in meta else _count_nodes(arrays, (src, dst))
     source = GraphSource(Schema.homogeneous(), (num_nodes,), ((src, dst),), {"_N": _node_features(arrays)})
     return source if meta.get("both_directions", True) else add_reverse_edges(source)
 
 
-def _read_typed(arrays: dict[str, Array]) -> GraphSource:
+def _read_typed(arrays: Mapping[str, RowArray]) -> GraphSource:
     """Read ``<type>__num_nodes``, ``<src>__<rel>__<dst>__{src,dst}`` and ``<type>__<feature>``."""
-    counts = {name[: -len(_COUNT)]: int(array) for name, array in arrays.items() if name.endswith(_COUNT)}
+    counts = {name[: -len(_COUNT)]: _number(name, array) for name, array in arrays.items() if name.endswith(_COUNT)}
     ntypes = sorted(counts)
     relations = sorted({relation for name in arrays if (relation := _relation_in(name, ntypes)) is not None})
     edges = []
@@ -142,6 +196,13 @@ def _read_typed(arrays: dict[str, Array]) -> GraphSource:
         feats[ntype] = _node_features({n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)})
     schema = Schema(tuple(ntypes), tuple(relations))
     return GraphSource(schema, tuple(counts[ntype] for ntype in ntypes), tuple(edges), feats)
+
+
+def _number(name: str, array: RowArray) -> int:
+    values = np.asarray(array[...] if array.ndim == 0 else array[:])
+    if values.size != 1 or values.dtype.kind not in "iu":
+        raise GraphDataError(f"{name} must be one integer (got {values.dtype}{list(values.shape)})")
+    return int(values.reshape(-1)[0])
 
 
 def _relation_in(name: str, ntypes: list[str]) -> Relation | None:
@@ -165,29 +226,29 @@ def _relation_in(name: str, ntypes: list[str]) -> Relation | None:
     return fields[0], fields[1], fields[2]
 
 
-def _node_features(arrays: Mapping[str, Array]) -> dict[str, Feature]:
+def _node_features(arrays: Mapping[str, RowArray]) -> dict[str, Feature]:
     """Return label, masks and dense or CSR features of one node type."""
     feats = {name: Feature.of(_as_bool(arrays[name])) for name in _MASKS if name in arrays}
     if "label" in arrays:
-        feats["label"] = Feature(arrays["label"].astype(np.int64, copy=False), "int64")
+        feats["label"] = Feature(as_labels(arrays["label"]), "int64")
     if "feat" in arrays:
         feats["feat"] = Feature.rows(as_floats(arrays["feat"]))
     elif "feat_data" in arrays:
-        shape = tuple(int(size) for size in arrays["feat_shape"])
+        shape = tuple(int(size) for size in arrays["feat_shape"][:])
         rows = SparseRows(arrays["feat_indptr"], arrays["feat_indices"], arrays["feat_data"], shape)
         feats["feat"] = Feature.rows(rows)
     return feats
 
 
-def _as_bool(mask: Array) -> Array:
-    return mask if mask.dtype == np.bool_ else mask != 0
+def _as_bool(mask: RowArray) -> RowArray:
+    return mask if mask.dtype == np.bool_ else MadeRows(lambda rows: rows != 0, np.bool_, mask)
 
 
-def _count_nodes(arrays: Mapping[str, Array], ends: Iterable[Array]) -> int:
+def _count_nodes(arrays: Mapping[str, RowArray], ends: Iterable[RowArray]) -> int:
     """Number of nodes: rows of a node array, else the largest endpoint plus one."""
     for name in ("label", "feat", *_MASKS):
         if name in arrays:
             return len(arrays[name])
     if "feat_shape" in arrays:
-        return int(arrays["feat_shape"][0])
-    return max((int(end.max()) + 1 for end in ends if len(end)), default=0)
+        return int(arrays["feat_shape"][:][0])
+    return 1 + max(largest(end) for end in ends)

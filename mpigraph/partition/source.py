@@ -1,11 +1,12 @@
 """What is to be partitioned, as plain numpy: types, counts, edges, features.
 
-Arrays may be memory-mapped files, and rows of features may be made when they are asked for (:class:`CastRows`,
-:class:`SparseRows`), so that an input need not be held dense or converted as a whole.
+Arrays may be memory-mapped files, and rows may be made when they are asked for (:class:`MadeRows`,
+:class:`SparseRows`, ``chunks.py``), so that an input need not be held dense or converted as a whole. An array that
+knows the file that it was read from names it in messages (:func:`place_of`).
 """
 
 import mmap
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -17,15 +18,37 @@ from mpigraph.errors import GraphDataError, check_text
 from mpigraph.metadata.schema import Schema, relation_key
 from mpigraph.storage.format import logical_dtype, storage_dtype
 
-__all__ = ["CastRows", "Feature", "GraphSource", "RowArray", "SparseRows", "as_floats", "edge_chunks", "release"]
+__all__ = [
+    "CastRows",
+    "Feature",
+    "GraphSource",
+    "MadeRows",
+    "RowArray",
+    "SparseRows",
+    "as_floats",
+    "as_labels",
+    "edge_chunks",
+    "largest",
+    "place_of",
+    "release",
+]
 
 
 EDGES_PER_CHUNK = 1 << 20
 _CHUNKS_MAPPED = 16  # of a memory map, before its pages are let go
+_TIMES = "time"  # the feature whose values must be numbers
 
 
 class RowArray(Protocol):
-    """What partitioning needs of a feature: numpy arrays, memory maps and the classes below have it."""
+    """What partitioning needs of edges and features: numpy arrays, memory maps and the classes below have it.
+
+    One that is not numpy's may have ``sources``, the arrays that it is made from (none if it reads a file itself), and
+    ``place(row)``, the file and row that a row was read from.
+    """
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -44,25 +67,49 @@ class RowArray(Protocol):
     def __getitem__(self, rows: Any, /) -> Any: ...
 
 
-class CastRows:
-    """Rows of an array in another dtype.
+class MadeRows:
+    """Rows that are made from rows of other arrays when they are asked for.
+
+    Args:
+        make: gets the same rows of each array, returns as many in ``dtype``.
+        dtype: of what is made.
+        arrays: one or more.
+        row_shape: all dimensions of what is made except the first, if not those of the first array.
 
     Attributes:
-        base: the array, as a view of it would have it: a memory map shows through.
+        sources: the arrays.
     """
 
-    def __init__(self, values: Array, dtype: npt.DTypeLike) -> None:
-        self.base = values
-        self.shape: tuple[int, ...] = values.shape
+    def __init__(
+        self,
+        make: Callable[..., Array],
+        dtype: npt.DTypeLike,
+        *arrays: RowArray,
+        row_shape: tuple[int, ...] | None = None,
+    ) -> None:
+        self._make = make
+        self.sources: Sequence[RowArray] = arrays
+        self.shape: tuple[int, ...] = arrays[0].shape if row_shape is None else (len(arrays[0]), *row_shape)
+        self.ndim = len(self.shape)
         self.dtype: np.dtype[Any] = np.dtype(dtype)
-        self.nbytes: int = values.nbytes
+        self.nbytes: int = sum(array.nbytes for array in arrays)
 
     def __len__(self) -> int:
-        return len(self.base)
+        return self.shape[0]
 
-    def __getitem__(self, rows: npt.NDArray[np.integer]) -> Array:
-        cast: Array = self.base[rows].astype(self.dtype)
-        return cast
+    def __getitem__(self, rows: Any) -> Array:
+        return self._make(*(array[rows] for array in self.sources))
+
+    def place(self, row: int) -> str:
+        """File and row of the first array."""
+        return place_of(self.sources[0], row)
+
+
+class CastRows(MadeRows):
+    """Rows of an array in another dtype."""
+
+    def __init__(self, values: RowArray, dtype: npt.DTypeLike) -> None:
+        super().__init__(lambda rows: rows.astype(dtype), dtype, values)
 
 
 class SparseRows:
@@ -75,13 +122,15 @@ class SparseRows:
         shape: (n, columns).
     """
 
-    def __init__(self, indptr: Array, indices: Array, data: Array, shape: tuple[int, ...]) -> None:
+    def __init__(self, indptr: RowArray, indices: RowArray, data: RowArray, shape: tuple[int, ...]) -> None:
         if len(shape) != 2 or len(indptr) != shape[0] + 1 or len(indices) != len(data):
             raise GraphDataError(f"sparse features are no CSR matrix of shape {shape}")
-        self._indptr = indptr.astype(np.int64)
+        self._indptr: I64 = indptr[:].astype(np.int64)
         self._indices = indices
         self._data = data
+        self.sources: Sequence[RowArray] = (self._indptr, indices, data)
         self.shape: tuple[int, ...] = shape
+        self.ndim = 2
         self.dtype: np.dtype[Any] = np.dtype(np.float16 if data.dtype == np.float16 else np.float32)
         self.nbytes: int = self._indptr.nbytes + indices.nbytes + data.nbytes
 
@@ -99,9 +148,20 @@ class SparseRows:
         return dense
 
 
-def as_floats(rows: Array) -> RowArray:
+def as_floats(rows: RowArray) -> RowArray:
     """Return rows that are float32 or float16 as they are, and others as float32, cast when they are asked for."""
     return rows if rows.dtype in (np.float32, np.float16) else CastRows(rows, np.float32)
+
+
+def as_labels(label: RowArray) -> RowArray:
+    """Return labels as int64, cast when they are asked for; unlabelled (NaN) becomes -1."""
+    if label.dtype == np.int64:
+        return label
+    return MadeRows(_without_nan, np.int64, label) if label.dtype.kind == "f" else CastRows(label, np.int64)
+
+
+def _without_nan(label: Array) -> I64:
+    return np.where(np.isnan(label), -1, label).astype(np.int64)
 
 
 class Feature(NamedTuple):
@@ -116,10 +176,13 @@ class Feature(NamedTuple):
         return cls(values, values.dtype.name)
 
     @classmethod
-    def of(cls, values: Array) -> "Feature":
+    def of(cls, values: RowArray) -> "Feature":
         """Return a feature whose logical dtype is that of the array; bool is stored as uint8."""
         name = logical_dtype(values.dtype)
-        return cls(values.view(storage_dtype(name)) if name == "bool" else values, name)
+        if name != "bool":
+            return cls(values, name)
+        stored = storage_dtype(name)
+        return cls(values.view(stored) if isinstance(values, np.ndarray) else CastRows(values, stored), name)
 
 
 Features = Mapping[str, Mapping[str, Feature]]
@@ -132,17 +195,19 @@ class GraphSource:
     Attributes:
         schema: the types.
         num_nodes: number of nodes of each type.
-        edges: for each relation ``(src, dst)``, integer arrays of one length; repeated edges and self loops
-            are allowed.
+        edges: for each relation ``(src, dst)``, integer arrays of one length, of which slices are taken; repeated
+            edges and self loops are allowed.
         node_feats: node type -> name -> feature with one row for each node.
         edge_feats: ``"src:rel:dst"`` -> name -> feature with one row for each edge.
+        path: where it was read from, for messages.
     """
 
     schema: Schema
     num_nodes: tuple[int, ...]
-    edges: tuple[tuple[Array, Array], ...]
+    edges: tuple[tuple[RowArray, RowArray], ...]
     node_feats: Features = field(default_factory=dict)
     edge_feats: Features = field(default_factory=dict)
+    path: str = ""
 
     def __post_init__(self) -> None:
         if len(self.num_nodes) != len(self.schema.ntypes):
@@ -178,10 +243,11 @@ class GraphSource:
         arrays: list[RowArray] = [end for ends in self.edges for end in ends]
         for table in (self.node_feats, self.edge_feats):
             arrays += [feature.values for features in table.values() for feature in features.values()]
-        return sum(array.nbytes for array in arrays if _mapping(array) is None)
+        held = {id(source): source for array in arrays for source in _numpy_under(array)}
+        return sum(source.nbytes for source in held.values() if _mapping(source) is None)
 
     def check_edges(self, relation_id: int, first: int, src: I64, dst: I64) -> None:
-        """Check that the ends of some edges exist.
+        """Check that the ends of some edges exist, and that their feature "time", if there is one, has numbers.
 
         Args:
             relation_id: their relation.
@@ -190,11 +256,50 @@ class GraphSource:
             dst: int64[k].
 
         Raises:
-            GraphDataError: names the relation, the first bad edge and the bad id.
+            GraphDataError: names the file and its row where they are known, the relation, the first bad edge and what
+                is wrong with it.
         """
-        src_type, dst_type = self.schema.ends(relation_id)
-        for end, ids, ntype_id in (("source", src, src_type), ("destination", dst, dst_type)):
-            _check_endpoints(self.schema.relations[relation_id], end, ids, self.num_nodes[ntype_id], first)
+        relation = self.schema.relations[relation_id]
+        names = ("source", "destination")
+        ntype_ids = self.schema.ends(relation_id)
+        for end, whole, ids, ntype_id in zip(names, self.edges[relation_id], (src, dst), ntype_ids, strict=True):
+            count = self.num_nodes[ntype_id]
+            if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= count):
+                bad = int(np.flatnonzero((ids < 0) | (ids >= count))[0])
+                raise GraphDataError(
+                    f"{self._origin(whole, first + bad)}edge {first + bad} of {relation} has {end} {ids[bad]}, "
+                    f"but that node type has {count} nodes"
+                )
+        times = self.edge_feats.get(relation_key(relation), {}).get(_TIMES)
+        if times is not None:
+            self._check_times(f"edge {{}} of {relation}", times.values, first, first + len(src))
+
+    def check_node_times(self, rank: int = 0, ranks: int = 1) -> None:
+        """Check that every node feature "time" has numbers; of several ranks each checks as many rows.
+
+        Raises:
+            GraphDataError: names the file and its row where they are known, the node and its time.
+        """
+        for ntype, features in self.node_feats.items():
+            if _TIMES in features:
+                times = features[_TIMES].values
+                begin = len(times) * rank // ranks
+                end = len(times) * (rank + 1) // ranks
+                for first in range(begin, end, EDGES_PER_CHUNK):
+                    self._check_times(f"node {{}} of {ntype!r}", times, first, min(first + EDGES_PER_CHUNK, end))
+
+    def _check_times(self, what: str, times: RowArray, begin: int, end: int) -> None:
+        if times.dtype.kind == "f":
+            chunk = np.asarray(times[begin:end]).reshape(end - begin, -1)
+            if not np.isfinite(chunk).all():
+                row, column = np.argwhere(~np.isfinite(chunk))[0].tolist()
+                origin = self._origin(times, begin + row)
+                raise GraphDataError(f"{origin}{what.format(begin + row)} has time {chunk[row, column]}")
+
+    def _origin(self, array: RowArray, row: int) -> str:
+        """The beginning of a message about a row: its file and row, else what the graph was read from."""
+        origin = place_of(array, row) or self.path
+        return f"{origin}: " if origin else ""
 
 
 def edge_chunks(source: GraphSource, relation_id: int, rank: int = 0, ranks: int = 1) -> Iterator[tuple[int, I64, I64]]:
@@ -215,26 +320,46 @@ def edge_chunks(source: GraphSource, relation_id: int, rank: int = 0, ranks: int
     release(dst)
 
 
+def largest(ids: RowArray) -> int:
+    """Return the largest of some ids, -1 of none; reads all of them, a chunk at a time."""
+    found = -1
+    for first in range(0, len(ids), EDGES_PER_CHUNK):
+        found = max(found, int(ids[first : first + EDGES_PER_CHUNK].max()))
+    release(ids)
+    return found
+
+
+def place_of(array: object, row: int) -> str:
+    """Return the file and row that a row of an array was read from, as words; "" if it is not known."""
+    place = getattr(array, "place", None)
+    if place is not None:
+        return str(place(row))
+    file_name = getattr(array, "filename", None)  # of memory maps
+    return "" if file_name is None else f"{file_name}, row {row}"
+
+
 def release(array: object) -> None:
-    """Let the pages of a memory-mapped array go, so that they do not count as ours."""
-    mapping = _mapping(array)
-    if mapping is not None and hasattr(mmap, "MADV_DONTNEED"):
-        mapping.madvise(mmap.MADV_DONTNEED)
+    """Let the pages of memory-mapped arrays go, so that they do not count as ours."""
+    for source in _numpy_under(array):
+        mapping = _mapping(source)
+        if mapping is not None and hasattr(mmap, "MADV_DONTNEED"):
+            mapping.madvise(mmap.MADV_DONTNEED)
 
 
-def _mapping(array: object) -> mmap.mmap | None:
-    """Return the mapped file under an array, a view of one or rows made from one; None if there is none."""
+def _numpy_under(array: object) -> Iterator[Array]:
+    """Yield the numpy arrays that an array is, or is made from."""
+    if isinstance(array, np.ndarray):
+        yield array
+    for source in getattr(array, "sources", ()):
+        yield from _numpy_under(source)
+
+
+def _mapping(array: Array) -> mmap.mmap | None:
+    """Return the mapped file under an array or a view of one, None if there is none."""
     base: Any = array
     while base is not None and not isinstance(base, mmap.mmap):
         base = getattr(base, "base", None)
     return base
-
-
-def _check_endpoints(relation: tuple[str, str, str], end: str, ids: I64, count: int, first: int) -> None:
-    if len(ids) == 0 or (int(ids.min()) >= 0 and int(ids.max()) < count):
-        return
-    bad = int(np.flatnonzero((ids < 0) | (ids >= count))[0])
-    raise GraphDataError(f"edge {first + bad} of {relation} has {end} {ids[bad]}, but that node type has {count} nodes")
 
 
 def _check_features(kind: str, features: Features, counts: Mapping[str, int]) -> None:

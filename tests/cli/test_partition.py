@@ -4,6 +4,7 @@ import gzip
 import json
 import re
 
+import h5py
 import numpy as np
 import pytest
 from typed_parts import COUNTS, EDGES, typed_source
@@ -45,6 +46,14 @@ def write_npz(path, sparse=False, one_direction=False):
     return path
 
 
+def write_hdf5(path, **layout):
+    """The same arrays, in chunks that are packed, or as they are."""
+    with h5py.File(path, "w") as file:
+        for name, values in ARRAYS.items():
+            file.create_dataset(name, data=values, **layout if name.startswith("edge") else {})
+    return path
+
+
 def write_ogb(path, binary):
     raw = path / "raw"
     raw.mkdir(parents=True)
@@ -73,6 +82,8 @@ WRITERS = {
     "dense npz": lambda tmp: write_npz(tmp / "in.npz"),
     "sparse npz": lambda tmp: write_npz(tmp / "in.npz", sparse=True),
     "npz of one direction": lambda tmp: write_npz(tmp / "in.npz", one_direction=True),
+    "hdf5": lambda tmp: write_hdf5(tmp / "in.h5"),
+    "packed hdf5": lambda tmp: write_hdf5(tmp / "in.h5", chunks=(70,), compression="gzip", shuffle=True),
     "ogb text": lambda tmp: write_ogb(tmp / "ogbn_tiny", binary=False),
     "ogb binary": lambda tmp: write_ogb(tmp / "ogbn_tiny", binary=True),
     "generated": lambda tmp: write_generated(tmp / "gen"),
@@ -102,6 +113,16 @@ def test_every_input_gives_the_graph(tmp_path, capsys, kind):
     to_orig = np.concatenate([orig for _, _, orig in found])
     keys = np.concatenate([to_orig[src] * 120 + dst for src, dst, _ in found])
     assert np.array_equal(np.sort(keys), np.sort(ARRAYS["edge_src"].astype(np.int64) * 120 + ARRAYS["edge_dst"]))
+
+
+def test_a_csv_file_gives_its_name_and_numbers_or_keeps_ids(tmp_path, capsys):
+    (tmp_path / "g.csv").write_text("src,dst\n0,5\n5,9\n9,0\n")
+    for given, count in ((), 3), (("--nodes", 20), 20):
+        assert run(tmp_path / "g.csv", *given, "--parts", 2, "-o", tmp_path / "out", "--scratch", tmp_path) == 0
+        assert f"{count} nodes, 3 directed edges" in capsys.readouterr().err
+        assert PartConfig.read(tmp_path / "out" / "g.json").book.num_nodes(0) == count
+    assert run(tmp_path / "g.csv", "--nodes", 9, "--parts", 2, "-o", tmp_path / "out") == 2
+    assert "g.csv, row 4: edge 2 of ('_N', '_E', '_N') has source 9, but" in capsys.readouterr().err
 
 
 def test_a_typed_npz(tmp_path):
@@ -146,8 +167,8 @@ def test_reverse_edges_carry_their_features():
     ends = np.array([0, 1]), np.array([2, 3])
     told = {HOMOGENEOUS: {"told": Feature.of(np.array([[0, 2], [1, 3]]))}}
     twice = add_reverse_edges(GraphSource(Schema.homogeneous(), (4,), (ends,), edge_feats=told))
-    assert twice.edges[0][0].tolist() == [0, 1, 2, 3] and twice.edges[0][1].tolist() == [2, 3, 0, 1]
-    assert twice.edge_feats[HOMOGENEOUS]["told"].values.tolist() == [[0, 2], [1, 3]] * 2
+    assert twice.edges[0][0][:].tolist() == [0, 1, 2, 3] and twice.edges[0][1][:].tolist() == [2, 3, 0, 1]
+    assert twice.edge_feats[HOMOGENEOUS]["told"].values[:].tolist() == [[0, 2], [1, 3]] * 2
 
 
 def test_generate_then_partition(tmp_path, capsys):
@@ -164,7 +185,7 @@ def test_generate_then_partition(tmp_path, capsys):
     [
         (lambda t: t / "none.npz", (), "no such file"),
         (lambda t: (t / "x").write_text("text") and t / "x", (), "not an .npz file"),
-        (lambda t: t, (), "neither edge_src.npy nor raw/"),
+        (lambda t: t, (), "neither edge_src.npy nor metadata.json"),
         (lambda t: (t / "raw").mkdir() or t, (), "raw/ has neither"),
         (lambda t: (np.savez(t / "x.npz", a=1), t / "x.npz")[1], (), "holds neither edge_src"),
         (
@@ -326,8 +347,8 @@ def test_reverse_relations_hold_the_same_edges():
                 told = [source.edge_feats[":".join(r)]["told"].values for r in (relation, back)]
                 assert np.array_equal(told[0], told[1])
             else:
-                assert relation == cites and edges[cites][0].tolist() == [*src, *dst]
-                assert edges[cites][1].tolist() == [*dst, *src]
+                assert relation == cites and edges[cites][0][:].tolist() == [*src, *dst]
+                assert edges[cites][1][:].tolist() == [*dst, *src]
     with pytest.raises(GraphDataError, match=r"there is a relation \('paper', 'rev_reviews', 'author'\) already"):
         add_reverse_edges(apart)
     with pytest.raises(SystemExit):
@@ -379,7 +400,7 @@ def test_wrong_files_of_a_typed_ogb_dataset(tmp_path):
     for name, lines, message in (
         ("raw/triplet-type-list.csv.gz", ["paper,cites"], r"a relation is three names \(got \['paper', 'cites'\]\)"),
         ("raw/num-node-dict.csv.gz", ["author,paper", "3"], "must have a count for each of the node types"),
-        ("split/time/paper/valid.csv.gz", ["90"], "paper/valid.csv.gz names a node beyond 89"),
+        ("split/time/paper/valid.csv.gz", ["90"], "paper/valid.csv.gz, row 0: there is no node 90 among 90"),
         ("raw/relations/paper___in___field/edge.csv.gz", ["1,2,3"], "edge.csv.gz must have two columns"),
     ):
         kept = (path / name).read_bytes()

@@ -1,0 +1,184 @@
+"""Read DGL's chunked graph format: a folder with ``metadata.json``, which names the files of every array.
+
+The format is that of DGL's ``chunk_graph.py`` and of its distributed partitioning. Relative names of files are relative
+to the folder. Formats of edges and of node and edge data:
+
+===========  ==========================================================================================================
+``numpy``    mapped; edges are integers [m, 2] (or [2, m]), data have one row for each node or edge
+``parquet``  read by groups of rows (``arrow_tables.py``); edges are the first two columns, data one column or several
+``csv``      parsed once into a temporary file; no header; else as parquet
+===========  ==========================================================================================================
+
+Types and relations get ids in alphabetical order, as from the other readers. Data keep their names and dtypes, except
+"label", which becomes int64 (NaN: -1).
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mpigraph.arrays import Array
+from mpigraph.errors import GraphDataError
+from mpigraph.metadata.schema import Relation, Schema, relation_key
+from mpigraph.partition.arrow_tables import read_columns
+from mpigraph.partition.chunks import concatenated, mapped_npy
+from mpigraph.partition.source import Feature, GraphSource, MadeRows, RowArray, as_labels
+from mpigraph.storage.files import read_text
+
+__all__ = ["METADATA", "read_chunked"]
+
+METADATA = "metadata.json"
+
+
+def read_chunked(folder: Path, scratch: Path | None = None) -> GraphSource:
+    """Read a chunked graph.
+
+    Args:
+        folder: where ``metadata.json`` lies.
+        scratch: folder of temporary files, which csv needs; None for the system's.
+
+    Raises:
+        GraphDataError: the metadata contradict themselves or the files; names the file.
+    """
+    metadata = _Metadata(folder, scratch)
+    counts = metadata.counts("node")
+    sizes = {_as_relation(name): chunks for name, chunks in metadata.counts("edge").items()}
+    ntypes = tuple(sorted(counts))
+    relations = tuple(sorted(sizes))
+    edges = tuple(_edges(metadata, relation, sizes[relation]) for relation in relations)
+    return GraphSource(
+        Schema(ntypes, relations),
+        tuple(sum(counts[ntype]) for ntype in ntypes),
+        edges,
+        {ntype: _data(metadata, "node_data", ntype, counts[ntype]) for ntype in ntypes},
+        {key: _data(metadata, "edge_data", key, sizes[r]) for r in relations for key in [relation_key(r)]},
+    )
+
+
+class _Metadata:
+    """What ``metadata.json`` says, checked while it is asked for."""
+
+    def __init__(self, folder: Path, scratch: Path | None) -> None:
+        self.scratch = scratch
+        self.path = folder / METADATA
+        try:
+            self.content: Any = json.loads(read_text(self.path))
+        except ValueError as error:
+            raise GraphDataError(f"{self.path}: not JSON: {error}") from error
+        if not isinstance(self.content, dict):
+            raise GraphDataError(f"{self.path} must be a JSON object")
+
+    def counts(self, kind: str) -> dict[str, list[int]]:
+        """Return for each type ("node" or "edge") the rows of each chunk."""
+        names = self.content.get(f"{kind}_type")
+        chunks = self.content.get(f"num_{kind}s_per_chunk")
+        fits = isinstance(names, list) and isinstance(chunks, list) and len(names) == len(chunks)
+        if not fits or not all(
+            isinstance(name, str) and isinstance(sizes, list) and all(type(size) is int and size >= 0 for size in sizes)
+            for name, sizes in zip(names, chunks, strict=True)
+        ):
+            raise GraphDataError(f"{self.path}: num_{kind}s_per_chunk must have a list of counts for each {kind}_type")
+        return dict(zip(names, chunks, strict=True))
+
+    def tables(self, section: str, name: str) -> Mapping[str, Any]:
+        """Return a table of a section by name; an empty one if it is not there."""
+        table = self.content.get(section) or {}
+        table = table.get(name, {}) if isinstance(table, dict) else None
+        if not isinstance(table, dict):
+            raise GraphDataError(f"{self.path}: {section} must have a JSON object for {name!r}")
+        return table
+
+    def files(self, what: str, entry: object) -> tuple[str, Mapping[str, Any], list[Path]]:
+        """Return format, its options and the files of one array."""
+        try:
+            options = dict(entry["format"])  # type: ignore[index]
+            names = entry["data"]  # type: ignore[index]
+            return str(options.pop("name")), options, [self.path.parent / name for name in names]
+        except (TypeError, KeyError, ValueError) as error:
+            raise GraphDataError(f"{self.path}: {what} must have a format with a name, and data, a list") from error
+
+
+def _as_relation(name: str) -> Relation:
+    names = name.split(":")
+    if len(names) != 3:
+        raise GraphDataError(f"{METADATA}: an edge type is <src>:<rel>:<dst> (got {name!r})")
+    return names[0], names[1], names[2]
+
+
+def _edges(metadata: _Metadata, relation: Relation, sizes: Sequence[int]) -> tuple[RowArray, RowArray]:
+    what = f"edges of {relation_key(relation)!r}"
+    name, options, paths = metadata.files(what, metadata.tables("edges", relation_key(relation)))
+    if name != "numpy":
+        columns = _columns(metadata, what, name, options, paths, sizes)
+        if len(columns) < 2:
+            raise GraphDataError(f"{paths[0]} must have two columns (got {len(columns)})")
+        return columns[0], columns[1]
+    chunks = []
+    for path in paths:
+        ends = mapped_npy(path)
+        if ends.ndim == 2 and ends.shape[1] != 2 and len(ends) == 2:
+            ends = ends.T
+        if ends.ndim != 2 or ends.shape[1] != 2 or ends.dtype.kind not in "iu":
+            raise GraphDataError(f"{path} must hold two columns of integers (got {ends.dtype}{list(ends.shape)})")
+        chunks.append(ends)
+    _check_rows(metadata, what, paths, [len(ends) for ends in chunks], sizes)
+    return concatenated([ends[:, 0] for ends in chunks]), concatenated([ends[:, 1] for ends in chunks])
+
+
+def _data(metadata: _Metadata, section: str, type_name: str, sizes: Sequence[int]) -> dict[str, Feature]:
+    """Return the node or edge features of one type."""
+    feats = {}
+    for feature, entry in metadata.tables(section, type_name).items():
+        what = f"{section} {feature!r} of {type_name!r}"
+        name, options, paths = metadata.files(what, entry)
+        if name == "numpy":
+            chunks = [mapped_npy(path) for path in paths]
+            _check_rows(metadata, what, paths, [chunk.shape[0] if chunk.ndim else 0 for chunk in chunks], sizes)
+            values = concatenated(chunks)
+        else:
+            values = _side_by_side(_columns(metadata, what, name, options, paths, sizes))
+        feats[feature] = Feature(as_labels(values), "int64") if feature == "label" else Feature.of(values)
+    return feats
+
+
+def _columns(
+    metadata: _Metadata,
+    what: str,
+    name: str,
+    options: Mapping[str, Any],
+    paths: Sequence[Path],
+    sizes: Sequence[int],
+) -> list[RowArray]:
+    """Return the columns of csv or parquet files."""
+    if name not in ("csv", "parquet"):
+        raise GraphDataError(f"{metadata.path}: {what} has format {name!r} (known: numpy, parquet, csv)")
+    _check_rows(metadata, what, paths, None, sizes)
+    columns, lengths = read_columns(paths, name, str(options.get("delimiter", " ")), metadata.scratch)
+    _check_rows(metadata, what, paths, lengths, sizes)
+    return columns
+
+
+def _side_by_side(columns: Sequence[RowArray]) -> RowArray:
+    """Return columns as rows of as many values; a single one as it is."""
+    if len(columns) == 1:
+        return columns[0]
+    dtype = np.result_type(*(column.dtype for column in columns))
+
+    def make(*rows: Array) -> Array:
+        return np.stack(rows, 1).astype(dtype, copy=False)
+
+    return MadeRows(make, dtype, *columns, row_shape=(len(columns),))
+
+
+def _check_rows(
+    metadata: _Metadata, what: str, paths: Sequence[Path], found: Sequence[int] | None, wanted: Sequence[int]
+) -> None:
+    """Check that each file has the rows of its chunk, if they are cut as the counts are."""
+    if not paths:
+        raise GraphDataError(f"{metadata.path}: {what} has no files")
+    for path, have, count in zip(paths, found or [], wanted, strict=False):
+        if len(paths) == len(wanted) and have != count:
+            raise GraphDataError(f"{path} must have {count} rows, as {METADATA} says (got {have})")

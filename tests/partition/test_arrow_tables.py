@@ -1,0 +1,304 @@
+"""Edge lists in csv and parquet files: their numbering, their features, and what is wrong with them."""
+
+import gzip
+import json
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from input_checks import check_all, check_parts, rows
+from pyarrow import parquet
+
+from mpigraph.cli.main import main
+from mpigraph.errors import GraphDataError, StorageError
+from mpigraph.partition import arrow_files
+from mpigraph.partition.id_maps import Distinct
+from mpigraph.partition.readers import read_source
+
+RNG = np.random.default_rng(1)
+NUM_NODES = 30
+SRC, DST = np.concatenate([np.tile(np.arange(NUM_NODES), 2), RNG.integers(0, NUM_NODES, (140))]).reshape(2, 100)
+WEIGHT = RNG.random(100).round(3)
+COUNT = RNG.integers(-5, 5, 100)
+
+
+def write_text(path, lines, header=None, comments=()):
+    path.parent.mkdir(exist_ok=True)
+    opener = gzip.open if path.name.endswith(".gz") else open
+    with opener(path, "wt") as file:
+        file.writelines(f"{line}\n" for line in [*comments, *([header] if header else []), *lines])
+    return path
+
+
+def write_csv(path, src=SRC, dst=DST, begin=0, end=100, delimiter=",", header=True, comments=()):
+    names = delimiter.join(("src", "dst", "weight", "count")) if header else None
+    fields = zip(src[begin:end], dst[begin:end], WEIGHT[begin:end], COUNT[begin:end], strict=True)
+    return write_text(path, [delimiter.join(map(str, line)) for line in fields], names, comments)
+
+
+def write_parquet(path, src=SRC, dst=DST, begin=0, end=100, **more):
+    path.parent.mkdir(exist_ok=True)
+    columns = {"src": src, "dst": dst, "weight": WEIGHT, "count": COUNT, **more}
+    table = pa.table({name: pa.array(values[begin:end]) for name, values in columns.items()})
+    parquet.write_table(table, path, row_group_size=17)
+    return path
+
+
+def write_both(folder, write, name):
+    write(folder / f"a{name}", end=41)
+    write(folder / f"b{name}", begin=41, end=41)
+    write(folder / f"c{name}", begin=41)
+    return folder
+
+
+WRITERS = {
+    "csv": lambda t: write_csv(t / "g.csv"),
+    "tsv": lambda t: write_csv(t / "g.tsv", delimiter="\t"),
+    "packed csv": lambda t: write_csv(t / "g.csv.gz"),
+    "csv without names": lambda t: write_csv(t / "g.txt", header=False, delimiter=" ", comments=("# a", "# b c")),
+    "csv files": lambda t: write_both(t / "in", write_csv, ".csv"),
+    "parquet": lambda t: write_parquet(t / "g.parquet"),
+    "parquet files": lambda t: write_both(t / "in", write_parquet, ".parquet"),
+}
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    """Several blocks of every file."""
+    monkeypatch.setattr(arrow_files, "_BLOCK_BYTES", 200)
+    monkeypatch.setattr(arrow_files, "_BATCH_ROWS", 13)
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_edge_lists(tmp_path, kind):
+    source = read_source(WRITERS[kind](tmp_path))
+    assert source.num_nodes == (NUM_NODES,) and source.schema.is_homogeneous
+    assert np.array_equal([rows(end) for end in source.edges[0]], [SRC, DST])
+    feats = source.edge_feats["_N:_E:_N"]
+    names = ("column2", "column3") if "without names" in kind else ("weight", "count")
+    assert tuple(feats) == names
+    for name, values in zip(names, (WEIGHT, COUNT), strict=True):
+        assert np.array_equal(rows(feats[name].values), values) and feats[name].dtype == values.dtype.name
+        chosen = RNG.permutation(100)
+        assert np.array_equal(feats[name].values[chosen], values[chosen])
+    assert source.node_feats["_N"] == {}  # ids are dense
+    assert source.bytes_in_memory() == 0
+    if kind in ("csv", "parquet files"):
+        check_parts(source, tmp_path / "out")
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+@pytest.mark.parametrize("make", [lambda i: 3 * i, lambda i: i - 7, lambda i: (i * 1_000_003) << 33])
+def test_numbers_with_gaps_are_numbered_in_their_order(tmp_path, kind, make):
+    originals = np.unique(make(np.arange(NUM_NODES, dtype=np.int64)))
+    write = write_csv if kind == "csv" else write_parquet
+    path = write(tmp_path / f"g.{kind}", src=originals[SRC], dst=originals[DST])
+    source = read_source(path)
+    assert np.array_equal([rows(end) for end in source.edges[0]], [SRC, DST])
+    feature = source.node_feats["_N"]["id"]
+    assert feature.dtype == "int64" and np.array_equal(rows(feature.values), originals)
+    assert source.bytes_in_memory() == 0
+
+
+def test_ids_that_are_too_large(tmp_path):
+    src = SRC.astype(np.uint64)
+    src[23] += np.uint64(1 << 63)
+    path = write_parquet(tmp_path / "g.parquet", src=src)
+    with pytest.raises(
+        GraphDataError, match=rf"g.parquet: src, row 23: id {src[23]} is larger than 9223372036854775807"
+    ):
+        read_source(path)
+
+
+def test_a_given_number_of_nodes_keeps_ids(tmp_path):
+    path = write_csv(tmp_path / "g.csv", src=3 * SRC, dst=3 * DST)
+    source = read_source(path, num_nodes=200)
+    assert source.num_nodes == (200,) and source.node_feats["_N"] == {}
+    assert np.array_equal([rows(end) for end in source.edges[0]], [3 * SRC, 3 * DST])
+    row = int(np.flatnonzero(SRC == NUM_NODES - 1)[0])
+    with pytest.raises(GraphDataError, match=rf"g.csv, row {row + 2}: edge {row} of .* has source 87, but"):
+        check_all(read_source(path, num_nodes=87))
+    path = write_parquet(tmp_path / "g.parquet")
+    row = int(np.flatnonzero(SRC == NUM_NODES - 1)[0])
+    with pytest.raises(GraphDataError, match=rf"g.parquet: src, row {row}: edge {row} of .* has source 29, but"):
+        check_all(read_source(path, num_nodes=29))
+    np.savez(tmp_path / "x.npz", edge_src=[0], edge_dst=[0])
+    with pytest.raises(GraphDataError, match=r"only for edge lists"):
+        read_source(tmp_path / "x.npz", num_nodes=3)
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "dictionary"])
+def test_strings_are_numbered_by_their_bytes(tmp_path, kind):
+    names = np.array(sorted((f"né{i * 7 % 13}" * (1 + i % 3) for i in range(NUM_NODES)), key=str.encode))
+    names = np.unique(names)
+    src, dst = names[SRC % len(names)], names[DST % len(names)]
+    if kind == "csv":
+        path = write_csv(tmp_path / "g.csv", src=src, dst=dst)
+    elif kind == "parquet":
+        path = write_parquet(tmp_path / "g.parquet", src=src, dst=dst)
+    else:
+        coded = pa.array([*names, "nobody"]).dictionary_encode()
+        columns = {
+            name: pa.DictionaryArray.from_arrays(pa.array(ids % len(names)), coded.dictionary)
+            for name, ids in (("src", SRC), ("dst", DST))
+        }
+        path = tmp_path / "g.parquet"
+        parquet.write_table(pa.table(columns), path)
+    source = read_source(path)
+    assert source.num_nodes == (len(names),)
+    found = source.node_feats["_N"]["id"]
+    texts = [bytes(row).rstrip(b"\0").decode() for row in rows(found.values)]
+    assert texts == sorted(names.tolist(), key=str.encode) and found.dtype == "uint8"
+    for end, wanted in zip(source.edges[0], (src, dst), strict=True):
+        assert [texts[i] for i in rows(end)] == wanted.tolist()
+    assert source.bytes_in_memory() == 0
+    if kind == "csv":
+        check_parts(source, tmp_path / "out")
+    with pytest.raises(GraphDataError, match="ids are strings, which are numbered: leave the number of nodes out"):
+        read_source(path, num_nodes=99)
+
+
+def test_lists_of_parquet_are_rows(tmp_path):
+    vectors = RNG.random((100, 3)).astype(np.float32)
+    fixed = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), 3)
+    free = pa.array(vectors.astype(np.float16).tolist(), pa.list_(pa.float16()))
+    path = write_parquet(tmp_path / "g.parquet", fixed=fixed, free=free, flag=SRC % 2 == 0, note=DST.astype(str))
+    feats = read_source(path).edge_feats["_N:_E:_N"]
+    assert set(feats) == {"weight", "count", "fixed", "free", "flag"}  # text is no feature
+    assert np.array_equal(rows(feats["fixed"].values), vectors) and feats["fixed"].values.shape == (100, 3)
+    assert np.array_equal(rows(feats["free"].values), vectors.astype(np.float16)) and feats["free"].dtype == "float16"
+    assert np.array_equal(rows(feats["flag"].values), SRC % 2 == 0) and feats["flag"].dtype == "bool"
+    ragged = pa.array([[1.0]] * 90 + [[1.0, 2.0]] * 10)
+    ragged_feats = read_source(write_parquet(tmp_path / "r.parquet", ragged=ragged)).edge_feats["_N:_E:_N"]
+    with pytest.raises(GraphDataError, match=r"r.parquet: ragged, row 90: a list has 2 numbers, 1 before"):
+        rows(ragged_feats["ragged"].values)
+
+
+LINES = ["0,1,0.5", "1,2,1.5", "2,0,2.5", *["0,1,0.25"] * 60]
+
+
+def changed(row, line):
+    return [*LINES[:row], line, *LINES[row + 1 :]]
+
+
+@pytest.mark.parametrize(
+    "lines, header, message",
+    [
+        (changed(50, "0,x,1"), "src,dst,time", "g.csv: .*column #1: Row #52: .*'x'"),
+        (changed(50, "0,1"), "src,dst,time", "g.csv: .*Row #52: Expected 3 columns, got 2"),
+        (changed(50, "0,,3"), "src,dst,time", "g.csv, row 52: a value is missing"),
+        (changed(1, "0,1,nan"), "src,dst,time", "g.csv, row 3: edge 1 of .* has time nan"),
+        (changed(50, "0,1,"), "src,dst,time", "g.csv, row 52: edge 50 of .* has time nan"),
+        (LINES, "source,target,time", r"needs columns src and dst, .* \(got source: integer, target: integer"),
+        (["0.5,1", "1,2"], "src,dst", r"both of integers or both of strings \(got src: float"),
+        (["a,1", "b,2"], "src,dst", r"\(got src: string, dst: integer\)"),
+        (["a,b", "b,", "c,d"], "src,dst", r"g.csv, row 3: an id must have 1 to 256 bytes"),
+        (["a,b", "b,c", f"c,{'d' * 257}"], "src,dst", r"g.csv, row 4: an id must have 1 to 256 bytes"),
+    ],
+)
+def test_wrong_text_is_named_with_its_row(tmp_path, lines, header, message):
+    path = write_text(tmp_path / "g.csv", lines, header)
+    with pytest.raises(GraphDataError, match=message) as error:
+        check_all(read_source(path))
+    assert str(error.value).startswith(str(path))
+
+
+def test_wrong_parquet_is_named_with_its_row(tmp_path):
+    holes = pa.array([None if i == 23 else i % 30 for i in range(100)])
+    source = write_parquet(tmp_path / "h.parquet", src=holes)
+    with pytest.raises(GraphDataError, match=r"h.parquet: src, row 23: a value is missing"):
+        read_source(source)
+    content = write_parquet(tmp_path / "g.parquet").read_bytes()
+    for size in (len(content) - 5, 20, 0):
+        (tmp_path / "g.parquet").write_bytes(content[:size])
+        with pytest.raises(GraphDataError, match=r"g.parquet: cannot be read: "):
+            read_source(tmp_path / "g.parquet")
+
+
+def test_files_that_do_not_fit_together(tmp_path):
+    write_csv(tmp_path / "in" / "a.csv")
+    write_text(tmp_path / "in" / "b.csv", ["0,1,2,3"], "src,dst,count,weight")
+    with pytest.raises(GraphDataError, match=r"b.csv: columns \['src', 'dst', 'count', 'weight'\] are not those of a"):
+        read_source(tmp_path / "in")
+    (tmp_path / "in" / "b.csv").unlink()
+    write_parquet(tmp_path / "in" / "b.parquet")
+    with pytest.raises(GraphDataError, match="csv and parquet files cannot be one edge list"):
+        read_source(tmp_path / "in")
+    (tmp_path / "in" / "a.csv").unlink()
+    parquet.write_table(pa.table({"src": [0], "dst": [1.0]}), tmp_path / "in" / "c.parquet")
+    with pytest.raises(GraphDataError, match=r"c.parquet: columns are not those of b.parquet"):
+        read_source(tmp_path / "in")
+
+
+def test_no_edges(tmp_path):
+    empty = write_text(tmp_path / "g.csv", [], "src,dst,weight"), write_parquet(tmp_path / "g.parquet", end=0)
+    for path in empty:
+        assert read_source(path).num_nodes == (0,)
+        source = read_source(path, num_nodes=4)
+        assert source.num_edges() == 0 and source.num_nodes == (4,)
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_chunked_graph_of_dgl(tmp_path, kind):
+    def save(name, columns, cuts):
+        files = []
+        for number in range(2):
+            path = tmp_path / f"{name}{number}.{kind}"
+            part = {key: values[cuts[number] : cuts[number + 1]] for key, values in columns.items()}
+            if kind == "csv":
+                write_text(path, [" ".join(map(str, line)) for line in zip(*part.values(), strict=True)])
+            else:
+                parquet.write_table(pa.table({key: pa.array(values) for key, values in part.items()}), path)
+            files.append(path.name)
+        form = {"name": kind, "delimiter": " "} if kind == "csv" else {"name": kind}
+        return {"format": form, "data": files}
+
+    feat = RNG.random((NUM_NODES, 2)).round(4)
+    node_feats = {
+        "feat": save("feat", {"0": feat[:, 0], "1": feat[:, 1]}, (0, 12, 30)),
+        "label": save("label", {"0": np.arange(NUM_NODES)}, (0, 12, 30)),
+    }
+    metadata = {
+        "node_type": ["n"],
+        "num_nodes_per_chunk": [[12, 18]],
+        "edge_type": ["n:e:n"],
+        "num_edges_per_chunk": [[41, 59]],
+        "edges": {"n:e:n": save("e", {"0": SRC, "1": DST}, (0, 41, 100))},
+        "node_data": {"n": node_feats},
+        "edge_data": {},
+    }
+    (tmp_path / "metadata.json").write_text(json.dumps(metadata))
+    source = read_source(tmp_path)
+    assert np.array_equal([rows(end) for end in source.edges[0]], [SRC, DST]) and source.num_nodes == (NUM_NODES,)
+    assert np.array_equal(rows(source.node_feats["n"]["feat"].values), feat)
+    assert np.array_equal(rows(source.node_feats["n"]["label"].values), np.arange(NUM_NODES))
+    assert source.bytes_in_memory() == 0
+    metadata["num_edges_per_chunk"] = [[40, 60]]
+    (tmp_path / "metadata.json").write_text(json.dumps(metadata))
+    with pytest.raises(GraphDataError, match=rf"e0.{kind} must have 40 rows, as metadata.json says \(got 41\)"):
+        read_source(tmp_path)
+
+
+def test_distinct_values_are_merged():
+    found = Distinct()
+    added = [RNG.integers(0, 1000, RNG.integers(0, 50)) for _ in range(40)]
+    for values in added:
+        found.add(values)
+    assert np.array_equal(found.sorted(), np.unique(np.concatenate(added)))
+
+
+def test_a_scratch_folder_that_cannot_be_written_is_one_error(tmp_path):
+    path = write_csv(tmp_path / "g.csv")
+    with pytest.raises(StorageError, match=rf"{tmp_path}/no: a temporary file cannot be written"):
+        read_source(path, scratch=tmp_path / "no")
+    (tmp_path / "scratch").mkdir()
+    read_source(path, scratch=tmp_path / "scratch")
+    assert list((tmp_path / "scratch").iterdir()) == []
+
+
+def test_without_pyarrow_the_error_says_what_to_install(tmp_path, monkeypatch, capsys):
+    path = write_csv(tmp_path / "g.csv")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert main(["partition", str(path), "--parts", "2", "-o", str(tmp_path / "out")]) == 2
+    assert "csv and parquet files need pyarrow: pip install 'mpigraph[arrow]'" in capsys.readouterr().err
