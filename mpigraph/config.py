@@ -16,6 +16,7 @@ __all__ = [
     "Allocation",
     "Config",
     "Launch",
+    "alone",
     "check_rendezvous",
     "launch",
     "launcher_rank",
@@ -150,6 +151,12 @@ def launch() -> Launch | None:
         Launch("MPICH's mpiexec", of_pmi),
     ]
     return next((launch for launch in known if launch.processes > 1), None)
+
+
+def alone() -> dict[str, str]:
+    """Return the environment for a process that is no rank, although one starts it: :func:`launch` finds nothing."""
+    names = ("DGL_ROLE", "TORCHELASTIC_RUN_ID", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "PMI_SIZE")
+    return {name: value for name, value in os.environ.items() if name not in names}
 
 
 def slurm_pmi() -> str:

@@ -1,8 +1,13 @@
-"""``python -m mpigraph generate``: write a generated graph as ``.npy`` files."""
+"""``python -m mpigraph generate``: write a generated graph as ``.npy`` files.
+
+Started by ``mpiexec`` or ``srun``, the ranks divide the work and write the same files.
+"""
 
 import argparse
+from contextlib import nullcontext
 
 from mpigraph.cli.progress import ProgressBar
+from mpigraph.cli.ranks import working_ranks
 from mpigraph.partition.generate import Recipe, write_graph
 
 __all__ = ["add_parser"]
@@ -14,7 +19,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "generate",
         help="write a generated graph",
         description="Write a graph with power-law degrees, planted communities and features that say something about "
-        "the label, as .npy files that 'partition' reads.",
+        "the label, as .npy files that 'partition' reads. Started by mpiexec or srun, the ranks divide the work and "
+        "write the same files.",
     )
     parser.add_argument("--nodes", type=int, required=True, help="number of nodes")
     parser.add_argument("--edges", type=int, required=True, help="number of directed edges (both directions count)")
@@ -32,24 +38,28 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     parser.add_argument("--signal", type=float, default=Recipe.signal, help="strength of the features (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="equal seeds give equal graphs (%(default)s)")
-    parser.add_argument("-o", "--out", required=True, metavar="DIR", help="directory to write")
+    parser.add_argument("-o", "--out", required=True, metavar="DIR", help="directory to write, which every rank sees")
     parser.set_defaults(run=_run)
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    recipe = Recipe(
-        num_nodes=arguments.nodes,
-        num_edges=arguments.edges,
-        feat_dim=arguments.feat_dim,
-        num_classes=arguments.classes,
-        seed=arguments.seed,
-        homophily=arguments.homophily,
-        block_share=arguments.block_share,
-        block_size=arguments.block_size,
-        train_fraction=arguments.train_fraction,
-        signal=arguments.signal,
-    )
-    with ProgressBar() as progress:
-        path = write_graph(recipe, arguments.out, progress)
-    print(f"{path}: {recipe.num_nodes} nodes, {2 * recipe.num_pairs} directed edges, {recipe.num_classes} classes")
+    with working_ranks("generate") as exchange:
+        with exchange.together("checking the options"):
+            recipe = Recipe(
+                num_nodes=arguments.nodes,
+                num_edges=arguments.edges,
+                feat_dim=arguments.feat_dim,
+                num_classes=arguments.classes,
+                seed=arguments.seed,
+                homophily=arguments.homophily,
+                block_share=arguments.block_share,
+                block_size=arguments.block_size,
+                train_fraction=arguments.train_fraction,
+                signal=arguments.signal,
+            )
+        with ProgressBar() if exchange.rank == 0 else nullcontext() as progress:
+            path = write_graph(recipe, arguments.out, progress, exchange)
+        if exchange.rank == 0:
+            edges = 2 * recipe.num_pairs
+            print(f"{path}: {recipe.num_nodes} nodes, {edges} directed edges, {recipe.num_classes} classes")
     return 0

@@ -2,8 +2,8 @@
 
 A node's label is its class. Classes are cut into blocks (communities), and most edges stay inside a block or a
 class. The features are a weak class centroid under unit noise: alone they say little, and the mean over neighbours,
-most of the same class, says much more. Everything follows from the seed, and is made in chunks, so that a graph of
-124 M edges needs about 1 GB.
+most of the same class, says much more. Everything follows from the seed, and is the same on any number of ranks, which
+divide edges and features.
 
 Nodes are drawn and wired by *sorted* ids, by which the nodes of a class or block are contiguous; a random permutation
 of them makes the public ids.
@@ -13,27 +13,25 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
-import numpy.typing as npt
 
 from mpigraph.arrays import F32, I32, I64, Array
 from mpigraph.errors import InvalidArgumentError, check_integer
-from mpigraph.kernels.csr import count_keys, drop_repeats, place_values
-from mpigraph.kernels.random_edges import draw_edges
 from mpigraph.kernels.rng import combine
+from mpigraph.partition.exchange import ALONE, Exchange
+from mpigraph.partition.npy_files import NpyFile, NpyShape, new_npy_files, storage_errors
 from mpigraph.partition.progress import Progress, silent
+from mpigraph.partition.random_pairs import Communities, Rows, draw_pairs
 
 __all__ = ["GRAPH_FILES", "Recipe", "generate_graph", "write_graph"]
 
 GRAPH_FILES = ("edge_src", "edge_dst", "feat", "label", "train_mask", "val_mask", "test_mask")
 
-_EDGES_PER_CHUNK = 1 << 22
-_ROWS_PER_CHUNK = 1 << 17
-_MAX_ATTEMPTS = 8
+_ROWS_PER_CHUNK = 1 << 17  # of features; each chunk has a stream of its own, so another size makes other features
 
 
 @dataclass(frozen=True)
@@ -101,131 +99,122 @@ def generate_graph(recipe: Recipe) -> dict[str, Array]:
     Returns:
         edge_src, edge_dst int32[m]; feat float32[n, d]; label int64[n]; train_mask, val_mask, test_mask bool[n].
     """
-    labels, public_ids, masks = _labels_and_masks(recipe)
-    chunks = list(_pair_chunks(recipe, public_ids, silent))
-    none = np.zeros(0, np.int32)
-    low = np.concatenate([none, *(chunk[0] for chunk in chunks)])
-    high = np.concatenate([none, *(chunk[1] for chunk in chunks)])
+    draw = partial(_draw, exchange=ALONE)  # of one rank, and so not collective on anybody
+    public_ids, rng = _public_ids(recipe)
+    rows = draw(recipe, progress=silent)
+    low = np.empty(len(rows), np.int32)
+    high = np.empty(len(rows), np.int32)
+    done = 0
+    for some_low, some_high in rows.chunks():
+        low[done : done + len(some_low)] = public_ids[some_low]
+        high[done : done + len(some_low)] = public_ids[some_high]
+        done += len(some_low)
     ends = {"edge_src": np.concatenate([low, high]), "edge_dst": np.concatenate([high, low])}
-    feat = np.concatenate(list(_feature_chunks(recipe, labels)))
-    return {**ends, "feat": feat, "label": labels, **masks}
+    labels = _labels(recipe, public_ids)
+    feat = np.concatenate([chunk for _, chunk in _feature_chunks(recipe, labels, ALONE)])
+    return {**ends, "feat": feat, "label": labels, **_masks(recipe, rng)}
 
 
-def write_graph(recipe: Recipe, directory: str | os.PathLike[str], progress: Progress | None = None) -> Path:
-    """Write a generated graph as ``.npy`` files and ``meta.json``, in chunks.
+def write_graph(
+    recipe: Recipe,
+    directory: str | os.PathLike[str],
+    progress: Progress | None = None,
+    exchange: Exchange = ALONE,
+) -> Path:
+    """Write a generated graph as ``.npy`` files and ``meta.json``, in chunks; the same files on any number of ranks.
+
+    Every rank needs about 60 bytes of memory for each node; what grows with the edges is divided.
 
     Args:
-        recipe: the settings.
-        directory: created if missing.
-        progress: what to report to.
+        recipe: the settings, the same on every rank.
+        directory: created if missing; every rank must see it. Files in it are replaced when the new ones are whole.
+        progress: what to report to; only the first rank's is called, and told what that rank does.
+        exchange: the ranks; by default this process alone.
 
     Returns:
         The directory.
+
+    Raises:
+        InvalidArgumentError: the graph is too dense or too large; on every rank.
+        StorageError: a rank cannot write; on every rank.
+
+    Collective on the ranks.
     """
-    progress = progress or silent
+    progress = progress if progress is not None and exchange.rank == 0 else silent
     out = Path(directory)
-    out.mkdir(parents=True, exist_ok=True)
-    labels, public_ids, masks = _labels_and_masks(recipe)
-    num_pairs = recipe.num_pairs
-    with (
-        _NpyWriter(out / "edge_src.npy", (2 * num_pairs,), np.int32) as src_file,
-        _NpyWriter(out / "edge_dst.npy", (2 * num_pairs,), np.int32) as dst_file,
-    ):
-        done = 0
-        for low, high in _pair_chunks(recipe, public_ids, progress):
-            progress("write edges", done, num_pairs)
-            src_file.write(low, at=done)
-            dst_file.write(high, at=done)
-            src_file.write(high, at=num_pairs + done)
-            dst_file.write(low, at=num_pairs + done)
-            done += len(low)
-        progress("write edges", num_pairs, num_pairs)
-    with _NpyWriter(out / "feat.npy", (recipe.num_nodes, recipe.feat_dim), np.float32) as feat_file:
-        done = 0
-        for rows in _feature_chunks(recipe, labels):
-            progress("write features", done, recipe.num_nodes)
-            feat_file.write(rows, at=done)
-            done += len(rows)
-        progress("write features", recipe.num_nodes, recipe.num_nodes)
-    for name, array in {"label": labels, **masks}.items():
-        np.save(out / f"{name}.npy", array)
-    meta = {**asdict(recipe), "num_edges": 2 * num_pairs, "both_directions": True}
-    (out / "meta.json").write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
+    with new_npy_files(exchange, out, _shapes(recipe)) as (folder, files):
+        public_ids, rng = _public_ids(recipe)
+        rows = _draw(recipe, exchange, progress)
+        with exchange.together(f"writing to {out}"), storage_errors(out):
+            _write_edges(recipe, rows, public_ids, files, progress)
+            del rows
+            labels = _labels(recipe, public_ids)
+            for first, chunk in _feature_chunks(recipe, labels, exchange):
+                progress("write features", first, recipe.num_nodes)
+                files["feat"].write(chunk, at=first)
+            progress("write features", recipe.num_nodes, recipe.num_nodes)
+            if exchange.rank == 0:
+                for name, array in {"label": labels, **_masks(recipe, rng)}.items():
+                    files[name].write(array, at=0)
+                meta = {**asdict(recipe), "num_edges": 2 * recipe.num_pairs, "both_directions": True}
+                (folder / "meta.json").write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
     return out
 
 
-class _NpyWriter:
-    """A ``.npy`` file of known shape and dtype, filled by :meth:`write`; a context manager.
-
-    Args:
-        path: the file, replaced if it exists.
-        shape: full shape, first dimension the rows.
-        dtype: dtype of the values.
-    """
-
-    def __init__(self, path: str | os.PathLike[str], shape: tuple[int, ...], dtype: npt.DTypeLike) -> None:
-        self._dtype = np.dtype(dtype)
-        self._row_bytes = self._dtype.itemsize * int(np.prod(shape[1:]))
-        self._file = open(path, "wb")
-        header = {"descr": np.lib.format.dtype_to_descr(self._dtype), "fortran_order": False, "shape": shape}
-        np.lib.format.write_array_header_1_0(self._file, header)
-        self._begin = self._file.tell()
-        self._file.truncate(self._begin + shape[0] * self._row_bytes)
-
-    def write(self, rows: Array, at: int) -> None:
-        """Write rows from row number ``at`` on."""
-        self._file.seek(self._begin + at * self._row_bytes)
-        self._file.write(np.ascontiguousarray(rows, dtype=self._dtype).data)
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-    def __enter__(self) -> "_NpyWriter":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+def _shapes(recipe: Recipe) -> dict[str, NpyShape]:
+    edges = NpyShape((2 * recipe.num_pairs,), np.int32)
+    mask = NpyShape((recipe.num_nodes,), np.bool_)
+    return {
+        "edge_src": edges,
+        "edge_dst": edges,
+        "feat": NpyShape((recipe.num_nodes, recipe.feat_dim), np.float32),
+        "label": NpyShape((recipe.num_nodes,), np.int64),
+        "train_mask": mask,
+        "val_mask": mask,
+        "test_mask": mask,
+    }
 
 
-class _Communities:
-    """Classes and blocks by sorted ids, and how often each node is to be the end of an edge."""
+def _write_edges(recipe: Recipe, rows: Rows, public_ids: I32, files: dict[str, NpyFile], progress: Progress) -> None:
+    """Write the pairs that this rank has, in both directions."""
+    src_file = files["edge_src"]
+    dst_file = files["edge_dst"]
+    at = rows.begin
+    for some_low, some_high in rows.chunks():
+        progress("write edges", at - rows.begin, len(rows))
+        low = public_ids[some_low]
+        high = public_ids[some_high]
+        src_file.write(low, at=at)
+        dst_file.write(high, at=at)
+        src_file.write(high, at=recipe.num_pairs + at)
+        dst_file.write(low, at=recipe.num_pairs + at)
+        at += len(low)
+    progress("write edges", len(rows), len(rows))
 
-    def __init__(self, recipe: Recipe) -> None:
-        rng = np.random.default_rng([recipe.seed, 1])
-        class_offsets = _class_offsets(recipe)
-        degree = 2 * recipe.num_pairs / recipe.num_nodes
-        block_size = recipe.block_size or max(30, min(800, round(8 * degree)))
-        begins = []
-        for begin, end in pairwise(class_offsets):
-            count = max(1, round((end - begin) / block_size))
-            begins.append(np.linspace(begin, end, count + 1)[:-1].astype(np.int64))
-        block_offsets = np.concatenate([*begins, [recipe.num_nodes]])
-        self.class_of_block = np.repeat(np.arange(recipe.num_classes, dtype=np.int32), [len(b) for b in begins])
-        sizes = np.diff(block_offsets)
-        self.block_of = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
-        weights = 1.0 + rng.pareto(2.5, recipe.num_nodes) * max(degree - 1.0, 0.0) * 1.5
-        weights *= max(recipe.num_pairs, recipe.num_nodes) / weights.sum()
-        counts = np.maximum(np.floor(weights + rng.random(recipe.num_nodes)).astype(np.int64), 1)
-        ends = np.concatenate([[0], np.cumsum(counts)])
-        self.stubs = np.repeat(np.arange(recipe.num_nodes, dtype=np.int32), counts)
-        self.block_stubs = ends[block_offsets]
-        self.class_stubs = ends[class_offsets]
-        self.p_block = recipe.homophily * recipe.block_share
-        self.p_class = recipe.homophily - self.p_block
-        self.key = combine(recipe.seed, 0x67726170)
 
-    def draw(self, count: int) -> Iterator[tuple[I64, I64]]:
-        """Yield the first ``count`` edges as chunks (low, high); every call yields the same ones."""
-        for first in range(0, count, _EDGES_PER_CHUNK):
-            low, high = np.empty((2, min(_EDGES_PER_CHUNK, count - first)), np.int64)
-            draw_edges(
-                self.key, first, self.stubs, self.block_of, self.block_stubs, self.class_of_block,
-                self.class_stubs, self.p_block, self.p_class, low, high,
-            )  # fmt: skip
-            yield low, high
+def _draw(recipe: Recipe, exchange: Exchange, progress: Progress) -> Rows:
+    """Draw the pairs of the graph, by sorted ids. Collective on the ranks."""
+    with exchange.together("planning the graph"):
+        communities = _communities(recipe)
+        dropping = np.random.default_rng([recipe.seed, 3])
+    return draw_pairs(exchange, communities, recipe.num_pairs, dropping, progress)
+
+
+def _communities(recipe: Recipe) -> Communities:
+    rng = np.random.default_rng([recipe.seed, 1])
+    class_offsets = _class_offsets(recipe)
+    degree = 2 * recipe.num_pairs / recipe.num_nodes
+    block_size = recipe.block_size or max(30, min(800, round(8 * degree)))
+    begins = []
+    for begin, end in pairwise(class_offsets):
+        count = max(1, round((end - begin) / block_size))
+        begins.append(np.linspace(begin, end, count + 1)[:-1].astype(np.int64))
+    block_offsets = np.concatenate([*begins, [recipe.num_nodes]])
+    weights = 1.0 + rng.pareto(2.5, recipe.num_nodes) * max(degree - 1.0, 0.0) * 1.5
+    weights *= max(recipe.num_pairs, recipe.num_nodes) / weights.sum()
+    p_block = recipe.homophily * recipe.block_share
+    key = combine(recipe.seed, 0x67726170)
+    return Communities(key, weights, rng, class_offsets, block_offsets, p_block, recipe.homophily - p_block)
 
 
 def _class_offsets(recipe: Recipe) -> I64:
@@ -236,88 +225,46 @@ def _class_offsets(recipe: Recipe) -> I64:
     return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
 
 
-def _labels_and_masks(recipe: Recipe) -> tuple[I64, I32, dict[str, Array]]:
-    """Return labels int64[n], the public id of each sorted id int32[n], and the masks."""
+def _permutation(rng: np.random.Generator, size: int) -> I32:
+    """Return what ``rng.permutation`` does, in half the memory."""
+    ids = np.arange(size, dtype=np.int32)
+    rng.shuffle(ids)
+    return ids
+
+
+def _public_ids(recipe: Recipe) -> tuple[I32, np.random.Generator]:
+    """Return the public id of each sorted id int32[n], and the generator that goes on with :func:`_masks`."""
     rng = np.random.default_rng([recipe.seed, 2])
-    public_ids = rng.permutation(recipe.num_nodes).astype(np.int32)
+    return _permutation(rng, recipe.num_nodes), rng
+
+
+def _labels(recipe: Recipe, public_ids: I32) -> I64:
     labels = np.empty(recipe.num_nodes, np.int64)
     labels[public_ids] = np.repeat(np.arange(recipe.num_classes), np.diff(_class_offsets(recipe)))
-    split = rng.permutation(recipe.num_nodes)
+    return labels
+
+
+def _masks(recipe: Recipe, rng: np.random.Generator) -> dict[str, Array]:
+    split = _permutation(rng, recipe.num_nodes)
     first = round(recipe.train_fraction * recipe.num_nodes)
     second = first + round(recipe.val_fraction * recipe.num_nodes)
     masks: dict[str, Array] = {}
     for name, ids in (("train", split[:first]), ("val", split[first:second]), ("test", split[second:])):
         masks[f"{name}_mask"] = np.zeros(recipe.num_nodes, bool)
         masks[f"{name}_mask"][ids] = True
-    return labels, public_ids, masks
+    return masks
 
 
-def _pair_chunks(recipe: Recipe, public_ids: I32, progress: Progress) -> Iterator[tuple[I32, I32]]:
-    """Yield the undirected edges in public ids, exactly ``recipe.num_pairs`` of them, none twice."""
-    indptr, high = _distinct_pairs(recipe, progress)
-    surplus = len(high) - recipe.num_pairs
-    drop = np.random.default_rng([recipe.seed, 3]).choice(len(high), surplus, replace=False, shuffle=False)
-    drop.sort()
-    rows_per_chunk = max(1, recipe.num_nodes * _EDGES_PER_CHUNK // max(len(high), 1))
-    for first in range(0, recipe.num_nodes, rows_per_chunk):
-        last = min(first + rows_per_chunk, recipe.num_nodes)
-        begin, end = int(indptr[first]), int(indptr[last])
-        keep = np.ones(end - begin, bool)
-        keep[drop[np.searchsorted(drop, begin) : np.searchsorted(drop, end)] - begin] = False
-        low = np.repeat(public_ids[first:last], np.diff(indptr[first : last + 1]))
-        yield low[keep], public_ids[high[begin:end][keep]]
-
-
-def _distinct_pairs(recipe: Recipe, progress: Progress) -> tuple[I64, I32]:
-    """Draw until there are enough distinct pairs: rows of larger ends by smaller end, as indptr and int32 entries."""
-    communities = _Communities(recipe)
-    count = round(recipe.num_pairs * 1.05) + 16
-    done = 0  # draws of all attempts
-    for _ in range(_MAX_ATTEMPTS):
-        indptr, high = _draw_pairs(recipe.num_nodes, count, communities, done, progress)
-        done += 2 * count
-        if len(high) >= recipe.num_pairs:
-            progress("draw edges", done, done)
-            return indptr, high
-        tried = count
-        count = round(count * min(4.0, max(1.1, 1.1 * recipe.num_pairs / max(len(high), 1))))
-    raise InvalidArgumentError(
-        f"num_edges {recipe.num_edges} is too dense for {recipe.num_nodes} nodes: "
-        f"{tried} draws gave only {len(high)} of {recipe.num_pairs} pairs; lower it or homophily"
-    )
-
-
-def _draw_pairs(
-    num_nodes: int, count: int, communities: _Communities, done: int, progress: Progress
-) -> tuple[I64, I32]:
-    """Counting sort of ``count`` drawn edges by smaller end, then without repeats and self loops.
-
-    Both passes draw. Never reports the end: the caller sees by the result whether the draws are enough.
-    """
-    total = done + 2 * count
-    counts = np.zeros(num_nodes + 1, np.int64)
-    for low, high in communities.draw(count):
-        progress("draw edges", done, total)
-        count_keys(low[low != high], 1, counts)
-        done += len(low)
-    indptr = np.cumsum(counts)
-    entries = np.empty(int(indptr[-1]), np.int32)
-    fill = indptr[:-1].copy()
-    for low, high in communities.draw(count):
-        progress("draw edges", done, total)
-        proper = low != high
-        place_values(low[proper], high[proper], fill, entries)
-        done += len(low)
-    kept = drop_repeats(indptr, fill, entries, np.full(num_nodes, -1, np.int32), counts)
-    return counts, entries[:kept]
-
-
-def _feature_chunks(recipe: Recipe, labels: I64) -> Iterator[F32]:
+def _feature_chunks(recipe: Recipe, labels: I64, exchange: Exchange) -> Iterator[tuple[int, F32]]:
+    """Yield this rank's chunks, every ``exchange.size``-th one, as (first node, rows)."""
     rng = np.random.default_rng([recipe.seed, 4])
     centroids = rng.standard_normal((recipe.num_classes, recipe.feat_dim), dtype=np.float32)
     centroids *= np.float32(recipe.signal / np.sqrt(recipe.feat_dim))
-    for first in range(0, recipe.num_nodes, _ROWS_PER_CHUNK):
+    step = exchange.size * _ROWS_PER_CHUNK
+    for first in range(exchange.rank * _ROWS_PER_CHUNK, recipe.num_nodes, step):
+        if first > 0:  # the first chunk goes on with the generator of the centroids
+            rng = np.random.default_rng([recipe.seed, 4, first // _ROWS_PER_CHUNK])
         chunk = labels[first : first + _ROWS_PER_CHUNK]
         rows = rng.standard_normal((len(chunk), recipe.feat_dim), dtype=np.float32)
         rows += centroids[chunk]
-        yield rows
+        yield first, rows

@@ -17,7 +17,7 @@ from mpigraph.cli.bench.micro import measure_copy, measure_rounds, measure_rows
 from mpigraph.cli.bench.settings import Settings
 from mpigraph.cli.bench.step import TrainingStep
 from mpigraph.cli.bench.verdict import verdict
-from mpigraph.config import launcher_rank
+from mpigraph.config import alone, launcher_rank
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.errors import InvalidArgumentError
@@ -167,9 +167,9 @@ def _generate(settings: Settings, directory: str, num_parts: int) -> None:
 
 
 def _command(*words: str | int) -> None:
-    """Run a command of this command line that needs no MPI."""
+    """Run a command of this command line in one process, without MPI."""
     done = subprocess.run(
-        [sys.executable, "-m", "mpigraph", *map(str, words)], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "mpigraph", *map(str, words)], capture_output=True, text=True, check=False, env=alone()
     )
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines() or [f"status {done.returncode}"]

@@ -1,0 +1,149 @@
+"""``.npy`` files that ranks write together, each its own rows; they get their names when all of them are whole."""
+
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from mpigraph.arrays import Array
+from mpigraph.errors import StorageError
+from mpigraph.partition.exchange import Exchange
+from mpigraph.storage.files import check_space
+
+__all__ = ["NpyFile", "NpyShape", "new_npy_files", "storage_errors"]
+
+
+class NpyShape:
+    """Shape and dtype of a ``.npy`` file.
+
+    Args:
+        shape: full shape, first dimension the rows.
+        dtype: dtype of the values.
+    """
+
+    def __init__(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> None:
+        self.shape = shape
+        self.dtype = np.dtype(dtype)
+        self.row_bytes = self.dtype.itemsize * int(np.prod(shape[1:]))
+        self.num_bytes = shape[0] * self.row_bytes
+
+    def create(self, path: Path) -> None:
+        """Make a new file of full size, without values."""
+        header = {"descr": np.lib.format.dtype_to_descr(self.dtype), "fortran_order": False, "shape": self.shape}
+        with open(path, "xb") as file:
+            np.lib.format.write_array_header_1_0(file, header)
+            file.truncate(file.tell() + self.num_bytes)
+
+
+class NpyFile:
+    """A file that :meth:`NpyShape.create` has made, which several ranks fill; a context manager.
+
+    Opened for writing only: of a block whose other bytes another node writes, an NFS client that could also read it
+    would read the whole block, and later write it back whole.
+
+    Args:
+        path: the file.
+        shape: what it holds.
+    """
+
+    def __init__(self, path: Path, shape: NpyShape) -> None:
+        self._shape = shape
+        self._number = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        self._begin = os.fstat(self._number).st_size - shape.num_bytes
+
+    def write(self, rows: Array, at: int) -> None:
+        """Write rows from row number ``at`` on.
+
+        Raises:
+            OSError: they cannot be written.
+        """
+        rest = np.ascontiguousarray(rows, dtype=self._shape.dtype).reshape(-1).view(np.uint8)
+        place = self._begin + at * self._shape.row_bytes
+        while len(rest):
+            written = os.pwrite(self._number, rest.data, place)
+            rest = rest[written:]
+            place += written
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing.
+
+        Raises:
+            OSError: some of it could not be written.
+        """
+        number, self._number = self._number, -1
+        if number >= 0:
+            os.close(number)
+
+    def __enter__(self) -> "NpyFile":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+@contextmanager
+def new_npy_files(
+    exchange: Exchange, directory: Path, shapes: Mapping[str, NpyShape]
+) -> Iterator[tuple[Path, dict[str, NpyFile]]]:
+    """Make ``.npy`` files that the ranks fill inside the ``with`` block.
+
+    Yields the folder in which they lie meanwhile, and the files by name. At the end of the block all files in that
+    folder move to the directory; if it raises, on every rank, they are removed.
+
+    Args:
+        exchange: the ranks.
+        directory: created if missing.
+        shapes: what the files hold, by name without ``.npy``.
+
+    Raises:
+        StorageError: a rank cannot write, or does not see what the first rank has made; on every rank.
+
+    Collective on the ranks.
+    """
+    number = exchange.sum_of(secrets.randbits(48) if exchange.rank == 0 else 0)  # so that no rank finds an older folder
+    folder = directory / f".generating-{number:012x}"
+    try:
+        with exchange.together(f"creating files in {directory}"), storage_errors(directory):
+            if exchange.rank == 0:
+                folder.mkdir(parents=True)
+                check_space(folder, sum(shape.num_bytes for shape in shapes.values()), "the graph")
+                for name, shape in shapes.items():
+                    shape.create(folder / f"{name}.npy")
+        with ExitStack() as stack:
+            files = {}
+            with exchange.together(f"opening files in {directory}"), storage_errors(directory):
+                if not folder.is_dir():
+                    raise StorageError(f"{directory} is not the directory that rank 0 sees: every rank must see it")
+                for name, shape in shapes.items():
+                    files[name] = stack.enter_context(NpyFile(folder / f"{name}.npy", shape))
+            yield folder, files
+            with exchange.together(f"writing to {directory}"), storage_errors(directory):
+                for file in files.values():
+                    file.close()
+        with exchange.together(f"writing to {directory}"), storage_errors(directory):
+            if exchange.rank == 0:
+                for path in sorted(folder.iterdir()):
+                    path.replace(directory / path.name)
+    finally:
+        if exchange.rank == 0:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def storage_errors(directory: Path) -> Iterator[None]:
+    """Make what the system says an error of this library.
+
+    Raises:
+        StorageError: instead of an OSError.
+    """
+    try:
+        yield
+    except StorageError:  # which is an OSError, too
+        raise
+    except OSError as error:
+        raise StorageError(f"{directory}: cannot write: {error.strerror}") from error

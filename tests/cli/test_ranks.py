@@ -1,0 +1,72 @@
+"""Commands on any number of ranks: started alone or by mpiexec; errors on every rank, on one, and in a round."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from jobs import clean_environment, mpiexec, run_job, warm_python
+
+from mpigraph.cli.main import main
+
+SIZES = ["--nodes", "2000", "--edges", "30000", "--feat-dim", "4", "--classes", "6"]
+FAILING = """
+import re
+import sys
+from mpigraph.cli.main import main
+from mpigraph.config import launcher_rank
+from mpigraph.partition import random_pairs
+
+def fail(*args):
+    raise MemoryError("no memory for pairs")
+
+if launcher_rank() == 1:
+    random_pairs.place_values = fail
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def generate(ranks: int, *words: object, start: tuple[object, ...] = ("-m", "mpigraph")):
+    return run_job([*mpiexec(ranks), *warm_python(), *start, "generate", *words], clean_environment())
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+def test_generate_by_mpiexec_writes_what_one_process_does(tmp_path: Path, capsys) -> None:
+    done = generate(3, *SIZES, "-o", tmp_path / "three")
+    assert done.status == 0, done.output
+    assert done.stdout == f"{tmp_path / 'three'}: 2000 nodes, 30000 directed edges, 6 classes\n"
+    assert len(re.findall("write features +100%", done.stderr)) == 1, done.stderr  # one bar
+    assert main(["generate", *SIZES, "-o", str(tmp_path / "one")]) == 0
+    assert contents(tmp_path / "three") == contents(tmp_path / "one")
+
+
+@pytest.mark.slow
+def test_errors_of_a_started_command_are_told_once(tmp_path: Path) -> None:
+    done = generate(2, "--nodes", 1, "--edges", 4, "-o", tmp_path / "x")
+    error = "error: checking the options failed on every rank: num_nodes must be >= 2 (got 1)\n"
+    assert done.status == 2 and done.stderr == f"mpigraph generate: {error}", done.output
+    (tmp_path / "file").write_text("")
+    done = generate(2, *SIZES, "-o", tmp_path / "file")
+    assert done.status == 2 and done.stderr.count("error: ") == 1 and "Not a directory" in done.stderr, done.output
+
+
+@pytest.mark.slow
+def test_a_rank_without_memory_ends_the_job(tmp_path: Path) -> None:
+    script = tmp_path / "failing.py"
+    script.write_text(FAILING)
+    done = generate(2, *SIZES, "-o", tmp_path / "x", start=(script,))
+    assert done.status != 0 and "mpigraph generate: error on rank 1: no memory for pairs\n" in done.stderr, done.output
+
+
+def test_without_a_launcher_there_is_no_mpi() -> None:
+    check = (
+        "import sys; from mpigraph.cli.main import main; assert main(sys.argv[1:]) == 2; "
+        "assert not {'mpi4py.MPI', 'torch'} & set(sys.modules)"
+    )
+    done = run_job(
+        [sys.executable, "-c", check, "generate", "--nodes", 1, "--edges", 4, "-o", "x"], clean_environment()
+    )
+    assert done.status == 0, done.output
