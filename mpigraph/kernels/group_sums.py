@@ -3,8 +3,11 @@
 import numba
 
 from mpigraph.arrays import Array
+from mpigraph.kernels.prefetch_hint import prefetch
 
 __all__ = ["fits", "sum_by_group"]
+
+_AHEAD = 16  # entries between a prefetch and the access
 
 
 @numba.njit(nogil=True, cache=True)
@@ -17,7 +20,10 @@ def sum_by_group(
     groups: int32[nodes].  sums: integers[groups], 0 for a group that was not met; increased here.
     met: int32[groups], whose first ``count`` were met before; those that are new follow.  Returns how many then are.
     """
+    last = len(indices) - 1
     for i in range(indptr[u], indptr[u + 1]):
+        prefetch(groups, indices[min(i + 2 * _AHEAD, last)])
+        prefetch(sums, groups[indices[min(i + _AHEAD, last)]])
         group = groups[indices[i]]
         if sums[group] == 0:
             met[count] = group

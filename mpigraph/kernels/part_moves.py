@@ -8,10 +8,12 @@ import numpy as np
 
 from mpigraph.arrays import Array
 from mpigraph.kernels.group_sums import fits, sum_by_group
+from mpigraph.kernels.prefetch_hint import prefetch
 from mpigraph.kernels.rng import mix64
 
 __all__ = ["best_parts", "confirm_moves", "leaving_parts", "tally"]
 
+_AHEAD = 16  # entries between a prefetch and the access
 NEVER = -(2**62)
 
 
@@ -89,6 +91,7 @@ def confirm_moves(
     targets: int32[nodes], -1 for who does not move.  gains: int64[nodes].  out: bool[n].  The others are as in
     :func:`best_parts`.
     """
+    last = len(indices) - 1
     for u in range(len(indptr) - 1):
         out[u] = False
         if targets[u] < 0:
@@ -96,6 +99,10 @@ def confirm_moves(
         gain = 0
         mine = mix64(np.uint64(keys[u]) ^ salt)
         for i in range(indptr[u], indptr[u + 1]):
+            ahead = indices[min(i + _AHEAD, last)]
+            prefetch(parts, ahead)
+            prefetch(targets, ahead)
+            prefetch(gains, ahead)
             v = indices[i]
             part = parts[v]
             if targets[v] >= 0 and gains[v] >= gains[u]:

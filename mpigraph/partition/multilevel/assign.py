@@ -31,12 +31,14 @@ class Coarsening(NamedTuple):
         least: a level of so many nodes is not made smaller,
         fraction: nor one with this fraction of the nodes,
         of_parts: nor one of so many nodes for each part.
+        slack: nor one of so many times more; it would have nearly as many edges again.
         levels: at most so many times.
     """
 
     least: int = 30_000
     fraction: float = 1 / 12
     of_parts: int = 64
+    slack: float = 1.25
     levels: int = 4
 
 
@@ -84,7 +86,7 @@ def assign(
     level = finest_level(exchange, graph, weights)
     del graph
     scratch = scratch or Scratch()
-    level, ways_back = _coarsest(level, caps, target, coarsening.levels, seed, scratch)
+    level, ways_back = _coarsest(level, caps, target, coarsening, seed, scratch)
     parts = initial_parts(level, num_parts, bounds, seed)
     criteria = int(np.count_nonzero(totals))
     for depth in reversed(range(len(ways_back) + 1)):
@@ -159,13 +161,13 @@ def _wrong(exchange: Exchange, graph: GraphSlice, weights: I64, num_parts: int) 
 
 
 def _coarsest(
-    level: Level, caps: I64, target: int, most: int, seed: int, scratch: Scratch
+    level: Level, caps: I64, target: int, coarsening: Coarsening, seed: int, scratch: Scratch
 ) -> tuple[Level, list[tuple[ParkedLevel, Descent]]]:
     """Return the coarsest level, and the ways back with the finer levels, the finest first."""
     ways_back: list[tuple[ParkedLevel, Descent]] = []
     exchange = level.exchange
     count = exchange.sum_of(level.num_own)
-    while count > target and len(ways_back) < most:
+    while count > target * coarsening.slack and len(ways_back) < coarsening.levels:
         clusters = find_clusters(level, caps, target, seed + len(ways_back))
         before = count
         count = exchange.sum_of(int(np.count_nonzero(clusters.members)))

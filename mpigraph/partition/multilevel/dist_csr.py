@@ -91,7 +91,7 @@ class Mirror:
         ordered = positions[route.order]
         for owner, begin, end in _runs(route.counts):
             self._followed[owner].append(ordered[begin:end])
-        return route.back(values[asked])
+        return route.back(values.take(asked, axis=0))
 
     def update(self, changed: Mask | None, values: I64) -> tuple[I64, I64]:
         """Tell the followers of own nodes their values. Collective on the ranks.
@@ -113,7 +113,7 @@ class Mirror:
             nodes = _joined(chunks)
             chosen = np.flatnonzero(changed[nodes]) if changed is not None else np.arange(len(nodes))
             counts[rank] = len(chosen)
-            leaving.append(np.concatenate([chosen[:, None], values[nodes[chosen]]], axis=1))
+            leaving.append(np.concatenate([chosen[:, None], values.take(nodes[chosen], axis=0)], axis=1))
         arrived, coming = self.exchange.all_to_all(np.concatenate(leaving), counts)
         positions = np.empty(len(arrived), np.int64)
         for owner, begin, end in _runs(coming):
