@@ -1,10 +1,11 @@
 """How much memory is free: on this node, and in the control groups of the job (Slurm's ``--mem``, a container)."""
 
 import re
+import resource
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["free_in_groups", "free_memory"]
+__all__ = ["free_in_groups", "free_memory", "held_memory"]
 
 _UNLIMITED = 1 << 60  # bytes; version 1 of cgroups has such a number where there is no limit
 
@@ -19,6 +20,14 @@ def free_memory() -> int | None:
     if limit is not None:
         found.append(limit[0])
     return min(found, default=None)
+
+
+def held_memory() -> int:
+    """Return the bytes that this process holds in memory, 200 MiB where nothing says it."""
+    with suppress(OSError, ValueError):  # not Linux
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+        return pages * resource.getpagesize()
+    return 200 << 20
 
 
 def free_in_groups(proc: str = "/proc", root: str = "/sys/fs/cgroup") -> tuple[int, int] | None:

@@ -12,7 +12,7 @@ from mpigraph.arrays import Array
 from mpigraph.cli.progress import ProgressBar
 from mpigraph.cli.ranks import working_ranks
 from mpigraph.errors import InvalidArgumentError
-from mpigraph.memory import free_memory
+from mpigraph.memory import free_memory, held_memory
 from mpigraph.partition.exchange import Exchange
 from mpigraph.partition.forecast import check_memory, ranks_on_this_node
 from mpigraph.partition.pipeline import (
@@ -135,11 +135,11 @@ def _check_memory(source: GraphSource, method: str, memory: int | None, exchange
     """Return the forecast of each stage's memory, or raise an error where there is less. Collective on the ranks."""
     if memory is None:
         free = free_memory()
-        mine = 2**62 if free is None else free // ranks_on_this_node(exchange)
+        mine = 2**62 if free is None else held_memory() + free // ranks_on_this_node(exchange)
         memory = int(exchange.gather(np.array([[mine]], np.int64)).min())
     num_nodes = int(source.node_bases[-1])
     with exchange.together("looking at the memory"):
-        return check_memory(num_nodes, sum(source.edge_counts), method, exchange.size, source.bytes_in_memory(), memory)
+        return check_memory(num_nodes, sum(source.edge_counts), method, exchange.size, held_memory(), memory)
 
 
 def _print_forecast(source: GraphSource, stages: dict[str, int], ranks: int) -> None:

@@ -9,17 +9,18 @@ from mpigraph.partition.exchange import Exchange
 
 __all__ = ["check_memory", "forecast", "ranks_on_this_node"]
 
-# Measured (tests/perf/README.md): what a process holds before it reads anything; a round of edges on their way, with
-# what spills keep; a bucket while it is sorted; METIS on 6 million edges, on rank 0.
-_BASE = 170 << 20
-_ROUND = 250 << 20
-_BUCKET = 300 << 20
-_METIS_EDGE = 75
+# Measured (tests/perf/README.md, "Partitioning on several ranks").
+_READING = 150 << 20  # chunks of edges
+_ROUND = 350 << 20  # edges on their way, and what spills keep
+_BUCKET = 400 << 20  # edges of a part while they are sorted
+_NODE = 90  # bytes for each own node and ghost: keys, labels, loads, hash tables, who follows whom
+_CONTRACTED = 0.7  # of the edges are there on the next level, where contraction does little, as on generated graphs
+_METIS_EDGE = 120
 _METIS_EDGES = 6_000_000
 _MOST_RANKS = 1 << 16
 
 
-def forecast(num_nodes: int, num_edges: int, method: str, ranks: int = 1, input_bytes: int = 0) -> dict[str, int]:
+def forecast(num_nodes: int, num_edges: int, method: str, ranks: int = 1, held: int = 200 << 20) -> dict[str, int]:
     """Return an estimate of the peak memory of the largest rank in each stage, in bytes.
 
     Args:
@@ -27,23 +28,23 @@ def forecast(num_nodes: int, num_edges: int, method: str, ranks: int = 1, input_
         num_edges: all directed edges; for "multilevel" each is thought to be there both ways.
         method: "metis", "multilevel", "random" or "given".
         ranks: number of ranks.
-        input_bytes: what the input holds in each rank's memory (0 for memory-mapped files).
+        held: what each rank holds before, of Python, libraries and the input (memory-mapped files do not count).
     """
     own_nodes = -(-num_nodes // ranks)
     own_edges = -(-num_edges // ranks)
-    ghosts = min(num_nodes - own_nodes, own_edges) if ranks > 1 else 0
-    base = _BASE + input_bytes
-    stages = {"check edges": base + _ROUND // 4}
+    stages = {"check edges": held + _READING}
     if method == "metis":
-        stages["assign nodes"] = base + 200 * num_nodes + 130 * num_edges
+        stages["assign nodes"] = held + 200 * num_nodes + 130 * num_edges
     elif method == "multilevel":
-        nodes = 90 * (own_nodes + ghosts) if ranks > 1 else 60 * own_nodes
-        metis = _METIS_EDGE * min(num_edges, _METIS_EDGES)
-        stages["assign nodes"] = base + max(_ROUND + nodes + 4 * own_edges, nodes + metis)
+        ghosts = min(num_nodes - own_nodes, own_edges) if ranks > 1 else 0
+        coarse = int(8 * _CONTRACTED * own_edges)
+        contracting = 4 * own_edges + (coarse * 3 // 2 if ranks == 1 else coarse + _ROUND // 2)
+        cutting = coarse + _METIS_EDGE * min(num_edges, _METIS_EDGES)
+        stages["assign nodes"] = held + _NODE * (own_nodes + ghosts) + max(contracting, cutting)
     else:
-        stages["assign nodes"] = base + 16 * num_nodes
-    stages["relabel edges"] = base + _ROUND + 32 * own_nodes
-    stages["write parts"] = base + _BUCKET + 40 * own_nodes
+        stages["assign nodes"] = held + 16 * num_nodes
+    stages["relabel edges"] = held + _ROUND + 32 * own_nodes
+    stages["write parts"] = held + _BUCKET + 40 * own_nodes
     return stages
 
 
@@ -53,9 +54,7 @@ def ranks_on_this_node(exchange: Exchange) -> int:
     return int((exchange.gather(name[None]) == name).all(axis=1).sum())
 
 
-def check_memory(
-    num_nodes: int, num_edges: int, method: str, ranks: int, input_bytes: int, memory: int
-) -> dict[str, int]:
+def check_memory(num_nodes: int, num_edges: int, method: str, ranks: int, held: int, memory: int) -> dict[str, int]:
     """Return the forecast, if the ranks have so much memory.
 
     Args:
@@ -63,13 +62,13 @@ def check_memory(
         num_edges: see there.
         method: see there.
         ranks: see there.
-        input_bytes: see there.
+        held: see there.
         memory: bytes that a rank may take.
 
     Raises:
         InvalidArgumentError: it cannot work; says what would.
     """
-    stages = forecast(num_nodes, num_edges, method, ranks, input_bytes)
+    stages = forecast(num_nodes, num_edges, method, ranks, held)
     needed = max(stages.values())
     if needed <= memory:
         return stages
@@ -80,7 +79,7 @@ def check_memory(
     enough = ranks
     while enough < _MOST_RANKS:
         enough *= 2
-        if max(forecast(num_nodes, num_edges, "multilevel", enough, input_bytes).values()) <= memory:
+        if max(forecast(num_nodes, num_edges, "multilevel", enough, held).values()) <= memory:
             raise InvalidArgumentError(
                 f"{text}: --method multilevel takes so much on {enough} ranks; --memory says what a rank may take"
             )

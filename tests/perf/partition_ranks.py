@@ -15,6 +15,7 @@ import numpy as np
 
 from mpigraph.cli.ranks import working_ranks
 from mpigraph.kernels import warm_up
+from mpigraph.memory import held_memory
 from mpigraph.partition.forecast import forecast
 from mpigraph.partition.pipeline import PART_METHODS, partition_source
 from mpigraph.partition.readers import read_source
@@ -31,6 +32,7 @@ def main():
     with working_ranks("partition") as exchange:
         source = read_source(args.input)
         stages = Stages()
+        held = int(exchange.gather(np.array([[held_memory()]])).max())
         begin = time.perf_counter()
         result = partition_source(source, "g", args.parts, args.out, args.method, progress=stages, exchange=exchange)
         stages.end()
@@ -38,7 +40,7 @@ def main():
         rows = np.array([[round(1000 * cpu), peak] for _, _, cpu, peak in stages.found], np.int64)
         everyone = exchange.gather(rows).reshape(exchange.size, len(rows), 2)
         if exchange.rank == 0:
-            foreseen = forecast(sum(source.num_nodes), sum(source.edge_counts), args.method, exchange.size)
+            foreseen = forecast(sum(source.num_nodes), sum(source.edge_counts), args.method, exchange.size, held)
             print(f"{seconds:.1f} s on {exchange.size} rank(s); report {result.report}")
             print("| stage | s | CPU s of a rank | MiB of a rank | forecast |")
             print("|---|---|---|---|---|")

@@ -20,7 +20,7 @@ _RANGES = 64  # of own nodes, of which one at a time is sorted
 _CHUNK = 1 << 22
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class GraphSlice:
     """The rows of a symmetric simple graph that one rank owns.
 
@@ -236,21 +236,24 @@ class ParkedLevel:
 
 
 def finest_level(exchange: Exchange, graph: GraphSlice, weights: I64) -> Level:
-    """Return the level of the graph itself, which takes over its arrays. Collective on the ranks.
+    """Return the level of the graph itself. Collective on the ranks.
 
     Args:
         exchange: the ranks.
-        graph: this rank's slice; of no use afterwards, so that what is largest lies in memory once.
+        graph: this rank's slice, of which the neighbours are taken: what is largest lies in memory once, and is let go
+            whoever still knows the slice.
         weights: int64[own nodes, criteria].
     """
     first, last = graph.bounds[exchange.rank : exchange.rank + 2]
     table = NodeTable(np.arange(first, last), int(graph.bounds[-1]), exchange.size == 1)
     unit = np.empty(0, np.int32)
-    indices = graph.neighbours if graph.neighbours.dtype == np.int32 else np.empty(len(graph.neighbours), np.int32)
-    if exchange.size > 1 or indices is not graph.neighbours:
+    neighbours = graph.neighbours
+    graph.neighbours = neighbours[:0].copy()
+    indices = neighbours if neighbours.dtype == np.int32 else np.empty(len(neighbours), np.int32)
+    if exchange.size > 1 or indices is not neighbours:
         for begin in range(0, len(indices), _CHUNK):
             chunk = slice(begin, begin + _CHUNK)
-            indices[chunk] = table.positions(graph.neighbours[chunk])
+            indices[chunk] = table.positions(neighbours[chunk])
     return Level.of_rows(exchange, graph.bounds, table, graph.indptr, indices, unit, weights)
 
 
