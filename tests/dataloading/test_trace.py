@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+from layouts import needs_threads
 
 import mpigraph as mg
 import mpigraph.distributed as dist
@@ -137,6 +138,7 @@ def run(comm: Any, folder: Path) -> Trace:
         dist.exit_client()
 
 
+@needs_threads
 @pytest.mark.parametrize("comm", [2], indirect=True)
 def test_the_way_of_a_minibatch_is_short(comm: Any, tmp_path: Path) -> None:
     trace = run(comm, tmp_path)

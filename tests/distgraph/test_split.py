@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from layouts import Job, Layout, SharedJob
+from layouts import Job, Layout, SharedJob, needs_threads
 from oracle import NAME, NUM_NODES, open_graph
 
 import mpigraph.distributed as dist
@@ -86,6 +86,7 @@ def test_splits_read_again_only_what_they_need(job: SharedJob, oracle, monkeypat
     assert sum(found, []) == list(range(0, NUM_NODES, 3))
 
 
+@needs_threads
 @pytest.mark.parametrize("comm", [2, 3, 4], indirect=True)
 def test_split_is_local_where_parts_are(comm, oracle) -> None:
     path = oracle(4)

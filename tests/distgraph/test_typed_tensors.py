@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from gradients import piece, start
-from layouts import Job, Layout, SharedJob
+from layouts import Job, Layout, SharedJob, needs_threads
 from typed_parts import COUNTS, EDGES, TYPED, typed_source, write_typed
 
 import mpigraph.distributed as dist
@@ -186,6 +186,7 @@ def test_splits_of_the_wrong_type_are_named(job: SharedJob, typed: str) -> None:
             call()
 
 
+@needs_threads
 def test_typed_splits_are_local_where_parts_are(comm, tmp_path: Path) -> None:
     job = Job(comm, Layout(comm.size, 0, 1 if comm.size > 1 else 0))
     path = job.share(write_typed(tmp_path, 4) if comm.rank == 0 else None)

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from jobs import SOON, run_script, wait_for
-from layouts import WAIT, Job, Layout, SharedJob, api, on_layouts, own_on_layouts
+from layouts import WAIT, Job, Layout, SharedJob, api, needs_threads, on_layouts, own_on_layouts
 from mpi4py import MPI
 from torch import Tensor, nn
 from torch.distributed import ReduceOp
@@ -248,6 +248,7 @@ def test_handles(job: SharedJob) -> None:
         assert many[0][0] == sum(range(size)) and many[1][0] == size
 
 
+@needs_threads
 @groups_of_several
 def test_an_operation_goes_on_without_being_waited_for(job: SharedJob, tmp_path: Path) -> None:
     """One trainer neither waits nor calls MPI again: the others need its part in a sum that is made in steps."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import h5py
 import pytest
 from jobs import SOON, run_script, wait_for
-from layouts import Job, Layout, api
+from layouts import Job, Layout, api, needs_threads
 from oracle import NAME, NUM_NODES
 
 import mpigraph.distributed as dist
@@ -63,6 +63,7 @@ def test_a_damaged_shard_on_one_rank_raises_on_all(
     layout.run(body)
 
 
+@needs_threads
 @pytest.mark.parametrize("transport", ["rma", "packed"])
 def test_reads_go_on_while_their_target_computes(comm, oracle, tmp_path: Path, transport: str) -> None:
     """Rows of a rank that is outside MPI can be read: no deadlock between a reader and a busy host."""

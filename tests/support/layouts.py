@@ -64,11 +64,13 @@ class Layout(NamedTuple):
 
 
 ALONE = Layout(1, 0, 0)
+THREADS = MPI.Query_thread() == MPI.THREAD_MULTIPLE
+needs_threads = pytest.mark.skipif(not THREADS, reason="needs MPI_THREAD_MULTIPLE")
 
 
 def possible(layouts: list[Layout]) -> list[Layout]:
     """Those that this MPI can run: trainers that host rows for other nodes need MPI_THREAD_MULTIPLE."""
-    if MPI.Query_thread() == MPI.THREAD_MULTIPLE:
+    if THREADS:
         return layouts
     return [layout for layout in layouts if layout.servers or layout.ranks_per_node in (0, layout.ranks)]
 
