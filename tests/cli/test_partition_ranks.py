@@ -68,3 +68,70 @@ def test_an_error_of_one_rank_ends_the_others(data: Path, tmp_path: Path) -> Non
     done = run_job([*mpiexec(3), *warm_python(), script], clean_environment())
     assert done.status != 0 and not (tmp_path / "out" / "g.json").exists()
     assert done.output.count("error on rank 1: /scratch: cannot write a temporary file: No space left") == 1
+
+
+KILLED = """
+import os, signal, sys
+from mpi4py import MPI
+from mpigraph.cli import partition
+from mpigraph.cli.main import main
+from mpigraph.partition import part_writer, pipeline, relabel, source
+from mpigraph.partition.spill import Scratch
+
+source.EDGES_PER_CHUNK = relabel.EDGES_PER_BUCKET = 100  # many steps in each stage
+stage, number = sys.argv[1], int(sys.argv[2])
+Scratch.__init__.__defaults__ = (None, 1000)
+seen = 0
+
+def killing(whole):
+    def step(*args, **kwargs):
+        global seen
+        seen += 1
+        if seen == number and MPI.COMM_WORLD.rank == MPI.COMM_WORLD.size - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return whole(*args, **kwargs)
+    return step
+
+if stage == "check edges":
+    source.GraphSource.check_edges = killing(source.GraphSource.check_edges)
+elif stage == "assign nodes":
+    Scratch.spill = killing(Scratch.spill)
+elif stage == "relabel edges":
+    relabel.Arrivals.receive_relation = killing(relabel.Arrivals.receive_relation)
+elif stage == "write parts":
+    part_writer.Rows.write = killing(part_writer.Rows.write)
+elif stage == "write configuration":
+    pipeline.PartConfig.write = killing(pipeline.PartConfig.write)
+    pipeline._Run.gather_seals = killing(pipeline._Run.gather_seals)
+sys.exit(main(sys.argv[3:]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["metis", "multilevel"])
+def test_a_run_that_is_killed_in_any_stage_is_made_again(data: Path, tmp_path: Path, method: str) -> None:
+    options = ["--parts", "3", "--method", method, "--name", "g"]
+    run(*warm_python(), "-m", "mpigraph", "partition", data, *options, "-o", tmp_path / "wanted")
+    wanted = sorted(path.relative_to(tmp_path / "wanted") for path in (tmp_path / "wanted").rglob("*"))
+    script = tmp_path / "killed.py"
+    script.write_text(KILLED)
+    stages = [
+        ("check edges", 3),
+        ("assign nodes", 1),
+        ("relabel edges", 1),
+        ("write parts", 20),
+        ("write configuration", 1),
+    ]
+    for ranks, again in ((1, 3), (2, 1)):
+        for stage, number in stages.items():
+            out = tmp_path / f"{stage} {ranks}"
+            words = [script, stage, number, "partition", data, *options, "-o", out]
+            start = mpiexec(ranks) if ranks > 1 else []
+            done = run_job([*start, *warm_python(), *words], clean_environment())
+            assert done.status != 0 and not (out / "g.json").exists(), (stage, ranks, done.output)
+            run(*partition(again, data, *options, "-o", out))
+            assert sorted(path.relative_to(out) for path in out.rglob("*")) == wanted, (stage, ranks)
+            files = [str(path) for path in wanted if (out / path).is_file()]
+            _, other, errors = filecmp.cmpfiles(tmp_path / "wanted", out, files, shallow=False)
+            assert (other, errors) == ([], []), (stage, ranks)
+    assert {path.name for path in tmp_path.iterdir() if path.name.startswith(".")} == set()

@@ -2,10 +2,10 @@
 
     python tests/perf/cuts.py DIR amazon_computers coauthor_cs oewn gowalla --parts 2 4 8 64
 
-Reads ``DIR/<name>.npz`` as ``python -m mpigraph partition`` does, all relations alike. METIS is the median by cut of
-seeds 0, 1, 2, ours seed 0. Each runs in a forked child after the kernels are compiled; seconds are processor time,
-memory is what the child's peak is above what the graph takes before. ``--train`` balances the training nodes too,
-``--edges`` the edges.
+Reads ``DIR/<name>.npz``, or the directory ``DIR/<name>``, as ``python -m mpigraph partition`` does, all relations alike.
+METIS is the median by cut of seeds 0, 1, 2, ours seed 0. Each runs in a forked child after the kernels are compiled;
+seconds are processor time, memory is what the child's peak is above what the graph takes before. ``--train`` balances
+the training nodes too, ``--edges`` the edges.
 """
 
 import argparse
@@ -41,7 +41,8 @@ def main():
     print("|---|---|---|---|")
     ratios = []
     for name in args.graphs:
-        source = read_source(args.dir / f"{name}.npz")
+        path = args.dir / f"{name}.npz"
+        source = read_source(path if path.is_file() else args.dir / name)
         untyped = one_type(source)
         masks = {kind: feats["train_mask"].values[:] for kind, feats in source.node_feats.items() if args.train}
         criteria = balance_criteria(source, masks, args.edges) if masks else balance_criteria(untyped, None, args.edges)
