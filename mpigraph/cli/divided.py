@@ -49,7 +49,7 @@ class _RanksOfJob(Ranks):
     """The ranks of a communicator, by default all. Collective on them: construction."""
 
     def __init__(self, comm: Any) -> None:
-        from mpigraph.session.context import open_world
+        from mpigraph.mpi.all_ranks import open_world
 
         self._world: World = open_world(comm)
         self.rank = self._world.rank

@@ -25,7 +25,7 @@ def working_ranks(command: str) -> Iterator[Exchange]:
         return
     from mpigraph.mpi.abort import abort, unguard  # MPI starts with its import, and one process needs none
     from mpigraph.partition.over_mpi import MPIExchange
-    from mpigraph.session.context import open_world
+    from mpigraph.mpi.all_ranks import open_world
 
     world = open_world(None)
     try:

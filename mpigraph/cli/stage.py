@@ -61,7 +61,7 @@ def run(part_config: str, directory: str, num_servers: int | None = None, comm: 
     given = {} if num_servers is None else {"num_servers": num_servers}
     config = Config.from_env(**given)
     from mpigraph.mpi.abort import unguard
-    from mpigraph.session.context import open_world
+    from mpigraph.mpi.all_ranks import open_world
 
     world = open_world(comm)  # every rank takes part
     status = 0
