@@ -96,17 +96,17 @@ def pickling(path: str, tree: ast.AST) -> Iterator[str]:
 
 
 def comm_world(path: str, tree: ast.AST) -> Iterator[str]:
-    """Only ``_everyone`` may speak of all ranks, in session/context.py."""
+    """Only ``job_comm`` may speak of all ranks, in mpi/all_ranks.py."""
     allowed: set[ast.AST] = set()
     for node in ast.iter_child_nodes(tree):
-        starts = isinstance(node, ast.FunctionDef) and node.name == "_everyone"
-        if path == "mpigraph/session/context.py" and starts:
+        starts = isinstance(node, ast.FunctionDef) and node.name == "job_comm"
+        if path == "mpigraph/mpi/all_ranks.py" and starts:
             allowed |= set(ast.walk(node))
     for node in ast.walk(tree):
         named = isinstance(node, ast.Attribute) and node.attr == "COMM_WORLD"
         imported = isinstance(node, ast.ImportFrom) and any(alias.name == "COMM_WORLD" for alias in node.names)
         if (named or imported) and node not in allowed:
-            yield "COMM_WORLD outside _everyone"
+            yield "COMM_WORLD outside job_comm"
 
 
 def forbidden_words(path: str, tree: ast.AST) -> Iterator[str]:
@@ -207,8 +207,8 @@ BAD = [
     (pickling, "store/x.py", "np.load(path, allow_pickle=True)"),
     (pickling, "mpi/x.py", "from mpi4py import MPI\ncomm.bcast(1)"),
     (comm_world, "mpi/world.py", "MPI.COMM_WORLD.Barrier()"),
-    (comm_world, "mpi/world.py", "def _everyone():\n    MPI.COMM_WORLD.Barrier()"),
-    (comm_world, "session/context.py", "def start():\n    MPI.COMM_WORLD.Barrier()"),
+    (comm_world, "mpi/world.py", "def job_comm():\n    MPI.COMM_WORLD.Barrier()"),
+    (comm_world, "mpi/all_ranks.py", "def start():\n    MPI.COMM_WORLD.Barrier()"),
     (comm_world, "session/context.py", "from mpi4py.MPI import COMM_WORLD"),
     (forbidden_words, "store/x.py", "def f():\n    global x"),
     (forbidden_words, "store/x.py", "class A:\n    def __del__(self): ..."),
@@ -223,7 +223,7 @@ GOOD = [
     (wrong_third_parties, "session/context.py", "from mpi4py import MPI\nimport torch"),
     (wrong_third_parties, "graphs/x.py", "import torch"),
     (pickling, "store/x.py", "np.load(path, allow_pickle=False)\nwindow.allgather()"),
-    (comm_world, "session/context.py", "def _everyone():\n    MPI.COMM_WORLD.Barrier()"),
+    (comm_world, "mpi/all_ranks.py", "def job_comm():\n    MPI.COMM_WORLD.Barrier()"),
     (forbidden_words, "cli/x.py", "print(1)"),
     (environment, "config.py", "import os\nos.environ['A']"),
 ]

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from mpigraph.arrays import I64
-from mpigraph.cli.divided import Ranks, run_divided
 from mpigraph.cli.progress import ProgressBar
+from mpigraph.cli.ranks import read_config, working_ranks
 from mpigraph.cli.verify import bytes_on_disk, in_units
+from mpigraph.partition.exchange import Exchange
 from mpigraph.storage.contents import PartFiles
 from mpigraph.storage.in_edges import far_sources
 from mpigraph.storage.part_config import FeatureInfo, PartConfig
@@ -37,7 +38,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run(part_config: str, as_json: bool = False, comm: Any = None) -> int:
-    """Print what a partitioned graph is, or one error.
+    """Print what a partitioned graph is.
 
     Args:
         part_config: the configuration.
@@ -47,32 +48,32 @@ def run(part_config: str, as_json: bool = False, comm: Any = None) -> int:
     Returns:
         The exit status.
 
+    Raises:
+        MPIGraphError: a file is missing, damaged or not what it should be; on every rank.
+
     Collective on ``comm``.
     """
-
-    def work(ranks: Ranks) -> int:
-        content = _collect(ranks, part_config)
-        if ranks.rank == 0:
+    with working_ranks("info", comm) as exchange:
+        content = _collect(exchange, part_config)
+        if exchange.rank == 0:
             print(json.dumps(content, indent=2) if as_json else _as_text(content), flush=True)
-        return 0
-
-    return run_divided("info", work, comm)
+    return 0
 
 
-def _collect(ranks: Ranks, part_config: str) -> dict[str, Any]:
+def _collect(exchange: Exchange, part_config: str) -> dict[str, Any]:
     """Return what is to be printed. Collective on the ranks."""
-    config = ranks.read(part_config)
+    config = read_config(exchange, part_config)
     parts = []
-    with ranks.together(f"reading the parts of {config.path}"):
-        mine = range(ranks.rank, config.num_parts, ranks.size)
-        with PartFiles(config) as files, ProgressBar() if ranks.rank == 0 else nullcontext() as show:
+    with exchange.together(f"reading the parts of {config.path}"):
+        mine = range(exchange.rank, config.num_parts, exchange.size)
+        with PartFiles(config) as files, ProgressBar() if exchange.rank == 0 else nullcontext() as show:
             for done, part in enumerate(mine):
                 if show is not None:
                     show("read parts", done, len(mine))
                 parts.append(_part(files, part))
             if show is not None:
                 show("read parts", len(mine), len(mine))
-    found = ranks.gather(json.dumps(parts).encode())
+    found = exchange.gather_bytes(json.dumps(parts).encode())
     every = sorted((part for text in found for part in json.loads(text)), key=lambda part: int(part["part"]))
     return _graph(config) | _quality(config, sum(part["cut_edges"] for part in every)) | {"parts": every}
 

@@ -1,33 +1,36 @@
-"""The ranks that work on a command together: those that a launcher started, or this process alone, without MPI."""
+"""The ranks of a command: those that a launcher started, or this process alone, without MPI."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from mpigraph.config import launch
 from mpigraph.partition.exchange import ALONE, Exchange
+from mpigraph.storage.part_config import PartConfig
 
-__all__ = ["working_ranks"]
+__all__ = ["read_config", "working_ranks"]
 
 
 @contextmanager
-def working_ranks(command: str) -> Iterator[Exchange]:
+def working_ranks(command: str, comm: Any = None) -> Iterator[Exchange]:
     """Run a command on all ranks of a job.
 
     An error that every rank raises is raised; one of a single rank, for whom the others would wait, ends the job.
 
     Args:
         command: its name, for the message.
+        comm: the ranks that take part; by default those that a launcher started with this process.
 
-    Collective on all ranks.
+    Collective on ``comm``.
     """
-    if launch() is None:
+    if comm is None and launch() is None:
         yield ALONE
         return
     from mpigraph.mpi.abort import abort, unguard  # MPI starts with its import, and one process needs none
+    from mpigraph.mpi.all_ranks import open_world
     from mpigraph.partition.over_mpi import MPIExchange
-    from mpigraph.session.context import open_world
 
-    world = open_world(None)
+    world = open_world(comm)
     try:
         yield MPIExchange(world.comm)
     except Exception as error:
@@ -39,3 +42,18 @@ def working_ranks(command: str) -> Iterator[Exchange]:
         raise
     world.close()
     unguard()
+
+
+def read_config(exchange: Exchange, part_config: str) -> PartConfig:
+    """Read a partition configuration, which must be the same on all ranks. Collective on the ranks.
+
+    Raises:
+        PartitionError: it is missing or damaged, or ranks have read different ones; on every rank.
+    """
+    with exchange.together(f"reading {part_config}"):
+        config = PartConfig.read(part_config)
+    if exchange.size > 1:
+        from mpigraph.store.host_ranges import check_same
+
+        check_same(exchange.gather_bytes, config)
+    return config

@@ -9,6 +9,7 @@ import socket
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,7 +62,7 @@ def run(part_config: str, directory: str, num_servers: int | None = None, comm: 
     given = {} if num_servers is None else {"num_servers": num_servers}
     config = Config.from_env(**given)
     from mpigraph.mpi.abort import unguard
-    from mpigraph.session.context import open_world
+    from mpigraph.mpi.all_ranks import open_world
 
     world = open_world(comm)  # every rank takes part
     status = 0
@@ -80,7 +81,7 @@ def run(part_config: str, directory: str, num_servers: int | None = None, comm: 
 
 def _stage(world: "World", part_config: str, directory: Path, num_servers: int) -> Path:
     """Stage, report, and return the path of the staged configuration. Collective on ``world.comm``."""
-    from mpigraph.mpi.agree import together
+    from mpigraph.mpi.agree import allgather_bytes, together
     from mpigraph.store.host_ranges import check_same
 
     begin = time.monotonic()
@@ -90,7 +91,8 @@ def _stage(world: "World", part_config: str, directory: Path, num_servers: int) 
         config = PartConfig.read(part_config)
         parts = parts_of_hosts(hosts[world.node_index], sum(map(len, hosts)), config.num_parts)
         shards = shards_of(config, parts, directory)
-    check_same(world, config)
+    with world.watch("comparing partition configurations"):
+        check_same(partial(allgather_bytes, world.comm), config)
     if world.node.rank != 0:  # one rank works for its node
         shards = []
     step = f"staging to {directory}"

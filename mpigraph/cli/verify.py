@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from mpigraph.cli.divided import Ranks, run_divided
 from mpigraph.cli.progress import ProgressBar
+from mpigraph.cli.ranks import read_config, working_ranks
+from mpigraph.partition.exchange import Exchange
 from mpigraph.storage.audit import audit_part
 from mpigraph.storage.contents import PartFiles
 from mpigraph.storage.part_config import PartConfig
@@ -40,21 +41,25 @@ def run(part_config: str, comm: Any = None) -> int:
     Returns:
         The exit status, the same on every rank.
 
+    Raises:
+        MPIGraphError: the configuration is missing or damaged, or not the same on all ranks; on every rank.
+
     Collective on ``comm``.
     """
-    return run_divided("verify", lambda ranks: _verify(ranks, part_config), comm)
+    with working_ranks("verify", comm) as exchange:
+        return _verify(exchange, part_config)
 
 
-def _verify(ranks: Ranks, part_config: str) -> int:
+def _verify(exchange: Exchange, part_config: str) -> int:
     """Verify, report, and return the status. Collective on the ranks."""
-    config = ranks.read(part_config)
+    config = read_config(exchange, part_config)
     bad: list[str] = []
     sums = np.zeros(len(config.schema.relations), np.uint64)
-    with ranks.together(f"verifying {config.path}"):
-        mine = range(ranks.rank, config.num_parts, ranks.size)
+    with exchange.together(f"verifying {config.path}"):
+        mine = range(exchange.rank, config.num_parts, exchange.size)
         total = sum(bytes_on_disk(config, part) for part in mine)
         done = 0
-        with PartFiles(config) as files, ProgressBar() if ranks.rank == 0 else nullcontext() as show:
+        with PartFiles(config) as files, ProgressBar() if exchange.rank == 0 else nullcontext() as show:
 
             def advance(nbytes: int) -> None:
                 nonlocal done
@@ -69,7 +74,7 @@ def _verify(ranks: Ranks, part_config: str) -> int:
                 sums += audit.sums
             if show is not None:
                 show("verify (bytes)", total, total)
-    found = ranks.gather(json.dumps([bad, sums.tolist(), total]).encode(errors="backslashreplace"))
+    found = exchange.gather_bytes(json.dumps([bad, sums.tolist(), total]).encode(errors="backslashreplace"))
     lines: list[str] = []
     sums[:] = 0
     total = 0
@@ -84,7 +89,7 @@ def _verify(ranks: Ranks, part_config: str) -> int:
             "their edges"
             for relation in np.flatnonzero(sums).tolist()
         ]
-    if ranks.rank == 0:
+    if exchange.rank == 0:
         for line in lines:
             print(f"mpigraph verify: error: {line}", file=sys.stderr, flush=True)
         if not lines:

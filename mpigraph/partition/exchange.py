@@ -50,8 +50,18 @@ class Exchange:
 
     def gather(self, rows: Array) -> Array:
         """Return every rank's rows ([n, columns]), those of rank 0 first, on every rank. Collective on the ranks."""
+        return self._from_all(rows)[0]
+
+    def gather_bytes(self, data: bytes) -> list[bytes]:
+        """Give every rank the bytes of every rank, in rank order. Collective on the ranks."""
+        arrived, lengths = self._from_all(np.frombuffer(data, np.uint8)[:, None])
+        ends = np.cumsum(lengths).tolist()
+        return [arrived[end - n : end].tobytes() for end, n in zip(ends, lengths.tolist(), strict=True)]
+
+    def _from_all(self, rows: Array) -> tuple[Array, I64]:
+        """Give every rank every rank's rows, and how many are of each. Collective on the ranks."""
         counts = np.full(self.size, len(rows), np.int64)
-        return self.all_to_all(np.ascontiguousarray(np.concatenate([rows] * self.size)), counts)[0]
+        return self.all_to_all(np.ascontiguousarray(np.concatenate([rows] * self.size)), counts)
 
     def gather_to_first(self, rows: Array) -> Array:
         """Return every rank's rows ([n, columns]) on rank 0, and none elsewhere. Collective on the ranks."""

@@ -25,8 +25,7 @@ from mpigraph.kernels.rng import combine
 from mpigraph.log import get_logger, set_identity
 from mpigraph.mpi.abort import abort, exit_status, guard, unguard
 from mpigraph.mpi.agree import everywhere, together
-from mpigraph.mpi.compat import library_version, unlink_segments
-from mpigraph.mpi.start import check_connected
+from mpigraph.mpi.all_ranks import job_comm
 from mpigraph.mpi.wait import PEERS_COMPUTE, wait
 from mpigraph.mpi.world import World
 from mpigraph.rows.pool import RowPool
@@ -47,14 +46,12 @@ __all__ = [
     "exit_client",
     "initialize",
     "is_initialized",
-    "open_world",
 ]
 
 _LEAVING_TIME = 10.0  # seconds that the trainers have to leave, once one of them has with a status that is not 0
 _PATIENCE = 12.0  # timeouts that compiling the kernels may take
 _ENDED = "the job was ended by exit_client()"
 CREATING = "creating a loader"
-unlink_segments()  # MPI has started with its import: from now on what kills this process leaves nothing
 
 _CALLS = 0x5EED  # separates draws made outside loaders from the epochs of loaders with the same seed
 
@@ -305,7 +302,7 @@ def initialize(
     }
     if comm is not None and not isinstance(comm, MPI.Intracomm):
         raise InvalidArgumentError(f"comm must be an mpi4py.MPI.Intracomm (got {comm!r})")
-    everyone = _everyone(comm)
+    everyone = job_comm(comm)
     try:
         seed = check_seed(seed)
         config = Config.from_env(**{name: value for name, value in given.items() if value is not None})
@@ -346,30 +343,6 @@ def initialize(
     if config.keep_memory:
         keep_freed_memory()
     _start_session(Session(state, control, config.num_worker_threads))
-
-
-def _everyone(comm: MPI.Intracomm | None) -> MPI.Intracomm:
-    """The ranks that take part. From now on, an exception that nobody catches ends the job; also one of its start."""
-    everyone = MPI.COMM_WORLD if comm is None else comm
-    if comm is None:
-        check_connected(everyone.size, library_version())
-    if everyone.size > 1:
-        guard(f"rank {everyone.rank}", everyone.rank == 0)
-    return everyone
-
-
-def open_world(comm: MPI.Intracomm | None) -> World:
-    """Make a world of trainers without a session, for what needs ranks and nodes but no rows, and so no threads of MPI.
-
-    Until ``unguard`` is called, an exception that nobody catches ends the job.
-
-    Collective on ``comm``, by default all ranks.
-    """
-    everyone = _everyone(comm)
-    config = Config.from_env(num_servers=0)
-    world = World(everyone, config.num_servers, config)
-    set_identity(world.identity, config.log_level)
-    return world
 
 
 def _start_session(session: Session) -> None:

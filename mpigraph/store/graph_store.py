@@ -6,10 +6,11 @@ numbers given out by counters agree. They are called through ``session/control.p
 
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from mpigraph.errors import MPIGraphError, PartitionError
-from mpigraph.mpi.agree import together
+from mpigraph.mpi.agree import allgather_bytes, together
 from mpigraph.mpi.world import World
 from mpigraph.rows.row_tensor import Policy, RowTensor
 from mpigraph.rows.selection import choose_transport
@@ -94,7 +95,8 @@ class GraphStore:
                 raise PartitionError(f"graph {name!r} is open already, from {known.topology.config.path}")
             if known is not None and known.topology.config.checksum != config.checksum:
                 raise PartitionError(f"{config.path}: graph {name!r} is open already, and was partitioned again since")
-        check_same(self.world, config)
+        with self.world.watch("comparing partition configurations"):
+            check_same(partial(allgather_bytes, self.world.comm), config)
         if known is not None:
             return known
         with PartFiles(config) as files:

@@ -6,12 +6,14 @@ between both. A cut inside a part falls at the same fraction of every node type;
 their destinations are.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 
 from mpigraph.arrays import I64
 from mpigraph.errors import PartitionError, ShardFormatError
 from mpigraph.metadata.book import RangeBook
-from mpigraph.mpi.agree import allgather_bytes, everywhere, together
+from mpigraph.mpi.agree import everywhere, together
 from mpigraph.mpi.world import World
 from mpigraph.storage.contents import PartFiles
 from mpigraph.storage.part_config import PartConfig
@@ -86,17 +88,20 @@ def check_name(config: PartConfig, graph_name: str) -> None:
         )
 
 
-def check_same(world: World, config: PartConfig) -> None:
+def check_same(gather: Callable[[bytes], list[bytes]], config: PartConfig) -> None:
     """Check that all ranks have read one and the same partitioning.
+
+    Args:
+        gather: gives every rank the bytes of every rank, in rank order.
+        config: what this rank has read.
 
     Raises:
         PartitionError: they have not; on every rank.
 
-    Collective on ``world.comm``.
+    Collective on the ranks.
     """
-    with world.watch("comparing partition configurations"):
-        mine = f"{config.checksum} {config.identity} {config.path}"
-        found = allgather_bytes(world.comm, mine.encode(errors="backslashreplace"))  # a path may be no text
+    mine = f"{config.checksum} {config.identity} {config.path}"
+    found = gather(mine.encode(errors="backslashreplace"))  # a path may be no text
     ranks: dict[str, list[int]] = {}
     for rank, text in enumerate(found):
         ranks.setdefault(text.decode().split(" ", 1)[0], []).append(rank)

@@ -20,6 +20,7 @@ from typed_oracle import RELATIONS, SCHEMA, edges_of
 
 from mpigraph.cli.info import run as run_command
 from mpigraph.cli.main import main
+from mpigraph.errors import MPIGraphError
 from mpigraph.storage import in_edges
 from mpigraph.storage.contents import PartFiles
 from mpigraph.storage.part_config import PartConfig
@@ -32,10 +33,15 @@ def info(comm: MPI.Intracomm, capsys: pytest.CaptureFixture[str]) -> Callable[..
     """Run the command on ``comm``: its status and what it prints."""
 
     def run(path: object, as_json: bool = True) -> Outcome:
-        status = run_command(str(path), as_json, comm)
+        raised = ""
+        try:
+            status = run_command(str(path), as_json, comm)
+        except MPIGraphError as error:  # the command line prints it, once
+            on_all(comm, error.everywhere, f"{error!r} is not known to be on every rank")
+            status, raised = 2, f"error: {error}\n"
         printed = capsys.readouterr()
         on_all(comm, comm.rank == 0 or printed.out + printed.err == "", f"{printed} on another rank than 0")
-        return comm.bcast((status, printed.out, printed.err))
+        return comm.bcast((status, printed.out, printed.err + raised))
 
     return run
 
@@ -186,10 +192,10 @@ def test_a_report_is_not_trusted(comm: MPI.Intracomm, oracle, tmp_path: Path, in
         assert json.loads(info(path)[1]) == right | {"balance": right["balance"] | more}
 
 
-def test_it_is_a_command(oracle, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("mpigraph.cli.divided.launch", lambda: None)  # the ranks of the tests are not the command's
+def test_it_is_a_command(oracle, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info", oracle(3)]) == 0
     assert "3 parts by random" in capsys.readouterr().out
     assert main(["info", "--json", oracle(3)]) == 0
     assert len(json.loads(capsys.readouterr().out)["parts"]) == 3
     assert main(["info", "/nowhere.json"]) == 2
+    assert re.fullmatch("mpigraph info: error: .*nowhere.json: cannot read .*\n", capsys.readouterr().err)

@@ -98,7 +98,7 @@ def test_generating_and_partitioning_tell_each_stage_once(tmp_path, capsys):
     assert main(["generate", *sizes, "-o", str(tmp_path / "data")]) == 0
     assert stages(capsys) == ["draw edges", "write edges", "write features"]
     assert main(["partition", str(tmp_path / "data"), "--parts", "2", "-o", str(tmp_path / "parts")]) == 0
-    assert stages(capsys) == ["check edges", "assign nodes (metis)", "write topology", "write node features"]
+    assert stages(capsys) == ["check edges", "assign nodes (metis)", "relabel edges", "write parts"]
 
 
 def stages(capsys):

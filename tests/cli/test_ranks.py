@@ -70,3 +70,22 @@ def test_without_a_launcher_there_is_no_mpi() -> None:
         [sys.executable, "-c", check, "generate", "--nodes", 1, "--edges", 4, "-o", "x"], clean_environment()
     )
     assert done.status == 0, done.output
+
+
+def test_started_ranks_import_no_torch(oracle, tmp_path: Path) -> None:
+    """It takes each rank seconds, and memory that the graph needs."""
+    path, to = oracle(2), str(tmp_path)
+    commands = [
+        ["generate", "--nodes", "1", "--edges", "4", "-o", f"{to}/x"],  # an error, once the ranks are there
+        ["partition", path, "--parts", "2", "--method", "random", "-o", f"{to}/parts"],
+        ["info", path],
+        ["verify", path],
+        ["stage", path, "--to", f"{to}/staged"],
+    ]
+    check = (
+        "import sys; from mpigraph.cli.main import main; "
+        f"assert [main(words) for words in {commands!r}] == [2, 0, 0, 0, 0]; "
+        "assert 'mpi4py.MPI' in sys.modules and 'torch' not in sys.modules"
+    )
+    done = run_job([*mpiexec(2), sys.executable, "-c", check], clean_environment())
+    assert done.status == 0, done.output

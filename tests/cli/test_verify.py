@@ -16,6 +16,7 @@ from oracle import write_oracle
 
 from mpigraph.cli.main import main
 from mpigraph.cli.verify import run as run_command
+from mpigraph.errors import MPIGraphError
 from mpigraph.storage import in_edges
 
 OF_GRAPH = "relations/_N:_E:_N"
@@ -30,12 +31,17 @@ def verify(
     monkeypatch.setattr(in_edges, "_ROWS", 7)
 
     def run(path: object) -> Outcome:
-        status = run_command(str(path), comm)
+        raised: list[str] = []
+        try:
+            status = run_command(str(path), comm)
+        except MPIGraphError as error:  # the command line prints it, once
+            on_all(comm, error.everywhere, f"{error!r} is not known to be on every rank")
+            status, raised = 2, [str(error)]
         printed = capsys.readouterr()
         on_all(comm, comm.rank == 0 or printed.out + printed.err == "", f"{printed} on another rank than 0")
         on_all(comm, status == comm.bcast(status), f"status {status}")
         errors = re.findall(r"^mpigraph verify: error: (.*)$", printed.err, re.MULTILINE)
-        return comm.bcast((status, printed.out, errors))
+        return comm.bcast((status, printed.out, errors + raised))
 
     return run
 
@@ -153,7 +159,8 @@ def test_a_job_ends_with_the_status(oracle, tmp_path: Path) -> None:
     assert done.status == 2 and done.stderr.count("error: ") == 1, done.output
 
 
-def test_it_is_a_command(oracle, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("mpigraph.cli.divided.launch", lambda: None)  # the ranks of the tests are not the command's
+def test_it_is_a_command(oracle, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", oracle(3)]) == 0
     assert "9 files" in capsys.readouterr().out
+    assert main(["verify", "/nowhere.json"]) == 2
+    assert re.fullmatch("mpigraph verify: error: .*nowhere.json: cannot read .*\n", capsys.readouterr().err)

@@ -15,6 +15,7 @@ from mpigraph.partition import pipeline, relabel, source
 from mpigraph.partition.exchange import Exchange
 from mpigraph.partition.over_mpi import MPIExchange
 from mpigraph.partition.pipeline import partition_source
+from mpigraph.partition.readers import read_source
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.partition.spill import Scratch
 
@@ -61,6 +62,24 @@ def test_the_files_are_those_of_one_rank(comm: MPI.Intracomm, monkeypatch, metho
         comm.Barrier()
         check_equal(folder / "wanted", folder / "found")
         assert not list(folder.glob(".mpigraph*"))
+
+
+def test_parts_are_cut_again_as_by_one_rank(comm: MPI.Intracomm, monkeypatch) -> None:
+    """Every rank reads its slices of the shards, across the bounds of parts."""
+    with shared_folder(comm) as folder:
+        for kind, graph in (("homogeneous", skewed(300, 4000)), ("typed", typed_source())):
+            if comm.rank == 0:
+                first = partition_source(graph, "g", 5, folder / kind / "first", "random", seed=2).config_path
+                partition_source(read_source(first), "g", 3, folder / kind / "wanted", "multilevel")
+            comm.Barrier()
+            again = read_source(folder / kind / "first" / "g.json")
+            with monkeypatch.context() as patch:
+                patch.setattr(source, "EDGES_PER_CHUNK", 64)  # many rounds, buckets, and files
+                patch.setattr(relabel, "EDGES_PER_BUCKET", 100)
+                found = folder / kind / "found"
+                partition_source(again, "g", 3, found, "multilevel", exchange=MPIExchange(comm))
+            comm.Barrier()
+            check_equal(folder / kind / "wanted", folder / kind / "found")
 
 
 @pytest.mark.parametrize("num_nodes, num_edges, num_parts", [(0, 0, 2), (1, 3, 5), (3, 0, 1), (50, 400, 1)])
