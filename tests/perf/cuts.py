@@ -2,9 +2,9 @@
 
     python tests/perf/cuts.py DIR amazon_computers coauthor_cs oewn gowalla --parts 2 4 8 64
 
-Reads ``DIR/<name>.npz``, or the directory ``DIR/<name>``, as ``python -m mpigraph partition`` does; relations are alike.
-METIS is the median by cut of seeds 0, 1, 2, ours seed 0. Each runs in a forked child after the kernels are compiled;
-seconds are processor time, memory is what the child's peak is above what the graph takes before. ``--train`` balances
+Reads ``DIR/<name>.npz``, or the directory ``DIR/<name>``, as ``python -m mpigraph partition`` does; relations count
+alike. METIS is the median by cut of seeds 0, 1, 2, ours seed 0. Each runs in a forked child after the kernels are
+compiled; seconds are processor time, memory is what the child's peak is above what the graph takes before. ``--train`` balances
 the training nodes too, ``--edges`` the edges.
 """
 
