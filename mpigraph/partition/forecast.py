@@ -17,6 +17,8 @@ _NODE = 90  # bytes for each own node and ghost: keys, labels, loads, hash table
 _CONTRACTED = 0.7  # of the edges are there on the next level, where contraction does little, as on generated graphs
 _METIS_EDGE = 120
 _METIS_EDGES = 6_000_000
+_METIS_NODE = 150
+_COARSEST = 0.1  # of the nodes are there on the last level, or fewer
 _MOST_RANKS = 1 << 16
 
 
@@ -39,7 +41,8 @@ def forecast(num_nodes: int, num_edges: int, method: str, ranks: int = 1, held: 
         ghosts = min(num_nodes - own_nodes, own_edges) if ranks > 1 else 0
         coarse = int(8 * _CONTRACTED * own_edges)
         contracting = 4 * own_edges + (coarse * 3 // 2 if ranks == 1 else coarse + _ROUND // 2)
-        cutting = coarse + _METIS_EDGE * min(num_edges, _METIS_EDGES)
+        metis = _METIS_EDGE * min(num_edges, _METIS_EDGES) + int(_METIS_NODE * _COARSEST * num_nodes)
+        cutting = coarse + metis
         stages["assign nodes"] = held + _NODE * (own_nodes + ghosts) + max(contracting, cutting)
     else:
         stages["assign nodes"] = held + 16 * num_nodes

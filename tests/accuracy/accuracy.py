@@ -33,6 +33,8 @@ import numpy as np
 import reference_sage
 import torch
 
+from mpigraph.partition.pipeline import PART_METHODS
+
 
 class Graph(NamedTuple):
     """Settings of one graph: what the reference calls them, and the accuracy in percent that is asked for."""
@@ -72,16 +74,17 @@ def main():
     args = arguments(__doc__, GRAPHS, STARTS)
     rows, failures = [], []
     for name in args.graphs:
-        results = measure(args.data / f"{name}.npz", name, args.starts, args.seeds)
+        results = measure(args.data / f"{name}.npz", name, args.starts, args.seeds, args.method)
         rows.append([name, *map(cell, results.values())])
         reference, floor = np.mean(results["reference"]), GRAPHS[name].floor
         for start, mean in ((start, np.mean(found)) for start, found in results.items()):
             if abs(mean - reference) > LIMIT or mean < floor:
                 failures.append(f"{name}, {start}: {mean:.2f} (reference {reference:.2f}, floor {floor})")
-    report([STARTS[start] for start in args.starts], rows, settings_line(args.graphs, args.seeds), failures)
+    settings = settings_line(args.graphs, args.seeds)
+    report([STARTS[start] for start in args.starts], rows, settings, failures, args.method)
 
 
-def arguments(doc, graphs, starts):
+def arguments(doc, graphs, starts, methods=PART_METHODS):
     """What the command line of a script of this kind says."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     default = os.environ.get("MPIGRAPH_TEST_DATA")
@@ -89,15 +92,16 @@ def arguments(doc, graphs, starts):
     parser.add_argument("--graphs", nargs="+", choices=graphs, default=list(graphs))
     parser.add_argument("--starts", nargs="+", choices=starts, default=list(starts))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--method", default="metis", choices=methods, help="how the graph is cut (%(default)s)")
     torch.set_num_threads(1)
     return parser.parse_args()
 
 
-def report(starts, rows, settings, failures):
+def report(starts, rows, settings, failures, method):
     """Print a Markdown table, its settings and what is too low, and exit."""
     titles = ["graph", "plain torch", *(start.title for start in starts)]
     print(line(titles), "|---" * len(titles) + "|", *map(line, rows), sep="\n")
-    print(f"\nSettings: OMP_NUM_THREADS=1, 2 parts by METIS, {settings}.")
+    print(f"\nSettings: OMP_NUM_THREADS=1, 2 parts by {method}, {settings}.")
     print("\n".join(failures), file=sys.stderr)
     sys.exit(1 if failures else 0)
 
@@ -126,13 +130,13 @@ def described(s):
     )
 
 
-def measure(path, name, starts, seeds):
+def measure(path, name, starts, seeds, method):
     """Train one graph by the reference and in every start; return the result of each."""
     problem = reference_sage.load(path, NORM)
     plain = partial(reference_sage.train, problem, GRAPHS[name].settings)
     results = {"reference": repeat(f"{name}, reference", seeds, lambda seed: {"test": plain(seed)})["test"]}
     with tempfile.TemporaryDirectory() as directory:
-        command = [sys.executable, "-m", "mpigraph", "partition", str(path), "--parts", "2", "--method", "metis"]
+        command = [sys.executable, "-m", "mpigraph", "partition", str(path), "--parts", "2", "--method", method]
         output([*command, "--name", name, "-o", directory], {})
         for start in starts:
             results[start] = repeat(f"{name}, {start}", seeds, partial(train, directory, name, STARTS[start]))["test"]

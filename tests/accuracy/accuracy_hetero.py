@@ -74,7 +74,7 @@ def main():
     args = arguments(__doc__, GRAPHS, STARTS)
     rows, failures = [], []
     for name in args.graphs:
-        results = measure(args.data / f"{name}.npz", name, args.starts, args.seeds)
+        results = measure(args.data / f"{name}.npz", name, args.starts, args.seeds, args.method)
         rows.append([name, *map(cell, results.values())])
         floor = np.mean(results["reference"]) + GRAPHS[name].margin
         means = {start: np.mean(results[start]) for start in args.starts}
@@ -82,28 +82,28 @@ def main():
         apart = np.ptp(list(means.values()))
         failures += [f"{name}: the starts are {apart:.2f} points apart"] if apart > SAME else []
     settings = "; ".join(f"{name}: `examples/rgcn.py {NORM} {GRAPHS[name].flags}`" for name in args.graphs)
-    report([STARTS[start] for start in args.starts], rows, f"seeds {args.seeds}; {settings}", failures)
+    report([STARTS[start] for start in args.starts], rows, f"seeds {args.seeds}; {settings}", failures, args.method)
 
 
-def measure(path, name, starts, seeds):
+def measure(path, name, starts, seeds, method):
     """Train one graph by plain torch and in every start; return the percents of each."""
     plain = partial(GRAPHS[name].reference, path)
     results = {"reference": repeat(f"{name}, reference", seeds, lambda seed: {"test": plain(seed)})["test"]}
     with tempfile.TemporaryDirectory() as directory:
-        target = write(reference_rgcn.load(path), name, directory)
+        target = write(reference_rgcn.load(path), name, directory, method)
         for start in starts:
             launch = partial(run, directory, name, target, STARTS[start])
             results[start] = repeat(f"{name}, {start}", seeds, launch)["test"]
     return results
 
 
-def write(problem, name, directory):
+def write(problem, name, directory, method):
     """Cut a graph in two; return the type of the labelled nodes."""
     g = mg.heterograph(problem.edges, problem.nodes)
     for ntype, feat in problem.feat.items():
         g.nodes[ntype].data["feat"] = feat.dense()
     g.nodes[problem.target].data.update({"label": problem.label, **problem.masks})
-    mg.distributed.partition_graph(g, name, 2, directory)
+    mg.distributed.partition_graph(g, name, 2, directory, part_method=method)
     return problem.target
 
 

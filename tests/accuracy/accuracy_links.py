@@ -57,7 +57,7 @@ class Graph(NamedTuple):
 
 
 def main():
-    args = arguments(__doc__, GRAPHS, STARTS)
+    args = arguments(__doc__, GRAPHS, STARTS, ["metis"])
     rows, failures = [], []
     for name in args.graphs:
         results = measure(args.data / f"{name}.npz", name, args.starts, args.seeds)
@@ -65,7 +65,7 @@ def main():
             rows.append([f"{name}, {what}", *(cell(runs[what]) for runs in results.values())])
         failures += too_low(name, results)
     settings = "; ".join(f"{name}: `{GRAPHS[name].script} {flags(GRAPHS[name])}`" for name in args.graphs)
-    report([STARTS[start] for start in args.starts], rows, f"seeds {args.seeds}; {settings}", failures)
+    report([STARTS[start] for start in args.starts], rows, f"seeds {args.seeds}; {settings}", failures, "metis")
 
 
 def too_low(name, results):

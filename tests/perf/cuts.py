@@ -4,8 +4,8 @@
 
 Reads ``DIR/<name>.npz``, or the directory ``DIR/<name>``, as ``python -m mpigraph partition`` does; relations count
 alike. METIS is the median by cut of seeds 0, 1, 2, ours seed 0. Each runs in a forked child after the kernels are
-compiled; seconds are processor time, memory is what the child's peak is above what the graph takes before. ``--train`` balances
-the training nodes too, ``--edges`` the edges.
+compiled; seconds are processor time, memory is what the child's peak is above what the graph takes before.
+``--train`` balances the training nodes too, ``--edges`` the edges.
 """
 
 import argparse
