@@ -1,9 +1,11 @@
 """``python -m mpigraph partition``: from a graph on disk to shards."""
 
 import argparse
+import os
 import re
 import sys
 from contextlib import nullcontext
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -90,6 +92,8 @@ def _run(arguments: argparse.Namespace) -> int:
         with exchange.together(f"reading {arguments.input}"):
             check_options(name, arguments.parts, arguments.method, seed=arguments.seed)  # reading may take minutes
             check_writable(arguments.out)
+            if arguments.scratch is not None and not os.access(arguments.scratch, os.W_OK):
+                raise InvalidArgumentError(f"--scratch {arguments.scratch}: no directory that can be written to")
             check_apart(arguments.input, arguments.out)
             source = read_source(arguments.input, arguments.nodes, arguments.scratch)
             if arguments.undirected or arguments.add_reverse:
@@ -175,4 +179,4 @@ def _bytes(text: str) -> int:
     found = re.fullmatch(r"(\d+(?:\.\d+)?) *([KMGT]?i?B?)", text)
     if found is None or found[2] not in units:
         raise argparse.ArgumentTypeError(f"a size such as 8GiB or 500MB is wanted (got {text!r})")
-    return int(float(found[1]) * units[found[2]])
+    return int(Fraction(found[1]) * units[found[2]])

@@ -5,8 +5,8 @@ range of each type; an edge belongs to the part of its destination. ``return_map
 """
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from mpigraph.graphs.fields import EID, ETYPE, NID, NTYPE
 from mpigraph.graphs.hetero import HeteroGraph
 from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import Relation, relation_key
-from mpigraph.mpi.agree import no_way_back
+from mpigraph.mpi.abort import abort
 from mpigraph.mpi.alltoall import Comm
 from mpigraph.partition.exchange import ALONE
 from mpigraph.partition.over_mpi import MPIExchange
@@ -92,27 +92,37 @@ def partition_graph(
 
     Collective on ``comm``, if there is one.
     """
-    check_options(graph_name, num_parts, part_method, objtype, seed)
-    check_integer("num_hops", num_hops, 0)
-    check_integer("num_trainers_per_machine", num_trainers_per_machine, 1)
-    if not isinstance(out_path, str | os.PathLike):
-        raise InvalidArgumentError(f"out_path must be the path of a directory (got {out_path!r})")
-    graph = as_graph(g)
-    if not reshuffle:
-        raise InvalidArgumentError("reshuffle must be True: parts own ranges of new ids (return_mapping tells the old)")
-    with nullcontext() if comm is None else no_way_back(comm):
+    exchange = ALONE if comm is None else MPIExchange(comm)
+    try:
+        with exchange.together(f"partitioning {graph_name!r}"):
+            check_options(graph_name, num_parts, part_method, objtype, seed)
+            check_integer("num_hops", num_hops, 0)
+            check_integer("num_trainers_per_machine", num_trainers_per_machine, 1)
+            if not isinstance(out_path, str | os.PathLike):
+                raise InvalidArgumentError(f"out_path must be the path of a directory (got {out_path!r})")
+            graph = as_graph(g)
+            if not reshuffle:
+                text = "reshuffle must be True: parts own ranges of new ids (return_mapping tells the old)"
+                raise InvalidArgumentError(text)
+            source = _source(graph)
+            classes = _classes(graph, balance_ntypes)
         result = partition_source(
-            _source(graph),
+            source,
             graph_name,
             num_parts,
             out_path,
             part_method,
-            balance_classes=_classes(graph, balance_ntypes),
+            balance_classes=classes,
             balance_edges=balance_edges,
             objtype=objtype,
             seed=seed,
-            exchange=ALONE if comm is None else MPIExchange(comm),
+            exchange=exchange,
         )
+    except Exception as error:
+        if exchange.size > 1 and not getattr(error, "everywhere", False):  # the others wait for this rank
+            sys.excepthook(type(error), error, error.__traceback__)
+            abort(1)
+        raise
     return _mapping(graph, result) if return_mapping else None
 
 

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from mpigraph.arrays import I32, I64, Array
-from mpigraph.errors import InvalidArgumentError, check_integer
+from mpigraph.errors import CollectiveError, InvalidArgumentError, check_integer
 from mpigraph.log import get_logger
 from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import relation_key
@@ -122,6 +122,7 @@ def partition_source(
         InvalidArgumentError: an argument is not usable, or the directory cannot be written to.
         StorageError: the disk is full, or another process is writing there.
         GraphDataError: the graph contradicts itself.
+        CollectiveError: ranks give different arguments, or graphs of different shapes.
     """
     out = Path(out_path)
     with exchange.together(f"partitioning {graph_name!r}"):
@@ -133,7 +134,8 @@ def partition_source(
             check_writable(out)
             out.mkdir(parents=True, exist_ok=True)
             check_space(out, _bytes_on_disk(source, num_parts), f"graph {graph_name!r}")
-    method = _Method(part_method, num_parts, seed, objtype, recursive, balance_edges)
+    method = _Method(part_method, int(num_parts), int(seed), objtype, recursive, bool(balance_edges))
+    _check_same(exchange, source, graph_name, method, balance_classes, assignment)
     run = _Run(source, graph_name, out, exchange, scratch or Scratch(out), progress or silent)
     return run.make(method, balance_classes, assignment)
 
@@ -390,6 +392,40 @@ def _feature_infos(
         key: {name: FeatureInfo(f.dtype, tuple(f.values.shape[1:])) for name, f in features.get(key, {}).items()}
         for key in keys
     }
+
+
+def _check_same(
+    exchange: Exchange,
+    source: GraphSource,
+    graph_name: str,
+    method: _Method,
+    classes: Mapping[str, Array] | None,
+    assignment: Array | None,
+) -> None:
+    """Check that all ranks do the same to a graph of the same shape; the edges themselves are compared by nobody.
+
+    Raises:
+        CollectiveError: they do not; on every rank.
+    """
+    schema = source.schema
+    keys = [relation_key(relation) for relation in schema.relations]
+    told = {
+        "graph_name": graph_name,
+        "the method": method,
+        "balance classes": {ntype: len(given) for ntype, given in sorted((classes or {}).items())},
+        "whether an assignment is given": assignment is not None,
+        "types": (schema.ntypes, schema.relations),
+        "numbers of nodes and edges": (tuple(map(int, source.num_nodes)), tuple(source.edge_counts)),
+        "features": (_feature_infos(schema.ntypes, source.node_feats), _feature_infos(keys, source.edge_feats)),
+        "original ids": (source.node_ids is None, source.edge_ids is None),
+    }
+    words = [word_of(value) for value in told.values()]
+    everyone = [data.decode().split() for data in exchange.gather_bytes(" ".join(words).encode())]
+    with exchange.together(f"partitioning {graph_name!r}"):
+        for what, found in zip(told, zip(*everyone, strict=True), strict=True):
+            other = next((rank for rank, word in enumerate(found) if word != found[0]), None)
+            if other is not None:
+                raise CollectiveError(f"{what} of rank {other} differ from those of rank 0")
 
 
 def _check_assignment(graph_name: str, num_parts: int, part_method: str, assignment: Array, num_nodes: int) -> None:

@@ -1,15 +1,18 @@
 """Partitioning on several ranks: the files are those of one rank, and an error is the same on every rank."""
 
 import filecmp
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from layouts import shared_folder
 from mpi4py import MPI
 from typed_parts import typed_source
 
-from mpigraph.errors import GraphDataError, InvalidArgumentError, MPIGraphError
+import mpigraph
+from mpigraph.errors import CollectiveError, GraphDataError, InvalidArgumentError, MPIGraphError
 from mpigraph.metadata.schema import Schema
 from mpigraph.partition import pipeline, relabel, source
 from mpigraph.partition.exchange import Exchange
@@ -130,3 +133,25 @@ def test_an_error_is_raised_on_every_rank(comm: MPI.Intracomm, monkeypatch) -> N
             partition_source(
                 skewed(50, 200), "g", 2, folder / "out", balance_classes={"_N": np.zeros(3)}, exchange=exchange
             )
+
+
+@pytest.mark.parametrize("comm", [2, 3], indirect=True)
+def test_ranks_that_disagree_are_told(comm: MPI.Intracomm) -> None:
+    last = comm.rank == comm.size - 1
+    same = {"graph_name": "g", "num_parts": 2, "part_method": "random", "seed": 0, "balance_edges": False}
+    others = {"graph_name": "h", "num_parts": 3, "part_method": "multilevel", "seed": 1, "balance_edges": True}
+    with shared_folder(comm) as folder:
+        for name, other in others.items():
+            given = same | ({name: other} if last else {})
+            with pytest.raises(CollectiveError, match="differ from those of rank 0"):
+                partition_source(skewed(50, 200), out_path=folder / name, exchange=MPIExchange(comm), **given)
+        for graph in (skewed(51, 200), skewed(50, 201), replace(skewed(50, 200), node_feats={})):
+            with pytest.raises(CollectiveError, match="(numbers of nodes and edges|features) of rank . differ"):
+                mine = graph if last else skewed(50, 200)
+                partition_source(mine, out_path=folder / "graph", exchange=MPIExchange(comm), **same)
+        g = mpigraph.graph((torch.arange(9), torch.arange(1, 10)))
+        with pytest.raises(InvalidArgumentError, match=f"on rank {comm.size - 1}: num_parts must be an integer >= 1"):
+            mpigraph.distributed.partition_graph(g, "g", 0 if last else 2, folder / "bad", comm=comm)
+        mpigraph.distributed.partition_graph(g, "g", 2, folder / "good", comm=comm)
+        comm.Barrier()
+        assert (folder / "good" / "g.json").exists()
