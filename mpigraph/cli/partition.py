@@ -13,6 +13,7 @@ from mpigraph.cli.progress import ProgressBar
 from mpigraph.cli.ranks import working_ranks
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.memory import free_memory, held_memory
+from mpigraph.partition.chunks import mapped_npy
 from mpigraph.partition.exchange import Exchange
 from mpigraph.partition.forecast import check_memory, ranks_on_this_node
 from mpigraph.partition.pipeline import (
@@ -49,6 +50,11 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument("input", metavar="INPUT", help=_INPUTS)
     parser.add_argument("--parts", type=int, required=True, help="number of parts")
     parser.add_argument("--method", default="metis", metavar="|".join(PART_METHODS), help="(%(default)s)")
+    parser.add_argument(
+        "--assignment",
+        metavar="FILE",
+        help=".npy file with the part of each node, types one after the other, made by other means",
+    )
     parser.add_argument("-o", "--out", required=True, metavar="DIR", help="directory to write")
     parser.add_argument("--name", help="name of the graph (default: name of INPUT)")
     parser.add_argument(
@@ -89,7 +95,9 @@ def _run(arguments: argparse.Namespace) -> int:
             if arguments.undirected or arguments.add_reverse:
                 source = add_reverse_edges(source, own_relations=arguments.add_reverse)
             classes = _training_nodes(source) if arguments.balance_train else None
-        stages = _check_memory(source, arguments.method, arguments.memory, exchange)
+            given = None if arguments.assignment is None else mapped_npy(Path(arguments.assignment))
+        method = arguments.method if given is None else "given"
+        stages = _check_memory(source, method, arguments.memory, exchange)
         if exchange.rank == 0:
             _print_forecast(source, stages, exchange.size)
         with ProgressBar() if exchange.rank == 0 else nullcontext(silent) as progress:
@@ -98,16 +106,17 @@ def _run(arguments: argparse.Namespace) -> int:
                 name,
                 arguments.parts,
                 arguments.out,
-                arguments.method,
+                method,
                 balance_classes=classes,
                 balance_edges=arguments.balance_edges,
                 seed=arguments.seed,
+                assignment=given,
                 progress=progress,
                 exchange=exchange,
                 scratch=None if arguments.scratch is None else Scratch(arguments.scratch),
             )
         if exchange.rank == 0:
-            _print_result(result, arguments.method)
+            _print_result(result, method)
     return 0
 
 

@@ -397,8 +397,9 @@ def _check_assignment(graph_name: str, num_parts: int, part_method: str, assignm
     if part_method != "given":
         raise InvalidArgumentError(f"part_method must be 'given' (got {part_method!r})")
     check_options(graph_name, num_parts)
-    if assignment.shape != (num_nodes,) or (num_nodes and not 0 <= assignment.min() <= assignment.max() < num_parts):
-        raise InvalidArgumentError(
-            f"assignment must hold a part in [0, {num_parts}) for each of {num_nodes} nodes "
-            f"(got shape {assignment.shape})"
-        )
+    wanted = f"assignment must hold a part in [0, {num_parts}) for each of {num_nodes} nodes"
+    if assignment.shape != (num_nodes,) or assignment.dtype.kind not in "iu":
+        raise InvalidArgumentError(f"{wanted} (got {assignment.dtype}{list(assignment.shape)})")
+    bad = np.flatnonzero((assignment < 0) | (assignment >= num_parts))
+    if len(bad):
+        raise InvalidArgumentError(f"{wanted} (got {assignment[bad[0]]} for node {bad[0]})")

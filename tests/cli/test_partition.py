@@ -409,3 +409,21 @@ def test_wrong_files_of_a_typed_ogb_dataset(tmp_path):
             read_source(path)
         (path / name).write_bytes(kept)
     read_source(path)
+
+
+def test_an_assignment_made_by_other_means(tmp_path, capsys):
+    path = write_npz(tmp_path / "in.npz")
+    np.save(tmp_path / "parts.npy", np.arange(120) % 3)
+    options = ("--parts", 3, "--assignment", tmp_path / "parts.npy", "-o", tmp_path / "out", "--name", "g")
+    assert run(path, *options) == 0
+    assert "3 parts by given" in capsys.readouterr().out
+    with ShardReader(tmp_path / "out" / "part1" / "graph.h5") as graph:
+        assert np.array_equal(graph.read("nodes/_N/orig_ids"), np.arange(1, 120, 3))
+    for parts, message in (
+        (np.arange(120) % 4, "got 3 for node 3"),
+        (np.arange(119) % 3, r"got int64[119]"),
+        (np.zeros(120), "got float64[120]"),
+    ):
+        np.save(tmp_path / "parts.npy", parts)
+        assert run(path, *options) == 2
+        assert message in capsys.readouterr().err

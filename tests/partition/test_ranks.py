@@ -64,6 +64,7 @@ def test_the_files_are_those_of_one_rank(comm: MPI.Intracomm, monkeypatch, metho
         assert not list(folder.glob(".mpigraph*"))
 
 
+@pytest.mark.parametrize("comm", [1, 3], indirect=True)
 def test_parts_are_cut_again_as_by_one_rank(comm: MPI.Intracomm, monkeypatch) -> None:
     """Every rank reads its slices of the shards, across the bounds of parts."""
     with shared_folder(comm) as folder:
@@ -74,7 +75,7 @@ def test_parts_are_cut_again_as_by_one_rank(comm: MPI.Intracomm, monkeypatch) ->
             comm.Barrier()
             again = read_source(folder / kind / "first" / "g.json")
             with monkeypatch.context() as patch:
-                patch.setattr(source, "EDGES_PER_CHUNK", 64)  # many rounds, buckets, and files
+                patch.setattr(source, "EDGES_PER_CHUNK", 500)  # many rounds, buckets, and files
                 patch.setattr(relabel, "EDGES_PER_BUCKET", 100)
                 found = folder / kind / "found"
                 partition_source(again, "g", 3, found, "multilevel", exchange=MPIExchange(comm))

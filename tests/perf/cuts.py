@@ -44,7 +44,8 @@ def main():
         path = args.dir / f"{name}.npz"
         source = read_source(path if path.is_file() else args.dir / name)
         untyped = one_type(source)
-        masks = {kind: feats["train_mask"].values[:] for kind, feats in source.node_feats.items() if args.train}
+        trained = {kind: feats for kind, feats in source.node_feats.items() if args.train and "train_mask" in feats}
+        masks = {kind: feats["train_mask"].values[:] for kind, feats in trained.items()}
         criteria = balance_criteria(source, masks, args.edges) if masks else balance_criteria(untyped, None, args.edges)
         for num_parts in args.parts:
             theirs = sorted(measured(untyped, criteria, "metis", num_parts, seed) for seed in range(3))[1]
