@@ -1,6 +1,7 @@
 """The command line: ``python -m mpigraph COMMAND``. Each command is a module with ``add_parser``."""
 
 import argparse
+import io
 import sys
 from collections.abc import Sequence
 from types import ModuleType
@@ -16,6 +17,8 @@ _COMMANDS = ("generate", "partition", "info", "verify", "launch", "copy", "stage
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit status: 0, or 2 after one line about wrong input."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # names of types may be in letters that a terminal does not have
+        sys.stdout.reconfigure(errors="backslashreplace")
     parser = argparse.ArgumentParser(prog="python -m mpigraph", description="Distributed graph learning on MPI.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in words[:1] if words and words[0] in _COMMANDS else _COMMANDS:

@@ -106,6 +106,7 @@ class TextFiles:
             named = not all(map(_is_integer, fields[:2])) if is_named is None else is_named
             if not named:
                 fields = [*_ENDS, *(f"column{number}" for number in range(2, len(fields)))][: len(fields)]
+            _check_names(path, fields)
             if path is not paths[0] and fields != names:
                 raise GraphDataError(f"{path}: columns {fields} are not those of {paths[0].name}, {names}")
             names = fields
@@ -183,6 +184,7 @@ class ParquetFiles:
             except _FAILURES as error:
                 raise _failure(path, error) from error
             schema = file.schema_arrow.remove_metadata()
+            _check_names(path, schema.names)
             if self._schema is not None and not schema.equals(self._schema):
                 raise GraphDataError(f"{path}: columns are not those of {paths[0].name}")
             self._schema = schema
@@ -295,6 +297,8 @@ class _GroupRows:
         if self._last.key != self._key:
             column = self._tables.group(*self._key, self._name)
             rows = to_numpy(column, self.place)
+            if len(rows) != self._length:
+                raise GraphDataError(f"{self.place(0)}: {len(rows)} rows, where the file says {self._length}")
             if self._row_shape is not None and rows.shape[1:] != self._row_shape:
                 raise GraphDataError(
                     f"{self.place(0)}: lists have {rows.shape[1]} numbers, {self._row_shape[0]} before"
@@ -383,6 +387,12 @@ def _arrow() -> Any:
     return pyarrow
 
 
+def _check_names(path: Path, names: Sequence[str]) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            raise GraphDataError(f"{path}: there are several columns of the name {name!r}")
+
+
 def _first_line(path: Path) -> tuple[int, str]:
     """Return the number of comments that a text begins with, and the line after them."""
     with _lines(path) as lines:
@@ -396,8 +406,8 @@ def _lines(path: Path) -> TextIO:
     try:
         _check_regular(path)
         if path.name.endswith(".gz"):
-            return gzip.open(path, "rt", encoding="utf-8", errors="replace")
-        return open(path, encoding="utf-8", errors="replace")
+            return gzip.open(path, "rt", encoding="utf-8-sig", errors="replace")
+        return open(path, encoding="utf-8-sig", errors="replace")
     except OSError as error:
         raise _failure(path, error) from error
 

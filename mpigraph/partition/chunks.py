@@ -1,8 +1,12 @@
 """Arrays in files that are opened without reading them, and several of them one after another as one array."""
 
+import lzma
 import os
+import struct
 import tempfile
+import tokenize
 import zipfile
+import zlib
 from bisect import bisect_right
 from collections.abc import Container, Sequence
 from itertools import accumulate
@@ -14,13 +18,28 @@ import numpy.typing as npt
 
 from mpigraph.arrays import I64, Array
 from mpigraph.errors import GraphDataError, StorageError
-from mpigraph.partition.source import CastRows, MadeRows, RowArray, place_of
+from mpigraph.partition.source import CastRows, MadeRows, RowArray, as_int64, place_of
 from mpigraph.storage.files import open_regular
 
-__all__ = ["Concatenated", "GrowingFile", "NamedRows", "both_ways", "concatenated", "mapped_npy", "mapped_npz"]
+__all__ = [
+    "UNREADABLE",
+    "Concatenated",
+    "GrowingFile",
+    "NamedRows",
+    "both_ways",
+    "concatenated",
+    "mapped_npy",
+    "mapped_npz",
+]
 
 _LOCAL_HEADER = 30  # bytes before the names of an entry of a zip file
 _ENCRYPTED = 1
+
+UNREADABLE = (
+    OSError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError, EOFError, RuntimeError, MemoryError,
+    SyntaxError, tokenize.TokenError, struct.error, zlib.error, lzma.LZMAError, zipfile.BadZipFile,
+)  # fmt: skip
+"""What Python and numpy raise for damaged files of their formats."""
 
 
 class Concatenated:
@@ -165,7 +184,10 @@ def concatenated(sources: Sequence[RowArray]) -> RowArray:
     if len(sources) == 1:
         return sources[0]
     if len({source.dtype for source in sources}) > 1 and all(source.dtype.kind in "iu" for source in sources):
-        sources = [CastRows(source, np.int64) for source in sources]
+        sources = [
+            MadeRows(as_int64, np.int64, source) if source.dtype == np.uint64 else CastRows(source, np.int64)
+            for source in sources
+        ]
     return Concatenated(sources)
 
 
@@ -183,11 +205,10 @@ def mapped_npy(path: Path) -> Array:
     try:
         with open(open_regular(path), "rb") as file:
             return _mapped(path, str(path), file, os.fstat(file.fileno()).st_size)
-    except (OSError, ValueError, EOFError) as error:
+    except UNREADABLE as error:
         if isinstance(error, GraphDataError):
             raise
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise GraphDataError(f"{path}: cannot be read: {reason}") from error
+        raise GraphDataError(f"{path}: cannot be read: {_reason(error)}") from error
 
 
 def mapped_npz(path: Path, names: Container[str] | None = None) -> dict[str, Array]:
@@ -204,37 +225,66 @@ def mapped_npz(path: Path, names: Container[str] | None = None) -> dict[str, Arr
     entry = ""
     try:
         with open(open_regular(path), "rb") as file, zipfile.ZipFile(file) as archive:
+            begins = sorted([*(info.header_offset for info in archive.infolist()), archive.start_dir])
             for info in archive.infolist():
                 entry = info.filename
                 name = entry.removesuffix(".npy")
                 if names is not None and name not in names:
                     continue
-                if info.compress_type == zipfile.ZIP_STORED and not info.flag_bits & _ENCRYPTED:
-                    file.seek(info.header_offset + _LOCAL_HEADER - 4)
-                    lengths = np.frombuffer(file.read(4), "<u2")
-                    begin = file.seek(int(lengths.sum()), os.SEEK_CUR)
-                    arrays[name] = _mapped(path, f"{path}: {name}", file, begin + info.file_size)
-                else:
-                    with archive.open(info) as stream:
-                        arrays[name] = np.lib.format.read_array(stream, allow_pickle=False)
-    except (OSError, ValueError, EOFError, KeyError, NotImplementedError, RuntimeError, zipfile.BadZipFile) as error:
+                with archive.open(info) as stream:  # which checks that the entry is there
+                    if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & _ENCRYPTED:
+                        arrays[name] = _unpacked(f"{path}: {name}", stream, info.file_size)
+                        continue
+                file.seek(info.header_offset + _LOCAL_HEADER - 4)
+                lengths = np.frombuffer(file.read(4), "<u2")
+                begin = file.seek(int(lengths.sum()), os.SEEK_CUR)
+                if begin + info.file_size > begins[bisect_right(begins, info.header_offset)]:
+                    raise GraphDataError(f"{path}: {name} overlaps what follows it")
+                arrays[name] = _mapped(path, f"{path}: {name}", file, begin + info.file_size)
+    except UNREADABLE as error:
         if isinstance(error, GraphDataError):
             raise
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise GraphDataError(f"{path}{': ' + entry if entry else ''}: cannot be read: {reason}") from error
+        raise GraphDataError(f"{path}{': ' + entry if entry else ''}: cannot be read: {_reason(error)}") from error
     return arrays
 
 
-def _mapped(path: Path, what: str, file: IO[bytes], end: int) -> Array:
-    """Map the array whose ``.npy`` header begins where a file stands, and which ends before ``end``."""
+def _reason(error: Exception) -> str:
+    return str(error.strerror if isinstance(error, OSError) and error.strerror else error) or type(error).__name__
+
+
+def _unpacked(what: str, stream: IO[bytes], size: int) -> Array:
+    """Read a compressed array of so many bytes, of which the header is read first: memory is taken as it says."""
+    shape, _, dtype = _read_header(what, stream)
+    rows = size - stream.tell()
+    if _bytes_of(shape, dtype) > rows:
+        raise GraphDataError(f"{what} is too short: {dtype}{list(shape)} do not fit {rows} bytes")
+    stream.seek(0)
+    found: Array = np.lib.format.read_array(stream, allow_pickle=False)
+    return found
+
+
+def _read_header(what: str, file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Return shape, whether the order is Fortran's, and dtype."""
     version = np.lib.format.read_magic(file)
     read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, in_fortran_order, dtype = read_header(file)
     if dtype.hasobject:
         raise GraphDataError(f"{what} holds Python objects, which are not read")
+    if not dtype.itemsize or min(shape, default=0) < 0:
+        raise GraphDataError(f"{what} can be no array: {dtype}{list(shape)}")
+    return shape, in_fortran_order, dtype
+
+
+def _bytes_of(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
+    return int(np.prod(shape, dtype=object)) * dtype.itemsize
+
+
+def _mapped(path: Path, what: str, file: IO[bytes], end: int) -> Array:
+    """Map the array whose ``.npy`` header begins where a file stands, and which ends before ``end``."""
+    shape, in_fortran_order, dtype = _read_header(what, file)
     begin = file.tell()
     end = min(end, os.fstat(file.fileno()).st_size)
-    needed = int(np.prod(shape, dtype=object)) * dtype.itemsize
+    needed = _bytes_of(shape, dtype)
     if needed == 0:
         return np.zeros(shape, dtype)
     if end - begin < needed:

@@ -14,14 +14,14 @@ Types and relations get ids in alphabetical order, as from the other readers. Da
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mpigraph.arrays import Array
-from mpigraph.errors import GraphDataError
+from mpigraph.errors import GraphDataError, check_text
 from mpigraph.metadata.schema import Relation, Schema, relation_key
 from mpigraph.partition.arrow_tables import read_columns
 from mpigraph.partition.chunks import concatenated, mapped_npy
@@ -48,6 +48,9 @@ def read_chunked(folder: Path, scratch: Path | None = None) -> GraphSource:
     sizes = {_as_relation(name): chunks for name, chunks in metadata.counts("edge").items()}
     ntypes = tuple(sorted(counts))
     relations = tuple(sorted(sizes))
+    keys = [relation_key(relation) for relation in relations]
+    for section, known in (("edges", keys), ("node_data", ntypes), ("edge_data", keys)):
+        metadata.check_names(section, known)
     edges = tuple(_edges(metadata, relation, sizes[relation]) for relation in relations)
     return GraphSource(
         Schema(ntypes, relations),
@@ -81,7 +84,16 @@ class _Metadata:
             for name, sizes in zip(names, chunks, strict=True)
         ):
             raise GraphDataError(f"{self.path}: num_{kind}s_per_chunk must have a list of counts for each {kind}_type")
+        if len(set(names)) < len(names):
+            raise GraphDataError(f"{self.path}: {kind}_type has a name twice ({names})")
         return dict(zip(names, chunks, strict=True))
+
+    def check_names(self, section: str, known: Collection[str]) -> None:
+        """Check that a section is of types that there are, so that nothing is left out."""
+        table = self.content.get(section) or {}
+        for name in table if isinstance(table, dict) else ():
+            if name not in known:
+                raise GraphDataError(f"{self.path}: {section} of {name!r}, which is none of the types {list(known)}")
 
     def tables(self, section: str, name: str) -> Mapping[str, Any]:
         """Return a table of a section by name; an empty one if it is not there."""
@@ -93,12 +105,16 @@ class _Metadata:
 
     def files(self, what: str, entry: object) -> tuple[str, Mapping[str, Any], list[Path]]:
         """Return format, its options and the files of one array."""
+        names = entry.get("data") if isinstance(entry, dict) else None
+        if not isinstance(names, list):
+            names = [None]  # which is no name
         try:
             options = dict(entry["format"])  # type: ignore[index]
-            names = entry["data"]  # type: ignore[index]
-            return str(options.pop("name")), options, [self.path.parent / name for name in names]
+            kind = str(options.pop("name"))
+            files = [self.path.parent / check_text("name of a file", name) for name in names]
         except (TypeError, KeyError, ValueError) as error:
             raise GraphDataError(f"{self.path}: {what} must have a format with a name, and data, a list") from error
+        return kind, options, files
 
 
 def _as_relation(name: str) -> Relation:
@@ -116,14 +132,12 @@ def _edges(metadata: _Metadata, relation: Relation, sizes: Sequence[int]) -> tup
         if len(columns) < 2:
             raise GraphDataError(f"{paths[0]} must have two columns (got {len(columns)})")
         return columns[0], columns[1]
-    chunks = []
-    for path in paths:
-        ends = mapped_npy(path)
-        if ends.ndim == 2 and ends.shape[1] != 2 and len(ends) == 2:
-            ends = ends.T
+    chunks = [mapped_npy(path) for path in paths]
+    if any(ends.ndim == 2 and ends.shape[1] != 2 for ends in chunks):  # two edges look the same either way
+        chunks = [ends.T for ends in chunks]
+    for path, ends in zip(paths, chunks, strict=True):
         if ends.ndim != 2 or ends.shape[1] != 2 or ends.dtype.kind not in "iu":
             raise GraphDataError(f"{path} must hold two columns of integers (got {ends.dtype}{list(ends.shape)})")
-        chunks.append(ends)
     _check_rows(metadata, what, paths, [len(ends) for ends in chunks], sizes)
     return concatenated([ends[:, 0] for ends in chunks]), concatenated([ends[:, 1] for ends in chunks])
 
@@ -176,9 +190,11 @@ def _side_by_side(columns: Sequence[RowArray]) -> RowArray:
 def _check_rows(
     metadata: _Metadata, what: str, paths: Sequence[Path], found: Sequence[int] | None, wanted: Sequence[int]
 ) -> None:
-    """Check that each file has the rows of its chunk, if they are cut as the counts are."""
+    """Check that all files together have the rows of all chunks; if they are cut as the counts are, also each."""
     if not paths:
         raise GraphDataError(f"{metadata.path}: {what} has no files")
     for path, have, count in zip(paths, found or [], wanted, strict=False):
         if len(paths) == len(wanted) and have != count:
             raise GraphDataError(f"{path} must have {count} rows, as {METADATA} says (got {have})")
+    if found is not None and sum(found) != sum(wanted):
+        raise GraphDataError(f"{metadata.path}: {what} must have {sum(wanted)} rows (got {sum(found)} in its files)")

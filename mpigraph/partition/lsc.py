@@ -90,6 +90,8 @@ def _features(arrays: Mapping[str, Array]) -> dict[str, Feature]:
         label = arrays["label"].reshape(-1) if arrays["label"].ndim == 2 else arrays["label"]
         feats["label"] = Feature(as_labels(label), "int64")
         if "year" in arrays:
+            if arrays["year"].shape != label.shape:
+                raise GraphDataError(f"node_year.npy must be one year for each label (got {arrays['year'].shape})")
             before = 0
             for name, last in _LAST_YEAR_OF.items():
                 feats[name] = Feature.of(_labelled_in(label, arrays["year"], before, last))
@@ -113,7 +115,9 @@ def _masks(path: Path, num_nodes: int) -> dict[str, Feature]:
     for name, theirs in (("train", "train"), ("val", "valid"), ("test", "test")):
         if theirs not in arrays:
             raise GraphDataError(f"{path} has no array {theirs!r} (it has {sorted(arrays)})")
-        ids = arrays[theirs]
+        ids = arrays[theirs] if arrays[theirs].size else np.zeros(0, np.int64)  # an empty list is float64
+        if ids.ndim != 1 or ids.dtype.kind not in "iu":
+            raise GraphDataError(f"{path}: {theirs} must be ids of nodes (got {ids.dtype}{list(ids.shape)})")
         outside = np.flatnonzero((ids < 0) | (ids >= num_nodes))
         if len(outside):
             row = int(outside[0])

@@ -144,9 +144,15 @@ def _read_typed_binary(raw: Path) -> _Typed:
 
 def _read_typed_text(raw: Path) -> _Typed:
     counts = _read_counts(raw / "num-node-dict.csv.gz")
+    for ntype in counts:
+        _check_folder(ntype, "num-node-dict.csv.gz")
     edges = {}
     for names in _read_words(raw / "triplet-type-list.csv.gz"):
         relation = _as_relation(names, "triplet-type-list.csv.gz")
+        if relation in edges:
+            raise GraphDataError(f"triplet-type-list.csv.gz: {relation} is there twice")
+        for name in relation:
+            _check_folder(name, "triplet-type-list.csv.gz")
         path = raw / "relations" / _SEPARATOR.join(relation) / "edge.csv.gz"
         edges[relation] = _read_edges(path, max(counts.values()))
     feats = {}
@@ -166,7 +172,15 @@ def _read_counts(path: Path) -> dict[str, int]:
     names, *rows = _read_words(path) or [[]]
     if not rows or any(len(row) != len(names) for row in rows):
         raise GraphDataError(f"{path.name} must have a count for each of the node types {names}")
+    if len(set(names)) < len(names):
+        raise GraphDataError(f"{path.name}: a node type is there twice ({names})")
     return {name: sum(int(row[i]) for row in rows) for i, name in enumerate(names)}
+
+
+def _check_folder(name: str, file_name: str) -> None:
+    """Check that the name of a type is also one of a folder here, and leads nowhere else."""
+    if name in ("", ".", "..") or "/" in name or "\0" in name:
+        raise GraphDataError(f"{file_name}: {name!r} is no name of a type")
 
 
 def _as_relation(names: list[str], file_name: str) -> Relation:
@@ -230,7 +244,10 @@ def _read_edges(path: Path, num_nodes: int) -> tuple[Array, Array]:
         int32[m] or int64[m], twice.
     """
     dtype = np.dtype(np.int32 if num_nodes < 2**31 else np.int64)
-    chunks = [chunk.astype(dtype) for chunk in _chunks(path, np.int64)]
+    chunks = []
+    for chunk in _chunks(path, np.int64):
+        as_small = chunk.astype(dtype)
+        chunks.append(as_small if (as_small == chunk).all() else chunk)  # what does not fit is no node, and is told so
     edges = np.concatenate(chunks) if chunks else np.zeros((0, 2), dtype)
     if edges.shape[1] != 2:
         raise GraphDataError(f"{_short(path)} must have two columns (got {edges.shape[1]})")
@@ -253,7 +270,7 @@ def _chunks(path: Path, dtype: npt.DTypeLike) -> Iterator[Array]:
     lines = _lines(path)
     while block := list(islice(lines, _LINES_PER_CHUNK)):
         try:
-            yield np.loadtxt(block, delimiter=",", dtype=dtype, ndmin=2)
+            yield np.loadtxt(block, delimiter=",", dtype=dtype, ndmin=2, comments=None)
         except ValueError as error:
             raise GraphDataError(f"{_short(path)}: {error}") from error
 

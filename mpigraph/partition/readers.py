@@ -8,6 +8,7 @@ float16 where they are).
 """
 
 import json
+import operator
 import os
 import zipfile
 from collections.abc import Iterable, Mapping
@@ -17,10 +18,11 @@ from typing import Any
 
 import numpy as np
 
+from mpigraph.arrays import Array, Mask
 from mpigraph.errors import GraphDataError, StorageError
 from mpigraph.metadata.schema import Relation, Schema, relation_key
 from mpigraph.partition.arrow_tables import read_edge_list, table_files
-from mpigraph.partition.chunks import Concatenated, both_ways, mapped_npy, mapped_npz
+from mpigraph.partition.chunks import UNREADABLE, Concatenated, both_ways, mapped_npy, mapped_npz
 from mpigraph.partition.dgl_chunked import METADATA, read_chunked
 from mpigraph.partition.lsc import is_lsc, read_lsc
 from mpigraph.partition.ogb import read_ogb
@@ -73,7 +75,7 @@ def read_source(
         raise
     except GraphDataError as error:
         raise error if str(path) in str(error) else GraphDataError(f"{path}: {error}") from error
-    except (OSError, ValueError, KeyError, EOFError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+    except UNREADABLE as error:
         raise GraphDataError(f"{path}: cannot be read: {error}") from error
 
 
@@ -181,7 +183,9 @@ def _read_arrays(arrays: Mapping[str, RowArray], meta: Mapping[str, Any]) -> Gra
 def _homogeneous_source(
     src: RowArray, dst: RowArray, arrays: Mapping[str, RowArray], meta: Mapping[str, Any]
 ) -> GraphSource:
-    num_nodes = int(meta["num_nodes"]) if "num_nodes" in meta else _count_nodes(arrays, (src, dst))
+    num_nodes = meta["num_nodes"] if "num_nodes" in meta else _count_nodes(arrays, (src, dst))
+    if type(num_nodes) is not int:
+        raise GraphDataError(f"num_nodes in meta must be an integer (got {num_nodes!r})")
     source = GraphSource(Schema.homogeneous(), (num_nodes,), ((src, dst),), {"_N": _node_features(arrays)})
     return source if meta.get("both_directions", True) else add_reverse_edges(source)
 
@@ -242,14 +246,22 @@ def _node_features(arrays: Mapping[str, RowArray]) -> dict[str, Feature]:
     if "feat" in arrays:
         feats["feat"] = Feature.rows(as_floats(arrays["feat"]))
     elif "feat_data" in arrays:
-        shape = tuple(int(size) for size in arrays["feat_shape"][:])
+        shape = tuple(operator.index(size) for size in arrays["feat_shape"][:])
         rows = SparseRows(arrays["feat_indptr"], arrays["feat_indices"], arrays["feat_data"], shape)
         feats["feat"] = Feature.rows(rows)
     return feats
 
 
 def _as_bool(mask: RowArray) -> RowArray:
-    return mask if mask.dtype == np.bool_ else MadeRows(lambda rows: rows != 0, np.bool_, mask)
+    if mask.dtype.kind not in "biuf":
+        raise GraphDataError(f"a mask must be numbers (got {mask.dtype}{list(mask.shape)})")
+    return mask if mask.dtype == np.bool_ else MadeRows(_is_set, np.bool_, mask)
+
+
+def _is_set(mask: Array) -> Mask:
+    if mask.dtype.kind == "f" and np.isnan(mask).any():
+        raise GraphDataError("a mask has NaN")
+    return np.asarray(mask != 0)
 
 
 def _count_nodes(arrays: Mapping[str, RowArray], ends: Iterable[RowArray]) -> int:

@@ -26,6 +26,7 @@ __all__ = [
     "RowArray",
     "SparseRows",
     "as_floats",
+    "as_int64",
     "as_labels",
     "edge_chunks",
     "largest",
@@ -36,6 +37,7 @@ __all__ = [
 
 EDGES_PER_CHUNK = 1 << 20
 _CHUNKS_MAPPED = 16  # of a memory map, before its pages are let go
+_REAL = "biuf"  # kinds of dtypes
 _TIMES = "time"  # the feature whose values must be numbers
 
 
@@ -123,9 +125,17 @@ class SparseRows:
     """
 
     def __init__(self, indptr: RowArray, indices: RowArray, data: RowArray, shape: tuple[int, ...]) -> None:
-        if len(shape) != 2 or len(indptr) != shape[0] + 1 or len(indices) != len(data):
+        is_one = all(array.ndim == 1 for array in (indptr, indices, data)) and len(indices) == len(data)
+        if not is_one or len(shape) != 2 or len(indptr) != shape[0] + 1 or not 0 <= shape[1] < 2**31:
             raise GraphDataError(f"sparse features are no CSR matrix of shape {shape}")
+        if indptr.dtype.kind not in "iu" or indices.dtype.kind not in "iu" or data.dtype.kind not in _REAL:
+            raise GraphDataError(
+                f"sparse features must be integers, integers and numbers (got {indptr.dtype}, {indices.dtype} and "
+                f"{data.dtype})"
+            )
         self._indptr: I64 = indptr[:].astype(np.int64)
+        if self._indptr[0] != 0 or self._indptr[-1] != len(data) or (np.diff(self._indptr) < 0).any():
+            raise GraphDataError(f"indptr of sparse features must rise from 0 to {len(data)}, the number of values")
         self._indices = indices
         self._data = data
         self.sources: Sequence[RowArray] = (self._indptr, indices, data)
@@ -137,31 +147,67 @@ class SparseRows:
     def __len__(self) -> int:
         return self.shape[0]
 
-    def __getitem__(self, rows: npt.NDArray[np.integer]) -> Array:
+    def __getitem__(self, rows: slice | npt.NDArray[np.integer]) -> Array:
+        if isinstance(rows, slice):
+            rows = np.arange(*rows.indices(len(self)))
         begins = self._indptr[rows]
         lengths = self._indptr[rows + 1] - begins
         row = np.repeat(np.arange(len(rows)), lengths)
         ends = np.cumsum(lengths)
         position = np.arange(len(row)) - np.repeat(ends - lengths, lengths) + np.repeat(begins, lengths)
+        columns = self._indices[position]
+        outside = np.flatnonzero((columns < 0) | (columns >= self.shape[1]))
+        if len(outside):
+            bad = outside[0]
+            raise GraphDataError(
+                f"sparse features: row {rows[row[bad]]} has a value in column {columns[bad]} of {self.shape[1]}"
+            )
         dense = np.zeros((len(rows), self.shape[1]), self.dtype)
-        dense[row, self._indices[position]] = self._data[position]
+        np.add.at(dense, (row, columns), self._data[position])  # values of one place are summed, as everywhere
         return dense
 
 
 def as_floats(rows: RowArray) -> RowArray:
-    """Return rows that are float32 or float16 as they are, and others as float32, cast when they are asked for."""
+    """Return rows that are float32 or float16 as they are, and others as float32, cast when they are asked for.
+
+    Raises:
+        GraphDataError: they are no real numbers.
+    """
+    _check_real("features", rows)
     return rows if rows.dtype in (np.float32, np.float16) else CastRows(rows, np.float32)
 
 
 def as_labels(label: RowArray) -> RowArray:
-    """Return labels as int64, cast when they are asked for; unlabelled (NaN) becomes -1."""
-    if label.dtype == np.int64:
-        return label
-    return MadeRows(_without_nan, np.int64, label) if label.dtype.kind == "f" else CastRows(label, np.int64)
+    """Return labels as int64, cast when they are asked for; unlabelled (NaN) becomes -1.
+
+    Raises:
+        GraphDataError: they are no real numbers; or, when they are asked for, no integers that int64 has.
+    """
+    _check_real("labels", label)
+    return label if label.dtype == np.int64 else MadeRows(as_int64, np.int64, label)
 
 
-def _without_nan(label: Array) -> I64:
-    return np.where(np.isnan(label), -1, label).astype(np.int64)
+def _check_real(what: str, rows: RowArray) -> None:
+    if rows.dtype.kind not in _REAL:
+        raise GraphDataError(f"{what} must be real numbers (got {rows.dtype}{list(rows.shape)})")
+
+
+def as_int64(rows: Array) -> I64:
+    """Return numbers as int64; NaN becomes -1.
+
+    Raises:
+        GraphDataError: one is no integer that int64 has.
+    """
+    if rows.dtype.kind == "f":
+        rows = np.where(np.isnan(rows), -1, rows)
+        fits = (rows == np.rint(rows)) & (np.abs(rows) < 2.0**63)
+    elif rows.dtype.kind == "u":
+        fits = rows < 2**63
+    else:
+        return rows.astype(np.int64)
+    if not fits.all():
+        raise GraphDataError(f"{rows[~fits][0]} is no integer that fits int64, as labels and ids must be")
+    return rows.astype(np.int64)
 
 
 class Feature(NamedTuple):
@@ -179,9 +225,9 @@ class Feature(NamedTuple):
     def of(cls, values: RowArray) -> "Feature":
         """Return a feature whose logical dtype is that of the array; bool is stored as uint8."""
         name = logical_dtype(values.dtype)
-        if name != "bool":
-            return cls(values, name)
         stored = storage_dtype(name)
+        if name != "bool":  # in other byte orders, too
+            return cls(values if values.dtype == stored else CastRows(values, stored), name)
         return cls(values.view(stored) if isinstance(values, np.ndarray) else CastRows(values, stored), name)
 
 
@@ -216,6 +262,11 @@ class GraphSource:
     def __post_init__(self) -> None:
         if len(self.num_nodes) != len(self.schema.ntypes):
             raise GraphDataError(f"{len(self.schema.ntypes)} node types but {len(self.num_nodes)} node counts")
+        for ntype, count in zip(self.schema.ntypes, self.num_nodes, strict=True):
+            if count < 0:
+                raise GraphDataError(f"node type {ntype!r} has {count} nodes")
+        if sum(self.num_nodes) >= 2**63:
+            raise GraphDataError(f"{sum(self.num_nodes)} nodes are more than int64 can count")
         if len(self.edges) != len(self.schema.relations):
             raise GraphDataError(f"{len(self.schema.relations)} relations but {len(self.edges)} edge lists")
         for relation, (src, dst) in zip(self.schema.relations, self.edges, strict=True):

@@ -1,10 +1,12 @@
 """``python -m mpigraph info``: its numbers are those that the graph has by construction."""
 
+import io
 import json
 import math
 import mmap
 import re
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +23,9 @@ from typed_oracle import RELATIONS, SCHEMA, edges_of
 from mpigraph.cli.info import run as run_command
 from mpigraph.cli.main import main
 from mpigraph.errors import MPIGraphError
+from mpigraph.metadata.schema import Schema
+from mpigraph.partition.pipeline import partition_source
+from mpigraph.partition.source import GraphSource
 from mpigraph.storage import in_edges
 from mpigraph.storage.contents import PartFiles
 from mpigraph.storage.part_config import PartConfig
@@ -199,3 +204,13 @@ def test_it_is_a_command(oracle, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(json.loads(capsys.readouterr().out)["parts"]) == 3
     assert main(["info", "/nowhere.json"]) == 2
     assert re.fullmatch("mpigraph info: error: .*nowhere.json: cannot read .*\n", capsys.readouterr().err)
+
+
+def test_letters_that_the_terminal_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = np.array([0, 1]), np.array([1, 0])
+    source = GraphSource(Schema(("ä",), (("ä", "r", "ä"),)), (2,), (ends,))
+    partition_source(source, "g", 1, tmp_path, "random")
+    printed = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, encoding="ascii"))
+    assert main(["info", str(tmp_path / "g.json")]) == 0
+    assert b"\\xe4:r:\\xe4" in printed.getvalue()
