@@ -5,7 +5,6 @@ range of each type; an edge belongs to the part of its destination. ``return_map
 """
 
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,7 +21,6 @@ from mpigraph.graphs.fields import EID, ETYPE, NID, NTYPE
 from mpigraph.graphs.hetero import HeteroGraph
 from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import Relation, relation_key
-from mpigraph.mpi.abort import abort
 from mpigraph.mpi.alltoall import Comm
 from mpigraph.partition.exchange import ALONE
 from mpigraph.partition.over_mpi import MPIExchange
@@ -93,17 +91,13 @@ def partition_graph(
     Collective on ``comm``, if there is one.
     """
     exchange = ALONE if comm is None else MPIExchange(comm)
-    try:
+    with exchange.no_way_back():
         with exchange.together(f"partitioning {graph_name!r}"):
             check_options(graph_name, num_parts, part_method, objtype, seed)
             check_integer("num_hops", num_hops, 0)
             check_integer("num_trainers_per_machine", num_trainers_per_machine, 1)
-            if not isinstance(out_path, str | os.PathLike):
-                raise InvalidArgumentError(f"out_path must be the path of a directory (got {out_path!r})")
+            _check_rest(out_path, reshuffle)
             graph = as_graph(g)
-            if not reshuffle:
-                text = "reshuffle must be True: parts own ranges of new ids (return_mapping tells the old)"
-                raise InvalidArgumentError(text)
             source = _source(graph)
             classes = _classes(graph, balance_ntypes)
         result = partition_source(
@@ -118,11 +112,6 @@ def partition_graph(
             seed=seed,
             exchange=exchange,
         )
-    except Exception as error:
-        if exchange.size > 1 and not getattr(error, "everywhere", False):  # the others wait for this rank
-            sys.excepthook(type(error), error, error.__traceback__)
-            abort(1)
-        raise
     return _mapping(graph, result) if return_mapping else None
 
 
@@ -206,6 +195,13 @@ def load_partition_book(
     ntypes = {name: i for i, name in enumerate(schema.ntypes)}
     etypes = {relation: i for i, relation in enumerate(schema.relations)}
     return RangePartitionBook.from_book(config.book, part_id), config.graph_name, ntypes, etypes
+
+
+def _check_rest(out_path: object, reshuffle: bool) -> None:
+    if not isinstance(out_path, str | os.PathLike):
+        raise InvalidArgumentError(f"out_path must be the path of a directory (got {out_path!r})")
+    if not reshuffle:
+        raise InvalidArgumentError("reshuffle must be True: parts own ranges of new ids (return_mapping tells the old)")
 
 
 def _check_part(config: PartConfig, part_id: int) -> None:

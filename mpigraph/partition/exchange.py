@@ -44,6 +44,10 @@ class Exchange:
         """
         return nullcontext()
 
+    def no_way_back(self) -> AbstractContextManager[None]:
+        """Inside, the others wait for this rank: an error that not every rank raises ends the job."""
+        return nullcontext()
+
     def sum_of(self, value: int) -> int:
         """Return the sum of every rank's number. Collective on the ranks."""
         return int(self.total(np.array([value], np.int64))[0])

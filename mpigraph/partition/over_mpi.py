@@ -1,15 +1,16 @@
 """The ranks of an MPI communicator as an :class:`~mpigraph.partition.exchange.Exchange`. Imports MPI."""
 
-from contextlib import AbstractContextManager
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 
-from mpigraph.arrays import I32, I64, Array
-from mpigraph.mpi.agree import no_way_back, together
+from mpigraph.arrays import I64, Array
+from mpigraph.mpi.abort import abort
+from mpigraph.mpi.agree import together
 from mpigraph.mpi.alltoall import Comm, exchange_rows, sum_over_ranks
 from mpigraph.partition.exchange import Exchange
-from mpigraph.partition.multilevel.assign import assign
-from mpigraph.partition.multilevel.dist_csr import GraphSlice
 
-__all__ = ["MPIExchange", "assign_over"]
+__all__ = ["MPIExchange"]
 
 
 class MPIExchange(Exchange):
@@ -28,15 +29,17 @@ class MPIExchange(Exchange):
         """As in the base class. Collective on the ranks."""
         return together(self._comm, doing)
 
+    @contextmanager
+    def no_way_back(self) -> Iterator[None]:
+        """As in the base class."""
+        try:
+            yield
+        except Exception as error:
+            if self.size > 1 and not getattr(error, "everywhere", False):
+                sys.excepthook(type(error), error, error.__traceback__)
+                abort(1)
+            raise
+
     def total(self, values: I64) -> I64:
         """As in the base class. Collective on the ranks."""
         return sum_over_ranks(self._comm, values)
-
-
-def assign_over(comm: Comm, graph: GraphSlice, weights: I64, num_parts: int, *, seed: int = 0) -> I32:
-    """Assign every node to a part, as :func:`~mpigraph.partition.multilevel.assign.assign` does.
-
-    Collective on ``comm``. The others count on each rank, so what is no error of this library ends the job.
-    """
-    with no_way_back(comm):
-        return assign(MPIExchange(comm), graph, weights, num_parts, seed=seed)

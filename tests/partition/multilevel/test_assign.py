@@ -13,7 +13,7 @@ from mpigraph.partition.exchange import Exchange, even_bounds
 from mpigraph.partition.multilevel import initial
 from mpigraph.partition.multilevel.assign import Coarsening, assign
 from mpigraph.partition.multilevel.dist_csr import GraphSlice, slice_of_edges
-from mpigraph.partition.over_mpi import MPIExchange, assign_over
+from mpigraph.partition.over_mpi import MPIExchange
 
 I64 = npt.NDArray[np.int64]
 I32 = npt.NDArray[np.int32]
@@ -164,12 +164,12 @@ def test_errors_are_on_every_rank(comm: MPI.Intracomm) -> None:
     weights = graph.weights[slice(*bounds[comm.rank : comm.rank + 2])]
     last = comm.rank == comm.size - 1
     with pytest.raises(InvalidArgumentError, match=r"num_parts must be >= 1 \(got 0\)"):
-        assign_over(comm, mine, weights, 0)
+        assign(MPIExchange(comm), mine, weights, 0)
     with pytest.raises(InvalidArgumentError, match="weights must be >= 0, one row" if last else "another rank"):
-        assign_over(comm, mine, weights[:-1] if last else weights, 2)
+        assign(MPIExchange(comm), mine, weights[:-1] if last else weights, 2)
     with pytest.raises(InvalidArgumentError, match="weights must be >= 0, one row" if last else "another rank"):
-        assign_over(comm, mine, weights - 2 * last, 2)
+        assign(MPIExchange(comm), mine, weights - 2 * last, 2)
     wrong = GraphSlice(bounds[:-1], mine.indptr, mine.neighbours)
     with pytest.raises(InvalidArgumentError, match=f"do not fit rank {comm.rank} of {comm.size}"):
-        assign_over(comm, wrong, weights, 2)
-    assert set(assign_over(comm, mine, weights, 2)) <= {0, 1}  # and the ranks still agree
+        assign(MPIExchange(comm), wrong, weights, 2)
+    assert set(assign(MPIExchange(comm), mine, weights, 2)) <= {0, 1}  # and the ranks still agree
