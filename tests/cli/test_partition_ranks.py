@@ -108,7 +108,7 @@ sys.exit(main(sys.argv[3:]))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["metis", "multilevel"])
+@pytest.mark.parametrize("method", [pytest.param("metis", marks=pytest.mark.study), "multilevel"])
 def test_a_run_that_is_killed_in_any_stage_is_made_again(data: Path, tmp_path: Path, method: str) -> None:
     options = ["--parts", "3", "--method", method, "--name", "g"]
     run(*warm_python(), "-m", "mpigraph", "partition", data, *options, "-o", tmp_path / "wanted")
