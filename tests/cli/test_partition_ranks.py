@@ -123,7 +123,7 @@ def test_a_run_that_is_killed_in_any_stage_is_made_again(data: Path, tmp_path: P
         ("write configuration", 1),
     ]
     for ranks, again in ((1, 3), (2, 1)):
-        for stage, number in stages.items():
+        for stage, number in stages:
             out = tmp_path / f"{stage} {ranks}"
             words = [script, stage, number, "partition", data, *options, "-o", out]
             start = mpiexec(ranks) if ranks > 1 else []
