@@ -7,6 +7,7 @@ minibatches are the same in every layout is tested elsewhere.
 import importlib.util
 import os
 import re
+import shlex
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -101,8 +102,8 @@ def test_quickstart(tmp_path: Path) -> None:
 def test_the_script_in_the_readme(tmp_path: Path) -> None:
     """With the commands that make its graph, on one process and on a node of two trainers and a server."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    for line in re.findall(r"^python (-m mpigraph (?:generate|partition) .*)$", readme, re.MULTILINE):
-        run(*warm_python(), *line.split(), cwd=tmp_path)
+    for line in re.findall(r"^python (-m mpigraph .*)$", readme, re.MULTILINE):
+        run(*warm_python(), *shlex.split(line, comments=True), cwd=tmp_path)
     (script,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
     (tmp_path / "train.py").write_text(script)
     for ranks in (1, 3):
