@@ -9,6 +9,7 @@ import gzip
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
@@ -138,9 +139,27 @@ class TextFiles:
         if file is None:
             return dict.fromkeys(self._names, _arrow().int64())
         try:
-            return {entry.name: entry.type for entry in self._reader(file).schema}
+            batch = self._reader(file).read_next_batch()
         except _FAILURES as error:
             raise _failure(self.paths[file], error) from error
+        self._check_integers(file, batch)
+        return {entry.name: entry.type for entry in batch.schema}
+
+    def _check_integers(self, file: int, batch: Any) -> None:
+        """Check that no integers became floats because one of them is too large."""
+        for number, name in enumerate(self._names):
+            if _kind(batch.column(number).type) != "float":
+                continue
+            values = batch.column(number).to_numpy(zero_copy_only=False)
+            large = np.flatnonzero((np.abs(values) >= 2.0**63) & np.isfinite(values))
+            if not len(large) or (values != np.rint(values))[~np.isnan(values)].any():
+                continue
+            row = self._first_rows[file] + int(large[0])
+            with _lines(self.paths[file]) as lines:
+                fields = next(islice(lines, row - 1, None), "").split(self._delimiter)
+            text = fields[number].strip(' "\r\n') if number < len(fields) else ""
+            if _is_integer(text):
+                raise GraphDataError(f"{self.paths[file]}, row {row}: {name} is {text}, which does not fit int64")
 
     def _is_empty(self, file: int) -> bool:
         """Whether there are no rows, which pyarrow takes for an error."""

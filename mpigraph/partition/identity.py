@@ -8,8 +8,12 @@ from mpigraph.arrays import I64, Array
 from mpigraph.kernels.digest import add_digest
 from mpigraph.kernels.rng import combine
 from mpigraph.partition.exchange import Exchange
+from mpigraph.partition.source import RowArray, numpy_under
 
-__all__ = ["Digest", "word_of"]
+__all__ = ["Digest", "sampled", "word_of"]
+
+_SAMPLES = 64
+_SAMPLES_OF_FILES = 3  # where a row costs the reading of a block of many
 
 
 class Digest:
@@ -38,6 +42,13 @@ class Digest:
         """Return the sum of what all ranks have added. Collective on the ranks."""
         sums: I64 = self._exchange.total(self._sum.view(np.int64))
         return tuple(sums.tolist())
+
+
+def sampled(array: RowArray) -> bytes:
+    """Return some rows of an array, from the first to the last at equal distances: equal for equal arrays."""
+    count = min(len(array), _SAMPLES if isinstance(next(numpy_under(array), None), np.ndarray) else _SAMPLES_OF_FILES)
+    rows = np.linspace(0, len(array) - 1, count, dtype=np.int64).tolist()
+    return b"".join(np.ascontiguousarray(array[row : row + 1]).tobytes() for row in rows)
 
 
 def word_of(*known: object) -> str:

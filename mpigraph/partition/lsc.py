@@ -16,6 +16,7 @@ nodes to test are not labelled, so only ``split_dict`` knows them: where ``split
 with the ids of ``train``, ``valid`` and ``test``, all three masks come from it.
 """
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -69,7 +70,7 @@ def read_lsc(path: Path) -> GraphSource:
     counts = tuple(_count(ntype, arrays[ntype], edges) for ntype in ntypes)
     feats = {ntype: _features(arrays[ntype]) for ntype in ntypes}
     split = path / "split_dict.npz"
-    if split.is_file():
+    if os.path.lexists(split):
         split_type = next((ntype for ntype in ntypes if "label" in feats[ntype]), ntypes[0])
         feats[split_type] |= _masks(split, counts[ntypes.index(split_type)])
     return GraphSource(Schema(ntypes, relations), counts, tuple(edges[relation] for relation in relations), feats)
@@ -79,7 +80,7 @@ def _arrays(folder: Path) -> dict[str, Array]:
     """Return the arrays of a node type that are there."""
     names = ("feat", "label", "year")
     paths = {name: folder / f"node_{name}.npy" for name in names}
-    return {name: mapped_npy(path) for name, path in paths.items() if path.is_file()}
+    return {name: mapped_npy(path) for name, path in paths.items() if os.path.lexists(path)}
 
 
 def _count(ntype: str, arrays: Mapping[str, Array], edges: Mapping[Relation, tuple[Array, Array]]) -> int:

@@ -20,6 +20,7 @@ Arrays that an npz file stores as they are (``np.savez``) are mapped, compressed
 """
 
 import gzip
+import os
 from collections.abc import Container, Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
@@ -32,7 +33,16 @@ from mpigraph.arrays import Array
 from mpigraph.errors import GraphDataError
 from mpigraph.metadata.schema import Relation, Schema
 from mpigraph.partition.chunks import both_ways, mapped_npz
-from mpigraph.partition.source import Feature, GraphSource, RowArray, as_floats, as_labels, mask_of
+from mpigraph.partition.source import (
+    Feature,
+    GraphSource,
+    RowArray,
+    RowError,
+    as_float32,
+    as_floats,
+    as_labels,
+    mask_of,
+)
 
 __all__ = ["read_ogb"]
 
@@ -125,7 +135,7 @@ def _read_text(raw: Path) -> _Homogeneous:
     num_nodes = int(_read_table(raw / "num-node-list.csv.gz", np.int64).sum())
     src, dst = _read_edges(raw / "edge.csv.gz", num_nodes)
     feat = None
-    if (raw / "node-feat.csv.gz").is_file():
+    if os.path.lexists(raw / "node-feat.csv.gz"):
         feat = _read_table(raw / "node-feat.csv.gz", np.float32)
     label = _read_table(raw / "node-label.csv.gz", np.float64)
     return _Homogeneous(num_nodes, src, dst, feat, label)
@@ -137,8 +147,8 @@ def _read_typed_binary(raw: Path) -> _Typed:
         relation = _as_relation(name.split(_SEPARATOR), "edge_index_dict.npz")
         edges[relation] = _ends(ends, f"edge_index_dict.npz: {name}")
     counts = {name: int(numbers.sum()) for name, numbers in _read_arrays(raw / "num_nodes_dict.npz").items()}
-    feats = _read_arrays(raw / "node_feat_dict.npz") if (raw / "node_feat_dict.npz").is_file() else {}
-    labels = _read_arrays(raw / "node-label.npz") if (raw / "node-label.npz").is_file() else {}
+    feats = _read_arrays(raw / "node_feat_dict.npz") if os.path.lexists(raw / "node_feat_dict.npz") else {}
+    labels = _read_arrays(raw / "node-label.npz") if os.path.lexists(raw / "node-label.npz") else {}
     return _Typed(counts, edges, {ntype: as_floats(feat) for ntype, feat in feats.items()}, labels)
 
 
@@ -159,10 +169,10 @@ def _read_typed_text(raw: Path) -> _Typed:
     labels = {}
     for ntype in counts:
         feat_path = raw / "node-feat" / ntype / "node-feat.csv.gz"
-        if feat_path.is_file():
+        if os.path.lexists(feat_path):
             feats[ntype] = _read_table(feat_path, np.float32)
         label_path = raw / "node-label" / ntype / "node-label.csv.gz"
-        if label_path.is_file():
+        if os.path.lexists(label_path):
             labels[ntype] = _read_table(label_path, np.float64)
     return _Typed(counts, edges, feats, labels)
 
@@ -261,11 +271,17 @@ def _read_words(path: Path) -> list[list[str]]:
 def _chunks(path: Path, dtype: npt.DTypeLike) -> Iterator[Array]:
     """Yield ``[<= lines, columns]`` blocks."""
     lines = _lines(path)
+    done = 0
+    is_narrow = np.dtype(dtype) == np.float32  # of which numpy makes infinity where a number is too large
     while block := list(islice(lines, _LINES_PER_CHUNK)):
         try:
-            yield np.loadtxt(block, delimiter=",", dtype=dtype, ndmin=2, comments=None)
+            rows = np.loadtxt(block, delimiter=",", dtype=np.float64 if is_narrow else dtype, ndmin=2, comments=None)
+            yield as_float32(rows) if is_narrow else rows
+        except RowError as error:
+            raise GraphDataError(f"{_short(path)}, row {done + error.row}: {error}") from error
         except ValueError as error:
             raise GraphDataError(f"{_short(path)}: {error}") from error
+        done += len(block)
 
 
 def _lines(path: Path) -> Iterator[str]:

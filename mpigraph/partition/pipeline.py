@@ -14,7 +14,7 @@ memory that they have shows in the files.
 import math
 import os
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -29,7 +29,7 @@ from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import relation_key
 from mpigraph.partition.balance import Criteria, balance_criteria, loads_of, measured_balance
 from mpigraph.partition.exchange import ALONE, Exchange, even_bounds
-from mpigraph.partition.identity import Digest, word_of
+from mpigraph.partition.identity import Digest, sampled, word_of
 from mpigraph.partition.kept import KeptAssignment
 from mpigraph.partition.metis import metis_assign
 from mpigraph.partition.multilevel.assign import multilevel_assign
@@ -38,7 +38,7 @@ from mpigraph.partition.part_writer import PartWriter, WrittenPart
 from mpigraph.partition.progress import Progress, silent
 from mpigraph.partition.random_assignment import random_assign
 from mpigraph.partition.relabel import relabel
-from mpigraph.partition.source import Feature, GraphSource, edge_chunks
+from mpigraph.partition.source import Feature, GraphSource, RowArray, edge_chunks
 from mpigraph.partition.spill import Scratch
 from mpigraph.storage.files import check_space
 from mpigraph.storage.format import index_dtype, node_orig_ids_name, relation_dataset_name
@@ -402,11 +402,14 @@ def _check_same(
     classes: Mapping[str, Array] | None,
     assignment: Array | None,
 ) -> None:
-    """Check that all ranks do the same to a graph of the same shape; the edges themselves are compared by nobody.
+    """Check that all ranks do the same to the same graph; of the rows of an array some are compared.
 
     Raises:
         CollectiveError: they do not; on every rank.
+        GraphDataError: rows cannot be read; on every rank.
     """
+    if exchange.size == 1:
+        return
     schema = source.schema
     keys = [relation_key(relation) for relation in schema.relations]
     told = {
@@ -419,13 +422,36 @@ def _check_same(
         "features": (_feature_infos(schema.ntypes, source.node_feats), _feature_infos(keys, source.edge_feats)),
         "original ids": (source.node_ids is None, source.edge_ids is None),
     }
+    with exchange.together(f"partitioning {graph_name!r}"):
+        told |= {what: sampled(array) for what, array in _arrays_of(source, classes, assignment)}
     words = [word_of(value) for value in told.values()]
     everyone = [data.decode().split() for data in exchange.gather_bytes(" ".join(words).encode())]
     with exchange.together(f"partitioning {graph_name!r}"):
-        for what, found in zip(told, zip(*everyone, strict=True), strict=True):
+        for what, found in zip(told, zip(*everyone, strict=False), strict=False):  # as many arrays, if types are equal
             other = next((rank for rank, word in enumerate(found) if word != found[0]), None)
             if other is not None:
                 raise CollectiveError(f"{what} of rank {other} differ from those of rank 0")
+
+
+def _arrays_of(
+    source: GraphSource, classes: Mapping[str, Array] | None, assignment: Array | None
+) -> Iterator[tuple[str, RowArray]]:
+    """Yield all that ranks read, and what it is."""
+    for relation, ends in zip(source.schema.relations, source.edges, strict=True):
+        for end, ids in zip(("sources", "destinations"), ends, strict=True):
+            yield f"{end} of {relation}", ids
+    for kind, tables in (("node", source.node_feats), ("edge", source.edge_feats)):
+        for type_name, features in sorted(tables.items()):
+            for name, feature in sorted(features.items()):
+                yield f"{kind} feature {name!r} of {type_name!r}", feature.values
+    for ntype, ids in zip(source.schema.ntypes, source.node_ids or (), strict=False):
+        yield f"original ids of {ntype!r}", ids
+    for relation, ids in zip(source.schema.relations, source.edge_ids or (), strict=False):
+        yield f"original ids of {relation}", ids
+    for ntype, given in sorted((classes or {}).items()):
+        yield f"balance classes of {ntype!r}", np.asarray(given)
+    if assignment is not None:
+        yield "the assignment", assignment
 
 
 def _check_assignment(graph_name: str, num_parts: int, part_method: str, assignment: Array, num_nodes: int) -> None:

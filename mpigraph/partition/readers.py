@@ -22,7 +22,7 @@ from mpigraph.arrays import Array, Mask
 from mpigraph.errors import GraphDataError, StorageError
 from mpigraph.metadata.schema import Relation, Schema, relation_key
 from mpigraph.partition.arrow_tables import read_edge_list, table_files
-from mpigraph.partition.chunks import UNREADABLE, Concatenated, both_ways, mapped_npy, mapped_npz
+from mpigraph.partition.chunks import UNREADABLE, Concatenated, NamedRows, both_ways, mapped_npy, mapped_npz
 from mpigraph.partition.dgl_chunked import METADATA, read_chunked
 from mpigraph.partition.lsc import is_lsc, read_lsc
 from mpigraph.partition.ogb import read_ogb
@@ -32,11 +32,14 @@ from mpigraph.partition.source import (
     GraphSource,
     MadeRows,
     RowArray,
+    RowError,
     SparseRows,
     as_floats,
     as_labels,
     largest,
+    place_of,
 )
+from mpigraph.storage.files import read_text
 from mpigraph.storage.hdf5_rows import is_hdf5, open_hdf5, read_hdf5_meta
 
 __all__ = ["add_reverse_edges", "read_source"]
@@ -67,6 +70,8 @@ def read_source(
     path = Path(path)
     if not path.exists():
         raise GraphDataError(f"{path}: no such file or directory")
+    if not path.is_file() and not path.is_dir():
+        raise GraphDataError(f"{path}: neither a file nor a directory")
     if path.is_file() and path.suffix == ".json":
         return read_partition(path)
     try:
@@ -155,19 +160,21 @@ def _reverse(relation: Relation, schema: Schema) -> Relation:
 
 def _read_npy_directory(path: Path) -> GraphSource:
     """Map the files of a generated graph; only pages in use are in memory."""
-    names = [name for name in ("feat", "label", *_MASKS) if (path / f"{name}.npy").is_file()]
+    names = [name for name in ("feat", "label", *_MASKS) if os.path.lexists(path / f"{name}.npy")]
     arrays = {name: mapped_npy(path / f"{name}.npy") for name in names}
     src = mapped_npy(path / "edge_src.npy")
     dst = mapped_npy(path / "edge_dst.npy")
-    meta = json.loads((path / "meta.json").read_text(encoding="utf-8")) if (path / "meta.json").is_file() else {}
-    return _homogeneous_source(src, dst, arrays, meta)
+    meta = path / "meta.json"
+    return _homogeneous_source(src, dst, arrays, json.loads(read_text(meta)) if os.path.lexists(meta) else {})
 
 
 def _read_npz(path: Path) -> GraphSource:
     if not zipfile.is_zipfile(path):
         raise GraphDataError("not an .npz file, and neither HDF5, .csv nor .parquet")
     arrays = mapped_npz(path)
-    return _read_arrays(arrays, json.loads(str(arrays.pop("meta"))) if "meta" in arrays else {})
+    meta = json.loads(str(arrays.pop("meta"))) if "meta" in arrays else {}
+    named = {name: NamedRows(array, f"{path}: {name}") if array.ndim else array for name, array in arrays.items()}
+    return _read_arrays(named, meta)
 
 
 def _read_arrays(arrays: Mapping[str, RowArray], meta: Mapping[str, Any]) -> GraphSource:
@@ -254,13 +261,15 @@ def _node_features(arrays: Mapping[str, RowArray]) -> dict[str, Feature]:
 
 def _as_bool(mask: RowArray) -> RowArray:
     if mask.dtype.kind not in "biuf":
-        raise GraphDataError(f"a mask must be numbers (got {mask.dtype}{list(mask.shape)})")
+        place = place_of(mask, 0)
+        got = f"{mask.dtype}{list(mask.shape)}"
+        raise GraphDataError(f"{place}{': ' if place else ''}a mask must be numbers (got {got})")
     return mask if mask.dtype == np.bool_ else MadeRows(_is_set, np.bool_, mask)
 
 
 def _is_set(mask: Array) -> Mask:
     if mask.dtype.kind == "f" and np.isnan(mask).any():
-        raise GraphDataError("a mask has NaN")
+        raise RowError(int(np.argwhere(np.isnan(mask))[0][0]), "a mask has NaN")
     return np.asarray(mask != 0)
 
 

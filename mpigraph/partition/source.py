@@ -8,7 +8,7 @@ knows the file that it was read from names it in messages (:func:`place_of`).
 import mmap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -24,13 +24,16 @@ __all__ = [
     "GraphSource",
     "MadeRows",
     "RowArray",
+    "RowError",
     "SparseRows",
+    "as_float32",
     "as_floats",
     "as_int64",
     "as_labels",
     "edge_chunks",
     "largest",
     "mask_of",
+    "numpy_under",
     "place_of",
     "release",
 ]
@@ -70,11 +73,24 @@ class RowArray(Protocol):
     def __getitem__(self, rows: Any, /) -> Any: ...
 
 
+class RowError(GraphDataError):
+    """A row is refused by what makes others from it.
+
+    Args:
+        row: which of those that were given; :class:`MadeRows` knows where it stands in the file.
+        reason: what is wrong with it.
+    """
+
+    def __init__(self, row: int, reason: str) -> None:
+        super().__init__(reason)
+        self.row = row
+
+
 class MadeRows:
     """Rows that are made from rows of other arrays when they are asked for.
 
     Args:
-        make: gets the same rows of each array, returns as many in ``dtype``.
+        make: gets the same rows of each array, returns as many in ``dtype``; raises RowError.
         dtype: of what is made.
         arrays: one or more.
         row_shape: all dimensions of what is made except the first, if not those of the first array.
@@ -101,7 +117,12 @@ class MadeRows:
         return self.shape[0]
 
     def __getitem__(self, rows: Any) -> Array:
-        return self._make(*(array[rows] for array in self.sources))
+        given = [array[rows] for array in self.sources]
+        try:
+            return self._make(*given)
+        except RowError as error:
+            row = int(range(len(self))[rows][error.row] if isinstance(rows, slice) else rows[error.row])
+            raise GraphDataError(f"{self.place(row) or f'row {row}'}: {error}") from None
 
     def place(self, row: int) -> str:
         """File and row of the first array."""
@@ -159,13 +180,22 @@ class SparseRows:
         columns = self._indices[position]
         outside = np.flatnonzero((columns < 0) | (columns >= self.shape[1]))
         if len(outside):
-            bad = outside[0]
-            raise GraphDataError(
-                f"sparse features: row {rows[row[bad]]} has a value in column {columns[bad]} of {self.shape[1]}"
-            )
+            bad = int(outside[0])
+            self._refuse(position[bad], f"row {rows[row[bad]]} has a value in column {columns[bad]} of {self.shape[1]}")
+        values = self._data[position]
         dense = np.zeros((len(rows), self.shape[1]), self.dtype)
-        np.add.at(dense, (row, columns), self._data[position])  # values of one place are summed, as everywhere
+        with np.errstate(over="ignore"):
+            np.add.at(dense, (row, columns), values)  # values of one place are summed, as everywhere
+        lost = np.flatnonzero(np.isinf(dense[row, columns]) & np.isfinite(values))
+        if len(lost):
+            bad = int(lost[0])
+            self._refuse(position[bad], f"row {rows[row[bad]]}, column {columns[bad]}: {values[bad]} is too large")
         return dense
+
+    def _refuse(self, position: int, reason: str) -> NoReturn:
+        """Raise an error about the value at a position."""
+        place = place_of(self._data, int(position))
+        raise GraphDataError(f"{place}{': ' if place else ''}sparse features: {reason}")
 
 
 def as_floats(rows: RowArray) -> RowArray:
@@ -175,7 +205,24 @@ def as_floats(rows: RowArray) -> RowArray:
         GraphDataError: they are no real numbers.
     """
     _check_real("features", rows)
-    return rows if rows.dtype in (np.float32, np.float16) else CastRows(rows, np.float32)
+    return rows if rows.dtype in (np.float32, np.float16) else MadeRows(as_float32, np.float32, rows)
+
+
+def as_float32(rows: Array) -> Array:
+    """Return numbers as float32.
+
+    Raises:
+        RowError: one is too large.
+    """
+    with np.errstate(over="ignore"):
+        found: Array = rows.astype(np.float32)
+    if rows.dtype.kind == "f":
+        lost = np.isinf(found) & np.isfinite(rows)
+        if lost.any():
+            row, *columns = np.argwhere(lost)[0].tolist()
+            column = "".join(f", column {number}" for number in columns)
+            raise RowError(row, f"{rows[(row, *columns)]}{column} does not fit float32")
+    return found
 
 
 def as_labels(label: RowArray) -> RowArray:
@@ -190,14 +237,16 @@ def as_labels(label: RowArray) -> RowArray:
 
 def _check_real(what: str, rows: RowArray) -> None:
     if rows.dtype.kind not in _REAL:
-        raise GraphDataError(f"{what} must be real numbers (got {rows.dtype}{list(rows.shape)})")
+        place = place_of(rows, 0)
+        got = f"{rows.dtype}{list(rows.shape)}"
+        raise GraphDataError(f"{place}{': ' if place else ''}{what} must be real numbers (got {got})")
 
 
 def as_int64(rows: Array) -> I64:
     """Return numbers as int64; NaN becomes -1.
 
     Raises:
-        GraphDataError: one is no integer that int64 has.
+        RowError: one is no integer that int64 has.
     """
     if rows.dtype.kind == "f":
         rows = np.where(np.isnan(rows), -1, rows)
@@ -207,7 +256,8 @@ def as_int64(rows: Array) -> I64:
     else:
         return rows.astype(np.int64)
     if not fits.all():
-        raise GraphDataError(f"{rows[~fits][0]} is no integer that fits int64, as labels and ids must be")
+        row = int(np.argwhere(~fits)[0][0])
+        raise RowError(row, f"{rows[~fits][0]} is no integer that fits int64, as labels and ids must be")
     return rows.astype(np.int64)
 
 
@@ -301,7 +351,7 @@ class GraphSource:
         arrays: list[RowArray] = [end for ends in self.edges for end in ends]
         for table in (self.node_feats, self.edge_feats):
             arrays += [feature.values for features in table.values() for feature in features.values()]
-        held = {id(source): source for array in arrays for source in _numpy_under(array)}
+        held = {id(source): source for array in arrays for source in numpy_under(array)}
         return sum(source.nbytes for source in held.values() if _mapping(source) is None)
 
     def check_edges(self, relation_id: int, first: int, src: I64, dst: I64) -> None:
@@ -324,8 +374,9 @@ class GraphSource:
             count = self.num_nodes[ntype_id]
             if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= count):
                 bad = int(np.flatnonzero((ids < 0) | (ids >= count))[0])
+                found = whole[first + bad : first + bad + 1][0]  # uint64 may be larger than int64 is
                 raise GraphDataError(
-                    f"{self._origin(whole, first + bad)}edge {first + bad} of {relation} has {end} {ids[bad]}, "
+                    f"{self._origin(whole, first + bad)}edge {first + bad} of {relation} has {end} {found}, "
                     f"but that node type has {count} nodes"
                 )
         times = self.edge_feats.get(relation_key(relation), {}).get(_TIMES)
@@ -422,18 +473,18 @@ def place_of(array: object, row: int) -> str:
 
 def release(array: object) -> None:
     """Let the pages of memory-mapped arrays go, so that they do not count as ours."""
-    for source in _numpy_under(array):
+    for source in numpy_under(array):
         mapping = _mapping(source)
         if mapping is not None and hasattr(mmap, "MADV_DONTNEED"):
             mapping.madvise(mmap.MADV_DONTNEED)
 
 
-def _numpy_under(array: object) -> Iterator[Array]:
+def numpy_under(array: object) -> Iterator[Array]:
     """Yield the numpy arrays that an array is, or is made from."""
     if isinstance(array, np.ndarray):
         yield array
     for source in getattr(array, "sources", ()):
-        yield from _numpy_under(source)
+        yield from numpy_under(source)
 
 
 def _mapping(array: Array) -> mmap.mmap | None:

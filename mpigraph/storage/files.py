@@ -31,7 +31,7 @@ def open_regular(path: str | os.PathLike[str]) -> int:
     number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(number).st_mode):
         os.close(number)
-        raise OSError(errno.EINVAL, "not a regular file")
+        raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
     return number
 
 

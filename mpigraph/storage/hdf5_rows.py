@@ -5,6 +5,7 @@ not part of HDF5: an input is data, not code. Datasets must lie in the root grou
 """
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -154,6 +155,11 @@ def _check_storage(path: Path, name: str, dataset: Any) -> None:
             raise GraphDataError(f"{path}: {name} is compressed by a filter that is not HDF5's own")
     if dataset.nbytes and not dataset.id.get_storage_size():
         raise GraphDataError(f"{path}: {name} was never written")
+    if layout == h5py.h5d.CHUNKED:
+        wanted = math.prod(-(-size // step) for size, step in zip(dataset.shape, dataset.chunks, strict=True))
+        found = dataset.id.get_num_chunks()
+        if found < wanted:
+            raise GraphDataError(f"{path}: {name} was not written to the end: it has {found} of {wanted} chunks")
     begin = dataset.id.get_offset()
     if layout == h5py.h5d.CONTIGUOUS and begin is not None:
         row_bytes = dataset.nbytes // max(1, dataset.shape[0] if dataset.ndim else 1)

@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import os
 import struct
 import zipfile
 from pathlib import Path
@@ -149,9 +150,33 @@ def test_values_that_would_be_others(tmp_path, name, values):
         read_everything(save(tmp_path, **{name: np.array(values)}))
 
 
+@pytest.mark.parametrize("write", [np.savez, np.savez_compressed])
+def test_refused_values_are_told_by_file_and_row(tmp_path, write):
+    refused = {
+        "label": (np.array([0, 1, 0.5]), "row 2: 0.5 is no integer"),
+        "train_mask": (np.array([0, np.nan, 1]), "row 1: a mask has NaN"),
+        "feat": (np.array([[0, 1], [2, 3], [4, 1e300]]), r"row 2: 1e\+300, column 1 does not fit float32"),
+    }
+    for name, (values, error) in refused.items():
+        write(tmp_path / "g.npz", **(ENDS | {name: values}))
+        with pytest.raises(GraphDataError, match=rf"g\.npz: {name}, {error}"):
+            read_everything(tmp_path / "g.npz")
+    values = np.array([[0, np.inf], [1, 1e-300], [2, np.nan]])  # float32 has these, or zero
+    write(tmp_path / "g.npz", **(ENDS | {"feat": values}))
+    found = rows(read_source(tmp_path / "g.npz").node_feats["_N"]["feat"].values)
+    assert np.array_equal(found, values.astype(np.float32), equal_nan=True)
+
+
+def test_ids_that_are_larger_than_int64_has(tmp_path):
+    with pytest.raises(GraphDataError, match=f"edge_src, row 1: edge 1 of .* has source {2**64 - 1}"):
+        read_everything(save(tmp_path, edge_src=np.array([0, 2**64 - 1, 1], np.uint64), label=np.arange(3)))
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
+        {"feat_data": np.array([1, 1e300, 2])},
+        {"feat_data": np.array([6e4, 6e4, 2], np.float16)},  # their sum
         {"feat_indices": np.array([0, -1, 2])},
         {"feat_indices": np.array([0, 9, 2])},
         {"feat_indices": np.array([0.0, 1, 2])},
@@ -187,6 +212,45 @@ def test_features_of_another_byte_order():
     feature = Feature.of(np.arange(3, dtype=">f4"))
     assert feature.dtype == "float32" and feature.values.dtype == np.float32
     assert feature.values[:].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("name", ["feat.npy", "train_mask.npy", "meta.json"])
+def test_what_is_no_file_is_not_left_out(tmp_path, name):
+    for end, values in ENDS.items():
+        np.save(tmp_path / f"{end}.npy", values)
+    path = tmp_path / name
+    for make in (os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/zero"), lambda path: path.symlink_to("x")):
+        make(path)
+        with pytest.raises(GraphDataError, match=f"{name}.*cannot be read|cannot be read.*{name}"):
+            read_source(tmp_path)
+        path.rmdir() if path.is_dir() else path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(GraphDataError, match="neither a file nor a directory"):
+        read_source(path)
+
+
+def test_hdf5_that_was_not_written_to_the_end(tmp_path):
+    for count in (100, 2**60):
+        with h5py.File(tmp_path / f"{count}.h5", "w") as file:
+            for name, values in ENDS.items():
+                file[name] = values
+            file.create_dataset("feat", (count, 4), "f4", chunks=(16, 4))[:50] = 1
+        with pytest.raises(GraphDataError, match=r"\.h5: feat was not written to the end: it has 4 of"):
+            read_source(tmp_path / f"{count}.h5")
+
+
+def test_columns_of_integers_that_int64_does_not_have(tmp_path):
+    path = tmp_path / "e.csv"
+    for text, error in (
+        (f"src,dst,w\n0,1,5\n1,0,{2**63}\n", f"e.csv, row 3: w is {2**63}"),
+        (f"0,1\n{-(2**63) - 1},0\n", f"e.csv, row 2: src is {-(2**63) - 1}"),
+    ):
+        path.write_text(text)
+        with pytest.raises(GraphDataError, match=f"{error}, which does not fit int64"):
+            read_source(path)
+    path.write_text(f"src,dst,w\n0,1,0.5\n1,0,{2**63}\n")
+    weights = read_source(path).edge_feats["_N:_E:_N"]["w"].values
+    assert rows(weights).tolist() == [0.5, 2.0**63]
 
 
 def test_columns(tmp_path):
@@ -232,6 +296,10 @@ def test_chunks_of_two_edges_stand_as_the_others_do(tmp_path):
         ({"node_data": {"b": {}}}, "node_data of 'b', which is none of the types"),
         ({"edge_data": {"a:q:a": {}}}, "edge_data of 'a:q:a', which is none of the types"),
         ({"num_edges_per_chunk": [[100]]}, "must have 100 rows"),
+        (
+            {"edges": {"a:r:a": {"format": {"name": "numpy"}, "data": ["/not/there/e.npy", "e1.npy"]}}},
+            "/not/there/e.npy: cannot be read: No such file",
+        ),
         ({"edges": {"a:r:a": {"format": {"name": "numpy"}, "data": "e0.npy"}}}, "data, a list"),
         ({"edges": {"a:r:a": {"format": {"name": "numpy"}, "data": ["a\0b", "e1.npy"]}}}, "data, a list"),
     ],
@@ -254,6 +322,11 @@ def test_ogb_text(tmp_path):
     write_text(raw / "edge.csv.gz", f"0,1\n{2**32 + 1},2\n2,3\n")  # whose low half is a node
     with pytest.raises(GraphDataError, match=f"edge 1 of .* has source {2**32 + 1}"):
         check_all(read_source(tmp_path))
+    write_text(raw / "edge.csv.gz", "0,1\n1,2\n")
+    write_text(raw / "node-feat.csv.gz", "0,1\n2,3\n4,1e300\n5,6\n")
+    with pytest.raises(GraphDataError, match=r"node-feat.csv.gz, row 2: 1e\+300, column 1 does not fit float32"):
+        read_source(tmp_path)
+    (raw / "node-feat.csv.gz").unlink()
     write_text(raw / "edge.csv.gz", "0,1\n#1,2\n2,3\n")
     with pytest.raises(GraphDataError, match="#1"):
         read_source(tmp_path)

@@ -149,9 +149,37 @@ def test_ranks_that_disagree_are_told(comm: MPI.Intracomm) -> None:
             with pytest.raises(CollectiveError, match="(numbers of nodes and edges|features) of rank . differ"):
                 mine = graph if last else skewed(50, 200)
                 partition_source(mine, out_path=folder / "graph", exchange=MPIExchange(comm), **same)
+        graph = typed_source() if last else skewed(50, 200)
+        with pytest.raises(CollectiveError, match=r"types of rank . differ"):
+            partition_source(graph, out_path=folder / "types", exchange=MPIExchange(comm), **same)
         g = mpigraph.graph((torch.arange(9), torch.arange(1, 10)))
         with pytest.raises(InvalidArgumentError, match=f"on rank {comm.size - 1}: num_parts must be an integer >= 1"):
             mpigraph.distributed.partition_graph(g, "g", 0 if last else 2, folder / "bad", comm=comm)
         mpigraph.distributed.partition_graph(g, "g", 2, folder / "good", comm=comm)
         comm.Barrier()
         assert (folder / "good" / "g.json").exists()
+
+
+@pytest.mark.parametrize("comm", [2], indirect=True)
+def test_copies_with_other_values_are_told(comm: MPI.Intracomm) -> None:
+    names = [
+        "sources of",
+        "destinations of",
+        "node feature 'id'",
+        "edge feature 'ends'",
+        "balance classes",
+        "the assignment",
+    ]
+    with shared_folder(comm) as folder:
+        for number, name in enumerate(names):
+            graph = skewed(50, 200)
+            classes = np.zeros(50, np.int64)
+            given = np.zeros(50, np.int64)
+            features = (graph.node_feats["_N"]["id"].values, graph.edge_feats["_N:_E:_N"]["ends"].values)
+            if comm.rank:
+                (*graph.edges[0], *features, classes, given)[number][-1] ^= 1
+            with pytest.raises(CollectiveError, match=f"{name}.* of rank 1 differ from those of rank 0"):
+                partition_source(
+                    graph, "g", 2, folder / "out", "given", balance_classes={"_N": classes}, assignment=given,
+                    exchange=MPIExchange(comm),
+                )  # fmt: skip
