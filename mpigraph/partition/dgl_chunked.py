@@ -1,7 +1,8 @@
 """Read DGL's chunked graph format: a folder with ``metadata.json``, which names the files of every array.
 
-The format is that of DGL's ``chunk_graph.py`` and of its distributed partitioning. Relative names of files are relative
-to the folder. Formats of edges and of node and edge data:
+The format is that of DGL's ``chunk_graph.py`` and of its distributed partitioning. Names of files are relative to the
+folder, or absolute, and may lead out of it, as DGL's do: look at the metadata of strangers before you read them.
+Formats of edges and of node and edge data:
 
 ===========  ==========================================================================================================
 ``numpy``    mapped; edges are integers [m, 2] (or [2, m]), data have one row for each node or edge
