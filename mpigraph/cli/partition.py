@@ -92,8 +92,9 @@ def _run(arguments: argparse.Namespace) -> int:
         with exchange.together(f"reading {arguments.input}"):
             check_options(name, arguments.parts, arguments.method, seed=arguments.seed)  # reading may take minutes
             check_writable(arguments.out)
-            if arguments.scratch is not None and not os.access(arguments.scratch, os.W_OK):
-                raise InvalidArgumentError(f"--scratch {arguments.scratch}: no directory that can be written to")
+            scratch = arguments.scratch
+            if scratch is not None and not (os.path.isdir(scratch) and os.access(scratch, os.W_OK | os.X_OK)):
+                raise InvalidArgumentError(f"--scratch {scratch}: no directory that can be written to")
             check_apart(arguments.input, arguments.out)
             source = read_source(arguments.input, arguments.nodes, arguments.scratch)
             if arguments.undirected or arguments.add_reverse:

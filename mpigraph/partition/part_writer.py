@@ -127,7 +127,7 @@ class PartWriter:
         return writer.create(name, (count, *feature.values.shape[1:]), feature.dtype)
 
     def _open(self, part: int, kind: str) -> ShardWriter:
-        path = self._out / PartConfig.default_files(part + 1)[part][kind]
+        path = self._out / PartConfig.files_of(part)[kind]
         return ShardWriter(path, self._graph_name, part, self._identity)
 
 

@@ -358,7 +358,7 @@ class _Run:
         digits = [bytes.fromhex(seal) for seals in mine for _, seal in seals]
         rows = np.frombuffer(b"".join(digits), np.uint8).reshape(-1, 32)
         everyone = iter(self.exchange.gather(rows))
-        kinds = sorted(PartConfig.default_files(1)[0])
+        kinds = sorted(PartConfig.files_of(0))
         parts = self.exchange.sum_of(len(written))
         return [{kind: next(everyone).tobytes().hex() for kind in kinds} for _ in range(parts)]
 

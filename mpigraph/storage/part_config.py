@@ -84,7 +84,12 @@ class PartConfig:
     @staticmethod
     def default_files(num_parts: int) -> tuple[Mapping[str, str], ...]:
         """Return the usual file names of each part."""
-        return tuple({key: f"part{k}/{name}" for key, name in _FILES.items()} for k in range(num_parts))
+        return tuple(map(PartConfig.files_of, range(num_parts)))
+
+    @staticmethod
+    def files_of(part: int) -> dict[str, str]:
+        """Return the usual file names of one part."""
+        return {key: f"part{part}/{name}" for key, name in _FILES.items()}
 
     @property
     def schema(self) -> Schema:

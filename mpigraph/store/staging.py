@@ -74,7 +74,7 @@ def shards_of(config: PartConfig, parts: Sequence[int], directory: Path) -> list
         raise PartitionError(f"{directory} is where the parts are: choose another directory")
     shards = []
     for part in parts:
-        for kind, name in PartConfig.default_files(config.num_parts)[part].items():
+        for kind, name in PartConfig.files_of(part).items():
             source = config.part_path(part, kind)
             try:
                 size = source.stat().st_size
