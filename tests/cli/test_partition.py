@@ -226,6 +226,7 @@ def test_a_place_that_cannot_be_written_is_an_error_before_the_input_is_read(tmp
         (["--method", "spectral"], "'metis', 'multilevel', 'random'.*spectral"),
         (["--seed", str(2**64)], "seed must be an integer <= "),
         (["--name", "a/b"], "graph_name .*'a/b'"),
+        (["--scratch", __file__], "no directory that can be written to"),
     ],
 )
 def test_options_are_checked_before_the_input_is_read(tmp_path, capsys, monkeypatch, arguments, message):
