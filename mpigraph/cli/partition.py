@@ -83,6 +83,13 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument(
         "--scratch", metavar="DIR", help="directory of temporary files, as large as the edges (default: --out)"
     )
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="after a run that was killed: verify the parts that it has completed, and write only the others; with "
+        "another input or other options all are written (without --resume the assignment of nodes is taken up, and "
+        "all parts are written)",
+    )
     parser.set_defaults(run=_run)
 
 
@@ -118,6 +125,7 @@ def _run(arguments: argparse.Namespace) -> int:
                 progress=progress,
                 exchange=exchange,
                 scratch=None if arguments.scratch is None else Scratch(arguments.scratch),
+                resume=arguments.resume,
             )
         if exchange.rank == 0:
             _print_result(result, method)

@@ -7,14 +7,19 @@ The stages, each bounded in memory::
     relabel edges   nodes and edges travel in new ids to the ranks that write their parts
     write parts     each part by one rank
 
+A run that is killed leaves what :mod:`.kept` has, which the next one may take up: it goes through the same stages, but
+assigns no nodes, and of parts that are complete nothing travels and nothing is written.
+
 Ranks own ranges of the original ids of all nodes, types one after the other. Neither the number of ranks nor the
 memory that they have shows in the files.
 """
 
+import json
 import math
 import os
 import tempfile
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -22,15 +27,22 @@ from typing import Any
 
 import numpy as np
 
-from mpigraph.arrays import I32, I64, Array
+from mpigraph.arrays import I32, I64, Array, Mask
 from mpigraph.errors import CollectiveError, InvalidArgumentError, check_integer
 from mpigraph.log import get_logger
 from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import relation_key
 from mpigraph.partition.balance import Criteria, balance_criteria, loads_of, measured_balance
 from mpigraph.partition.exchange import ALONE, Exchange, even_bounds
-from mpigraph.partition.identity import Digest, word_of
-from mpigraph.partition.kept import KeptAssignment
+from mpigraph.partition.identity import Digest, word_of, word_of_samples
+from mpigraph.partition.kept import (
+    KeptAssignment,
+    PartRecords,
+    bytes_recorded,
+    is_anything_left,
+    remove_all,
+    sole_writer,
+)
 from mpigraph.partition.metis import metis_assign
 from mpigraph.partition.multilevel.assign import multilevel_assign
 from mpigraph.partition.numbering import Numbering
@@ -40,6 +52,8 @@ from mpigraph.partition.random_assignment import random_assign
 from mpigraph.partition.relabel import relabel
 from mpigraph.partition.source import Feature, GraphSource, edge_chunks
 from mpigraph.partition.spill import Scratch
+from mpigraph.storage.audit import audit_part
+from mpigraph.storage.contents import PartFiles
 from mpigraph.storage.files import check_space
 from mpigraph.storage.format import index_dtype, node_orig_ids_name, relation_dataset_name
 from mpigraph.storage.part_config import FeatureInfo, PartConfig, check_graph_name
@@ -92,11 +106,13 @@ def partition_source(
     progress: Progress | None = None,
     exchange: Exchange = ALONE,
     scratch: Scratch | None = None,
+    resume: bool = False,
 ) -> PartitionResult:
     """Partition a graph and write it. Equal arguments give equal files, on any number of ranks.
 
-    What was assigned stays in a file beside the shards until they are written: a run that is interrupted there, and
-    made again with the same arguments, does not repeat it.
+    What was assigned stays in a file beside the shards until they are written, and so do records of the parts that are
+    complete. A run that is interrupted, and made again with the same arguments, does not repeat the assignment; with
+    ``resume`` it does not repeat the complete parts, either.
 
     Collective on the ranks. An error that is not the same on all, such as a full disk in the middle of a stage, is
     raised where it happens; the caller then has to end the others.
@@ -117,27 +133,33 @@ def partition_source(
         progress: what to report to.
         exchange: the ranks.
         scratch: for what does not fit into memory; beside the shards by default.
+        resume: verify the parts that an interrupted run has completed, and write only the others and what is damaged.
+            Edges are compared with those that the parts were made from, features by their dtypes, their shapes and a
+            few of their rows. Where nothing can be taken up, a line of the log tells, and all parts are written.
 
     Raises:
         InvalidArgumentError: an argument is not usable, or the directory cannot be written to.
-        StorageError: the disk is full, or another process is writing there.
+        StorageError: the disk is full, or another run is writing there.
         GraphDataError: the graph contradicts itself.
         CollectiveError: ranks give different arguments, or graphs of different shapes.
     """
     out = Path(out_path)
-    with exchange.together(f"partitioning {graph_name!r}"):
-        if assignment is None:
-            check_options(graph_name, num_parts, part_method, objtype, seed)
-        else:
-            _check_assignment(graph_name, num_parts, part_method, assignment, sum(source.num_nodes))
-        if exchange.rank == 0:
-            check_writable(out)
-            out.mkdir(parents=True, exist_ok=True)
-            check_space(out, _bytes_on_disk(source, num_parts), f"graph {graph_name!r}")
-    method = _Method(part_method, int(num_parts), int(seed), objtype, recursive, bool(balance_edges))
-    _check_same(exchange, source, graph_name, method, balance_classes, assignment)
-    run = _Run(source, graph_name, out, exchange, scratch or Scratch(out), progress or silent)
-    return run.make(method, balance_classes, assignment)
+    with ExitStack() as stack:
+        with exchange.together(f"partitioning {graph_name!r}"):
+            if assignment is None:
+                check_options(graph_name, num_parts, part_method, objtype, seed)
+            else:
+                _check_assignment(graph_name, num_parts, part_method, assignment, sum(source.num_nodes))
+            if exchange.rank == 0:
+                check_writable(out)
+                out.mkdir(parents=True, exist_ok=True)
+                stack.callback(sole_writer(out).discard)
+                there = bytes_recorded(out, graph_name) if resume else 0
+                check_space(out, _bytes_on_disk(source, num_parts) - there, f"graph {graph_name!r}")
+        method = _Method(part_method, int(num_parts), int(seed), objtype, recursive, bool(balance_edges))
+        _check_same(exchange, source, graph_name, method, balance_classes, assignment, resume)
+        run = _Run(source, graph_name, out, exchange, scratch or Scratch(out), progress or silent, bool(resume))
+        return run.make(method, balance_classes, assignment)
 
 
 def check_options(
@@ -196,7 +218,9 @@ class _Run:
     exchange: Exchange
     scratch: Scratch
     progress: Progress
+    resume: bool
     bounds: I64 = field(init=False)
+    found_assignment: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         self.bounds = even_bounds(sum(self.source.num_nodes), self.exchange.size)
@@ -217,22 +241,25 @@ class _Run:
         identity = word_of(topology, self.graph_name, method.num_parts, digest.total())
         numbering = Numbering(self.exchange, self.bounds, self.source.node_bases, parts, method.num_parts)
         del parts
+        records = PartRecords(self.out, self.graph_name, self.word_of_parts(identity))
+        written = self.complete_parts(method, identity, numbering, records)
+        done = self.exchange.total(np.isin(np.arange(method.num_parts), list(written)).astype(np.int64)) > 0
+        if done.any():
+            self.tell("%d of %d parts are complete, and are not written again", done.sum(), len(done))
+        elif self.resume and self.found_assignment:
+            self.tell("no part is complete with this assignment and these features: all are written")
+        elif assignment is not None:
+            self.tell_that_nothing_is_taken_up()
         # a configuration is there only while all its shards are: the old one goes first, and the new one comes last
         with self.exchange.together("removing the old configuration"):
             if self.exchange.rank == 0:
                 (self.out / f"{self.graph_name}.json").unlink(missing_ok=True)
-        arrivals = relabel(self.source, numbering, method.num_parts, self.scratch, self.progress)
-        writer = PartWriter(self.source, numbering, arrivals, self.graph_name, identity, self.out)
-        written: dict[int, WrittenPart] = {}
-        with self.exchange.together("writing the parts"):
-            for part in arrivals.parts:
-                self.progress("write parts", len(written), len(arrivals.parts))
-                written[part] = writer.write(part)
-            self.progress("write parts", len(arrivals.parts), len(arrivals.parts))
-        arrivals.close()
+                records.remove_others(np.flatnonzero(done).tolist())
+        if not done.all():
+            written |= self.write_parts(identity, numbering, done, records)
         path = self.write_config(method, identity, numbering, written, report)
-        if kept is not None and self.exchange.rank == 0:
-            kept.remove()
+        if self.exchange.rank == 0:
+            remove_all(self.out, self.graph_name)
         return PartitionResult(path, report)
 
     def check_edges(self) -> str:
@@ -281,7 +308,10 @@ class _Run:
         nothing = np.empty(0, np.int32)
         with exchange.together("reading a kept assignment"):
             found = kept.read() if exchange.rank == 0 else None
-        if exchange.sum_of(int(found is not None)):
+            if found is None and not kept.exists():
+                self.tell_that_nothing_is_taken_up()
+        self.found_assignment = exchange.sum_of(int(found is not None)) > 0
+        if self.found_assignment:
             return self.from_first(nothing if found is None else found)
         if method.name == "multilevel":
             parts = multilevel_assign(
@@ -313,6 +343,77 @@ class _Run:
         parts: I32 = self.exchange.scatter(whole[:, None], self.bounds)[:, 0]
         return parts
 
+    def word_of_parts(self, identity: str) -> str:
+        """Return a hash of all that the parts depend on; of features that is a few rows."""
+        source = self.source
+        tables = [source.node_feats[key] for key in sorted(source.node_feats)]
+        tables += [source.edge_feats[key] for key in sorted(source.edge_feats)]
+        rows = [table[name].values for table in tables for name in sorted(table)]
+        rows += [*(source.node_ids or ()), *(source.edge_ids or ())]
+        with self.exchange.together("reading a few rows of the features"):
+            samples = word_of_samples(rows) if self.exchange.rank == 0 else ""
+        [samples, *_] = [data.decode() for data in self.exchange.gather_bytes(samples.encode())]
+        return word_of(identity, _features_of(source), source.node_ids is None, source.edge_ids is None, samples)
+
+    def complete_parts(
+        self, method: _Method, identity: str, numbering: Numbering, records: PartRecords
+    ) -> dict[int, WrittenPart]:
+        """Verify the parts that are recorded, some on each rank; return those that are right."""
+        if not self.resume:
+            return {}
+        found: dict[int, WrittenPart] = {}
+        with self.exchange.together("verifying the parts"):
+            for part in range(self.exchange.rank, method.num_parts, self.exchange.size):
+                written = records.read(part)
+                if written is not None:
+                    found[part] = written
+            known = np.zeros((method.num_parts, len(self.source.edges)), np.int64)
+            for part, written in found.items():
+                known[part] = written.num_edges
+            seals = [found[part].seals if part in found else {} for part in range(method.num_parts)]
+            config = self.config_of(method, identity, numbering, known, seals, {})
+            recorded = list(found)
+            with PartFiles(config) as files:
+                for number, part in enumerate(recorded):
+                    self.progress("verify parts", number, len(recorded))
+                    bad = audit_part(files, part, lambda nbytes: None).bad
+                    if bad:
+                        get_logger().warning("part %d is written again: %s", part, bad[0])
+                        del found[part]
+            self.progress("verify parts", len(recorded), len(recorded))
+        return found
+
+    def tell_that_nothing_is_taken_up(self) -> None:
+        """Tell the user who resumes a run that there is none, or none with this graph and these options."""
+        if not self.resume:
+            return
+        if is_anything_left(self.out, self.graph_name):
+            self.tell("what a run has left in %s is of another graph or of other options, and is not used", self.out)
+        else:
+            self.tell("there is nothing to resume in %s: this run begins at the beginning", self.out)
+
+    def tell(self, text: str, *values: object) -> None:
+        """Write a line to the log, on rank 0."""
+        if self.exchange.rank == 0:
+            get_logger().warning(text, *values)
+
+    def write_parts(
+        self, identity: str, numbering: Numbering, done: Mask, records: PartRecords
+    ) -> dict[int, WrittenPart]:
+        """Relabel and write the parts that are not done, and record each; return those of this rank."""
+        arrivals = relabel(self.source, numbering, done, self.scratch, self.progress)
+        writer = PartWriter(self.source, numbering, arrivals, self.graph_name, identity, self.out)
+        missing = [part for part in arrivals.parts if not done[part]]
+        written: dict[int, WrittenPart] = {}
+        with self.exchange.together("writing the parts"):
+            for part in missing:
+                self.progress("write parts", len(written), len(missing))
+                written[part] = writer.write(part)
+                records.write(part, written[part])
+            self.progress("write parts", len(missing), len(missing))
+        arrivals.close()
+        return written
+
     def write_config(
         self,
         method: _Method,
@@ -322,9 +423,7 @@ class _Run:
         report: dict[str, Any],
     ) -> Path:
         """Gather what is known of the parts, add the edge cut to the report, and write the configuration."""
-        source = self.source
-        num_relations = len(source.edges)
-        known = np.zeros((method.num_parts, num_relations + 1), np.int64)
+        known = np.zeros((method.num_parts, len(self.source.edges) + 1), np.int64)
         for part, about in written.items():
             known[part, :-1] = about.num_edges
             known[part, -1] = about.num_cut
@@ -332,35 +431,43 @@ class _Run:
         total = int(known[:, :-1].sum())
         cut = int(known[:, -1].sum())
         report |= {"edges_cut": cut, "edge_cut_fraction": round(cut / max(total, 1), 4)}
-        zero = np.zeros((1, num_relations), np.int64)
-        edge_offsets = np.concatenate([zero, np.cumsum(known[:, :-1], axis=0)])
-        seals = self.gather_seals(written)
-        keys = [relation_key(relation) for relation in source.schema.relations]
-        config = PartConfig(
-            graph_name=self.graph_name,
-            part_method=method.name,
-            book=RangeBook(source.schema, tuple(numbering.offsets), tuple(edge_offsets.T.copy())),
-            node_features=_feature_infos(source.schema.ntypes, source.node_feats),
-            edge_features=_feature_infos(keys, source.edge_feats),
-            files=PartConfig.default_files(method.num_parts),
-            report=report,
-            identity=identity,
-            seals=tuple(seals),
-        )
+        config = self.config_of(method, identity, numbering, known[:, :-1], self.gather_seals(written), report)
         with self.exchange.together("writing the configuration"):
             path = config.write(self.out) if self.exchange.rank == 0 else self.out / f"{self.graph_name}.json"
         get_logger().info("%s in %d parts by %s: %s", self.graph_name, method.num_parts, method.name, report)
         return path
 
+    def config_of(
+        self,
+        method: _Method,
+        identity: str,
+        numbering: Numbering,
+        num_edges: I64,
+        seals: Iterable[Mapping[str, str]],
+        report: Mapping[str, Any],
+    ) -> PartConfig:
+        """Return the configuration for int64[parts, relations] edges."""
+        zero = np.zeros((1, num_edges.shape[1]), np.int64)
+        edge_offsets = np.concatenate([zero, np.cumsum(num_edges, axis=0)])
+        node_features, edge_features = _features_of(self.source)
+        return PartConfig(
+            graph_name=self.graph_name,
+            part_method=method.name,
+            book=RangeBook(self.source.schema, tuple(numbering.offsets), tuple(edge_offsets.T.copy())),
+            node_features=node_features,
+            edge_features=edge_features,
+            files=PartConfig.default_files(method.num_parts),
+            report=report,
+            directory=self.out,
+            identity=identity,
+            seals=tuple(seals),
+        )
+
     def gather_seals(self, written: Mapping[int, WrittenPart]) -> list[dict[str, str]]:
-        """Return the seals of all parts, on every rank. Each seal is 64 hexadecimal digits."""
-        mine = [sorted(written[part].seals.items()) for part in sorted(written)]
-        digits = [bytes.fromhex(seal) for seals in mine for _, seal in seals]
-        rows = np.frombuffer(b"".join(digits), np.uint8).reshape(-1, 32)
-        everyone = iter(self.exchange.gather(rows))
-        kinds = sorted(PartConfig.default_files(1)[0])
-        parts = self.exchange.sum_of(len(written))
-        return [{kind: next(everyone).tobytes().hex() for kind in kinds} for _ in range(parts)]
+        """Return the seals of all parts, on every rank."""
+        mine = [(part, dict(sorted(about.seals.items()))) for part, about in written.items()]
+        everyone = [json.loads(data) for data in self.exchange.gather_bytes(json.dumps(mine).encode())]
+        return [seals for _, seals in sorted((pair for pairs in everyone for pair in pairs), key=lambda pair: pair[0])]
 
 
 def _joined(config: PartConfig, name: str) -> I64:
@@ -384,6 +491,12 @@ def _bytes_on_disk(source: GraphSource, num_parts: int) -> int:
     return total
 
 
+def _features_of(source: GraphSource) -> tuple[dict[str, dict[str, FeatureInfo]], dict[str, dict[str, FeatureInfo]]]:
+    """Return dtype and row shape of the features of all node types, and of all relations."""
+    keys = [relation_key(relation) for relation in source.schema.relations]
+    return _feature_infos(source.schema.ntypes, source.node_feats), _feature_infos(keys, source.edge_feats)
+
+
 def _feature_infos(
     keys: Iterable[str], features: Mapping[str, Mapping[str, Feature]]
 ) -> dict[str, dict[str, FeatureInfo]]:
@@ -401,6 +514,7 @@ def _check_same(
     method: _Method,
     classes: Mapping[str, Array] | None,
     assignment: Array | None,
+    resume: bool,
 ) -> None:
     """Check that all ranks do the same to a graph of the same shape; the edges themselves are compared by nobody.
 
@@ -408,15 +522,15 @@ def _check_same(
         CollectiveError: they do not; on every rank.
     """
     schema = source.schema
-    keys = [relation_key(relation) for relation in schema.relations]
     told = {
         "graph_name": graph_name,
         "the method": method,
         "balance classes": {ntype: len(given) for ntype, given in sorted((classes or {}).items())},
         "whether an assignment is given": assignment is not None,
+        "whether to resume": bool(resume),
         "types": (schema.ntypes, schema.relations),
         "numbers of nodes and edges": (tuple(map(int, source.num_nodes)), tuple(source.edge_counts)),
-        "features": (_feature_infos(schema.ntypes, source.node_feats), _feature_infos(keys, source.edge_feats)),
+        "features": _features_of(source),
         "original ids": (source.node_ids is None, source.edge_ids is None),
     }
     words = [word_of(value) for value in told.values()]
