@@ -142,7 +142,7 @@ class Spill:
     def _write_out(self) -> None:
         try:
             if self._file is None:
-                self._file = _nameless(self._scratch.folder)
+                self._file = tempfile.TemporaryFile(dir=self._scratch.folder, buffering=0)
             for group, chunks in enumerate(self._pending):
                 if chunks:
                     begin = self._end
@@ -175,10 +175,3 @@ class Spill:
 
     def _failure(self, what: str, error: OSError) -> StorageError:
         return StorageError(f"{self._scratch.folder}: cannot {what} a temporary file: {error.strerror}")
-
-
-def _nameless(folder: Path) -> FileIO:
-    """Open a temporary file that has no name, and so cannot be left behind."""
-    number, name = tempfile.mkstemp(prefix=".mpigraph-", dir=folder)
-    os.unlink(name)
-    return FileIO(number, "r+")
