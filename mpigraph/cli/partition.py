@@ -18,13 +18,8 @@ from mpigraph.memory import free_memory, held_memory
 from mpigraph.partition.chunks import mapped_npy
 from mpigraph.partition.exchange import Exchange
 from mpigraph.partition.forecast import check_memory, ranks_on_this_node
-from mpigraph.partition.pipeline import (
-    PART_METHODS,
-    PartitionResult,
-    check_options,
-    check_writable,
-    partition_source,
-)
+from mpigraph.partition.options import PART_METHODS, check_options, check_writable
+from mpigraph.partition.pipeline import PartitionResult, partition_source
 from mpigraph.partition.progress import silent
 from mpigraph.partition.readers import add_reverse_edges, read_source
 from mpigraph.partition.shards import check_apart

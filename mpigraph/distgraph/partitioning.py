@@ -23,8 +23,9 @@ from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import Relation, relation_key
 from mpigraph.mpi.alltoall import Comm
 from mpigraph.partition.exchange import ALONE
+from mpigraph.partition.options import check_options
 from mpigraph.partition.over_mpi import MPIExchange
-from mpigraph.partition.pipeline import PartitionResult, check_options, partition_source
+from mpigraph.partition.pipeline import PartitionResult, partition_source
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.storage.contents import PartFiles, check_sources
 from mpigraph.storage.format import edge_feature_name, node_feature_name, relation_dataset_name

@@ -1,6 +1,5 @@
 """What a partitioning is known by: digests of the graph and of the assignment, the same on any number of ranks."""
 
-from collections.abc import Iterable
 from hashlib import blake2b
 
 import numpy as np
@@ -9,11 +8,11 @@ from mpigraph.arrays import I64, Array
 from mpigraph.kernels.digest import add_digest
 from mpigraph.kernels.rng import combine
 from mpigraph.partition.exchange import Exchange
-from mpigraph.partition.source import RowArray, release
+from mpigraph.partition.source import GraphSource, RowArray, feature_infos, release
 
-__all__ = ["Digest", "word_of", "word_of_samples"]
+__all__ = ["Digest", "word_of", "word_of_tables"]
 
-_SAMPLE = 16  # rows of a table
+_SAMPLE = 16  # rows
 
 
 class Digest:
@@ -49,11 +48,23 @@ def word_of(*known: object) -> str:
     return blake2b(repr(known).encode(errors="surrogatepass"), digest_size=16).hexdigest()
 
 
-def word_of_samples(tables: Iterable[RowArray]) -> str:
-    """Return 32 hexadecimal digits, a hash of a few rows of each table, from the first to the last."""
-    samples = []
-    for values in tables:
-        rows = np.unique(np.linspace(0, max(len(values) - 1, 0), min(_SAMPLE, len(values))).astype(np.int64))
-        samples.append(np.ascontiguousarray(values[rows]).tobytes())
-        release(values)
-    return word_of(samples)
+def word_of_tables(source: GraphSource, exchange: Exchange) -> str:
+    """Return 32 hexadecimal digits, a hash of features and original ids: dtypes, shapes, and a few rows of each.
+
+    Collective on the ranks.
+    """
+    features = [table[key] for table in (source.node_feats, source.edge_feats) for key in sorted(table)]
+    tables = [feature[name].values for feature in features for name in sorted(feature)]
+    tables += [*(source.node_ids or ()), *(source.edge_ids or ())]
+    with exchange.together("reading a few rows of the features"):
+        mine = word_of([_sample(values) for values in tables]) if exchange.rank == 0 else ""
+    samples = exchange.gather_bytes(mine.encode())[0]
+    return word_of(feature_infos(source), source.node_ids is None, source.edge_ids is None, samples)
+
+
+def _sample(values: RowArray) -> bytes:
+    """Return a few rows, from the first to the last."""
+    rows = np.unique(np.linspace(0, max(len(values) - 1, 0), min(_SAMPLE, len(values))).astype(np.int64))
+    found = np.ascontiguousarray(values[rows]).tobytes()
+    release(values)
+    return found

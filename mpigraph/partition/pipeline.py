@@ -17,7 +17,6 @@ memory that they have shows in the files.
 import json
 import math
 import os
-import tempfile
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -28,13 +27,12 @@ from typing import Any
 import numpy as np
 
 from mpigraph.arrays import I32, I64, Array, Mask
-from mpigraph.errors import CollectiveError, InvalidArgumentError, check_integer
 from mpigraph.log import get_logger
 from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import relation_key
 from mpigraph.partition.balance import Criteria, balance_criteria, loads_of, measured_balance
 from mpigraph.partition.exchange import ALONE, Exchange, even_bounds
-from mpigraph.partition.identity import Digest, word_of, word_of_samples
+from mpigraph.partition.identity import Digest, word_of, word_of_tables
 from mpigraph.partition.kept import (
     KeptAssignment,
     PartRecords,
@@ -46,22 +44,21 @@ from mpigraph.partition.kept import (
 from mpigraph.partition.metis import metis_assign
 from mpigraph.partition.multilevel.assign import multilevel_assign
 from mpigraph.partition.numbering import Numbering
+from mpigraph.partition.options import Method, check_assignment, check_options, check_same, check_writable
 from mpigraph.partition.part_writer import PartWriter, WrittenPart
 from mpigraph.partition.progress import Progress, silent
 from mpigraph.partition.random_assignment import random_assign
 from mpigraph.partition.relabel import relabel
-from mpigraph.partition.source import Feature, GraphSource, edge_chunks
+from mpigraph.partition.source import GraphSource, edge_chunks, feature_infos
 from mpigraph.partition.spill import Scratch
 from mpigraph.storage.audit import audit_part
 from mpigraph.storage.contents import PartFiles
 from mpigraph.storage.files import check_space
 from mpigraph.storage.format import index_dtype, node_orig_ids_name, relation_dataset_name
-from mpigraph.storage.part_config import FeatureInfo, PartConfig, check_graph_name
+from mpigraph.storage.part_config import PartConfig
 from mpigraph.storage.shard import ShardReader
 
-__all__ = ["PART_METHODS", "PartitionResult", "check_options", "check_writable", "partition_source"]
-
-PART_METHODS = ("metis", "multilevel", "random")
+__all__ = ["PartitionResult", "partition_source"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,63 +146,17 @@ def partition_source(
             if assignment is None:
                 check_options(graph_name, num_parts, part_method, objtype, seed)
             else:
-                _check_assignment(graph_name, num_parts, part_method, assignment, sum(source.num_nodes))
+                check_assignment(graph_name, num_parts, part_method, assignment, sum(source.num_nodes))
             if exchange.rank == 0:
                 check_writable(out)
                 out.mkdir(parents=True, exist_ok=True)
                 stack.callback(sole_writer(out).discard)
                 there = bytes_recorded(out, graph_name) if resume else 0
                 check_space(out, _bytes_on_disk(source, num_parts) - there, f"graph {graph_name!r}")
-        method = _Method(part_method, int(num_parts), int(seed), objtype, recursive, bool(balance_edges))
-        _check_same(exchange, source, graph_name, method, balance_classes, assignment, resume)
+        method = Method(part_method, int(num_parts), int(seed), objtype, recursive, bool(balance_edges))
+        check_same(exchange, source, graph_name, method, balance_classes, assignment, resume)
         run = _Run(source, graph_name, out, exchange, scratch or Scratch(out), progress or silent, bool(resume))
         return run.make(method, balance_classes, assignment)
-
-
-def check_options(
-    graph_name: str, num_parts: int, part_method: str = "metis", objtype: str = "cut", seed: int = 0
-) -> None:
-    """Check what can be checked without the graph; the arguments are those of :func:`partition_source`.
-
-    Raises:
-        InvalidArgumentError: one is not usable.
-    """
-    check_graph_name(graph_name)
-    check_integer("num_parts", num_parts, 1, 2**31 - 1)
-    if part_method not in PART_METHODS:
-        raise InvalidArgumentError(f"part_method must be one of {list(PART_METHODS)} (got {part_method!r})")
-    if objtype not in ("cut", "vol"):
-        raise InvalidArgumentError(f"objtype must be 'cut' or 'vol' (got {objtype!r})")
-    if part_method == "multilevel" and objtype != "cut":
-        raise InvalidArgumentError(f"part_method 'multilevel' minimises the cut (got objtype {objtype!r})")
-    check_integer("seed", seed, -(2**63), 2**64 - 1)
-
-
-def check_writable(directory: str | os.PathLike[str]) -> None:
-    """Check that files can be written to a directory, or that it can be made.
-
-    Raises:
-        InvalidArgumentError: they cannot; the message says why.
-    """
-    path = Path(directory).absolute()
-    nearest = next(ancestor for ancestor in (path, *path.parents) if ancestor.exists())
-    try:
-        with tempfile.TemporaryFile(dir=nearest) as file:
-            file.write(b"\0")  # which a full disk has no place for
-    except OSError as error:
-        raise InvalidArgumentError(f"{directory}: cannot write there: {error.strerror or error}") from error
-
-
-@dataclass(frozen=True)
-class _Method:
-    """How nodes are assigned; the arguments of :func:`partition_source`."""
-
-    name: str
-    num_parts: int
-    seed: int
-    objtype: str
-    recursive: bool | None
-    balance_edges: bool
 
 
 @dataclass(eq=False)
@@ -225,7 +176,7 @@ class _Run:
     def __post_init__(self) -> None:
         self.bounds = even_bounds(sum(self.source.num_nodes), self.exchange.size)
 
-    def make(self, method: _Method, classes: Mapping[str, Array] | None, assignment: Array | None) -> PartitionResult:
+    def make(self, method: Method, classes: Mapping[str, Array] | None, assignment: Array | None) -> PartitionResult:
         topology = self.check_edges()
         kept = self.kept_assignment(topology, method, classes) if assignment is None else None
         stage = f"assign nodes ({method.name})"
@@ -241,7 +192,7 @@ class _Run:
         identity = word_of(topology, self.graph_name, method.num_parts, digest.total())
         numbering = Numbering(self.exchange, self.bounds, self.source.node_bases, parts, method.num_parts)
         del parts
-        records = PartRecords(self.out, self.graph_name, self.word_of_parts(identity))
+        records = PartRecords(self.out, self.graph_name, word_of(identity, word_of_tables(self.source, self.exchange)))
         written = self.complete_parts(method, identity, numbering, records)
         done = self.exchange.total(np.isin(np.arange(method.num_parts), list(written)).astype(np.int64)) > 0
         if done.any():
@@ -280,7 +231,7 @@ class _Run:
         schema = source.schema
         return word_of(schema.ntypes, schema.relations, source.num_nodes, source.edge_counts, digest.total())
 
-    def kept_assignment(self, topology: str, method: _Method, classes: Mapping[str, Array] | None) -> KeptAssignment:
+    def kept_assignment(self, topology: str, method: Method, classes: Mapping[str, Array] | None) -> KeptAssignment:
         """Return where the assignment is kept until all is written."""
         digest = Digest(self.exchange)
         with self.exchange.together("reading balance classes"):
@@ -293,7 +244,7 @@ class _Run:
 
     def assign(
         self,
-        method: _Method,
+        method: Method,
         classes: Mapping[str, Array] | None,
         criteria: Criteria,
         kept: KeptAssignment | None,
@@ -328,7 +279,7 @@ class _Run:
                 kept.write(whole)
         return parts
 
-    def assign_alone(self, method: _Method, classes: Mapping[str, Array] | None) -> I32:
+    def assign_alone(self, method: Method, classes: Mapping[str, Array] | None) -> I32:
         """Return int32[all nodes], by a method that runs in one process."""
         if method.name == "random":
             return random_assign(self.source, method.num_parts, method.seed)
@@ -343,20 +294,8 @@ class _Run:
         parts: I32 = self.exchange.scatter(whole[:, None], self.bounds)[:, 0]
         return parts
 
-    def word_of_parts(self, identity: str) -> str:
-        """Return a hash of all that the parts depend on; of features that is a few rows."""
-        source = self.source
-        tables = [source.node_feats[key] for key in sorted(source.node_feats)]
-        tables += [source.edge_feats[key] for key in sorted(source.edge_feats)]
-        rows = [table[name].values for table in tables for name in sorted(table)]
-        rows += [*(source.node_ids or ()), *(source.edge_ids or ())]
-        with self.exchange.together("reading a few rows of the features"):
-            samples = word_of_samples(rows) if self.exchange.rank == 0 else ""
-        [samples, *_] = [data.decode() for data in self.exchange.gather_bytes(samples.encode())]
-        return word_of(identity, _features_of(source), source.node_ids is None, source.edge_ids is None, samples)
-
     def complete_parts(
-        self, method: _Method, identity: str, numbering: Numbering, records: PartRecords
+        self, method: Method, identity: str, numbering: Numbering, records: PartRecords
     ) -> dict[int, WrittenPart]:
         """Verify the parts that are recorded, some on each rank; return those that are right."""
         if not self.resume:
@@ -416,7 +355,7 @@ class _Run:
 
     def write_config(
         self,
-        method: _Method,
+        method: Method,
         identity: str,
         numbering: Numbering,
         written: Mapping[int, WrittenPart],
@@ -439,7 +378,7 @@ class _Run:
 
     def config_of(
         self,
-        method: _Method,
+        method: Method,
         identity: str,
         numbering: Numbering,
         num_edges: I64,
@@ -449,7 +388,7 @@ class _Run:
         """Return the configuration for int64[parts, relations] edges."""
         zero = np.zeros((1, num_edges.shape[1]), np.int64)
         edge_offsets = np.concatenate([zero, np.cumsum(num_edges, axis=0)])
-        node_features, edge_features = _features_of(self.source)
+        node_features, edge_features = feature_infos(self.source)
         return PartConfig(
             graph_name=self.graph_name,
             part_method=method.name,
@@ -489,67 +428,3 @@ def _bytes_on_disk(source: GraphSource, num_parts: int) -> int:
         for feature in table.values():
             total += feature.values.dtype.itemsize * math.prod(feature.values.shape)
     return total
-
-
-def _features_of(source: GraphSource) -> tuple[dict[str, dict[str, FeatureInfo]], dict[str, dict[str, FeatureInfo]]]:
-    """Return dtype and row shape of the features of all node types, and of all relations."""
-    keys = [relation_key(relation) for relation in source.schema.relations]
-    return _feature_infos(source.schema.ntypes, source.node_feats), _feature_infos(keys, source.edge_feats)
-
-
-def _feature_infos(
-    keys: Iterable[str], features: Mapping[str, Mapping[str, Feature]]
-) -> dict[str, dict[str, FeatureInfo]]:
-    """Return dtype and row shape of every feature; every node type or relation is a key."""
-    return {
-        key: {name: FeatureInfo(f.dtype, tuple(f.values.shape[1:])) for name, f in features.get(key, {}).items()}
-        for key in keys
-    }
-
-
-def _check_same(
-    exchange: Exchange,
-    source: GraphSource,
-    graph_name: str,
-    method: _Method,
-    classes: Mapping[str, Array] | None,
-    assignment: Array | None,
-    resume: bool,
-) -> None:
-    """Check that all ranks do the same to a graph of the same shape; the edges themselves are compared by nobody.
-
-    Raises:
-        CollectiveError: they do not; on every rank.
-    """
-    schema = source.schema
-    told = {
-        "graph_name": graph_name,
-        "the method": method,
-        "balance classes": {ntype: len(given) for ntype, given in sorted((classes or {}).items())},
-        "whether an assignment is given": assignment is not None,
-        "whether to resume": bool(resume),
-        "types": (schema.ntypes, schema.relations),
-        "numbers of nodes and edges": (tuple(map(int, source.num_nodes)), tuple(source.edge_counts)),
-        "features": _features_of(source),
-        "original ids": (source.node_ids is None, source.edge_ids is None),
-    }
-    words = [word_of(value) for value in told.values()]
-    everyone = [data.decode().split() for data in exchange.gather_bytes(" ".join(words).encode())]
-    with exchange.together(f"partitioning {graph_name!r}"):
-        for what, found in zip(told, zip(*everyone, strict=True), strict=True):
-            other = next((rank for rank, word in enumerate(found) if word != found[0]), None)
-            if other is not None:
-                raise CollectiveError(f"{what} of rank {other} differ from those of rank 0")
-
-
-def _check_assignment(graph_name: str, num_parts: int, part_method: str, assignment: Array, num_nodes: int) -> None:
-    """Check the arguments of a graph whose parts were chosen by other means."""
-    if part_method != "given":
-        raise InvalidArgumentError(f"part_method must be 'given' (got {part_method!r})")
-    check_options(graph_name, num_parts)
-    wanted = f"assignment must hold a part in [0, {num_parts}) for each of {num_nodes} nodes"
-    if assignment.shape != (num_nodes,) or assignment.dtype.kind not in "iu":
-        raise InvalidArgumentError(f"{wanted} (got {assignment.dtype}{list(assignment.shape)})")
-    bad = np.flatnonzero((assignment < 0) | (assignment >= num_parts))
-    if len(bad):
-        raise InvalidArgumentError(f"{wanted} (got {assignment[bad[0]]} for node {bad[0]})")
