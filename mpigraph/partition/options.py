@@ -77,6 +77,8 @@ def check_same(
 ) -> None:
     """Check that all ranks do the same to a graph of the same shape; the edges themselves are compared by nobody.
 
+    Collective on the ranks.
+
     Raises:
         CollectiveError: they do not; on every rank.
     """
