@@ -18,13 +18,8 @@ from mpigraph.memory import free_memory, held_memory
 from mpigraph.partition.chunks import mapped_npy
 from mpigraph.partition.exchange import Exchange
 from mpigraph.partition.forecast import check_memory, ranks_on_this_node
-from mpigraph.partition.pipeline import (
-    PART_METHODS,
-    PartitionResult,
-    check_options,
-    check_writable,
-    partition_source,
-)
+from mpigraph.partition.options import PART_METHODS, check_options, check_writable
+from mpigraph.partition.pipeline import PartitionResult, partition_source
 from mpigraph.partition.progress import silent
 from mpigraph.partition.readers import add_reverse_edges, read_source
 from mpigraph.partition.shards import check_apart
@@ -83,6 +78,13 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument(
         "--scratch", metavar="DIR", help="directory of temporary files, as large as the edges (default: --out)"
     )
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="after a run that was killed: verify the parts that it has completed, and write only the others; with "
+        "another input or other options all are written (without --resume the assignment of nodes is taken up, and "
+        "all parts are written)",
+    )
     parser.set_defaults(run=_run)
 
 
@@ -119,6 +121,7 @@ def _run(arguments: argparse.Namespace) -> int:
                 progress=progress,
                 exchange=exchange,
                 scratch=None if arguments.scratch is None else Scratch(arguments.scratch),
+                resume=arguments.resume,
             )
         if exchange.rank == 0:
             _print_result(result, method)

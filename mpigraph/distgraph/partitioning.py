@@ -23,8 +23,9 @@ from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import Relation, relation_key
 from mpigraph.mpi.alltoall import Comm
 from mpigraph.partition.exchange import ALONE
+from mpigraph.partition.options import check_options
 from mpigraph.partition.over_mpi import MPIExchange
-from mpigraph.partition.pipeline import PartitionResult, check_options, partition_source
+from mpigraph.partition.pipeline import PartitionResult, partition_source
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.storage.contents import PartFiles, check_sources
 from mpigraph.storage.format import edge_feature_name, node_feature_name, relation_dataset_name
@@ -55,6 +56,7 @@ def partition_graph(
     seed: int = 0,
     reshuffle: bool = True,
     comm: Comm | None = None,
+    resume: bool = False,
 ) -> tuple[Any, Any] | None:
     """Cut a graph into parts and write them to ``out_path``.
 
@@ -79,6 +81,8 @@ def partition_graph(
         reshuffle: only True: nodes and edges always get new ids.
         comm: ranks that do it together, each with the same graph; the files are the same for any number of ranks. By
             default this process works alone.
+        resume: after a run of the same call that was killed: verify the parts that it has completed, and write only
+            the others. Nothing is taken up from a run with another graph or other arguments.
 
     Returns:
         None, or ``(orig_nids, orig_eids)``: new id -> original id, int64 tensors; dicts by node type and by
@@ -87,6 +91,7 @@ def partition_graph(
     Raises:
         InvalidArgumentError: an argument is not usable.
         GraphDataError: the graph contradicts itself.
+        StorageError: the disk is full, or another run is writing to ``out_path``.
 
     Collective on ``comm``, if there is one.
     """
@@ -111,6 +116,7 @@ def partition_graph(
             objtype=objtype,
             seed=seed,
             exchange=exchange,
+            resume=resume,
         )
     return _mapping(graph, result) if return_mapping else None
 

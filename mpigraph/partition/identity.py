@@ -8,11 +8,11 @@ from mpigraph.arrays import I64, Array
 from mpigraph.kernels.digest import add_digest
 from mpigraph.kernels.rng import combine
 from mpigraph.partition.exchange import Exchange
-from mpigraph.partition.source import RowArray, numpy_under
+from mpigraph.partition.source import GraphSource, RowArray, feature_infos, numpy_under, release
 
-__all__ = ["Digest", "sampled", "word_of"]
+__all__ = ["Digest", "sampled", "word_of", "word_of_tables"]
 
-_SAMPLES = 64
+_SAMPLES = 64  # rows
 _SAMPLES_OF_FILES = 3  # where a row costs the reading of a block of many
 
 
@@ -48,9 +48,25 @@ def sampled(array: RowArray) -> bytes:
     """Return some rows of an array, from the first to the last at equal distances: equal for equal arrays."""
     count = min(len(array), _SAMPLES if isinstance(next(numpy_under(array), None), np.ndarray) else _SAMPLES_OF_FILES)
     rows = np.linspace(0, len(array) - 1, count, dtype=np.int64).tolist()
-    return b"".join(np.ascontiguousarray(array[row : row + 1]).tobytes() for row in rows)
+    found = b"".join(np.ascontiguousarray(array[row : row + 1]).tobytes() for row in rows)
+    release(array)
+    return found
 
 
 def word_of(*known: object) -> str:
     """Return 32 hexadecimal digits, a hash of plain values."""
     return blake2b(repr(known).encode(errors="surrogatepass"), digest_size=16).hexdigest()
+
+
+def word_of_tables(source: GraphSource, exchange: Exchange) -> str:
+    """Return 32 hexadecimal digits, a hash of features and original ids: dtypes, shapes, and a few rows of each.
+
+    Collective on the ranks.
+    """
+    features = [table[key] for table in (source.node_feats, source.edge_feats) for key in sorted(table)]
+    tables = [feature[name].values for feature in features for name in sorted(feature)]
+    tables += [*(source.node_ids or ()), *(source.edge_ids or ())]
+    with exchange.together("reading a few rows of the features"):
+        mine = word_of([sampled(values) for values in tables]) if exchange.rank == 0 else ""
+    samples = exchange.gather_bytes(mine.encode())[0]
+    return word_of(feature_infos(source), source.node_ids is None, source.edge_ids is None, samples)

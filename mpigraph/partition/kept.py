@@ -1,22 +1,32 @@
-"""An assignment, kept in a file until the graph is written, so that a crash meanwhile does not cost it.
+"""What an interrupted run leaves for the next one, in files beside the shards that go when the graph is written.
 
-The file lies in the output folder. Its name has a hash of all that the result depends on, so another graph or other
-options do not take it.
+These are the assignment, and a record of each part that is complete::
+
+    <graph>.<hash>.assignment    the part of each node
+    <graph>.<hash>.part<number>  JSON: the seals of the part's files and what else is known of it
+
+The hash in a name is of all that the content depends on, so another graph or other options do not take it.
 """
 
+import json
 import os
 import re
+from collections.abc import Iterable
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from mpigraph.arrays import I32
 from mpigraph.log import get_logger
-from mpigraph.storage.files import NewFile, open_regular
+from mpigraph.partition.identity import word_of
+from mpigraph.partition.part_writer import WrittenPart
+from mpigraph.storage.files import NewFile, open_regular, read_text
+from mpigraph.storage.part_config import PartConfig
 
-__all__ = ["KeptAssignment"]
+__all__ = ["KeptAssignment", "PartRecords", "bytes_recorded", "is_anything_left", "remove_all", "sole_writer"]
 
 _WORD = 16  # digits of the hash in the name
 _DIGEST = 32  # bytes at the beginning of a file: the hash of the rest
@@ -34,7 +44,6 @@ class KeptAssignment:
     """
 
     def __init__(self, folder: Path, graph_name: str, word: str, num_nodes: int, num_parts: int) -> None:
-        self._graph_name = graph_name
         self._path = folder / f"{graph_name}.{word[:_WORD]}.assignment"
         self._num_nodes = num_nodes
         self._num_parts = num_parts
@@ -61,6 +70,10 @@ class KeptAssignment:
         get_logger().warning("the assignment of an interrupted run is taken from %s", self._path)
         return parts
 
+    def exists(self) -> bool:
+        """Return whether there is a file of this name, be it damaged."""
+        return self._path.exists()
+
     def write(self, parts: I32) -> None:
         """Keep an assignment, int32[all nodes].
 
@@ -71,13 +84,102 @@ class KeptAssignment:
             file.write(_digest(parts))
             file.write(parts)
 
-    def remove(self) -> None:
-        """Remove what any run for this graph has kept, now that the graph is written."""
-        ours = re.compile(re.escape(self._graph_name) + rf"\.[0-9a-f]{{{_WORD}}}\.assignment")
-        with suppress(OSError):  # the graph stands
-            for path in self._path.parent.iterdir():
-                if ours.fullmatch(path.name.removeprefix(".").removesuffix(".tmp")):
-                    path.unlink(missing_ok=True)
+
+class PartRecords:
+    """The records of the parts of a graph that are complete.
+
+    Args:
+        folder: where the graph is written.
+        graph_name: the graph's name.
+        word: hexadecimal digits, a hash of all that the parts depend on.
+    """
+
+    def __init__(self, folder: Path, graph_name: str, word: str) -> None:
+        self._folder = folder
+        self._graph_name = graph_name
+        self._word = word
+
+    def read(self, part: int) -> WrittenPart | None:
+        """Return what is recorded of a part, or None if nothing is or it is damaged, of which a line of the log tells.
+
+        Its files may have changed since then.
+        """
+        path = self._path(part)
+        try:
+            found = json.loads(read_text(path))
+            written = WrittenPart(found["seals"], np.array(found["num_edges"], np.int64), found["num_cut"])
+            if found["checksum"] == self._checksum(part, written):
+                return written
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+            pass
+        get_logger().warning("%s is ignored: it is damaged", path)
+        return None
+
+    def write(self, part: int, written: WrittenPart) -> None:
+        """Record that a part is complete.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        content = _plain(written) | {"checksum": self._checksum(part, written)}
+        with NewFile(self._path(part)) as file:
+            file.write((json.dumps(content) + "\n").encode())
+
+    def remove_others(self, parts: Iterable[int]) -> None:
+        """Remove all records for a graph of this name, of whatever hash, except those of some parts."""
+        kept = {self._path(part) for part in parts}
+        for path, part in _files(self._folder, self._graph_name):
+            if part is not None and path not in kept:
+                path.unlink(missing_ok=True)
+
+    def _path(self, part: int) -> Path:
+        return self._folder / f"{self._graph_name}.{self._word[:_WORD]}.part{part}"
+
+    def _checksum(self, part: int, written: WrittenPart) -> str:
+        return word_of(self._word, part, sorted(_plain(written).items()))
+
+
+def is_anything_left(folder: Path, graph_name: str) -> bool:
+    """Return whether an interrupted run has left anything for a graph of this name, of whatever hash."""
+    return any(not path.name.endswith(".tmp") for path, _ in _files(folder, graph_name))
+
+
+def bytes_recorded(folder: Path, graph_name: str) -> int:
+    """Return the size of the files of all parts that are recorded."""
+    recorded = {part for _, part in _files(folder, graph_name) if part is not None}
+    files = PartConfig.default_files(max(recorded, default=-1) + 1)
+    paths = [folder / name for part in recorded for name in files[part].values()]
+    return sum(path.stat().st_size for path in paths if path.is_file())
+
+
+def remove_all(folder: Path, graph_name: str) -> None:
+    """Remove what any run for a graph of this name has left, now that the graph is written."""
+    with suppress(OSError):  # the graph stands
+        for path, _ in sorted(_files(folder, graph_name), key=lambda found: found[1] is None):  # assignments last
+            path.unlink(missing_ok=True)
+
+
+def sole_writer(folder: Path) -> NewFile:
+    """Keep other runs from writing to a folder, until what is returned is discarded or the process ends.
+
+    Raises:
+        StorageError: another run is writing there.
+    """
+    return NewFile(folder / "partition", busy=f"{folder}: another run is writing to this folder")
+
+
+def _files(folder: Path, graph_name: str) -> list[tuple[Path, int | None]]:
+    """Return what runs have left for a graph, and the part of which each file is the record; None for an assignment."""
+    ours = re.compile(rf"\.?{re.escape(graph_name)}\.[0-9a-f]{{{_WORD}}}\.(assignment|part([0-9]+))(\.tmp)?")
+    found = [(path, ours.fullmatch(path.name)) for path in folder.iterdir()]
+    return [(path, None if match[2] is None else int(match[2])) for path, match in found if match is not None]
+
+
+def _plain(written: WrittenPart) -> dict[str, Any]:
+    """Return what is known of a part as JSON has it."""
+    return {"seals": dict(written.seals), "num_edges": written.num_edges.tolist(), "num_cut": written.num_cut}
 
 
 def _digest(parts: I32) -> bytes:

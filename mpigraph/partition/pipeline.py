@@ -7,14 +7,18 @@ The stages, each bounded in memory::
     relabel edges   nodes and edges travel in new ids to the ranks that write their parts
     write parts     each part by one rank
 
+A run that is killed leaves what :mod:`.kept` has, which the next one may take up: it goes through the same stages, but
+assigns no nodes, and of parts that are complete nothing travels and nothing is written.
+
 Ranks own ranges of the original ids of all nodes, types one after the other. Neither the number of ranks nor the
 memory that they have shows in the files.
 """
 
+import json
 import math
 import os
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -22,32 +26,39 @@ from typing import Any
 
 import numpy as np
 
-from mpigraph.arrays import I32, I64, Array
-from mpigraph.errors import CollectiveError, InvalidArgumentError, check_integer
+from mpigraph.arrays import I32, I64, Array, Mask
 from mpigraph.log import get_logger
 from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import relation_key
 from mpigraph.partition.balance import Criteria, balance_criteria, loads_of, measured_balance
 from mpigraph.partition.exchange import ALONE, Exchange, even_bounds
-from mpigraph.partition.identity import Digest, sampled, word_of
-from mpigraph.partition.kept import KeptAssignment
+from mpigraph.partition.identity import Digest, word_of, word_of_tables
+from mpigraph.partition.kept import (
+    KeptAssignment,
+    PartRecords,
+    bytes_recorded,
+    is_anything_left,
+    remove_all,
+    sole_writer,
+)
 from mpigraph.partition.metis import metis_assign
 from mpigraph.partition.multilevel.assign import multilevel_assign
 from mpigraph.partition.numbering import Numbering
+from mpigraph.partition.options import Method, check_assignment, check_options, check_same, check_writable
 from mpigraph.partition.part_writer import PartWriter, WrittenPart
 from mpigraph.partition.progress import Progress, silent
 from mpigraph.partition.random_assignment import random_assign
 from mpigraph.partition.relabel import relabel
-from mpigraph.partition.source import Feature, GraphSource, RowArray, edge_chunks
+from mpigraph.partition.source import GraphSource, edge_chunks, feature_infos
 from mpigraph.partition.spill import Scratch
+from mpigraph.storage.audit import audit_part
+from mpigraph.storage.contents import PartFiles
 from mpigraph.storage.files import check_space
 from mpigraph.storage.format import index_dtype, node_orig_ids_name, relation_dataset_name
-from mpigraph.storage.part_config import FeatureInfo, PartConfig, check_graph_name
+from mpigraph.storage.part_config import PartConfig
 from mpigraph.storage.shard import ShardReader
 
-__all__ = ["PART_METHODS", "PartitionResult", "check_options", "check_writable", "partition_source"]
-
-PART_METHODS = ("metis", "multilevel", "random")
+__all__ = ["PartitionResult", "partition_source"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,11 +103,13 @@ def partition_source(
     progress: Progress | None = None,
     exchange: Exchange = ALONE,
     scratch: Scratch | None = None,
+    resume: bool = False,
 ) -> PartitionResult:
     """Partition a graph and write it. Equal arguments give equal files, on any number of ranks.
 
-    What was assigned stays in a file beside the shards until they are written: a run that is interrupted there, and
-    made again with the same arguments, does not repeat it.
+    What was assigned stays in a file beside the shards until they are written, and so do records of the parts that are
+    complete. A run that is interrupted, and made again with the same arguments, does not repeat the assignment; with
+    ``resume`` it does not repeat the complete parts, either.
 
     Collective on the ranks. An error that is not the same on all, such as a full disk in the middle of a stage, is
     raised where it happens; the caller then has to end the others.
@@ -117,73 +130,33 @@ def partition_source(
         progress: what to report to.
         exchange: the ranks.
         scratch: for what does not fit into memory; beside the shards by default.
+        resume: verify the parts that an interrupted run has completed, and write only the others and what is damaged.
+            Edges are compared with those that the parts were made from, features by their dtypes, their shapes and a
+            few of their rows. Where nothing can be taken up, a line of the log tells, and all parts are written.
 
     Raises:
         InvalidArgumentError: an argument is not usable, or the directory cannot be written to.
-        StorageError: the disk is full, or another process is writing there.
+        StorageError: the disk is full, or another run is writing there.
         GraphDataError: the graph contradicts itself.
         CollectiveError: ranks give different arguments, or graphs of different shapes.
     """
     out = Path(out_path)
-    with exchange.together(f"partitioning {graph_name!r}"):
-        if assignment is None:
-            check_options(graph_name, num_parts, part_method, objtype, seed)
-        else:
-            _check_assignment(graph_name, num_parts, part_method, assignment, sum(source.num_nodes))
-        if exchange.rank == 0:
-            check_writable(out)
-            out.mkdir(parents=True, exist_ok=True)
-            check_space(out, _bytes_on_disk(source, num_parts), f"graph {graph_name!r}")
-    method = _Method(part_method, int(num_parts), int(seed), objtype, recursive, bool(balance_edges))
-    _check_same(exchange, source, graph_name, method, balance_classes, assignment)
-    run = _Run(source, graph_name, out, exchange, scratch or Scratch(out), progress or silent)
-    return run.make(method, balance_classes, assignment)
-
-
-def check_options(
-    graph_name: str, num_parts: int, part_method: str = "metis", objtype: str = "cut", seed: int = 0
-) -> None:
-    """Check what can be checked without the graph; the arguments are those of :func:`partition_source`.
-
-    Raises:
-        InvalidArgumentError: one is not usable.
-    """
-    check_graph_name(graph_name)
-    check_integer("num_parts", num_parts, 1, 2**31 - 1)
-    if part_method not in PART_METHODS:
-        raise InvalidArgumentError(f"part_method must be one of {list(PART_METHODS)} (got {part_method!r})")
-    if objtype not in ("cut", "vol"):
-        raise InvalidArgumentError(f"objtype must be 'cut' or 'vol' (got {objtype!r})")
-    if part_method == "multilevel" and objtype != "cut":
-        raise InvalidArgumentError(f"part_method 'multilevel' minimises the cut (got objtype {objtype!r})")
-    check_integer("seed", seed, -(2**63), 2**64 - 1)
-
-
-def check_writable(directory: str | os.PathLike[str]) -> None:
-    """Check that files can be written to a directory, or that it can be made.
-
-    Raises:
-        InvalidArgumentError: they cannot; the message says why.
-    """
-    path = Path(directory).absolute()
-    nearest = next(ancestor for ancestor in (path, *path.parents) if ancestor.exists())
-    try:
-        with tempfile.TemporaryFile(dir=nearest) as file:
-            file.write(b"\0")  # which a full disk has no place for
-    except OSError as error:
-        raise InvalidArgumentError(f"{directory}: cannot write there: {error.strerror or error}") from error
-
-
-@dataclass(frozen=True)
-class _Method:
-    """How nodes are assigned; the arguments of :func:`partition_source`."""
-
-    name: str
-    num_parts: int
-    seed: int
-    objtype: str
-    recursive: bool | None
-    balance_edges: bool
+    with ExitStack() as stack:
+        with exchange.together(f"partitioning {graph_name!r}"):
+            if assignment is None:
+                check_options(graph_name, num_parts, part_method, objtype, seed)
+            else:
+                check_assignment(graph_name, num_parts, part_method, assignment, sum(source.num_nodes))
+            if exchange.rank == 0:
+                check_writable(out)
+                out.mkdir(parents=True, exist_ok=True)
+                stack.callback(sole_writer(out).discard)
+                there = bytes_recorded(out, graph_name) if resume else 0
+                check_space(out, _bytes_on_disk(source, num_parts) - there, f"graph {graph_name!r}")
+        method = Method(part_method, int(num_parts), int(seed), objtype, recursive, bool(balance_edges))
+        check_same(exchange, source, graph_name, method, balance_classes, assignment, resume)
+        run = _Run(source, graph_name, out, exchange, scratch or Scratch(out), progress or silent, bool(resume))
+        return run.make(method, balance_classes, assignment)
 
 
 @dataclass(eq=False)
@@ -196,12 +169,14 @@ class _Run:
     exchange: Exchange
     scratch: Scratch
     progress: Progress
+    resume: bool
     bounds: I64 = field(init=False)
+    found_assignment: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         self.bounds = even_bounds(sum(self.source.num_nodes), self.exchange.size)
 
-    def make(self, method: _Method, classes: Mapping[str, Array] | None, assignment: Array | None) -> PartitionResult:
+    def make(self, method: Method, classes: Mapping[str, Array] | None, assignment: Array | None) -> PartitionResult:
         topology = self.check_edges()
         kept = self.kept_assignment(topology, method, classes) if assignment is None else None
         stage = f"assign nodes ({method.name})"
@@ -217,22 +192,25 @@ class _Run:
         identity = word_of(topology, self.graph_name, method.num_parts, digest.total())
         numbering = Numbering(self.exchange, self.bounds, self.source.node_bases, parts, method.num_parts)
         del parts
+        records = PartRecords(self.out, self.graph_name, word_of(identity, word_of_tables(self.source, self.exchange)))
+        written = self.complete_parts(method, identity, numbering, records)
+        done = self.exchange.total(np.isin(np.arange(method.num_parts), list(written)).astype(np.int64)) > 0
+        if done.any():
+            self.tell("%d of %d parts are complete, and are not written again", done.sum(), len(done))
+        elif self.resume and self.found_assignment:
+            self.tell("no part is complete with this assignment and these features: all are written")
+        elif assignment is not None:
+            self.tell_that_nothing_is_taken_up()
         # a configuration is there only while all its shards are: the old one goes first, and the new one comes last
         with self.exchange.together("removing the old configuration"):
             if self.exchange.rank == 0:
                 (self.out / f"{self.graph_name}.json").unlink(missing_ok=True)
-        arrivals = relabel(self.source, numbering, method.num_parts, self.scratch, self.progress)
-        writer = PartWriter(self.source, numbering, arrivals, self.graph_name, identity, self.out)
-        written: dict[int, WrittenPart] = {}
-        with self.exchange.together("writing the parts"):
-            for part in arrivals.parts:
-                self.progress("write parts", len(written), len(arrivals.parts))
-                written[part] = writer.write(part)
-            self.progress("write parts", len(arrivals.parts), len(arrivals.parts))
-        arrivals.close()
+                records.remove_others(np.flatnonzero(done).tolist())
+        if not done.all():
+            written |= self.write_parts(identity, numbering, done, records)
         path = self.write_config(method, identity, numbering, written, report)
-        if kept is not None and self.exchange.rank == 0:
-            kept.remove()
+        if self.exchange.rank == 0:
+            remove_all(self.out, self.graph_name)
         return PartitionResult(path, report)
 
     def check_edges(self) -> str:
@@ -253,7 +231,7 @@ class _Run:
         schema = source.schema
         return word_of(schema.ntypes, schema.relations, source.num_nodes, source.edge_counts, digest.total())
 
-    def kept_assignment(self, topology: str, method: _Method, classes: Mapping[str, Array] | None) -> KeptAssignment:
+    def kept_assignment(self, topology: str, method: Method, classes: Mapping[str, Array] | None) -> KeptAssignment:
         """Return where the assignment is kept until all is written."""
         digest = Digest(self.exchange)
         with self.exchange.together("reading balance classes"):
@@ -266,7 +244,7 @@ class _Run:
 
     def assign(
         self,
-        method: _Method,
+        method: Method,
         classes: Mapping[str, Array] | None,
         criteria: Criteria,
         kept: KeptAssignment | None,
@@ -281,7 +259,10 @@ class _Run:
         nothing = np.empty(0, np.int32)
         with exchange.together("reading a kept assignment"):
             found = kept.read() if exchange.rank == 0 else None
-        if exchange.sum_of(int(found is not None)):
+            if found is None and not kept.exists():
+                self.tell_that_nothing_is_taken_up()
+        self.found_assignment = exchange.sum_of(int(found is not None)) > 0
+        if self.found_assignment:
             return self.from_first(nothing if found is None else found)
         if method.name == "multilevel":
             parts = multilevel_assign(
@@ -298,7 +279,7 @@ class _Run:
                 kept.write(whole)
         return parts
 
-    def assign_alone(self, method: _Method, classes: Mapping[str, Array] | None) -> I32:
+    def assign_alone(self, method: Method, classes: Mapping[str, Array] | None) -> I32:
         """Return int32[all nodes], by a method that runs in one process."""
         if method.name == "random":
             return random_assign(self.source, method.num_parts, method.seed)
@@ -313,18 +294,75 @@ class _Run:
         parts: I32 = self.exchange.scatter(whole[:, None], self.bounds)[:, 0]
         return parts
 
+    def complete_parts(
+        self, method: Method, identity: str, numbering: Numbering, records: PartRecords
+    ) -> dict[int, WrittenPart]:
+        """Verify the parts that are recorded, some on each rank; return those that are right."""
+        if not self.resume:
+            return {}
+        found: dict[int, WrittenPart] = {}
+        with self.exchange.together("verifying the parts"):
+            for part in range(self.exchange.rank, method.num_parts, self.exchange.size):
+                written = records.read(part)
+                if written is not None:
+                    found[part] = written
+            known = np.zeros((method.num_parts, len(self.source.edges)), np.int64)
+            for part, written in found.items():
+                known[part] = written.num_edges
+            seals = [found[part].seals if part in found else {} for part in range(method.num_parts)]
+            config = self.config_of(method, identity, numbering, known, seals, {})
+            recorded = list(found)
+            with PartFiles(config) as files:
+                for number, part in enumerate(recorded):
+                    self.progress("verify parts", number, len(recorded))
+                    bad = audit_part(files, part, lambda nbytes: None).bad
+                    if bad:
+                        get_logger().warning("part %d is written again: %s", part, bad[0])
+                        del found[part]
+            self.progress("verify parts", len(recorded), len(recorded))
+        return found
+
+    def tell_that_nothing_is_taken_up(self) -> None:
+        """Tell the user who resumes a run that there is none, or none with this graph and these options."""
+        if not self.resume:
+            return
+        if is_anything_left(self.out, self.graph_name):
+            self.tell("what a run has left in %s is of another graph or of other options, and is not used", self.out)
+        else:
+            self.tell("there is nothing to resume in %s: this run begins at the beginning", self.out)
+
+    def tell(self, text: str, *values: object) -> None:
+        """Write a line to the log, on rank 0."""
+        if self.exchange.rank == 0:
+            get_logger().warning(text, *values)
+
+    def write_parts(
+        self, identity: str, numbering: Numbering, done: Mask, records: PartRecords
+    ) -> dict[int, WrittenPart]:
+        """Relabel and write the parts that are not done, and record each; return those of this rank."""
+        arrivals = relabel(self.source, numbering, done, self.scratch, self.progress)
+        writer = PartWriter(self.source, numbering, arrivals, self.graph_name, identity, self.out)
+        missing = [part for part in arrivals.parts if not done[part]]
+        written: dict[int, WrittenPart] = {}
+        with self.exchange.together("writing the parts"):
+            for part in missing:
+                self.progress("write parts", len(written), len(missing))
+                written[part] = writer.write(part)
+                records.write(part, written[part])
+            self.progress("write parts", len(missing), len(missing))
+        arrivals.close()
+        return written
+
     def write_config(
         self,
-        method: _Method,
+        method: Method,
         identity: str,
         numbering: Numbering,
         written: Mapping[int, WrittenPart],
         report: dict[str, Any],
     ) -> Path:
         """Gather what is known of the parts, add the edge cut to the report, and write the configuration."""
-        source = self.source
-        num_relations = len(source.edges)
-        known = np.zeros((method.num_parts, num_relations + 1), np.int64)
+        known = np.zeros((method.num_parts, len(self.source.edges) + 1), np.int64)
         for part, about in written.items():
             known[part, :-1] = about.num_edges
             known[part, -1] = about.num_cut
@@ -332,35 +370,43 @@ class _Run:
         total = int(known[:, :-1].sum())
         cut = int(known[:, -1].sum())
         report |= {"edges_cut": cut, "edge_cut_fraction": round(cut / max(total, 1), 4)}
-        zero = np.zeros((1, num_relations), np.int64)
-        edge_offsets = np.concatenate([zero, np.cumsum(known[:, :-1], axis=0)])
-        seals = self.gather_seals(written)
-        keys = [relation_key(relation) for relation in source.schema.relations]
-        config = PartConfig(
-            graph_name=self.graph_name,
-            part_method=method.name,
-            book=RangeBook(source.schema, tuple(numbering.offsets), tuple(edge_offsets.T.copy())),
-            node_features=_feature_infos(source.schema.ntypes, source.node_feats),
-            edge_features=_feature_infos(keys, source.edge_feats),
-            files=PartConfig.default_files(method.num_parts),
-            report=report,
-            identity=identity,
-            seals=tuple(seals),
-        )
+        config = self.config_of(method, identity, numbering, known[:, :-1], self.gather_seals(written), report)
         with self.exchange.together("writing the configuration"):
             path = config.write(self.out) if self.exchange.rank == 0 else self.out / f"{self.graph_name}.json"
         get_logger().info("%s in %d parts by %s: %s", self.graph_name, method.num_parts, method.name, report)
         return path
 
+    def config_of(
+        self,
+        method: Method,
+        identity: str,
+        numbering: Numbering,
+        num_edges: I64,
+        seals: Iterable[Mapping[str, str]],
+        report: Mapping[str, Any],
+    ) -> PartConfig:
+        """Return the configuration for int64[parts, relations] edges."""
+        zero = np.zeros((1, num_edges.shape[1]), np.int64)
+        edge_offsets = np.concatenate([zero, np.cumsum(num_edges, axis=0)])
+        node_features, edge_features = feature_infos(self.source)
+        return PartConfig(
+            graph_name=self.graph_name,
+            part_method=method.name,
+            book=RangeBook(self.source.schema, tuple(numbering.offsets), tuple(edge_offsets.T.copy())),
+            node_features=node_features,
+            edge_features=edge_features,
+            files=PartConfig.default_files(method.num_parts),
+            report=report,
+            directory=self.out,
+            identity=identity,
+            seals=tuple(seals),
+        )
+
     def gather_seals(self, written: Mapping[int, WrittenPart]) -> list[dict[str, str]]:
-        """Return the seals of all parts, on every rank. Each seal is 64 hexadecimal digits."""
-        mine = [sorted(written[part].seals.items()) for part in sorted(written)]
-        digits = [bytes.fromhex(seal) for seals in mine for _, seal in seals]
-        rows = np.frombuffer(b"".join(digits), np.uint8).reshape(-1, 32)
-        everyone = iter(self.exchange.gather(rows))
-        kinds = sorted(PartConfig.files_of(0))
-        parts = self.exchange.sum_of(len(written))
-        return [{kind: next(everyone).tobytes().hex() for kind in kinds} for _ in range(parts)]
+        """Return the seals of all parts, on every rank."""
+        mine = [(part, dict(sorted(about.seals.items()))) for part, about in written.items()]
+        everyone = [json.loads(data) for data in self.exchange.gather_bytes(json.dumps(mine).encode())]
+        return [seals for _, seals in sorted((pair for pairs in everyone for pair in pairs), key=lambda pair: pair[0])]
 
 
 def _joined(config: PartConfig, name: str) -> I64:
@@ -382,86 +428,3 @@ def _bytes_on_disk(source: GraphSource, num_parts: int) -> int:
         for feature in table.values():
             total += feature.values.dtype.itemsize * math.prod(feature.values.shape)
     return total
-
-
-def _feature_infos(
-    keys: Iterable[str], features: Mapping[str, Mapping[str, Feature]]
-) -> dict[str, dict[str, FeatureInfo]]:
-    """Return dtype and row shape of every feature; every node type or relation is a key."""
-    return {
-        key: {name: FeatureInfo(f.dtype, tuple(f.values.shape[1:])) for name, f in features.get(key, {}).items()}
-        for key in keys
-    }
-
-
-def _check_same(
-    exchange: Exchange,
-    source: GraphSource,
-    graph_name: str,
-    method: _Method,
-    classes: Mapping[str, Array] | None,
-    assignment: Array | None,
-) -> None:
-    """Check that all ranks do the same to the same graph; of the rows of an array some are compared.
-
-    Raises:
-        CollectiveError: they do not; on every rank.
-        GraphDataError: rows cannot be read; on every rank.
-    """
-    if exchange.size == 1:
-        return
-    schema = source.schema
-    keys = [relation_key(relation) for relation in schema.relations]
-    told = {
-        "graph_name": graph_name,
-        "the method": method,
-        "balance classes": {ntype: len(given) for ntype, given in sorted((classes or {}).items())},
-        "whether an assignment is given": assignment is not None,
-        "types": (schema.ntypes, schema.relations),
-        "numbers of nodes and edges": (tuple(map(int, source.num_nodes)), tuple(source.edge_counts)),
-        "features": (_feature_infos(schema.ntypes, source.node_feats), _feature_infos(keys, source.edge_feats)),
-        "original ids": (source.node_ids is None, source.edge_ids is None),
-    }
-    with exchange.together(f"partitioning {graph_name!r}"):
-        told |= {what: sampled(array) for what, array in _arrays_of(source, classes, assignment)}
-    words = [word_of(value) for value in told.values()]
-    everyone = [data.decode().split() for data in exchange.gather_bytes(" ".join(words).encode())]
-    with exchange.together(f"partitioning {graph_name!r}"):
-        for what, found in zip(told, zip(*everyone, strict=False), strict=False):  # as many arrays, if types are equal
-            other = next((rank for rank, word in enumerate(found) if word != found[0]), None)
-            if other is not None:
-                raise CollectiveError(f"{what} of rank {other} differ from those of rank 0")
-
-
-def _arrays_of(
-    source: GraphSource, classes: Mapping[str, Array] | None, assignment: Array | None
-) -> Iterator[tuple[str, RowArray]]:
-    """Yield all that ranks read, and what it is."""
-    for relation, ends in zip(source.schema.relations, source.edges, strict=True):
-        for end, ids in zip(("sources", "destinations"), ends, strict=True):
-            yield f"{end} of {relation}", ids
-    for kind, tables in (("node", source.node_feats), ("edge", source.edge_feats)):
-        for type_name, features in sorted(tables.items()):
-            for name, feature in sorted(features.items()):
-                yield f"{kind} feature {name!r} of {type_name!r}", feature.values
-    for ntype, ids in zip(source.schema.ntypes, source.node_ids or (), strict=False):
-        yield f"original ids of {ntype!r}", ids
-    for relation, ids in zip(source.schema.relations, source.edge_ids or (), strict=False):
-        yield f"original ids of {relation}", ids
-    for ntype, given in sorted((classes or {}).items()):
-        yield f"balance classes of {ntype!r}", np.asarray(given)
-    if assignment is not None:
-        yield "the assignment", assignment
-
-
-def _check_assignment(graph_name: str, num_parts: int, part_method: str, assignment: Array, num_nodes: int) -> None:
-    """Check the arguments of a graph whose parts were chosen by other means."""
-    if part_method != "given":
-        raise InvalidArgumentError(f"part_method must be 'given' (got {part_method!r})")
-    check_options(graph_name, num_parts)
-    wanted = f"assignment must hold a part in [0, {num_parts}) for each of {num_nodes} nodes"
-    if assignment.shape != (num_nodes,) or assignment.dtype.kind not in "iu":
-        raise InvalidArgumentError(f"{wanted} (got {assignment.dtype}{list(assignment.shape)})")
-    bad = np.flatnonzero((assignment < 0) | (assignment >= num_parts))
-    if len(bad):
-        raise InvalidArgumentError(f"{wanted} (got {assignment[bad[0]]} for node {bad[0]})")

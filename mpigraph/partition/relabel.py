@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpigraph.arrays import I64, Array
+from mpigraph.arrays import I64, Array, Mask
 from mpigraph.kernels.csr import sort_rows
 from mpigraph.partition.exchange import Route, even_bounds, owners_of
 from mpigraph.partition.numbering import Numbering
@@ -43,24 +43,25 @@ class Arrivals:
     Args:
         source: the graph.
         numbering: the new ids.
-        num_parts: number of parts.
+        done: bool[parts], those that are complete: nobody writes them, and nothing travels to them.
         scratch: for what does not fit into memory.
 
     Attributes:
-        parts: those that this rank writes.
+        parts: range of those of which this rank writes the ones that are not done.
     """
 
-    def __init__(self, source: GraphSource, numbering: Numbering, num_parts: int, scratch: Scratch) -> None:
+    def __init__(self, source: GraphSource, numbering: Numbering, done: Mask, scratch: Scratch) -> None:
         self._source = source
         self._numbering = numbering
-        self._part_bounds = even_bounds(num_parts, numbering.exchange.size)
+        self._done = done
+        self._part_bounds = _bounds_of_missing(done, numbering.exchange.size)
         rank = numbering.exchange.rank
         self.parts = range(int(self._part_bounds[rank]), int(self._part_bounds[rank + 1]))
         num_relations = len(source.edges)
         sizes = source.edge_counts
         self._total = sum(sizes)
         self._received = 0  # edges that all ranks have read, about
-        self._buckets = [max(1, -(-size // (num_parts * EDGES_PER_BUCKET))) for size in sizes]
+        self._buckets = [max(1, -(-size // (len(done) * EDGES_PER_BUCKET))) for size in sizes]
         groups = len(self.parts) * np.array(self._buckets, np.int64)
         self._first_group = np.concatenate([[0], np.cumsum(groups)]).astype(np.int64)
         wide = max([*source.num_nodes, *sizes], default=0) >= 2**31
@@ -90,7 +91,8 @@ class Arrivals:
             rows[:, 0] = new_dst
             rows[:, 1] = new_src
             rows[:, 2] = np.arange(first, first + len(src))
-            came = Route(exchange, owners_of(rank_bounds, new_dst)).there(rows)
+            leaving = self._leaving(dst_type, new_dst)
+            came = Route(exchange, owners_of(rank_bounds, new_dst[leaving])).there(rows[leaving])
             groups = np.searchsorted(cuts, came[:, 0], side="right") - 1
             self._edges.add(groups + self._first_group[relation_id], came)
         own = numbering.own(src_type)
@@ -146,31 +148,43 @@ class Arrivals:
         numbering = self._numbering
         offsets = numbering.offsets[ntype_id]
         new_ids = numbering.new_ids[numbering.own(ntype_id)]
-        route = Route(numbering.exchange, owners_of(offsets[self._part_bounds], new_ids))
-        came = route.there(np.stack([new_ids, values], axis=1))
+        rows = np.stack([new_ids, values], axis=1)[self._leaving(ntype_id, new_ids)]
+        came = Route(numbering.exchange, owners_of(offsets[self._part_bounds], rows[:, 0])).there(rows)
         parts = owners_of(offsets[self.parts.start : self.parts.stop + 1], came[:, 0])
         self._nodes.add(table * len(self.parts) + parts, came[:, 1:])
+
+    def _leaving(self, ntype_id: int, new_ids: Array) -> Mask | slice:
+        """Return which nodes of a type lie in parts that are not done."""
+        if not self._done.any():
+            return slice(None)
+        return ~self._done[owners_of(self._numbering.offsets[ntype_id], new_ids)]
 
     def _values(self, table: int, part: int) -> I64:
         values: I64 = self._nodes.take(table * len(self.parts) + part - self.parts.start)[:, 0]
         return values
 
 
-def relabel(
-    source: GraphSource, numbering: Numbering, num_parts: int, scratch: Scratch, progress: Progress
-) -> Arrivals:
-    """Bring every node and edge to the rank that writes its part. Collective on the ranks.
+def relabel(source: GraphSource, numbering: Numbering, done: Mask, scratch: Scratch, progress: Progress) -> Arrivals:
+    """Bring every node and edge to the rank that writes its part, if it is not done. Collective on the ranks.
 
     Args:
         source: the graph.
         numbering: the new ids.
-        num_parts: number of parts.
+        done: bool[parts], those that are complete.
         scratch: for what does not fit into memory.
         progress: what to report to.
     """
-    arrivals = Arrivals(source, numbering, num_parts, scratch)
+    arrivals = Arrivals(source, numbering, done, scratch)
     arrivals.receive_nodes()
     for relation_id in range(len(source.edges)):
         arrivals.receive_relation(relation_id, progress)
     progress("relabel edges", sum(source.edge_counts), sum(source.edge_counts))
     return arrivals
+
+
+def _bounds_of_missing(done: Mask, size: int) -> I64:
+    """Return int64[size + 1]: ranges of parts with nearly as many that are not done in each."""
+    missing_before = np.concatenate([[0], np.cumsum(~done)])
+    bounds = np.searchsorted(missing_before, even_bounds(int(missing_before[-1]), size))
+    bounds[-1] = len(done)
+    return bounds.astype(np.int64)

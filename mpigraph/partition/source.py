@@ -6,7 +6,7 @@ knows the file that it was read from names it in messages (:func:`place_of`).
 """
 
 import mmap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn, Protocol
 
@@ -17,6 +17,7 @@ from mpigraph.arrays import I64, Array
 from mpigraph.errors import GraphDataError, check_text
 from mpigraph.metadata.schema import Schema, relation_key
 from mpigraph.storage.format import logical_dtype, storage_dtype
+from mpigraph.storage.part_config import FeatureInfo
 
 __all__ = [
     "CastRows",
@@ -31,6 +32,7 @@ __all__ = [
     "as_int64",
     "as_labels",
     "edge_chunks",
+    "feature_infos",
     "largest",
     "mask_of",
     "numpy_under",
@@ -283,6 +285,7 @@ class Feature(NamedTuple):
 
 
 Features = Mapping[str, Mapping[str, Feature]]
+FeatureInfos = dict[str, dict[str, FeatureInfo]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -429,6 +432,12 @@ def edge_chunks(source: GraphSource, relation_id: int, rank: int = 0, ranks: int
     release(dst)
 
 
+def feature_infos(source: GraphSource) -> tuple[FeatureInfos, FeatureInfos]:
+    """Return dtype and row shape of the features of all node types, and of all relations."""
+    keys = [relation_key(relation) for relation in source.schema.relations]
+    return _infos(source.schema.ntypes, source.node_feats), _infos(keys, source.edge_feats)
+
+
 def largest(ids: RowArray) -> int:
     """Return the largest of some ids, -1 of none; reads all of them, a chunk at a time."""
     found = -1
@@ -493,6 +502,13 @@ def _mapping(array: Array) -> mmap.mmap | None:
     while base is not None and not isinstance(base, mmap.mmap):
         base = getattr(base, "base", None)
     return base
+
+
+def _infos(keys: Iterable[str], features: Features) -> FeatureInfos:
+    return {
+        key: {name: FeatureInfo(f.dtype, tuple(f.values.shape[1:])) for name, f in features.get(key, {}).items()}
+        for key in keys
+    }
 
 
 def _check_original_ids(what: str, ids: tuple[RowArray, ...] | None, counts: Sequence[int]) -> None:

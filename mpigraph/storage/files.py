@@ -77,22 +77,28 @@ class NewFile(FileIO):
         path: final name. Its folder is made if it does not exist.
         durable: wait at the end until the disk has it, for what must survive a crash of the machine.
         queue: wait while another process writes the file, instead of raising; for small files.
+        busy: the error's text where another process is writing it.
 
     Raises:
         StorageError: it cannot be written, or another process is writing it.
     """
 
-    def __init__(self, path: str | os.PathLike[str], durable: bool = False, queue: bool = False) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        durable: bool = False,
+        queue: bool = False,
+        busy: str | None = None,
+    ) -> None:
         self.path = Path(path)
         self._durable = durable
         self.temporary = temporary_name(self.path)
-        busy = StorageError(f"{self.path}: another process is writing this file")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             super().__init__(self.temporary, "w+", opener=_open_new)
             while not self._lock(queue):
                 if not queue:
-                    raise busy
+                    raise StorageError(busy or f"{self.path}: another process is writing this file")
                 super().__init__(self.temporary, "w+", opener=_open_new)  # it was published meanwhile
             self.truncate(0)
         except OSError as error:

@@ -33,7 +33,7 @@ import numpy as np
 import reference_sage
 import torch
 
-from mpigraph.partition.pipeline import PART_METHODS
+from mpigraph.partition.options import PART_METHODS
 
 
 class Graph(NamedTuple):

@@ -1,6 +1,7 @@
 """``partition`` started by mpiexec: the files of one process, one error for all, and the end where one rank fails."""
 
 import filecmp
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -73,65 +74,104 @@ def test_an_error_of_one_rank_ends_the_others(data: Path, tmp_path: Path) -> Non
 KILLED = """
 import os, signal, sys
 from mpi4py import MPI
-from mpigraph.cli import partition
 from mpigraph.cli.main import main
-from mpigraph.partition import part_writer, pipeline, relabel, source
-from mpigraph.partition.spill import Scratch
+from mpigraph.partition import kept, metis, part_writer, pipeline, relabel, source
+from mpigraph.partition.multilevel import assign
+from mpigraph.partition.spill import Scratch, Spill
 
 source.EDGES_PER_CHUNK = relabel.EDGES_PER_BUCKET = 100  # many steps in each stage
-stage, number = sys.argv[1], int(sys.argv[2])
 Scratch.__init__.__defaults__ = (None, 1000)
-seen = 0
+world = MPI.COMM_WORLD
+last = world.size - 1
+stage = sys.argv[1]
+method = sys.argv[sys.argv.index("--method") + 1]
+told = ("", 0)  # the stage that the run is in by its own account, and its steps
+steps = 0
 
-def killing(whole):
+def listen(run, init=pipeline._Run.__post_init__):
+    init(run)
+    def progress(*what, show=run.progress):
+        global told
+        told = what[:2]
+        show(*what)
+    run.progress = progress
+
+def kill(module, name, said, number=1, done=0, rank=last):
+    whole = getattr(module, name)
     def step(*args, **kwargs):
-        global seen
-        seen += 1
-        if seen == number and MPI.COMM_WORLD.rank == MPI.COMM_WORLD.size - 1:
+        global steps
+        steps += world.rank == rank and told[0] == said and told[1] >= done
+        if steps == number:
+            open(stage, "x").close()
             os.kill(os.getpid(), signal.SIGKILL)
         return whole(*args, **kwargs)
-    return step
+    setattr(module, name, step)
 
+pipeline._Run.__post_init__ = listen
 if stage == "check edges":
-    source.GraphSource.check_edges = killing(source.GraphSource.check_edges)
+    kill(source.GraphSource, "check_edges", stage, 3)
 elif stage == "assign nodes":
-    Scratch.spill = killing(Scratch.spill)
+    at = {"metis": (metis, "_call_metis"), "multilevel": (assign, "initial_parts")}
+    kill(*at[method], f"{stage} ({method})", rank=0 if method == "metis" else last)
 elif stage == "relabel edges":
-    relabel.Arrivals.receive_relation = killing(relabel.Arrivals.receive_relation)
+    kill(Spill, "add", stage, 3)
 elif stage == "write parts":
-    part_writer.Rows.write = killing(part_writer.Rows.write)
+    kill(part_writer.Rows, "write", stage, 3, done=1)  # of a second part
+elif stage == "verify parts":
+    kill(pipeline, "audit_part", stage)
 elif stage == "write configuration":
-    pipeline.PartConfig.write = killing(pipeline.PartConfig.write)
-    pipeline._Run.gather_seals = killing(pipeline._Run.gather_seals)
-sys.exit(main(sys.argv[3:]))
+    kill(pipeline._Run, "gather_seals", "write parts")
+elif stage == "clean up":
+    kill(kept.Path, "unlink", "write parts", 2, done=1, rank=0)
+sys.exit(main(sys.argv[2:]))
 """
+STAGES = {
+    "check edges": "nothing to resume",
+    "assign nodes": "nothing to resume",
+    "relabel edges": "no part is complete",
+    "write parts": "of 3 parts are complete",
+    "verify parts": "of 3 parts are complete",
+    "write configuration": "3 of 3 parts are complete",
+    "clean up": "2 of 3 parts are complete",
+}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", [pytest.param("metis", marks=pytest.mark.study), "multilevel"])
-def test_a_run_that_is_killed_in_any_stage_is_made_again(data: Path, tmp_path: Path, method: str) -> None:
+def test_a_run_that_is_killed_in_any_stage_goes_on(data: Path, tmp_path: Path, method: str) -> None:
+    """With another number of ranks, to the files of a run that nothing disturbed; what was complete stays as it is."""
     options = ["--parts", "3", "--method", method, "--name", "g"]
     run(*warm_python(), "-m", "mpigraph", "partition", data, *options, "-o", tmp_path / "wanted")
-    wanted = sorted(path.relative_to(tmp_path / "wanted") for path in (tmp_path / "wanted").rglob("*"))
+    names = sorted(path.relative_to(tmp_path / "wanted") for path in (tmp_path / "wanted").rglob("*"))
+    files = [str(name) for name in names if (tmp_path / "wanted" / name).is_file()]
     script = tmp_path / "killed.py"
     script.write_text(KILLED)
-    stages = [
-        ("check edges", 3),
-        ("assign nodes", 1),
-        ("relabel edges", 1),
-        ("write parts", 20),
-        ("write configuration", 1),
-    ]
-    for ranks, again in ((1, 3), (2, 1)):
-        for stage, number in stages:
-            out = tmp_path / f"{stage} {ranks}"
-            words = [script, stage, number, "partition", data, *options, "-o", out]
-            start = mpiexec(ranks) if ranks > 1 else []
-            done = run_job([*start, *warm_python(), *words], clean_environment())
-            assert done.status != 0 and not (out / "g.json").exists(), (stage, ranks, done.output)
-            run(*partition(again, data, *options, "-o", out))
-            assert sorted(path.relative_to(out) for path in out.rglob("*")) == wanted, (stage, ranks)
-            files = [str(path) for path in wanted if (out / path).is_file()]
-            _, other, errors = filecmp.cmpfiles(tmp_path / "wanted", out, files, shallow=False)
-            assert (other, errors) == ([], []), (stage, ranks)
+    killed_in = tmp_path / "killed in"
+    killed_in.mkdir()
+    for number, (stage, told) in enumerate(STAGES.items()):
+        ranks = 1 + number % 2
+        out = tmp_path / stage
+        if stage == "write parts":  # which "verify parts" goes on with
+            ranks = 2
+        start = mpiexec(ranks) if ranks > 1 else []
+        words = [script, stage, "partition", data, *options, "-o", out, "--resume"]
+        done = run_job([*start, *warm_python(), *words], clean_environment(), cwd=killed_in)
+        assert [path.name for path in killed_in.iterdir()] == [stage], done.output
+        (killed_in / stage).unlink()
+        assert done.status != 0 and (out / "g.json").exists() == (stage == "clean up"), (stage, done.output)
+        if stage == "write parts":
+            shutil.copytree(out, tmp_path / "verify parts")
+        records = [path.name.rpartition(".part")[2] for path in out.glob("g.*.part*")]
+        before = state(out, records)
+        again = run_job(partition(3 - ranks, data, *options, "-o", out, "--resume"), clean_environment())
+        assert again.status == 0 and told in again.output, (stage, again.output)
+        assert state(out, records) == before, stage
+        assert sorted(path.relative_to(out) for path in out.rglob("*")) == names, stage
+        assert filecmp.cmpfiles(tmp_path / "wanted", out, files, shallow=False) == (files, [], []), stage
     assert {path.name for path in tmp_path.iterdir() if path.name.startswith(".")} == set()
+
+
+def state(out: Path, parts: list[str]) -> dict[Path, tuple[int, int]]:
+    """What changes if a file of these parts is written again."""
+    files = [path for part in parts for path in (out / f"part{part}").iterdir()]
+    return {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in files}

@@ -14,7 +14,8 @@ from mpigraph.metadata.schema import Schema
 from mpigraph.partition import metis, pipeline
 from mpigraph.partition.balance import balance_criteria
 from mpigraph.partition.metis import symmetric_adjacency
-from mpigraph.partition.pipeline import check_writable, partition_source
+from mpigraph.partition.options import check_writable
+from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.source import CastRows, Feature, GraphSource, SparseRows
 from mpigraph.storage.part_config import PartConfig
 from mpigraph.storage.shard import ShardReader

@@ -121,6 +121,41 @@ def test_a_run_that_ends_while_it_writes_goes_on_with_other_ranks(comm: MPI.Intr
             check_equal(folder / "alone" / method, folder / method)
 
 
+def test_complete_parts_are_taken_up_by_other_ranks(comm: MPI.Intracomm, monkeypatch) -> None:
+    """Of a run of one rank, and of all; what is missing is divided anew."""
+    graph = skewed(100, 900)
+    exchange = MPIExchange(comm)
+    write = pipeline.PartWriter.write
+
+    def cut(folder: Path, missing: list[int], exchange: Exchange, resume: bool = True) -> list[int]:
+        """Return the parts that this rank has written."""
+        found: list[int] = []
+
+        def until(writer: pipeline.PartWriter, part: int) -> pipeline.WrittenPart:
+            found.append(part if part not in missing else 1 // 0)
+            return write(writer, part)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(pipeline.PartWriter, "write", until)
+            partition_source(graph, "g", 5, folder, "random", exchange=exchange, resume=resume)
+        return found
+
+    with shared_folder(comm) as folder:
+        if comm.rank == 0:
+            cut(folder / "wanted", [], Exchange())
+            with pytest.raises(ZeroDivisionError):
+                cut(folder / "alone", [2], Exchange(), resume=False)
+        comm.Barrier()
+        with pytest.raises(MPIGraphError, match="ZeroDivisionError"):
+            cut(folder / "together", [4], exchange, resume=False)
+        for name, missing in (("alone", [2, 3, 4]), ("together", [4])):
+            written = comm.allgather(cut(folder / name, [], exchange))
+            assert sorted(sum(written, [])) == missing
+            assert max(map(len, written)) == -(-len(missing) // comm.size)
+            comm.Barrier()
+            check_equal(folder / "wanted", folder / name)
+
+
 def test_an_error_is_raised_on_every_rank(comm: MPI.Intracomm, monkeypatch) -> None:
     exchange = MPIExchange(comm)
     monkeypatch.setattr(source, "EDGES_PER_CHUNK", 10)

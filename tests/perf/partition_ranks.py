@@ -17,7 +17,8 @@ from mpigraph.cli.ranks import working_ranks
 from mpigraph.kernels import warm_up
 from mpigraph.memory import held_memory
 from mpigraph.partition.forecast import forecast
-from mpigraph.partition.pipeline import PART_METHODS, partition_source
+from mpigraph.partition.options import PART_METHODS
+from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.readers import read_source
 
 

@@ -95,6 +95,16 @@ def until_gone(cluster: Cluster) -> None:
     until(lambda: not cluster.processes() and not cluster.shared_memory(), 20)
 
 
+@pytest.mark.parametrize("restarts, resumes", [("", False), ("0", False), ("2", True)])
+def test_a_requeued_partitioning_resumes(tmp_path: Path, restarts: str, resumes: bool) -> None:
+    (tmp_path / "srun").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "srun").chmod(0o700)
+    (tmp_path / "job").write_text(settings(SLURM / "partition.sbatch", {}, {"setup": "    :"}))
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_CPUS_PER_TASK": "1", "SLURM_RESTART_COUNT": restarts}
+    words = subprocess.run(["bash", tmp_path / "job"], env=env, check=True, capture_output=True, text=True).stdout
+    assert ("--resume" in words.split()) == resumes and "mpigraph partition" in words
+
+
 @needs_slurm
 def test_the_example_trains_over_both_nodes_from_their_own_disks(cluster: Cluster, parts: Path, tmp_path: Path) -> None:
     changes = SMALL | {"PART_CONFIG": str(parts), "STAGE_TO": str(cluster.local / "parts")}

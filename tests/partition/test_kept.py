@@ -1,0 +1,276 @@
+"""What an interrupted run leaves is taken up with ``resume``: complete parts are verified, and not written again."""
+
+import filecmp
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from typed_parts import typed_source
+
+import mpigraph
+from mpigraph.distgraph import partitioning
+from mpigraph.errors import StorageError
+from mpigraph.partition import pipeline, relabel
+from mpigraph.partition.part_writer import PartWriter
+from mpigraph.partition.pipeline import partition_source
+from mpigraph.partition.source import Feature, GraphSource, MadeRows
+from mpigraph.storage.files import temporary_name
+
+COUNTS = {"author": 40, "paper": 90}
+EDGES = {("author", "writes", "paper"): 200, ("paper", "cites", "paper"): 300}
+PARTS = 4
+COMPLETE = 2  # parts that the killed run has written
+
+
+class Killed(NamedTuple):
+    """A graph, the folder of a run that ended in its third part, and the folder of an undisturbed run."""
+
+    source: GraphSource
+    out: Path
+    wanted: Path
+
+    def cut(self, source: GraphSource | None = None, **options: object) -> None:
+        arguments: dict[str, object] = {"part_method": "random", "resume": True} | options
+        partition_source(source or self.source, "g", PARTS, self.out, **arguments)
+
+
+def state(folder: Path, parts: range = range(COMPLETE)) -> dict[Path, tuple[int, int]]:
+    """What tells whether a part's files are those that were there."""
+    files = [path for part in parts for path in (folder / f"part{part}").iterdir()]
+    return {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in files}
+
+
+def check_equal(wanted: Path, found: Path) -> None:
+    """The same files, and nothing else."""
+    names = sorted(path.relative_to(wanted) for path in wanted.rglob("*"))
+    assert sorted(path.relative_to(found) for path in found.rglob("*")) == names
+    files = [str(name) for name in names if (wanted / name).is_file()]
+    assert filecmp.cmpfiles(wanted, found, files, shallow=False) == (files, [], [])
+
+
+def interrupt(monkeypatch: pytest.MonkeyPatch, at: int, cut: Callable[[], object]) -> None:
+    """End a run where it begins to write its part number ``at``."""
+    write = PartWriter.write
+
+    def until(writer: PartWriter, part: int) -> object:
+        if part == at:
+            raise KeyboardInterrupt
+        return write(writer, part)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PartWriter, "write", until)
+        with pytest.raises(KeyboardInterrupt):
+            cut()
+
+
+@pytest.fixture(scope="module")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Killed:
+    source = typed_source(COUNTS, EDGES)
+    run = Killed(source, tmp_path_factory.mktemp("killed") / "out", tmp_path_factory.mktemp("wanted"))
+    partition_source(source, "g", PARTS, run.wanted, "random")
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt(patch, COMPLETE, lambda: run.cut(resume=False))
+    assert not (run.out / "g.json").exists()
+    return run
+
+
+@pytest.fixture
+def killed(once: Killed, tmp_path: Path) -> Killed:
+    shutil.copytree(once.out, tmp_path / "out")
+    return once._replace(out=tmp_path / "out")
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The parts that are written from now on."""
+    found = []
+    write = PartWriter.write
+    monkeypatch.setattr(PartWriter, "write", lambda writer, part: found.append(part) or write(writer, part))
+    return found
+
+
+def test_complete_parts_are_verified_and_nothing_of_them_moves(killed: Killed, written, caplog, monkeypatch) -> None:
+    read: list[np.ndarray] = []
+
+    def counting(feature: Feature) -> Feature:
+        ids = Feature.of(np.arange(len(feature.values)))
+        rows = MadeRows(lambda rows, some: read.append(some) or rows, ids.values.dtype, feature.values, ids.values)
+        return Feature(rows, feature.dtype)
+
+    came = []
+    close = relabel.Arrivals.close
+    monkeypatch.setattr(
+        relabel.Arrivals, "close", lambda arrivals: came.append(arrivals._edges.counts.copy()) or close(arrivals)
+    )
+    before = state(killed.out)
+    papers = killed.source.node_feats["paper"]
+    nodes = {**killed.source.node_feats, "paper": papers | {"id": counting(papers["id"])}}
+    killed.cut(replace(killed.source, node_feats=nodes))
+    check_equal(killed.wanted, killed.out)
+    assert state(killed.out) == before and written == [2, 3]
+    assert caplog.messages[1:] == ["2 of 4 parts are complete, and are not written again"]
+    assert caplog.messages[0].startswith("the assignment of an interrupted run is taken from")
+    config = pipeline.PartConfig.read(killed.out / "g.json")
+    missing = sum(np.diff(offsets[[COMPLETE, PARTS]])[0] for offsets in config.book.edge_offsets)
+    assert came[0].sum() == missing < sum(killed.source.edge_counts)
+    first, last = config.book.node_offsets[config.schema.ntype_id("paper")][[COMPLETE, PARTS]]
+    assert sum(map(len, read)) == 16 + last - first  # a sample tells whether the features are those of before
+
+
+def test_all_parts_complete_and_only_the_configuration_missing(killed: Killed, written, caplog, monkeypatch) -> None:
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(pipeline._Run, "write_config", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        killed.cut()
+    before = state(killed.out, range(PARTS))
+    monkeypatch.setattr(pipeline, "relabel", lambda *_: pytest.fail("the edges were read again"))
+    killed.cut()
+    check_equal(killed.wanted, killed.out)
+    assert state(killed.out, range(PARTS)) == before and written == [2, 3]
+    assert caplog.messages[-1] == "4 of 4 parts are complete, and are not written again"
+
+
+def test_without_resume_all_parts_are_written_again(killed: Killed, written, caplog) -> None:
+    killed.cut(resume=False)
+    check_equal(killed.wanted, killed.out)
+    assert written == [0, 1, 2, 3] and len(caplog.messages) == 1
+
+
+def test_records_of_parts_that_are_written_again_are_gone(killed: Killed, monkeypatch) -> None:
+    """So a run that is killed while it writes them leaves none that is not true."""
+    interrupt(monkeypatch, 0, lambda: killed.cut(resume=False))
+    assert not list(killed.out.glob("*.part*"))
+
+
+@pytest.mark.parametrize(
+    "name, damage",
+    [
+        ("graph.h5", lambda path: flip(path)),
+        ("node_feat.h5", lambda path: flip(path)),
+        ("edge_feat.h5", lambda path: path.unlink()),
+        ("graph.h5", lambda path: path.write_bytes((path.parents[1] / "part0" / path.name).read_bytes())),
+    ],
+)
+def test_a_part_that_does_not_verify_is_written_again(killed: Killed, written, caplog, name: str, damage) -> None:
+    path = killed.out / "part1" / name
+    damage(path)
+    before = state(killed.out, range(1))
+    killed.cut()
+    check_equal(killed.wanted, killed.out)
+    assert state(killed.out, range(1)) == before and written == [1, 2, 3]
+    assert caplog.messages[1].startswith(f"part 1 is written again: {path}: ") and len(caplog.messages) == 3
+
+
+def flip(path: Path) -> None:
+    """Change a byte of the rows in a file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) - 9] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: "",
+        lambda text: text[:-9],
+        lambda text: "[" * 100_000,
+        lambda text: "[]",
+        lambda text: json.dumps(json.loads(text) | {"num_cut": 0}),
+        lambda text: json.dumps(json.loads(text) | {"num_edges": "many"}),
+        lambda text: json.dumps(json.loads(text) | {"seals": None}),
+    ],
+)
+def test_a_damaged_record_is_ignored(killed: Killed, written, caplog, change) -> None:
+    (record,) = killed.out.glob("*.part1")
+    record.write_text(change(record.read_text()))
+    killed.cut()
+    check_equal(killed.wanted, killed.out)
+    assert written == [1, 2, 3] and caplog.messages[1] == f"{record} is ignored: it is damaged"
+
+
+OTHERS = "what a run has left in {} is of another graph or of other options, and is not used"
+NO_PART = "no part is complete with this assignment and these features: all are written"
+
+
+def other_papers(source: GraphSource, **changes: Feature) -> GraphSource:
+    return replace(source, node_feats={**source.node_feats, "paper": source.node_feats["paper"] | changes})
+
+
+@pytest.mark.parametrize(
+    "change, options, line",
+    [
+        (lambda source: source, {"seed": 1}, OTHERS),
+        (lambda source: typed_source(COUNTS, EDGES, seed=1), {}, OTHERS),
+        (lambda source: other_papers(source, id=Feature.of(np.arange(90)[::-1].copy())), {}, NO_PART),
+        (lambda source: other_papers(source, new=Feature.of(np.arange(90))), {}, NO_PART),
+        (lambda source: replace(source, node_ids=tuple(np.arange(n) + 7 for n in source.num_nodes)), {}, NO_PART),
+    ],
+)
+def test_nothing_is_taken_up_from_another_run(killed: Killed, written, caplog, tmp_path, change, options, line) -> None:
+    source = change(killed.source)
+    partition_source(source, "g", PARTS, tmp_path / "other", "random", **options)
+    del written[:]
+    killed.cut(source, **options)
+    check_equal(tmp_path / "other", killed.out)
+    assert written == [0, 1, 2, 3]
+    assert caplog.messages[-1] == line.format(killed.out)
+
+
+def test_nothing_to_resume_is_told(tmp_path: Path, caplog) -> None:
+    g = mpigraph.graph((torch.arange(9), torch.arange(1, 10)))
+    partitioning.partition_graph(g, "g", 2, tmp_path, part_method="random", resume=True)
+    assert caplog.messages == [f"there is nothing to resume in {tmp_path}: this run begins at the beginning"]
+    given = np.arange(170) % 3
+    partition_source(typed_source({"a": 170}, {}), "h", 3, tmp_path / "h", "given", assignment=given, resume=True)
+    assert caplog.messages[1:] == [f"there is nothing to resume in {tmp_path}/h: this run begins at the beginning"]
+
+
+def test_parts_of_a_given_assignment_are_taken_up(tmp_path: Path, monkeypatch, written, caplog) -> None:
+    source = typed_source(COUNTS, EDGES)
+    given = np.arange(sum(source.num_nodes)) % 3
+
+    def cut(folder: Path) -> None:
+        partition_source(source, "g", 3, folder, "given", assignment=given, resume=True)
+
+    cut(tmp_path / "wanted")
+    interrupt(monkeypatch, 1, lambda: cut(tmp_path / "out"))
+    del written[:]
+    cut(tmp_path / "out")
+    check_equal(tmp_path / "wanted", tmp_path / "out")
+    assert written == [1, 2] and caplog.messages[-1] == "1 of 3 parts are complete, and are not written again"
+
+
+def test_a_disk_that_the_complete_parts_have_filled_is_no_error(killed: Killed, monkeypatch) -> None:
+    needed = []
+    monkeypatch.setattr(pipeline, "check_space", lambda folder, size, what: needed.append(size))
+    complete = sum(path.stat().st_size for path in state(killed.out))
+    killed.cut()
+    killed.cut()
+    assert needed[1] - needed[0] == complete
+
+
+def test_a_second_run_into_the_folder_is_refused(killed: Killed, monkeypatch) -> None:
+    """Whatever graph it writes: all graphs have the same names of files."""
+    write = PartWriter.write
+    refused = []
+
+    def disturbed(writer: PartWriter, part: int) -> object:
+        for name in ("g", "other"):
+            with pytest.raises(StorageError, match="/out: another run is writing to this folder$"):
+                partition_source(killed.source, name, 2, killed.out, "random")
+            refused.append(name)
+        return write(writer, part)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PartWriter, "write", disturbed)
+        killed.cut()
+    check_equal(killed.wanted, killed.out)
+    assert len(refused) == 4
+    temporary_name(killed.out / "partition").touch()  # as a run leaves it that was killed
+    killed.cut(resume=False)
+    check_equal(killed.wanted, killed.out)
