@@ -12,7 +12,7 @@ from mpigraph.partition.balance import TOLERANCE, Criteria
 from mpigraph.partition.exchange import ALONE, Exchange
 from mpigraph.partition.multilevel.clustering import find_clusters
 from mpigraph.partition.multilevel.contraction import Descent, contract
-from mpigraph.partition.multilevel.dist_csr import GraphSlice, Level, ParkedLevel, finest_level, slice_of_edges
+from mpigraph.partition.multilevel.dist_csr import GraphSlice, Level, finest_level, slice_of_edges
 from mpigraph.partition.multilevel.initial import initial_parts
 from mpigraph.partition.multilevel.refinement import Effort, refine
 from mpigraph.partition.source import GraphSource, edge_chunks
@@ -83,17 +83,16 @@ def assign(
     bounds = _bounds(totals, num_parts)
     target = max(coarsening.least, int(total * coarsening.fraction), coarsening.of_parts * num_parts)
     caps = np.maximum(CAP * totals // target, 2)
-    level = finest_level(exchange, graph, weights)
-    del graph
     scratch = scratch or Scratch()
+    level = finest_level(exchange, graph, weights, scratch)
+    del graph
     level, ways_back = _coarsest(level, caps, target, coarsening, seed, scratch)
     parts = initial_parts(level, num_parts, bounds, seed)
     criteria = int(np.count_nonzero(totals))
     for depth in reversed(range(len(ways_back) + 1)):
         if depth < len(ways_back):
-            finer, descent = ways_back.pop()
+            level, descent = ways_back.pop()
             parts = descent.project(parts)
-            level = finer.take()
         parts = refine(level, parts, num_parts, bounds, _effort(depth, criteria), seed + depth, depth == 0)
     return parts[:own]
 
@@ -162,9 +161,9 @@ def _wrong(exchange: Exchange, graph: GraphSlice, weights: I64, num_parts: int) 
 
 def _coarsest(
     level: Level, caps: I64, target: int, coarsening: Coarsening, seed: int, scratch: Scratch
-) -> tuple[Level, list[tuple[ParkedLevel, Descent]]]:
+) -> tuple[Level, list[tuple[Level, Descent]]]:
     """Return the coarsest level, and the ways back with the finer levels, the finest first."""
-    ways_back: list[tuple[ParkedLevel, Descent]] = []
+    ways_back: list[tuple[Level, Descent]] = []
     exchange = level.exchange
     count = exchange.sum_of(level.num_own)
     while count > target * coarsening.slack and len(ways_back) < coarsening.levels:
@@ -175,7 +174,7 @@ def _coarsest(
             break
         coarse, descent = contract(level, clusters, scratch)
         del clusters
-        ways_back.append((ParkedLevel(level, scratch), descent))
+        ways_back.append((level.parked(scratch), descent))
         level = coarse
         get_logger().info("level %d: %d nodes, %d edges here", len(ways_back), count, len(level.indices))
     return level, ways_back

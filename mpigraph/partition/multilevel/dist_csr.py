@@ -14,7 +14,7 @@ from mpigraph.kernels.csr import count_keys, distinct_in_rows, place_values
 from mpigraph.partition.exchange import Exchange, Route, owners_of
 from mpigraph.partition.spill import Scratch
 
-__all__ = ["GraphSlice", "Level", "Mirror", "NodeTable", "ParkedLevel", "finest_level", "slice_of_edges"]
+__all__ = ["GraphSlice", "Level", "Mirror", "NodeTable", "finest_level", "slice_of_edges"]
 
 _RANGES = 64  # of own nodes, of which one at a time is sorted
 _CHUNK = 1 << 22
@@ -178,6 +178,10 @@ class Level:
         """The ranks."""
         return self.ghosts.exchange
 
+    def parked(self, scratch: Scratch) -> "Level":
+        """Return the level with its edges out of the way, while others are worked on."""
+        return replace(self, indices=scratch.park(self.indices), edge_weights=scratch.park(self.edge_weights))
+
     def tell(self, values: Array, changed: Mask | None = None) -> None:
         """Bring the ghosts' part of an array of all local nodes ([n + ghosts]) up to date.
 
@@ -216,26 +220,7 @@ class Level:
         return cls(keys, indptr, indices, edge_weights, weights, ghosts)
 
 
-class ParkedLevel:
-    """A level whose edges are out of the way, while others are worked on.
-
-    Args:
-        level: which the caller forgets.
-        scratch: where to.
-    """
-
-    def __init__(self, level: Level, scratch: Scratch) -> None:
-        nothing = level.indices[:0].copy()
-        self._level = replace(level, indices=nothing, edge_weights=nothing)
-        self._indices = scratch.park(level.indices)
-        self._edge_weights = scratch.park(level.edge_weights)
-
-    def take(self) -> Level:
-        """Return the level; once."""
-        return replace(self._level, indices=self._indices.take(), edge_weights=self._edge_weights.take())
-
-
-def finest_level(exchange: Exchange, graph: GraphSlice, weights: I64) -> Level:
+def finest_level(exchange: Exchange, graph: GraphSlice, weights: I64, scratch: Scratch | None = None) -> Level:
     """Return the level of the graph itself. Collective on the ranks.
 
     Args:
@@ -243,13 +228,16 @@ def finest_level(exchange: Exchange, graph: GraphSlice, weights: I64) -> Level:
         graph: this rank's slice, of which the neighbours are taken: what is largest lies in memory once, and is let go
             whoever still knows the slice.
         weights: int64[own nodes, criteria].
+        scratch: for what does not fit into memory.
     """
     first, last = graph.bounds[exchange.rank : exchange.rank + 2]
     table = NodeTable(np.arange(first, last), int(graph.bounds[-1]), exchange.size == 1)
     unit = np.empty(0, np.int32)
     neighbours = graph.neighbours
     graph.neighbours = neighbours[:0].copy()
-    indices = neighbours if neighbours.dtype == np.int32 else np.empty(len(neighbours), np.int32)
+    indices = neighbours
+    if neighbours.dtype != np.int32:
+        indices = (scratch or Scratch()).empty(len(neighbours), np.int32)
     if exchange.size > 1 or indices is not neighbours:
         for begin in range(0, len(indices), _CHUNK):
             chunk = slice(begin, begin + _CHUNK)
@@ -280,7 +268,8 @@ def slice_of_edges(
     dtype = np.int32 if total < 2**31 else np.int64
     step = max(1, -(-owned // _RANGES))
     num_ranges = -(-owned // step)
-    arrived = (scratch or Scratch()).spill(num_ranges, 2, dtype)
+    scratch = scratch or Scratch()
+    arrived = scratch.spill(num_ranges, 2, dtype)
     remaining = iter(chunks)
     while True:
         chunk = next(remaining, None)
@@ -293,7 +282,9 @@ def slice_of_edges(
         rows[:, 0] -= first
         arrived.add(rows[:, 0] // step, rows)
     indptr = np.zeros(owned + 1, np.int64)
-    neighbours = np.empty(int(arrived.counts.sum()), dtype)  # pages that repeats would have taken are never touched
+    neighbours = scratch.empty(
+        int(arrived.counts.sum()), dtype
+    )  # pages that repeats would have taken are never touched
     kept = 0
     for number in range(num_ranges):
         begin, end = number * step, min((number + 1) * step, owned)
