@@ -18,7 +18,6 @@ __all__ = [
     "drop_repeats",
     "number_by_key",
     "place_both_ways",
-    "place_pairs",
     "place_values",
     "rebalance",
     "sort_rows",
@@ -39,24 +38,11 @@ def count_keys(keys: Array, base: int, counts: Array) -> None:
 def place_values(keys: Array, values: Array, fill: Array, out_values: Array) -> None:
     """Place values into the rows given by their keys.
 
-    keys, values: int64[m].  fill: int64[n], advanced here.  out_values: int32 or int64[all edges], filled here.
+    keys, values: int[m].  fill: int64[n], advanced here.  out_values: int[all edges], filled here.
     """
     for i in range(len(keys)):
         out_values[fill[keys[i]]] = values[i]
         fill[keys[i]] += 1
-
-
-@numba.njit(nogil=True, cache=True)
-def place_pairs(keys: Array, a: Array, b: Array, fill: Array, out_a: Array, out_b: Array) -> None:
-    """Place pairs of values into the rows given by their keys.
-
-    keys, a, b: int[m].  fill: int64[n], advanced here.  out_a, out_b: int[all edges], filled here.
-    """
-    for i in range(len(keys)):
-        position = fill[keys[i]]
-        fill[keys[i]] = position + 1
-        out_a[position] = a[i]
-        out_b[position] = b[i]
 
 
 @numba.njit(nogil=True, cache=True)

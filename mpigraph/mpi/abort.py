@@ -22,7 +22,7 @@ from mpigraph.mpi.witness import say_goodbye
 
 __all__ = ["abort", "exit_status", "guard", "say", "unguard"]
 
-_SPEAKING_TIME = 5.0  # seconds that the speaker has to print an error that every rank raises
+_SPEAKING_TIME = 15.0  # seconds that the speaker has to print an error that every rank raises, and MPI to end them
 _PRINTING_TIME = 10.0  # seconds that printing and MPI_Abort may take before the process just ends, and with it the job
 _INTERRUPTED = 130  # a shell's status of what Ctrl-C has ended
 

@@ -25,7 +25,16 @@ from mpigraph.arrays import Array, Mask
 from mpigraph.errors import GraphDataError
 from mpigraph.metadata.schema import Relation, Schema
 from mpigraph.partition.chunks import mapped_npy, mapped_npz
-from mpigraph.partition.source import Feature, GraphSource, MadeRows, RowArray, as_floats, as_labels, largest
+from mpigraph.partition.source import (
+    Feature,
+    GraphSource,
+    MadeRows,
+    RowArray,
+    as_floats,
+    as_labels,
+    largest,
+    mask_of,
+)
 
 __all__ = ["is_lsc", "read_lsc"]
 
@@ -115,14 +124,5 @@ def _masks(path: Path, num_nodes: int) -> dict[str, Feature]:
     for name, theirs in (("train", "train"), ("val", "valid"), ("test", "test")):
         if theirs not in arrays:
             raise GraphDataError(f"{path} has no array {theirs!r} (it has {sorted(arrays)})")
-        ids = arrays[theirs] if arrays[theirs].size else np.zeros(0, np.int64)  # an empty list is float64
-        if ids.ndim != 1 or ids.dtype.kind not in "iu":
-            raise GraphDataError(f"{path}: {theirs} must be ids of nodes (got {ids.dtype}{list(ids.shape)})")
-        outside = np.flatnonzero((ids < 0) | (ids >= num_nodes))
-        if len(outside):
-            row = int(outside[0])
-            raise GraphDataError(f"{path}: {theirs}, row {row}: there is no node {ids[row]} among {num_nodes}")
-        mask = np.zeros(num_nodes, bool)
-        mask[ids] = True
-        masks[f"{name}_mask"] = Feature.of(mask)
+        masks[f"{name}_mask"] = mask_of(f"{path}: {theirs}", arrays[theirs], num_nodes)
     return masks

@@ -32,7 +32,7 @@ from mpigraph.arrays import Array
 from mpigraph.errors import GraphDataError
 from mpigraph.metadata.schema import Relation, Schema
 from mpigraph.partition.chunks import both_ways, mapped_npz
-from mpigraph.partition.source import Feature, GraphSource, RowArray, as_floats, as_labels
+from mpigraph.partition.source import Feature, GraphSource, RowArray, as_floats, as_labels, mask_of
 
 __all__ = ["read_ogb"]
 
@@ -216,14 +216,7 @@ def _split_masks(folders: Iterable[Path], num_nodes: int) -> dict[str, Feature]:
         return masks
     for name, file_name in (("train", "train"), ("val", "valid"), ("test", "test")):
         path = folder / f"{file_name}.csv.gz"
-        ids = _read_table(path, np.int64).reshape(-1)
-        outside = np.flatnonzero((ids < 0) | (ids >= num_nodes))
-        if len(outside):
-            row = int(outside[0])
-            raise GraphDataError(f"{_short(path)}, row {row}: there is no node {ids[row]} among {num_nodes}")
-        mask = np.zeros(num_nodes, bool)
-        mask[ids] = True
-        masks[f"{name}_mask"] = Feature.of(mask)
+        masks[f"{name}_mask"] = mask_of(_short(path), _read_table(path, np.int64).reshape(-1), num_nodes)
     return masks
 
 

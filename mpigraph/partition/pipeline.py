@@ -374,7 +374,7 @@ def _joined(config: PartConfig, name: str) -> I64:
 
 def _bytes_on_disk(source: GraphSource, num_parts: int) -> int:
     """What the shards will take, without HDF5's own, which is little."""
-    total = (8 + 4) * sum(source.num_nodes)  # original ids, and METIS's result until all is written
+    total = (8 + 4) * sum(source.num_nodes)  # original ids, and the kept assignment until all is written
     for relation_id in range(len(source.edges)):
         src, dst = (source.num_nodes[i] for i in source.schema.ends(relation_id))
         total += 8 * (src + dst + num_parts) + (8 + index_dtype(src).itemsize) * source.num_edges(relation_id)

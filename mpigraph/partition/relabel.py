@@ -11,10 +11,11 @@ from typing import NamedTuple
 import numpy as np
 
 from mpigraph.arrays import I64, Array
-from mpigraph.kernels.csr import count_keys, place_pairs, sort_rows
+from mpigraph.kernels.csr import sort_rows
 from mpigraph.partition.exchange import Route, even_bounds, owners_of
 from mpigraph.partition.numbering import Numbering
 from mpigraph.partition.progress import Progress
+from mpigraph.partition.ranged_rows import sorted_by_row
 from mpigraph.partition.source import GraphSource, edge_chunks
 from mpigraph.partition.spill import Scratch
 from mpigraph.storage.format import index_dtype
@@ -115,17 +116,11 @@ class Arrivals:
         dtype = index_dtype(self._source.num_nodes[src_type])
         begin = (part - self.parts.start) * self._buckets[relation_id]
         for number, group in enumerate(self._groups(relation_id, part), begin):
-            rows = self._edges.take(group)
-            keys = rows[:, 0].astype(np.int64) - cuts[number]
-            in_degrees = np.zeros(int(cuts[number + 1] - cuts[number]), np.int64)
-            count_keys(keys, 0, in_degrees)
-            indptr = np.concatenate([[0], np.cumsum(in_degrees)]).astype(np.int64)
-            indices = np.empty(len(rows), dtype)
-            orig_ids = np.empty(len(rows), rows.dtype)
-            place_pairs(keys, rows[:, 1].copy(), rows[:, 2].copy(), indptr[:-1].copy(), indices, orig_ids)
-            del rows, keys
+            first, last = (int(cut) for cut in cuts[number : number + 2])
+            indptr, (sources, orig_ids) = sorted_by_row(self._edges.take(group), first, last - first)
+            indices = sources.astype(dtype, copy=False)
             sort_rows(indptr, indices, orig_ids)
-            yield Bucket(in_degrees, indices, orig_ids)
+            yield Bucket(np.diff(indptr), indices, orig_ids)
 
     def close(self) -> None:
         """Forget all."""

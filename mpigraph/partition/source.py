@@ -30,6 +30,7 @@ __all__ = [
     "as_labels",
     "edge_chunks",
     "largest",
+    "mask_of",
     "place_of",
     "release",
 ]
@@ -384,6 +385,30 @@ def largest(ids: RowArray) -> int:
         found = max(found, int(ids[first : first + EDGES_PER_CHUNK].max()))
     release(ids)
     return found
+
+
+def mask_of(place: str, ids: Array, num_nodes: int) -> Feature:
+    """Return the mask that is set at some nodes.
+
+    Args:
+        place: the file, and what of it, for messages.
+        ids: [k], of nodes.
+        num_nodes: length of the mask.
+
+    Raises:
+        GraphDataError: they are no ids, or there is no such node.
+    """
+    if ids.size == 0:
+        ids = np.zeros(0, np.int64)  # numpy makes float64 of an empty list
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise GraphDataError(f"{place} must be ids of nodes (got {ids.dtype}{list(ids.shape)})")
+    outside = np.flatnonzero((ids < 0) | (ids >= num_nodes))
+    if len(outside):
+        row = int(outside[0])
+        raise GraphDataError(f"{place}, row {row}: there is no node {ids[row]} among {num_nodes}")
+    mask = np.zeros(num_nodes, bool)
+    mask[ids] = True
+    return Feature.of(mask)
 
 
 def place_of(array: object, row: int) -> str:

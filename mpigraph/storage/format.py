@@ -9,8 +9,9 @@ A partitioned graph is a directory::
 
 Datasets are contiguous, so that a reader can fill a buffer with any range of rows in one call. Each carries its
 logical dtype (torch's name; bfloat16 is stored as uint16 and bool as uint8) and one CRC-32 for each segment
-of ``segment_rows`` rows. The configuration and every shard carry the *identity* of the partitioning, a random word: a
-shard of another one is refused, so files of two partitionings are never mixed.
+of ``segment_rows`` rows. The configuration and every shard carry the *identity* of the partitioning, a hash of the
+topology and the assignment: a shard of another one is refused, so files of two partitionings are never mixed. Where
+only features differ, the shards' seals, which the configuration lists, tell them apart.
 
 A file of another version is refused; there is no conversion. A graph is partitioned again, an optimizer saved again.
 """

@@ -76,7 +76,7 @@ def test_hosts_that_train_need_threads_in_mpi(tmp_path, oracle) -> None:
     options = {"ranks": 4, "servers": 0, "before": SERIALIZED, "MPIGRAPH_RANKS_PER_NODE": "2"}
     status, output, _ = run_script(tmp_path, oracle(2), "", **options)
     assert status != 0
-    assert output.count("num_servers=0 on several nodes needs MPI_THREAD_MULTIPLE") == 1, output
+    assert "num_servers=0 on several nodes needs MPI_THREAD_MULTIPLE" in output, output
 
 
 @pytest.mark.slow

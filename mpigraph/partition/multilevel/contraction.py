@@ -6,15 +6,14 @@ import numpy as np
 
 from mpigraph.arrays import I32, I64
 from mpigraph.kernels.clusters import merge_rows
-from mpigraph.kernels.csr import count_keys, place_pairs
 from mpigraph.partition.exchange import Route
 from mpigraph.partition.multilevel.clustering import Clusters
 from mpigraph.partition.multilevel.dist_csr import Level, Mirror, NodeTable
+from mpigraph.partition.ranged_rows import RangedRows
 from mpigraph.partition.spill import Scratch
 
 __all__ = ["Descent", "contract"]
 
-_RANGES = 64  # of own clusters, of which one at a time is joined
 _ENTRIES_PER_ROUND = 1 << 20
 
 
@@ -133,9 +132,7 @@ class _Merging:
 def _assembled(merging: _Merging, table: NodeTable, num_rows: int, scratch: Scratch) -> tuple[I64, I32, I32]:
     """Send merged rows to the owners of their clusters, in rounds, and join what has come from several ranks."""
     level = merging.level
-    step = max(1, -(-num_rows // _RANGES))
-    num_ranges = -(-num_rows // step)
-    arrived = scratch.spill(num_ranges, 3, np.int32)
+    arrived = RangedRows(scratch, num_rows, 3, np.int32)
     row = 0
     while level.exchange.sum_of(merging.num_rows - row) > 0:
         end = merging.end_of(row, _ENTRIES_PER_ROUND) if row < merging.num_rows else row
@@ -146,30 +143,20 @@ def _assembled(merging: _Merging, table: NodeTable, num_rows: int, scratch: Scra
         local[:, 0] = table.positions(np.ascontiguousarray(came[:, 0]))
         local[:, 1] = table.positions(np.ascontiguousarray(came[:, 1]))
         local[:, 2] = came[:, 2]
-        arrived.add(local[:, 0] // step, local)
+        arrived.add(local)
     del merging
-    total = int(arrived.counts.sum())
     indptr = np.zeros(num_rows + 1, np.int64)
-    indices = scratch.empty(total, np.int32)
-    weights = scratch.empty(total, np.int32)
+    indices = scratch.empty(arrived.num_entries, np.int32)
+    weights = scratch.empty(arrived.num_entries, np.int32)
     identity = np.arange(len(table.keys), dtype=np.int32)
     rating = np.zeros(len(identity), np.int32)
     touched = np.empty(len(identity), np.int32)
     at = 0
-    for number in range(num_ranges):
-        begin, end = number * step, min((number + 1) * step, num_rows)
-        rows = arrived.take(number)
-        keys = rows[:, 0].astype(np.int64) - begin
-        counts = np.zeros(end - begin + 1, np.int64)
-        count_keys(keys, 1, counts)
-        starts = np.cumsum(counts)
-        others = np.empty(len(rows), np.int32)
-        values = np.empty(len(rows), np.int32)
-        place_pairs(keys, rows[:, 1].copy(), rows[:, 2].copy(), starts[:-1].copy(), others, values)
-        every = np.arange(end - begin)
+    for rows in arrived.take():
+        others, values = rows.columns
+        every = np.arange(rows.end - rows.begin)
         at = merge_rows(
-            every, np.arange(end - begin + 1), starts, others, values, identity, every + begin,
-            rating, touched, indptr[begin : end + 1], indices, weights, at,
+            every, np.arange(len(every) + 1), rows.indptr, others, values, identity, every + rows.begin,
+            rating, touched, indptr[rows.begin : rows.end + 1], indices, weights, at,
         )  # fmt: skip
-    arrived.close()
     return indptr, indices[:at], weights[:at]

@@ -10,13 +10,13 @@ import numpy as np
 
 from mpigraph.arrays import I32, I64, Array, Mask
 from mpigraph.kernels.compact import LocalIds
-from mpigraph.kernels.csr import count_keys, distinct_in_rows, place_values
+from mpigraph.kernels.csr import distinct_in_rows
 from mpigraph.partition.exchange import Exchange, Route, owners_of
+from mpigraph.partition.ranged_rows import RangedRows
 from mpigraph.partition.spill import Scratch
 
 __all__ = ["GraphSlice", "Level", "Mirror", "NodeTable", "finest_level", "slice_of_edges"]
 
-_RANGES = 64  # of own nodes, of which one at a time is sorted
 _CHUNK = 1 << 22
 
 
@@ -250,8 +250,8 @@ def slice_of_edges(
 ) -> GraphSlice:
     """Send edges, wherever they were read, to the owners of both ends; drop self loops and repeats.
 
-    Each round sends a chunk of every rank, so chunks bound what is in transit. What has arrived waits in a
-    :class:`.Spill`, by ranges of nodes, of which one after the other becomes rows. Collective on the ranks.
+    Each round sends a chunk of every rank, so chunks bound what is in transit. What has arrived waits in
+    :class:`.RangedRows`. Collective on the ranks.
 
     Args:
         exchange: the ranks.
@@ -266,10 +266,8 @@ def slice_of_edges(
     owned = last - first
     total = int(bounds[-1])
     dtype = np.int32 if total < 2**31 else np.int64
-    step = max(1, -(-owned // _RANGES))
-    num_ranges = -(-owned // step)
     scratch = scratch or Scratch()
-    arrived = scratch.spill(num_ranges, 2, dtype)
+    arrived = RangedRows(scratch, owned, 2, dtype)
     remaining = iter(chunks)
     while True:
         chunk = next(remaining, None)
@@ -280,24 +278,12 @@ def slice_of_edges(
         ends = np.concatenate([ends, ends[:, ::-1]])
         rows = Route(exchange, owners_of(bounds, ends[:, 0])).there(ends)
         rows[:, 0] -= first
-        arrived.add(rows[:, 0] // step, rows)
+        arrived.add(rows)
     indptr = np.zeros(owned + 1, np.int64)
-    neighbours = scratch.empty(
-        int(arrived.counts.sum()), dtype
-    )  # pages that repeats would have taken are never touched
+    neighbours = scratch.empty(arrived.num_entries, dtype)  # pages that repeats would have taken are never touched
     kept = 0
-    for number in range(num_ranges):
-        begin, end = number * step, min((number + 1) * step, owned)
-        rows = arrived.take(number)
-        keys = rows[:, 0].astype(np.int64) - begin
-        counts = np.zeros(end - begin + 1, np.int64)
-        count_keys(keys, 1, counts)
-        starts = np.cumsum(counts)
-        placed = np.empty(len(rows), dtype)
-        place_values(keys, rows[:, 1].copy(), starts[:-1].copy(), placed)
-        del rows, keys
-        kept = distinct_in_rows(starts, placed, neighbours, kept, indptr[begin : end + 1])
-    arrived.close()
+    for begin, end, starts, (others,) in arrived.take():
+        kept = distinct_in_rows(starts, others, neighbours, kept, indptr[begin : end + 1])
     return GraphSlice(bounds, indptr, neighbours[:kept])
 
 
