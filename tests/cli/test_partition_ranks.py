@@ -80,7 +80,7 @@ from mpigraph.partition.spill import Scratch
 
 source.EDGES_PER_CHUNK = relabel.EDGES_PER_BUCKET = 100  # many steps in each stage
 stage, number = sys.argv[1], int(sys.argv[2])
-Scratch.__init__.__defaults__ = (None, 1000)
+Scratch.__init__.__defaults__ = (None, 1000, False)
 seen = 0
 
 def killing(whole):

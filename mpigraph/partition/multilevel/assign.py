@@ -8,6 +8,7 @@ import numpy as np
 from mpigraph.arrays import F64, I32, I64
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.log import get_logger
+from mpigraph.memory import give_back
 from mpigraph.partition.balance import TOLERANCE, Criteria
 from mpigraph.partition.exchange import ALONE, Exchange
 from mpigraph.partition.multilevel.clustering import find_clusters
@@ -86,8 +87,10 @@ def assign(
     scratch = scratch or Scratch()
     level = finest_level(exchange, graph, weights, scratch)
     del graph
+    give_back()
     level, ways_back = _coarsest(level, caps, target, coarsening, seed, scratch)
     parts = initial_parts(level, num_parts, bounds, seed)
+    give_back()
     criteria = int(np.count_nonzero(totals))
     for depth in reversed(range(len(ways_back) + 1)):
         if depth < len(ways_back):
@@ -125,7 +128,10 @@ def multilevel_assign(
     own = int(bounds[exchange.rank + 1] - bounds[exchange.rank])
     weights = np.stack(list(criteria.values()), axis=1) if criteria else np.empty((own, 0), np.int64)
     graph = slice_of_edges(exchange, bounds, _all_edges(source, exchange), scratch)
-    return assign(exchange, graph, np.ascontiguousarray(weights), num_parts, seed=seed, scratch=scratch)
+    give_back()
+    parts = assign(exchange, graph, np.ascontiguousarray(weights), num_parts, seed=seed, scratch=scratch)
+    give_back()
+    return parts
 
 
 def _all_edges(source: GraphSource, exchange: Exchange) -> Iterator[tuple[I64, I64]]:
@@ -168,6 +174,7 @@ def _coarsest(
     count = exchange.sum_of(level.num_own)
     while count > target * coarsening.slack and len(ways_back) < coarsening.levels:
         clusters = find_clusters(level, caps, target, seed + len(ways_back))
+        give_back()
         before = count
         count = exchange.sum_of(int(np.count_nonzero(clusters.members)))
         if count > 0.95 * before:
@@ -176,6 +183,7 @@ def _coarsest(
         del clusters
         ways_back.append((level.parked(scratch), descent))
         level = coarse
+        give_back()
         get_logger().info("level %d: %d nodes, %d edges here", len(ways_back), count, len(level.indices))
     return level, ways_back
 

@@ -83,9 +83,10 @@ class _Merging:
 
     def __init__(self, level: Level, clusters: Clusters, scratch: Scratch) -> None:
         labels = clusters.labels[: level.num_own]
-        self._order = np.argsort(labels, kind="stable")
-        row_labels, begins = np.unique(labels[self._order], return_index=True)
-        self._labels = row_labels.astype(np.int64)
+        self._order = np.argsort(labels, kind="stable").astype(np.int32)
+        ordered = labels[self._order]
+        begins = np.flatnonzero(np.diff(ordered, prepend=-1))
+        self._labels = ordered[begins].astype(np.int64)
         self._bounds = np.append(begins, level.num_own)
         self.level = level
         self._clusters = clusters

@@ -48,8 +48,8 @@ class Mirror:
         self.exchange = exchange
         self.bounds = bounds
         self._own_keys = own_keys
-        self._told: list[list[I64]] = [[] for _ in range(exchange.size)]  # own nodes that each rank follows
-        self._followed: list[list[I64]] = [[] for _ in range(exchange.size)]  # positions here of those that we follow
+        self._told: list[list[I32]] = [[] for _ in range(exchange.size)]  # own nodes that each rank follows
+        self._followed: list[list[I32]] = [[] for _ in range(exchange.size)]  # positions here of those that we follow
 
     @property
     def num_own(self) -> int:
@@ -85,15 +85,15 @@ class Mirror:
         if self.exchange.size == 1:
             return values[:0]
         route = Route(self.exchange, self.owners(keys))
-        asked = self.positions(route.there(keys[:, None])[:, 0])
+        asked = self.positions(route.there(keys[:, None])[:, 0]).astype(np.int32)
         for told, begin, end in _runs(route.coming):
             self._told[told].append(asked[begin:end])
-        ordered = positions[route.order]
+        ordered = positions[route.order].astype(np.int32)
         for owner, begin, end in _runs(route.counts):
             self._followed[owner].append(ordered[begin:end])
         return route.back(values.take(asked, axis=0))
 
-    def update(self, changed: Mask | None, values: I64) -> tuple[I64, I64]:
+    def update(self, changed: Mask | None, values: I64) -> tuple[I32, I64]:
         """Tell the followers of own nodes their values. Collective on the ranks.
 
         Args:
@@ -101,24 +101,28 @@ class Mirror:
             values: int64[n, columns].
 
         Returns:
-            Positions of followed nodes of which there is news, and int64[k, columns], their values.
+            int32[k], positions of followed nodes of which there is news, and int64[k, columns], their values.
         """
         size = self.exchange.size
-        columns = values.shape[1]
         if size == 1:
-            return np.empty(0, np.int64), values[:0]
+            return np.empty(0, np.int32), values[:0]
+        told = [_joined(chunks) for chunks in self._told]
+        followed = [_joined(chunks) for chunks in self._followed]
+        if changed is None:
+            counts = np.array([len(nodes) for nodes in told], np.int64)
+            news, _ = self.exchange.all_to_all(values.take(np.concatenate(told), axis=0), counts)
+            return np.concatenate(followed), news
         leaving = []
         counts = np.zeros(size, np.int64)
-        for rank, chunks in enumerate(self._told):
-            nodes = _joined(chunks)
-            chosen = np.flatnonzero(changed[nodes]) if changed is not None else np.arange(len(nodes))
+        for rank, nodes in enumerate(told):
+            chosen = np.flatnonzero(changed[nodes])
             counts[rank] = len(chosen)
             leaving.append(np.concatenate([chosen[:, None], values.take(nodes[chosen], axis=0)], axis=1))
         arrived, coming = self.exchange.all_to_all(np.concatenate(leaving), counts)
-        positions = np.empty(len(arrived), np.int64)
+        positions = np.empty(len(arrived), np.int32)
         for owner, begin, end in _runs(coming):
-            positions[begin:end] = _joined(self._followed[owner])[arrived[begin:end, 0]]
-        return positions, arrived[:, 1 : columns + 1]
+            positions[begin:end] = followed[owner][arrived[begin:end, 0]]
+        return positions, arrived[:, 1:]
 
 
 class NodeTable:
@@ -131,21 +135,30 @@ class NodeTable:
     """
 
     def __init__(self, own_keys: I64, num_keys: int, alone: bool) -> None:
-        self._own_keys = own_keys
+        self._alone = alone
+        self._keys = own_keys
         self._ids = None if alone else LocalIds(max(num_keys, 1))
         if self._ids is not None:
             self._ids.reset(own_keys)
+            self._keys = self._ids.ids
 
     @property
     def keys(self) -> I64:
         """int64[k], the keys by position."""
-        return self._own_keys if self._ids is None else self._ids.ids
+        return self._keys
 
     def positions(self, keys: Array) -> I32:
         """Return int32[n], the positions of keys, which get one if they have none."""
-        if self._ids is None:
-            return np.searchsorted(self._own_keys, keys).astype(np.int32)
-        return self._ids.insert(keys)
+        if self._alone:
+            return np.searchsorted(self._keys, keys).astype(np.int32)
+        assert self._ids is not None, "no positions are asked for any more"
+        found = self._ids.insert(keys)
+        self._keys = self._ids.ids
+        return found
+
+    def close(self) -> None:
+        """Keep the keys alone; nobody asks for positions any more."""
+        self._ids = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,7 +166,8 @@ class Level:
     """One level of the hierarchy, as one rank has it.
 
     Attributes:
-        keys: int64[n + ghosts], the id of the node of the finest level that each one began with.
+        table: positions of own nodes and ghosts, and perhaps of others behind them.
+        num_nodes: n + ghosts.
         indptr: int64[n + 1].
         indices: int32[m], local ids.
         edge_weights: int32[m], or empty: all 1.
@@ -161,12 +175,18 @@ class Level:
         ghosts: by which owners tell of the ghosts.
     """
 
-    keys: I64
+    table: NodeTable
+    num_nodes: int
     indptr: I64
     indices: I32
     edge_weights: I32
     weights: I64
     ghosts: Mirror
+
+    @property
+    def keys(self) -> I64:
+        """int64[n + ghosts], the id of the node of the finest level that each one began with."""
+        return self.table.keys[: self.num_nodes]
 
     @property
     def num_own(self) -> int:
@@ -207,17 +227,17 @@ class Level:
         Args:
             exchange: the ranks.
             bounds: int64[ranks + 1], who owns which keys.
-            table: positions of own nodes and ghosts.
+            table: positions of own nodes and ghosts, and of no others.
             indptr: as in the class, like those that follow.
             indices: see there.
             edge_weights: see there.
             weights: see there.
         """
-        keys = table.keys.copy()
+        keys = table.keys
         own = len(indptr) - 1
         ghosts = Mirror(exchange, bounds, keys[:own])
         ghosts.follow(keys[own:], np.arange(own, len(keys)), weights)
-        return cls(keys, indptr, indices, edge_weights, weights, ghosts)
+        return cls(table, len(keys), indptr, indices, edge_weights, weights, ghosts)
 
 
 def finest_level(exchange: Exchange, graph: GraphSlice, weights: I64, scratch: Scratch | None = None) -> Level:
@@ -295,8 +315,8 @@ def _runs(counts: I64) -> Iterator[tuple[int, int, int]]:
             yield rank, end - count, end
 
 
-def _joined(chunks: list[I64]) -> I64:
+def _joined(chunks: list[I32]) -> I32:
     """Return what some chunks hold together, which replaces them."""
     if len(chunks) != 1:
-        chunks[:] = [np.concatenate(chunks) if chunks else np.empty(0, np.int64)]
+        chunks[:] = [np.concatenate(chunks) if chunks else np.empty(0, np.int32)]
     return chunks[0]
