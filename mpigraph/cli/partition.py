@@ -103,7 +103,7 @@ def _run(arguments: argparse.Namespace) -> int:
             given = None if arguments.assignment is None else mapped_npy(Path(arguments.assignment))
         method = arguments.method if given is None else "given"
         folder = arguments.scratch or arguments.out
-        foreseen = _check_memory(source, method, arguments.memory, folder, exchange)
+        foreseen = _check_memory(source, arguments.parts, method, arguments.memory, folder, exchange)
         if exchange.rank == 0:
             _print_forecast(source, foreseen, exchange.size)
         with ProgressBar() if exchange.rank == 0 else nullcontext(silent) as progress:
@@ -146,17 +146,19 @@ def _training_nodes(source: GraphSource) -> dict[str, Array]:
     return masks
 
 
-def _check_memory(source: GraphSource, method: str, memory: int | None, folder: str, exchange: Exchange) -> Forecast:
+def _check_memory(
+    source: GraphSource, num_parts: int, method: str, memory: int | None, folder: str, exchange: Exchange
+) -> Forecast:
     """Return the forecast, or raise an error where there is less memory or disk. Collective on the ranks."""
     neighbours = ranks_on_this_node(exchange)
     if memory is None:
         free = free_memory()
         mine = 2**62 if free is None else held_memory() + free // neighbours
         memory = int(exchange.gather(np.array([[mine]], np.int64)).min())
-    num_nodes = int(source.node_bases[-1])
+    num_nodes, num_edges = int(source.node_bases[-1]), sum(source.edge_counts)
     held = int(exchange.gather(np.array([[held_memory()]], np.int64)).max())  # so that all ranks decide alike
     with exchange.together("looking at the memory"):
-        found = check_memory(num_nodes, sum(source.edge_counts), method, exchange.size, held, memory)
+        found = check_memory(num_nodes, num_edges, num_parts, method, exchange.size, held, memory)
         check_space(folder, neighbours * found.scratch, f"temporary files of {neighbours} rank(s)")
     return found
 

@@ -7,20 +7,25 @@ import numpy as np
 
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.partition.exchange import Exchange
+from mpigraph.partition.relabel import EDGES_PER_BUCKET
+from mpigraph.partition.spill import Scratch
 
 __all__ = ["Forecast", "check_memory", "forecast", "ranks_on_this_node"]
 
 # Measured (tests/perf/README.md, "Partitioning on several ranks").
-_READING = 150 << 20  # chunks of edges
-_ROUND = 350 << 20  # edges on their way, and what spills keep
-_BUCKET = 400 << 20  # edges of a part while they are sorted
-_CLUSTERING_NODE = 100  # bytes for each own node and ghost: keys, labels, loads, hash tables, who follows whom
-_WAITING_NODE = 70  # of these while the coarsest level is cut
-_CONTRACTED = 0.7  # of the edges are there on the next level, where contraction does little, as on generated graphs
-_METIS_EDGE = 120
+_READING = 40 << 20  # chunks of edges
+_ROUND = 200 << 20  # edges on their way, and what spills keep
+_ROUND_ALONE = 145 << 20
+_BUCKET_EDGE = 80  # bytes for each edge of a part's bucket while it is sorted
+_CLUSTERING_NODE = 88  # bytes for each own node and ghost: keys, labels, loads, hash table, who follows whom
+_WAITING_NODE = 38  # of these while the next level is made and the coarsest is cut
+_CONTRACTED = 0.75  # of the edges are there on the next level, where contraction does little, as on generated graphs
+_COARSEST = 0.1  # of the nodes are there on the last level, or fewer, but at least
+_COARSEST_LEAST = 30_000
 _METIS_EDGES = 6_000_000
-_METIS_NODE = 150
-_COARSEST = 0.1  # of the nodes are there on the last level, or fewer
+_METIS_EDGE = 56
+_METIS_NODE = 60
+_METIS_LEVELS = (70, 800)  # METIS's own levels: so many bytes for an edge, and at most for a node
 _MOST_RANKS = 1 << 16
 # Bytes in temporary files for each edge of a rank
 _SHUFFLED = 16  # both ends of each edge both ways, repeats not yet dropped
@@ -49,13 +54,20 @@ class Forecast(NamedTuple):
 
 
 def forecast(
-    num_nodes: int, num_edges: int, method: str, ranks: int = 1, held: int = 200 << 20, mapping: bool = False
+    num_nodes: int,
+    num_edges: int,
+    num_parts: int,
+    method: str,
+    ranks: int = 1,
+    held: int = 200 << 20,
+    mapping: bool = False,
 ) -> Forecast:
     """Return an estimate of what partitioning takes.
 
     Args:
         num_nodes: all nodes.
         num_edges: all directed edges; for "multilevel" each is thought to be there both ways.
+        num_parts: number of parts.
         method: "metis", "multilevel", "random" or "given".
         ranks: number of ranks.
         held: what each rank holds before, of Python, libraries and the input (memory-mapped files do not count).
@@ -68,21 +80,30 @@ def forecast(
     if method == "metis":
         stages["assign nodes"] = held + 200 * num_nodes + 130 * num_edges
     elif method == "multilevel":
-        ghosts = min(num_nodes - own_nodes, own_edges) if ranks > 1 else 0
-        coarse = int(8 * _CONTRACTED * own_edges)
-        metis = _METIS_EDGE * min(num_edges, _METIS_EDGES) + int(_METIS_NODE * _COARSEST * num_nodes)
-        contracting = _CLUSTERING_NODE * (own_nodes + ghosts) + (0 if ranks == 1 else _ROUND // 2)
-        cutting = _WAITING_NODE * (own_nodes + ghosts) + metis
+        local = own_nodes + (min(num_nodes - own_nodes, own_edges) if ranks > 1 else 0)
+        contracting = _WAITING_NODE * local + (0 if ranks == 1 else _ROUND)
+        cutting = _WAITING_NODE * local + _metis(num_nodes, num_edges)
+        finest, coarse = 4 * own_edges, int(8 * _CONTRACTED * own_edges)
         if not mapping:
-            contracting += 4 * own_edges + (coarse * 3 // 2 if ranks == 1 else coarse)
-            cutting += coarse
-        stages["assign nodes"] = held + max(contracting, cutting)
+            contracting += finest + (coarse * 3 // 2 if ranks == 1 else coarse)
+            cutting += min(finest, Scratch().limit) + coarse
+        clustering = _CLUSTERING_NODE * local + (0 if mapping else finest)
+        stages["assign nodes"] = held + max(clustering, contracting, cutting)
         scratch = max(scratch, own_edges * (_SHUFFLED + (_MAPPED if mapping else 0)))
     else:
         stages["assign nodes"] = held + 16 * num_nodes
-    stages["relabel edges"] = held + _ROUND + 32 * own_nodes
-    stages["write parts"] = held + _BUCKET + 40 * own_nodes
+    bucket = min(EDGES_PER_BUCKET, -(-num_edges // num_parts))
+    stages["relabel edges"] = held + (_ROUND_ALONE if ranks == 1 else _ROUND) + 32 * own_nodes
+    stages["write parts"] = held + _BUCKET_EDGE * bucket + 20 * own_nodes
     return Forecast(stages, mapping, scratch)
+
+
+def _metis(num_nodes: int, num_edges: int) -> int:
+    """Return what the coarsest level takes on rank 0, bytes."""
+    nodes = max(int(_COARSEST * num_nodes), min(num_nodes, _COARSEST_LEAST))
+    edges = min(int(_CONTRACTED * num_edges), _METIS_EDGES)
+    per_edge, per_node = _METIS_LEVELS
+    return _METIS_EDGE * edges + _METIS_NODE * nodes + min(per_edge * edges, per_node * nodes)
 
 
 def ranks_on_this_node(exchange: Exchange) -> int:
@@ -91,12 +112,15 @@ def ranks_on_this_node(exchange: Exchange) -> int:
     return int((exchange.gather(name[None]) == name).all(axis=1).sum())
 
 
-def check_memory(num_nodes: int, num_edges: int, method: str, ranks: int, held: int, memory: int) -> Forecast:
+def check_memory(
+    num_nodes: int, num_edges: int, num_parts: int, method: str, ranks: int, held: int, memory: int
+) -> Forecast:
     """Return the forecast, if the ranks have so much memory; with edges in temporary files, if it takes that.
 
     Args:
         num_nodes: as for :func:`forecast`, like the next ones.
         num_edges: see there.
+        num_parts: see there.
         method: see there.
         ranks: see there.
         held: see there.
@@ -106,7 +130,7 @@ def check_memory(num_nodes: int, num_edges: int, method: str, ranks: int, held: 
         InvalidArgumentError: it cannot work; says what would.
     """
     for mapping in (False, True) if method == "multilevel" else (False,):
-        found = forecast(num_nodes, num_edges, method, ranks, held, mapping)
+        found = forecast(num_nodes, num_edges, num_parts, method, ranks, held, mapping)
         if found.memory <= memory:
             return found
     text = (
@@ -115,7 +139,7 @@ def check_memory(num_nodes: int, num_edges: int, method: str, ranks: int, held: 
     )
     enough = ranks
     while enough < _MOST_RANKS:
-        if forecast(num_nodes, num_edges, "multilevel", enough, held, mapping=True).memory <= memory:
+        if forecast(num_nodes, num_edges, num_parts, "multilevel", enough, held, mapping=True).memory <= memory:
             raise InvalidArgumentError(
                 f"{text}: --method multilevel takes so much on {enough} ranks; --memory says what a rank may take"
             )

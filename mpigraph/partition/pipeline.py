@@ -25,6 +25,7 @@ import numpy as np
 from mpigraph.arrays import I32, I64, Array
 from mpigraph.errors import CollectiveError, InvalidArgumentError, check_integer
 from mpigraph.log import get_logger
+from mpigraph.memory import give_back
 from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import relation_key
 from mpigraph.partition.balance import Criteria, balance_criteria, loads_of, measured_balance
@@ -222,6 +223,7 @@ class _Run:
             if self.exchange.rank == 0:
                 (self.out / f"{self.graph_name}.json").unlink(missing_ok=True)
         arrivals = relabel(self.source, numbering, method.num_parts, self.scratch, self.progress)
+        give_back()
         writer = PartWriter(self.source, numbering, arrivals, self.graph_name, identity, self.out)
         written: dict[int, WrittenPart] = {}
         with self.exchange.together("writing the parts"):

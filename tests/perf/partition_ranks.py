@@ -38,7 +38,7 @@ def main():
         source = read_source(args.input)
         held = int(exchange.gather(np.array([[held_memory()]])).max())
         num_nodes, num_edges = sum(source.num_nodes), sum(source.edge_counts)
-        foreseen = check_memory(num_nodes, num_edges, args.method, exchange.size, held, args.memory)
+        foreseen = check_memory(num_nodes, num_edges, args.parts, args.method, exchange.size, held, args.memory)
         scratch = Scratch(args.scratch or args.out, mapping=foreseen.mapping)
         stages = Stages(held)
         begin = time.perf_counter()
