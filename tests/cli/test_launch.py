@@ -311,6 +311,7 @@ def test_the_status_is_the_launchers(tmp_path, code, status):
     assert run_job(shell, clean_environment()).status == status
 
 
+@pytest.mark.slow
 def test_a_job_by_the_mpiexec_that_is_installed(tmp_path):
     """Two ranks on this machine: the one trainer finds its server, its variables and its working directory."""
     (tmp_path / "train me.py").write_text(

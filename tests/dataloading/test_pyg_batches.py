@@ -489,8 +489,9 @@ def typed_model(kind: str) -> Callable[[HeteroData], torch.Tensor]:
 @pytest.mark.filterwarnings("ignore:The type .* contains invalid characters")  # by to_hetero, which copes
 @pytest.mark.parametrize(
     "model_name",
-    ["sage", pytest.param("to_hetero", marks=pytest.mark.slow), pytest.param("hgt", marks=pytest.mark.slow)],
+    ["sage", "to_hetero", "hgt"],
 )
+@pytest.mark.slow
 def test_models_of_pyg_learn(job: SharedJob, write, model_name: str) -> None:
     """What a node is to tell is the class of all that it hears of, and not in its own features."""
     kind = "plain" if model_name == "sage" else "typed"

@@ -22,6 +22,8 @@ from mpigraph.partition.readers import read_source
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.partition.spill import Scratch
 
+SIZES = [1, pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytest.mark.slow)]
+
 
 def skewed(num_nodes: int, num_edges: int) -> GraphSource:
     """A graph with hubs, repeats and self loops. The feature of a node is the node, and of an edge its ends."""
@@ -43,6 +45,7 @@ def check_equal(wanted: Path, found: Path) -> None:
     assert (other, errors) == ([], [])
 
 
+@pytest.mark.parametrize("comm", SIZES, indirect=True)
 @pytest.mark.parametrize("method", ["metis", "multilevel", "random", "given"])
 @pytest.mark.parametrize("kind", ["homogeneous", "typed"])
 def test_the_files_are_those_of_one_rank(comm: MPI.Intracomm, monkeypatch, method: str, kind: str) -> None:
@@ -67,7 +70,7 @@ def test_the_files_are_those_of_one_rank(comm: MPI.Intracomm, monkeypatch, metho
         assert not list(folder.glob(".mpigraph*"))
 
 
-@pytest.mark.parametrize("comm", [1, 3], indirect=True)
+@pytest.mark.parametrize("comm", [pytest.param(1, marks=pytest.mark.slow), 3], indirect=True)
 def test_parts_are_cut_again_as_by_one_rank(comm: MPI.Intracomm, monkeypatch) -> None:
     """Every rank reads its slices of the shards, across the bounds of parts."""
     with shared_folder(comm) as folder:
@@ -86,6 +89,7 @@ def test_parts_are_cut_again_as_by_one_rank(comm: MPI.Intracomm, monkeypatch) ->
             check_equal(folder / kind / "wanted", folder / kind / "found")
 
 
+@pytest.mark.parametrize("comm", SIZES, indirect=True)
 @pytest.mark.parametrize("num_nodes, num_edges, num_parts", [(0, 0, 2), (1, 3, 5), (3, 0, 1), (50, 400, 1)])
 def test_graphs_smaller_than_the_ranks(comm: MPI.Intracomm, num_nodes: int, num_edges: int, num_parts: int) -> None:
     with shared_folder(comm) as folder:

@@ -78,7 +78,7 @@ def test_a_script_on_a_toy(name: str, toy: Path, tmp_path: Path) -> None:
         assert "DGL is left out: DGL_PYTHON is not set" in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.study  # tests/sampling/test_relations_cost.py has the same of a smaller graph
 def test_relations_do_not_add_rounds_or_messages(tmp_path: Path) -> None:
     options = ["--nodes", "2000", "--edges", "20000", "--batch_size", "20", "--quiet", "0"]
     python(HERE / "relations.py", tmp_path, "--out", tmp_path / "out.json", *options)

@@ -137,7 +137,7 @@ LEAVING = {
 @pytest.mark.parametrize(
     "others", ["g.barrier()", pytest.param("time.sleep(300)", marks=pytest.mark.slow)], ids=["barrier", "elsewhere"]
 )
-@pytest.mark.parametrize("how", LEAVING)
+@pytest.mark.parametrize("how", ["raise", "all", pytest.param("exit", marks=pytest.mark.slow)])
 def test_an_error_that_passes_exit_client_ends_the_job(tmp_path: Path, oracle, how: str, others: str) -> None:
     body = f"{HURRY}try:\n    {LEAVING[how]}\n    {others}\nfinally: dist.exit_client()"
     status, output, seconds = run_script(tmp_path, oracle(2), body)
@@ -167,6 +167,7 @@ def test_one_trainer_that_leaves_and_cannot_say_so_ends_the_job(tmp_path: Path, 
     assert status != 0 and seconds < SOON
 
 
+@pytest.mark.slow
 def test_errors_of_the_start_and_of_the_end_that_are_caught_leave_the_job_guarded(tmp_path: Path, oracle) -> None:
     """The garbage collector frees what is left of the start that failed in the middle of the job."""
     before = """
