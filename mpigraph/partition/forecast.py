@@ -17,15 +17,15 @@ _READING = 40 << 20  # chunks of edges
 _ROUND = 200 << 20  # edges on their way, and what spills keep
 _ROUND_ALONE = 145 << 20
 _BUCKET_EDGE = 80  # bytes for each edge of a part's bucket while it is sorted
-_CLUSTERING_NODE = 88  # bytes for each own node and ghost: keys, labels, loads, hash table, who follows whom
-_WAITING_NODE = 38  # of these while the next level is made and the coarsest is cut
+_CLUSTERING = (50, 75)  # bytes for each own node and ghost, and beyond that for each own node
+_WAITING = (20, 36)  # of these while the next level is made and the coarsest is cut
 _CONTRACTED = 0.75  # of the edges are there on the next level, where contraction does little, as on generated graphs
 _COARSEST = 0.1  # of the nodes are there on the last level, or fewer, but at least
 _COARSEST_LEAST = 30_000
 _METIS_EDGES = 6_000_000
 _METIS_EDGE = 56
 _METIS_NODE = 60
-_METIS_LEVELS = (70, 800)  # METIS's own levels: so many bytes for an edge, and at most for a node
+_METIS_LEVELS = (70, 1600)  # METIS's own levels: so many bytes for an edge, and at most for a node
 _MOST_RANKS = 1 << 16
 # Bytes in temporary files for each edge of a rank
 _SHUFFLED = 16  # both ends of each edge both ways, repeats not yet dropped
@@ -80,14 +80,15 @@ def forecast(
     if method == "metis":
         stages["assign nodes"] = held + 200 * num_nodes + 130 * num_edges
     elif method == "multilevel":
-        local = own_nodes + (min(num_nodes - own_nodes, own_edges) if ranks > 1 else 0)
-        contracting = _WAITING_NODE * local + (0 if ranks == 1 else _ROUND)
-        cutting = _WAITING_NODE * local + _metis(num_nodes, num_edges)
+        nodes = np.array([own_nodes + (min(num_nodes - own_nodes, own_edges) if ranks > 1 else 0), own_nodes])
+        clustering, waiting = int(nodes @ _CLUSTERING), int(nodes @ _WAITING)
+        contracting = waiting + (0 if ranks == 1 else _ROUND)
+        cutting = waiting + _metis(num_nodes, num_edges)
         finest, coarse = 4 * own_edges, int(8 * _CONTRACTED * own_edges)
         if not mapping:
-            contracting += finest + (coarse * 3 // 2 if ranks == 1 else coarse)
+            contracting += finest + coarse
             cutting += min(finest, Scratch().limit) + coarse
-        clustering = _CLUSTERING_NODE * local + (0 if mapping else finest)
+            clustering += finest
         stages["assign nodes"] = held + max(clustering, contracting, cutting)
         scratch = max(scratch, own_edges * (_SHUFFLED + (_MAPPED if mapping else 0)))
     else:

@@ -99,6 +99,7 @@ def test_every_input_gives_the_graph(tmp_path, capsys, kind):
     assert run(WRITERS[kind](tmp_path), "--parts", 2, "--method", "random", "-o", tmp_path / "out", "--name", "g") == 0
     out, err = capsys.readouterr()
     assert "2 parts by random" in out and "memory forecast" in err and "120 nodes, 900 directed edges" in err
+    assert "temporary files: at most 0.00 GiB" in err
     config = PartConfig.read(tmp_path / "out" / "g.json")
     found = []
     for part in range(2):
