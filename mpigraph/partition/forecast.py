@@ -14,8 +14,9 @@ __all__ = ["Forecast", "check_memory", "forecast", "ranks_on_this_node"]
 
 # Measured (tests/perf/README.md, "Partitioning on several ranks").
 _READING = 40 << 20  # chunks of edges
-_ROUND = 200 << 20  # edges on their way, and what spills keep
-_ROUND_ALONE = 145 << 20
+_ROUND = 225 << 20  # edges on their way, and what spills keep
+_ROUND_ALONE = 160 << 20
+_RELABELLED_NODE = 60
 _BUCKET_EDGE = 80  # bytes for each edge of a part's bucket while it is sorted
 _CLUSTERING = (50, 75)  # bytes for each own node and ghost, and beyond that for each own node
 _WAITING = (20, 36)  # of these while the next level is made and the coarsest is cut
@@ -94,7 +95,7 @@ def forecast(
     else:
         stages["assign nodes"] = held + 16 * num_nodes
     bucket = min(EDGES_PER_BUCKET, -(-num_edges // num_parts))
-    stages["relabel edges"] = held + (_ROUND_ALONE if ranks == 1 else _ROUND) + 32 * own_nodes
+    stages["relabel edges"] = held + (_ROUND_ALONE if ranks == 1 else _ROUND) + _RELABELLED_NODE * own_nodes
     stages["write parts"] = held + _BUCKET_EDGE * bucket + 20 * own_nodes
     return Forecast(stages, mapping, scratch)
 
