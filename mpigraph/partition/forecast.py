@@ -25,7 +25,7 @@ _COARSEST = 0.1  # of the nodes are there on the last level, or fewer, but at le
 _COARSEST_LEAST = 30_000
 _METIS_EDGES = 6_000_000
 _METIS_EDGE = 56
-_METIS_NODE = 60
+_METIS_NODE = 180
 _METIS_LEVELS = (70, 1600)  # METIS's own levels: so many bytes for an edge, and at most for a node
 _MOST_RANKS = 1 << 16
 # Bytes in temporary files for each edge of a rank

@@ -96,6 +96,7 @@ def assign(
         if depth < len(ways_back):
             level, descent = ways_back.pop()
             parts = descent.project(parts)
+            del descent
         parts = refine(level, parts, num_parts, bounds, _effort(depth, criteria), seed + depth, depth == 0)
     return parts[:own]
 
