@@ -1,11 +1,12 @@
 """How much memory is free: on this node, and in the control groups of the job (Slurm's ``--mem``, a container)."""
 
+import ctypes
 import re
 import resource
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["free_in_groups", "free_memory", "held_memory"]
+__all__ = ["free_in_groups", "free_memory", "give_back", "held_memory"]
 
 _UNLIMITED = 1 << 60  # bytes; version 1 of cgroups has such a number where there is no limit
 
@@ -28,6 +29,12 @@ def held_memory() -> int:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
         return pages * resource.getpagesize()
     return 200 << 20
+
+
+def give_back() -> None:
+    """Give freed memory back to the system; glibc keeps arrays of less than 32 MiB otherwise."""
+    with suppress(AttributeError, OSError, TypeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0))
 
 
 def free_in_groups(proc: str = "/proc", root: str = "/sys/fs/cgroup") -> tuple[int, int] | None:

@@ -17,7 +17,7 @@ from mpigraph.errors import InvalidArgumentError
 from mpigraph.memory import free_memory, held_memory
 from mpigraph.partition.chunks import mapped_npy
 from mpigraph.partition.exchange import Exchange
-from mpigraph.partition.forecast import check_memory, ranks_on_this_node
+from mpigraph.partition.forecast import Forecast, check_memory, ranks_on_this_node
 from mpigraph.partition.options import PART_METHODS, check_options, check_writable
 from mpigraph.partition.pipeline import PartitionResult, partition_source
 from mpigraph.partition.progress import silent
@@ -25,6 +25,7 @@ from mpigraph.partition.readers import add_reverse_edges, read_source
 from mpigraph.partition.shards import check_apart
 from mpigraph.partition.source import GraphSource
 from mpigraph.partition.spill import Scratch
+from mpigraph.storage.files import check_space
 from mpigraph.storage.part_config import PartConfig
 
 __all__ = ["add_parser"]
@@ -104,9 +105,10 @@ def _run(arguments: argparse.Namespace) -> int:
             classes = _training_nodes(source) if arguments.balance_train else None
             given = None if arguments.assignment is None else mapped_npy(Path(arguments.assignment))
         method = arguments.method if given is None else "given"
-        stages = _check_memory(source, method, arguments.memory, exchange)
+        folder = arguments.scratch or arguments.out
+        foreseen = _check_memory(source, arguments.parts, method, arguments.memory, folder, exchange)
         if exchange.rank == 0:
-            _print_forecast(source, stages, exchange.size)
+            _print_forecast(source, foreseen, exchange.size)
         with ProgressBar() if exchange.rank == 0 else nullcontext(silent) as progress:
             result = partition_source(
                 source,
@@ -120,7 +122,7 @@ def _run(arguments: argparse.Namespace) -> int:
                 assignment=given,
                 progress=progress,
                 exchange=exchange,
-                scratch=None if arguments.scratch is None else Scratch(arguments.scratch),
+                scratch=Scratch(folder, mapping=foreseen.mapping),
                 resume=arguments.resume,
             )
         if exchange.rank == 0:
@@ -148,23 +150,31 @@ def _training_nodes(source: GraphSource) -> dict[str, Array]:
     return masks
 
 
-def _check_memory(source: GraphSource, method: str, memory: int | None, exchange: Exchange) -> dict[str, int]:
-    """Return the forecast of each stage's memory, or raise an error where there is less. Collective on the ranks."""
+def _check_memory(
+    source: GraphSource, num_parts: int, method: str, memory: int | None, folder: str, exchange: Exchange
+) -> Forecast:
+    """Return the forecast, or raise an error where there is less memory or disk. Collective on the ranks."""
+    neighbours = ranks_on_this_node(exchange)
     if memory is None:
         free = free_memory()
-        mine = 2**62 if free is None else held_memory() + free // ranks_on_this_node(exchange)
+        mine = 2**62 if free is None else held_memory() + free // neighbours
         memory = int(exchange.gather(np.array([[mine]], np.int64)).min())
-    num_nodes = int(source.node_bases[-1])
+    num_nodes, num_edges = int(source.node_bases[-1]), sum(source.edge_counts)
+    held = int(exchange.gather(np.array([[held_memory()]], np.int64)).max())  # so that all ranks decide alike
     with exchange.together("looking at the memory"):
-        return check_memory(num_nodes, sum(source.edge_counts), method, exchange.size, held_memory(), memory)
+        found = check_memory(num_nodes, num_edges, num_parts, method, exchange.size, held, memory)
+        check_space(folder, neighbours * found.scratch, f"temporary files of {neighbours} rank(s)")
+    return found
 
 
-def _print_forecast(source: GraphSource, stages: dict[str, int], ranks: int) -> None:
+def _print_forecast(source: GraphSource, foreseen: Forecast, ranks: int) -> None:
     num_nodes, num_edges = int(source.node_bases[-1]), sum(source.edge_counts)
     print(f"{num_nodes} nodes, {num_edges} directed edges{_types(source)}", file=sys.stderr)
     of = "" if ranks == 1 else f" on each of {ranks} ranks"
-    for stage, size in stages.items():
+    for stage, size in foreseen.stages.items():
         print(f"memory forecast, {stage}: {size / 2**30:.2f} GiB{of}", file=sys.stderr)
+    why = "; edges are mapped from there, since memory does not hold them" if foreseen.mapping else ""
+    print(f"temporary files: at most {foreseen.scratch / 2**30:.2f} GiB{of}{why}", file=sys.stderr)
 
 
 def _types(source: GraphSource) -> str:

@@ -73,7 +73,7 @@ def accept_in_order(clusters: Array, weights: Array, caps: Array, loads: Array, 
     """Let nodes join clusters in the given order while the caps allow it.
 
     clusters: int64[p].  weights: int64[p, criteria].  caps: int64[criteria].  loads: int64[clusters, criteria] and
-    members: int64[clusters], increased here.  out: int64[p], 1 where a node may join.
+    members: int32[clusters], increased here.  out: int64[p], 1 where a node may join.
     """
     for i in range(len(clusters)):
         cluster = clusters[i]
@@ -89,7 +89,7 @@ def add_rows(clusters: Array, sign: int, weights: Array, loads: Array, members: 
     """Add nodes to clusters, or take them away.
 
     clusters: int64[p].  sign: 1 or -1.  weights: int64[p, criteria].  loads: int64[clusters, criteria] and
-    members: int64[clusters], changed here.
+    members: int32[clusters], changed here.
     """
     for i in range(len(clusters)):
         members[clusters[i]] += sign

@@ -28,6 +28,7 @@ import numpy as np
 
 from mpigraph.arrays import I32, I64, Array, Mask
 from mpigraph.log import get_logger
+from mpigraph.memory import give_back
 from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import relation_key
 from mpigraph.partition.balance import Criteria, balance_criteria, loads_of, measured_balance
@@ -341,6 +342,7 @@ class _Run:
     ) -> dict[int, WrittenPart]:
         """Relabel and write the parts that are not done, and record each; return those of this rank."""
         arrivals = relabel(self.source, numbering, done, self.scratch, self.progress)
+        give_back()
         writer = PartWriter(self.source, numbering, arrivals, self.graph_name, identity, self.out)
         missing = [part for part in arrivals.parts if not done[part]]
         written: dict[int, WrittenPart] = {}

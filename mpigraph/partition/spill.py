@@ -1,5 +1,6 @@
-"""Rows sorted into groups as they come: in memory up to a limit, and in a temporary file beyond it."""
+"""What does not fit into memory lies in temporary files: rows sorted into groups as they come, and large arrays."""
 
+import mmap
 import os
 import tempfile
 from io import FileIO
@@ -10,62 +11,74 @@ import numpy.typing as npt
 
 from mpigraph.arrays import Array
 from mpigraph.errors import StorageError
+from mpigraph.partition.source import release
 
-__all__ = ["Parked", "Scratch", "Spill"]
-
-_CHUNK = 1 << 20
+__all__ = ["Scratch", "Spill"]
 
 
 class Scratch:
-    """Where spills write, and how much each keeps in memory.
+    """Where temporary files lie, and what goes there. They have no name, so they go with the process, however it ends.
 
     Args:
-        folder: of temporary files, which have no name: they go with the process, however it ends.
-        limit: bytes that a spill keeps in memory.
+        folder: of the files.
+        limit: bytes that a spill keeps in memory; and an array that is no larger never lies in a file.
+        mapping: whether larger arrays lie in files from the beginning, since memory does not hold them.
     """
 
-    def __init__(self, folder: str | os.PathLike[str] | None = None, limit: int = 64 << 20) -> None:
+    def __init__(
+        self, folder: str | os.PathLike[str] | None = None, limit: int = 64 << 20, mapping: bool = False
+    ) -> None:
         self.folder = Path(tempfile.gettempdir() if folder is None else folder)
         self.limit = limit
+        self.mapping = mapping
 
     def spill(self, num_groups: int, columns: int, dtype: npt.DTypeLike) -> "Spill":
         """Return an empty spill; the arguments are its own."""
         return Spill(self, num_groups, columns, dtype)
 
-    def park(self, values: Array) -> "Parked":
-        """Return an array that is out of the way until it is taken back, in a file if it is large."""
-        return Parked(self, values)
+    def empty(self, count: int, dtype: npt.DTypeLike) -> Array:
+        """Return an array to be filled, [count].
 
+        Raises:
+            StorageError: it lies in a file, for which there is no space.
+        """
+        size = count * np.dtype(dtype).itemsize
+        return self._mapped(count, dtype) if self.mapping and size > self.limit else np.empty(count, dtype)
 
-class Parked:
-    """An array that nobody needs for a while.
+    def park(self, values: Array) -> Array:
+        """Return an array of :meth:`empty` that nobody needs for a while: if it is large, it now lies in a file.
 
-    Args:
-        scratch: where to.
-        values: [n], which the caller forgets.
+        Raises:
+            StorageError: there is no space for the file.
+        """
+        if self.mapping or values.nbytes <= self.limit:
+            return values
+        parked = self._mapped(len(values), values.dtype)
+        parked[:] = values
+        release(parked)
+        return parked
 
-    Raises:
-        StorageError: the temporary file cannot be written or read; by any method.
-    """
+    def open(self) -> FileIO:
+        """Return a new file.
 
-    def __init__(self, scratch: Scratch, values: Array) -> None:
-        self._values: Array | None = values
-        self._spill: Spill | None = None
-        if values.nbytes > scratch.limit:
-            self._values = None
-            self._spill = scratch.spill(1, 1, values.dtype)
-            for begin in range(0, len(values), _CHUNK):
-                chunk = values[begin : begin + _CHUNK, None]
-                self._spill.add(np.zeros(len(chunk), np.int16), chunk)
+        Raises:
+            OSError: it cannot be made.
+        """
+        return tempfile.TemporaryFile(dir=self.folder, buffering=0)
 
-    def take(self) -> Array:
-        """Return the array; once."""
-        if self._spill is None:
-            assert self._values is not None
-            return self._values
-        values = self._spill.take(0)[:, 0]
-        self._spill.close()
-        return values
+    def failure(self, what: str, error: OSError) -> StorageError:
+        """The one error for whatever the system says."""
+        return StorageError(f"{self.folder}: cannot {what} a temporary file: {error.strerror}")
+
+    def _mapped(self, count: int, dtype: npt.DTypeLike) -> Array:
+        """Return an array in a file, [count]; the kernel keeps in memory what there is memory for."""
+        size = count * np.dtype(dtype).itemsize
+        try:
+            with self.open() as file:
+                os.posix_fallocate(file.fileno(), 0, size)  # where the disk is full: an error here, no SIGBUS later
+                return np.ndarray(count, dtype, mmap.mmap(file.fileno(), size))
+        except OSError as error:
+            raise self.failure("write", error) from error
 
 
 class Spill:
@@ -142,7 +155,7 @@ class Spill:
     def _write_out(self) -> None:
         try:
             if self._file is None:
-                self._file = tempfile.TemporaryFile(dir=self._scratch.folder, buffering=0)
+                self._file = self._scratch.open()
             for group, chunks in enumerate(self._pending):
                 if chunks:
                     begin = self._end
@@ -151,7 +164,7 @@ class Spill:
                     self._written[group].append((begin, (self._end - begin) // self._row_bytes))
                     chunks.clear()
         except OSError as error:
-            raise self._failure("write", error) from error
+            raise self._scratch.failure("write", error) from error
         self._in_memory = 0
 
     def _write(self, chunk: Array) -> None:
@@ -171,7 +184,4 @@ class Spill:
                 offset += done
                 data = data[done:]
         except OSError as error:
-            raise self._failure("read", error) from error
-
-    def _failure(self, what: str, error: OSError) -> StorageError:
-        return StorageError(f"{self._scratch.folder}: cannot {what} a temporary file: {error.strerror}")
+            raise self._scratch.failure("read", error) from error

@@ -55,14 +55,16 @@ def check_space(directory: str | os.PathLike[str], needed: int, what: str) -> No
     """Check that a disk has space.
 
     Args:
-        directory: a folder on it, which exists.
+        directory: a folder on it, or one that is to be made there.
         needed: bytes.
         what: what is to be written, for the message.
 
     Raises:
         StorageError: it has not; names both sizes.
     """
-    free = shutil.disk_usage(directory).free
+    path = Path(directory).absolute()
+    nearest = next(ancestor for ancestor in (path, *path.parents) if ancestor.exists())
+    free = shutil.disk_usage(nearest).free
     if needed > free:
         sizes = f"needs {needed / 2**20:.1f} MiB, but {free / 2**20:.1f} MiB are free"
         raise StorageError(f"{directory} lacks space: {what} {sizes}")

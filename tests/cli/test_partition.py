@@ -3,6 +3,7 @@
 import gzip
 import json
 import re
+import shutil
 
 import h5py
 import numpy as np
@@ -99,6 +100,7 @@ def test_every_input_gives_the_graph(tmp_path, capsys, kind):
     assert run(WRITERS[kind](tmp_path), "--parts", 2, "--method", "random", "-o", tmp_path / "out", "--name", "g") == 0
     out, err = capsys.readouterr()
     assert "2 parts by random" in out and "memory forecast" in err and "120 nodes, 900 directed edges" in err
+    assert "temporary files: at most 0.00 GiB" in err
     config = PartConfig.read(tmp_path / "out" / "g.json")
     found = []
     for part in range(2):
@@ -113,6 +115,14 @@ def test_every_input_gives_the_graph(tmp_path, capsys, kind):
     to_orig = np.concatenate([orig for _, _, orig in found])
     keys = np.concatenate([to_orig[src] * 120 + dst for src, dst, _ in found])
     assert np.array_equal(np.sort(keys), np.sort(ARRAYS["edge_src"].astype(np.int64) * 120 + ARRAYS["edge_dst"]))
+
+
+def test_a_scratch_folder_without_space_is_an_error_at_once(tmp_path, capsys, monkeypatch):
+    graph = write_generated(tmp_path / "gen")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 10, 1 << 10))
+    assert run(graph, "--parts", 2, "--method", "multilevel", "-o", tmp_path / "out") == 2
+    assert "out lacks space: temporary files of 1 rank(s) needs 0.0 MiB" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_csv_file_gives_its_name_and_numbers_or_keeps_ids(tmp_path, capsys):

@@ -80,7 +80,7 @@ from mpigraph.partition.multilevel import assign
 from mpigraph.partition.spill import Scratch, Spill
 
 source.EDGES_PER_CHUNK = relabel.EDGES_PER_BUCKET = 100  # many steps in each stage
-Scratch.__init__.__defaults__ = (None, 1000)
+Scratch.__init__.__defaults__ = (None, 1000, False)
 world = MPI.COMM_WORLD
 last = world.size - 1
 stage = sys.argv[1]

@@ -8,11 +8,12 @@ import numpy as np
 from mpigraph.arrays import F64, I32, I64
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.log import get_logger
+from mpigraph.memory import give_back
 from mpigraph.partition.balance import TOLERANCE, Criteria
 from mpigraph.partition.exchange import ALONE, Exchange
 from mpigraph.partition.multilevel.clustering import find_clusters
 from mpigraph.partition.multilevel.contraction import Descent, contract
-from mpigraph.partition.multilevel.dist_csr import GraphSlice, Level, ParkedLevel, finest_level, slice_of_edges
+from mpigraph.partition.multilevel.dist_csr import GraphSlice, Level, finest_level, slice_of_edges
 from mpigraph.partition.multilevel.initial import initial_parts
 from mpigraph.partition.multilevel.refinement import Effort, refine
 from mpigraph.partition.source import GraphSource, edge_chunks
@@ -83,17 +84,19 @@ def assign(
     bounds = _bounds(totals, num_parts)
     target = max(coarsening.least, int(total * coarsening.fraction), coarsening.of_parts * num_parts)
     caps = np.maximum(CAP * totals // target, 2)
-    level = finest_level(exchange, graph, weights)
-    del graph
     scratch = scratch or Scratch()
+    level = finest_level(exchange, graph, weights, scratch)
+    del graph
+    give_back()
     level, ways_back = _coarsest(level, caps, target, coarsening, seed, scratch)
     parts = initial_parts(level, num_parts, bounds, seed)
+    give_back()
     criteria = int(np.count_nonzero(totals))
     for depth in reversed(range(len(ways_back) + 1)):
         if depth < len(ways_back):
-            finer, descent = ways_back.pop()
+            level, descent = ways_back.pop()
             parts = descent.project(parts)
-            level = finer.take()
+            del descent
         parts = refine(level, parts, num_parts, bounds, _effort(depth, criteria), seed + depth, depth == 0)
     return parts[:own]
 
@@ -126,7 +129,10 @@ def multilevel_assign(
     own = int(bounds[exchange.rank + 1] - bounds[exchange.rank])
     weights = np.stack(list(criteria.values()), axis=1) if criteria else np.empty((own, 0), np.int64)
     graph = slice_of_edges(exchange, bounds, _all_edges(source, exchange), scratch)
-    return assign(exchange, graph, np.ascontiguousarray(weights), num_parts, seed=seed, scratch=scratch)
+    give_back()
+    parts = assign(exchange, graph, np.ascontiguousarray(weights), num_parts, seed=seed, scratch=scratch)
+    give_back()
+    return parts
 
 
 def _all_edges(source: GraphSource, exchange: Exchange) -> Iterator[tuple[I64, I64]]:
@@ -162,21 +168,23 @@ def _wrong(exchange: Exchange, graph: GraphSlice, weights: I64, num_parts: int) 
 
 def _coarsest(
     level: Level, caps: I64, target: int, coarsening: Coarsening, seed: int, scratch: Scratch
-) -> tuple[Level, list[tuple[ParkedLevel, Descent]]]:
+) -> tuple[Level, list[tuple[Level, Descent]]]:
     """Return the coarsest level, and the ways back with the finer levels, the finest first."""
-    ways_back: list[tuple[ParkedLevel, Descent]] = []
+    ways_back: list[tuple[Level, Descent]] = []
     exchange = level.exchange
     count = exchange.sum_of(level.num_own)
     while count > target * coarsening.slack and len(ways_back) < coarsening.levels:
         clusters = find_clusters(level, caps, target, seed + len(ways_back))
+        give_back()
         before = count
         count = exchange.sum_of(int(np.count_nonzero(clusters.members)))
         if count > 0.95 * before:
             break
         coarse, descent = contract(level, clusters, scratch)
         del clusters
-        ways_back.append((ParkedLevel(level, scratch), descent))
+        ways_back.append((level.parked(scratch), descent))
         level = coarse
+        give_back()
         get_logger().info("level %d: %d nodes, %d edges here", len(ways_back), count, len(level.indices))
     return level, ways_back
 

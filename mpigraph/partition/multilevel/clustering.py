@@ -31,16 +31,17 @@ class Clusters:
 
     Attributes:
         labels: int32[n + ghosts], a position in ``table`` for each node.
-        table: positions of clusters by key: those that began with own nodes first.
+        table: the level's, in which a cluster has the position of the node that it began with; no longer asked for
+            positions.
         loads: int64[clusters, criteria], what each known cluster weighs.
-        members: int64[n], how many nodes each cluster has that began with an own node.
+        members: int32[n], how many nodes each cluster has that began with an own node.
         mirror: by which owners tell of clusters.
     """
 
     labels: I32
     table: NodeTable
     loads: I64
-    members: I64
+    members: I32
     mirror: Mirror
 
 
@@ -60,6 +61,7 @@ def find_clusters(level: Level, caps: I64, target: int, seed: int) -> Clusters:
         clustering.sub_round(turn)
     if clustering.count() > target:
         clustering.pack()
+    clustering.clusters.table.close()
     return clustering.clusters
 
 
@@ -69,17 +71,15 @@ class _Clustering:
         self._caps = caps
         self._seed = seed
         own = level.num_own
-        table = NodeTable(level.keys[:own], int(level.ghosts.bounds[-1]), level.exchange.size == 1)
-        labels = np.arange(len(level.keys), dtype=np.int32)
-        labels[own:] = table.positions(level.keys[own:])
+        labels = np.arange(level.num_nodes, dtype=np.int32)
         mirror = level.ghosts.copy()
-        loads = np.zeros((len(level.keys), len(caps)), np.int64)
+        loads = np.zeros((level.num_nodes, len(caps)), np.int64)
         loads[:own] = level.weights
         positions, values = mirror.update(None, level.weights)
         loads[positions] = values
-        self.clusters = Clusters(labels, table, loads, np.ones(own, np.int64), mirror)
-        self._rating = np.zeros(len(table.keys), np.int32)
-        self._touched = np.empty(len(table.keys), np.int32)
+        self.clusters = Clusters(labels, level.table, loads, np.ones(own, np.int32), mirror)
+        self._rating = np.zeros(level.num_nodes, np.int32)
+        self._touched = np.empty(level.num_nodes, np.int32)
 
     def count(self) -> int:
         return self._level.exchange.sum_of(int(np.count_nonzero(self.clusters.members)))
@@ -107,10 +107,11 @@ class _Clustering:
         order = np.lexsort((hashes(came[:, 1], salt), clusters))
         answers = np.empty(len(came), np.int64)
         out = np.empty(len(came), np.int64)
-        before = self.clusters.members.copy()
         weights = np.ascontiguousarray(came[order, 2:])
-        accept_in_order(clusters[order], weights, self._caps, self.clusters.loads, self.clusters.members, out)
-        self._changed = self.clusters.members != before
+        clusters = clusters[order]
+        accept_in_order(clusters, weights, self._caps, self.clusters.loads, self.clusters.members, out)
+        self._changed = np.zeros(self._level.num_own, np.bool_)
+        self._changed[clusters[out == 1]] = True
         answers[order] = out
         return answers
 

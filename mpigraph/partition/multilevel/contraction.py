@@ -64,12 +64,14 @@ def contract(level: Level, clusters: Clusters, scratch: Scratch) -> tuple[Level,
     leaders = np.flatnonzero(clusters.members > 0)
     descent = Descent(clusters.labels, leaders, clusters.mirror, len(clusters.table.keys))
     table = NodeTable(level.keys[leaders], int(level.ghosts.bounds[-1]), exchange.size == 1)
-    merging = _Merging(level, clusters)
+    merging = _Merging(level, clusters, scratch)
     if exchange.size == 1:
         number = np.full(own, -1, np.int32)
         number[leaders] = np.arange(len(leaders))
         indptr, indices, edge_weights = merging.rows(0, merging.num_rows)
-        indices = number[indices]
+        for begin in range(0, len(indices), _ENTRIES_PER_ROUND):
+            chunk = slice(begin, begin + _ENTRIES_PER_ROUND)
+            indices[chunk] = number[indices[chunk]]
     else:
         indptr, indices, edge_weights = _assembled(merging, table, len(leaders), scratch)
     bounds, weights = level.ghosts.bounds, clusters.loads[leaders]
@@ -79,14 +81,16 @@ def contract(level: Level, clusters: Clusters, scratch: Scratch) -> tuple[Level,
 class _Merging:
     """Rows of clusters, made of the own nodes' rows, some at a time."""
 
-    def __init__(self, level: Level, clusters: Clusters) -> None:
+    def __init__(self, level: Level, clusters: Clusters, scratch: Scratch) -> None:
         labels = clusters.labels[: level.num_own]
-        self._order = np.argsort(labels, kind="stable")
-        row_labels, begins = np.unique(labels[self._order], return_index=True)
-        self._labels = row_labels.astype(np.int64)
+        self._order = np.argsort(labels, kind="stable").astype(np.int32)
+        ordered = labels[self._order]
+        begins = np.flatnonzero(np.diff(ordered, prepend=-1))
+        self._labels = ordered[begins].astype(np.int64)
         self._bounds = np.append(begins, level.num_own)
         self.level = level
         self._clusters = clusters
+        self._scratch = scratch
         self._rating = np.zeros(len(clusters.table.keys), np.int32)
         self._touched = np.empty(len(clusters.table.keys), np.int32)
         degrees = np.diff(level.indptr)[self._order]
@@ -106,8 +110,8 @@ class _Merging:
         """Return indptr int64[rows + 1], labels and weights int32[m] of some rows."""
         most = int(self._sizes[last] - self._sizes[first])
         indptr = np.zeros(last - first + 1, np.int64)
-        labels = np.empty(most, np.int32)  # pages beyond what is used are never touched
-        weights = np.empty(most, np.int32)
+        labels = self._scratch.empty(most, np.int32)  # pages beyond what is used are never touched
+        weights = self._scratch.empty(most, np.int32)
         level = self.level
         end = merge_rows(
             self._order, self._bounds[first : last + 1], level.indptr, level.indices, level.edge_weights,
@@ -143,8 +147,8 @@ def _assembled(merging: _Merging, table: NodeTable, num_rows: int, scratch: Scra
         arrived.add(local)
     del merging
     indptr = np.zeros(num_rows + 1, np.int64)
-    indices = np.empty(arrived.num_entries, np.int32)
-    weights = np.empty(arrived.num_entries, np.int32)
+    indices = scratch.empty(arrived.num_entries, np.int32)
+    weights = scratch.empty(arrived.num_entries, np.int32)
     identity = np.arange(len(table.keys), dtype=np.int32)
     rating = np.zeros(len(identity), np.int32)
     touched = np.empty(len(identity), np.int32)

@@ -15,7 +15,7 @@ from mpigraph.partition.exchange import Exchange, Route, owners_of
 from mpigraph.partition.ranged_rows import RangedRows
 from mpigraph.partition.spill import Scratch
 
-__all__ = ["GraphSlice", "Level", "Mirror", "NodeTable", "ParkedLevel", "finest_level", "slice_of_edges"]
+__all__ = ["GraphSlice", "Level", "Mirror", "NodeTable", "finest_level", "slice_of_edges"]
 
 _CHUNK = 1 << 22
 
@@ -48,8 +48,8 @@ class Mirror:
         self.exchange = exchange
         self.bounds = bounds
         self._own_keys = own_keys
-        self._told: list[list[I64]] = [[] for _ in range(exchange.size)]  # own nodes that each rank follows
-        self._followed: list[list[I64]] = [[] for _ in range(exchange.size)]  # positions here of those that we follow
+        self._told: list[list[I32]] = [[] for _ in range(exchange.size)]  # own nodes that each rank follows
+        self._followed: list[list[I32]] = [[] for _ in range(exchange.size)]  # positions here of those that we follow
 
     @property
     def num_own(self) -> int:
@@ -85,15 +85,15 @@ class Mirror:
         if self.exchange.size == 1:
             return values[:0]
         route = Route(self.exchange, self.owners(keys))
-        asked = self.positions(route.there(keys[:, None])[:, 0])
+        asked = self.positions(route.there(keys[:, None])[:, 0]).astype(np.int32)
         for told, begin, end in _runs(route.coming):
             self._told[told].append(asked[begin:end])
-        ordered = positions[route.order]
+        ordered = positions[route.order].astype(np.int32)
         for owner, begin, end in _runs(route.counts):
             self._followed[owner].append(ordered[begin:end])
         return route.back(values.take(asked, axis=0))
 
-    def update(self, changed: Mask | None, values: I64) -> tuple[I64, I64]:
+    def update(self, changed: Mask | None, values: I64) -> tuple[I32, I64]:
         """Tell the followers of own nodes their values. Collective on the ranks.
 
         Args:
@@ -101,24 +101,28 @@ class Mirror:
             values: int64[n, columns].
 
         Returns:
-            Positions of followed nodes of which there is news, and int64[k, columns], their values.
+            int32[k], positions of followed nodes of which there is news, and int64[k, columns], their values.
         """
         size = self.exchange.size
-        columns = values.shape[1]
         if size == 1:
-            return np.empty(0, np.int64), values[:0]
+            return np.empty(0, np.int32), values[:0]
+        told = [_joined(chunks) for chunks in self._told]
+        followed = [_joined(chunks) for chunks in self._followed]
+        if changed is None:
+            counts = np.array([len(nodes) for nodes in told], np.int64)
+            news, _ = self.exchange.all_to_all(values.take(np.concatenate(told), axis=0), counts)
+            return np.concatenate(followed), news
         leaving = []
         counts = np.zeros(size, np.int64)
-        for rank, chunks in enumerate(self._told):
-            nodes = _joined(chunks)
-            chosen = np.flatnonzero(changed[nodes]) if changed is not None else np.arange(len(nodes))
+        for rank, nodes in enumerate(told):
+            chosen = np.flatnonzero(changed[nodes])
             counts[rank] = len(chosen)
             leaving.append(np.concatenate([chosen[:, None], values.take(nodes[chosen], axis=0)], axis=1))
         arrived, coming = self.exchange.all_to_all(np.concatenate(leaving), counts)
-        positions = np.empty(len(arrived), np.int64)
+        positions = np.empty(len(arrived), np.int32)
         for owner, begin, end in _runs(coming):
-            positions[begin:end] = _joined(self._followed[owner])[arrived[begin:end, 0]]
-        return positions, arrived[:, 1 : columns + 1]
+            positions[begin:end] = followed[owner][arrived[begin:end, 0]]
+        return positions, arrived[:, 1:]
 
 
 class NodeTable:
@@ -131,21 +135,30 @@ class NodeTable:
     """
 
     def __init__(self, own_keys: I64, num_keys: int, alone: bool) -> None:
-        self._own_keys = own_keys
+        self._alone = alone
+        self._keys = own_keys
         self._ids = None if alone else LocalIds(max(num_keys, 1))
         if self._ids is not None:
             self._ids.reset(own_keys)
+            self._keys = self._ids.ids
 
     @property
     def keys(self) -> I64:
         """int64[k], the keys by position."""
-        return self._own_keys if self._ids is None else self._ids.ids
+        return self._keys
 
     def positions(self, keys: Array) -> I32:
         """Return int32[n], the positions of keys, which get one if they have none."""
-        if self._ids is None:
-            return np.searchsorted(self._own_keys, keys).astype(np.int32)
-        return self._ids.insert(keys)
+        if self._alone:
+            return np.searchsorted(self._keys, keys).astype(np.int32)
+        assert self._ids is not None, "no positions are asked for any more"
+        found = self._ids.insert(keys)
+        self._keys = self._ids.ids
+        return found
+
+    def close(self) -> None:
+        """Keep the keys alone; nobody asks for positions any more."""
+        self._ids = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,7 +166,8 @@ class Level:
     """One level of the hierarchy, as one rank has it.
 
     Attributes:
-        keys: int64[n + ghosts], the id of the node of the finest level that each one began with.
+        table: positions of own nodes and ghosts, and perhaps of others behind them.
+        num_nodes: n + ghosts.
         indptr: int64[n + 1].
         indices: int32[m], local ids.
         edge_weights: int32[m], or empty: all 1.
@@ -161,12 +175,18 @@ class Level:
         ghosts: by which owners tell of the ghosts.
     """
 
-    keys: I64
+    table: NodeTable
+    num_nodes: int
     indptr: I64
     indices: I32
     edge_weights: I32
     weights: I64
     ghosts: Mirror
+
+    @property
+    def keys(self) -> I64:
+        """int64[n + ghosts], the id of the node of the finest level that each one began with."""
+        return self.table.keys[: self.num_nodes]
 
     @property
     def num_own(self) -> int:
@@ -177,6 +197,10 @@ class Level:
     def exchange(self) -> Exchange:
         """The ranks."""
         return self.ghosts.exchange
+
+    def parked(self, scratch: Scratch) -> "Level":
+        """Return the level with its edges out of the way, while others are worked on."""
+        return replace(self, indices=scratch.park(self.indices), edge_weights=scratch.park(self.edge_weights))
 
     def tell(self, values: Array, changed: Mask | None = None) -> None:
         """Bring the ghosts' part of an array of all local nodes ([n + ghosts]) up to date.
@@ -203,39 +227,20 @@ class Level:
         Args:
             exchange: the ranks.
             bounds: int64[ranks + 1], who owns which keys.
-            table: positions of own nodes and ghosts.
+            table: positions of own nodes and ghosts, and of no others.
             indptr: as in the class, like those that follow.
             indices: see there.
             edge_weights: see there.
             weights: see there.
         """
-        keys = table.keys.copy()
+        keys = table.keys
         own = len(indptr) - 1
         ghosts = Mirror(exchange, bounds, keys[:own])
         ghosts.follow(keys[own:], np.arange(own, len(keys)), weights)
-        return cls(keys, indptr, indices, edge_weights, weights, ghosts)
+        return cls(table, len(keys), indptr, indices, edge_weights, weights, ghosts)
 
 
-class ParkedLevel:
-    """A level whose edges are out of the way, while others are worked on.
-
-    Args:
-        level: which the caller forgets.
-        scratch: where to.
-    """
-
-    def __init__(self, level: Level, scratch: Scratch) -> None:
-        nothing = level.indices[:0].copy()
-        self._level = replace(level, indices=nothing, edge_weights=nothing)
-        self._indices = scratch.park(level.indices)
-        self._edge_weights = scratch.park(level.edge_weights)
-
-    def take(self) -> Level:
-        """Return the level; once."""
-        return replace(self._level, indices=self._indices.take(), edge_weights=self._edge_weights.take())
-
-
-def finest_level(exchange: Exchange, graph: GraphSlice, weights: I64) -> Level:
+def finest_level(exchange: Exchange, graph: GraphSlice, weights: I64, scratch: Scratch | None = None) -> Level:
     """Return the level of the graph itself. Collective on the ranks.
 
     Args:
@@ -243,13 +248,16 @@ def finest_level(exchange: Exchange, graph: GraphSlice, weights: I64) -> Level:
         graph: this rank's slice, of which the neighbours are taken: what is largest lies in memory once, and is let go
             whoever still knows the slice.
         weights: int64[own nodes, criteria].
+        scratch: for what does not fit into memory.
     """
     first, last = graph.bounds[exchange.rank : exchange.rank + 2]
     table = NodeTable(np.arange(first, last), int(graph.bounds[-1]), exchange.size == 1)
     unit = np.empty(0, np.int32)
     neighbours = graph.neighbours
     graph.neighbours = neighbours[:0].copy()
-    indices = neighbours if neighbours.dtype == np.int32 else np.empty(len(neighbours), np.int32)
+    indices = neighbours
+    if neighbours.dtype != np.int32:
+        indices = (scratch or Scratch()).empty(len(neighbours), np.int32)
     if exchange.size > 1 or indices is not neighbours:
         for begin in range(0, len(indices), _CHUNK):
             chunk = slice(begin, begin + _CHUNK)
@@ -278,7 +286,8 @@ def slice_of_edges(
     owned = last - first
     total = int(bounds[-1])
     dtype = np.int32 if total < 2**31 else np.int64
-    arrived = RangedRows(scratch or Scratch(), owned, 2, dtype)
+    scratch = scratch or Scratch()
+    arrived = RangedRows(scratch, owned, 2, dtype)
     remaining = iter(chunks)
     while True:
         chunk = next(remaining, None)
@@ -291,7 +300,7 @@ def slice_of_edges(
         rows[:, 0] -= first
         arrived.add(rows)
     indptr = np.zeros(owned + 1, np.int64)
-    neighbours = np.empty(arrived.num_entries, dtype)  # pages that repeats would have taken are never touched
+    neighbours = scratch.empty(arrived.num_entries, dtype)  # pages that repeats would have taken are never touched
     kept = 0
     for begin, end, starts, (others,) in arrived.take():
         kept = distinct_in_rows(starts, others, neighbours, kept, indptr[begin : end + 1])
@@ -306,8 +315,8 @@ def _runs(counts: I64) -> Iterator[tuple[int, int, int]]:
             yield rank, end - count, end
 
 
-def _joined(chunks: list[I64]) -> I64:
+def _joined(chunks: list[I32]) -> I32:
     """Return what some chunks hold together, which replaces them."""
     if len(chunks) != 1:
-        chunks[:] = [np.concatenate(chunks) if chunks else np.empty(0, np.int64)]
+        chunks[:] = [np.concatenate(chunks) if chunks else np.empty(0, np.int32)]
     return chunks[0]
