@@ -18,7 +18,7 @@ import numpy as np
 from mpigraph.arrays import I64, Array
 from mpigraph.errors import GraphDataError
 from mpigraph.partition.chunks import concatenated
-from mpigraph.partition.source import RowArray
+from mpigraph.partition.row_arrays import RowArray
 from mpigraph.storage.files import open_regular
 
 __all__ = ["ParquetFiles", "Tables", "TextFiles", "distinct_in", "is_table", "open_tables", "to_numpy"]

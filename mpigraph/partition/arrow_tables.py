@@ -23,7 +23,8 @@ from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Schema, relat
 from mpigraph.partition.arrow_files import Tables, distinct_in, is_table, open_tables, to_numpy
 from mpigraph.partition.chunks import GrowingFile, NamedRows, concatenated
 from mpigraph.partition.id_maps import Distinct, distinct_numbers, kept_keys, numbers_of
-from mpigraph.partition.source import Feature, GraphSource, RowArray
+from mpigraph.partition.row_arrays import RowArray
+from mpigraph.partition.source import Feature, GraphSource
 
 __all__ = ["read_columns", "read_edge_list", "table_files"]
 

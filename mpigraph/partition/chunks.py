@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from mpigraph.arrays import I64, Array
 from mpigraph.errors import GraphDataError, StorageError
-from mpigraph.partition.source import CastRows, MadeRows, RowArray, as_int64, place_of
+from mpigraph.partition.row_arrays import CastRows, MadeRows, RowArray, as_int64, place_of
 from mpigraph.storage.files import open_regular
 
 __all__ = [

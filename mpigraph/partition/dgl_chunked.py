@@ -26,7 +26,8 @@ from mpigraph.errors import GraphDataError, check_text
 from mpigraph.metadata.schema import Relation, Schema, relation_key
 from mpigraph.partition.arrow_tables import read_columns
 from mpigraph.partition.chunks import concatenated, mapped_npy
-from mpigraph.partition.source import Feature, GraphSource, MadeRows, RowArray, as_labels
+from mpigraph.partition.row_arrays import MadeRows, RowArray, as_labels
+from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.storage.files import read_text
 
 __all__ = ["METADATA", "read_chunked"]

@@ -12,7 +12,8 @@ import numpy as np
 from mpigraph.arrays import I64, Array
 from mpigraph.errors import GraphDataError
 from mpigraph.partition.chunks import GrowingFile
-from mpigraph.partition.source import EDGES_PER_CHUNK, MadeRows, RowArray, place_of, release
+from mpigraph.partition.row_arrays import MadeRows, RowArray, place_of, release
+from mpigraph.partition.source import EDGES_PER_CHUNK
 
 __all__ = ["Distinct", "distinct_numbers", "kept_keys", "numbers_of"]
 

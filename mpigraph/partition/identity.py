@@ -8,7 +8,8 @@ from mpigraph.arrays import I64, Array
 from mpigraph.kernels.digest import add_digest
 from mpigraph.kernels.rng import combine
 from mpigraph.partition.exchange import Exchange
-from mpigraph.partition.source import GraphSource, RowArray, feature_infos, numpy_under, release
+from mpigraph.partition.row_arrays import RowArray, numpy_under, release
+from mpigraph.partition.source import GraphSource, feature_infos
 
 __all__ = ["Digest", "sampled", "word_of", "word_of_tables"]
 

@@ -26,16 +26,8 @@ from mpigraph.arrays import Array, Mask
 from mpigraph.errors import GraphDataError
 from mpigraph.metadata.schema import Relation, Schema
 from mpigraph.partition.chunks import mapped_npy, mapped_npz
-from mpigraph.partition.source import (
-    Feature,
-    GraphSource,
-    MadeRows,
-    RowArray,
-    as_floats,
-    as_labels,
-    largest,
-    mask_of,
-)
+from mpigraph.partition.row_arrays import MadeRows, RowArray, as_floats, as_labels, largest
+from mpigraph.partition.source import Feature, GraphSource, mask_of
 
 __all__ = ["is_lsc", "read_lsc"]
 

@@ -33,16 +33,8 @@ from mpigraph.arrays import Array
 from mpigraph.errors import GraphDataError
 from mpigraph.metadata.schema import Relation, Schema
 from mpigraph.partition.chunks import both_ways, mapped_npz
-from mpigraph.partition.source import (
-    Feature,
-    GraphSource,
-    RowArray,
-    RowError,
-    as_float32,
-    as_floats,
-    as_labels,
-    mask_of,
-)
+from mpigraph.partition.row_arrays import RowArray, RowError, as_float32, as_floats, as_labels
+from mpigraph.partition.source import Feature, GraphSource, mask_of
 
 __all__ = ["read_ogb"]
 

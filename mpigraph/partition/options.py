@@ -12,7 +12,8 @@ from mpigraph.arrays import Array
 from mpigraph.errors import CollectiveError, InvalidArgumentError, check_integer
 from mpigraph.partition.exchange import Exchange
 from mpigraph.partition.identity import sampled, word_of
-from mpigraph.partition.source import GraphSource, RowArray, feature_infos
+from mpigraph.partition.row_arrays import RowArray
+from mpigraph.partition.source import GraphSource, feature_infos
 from mpigraph.storage.part_config import check_graph_name
 
 __all__ = ["PART_METHODS", "Method", "check_assignment", "check_options", "check_same", "check_writable"]

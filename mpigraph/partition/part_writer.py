@@ -11,7 +11,8 @@ from mpigraph.arrays import I64, Array
 from mpigraph.metadata.schema import relation_key
 from mpigraph.partition.numbering import Numbering
 from mpigraph.partition.relabel import Arrivals
-from mpigraph.partition.source import Feature, GraphSource, release
+from mpigraph.partition.row_arrays import release
+from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.storage.format import (
     edge_feature_name,
     index_dtype,

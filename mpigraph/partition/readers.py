@@ -26,10 +26,7 @@ from mpigraph.partition.chunks import UNREADABLE, Concatenated, NamedRows, both_
 from mpigraph.partition.dgl_chunked import METADATA, read_chunked
 from mpigraph.partition.lsc import is_lsc, read_lsc
 from mpigraph.partition.ogb import read_ogb
-from mpigraph.partition.shards import read_partition
-from mpigraph.partition.source import (
-    Feature,
-    GraphSource,
+from mpigraph.partition.row_arrays import (
     MadeRows,
     RowArray,
     RowError,
@@ -39,6 +36,8 @@ from mpigraph.partition.source import (
     largest,
     place_of,
 )
+from mpigraph.partition.shards import read_partition
+from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.storage.files import read_text
 from mpigraph.storage.hdf5_rows import is_hdf5, open_hdf5, read_hdf5_meta
 

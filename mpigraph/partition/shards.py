@@ -34,7 +34,7 @@ __all__ = ["Destinations", "ShardRows", "check_apart", "read_partition"]
 class ShardRows:
     """Rows of a dataset that is spread over the parts' files, part after part.
 
-    A :class:`~mpigraph.partition.source.RowArray`.
+    A :class:`~mpigraph.partition.row_arrays.RowArray`.
 
     Args:
         files: of the partitioned graph.

@@ -1,266 +1,30 @@
-"""What is to be partitioned, as plain numpy: types, counts, edges, features.
+"""What is to be partitioned, as plain numpy: types, counts, edges, features."""
 
-Arrays may be memory-mapped files, and rows may be made when they are asked for (:class:`MadeRows`,
-:class:`SparseRows`, ``chunks.py``), so that an input need not be held dense or converted as a whole. An array that
-knows the file that it was read from names it in messages (:func:`place_of`).
-"""
-
-import mmap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from mpigraph.arrays import I64, Array
 from mpigraph.errors import GraphDataError, check_text
 from mpigraph.metadata.schema import Schema, relation_key
+from mpigraph.partition.row_arrays import CastRows, RowArray, mapping_of, numpy_under, place_of, release
 from mpigraph.storage.format import logical_dtype, storage_dtype
 from mpigraph.storage.part_config import FeatureInfo
 
 __all__ = [
-    "CastRows",
     "Feature",
     "GraphSource",
-    "MadeRows",
-    "RowArray",
-    "RowError",
-    "SparseRows",
-    "as_float32",
-    "as_floats",
-    "as_int64",
-    "as_labels",
     "edge_chunks",
     "feature_infos",
-    "largest",
     "mask_of",
-    "numpy_under",
-    "place_of",
-    "release",
 ]
 
 
 EDGES_PER_CHUNK = 1 << 20
 _CHUNKS_MAPPED = 16  # of a memory map, before its pages are let go
-_REAL = "biuf"  # kinds of dtypes
 _TIMES = "time"  # the feature whose values must be numbers
-
-
-class RowArray(Protocol):
-    """What partitioning needs of edges and features: numpy arrays, memory maps and the classes below have it.
-
-    One that is not numpy's may have ``sources``, the arrays that it is made from (none if it reads a file itself), and
-    ``place(row)``, the file and row that a row was read from.
-    """
-
-    @property
-    def ndim(self) -> int:
-        """Number of dimensions."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Full shape, first dimension the rows."""
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Storage dtype."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of what the rows are made from."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, rows: Any, /) -> Any: ...
-
-
-class RowError(GraphDataError):
-    """A row is refused by what makes others from it.
-
-    Args:
-        row: which of those that were given; :class:`MadeRows` knows where it stands in the file.
-        reason: what is wrong with it.
-    """
-
-    def __init__(self, row: int, reason: str) -> None:
-        super().__init__(reason)
-        self.row = row
-
-
-class MadeRows:
-    """Rows that are made from rows of other arrays when they are asked for.
-
-    Args:
-        make: gets the same rows of each array, returns as many in ``dtype``; raises RowError.
-        dtype: of what is made.
-        arrays: one or more.
-        row_shape: all dimensions of what is made except the first, if not those of the first array.
-
-    Attributes:
-        sources: the arrays.
-    """
-
-    def __init__(
-        self,
-        make: Callable[..., Array],
-        dtype: npt.DTypeLike,
-        *arrays: RowArray,
-        row_shape: tuple[int, ...] | None = None,
-    ) -> None:
-        self._make = make
-        self.sources: Sequence[RowArray] = arrays
-        self.shape: tuple[int, ...] = arrays[0].shape if row_shape is None else (len(arrays[0]), *row_shape)
-        self.ndim = len(self.shape)
-        self.dtype: np.dtype[Any] = np.dtype(dtype)
-        self.nbytes: int = sum(array.nbytes for array in arrays)
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __getitem__(self, rows: Any) -> Array:
-        given = [array[rows] for array in self.sources]
-        try:
-            return self._make(*given)
-        except RowError as error:
-            row = int(range(len(self))[rows][error.row] if isinstance(rows, slice) else rows[error.row])
-            raise GraphDataError(f"{self.place(row) or f'row {row}'}: {error}") from None
-
-    def place(self, row: int) -> str:
-        """File and row of the first array."""
-        return place_of(self.sources[0], row)
-
-
-class CastRows(MadeRows):
-    """Rows of an array in another dtype."""
-
-    def __init__(self, values: RowArray, dtype: npt.DTypeLike) -> None:
-        super().__init__(lambda rows: rows.astype(dtype), dtype, values)
-
-
-class SparseRows:
-    """Dense rows of a CSR matrix, float16 if its values are, else float32.
-
-    Args:
-        indptr: int[n + 1].
-        indices: int[nnz], columns.
-        data: [nnz], values.
-        shape: (n, columns).
-    """
-
-    def __init__(self, indptr: RowArray, indices: RowArray, data: RowArray, shape: tuple[int, ...]) -> None:
-        is_one = all(array.ndim == 1 for array in (indptr, indices, data)) and len(indices) == len(data)
-        if not is_one or len(shape) != 2 or len(indptr) != shape[0] + 1 or not 0 <= shape[1] < 2**31:
-            raise GraphDataError(f"sparse features are no CSR matrix of shape {shape}")
-        if indptr.dtype.kind not in "iu" or indices.dtype.kind not in "iu" or data.dtype.kind not in _REAL:
-            raise GraphDataError(
-                f"sparse features must be integers, integers and numbers (got {indptr.dtype}, {indices.dtype} and "
-                f"{data.dtype})"
-            )
-        self._indptr: I64 = indptr[:].astype(np.int64)
-        if self._indptr[0] != 0 or self._indptr[-1] != len(data) or (np.diff(self._indptr) < 0).any():
-            raise GraphDataError(f"indptr of sparse features must rise from 0 to {len(data)}, the number of values")
-        self._indices = indices
-        self._data = data
-        self.sources: Sequence[RowArray] = (self._indptr, indices, data)
-        self.shape: tuple[int, ...] = shape
-        self.ndim = 2
-        self.dtype: np.dtype[Any] = np.dtype(np.float16 if data.dtype == np.float16 else np.float32)
-        self.nbytes: int = self._indptr.nbytes + indices.nbytes + data.nbytes
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __getitem__(self, rows: slice | npt.NDArray[np.integer]) -> Array:
-        if isinstance(rows, slice):
-            rows = np.arange(*rows.indices(len(self)))
-        begins = self._indptr[rows]
-        lengths = self._indptr[rows + 1] - begins
-        row = np.repeat(np.arange(len(rows)), lengths)
-        ends = np.cumsum(lengths)
-        position = np.arange(len(row)) - np.repeat(ends - lengths, lengths) + np.repeat(begins, lengths)
-        columns = self._indices[position]
-        outside = np.flatnonzero((columns < 0) | (columns >= self.shape[1]))
-        if len(outside):
-            bad = int(outside[0])
-            self._refuse(position[bad], f"row {rows[row[bad]]} has a value in column {columns[bad]} of {self.shape[1]}")
-        values = self._data[position]
-        dense = np.zeros((len(rows), self.shape[1]), self.dtype)
-        with np.errstate(over="ignore"):
-            np.add.at(dense, (row, columns), values)  # values of one place are summed, as everywhere
-        lost = np.flatnonzero(np.isinf(dense[row, columns]) & np.isfinite(values))
-        if len(lost):
-            bad = int(lost[0])
-            self._refuse(position[bad], f"row {rows[row[bad]]}, column {columns[bad]}: {values[bad]} is too large")
-        return dense
-
-    def _refuse(self, position: int, reason: str) -> NoReturn:
-        """Raise an error about the value at a position."""
-        place = place_of(self._data, int(position))
-        raise GraphDataError(f"{place}{': ' if place else ''}sparse features: {reason}")
-
-
-def as_floats(rows: RowArray) -> RowArray:
-    """Return rows that are float32 or float16 as they are, and others as float32, cast when they are asked for.
-
-    Raises:
-        GraphDataError: they are no real numbers.
-    """
-    _check_real("features", rows)
-    return rows if rows.dtype in (np.float32, np.float16) else MadeRows(as_float32, np.float32, rows)
-
-
-def as_float32(rows: Array) -> Array:
-    """Return numbers as float32.
-
-    Raises:
-        RowError: one is too large.
-    """
-    with np.errstate(over="ignore"):
-        found: Array = rows.astype(np.float32)
-    if rows.dtype.kind == "f":
-        lost = np.isinf(found) & np.isfinite(rows)
-        if lost.any():
-            row, *columns = np.argwhere(lost)[0].tolist()
-            column = "".join(f", column {number}" for number in columns)
-            raise RowError(row, f"{rows[(row, *columns)]}{column} does not fit float32")
-    return found
-
-
-def as_labels(label: RowArray) -> RowArray:
-    """Return labels as int64, cast when they are asked for; unlabelled (NaN) becomes -1.
-
-    Raises:
-        GraphDataError: they are no real numbers; or, when they are asked for, no integers that int64 has.
-    """
-    _check_real("labels", label)
-    return label if label.dtype == np.int64 else MadeRows(as_int64, np.int64, label)
-
-
-def _check_real(what: str, rows: RowArray) -> None:
-    if rows.dtype.kind not in _REAL:
-        place = place_of(rows, 0)
-        got = f"{rows.dtype}{list(rows.shape)}"
-        raise GraphDataError(f"{place}{': ' if place else ''}{what} must be real numbers (got {got})")
-
-
-def as_int64(rows: Array) -> I64:
-    """Return numbers as int64; NaN becomes -1.
-
-    Raises:
-        RowError: one is no integer that int64 has.
-    """
-    if rows.dtype.kind == "f":
-        rows = np.where(np.isnan(rows), -1, rows)
-        fits = (rows == np.rint(rows)) & (np.abs(rows) < 2.0**63)
-    elif rows.dtype.kind == "u":
-        fits = rows < 2**63
-    else:
-        return rows.astype(np.int64)
-    if not fits.all():
-        row = int(np.argwhere(~fits)[0][0])
-        raise RowError(row, f"{rows[~fits][0]} is no integer that fits int64, as labels and ids must be")
-    return rows.astype(np.int64)
 
 
 class Feature(NamedTuple):
@@ -355,7 +119,7 @@ class GraphSource:
         for table in (self.node_feats, self.edge_feats):
             arrays += [feature.values for features in table.values() for feature in features.values()]
         held = {id(source): source for array in arrays for source in numpy_under(array)}
-        return sum(source.nbytes for source in held.values() if _mapping(source) is None)
+        return sum(source.nbytes for source in held.values() if mapping_of(source) is None)
 
     def check_edges(self, relation_id: int, first: int, src: I64, dst: I64) -> None:
         """Check that the ends of some edges exist, and that their feature "time", if there is one, has numbers.
@@ -438,15 +202,6 @@ def feature_infos(source: GraphSource) -> tuple[FeatureInfos, FeatureInfos]:
     return _infos(source.schema.ntypes, source.node_feats), _infos(keys, source.edge_feats)
 
 
-def largest(ids: RowArray) -> int:
-    """Return the largest of some ids, -1 of none; reads all of them, a chunk at a time."""
-    found = -1
-    for first in range(0, len(ids), EDGES_PER_CHUNK):
-        found = max(found, int(ids[first : first + EDGES_PER_CHUNK].max()))
-    release(ids)
-    return found
-
-
 def mask_of(place: str, ids: Array, num_nodes: int) -> Feature:
     """Return the mask that is set at some nodes.
 
@@ -469,39 +224,6 @@ def mask_of(place: str, ids: Array, num_nodes: int) -> Feature:
     mask = np.zeros(num_nodes, bool)
     mask[ids] = True
     return Feature.of(mask)
-
-
-def place_of(array: object, row: int) -> str:
-    """Return the file and row that a row of an array was read from, as words; "" if it is not known."""
-    place = getattr(array, "place", None)
-    if place is not None:
-        return str(place(row))
-    file_name = getattr(array, "filename", None)  # of memory maps
-    return "" if file_name is None else f"{file_name}, row {row}"
-
-
-def release(array: object) -> None:
-    """Let the pages of memory-mapped arrays go, so that they do not count as ours."""
-    for source in numpy_under(array):
-        mapping = _mapping(source)
-        if mapping is not None and hasattr(mmap, "MADV_DONTNEED"):
-            mapping.madvise(mmap.MADV_DONTNEED)
-
-
-def numpy_under(array: object) -> Iterator[Array]:
-    """Yield the numpy arrays that an array is, or is made from."""
-    if isinstance(array, np.ndarray):
-        yield array
-    for source in getattr(array, "sources", ()):
-        yield from numpy_under(source)
-
-
-def _mapping(array: Array) -> mmap.mmap | None:
-    """Return the mapped file under an array or a view of one, None if there is none."""
-    base: Any = array
-    while base is not None and not isinstance(base, mmap.mmap):
-        base = getattr(base, "base", None)
-    return base
 
 
 def _infos(keys: Iterable[str], features: Features) -> FeatureInfos:

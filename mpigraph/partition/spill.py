@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from mpigraph.arrays import Array
 from mpigraph.errors import StorageError
-from mpigraph.partition.source import release
+from mpigraph.partition.row_arrays import release
 
 __all__ = ["Scratch", "Spill"]
 

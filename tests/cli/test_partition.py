@@ -166,7 +166,7 @@ def test_reverse_relations_of_a_typed_npz_come_in_the_order_of_all_relations(tmp
     names = ["a like a", "a rev_like a", "a to b", "a up b", "b rev_to a", "b rev_up a"]
     assert [" ".join(relation) for relation in source.schema.relations] == names
     found = {
-        relation[1]: [side.tolist() for side in ends]
+        relation[1]: [side[:].tolist() for side in ends]
         for relation, ends in zip(source.schema.relations, source.edges, strict=True)
     }
     assert found["to"] == [[1, 2], [0, 1]] and found["rev_to"] == [[0, 1], [1, 2]]

@@ -13,7 +13,8 @@ from mpigraph.errors import GraphDataError
 from mpigraph.metadata.schema import Schema
 from mpigraph.partition.chunks import Concatenated, concatenated, mapped_npy, mapped_npz
 from mpigraph.partition.readers import add_reverse_edges, read_source
-from mpigraph.partition.source import CastRows, Feature, GraphSource, place_of
+from mpigraph.partition.row_arrays import CastRows, place_of
+from mpigraph.partition.source import Feature, GraphSource
 
 RNG = np.random.default_rng(0)
 SMALL = 1000  # bytes that an index of a file may take

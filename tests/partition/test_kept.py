@@ -19,7 +19,8 @@ from mpigraph.errors import StorageError
 from mpigraph.partition import pipeline, relabel
 from mpigraph.partition.part_writer import PartWriter
 from mpigraph.partition.pipeline import partition_source
-from mpigraph.partition.source import Feature, GraphSource, MadeRows
+from mpigraph.partition.row_arrays import MadeRows
+from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.storage.files import temporary_name
 
 COUNTS = {"author": 40, "paper": 90}
@@ -120,7 +121,7 @@ def test_complete_parts_are_verified_and_nothing_of_them_moves(killed: Killed, w
     missing = sum(np.diff(offsets[[COMPLETE, PARTS]])[0] for offsets in config.book.edge_offsets)
     assert came[0].sum() == missing < sum(killed.source.edge_counts)
     first, last = config.book.node_offsets[config.schema.ntype_id("paper")][[COMPLETE, PARTS]]
-    assert sum(map(len, read)) == 16 + last - first  # a sample tells whether the features are those of before
+    assert sum(map(len, read)) == 64 + last - first  # a sample tells whether the features are those of before
 
 
 def test_all_parts_complete_and_only_the_configuration_missing(killed: Killed, written, caplog, monkeypatch) -> None:

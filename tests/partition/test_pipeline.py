@@ -16,7 +16,8 @@ from mpigraph.partition.balance import balance_criteria
 from mpigraph.partition.metis import symmetric_adjacency
 from mpigraph.partition.options import check_writable
 from mpigraph.partition.pipeline import partition_source
-from mpigraph.partition.source import CastRows, Feature, GraphSource, SparseRows
+from mpigraph.partition.row_arrays import CastRows, SparseRows
+from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.storage.part_config import PartConfig
 from mpigraph.storage.shard import ShardReader
 
