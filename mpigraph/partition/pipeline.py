@@ -173,6 +173,12 @@ class _Run:
     resume: bool
     bounds: I64 = field(init=False)
     found_assignment: bool = field(init=False, default=False)
+    stage: str = field(init=False, default="")
+    steps: int = field(init=False, default=1)
+
+    def assigned(self, fraction: float) -> None:
+        """Report that a fraction of the assignment is done, and that it is not over."""
+        self.progress(self.stage, min(int(fraction * self.steps), self.steps - 1), self.steps)
 
     def __post_init__(self) -> None:
         self.bounds = even_bounds(sum(self.source.num_nodes), self.exchange.size)
@@ -180,14 +186,16 @@ class _Run:
     def make(self, method: Method, classes: Mapping[str, Array] | None, assignment: Array | None) -> PartitionResult:
         topology = self.check_edges()
         kept = self.kept_assignment(topology, method, classes) if assignment is None else None
-        stage = f"assign nodes ({method.name})"
-        self.progress(stage, 0, 1)
+        self.stage = f"assign nodes ({method.name})"
+        # of the others nobody knows how far they are
+        self.steps = max(sum(self.source.edge_counts), 1) if method.name == "multilevel" else 1
+        self.assigned(0.0)
         criteria = balance_criteria(self.source, classes, method.balance_edges, self.exchange, self.bounds)
         parts = self.assign(method, classes, criteria, kept, assignment)
         loads = self.exchange.total(loads_of(criteria, parts, method.num_parts))
         report = {"balance": measured_balance(criteria, loads)}
         del criteria
-        self.progress(stage, 1, 1)
+        self.progress(self.stage, self.steps, self.steps)
         digest = Digest(self.exchange)
         digest.add(0, int(self.bounds[self.exchange.rank]), parts)
         identity = word_of(topology, self.graph_name, method.num_parts, digest.total())
@@ -268,7 +276,7 @@ class _Run:
         if method.name == "multilevel":
             parts = multilevel_assign(
                 self.source, method.num_parts, criteria, seed=method.seed,
-                exchange=exchange, bounds=self.bounds, scratch=self.scratch,
+                exchange=exchange, bounds=self.bounds, scratch=self.scratch, report=self.assigned,
             )  # fmt: skip
             whole = exchange.gather_to_first(parts[:, None])[:, 0]
         else:

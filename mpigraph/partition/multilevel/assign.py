@@ -1,6 +1,6 @@
 """The whole method: from a graph cut over ranks to a part for each node."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +23,14 @@ __all__ = ["Coarsening", "assign", "multilevel_assign"]
 
 AIM = 1.03  # over the mean, which leaves METIS's k-way method's balance as it is
 CAP = 7  # mean weights at the target
+_READ, _COARSENED, _CUT = 0.25, 0.5, 0.6  # of the time, about, has passed then
+
+Report = Callable[[float], None]
+"""Gets the fraction of the work that is done, about."""
+
+
+def _nobody(fraction: float) -> None:
+    """Report to nobody."""
 
 
 class Coarsening(NamedTuple):
@@ -52,6 +60,7 @@ def assign(
     seed: int = 0,
     scratch: Scratch | None = None,
     coarsening: Coarsening = Coarsening(),  # noqa: B008  immutable
+    report: Report = _nobody,
 ) -> I32:
     """Assign every node to a part: few edges cut, every criterion spread evenly. The result is that of one rank.
 
@@ -65,6 +74,7 @@ def assign(
         seed: equal seeds give equal assignments.
         scratch: for what does not fit into memory.
         coarsening: when to stop clustering.
+        report: what to report to.
 
     Returns:
         int32[own nodes].
@@ -88,16 +98,20 @@ def assign(
     level = finest_level(exchange, graph, weights, scratch)
     del graph
     give_back()
-    level, ways_back = _coarsest(level, caps, target, coarsening, seed, scratch)
+    level, ways_back = _coarsest(level, caps, target, coarsening, seed, scratch, report)
+    report(_COARSENED)
     parts = initial_parts(level, num_parts, bounds, seed)
     give_back()
+    report(_CUT)
     criteria = int(np.count_nonzero(totals))
+    sizes = [len(finer.indices) for finer, _ in ways_back] + [len(level.indices)]
     for depth in reversed(range(len(ways_back) + 1)):
         if depth < len(ways_back):
             level, descent = ways_back.pop()
             parts = descent.project(parts)
             del descent
         parts = refine(level, parts, num_parts, bounds, _effort(depth, criteria), seed + depth, depth == 0)
+        report(_CUT + (1 - _CUT) * sum(sizes[depth:]) / max(sum(sizes), 1))
     return parts[:own]
 
 
@@ -110,6 +124,7 @@ def multilevel_assign(
     exchange: Exchange = ALONE,
     bounds: I64 | None = None,
     scratch: Scratch | None = None,
+    report: Report = _nobody,
 ) -> I32:
     """Assign every node of every type to a part. All relations count alike. Collective on the ranks.
 
@@ -121,6 +136,7 @@ def multilevel_assign(
         exchange: the ranks.
         bounds: int64[ranks + 1], who owns which nodes, types one after the other; one rank owns all by default.
         scratch: for what does not fit into memory.
+        report: what to report to.
 
     Returns:
         int32[own nodes].
@@ -128,18 +144,22 @@ def multilevel_assign(
     bounds = source.node_bases[[0, -1]] if bounds is None else bounds
     own = int(bounds[exchange.rank + 1] - bounds[exchange.rank])
     weights = np.stack(list(criteria.values()), axis=1) if criteria else np.empty((own, 0), np.int64)
-    graph = slice_of_edges(exchange, bounds, _all_edges(source, exchange), scratch)
+    graph = slice_of_edges(exchange, bounds, _all_edges(source, exchange, report), scratch)
     give_back()
-    parts = assign(exchange, graph, np.ascontiguousarray(weights), num_parts, seed=seed, scratch=scratch)
+    parts = assign(exchange, graph, np.ascontiguousarray(weights), num_parts, seed=seed, scratch=scratch, report=report)
     give_back()
     return parts
 
 
-def _all_edges(source: GraphSource, exchange: Exchange) -> Iterator[tuple[I64, I64]]:
+def _all_edges(source: GraphSource, exchange: Exchange, report: Report) -> Iterator[tuple[I64, I64]]:
     """Yield this rank's chunks of all relations, in ids of all nodes."""
+    total = sum(source.edge_counts)
+    done = 0
     for relation_id in range(len(source.edges)):
         src_base, dst_base = (source.node_bases[i] for i in source.schema.ends(relation_id))
         for _, src, dst in edge_chunks(source, relation_id, rank=exchange.rank, ranks=exchange.size):
+            report(_READ * min(done / total, 1.0))
+            done += len(src) * exchange.size
             yield src + src_base, dst + dst_base
 
 
@@ -167,16 +187,18 @@ def _wrong(exchange: Exchange, graph: GraphSlice, weights: I64, num_parts: int) 
 
 
 def _coarsest(
-    level: Level, caps: I64, target: int, coarsening: Coarsening, seed: int, scratch: Scratch
+    level: Level, caps: I64, target: int, coarsening: Coarsening, seed: int, scratch: Scratch, report: Report
 ) -> tuple[Level, list[tuple[Level, Descent]]]:
     """Return the coarsest level, and the ways back with the finer levels, the finest first."""
     ways_back: list[tuple[Level, Descent]] = []
     exchange = level.exchange
     count = exchange.sum_of(level.num_own)
+    first = count
     while count > target * coarsening.slack and len(ways_back) < coarsening.levels:
         clusters = find_clusters(level, caps, target, seed + len(ways_back))
         give_back()
         before = count
+        report(_READ + (_COARSENED - _READ) * min((first - count) / (first - target), 1.0))
         count = exchange.sum_of(int(np.count_nonzero(clusters.members)))
         if count > 0.95 * before:
             break
