@@ -41,6 +41,8 @@ class Config:
         window: how shared windows are allocated: "auto", "allocate" or "create" (see ``rows/service.py``).
         transport: how far rows are read: the name of a transport, which ``rows/service.py`` lists and checks, or "auto"
             to measure at start.
+        sampling: how sampling requests travel: the name of an exchange, which ``sampling/exchange.py`` lists and
+            checks, or "auto" to choose by the number of ranks.
         self_test: 1 to try windows at start in a job of several nodes (see ``rows/self_test.py``), 0 to trust them.
         keep_memory: 1 to keep freed blocks for the next minibatch (see ``session/malloc.py``), 0 to return them.
         log_level: a level name of :mod:`logging`, in capitals or not.
@@ -53,6 +55,7 @@ class Config:
     timeout: float = 300.0
     window: str = "auto"
     transport: str = "auto"
+    sampling: str = "auto"
     self_test: int = 1
     keep_memory: int = 1
     log_level: str = "WARNING"

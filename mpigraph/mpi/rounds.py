@@ -11,35 +11,45 @@ All are non-blocking (:mod:`.coroutine`). So a server takes part in the rounds o
 meanwhile; an asker does its own part of the work while the others make their answers; and a rank that waits inside a
 round gives its core to whoever shares it, since blocking MPI calls spin.
 
-Knows nothing of what is asked. One thread at a time on a communicator.
+Knows nothing of what is asked. One thread at a time on a communicator. MPI sees all ranks in each step; Python code
+only those that ask something.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Generic, TypeVar, cast
 
 import numpy as np
 from mpi4py import MPI
 
-from mpigraph.arrays import I64, U8
+from mpigraph.arrays import I64, U8, Array
 from mpigraph.mpi.coroutine import Coroutine
 
-__all__ = ["FAILED", "OK", "Header", "Requests", "exchange_answers", "exchange_requests"]
+__all__ = ["FAILED", "OK", "Header", "Received", "exchange_answers", "exchange_requests", "in_rank_order"]
 
 
 OK, FAILED = 0, 1
 _WORDS = 3  # operation, status, request words
 
+Values = TypeVar("Values", bound=Array)
+
 
 @dataclass(frozen=True)
-class Requests:
-    """What every rank asks of this one: ``words[bounds[r]:bounds[r + 1]]`` came from rank r."""
+class Received(Generic[Values]):
+    """What came from every rank: ``values[bounds[r]:bounds[r + 1]]`` from rank r."""
 
-    words: I64
+    values: Values
     bounds: I64
 
-    def of(self, rank: int) -> I64:
-        """The request words of ``rank``."""
-        return self.words[self.bounds[rank] : self.bounds[rank + 1]]
+    def of(self, rank: int) -> Values:
+        """What came from ``rank``, a view."""
+        return cast(Values, self.values[self.bounds[rank] : self.bounds[rank + 1]])
+
+    @property
+    def senders(self) -> list[int]:
+        """The ranks that sent anything, ascending."""
+        ranks: list[int] = np.flatnonzero(np.diff(self.bounds)).tolist()
+        return ranks
 
 
 class Header:
@@ -76,47 +86,63 @@ class Header:
         return self._received[:, 2]
 
 
+def in_rank_order(parts: Mapping[int, Values], size: int) -> tuple[Values | None, I64]:
+    """What goes to some ranks as one array, and how many elements go to each rank.
+
+    Args:
+        parts: by rank what it gets, 1-D and of one dtype.
+        size: how many ranks there are.
+
+    Returns:
+        The parts in rank order, or None if there are none; and int64[size].
+    """
+    counts = np.zeros(size, np.int64)
+    ranks = sorted(parts)
+    if not ranks:
+        return None, counts
+    counts[ranks] = [len(parts[rank]) for rank in ranks]
+    return cast(Values, np.concatenate([parts[rank] for rank in ranks])), counts
+
+
 def _bounds(counts: I64) -> I64:
     bounds = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=bounds[1:])
     return bounds
 
 
-def exchange_requests(comm: MPI.Comm, words: I64, counts: I64, header: Header) -> Coroutine[Requests]:
+def exchange_requests(comm: MPI.Comm, words: I64, counts: I64, header: Header) -> Coroutine[Received[I64]]:
     """Send request words; ``counts[r]`` consecutive words of ``words`` go to rank r. Collective on ``comm``."""
     bounds = _bounds(header.counts)
     received = np.empty(int(bounds[-1]), np.int64)
     yield comm.Ialltoallv([words, counts, MPI.INT64_T], [received, header.counts, MPI.INT64_T])
-    return Requests(received, bounds)
+    return Received(received, bounds)
 
 
 def exchange_answers(
-    comm: MPI.Comm, answers: list[U8] | None, meanwhile: Callable[[], None] | None = None
-) -> Coroutine[tuple[list[U8], I64]]:
-    """Send each rank its answer. Collective on ``comm``.
+    comm: MPI.Comm, answers: Mapping[int, U8] | None, meanwhile: Callable[[], None] | None = None
+) -> Coroutine[Received[U8] | None]:
+    """Send ranks their answers. Collective on ``comm``.
 
     Args:
         comm: the channel.
-        answers: ``answers[r]`` (uint8, in eights) goes to rank r; None if answering failed on this rank.
+        answers: ``answers[r]`` (uint8, in eights) goes to rank r, nothing to ranks without; None if answering failed on
+            this rank.
         meanwhile: what to do while the other ranks make their answers.
 
     Returns:
-        The answers received in rank order (empty where answering failed), and the ranks where it failed.
+        The answers received; None on every rank where answering failed on some.
     """
-    sizes = np.full(comm.size, -1, np.int64)
-    if answers is not None:
-        sizes[:] = [len(answer) // 8 for answer in answers]
+    leaving, counts = in_rank_order(answers or {}, comm.size)
+    sizes = counts // 8 if answers is not None else np.full(comm.size, -1, np.int64)
     incoming = np.empty(comm.size, np.int64)
     request = comm.Ialltoall(sizes, incoming)
     if meanwhile is not None:
         meanwhile()
     yield request
-    failed = np.flatnonzero(incoming < 0)
-    if len(failed):
-        return [], failed
-    assert answers is not None  # our own size came back as sent
-    bounds = _bounds(incoming)
-    received = np.empty(8 * int(bounds[-1]), np.uint8)
-    leaving = np.concatenate(answers)
+    if (incoming < 0).any():
+        return None
+    bounds = _bounds(8 * incoming)
+    received = np.empty(int(bounds[-1]), np.uint8)
+    leaving = np.empty(0, np.uint8) if leaving is None else leaving
     yield comm.Ialltoallv([leaving, sizes, MPI.INT64_T], [received, incoming, MPI.INT64_T])
-    return [received[8 * bounds[r] : 8 * bounds[r + 1]] for r in range(comm.size)], failed
+    return Received(received, bounds)

@@ -8,19 +8,20 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from mpigraph.arrays import I64, Array
+from mpigraph.arrays import I64, Array, Mask
 from mpigraph.errors import GraphDataError
 from mpigraph.kernels.exclude import copy_kept, recount_weighted, shorten_rows, step_over
 from mpigraph.kernels.masked import choose_masked
 from mpigraph.kernels.sample import Candidates, Destinations, choose_uniform, copy_neighbours, count_uniform
+from mpigraph.kernels.search import find_in_rows
 from mpigraph.kernels.weighted import choose_weighted, count_weighted
-from mpigraph.sampling.protocol import Kind, RelationRequest, SampledNeighbors
+from mpigraph.sampling.protocol import EdgeQuery, Kind, RelationRequest, SampledNeighbors
 from mpigraph.sampling.workers import Workers
 from mpigraph.store.edge_weights import EdgeWeights
 from mpigraph.store.graph_store import GraphStore, LoadedGraph
 from mpigraph.store.topology import Adjacency
 
-__all__ = ["Buffers", "LocalSampling", "PositionsByHost"]
+__all__ = ["Buffers", "LocalSampling", "PositionsByHost", "look_up_edges"]
 
 PositionsByHost = list[tuple[int, I64]]
 """Hosts, each with the positions in the frontier of the nodes that it holds."""
@@ -126,6 +127,18 @@ class LocalSampling:
 
             self._workers.run(fill, part.positions)
         return SampledNeighbors(offsets, src, picks if request.want_eids else picks[:0])
+
+
+def look_up_edges(state: GraphStore, query: EdgeQuery, by_host: PositionsByHost, workers: Workers, found: Mask) -> None:
+    """Fill which edges exist on near hosts."""
+    topology = state.graph_of_number[query.graph].topology
+    for host, positions in by_host:
+        near = topology.adjacency(query.relation, host)
+
+        def look(part: I64, near: Adjacency = near) -> None:
+            find_in_rows(near.indptr, near.indices, near.first_node, query.src, query.ids, part, found)
+
+        workers.run(look, positions)
 
 
 def _candidates(request: RelationRequest, buffers: Buffers, scratch: int) -> Candidates:

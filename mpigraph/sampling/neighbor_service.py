@@ -10,33 +10,25 @@ from threading import Lock
 
 import numpy as np
 
-from mpigraph.arrays import I64, U8, Array, Mask
+from mpigraph.arrays import I64, Array, Mask
 from mpigraph.kernels.compact import LocalIds
 from mpigraph.kernels.row_ops import place_ragged, split_by_range
-from mpigraph.kernels.search import find_in_rows
 from mpigraph.metadata.book import RangeBook
-from mpigraph.mpi.rounds import Requests
 from mpigraph.sampling.channel import Channel
-from mpigraph.sampling.local import Buffers, LocalSampling, PositionsByHost
+from mpigraph.sampling.local import Buffers, LocalSampling, PositionsByHost, look_up_edges
 from mpigraph.sampling.protocol import (
     AnswerReader,
     EdgeQuery,
     RelationRequest,
     Request,
     SampledNeighbors,
-    neighbor_arrays,
-    pack_answer,
     pack_query,
     pack_request,
-    unpack_requests,
 )
 from mpigraph.sampling.workers import Workers
 from mpigraph.store.graph_store import GraphStore, LoadedGraph
-from mpigraph.store.topology import Adjacency
 
 __all__ = ["NeighborService"]
-
-_NONE = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -50,7 +42,7 @@ class _Found:
 
 
 class NeighborService:
-    """Samples hops and looks up edges over a channel, and answers the other ranks of the channel.
+    """Samples hops and looks up edges over a channel.
 
     For one thread at a time: whoever may not be alone holds :attr:`lock` until it has used what was sampled.
 
@@ -65,7 +57,6 @@ class NeighborService:
         self._channel = channel
         self._world = state.world
         self._buffers = Buffers()
-        self._for_others = Buffers()  # a round answers others while it asks
         self._workers = Workers(state.world.config.num_worker_threads)
         self._local_ids: dict[int, list[LocalIds]] = {}
 
@@ -102,7 +93,7 @@ class NeighborService:
                 raise error
             hosts_of = self._by_destination(requests)
             return [self._near(r, hosts_of[self._dst(r)], self._buffers).finish() for r in requests]
-        words = self._no_words()
+        words: dict[int, I64] = {}
         drawing: list[LocalSampling] = []
         far: dict[int, PositionsByHost] = {}
         try:
@@ -123,10 +114,10 @@ class NeighborService:
             except Exception as exc:  # once the round is over: the others are in the middle of it
                 failed.append(exc)
 
-        answers = self._channel.ask(self.answer, words, draw_near, error)
+        answers = self._channel.ask(words, draw_near, error)
         if failed:
             raise failed[0]
-        readers = [AnswerReader(answer) for answer in answers]
+        readers = {rank: AnswerReader(answer) for rank, answer in answers.items()}
         return [
             self._merge(request, far[self._dst(request)], found, readers)
             for request, found in zip(requests, drawn, strict=True)
@@ -149,22 +140,23 @@ class NeighborService:
 
         def look_near() -> None:
             for query, (near, _), out in zip(queries, by_host, found, strict=True):
-                self._look_up(query, near, out)
+                look_up_edges(self._state, query, near, self._workers, out)
 
         if self._world.all_near:
             if error is not None:
                 raise error
             look_near()
             return found
-        lists = [[_NONE] for _ in range(self._world.size)]
+        lists: dict[int, list[I64]] = {}
         for query, (_, far) in zip(queries, by_host, strict=True):
             for host, positions in far:
-                lists[int(self._world.hosts[host])] += pack_query(query, positions)
-        words = [np.concatenate(arrays) for arrays in lists]
-        readers = [AnswerReader(answer) for answer in self._channel.ask(self.answer, words, look_near, error)]
+                lists.setdefault(int(self._world.hosts[host]), []).extend(pack_query(query, positions))
+        words = {rank: np.concatenate(arrays) for rank, arrays in lists.items()}
+        answers = self._channel.ask(words, look_near, error)
+        readers = {rank: AnswerReader(answer) for rank, answer in answers.items()}
         for out, (_, far) in zip(found, by_host, strict=True):
             for host, positions in far:
-                out[positions] = readers[self._world.hosts[host]].take(len(positions), np.bool_)
+                out[positions] = readers[int(self._world.hosts[host])].take(len(positions), np.bool_)
         return found
 
     def local_ids(self, graph: LoadedGraph) -> list[LocalIds]:
@@ -175,45 +167,16 @@ class NeighborService:
         return self._local_ids[graph.number]
 
     def serve_until_idle(self) -> None:
-        """Answer the other trainers until all are idle. Collective on the channel's trainers."""
-        self._channel.serve_until_idle(self.answer)
+        """Return when the other trainers need nothing more of this thread.
 
-    def answer(self, requests: Requests) -> list[U8]:
-        """Answer what every rank asks of this one."""
-        answers = []
-        for rank in range(self._world.size):
-            arrays: list[Array] = []
-            for request in unpack_requests(requests.of(rank)):
-                arrays += self._answer_one(request)
-            answers.append(pack_answer(arrays))
-        return answers
-
-    def _answer_one(self, request: Request) -> list[Array]:
-        """The arrays that answer one request, to be used before the next for the same relation is answered."""
-        host = self._world.host_index
-        all_mine = [(host, self._for_others.arange(len(request.ids)))]
-        if isinstance(request, EdgeQuery):
-            found = np.empty(len(request.ids), np.bool_)
-            self._look_up(request, all_mine, found)
-            return [found]
-        neighbors = self._near(request, all_mine, self._for_others).finish()
-        return neighbor_arrays(request, neighbors, self._owned(host, request))
+        Collective on the channel's trainers where they ask in step.
+        """
+        self._channel.serve_until_idle()
 
     def _near(
         self, request: RelationRequest, by_host: PositionsByHost, buffers: Buffers, scratch: int = 0
     ) -> LocalSampling:
         return LocalSampling(self._state, request, by_host, buffers, self._workers, scratch)
-
-    def _look_up(self, query: EdgeQuery, by_host: PositionsByHost, found: Mask) -> None:
-        """Fill which edges exist on near hosts."""
-        topology = self._state.graph_of_number[query.graph].topology
-        for host, positions in by_host:
-            near = topology.adjacency(query.relation, host)
-
-            def look(part: I64, near: Adjacency = near) -> None:
-                find_in_rows(near.indptr, near.indices, near.first_node, query.src, query.ids, part, found)
-
-            self._workers.run(look, positions)
 
     def _hosts_of(self, request: Request) -> RangeBook:
         return self._state.graph_of_number[request.graph].topology.hosts
@@ -242,26 +205,25 @@ class NeighborService:
         near = self._world.near
         return [one for one in by_host if near[one[0]]], [one for one in by_host if not near[one[0]]]
 
-    def _no_words(self) -> list[I64]:
-        """For each rank the words to ask it with: none."""
-        return [_NONE] * self._world.size
-
-    def _pack(self, requests: list[RelationRequest], far: dict[int, PositionsByHost]) -> list[I64]:
-        """For each rank the words that ask it, with the destinations of a node type once, in the first request."""
-        words, count = [[_NONE] for _ in range(self._world.size)], [0] * self._world.size
+    def _pack(self, requests: list[RelationRequest], far: dict[int, PositionsByHost]) -> dict[int, I64]:
+        """By owner the words that ask it, with the destinations of a node type once, in the first request."""
+        words: dict[int, list[I64]] = {}
+        count: dict[int, int] = {}
         carrier: dict[tuple[int, int], int] = {}  # rank and node type -> the request that has the destinations
         for request in requests:
             dst = self._dst(request)
             for host, positions in far[dst]:
                 rank = int(self._world.hosts[host])
-                first = carrier.setdefault((rank, dst), count[rank])
-                ids = request.ids[positions] if first == count[rank] else first
-                words[rank] += pack_request(request, ids, request.excluded_in(*self._owned(host, request)))
-                count[rank] += 1
-        return [np.concatenate(arrays) for arrays in words]
+                number = count.get(rank, 0)
+                first = carrier.setdefault((rank, dst), number)
+                ids = request.ids[positions] if first == number else first
+                packed = pack_request(request, ids, request.excluded_in(*self._owned(host, request)))
+                words.setdefault(rank, []).extend(packed)
+                count[rank] = number + 1
+        return {rank: np.concatenate(arrays) for rank, arrays in words.items()}
 
     def _merge(
-        self, request: RelationRequest, far: PositionsByHost, near: SampledNeighbors, readers: list[AnswerReader]
+        self, request: RelationRequest, far: PositionsByHost, near: SampledNeighbors, readers: dict[int, AnswerReader]
     ) -> SampledNeighbors:
         """Put near draws and the answers of ``far`` hosts for one relation together, in the order of its ids."""
         if not far:
@@ -270,7 +232,7 @@ class NeighborService:
         dtype = near.src.dtype
         parts = [_Found(self._buffers.arange(len(counts)), counts.copy(), near.src, near.eids)]
         for host, positions in far:
-            reader = readers[self._world.hosts[host]]
+            reader = readers[int(self._world.hosts[host])]
             part = _Found(positions, *reader.neighbors(request, len(positions), dtype, self._owned(host, request)))
             counts[positions] = part.counts
             parts.append(part)

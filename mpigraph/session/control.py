@@ -57,6 +57,7 @@ def _free(state: State, args: Arguments) -> Any:
 
 
 def _shut_down(state: State, args: Arguments) -> Any:
+    state.exchange.retire()
     _retire(state, state.tensors)
 
 

@@ -1,11 +1,10 @@
-"""The server's life: answer control calls and sampling rounds until the trainers shut the job down."""
+"""The server's life: answer control calls and sampling requests until the trainers shut the job down."""
 
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from mpigraph.mpi.wait import IDLE_SERVER_FAR, IDLE_SERVER_NEAR, IN_ROUND, TRANSFER, Backoff, Policy
-from mpigraph.sampling.neighbor_service import NeighborService
 from mpigraph.sampling.protocol import Operation
 from mpigraph.session.control import Control
 from mpigraph.session.state import State
@@ -40,31 +39,22 @@ def serve(state: State, control: Control) -> None:
 
 
 class _Rounds:
-    """What other ranks may ask of a server beside control calls: rounds of sampling, and rows."""
+    """What other ranks may ask of a server beside control calls: neighbours, and rows."""
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._services: dict[int, NeighborService] = {}
         self._idle = IDLE_SERVER_NEAR if state.world.all_near else IDLE_SERVER_FAR
 
     def poll(self) -> bool:
         """Advance what was asked, without waiting; return whether anything moved. One thread at a time."""
-        channels = dict(self._state.channels)
-        moved = self._state.rows.progress()
-        for number, channel in channels.items():
-            if number not in self._services:
-                self._services[number] = NeighborService(self._state, channel)
-            moved |= channel.poll(self._services[number].answer)
-        for number in self._services.keys() - channels.keys():
-            del self._services[number]
-        return moved
+        return any([self._state.rows.progress(), self._state.exchange.progress()])
 
     @property
     def policy(self) -> Policy:
         """How to wait when nothing moves."""
         if self._state.rows.outstanding:
             return TRANSFER
-        return IN_ROUND if any(channel.in_round for channel in list(self._state.channels.values())) else self._idle
+        return IN_ROUND if self._state.exchange.outstanding else self._idle
 
     @contextmanager
     def answered_meanwhile(self) -> Iterator[None]:

@@ -5,11 +5,13 @@ from typing import Any
 
 from mpi4py import MPI
 
-from mpigraph.errors import CollectiveError
+from mpigraph.errors import CollectiveError, MPIGraphError
 from mpigraph.mpi.agree import everywhere
 from mpigraph.mpi.world import World
 from mpigraph.rows.row_tensor import RowTensor
+from mpigraph.sampling.answering import Answering
 from mpigraph.sampling.channel import Channel
+from mpigraph.sampling.exchange import open_exchange
 from mpigraph.store.graph_store import GraphStore
 
 __all__ = ["State"]
@@ -22,18 +24,30 @@ class State(GraphStore):
     """Everything that the ranks share.
 
     Attributes:
+        exchange: how sampling requests reach the owners of nodes.
         channels: open channels by number.
 
     Collective on ``world.comm``: construction, :meth:`close` and every method that makes or frees something.
     """
 
     def __init__(self, world: World, seed: int) -> None:
-        """Start with nothing loaded. ``seed`` is the job's default for every draw."""
+        """Start with nothing loaded. ``seed`` is the job's default for every draw.
+
+        Raises:
+            InvalidArgumentError: a setting of windows, transports or sampling cannot be; on every rank. The world is
+                closed.
+            CollectiveError: no transport works; on every rank. The world is closed.
+        """
         super().__init__(world, seed)
+        try:
+            self.exchange = open_exchange(world, lambda: Answering(self).answer)
+        except MPIGraphError:  # on every rank
+            world.close()
+            raise
         self.channels: dict[int, Channel] = {}
 
     def open_channel(self) -> Channel:
-        """Make a channel for one thread's sampling rounds.
+        """Make a channel for what one thread of every trainer samples.
 
         Raises:
             CollectiveError: MPI has no communicators left; on every rank.
@@ -41,7 +55,7 @@ class State(GraphStore):
         Collective on ``world.comm``.
         """
         self._check_communicators()
-        channel = Channel(self.world, self.new_number())
+        channel = self.exchange.open(self.new_number())
         self.channels[channel.number] = channel
         return channel
 

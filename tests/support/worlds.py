@@ -10,7 +10,6 @@ from layouts import WAIT, Job
 from mpi4py import MPI
 
 from mpigraph.config import Config
-from mpigraph.mpi.rounds import Requests
 from mpigraph.mpi.world import World
 from mpigraph.rows.service import RowService, shared_query_works
 
@@ -67,6 +66,11 @@ def words_between(asker: int, target: int) -> npt.NDArray[np.int64]:
     return np.arange((asker + 2 * target) % 4, dtype=np.int64) + 100 * asker + 10 * target
 
 
-def answer_to(requests: Requests, me: int, size: int) -> list[npt.NDArray[np.uint8]]:
-    """Each asker gets its words back, ``me`` added."""
-    return [(requests.of(asker) + me).view(np.uint8) for asker in range(size)]
+def answer_to(words: npt.NDArray[np.int64], me: int) -> npt.NDArray[np.uint8]:
+    """An asker gets its words back, ``me`` added."""
+    return (words + me).view(np.uint8)
+
+
+def asked_of(asker: int, size: int) -> dict[int, npt.NDArray[np.int64]]:
+    """By rank what ``asker`` asks of it: :func:`words_between`, where that is anything."""
+    return {target: words_between(asker, target) for target in range(size) if len(words_between(asker, target))}

@@ -145,7 +145,7 @@ def _round(world: World, comm: Any, nbytes: int) -> None:
         wait(header.request, IN_ROUND)
     with world.watch("a round of the benchmark"):
         run(exchange_requests(comm, np.zeros(int(counts.sum()), np.int64), counts, header))
-        run(exchange_answers(comm, [np.zeros(8 * int(count), np.uint8) for count in counts]))
+        run(exchange_answers(comm, {rank: np.zeros(nbytes, np.uint8) for rank in np.flatnonzero(counts).tolist()}))
 
 
 def _rate(nbytes: int, seconds: float | None) -> float | None:

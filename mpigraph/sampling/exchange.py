@@ -1,0 +1,60 @@
+"""Which exchange of sampling requests a job has: what ``MPIGRAPH_SAMPLING`` says, else by the number of ranks."""
+
+from collections.abc import Callable
+
+import numpy as np
+from mpi4py import MPI
+
+from mpigraph.errors import InvalidArgumentError
+from mpigraph.log import get_logger
+from mpigraph.mpi.agree import allgather_bytes, everywhere
+from mpigraph.mpi.compat import library_version
+from mpigraph.mpi.world import World
+from mpigraph.sampling.channel import Answer, Exchange
+from mpigraph.sampling.in_step import InStep
+from mpigraph.sampling.sparse import Sparse
+
+__all__ = ["EXCHANGES", "open_exchange"]
+
+EXCHANGES: tuple[type[Exchange], ...] = (InStep, Sparse)
+"""All exchanges: each is a possible value of ``MPIGRAPH_SAMPLING``."""
+
+_MANY = 64
+"""Ranks from which on requests go to owners alone (``tests/perf/README.md`` has the measurements). Nothing is measured at
+start: the exchange decides, too, whether some trainers may sample alone, which must not change from run to run."""
+
+
+def open_exchange(world: World, make_answer: Callable[[], Answer]) -> Exchange:
+    """The exchange of a job; ``make_answer`` makes what answers requests, for one thread at a time.
+
+    Raises:
+        InvalidArgumentError: ``MPIGRAPH_SAMPLING`` names none, or one that this MPI cannot do; on every rank.
+
+    Collective on ``world.comm``.
+    """
+    setting = _setting(world)
+    able = np.array([world.threads_may_communicate], np.int8)
+    world.comm.Allreduce(MPI.IN_PLACE, able, op=MPI.MIN)
+    kind: type[Exchange] = Sparse if able[0] and world.size >= _MANY else InStep
+    if setting != "auto":
+        kind = next(each for each in EXCHANGES if each.name == setting)
+    if kind.needs_threads and not able[0]:
+        raise everywhere(
+            InvalidArgumentError(
+                f"sampling {setting!r} needs MPI_THREAD_MULTIPLE, which {library_version()} was not started with: "
+                "use auto or alltoallv"
+            )
+        )
+    if world.rank == 0 and not world.all_near:
+        get_logger().info("sampling requests: %s", kind.name)
+    return kind(world, make_answer)
+
+
+def _setting(world: World) -> str:
+    """The first rank's setting. Collective on ``world.comm``."""
+    allowed = ["auto", *(each.name for each in EXCHANGES)]
+    setting = allgather_bytes(world.comm, world.config.sampling.encode(errors="backslashreplace"))[0].decode()
+    if setting not in allowed:
+        choices = f"{', '.join(allowed[:-1])} or {allowed[-1]}"
+        raise everywhere(InvalidArgumentError(f"sampling must be {choices} (got {setting!r})"))
+    return setting

@@ -1,0 +1,233 @@
+"""Sampling requests in rounds of all ranks: each trainer's channel has a communicator, every rank answers in turn.
+
+Four collective steps a round (``mpi/rounds.py``), whoever asks. A trainer that has nothing (more) to ask is *idle*: it
+answers the others until all trainers are idle. So trainers may make different numbers of rounds, or none: uneven, tiny
+and empty training sets and early breaks cannot hang.
+
+In a job on one node every host is near, nothing is ever asked, and a channel is empty.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from threading import Lock
+
+import numpy as np
+from mpi4py import MPI
+
+from mpigraph.arrays import I64, U8
+from mpigraph.errors import CollectiveError, MPIGraphError
+from mpigraph.log import get_logger
+from mpigraph.mpi.agree import no_way_back, raise_jointly
+from mpigraph.mpi.coroutine import Coroutine, Task, finish, run
+from mpigraph.mpi.rounds import FAILED, OK, Header, exchange_answers, exchange_requests, in_rank_order
+from mpigraph.mpi.wait import IN_ROUND, PEERS_COMPUTE, wait
+from mpigraph.mpi.world import World
+from mpigraph.sampling.channel import Answer, Channel, Exchange
+from mpigraph.sampling.protocol import Operation
+
+__all__ = ["InStep", "RoundChannel"]
+
+_NO_WORDS = np.empty(0, np.int64)
+
+
+class RoundChannel(Channel):
+    """Rounds on a communicator of its own.
+
+    Collective on ``world.comm``: construction and :meth:`close`.
+    """
+
+    def __init__(self, world: World, number: int, answer: Answer) -> None:
+        """Open the channel; ``answer`` answers what others ask of this rank, for one thread at a time."""
+        super().__init__(world, number)
+        self._place = f"channel {number}"
+        self._comm: MPI.Comm = MPI.COMM_NULL if world.all_near else world.comm.Dup()
+        self._answer = answer
+        self._serving: Task[set[int]] | None = None
+        self._polling = Lock()  # a server may poll in one thread while it closes the channel in another
+        self._ending: set[int] = set()  # on a server: what the trainers did when one of them closed the channel
+        self._nothing = np.zeros(world.size, np.int64)
+
+    def ask(
+        self,
+        asked: Mapping[int, I64],
+        meanwhile: Callable[[], None] | None = None,
+        error: BaseException | None = None,
+    ) -> Mapping[int, U8]:
+        """Make one round: ask some ranks, answer every rank. ``error`` is raised on every rank, naming this one.
+
+        Raises:
+            CollectiveError: some rank failed to ask or to answer; on every rank, naming it.
+
+        Collective on the channel's trainers.
+        """
+        begin = time.perf_counter()
+        meanwhile = self._timed(meanwhile) if meanwhile is not None else None
+        words, counts = in_rank_order(asked, self.world.size)
+        with self.world.meeting(f"sampling round {self.rounds} of {self.name}", self._place):
+            header = Header(self._comm, Operation.SAMPLE, FAILED if error else OK, counts)
+            wait(header.request, IN_ROUND)
+        words = _NO_WORDS if words is None else words
+        try:
+            return run(self._round(header, self._timed(self._answer), words, counts, meanwhile, error))
+        finally:
+            self.seconds += time.perf_counter() - begin
+
+    def serve_until_idle(self) -> None:
+        """Answer the others until every trainer is idle. Collective on the channel's trainers."""
+        if self._comm == MPI.COMM_NULL:
+            return
+        while True:
+            header = Header(self._comm, Operation.IDLE, OK, self._nothing)
+            with self.world.meeting(f"the end of every trainer's rounds on {self.name}", self._place):
+                wait(header.request, PEERS_COMPUTE)
+            if self._doing(header) == {Operation.IDLE}:
+                return
+            run(self._answer_only(header))
+
+    def poll(self) -> bool:
+        """On a server: advance the round if the others have; return whether anything moved.
+
+        Never waits: rounds of other channels may have to end before this one can.
+
+        Collective on the channel, round by round: who polls takes part in each.
+        """
+        with self._polling:
+            if self._comm == MPI.COMM_NULL or self._ending:
+                return False
+            serving = self._serving = self._serving or Task(self._serve_once())
+            moved = serving.advance()
+            if serving.done:
+                self._serving = None
+                doing = serving.result()
+                self._ending = doing if Operation.CLOSE in doing else set()
+            return moved
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed, or never needed."""
+        return bool(self._comm == MPI.COMM_NULL)
+
+    @property
+    def in_round(self) -> bool:
+        """On a server: whether a round has begun and is not over."""
+        return self._serving is not None and self._serving.taken > 0
+
+    def _serve_once(self) -> Coroutine[set[int]]:
+        """A server's part in what the trainers do next; the result is what they did."""
+        header = Header(self._comm, Operation.SERVE, OK, self._nothing)
+        yield header.request
+        doing = self._doing(header)
+        if Operation.SAMPLE in doing and Operation.CLOSE not in doing:
+            yield from self._answer_only(header)
+        return doing
+
+    def _answer_only(self, header: Header) -> Coroutine[None]:
+        """Take part in a round that others began."""
+        try:
+            yield from self._round(header, self._answer, _NO_WORDS, self._nothing, None, None)
+        except MPIGraphError as error:
+            get_logger().info("%s", error)  # raised on every trainer that asks, where the user sees it
+
+    def _doing(self, header: Header) -> set[int]:
+        """The operations that trainers do."""
+        return set(np.unique(header.operations[self.world.trainer_ranks]).tolist())
+
+    def _round(
+        self,
+        header: Header,
+        answer: Answer,
+        words: I64,
+        counts: I64,
+        meanwhile: Callable[[], None] | None,
+        error: BaseException | None,
+    ) -> Coroutine[dict[int, U8]]:
+        self.rounds += 1
+        with self.world.watch(f"sampling round {self.rounds} of {self.name}"), no_way_back(self._comm):
+            if (header.statuses == FAILED).any():
+                yield from raise_jointly(self._comm, "sampling", error)
+            self._count(counts * words.itemsize)
+            requests = yield from exchange_requests(self._comm, words, counts, header)
+            answers: dict[int, U8] | None = None
+            try:
+                answers = {rank: answer(requests.of(rank)) for rank in requests.senders}
+            except Exception as exc:  # told to every rank by the exchange, and raised there
+                error = exc
+            received = yield from exchange_answers(self._comm, answers, meanwhile)
+            if received is None:
+                yield from raise_jointly(self._comm, "answering a sampling request", error)
+            self._count(np.diff(received.bounds))
+        return {rank: received.of(rank) for rank in np.flatnonzero(counts).tolist()}
+
+    def _count(self, nbytes: I64) -> None:
+        """Count what goes to or comes from each rank (int64[size])."""
+        own = int(nbytes[self._comm.rank])
+        self.messages += int(np.count_nonzero(nbytes)) - (own > 0)
+        self.bytes += int(nbytes.sum()) - own
+
+    def close(self) -> None:
+        """Free the communicator, once the headers that servers wait for have come; a second call does nothing.
+
+        Raises:
+            CollectiveError: a trainer is in the middle of a round.
+
+        Collective on ``world.comm``.
+        """
+        if self._comm == MPI.COMM_NULL:
+            return
+        with self._polling, self.world.watch(f"closing channel {self.number}"):
+            doing = self._begin_close() if self.world.is_trainer else self._await_close()
+            if doing != {Operation.CLOSE}:
+                raise CollectiveError(f"channel {self.number} was closed in the middle of a round")
+            self._serving = None
+            comm, self._comm = self._comm, MPI.COMM_NULL
+            comm.Free()
+
+    def _begin_close(self) -> set[int]:
+        header = Header(self._comm, Operation.CLOSE, OK, self._nothing)
+        wait(header.request, PEERS_COMPUTE)
+        return self._doing(header)
+
+    def _await_close(self) -> set[int]:
+        """On a server, which may not have seen yet what the trainers did last, or have seen already that they close."""
+        doing = self._ending
+        while Operation.CLOSE not in doing:
+            serving = self._serving or Task(self._serve_once())
+            self._serving = None
+            finish([serving], IN_ROUND)
+            doing = serving.result()
+        return doing
+
+
+class InStep(Exchange):
+    """Rounds of all ranks.
+
+    Collective on ``world.comm``: construction and :meth:`open`.
+    """
+
+    name = "alltoallv"
+
+    def __init__(self, world: World, make_answer: Callable[[], Answer]) -> None:
+        super().__init__(world, make_answer)
+        self._channels: dict[int, RoundChannel] = {}  # on a server
+
+    def open(self, number: int) -> RoundChannel:
+        """A channel, whose threads answer one another. Collective on ``world.comm``."""
+        channel = RoundChannel(self.world, number, self._make_answer())
+        if not self.world.is_trainer:
+            self._channels[number] = channel
+        return channel
+
+    def progress(self) -> bool:
+        """On a server: advance the rounds of all channels, without waiting; return whether anything moved."""
+        moved = False
+        for number, channel in list(self._channels.items()):  # another thread may open one
+            if channel.closed:
+                del self._channels[number]
+            else:
+                moved |= channel.poll()
+        return moved
+
+    @property
+    def outstanding(self) -> bool:
+        """Whether a round has begun and is not over."""
+        return any(channel.in_round for channel in list(self._channels.values()))
