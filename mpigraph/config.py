@@ -41,7 +41,7 @@ class Config:
         window: how shared windows are allocated: "auto", "allocate" or "create" (see ``rows/service.py``).
         transport: how far rows are read: the name of a transport, which ``rows/service.py`` lists and checks, or "auto"
             to measure at start.
-        sampling: how sampling requests travel: the name of an exchange, which ``sampling/exchange.py`` lists and
+        sampling: how sampling requests travel: the name of an exchange, which ``sampling/exchanges.py`` lists and
             checks, or "auto" to choose by the number of ranks.
         self_test: 1 to try windows at start in a job of several nodes (see ``rows/self_test.py``), 0 to trust them.
         keep_memory: 1 to keep freed blocks for the next minibatch (see ``session/malloc.py``), 0 to return them.

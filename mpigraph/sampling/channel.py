@@ -2,7 +2,7 @@
 
 An :class:`Exchange` is one class, of which a job has one object; a :class:`Channel` is what one thread of every trainer
 asks through. Who asks names the owners that it needs, and gets their answers; whether the other ranks take part
-is the exchange's affair. ``sampling/exchange.py`` lists the classes; one line there makes a new one known to the
+is the exchange's affair. ``sampling/exchanges.py`` lists the classes; one line there makes a new one known to the
 setting.
 """
 

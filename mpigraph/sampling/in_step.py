@@ -155,6 +155,7 @@ class RoundChannel(Channel):
             received = yield from exchange_answers(self._comm, answers, meanwhile)
             if received is None:
                 yield from raise_jointly(self._comm, "answering a sampling request", error)
+            assert received is not None
             self._count(np.diff(received.bounds))
         return {rank: received.of(rank) for rank in np.flatnonzero(counts).tolist()}
 

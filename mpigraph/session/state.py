@@ -11,7 +11,7 @@ from mpigraph.mpi.world import World
 from mpigraph.rows.row_tensor import RowTensor
 from mpigraph.sampling.answering import Answering
 from mpigraph.sampling.channel import Channel
-from mpigraph.sampling.exchange import open_exchange
+from mpigraph.sampling.exchanges import open_exchange
 from mpigraph.store.graph_store import GraphStore
 
 __all__ = ["State"]

@@ -20,8 +20,8 @@ EXCHANGES: tuple[type[Exchange], ...] = (InStep, Sparse)
 """All exchanges: each is a possible value of ``MPIGRAPH_SAMPLING``."""
 
 _MANY = 64
-"""Ranks from which on requests go to owners alone (``tests/perf/README.md`` has the measurements). Nothing is measured at
-start: the exchange decides, too, whether some trainers may sample alone, which must not change from run to run."""
+"""Ranks from which on requests go to owners alone (``tests/perf/README.md`` has the measurements). Nothing is measured
+at start: the exchange decides, too, whether some trainers may sample alone, which must not change from run to run."""
 
 
 def open_exchange(world: World, make_answer: Callable[[], Answer]) -> Exchange:
