@@ -32,7 +32,7 @@ import layouts
 import pytest
 import torch
 from jobs import DEADLINE, GRACE, SLOW
-from layouts import API, LAYOUTS, WORLD, Job, Layout, SharedJob, exactly, path_of, quiet_barrier
+from layouts import API, LAYOUTS, THREADS, WORLD, Job, Layout, SharedJob, exactly, path_of, quiet_barrier
 from mpi4py import MPI
 from oracle import write_oracle
 from typed_oracle import write_typed_oracle
@@ -229,10 +229,16 @@ def comm(request: pytest.FixtureRequest) -> Iterator[MPI.Intracomm]:
         yield sub
 
 
+def sampling_of(request: pytest.FixtureRequest) -> str:
+    """How the jobs of a test sample: in the ways that its module names in ``SAMPLING``, a part of the layouts each."""
+    ways: tuple[str, ...] = getattr(request.module, "SAMPLING", ("auto",))
+    return request.param.sampling(request.path.stem, ways) if THREADS else "auto"
+
+
 @pytest.fixture(params=LAYOUTS, ids=lambda layout: layout.name)
 def layout(request: pytest.FixtureRequest) -> Iterator[Job]:
     with exactly(request.param.ranks) as sub:
-        yield Job(sub, request.param, request.param.transport(request.node.originalname))
+        yield Job(sub, request.param, request.param.transport(request.node.originalname), sampling_of(request))
 
 
 @pytest.fixture(scope="module", params=API, ids=lambda layout: layout.name)
@@ -242,7 +248,7 @@ def shared_job(request: pytest.FixtureRequest) -> Iterator[SharedJob]:
     if chosen.ranks > 1:
         quiet_barrier(WORLD)
     with exactly(chosen.ranks) as sub:
-        shared = SharedJob(sub, chosen, chosen.transport(request.path.stem))
+        shared = SharedJob(sub, chosen, chosen.transport(request.path.stem), sampling_of(request))
         if shared.serve():
             pytest.skip("a server")
         yield shared

@@ -11,6 +11,8 @@ from oracle import NAME
 import mpigraph.distributed as dist
 from mpigraph.session.context import current
 
+SAMPLING = ("alltoallv", "sparse")
+
 
 def sample_all(path: str, rank: int, trainers: int) -> dict[tuple[str, int], str]:
     """This trainer's share of all minibatches."""

@@ -62,6 +62,11 @@ class Layout(NamedTuple):
         """How the jobs of a test read far rows: each way on one half of the layouts, and of the tests."""
         return ("rma", "packed")[(zlib.crc32(test.encode()) + sum(self)) % 2]
 
+    def sampling(self, test: str, ways: tuple[str, ...]) -> str:
+        """How the jobs of a test sample, of some ways: each on a part of the layouts with far rows."""
+        number = FAR.index(self) if self in FAR else 0
+        return ways[(zlib.crc32(test.encode()) + number) % len(ways)]
+
 
 ALONE = Layout(1, 0, 0)
 THREADS = MPI.Query_thread() == MPI.THREAD_MULTIPLE
@@ -172,20 +177,20 @@ def on_all(comm: MPI.Intracomm, ok: bool, message: str = "") -> None:
     assert not bad, "; ".join(bad)
 
 
-def start(comm: MPI.Intracomm, layout: Layout, transport: str, **options: Any) -> bool:
+def start(comm: MPI.Intracomm, layout: Layout, transport: str, sampling: str, **options: Any) -> bool:
     """Start a job; return on its trainers with True, and on its servers with False when it is over."""
     settings = {"num_servers": layout.servers, "ranks_per_node": layout.ranks_per_node, "timeout": WAIT}
-    ours = "MPIGRAPH_TRANSPORT" not in os.environ
-    if ours:
-        os.environ["MPIGRAPH_TRANSPORT"] = transport
+    ours = {"MPIGRAPH_TRANSPORT": transport, "MPIGRAPH_SAMPLING": sampling}
+    ours = {name: value for name, value in ours.items() if name not in os.environ}
+    os.environ.update(ours)
     try:
         dist.initialize(comm=comm, **(settings | options))
     except SystemExit as stop:
         assert stop.code == 0
         return False
     finally:
-        if ours:
-            del os.environ["MPIGRAPH_TRANSPORT"]
+        for name in ours:
+            del os.environ[name]
     return True
 
 
@@ -207,14 +212,15 @@ def speak(what: str = "") -> None:
 class Job:
     """Runs functions as jobs on a communicator in one layout."""
 
-    def __init__(self, comm: MPI.Intracomm, layout: Layout, transport: str = "rma") -> None:
+    def __init__(self, comm: MPI.Intracomm, layout: Layout, transport: str = "rma", sampling: str = "auto") -> None:
         self.comm = comm
         self.layout = layout
         self.transport = transport
+        self.sampling = sampling
 
     def run(self, body: Callable[[], Any], **options: Any) -> Any:
         """Run ``body`` on the trainers of a job and return its result; None on servers."""
-        if not start(self.comm, self.layout, self.transport, **options):
+        if not start(self.comm, self.layout, self.transport, self.sampling, **options):
             return None
         session = Session._current
         try:
@@ -246,9 +252,10 @@ class SharedJob:
     fails, leaves something behind, or opens another graph.
     """
 
-    def __init__(self, comm: MPI.Intracomm, layout: Layout, transport: str) -> None:
+    def __init__(self, comm: MPI.Intracomm, layout: Layout, transport: str, sampling: str) -> None:
         self._comm = comm
         self._transport = transport
+        self._sampling = sampling
         self._session: Session | None = None
         self._path = ""
         self._test: Any = None
@@ -260,11 +267,11 @@ class SharedJob:
         if self._start():
             return False
         while self._another(None):
-            start(self._comm, self.layout, self._transport)
+            start(self._comm, self.layout, self._transport, self._sampling)
         return True
 
     def _start(self) -> bool:
-        is_trainer = start(self._comm, self.layout, self._transport)
+        is_trainer = start(self._comm, self.layout, self._transport, self._sampling)
         if is_trainer:
             self._session, self._path = Session._current, ""
             if self._trainers == MPI.COMM_NULL:

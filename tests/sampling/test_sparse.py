@@ -1,0 +1,258 @@
+"""Requests that go to their owners alone: who asks needs nobody else, in any thread, at any time."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from batches import NUM_BATCHES, SAMPLERS, batch, digest
+from jobs import SOON, run_script
+from layouts import Job, Layout, SharedJob, needs_threads, on_all, on_layouts, own_on_layouts
+from oracle import NAME, NUM_NODES, open_graph
+from worlds import meet, world_of
+
+import mpigraph.distributed as dist
+from mpigraph.errors import ClosedError, CollectiveError, GraphDataError, InvalidArgumentError, OutOfRangeError
+from mpigraph.mpi.world import World
+from mpigraph.sampling import sparse
+from mpigraph.sampling.answering import NotOpenHere
+from mpigraph.sampling.exchanges import open_exchange
+from mpigraph.sampling.sparse import FIRST, Sparse
+from mpigraph.session.context import current
+
+pytestmark = needs_threads
+SAMPLING = ("sparse",)
+TRAINERS_HOST, SERVERS = Layout(2, 0, 1), Layout(4, 1, 2)
+far = on_layouts([TRAINERS_HOST, Layout(4, 0, 2), SERVERS])
+own = own_on_layouts([TRAINERS_HOST, SERVERS])
+
+ECHO, BAD_DATA, NO_MEMORY, LATER = range(4)
+THREADS = 3
+
+
+# The exchange alone
+
+
+def answers() -> Callable[[npt.NDArray[np.int64]], npt.NDArray[np.uint8]]:
+    """What answers: the words again, or as the first of them says."""
+    early = [2]  # how often a request for something comes too early
+
+    def answer(words: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+        if words[0] == BAD_DATA:
+            raise GraphDataError("weight 7 is bad: ä")
+        if words[0] == NO_MEMORY:
+            raise MemoryError("no memory")
+        if words[0] == LATER and early:
+            early.pop()
+            raise NotOpenHere("not yet")
+        return (words + 1).view(np.uint8)
+
+    return answer
+
+
+@contextmanager
+def exchange_of(world: World) -> Iterator[Sparse | None]:
+    """An exchange, None on servers: they answer until every trainer has left the block."""
+    exchange = Sparse(world, answers)
+    yield exchange if world.is_trainer else None
+    meet(world, exchange.progress)
+    world.comm.Barrier()
+
+
+def far_hosts(world: World) -> list[int]:
+    return world.hosts[~world.near].tolist()
+
+
+def ask(world: World, exchange: Sparse, number: int, what: int = ECHO) -> None:
+    """A round on a channel of its own: each far host gets requests of several lengths."""
+    channel = exchange.open(number)
+    for words in (1, 2, FIRST // 8, FIRST // 8 + 1, 100_000):
+        asked = {rank: np.full(words, what) for rank in far_hosts(world)}
+        got = channel.ask(asked)
+        assert got.keys() == asked.keys()
+        assert all(np.array_equal(answer.view(np.int64), asked[rank] + 1) for rank, answer in got.items())
+    assert channel.ask({}) == {}
+    assert channel.rounds == 6 and channel.messages == 10 * len(asked)
+    assert channel.seconds >= channel.work_seconds == 0
+
+
+@own
+def test_owners_answer_whoever_asks(layout: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From several threads, some more often than others; also where an owner may hold next to nothing."""
+    monkeypatch.setattr(sparse, "HELD", 1)
+    with world_of(layout) as world, exchange_of(world) as exchange:
+        if exchange is not None:
+            threads = [threading.Thread(target=ask, args=(world, exchange, k)) for k in range(THREADS)]
+            for thread in threads:
+                thread.start()
+            for _ in range(3 * world.trainers.rank):
+                ask(world, exchange, 9)
+            for thread in threads:
+                thread.join()
+            ask(world, exchange, 9, LATER)
+
+
+@own
+def test_an_error_is_raised_where_it_was_asked_for(layout: Job) -> None:
+    done: list[str] = []
+    with world_of(layout) as world, exchange_of(world) as exchange:
+        if exchange is not None and world.trainers.rank == 0:
+            channel, (rank, *_) = exchange.open(1), far_hosts(world)
+            with pytest.raises(GraphDataError, match=rf"failed on rank {rank}: weight 7 is bad: ä"):
+                channel.ask({rank: np.array([BAD_DATA])})
+            with pytest.raises(CollectiveError, match=rf"failed on rank {rank}: MemoryError: no memory"):
+                channel.ask({rank: np.array([NO_MEMORY])})
+            with pytest.raises(InvalidArgumentError, match="^seeds are bad$"):
+                channel.ask({rank: np.array([ECHO])}, error=InvalidArgumentError("seeds are bad"))
+            assert channel.ask({rank: np.array([ECHO])}, lambda: done.append("meanwhile")).keys() == {rank}
+            assert done == ["meanwhile"]
+            exchange.retire()
+            with pytest.raises(ClosedError):
+                channel.ask({rank: np.array([ECHO])})
+
+
+@own
+def test_the_setting(layout: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first rank's counts; a wrong word, or what MPI cannot do, is one error on every rank."""
+
+    def kind_of(setting: str) -> str:
+        with world_of(layout, sampling=setting if layout.comm.rank == 0 else "alltoallv") as world:
+            return open_exchange(world, answers).name
+
+    assert [kind_of(setting) for setting in ("auto", "alltoallv", "sparse")] == ["alltoallv", "alltoallv", "sparse"]
+    with world_of(layout, sampling="dense" if layout.comm.rank == 0 else "auto") as world:
+        with pytest.raises(InvalidArgumentError, match=r"sampling must be auto, alltoallv or sparse \(got 'dense'\)"):
+            open_exchange(world, answers)
+    with world_of(layout, sampling="sparse") as world, monkeypatch.context() as patch:
+        patch.setattr(World, "threads_may_communicate", property(lambda world: world.rank != 1))
+        with pytest.raises(InvalidArgumentError, match="'sparse' needs MPI_THREAD_MULTIPLE.* use auto or alltoallv"):
+            open_exchange(world, answers)
+    monkeypatch.setattr("mpigraph.sampling.exchanges._MANY", layout.comm.size)
+    assert kind_of("auto") == "sparse"
+    monkeypatch.setattr(World, "threads_may_communicate", property(lambda world: world.rank != 1))
+    assert open_in_one_thread(layout) == "alltoallv"
+
+
+def open_in_one_thread(layout: Job) -> str:
+    with world_of(layout) as world:
+        return open_exchange(world, answers).name
+
+
+# A job
+
+
+def sample(g: dist.DistGraph, name: str, number: int) -> str:
+    sampler = SAMPLERS[name]
+    return digest(g.sample_blocks(batch(number), sampler.fanouts, seed=7, **sampler._options))
+
+
+def everything(g: dist.DistGraph) -> dict[tuple[str, int], str]:
+    return {(name, number): sample(g, name, number) for name in SAMPLERS for number in range(NUM_BATCHES)}
+
+
+def expected(job: SharedJob, path: str) -> dict[tuple[str, int], str]:
+    return job.alone(lambda: everything(dist.DistGraph(NAME, part_config=path)))
+
+
+@far
+def test_a_trainer_samples_alone(job: SharedJob, oracle) -> None:
+    """One after the other, while the rest waits elsewhere."""
+    reference = expected(job, oracle(3))
+    g = job.open(oracle(3))
+    for turn in range(job.trainers.size):
+        if turn == job.rank:
+            assert everything(g) == reference
+            hop = g.sample_neighbors(torch.arange(NUM_NODES), 3)
+            assert g.has_edges_between(*hop.edges()).all() and not g.has_edges_between([0], [0]).any()
+        job.trainers.Barrier()
+
+
+@far
+def test_loaders_and_the_main_thread_at_once(job: SharedJob, oracle) -> None:
+    """Each trainer takes its own number of steps, and leaves its loops early or not."""
+    reference = expected(job, oracle(3))
+    g = job.open(oracle(3))
+
+    def collate(numbers: list[int]) -> list[tuple[int, str]]:
+        return [(number, sample(g, "prob", number)) for number in numbers]
+
+    loaders = [dist.DistDataLoader(range(NUM_BATCHES), 1, collate_fn=collate, num_prefetch=depth) for depth in (0, 2)]
+    wrong = []
+    for step, both in enumerate(zip(*loaders, strict=True)):
+        number = step % NUM_BATCHES
+        for _ in range(job.rank):
+            wrong += [number] if sample(g, "uniform", number) != reference["uniform", number] else []
+        for batches in both:
+            wrong += [number for number, found in batches if found != reference["prob", number]]
+        if step == 2 + job.rank:
+            break
+    on_all(job.trainers, not wrong, f"{wrong}")
+    for loader in loaders:
+        loader.close()
+
+
+@far
+def test_bad_seeds_are_the_error_of_one_trainer(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    if job.rank == 0:
+        with pytest.raises(OutOfRangeError, match=rf"^node id of type '_N' {NUM_NODES} at position 1"):
+            g.sample_blocks([0, NUM_NODES], [2, 2])
+        with pytest.raises(OutOfRangeError, match="node id"):
+            g.has_edges_between([0], [NUM_NODES])
+    else:
+        g.sample_blocks(torch.arange(NUM_NODES), [2, 2])
+    on_all(job.trainers, current().state.exchange.name == "sparse")
+    g.sample_blocks(torch.arange(NUM_NODES), [2, 2])
+
+
+@own
+def test_the_job_ends_while_a_thread_samples(layout: Job, oracle) -> None:
+    path, ends, counts = oracle(3), [], []
+
+    def go_on(g: dist.DistGraph) -> None:
+        try:
+            while True:
+                g.sample_neighbors(torch.arange(NUM_NODES), 3)
+                counts.append(1)
+        except ClosedError as error:
+            ends.append(str(error))
+
+    def body() -> threading.Thread:
+        g = open_graph(path)
+        thread = threading.Thread(target=go_on, args=(g,))
+        thread.start()
+        while len(counts) < 3:
+            time.sleep(1e-3)
+        return thread
+
+    thread = layout.run(body)
+    if thread is not None:
+        thread.join()
+        assert len(ends) == 1 and counts
+
+
+@pytest.mark.slow
+def test_an_error_that_nobody_catches_ends_the_job(tmp_path: Path, oracle) -> None:
+    """Also where the others are in a collective call."""
+    body = "g.sample_blocks([10**6] if rank == 0 else [0], [2])\ng.barrier()"
+    env = {"MPIGRAPH_RANKS_PER_NODE": "2", "MPIGRAPH_SAMPLING": "sparse"}
+    status, output, seconds = run_script(tmp_path, oracle(2), body, ranks=4, **env)
+    assert status != 0 and seconds < SOON and "node id of type '_N' 1000000" in output
+
+
+@pytest.mark.slow
+def test_a_stopped_owner_ends_the_job(tmp_path: Path, oracle) -> None:
+    body = """
+if rank == 1:
+    os.kill(os.getpid(), signal.SIGSTOP)
+dist.sample_neighbors(g, torch.arange(g.num_nodes()), 2)
+"""
+    env = {"MPIGRAPH_RANKS_PER_NODE": "1", "MPIGRAPH_SAMPLING": "sparse", "MPIGRAPH_TIMEOUT": "3"}
+    status, output, seconds = run_script(tmp_path, oracle(2), body, ranks=2, servers=0, **env)
+    assert status != 0 and seconds < SOON, output
+    assert "sampling round 1 of channel" in output and "what rank(s) 1 answer" in output, output
