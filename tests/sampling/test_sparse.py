@@ -28,7 +28,7 @@ from mpigraph.session.context import current
 pytestmark = needs_threads
 SAMPLING = ("sparse",)
 TRAINERS_HOST, SERVERS = Layout(2, 0, 1), Layout(4, 1, 2)
-far = on_layouts([TRAINERS_HOST, Layout(4, 0, 2), SERVERS])
+far = on_layouts([TRAINERS_HOST, SERVERS])
 own = own_on_layouts([TRAINERS_HOST, SERVERS])
 
 ECHO, BAD_DATA, NO_MEMORY, LATER = range(4)

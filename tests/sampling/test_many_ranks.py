@@ -1,0 +1,25 @@
+"""What a hop costs in a job of 64 and of 1,024 ranks, pretended in one process (``support/many_ranks.py``)."""
+
+import numpy as np
+import pytest
+from many_ranks import Hop
+
+SMALL, LARGE = 64, 1024
+
+
+@pytest.mark.parametrize("asked", [3, 31])
+def test_a_sparse_hop_grows_with_the_asked_owners_and_not_with_the_ranks(asked: int) -> None:
+    small, large = Hop("sparse", SMALL, asked), Hop("sparse", LARGE, asked)
+    assert small.messages == large.messages == 2 * asked
+    assert small.bytes == large.bytes
+    assert small.lines() == large.lines()
+
+
+def test_a_round_of_all_ranks_runs_python_for_the_asked_alone() -> None:
+    small, large = Hop("alltoallv", SMALL, 3), Hop("alltoallv", LARGE, 3)
+    assert large.messages == 8 * (LARGE - 1) > small.messages  # four steps, each way: that is MPI's
+    assert small.lines() == large.lines()
+
+
+def test_both_ways_draw_the_same() -> None:
+    assert np.array_equal(*(Hop(way, SMALL, 15).make() for way in ("alltoallv", "sparse")))
