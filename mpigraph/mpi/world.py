@@ -6,7 +6,8 @@ Exposition: the communicators of a job and their threads::
                              |- world.node        the ranks that share memory with me            set-up
                              |- world.trainers    the trainers alone (COMM_NULL on servers)      main thread
                              |- a transport       requests for far rows, and the rows            every thread
-                             |- a channel         one for each thread that samples               its thread
+                             |- sampling          requests to owners alone, and the answers      every thread
+                             |- a channel         or rounds of all ranks, for each who samples   its thread
                              '- world.group()     one for each torch process group               who calls torch
 
 A *host* holds rows of the graph; a *trainer* runs the user's script. A *server* is a host that is not a trainer. With
