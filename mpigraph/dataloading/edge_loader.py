@@ -5,6 +5,7 @@ from typing import Any, cast
 
 import torch
 
+from mpigraph.dataloading.caches import Sizes
 from mpigraph.dataloading.edge_sampler import EdgePredictionSampler, PairSample, as_edge_prediction_sampler
 from mpigraph.dataloading.exclusion import Exclude, ReverseEids
 from mpigraph.dataloading.fetcher import BlockFetcher, FeatureFetcher, Stages
@@ -72,6 +73,9 @@ class DistEdgeDataLoader(SampledDataLoader):
         output: str = "dgl",
         num_prefetch: int = 2,
         seed: int | None = None,
+        cache: Sizes = "auto",
+        cache_policy: str = "lookahead",
+        lookahead: int | None = None,
         num_workers: int = 0,
         pin_memory: bool = False,
         queue_size: int | None = None,
@@ -93,7 +97,8 @@ class DistEdgeDataLoader(SampledDataLoader):
             target = None if device is None else exact_device(device)  # each thread has a current GPU of its own
             stages: Stages[Any] = make(g, eids, cast(EdgePredictionSampler, graph_sampler), features, labels, target)
         prob = getattr(getattr(graph_sampler, "sampler", None), "prob", None)
-        super().__init__(g, stages, prob, batch_size, shuffle, drop_last, queue_size, num_prefetch, seed)
+        caching = (cache, cache_policy, lookahead)
+        super().__init__(g, stages, prob, batch_size, shuffle, drop_last, queue_size, num_prefetch, seed, *caching)
 
 
 def _pair_stages(
@@ -116,4 +121,8 @@ def _pair_stages(
         of_edges.fetch(lambda r: pairs.edges[r].data[EID], lambda r: graphs[0].edges[r].data)
         return cast(PairSample, (nodes, *graphs, blocks))
 
-    return Stages(unwrap_edges(g.schema, by_relation(g.schema, eids, "eids")), partial(sampler.sample, g), fetch)
+    def announce(sample: PairSample, batch: int) -> None:
+        of_blocks.announce(sample[0], batch)
+
+    seeds = unwrap_edges(g.schema, by_relation(g.schema, eids, "eids"))
+    return Stages(seeds, partial(sampler.sample, g), fetch, announce, [of_blocks.inputs])

@@ -2,12 +2,13 @@
 
 import math
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from mpigraph.arrays import Array
 from mpigraph.distgraph.dtypes import convert, dtype_name, to_storage, to_torch
 from mpigraph.distgraph.init_rows import Fill, InitFunc, by_range, fill_rows
 from mpigraph.distgraph.partition_book import PartitionPolicy
@@ -199,6 +200,19 @@ class DistTensor:
         pool = session.rows_pool(pin_memory or target.type == "cuda")
         found = to_torch(rows.gather(ids, pool.empty(shape, storage_dtype(rows.dtype))), rows.dtype)
         return found.to(target) if out is None else out.copy_(found)
+
+    def gather_by(
+        self, read: Callable[[Array], None], count: int, device: torch.device | None, pin_memory: bool = False
+    ) -> torch.Tensor:
+        """As :meth:`gather`, by a function that fills memory for ``count`` rows as they are stored. One-sided."""
+        rows = self.rows
+        session = self._handle.session
+        session.check_thread()
+        target = _CPU if device is None else device
+        pool = session.rows_pool(pin_memory or target.type == "cuda")
+        found = pool.empty((count, *rows.shape[1:]), storage_dtype(rows.dtype))
+        read(found)
+        return to_torch(found, rows.dtype).to(target)
 
     def __setitem__(self, index: Any, values: Any) -> None:
         """Write rows; ``values`` broadcast and are converted. Of repeated rows the last wins.
