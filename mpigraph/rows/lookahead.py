@@ -135,7 +135,7 @@ class UpcomingReads:
             positions = np.arange(self._pending, self._end)
             grown[positions & (len(grown) - 1)] = self.ring_next[positions & (len(self.ring_next) - 1)]
             self.ring_next = grown
-        if self._numbers.count > max(4 * needed, 1 << 16):  # most of them are of reads that were made
+        if self._numbers.count > max(2 * needed, 1 << 16):  # most of them are of reads that were made
             self._numbers.reset(np.empty(0, np.int64))
             self._last[:] = -1
             for k, read in enumerate(self.reads):
