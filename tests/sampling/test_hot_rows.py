@@ -171,7 +171,7 @@ def test_nothing_is_far_on_one_node(oracle) -> None:
 @pytest.mark.parametrize("once", [False, True])
 def test_rows_are_read_about_as_often_as_said(layout: Job, oracle, once: bool) -> None:
     """A sum of many minibatches: the reads of what the analysis takes for hot are those that it expects."""
-    path = oracle(2, "given")
+    path = oracle(4, "given")
 
     def body() -> None:
         graph = dist.DistGraph(NAME, part_config=path)
@@ -181,7 +181,8 @@ def test_rows_are_read_about_as_often_as_said(layout: Job, oracle, once: bool) -
         plan = plan_of(2, 2)
         source = oracle_source().edges[0]
         total, _ = by_hand([source], [(0, 0)], [NUM_NODES], {0: seeds}, plan, once)
-        rng, times = np.random.default_rng(world.rank), 600
+        times = 400
+        rng = np.random.default_rng(world.rank)
         reads = np.zeros(NUM_NODES)
         for number in range(times):
             chosen = torch.from_numpy(rng.choice(seeds, BATCH, replace=False))
