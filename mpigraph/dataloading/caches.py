@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpigraph.dataloading.fetcher import FeatureFetcher
-from mpigraph.dataloading.lookahead import CachedRows, Counts, UpcomingReads
 from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.errors import FieldNameError, InvalidArgumentError, check_integer
 from mpigraph.log import get_logger
 from mpigraph.memory import as_bytes
+from mpigraph.rows.lookahead import CachedRows, ReadCounts, UpcomingReads
 from mpigraph.rows.row_cache import RowCache
 from mpigraph.sampling.protocol import Operation
 from mpigraph.session.context import Session
@@ -74,7 +74,7 @@ def _size(given: object, what: str) -> int:
 
 
 def open_caches(
-    session: Session, options: CacheOptions, fetchers: Sequence[FeatureFetcher[Any]], counts: Counts
+    session: Session, options: CacheOptions, fetchers: Sequence[FeatureFetcher[Any]], counts: ReadCounts
 ) -> list[RowCache]:
     """Make the caches of a loader, and let its fetchers read through them.
 

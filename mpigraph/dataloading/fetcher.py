@@ -5,12 +5,10 @@ All loaders gather here, in :meth:`FeatureFetcher.fetch`.
 
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Generic, TypeVar
 
 import torch
 
-from mpigraph.dataloading.lookahead import CachedRows, UpcomingReads
 from mpigraph.dataloading.sampler import BlockSampler
 from mpigraph.dataloading.seeds import TypedIds
 from mpigraph.distgraph.features import Kind, Spaces
@@ -18,6 +16,7 @@ from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.distgraph.typed_ids import Blocks, Names, NodeTensors, to_rows
 from mpigraph.errors import InvalidArgumentError
+from mpigraph.rows.lookahead import CachedRows, UpcomingReads
 
 __all__ = ["BlockFetcher", "FeatureFetcher", "Stages", "nodes_to"]
 
@@ -108,9 +107,9 @@ class FeatureFetcher(Generic[Kind]):
             if reader is None:
                 data(kind)[name] = tensor.gather(ids(kind), device=self._device)
             else:
-                data(kind)[name] = tensor.gather_by(
-                    partial(reader.read, reads[kind]), len(reads[kind].ids), self._device
-                )
+                rows = tensor.memory_for(len(reads[kind].ids), self._device)
+                reader.read(reads[kind], rows)
+                data(kind)[name] = tensor.from_memory(rows, self._device)
         for upcoming in self.upcoming.values():
             upcoming.reads.popleft()
 

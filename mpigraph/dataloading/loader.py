@@ -10,9 +10,11 @@ end their loops in the same order.
 """
 
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,8 +23,7 @@ import torch
 from mpigraph.arrays import I64
 from mpigraph.dataloading.caches import CacheOptions, Sizes, check_cache, open_caches
 from mpigraph.dataloading.fetcher import BlockFetcher, Stages
-from mpigraph.dataloading.lookahead import Counts
-from mpigraph.dataloading.pipeline import Answering, Pipeline
+from mpigraph.dataloading.pipeline import Answering, LoaderStats, Pipeline
 from mpigraph.dataloading.prefetch import Prefetch
 from mpigraph.dataloading.pyg_batches import pyg_node_stages
 from mpigraph.dataloading.sampler import BlockSampler
@@ -90,9 +91,7 @@ class _Epochs:
             with session.sampling_with(service, context):
                 return stages.sample(seeds_at(positions))
 
-        def produce() -> Iterator[Any]:
-            return self.pipeline.run(map(sample, batches), stages, answering.begin)
-
+        produce = partial(self.pipeline.produce, batches, sample, stages, answering.begin)
         self._last = Prefetch(produce, answering.finish, self._depth, background, session.world)
         session.loops[service.channel_number] = self._last
         return self._last
@@ -208,7 +207,14 @@ class DistDataLoader:
         epoch = self._epoch
         self._epoch = self._epoch + 1
         batches = self._batches.of_epoch(epoch)
-        return _hold(self, iter(self._epochs.start(epoch, batches, self._seeds_at, self._stages)))
+        return _hold(self, epoch, iter(self._epochs.start(epoch, batches, self._seeds_at, self._stages)))
+
+    def stats(self) -> LoaderStats:
+        """What was read, and how long each stage took, on this trainer since the loader was made.
+
+        The difference of two is of the time between: ``loader.stats().since(before)``.
+        """
+        return replace(self._epochs.pipeline.stats)
 
     def close(self) -> None:
         """End the epoch in progress; the channel is freed at the next collective call. Collective on the trainers."""
@@ -233,9 +239,19 @@ def _same(batch: object) -> object:
     return batch
 
 
-def _hold(loader: DistDataLoader, batches: Iterator[Any]) -> Iterator[Any]:
+def _hold(loader: DistDataLoader, epoch: int, batches: Iterator[Any]) -> Iterator[Any]:
     """Iterate, keeping the loader alive: ``for batch in DistDataLoader(...)`` has no other reference to it."""
-    yield from batches
+    stats = loader._epochs.pipeline.stats
+    before = replace(stats)
+    while True:
+        begin = time.perf_counter()
+        try:
+            batch = next(batches)
+        except StopIteration:
+            break
+        stats.wait_seconds += time.perf_counter() - begin
+        yield batch
+    get_logger().info("epoch %d of a loader: %s", epoch, stats.since(before))
 
 
 class SampledDataLoader(DistDataLoader):
@@ -280,16 +296,9 @@ class SampledDataLoader(DistDataLoader):
         if session.world.all_near or not inputs or not session.world.threads_may_communicate:
             return
         if options.lookahead or options.total or options.named:
-            caches = open_caches(session, options, inputs, pipeline.counts)
+            caches = open_caches(session, options, inputs, pipeline.stats)
             self._epochs.numbers += [cache.number for cache in caches]
             pipeline.lookahead = options.lookahead
-
-    def stats(self) -> Counts:
-        """What was read, and how long each stage took, on this trainer since the loader was made.
-
-        The difference of two is of the time between: ``loader.stats().since(before)``.
-        """
-        return self._epochs.pipeline.counts.copy()
 
 
 def check_output(output: str) -> None:
