@@ -1,14 +1,25 @@
-"""How much memory is free: on this node, and in the control groups of the job (Slurm's ``--mem``, a container)."""
+"""Sizes of memory, and how much is free: on this node, and in the job's control groups (Slurm's ``--mem``)."""
 
 import ctypes
 import re
 import resource
 from contextlib import suppress
+from fractions import Fraction
 from pathlib import Path
 
-__all__ = ["free_in_groups", "free_memory", "give_back", "held_memory"]
+__all__ = ["as_bytes", "free_in_groups", "free_memory", "give_back", "held_memory"]
 
 _UNLIMITED = 1 << 60  # bytes; version 1 of cgroups has such a number where there is no limit
+
+
+def as_bytes(text: str) -> int:
+    """Return the number of bytes that a size such as 8GiB, 500MB or 1000000 says. Raises ValueError if it says none."""
+    units = {"": 1, "B": 1} | {f"{p}B": 1000**i for i, p in enumerate("KMGT", 1)}
+    units |= {f"{p}iB": 1024**i for i, p in enumerate("KMGT", 1)}
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) *([KMGT]?i?B?)", text)
+    if found is None or found[2] not in units:
+        raise ValueError(f"a size such as 8GiB or 500MB is wanted (got {text!r})")
+    return int(Fraction(found[1]) * units[found[2]])
 
 
 def free_memory() -> int | None:

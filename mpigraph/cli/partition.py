@@ -5,7 +5,6 @@ import os
 import re
 import sys
 from contextlib import nullcontext
-from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ from mpigraph.arrays import Array
 from mpigraph.cli.progress import ProgressBar
 from mpigraph.cli.ranks import working_ranks
 from mpigraph.errors import InvalidArgumentError
-from mpigraph.memory import free_memory, held_memory
+from mpigraph.memory import as_bytes, free_memory, held_memory
 from mpigraph.partition.chunks import mapped_npy
 from mpigraph.partition.exchange import Exchange
 from mpigraph.partition.forecast import Forecast, check_memory, ranks_on_this_node
@@ -187,10 +186,7 @@ def _types(source: GraphSource) -> str:
 
 
 def _bytes(text: str) -> int:
-    """Return the number of bytes that a size such as 8GiB, 500MB or 1000000 says."""
-    units = {"": 1, "B": 1} | {f"{p}B": 1000**i for i, p in enumerate("KMGT", 1)}
-    units |= {f"{p}iB": 1024**i for i, p in enumerate("KMGT", 1)}
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) *([KMGT]?i?B?)", text)
-    if found is None or found[2] not in units:
-        raise argparse.ArgumentTypeError(f"a size such as 8GiB or 500MB is wanted (got {text!r})")
-    return int(Fraction(found[1]) * units[found[2]])
+    try:
+        return as_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None

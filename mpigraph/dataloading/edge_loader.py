@@ -5,7 +5,9 @@ from typing import Any, cast
 
 import torch
 
+from mpigraph.dataloading.caches import Sizes
 from mpigraph.dataloading.edge_sampler import EdgePredictionSampler, PairSample, as_edge_prediction_sampler
+from mpigraph.dataloading.edges import ends_of
 from mpigraph.dataloading.exclusion import Exclude, ReverseEids
 from mpigraph.dataloading.fetcher import BlockFetcher, FeatureFetcher, Stages
 from mpigraph.dataloading.loader import SampledDataLoader, arguments, check_output
@@ -72,6 +74,9 @@ class DistEdgeDataLoader(SampledDataLoader):
         output: str = "dgl",
         num_prefetch: int = 2,
         seed: int | None = None,
+        cache: Sizes = "auto",
+        cache_policy: str = "lookahead",
+        lookahead: int | None = None,
         num_workers: int = 0,
         pin_memory: bool = False,
         queue_size: int | None = None,
@@ -92,8 +97,9 @@ class DistEdgeDataLoader(SampledDataLoader):
             make = pyg_edge_stages if output == "pyg" else _pair_stages
             target = None if device is None else exact_device(device)  # each thread has a current GPU of its own
             stages: Stages[Any] = make(g, eids, cast(EdgePredictionSampler, graph_sampler), features, labels, target)
-        prob = getattr(getattr(graph_sampler, "sampler", None), "prob", None)
-        super().__init__(g, stages, prob, batch_size, shuffle, drop_last, queue_size, num_prefetch, seed)
+        options = (batch_size, shuffle, drop_last, queue_size, num_prefetch, seed)
+        of_blocks = getattr(graph_sampler, "sampler", None)
+        super().__init__(g, stages, of_blocks, *options, cache, cache_policy, lookahead)
 
 
 def _pair_stages(
@@ -116,4 +122,9 @@ def _pair_stages(
         of_edges.fetch(lambda r: pairs.edges[r].data[EID], lambda r: graphs[0].edges[r].data)
         return cast(PairSample, (nodes, *graphs, blocks))
 
-    return Stages(unwrap_edges(g.schema, by_relation(g.schema, eids, "eids")), partial(sampler.sample, g), fetch)
+    def announce(sample: PairSample, batch: int) -> None:
+        of_blocks.announce(sample[0], batch)
+
+    seeds = unwrap_edges(g.schema, by_relation(g.schema, eids, "eids"))
+    seed_nodes = partial(ends_of, g, eids)
+    return Stages(seeds, partial(sampler.sample, g), fetch, announce, [of_blocks.inputs], seed_nodes, nodes_per_seed=2)

@@ -3,23 +3,29 @@
 All loaders gather here, in :meth:`FeatureFetcher.fetch`.
 """
 
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import torch
 
+from mpigraph.arrays import I64
 from mpigraph.dataloading.sampler import BlockSampler
 from mpigraph.dataloading.seeds import TypedIds
 from mpigraph.distgraph.features import Kind, Spaces
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.tensor import DistTensor
-from mpigraph.distgraph.typed_ids import Blocks, Names, NodeTensors
+from mpigraph.distgraph.typed_ids import Blocks, Names, NodeTensors, to_rows
 from mpigraph.errors import InvalidArgumentError
+from mpigraph.rows.lookahead import CachedRows, UpcomingReads
 
 __all__ = ["BlockFetcher", "FeatureFetcher", "Stages", "nodes_to"]
 
 Sample = TypeVar("Sample")
+
+
+def _tell_nobody(sample: object, batch: int) -> None:
+    """Nothing that a minibatch reads is known before."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +37,21 @@ class Stages(Generic[Sample]):
         sample: draws a minibatch for some of them, given in the same form. Collective on the trainers when hosts are
             far; local when all are near.
         fetch: makes of it what the loader yields. One-sided.
+        announce: tells ``inputs`` what :attr:`fetch` of this sample will read, with the number of the minibatch. Local.
+        inputs: gather the features of what a minibatch reaches, which may be far.
+        seed_nodes: int64[n] by node type id, the nodes from which this trainer's minibatches begin.
+        nodes_per_seed: how many of them belong to one of ``seeds``.
+        expand_once: whether a hop draws only for what the hop before has found.
     """
 
     seeds: TypedIds
     sample: Callable[[Any], Sample]
     fetch: Callable[[Sample], Any]
+    announce: Callable[[Sample, int], None] = _tell_nobody
+    inputs: Sequence["FeatureFetcher[Any]"] = ()
+    seed_nodes: Callable[[], Mapping[int, I64]] = dict
+    nodes_per_seed: int = 1
+    expand_once: bool = False
 
 
 class FeatureFetcher(Generic[Kind]):
@@ -45,6 +61,8 @@ class FeatureFetcher(Generic[Kind]):
 
     Attributes:
         tensors: the features by type (of edges: the relation) and name.
+        readers: those of them that are read through a cache.
+        upcoming: what minibatches that were sampled will read, by type of the features with readers.
     """
 
     def __init__(self, spaces: Spaces[Kind], device: torch.device | None, *names: Names) -> None:
@@ -60,20 +78,56 @@ class FeatureFetcher(Generic[Kind]):
             NodeTypeError, EdgeTypeError: a type that was given with a feature does not exist.
         """
         self.tensors: dict[tuple[Kind, str], DistTensor] = spaces.named(*names)
+        self.readers: dict[tuple[Kind, str], CachedRows] = {}
+        self.upcoming: dict[Kind, UpcomingReads] = {}
         self._device = device
+
+    def announce(self, ids: Callable[[Kind], torch.Tensor], batch: int) -> None:
+        """Minibatch ``batch`` will fetch the rows ``ids(type)``; every one is announced, in the order of fetching.
+
+        Raises:
+            OutOfRangeError: a row does not exist.
+        """
+        for kind, upcoming in self.upcoming.items():
+            readers = [reader for (other, _), reader in self.readers.items() if other == kind]
+            rows = readers[0].rows
+            index = to_rows(ids(kind), rows.shape[0], rows.name)
+            rows.check(index)
+            read, fresh = upcoming.announce(batch, index)
+            for reader in readers:
+                reader.cache.announce(read.rows, fresh, batch)
+
+    def forget(self) -> None:
+        """What was announced will not be fetched."""
+        for upcoming in self.upcoming.values():
+            upcoming.clear()
+        for reader in self.readers.values():
+            reader.clear()
 
     def fetch(
         self, ids: Callable[[Kind], torch.Tensor], data: Callable[[Kind], MutableMapping[str, torch.Tensor]]
     ) -> None:
         """Put the rows ``ids(type)`` of each feature into ``data(type)``. One-sided; the target does nothing."""
+        reads = {kind: upcoming.reads[0] for kind, upcoming in self.upcoming.items()}
         for (kind, name), tensor in self.tensors.items():
-            data(kind)[name] = tensor.gather(ids(kind), device=self._device)
+            reader = self.readers.get((kind, name))
+            if reader is None:
+                data(kind)[name] = tensor.gather(ids(kind), device=self._device)
+            else:
+                rows = tensor.memory_for(len(reads[kind].ids), self._device)
+                reader.read(reads[kind], rows)
+                data(kind)[name] = tensor.from_memory(rows, self._device)
+        for upcoming in self.upcoming.values():
+            upcoming.reads.popleft()
 
 
 class BlockFetcher:
     """Node features that come with the blocks of a minibatch.
 
     One-sided: a call.
+
+    Attributes:
+        inputs: gathers those of the input nodes.
     """
 
     def __init__(
@@ -92,9 +146,13 @@ class BlockFetcher:
             FieldNameError: a feature does not exist.
             NodeTypeError: a node type that was given with a feature does not exist.
         """
-        self._inputs = FeatureFetcher(g.nodes, device, features, getattr(sampler, "prefetch_node_feats", ()))
+        self.inputs = FeatureFetcher(g.nodes, device, features, getattr(sampler, "prefetch_node_feats", ()))
         self._outputs = FeatureFetcher(g.nodes, device, labels, getattr(sampler, "prefetch_labels", ()))
         self._device = device
+
+    def announce(self, input_nodes: NodeTensors, batch: int) -> None:
+        """The sample with these input nodes is minibatch ``batch``. Raises OutOfRangeError if one does not exist."""
+        self.inputs.announce(lambda t: _of_type(input_nodes, t), batch)
 
     def __call__(self, sample: Blocks) -> Blocks:
         """Move a sample, and put rows of its nodes into ``blocks[0].srcnodes`` and ``blocks[-1].dstnodes``.
@@ -103,11 +161,11 @@ class BlockFetcher:
             InvalidArgumentError: there are features to gather, but no blocks.
         """
         input_nodes, output_nodes, blocks = sample
-        if not blocks and (self._inputs.tensors or self._outputs.tensors):
+        if not blocks and (self.inputs.tensors or self._outputs.tensors):
             raise InvalidArgumentError("features and labels come with blocks: the sampler has no layer")
         if self._device is not None:
             blocks = [block.to(self._device) for block in blocks]
-        self._inputs.fetch(lambda t: _of_type(input_nodes, t), lambda t: blocks[0].srcnodes[t].data)
+        self.inputs.fetch(lambda t: _of_type(input_nodes, t), lambda t: blocks[0].srcnodes[t].data)
         self._outputs.fetch(lambda t: _of_type(output_nodes, t), lambda t: blocks[-1].dstnodes[t].data)
         return nodes_to(self._device, input_nodes), nodes_to(self._device, output_nodes), blocks
 

@@ -10,22 +10,26 @@ end their loops in the same order.
 """
 
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 
 from mpigraph.arrays import I64
+from mpigraph.dataloading.caches import CacheOptions, Epochs, Sizes, check_cache, open_caches
 from mpigraph.dataloading.fetcher import BlockFetcher, Stages
+from mpigraph.dataloading.pipeline import Answering, LoaderStats, Pipeline
 from mpigraph.dataloading.prefetch import Prefetch
 from mpigraph.dataloading.pyg_batches import pyg_node_stages
 from mpigraph.dataloading.sampler import BlockSampler
 from mpigraph.dataloading.seeds import SeedBatches, Seeds, TypedIds, agreed_steps, batch_bounds
 from mpigraph.distgraph.graph import DistGraph
-from mpigraph.distgraph.typed_ids import Blocks, FeatureName, Names, NodeIds, by_ntype, unwrap_nodes
+from mpigraph.distgraph.typed_ids import Blocks, Names, NodeIds, by_ntype, unwrap_nodes
 from mpigraph.errors import ClosedError, InvalidArgumentError, check_integer
 from mpigraph.graphs.in_memory import exact_device
 from mpigraph.log import get_logger
@@ -41,6 +45,10 @@ _CLOSED = "the loader was closed"
 class _Epochs:
     """Runs a loader's epochs on a channel of its own; does not know the loader, so the loader can be dropped.
 
+    Attributes:
+        pipeline: makes the minibatches.
+        numbers: of the channel and of caches, which are freed with it.
+
     Collective on the trainers: construction, in a call that is checked.
     """
 
@@ -49,6 +57,8 @@ class _Epochs:
         self._seed = seed
         self._depth = depth
         self._service = session.open_service()
+        self.pipeline = Pipeline()
+        self.numbers = [self._service.channel_number]
         self._last: Prefetch[Any] | None = None
         self._closed = False
 
@@ -74,15 +84,15 @@ class _Epochs:
         service = self._service
         service.name_rounds(f"epoch {epoch} of a loader")
         context = RandomContext(self._seed, epoch)
-
-        def produce() -> Iterator[Any]:
-            for positions in batches:
-                with session.sampling_with(service, context):
-                    batch = stages.fetch(stages.sample(seeds_at(positions)))
-                yield batch
-
+        answering = Answering(service.serve_until_idle, session.world)
         background = session.world.threads_may_communicate
-        self._last = Prefetch(produce, service.serve_until_idle, self._depth, background, session.world)
+
+        def sample(positions: I64) -> Any:
+            with session.sampling_with(service, context):
+                return stages.sample(seeds_at(positions))
+
+        produce = partial(self.pipeline.produce, batches, sample, stages, answering.begin)
+        self._last = Prefetch(produce, answering.finish, self._depth, background, session.world)
         session.loops[service.channel_number] = self._last
         return self._last
 
@@ -115,7 +125,8 @@ class _Epochs:
         self._drop()
 
     def _drop(self) -> None:
-        self._session.control.drop(self._service.channel_number)
+        for number in self.numbers:
+            self._session.control.drop(number)
 
 
 class DistDataLoader:
@@ -196,7 +207,14 @@ class DistDataLoader:
         epoch = self._epoch
         self._epoch = self._epoch + 1
         batches = self._batches.of_epoch(epoch)
-        return _hold(self, iter(self._epochs.start(epoch, batches, self._seeds_at, self._stages)))
+        return _hold(self, epoch, iter(self._epochs.start(epoch, batches, self._seeds_at, self._stages)))
+
+    def stats(self) -> LoaderStats:
+        """What was read, and how long each stage took, on this trainer since the loader was made.
+
+        The difference of two is of the time between: ``loader.stats().since(before)``.
+        """
+        return replace(self._epochs.pipeline.stats)
 
     def close(self) -> None:
         """End the epoch in progress; the channel is freed at the next collective call. Collective on the trainers."""
@@ -221,9 +239,19 @@ def _same(batch: object) -> object:
     return batch
 
 
-def _hold(loader: DistDataLoader, batches: Iterator[Any]) -> Iterator[Any]:
+def _hold(loader: DistDataLoader, epoch: int, batches: Iterator[Any]) -> Iterator[Any]:
     """Iterate, keeping the loader alive: ``for batch in DistDataLoader(...)`` has no other reference to it."""
-    yield from batches
+    stats = loader._epochs.pipeline.stats
+    before = replace(stats)
+    while True:
+        begin = time.perf_counter()
+        try:
+            batch = next(batches)
+        except StopIteration:
+            break
+        stats.wait_seconds += time.perf_counter() - begin
+        yield batch
+    get_logger().info("epoch %d of a loader: %s", epoch, stats.since(before))
 
 
 class SampledDataLoader(DistDataLoader):
@@ -236,25 +264,43 @@ class SampledDataLoader(DistDataLoader):
         self,
         g: DistGraph,
         stages: Stages[Any],
-        prob: FeatureName | None,
+        sampler: Any,
         batch_size: int,
         shuffle: bool,
         drop_last: bool,
         queue_size: int | None,
         num_prefetch: int,
         seed: int | None,
+        cache: Sizes,
+        cache_policy: str,
+        lookahead: int | None,
     ) -> None:
-        """Plan the batches, and have the hosts prepare the edge weights ``prob`` of the sampler, if any.
+        """Plan the batches, and have the hosts prepare the edge weights of the sampler of blocks, if any.
 
         ``stages`` make the minibatches; the options are those of :class:`DistDataLoader`.
         """
         with arguments(g.session):
+            prob = getattr(sampler, "prob", None)
             weights = {} if prob is None else g.edge_weights(prob)
+            caching = check_cache(cache, cache_policy, lookahead)
         options = (batch_size, shuffle, None, drop_last, queue_size)
         super().__init__(stages.seeds, *options, num_prefetch=num_prefetch, seed=seed)
         self._stages = stages
+        self._open_caches(Epochs(g, sampler, batch_size, len(self), stages), caching)
         if weights:
             g.session.control.call(Operation.PREPARE_WEIGHTS, numbers=sorted(weights.values()))
+
+    def _open_caches(self, epochs: Epochs, options: CacheOptions) -> None:
+        """Make the caches, where rows may be far and a thread may answer others while minibatches are ahead."""
+        world = epochs.g.session.world
+        if world.all_near or not world.threads_may_communicate:
+            return
+        wanted = options.lookahead or options.total or options.named
+        if wanted and any(fetcher.tensors for fetcher in epochs.stages.inputs):
+            pipeline = self._epochs.pipeline
+            caches = open_caches(options, epochs, pipeline.stats)
+            self._epochs.numbers += [cache.number for cache in caches]
+            pipeline.lookahead = options.lookahead
 
 
 def check_output(output: str) -> None:
@@ -290,6 +336,9 @@ class DistNodeDataLoader(SampledDataLoader):
         output: str = "dgl",
         num_prefetch: int = 2,
         seed: int | None = None,
+        cache: Sizes = "auto",
+        cache_policy: str = "lookahead",
+        lookahead: int | None = None,
         num_workers: int = 0,
         pin_memory: bool = False,
         queue_size: int | None = None,
@@ -314,6 +363,13 @@ class DistNodeDataLoader(SampledDataLoader):
                 and labels are then of all its nodes, and the sampler's fanouts the reverse of ``num_neighbors``.
             num_prefetch: how many minibatches to be ahead.
             seed: of order and draws; the job's by default.
+            cache: memory on each node for copies of rows of ``features`` (and of the sampler's) that other nodes hold,
+                shared by its trainers: a size for all of them, such as "2GiB"; sizes by name, as in ``{"node": {"feat":
+                "2GiB"}}``; "auto" for a quarter of what is free; or None. The minibatches are the same.
+            cache_policy: which rows are kept: "lookahead", those that the minibatches ahead read soonest; "vip" or
+                "degree", the same ones all the time, those that are most likely to be read or have most out-edges.
+            lookahead: how many minibatches are sampled ahead, so that it is known what they read; their blocks are kept
+                meanwhile (8 by default, 0 without a cache).
             num_workers: accepted for DGL's scripts; see ``num_prefetch``.
             pin_memory: accepted for DGL's scripts.
             queue_size: DGL's name for ``num_prefetch``.
@@ -335,12 +391,20 @@ class DistNodeDataLoader(SampledDataLoader):
                 raise InvalidArgumentError(f"graph_sampler must have sample_blocks (got {graph_sampler!r})")
             make = pyg_node_stages if output == "pyg" else _block_stages
             stages: Stages[Any] = make(g, nids, graph_sampler, features, labels, target)
-        prob = getattr(graph_sampler, "prob", None)
-        super().__init__(g, stages, prob, batch_size, shuffle, drop_last, queue_size, num_prefetch, seed)
+        caching = (cache, cache_policy, lookahead)
+        super().__init__(
+            g, stages, graph_sampler, batch_size, shuffle, drop_last, queue_size, num_prefetch, seed, *caching
+        )
 
 
 def _block_stages(
     g: DistGraph, nids: NodeIds, sampler: BlockSampler, features: Names, labels: Names, device: torch.device | None
 ) -> Stages[Blocks]:
     fetch = BlockFetcher(g, sampler, features, labels, device)
-    return Stages(unwrap_nodes(g.schema, by_ntype(g.schema, nids, "nids")), partial(sampler.sample_blocks, g), fetch)
+    seeds = unwrap_nodes(g.schema, by_ntype(g.schema, nids, "nids"))
+
+    def announce(sample: Blocks, batch: int) -> None:
+        fetch.announce(sample[0], batch)
+
+    seed_nodes = partial(by_ntype, g.schema, nids)
+    return Stages(seeds, partial(sampler.sample_blocks, g), fetch, announce, [fetch.inputs], seed_nodes)

@@ -28,6 +28,7 @@ and loaders of edges, whose seeds are the ends of edges in the order of their fi
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -35,6 +36,7 @@ import torch
 
 from mpigraph.arrays import I64
 from mpigraph.dataloading.edge_sampler import EdgePredictionSampler
+from mpigraph.dataloading.edges import ends_of
 from mpigraph.dataloading.fetcher import FeatureFetcher, Stages
 from mpigraph.dataloading.sampler import BlockSampler
 from mpigraph.distgraph.graph import DistGraph
@@ -89,7 +91,11 @@ def pyg_node_stages(
             nodes[schema.ntypes[ntype]] |= {"input_id": torch.from_numpy(at), "batch_size": len(at)}
         return attributes.data(nodes, edges)
 
-    return Stages(unwrap_nodes(schema, {ntype: np.arange(len(some)) for ntype, some in ids.items()}), sample, fetch)
+    def announce(sampled: _NodeSample, batch: int) -> None:
+        attributes.announce(sampled[1], batch)
+
+    seeds = unwrap_nodes(schema, {ntype: np.arange(len(some)) for ntype, some in ids.items()})
+    return Stages(seeds, sample, fetch, announce, attributes.inputs, lambda: ids, expand_once=True)
 
 
 def pyg_edge_stages(
@@ -139,7 +145,11 @@ def pyg_edge_stages(
                 edges[relation]["edge_label"] = rows
         return attributes.data(nodes, edges)
 
-    return Stages(unwrap_edges(schema, {r: torch.arange(len(some)) for r, some in ids.items()}), sample, fetch)
+    def announce(sampled: _EdgeSample, batch: int) -> None:
+        attributes.announce(sampled[2], batch)
+
+    seeds = unwrap_edges(schema, {r: torch.arange(len(some)) for r, some in ids.items()})
+    return Stages(seeds, sample, fetch, announce, attributes.inputs, partial(ends_of, g, eids), 2, expand_once=True)
 
 
 class _Fetcher:
@@ -164,6 +174,19 @@ class _Fetcher:
         check_names(of_nodes, OF_MINIBATCHES, "nodes")
         check_names(of_edges, OF_MINIBATCHES, "edges")
         check_apart(g.schema, of_nodes, of_edges)
+
+    @property
+    def inputs(self) -> list[FeatureFetcher[Any]]:
+        """What gathers the features."""
+        return [self._nodes, self._edges]
+
+    def announce(self, subgraph: Subgraph, batch: int) -> None:
+        """The sample with this subgraph is minibatch ``batch``. Raises OutOfRangeError if a node does not exist."""
+        ntypes, relations = self._schema.ntypes, self._schema.relations
+        self._nodes.announce(lambda ntype: torch.from_numpy(subgraph.ids[ntypes.index(ntype)]), batch)
+        if subgraph.eids is not None:
+            eids = subgraph.eids
+            self._edges.announce(lambda relation: torch.from_numpy(eids[relations.index(relation)]), batch)
 
     def of(self, subgraph: Subgraph) -> tuple[dict[str, _Attributes], dict[Relation, _Attributes]]:
         """Attributes by name, by node type and by relation. One-sided.

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from mpigraph.arrays import Array
 from mpigraph.distgraph.dtypes import convert, dtype_name, to_storage, to_torch
 from mpigraph.distgraph.init_rows import Fill, InitFunc, by_range, fill_rows
 from mpigraph.distgraph.partition_book import PartitionPolicy
@@ -199,6 +200,18 @@ class DistTensor:
         pool = session.rows_pool(pin_memory or target.type == "cuda")
         found = to_torch(rows.gather(ids, pool.empty(shape, storage_dtype(rows.dtype))), rows.dtype)
         return found.to(target) if out is None else out.copy_(found)
+
+    def memory_for(self, count: int, device: torch.device | None) -> Array:
+        """Memory of the pool for ``count`` rows as they are stored, pinned if they are for a GPU."""
+        session = self._handle.session
+        session.check_thread()
+        pool = session.rows_pool(device is not None and device.type == "cuda")
+        return pool.empty((count, *self.rows.shape[1:]), storage_dtype(self.rows.dtype))
+
+    def from_memory(self, rows: Array, device: torch.device | None) -> torch.Tensor:
+        """Rows as they are stored as a tensor on a device; the CPU if None."""
+        found = to_torch(rows, self.rows.dtype)
+        return found if device is None else found.to(device)
 
     def __setitem__(self, index: Any, values: Any) -> None:
         """Write rows; ``values`` broadcast and are converted. Of repeated rows the last wins.

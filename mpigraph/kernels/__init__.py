@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from mpigraph.kernels import cache  # noqa: F401  first: it gives the others a place to be kept
+from mpigraph.kernels.access import add_amounts, add_to_sources, as_amounts, draw_odds, list_sources, reach
 from mpigraph.kernels.compact import LocalIds
 from mpigraph.kernels.dropout import drop, relu_drop, relu_drop_backward
 from mpigraph.kernels.exclude import shorten_rows, step_over
@@ -17,9 +18,20 @@ from mpigraph.kernels.row_ops import (
     place_ragged,
     scatter_rows,
 )
+from mpigraph.kernels.row_slots import (
+    admit,
+    changed,
+    find_slots,
+    forget_uses,
+    new_slots,
+    note_reads,
+    publish,
+    touch,
+)
 from mpigraph.kernels.sample import Candidates, Destinations, choose_uniform, copy_neighbours, count_uniform
 from mpigraph.kernels.search import find_in_rows
 from mpigraph.kernels.soundness import bad_source, falls, hash_of_degrees, hash_of_sources
+from mpigraph.kernels.upcoming import add_reads, number_missing, split_near
 
 __all__ = ["warm_up"]
 
@@ -71,3 +83,49 @@ def warm_up(compiling: Callable[[], None] | None = None) -> None:
         table = np.zeros((2, 1), word)
         gather_rows(table, ids, ids, np.empty_like(table))
         scatter_rows(table, ids, np.empty_like(table), ids)
+    _warm_up_caches()
+
+
+def _warm_up_caches() -> None:
+    """Run what caches of far rows need, with two minibatches that read rows 0 and 1."""
+    rows = np.arange(2, dtype=np.int64)
+    numbers = np.arange(2, dtype=np.int32)
+    fresh = np.zeros(2, np.bool_)
+    ring_next = np.zeros(4, np.int32)
+    last = np.full(2, -1, np.int64)
+    listed = np.empty(3, np.int64)
+    split_near(rows, rows[:1], rows[1:], listed, listed.copy())
+    hint = np.zeros(2, np.int32)
+    row_of = np.full(2, -1, np.int64)
+    times = np.zeros(2, np.int32)
+    slots = np.empty(2, np.int32)
+    given = np.empty(2, np.int32)
+    mine = new_slots(0, 2, 1)
+    for batch in (0, 1):
+        add_reads(numbers, batch, 2 * batch, 0, last, ring_next, fresh)
+        note_reads(rows, fresh, batch, hint, row_of, mine)
+        find_slots(rows, hint, row_of, np.ones(1, np.bool_), 2, slots)
+        number_missing(slots, numbers, rows, np.full(2, -1, np.int64), 0, 0, given, listed)
+        touch(rows, slots, batch, 2 * batch, ring_next, mine)
+        admit(rows, slots, 2 * batch, ring_next, row_of, times, mine, given, listed)
+        publish(rows, given, hint, row_of)
+    changed(rows, slots, slots, row_of, times, listed)
+    forget_uses(mine)
+    _warm_up_access()
+
+
+def _warm_up_access() -> None:
+    """Run what tells how likely nodes are in a minibatch, with an edge from node 0 to node 1."""
+    rows = np.array([1], np.int64)
+    indptr = np.array([0, 0, 1], np.int64)
+    odds = np.ones(1)
+    amounts = np.zeros(1, np.int64)
+    positions = np.zeros(1, np.int32)
+    dtype: Any
+    for dtype in (np.int32, np.int64):
+        list_sources(rows, indptr, np.zeros(1, dtype), np.zeros(1, np.int64), np.empty(1, np.int64))
+    draw_odds(rows, indptr, np.ones(1), 2, False, odds)
+    as_amounts(odds, amounts)
+    add_to_sources(rows, indptr, amounts, positions, np.zeros(1, np.int64))
+    add_amounts(positions, amounts, amounts.copy())
+    reach(np.zeros(1), odds, amounts)

@@ -89,8 +89,12 @@ class RowTensor:
         Raises:
             OutOfRangeError: an id is not a row; names the tensor and the id.
         """
-        check_ids(ids, self.shape[0], f"tensor {self.name!r}: row")
+        self.check(ids)
         return self.window.gather(ids, out)
+
+    def check(self, ids: I64) -> None:
+        """Raise OutOfRangeError, with the name of the tensor, if one of ``ids`` (int64[n]) is not a row."""
+        check_ids(ids, self.shape[0], f"tensor {self.name!r}: row")
 
     def segment(self, host: int) -> Array:
         """The rows on near host ``host``, a read-only view."""

@@ -17,7 +17,7 @@ from mpigraph.memory import free_in_groups
 from mpigraph.mpi.agree import allgather_bytes, everywhere
 from mpigraph.mpi.world import World
 
-__all__ = ["check_shared_memory"]
+__all__ = ["check_shared_memory", "free_shared_memory"]
 
 _WHERE = "/dev/shm"
 _PLACES = (_WHERE, "the job's memory limit")
@@ -55,11 +55,23 @@ def _free_and_size(world: World) -> tuple[int, int, int]:
     """Bytes that are free, bytes in all, and where: the tighter of two limits. -1 where nothing is known."""
     limit = free_in_groups()
     found = [] if limit is None else [(*limit, 1)]
-    with suppress(OSError):  # not Linux
-        if world.node.size > 1:  # a rank alone on its node has memory of its own
-            shm = os.statvfs(_WHERE)
-            found.append((shm.f_bavail * shm.f_frsize, shm.f_blocks * shm.f_frsize, 0))
+    if world.node.size > 1:  # a rank alone on its node has memory of its own
+        shm = _shared_memory()
+        found += [] if shm is None else [(*shm, 0)]
     return min(found, default=_UNKNOWN)
+
+
+def free_shared_memory() -> int | None:
+    """Return the bytes that are free where MPI keeps shared windows, None where nothing says it."""
+    found = _shared_memory()
+    return None if found is None else found[0]
+
+
+def _shared_memory() -> tuple[int, int] | None:
+    with suppress(OSError):  # not Linux
+        shm = os.statvfs(_WHERE)
+        return shm.f_bavail * shm.f_frsize, shm.f_blocks * shm.f_frsize
+    return None
 
 
 def _error(world: World, short: list[tuple[int, int, int, int, int, str]], what: str) -> SharedMemoryError:

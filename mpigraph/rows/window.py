@@ -6,7 +6,7 @@ reads while the near rows are loaded. ``rows/service.py`` knows how to allocate 
 """
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -15,8 +15,9 @@ from mpi4py import MPI
 
 from mpigraph.arrays import I32, I64, Array
 from mpigraph.errors import ClosedError
-from mpigraph.kernels.row_ops import as_words, gather_rows, scatter_rows, split_by_range
+from mpigraph.kernels.row_ops import as_words, gather_rows, order_by_range, scatter_rows, split_by_range
 from mpigraph.mpi.compat import advise_large_pages, as_array
+from mpigraph.rows.pool import RowPool
 from mpigraph.rows.service import RowService
 from mpigraph.rows.shm_check import check_shared_memory
 from mpigraph.rows.transport import RemoteRows, Transport, WindowHandle
@@ -161,6 +162,62 @@ class RowWindow:
         else:
             load_near()
         return out
+
+    def load(self, ids: I64, positions: I64, out: Array) -> None:
+        """Copy rows that hosts of this node hold: ``out[p] = row ids[p]`` for each p of ``positions``.
+
+        Args:
+            ids: int64[n].
+            positions: int64[m], all of near rows.
+            out: [n, words], rows as words.
+
+        Raises:
+            ClosedError: the window was closed.
+        """
+        with self._using():
+            some = ids[positions]
+            hosts = list(self._words)
+            by_host = [(hosts[0], None)] if len(hosts) == 1 else split_by_range(some, self.offsets)
+            for host, which in by_host:
+                table = self._words[host]
+                rows, where = (some, positions) if which is None else (some[which], positions[which])
+                gather_rows(table, rows - self.offsets[host], where, out.view(table.dtype))
+
+    def fetch(self, rows: I64, pool: RowPool, meanwhile: Callable[[], None]) -> tuple[I64, Array]:
+        """Read far rows into memory of a pool, those of a host next to each other, as they come. One-sided.
+
+        Args:
+            rows: int64[n], distinct, none of them near.
+            pool: has the memory.
+            meanwhile: what to do while they travel; called once.
+
+        Returns:
+            int64[n], at which place each row is; and [n, words], the places.
+
+        Raises:
+            ClosedError: the window was closed, here or at a host.
+        """
+        order, bounds = order_by_range(rows, self.offsets)
+        places = np.empty(len(rows), np.int64)
+        places[order] = np.arange(len(rows))
+        found = as_words(pool.empty((len(rows), *self.row_shape), self.dtype))
+        ordered = rows[order]
+        wanted = [
+            RemoteRows(
+                int(self.world.hosts[host]),
+                int(self.offsets[host + 1] - self.offsets[host]),
+                ordered[bounds[host] : bounds[host + 1]] - self.offsets[host],
+                np.arange(bounds[host], bounds[host + 1]),
+            )
+            for host in np.flatnonzero(np.diff(bounds)).tolist()
+        ]
+        reader = self.service.transport
+        with self._using():
+            if wanted and reader is not None:
+                reader.read(self.handle, wanted, found, meanwhile)
+            else:
+                meanwhile()
+        return places, found
 
     @contextmanager
     def _using(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""Answering what other ranks ask of this one: neighbours drawn from its own rows, and whether edges exist there."""
+"""Answers what other ranks ask of this one: neighbours drawn from its own rows, and whether edges exist there."""
 
 import numpy as np
 
@@ -9,14 +9,14 @@ from mpigraph.sampling.protocol import EdgeQuery, Kind, Request, neighbor_arrays
 from mpigraph.sampling.workers import Workers
 from mpigraph.store.graph_store import GraphStore
 
-__all__ = ["Answering", "NotOpenHere"]
+__all__ = ["Answers", "NotOpenHere"]
 
 
 class NotOpenHere(CollectiveError):
     """What is asked for was not opened on this rank, or not yet: an owner may leave a collective call last."""
 
 
-class Answering:
+class Answers:
     """Answers requests, with buffers of its own. For one thread at a time."""
 
     def __init__(self, state: GraphStore) -> None:

@@ -50,6 +50,7 @@ class Operation(IntEnum):
     FREE = 14
     BARRIER = 15
     SHUTDOWN = 16
+    OPEN_CACHES = 17
 
 
 class Kind(IntEnum):

@@ -46,6 +46,10 @@ def _open_channel(state: State, args: Arguments) -> Any:
     return state.open_channel()
 
 
+def _open_caches(state: State, args: Arguments) -> Any:
+    return state.open_caches(args["groups"], args["ahead"])
+
+
 def _prepare_weights(state: State, args: Arguments) -> Any:
     sound = {number for number, weights in state.weights.items() if weights.sound}
     state.prepare_weights(set(args["numbers"]) - sound)
@@ -78,6 +82,7 @@ _HANDLERS: dict[Operation, Callable[[State, Arguments], Any]] = {
     Operation.OPEN_GRAPH: _open_graph,
     Operation.CREATE_TENSOR: _create_tensor,
     Operation.OPEN_CHANNEL: _open_channel,
+    Operation.OPEN_CACHES: _open_caches,
     Operation.PREPARE_WEIGHTS: _prepare_weights,
     Operation.FREE: _free,
     Operation.BARRIER: _nothing,

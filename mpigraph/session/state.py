@@ -8,8 +8,9 @@ from mpi4py import MPI
 from mpigraph.errors import CollectiveError, MPIGraphError
 from mpigraph.mpi.agree import everywhere
 from mpigraph.mpi.world import World
+from mpigraph.rows.row_cache import RowCache, slots_for
 from mpigraph.rows.row_tensor import RowTensor
-from mpigraph.sampling.answering import Answering
+from mpigraph.sampling.answering import Answers
 from mpigraph.sampling.channel import Channel
 from mpigraph.sampling.exchanges import open_exchange
 from mpigraph.store.graph_store import GraphStore
@@ -26,6 +27,7 @@ class State(GraphStore):
     Attributes:
         exchange: how sampling requests reach the owners of nodes.
         channels: open channels by number.
+        caches: caches of far rows by number.
 
     Collective on ``world.comm``: construction, :meth:`close` and every method that makes or frees something.
     """
@@ -40,11 +42,12 @@ class State(GraphStore):
         """
         super().__init__(world, seed)
         try:
-            self.exchange = open_exchange(world, lambda: Answering(self).answer)
+            self.exchange = open_exchange(world, lambda: Answers(self).answer)
         except MPIGraphError:  # on every rank
             world.close()
             raise
         self.channels: dict[int, Channel] = {}
+        self.caches: dict[int, RowCache] = {}
 
     def open_channel(self) -> Channel:
         """Make a channel for what one thread of every trainer samples.
@@ -58,6 +61,32 @@ class State(GraphStore):
         channel = self.exchange.open(self.new_number())
         self.channels[channel.number] = channel
         return channel
+
+    def open_caches(self, groups: Iterable[tuple[list[int], int]], ahead: int) -> dict[int, RowCache]:
+        """Make a cache for each of some tensors.
+
+        Args:
+            groups: numbers of tensors, and how many bytes the caches of these take on each node together; what fits,
+                if it is below 0.
+            ahead: how many minibatches are known before they read, at most.
+
+        Returns:
+            The caches by number of their tensor.
+
+        Raises:
+            SharedMemoryError: a node's shared memory cannot hold them; on every rank.
+            CollectiveError: MPI has no communicators left; on every rank.
+
+        Collective on ``world.comm``.
+        """
+        self._check_communicators()
+        made: dict[int, RowCache] = {}
+        for numbers, nbytes in groups:
+            tensors = [self.tensors[number] for number in numbers]
+            for tensor, slots in zip(tensors, slots_for(self.world, tensors, nbytes), strict=True):
+                cache = RowCache(self.world, self.new_number(), tensor, slots, ahead)
+                made[tensor.number] = self.caches[cache.number] = cache
+        return made
 
     def create_tensor(self, *args: Any, **options: Any) -> RowTensor:
         """As :class:`GraphStore` does it.
@@ -75,7 +104,7 @@ class State(GraphStore):
 
         Collective on ``world.comm`` where this rank holds much.
         """
-        if len(self.tensors) + len(self.channels) < MANY:
+        if len(self.tensors) + len(self.channels) + len(self.caches) < MANY:
             return
         spare: list[MPI.Intracomm] = []
         try:
@@ -94,11 +123,14 @@ class State(GraphStore):
                 comm.Free()
 
     def free(self, numbers: Iterable[int]) -> None:
-        """Free tensors and channels by number, in ascending order; unknown numbers were freed before.
+        """Free tensors, channels and caches by number, in ascending order; unknown numbers were freed before.
 
         Collective on ``world.comm``.
         """
         for number in sorted(numbers):
+            cache = self.caches.pop(number, None)
+            if cache is not None:
+                cache.close()
             channel = self.channels.pop(number, None)
             if channel is not None:
                 channel.close()
@@ -106,5 +138,5 @@ class State(GraphStore):
 
     def close(self) -> None:
         """Free everything in an agreed order, the world last. Collective on ``world.comm``."""
-        self.free([*self.channels, *self.tensors])
+        self.free([*self.channels, *self.caches, *self.tensors])
         super().close()

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import Schema
 from mpigraph.mpi.rounds import OK
-from mpigraph.sampling.answering import Answering
+from mpigraph.sampling.answering import Answers
 from mpigraph.sampling.in_step import RoundChannel
 from mpigraph.sampling.neighbor_service import NeighborService
 from mpigraph.sampling.protocol import Operation, RelationRequest
@@ -173,12 +173,12 @@ class Hop:
 
         def answer(rank: int, words: I64) -> I64:
             if rank not in states:
-                states[rank] = Answering(state_of(rank, ranks, None))
+                states[rank] = Answers(state_of(rank, ranks, None))
             return states[rank].answer(words).view(np.int64)
 
         comm = PointToPoint(self._traffic, answer) if way == "sparse" else AllToAll(self._traffic, ranks, answer)
         state = state_of(0, ranks, comm)
-        mine = Answering(state)
+        mine = Answers(state)
         if way == "sparse":
             channel: Any = Sparse(state.world, lambda: mine.answer).open(1)
         else:

@@ -1,0 +1,106 @@
+"""When rows are read next: the reads of minibatches that were sampled ahead, linked row by row.
+
+The reads of the minibatches lie one after the other in a ring; a *position* counts them and never falls. Each read
+knows the minibatch that reads the same row next, or :data:`NEVER` as long as none was sampled.
+"""
+
+import numpy as np
+from numba import njit
+
+from mpigraph.arrays import I32, I64, Mask
+from mpigraph.kernels.prefetch_hint import prefetch
+
+__all__ = ["AGAIN", "NEVER", "add_reads", "number_missing", "split_near"]
+
+NEVER = 2**31 - 1
+"""In place of the number of a minibatch: none that was sampled reads the row again."""
+AGAIN = -1
+"""In place of the number of a minibatch: the same one reads the row again."""
+
+_AHEAD = 16  # rows between a prefetch and its use
+
+
+@njit(nogil=True, cache=True)
+def split_near(ids: I64, begins: I64, ends: I64, near: I64, far: I64) -> int:
+    """List where ``ids`` (int64[n]) lie in one of the ranges ``[begins[k], ends[k])``, and where in none.
+
+    Returns:
+        How many lie in one: so many of ``near`` (int64[n + 1]) are filled, and the rest of n of ``far`` (the same).
+    """
+    count = 0
+    if len(begins) == 1:  # the usual case, without a branch
+        begin, size = begins[0], np.uint64(ends[0] - begins[0])
+        for i in range(len(ids)):
+            near[count] = i
+            far[i - count] = i
+            count += int(np.uint64(ids[i] - begin) < size)
+        return count
+    for i in range(len(ids)):
+        inside = False
+        for k in range(len(begins)):
+            inside |= begins[k] <= ids[i] and ids[i] < ends[k]
+        near[count] = i
+        far[i - count] = i
+        count += inside
+    return count
+
+
+@njit(nogil=True, cache=True)
+def add_reads(numbers: I32, batch: int, first: int, pending: int, last: I64, ring_next: I32, fresh: Mask) -> None:
+    """Append the reads of a minibatch, and link each to the read before it of the same row.
+
+    Args:
+        numbers: int32[n], the rows, by a number that is the same for the same row.
+        batch: the number of the minibatch.
+        first: position of its first read.
+        pending: reads before this position were made already.
+        last: int64[rows], the position of the last read of each row, below 0 if there was none.
+        ring_next: int32[2**k], by position modulo its length the minibatch that reads the row next.
+        fresh: bool[n], filled: whether no read that is still to be made comes before.
+    """
+    mask = len(ring_next) - 1
+    n = len(numbers)
+    for i in range(n):
+        if i + _AHEAD < n:
+            prefetch(last, np.int64(numbers[i + _AHEAD]))
+        before = last[numbers[i]]
+        fresh[i] = before < pending
+        if before >= first:
+            ring_next[before & mask] = AGAIN
+        elif before >= pending:
+            ring_next[before & mask] = batch
+        last[numbers[i]] = first + i
+        ring_next[(first + i) & mask] = NEVER
+
+
+@njit(nogil=True, cache=True)
+def number_missing(
+    slots: I32, numbers: I32, rows: I64, staged: I64, base: int, count: int, places: I32, listed: I64
+) -> int:
+    """Give each row that is in no slot a place in what is to be fetched, the same row the same place.
+
+    Args:
+        slots: int32[n], the slot that holds each row, -1 if none does.
+        numbers: int32[n], the rows by number.
+        rows: int64[n], the rows.
+        staged: int64[rows], ``base`` + place of what has one; what is below ``base`` has none.
+        base: where places begin.
+        count: how many places were given out.
+        places: int32[n], filled with the place of each row; -1 for what is in a slot.
+        listed: int64[..], filled from ``count`` on: the row of each place.
+
+    Returns:
+        How many places were given out in all.
+    """
+    for i in range(len(slots)):
+        places[i] = -1
+        if slots[i] >= 0:
+            continue
+        place = staged[numbers[i]] - base
+        if place < 0:
+            place = count
+            staged[numbers[i]] = base + place
+            listed[place] = rows[i]
+            count += 1
+        places[i] = place
+    return count

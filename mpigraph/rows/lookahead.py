@@ -1,0 +1,298 @@
+"""Far rows of minibatches that are sampled ahead: known before they are read, so fetched once, early and together.
+
+Draws are hashes and blocks are small, so a loader samples some minibatches ahead and keeps them. Then it is known which
+far rows the next minibatches read, and from that
+
+* what of a minibatch's rows to keep, and what to give up (:class:`~mpigraph.rows.row_cache.RowCache`),
+* what to fetch: the rows of one minibatch, or, where few are missing, those of several in one message to each host.
+
+What a minibatch gets is the same as without: rows that were written are fetched anew.
+"""
+
+import time
+from collections import deque
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from mpigraph.arrays import I32, I64, Array, Mask
+from mpigraph.kernels.compact import LocalIds
+from mpigraph.kernels.row_ops import as_words, gather_rows
+from mpigraph.kernels.upcoming import NEVER, add_reads, number_missing, split_near
+from mpigraph.rows.pool import RowPool
+from mpigraph.rows.row_cache import RowCache
+from mpigraph.rows.row_tensor import RowTensor
+from mpigraph.rows.transport import nothing
+from mpigraph.rows.window import RowWindow
+
+__all__ = ["CachedRows", "Read", "ReadCounts", "UpcomingReads"]
+
+_FETCHED_TOGETHER = 4 << 20  # bytes from which on a fetch of more minibatches makes messages no more efficient
+
+
+@dataclass
+class ReadCounts:
+    """What was read through caches.
+
+    Attributes:
+        far_rows: far rows, each as often as a minibatch reads it.
+        cached_rows: how many of these were in a cache.
+        fetched_rows: how many were fetched from their hosts. The others came with the same row of another minibatch.
+        fetched_bytes: their bytes.
+        fetch_seconds: time of fetching, in which near rows are loaded, too.
+    """
+
+    far_rows: int = 0
+    cached_rows: int = 0
+    fetched_rows: int = 0
+    fetched_bytes: int = 0
+    fetch_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Read:
+    """The rows that one minibatch reads of a node type or relation.
+
+    Attributes:
+        batch: its number.
+        ids: int64[n], all rows.
+        near: int64[m], positions in ``ids`` of those that hosts of this node hold.
+        far: int64[k], positions of the others.
+        rows: int64[k], these.
+        numbers: int32[k], a small number for each, the same for the same row.
+        first: position of the first one among all far rows that were announced.
+    """
+
+    batch: int
+    ids: I64
+    near: I64
+    far: I64
+    rows: I64
+    numbers: I32
+    first: int
+
+
+class UpcomingReads:
+    """What minibatches that were sampled will read of a node type or relation, in the order in which they will.
+
+    Attributes:
+        reads: those that were announced and not made, oldest first.
+        ring_next: int32[2**k], by position modulo its length: which minibatch reads a far row next.
+    """
+
+    def __init__(self, window: RowWindow) -> None:
+        """Begin with nothing; ``window`` is any one of the rows of this type, all being cut alike."""
+        near = np.flatnonzero(window.world.near)
+        begins, ends = window.offsets[near], window.offsets[near + 1]
+        apart = np.flatnonzero(begins[1:] != ends[:-1])  # hosts of a node mostly hold one range together
+        self._begins = np.concatenate([begins[:1], begins[1:][apart]])
+        self._ends = np.concatenate([ends[:-1][apart], ends[-1:]])
+        self.reads: deque[Read] = deque()
+        self.ring_next: I32 = np.full(1 << 10, NEVER, np.int32)
+        self._numbers = LocalIds(len(window))
+        self._last: I64 = np.full(1 << 10, -1, np.int64)
+        self._end = 0
+
+    @property
+    def num_numbers(self) -> int:
+        """The numbers that rows have are below this."""
+        return len(self._last)
+
+    def announce(self, batch: int, ids: I64) -> tuple[Read, Mask]:
+        """Note what minibatch ``batch`` will read.
+
+        Returns:
+            The read; and bool[k] for its far rows, whether no read before it that is still to be made is of this row.
+        """
+        near = np.empty(len(ids) + 1, np.int64)
+        far = np.empty(len(ids) + 1, np.int64)
+        count = split_near(ids, self._begins, self._ends, near, far)
+        far = far[: len(ids) - count]
+        rows = ids[far]
+        self._make_space(len(rows))
+        numbers = self._numbers.insert(rows)
+        if self._numbers.count > len(self._last):
+            grown = np.full(2 * self._numbers.count, -1, np.int64)
+            grown[: len(self._last)] = self._last
+            self._last = grown
+        read = Read(batch, ids, near[:count], far, rows, numbers, self._end)
+        fresh = np.empty(len(rows), np.bool_)
+        add_reads(numbers, batch, self._end, self._pending, self._last, self.ring_next, fresh)
+        self._end += len(rows)
+        self.reads.append(read)
+        return read, fresh
+
+    @property
+    def _pending(self) -> int:
+        """Position of the first read that is still to be made."""
+        return self.reads[0].first if self.reads else self._end
+
+    def _make_space(self, count: int) -> None:
+        """Have room for so many more far rows."""
+        needed = self._end + count - self._pending
+        if needed > len(self.ring_next):
+            grown = np.full(1 << (2 * needed).bit_length(), NEVER, np.int32)
+            positions = np.arange(self._pending, self._end)
+            grown[positions & (len(grown) - 1)] = self.ring_next[positions & (len(self.ring_next) - 1)]
+            self.ring_next = grown
+        if self._numbers.count > max(2 * needed, 1 << 16):  # most of them are of reads that were made
+            self._numbers.reset(np.empty(0, np.int64))
+            self._last[:] = -1
+            for k, read in enumerate(self.reads):
+                numbers = self._numbers.insert(read.rows)
+                self._last[numbers] = read.first + np.arange(len(numbers))
+                self.reads[k] = replace(read, numbers=numbers)
+
+    def clear(self) -> None:
+        """The minibatches that were announced will not come."""
+        self.reads.clear()
+
+
+class _Stage:
+    """Rows that were fetched for several minibatches together."""
+
+    def __init__(self, version: int, words: Array, places: dict[int, I32]) -> None:
+        self.version = version
+        self.words = words
+        self.places = places
+
+
+class CachedRows:
+    """Reads rows of one tensor for minibatches that were announced, through a cache.
+
+    One-sided: :meth:`read`.
+
+    Attributes:
+        rows: the tensor.
+        cache: the cache.
+    """
+
+    def __init__(
+        self,
+        rows: RowTensor,
+        cache: RowCache,
+        upcoming: UpcomingReads,
+        counts: ReadCounts,
+        pool: RowPool,
+        hot: I64 | None = None,
+    ) -> None:
+        """Begin with an empty cache.
+
+        Args:
+            rows: the tensor.
+            cache: the cache, empty.
+            upcoming: where what will be read is announced.
+            counts: where to count.
+            pool: memory for what is fetched.
+            hot: int64[n], rows that are kept all the time, and no others; those that are read soonest if None.
+        """
+        self._hot = hot
+        self._filled = -1
+        self.rows = rows
+        self.cache = cache
+        self._upcoming = upcoming
+        self._counts = counts
+        self._pool = pool
+        self._stage: _Stage | None = None
+        self._staged: I64 = np.full(1, -1, np.int64)
+        self._base = 0
+
+    def clear(self) -> None:
+        """The minibatches that were announced will not come."""
+        self._stage = None
+        self.cache.forget_uses()
+
+    def read(self, read: Read, out: Array) -> None:
+        """Fill ``out`` ([n, *row_shape]) with the rows of the oldest read that was announced.
+
+        Raises:
+            ClosedError: the tensor was closed.
+        """
+        window = self.rows.window
+        if out.size == 0:
+            return
+        words = as_words(out)
+        if not self.cache.refresh():
+            self._stage = None
+            begin = time.perf_counter()
+            window.gather(read.ids, out)
+            self._counts.fetch_seconds += time.perf_counter() - begin
+            self._count(len(read.rows), 0, len(read.rows))
+            return
+        version = self.rows.version
+        if self._hot is not None and self._filled != version:
+            self._fill(self._hot, version)
+        slots, seen = self.cache.find(read.rows)
+        stage = self._stage
+        if stage is None or stage.version != version or read.batch not in stage.places:
+            self._stage = stage = self._fetch(read, slots, version, words)
+        else:
+            window.load(read.ids, read.near, words)
+        lost = self.cache.load(read.rows, slots, seen, read.far, words)
+        slots[lost] = -1
+        places = stage.places.pop(read.batch)
+        absent = np.flatnonzero(slots < 0)
+        where = places[absent]
+        there = absent[where >= 0]
+        gather_rows(stage.words, places[there].astype(np.int64), read.far[there], words.view(stage.words.dtype))
+        late = absent[where < 0]
+        if len(late):
+            self._fetch_late(read, late, words)
+        self._count(len(read.rows), len(read.rows) - len(absent), len(late))
+        if self._hot is None:
+            self.cache.keep(read.rows, slots, read.far, words, read.batch, read.first, self._upcoming.ring_next)
+
+    def _fill(self, hot: I64, version: int) -> None:
+        """Put rows into the empty slots, some at a time."""
+        step = max(1, _FETCHED_TOGETHER // self.rows.window.row_bytes)
+        for begin in range(0, len(hot), step):
+            some = hot[begin : begin + step]
+            places, fetched = self.rows.window.fetch(some, self._pool, nothing)
+            self.cache.fill(some, places, fetched)
+            self._count(0, 0, len(some))
+        self._filled = version
+
+    def _fetch(self, read: Read, slots: I32, version: int, words: Array) -> _Stage:
+        """Fetch what this minibatch misses, and what the next ones miss as long as that is little.
+
+        Meanwhile the near rows of this one are loaded into ``words``.
+        """
+        begin = time.perf_counter()
+        window = self.rows.window
+        if len(self._staged) < self._upcoming.num_numbers:
+            self._staged = np.full(self._upcoming.num_numbers, -1, np.int64)
+        places: dict[int, I32] = {}
+        listed = np.empty(0, np.int64)
+        count = 0
+        for other in self._upcoming.reads:
+            if places and count * window.row_bytes > _FETCHED_TOGETHER:
+                break
+            found = slots if other.batch == read.batch else self.cache.find(other.rows)[0]
+            grown = np.empty(count + len(other.rows), np.int64)
+            grown[:count] = listed[:count]
+            listed = grown
+            mine = places[other.batch] = np.empty(len(other.rows), np.int32)
+            count = number_missing(found, other.numbers, other.rows, self._staged, self._base, count, mine, listed)
+        self._base += count
+        rows = listed[:count]
+        order, fetched = window.fetch(rows, self._pool, lambda: window.load(read.ids, read.near, words))
+        if count:
+            for batch, at in places.items():
+                moved = order[np.maximum(at, 0)]
+                places[batch] = np.where(at >= 0, moved, -1).astype(np.int32)
+        self._counts.fetched_rows += count
+        self._counts.fetched_bytes += count * window.row_bytes
+        self._counts.fetch_seconds += time.perf_counter() - begin
+        return _Stage(version, fetched, places)
+
+    def _fetch_late(self, read: Read, which: I64, words: Array) -> None:
+        """Fetch rows that were to be found in slots, and are there no more."""
+        window = self.rows.window
+        order, fetched = window.fetch(read.rows[which], self._pool, nothing)
+        gather_rows(fetched, order, read.far[which], words.view(fetched.dtype))
+
+    def _count(self, asked: int, cached: int, late: int) -> None:
+        self._counts.far_rows += asked
+        self._counts.cached_rows += cached
+        self._counts.fetched_rows += late
+        self._counts.fetched_bytes += late * self.rows.window.row_bytes

@@ -1,0 +1,274 @@
+"""Copies of far rows in a node's shared memory, for all trainers of the node.
+
+Each trainer gives its own slots to rows, and reads those of all. So nobody takes a lock: a slot has one writer, which
+counts how often it gave the slot to a row, and who reads another's slot looks at that number before and after
+(Lamport, "Concurrent reading and writing", CACM 20(11), 1977). What is kept is decided in ``kernels/row_slots.py``.
+
+Only rows that nobody writes are kept. What a trainer has in its slots is of one version of the tensor; others read it
+while that is the tensor's version, and it is forgotten when it is not.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from mpi4py import MPI
+
+from mpigraph.arrays import I32, I64, Array
+from mpigraph.kernels.row_ops import as_words, gather_rows
+from mpigraph.kernels.row_slots import (
+    admit,
+    changed,
+    find_slots,
+    forget_uses,
+    new_slots,
+    note_reads,
+    publish,
+    touch,
+)
+from mpigraph.memory import free_memory
+from mpigraph.mpi.compat import as_array
+from mpigraph.mpi.world import World
+from mpigraph.rows.row_tensor import RowTensor
+from mpigraph.rows.shm_check import check_shared_memory, free_shared_memory
+
+__all__ = ["RowCache", "slots_for"]
+
+_LINE = 64  # bytes that tables are aligned to
+_OF_SLOT = 8 + 4  # bytes that a slot takes in the tables besides the row
+_OF_ROW = 4  # bytes that a row of the tensor takes in the tables, kept or not
+_NO_VERSION = -1
+_OF_FREE = 0.25  # of the memory that is free, for caches of a size that nobody gave
+_MOST = 2**31 - 2  # slots of a node: their numbers are 32 bits
+
+
+def far_rows(world: World, rows: RowTensor) -> int:
+    """How many rows of a tensor no host of this node holds."""
+    held = np.diff(rows.window.offsets)
+    return int(held.sum() - held[world.near].sum())
+
+
+def slots_for(world: World, tensors: Sequence[RowTensor], nbytes: int) -> list[int]:
+    """How many slots each trainer of this node gets for each of some tensors.
+
+    Args:
+        world: the job.
+        tensors: the tensors; each gets as much of the bytes as its far rows are of all far rows.
+        nbytes: what they take together on this node; a part of what is free if below 0.
+
+    Collective on ``world.node``.
+    """
+    if nbytes < 0:
+        free = np.array([_free(world)], np.int64)
+        world.node.Allreduce(MPI.IN_PLACE, free, op=MPI.MIN)  # ranks may look at different moments
+        nbytes = max(int(free[0] * _OF_FREE), 0)
+    slot = [tensor.window.row_bytes + _OF_SLOT for tensor in tensors]
+    far = [far_rows(world, tensor) for tensor in tensors]
+    whole = [count * size + _OF_ROW * tensor.shape[0] for count, size, tensor in zip(far, slot, tensors, strict=True)]
+    found = []
+    for tensor, size, count, need in zip(tensors, slot, far, whole, strict=True):
+        mine = nbytes * need // max(sum(whole), 1)
+        in_all = min((mine - _OF_ROW * tensor.shape[0]) // size, count, _MOST)
+        found.append(max(in_all, 0) // world.num_local_trainers if tensor.window.row_bytes else 0)
+    return found
+
+
+def _free(world: World) -> int:
+    """Bytes of memory that may be shared on this node."""
+    found = [free_memory()]
+    if world.node.size > 1:
+        found.append(free_shared_memory())
+    return min((size for size in found if size is not None), default=0)
+
+
+class RowCache:
+    """Copies of some far rows of one tensor.
+
+    For one thread of each trainer at a time.
+
+    Attributes:
+        number: the same on every rank, never used twice in a job.
+        rows: the tensor.
+        per_trainer: slots that each trainer of this node gives to rows.
+
+    Collective on ``world.comm``: construction and :meth:`close`.
+    """
+
+    def __init__(self, world: World, number: int, rows: RowTensor, per_trainer: int, ahead: int) -> None:
+        """Allocate empty slots.
+
+        Args:
+            world: the job.
+            number: of the cache.
+            rows: the tensor.
+            per_trainer: slots of each trainer of this node; the same on all ranks of the node.
+            ahead: how many minibatches are known before they read, at most.
+
+        Raises:
+            SharedMemoryError: a node's shared memory cannot hold its slots; on every rank.
+        """
+        self.number = number
+        self.rows = rows
+        self.per_trainer = per_trainer
+        trainers = world.num_local_trainers
+        slots = trainers * per_trainer
+        window = rows.window
+        sizes = [
+            _OF_ROW * rows.shape[0] if slots else 0,
+            8 * slots,
+            4 * slots,
+            8 * trainers,
+            window.row_bytes * slots,
+        ]
+        ends = np.cumsum([-(-size // _LINE) * _LINE for size in sizes]).tolist()
+        of_hosts = np.zeros(len(world.hosts), np.int64)
+        of_hosts[world.hosts_of_node(world.node_index)[0]] = ends[-1]
+        world.comm.Allreduce(MPI.IN_PLACE, of_hosts, op=MPI.MAX)
+        check_shared_memory(world, of_hosts, f"a cache of {rows.name!r}")
+        allocates = world.is_trainer and world.local_trainer == 0
+        self._win = MPI.Win.Allocate_shared(ends[-1] if allocates else 0, 1, comm=world.node)
+        self._win.Lock_all(MPI.MODE_NOCHECK)
+        first = np.array([world.node.rank if allocates else -1], np.int64)
+        world.node.Allreduce(MPI.IN_PLACE, first, op=MPI.MAX)
+        memory = as_array(self._win.Shared_query(int(first[0]))[0], np.uint8)[: ends[-1]]
+        begins = [0, *ends[:-1]]
+        hint, row_of, times, versions, table = (
+            memory[begin : begin + size] for begin, size in zip(begins, sizes, strict=True)
+        )
+        self._hint: I32 = hint.view(np.int32)
+        self._row_of: I64 = row_of.view(np.int64)
+        self._times: I32 = times.view(np.int32)
+        self._versions: I64 = versions.view(np.int64)
+        self._table = as_words(table.view(window.dtype).reshape(slots, *window.row_shape))
+        self._me = world.local_trainer if world.is_trainer else 0
+        self._mine = new_slots(self._me * per_trainer, per_trainer if world.is_trainer else 0, ahead)
+        if allocates:
+            self._hint[:] = 0
+            self._row_of[:] = -1
+            self._times[:] = 0
+            self._versions[:] = _NO_VERSION
+        self._win.Sync()
+        world.comm.Barrier()
+        self._win.Sync()
+        self._alone = trainers == 1
+
+    def refresh(self) -> bool:
+        """Forget rows that were written since they were read; return whether rows may be kept and found now.
+
+        They may not while this rank has written rows that the others do not know of yet.
+        """
+        rows = self.rows
+        if rows.written:
+            self.forget()
+            return False
+        if self._versions[self._me] != rows.version:
+            self.forget()
+            self._versions[self._me] = rows.version
+            self._win.Sync()
+        return True
+
+    def forget(self) -> None:
+        """Empty this trainer's slots."""
+        if self._versions[self._me] == _NO_VERSION:
+            return
+        self._versions[self._me] = _NO_VERSION
+        mine = slice(self._me * self.per_trainer, (self._me + 1) * self.per_trainer)
+        self._row_of[mine] = -1
+        self._times[mine] += 1
+        self._mine = new_slots(int(self._mine.first[0]), self.per_trainer, len(self._mine.lists) - 2)
+        self._win.Sync()
+
+    def forget_uses(self) -> None:
+        """The minibatches that were announced will not come."""
+        forget_uses(self._mine)
+
+    def announce(self, rows: I64, fresh: Array, batch: int) -> None:
+        """A minibatch that was sampled ahead will read ``rows`` (int64[n]).
+
+        ``fresh`` (bool[n]): no minibatch that was announced reads the row before.
+        """
+        note_reads(rows, fresh, batch, self._hint, self._row_of, self._mine)
+
+    def find(self, rows: I64) -> tuple[I32, I32]:
+        """Where ``rows`` (int64[n]) are.
+
+        Returns:
+            int32[n], the slot of each, -1 if there is none, and what :meth:`load` wants to know of them.
+        """
+        slots = np.empty(len(rows), np.int32)
+        if self.per_trainer == 0:
+            slots[:] = -1
+            return slots, slots
+        valid = self._versions == self.rows.version
+        find_slots(rows, self._hint, self._row_of, valid, self.per_trainer, slots)
+        if self._alone:
+            return slots, slots
+        self._win.Sync()
+        return slots, self._times[slots]
+
+    def load(self, rows: I64, slots: I32, seen: I32, positions: I64, out: Array) -> I64:
+        """Copy rows from their slots: ``out[positions[i]]`` for each ``slots[i] >= 0``.
+
+        Args:
+            rows: int64[n].
+            slots: int32[n], as :meth:`find` returned it.
+            seen: int32[n], what it returned besides.
+            positions: int64[n].
+            out: rows as words.
+
+        Returns:
+            int64[k], which of the rows were taken from their slots meanwhile: what was copied there is not they.
+        """
+        found = np.flatnonzero(slots >= 0)
+        where = slots[found]
+        gather_rows(self._table, where.astype(np.int64), positions[found], out.view(self._table.dtype))
+        if self._alone:
+            return found[:0]
+        self._win.Sync()
+        lost = np.empty(len(found) + 1, np.int64)
+        count = changed(rows[found], where, seen[found], self._row_of, self._times, lost)
+        return found[lost[:count]]
+
+    def keep(self, rows: I64, slots: I32, positions: I64, out: Array, batch: int, begin: int, ring_next: I32) -> None:
+        """After minibatch ``batch`` has read ``rows``: keep what is worth it, in place of what is not.
+
+        Args:
+            rows: int64[n], distinct or not.
+            slots: int32[n], where each was found, -1 if in none.
+            positions: int64[n], where in ``out`` they are.
+            out: rows as words.
+            batch: number of the minibatch.
+            begin: position of its first row among the reads.
+            ring_next: which minibatch reads a row next, by position (``kernels/upcoming.py``).
+        """
+        if self.per_trainer == 0:
+            return
+        touch(rows, slots, batch, begin, ring_next, self._mine)
+        given = np.empty(len(rows), np.int32)
+        which = np.empty(len(rows), np.int64)
+        count = admit(rows, slots, begin, ring_next, self._row_of, self._times, self._mine, given, which)
+        if count:
+            self._store(rows[which[:count]], given[:count], positions[which[:count]], out)
+
+    def fill(self, rows: I64, positions: I64, out: Array) -> None:
+        """Keep ``rows`` (int64[n], distinct) for good in the next free slots, as many as there are.
+
+        ``positions`` (int64[n]) says where they are in ``out``, as words.
+        """
+        begin = int(self._mine.state[0])
+        count = min(len(rows), self.per_trainer - begin)
+        self._mine.state[0] += count
+        given = (self._mine.first[0] + np.arange(begin, begin + count)).astype(np.int32)
+        self._store(rows[:count], given, positions[:count], out)
+
+    def _store(self, rows: I64, given: I32, positions: I64, out: Array) -> None:
+        self._win.Sync()  # nobody finds what was in these slots any more, before it is overwritten
+        gather_rows(out.view(self._table.dtype), positions, given.astype(np.int64), self._table)
+        self._win.Sync()
+        publish(rows, given, self._hint, self._row_of)
+
+    def close(self) -> None:
+        """Free the slots; a second call does nothing. Collective on ``world.comm``."""
+        win, self._win = self._win, MPI.WIN_NULL
+        if win:
+            win.Unlock_all()
+            win.Free()
