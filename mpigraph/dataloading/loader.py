@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from mpigraph.arrays import I64
-from mpigraph.dataloading.caches import CacheOptions, Sizes, check_cache, open_caches
+from mpigraph.dataloading.caches import CacheOptions, Epochs, Sizes, check_cache, open_caches
 from mpigraph.dataloading.fetcher import BlockFetcher, Stages
 from mpigraph.dataloading.pipeline import Answering, LoaderStats, Pipeline
 from mpigraph.dataloading.prefetch import Prefetch
@@ -29,7 +29,7 @@ from mpigraph.dataloading.pyg_batches import pyg_node_stages
 from mpigraph.dataloading.sampler import BlockSampler
 from mpigraph.dataloading.seeds import SeedBatches, Seeds, TypedIds, agreed_steps, batch_bounds
 from mpigraph.distgraph.graph import DistGraph
-from mpigraph.distgraph.typed_ids import Blocks, FeatureName, Names, NodeIds, by_ntype, unwrap_nodes
+from mpigraph.distgraph.typed_ids import Blocks, Names, NodeIds, by_ntype, unwrap_nodes
 from mpigraph.errors import ClosedError, InvalidArgumentError, check_integer
 from mpigraph.graphs.in_memory import exact_device
 from mpigraph.log import get_logger
@@ -264,7 +264,7 @@ class SampledDataLoader(DistDataLoader):
         self,
         g: DistGraph,
         stages: Stages[Any],
-        prob: FeatureName | None,
+        sampler: Any,
         batch_size: int,
         shuffle: bool,
         drop_last: bool,
@@ -275,28 +275,30 @@ class SampledDataLoader(DistDataLoader):
         cache_policy: str,
         lookahead: int | None,
     ) -> None:
-        """Plan the batches, and have the hosts prepare the edge weights ``prob`` of the sampler, if any.
+        """Plan the batches, and have the hosts prepare the edge weights of the sampler of blocks, if any.
 
         ``stages`` make the minibatches; the options are those of :class:`DistDataLoader`.
         """
         with arguments(g.session):
+            prob = getattr(sampler, "prob", None)
             weights = {} if prob is None else g.edge_weights(prob)
             caching = check_cache(cache, cache_policy, lookahead)
         options = (batch_size, shuffle, None, drop_last, queue_size)
         super().__init__(stages.seeds, *options, num_prefetch=num_prefetch, seed=seed)
         self._stages = stages
-        self._open_caches(g.session, caching)
+        self._open_caches(Epochs(g, sampler, batch_size, len(self), stages), caching)
         if weights:
             g.session.control.call(Operation.PREPARE_WEIGHTS, numbers=sorted(weights.values()))
 
-    def _open_caches(self, session: Session, options: CacheOptions) -> None:
+    def _open_caches(self, epochs: Epochs, options: CacheOptions) -> None:
         """Make the caches, where rows may be far and a thread may answer others while minibatches are ahead."""
-        pipeline = self._epochs.pipeline
-        inputs = [fetcher for fetcher in self._stages.inputs if fetcher.tensors]
-        if session.world.all_near or not inputs or not session.world.threads_may_communicate:
+        world = epochs.g.session.world
+        if world.all_near or not world.threads_may_communicate:
             return
-        if options.lookahead or options.total or options.named:
-            caches = open_caches(session, options, inputs, pipeline.stats)
+        wanted = options.lookahead or options.total or options.named
+        if wanted and any(fetcher.tensors for fetcher in epochs.stages.inputs):
+            pipeline = self._epochs.pipeline
+            caches = open_caches(options, epochs, pipeline.stats)
             self._epochs.numbers += [cache.number for cache in caches]
             pipeline.lookahead = options.lookahead
 
@@ -389,9 +391,10 @@ class DistNodeDataLoader(SampledDataLoader):
                 raise InvalidArgumentError(f"graph_sampler must have sample_blocks (got {graph_sampler!r})")
             make = pyg_node_stages if output == "pyg" else _block_stages
             stages: Stages[Any] = make(g, nids, graph_sampler, features, labels, target)
-        prob = getattr(graph_sampler, "prob", None)
         caching = (cache, cache_policy, lookahead)
-        super().__init__(g, stages, prob, batch_size, shuffle, drop_last, queue_size, num_prefetch, seed, *caching)
+        super().__init__(
+            g, stages, graph_sampler, batch_size, shuffle, drop_last, queue_size, num_prefetch, seed, *caching
+        )
 
 
 def _block_stages(
@@ -403,4 +406,5 @@ def _block_stages(
     def announce(sample: Blocks, batch: int) -> None:
         fetch.announce(sample[0], batch)
 
-    return Stages(seeds, partial(sampler.sample_blocks, g), fetch, announce, [fetch.inputs])
+    seed_nodes = partial(by_ntype, g.schema, nids)
+    return Stages(seeds, partial(sampler.sample_blocks, g), fetch, announce, [fetch.inputs], seed_nodes)

@@ -33,7 +33,7 @@ def split_near(ids: I64, begins: I64, ends: I64, near: I64, far: I64) -> int:
         for i in range(len(ids)):
             near[count] = i
             far[i - count] = i
-            count += np.int64(np.uint64(ids[i] - begin) < size)
+            count += int(np.uint64(ids[i] - begin) < size)
         return count
     for i in range(len(ids)):
         inside = False
