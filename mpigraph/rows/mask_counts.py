@@ -5,6 +5,7 @@ there are more hosts than blocks. So whoever divides the selected rows reads its
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -86,5 +87,5 @@ def count_masks(world: World, masks: Sequence[RowTensor]) -> list[MaskCounts]:
 
 def _count(rows: Array, bounds: I64) -> I64:
     ends = (bounds - bounds[0]).tolist()
-    found = [np.count_nonzero(rows[begin:end] != 0) for begin, end in zip(ends, ends[1:], strict=False)]
+    found = [np.count_nonzero(rows[begin:end] != 0) for begin, end in pairwise(ends)]
     return np.array(found, np.int64)

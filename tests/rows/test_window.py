@@ -157,7 +157,9 @@ def test_a_lock_that_was_lost_is_an_error(layout: Job) -> None:
     with rows_of(layout) as service:
         mutex = HostMutex(service.world, far=not service.world.all_near)
         if service.world.rank == 0:
-            with pytest.raises(CollectiveError, match="write lock of rank 0 was lost: it is the turn of 9 instead of 0"):
+            with pytest.raises(
+                CollectiveError, match="write lock of rank 0 was lost: it is the turn of 9 instead of 0"
+            ):
                 with mutex.hold(0):
                     as_array(mutex._win.tomemory(), np.int64)[8] = 9
             with pytest.raises(CollectiveError, match="it is the turn of 10 instead of 1"), mutex.hold(0):
