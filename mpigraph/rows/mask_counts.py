@@ -17,7 +17,7 @@ from mpigraph.rows.row_tensor import RowTensor
 __all__ = ["MaskCounts", "block_bounds", "count_masks", "is_mask"]
 
 _BLOCKS = 1 << 12  # of all hosts together
-_ROWS = 1 << 10  # of a block, at least, where a host has more than one
+_ROWS = 1 << 4  # of a block, at least, where a host has more than one
 _MASKS = ("bool", "uint8", "int8")
 
 
