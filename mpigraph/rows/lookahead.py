@@ -128,7 +128,7 @@ class UpcomingReads:
         return self.reads[0].first if self.reads else self._end
 
     def _make_space(self, count: int) -> None:
-        """Have room for so many more far rows."""
+        """Make the ring large enough for so many more far rows."""
         needed = self._end + count - self._pending
         if needed > len(self.ring_next):
             grown = np.full(1 << (2 * needed).bit_length(), NEVER, np.int32)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from batches import digest
-from layouts import FAR, SharedJob, on_layouts
+from layouts import FAR, Layout, SharedJob, on_layouts
 from oracle import NUM_NODES
 
 import mpigraph.distributed as dist
@@ -17,7 +17,8 @@ from mpigraph.rows.row_cache import RowCache
 from mpigraph.sampling.protocol import Operation
 from mpigraph.session.context import current
 
-far = on_layouts(FAR)
+far = on_layouts([Layout(2, 0, 1), Layout(3, 0, 2), Layout(4, 1, 2)])
+two_trainers_a_node = on_layouts([Layout(4, 0, 2)])
 ROW = 3 * 4  # bytes of a row of "feat"
 HINTS = 4 * NUM_NODES  # bytes that a cache takes whatever it keeps
 FEW = HINTS + 14 * (ROW + 12)  # bytes for fourteen rows
@@ -31,6 +32,8 @@ CACHES: list[dict[str, Any]] = [
     {"cache": FEW, "lookahead": 100},
     {"cache": {"node": {"feat": "1MiB"}}},
     {"cache": 0, "lookahead": 2},
+    {"cache": FEW, "cache_policy": "vip", "lookahead": 2},
+    {"cache": FEW, "cache_policy": "degree", "lookahead": 0},
 ]
 
 
@@ -40,7 +43,7 @@ def loader_of(g: dist.DistGraph, **options: Any) -> dist.DistNodeDataLoader:
     return dist.DistNodeDataLoader(g, seeds, NeighborSampler([3, 4]), **common | options)
 
 
-@far
+@on_layouts(FAR)
 def test_minibatches_are_the_same_with_every_cache(job: SharedJob, oracle) -> None:
     g = job.open(oracle(3))
     plain = loader_of(g, **CACHES[0])
@@ -176,7 +179,7 @@ def test_options(job: SharedJob, oracle) -> None:
             loader_of(g, cache=sizes)
 
 
-@far
+@two_trainers_a_node
 def test_trainers_of_a_node_find_each_others_rows(job: SharedJob, oracle) -> None:
     g = job.open(oracle(3))
     session = current()
@@ -210,3 +213,51 @@ def test_trainers_of_a_node_find_each_others_rows(job: SharedJob, oracle) -> Non
         assert slots[lost].tolist() == [0]
     g.barrier()
     session.control.call(Operation.FREE, numbers=[cache.number])
+
+
+POLICIES: list[dict[str, Any]] = [
+    {"cache": "auto", "lookahead": 5},
+    {"cache": "2KB"},
+    {"cache": "2KB", "cache_policy": "vip"},
+]
+
+
+@far
+def test_edges_and_minibatches_of_pyg(job: SharedJob, oracle) -> None:
+    """With features of nodes and edges; the ids that a minibatch has say what they are."""
+    g = job.open(oracle(3))
+    eids = dist.edge_split(np.ones(g.num_edges()))[:160]
+    sampler = NeighborSampler([3, 2], prefetch_edge_feats=["edge"])
+    common: dict[str, Any] = {"batch_size": 40, "features": ["feat"], "seed": 1}
+    found: list[list[tuple]] = []
+    for options in [{"cache": None}, *POLICIES]:
+        loader = dist.DistEdgeDataLoader(g, eids, sampler, output="pyg", **common, **options)
+        batches = []
+        for batch in loader:
+            assert torch.equal(batch.feat, g.ndata["feat"][batch.n_id])
+            assert torch.equal(batch.edge, g.edata["edge"][batch.e_id])
+            batches.append((batch.n_id.tolist(), batch.e_id.tolist()))
+        assert options["cache"] is None or loader.stats().far_rows > 0
+        found.append(batches)
+        loader.close()
+    assert all(batches == found[0] for batches in found)
+
+
+@far
+def test_typed_graphs(job: SharedJob, typed_oracle: str) -> None:
+    g = job.open(typed_oracle)
+    seeds = {ntype: dist.node_split(np.ones(g.num_nodes(ntype)), ntype=ntype) for ntype in g.ntypes}
+    epochs = []
+    for options in [{"cache": None}, *POLICIES]:
+        loader = dist.DistNodeDataLoader(
+            g, seeds, NeighborSampler([2, 3]), batch_size=9, shuffle=True, seed=2, features=["feat"], **options
+        )
+        batches = []
+        for inputs, _, blocks in loader:
+            for ntype, ids in inputs.items():
+                if "feat" in g.nodes[ntype].data:
+                    assert torch.equal(blocks[0].srcnodes[ntype].data["feat"], g.nodes[ntype].data["feat"][ids])
+            batches.append({ntype: ids.tolist() for ntype, ids in inputs.items()})
+        epochs.append(batches)
+        loader.close()
+    assert all(batches == epochs[0] for batches in epochs)

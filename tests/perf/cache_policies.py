@@ -11,7 +11,7 @@ none        every far row of every minibatch
 oracle      a fixed cache of the rows that this epoch reads most often
 vip         a fixed cache of what ``sampling/hot_rows.py`` expects to be read most often
 degree      a fixed cache of the nodes with most out-edges
-look-ahead  the best that a cache can do that knows the whole epoch (Belady with bypass); it begins with the oracle's rows
+look-ahead  a cache that knows the whole epoch (Belady with bypass), and begins with the rows of the oracle
 cold        the same, beginning with nothing, beside the oracle with what it takes to fill it
 floor       rows that are read at all: what the best cache fetches in an epoch that begins with nothing
 """
@@ -135,9 +135,8 @@ def show(alphas, sizes, found):
         none, oracle, vip, degree, warm, cold, filled, floor = values
         beside = [(oracle, oracle), (vip, oracle), (degree, oracle), (warm, oracle), (cold, filled)]
         cells = [f"{value / 1e6:.3f} ({value / max(base, 1):.2f})" for value, base in beside]
-        print(
-            f"| {alpha} ({size}) | {none / 1e6:.3f} | {' | '.join(cells)} | {floor / 1e6:.3f} | {none / max(vip, 1):.1f}x |"
-        )
+        cells = [f"{alpha} ({size})", f"{none / 1e6:.3f}", *cells, f"{floor / 1e6:.3f}", f"{none / max(vip, 1):.1f}x"]
+        print(f"| {' | '.join(cells)} |")
 
 
 def say(world, text):

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from layouts import FAR, Job, SharedJob, alone, on_all, on_layouts, own_on_layouts
+from layouts import FAR, SharedJob, alone, on_all, on_layouts
 from oracle import NAME, NUM_NODES, oracle_source
 from typed_oracle import NUM_NODES as NUM_TYPED
 from typed_oracle import SCHEMA, edges_of, write_typed_oracle
@@ -167,35 +167,36 @@ def test_nothing_is_far_on_one_node(oracle) -> None:
     alone(body)
 
 
-@own_on_layouts([layout for layout in FAR if layout.ranks == 2])
-@pytest.mark.parametrize("once", [False, True])
-def test_rows_are_read_about_as_often_as_said(layout: Job, oracle, once: bool) -> None:
-    """A sum of many minibatches: the reads of what the analysis takes for hot are those that it expects."""
-    path = oracle(4, "given")
+@pytest.mark.parametrize(("fanouts", "once"), [([2], False), ([2, 2], True), ([2, 2], False)])
+def test_nodes_are_read_about_as_often_as_computed(oracle, fanouts: list[int], once: bool) -> None:
+    """The chances by hand, which the ranks agree with exactly, beside counts of what minibatches read.
+
+    Where a hop draws again for the same destinations, those that are in a minibatch are so in all of its later hops;
+    the chances are taken for independent, and so are too high. The order is right.
+    """
 
     def body() -> None:
-        graph = dist.DistGraph(NAME, part_config=path)
-        world = current().world
-        (begin, end), = near_ranges(graph, NODES)  # fmt: skip
-        seeds = np.arange(begin, end)[::3]
-        plan = plan_of(2, 2)
-        source = oracle_source().edges[0]
-        total, _ = by_hand([source], [(0, 0)], [NUM_NODES], {0: seeds}, plan, once)
-        times = 400
-        rng = np.random.default_rng(world.rank)
+        graph = dist.DistGraph(NAME, part_config=oracle(4, "given"))
+        seeds = np.arange(0, 50, 3)
+        total, _ = by_hand([oracle_source().edges[0]], [(0, 0)], [NUM_NODES], {0: seeds}, plan_of(*fanouts), once)
+        rng = np.random.default_rng(1)
+        times = 500
         reads = np.zeros(NUM_NODES)
         for number in range(times):
             chosen = torch.from_numpy(rng.choice(seeds, BATCH, replace=False))
             if once:
-                nodes = graph.sample_subgraph(chosen, [2, 2], seed=number)[0]
+                nodes = graph.sample_subgraph(chosen, fanouts, seed=number).ids[0]
             else:
-                nodes = graph.sample_blocks(chosen, [2, 2], seed=number)[0]
-            reads[np.unique(np.asarray(nodes))] += 1
-        error = np.abs(reads / times - total[0])
-        bound = 5 * np.sqrt(np.maximum(total[0] * (1 - total[0]), 1e-3) / times)
-        assert (error < bound + 0.1 * total[0]).all(), (error - bound).max()
-        top = hot_rows(world, graph.loaded, plan, {0: seeds}, BATCH, 9, "vip", {NODES: 8}, expand_once=once)[NODES]
-        best = np.sort(np.where((np.arange(NUM_NODES) >= begin) & (np.arange(NUM_NODES) < end), 0, reads))[-8:]
-        assert reads[top].sum() >= 0.9 * best.sum()
+                nodes = graph.sample_blocks(chosen, fanouts, seed=number)[0].numpy()
+            reads[np.unique(nodes)] += 1
+        often = reads / times
+        # five standard deviations, and a tenth since edges of one destination are not drawn independently
+        bound = 5 * np.sqrt(np.maximum(total[0] * (1 - total[0]), 1e-3) / times) + 0.1 * total[0]
+        assert (often < total[0] + bound).all(), (often - total[0] - bound).max()
+        if once or len(fanouts) == 1:
+            assert (often > total[0] - bound).all(), (total[0] - bound - often).max()
+        assert not often[total[0] == 0].any()
+        best = np.sort(reads)[::-1][:20].sum()
+        assert reads[np.argsort(-total[0])[:20]].sum() >= 0.95 * best
 
-    layout.run(body)
+    alone(body)
