@@ -230,8 +230,8 @@ def comm(request: pytest.FixtureRequest) -> Iterator[MPI.Intracomm]:
 
 
 def sampling_of(request: pytest.FixtureRequest) -> str:
-    """How the jobs of a test sample: in the ways that its module names in ``SAMPLING``, a part of the layouts each."""
-    ways: tuple[str, ...] = getattr(request.module, "SAMPLING", ("auto",))
+    """How the jobs of a test sample: in the ways that ``SAMPLING_WAYS`` of its module names, on a part of the layouts."""
+    ways: tuple[str, ...] = getattr(request.module, "SAMPLING_WAYS", ("auto",))
     return request.param.sampling(request.path.stem, ways) if THREADS else "auto"
 
 

@@ -11,7 +11,7 @@ from oracle import NAME
 import mpigraph.distributed as dist
 from mpigraph.session.context import current
 
-SAMPLING = ("alltoallv", "sparse")
+SAMPLING_WAYS = ("alltoallv", "sparse")
 
 
 def sample_all(path: str, rank: int, trainers: int) -> dict[tuple[str, int], str]:

@@ -26,7 +26,7 @@ from mpigraph.sampling.sparse import FIRST, Sparse
 from mpigraph.session.context import current
 
 pytestmark = needs_threads
-SAMPLING = ("sparse",)
+SAMPLING_WAYS = ("sparse",)
 TRAINERS_HOST, SERVERS = Layout(2, 0, 1), Layout(4, 1, 2)
 far = on_layouts([TRAINERS_HOST, SERVERS])
 own = own_on_layouts([TRAINERS_HOST, SERVERS])
