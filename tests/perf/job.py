@@ -151,7 +151,9 @@ def loader(lib, g, args):
         else:
             feats, labels = g.ndata["feat"][inputs], g.ndata["label"][seeds]
         if (len(feats), len(labels)) != (len(inputs), args.batch_size):
-            raise ValueError(f"{len(feats)} rows of {len(inputs)} nodes, {len(labels)} labels of {args.batch_size} seeds")
+            raise ValueError(
+                f"{len(feats)} rows of {len(inputs)} nodes, {len(labels)} labels of {args.batch_size} seeds"
+            )
         if step >= args.warm:
             found["batch"].append(time.perf_counter() - start)
             found["edges"].append(sum(block.num_edges() for block in blocks))
