@@ -4,17 +4,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mpigraph.dataloading.fetcher import FeatureFetcher
-from mpigraph.dataloading.lookahead import CachedRows, Counts, UpcomingReads
+from mpigraph.arrays import I64
+from mpigraph.dataloading.fetcher import Stages
+from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.tensor import DistTensor
-from mpigraph.errors import FieldNameError, InvalidArgumentError, check_integer
+from mpigraph.errors import FieldNameError, InvalidArgumentError, MPIGraphError, check_integer
 from mpigraph.log import get_logger
 from mpigraph.memory import as_bytes
+from mpigraph.rows.lookahead import CachedRows, ReadCounts, UpcomingReads
 from mpigraph.rows.row_cache import RowCache
+from mpigraph.rows.row_tensor import Policy
+from mpigraph.sampling.hot_rows import hot_rows
+from mpigraph.sampling.minibatch import SamplingPlan
 from mpigraph.sampling.protocol import Operation
-from mpigraph.session.context import Session
 
-__all__ = ["LOOKAHEAD", "POLICIES", "CacheOptions", "Sizes", "check_cache", "open_caches"]
+__all__ = ["LOOKAHEAD", "POLICIES", "CacheOptions", "Epochs", "Sizes", "check_cache", "open_caches"]
 
 Sizes = str | int | Mapping[str, Mapping[str, str | int]] | None
 """``"auto"``; a size for all features together; ``{"node": {name: size}, "edge": {name: size}}``; None for no cache."""
@@ -23,6 +27,7 @@ POLICIES = ("lookahead", "vip", "degree")
 LOOKAHEAD = 8
 """How many minibatches a loader samples ahead if nothing else is said: blocks of some MB each."""
 _AUTO = -1  # bytes
+_DOING = "making caches"
 
 
 @dataclass(frozen=True)
@@ -73,64 +78,115 @@ def _size(given: object, what: str) -> int:
     return size
 
 
-def open_caches(
-    session: Session, options: CacheOptions, fetchers: Sequence[FeatureFetcher[Any]], counts: Counts
-) -> list[RowCache]:
+@dataclass(frozen=True)
+class Epochs:
+    """What the epochs of a loader are like, for policies that ask what is likely to be read.
+
+    Attributes:
+        g: the graph.
+        sampler: draws the minibatches.
+        batch_size: most seeds of a minibatch.
+        steps: minibatches of an epoch of this trainer.
+        stages: how they are made.
+    """
+
+    g: DistGraph
+    sampler: Any
+    batch_size: int
+    steps: int
+    stages: Stages[Any]
+
+
+def open_caches(options: CacheOptions, epochs: Epochs, counts: ReadCounts) -> list[RowCache]:
     """Make the caches of a loader, and let its fetchers read through them.
 
     Args:
-        session: the job, some of whose hosts are far.
         options: what the user asked for.
-        fetchers: gather the features of what a minibatch reaches.
+        epochs: of the loader, which gathers features that may be far.
         counts: of the loader.
 
     Returns:
-        The caches, one for each feature that is stored with rows on several nodes.
+        The caches, one for each feature.
 
     Raises:
         FieldNameError: a feature that is named is not one that the loader gathers; on every trainer.
+        InvalidArgumentError: the policy cannot be used with this sampler, or these features; on every trainer.
         SharedMemoryError: a node's shared memory cannot hold them; on every rank.
 
     Collective on the trainers.
     """
-    tensors: dict[int, tuple[str, DistTensor]] = {}
-    for fetcher in fetchers:
-        for (_, name), tensor in fetcher.tensors.items():
-            kind = "node" if tensor.rows.policy.is_node else "edge"
-            tensors[tensor.rows.number] = (f"{kind} {name}", tensor)
-    numbers = sorted(tensors)
+    g, fetchers = epochs.g, epochs.stages.inputs
+    session = g.session
+    tensors = {t.rows.number: (name, t) for f in fetchers for (_, name), t in f.tensors.items()}
     groups: dict[str, list[int]] = {}
-    for number in numbers:
-        groups.setdefault("" if options.total is not None else tensors[number][0], []).append(number)
-    wanted = (
-        {"": options.total}
-        if options.total is not None
-        else {f"{kind} {name}": size for (kind, name), size in options.named.items()}
-    )
-    absent = [group for group in wanted if group and group not in groups]
-    if absent:
-        error = FieldNameError(f"cache: the loader gathers no {absent[0].replace(' ', ' feature ', 1)!r}")
-        session.control.call(Operation.OPEN_CACHES, doing="making caches", error=error)
+    for number, (name, tensor) in sorted(tensors.items()):
+        kind = "node" if tensor.rows.policy.is_node else "edge"
+        groups.setdefault("all" if options.total is not None else f"{kind} feature {name!r}", []).append(number)
+    sizes = {f"{kind} feature {name!r}": size for (kind, name), size in options.named.items()}
+    if options.total is not None:
+        sizes = {"all": options.total}
+    plan: SamplingPlan | None = None
+    try:
+        for group in sizes:
+            if group != "all" and group not in groups:
+                raise FieldNameError(f"cache: the loader gathers no {group}")
+        if options.policy != "lookahead":
+            plan = _plan(epochs, options.policy, [tensor for _, tensor in tensors.values()])
+    except MPIGraphError as error:
+        session.control.call(Operation.OPEN_CACHES, doing=_DOING, error=error)
+        raise
     made: dict[int, RowCache] = session.control.call(
         Operation.OPEN_CACHES,
-        doing="making caches",
-        groups=[[numbers, wanted.get(group, 0)] for group, numbers in groups.items()],
+        doing=_DOING,
+        groups=[[numbers, sizes.get(group, 0)] for group, numbers in groups.items()],
         ahead=options.lookahead,
     )
-    upcoming: dict[Any, UpcomingReads] = {}
+    hot = {} if plan is None else _hot(epochs, plan, options.policy, made)
     for fetcher in fetchers:
-        for key, tensor in fetcher.tensors.items():
+        for (kind, name), tensor in fetcher.tensors.items():
             rows = tensor.rows
-            reads = upcoming.setdefault((id(fetcher), rows.policy), UpcomingReads(rows.window))
-            fetcher.readers[key] = CachedRows(rows, made[rows.number], reads, counts, session.pool)
-        fetcher.upcoming = {kind: upcoming[id(fetcher), t.rows.policy] for (kind, _), t in fetcher.tensors.items()}
+            upcoming = fetcher.upcoming.setdefault(kind, UpcomingReads(rows.window))
+            kept = hot.get(rows.number)
+            reader = CachedRows(rows, made[rows.number], upcoming, counts, session.pool, kept)
+            fetcher.readers[kind, name] = reader
     for cache in made.values():
-        size = cache.per_trainer * session.world.num_local_trainers * cache.rows.window.row_bytes
-        get_logger().info(
-            "cache of far rows of %r on this node: %.1f MiB, policy %s, %d minibatches ahead",
-            cache.rows.name,
-            size / 2**20,
-            options.policy,
-            options.lookahead,
-        )
+        nbytes = cache.per_trainer * session.world.num_local_trainers * cache.rows.window.row_bytes
+        text = "cache of far rows of %r on this node: %.1f MiB, policy %s, %d minibatches ahead"
+        get_logger().info(text, cache.rows.name, nbytes / 2**20, options.policy, options.lookahead)
     return list(made.values())
+
+
+def _plan(epochs: Epochs, policy: str, tensors: Sequence[DistTensor]) -> SamplingPlan:
+    """How the sampler draws. Raises InvalidArgumentError if the policy cannot know what is read often."""
+    if not hasattr(epochs.sampler, "plan"):
+        raise InvalidArgumentError(
+            f"cache_policy {policy!r} needs a sampler like NeighborSampler (got {type(epochs.sampler).__name__})"
+        )
+    if policy == "degree" and not all(tensor.rows.policy.is_node for tensor in tensors):
+        raise InvalidArgumentError("cache_policy 'degree' is for features of nodes: edges have no degree")
+    plan: SamplingPlan = epochs.sampler.plan(epochs.g)
+    return plan
+
+
+def _hot(epochs: Epochs, plan: SamplingPlan, policy: str, caches: dict[int, RowCache]) -> dict[int, I64]:
+    """By tensor, the rows that this trainer keeps all the time. Collective on the trainers."""
+    world = epochs.g.session.world
+    capacities: dict[Policy, int] = {}
+    for cache in caches.values():
+        of_node = cache.per_trainer * world.num_local_trainers
+        capacities[cache.rows.policy] = max(capacities.get(cache.rows.policy, 0), of_node)
+    found = hot_rows(
+        world,
+        epochs.g.loaded,
+        plan,
+        epochs.stages.seed_nodes(),
+        epochs.batch_size * epochs.stages.nodes_per_seed,
+        epochs.steps,
+        policy,
+        capacities,
+        expand_once=epochs.stages.expand_once,
+    )
+    return {
+        number: found[cache.rows.policy][world.local_trainer :: world.num_local_trainers][: cache.per_trainer]
+        for number, cache in caches.items()
+    }

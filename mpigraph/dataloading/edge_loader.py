@@ -7,6 +7,7 @@ import torch
 
 from mpigraph.dataloading.caches import Sizes
 from mpigraph.dataloading.edge_sampler import EdgePredictionSampler, PairSample, as_edge_prediction_sampler
+from mpigraph.dataloading.edges import ends_of
 from mpigraph.dataloading.exclusion import Exclude, ReverseEids
 from mpigraph.dataloading.fetcher import BlockFetcher, FeatureFetcher, Stages
 from mpigraph.dataloading.loader import SampledDataLoader, arguments, check_output
@@ -96,9 +97,9 @@ class DistEdgeDataLoader(SampledDataLoader):
             make = pyg_edge_stages if output == "pyg" else _pair_stages
             target = None if device is None else exact_device(device)  # each thread has a current GPU of its own
             stages: Stages[Any] = make(g, eids, cast(EdgePredictionSampler, graph_sampler), features, labels, target)
-        prob = getattr(getattr(graph_sampler, "sampler", None), "prob", None)
-        caching = (cache, cache_policy, lookahead)
-        super().__init__(g, stages, prob, batch_size, shuffle, drop_last, queue_size, num_prefetch, seed, *caching)
+        options = (batch_size, shuffle, drop_last, queue_size, num_prefetch, seed)
+        of_blocks = getattr(graph_sampler, "sampler", None)
+        super().__init__(g, stages, of_blocks, *options, cache, cache_policy, lookahead)
 
 
 def _pair_stages(
@@ -125,4 +126,5 @@ def _pair_stages(
         of_blocks.announce(sample[0], batch)
 
     seeds = unwrap_edges(g.schema, by_relation(g.schema, eids, "eids"))
-    return Stages(seeds, partial(sampler.sample, g), fetch, announce, [of_blocks.inputs])
+    seed_nodes = partial(ends_of, g, eids)
+    return Stages(seeds, partial(sampler.sample, g), fetch, announce, [of_blocks.inputs], seed_nodes, nodes_per_seed=2)

@@ -3,14 +3,13 @@
 All loaders gather here, in :meth:`FeatureFetcher.fetch`.
 """
 
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Generic, TypeVar
 
 import torch
 
-from mpigraph.dataloading.lookahead import CachedRows, UpcomingReads
+from mpigraph.arrays import I64
 from mpigraph.dataloading.sampler import BlockSampler
 from mpigraph.dataloading.seeds import TypedIds
 from mpigraph.distgraph.features import Kind, Spaces
@@ -18,6 +17,7 @@ from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.distgraph.typed_ids import Blocks, Names, NodeTensors, to_rows
 from mpigraph.errors import InvalidArgumentError
+from mpigraph.rows.lookahead import CachedRows, UpcomingReads
 
 __all__ = ["BlockFetcher", "FeatureFetcher", "Stages", "nodes_to"]
 
@@ -39,6 +39,9 @@ class Stages(Generic[Sample]):
         fetch: makes of it what the loader yields. One-sided.
         announce: tells ``inputs`` what :attr:`fetch` of this sample will read, with the number of the minibatch. Local.
         inputs: gather the features of what a minibatch reaches, which may be far.
+        seed_nodes: int64[n] by node type id, the nodes from which this trainer's minibatches begin.
+        nodes_per_seed: how many of them belong to one of ``seeds``.
+        expand_once: whether a hop draws only for what the hop before has found.
     """
 
     seeds: TypedIds
@@ -46,6 +49,9 @@ class Stages(Generic[Sample]):
     fetch: Callable[[Sample], Any]
     announce: Callable[[Sample, int], None] = _tell_nobody
     inputs: Sequence["FeatureFetcher[Any]"] = ()
+    seed_nodes: Callable[[], Mapping[int, I64]] = dict
+    nodes_per_seed: int = 1
+    expand_once: bool = False
 
 
 class FeatureFetcher(Generic[Kind]):
@@ -108,9 +114,9 @@ class FeatureFetcher(Generic[Kind]):
             if reader is None:
                 data(kind)[name] = tensor.gather(ids(kind), device=self._device)
             else:
-                data(kind)[name] = tensor.gather_by(
-                    partial(reader.read, reads[kind]), len(reads[kind].ids), self._device
-                )
+                rows = tensor.memory_for(len(reads[kind].ids), self._device)
+                reader.read(reads[kind], rows)
+                data(kind)[name] = tensor.from_memory(rows, self._device)
         for upcoming in self.upcoming.values():
             upcoming.reads.popleft()
 

@@ -10,25 +10,26 @@ end their loops in the same order.
 """
 
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 
 from mpigraph.arrays import I64
-from mpigraph.dataloading.caches import CacheOptions, Sizes, check_cache, open_caches
+from mpigraph.dataloading.caches import CacheOptions, Epochs, Sizes, check_cache, open_caches
 from mpigraph.dataloading.fetcher import BlockFetcher, Stages
-from mpigraph.dataloading.lookahead import Counts
-from mpigraph.dataloading.pipeline import Answering, Pipeline
+from mpigraph.dataloading.pipeline import Answering, LoaderStats, Pipeline
 from mpigraph.dataloading.prefetch import Prefetch
 from mpigraph.dataloading.pyg_batches import pyg_node_stages
 from mpigraph.dataloading.sampler import BlockSampler
 from mpigraph.dataloading.seeds import SeedBatches, Seeds, TypedIds, agreed_steps, batch_bounds
 from mpigraph.distgraph.graph import DistGraph
-from mpigraph.distgraph.typed_ids import Blocks, FeatureName, Names, NodeIds, by_ntype, unwrap_nodes
+from mpigraph.distgraph.typed_ids import Blocks, Names, NodeIds, by_ntype, unwrap_nodes
 from mpigraph.errors import ClosedError, InvalidArgumentError, check_integer
 from mpigraph.graphs.in_memory import exact_device
 from mpigraph.log import get_logger
@@ -90,9 +91,7 @@ class _Epochs:
             with session.sampling_with(service, context):
                 return stages.sample(seeds_at(positions))
 
-        def produce() -> Iterator[Any]:
-            return self.pipeline.run(map(sample, batches), stages, answering.begin)
-
+        produce = partial(self.pipeline.produce, batches, sample, stages, answering.begin)
         self._last = Prefetch(produce, answering.finish, self._depth, background, session.world)
         session.loops[service.channel_number] = self._last
         return self._last
@@ -208,7 +207,14 @@ class DistDataLoader:
         epoch = self._epoch
         self._epoch = self._epoch + 1
         batches = self._batches.of_epoch(epoch)
-        return _hold(self, iter(self._epochs.start(epoch, batches, self._seeds_at, self._stages)))
+        return _hold(self, epoch, iter(self._epochs.start(epoch, batches, self._seeds_at, self._stages)))
+
+    def stats(self) -> LoaderStats:
+        """What was read, and how long each stage took, on this trainer since the loader was made.
+
+        The difference of two is of the time between: ``loader.stats().since(before)``.
+        """
+        return replace(self._epochs.pipeline.stats)
 
     def close(self) -> None:
         """End the epoch in progress; the channel is freed at the next collective call. Collective on the trainers."""
@@ -233,9 +239,19 @@ def _same(batch: object) -> object:
     return batch
 
 
-def _hold(loader: DistDataLoader, batches: Iterator[Any]) -> Iterator[Any]:
+def _hold(loader: DistDataLoader, epoch: int, batches: Iterator[Any]) -> Iterator[Any]:
     """Iterate, keeping the loader alive: ``for batch in DistDataLoader(...)`` has no other reference to it."""
-    yield from batches
+    stats = loader._epochs.pipeline.stats
+    before = replace(stats)
+    while True:
+        begin = time.perf_counter()
+        try:
+            batch = next(batches)
+        except StopIteration:
+            break
+        stats.wait_seconds += time.perf_counter() - begin
+        yield batch
+    get_logger().info("epoch %d of a loader: %s", epoch, stats.since(before))
 
 
 class SampledDataLoader(DistDataLoader):
@@ -248,7 +264,7 @@ class SampledDataLoader(DistDataLoader):
         self,
         g: DistGraph,
         stages: Stages[Any],
-        prob: FeatureName | None,
+        sampler: Any,
         batch_size: int,
         shuffle: bool,
         drop_last: bool,
@@ -259,37 +275,32 @@ class SampledDataLoader(DistDataLoader):
         cache_policy: str,
         lookahead: int | None,
     ) -> None:
-        """Plan the batches, and have the hosts prepare the edge weights ``prob`` of the sampler, if any.
+        """Plan the batches, and have the hosts prepare the edge weights of the sampler of blocks, if any.
 
         ``stages`` make the minibatches; the options are those of :class:`DistDataLoader`.
         """
         with arguments(g.session):
+            prob = getattr(sampler, "prob", None)
             weights = {} if prob is None else g.edge_weights(prob)
             caching = check_cache(cache, cache_policy, lookahead)
         options = (batch_size, shuffle, None, drop_last, queue_size)
         super().__init__(stages.seeds, *options, num_prefetch=num_prefetch, seed=seed)
         self._stages = stages
-        self._open_caches(g.session, caching)
+        self._open_caches(Epochs(g, sampler, batch_size, len(self), stages), caching)
         if weights:
             g.session.control.call(Operation.PREPARE_WEIGHTS, numbers=sorted(weights.values()))
 
-    def _open_caches(self, session: Session, options: CacheOptions) -> None:
+    def _open_caches(self, epochs: Epochs, options: CacheOptions) -> None:
         """Make the caches, where rows may be far and a thread may answer others while minibatches are ahead."""
-        pipeline = self._epochs.pipeline
-        inputs = [fetcher for fetcher in self._stages.inputs if fetcher.tensors]
-        if session.world.all_near or not inputs or not session.world.threads_may_communicate:
+        world = epochs.g.session.world
+        if world.all_near or not world.threads_may_communicate:
             return
-        if options.lookahead or options.total or options.named:
-            caches = open_caches(session, options, inputs, pipeline.counts)
+        wanted = options.lookahead or options.total or options.named
+        if wanted and any(fetcher.tensors for fetcher in epochs.stages.inputs):
+            pipeline = self._epochs.pipeline
+            caches = open_caches(options, epochs, pipeline.stats)
             self._epochs.numbers += [cache.number for cache in caches]
             pipeline.lookahead = options.lookahead
-
-    def stats(self) -> Counts:
-        """What was read, and how long each stage took, on this trainer since the loader was made.
-
-        The difference of two is of the time between: ``loader.stats().since(before)``.
-        """
-        return self._epochs.pipeline.counts.copy()
 
 
 def check_output(output: str) -> None:
@@ -380,9 +391,10 @@ class DistNodeDataLoader(SampledDataLoader):
                 raise InvalidArgumentError(f"graph_sampler must have sample_blocks (got {graph_sampler!r})")
             make = pyg_node_stages if output == "pyg" else _block_stages
             stages: Stages[Any] = make(g, nids, graph_sampler, features, labels, target)
-        prob = getattr(graph_sampler, "prob", None)
         caching = (cache, cache_policy, lookahead)
-        super().__init__(g, stages, prob, batch_size, shuffle, drop_last, queue_size, num_prefetch, seed, *caching)
+        super().__init__(
+            g, stages, graph_sampler, batch_size, shuffle, drop_last, queue_size, num_prefetch, seed, *caching
+        )
 
 
 def _block_stages(
@@ -394,4 +406,5 @@ def _block_stages(
     def announce(sample: Blocks, batch: int) -> None:
         fetch.announce(sample[0], batch)
 
-    return Stages(seeds, partial(sampler.sample_blocks, g), fetch, announce, [fetch.inputs])
+    seed_nodes = partial(by_ntype, g.schema, nids)
+    return Stages(seeds, partial(sampler.sample_blocks, g), fetch, announce, [fetch.inputs], seed_nodes)

@@ -4,53 +4,100 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
 from typing import Any
 
+from mpigraph.arrays import I64
 from mpigraph.dataloading.fetcher import Stages
-from mpigraph.dataloading.lookahead import Counts
 from mpigraph.mpi.world import World
+from mpigraph.rows.lookahead import ReadCounts
 
-__all__ = ["Answering", "Pipeline"]
+__all__ = ["Answering", "LoaderStats", "Pipeline"]
+
+
+@dataclass
+class LoaderStats(ReadCounts):
+    """What a loader did on this trainer. Far rows are counted where they are read through a cache.
+
+    Attributes:
+        minibatches: how many were made.
+        sample_seconds: time of sampling.
+        plan_seconds: of finding out which rows are far and who reads them next.
+        place_seconds: of the rest of making minibatches: copies out of and into the cache, moves to the device.
+        wait_seconds: for which the consumer waited for minibatches.
+    """
+
+    minibatches: int = 0
+    sample_seconds: float = 0.0
+    plan_seconds: float = 0.0
+    place_seconds: float = 0.0
+    wait_seconds: float = 0.0
+
+    @property
+    def hit_rate(self) -> float:
+        """The fraction of far rows that were not fetched."""
+        return 1 - self.fetched_rows / self.far_rows if self.far_rows else 0.0
+
+    def since(self, before: "LoaderStats") -> "LoaderStats":
+        """What was done since ``before``, of the same loader."""
+        return LoaderStats(**{f.name: getattr(self, f.name) - getattr(before, f.name) for f in fields(self)})
+
+    def __str__(self) -> str:
+        seconds = [f.name for f in fields(self) if f.name.endswith("_seconds")]
+        times = ", ".join(f"{name.removesuffix('_seconds')} {getattr(self, name):.2f}" for name in seconds)
+        return (
+            f"{self.minibatches} minibatches, {self.far_rows} far rows, {self.fetched_rows} fetched "
+            f"({self.fetched_bytes / 1e6:.1f} MB, {self.hit_rate:.0%} saved); seconds: {times}"
+        )
 
 
 class Pipeline:
-    """Makes minibatches of one loader, an epoch at a time.
+    """Makes the minibatches of one loader, an epoch at a time.
 
     Attributes:
         lookahead: how many minibatches are sampled before the first of them is fetched.
-        counts: of all epochs.
+        stats: of all epochs.
     """
 
     def __init__(self) -> None:
         self.lookahead = 0
-        self.counts = Counts()
+        self.stats = LoaderStats()
         self._batch = 0
 
-    def run(self, samples: Iterator[Any], stages: Stages[Any], all_sampled: Callable[[], None]) -> Iterator[Any]:
+    def produce(
+        self,
+        batches: Iterator[I64],
+        sample: Callable[[I64], Any],
+        stages: Stages[Any],
+        all_sampled: Callable[[], None],
+    ) -> Iterator[Any]:
         """Yield the minibatches of an epoch.
 
         The first one is fetched as soon as it is sampled; then two are sampled for each that is fetched, until enough
         are ahead. If sampling fails, those that were sampled before come first.
 
         Args:
-            samples: draws them.
-            stages: what is done with them.
+            batches: positions of each minibatch's seeds.
+            sample: draws the minibatch of some positions.
+            stages: what is done with it.
             all_sampled: called once nothing is left to sample, if minibatches are still to be fetched.
         """
         ahead: deque[Any] = deque()
-        sampled = 0
         error: Exception | None = None
         _forget(stages)
         try:
-            while error is None:
+            for number, positions in enumerate(batches, 1):
+                begin = time.perf_counter()
                 try:
-                    ahead.append(self._sample(samples, stages))
-                    sampled += 1
-                except StopIteration:
-                    break
+                    ahead.append(sample(positions))
+                    drawn = time.perf_counter()
+                    self._announce(ahead[-1], stages)
                 except Exception as failed:
                     error = failed
-                while len(ahead) > min(self.lookahead, sampled // 2):
+                    break
+                self.stats.sample_seconds += drawn - begin
+                self.stats.plan_seconds += time.perf_counter() - drawn
+                while len(ahead) > min(self.lookahead, number // 2):
                     yield self._fetch(ahead.popleft(), stages)
             if ahead:
                 all_sampled()
@@ -61,24 +108,17 @@ class Pipeline:
         finally:
             _forget(stages)
 
-    def _sample(self, samples: Iterator[Any], stages: Stages[Any]) -> Any:
-        """Draw the next minibatch and announce what it reads. Raises StopIteration if there is none."""
-        begin = time.perf_counter()
-        sample = next(samples)
-        drawn = time.perf_counter()
+    def _announce(self, sample: Any, stages: Stages[Any]) -> None:
         self._batch += 1
         stages.announce(sample, self._batch)
-        self.counts.sample_seconds += drawn - begin
-        self.counts.plan_seconds += time.perf_counter() - drawn
-        return sample
 
     def _fetch(self, sample: Any, stages: Stages[Any]) -> Any:
-        counts = self.counts
+        stats = self.stats
         begin = time.perf_counter()
-        waited = counts.fetch_seconds
+        fetched = stats.fetch_seconds
         batch = stages.fetch(sample)
-        counts.place_seconds += time.perf_counter() - begin - (counts.fetch_seconds - waited)
-        counts.minibatches += 1
+        stats.place_seconds += time.perf_counter() - begin - (stats.fetch_seconds - fetched)
+        stats.minibatches += 1
         return batch
 
 

@@ -28,6 +28,7 @@ and loaders of edges, whose seeds are the ends of edges in the order of their fi
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -35,6 +36,7 @@ import torch
 
 from mpigraph.arrays import I64
 from mpigraph.dataloading.edge_sampler import EdgePredictionSampler
+from mpigraph.dataloading.edges import ends_of
 from mpigraph.dataloading.fetcher import FeatureFetcher, Stages
 from mpigraph.dataloading.sampler import BlockSampler
 from mpigraph.distgraph.graph import DistGraph
@@ -93,7 +95,7 @@ def pyg_node_stages(
         attributes.announce(sampled[1], batch)
 
     seeds = unwrap_nodes(schema, {ntype: np.arange(len(some)) for ntype, some in ids.items()})
-    return Stages(seeds, sample, fetch, announce, attributes.inputs)
+    return Stages(seeds, sample, fetch, announce, attributes.inputs, lambda: ids, expand_once=True)
 
 
 def pyg_edge_stages(
@@ -147,7 +149,7 @@ def pyg_edge_stages(
         attributes.announce(sampled[2], batch)
 
     seeds = unwrap_edges(schema, {r: torch.arange(len(some)) for r, some in ids.items()})
-    return Stages(seeds, sample, fetch, announce, attributes.inputs)
+    return Stages(seeds, sample, fetch, announce, attributes.inputs, partial(ends_of, g, eids), 2, expand_once=True)
 
 
 class _Fetcher:

@@ -18,7 +18,7 @@ from mpigraph.distgraph.typed_ids import (
     check_layers,
 )
 from mpigraph.errors import InvalidArgumentError, check_integer
-from mpigraph.sampling.minibatch import Subgraph
+from mpigraph.sampling.minibatch import SamplingPlan, Subgraph
 
 __all__ = ["BlockSampler", "MultiLayerFullNeighborSampler", "MultiLayerNeighborSampler", "NeighborSampler"]
 
@@ -118,6 +118,10 @@ class NeighborSampler(BlockSampler):
             "return_eids": return_eids,
             "num_threads": num_threads,
         }
+
+    def plan(self, g: DistGraph) -> SamplingPlan:
+        """How minibatches of a graph are drawn. Raises what :meth:`.DistGraph.sample_blocks` raises of it."""
+        return g.plan(self.fanouts, self.prob, self._options["replace"], self._options["return_eids"])
 
     def sample_blocks(self, g: DistGraph, seed_nodes: NodeIds, exclude_eids: EdgeIds | None = None) -> Blocks:
         """Draw the blocks of one minibatch, in every layer without the edges ``exclude_eids``.

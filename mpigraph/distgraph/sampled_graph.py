@@ -264,6 +264,13 @@ class SampledGraph:
             weights[self.schema.relation_id(relation)] = tensor.rows.number
         return weights
 
+    def plan(
+        self, fanouts: Sequence[Fanout], prob: FeatureName | None, replace: bool, return_eids: bool
+    ) -> SamplingPlan:
+        """How minibatches are drawn, as :meth:`sample_blocks` is told; raises what that raises."""
+        weights = {} if prob is None else self.edge_weights(prob)
+        return SamplingPlan([self._fanouts(layer) for layer in fanouts], bool(replace), weights, return_eids)
+
     def _plan(
         self,
         draw: tuple[int | None, int],

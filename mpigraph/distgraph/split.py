@@ -47,6 +47,10 @@ def node_split(
             selected ids. Else: the selected ids on this trainer's node, divided among the trainers there.
         node_trainer_ids: accepted for DGL's scripts; the pieces are local without it.
 
+    Of a DistTensor of bool, uint8 or int8 a trainer reads the rows that its own piece lies in; how many are selected
+    elsewhere was counted when the graph was loaded, or in the first collective call after a write. Other masks, and
+    those that this trainer wrote since, are read whole. What the others wrote counts after :meth:`DistGraph.barrier`.
+
     Returns:
         int64[n], ascending.
 
@@ -93,7 +97,15 @@ def _split(
     policy = _policy_of(topology.config.schema, mask, is_node, kind)
     offsets = policy.offsets(topology.hosts)
     _check_length(mask, int(offsets[-1]), "node" if is_node else "edge")
-    ids = _even_share(mask, session, rank) if even else _near_share(mask, session, rank, offsets)
+    if even:
+        hosts, index, pieces = list(range(len(offsets) - 1)), rank, session.num_trainers
+    else:  # the selected ids on the trainer's node
+        hosts, index, pieces = session.world.neighbourhood(rank)
+    counts = session.state.counts_of(mask.rows) if isinstance(mask, DistTensor) else None
+    ids = None if counts is None else _counted_share(mask, counts.blocks(hosts), index, pieces)
+    if ids is None:
+        ranges = [(0, len(mask))] if even else [(int(offsets[h]), int(offsets[h + 1])) for h in hosts]
+        ids = _share(mask, ranges, index, pieces)
     return torch.from_numpy(ids)
 
 
@@ -163,11 +175,36 @@ def _share(mask: MaskLike, ranges: Sequence[tuple[int, int]], index: int, pieces
     return np.concatenate(found)
 
 
-def _even_share(mask: MaskLike, session: Session, rank: int) -> I64:
-    return _share(mask, [(0, len(mask))], rank, session.num_trainers)
+def _counted_share(mask: MaskLike, blocks: tuple[I64, I64, I64], index: int, pieces: int) -> I64 | None:
+    """As :func:`_share`, of a mask whose selected ids were counted: only the blocks that the piece lies in are read.
+
+    Args:
+        mask: the mask.
+        blocks: first ids, ids behind them, and counts of blocks that have any, each int64[n].
+        index: which piece.
+        pieces: how many there are.
+
+    Returns:
+        The piece; None if the mask is another one than that which was counted.
+    """
+    firsts, lasts, counts = blocks
+    ends = np.cumsum(counts)
+    begin, end = _bounds(int(counts.sum()), index, pieces)
+    mine = np.flatnonzero((ends - counts < end) & (ends > begin))
+    if begin == end:
+        return np.empty(0, np.int64)
+    ids = np.concatenate([_selected(mask, *stretch) for stretch in _stretches(firsts[mine], lasts[mine])])
+    if len(ids) != counts[mine].sum():
+        return None
+    before = int(ends[mine[0]] - counts[mine[0]])
+    return ids[begin - before : end - before]
 
 
-def _near_share(mask: MaskLike, session: Session, rank: int, offsets: I64) -> I64:
-    """The selected ids on the node of trainer ``rank``, cut evenly among its trainers."""
-    hosts, place, trainers = session.world.neighbourhood(rank)
-    return _share(mask, [(int(offsets[h]), int(offsets[h + 1])) for h in hosts], place, trainers)
+def _stretches(firsts: I64, lasts: I64) -> list[tuple[int, int]]:
+    """Merge blocks that lie next to each other, and cut what is too large to be read at a time."""
+    new = np.append(True, firsts[1:] != lasts[:-1])
+    return [
+        (at, min(at + _BLOCK, last))
+        for first, last in zip(firsts[new].tolist(), lasts[np.roll(new, -1)].tolist(), strict=True)
+        for at in range(first, last, _BLOCK)
+    ]

@@ -2,7 +2,7 @@
 
 import math
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -201,18 +201,17 @@ class DistTensor:
         found = to_torch(rows.gather(ids, pool.empty(shape, storage_dtype(rows.dtype))), rows.dtype)
         return found.to(target) if out is None else out.copy_(found)
 
-    def gather_by(
-        self, read: Callable[[Array], None], count: int, device: torch.device | None, pin_memory: bool = False
-    ) -> torch.Tensor:
-        """As :meth:`gather`, by a function that fills memory for ``count`` rows as they are stored. One-sided."""
-        rows = self.rows
+    def memory_for(self, count: int, device: torch.device | None) -> Array:
+        """Memory of the pool for ``count`` rows as they are stored, pinned if they are for a GPU."""
         session = self._handle.session
         session.check_thread()
-        target = _CPU if device is None else device
-        pool = session.rows_pool(pin_memory or target.type == "cuda")
-        found = pool.empty((count, *rows.shape[1:]), storage_dtype(rows.dtype))
-        read(found)
-        return to_torch(found, rows.dtype).to(target)
+        pool = session.rows_pool(device is not None and device.type == "cuda")
+        return pool.empty((count, *self.rows.shape[1:]), storage_dtype(self.rows.dtype))
+
+    def from_memory(self, rows: Array, device: torch.device | None) -> torch.Tensor:
+        """Rows as they are stored as a tensor on a device; the CPU if None."""
+        found = to_torch(rows, self.rows.dtype)
+        return found if device is None else found.to(device)
 
     def __setitem__(self, index: Any, values: Any) -> None:
         """Write rows; ``values`` broadcast and are converted. Of repeated rows the last wins.

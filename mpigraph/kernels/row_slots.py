@@ -21,7 +21,7 @@ from mpigraph.kernels.upcoming import AGAIN, NEVER
 __all__ = ["Slots", "admit", "changed", "find_slots", "forget_uses", "new_slots", "note_reads", "publish", "touch"]
 
 _AHEAD = 16  # rows between a prefetch and its use
-_TURNS = 8  # slots that CLOCK looks at before it gives up
+_TURNS = 8  # slots that are looked at for a row that is read again
 _MOST_USES = 3  # that are counted
 
 _USED, _HEAD, _IDLE, _LATEST = range(4)  # words of Slots.state
@@ -245,10 +245,12 @@ def _slot_for(next_use: int, mine: Slots) -> int:
 def _idle_slot(surely: bool, mine: Slots) -> int:
     """A slot whose row nobody is known to read again; -1 if there is none.
 
-    One whose row was read often is spared for some turns, and given up only if ``surely``.
+    One whose row was read often is spared: for a row that surely is read again a few more are looked at, for another
+    one none.
     """
     state = mine.state
-    for turn in range(_TURNS):
+    turns = _TURNS if surely else 1
+    for turn in range(turns):
         while True:
             if state[_IDLE] == 0:
                 return -1
@@ -258,7 +260,7 @@ def _idle_slot(surely: bool, mine: Slots) -> int:
             mine.is_idle[slot] = False
             if mine.next_use[slot] == NEVER:
                 break
-        if mine.uses[slot] == 0 or (surely and turn == _TURNS - 1):
+        if mine.uses[slot] == 0 or (surely and turn == turns - 1):
             return slot
         mine.uses[slot] -= 1
         _expect(slot, NEVER, mine)  # behind the others

@@ -28,6 +28,13 @@ def split_near(ids: I64, begins: I64, ends: I64, near: I64, far: I64) -> int:
         How many lie in one: so many of ``near`` (int64[n + 1]) are filled, and the rest of n of ``far`` (the same).
     """
     count = 0
+    if len(begins) == 1:  # the usual case, without a branch
+        begin, size = begins[0], np.uint64(ends[0] - begins[0])
+        for i in range(len(ids)):
+            near[count] = i
+            far[i - count] = i
+            count += int(np.uint64(ids[i] - begin) < size)
+        return count
     for i in range(len(ids)):
         inside = False
         for k in range(len(begins)):

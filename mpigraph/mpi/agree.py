@@ -34,8 +34,10 @@ def _gather_bytes(comm: MPI.Comm, data: bytes) -> Coroutine[list[bytes]]:
     yield comm.Iallgather(length, lengths)
     mine, total = np.frombuffer(data, np.uint8), np.empty(int(lengths.sum()), np.uint8)
     yield comm.Iallgatherv(mine, [total, lengths])
+    everything = total.tobytes()
     ends = np.cumsum(lengths)
-    return [total[end - length : end].tobytes() for end, length in zip(ends.tolist(), lengths.tolist(), strict=True)]
+    begins = ends - lengths
+    return [everything[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
 
 
 def describe(error: BaseException) -> str:

@@ -6,6 +6,7 @@ processor waits longer. So servers are taken from all processors in turn, where 
 
 import os
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -40,8 +41,9 @@ def choose_servers(domains: Sequence[int], num_servers: int) -> list[int]:
     Returns:
         Positions in ``domains``, ascending; where ranks are not bound to processors, or all to one, the last ones.
     """
-
-    def turn(place: int) -> tuple[int, int]:
-        return domains[place + 1 :].count(domains[place]), -place
-
-    return sorted(sorted(range(len(domains)), key=turn)[:num_servers])
+    turns = [0] * len(domains)
+    of_domain: Counter[int] = Counter()
+    for place in reversed(range(len(domains))):
+        turns[place] = of_domain[domains[place]]
+        of_domain[domains[place]] += 1
+    return sorted(sorted(range(len(domains)), key=lambda place: (turns[place], -place))[:num_servers])

@@ -51,6 +51,8 @@ class World:
         hosts: int64[H], ranks in ``comm`` that hold parts of the graph, ascending.
         host_index: this rank's place in ``hosts``, or -1.
         near: bool[H], whether this rank can load from a host's memory directly.
+        trainer_ranks: int64[T], ranks in ``comm`` that train, ascending.
+        nodes_of_hosts: int64[H], the node of each host; ``nodes_of_trainers`` int64[T] that of each trainer.
         pids: int64[size], process ids; they mean something among the ranks of a node.
         num_nodes: how many nodes the job runs on.
         node_index: this rank's node.
@@ -95,7 +97,7 @@ class World:
 
     def _watch_all(self) -> Watchdog:
         """Start the watchdog. Its leader on each node is the first host, which has most time."""
-        firsts = [int(self.hosts[self.hosts_of_node(node)[0]]) for node in range(self.num_nodes)]
+        firsts = self.hosts[self.first_hosts()].tolist()
         leaders: MPI.Intracomm | None = None
         if self.num_nodes > 1:
             leads = self.rank in firsts
@@ -164,7 +166,9 @@ class World:
         self.is_trainer = not serves[self.rank]
         self.trainer_ranks = np.flatnonzero(~serves)
         self.hosts = np.flatnonzero(serves) if num_servers else np.arange(self.size)
-        self.near = self._node_of[self.hosts] == self.node_index
+        self.nodes_of_hosts = self._node_of[self.hosts]
+        self.nodes_of_trainers = self._node_of[self.trainer_ranks]
+        self.near = self.nodes_of_hosts == self.node_index
         mine = np.flatnonzero(self.hosts == self.rank)
         self.host_index = int(mine[0]) if len(mine) else -1
         before = (self._node_of == self.node_index)[: self.rank] & ~serves[: self.rank]
@@ -173,7 +177,8 @@ class World:
 
     def serving(self, num_servers: int) -> list[I64]:
         """For each node, the ranks that serve where ``num_servers`` are asked for."""
-        members = [np.flatnonzero(self._node_of == node) for node in range(self.num_nodes)]
+        by_node = np.argsort(self._node_of, kind="stable")
+        members = np.split(by_node, np.cumsum(np.bincount(self._node_of))[:-1])
         return [ranks[choose_servers(self._domains[ranks].tolist(), num_servers)] for ranks in members]
 
     @property
@@ -196,8 +201,8 @@ class World:
 
     def trainers_of_host(self, host: int) -> list[int]:
         """The ranks in ``comm`` of the trainers that are near host ``host``."""
-        node = self._node_of[self.hosts[host]]
-        return [int(r) for r in self.trainer_ranks if self._node_of[r] == node]
+        found: list[int] = self.trainer_ranks[self.nodes_of_trainers == self.nodes_of_hosts[host]].tolist()
+        return found
 
     def once_per_node(self, work: Callable[[], None]) -> None:
         """Do some work on one rank of each node while the others wait. Collective on ``node``."""
@@ -207,13 +212,18 @@ class World:
 
     def neighbourhood(self, trainer: int) -> tuple[list[int], int, int]:
         """Where a trainer is: the hosts on its node, its place among the trainers there, and how many those are."""
-        node = self._node_of[self.trainer_ranks[trainer]]
-        peers = np.flatnonzero(self._node_of[self.trainer_ranks] == node)
+        node = int(self.nodes_of_trainers[trainer])
+        peers = np.flatnonzero(self.nodes_of_trainers == node)
         return self.hosts_of_node(node), int(np.searchsorted(peers, trainer)), len(peers)
 
     def hosts_of_node(self, node: int) -> list[int]:
         """The hosts on a node."""
-        return [int(h) for h in np.flatnonzero(self._node_of[self.hosts] == node)]
+        found: list[int] = np.flatnonzero(self.nodes_of_hosts == node).tolist()
+        return found
+
+    def first_hosts(self) -> I64:
+        """int64[num_nodes]: the first host on each node."""
+        return np.unique(self.nodes_of_hosts, return_index=True)[1]
 
     def watch(self, what: str, patience: float = 1.0) -> AbstractContextManager[None]:
         """Put a deadline of ``patience`` timeouts on the wait inside the ``with`` block."""

@@ -1,9 +1,12 @@
-"""One lock per host, taken by whoever writes rows that the host holds.
+"""One lock per host, taken by whoever writes rows that the host holds, in the order in which they ask.
 
-A spin lock by compare-and-swap on a window of one word for each host (as in mpi4py's ``util.sync``). It is given back
-by compare-and-swap, too: MPI promises that operations on one word are atomic to each other only if they are the same
-(MPI 4.1, 12.7.1). ``Win.Lock`` with ``LOCK_EXCLUSIVE`` would not do: MPI lets it return before the lock is held (MPI
-4.1, 12.5.3).
+A ticket lock on a window of two words for each host: the next ticket, and the one whose turn it is. Each word is only
+added to, or read: MPI promises that operations on one word are atomic to each other only if they are the same, or none
+(``MPI_NO_OP``; MPI 4.1, 12.7.1). ``Win.Lock`` with ``LOCK_EXCLUSIVE`` would not do: MPI lets it return before the lock
+is held (MPI 4.1, 12.5.3).
+
+Who has drawn a ticket must come for its turn and release the lock: all who drew later wait for it. A rank that dies in
+between ends the job, as it does anywhere.
 """
 
 from collections.abc import Iterator
@@ -14,17 +17,21 @@ from mpi4py import MPI
 
 from mpigraph.errors import CollectiveError
 from mpigraph.mpi.compat import as_array, check_memory_model
-from mpigraph.mpi.wait import PEERS_COMPUTE, Backoff
+from mpigraph.mpi.wait import TRANSFER, Backoff
 from mpigraph.mpi.world import World
 
 __all__ = ["HostMutex"]
 
-_SLOT = 64  # bytes for each lock: a cache line of its own
-_FREE = 0  # else 1 + the rank that holds it
+_SLOT = 64  # bytes for each word: a cache line of its own
+_NEXT = 0
+_TURN = 1
+_WORD = 8  # bytes
+_SHORTEST = 2e-5  # seconds that a writer holds the lock at least, to write a row of another rank
+_LONGEST = 2e-3  # and that anybody sleeps
 
 
 class HostMutex:
-    """Mutual exclusion between writers of one host's rows.
+    """Mutual exclusion between writers of one host's rows, first come, first served.
 
     Collective on ``world.comm``: construction and :meth:`close`.
     """
@@ -32,16 +39,16 @@ class HostMutex:
     def __init__(self, world: World, far: bool) -> None:
         """Make one free lock on each host, for all ranks if ``far``, else for those of the host's node."""
         self._world = world
-        nbytes = _SLOT if world.is_host else 0
+        nbytes = 2 * _SLOT if world.is_host else 0
         if far:
             comm = world.comm
-            self._win = MPI.Win.Allocate(nbytes, 8, comm=comm)
+            self._win = MPI.Win.Allocate(nbytes, _WORD, comm=comm)
         else:  # the processor's own atomic operations, with any MPI
             comm = world.node
-            self._win = MPI.Win.Allocate_shared(nbytes, 8, comm=comm)
+            self._win = MPI.Win.Allocate_shared(nbytes, _WORD, comm=comm)
         self._ranks = MPI.Group.Translate_ranks(world.comm.group, world.hosts.tolist(), comm.group)
         if world.is_host:
-            as_array(self._win.tomemory(), np.int64)[:] = _FREE
+            as_array(self._win.tomemory(), np.int64)[:] = 0
         check_memory_model(self._win)
         self._win.Lock_all(MPI.MODE_NOCHECK)
         self._win.Sync()
@@ -52,34 +59,50 @@ class HostMutex:
         """Hold the lock of ``host`` inside the ``with`` block. One-sided; the target does nothing."""
         backoff = Backoff()
         with self._world.watch(f"taking the write lock of rank {self._world.hosts[host]}"):
-            while not self.take(host):
+            ticket = self.draw(host)
+            while ahead := self.ahead(host, ticket):
                 self._world.comm.Iprobe()  # who holds it may be writing to us, which Open MPI does when we are in MPI
-                backoff.pause(PEERS_COMPUTE)
+                # who is next looks often: the lock is free while it sleeps
+                backoff.pause(TRANSFER._replace(longest=min(max(TRANSFER.longest, ahead * _SHORTEST), _LONGEST)))
         try:
             yield
         finally:
-            self.release(host)
+            self.release(host, ticket)
 
-    def take(self, host: int) -> bool:
-        """Take the lock of ``host`` if it is free, and return whether it was. One-sided."""
-        return self._swap(host, _FREE, 1 + self._world.rank) == _FREE
+    def draw(self, host: int) -> int:
+        """Draw a ticket for the lock of ``host``: everybody's turn comes in the order of the tickets. One-sided."""
+        return self._fetch(host, _NEXT, 1)
 
-    def release(self, host: int) -> None:
+    def ahead(self, host: int, ticket: int) -> int:
+        """How many turns come before that of ``ticket``: with 0 of them its owner holds the lock. One-sided.
+
+        Raises:
+            CollectiveError: its turn is over: as for :meth:`release`.
+        """
+        turn = self._fetch(host, _TURN, 0)
+        if turn > ticket:
+            raise self._lost(host, ticket, turn)
+        return ticket - turn
+
+    def release(self, host: int, ticket: int) -> None:
         """Give back the lock of ``host``. One-sided.
 
         Raises:
-            CollectiveError: this rank does not hold it: MPI's atomic operations are none, or somebody wrote to it.
+            CollectiveError: it is not this ticket's turn: MPI's atomic operations are none, or somebody wrote to it.
         """
-        mine = 1 + self._world.rank
-        seen = self._swap(host, mine, _FREE)
-        if seen != mine:
-            rank = self._world.hosts[host]
-            raise CollectiveError(f"the write lock of rank {rank} was lost: it holds {seen} instead of {mine}")
+        turn = self._fetch(host, _TURN, 1)
+        if turn != ticket:
+            raise self._lost(host, ticket, turn)
 
-    def _swap(self, host: int, expected: int, value: int) -> int:
-        new, old, seen = np.array([[value], [expected], [-1]], np.int64)
+    def _lost(self, host: int, ticket: int, turn: int) -> CollectiveError:
+        rank = self._world.hosts[host]
+        return CollectiveError(f"the write lock of rank {rank} was lost: it is the turn of {turn} instead of {ticket}")
+
+    def _fetch(self, host: int, word: int, add: int) -> int:
+        """Read a word, and add 1 to it or nothing."""
+        one, seen = np.array([[add], [-1]], np.int64)
         rank = self._ranks[host]
-        self._win.Compare_and_swap(new, old, seen, rank, 0)
+        self._win.Fetch_and_op(one, seen, rank, word * _SLOT // _WORD, MPI.SUM if add else MPI.NO_OP)
         self._win.Flush(rank)
         return int(seen[0])
 

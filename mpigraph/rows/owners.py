@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mpigraph.arrays import I64
-from mpigraph.kernels.row_ops import split_by_range
+from mpigraph.kernels.row_ops import order_by_range
 from mpigraph.mpi.world import World
 
 __all__ = ["OwnedRange", "RowOwners"]
@@ -42,18 +42,22 @@ class RowOwners:
     def __init__(self, world: World, offsets: I64) -> None:
         """Compute the table; host h holds the rows ``[offsets[h], offsets[h + 1])`` (int64[H + 1])."""
         self._offsets = offsets
-        self._num_trainers = len(world.trainer_ranks)
         self._me = int(np.searchsorted(world.trainer_ranks, world.rank))
-        bounds: list[int] = [0]
-        trainers: list[int] = []
-        for host, rank in enumerate(world.hosts.tolist()):
-            ranks = world.trainers_of_host(host)
-            ranks = [rank] if rank in ranks else ranks
-            begin, end = offsets[host : host + 2].tolist()
-            bounds += [begin + (end - begin) * (k + 1) // len(ranks) for k in range(len(ranks))]
-            trainers += np.searchsorted(world.trainer_ranks, ranks).tolist()
-        self.bounds = np.array(bounds, np.int64)
-        self.trainers = np.array(trainers, np.int64)
+        of_nodes = np.argsort(world.nodes_of_trainers, kind="stable")  # the trainers, node by node
+        sizes = np.bincount(world.nodes_of_trainers)
+        begins = np.cumsum(sizes) - sizes
+        place = np.searchsorted(world.trainer_ranks, world.hosts)  # of a host that trains, among the trainers
+        trains = world.trainer_ranks.take(place, mode="clip") == world.hosts
+        pieces = np.where(trains, 1, sizes[world.nodes_of_hosts])
+        host = np.repeat(np.arange(len(world.hosts)), pieces)
+        piece = np.arange(len(host)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+        rows = np.diff(offsets)
+        self._hosts = host
+        self.bounds = np.append(0, offsets[host] + rows[host] * (piece + 1) // pieces[host])
+        peers = of_nodes.take(begins[world.nodes_of_hosts[host]] + piece, mode="clip")
+        self.trainers = np.where(trains[host], place[host], peers)
+        self._by_trainer = np.argsort(self.trainers, kind="stable")
+        self._begins = np.append(0, np.cumsum(np.bincount(self.trainers, minlength=len(world.trainer_ranks))))
 
     def route(self, ids: I64) -> tuple[I64, I64]:
         """Sort positions by the owner of their row; equal rows keep their order.
@@ -65,20 +69,23 @@ class RowOwners:
             ``order`` int64[n], positions in ``ids``, and ``counts`` int64[T]: the first ``counts[0]`` are for trainer
             0, and so on.
         """
-        counts = np.zeros(self._num_trainers, np.int64)
-        by_range = sorted(split_by_range(ids, self.bounds), key=lambda found: int(self.trainers[found[0]]))
-        for which, positions in by_range:
-            counts[self.trainers[which]] += len(positions)
-        order = np.concatenate([positions for _, positions in by_range]) if by_range else np.empty(0, np.int64)
-        return order, counts
+        order, bounds = order_by_range(ids, self.bounds)
+        sizes = np.diff(bounds)
+        counts = np.zeros(len(self._begins) - 1, np.int64)
+        np.add.at(counts, self.trainers, sizes)
+        some = self._by_trainer[sizes[self._by_trainer] > 0]
+        if (np.diff(some) > 0).all():
+            return order, counts
+        return np.concatenate([order[bounds[which] : bounds[which + 1]] for which in some.tolist()]), counts
 
     def ranges(self, trainer: int | None = None) -> list[OwnedRange]:
         """The ranges that a trainer owns, by default this one; empty ranges are left out."""
+        which = self._me if trainer is None else trainer
         found = []
-        for r in np.flatnonzero(self.trainers == (self._me if trainer is None else trainer)).tolist():
+        for r in self._by_trainer[self._begins[which] : self._begins[which + 1]].tolist():
             first, last = self.bounds[r : r + 2].tolist()
             if first < last:
-                host = int(np.searchsorted(self._offsets, first, side="right")) - 1
+                host = int(self._hosts[r])
                 begin = int(self._offsets[host])
                 found.append(OwnedRange(host, first, last, slice(first - begin, last - begin)))
         return found

@@ -391,18 +391,21 @@ class RowServer:
             yield sends.popleft()
 
     def _stored(self, number: int, rows: Array, values: U8, row_bytes: int) -> Coroutine[bool]:
-        """Write rows as soon as nobody else writes, and return whether the window was still there."""
-        while (window := self._windows.get(number)) is not None and window.row_bytes == row_bytes:
-            if window.mutex.take(self._host):
-                table = window.words
-                assert table is not None
-                words = values.view(table.dtype).reshape(len(rows), table.shape[1])
-                scatter_rows(words, np.arange(len(rows)), table, rows.astype(np.int64))
-                window.win.Sync()
-                window.mutex.release(self._host)
-                return True
+        """Write rows when it is their turn, and return whether the window was still there."""
+        window = self._windows.get(number)
+        if window is None or window.row_bytes != row_bytes:
+            return False
+        mutex = window.mutex
+        ticket = mutex.draw(self._host)
+        while mutex.ahead(self._host, ticket):
             yield MPI.REQUEST_NULL
-        return False
+        table = self._table(number)
+        if table is not None:
+            words = values.view(table.dtype).reshape(len(rows), table.shape[1])
+            scatter_rows(words, np.arange(len(rows)), table, rows.astype(np.int64))
+            window.win.Sync()
+        mutex.release(self._host, ticket)
+        return table is not None
 
     def _table(self, number: int) -> Array | None:
         window = self._windows.get(number)

@@ -249,13 +249,16 @@ class RowCache:
         if count:
             self._store(rows[which[:count]], given[:count], positions[which[:count]], out)
 
-    def fill(self, rows: I64, out: Array) -> None:
-        """Keep ``rows`` (int64[n], distinct), which are in ``out`` as words, for good: in the next free slots."""
+    def fill(self, rows: I64, positions: I64, out: Array) -> None:
+        """Keep ``rows`` (int64[n], distinct) for good in the next free slots, as many as there are.
+
+        ``positions`` (int64[n]) says where they are in ``out``, as words.
+        """
         begin = int(self._mine.state[0])
         count = min(len(rows), self.per_trainer - begin)
         self._mine.state[0] += count
         given = (self._mine.first[0] + np.arange(begin, begin + count)).astype(np.int32)
-        self._store(rows[:count], given, np.arange(count), out)
+        self._store(rows[:count], given, positions[:count], out)
 
     def _store(self, rows: I64, given: I32, positions: I64, out: Array) -> None:
         self._win.Sync()  # nobody finds what was in these slots any more, before it is overwritten

@@ -13,7 +13,7 @@ from threading import Thread
 import numpy as np
 from mpi4py import MPI
 
-from mpigraph.arrays import I64, Array
+from mpigraph.arrays import I64, Array, Mask
 from mpigraph.errors import MPIGraphError
 from mpigraph.kernels.row_ops import as_words
 from mpigraph.mpi.agree import allgather_bytes, describe
@@ -119,6 +119,11 @@ class _Trial:
         hosts = len(self.world.hosts)
         return (trainer * hosts // len(self.world.trainer_ranks) + np.arange(min(hosts, _TARGETS))) % hosts
 
+    def triers(self, host: int) -> I64:
+        """The trainers of which a host is a target."""
+        hosts, trainers = len(self.world.hosts), len(self.world.trainer_ranks)
+        return np.flatnonzero((host - np.arange(trainers) * hosts // trainers) % hosts < min(hosts, _TARGETS))
+
     def slots(self, trainer: int, thread: int) -> I64:
         """The rows that a thread of a trainer writes: one of each of its targets."""
         return self.targets(trainer) * self.held + _HELD + trainer * self.num_threads + thread
@@ -130,12 +135,11 @@ class _Trial:
         begin = host * self.held
         expected = np.zeros((self.held, _WORDS), np.int32)
         expected[:_HELD] = known_rows(np.arange(begin, begin + _HELD))
-        for trainer in range(len(self.world.trainer_ranks)):
-            if host in self.targets(trainer):
-                for thread in range(self.num_threads):
-                    slot = _HELD + trainer * self.num_threads + thread
-                    expected[slot] = known_rows(np.array([begin + slot]))
-                    expected[-1, 0] += _ADDITIONS * self.adds_to(trainer, host)
+        trainers = self.triers(host)
+        slots = (_HELD + trainers[:, None] * self.num_threads + np.arange(self.num_threads)).ravel()
+        expected[slots] = known_rows(begin + slots)
+        adding = int(self.adds_to(trainers, host).sum())
+        expected[-1, 0] += _ADDITIONS * self.num_threads * adding
         wrong = np.flatnonzero((self.window.memory(host) != expected).any(axis=1))
         if not len(wrong):
             return ""
@@ -144,10 +148,10 @@ class _Trial:
             return f"the lock does not exclude: of {expected[-1, 0]} additions {found} are there"
         return f"row {wrong[0]} here is wrong after others wrote"
 
-    def adds_to(self, trainer: int, host: int) -> bool:
-        """Whether a trainer can hold the lock of a host, and read and write meanwhile."""
-        near = host in self.world.neighbourhood(trainer)[0]
-        return near or isinstance(self.service.transports[0], RmaTransport)
+    def adds_to(self, trainers: I64, host: int) -> Mask:
+        """bool[n]: which trainers can hold the lock of a host, and read and write meanwhile."""
+        near: Mask = self.world.nodes_of_trainers[trainers] == self.world.nodes_of_hosts[host]
+        return near | isinstance(self.service.transports[0], RmaTransport)
 
 
 def known_rows(rows: I64) -> Array:
@@ -191,7 +195,7 @@ class _Tester(Thread):
                 if fault := self._read(way, ids, which):
                     return fault
         for host in targets.tolist():
-            if self._trial.adds_to(self._trainer, host):
+            if self._trial.adds_to(np.array([self._trainer]), host)[0]:
                 for _ in range(_ADDITIONS):
                     self._add_one(host)
         return ""

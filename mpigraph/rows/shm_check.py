@@ -38,15 +38,17 @@ def check_shared_memory(world: World, nbytes: I64, what: str) -> None:
     Collective on ``world.comm``.
     """
     known = np.empty((world.size, 3), np.int64)
-    speaks = world.host_index == world.hosts_of_node(world.node_index)[0]
+    firsts = world.first_hosts()
+    speaks = world.host_index == firsts[world.node_index]
     world.comm.Allgather(np.array(_free_and_size(world) if speaks else _UNKNOWN, np.int64), known)
-    short = []
-    for node in range(world.num_nodes):
-        hosts = world.hosts_of_node(node)
-        free, size, place = known[world.hosts[hosts[0]]].tolist()
-        needed = sum(int(nbytes[host]) for host in hosts)
-        if 0 <= free < needed:
-            short.append((node, needed, free, size, len(hosts), _PLACES[place]))
+    free, size, place = known[world.hosts[firsts]].T
+    needed = np.zeros(world.num_nodes, np.int64)
+    np.add.at(needed, world.nodes_of_hosts, nbytes)
+    hosts = np.bincount(world.nodes_of_hosts)
+    short = [
+        (node, int(needed[node]), int(free[node]), int(size[node]), int(hosts[node]), _PLACES[int(place[node])])
+        for node in np.flatnonzero((free >= 0) & (free < needed)).tolist()
+    ]
     if short:
         raise _error(world, short, what)
 
@@ -76,8 +78,9 @@ def _shared_memory() -> tuple[int, int] | None:
 
 def _error(world: World, short: list[tuple[int, int, int, int, int, str]], what: str) -> SharedMemoryError:
     names = allgather_bytes(world.comm, os.uname().nodename.encode())
+    firsts = world.hosts[world.first_hosts()].tolist()
     lines = [
-        f"node {node} ({names[world.hosts[world.hosts_of_node(node)[0]]].decode()}) needs {needed / 2**20:.1f} MiB for "
+        f"node {node} ({names[firsts[node]].decode()}) needs {needed / 2**20:.1f} MiB for "
         f"its {hosts} host(s), and {place} has {free / 2**20:.1f} MiB free of {size / 2**20:.1f} MiB"
         for node, needed, free, size, hosts, place in short
     ]

@@ -177,23 +177,26 @@ class Control:
             written = [number for number, tensor in self._state.tensors.items() if tensor.written]
             mine = json.dumps({"args": args, "have": have, "dropped": sorted(self._dropped), "written": written})
             replies = allgather_bytes(self._world.comm, mine.encode())
-            of_ranks = [json.loads(reply) for reply in replies]
-            said = [of_ranks[rank] for rank in trainers]
-            for trainer, other in enumerate(said):
-                if other["args"] != said[0]["args"]:
+            parsed = {reply: json.loads(reply) for reply in set(replies)}  # most ranks say the same
+            said = [replies[rank] for rank in trainers.tolist()]
+            of_trainers = [parsed[reply] for reply in dict.fromkeys(said)]
+            meant = of_trainers[0]["args"]
+            for other in of_trainers:
+                if other["args"] != meant:
+                    trainer = next(t for t, reply in enumerate(said) if parsed[reply] is other)
                     raise everywhere(
                         CollectiveError(
                             f"trainers call {operation.name.lower()} with different arguments: "
-                            f"trainer 0 with {said[0]['args']}, trainer {trainer} with {other['args']}"
+                            f"trainer 0 with {meant}, trainer {trainer} with {other['args']}"
                         )
                     )
-            self._state.advance(set().union(*(other["written"] for other in of_ranks)), written)
-            self._free_dropped([set(other["dropped"]) for other in said])
+            self._state.advance(set().union(*(other["written"] for other in parsed.values())), written)
+            self._free_dropped([set(other["dropped"]) for other in of_trainers])
             if operation is not Operation.SHUTDOWN:
                 self._state.refresh()
-        held = {other["have"] for other in said}
+        held = {other["have"] for other in of_trainers}
         with self._world.watch(operation.name.lower(), _PATIENCE):
-            return _HANDLERS[operation](self._state, said[0]["args"] | {"have": held.pop() if len(held) == 1 else None})
+            return _HANDLERS[operation](self._state, meant | {"have": held.pop() if len(held) == 1 else None})
 
     def _fail(self, doing: str, error: Exception | None) -> NoReturn:
         """Raise what some trainers cannot do on all of them; a server only learns that there is nothing to do."""

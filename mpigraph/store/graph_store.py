@@ -12,6 +12,7 @@ from typing import Any
 from mpigraph.errors import MPIGraphError, PartitionError
 from mpigraph.mpi.agree import allgather_bytes, together
 from mpigraph.mpi.world import World
+from mpigraph.rows.mask_counts import MaskCounts, count_masks, is_mask
 from mpigraph.rows.row_tensor import Policy, RowTensor
 from mpigraph.rows.selection import choose_transport
 from mpigraph.rows.service import RowService
@@ -47,6 +48,7 @@ class GraphStore:
         rows: the transports of far rows, and how windows are allocated.
         measured: bytes a second of each transport, where they were measured at start.
         weights: tensors of edge weights that were prepared for sampling, by number.
+        counts: how many rows of a mask are selected, by number of the tensor.
 
     Collective on ``world.comm``: construction, :meth:`close` and every method that makes or frees something.
     """
@@ -70,6 +72,7 @@ class GraphStore:
         self.graph_of_number: dict[int, LoadedGraph] = {}
         self.tensors: dict[int, RowTensor] = {}
         self.weights: dict[int, EdgeWeights] = {}
+        self.counts: dict[int, MaskCounts] = {}
         self._next = 0
 
     def new_number(self) -> int:
@@ -135,6 +138,9 @@ class GraphStore:
             self.tensors[number].window.sync()
         with self.world.watch("loading features"):
             self.world.comm.Barrier()
+        for number in graph.features.values():
+            self.tensors[number].advance(True)  # the hosts have written them, as every rank knows
+        self._count_masks()
 
     def create_tensor(
         self, topology: Topology, name: str, policy: Policy, row_shape: Iterable[int], dtype: str
@@ -168,6 +174,25 @@ class GraphStore:
         Collective on ``world.comm``.
         """
         self.prepare_weights([number for number, weights in self.weights.items() if weights.stale])
+        self._count_masks()
+
+    def _count_masks(self) -> None:
+        """Count the selected rows of masks that were written. Collective on ``world.comm``."""
+        masks = [
+            tensor
+            for number, tensor in sorted(self.tensors.items())
+            if is_mask(tensor) and tensor.version and self._counts_of(tensor) is None
+        ]
+        for mask, counts in zip(masks, count_masks(self.world, masks), strict=True):
+            self.counts[mask.number] = counts
+
+    def _counts_of(self, tensor: RowTensor) -> MaskCounts | None:
+        counts = self.counts.get(tensor.number)
+        return counts if counts is not None and counts.version == tensor.version else None
+
+    def counts_of(self, tensor: RowTensor) -> MaskCounts | None:
+        """How many rows of a mask are selected; None if it is none, or was written since they were counted."""
+        return None if tensor.written else self._counts_of(tensor)
 
     def prepare_weights(self, numbers: Iterable[int]) -> None:
         """Make the tables to draw from of edge weights, or make them anew.
@@ -195,6 +220,7 @@ class GraphStore:
         Collective on ``world.comm``.
         """
         for number in sorted(numbers):
+            self.counts.pop(number, None)
             owners: tuple[dict[int, Any], ...] = (self.weights, self.tensors)
             for owner in owners:
                 thing = owner.pop(number, None)

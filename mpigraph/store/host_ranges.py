@@ -22,15 +22,12 @@ from mpigraph.store.staging import parts_of_hosts
 __all__ = ["check_name", "check_same", "cut_for_hosts"]
 
 
-def _cut_point(offsets: I64, host: int, num_hosts: int) -> int:
-    """Where host ``host`` begins on a row range that is divided into parts by ``offsets``."""
-    part, rest = divmod(host * (len(offsets) - 1), num_hosts)
-    begin = int(offsets[part])
-    return begin if rest == 0 else begin + (int(offsets[part + 1]) - begin) * rest // num_hosts
-
-
 def _cut_offsets(offsets: I64, num_hosts: int) -> I64:
-    return np.array([_cut_point(offsets, h, num_hosts) for h in range(num_hosts + 1)], np.int64)
+    """int64[H + 1]: where each host begins on a row range that is divided into parts by ``offsets``."""
+    part, rest = np.divmod(np.arange(num_hosts + 1) * (len(offsets) - 1), num_hosts)
+    rows = np.append(np.diff(offsets), 0)
+    cuts: I64 = offsets[part] + rows[part] * rest // num_hosts
+    return cuts
 
 
 def cut_for_hosts(world: World, files: PartFiles) -> RangeBook:
@@ -102,6 +99,8 @@ def check_same(gather: Callable[[bytes], list[bytes]], config: PartConfig) -> No
     """
     mine = f"{config.checksum} {config.identity} {config.path}"
     found = gather(mine.encode(errors="backslashreplace"))  # a path may be no text
+    if len(set(found)) == 1:
+        return
     ranks: dict[str, list[int]] = {}
     for rank, text in enumerate(found):
         ranks.setdefault(text.decode().split(" ", 1)[0], []).append(rank)

@@ -61,7 +61,7 @@ class Trace:
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> None:
         """See what the profiler sees."""
-        if frame.f_code.co_name == "produce" and inside(frame):
+        if frame.f_code.co_name == "produce" and event in ("call", "return") and inside(frame):
             self.tracing = not self.files if event == "call" else False  # one minibatch
         if event != "call" or not self.tracing or not inside(frame):
             return
@@ -105,7 +105,7 @@ def trace_minibatch(config: str) -> Trace:
     """Follow one minibatch of two hops with features; collective on the trainers."""
     g = dist.DistGraph("traced", part_config=config)
     seeds = dist.node_split(torch.ones(g.num_nodes(), dtype=torch.bool))
-    options = {"batch_size": 8, "features": ["feat"], "labels": ["label"], "num_prefetch": 1}
+    options = {"batch_size": 8, "features": ["feat"], "labels": ["label"], "num_prefetch": 1, "cache": None}
     loader = dist.DistNodeDataLoader(g, seeds, mg.dataloading.NeighborSampler([5, 5]), **options)
     for _ in loader:
         pass  # loads compiled loops

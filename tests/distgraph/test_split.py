@@ -7,7 +7,11 @@ from layouts import Job, Layout, SharedJob, needs_threads
 from oracle import NAME, NUM_NODES, open_graph
 
 import mpigraph.distributed as dist
+from mpigraph.distgraph.split import _bounds, _counted_share
 from mpigraph.errors import InvalidArgumentError, MaskLengthError
+from mpigraph.rows import mask_counts
+from mpigraph.rows.mask_counts import MaskCounts, block_bounds
+from mpigraph.rows.row_tensor import RowTensor
 from mpigraph.session.context import current
 
 MASKS = {
@@ -20,16 +24,23 @@ MASKS = {
 
 def shares_of(g: dist.DistGraph, mask: np.ndarray, even: bool) -> tuple[list[int], list[int]]:
     """This trainer's nodes and edges; the same by every kind of mask, and by every rank's reckoning."""
-    book, t = g.get_partition_book(), dist.DistTensor((NUM_NODES,), torch.float32)
+    book = g.get_partition_book()
+    t, counted, small = (dist.DistTensor((NUM_NODES,), kind) for kind in (torch.float32, torch.bool, torch.int8))
     if g.rank() == 0:
-        t[:] = torch.from_numpy(mask)
+        t[:] = counted[:] = small[:] = torch.from_numpy(mask)
+        assert torch.equal(
+            dist.node_split(counted, rank=0), dist.node_split(mask, book, rank=0)
+        )  # who wrote it reads it
     g.barrier()
-    shares = [dist.node_split(m, book, force_even=even) for m in (mask, torch.from_numpy(mask), t)]
+    assert all(current().state.counts_of(m.rows) for m in (counted, small))
+    assert current().state.counts_of(t.rows) is None
+    shares = [dist.node_split(m, book, force_even=even) for m in (mask, torch.from_numpy(mask), t, counted, small)]
     assert all(torch.equal(shares[0], share) for share in shares)
     assert shares[0].dtype == torch.int64
     assert torch.equal(shares[0], shares[0].sort()[0])
     for rank in range(current().num_trainers):
-        other = dist.node_split(t, rank=rank, force_even=even)
+        other = dist.node_split(counted, rank=rank, force_even=even)
+        assert torch.equal(other, dist.node_split(mask, book, rank=rank, force_even=even))
         assert rank != g.rank() or torch.equal(other, shares[0])
     edges = dist.edge_split(np.ones(g.num_edges(), bool), book, force_even=even)
     return shares[0].tolist(), edges.tolist()
@@ -84,6 +95,80 @@ def test_splits_read_again_only_what_they_need(job: SharedJob, oracle, monkeypat
 
     found = job.trainers.allgather(body())
     assert sum(found, []) == list(range(0, NUM_NODES, 3))
+
+
+class Pretended:
+    """A mask of so many entries that selects every ``step``-th one; it notes how many are read."""
+
+    def __init__(self, count: int, step: int) -> None:
+        self.step, self.shape, self.read = step, (count,), 0
+
+    def __getitem__(self, part: slice) -> np.ndarray:
+        self.read += part.stop - part.start
+        return np.arange(part.start, part.stop) % self.step == 0
+
+
+@pytest.mark.parametrize("hosts", [8, 64, 1024])
+@pytest.mark.parametrize("step", [1, 90])
+def test_a_trainer_of_a_thousand_reads_its_own_piece(hosts: int, step: int) -> None:
+    """Of 10^8 nodes. The counts, which each rank is sent, are O(hosts), as are the ends of the blocks it begins in."""
+    count, trainers = 10**8, 1024
+    bounds = block_bounds(np.arange(hosts + 1) * count // hosts)
+    selected = (bounds + step - 1) // step
+    counts = MaskCounts(bounds, np.diff(selected, axis=1), 1)
+    table = counts.counts.nbytes
+    assert table <= max(1 << 15, 8 * hosts)
+    whole = -(-count // step)
+    for trainer in (0, 511, 1023):
+        mask = Pretended(count, step)
+        ids = _counted_share(mask, counts.blocks(), trainer, trainers)
+        begin, end = _bounds(whole, trainer, trainers)
+        assert ids is not None and np.array_equal(ids, np.arange(begin, end) * step)
+        blocks = 2 * count // counts.counts.size  # in which it begins and ends
+        assert mask.read <= (end - begin) * step + blocks + 2
+        assert mask.read + table <= 2 * count / trainers  # and all of it 500 times less than the mask
+    wrong = MaskCounts(bounds, np.maximum(counts.counts - 1, 0), 1)
+    assert _counted_share(Pretended(count, step), wrong.blocks(), 5, trainers) is None
+
+
+def test_a_mask_is_counted_anew_when_it_was_written(job: SharedJob, oracle, monkeypatch: pytest.MonkeyPatch) -> None:
+    g = job.open(oracle(3))
+    book, read = g.get_partition_book(), []
+    gather = RowTensor.gather
+
+    def noted(self: RowTensor, ids: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        read.append(len(ids))
+        return gather(self, ids, out)
+
+    monkeypatch.setattr(RowTensor, "gather", noted)
+    t = dist.DistTensor((NUM_NODES,), torch.uint8)
+    for name in ("two", "third", "none", "third", "all"):
+        mask = MASKS[name] != 0
+        for owned in t._owned():
+            t[owned.first : owned.last] = torch.from_numpy(mask[owned.first : owned.last])
+        g.barrier()
+        read.clear()
+        mine = dist.node_split(t)
+        assert torch.equal(mine, dist.node_split(mask, book))
+        limit = int(mine[-1] - mine[0]) + 1 + 2 * 31 if len(mine) else 0  # blocks have less than 32 rows
+        assert sum(read) <= limit
+        job.trainers.Barrier()  # nobody writes while another reads; not the graph's, which counts versions
+    if g.rank() == 0:
+        t[:] = 0
+        assert len(dist.node_split(t)) == 0  # read whole: others do not know yet
+    g.barrier()
+    assert len(dist.node_split(t)) == 0
+
+
+def test_masks_that_came_with_the_graph_are_counted_when_it_is_loaded(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    state = current().state
+    masks = [t for t in state.tensors.values() if mask_counts.is_mask(t)]
+    assert masks
+    for t in masks:
+        counts = state.counts_of(t)
+        assert counts is not None and counts.counts.sum() == np.count_nonzero(t.gather(np.arange(t.shape[0])))
+    del g
 
 
 @needs_threads

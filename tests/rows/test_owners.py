@@ -4,9 +4,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from worlds import calls_of, pretended_world
 
 from mpigraph.kernels.row_ops import split_by_range
+from mpigraph.rows import shm_check
 from mpigraph.rows.owners import RowOwners
+from mpigraph.rows.shm_check import check_shared_memory
+from mpigraph.store.host_ranges import _cut_offsets
 
 
 @pytest.mark.parametrize("offsets", [[0, 10], [0, 4, 10], [0, 0, 7, 7, 10], [0, 3, 3, 3, 9, 10, 10]])
@@ -27,7 +31,8 @@ def test_positions_are_routed_to_owners_in_order() -> None:
         trainer_ranks=np.array([2, 3, 4, 5]),
         rank=4,
         hosts=np.array([0, 1]),
-        trainers_of_host=lambda host: [[2, 4], [3, 5]][host],
+        nodes_of_hosts=np.array([0, 1]),
+        nodes_of_trainers=np.array([0, 1, 0, 1]),
     )
     owners = RowOwners(world, np.array([0, 10, 30]))
     assert owners.bounds.tolist() == [0, 5, 10, 20, 30] and owners.trainers.tolist() == [0, 2, 1, 3]
@@ -41,3 +46,54 @@ def test_positions_are_routed_to_owners_in_order() -> None:
         (0, 5, 10, slice(5, 10))
     ]
     assert [(owned.host, owned.rows) for owned in owners.ranges(3)] == [(1, slice(10, 20))]
+
+
+@pytest.mark.parametrize("servers", [0, 1, 3])
+def test_owners_are_near_and_own_as_much_as_the_others(servers: int) -> None:
+    world = pretended_world(5, 7, servers, rank=9)
+    hosts = len(world.hosts)
+    offsets = np.append(0, np.cumsum(np.random.default_rng(1).integers(0, 60, hosts)))
+    owners = RowOwners(world, offsets)
+    begin = 0
+    for host in range(hosts):
+        near = [world.hosts[host]] if servers == 0 else world.trainers_of_host(host)
+        rows = int(offsets[host + 1] - offsets[host])
+        for k, rank in enumerate(near):
+            assert owners.bounds[begin + k] == offsets[host] + rows * k // len(near)
+            assert world.trainer_ranks[owners.trainers[begin + k]] == rank
+        begin += len(near)
+    assert owners.bounds[-1] == offsets[-1] and len(owners.bounds) == begin + 1
+    found = [owned for trainer in range(len(world.trainer_ranks)) for owned in owners.ranges(trainer)]
+    assert sum(owned.last - owned.first for owned in found) == offsets[-1]
+    assert all(offsets[owned.host] + owned.rows.start == owned.first for owned in found)
+    mine = int(np.searchsorted(world.trainer_ranks, world.rank))
+    assert owners.ranges() == (owners.ranges(mine) if world.is_trainer else [])
+
+
+@pytest.mark.parametrize("servers", [0, 1])
+def test_python_does_not_loop_over_thousands_of_ranks(servers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On 64 nodes of 128 ranks, where a call for each would be thousands."""
+
+    class Gathering:
+        def Allgather(self, mine: np.ndarray, known: np.ndarray) -> None:
+            known[:] = 1 << 40, 1 << 41, 0
+
+    monkeypatch.setattr(shm_check, "_free_and_size", lambda world: (1 << 40, 1 << 41, 0))
+    world = pretended_world(64, 128, servers)
+    world.comm = Gathering()
+    hosts = len(world.hosts)
+    offsets = np.arange(hosts + 1) * 1000
+    owners = RowOwners(world, offsets)
+    ids = np.random.default_rng(0).integers(0, 64_000, 1000)
+    owners.route(ids)  # compiled
+    works = [
+        lambda: RowOwners(world, offsets),
+        lambda: owners.ranges(77),
+        lambda: owners.route(np.sort(ids)) if servers == 0 else None,
+        lambda: world.neighbourhood(77),
+        lambda: world.trainers_of_host(hosts - 1),
+        lambda: world.first_hosts(),
+        lambda: check_shared_memory(world, np.full(hosts, 1 << 20), "rows"),
+        lambda: _cut_offsets(np.arange(65) * 10**6, hosts),
+    ]
+    assert all(calls_of(work) < 150 for work in works), [calls_of(work) for work in works]

@@ -78,8 +78,8 @@ def write_a_row_too_far(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def lock_that_all_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both threads of a trainer read before one of them writes: an addition is lost."""
-    monkeypatch.setattr(HostMutex, "take", lambda self, host: True)
-    monkeypatch.setattr(HostMutex, "release", lambda self, host: None)
+    monkeypatch.setattr(HostMutex, "ahead", lambda self, host, ticket: 0)
+    monkeypatch.setattr(HostMutex, "release", lambda self, host, ticket: None)
     put = RmaTransport.put
     both = Barrier(2)
 

@@ -1,10 +1,11 @@
 """Windows of rows and the locks of their hosts, near and far, in both ways of allocation."""
 
+import time
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from layouts import ALONE, FAR, Job, own_on_layouts
+from layouts import ALONE, FAR, Job, Layout, own_on_layouts
 from mpi4py import MPI
 from worlds import KINDS, row_values, rows_of, world_of
 
@@ -117,15 +118,36 @@ def test_a_mutex_excludes(layout: Job, kind: str) -> None:
         with pytest.raises(ZeroDivisionError), mutex.hold(0):
             raise ZeroDivisionError
         with mutex.hold(0):  # the lock was given back
-            assert not mutex.take(0)
-        world.comm.Barrier()
-        with pytest.raises(CollectiveError, match=r"write lock of rank \d+"):
-            mutex.release(world.rank % hosts)
+            pass
         window.sync()
+        world.comm.Barrier()
         assert window.gather(np.arange(hosts)).tolist() == [rounds * world.size] * hosts
         world.comm.Barrier()
         window.close()
         mutex.close()
+        mutex.close()
+
+
+@own_on_layouts([ALONE, FAR[0], Layout(3, 1, 0)])
+def test_writers_come_in_the_order_of_their_tickets(layout: Job) -> None:
+    """Whoever comes back, as often as it likes, comes behind all who wait."""
+    with rows_of(layout) as service:
+        world = service.world
+        mutex = HostMutex(world, far=not world.all_near)
+        for host in range(len(world.hosts)):
+            tickets = [mutex.draw(host), mutex.draw(host)]
+            assert sorted(sum(world.comm.allgather(tickets), [])) == list(range(2 * world.size))
+            first, second = tickets
+            while mutex.ahead(host, first):
+                time.sleep(1e-4)
+            third = mutex.draw(host)
+            mutex.release(host, first)
+            assert third >= 2 * world.size
+            for ticket in (second, third):
+                while mutex.ahead(host, ticket):
+                    time.sleep(1e-4)
+                mutex.release(host, ticket)
+            world.comm.Barrier()
         mutex.close()
 
 
@@ -135,9 +157,13 @@ def test_a_lock_that_was_lost_is_an_error(layout: Job) -> None:
     with rows_of(layout) as service:
         mutex = HostMutex(service.world, far=not service.world.all_near)
         if service.world.rank == 0:
-            with pytest.raises(MPIGraphError, match="write lock of rank 0 was lost: it holds 9 instead of 1"):
+            with pytest.raises(
+                CollectiveError, match="write lock of rank 0 was lost: it is the turn of 9 instead of 0"
+            ):
                 with mutex.hold(0):
-                    as_array(mutex._win.tomemory(), np.int64)[0] = 9
+                    as_array(mutex._win.tomemory(), np.int64)[8] = 9
+            with pytest.raises(CollectiveError, match="it is the turn of 10 instead of 1"), mutex.hold(0):
+                raise AssertionError("held a lock that was lost")
         service.world.comm.Barrier()
         mutex.close()
 

@@ -1,5 +1,6 @@
 """Worlds without a session, and rows for their windows, for tests of what lies below a session."""
 
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -46,6 +47,33 @@ def flat_world(comm: MPI.Intracomm) -> Iterator[World]:
     world = World(comm, 0, Config(ranks_per_node=1, timeout=WAIT))
     yield world
     world.close()
+
+
+def pretended_world(nodes: int, ranks_per_node: int, servers: int, rank: int = 0) -> World:
+    """What a rank of a large job knows of the others, without any communicator."""
+    world = World.__new__(World)
+    world.rank, world.size = rank, nodes * ranks_per_node
+    world.num_nodes, world.node_index = nodes, rank // ranks_per_node
+    world._node_of = np.repeat(np.arange(nodes), ranks_per_node)
+    world._domains = np.full(world.size, -1)
+    world._assign_roles(servers)
+    return world
+
+
+def calls_of(work: Callable[[], object]) -> int:
+    """How many functions are called from Python: what grows with the ranks where Python loops over them."""
+    count = 0
+
+    def note(frame: object, event: str, _: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(note)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return count
 
 
 def meet(world: World, progress: Callable[[], bool]) -> None:

@@ -11,8 +11,7 @@ What a minibatch gets is the same as without: rows that were written are fetched
 
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -23,49 +22,31 @@ from mpigraph.kernels.upcoming import NEVER, add_reads, number_missing, split_ne
 from mpigraph.rows.pool import RowPool
 from mpigraph.rows.row_cache import RowCache
 from mpigraph.rows.row_tensor import RowTensor
+from mpigraph.rows.transport import nothing
 from mpigraph.rows.window import RowWindow
 
-__all__ = ["CachedRows", "Counts", "Read", "UpcomingReads"]
+__all__ = ["CachedRows", "Read", "ReadCounts", "UpcomingReads"]
 
 _FETCHED_TOGETHER = 4 << 20  # bytes from which on a fetch of more minibatches makes messages no more efficient
 
 
 @dataclass
-class Counts:
-    """What was read through caches, and how long the stages of a loader took.
+class ReadCounts:
+    """What was read through caches.
 
     Attributes:
-        minibatches: how many were made.
-        far_rows: far rows that they read, each as often as a minibatch reads it.
-        fetched_rows: how many of them were fetched from their hosts; the rest was in a cache, or was fetched together
-            with the same row of another minibatch.
+        far_rows: far rows, each as often as a minibatch reads it.
+        cached_rows: how many of these were in a cache.
+        fetched_rows: how many were fetched from their hosts. The others came with the same row of another minibatch.
         fetched_bytes: their bytes.
-        cached_rows: how many were in a cache.
-        sample_seconds: sampling.
-        plan_seconds: finding out what is read when.
-        fetch_seconds: waiting for hosts, near rows being loaded meanwhile.
-        place_seconds: the rest of making minibatches: copies, moves to the device.
-        wait_seconds: how long the consumer waited for minibatches.
+        fetch_seconds: time of fetching, in which near rows are loaded, too.
     """
 
-    minibatches: int = 0
     far_rows: int = 0
+    cached_rows: int = 0
     fetched_rows: int = 0
     fetched_bytes: int = 0
-    cached_rows: int = 0
-    sample_seconds: float = 0.0
-    plan_seconds: float = 0.0
     fetch_seconds: float = 0.0
-    place_seconds: float = 0.0
-    wait_seconds: float = 0.0
-
-    def copy(self) -> "Counts":
-        """The counts as they are now."""
-        return Counts(**asdict(self))
-
-    def since(self, before: "Counts") -> "Counts":
-        """What was counted since ``before``."""
-        return Counts(**{f.name: getattr(self, f.name) - getattr(before, f.name) for f in fields(self)})
 
 
 @dataclass(frozen=True)
@@ -154,13 +135,13 @@ class UpcomingReads:
             positions = np.arange(self._pending, self._end)
             grown[positions & (len(grown) - 1)] = self.ring_next[positions & (len(self.ring_next) - 1)]
             self.ring_next = grown
-        if self._numbers.count > max(4 * needed, 1 << 16):  # most of them are of reads that were made
+        if self._numbers.count > max(2 * needed, 1 << 16):  # most of them are of reads that were made
             self._numbers.reset(np.empty(0, np.int64))
             self._last[:] = -1
             for k, read in enumerate(self.reads):
                 numbers = self._numbers.insert(read.rows)
                 self._last[numbers] = read.first + np.arange(len(numbers))
-                self.reads[k] = Read(read.batch, read.ids, read.near, read.far, read.rows, numbers, read.first)
+                self.reads[k] = replace(read, numbers=numbers)
 
     def clear(self) -> None:
         """The minibatches that were announced will not come."""
@@ -180,11 +161,33 @@ class CachedRows:
     """Reads rows of one tensor for minibatches that were announced, through a cache.
 
     One-sided: :meth:`read`.
+
+    Attributes:
+        rows: the tensor.
+        cache: the cache.
     """
 
     def __init__(
-        self, rows: RowTensor, cache: RowCache, upcoming: UpcomingReads, counts: Counts, pool: RowPool
+        self,
+        rows: RowTensor,
+        cache: RowCache,
+        upcoming: UpcomingReads,
+        counts: ReadCounts,
+        pool: RowPool,
+        hot: I64 | None = None,
     ) -> None:
+        """Begin with an empty cache.
+
+        Args:
+            rows: the tensor.
+            cache: the cache, empty.
+            upcoming: where what will be read is announced.
+            counts: where to count.
+            pool: memory for what is fetched.
+            hot: int64[n], rows that are kept all the time, and no others; those that are read soonest if None.
+        """
+        self._hot = hot
+        self._filled = -1
         self.rows = rows
         self.cache = cache
         self._upcoming = upcoming
@@ -211,20 +214,20 @@ class CachedRows:
         words = as_words(out)
         if not self.cache.refresh():
             self._stage = None
-            self._count(len(read.rows), 0, len(read.rows))
+            begin = time.perf_counter()
             window.gather(read.ids, out)
+            self._counts.fetch_seconds += time.perf_counter() - begin
+            self._count(len(read.rows), 0, len(read.rows))
             return
         version = self.rows.version
-
-        def load_near() -> None:
-            window.load(read.ids, read.near, words)
-
+        if self._hot is not None and self._filled != version:
+            self._fill(self._hot, version)
         slots, seen = self.cache.find(read.rows)
         stage = self._stage
         if stage is None or stage.version != version or read.batch not in stage.places:
-            self._stage = stage = self._fetch(read, slots, load_near)
+            self._stage = stage = self._fetch(read, slots, version, words)
         else:
-            load_near()
+            window.load(read.ids, read.near, words)
         lost = self.cache.load(read.rows, slots, seen, read.far, words)
         slots[lost] = -1
         places = stage.places.pop(read.batch)
@@ -236,10 +239,24 @@ class CachedRows:
         if len(late):
             self._fetch_late(read, late, words)
         self._count(len(read.rows), len(read.rows) - len(absent), len(late))
-        self.cache.keep(read.rows, slots, read.far, words, read.batch, read.first, self._upcoming.ring_next)
+        if self._hot is None:
+            self.cache.keep(read.rows, slots, read.far, words, read.batch, read.first, self._upcoming.ring_next)
 
-    def _fetch(self, read: Read, slots: I32, meanwhile: Callable[[], None]) -> _Stage:
-        """Fetch what this minibatch misses, and what the next ones miss as long as that is little."""
+    def _fill(self, hot: I64, version: int) -> None:
+        """Put rows into the empty slots, some at a time."""
+        step = max(1, _FETCHED_TOGETHER // self.rows.window.row_bytes)
+        for begin in range(0, len(hot), step):
+            some = hot[begin : begin + step]
+            places, fetched = self.rows.window.fetch(some, self._pool, nothing)
+            self.cache.fill(some, places, fetched)
+            self._count(0, 0, len(some))
+        self._filled = version
+
+    def _fetch(self, read: Read, slots: I32, version: int, words: Array) -> _Stage:
+        """Fetch what this minibatch misses, and what the next ones miss as long as that is little.
+
+        Meanwhile the near rows of this one are loaded into ``words``.
+        """
         begin = time.perf_counter()
         window = self.rows.window
         if len(self._staged) < self._upcoming.num_numbers:
@@ -258,7 +275,7 @@ class CachedRows:
             count = number_missing(found, other.numbers, other.rows, self._staged, self._base, count, mine, listed)
         self._base += count
         rows = listed[:count]
-        order, words = window.fetch(rows, self._pool, meanwhile)
+        order, fetched = window.fetch(rows, self._pool, lambda: window.load(read.ids, read.near, words))
         if count:
             for batch, at in places.items():
                 moved = order[np.maximum(at, 0)]
@@ -266,12 +283,12 @@ class CachedRows:
         self._counts.fetched_rows += count
         self._counts.fetched_bytes += count * window.row_bytes
         self._counts.fetch_seconds += time.perf_counter() - begin
-        return _Stage(self.rows.version, words, places)
+        return _Stage(version, fetched, places)
 
     def _fetch_late(self, read: Read, which: I64, words: Array) -> None:
         """Fetch rows that were to be found in slots, and are there no more."""
         window = self.rows.window
-        order, fetched = window.fetch(read.rows[which], self._pool, lambda: None)
+        order, fetched = window.fetch(read.rows[which], self._pool, nothing)
         gather_rows(fetched, order, read.far[which], words.view(fetched.dtype))
 
     def _count(self, asked: int, cached: int, late: int) -> None:

@@ -1,0 +1,167 @@
+"""What is kept in slots, beside a few lines of Python that know the whole trace."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mpigraph.arrays import I64
+from mpigraph.kernels.row_slots import admit, changed, find_slots, forget_uses, new_slots, note_reads, publish, touch
+from mpigraph.kernels.upcoming import AGAIN, NEVER, add_reads, number_missing, split_near
+
+
+class Cache:
+    """Slots of one trainer, through the kernels, as ``rows/row_cache.py`` calls them."""
+
+    def __init__(self, num_rows: int, slots: int, ahead: int) -> None:
+        self.hint, self.row_of = np.zeros(num_rows, np.int32), np.full(slots, -1, np.int64)
+        self.times = np.zeros(slots, np.int32)
+        self.mine = new_slots(0, slots, ahead)
+        self.ring_next = np.zeros(1 << 14, np.int32)
+        self.last = np.full(num_rows, -1, np.int64)
+        self.end = 0
+        self.firsts: dict[int, int] = {}
+        self.made = 0
+
+    def announce(self, batch: int, rows: I64) -> None:
+        fresh = np.empty(len(rows), np.bool_)
+        pending = self.firsts.get(self.made + 1, self.end)
+        add_reads(rows.astype(np.int32), batch, self.end, pending, self.last, self.ring_next, fresh)
+        self.firsts[batch] = self.end
+        self.end += len(rows)
+        note_reads(rows, fresh, batch, self.hint, self.row_of, self.mine)
+
+    def read(self, batch: int, rows: I64) -> int:
+        """Read rows, keep what is worth it, and return how many distinct ones were fetched."""
+        slots = np.empty(len(rows), np.int32)
+        find_slots(rows, self.hint, self.row_of, np.ones(1, np.bool_), max(len(self.row_of), 1), slots)
+        fetched = len(np.unique(rows[slots < 0]))
+        first = self.firsts[batch]
+        touch(rows, slots, batch, first, self.ring_next, self.mine)
+        given, which = np.empty(len(rows), np.int32), np.empty(len(rows), np.int64)
+        count = admit(rows, slots, first, self.ring_next, self.row_of, self.times, self.mine, given, which)
+        publish(rows[which[:count]], given[:count], self.hint, self.row_of)
+        self.made = batch
+        kept = self.row_of[self.row_of >= 0]
+        assert len(np.unique(kept)) == len(kept)
+        return fetched
+
+
+def best_possible(trace: list[I64], slots: int) -> int:
+    """How many rows are fetched by who keeps, after each minibatch, those that are read soonest."""
+    kept: set[int] = set()
+    fetched = 0
+    for batch, rows in enumerate(trace):
+        fetched += len(set(rows.tolist()) - kept)
+        next_use = {}
+        for row in kept | set(rows.tolist()):
+            later = [k for k in range(batch + 1, len(trace)) if row in trace[k]]
+            next_use[row] = later[0] if later else len(trace)
+        kept = set(sorted(next_use, key=lambda row: next_use[row])[:slots])
+    return fetched
+
+
+def random_trace(seed: int, batches: int, num_rows: int, most: int) -> list[I64]:
+    rng = np.random.default_rng(seed)
+    return [(num_rows * rng.random(rng.integers(0, most)) ** 3).astype(np.int64) for _ in range(batches)]
+
+
+@pytest.mark.parametrize(("seed", "slots"), [(0, 1), (1, 2), (2, 7), (3, 30), (4, 100)])
+def test_who_knows_all_minibatches_fetches_as_little_as_possible(seed: int, slots: int) -> None:
+    trace = random_trace(seed, 25, 100, 40)
+    cache = Cache(100, slots, len(trace))
+    for batch, rows in enumerate(trace, 1):
+        cache.announce(batch, rows)
+    assert sum(cache.read(batch, rows) for batch, rows in enumerate(trace, 1)) == best_possible(trace, slots)
+
+
+def test_more_minibatches_ahead_fetch_less() -> None:
+    trace = random_trace(9, 60, 200, 60)
+
+    def fetched(ahead: int) -> int:
+        cache = Cache(200, 30, ahead)
+        total = 0
+        for batch in range(1, len(trace) + 1):
+            known = len(cache.firsts)
+            for other in range(known + 1, min(batch + ahead, len(trace)) + 1):
+                cache.announce(other, trace[other - 1])
+            total += cache.read(batch, trace[batch - 1])
+        return total
+
+    found = [fetched(ahead) for ahead in (0, 3, 60)]
+    assert sum(len(np.unique(rows)) for rows in trace) > found[0] > found[1] > found[2]
+    assert found[2] == best_possible(trace, 30)
+
+
+def test_rows_that_nobody_is_known_to_read_stay_until_their_slot_is_wanted() -> None:
+    cache = Cache(10, 4, 3)
+    for batch, rows in enumerate([[0, 1, 2, 3], [0, 1, 2, 3], [4]], 1):
+        cache.announce(batch, np.array(rows))
+        assert cache.read(batch, np.array(rows)) == (len(rows) if batch != 2 else 0)
+    assert set(cache.row_of) == {0, 1, 2, 3}  # all were read twice; 4 once
+    cache.announce(4, np.array([5]))
+    cache.announce(5, np.array([5]))
+    cache.read(4, np.array([5]))
+    assert 5 in cache.row_of  # is known to be read again
+
+
+def test_what_was_announced_and_does_not_come_blocks_no_slot() -> None:
+    cache = Cache(10, 2, 4)
+    for batch in (1, 2, 3):
+        cache.announce(batch, np.array([0, 1]))
+    cache.read(1, np.array([0, 1]))
+    forget_uses(cache.mine)
+    assert (cache.mine.next_use == NEVER).all()
+    cache.made = 3  # the minibatches 2 and 3 were left out
+    for batch in (4, 5, 6):
+        cache.announce(batch, np.array([2, 3]))
+    assert [cache.read(batch, np.array([2, 3])) for batch in (4, 5, 6)] == [2, 0, 0]
+
+
+def test_links_between_reads() -> None:
+    ring_next, last = np.zeros(16, np.int32), np.full(4, -1, np.int64)
+    fresh = np.empty(3, np.bool_)
+    add_reads(np.array([0, 1, 0], np.int32), 7, 0, 0, last, ring_next, fresh)
+    assert fresh.tolist() == [True, True, False]
+    assert ring_next[:3].tolist() == [AGAIN, NEVER, NEVER]
+    add_reads(np.array([1, 2, 0], np.int32), 8, 3, 0, last, ring_next, fresh)
+    assert fresh.tolist() == [False, True, False]
+    assert ring_next[:6].tolist() == [AGAIN, 8, 8, NEVER, NEVER, NEVER]
+    add_reads(np.array([1], np.int32), 9, 6, 6, last, ring_next, fresh)  # all before was read
+    assert fresh[0]
+    assert ring_next[3] == NEVER
+
+
+@pytest.mark.parametrize("ranges", [[(0, 0)], [(3, 7)], [(0, 2), (5, 9)], []])
+def test_near_and_far(ranges: list[tuple[int, int]]) -> None:
+    ids = np.array([0, 8, 3, 3, 6, 1, 5], np.int64)
+    begins, ends = np.array(ranges, np.int64).reshape(-1, 2).T.copy()
+    near, far = np.empty(8, np.int64), np.empty(8, np.int64)
+    count = split_near(ids, begins, ends, near, far)
+    inside = [any(begin <= i < end for begin, end in ranges) for i in ids.tolist()]
+    assert near[:count].tolist() == np.flatnonzero(inside).tolist()
+    assert far[: len(ids) - count].tolist() == np.flatnonzero(np.logical_not(inside)).tolist()
+
+
+def test_places_of_what_is_fetched() -> None:
+    staged, listed = np.full(5, -1, np.int64), np.empty(8, np.int64)
+    places = np.empty(4, np.int32)
+    count = number_missing(
+        np.array([-1, 3, -1, -1], np.int32), np.array([0, 1, 2, 0], np.int32), np.array([10, 11, 12, 10]),
+        staged, 100, 0, places, listed,
+    )  # fmt: skip
+    assert (count, places.tolist(), listed[:2].tolist()) == (2, [0, -1, 1, 0], [10, 12])
+    more: Any = np.empty(2, np.int32)
+    count = number_missing(
+        np.array([-1, -1], np.int32), np.array([2, 4], np.int32), np.array([12, 14]), staged, 100, count, more, listed
+    )
+    assert (count, more.tolist(), listed[2]) == (3, [1, 2], 14)
+
+
+def test_a_slot_that_another_row_got_meanwhile_is_noticed() -> None:
+    rows, slots = np.array([4, 5, 6]), np.array([0, 1, 2], np.int32)
+    row_of, times = np.array([4, 5, 6]), np.array([1, 1, 1], np.int32)
+    seen, lost = times[slots], np.empty(4, np.int64)
+    times[0] += 1  # given to another row and back
+    row_of[2] = -1  # is being given to another one
+    assert lost[: changed(rows, slots, seen, row_of, times, lost)].tolist() == [0, 2]
