@@ -349,6 +349,7 @@ class RowServer:
             if self._replies and sum(self._replies.values()) + size > _MOST_BYTES:
                 break
             message = self._comm.Improbe(status.Get_source(), REQUEST)  # the one that was seen: no other thread is here
+            assert message is not None
             words = np.empty(size, np.uint8)
             self._replies[Task(self._reply(message, status.Get_source(), words))] = size
         return len(self._replies) > before
