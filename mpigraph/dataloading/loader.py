@@ -23,11 +23,11 @@ import torch
 from mpigraph.arrays import I64
 from mpigraph.dataloading.caches import CacheOptions, Epochs, Sizes, check_cache, open_caches
 from mpigraph.dataloading.fetcher import BlockFetcher, Stages
-from mpigraph.dataloading.pipeline import Answering, LoaderStats, Pipeline
 from mpigraph.dataloading.prefetch import Prefetch
 from mpigraph.dataloading.pyg_batches import pyg_node_stages
 from mpigraph.dataloading.sampler import BlockSampler
 from mpigraph.dataloading.seeds import SeedBatches, Seeds, TypedIds, agreed_steps, batch_bounds
+from mpigraph.dataloading.work_ahead import Answering, LoaderStats, Pipeline
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.typed_ids import Blocks, Names, NodeIds, by_ntype, unwrap_nodes
 from mpigraph.errors import ClosedError, InvalidArgumentError, check_integer

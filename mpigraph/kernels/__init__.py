@@ -21,6 +21,7 @@ from mpigraph.kernels.row_ops import (
 from mpigraph.kernels.row_slots import (
     admit,
     changed,
+    empty,
     find_slots,
     forget_uses,
     new_slots,
@@ -111,6 +112,7 @@ def _warm_up_caches() -> None:
         publish(rows, given, hint, row_of)
     changed(rows, slots, slots, row_of, times, listed)
     forget_uses(mine)
+    empty(mine)
     _warm_up_access()
 
 

@@ -18,7 +18,18 @@ from mpigraph.arrays import I32, I64, U8, Mask
 from mpigraph.kernels.prefetch_hint import prefetch
 from mpigraph.kernels.upcoming import AGAIN, NEVER
 
-__all__ = ["Slots", "admit", "changed", "find_slots", "forget_uses", "new_slots", "note_reads", "publish", "touch"]
+__all__ = [
+    "Slots",
+    "admit",
+    "changed",
+    "empty",
+    "find_slots",
+    "forget_uses",
+    "new_slots",
+    "note_reads",
+    "publish",
+    "touch",
+]
 
 _AHEAD = 16  # rows between a prefetch and its use
 _TURNS = 8  # slots that are looked at for a row that is read again
@@ -68,6 +79,18 @@ def new_slots(first: int, count: int, ahead: int) -> Slots:
         is_idle=np.zeros(count, np.bool_),
         state=np.array([0, 0, 0, -1], np.int64),
     )
+
+
+@njit(nogil=True, cache=True)
+def empty(mine: Slots) -> None:
+    """Forget what the slots have, and when it is read."""
+    used = mine.state[_USED]
+    mine.next_use[:used] = NEVER
+    mine.uses[:used] = 0
+    mine.is_idle[:used] = False
+    mine.lists[:] = -1
+    mine.state[:] = 0
+    mine.state[_LATEST] = -1
 
 
 @njit(nogil=True, cache=True)

@@ -28,6 +28,7 @@ from mpigraph.rows.window import RowWindow
 __all__ = ["CachedRows", "Read", "ReadCounts", "UpcomingReads"]
 
 _FETCHED_TOGETHER = 4 << 20  # bytes from which on a fetch of more minibatches makes messages no more efficient
+_MOST_TOGETHER = 16  # minibatches that are fetched for together
 
 
 @dataclass
@@ -128,7 +129,7 @@ class UpcomingReads:
         return self.reads[0].first if self.reads else self._end
 
     def _make_space(self, count: int) -> None:
-        """Have room for so many more far rows."""
+        """Make the ring large enough for so many more far rows."""
         needed = self._end + count - self._pending
         if needed > len(self.ring_next):
             grown = np.full(1 << (2 * needed).bit_length(), NEVER, np.int32)
@@ -188,6 +189,7 @@ class CachedRows:
         """
         self._hot = hot
         self._filled = -1
+        self._version = -1
         self.rows = rows
         self.cache = cache
         self._upcoming = upcoming
@@ -220,8 +222,9 @@ class CachedRows:
             self._count(len(read.rows), 0, len(read.rows))
             return
         version = self.rows.version
-        if self._hot is not None and self._filled != version:
+        if self._hot is not None and self._filled != version and self._version == version:
             self._fill(self._hot, version)
+        self._version = version  # rows that are written at every step are not worth filling a cache with
         slots, seen = self.cache.find(read.rows)
         stage = self._stage
         if stage is None or stage.version != version or read.batch not in stage.places:
@@ -265,7 +268,7 @@ class CachedRows:
         listed = np.empty(0, np.int64)
         count = 0
         for other in self._upcoming.reads:
-            if places and count * window.row_bytes > _FETCHED_TOGETHER:
+            if places and (count * window.row_bytes > _FETCHED_TOGETHER or len(places) == _MOST_TOGETHER):
                 break
             found = slots if other.batch == read.batch else self.cache.find(other.rows)[0]
             grown = np.empty(count + len(other.rows), np.int64)

@@ -18,6 +18,7 @@ from mpigraph.kernels.row_ops import as_words, gather_rows
 from mpigraph.kernels.row_slots import (
     admit,
     changed,
+    empty,
     find_slots,
     forget_uses,
     new_slots,
@@ -47,18 +48,19 @@ def far_rows(world: World, rows: RowTensor) -> int:
     return int(held.sum() - held[world.near].sum())
 
 
-def slots_for(world: World, tensors: Sequence[RowTensor], nbytes: int) -> list[int]:
+def slots_for(world: World, tensors: Sequence[RowTensor], nbytes: int, promised: int) -> list[int]:
     """How many slots each trainer of this node gets for each of some tensors.
 
     Args:
         world: the job.
         tensors: the tensors; each gets as much of the bytes as its far rows are of all far rows.
         nbytes: what they take together on this node; a part of what is free if below 0.
+        promised: bytes of what is free that other caches may take.
 
     Collective on ``world.node``.
     """
     if nbytes < 0:
-        free = np.array([_free(world)], np.int64)
+        free = np.array([_free(world) - promised], np.int64)
         world.node.Allreduce(MPI.IN_PLACE, free, op=MPI.MIN)  # ranks may look at different moments
         nbytes = max(int(free[0] * _OF_FREE), 0)
     slot = [tensor.window.row_bytes + _OF_SLOT for tensor in tensors]
@@ -89,6 +91,7 @@ class RowCache:
         number: the same on every rank, never used twice in a job.
         rows: the tensor.
         per_trainer: slots that each trainer of this node gives to rows.
+        nbytes: memory of the node that all of them take once they are full.
 
     Collective on ``world.comm``: construction and :meth:`close`.
     """
@@ -120,6 +123,7 @@ class RowCache:
             window.row_bytes * slots,
         ]
         ends = np.cumsum([-(-size // _LINE) * _LINE for size in sizes]).tolist()
+        self.nbytes: int = ends[-1]
         of_hosts = np.zeros(len(world.hosts), np.int64)
         of_hosts[world.hosts_of_node(world.node_index)[0]] = ends[-1]
         world.comm.Allreduce(MPI.IN_PLACE, of_hosts, op=MPI.MAX)
@@ -171,11 +175,17 @@ class RowCache:
         if self._versions[self._me] == _NO_VERSION:
             return
         self._versions[self._me] = _NO_VERSION
-        mine = slice(self._me * self.per_trainer, (self._me + 1) * self.per_trainer)
-        self._row_of[mine] = -1
-        self._times[mine] += 1
-        self._mine = new_slots(int(self._mine.first[0]), self.per_trainer, len(self._mine.lists) - 2)
+        first = int(self._mine.first[0])
+        used = slice(first, first + self.used)
+        self._row_of[used] = -1
+        self._times[used] += 1
+        empty(self._mine)
         self._win.Sync()
+
+    @property
+    def used(self) -> int:
+        """How many slots this trainer has given to rows."""
+        return int(self._mine.state[0])
 
     def forget_uses(self) -> None:
         """The minibatches that were announced will not come."""
@@ -186,7 +196,8 @@ class RowCache:
 
         ``fresh`` (bool[n]): no minibatch that was announced reads the row before.
         """
-        note_reads(rows, fresh, batch, self._hint, self._row_of, self._mine)
+        if self.per_trainer:
+            note_reads(rows, fresh, batch, self._hint, self._row_of, self._mine)
 
     def find(self, rows: I64) -> tuple[I32, I32]:
         """Where ``rows`` (int64[n]) are.
@@ -254,7 +265,7 @@ class RowCache:
 
         ``positions`` (int64[n]) says where they are in ``out``, as words.
         """
-        begin = int(self._mine.state[0])
+        begin = self.used
         count = min(len(rows), self.per_trainer - begin)
         self._mine.state[0] += count
         given = (self._mine.first[0] + np.arange(begin, begin + count)).astype(np.int32)

@@ -69,7 +69,8 @@ class State(GraphStore):
         made: dict[int, RowCache] = {}
         for numbers, nbytes in groups:
             tensors = [self.tensors[number] for number in numbers]
-            for tensor, slots in zip(tensors, slots_for(self.world, tensors, nbytes), strict=True):
+            promised = sum(cache.nbytes for cache in self.caches.values())
+            for tensor, slots in zip(tensors, slots_for(self.world, tensors, nbytes, promised), strict=True):
                 cache = RowCache(self.world, self.new_number(), tensor, slots, ahead)
                 made[tensor.number] = self.caches[cache.number] = cache
         return made
