@@ -11,7 +11,16 @@ from mpigraph.arrays import I32, I64, Array
 from mpigraph.kernels.memcopy import copy_row
 from mpigraph.kernels.prefetch_hint import prefetch
 
-__all__ = ["as_words", "find_runs", "gather_rows", "order_by_range", "place_ragged", "scatter_rows", "split_by_range"]
+__all__ = [
+    "as_words",
+    "find_runs",
+    "first_alike",
+    "gather_rows",
+    "order_by_range",
+    "place_ragged",
+    "scatter_rows",
+    "split_by_range",
+]
 
 _AHEAD, _ASKED = 8, 16  # rows between prefetching one and copying it; cache lines of a row prefetched at most
 
@@ -143,6 +152,24 @@ def find_runs(rows: I64) -> tuple[I64, I64, I64]:
     starts, lengths, place = (np.empty(len(rows), np.int64) for _ in range(3))
     runs = _fill_runs(rows, starts, lengths, place)
     return starts[:runs], lengths[:runs], place
+
+
+@njit(nogil=True, cache=True)
+def first_alike(rows: I64, table: I32, first: I64) -> int:
+    """Fill ``first[i]`` with the index of the first row that is the same; return how many have an earlier one.
+
+    ``table`` has a place for each row that there is; what lies in it is believed only where ``rows`` confirms it.
+    """
+    repeats = 0
+    for i in range(len(rows)):
+        j = table[rows[i]]
+        if 0 <= j < i and rows[j] == rows[i]:
+            first[i] = j
+            repeats += 1
+        else:
+            table[rows[i]] = i
+            first[i] = i
+    return repeats
 
 
 @njit(nogil=True, cache=True)

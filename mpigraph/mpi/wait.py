@@ -51,8 +51,9 @@ IN_ROUND = Policy(spins=5, first=1e-5, longest=1e-4)
 """The others take part now. Sleeps of milliseconds make a round of 0.1 ms one of 2.5 ms (4 ranks on 2 cores); spinning
 holds up the model in another thread, which then waits for the interpreter lock at each operation."""
 
-TRANSFER = Policy(spins=2, first=2e-5, longest=1e-4)
-"""Rows are travelling in pieces: MPI moves them when it is called, so longer sleeps hold them up."""
+TRANSFER = Policy(spins=2, first=2e-5, longest=3e-4)
+"""Rows are travelling in pieces: MPI moves them when it is called, so longer sleeps hold them up. Sockets hold what a
+stream of some GB/s brings meanwhile; with sleeps of 0.1 ms polling takes a tenth of the time that moving rows takes."""
 
 BLOCKED = Policy(spins=100, first=2e-5, longest=2e-5, yields=300)
 """This process can do nothing before the result is here, and a torch collective takes tens of microseconds. On a busy

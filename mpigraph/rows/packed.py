@@ -2,8 +2,8 @@
 
 A request is one message: window, number of rows, bytes of an id, tag of the reply, 0, then the ids (distinct rows,
 counted from the host's first one, 32 bits wide where they fit). The reply is the rows as they are stored, in the order
-of the ids, in chunks of :data:`CHUNK` bytes. A chunk of no bytes tells that the request cannot be answered: the window
-was closed, or the request makes no sense.
+of the ids, in equal chunks of one to two :data:`CHUNK` bytes, or in one of less. A chunk of no bytes tells that the
+request cannot be answered: the window was closed, or the request makes no sense.
 
 A request to write has the bytes of a row where the other has 0, and behind the ids, from a multiple of 8 on, the rows:
 one chunk. The host holds its lock while it stores them. The reply is one byte.
@@ -24,7 +24,7 @@ from mpi4py import MPI
 
 from mpigraph.arrays import I64, U8, Array
 from mpigraph.errors import ClosedError
-from mpigraph.kernels.row_ops import gather_rows, scatter_rows
+from mpigraph.kernels.row_ops import first_alike, gather_rows, scatter_rows
 from mpigraph.log import get_logger
 from mpigraph.mpi.agree import no_way_back
 from mpigraph.mpi.coroutine import Coroutine, Task, finish
@@ -43,19 +43,33 @@ from mpigraph.rows.transport import (
 
 __all__ = ["CHUNK", "REQUEST", "PackedTransport", "RowServer"]
 
-CHUNK = 4 << 20  # bytes: packing, sending and placing overlap, and memory stays small
+# bytes: packing, sending and placing overlap, and memory stays small; what is left over is no chunk of its own, because
+# UCX sends less than 3 MB over TCP in fragments of 64 kB that are copied, which costs both sides half as much again
+CHUNK = 4 << 20
 REQUEST = 0  # tag of a request; replies have others
 _TAGS = 1 << 15  # MPI allows at least this many
 _HEADER = 5 * 8  # bytes: window, rows, bytes of an id, tag of the reply, bytes of a row to write
 _OF_ONE = 3  # chunks in flight of one reply
 _OF_ALL = 24  # and of all replies together
+_MOST_REQUESTS = 64  # answered at once; the others wait with their senders
+_MOST_BYTES = 64 << 20  # of the requests that are answered at once, unless one alone has more
 _REFUSAL = np.empty(0, np.uint8)
 _STORED = np.ones(1, np.uint8)
 _SPARSE = 64  # rows held for each row wanted, above which a table of them is slower than sorting
 
 
-def _rows_per_chunk(row_bytes: int) -> int:
-    return max(1, CHUNK // row_bytes)
+def _rows_per_chunk(count: int, row_bytes: int) -> int:
+    """How many of ``count`` rows go in each chunk; the last has as many or a few less."""
+    chunks = max(1, min(count, count * row_bytes // CHUNK))
+    return max(1, -(-count // chunks))
+
+
+def _chunk(pool: RowPool, rows: int, like: Array) -> Array:
+    """Memory for a chunk of rows as those of ``like``; large ones are of one size, to be used again by any."""
+    nbytes = rows * like.shape[1] * like.itemsize
+    if not CHUNK <= nbytes <= 2 * CHUNK:
+        return pool.empty((rows, like.shape[1]), like.dtype)
+    return pool.empty((2 * CHUNK,), np.uint8)[:nbytes].view(like.dtype).reshape(rows, like.shape[1])
 
 
 def _chunks_in_flight(replies: int) -> int:
@@ -76,15 +90,15 @@ class _Wanted:
         repeats: int64[r], positions of further copies, and ``originals`` int64[r], the positions of the first ones.
     """
 
-    def __init__(self, wanted: RemoteRows) -> None:
-        first = _first_alike(wanted)
-        is_first = first == np.arange(len(first))
-        again = np.flatnonzero(~is_first)
+    def __init__(self, wanted: RemoteRows, pool: RowPool) -> None:
         self.rows = wanted.rows
         self.places = wanted.positions
-        self.repeats = self.places[again]
-        self.originals = self.places[first[again]]
-        if len(again):
+        first, again = _first_alike(wanted, pool)
+        self.repeats = self.originals = self.places[:0]
+        if again:
+            is_first = first == np.arange(len(first))
+            self.repeats = self.places[~is_first]
+            self.originals = self.places[first[~is_first]]
             self.rows = self.rows[is_first]
             self.places = self.places[is_first]
 
@@ -103,15 +117,14 @@ def _rows_at(id_bytes: int) -> int:
     return -(-id_bytes // 8) * 8
 
 
-def _first_alike(wanted: RemoteRows) -> I64:
-    """int64[n]: for each wanted row the index of the first that is the same."""
+def _first_alike(wanted: RemoteRows, pool: RowPool) -> tuple[I64, int]:
+    """int64[n], for each wanted row the index of the first that is the same; and how many have an earlier one."""
     count = len(wanted.rows)
     if wanted.held > _SPARSE * count:
         _, first, which = np.unique(wanted.rows, return_index=True, return_inverse=True)
-        return first[which]
-    table = np.empty(wanted.held, np.int64)  # only entries that were written are read
-    table[wanted.rows[::-1]] = np.arange(count - 1, -1, -1)
-    return table[wanted.rows]
+        return first[which], count - len(first)
+    found = np.empty(count, np.int64)
+    return found, first_alike(wanted.rows, pool.empty((wanted.held,), np.int32), found)
 
 
 class PackedTransport(Transport):
@@ -170,9 +183,10 @@ class PackedTransport(Transport):
         Returns:
             Whether the host could answer.
         """
-        distinct = _Wanted(wanted)
+        distinct = _Wanted(wanted, self._pool)
         tag = self._next_tag()
-        chunks = iter(range(0, len(distinct.rows), _rows_per_chunk(window.row_bytes)))
+        step = _rows_per_chunk(len(distinct.rows), window.row_bytes)
+        chunks = iter(range(0, len(distinct.rows), step))
         receives: deque[tuple[MPI.Request, int, Array, bool]] = deque()  # first row, chunk, in its place already
 
         def post() -> None:
@@ -180,10 +194,9 @@ class PackedTransport(Transport):
             begin = next(chunks, None)
             if begin is None:
                 return
-            places = distinct.places[begin : begin + _rows_per_chunk(window.row_bytes)]
+            places = distinct.places[begin : begin + step]
             in_place = places[-1] - places[0] == len(places) - 1 and len(distinct.repeats) == 0  # places ascend
-            shape = len(places), out.shape[1]
-            chunk = out[places[0] : places[-1] + 1] if in_place else self._pool.empty(shape, out.dtype)
+            chunk = out[places[0] : places[-1] + 1] if in_place else _chunk(self._pool, len(places), out)
             receives.append((self._comm.Irecv([_as_bytes(chunk), MPI.BYTE], wanted.rank, tag), begin, chunk, in_place))
 
         for _ in range(most):
@@ -230,7 +243,7 @@ class PackedTransport(Transport):
             Whether the host has stored them all.
         """
         rows, positions = last_of_equal(leaving)
-        step = _rows_per_chunk(window.row_bytes)
+        step = max(1, CHUNK // window.row_bytes)
         outstanding: deque[tuple[MPI.Request, MPI.Request]] = deque()
         stored = True
         for begin in range(0, len(rows), step):
@@ -283,7 +296,12 @@ def _answered(answer: MPI.Request, sending: MPI.Request) -> Coroutine[bool]:
 
 
 class RowServer:
-    """Answers requests for the rows that this rank holds, without ever waiting for a reader."""
+    """Answers requests for the rows that this rank holds, without ever waiting for a reader.
+
+    Requests are taken in as they came, up to bounds that keep memory small however many readers ask. The rest wait, and
+    not for ever: a reader is ready for its rows before it asks, and takes each host's as they come, so that every
+    request that was taken in is answered whether or not another one is.
+    """
 
     def __init__(self, comm: MPI.Intracomm, host: int, pool: RowPool, traffic: Traffic) -> None:
         """Answer what comes on ``comm``; this rank is ``host``, or -1."""
@@ -293,7 +311,7 @@ class RowServer:
         self._traffic = traffic
         self._lock = Lock()  # progress() may run in another thread than enter() and forget()
         self._windows: dict[int, WindowHandle] = {}
-        self._replies: list[Task[None]] = []
+        self._replies: dict[Task[None], int] = {}  # and the bytes of its request
 
     def enter(self, window: WindowHandle) -> None:
         """Answer for a window of which this rank holds rows."""
@@ -319,16 +337,21 @@ class RowServer:
                 for reply in self._replies:
                     if reply.done:
                         reply.result()  # an error ends the job
-                self._replies = [reply for reply in self._replies if not reply.done]
+                self._replies = {reply: size for reply, size in self._replies.items() if not reply.done}
             return accepted or moved
 
     def _accept(self) -> bool:
-        """Begin to receive the requests that have come; a long one arrives while its sender is elsewhere."""
+        """Begin to receive requests that have come; a long one arrives while its sender is elsewhere."""
         status = MPI.Status()
         before = len(self._replies)
-        while (message := self._comm.Improbe(MPI.ANY_SOURCE, REQUEST, status)) is not None:
-            words = np.empty(status.Get_count(MPI.BYTE), np.uint8)
-            self._replies.append(Task(self._reply(message, status.Get_source(), words)))
+        while len(self._replies) < _MOST_REQUESTS and self._comm.Iprobe(MPI.ANY_SOURCE, REQUEST, status):
+            size = status.Get_count(MPI.BYTE)
+            if self._replies and sum(self._replies.values()) + size > _MOST_BYTES:
+                break
+            message = self._comm.Improbe(status.Get_source(), REQUEST)  # the one that was seen: no other thread is here
+            assert message is not None
+            words = np.empty(size, np.uint8)
+            self._replies[Task(self._reply(message, status.Get_source(), words))] = size
         return len(self._replies) > before
 
     def _reply(self, message: MPI.Message, reader: int, words: U8) -> Coroutine[None]:
@@ -353,13 +376,13 @@ class RowServer:
             yield self._send(_STORED if stored else _REFUSAL, reader, tag)
             return
         sends: deque[MPI.Request] = deque()  # each keeps its chunk alive
-        for begin in range(0, len(rows), step := _rows_per_chunk(self._windows[number].row_bytes)):
+        for begin in range(0, len(rows), step := _rows_per_chunk(len(rows), self._windows[number].row_bytes)):
             table = self._table(number)
             if table is None:  # closed meanwhile
                 sends.append(self._send(_REFUSAL, reader, tag))
                 break
             some = rows[begin : begin + step].astype(np.int64)
-            chunk = self._pool.empty((len(some), table.shape[1]), table.dtype)
+            chunk = _chunk(self._pool, len(some), table)
             gather_rows(table, some, np.arange(len(some)), chunk)
             sends.append(self._send(chunk, reader, tag))
             # a chunk a step, so that other replies have their turn in between

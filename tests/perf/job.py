@@ -1,6 +1,6 @@
 """One rank of a distributed job, the same script for both systems; started by ``host_jobs.py``.
 
-    job.py train|pull|edges|hetero|sparse --system mpigraph|dgl --graph NAME --config FILE.json --out DIR
+    job.py train|loader|pull|edges|hetero|sparse --system mpigraph|dgl --graph NAME --config FILE.json --out DIR
 
 Every trainer writes ``DIR/trainer<rank>.json``. Times are lists over the steps, in seconds.
 """
@@ -50,7 +50,7 @@ class SAGE(nn.Module):
 
 def main():
     p = argparse.ArgumentParser()
-    p.add_argument("what", choices=("train", "pull", "edges", "hetero", "sparse"))
+    p.add_argument("what", choices=tuple(WORK))
     p.add_argument("--system", choices=("mpigraph", "dgl"), required=True)
     p.add_argument("--graph", required=True)
     p.add_argument("--config", required=True)
@@ -65,6 +65,7 @@ def main():
     p.add_argument("--warm", type=int, default=4, help="steps that are not timed")
     p.add_argument("--negatives", type=int, default=10, help="of each edge")
     p.add_argument("--gather", type=int, default=0, help="1: read the papers' features")
+    p.add_argument("--cache", default="default", help="of far rows: none, default or a size; mpigraph only")
     p.add_argument("--reverse", help="the reverse edge of each edge, an npy file")
     args = p.parse_args()
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
@@ -76,7 +77,7 @@ def main():
         lib.distributed.initialize(os.environ["DGL_IP_CONFIG"], use_graphbolt=args.graphbolt)
     torch.distributed.init_process_group("gloo")
     g = lib.distributed.DistGraph(args.graph, part_config=args.config)
-    found = {"train": train, "pull": pull, "edges": edges, "hetero": hetero, "sparse": sparse}[args.what](lib, g, args)
+    found = WORK[args.what](lib, g, args)
     path = args.out / f"trainer{torch.distributed.get_rank()}.json"
     path.write_text(json.dumps(found), encoding="utf-8")
     torch.distributed.barrier()
@@ -88,8 +89,11 @@ def make_loader(lib, g, args):
     sampler = lib.dataloading.NeighborSampler([int(fanout) for fanout in args.fanouts.split(",")])
     seeds = lib.distributed.node_split(g.ndata["train_mask"], g.get_partition_book(), force_even=True)
     make = (lib.dataloading if args.system == "dgl" else lib.distributed).DistNodeDataLoader
-    gathers = "features" in inspect.signature(make.__init__).parameters
+    parameters = inspect.signature(make.__init__).parameters
+    gathers = "features" in parameters
     rows = {"features": ["feat"], "labels": "label", "num_prefetch": args.num_prefetch} if gathers else {}
+    if "cache" in parameters and args.cache != "default":
+        rows["cache"] = None if args.cache == "none" else args.cache
     loader = make(g, seeds, sampler, batch_size=args.batch_size, shuffle=True, drop_last=True, **rows)
     if len(seeds) < args.batch_size:
         raise ValueError(f"{len(seeds)} seeds make no minibatch of {args.batch_size}")
@@ -134,6 +138,49 @@ def train(lib, g, args):
 def endless(loader, steps):
     """So many batches, of as many epochs as that takes; every trainer has the same number in each."""
     return itertools.islice(itertools.chain.from_iterable(itertools.repeat(loader)), steps)
+
+
+def loader(lib, g, args):
+    """Minibatches with their rows and labels; nothing is done with them."""
+    made, gathers = make_loader(lib, g, args)
+    found = {"batch": [], "edges": [], "inputs": []}
+    start = None
+    for step, (inputs, seeds, blocks) in enumerate(endless(made, args.warm + args.steps)):
+        if gathers:
+            feats, labels = blocks[0].srcdata["feat"], blocks[-1].dstdata["label"]
+        else:
+            feats, labels = g.ndata["feat"][inputs], g.ndata["label"][seeds]
+        if (len(feats), len(labels)) != (len(inputs), args.batch_size):
+            raise ValueError(
+                f"{len(feats)} rows of {len(inputs)} nodes, {len(labels)} labels of {args.batch_size} seeds"
+            )
+        if step >= args.warm:
+            found["batch"].append(time.perf_counter() - start)
+            found["edges"].append(sum(block.num_edges() for block in blocks))
+            found["inputs"].append(len(inputs))
+        if step == args.warm - 1:
+            before = host_totals()
+            begin = time.perf_counter()
+        start = time.perf_counter()
+    torch.distributed.barrier()  # what one trainer asks of the other's host counts until both are done
+    found["mean"] = [(time.perf_counter() - begin) / args.steps]
+    for name, now in host_totals().items():
+        found[name] = [(now - before[name]) / args.steps]
+    return found
+
+
+def host_totals():
+    """CPU seconds of all processes in this network namespace so far, and bytes that left it."""
+    mine, seconds = os.readlink("/proc/self/ns/net"), 0.0
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and os.readlink(entry / "ns/net") == mine:
+                times = (entry / "stat").read_text().rpartition(")")[2].split()[11:13]
+                seconds += sum(map(int, times)) / os.sysconf("SC_CLK_TCK")
+        except OSError:  # it has ended
+            continue
+    devices = (line.partition(":") for line in Path("/proc/net/dev").read_text().splitlines()[2:])
+    return {"cpu": seconds, "sent": sum(int(counts.split()[8]) for name, _, counts in devices if name.strip() != "lo")}
 
 
 def pull(lib, g, args):
@@ -235,6 +282,8 @@ def sparse(lib, g, args):
     step, cpu = zip(*times[args.warm :], strict=True)
     return {"step": step, "cpu": cpu, "rows": first}
 
+
+WORK = {"train": train, "loader": loader, "pull": pull, "edges": edges, "hetero": hetero, "sparse": sparse}
 
 if __name__ == "__main__":
     main()

@@ -8,12 +8,14 @@
 ``parts-2``, all parts one after the other, and fixed seeds) and ``dgl-2`` (the same parts in DGL's files, also for
 GraphBolt). ``DIR/mag`` holds the typed graph of ``mag.py``, ``parts-2`` with the reverse of every relation, ``nodes-2``
 (the part of each node) and ``dgl-2`` (``dgl_hetero.py``). What exists is kept. S takes half a minute and 1 GB of disk,
-products five minutes, 16 GiB of memory for METIS and 10 GB of disk, mag a minute and 1 GB of disk.
+products five minutes, 16 GiB of memory for METIS and 10 GB of disk (``--method multilevel``: 3 GiB), mag a minute and
+1 GB of disk.
 """
 
 import json
 import subprocess
 import sys
+from functools import partial
 
 import common
 import mag
@@ -29,7 +31,9 @@ BATCH, NUM_BATCHES = 1000, 16
 
 
 def main():
-    args = common.parser(__doc__, graphs=(*SIZES, "mag")).parse_args()
+    p = common.parser(__doc__, graphs=(*SIZES, "mag"))
+    p.add_argument("--method", choices=("metis", "multilevel"), default="metis", help="of the cut (%(default)s)")
+    args = p.parse_args()
     base = args.dir / args.graph
     base.mkdir(parents=True, exist_ok=True)
     if args.graph == "mag":
@@ -37,7 +41,8 @@ def main():
         return
     once(base / "data", lambda out: generate(args.graph, out))
     for parts in PARTS[args.graph]:
-        once(base / f"parts-{parts}", lambda out, parts=parts: partition(base / "data", args.graph, parts, out))
+        cut = partial(partition, base / "data", args.graph, parts, method=args.method)
+        once(base / f"parts-{parts}", cut)
     once(base / "flat-2", lambda out: flatten(base / "parts-2" / f"{args.graph}.json", out))
     dgl = common.dgl_python()
     if dgl is not None:
@@ -77,8 +82,8 @@ def generate(name, out):
     run(sys.executable, "-m", "mpigraph", "generate", *sizes, *mixing, "-o", out)
 
 
-def partition(data, name, parts, out, *options):
-    command = [sys.executable, "-m", "mpigraph", "partition", data, "--parts", parts, "--method", "metis"]
+def partition(data, name, parts, out, *options, method="metis"):
+    command = [sys.executable, "-m", "mpigraph", "partition", data, "--parts", parts, "--method", method]
     run(*command, "--balance-train", "--name", name, "-o", out, *options)
 
 

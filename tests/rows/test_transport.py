@@ -308,6 +308,47 @@ def test_setting_is_checked(layout: Job, monkeypatch: pytest.MonkeyPatch) -> Non
     layout.run(lambda: None)
 
 
+@own_on_layouts(FAR)
+@pytest.mark.parametrize("bound", ["requests", "bytes"])
+def test_requests_taken_in_at_once_are_bounded(
+    layout: Job, bound: str, small_chunks: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five threads of each trainer ask each host before it looks; all are answered."""
+    largest = 40 + 70 * 4
+    monkeypatch.setattr(
+        packed, "_MOST_REQUESTS" if bound == "requests" else "_MOST_BYTES", 2 if bound == "requests" else largest
+    )
+    with rows_of(layout, transport="packed") as service:
+        world = service.world
+        window = filled_window(service, (100,), "f4")
+        server = by_packing(service).server
+        advance, seen, wrong = server.progress, [], []
+
+        def progress() -> bool:
+            moved = advance()
+            seen.append(list(server._replies.values()))
+            return moved
+
+        def read() -> None:
+            ids = np.random.default_rng(world.rank).permutation(len(window))
+            wrong.extend([] if np.array_equal(window.gather(ids), row_values(ids, (100,), "f4")) else [world.rank])
+
+        monkeypatch.setattr(server, "progress", progress)
+        threads = [Thread(target=read) for _ in range(5 if world.is_trainer else 0)]
+        for thread in threads:
+            thread.start()
+        if not world.is_trainer:
+            time.sleep(0.1)
+        for thread in threads:
+            thread.join(WAIT)
+            assert not thread.is_alive()
+        meet(world, service.progress)
+        assert not wrong and all(len(sizes) <= 2 and sum(sizes) <= 2 * largest for sizes in seen)
+        if bound == "bytes":
+            assert all(len(sizes) < 2 or sum(sizes) <= largest for sizes in seen)
+        window.close()
+
+
 def test_requests_are_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mpigraph.rows.transport.MAX_ROWS", 3)
     wanted = [RemoteRows(5, 9, np.arange(7), np.arange(7)), RemoteRows(6, 9, np.arange(2), np.arange(2))]
