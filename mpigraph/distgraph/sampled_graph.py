@@ -53,8 +53,8 @@ class SampledGraph:
 
     What is wrong with the arguments of one trainer is raised on every trainer when hosts are far, by the round that all
     of them make. All methods that sample are collective on the trainers when hosts are far, and local when all are
-    near. Where requests go to their owners alone (``MPIGRAPH_SAMPLING=sparse``, the default of many ranks) they are
-    one-sided, need no other trainer, and raise here.
+    near. Where requests go to their owners alone (``MPIGRAPH_SAMPLING=sparse``, the default where MPI allows several
+    threads) they are one-sided, need no other trainer, and raise here.
 
     Attributes:
         session: the job that the graph belongs to.

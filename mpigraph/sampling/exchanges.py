@@ -1,4 +1,4 @@
-"""Which exchange of sampling requests a job has: what ``MPIGRAPH_SAMPLING`` says, else by the number of ranks."""
+"""Which exchange of sampling requests a job has: what ``MPIGRAPH_SAMPLING`` says, else what this MPI can do."""
 
 from collections.abc import Callable
 
@@ -19,13 +19,13 @@ __all__ = ["EXCHANGES", "open_exchange"]
 EXCHANGES: tuple[type[Exchange], ...] = (InStep, Sparse)
 """All exchanges: each is a possible value of ``MPIGRAPH_SAMPLING``."""
 
-_MANY = 64
-"""Ranks from which on requests go to owners alone (``tests/perf/README.md`` has the measurements). Nothing is measured
-at start: the exchange decides, too, whether some trainers may sample alone, which must not change from run to run."""
-
 
 def open_exchange(world: World, make_answer: Callable[[], Answer]) -> Exchange:
     """The exchange of a job; ``make_answer`` makes what answers requests, for one thread at a time.
+
+    Requests go to owners alone where they can: on two hosts that is faster already (``tests/perf/README.md``). Nothing
+    is measured at start: the exchange decides, too, whether some trainers may sample alone, which must not change from
+    run to run.
 
     Raises:
         InvalidArgumentError: ``MPIGRAPH_SAMPLING`` names none, or one that this MPI cannot do; on every rank.
@@ -35,7 +35,7 @@ def open_exchange(world: World, make_answer: Callable[[], Answer]) -> Exchange:
     setting = _setting(world)
     able = np.array([world.threads_may_communicate], np.int8)
     world.comm.Allreduce(MPI.IN_PLACE, able, op=MPI.MIN)
-    kind: type[Exchange] = Sparse if able[0] and world.size >= _MANY else InStep
+    kind: type[Exchange] = Sparse if able[0] else InStep
     if setting != "auto":
         kind = next(each for each in EXCHANGES if each.name == setting)
     if kind.needs_threads and not able[0]:
