@@ -277,7 +277,8 @@ except MemoryError:
     print("survived", flush=True)
 g.barrier()
 """
-    status, output, seconds = run_script(tmp_path, oracle(2), body, ranks=4, MPIGRAPH_RANKS_PER_NODE="2")
+    env = {"MPIGRAPH_RANKS_PER_NODE": "2", "MPIGRAPH_SAMPLING": "alltoallv"}
+    status, output, seconds = run_script(tmp_path, oracle(2), body, ranks=4, **env)
     assert status != 0 and seconds < SOON and "survived" not in output
     assert "uncaught exception on trainer 1/2 (rank 2)" in output and "no memory for the requests" in output
 
