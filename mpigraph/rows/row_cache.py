@@ -27,7 +27,7 @@ from mpigraph.kernels.row_slots import (
     touch,
 )
 from mpigraph.memory import free_memory
-from mpigraph.mpi.compat import as_array
+from mpigraph.mpi.compat import advise_large_pages, as_array
 from mpigraph.mpi.world import World
 from mpigraph.rows.row_tensor import RowTensor
 from mpigraph.rows.shm_check import check_shared_memory, free_shared_memory
@@ -134,6 +134,7 @@ class RowCache:
         first = np.array([world.node.rank if allocates else -1], np.int64)
         world.node.Allreduce(MPI.IN_PLACE, first, op=MPI.MAX)
         memory = as_array(self._win.Shared_query(int(first[0]))[0], np.uint8)[: ends[-1]]
+        advise_large_pages(memory)
         begins = [0, *ends[:-1]]
         hint, row_of, times, versions, table = (
             memory[begin : begin + size] for begin, size in zip(begins, sizes, strict=True)
