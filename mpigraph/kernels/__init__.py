@@ -13,6 +13,7 @@ from mpigraph.kernels.exclude import shorten_rows, step_over
 from mpigraph.kernels.rng import combine, fingerprint
 from mpigraph.kernels.row_ops import (
     find_runs,
+    first_alike,
     gather_rows,
     order_by_range,
     place_ragged,
@@ -54,6 +55,7 @@ def warm_up(compiling: Callable[[], None] | None = None) -> None:
     ranges.setflags(write=False)  # to numba another type, for which it compiles again; that of books
     order_by_range(ids, ranges)
     find_runs(ids)
+    first_alike(ids, np.empty(2, np.int32), np.empty(2, np.int64))
     dst = Destinations(ids, 1, False, key)
     rows = Candidates(*(np.empty(2, np.int64) for _ in range(5)))
     count_uniform(dst, indptr, 0, ids, rows, counts)

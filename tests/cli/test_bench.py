@@ -4,10 +4,12 @@ import json
 import re
 import sys
 
+import numpy as np
 import pytest
 from layouts import API, WAIT, WORLD, Layout, on_all, own_on_layouts
 
 from mpigraph.cli.bench import job, report
+from mpigraph.cli.bench.caching import SIZES, fetched, figures_of
 from mpigraph.cli.bench.figures import CATALOGUE, STAGES, Figure
 from mpigraph.cli.bench.settings import Settings
 from mpigraph.cli.bench.verdict import bottleneck, slowest_trainer, verdict
@@ -20,6 +22,7 @@ SMALL = {
 TOP = {"schema", "version", "time", "machine", "mpi", "layout", "settings", "figures", "verdict"}
 FAR = {
     "far_rma", "service_latency", "step_exchange", "step_far", "sampling_bytes_per_batch", "row_bytes_per_batch",
+    "cache_far", "cache_saved", "cache_floor", *(f"cache_{size}" for size in SIZES),
 }  # fmt: skip
 BEGINNINGS = [
     "starting the ranks", "generating a graph of 400 nodes and 4000 edges", "partitioning it into", "loading the graph",
@@ -70,7 +73,8 @@ def check_run(layout, monkeypatch, tmp_path, capsys):
     tables = layout.comm.allgather(told.out.count("copy of memory, one trainer"))
     assert tables == [1] + [0] * (layout.comm.size - 1)
     said = [line.removeprefix("bench: ") for line in told.err.splitlines() if line.startswith("bench: ")]
-    expected = BEGINNINGS if layout.comm.rank == 0 else []
+    expected = [*BEGINNINGS, *(["sampling an epoch"] if layout.layout.ranks_per_node else [])]
+    expected = expected if layout.comm.rank == 0 else []
     on_all(layout.comm, len(said) == len(expected) and all(map(str.startswith, said, expected)), f"said {said}")
     with open(out) as file:
         found = json.load(file)
@@ -291,6 +295,15 @@ def test_there_is_advice_for_every_stage():
         values = {name: 1.0 if name == stage else 0.0 for name in STAGES}
         assert bottleneck(values) == (stage, 1.0)
         assert verdict(crafted(values)).startswith(f"{STAGES[stage]}: 100% of the step; try ")
+
+
+def test_what_caches_of_other_sizes_fetch():
+    trace = [np.array(rows) for rows in ([0, 1, 0], [1], [0, 2], [1])]
+    assert [fetched(trace, 3, slots) for slots in (0, 1, 2, 3)] == [6, 4, 3, 3]
+    found = figures_of([10 * rows for rows in trace])
+    assert found["cache_far"] == 7 / 4 and found["cache_floor"] == 100 * 3 / 7
+    assert found["cache_50"] == 100 * 4 / 7  # one row of three
+    assert set(figures_of([np.empty(0, np.int64)]).values()) == {None}
 
 
 def invented():

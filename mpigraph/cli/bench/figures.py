@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
+from mpigraph.cli.bench.caching import SIZES
 from mpigraph.mpi.agree import allgather_bytes
 from mpigraph.mpi.world import World
 from mpigraph.rows.service import TRANSPORTS
@@ -68,6 +69,10 @@ CATALOGUE: dict[str, Entry] = {
     "messages_per_batch": Entry("traffic", "", "messages of a minibatch: asked and answered, sampling and rows"),
     "sampling_bytes_per_batch": Entry("traffic", "MB", "requests and answers of a minibatch's sampling"),
     "row_bytes_per_batch": Entry("traffic", "MB", "far rows of a minibatch, and their ids"),
+    "cache_far": Entry("cache", "", "far rows of a minibatch"),
+    "cache_saved": Entry("cache", "%", "of them were not fetched by the loader, with the cache that it has by default"),
+    **{f"cache_{size}": Entry("cache", "%", f"fetched if {size} % of what is read is kept") for size in SIZES},
+    "cache_floor": Entry("cache", "%", "fetched if all of it is kept: each row once, in these minibatches"),
     "start_python": Entry("start", "s", "process start to this command (imports)", combine="max"),
     "start_initialize": Entry("start", "s", "initialize(), with compiling if kernels are not cached", combine="max"),
     "start_load": Entry("start", "s", "DistGraph(): graph and features in memory", combine="max"),

@@ -114,6 +114,9 @@ def _measure(session: Session, settings: Settings, start: dict[str, float | None
     mine |= training.measure_stages(_STAGES * seconds)
     _say("measuring the training step with prefetching", session.rank)
     mine |= training.measure_prefetching(_PREFETCHING * seconds, mine["step_total"] or 1.0)
+    if not world.all_near:
+        _say("sampling an epoch, for caches of other sizes", session.rank)
+        mine |= training.simulate_caches()
     return mine | measure_memory(world)
 
 

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from mpigraph.cli.bench.caching import SIZES
 from mpigraph.cli.bench.figures import CATALOGUE, STAGES, Entry, Figure
 from mpigraph.cli.bench.settings import Settings
 from mpigraph.errors import InvalidArgumentError
@@ -126,7 +127,7 @@ def need_matplotlib() -> None:
 
 
 def draw(found: Mapping[str, Any], path: str) -> None:
-    """Draw where the time of a document's step goes.
+    """Draw where the time of a document's step goes, and what caches of far rows would fetch.
 
     For each trainer the stages of a step one after the other, and below them the step with prefetching: what the model
     waited and the rest.
@@ -135,8 +136,11 @@ def draw(found: Mapping[str, Any], path: str) -> None:
 
     layout = found["layout"]
     count = min(layout["trainers"], _MAX_TRAINERS_DRAWN)
-    picture = Picture(figsize=(9, 2 + 0.7 * count), layout="constrained")
-    axes = picture.subplots()
+    points = _cache_points(found["figures"])
+    picture = Picture(figsize=(12 if points else 9, max(3, 2 + 0.7 * count)), layout="constrained")
+    axes, *beside = picture.subplots(1, 1 + bool(points), width_ratios=[3, 1][: 1 + bool(points)], squeeze=False)[0]
+    for other in beside:
+        _draw_caches(points, other)
     for trainer in range(count):
         for y, sections in enumerate(_bars(found["figures"], trainer)):
             left = 0.0
@@ -153,6 +157,21 @@ def draw(found: Mapping[str, Any], path: str) -> None:
     picture.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, frameon=False)
     axes.set_title(f"{layout['trainers']} trainers, {layout['nodes']} node(s): {found['verdict'].partition(' (')[0]}")
     picture.savefig(path, dpi=150)
+
+
+def _cache_points(figures: Mapping[str, Any]) -> list[tuple[int, float]]:
+    """Percentage of what is read that a cache keeps, and of far rows that are fetched then; none if nothing is far."""
+    names = {size: f"cache_{size}" for size in SIZES} | {100: "cache_floor"}
+    values = [(size, figures[name]["value"]) for size, name in names.items()]
+    return [] if any(value is None for _, value in values) else [(0, 100.0), *values]
+
+
+def _draw_caches(points: list[tuple[int, float]], axes: Any) -> None:
+    axes.plot(*zip(*points, strict=True), marker="o", color=_COLORS["step_far"])
+    axes.set_xlabel("% of rows read that a cache keeps")
+    axes.set_ylabel("% of far rows fetched")
+    axes.set_ylim(0, 105)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def _number(value: float) -> str:

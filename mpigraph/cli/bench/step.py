@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from mpigraph.arrays import I64
+from mpigraph.cli.bench.caching import figures_of
 from mpigraph.cli.bench.micro import is_far, open_service
 from mpigraph.cli.bench.settings import Settings
 from mpigraph.dataloading.loader import DistNodeDataLoader
@@ -32,6 +33,7 @@ _NUM_CLASSES = 47
 _MIN_STEPS = 3
 _MAX_STEPS = 500
 _WARM_UP_STEPS = 2
+_MAX_TRACED = 100  # minibatches
 
 
 class _Sage(nn.Module):
@@ -51,7 +53,7 @@ class _Sage(nn.Module):
 class TrainingStep:
     """Sampling, gathering and computing on one trainer; every trainer has a model of its own.
 
-    Collective on the trainers: construction and the ``measure_`` methods.
+    Collective on the trainers: construction and the methods without ``_``.
     """
 
     def __init__(self, session: Session, g: DistGraph, feature: DistTensor, settings: Settings) -> None:
@@ -99,10 +101,23 @@ class TrainingStep:
             self._compute(blocks, blocks[0].srcdata[self._feature.name])
             begin = time.perf_counter()
             ends.append(begin)
+        stats = loader.stats()
         loader.close()
         step = (ends[-1] - ends[_WARM_UP_STEPS - 1]) / steps
         wait = sum(waits[_WARM_UP_STEPS:]) / steps
-        return {"step_prefetch": step * 1e3, "step_wait": wait * 1e3, "batches_per_s": 1 / step}
+        saved = 100 * stats.hit_rate if stats.far_rows else None
+        return {"step_prefetch": step * 1e3, "step_wait": wait * 1e3, "batches_per_s": 1 / step, "cache_saved": saved}
+
+    def simulate_caches(self) -> dict[str, float | None]:
+        """Return what caches of some sizes would fetch in an epoch, or the beginning of one. Collective likewise."""
+        epoch = -(-len(self._nodes) // max(1, self._batch_size))
+        batches = min(_MAX_TRACED, self._session.world.allreduce_minmax(epoch, largest=True))
+        window = self._feature.rows.window
+        trace = []
+        for seeds in self._batches(batches):
+            ids = self._sampler.sample_blocks(self._g, seeds)[2][0].srcdata[NID].numpy()
+            trace.append(ids[is_far(window, ids)])
+        return figures_of(trace)
 
     def _measure_stages(self, channel: Channel, seconds: float) -> dict[str, float | None]:
         warm_up = [self._one_step(channel, seeds) for seeds in self._batches(_WARM_UP_STEPS)]
