@@ -53,7 +53,7 @@ class _Sage(nn.Module):
 class TrainingStep:
     """Sampling, gathering and computing on one trainer; every trainer has a model of its own.
 
-    Collective on the trainers: construction and the methods without ``_``.
+    Collective on the trainers: construction and the ``measure_`` methods.
     """
 
     def __init__(self, session: Session, g: DistGraph, feature: DistTensor, settings: Settings) -> None:
@@ -109,7 +109,10 @@ class TrainingStep:
         return {"step_prefetch": step * 1e3, "step_wait": wait * 1e3, "batches_per_s": 1 / step, "cache_saved": saved}
 
     def simulate_caches(self) -> dict[str, float | None]:
-        """Return what caches of some sizes would fetch in an epoch, or the beginning of one. Collective likewise."""
+        """Return what caches of some sizes would fetch in an epoch, or the beginning of one.
+
+        Collective on the trainers.
+        """
         epoch = -(-len(self._nodes) // max(1, self._batch_size))
         batches = min(_MAX_TRACED, self._session.world.allreduce_minmax(epoch, largest=True))
         window = self._feature.rows.window
