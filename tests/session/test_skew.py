@@ -92,12 +92,15 @@ def test_a_trainer_alone_holds_up_nobody_for_good(tmp_path: Path, oracle, start:
 
 @pytest.mark.slow
 def test_what_one_trainer_samples_alone_across_nodes_ends_the_job_soon(tmp_path: Path, oracle) -> None:
-    """Far neighbours need every trainer: with the deadline of minutes, it is found out in seconds."""
+    """In rounds far neighbours need every trainer: with the deadline of minutes, it is found out in seconds."""
     body = "if rank == 0: dist.sample_neighbors(g, torch.arange(g.num_nodes()), 2)\ng.barrier()"
-    status, output, seconds = run_script(tmp_path, oracle(2), body, MPIGRAPH_TIMEOUT="600", **TWO_NODES)
+    env = TWO_NODES | {"MPIGRAPH_TIMEOUT": "600"}
+    status, output, seconds = run_script(tmp_path, oracle(2), body, MPIGRAPH_SAMPLING="alltoallv", **env)
     assert status != 0 and seconds < SOON
     assert "trainers wait for one another in different calls" in output
     assert re.search(r"trainer\(s\) 0: waiting in sampling round 0 of channel \d+ at script.py:\d+ for", output), output
+    status, output, _ = run_script(tmp_path, oracle(2), body, **env)  # requests go to owners alone
+    assert status == 0, output
     assert re.search(r"trainer\(s\) 1: waiting in barrier .* at script.py:\d+ for", output), output
 
 
