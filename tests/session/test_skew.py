@@ -99,9 +99,9 @@ def test_what_one_trainer_samples_alone_across_nodes_ends_the_job_soon(tmp_path:
     assert status != 0 and seconds < SOON
     assert "trainers wait for one another in different calls" in output
     assert re.search(r"trainer\(s\) 0: waiting in sampling round 0 of channel \d+ at script.py:\d+ for", output), output
+    assert re.search(r"trainer\(s\) 1: waiting in barrier .* at script.py:\d+ for", output), output
     status, output, _ = run_script(tmp_path, oracle(2), body, **env)  # requests go to owners alone
     assert status == 0, output
-    assert re.search(r"trainer\(s\) 1: waiting in barrier .* at script.py:\d+ for", output), output
 
 
 @pytest.mark.slow
