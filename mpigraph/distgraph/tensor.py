@@ -175,7 +175,8 @@ class DistTensor:
             device: where the rows are to be; that of ``out`` or the CPU if None. Rows for a GPU are collected in pinned
                 memory first, and are there when the call returns.
             pin_memory: put rows that stay on the CPU into pinned memory, which copies to a GPU need to be
-                asynchronous; without CUDA it makes no difference.
+                asynchronous; without CUDA it makes no difference. Keep the tensor until such a copy is complete: the
+                pool uses its memory again once nothing refers to it.
 
         Returns:
             [n, *row_shape], ``out`` itself if it was given.
