@@ -6,7 +6,7 @@ do. Runs on the communicator that it is given.
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NoReturn, TypeVar
 
@@ -14,12 +14,21 @@ import numpy as np
 from mpi4py import MPI
 
 from mpigraph import errors
-from mpigraph.errors import CollectiveError, MPIGraphError
+from mpigraph.errors import CollectiveError, InvalidArgumentError, MPIGraphError
 from mpigraph.mpi.abort import abort
 from mpigraph.mpi.coroutine import Coroutine, run
 from mpigraph.mpi.wait import PEERS_COMPUTE
 
-__all__ = ["agree", "allgather_bytes", "describe", "everywhere", "no_way_back", "raise_jointly", "together"]
+__all__ = [
+    "agree",
+    "allgather_bytes",
+    "describe",
+    "everywhere",
+    "first_choice",
+    "no_way_back",
+    "raise_jointly",
+    "together",
+]
 
 Error = TypeVar("Error", bound=MPIGraphError)
 
@@ -38,6 +47,21 @@ def _gather_bytes(comm: MPI.Comm, data: bytes) -> Coroutine[list[bytes]]:
     ends = np.cumsum(lengths)
     begins = ends - lengths
     return [everything[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
+
+
+def first_choice(comm: MPI.Comm, what: str, mine: str, choices: Sequence[str]) -> str:
+    """The first rank's setting, of which this rank has ``mine``: the environment may differ between nodes.
+
+    Raises:
+        InvalidArgumentError: it is none of the choices; on every rank.
+
+    Collective on ``comm``.
+    """
+    chosen = allgather_bytes(comm, mine.encode(errors="backslashreplace"))[0].decode()
+    if chosen not in choices:
+        listed = f"{', '.join(choices[:-1])} or {choices[-1]}"
+        raise everywhere(InvalidArgumentError(f"{what} must be {listed} (got {chosen!r})"))
+    return chosen
 
 
 def describe(error: BaseException) -> str:

@@ -20,7 +20,7 @@ from mpi4py import MPI
 
 from mpigraph.errors import CollectiveError, InvalidArgumentError
 from mpigraph.log import get_logger
-from mpigraph.mpi.agree import allgather_bytes, everywhere
+from mpigraph.mpi.agree import everywhere, first_choice
 from mpigraph.mpi.compat import distrusts_windows, library_version
 from mpigraph.mpi.world import World
 from mpigraph.rows.mutex import HostMutex
@@ -61,7 +61,9 @@ class RowService:
                 cannot do; on every rank.
         """
         self.world = world
-        setting = _transport_setting(world)
+        setting = first_choice(
+            world.comm, "transport", world.config.transport, ["auto", *(transport.name for transport in TRANSPORTS)]
+        )
         self.automatic = setting == "auto"
         self.kinds = _window_kinds(world, setting)
         self._setting = setting
@@ -144,16 +146,6 @@ class RowService:
     def outstanding(self) -> bool:
         """Whether anything that other ranks have asked of this one is not complete."""
         return any(transport.outstanding for transport in self.transports)
-
-
-def _transport_setting(world: World) -> str:
-    """The first rank's setting. Collective on ``world.comm``."""
-    allowed = ["auto", *(transport.name for transport in TRANSPORTS)]
-    setting = allgather_bytes(world.comm, world.config.transport.encode(errors="backslashreplace"))[0].decode()
-    if setting not in allowed:
-        choices = f"{', '.join(allowed[:-1])} or {allowed[-1]}"
-        raise everywhere(InvalidArgumentError(f"transport must be {choices} (got {setting!r})"))
-    return setting
 
 
 def shared_query_works(win: MPI.Win, ranks: Iterable[int], nbytes: int) -> bool:

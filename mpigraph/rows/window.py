@@ -203,12 +203,7 @@ class RowWindow:
         found = as_words(pool.empty((len(rows), *self.row_shape), self.dtype))
         ordered = rows[order]
         wanted = [
-            RemoteRows(
-                int(self.world.hosts[host]),
-                int(self.offsets[host + 1] - self.offsets[host]),
-                ordered[bounds[host] : bounds[host + 1]] - self.offsets[host],
-                np.arange(bounds[host], bounds[host + 1]),
-            )
+            self._far_rows(host, ordered, np.arange(bounds[host], bounds[host + 1]))
             for host in np.flatnonzero(np.diff(bounds)).tolist()
         ]
         reader = self.service.transport

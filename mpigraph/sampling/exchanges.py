@@ -7,7 +7,7 @@ from mpi4py import MPI
 
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.log import get_logger
-from mpigraph.mpi.agree import allgather_bytes, everywhere
+from mpigraph.mpi.agree import everywhere, first_choice
 from mpigraph.mpi.compat import library_version
 from mpigraph.mpi.world import World
 from mpigraph.sampling.channel import Answer, Exchange
@@ -32,7 +32,7 @@ def open_exchange(world: World, make_answer: Callable[[], Answer]) -> Exchange:
 
     Collective on ``world.comm``.
     """
-    setting = _setting(world)
+    setting = first_choice(world.comm, "sampling", world.config.sampling, ["auto", *(each.name for each in EXCHANGES)])
     able = np.array([world.threads_may_communicate], np.int8)
     world.comm.Allreduce(MPI.IN_PLACE, able, op=MPI.MIN)
     kind: type[Exchange] = Sparse if able[0] else InStep
@@ -48,13 +48,3 @@ def open_exchange(world: World, make_answer: Callable[[], Answer]) -> Exchange:
     if world.rank == 0 and not world.all_near:
         get_logger().info("sampling requests: %s", kind.name)
     return kind(world, make_answer)
-
-
-def _setting(world: World) -> str:
-    """The first rank's setting. Collective on ``world.comm``."""
-    allowed = ["auto", *(each.name for each in EXCHANGES)]
-    setting = allgather_bytes(world.comm, world.config.sampling.encode(errors="backslashreplace"))[0].decode()
-    if setting not in allowed:
-        choices = f"{', '.join(allowed[:-1])} or {allowed[-1]}"
-        raise everywhere(InvalidArgumentError(f"sampling must be {choices} (got {setting!r})"))
-    return setting

@@ -31,13 +31,13 @@ import torch
 
 import mpigraph as mg
 import mpigraph.distributed as dist
+from mpigraph.cli.bench.caching import fetched
 from mpigraph.rows.row_tensor import Policy
 from mpigraph.sampling.hot_rows import hot_rows
 from mpigraph.sampling.minibatch import SamplingPlan
 from mpigraph.session.context import current
 
 NODES = Policy(True, 0)
-NEVER = 2**31 - 1
 
 
 def main():
@@ -75,11 +75,11 @@ def main():
 
 
 def far_reads(g, seeds, fanouts, batch, begin, end):
-    """The far nodes that each minibatch of an epoch reads, int32."""
+    """The far nodes that each minibatch of an epoch reads."""
     sampler = mg.dataloading.NeighborSampler(fanouts)
     options = {"batch_size": batch, "shuffle": True, "features": [], "cache": None, "num_prefetch": 0}
     loader = dist.DistNodeDataLoader(g, torch.from_numpy(seeds), sampler, **options)
-    return [ids[(ids < begin) | (ids >= end)].int() for ids, _, _ in loader]
+    return [ids[(ids < begin) | (ids >= end)] for ids, _, _ in loader]
 
 
 def simulate(trace, num_nodes, kept, sizes):
@@ -93,38 +93,10 @@ def simulate(trace, num_nodes, kept, sizes):
     for size in sizes:
         oracle = most[: min(size, floor)]
         fixed = [total - int(counts[rows[:size]].sum()) for rows in (oracle, kept["vip"], kept["degree"])]
-        warm = simulate_belady(trace, size, num_nodes, oracle)
-        cold = simulate_belady(trace, size, num_nodes, oracle[:0])
+        warm = fetched([oracle, *trace], num_nodes, size) - len(oracle)  # as if a minibatch before had read these
+        cold = fetched(trace, num_nodes, size)
         found.append([total, *fixed, warm, cold, fixed[0] + len(oracle), floor])
     return found
-
-
-def simulate_belady(trace, capacity, num_rows, held):
-    """How many rows a cache fetches that knows all minibatches, and keeps after each those that are read soonest.
-
-    Args:
-        trace: int[n] distinct rows for each minibatch.
-        capacity: rows of the cache.
-        num_rows: rows are below this.
-        held: int[k], what the cache has at the beginning.
-    """
-    following = np.full(num_rows, NEVER, np.int32)  # by row the next minibatch that reads it
-    nexts = []
-    for number in reversed(range(len(trace))):
-        nexts.append(following[trace[number]])
-        following[trace[number]] = number
-    cached = np.zeros(num_rows, bool)
-    cached[held] = True
-    fetched = 0
-    for ids in trace:
-        fetched += len(ids) - int(np.count_nonzero(cached[ids]))
-        following[ids] = nexts.pop()
-        cached[ids] = True
-        some = np.flatnonzero(cached)
-        late = following[some]
-        if len(some) > capacity:
-            cached[some[np.argpartition(late, capacity)[capacity:]]] = False
-    return fetched
 
 
 def show(alphas, sizes, found):
