@@ -175,8 +175,7 @@ class DistTensor:
             device: where the rows are to be; that of ``out`` or the CPU if None. Rows for a GPU are collected in pinned
                 memory first, and are there when the call returns.
             pin_memory: put rows that stay on the CPU into pinned memory, which copies to a GPU need to be
-                asynchronous; without CUDA it makes no difference. Keep the tensor until such a copy is complete: the
-                pool uses its memory again once nothing refers to it.
+                asynchronous; without CUDA it makes no difference.
 
         Returns:
             [n, *row_shape], ``out`` itself if it was given.
@@ -198,8 +197,9 @@ class DistTensor:
         if out is not None and target.type == "cpu" and out.is_contiguous():
             rows.gather(ids, to_storage(out.detach(), rows.dtype))
             return out
-        pool = session.rows_pool(pin_memory or target.type == "cuda")
-        found = to_torch(rows.gather(ids, pool.empty(shape, storage_dtype(rows.dtype))), rows.dtype)
+        mine = pin_memory and target.type == "cpu" and out is None
+        memory = session.pinned if mine else session.rows_pool(target.type == "cuda").empty
+        found = to_torch(rows.gather(ids, memory(shape, storage_dtype(rows.dtype))), rows.dtype)
         return found.to(target) if out is None else out.copy_(found)
 
     def memory_for(self, count: int, device: torch.device | None) -> Array:

@@ -8,16 +8,18 @@ import atexit
 import sys
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, ClassVar
 from weakref import WeakValueDictionary
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from mpi4py import MPI
 
 from mpigraph import config as settings
-from mpigraph.arrays import U8
+from mpigraph.arrays import U8, Array
 from mpigraph.config import Config
 from mpigraph.errors import ClosedError, InvalidArgumentError, MPIGraphError, NotInitializedError, check_integer
 from mpigraph.kernels import warm_up
@@ -120,6 +122,16 @@ class Session:
         if self._pinned_pool is None:
             self._pinned_pool = RowPool(_pinned_memory)
         return self._pinned_pool
+
+    def pinned(self, shape: Sequence[int], dtype: npt.DTypeLike) -> Array:
+        """Pinned memory for the caller's own copies to a GPU; of the usual kind if torch has no CUDA.
+
+        Not of a pool: torch keeps it until copies that were begun from it are complete, even if nothing refers to it.
+        """
+        if not torch.cuda.is_available():
+            return self.pool.empty(shape, dtype)
+        nbytes = np.dtype(dtype).itemsize * int(np.prod(shape, dtype=np.int64))
+        return _pinned_memory(nbytes).view(dtype).reshape(shape)
 
     def open_service(self) -> NeighborService:
         """A sampling service with a channel of its own. Collective on the trainers."""

@@ -84,12 +84,12 @@ def test_pinned_memory_is_made_where_there_is_cuda(job: SharedJob, oracle, monke
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     found = t.gather([2, 1, 2], pin_memory=True)
     assert torch.equal(found, want) and len(made) == 1 and made[0] >= 60
-    where = found.data_ptr()
     del found
     gc.collect()
-    assert t.gather([2, 1, 2], pin_memory=True).data_ptr() == where and len(made) == 1  # the same memory again
+    t.gather([2, 1, 2], pin_memory=True)
+    assert len(made) == 2  # never memory from which the caller may still be copying
     t.gather([2, 1, 2])
-    assert len(made) == 1
+    assert len(made) == 2
 
 
 def test_a_pool_takes_its_memory_from_who_makes_it() -> None:
