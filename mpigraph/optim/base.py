@@ -200,6 +200,8 @@ class SparseOptimizer:
     def _exchange(self, outgoing: list[Outgoing], error: Exception | None, met: Callable[[], None]) -> Coroutine[None]:
         comm = self._session.world.trainers
         empty = self._session.pool.empty
+        for table in self._tables:
+            table.note_write()
         for number, mine in enumerate(outgoing):
             pushed = yield from push_rows(comm, self._what, self._key + number, mine, empty, error, met)
             try:

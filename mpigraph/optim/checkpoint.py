@@ -80,6 +80,11 @@ class Table:
         for tensor in self.tensors.values():
             tensor.rows.window.sync()
 
+    def note_write(self) -> None:
+        """Note that trainers write rows, in a call that all make: copies of far rows are old from now on."""
+        for tensor in self.tensors.values():
+            tensor.rows.note_write()
+
 
 def save(session: Session, path: str | os.PathLike[str], identity: Identity, tables: list[Table]) -> None:
     """Save tables into a directory, which is made if it does not exist.
@@ -133,6 +138,8 @@ def load(session: Session, path: str | os.PathLike[str], identity: Identity, tab
     with session.world.together(doing):
         index = _Index(directory / _INDEX)
         index.check(identity, tables)
+    for table in tables:
+        table.note_write()
     with session.world.together(doing), ExitStack() as opened:
         readers: dict[int, ShardReader] = {}
         for table in tables:

@@ -8,8 +8,12 @@ Rows are written in three ways, all of which a :class:`RowTensor` knows of: :met
 call. What a rank wrote travels with its next control call (``session/control.py``), in which every rank counts
 :attr:`~RowTensor.version` up. So what is derived from rows, such as tables of edge weights, compares versions to know
 whether it is still right, and every rank comes to the same answer.
+
+Any thread may write while the main thread makes a control call. So writes are numbered, and a call tells of those up to
+the number that it began with; later ones are for the next call.
 """
 
+import itertools
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -78,7 +82,8 @@ class RowTensor:
         self.policy = policy
         self.dtype = dtype
         self.version = 0
-        self._written = False
+        self._writes = itertools.count(1)
+        self._last_write = self._told = 0
         self._lent: list[weakref.ref[Array]] = []
         self.window = RowWindow(service, policy.offsets(book), row_shape, storage_dtype(dtype))
         self.shape = (len(self.window), *row_shape)
@@ -114,7 +119,7 @@ class RowTensor:
         try:
             self.window.scatter(ids, values)
         finally:
-            self._written = True  # afterwards: a control call that another thread makes meanwhile is too early
+            self.note_write()  # afterwards: a control call that another thread makes meanwhile is too early
 
     @contextmanager
     def writing(self, host: int) -> Iterator[Array]:
@@ -125,7 +130,7 @@ class RowTensor:
         finally:
             rows.flags.writeable = False
             self.window.sync()
-            self._written = True
+            self.note_write()
 
     def lend(self, host: int, rows: slice) -> Array:
         """Rows on near host ``host``, writable as long as the array, or any view of it, is alive.
@@ -135,21 +140,38 @@ class RowTensor:
         memory = self.window.memory(host)[rows]
         # the base of a view is the array at the end of the chain; the memoryview makes that this one
         lent = np.frombuffer(memoryview(memory.reshape(-1)), memory.dtype).reshape(memory.shape)  # type: ignore[arg-type]
-        self._lent.append(weakref.ref(lent if lent.base is None else lent.base))
+        self._lent.append(weakref.ref(lent if lent.base is None else lent.base, self._take_back))
         return lent
+
+    def _take_back(self, lent: "weakref.ref[Array]") -> None:
+        self.note_write()  # until now it may have been written
+        self._lent.remove(lent)
+
+    def note_write(self) -> None:
+        """Note that rows were written: by this rank, or by others in a call that all trainers make together."""
+        self._last_write = next(self._writes)
 
     @property
     def written(self) -> bool:
-        """Whether this rank wrote rows since the last control call, or lent them to somebody who may have."""
-        return self._written or bool(self._lent)
+        """Whether this rank knows of writes since the last control call, or lent rows to somebody who may write."""
+        return self._last_write != self._told or bool(self._lent)
 
-    def advance(self, mine: bool) -> None:
-        """Count the version up, as every rank does now; ``mine``: this rank's writes so far are among the reasons."""
+    @property
+    def last_write(self) -> int:
+        """The number of the last write that this rank knows of."""
+        return self._last_write
+
+    def advance(self, told: int | None) -> None:
+        """Count the version up, as every rank does now.
+
+        Args:
+            told: what :attr:`last_write` was when this rank told the others that rows are :attr:`written`; None if it
+                told nothing.
+        """
         self.version += 1
         self.window.sync()
-        if mine:
-            self._written = False
-            self._lent = [lent for lent in self._lent if lent() is not None]  # what died was written before this call
+        if told is not None:
+            self._told = told
 
     def close(self) -> None:
         """Free the rows; a second call does nothing."""

@@ -175,8 +175,8 @@ class Control:
         if operation is not Operation.SHUTDOWN and (header.statuses == FAILED).any():
             self._fail(doing, error)
         with self._world.watch(operation.name.lower()):
-            written = [number for number, tensor in self._state.tensors.items() if tensor.written]
-            mine = json.dumps({"args": args, "have": have, "dropped": sorted(self._dropped), "written": written})
+            written = {n: tensor.last_write for n, tensor in self._state.tensors.items() if tensor.written}
+            mine = json.dumps({"args": args, "have": have, "dropped": sorted(self._dropped), "written": list(written)})
             replies = allgather_bytes(self._world.comm, mine.encode())
             parsed = {reply: json.loads(reply) for reply in set(replies)}  # most ranks say the same
             said = [replies[rank] for rank in trainers.tolist()]

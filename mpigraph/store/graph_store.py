@@ -4,7 +4,7 @@ The methods that make or free something are collective and change the state of e
 numbers given out by counters agree. They are called through ``session/control.py``.
 """
 
-from collections.abc import Container, Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -49,6 +49,8 @@ class GraphStore:
         measured: bytes a second of each transport, where they were measured at start.
         weights: tensors of edge weights that were prepared for sampling, by number.
         counts: how many rows of a mask are selected, by number of the tensor.
+        newest_tensor: the number of the tensor that was opened last. Numbers only grow: one below it that is not among
+            the tensors was closed.
 
     Collective on ``world.comm``: construction, :meth:`close` and every method that makes or frees something.
     """
@@ -73,6 +75,7 @@ class GraphStore:
         self.tensors: dict[int, RowTensor] = {}
         self.weights: dict[int, EdgeWeights] = {}
         self.counts: dict[int, MaskCounts] = {}
+        self.newest_tensor = 0
         self._next = 0
 
     def new_number(self) -> int:
@@ -139,7 +142,8 @@ class GraphStore:
         with self.world.watch("loading features"):
             self.world.comm.Barrier()
         for number in graph.features.values():
-            self.tensors[number].advance(True)  # the hosts have written them, as every rank knows
+            tensor = self.tensors[number]
+            tensor.advance(tensor.last_write)  # the hosts have written them, as every rank knows
         self._count_masks()
 
     def create_tensor(
@@ -157,13 +161,17 @@ class GraphStore:
             dtype=dtype,
         )
         self.tensors[tensor.number] = tensor
+        self.newest_tensor = tensor.number
         return tensor
 
-    def advance(self, numbers: Iterable[int], mine: Container[int]) -> None:
-        """Count up the versions of tensors that some rank wrote (known on every rank), of which this rank ``mine``."""
+    def advance(self, numbers: Iterable[int], mine: Mapping[int, int]) -> None:
+        """Count up the versions of tensors that some rank wrote, known on every rank.
+
+        ``mine``: by number, the last write of which this rank has told.
+        """
         for number in numbers:
             if number in self.tensors:  # else it was freed before all ranks knew
-                self.tensors[number].advance(number in mine)
+                self.tensors[number].advance(mine.get(number))
 
     def refresh(self) -> None:
         """Make anew what was derived from rows of an earlier version.

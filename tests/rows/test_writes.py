@@ -1,11 +1,13 @@
 """Whoever writes rows, and however: versions say so on every rank, and what is derived from the rows is right."""
 
+import threading
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
-from layouts import SharedJob, everywhere, rotated
+from layouts import SharedJob, everywhere, needs_threads, rotated, several
+from mpi4py import MPI
 from oracle import NUM_NODES
 
 import mpigraph.distributed as dist
@@ -13,6 +15,9 @@ from mpigraph import EID
 from mpigraph.dataloading import NeighborSampler
 from mpigraph.distgraph.dtypes import to_torch
 from mpigraph.distributed.optim import SparseAdam
+from mpigraph.mpi.agree import allgather_bytes
+from mpigraph.sampling.protocol import Operation
+from mpigraph.session import control
 from mpigraph.session.context import current
 
 Write = Callable[[dist.DistTensor, torch.Tensor], None]
@@ -159,8 +164,9 @@ def test_optimizers_and_their_files_write_rows(job: SharedJob, oracle, tmp_path)
     g.barrier()
     assert [versions(job, t) for t in tensors] == [version + 1 for version in before]
     emb(torch.arange(0)).sum().backward()
-    optimizer.step()  # nothing to update
+    optimizer.step()  # nothing to update, which no trainer knows of the others
     g.barrier()
+    before = [version + 1 for version in before]
     assert [versions(job, t) for t in tensors] == [version + 1 for version in before]
     path = job.one_has(lambda: str(tmp_path / "saved"))
     optimizer.save(path)
@@ -169,6 +175,54 @@ def test_optimizers_and_their_files_write_rows(job: SharedJob, oracle, tmp_path)
     optimizer.load(path)
     g.barrier()
     assert [versions(job, t) for t in tensors] == [version + 2 for version in before]
+
+
+def test_every_trainer_knows_at_once_what_an_optimizer_writes(job: SharedJob, oracle, tmp_path) -> None:
+    """Also who owns none of the rows: it may have copies of them."""
+    job.open(oracle(3))
+    emb = dist.DistEmbedding(NUM_NODES, 2, "e")
+    optimizer = SparseAdam([emb], lr=0.1)
+    current().control.call(Operation.BARRIER)
+    assert not emb.weight.rows.written
+    emb(torch.arange(1 if current().rank == 0 else 0)).sum().backward()
+    optimizer.step()
+    assert emb.weight.rows.written
+    path = job.one_has(lambda: str(tmp_path / "saved"))
+    optimizer.save(path)
+    current().control.call(Operation.BARRIER)
+    assert not emb.weight.rows.written
+    optimizer.load(path)
+    assert emb.weight.rows.written
+
+
+@needs_threads
+@several
+def test_what_a_thread_writes_during_a_control_call_is_told_by_the_next(
+    job: SharedJob, oracle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    g = job.open(oracle(3))
+    t = dist.DistTensor((NUM_NODES,), torch.int64)
+    g.barrier()
+    before = versions(job, t)
+
+    def write() -> None:
+        t[0] = 1
+
+    def told(comm: MPI.Comm, mine: bytes) -> list[bytes]:
+        thread = threading.Thread(target=write)  # after this rank has said what it wrote
+        thread.start()
+        thread.join()
+        return allgather_bytes(comm, mine)
+
+    if g.rank() == 0:
+        write()
+        monkeypatch.setattr(control, "allgather_bytes", told)
+    g.barrier()
+    assert versions(job, t) == before + 1
+    monkeypatch.undo()
+    assert t.rows.written == (g.rank() == 0)
+    g.barrier()
+    assert versions(job, t) == before + 2 and not t.rows.written
 
 
 def test_loading_writes_rows(job: SharedJob, oracle) -> None:
