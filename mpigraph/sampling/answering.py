@@ -3,7 +3,7 @@
 import numpy as np
 
 from mpigraph.arrays import I64, U8, Array
-from mpigraph.errors import CollectiveError
+from mpigraph.errors import ClosedError, CollectiveError
 from mpigraph.sampling.local import Buffers, LocalSampling, look_up_edges
 from mpigraph.sampling.protocol import EdgeQuery, Kind, Request, neighbor_arrays, pack_answer, unpack_requests
 from mpigraph.sampling.workers import Workers
@@ -29,6 +29,7 @@ class Answers:
 
         Raises:
             NotOpenHere: a graph or a tensor of weights that is not open.
+            ClosedError: a tensor of weights was closed.
             GraphDataError: an edge weight is negative, infinite or NaN.
         """
         arrays: list[Array] = []
@@ -44,6 +45,8 @@ class Answers:
         if isinstance(request, EdgeQuery) or request.kind is not Kind.WEIGHTED:
             return
         if request.weights not in state.tensors:
+            if request.weights <= state.newest_tensor:
+                raise ClosedError(f"edge weights number {request.weights} were closed")
             raise NotOpenHere(f"edge weights number {request.weights} are not open on rank {state.world.rank}")
 
     def _answer_one(self, request: Request) -> list[Array]:

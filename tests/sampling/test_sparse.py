@@ -20,8 +20,9 @@ import mpigraph.distributed as dist
 from mpigraph.errors import ClosedError, CollectiveError, GraphDataError, InvalidArgumentError, OutOfRangeError
 from mpigraph.mpi.world import World
 from mpigraph.sampling import sparse
-from mpigraph.sampling.answering import NotOpenHere
+from mpigraph.sampling.answering import Answers, NotOpenHere
 from mpigraph.sampling.exchanges import open_exchange
+from mpigraph.sampling.protocol import Kind, RelationRequest, pack_request
 from mpigraph.sampling.sparse import FIRST, Sparse
 from mpigraph.session.context import current
 
@@ -192,6 +193,22 @@ def test_loaders_and_the_main_thread_at_once(job: SharedJob, oracle) -> None:
     on_all(job.trainers, not wrong, f"{wrong}")
     for loader in loaders:
         loader.close()
+
+
+@far
+def test_who_asks_for_what_was_closed_does_not_wait_for_it(job: SharedJob, oracle) -> None:
+    """A thread may ask while others close what it samples with; what is to be opened yet has a higher number."""
+    g = job.open(oracle(3))
+    state = current().state
+    weights = dist.DistTensor((g.num_edges(),), torch.float32, part_policy=g.edata["weight"].part_policy)
+    closed = weights.rows.number
+    weights.close()
+    (graph,) = state.graphs.values()
+    for number, error in ((closed, ClosedError), (closed + 1, NotOpenHere)):
+        request = RelationRequest(graph.number, 0, np.arange(2), 1, False, False, np.uint64(0), Kind.WEIGHTED, number)
+        words = np.concatenate(pack_request(request, request.ids, request.excluded))
+        with pytest.raises(error):
+            Answers(state).answer(words)
 
 
 @far
