@@ -22,11 +22,13 @@ __all__ = [
     "Slots",
     "admit",
     "changed",
+    "confirm_slots",
     "empty",
     "find_slots",
     "forget_uses",
     "new_slots",
     "note_reads",
+    "note_times",
     "publish",
     "touch",
 ]
@@ -106,7 +108,6 @@ def find_slots(rows: I64, hint: I32, row_of: I64, valid: Mask, per_trainer: int,
         slots: filled.
     """
     n = len(rows)
-    missing = 0
     for i in range(n):
         if i + _AHEAD < n:
             prefetch(hint, rows[i + _AHEAD])
@@ -114,11 +115,33 @@ def find_slots(rows: I64, hint: I32, row_of: I64, valid: Mask, per_trainer: int,
         slots[i] = slot
         if slot >= 0:
             prefetch(row_of, np.int64(slot))
+    return confirm_slots(rows, row_of, valid, per_trainer, slots)
+
+
+@njit(nogil=True, cache=True)
+def note_times(rows: I64, hint: I32, times: I32, slots: I32, seen: I32) -> None:
+    """Fill int32[n], the slot that may have each row, -1 if none, and ``times`` of it, before that is confirmed."""
+    n = len(rows)
     for i in range(n):
-        slot = np.int64(slots[i])
-        if slot >= 0 and (row_of[slot] != rows[i] or not valid[slot // per_trainer]):
-            slot = -1
+        if i + _AHEAD < n:
+            prefetch(hint, rows[i + _AHEAD])
+        slot = hint[rows[i]] - 1
         slots[i] = slot
+        if slot >= 0:
+            prefetch(times, np.int64(slot))
+    for i in range(n):
+        seen[i] = times[max(slots[i], 0)]
+
+
+@njit(nogil=True, cache=True)
+def confirm_slots(rows: I64, row_of: I64, valid: Mask, per_trainer: int, slots: I32) -> int:
+    """Put -1 in place of ``slots`` that do not have their row; return how many have none. See :func:`find_slots`."""
+    n = len(rows)
+    missing = 0
+    for i in range(n):
+        slot = int(slots[i])
+        if slot >= 0 and (row_of[slot] != rows[i] or not valid[slot // per_trainer]):
+            slots[i] = slot = -1
         missing += slot < 0
     return missing
 
@@ -130,7 +153,7 @@ def changed(rows: I64, slots: I32, seen: I32, row_of: I64, times: I32, positions
     Args:
         rows: int64[n].
         slots: int32[n], where they were found.
-        seen: int32[n], ``times[slots]`` from before they were found.
+        seen: int32[n], ``times[slots]`` from before they were confirmed to have the rows.
         row_of: int64[slots].
         times: int32[slots], how often each slot was given to a row.
         positions: int64[n + 1], filled.

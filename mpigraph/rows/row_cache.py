@@ -18,11 +18,13 @@ from mpigraph.kernels.row_ops import as_words, gather_rows
 from mpigraph.kernels.row_slots import (
     admit,
     changed,
+    confirm_slots,
     empty,
     find_slots,
     forget_uses,
     new_slots,
     note_reads,
+    note_times,
     publish,
     touch,
 )
@@ -211,11 +213,15 @@ class RowCache:
             slots[:] = -1
             return slots, slots
         valid = self._versions == self.rows.version
-        find_slots(rows, self._hint, self._row_of, valid, self.per_trainer, slots)
         if self._alone:
+            find_slots(rows, self._hint, self._row_of, valid, self.per_trainer, slots)
             return slots, slots
+        seen = np.empty(len(rows), np.int32)
+        note_times(rows, self._hint, self._times, slots, seen)
+        self._win.Sync()  # a slot that is given away, and back, from here on has been given more often
+        confirm_slots(rows, self._row_of, valid, self.per_trainer, slots)
         self._win.Sync()
-        return slots, self._times[slots]
+        return slots, seen
 
     def load(self, rows: I64, slots: I32, seen: I32, positions: I64, out: Array) -> I64:
         """Copy rows from their slots: ``out[positions[i]]`` for each ``slots[i] >= 0``.
