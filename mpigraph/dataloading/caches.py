@@ -117,11 +117,14 @@ def open_caches(options: CacheOptions, epochs: Epochs, counts: ReadCounts) -> li
     """
     g, fetchers = epochs.g, epochs.stages.inputs
     session = g.session
-    tensors = {t.rows.number: (name, t) for f in fetchers for (_, name), t in f.tensors.items()}
-    groups: dict[str, list[int]] = {}
-    for number, (name, tensor) in sorted(tensors.items()):
-        kind = "node" if tensor.rows.policy.is_node else "edge"
-        groups.setdefault("all" if options.total is not None else f"{kind} feature {name!r}", []).append(number)
+    tensors: dict[int, DistTensor] = {}
+    groups: dict[str, set[int]] = {}
+    for fetcher in fetchers:
+        for (_, name), tensor in fetcher.tensors.items():
+            kind = "node" if tensor.rows.policy.is_node else "edge"
+            group = "all" if options.total is not None else f"{kind} feature {name!r}"
+            groups.setdefault(group, set()).add(tensor.rows.number)
+            tensors[tensor.rows.number] = tensor
     sizes = {f"{kind} feature {name!r}": size for (kind, name), size in options.named.items()}
     if options.total is not None:
         sizes = {"all": options.total}
@@ -131,15 +134,16 @@ def open_caches(options: CacheOptions, epochs: Epochs, counts: ReadCounts) -> li
             if group != "all" and group not in groups:
                 raise FieldNameError(f"cache: the loader gathers no {group}")
         if options.policy != "lookahead":
-            plan = _plan(epochs, options.policy, [tensor for _, tensor in tensors.values()])
+            plan = _plan(epochs, options.policy, list(tensors.values()))
     except MPIGraphError as error:
         session.control.call(Operation.OPEN_CACHES, doing=_DOING, error=error)
         raise
     made: dict[int, RowCache] = session.control.call(
         Operation.OPEN_CACHES,
         doing=_DOING,
-        groups=[[numbers, sizes.get(group, 0)] for group, numbers in groups.items()],
+        groups=_sized(groups, sizes),
         ahead=options.lookahead,
+        policy=options.policy,
     )
     hot = {} if plan is None else _hot(epochs, plan, options.policy, made)
     for fetcher in fetchers:
@@ -154,6 +158,15 @@ def open_caches(options: CacheOptions, epochs: Epochs, counts: ReadCounts) -> li
         text = "cache of far rows of %r on this node: %.1f MiB, policy %s, %d minibatches ahead"
         get_logger().info(text, cache.rows.name, nbytes / 2**20, options.policy, options.lookahead)
     return list(made.values())
+
+
+def _sized(groups: Mapping[str, set[int]], sizes: Mapping[str, int]) -> list[tuple[list[int], int]]:
+    """Numbers of tensors, each once, and the size for them; a tensor of several names has a size that was given."""
+    found, seen = [], set[int]()
+    for group in sorted(groups, key=lambda group: (group not in sizes, group)):
+        found.append((sorted(groups[group] - seen), sizes.get(group, 0)))
+        seen |= groups[group]
+    return [(numbers, size) for numbers, size in found if numbers]
 
 
 def _plan(epochs: Epochs, policy: str, tensors: Sequence[DistTensor]) -> SamplingPlan:

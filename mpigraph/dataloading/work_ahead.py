@@ -63,6 +63,7 @@ class Pipeline:
         self.lookahead = 0
         self.stats = LoaderStats()
         self._batch = 0
+        self._epoch = 0
 
     def produce(
         self,
@@ -84,17 +85,20 @@ class Pipeline:
         """
         ahead: deque[Any] = deque()
         error: Exception | None = None
+        self._epoch += 1
+        epoch = self._epoch
         _forget(stages)
         try:
             for number, positions in enumerate(batches, 1):
                 begin = time.perf_counter()
                 try:
-                    ahead.append(sample(positions))
+                    sampled = sample(positions)
                     drawn = time.perf_counter()
-                    self._announce(ahead[-1], stages)
+                    self._announce(sampled, stages)
                 except Exception as failed:
                     error = failed
                     break
+                ahead.append(sampled)
                 self.stats.sample_seconds += drawn - begin
                 self.stats.plan_seconds += time.perf_counter() - drawn
                 while len(ahead) > min(self.lookahead, number // 2):
@@ -106,7 +110,8 @@ class Pipeline:
             if error is not None:
                 raise error
         finally:
-            _forget(stages)
+            if epoch == self._epoch:  # else it was left, and dies late: what is announced now is another one's
+                _forget(stages)
 
     def _announce(self, sample: Any, stages: Stages[Any]) -> None:
         self._batch += 1

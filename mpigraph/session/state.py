@@ -81,12 +81,16 @@ class State(GraphStore):
         """
         self._check_communicators()
         made: dict[int, RowCache] = {}
-        for numbers, nbytes in groups:
-            tensors = [self.tensors[number] for number in numbers]
-            promised = sum(cache.nbytes for cache in self.caches.values())
-            for tensor, slots in zip(tensors, slots_for(self.world, tensors, nbytes, promised), strict=True):
-                cache = RowCache(self.world, self.new_number(), tensor, slots, ahead)
-                made[tensor.number] = self.caches[cache.number] = cache
+        try:
+            for numbers, nbytes in groups:
+                tensors = [self.tensors[number] for number in numbers]
+                promised = sum(cache.nbytes for cache in self.caches.values())
+                for tensor, slots in zip(tensors, slots_for(self.world, tensors, nbytes, promised), strict=True):
+                    cache = RowCache(self.world, self.new_number(), tensor, slots, ahead)
+                    made[tensor.number] = self.caches[cache.number] = cache
+        except MPIGraphError:  # on every rank: nobody has those that were made
+            self.free([cache.number for cache in made.values()])
+            raise
         return made
 
     def create_tensor(self, *args: Any, **options: Any) -> RowTensor:

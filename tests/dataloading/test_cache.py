@@ -1,20 +1,24 @@
 """Caches of far rows and minibatches sampled ahead: never another row than without them, and fewer that travel."""
 
+from collections.abc import Callable, Iterable
+from itertools import combinations_with_replacement
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from batches import digest
-from layouts import FAR, Layout, SharedJob, on_layouts
+from layouts import FAR, Layout, SharedJob, on_all, on_layouts
 from oracle import NUM_NODES
 
 import mpigraph.distributed as dist
 from mpigraph.dataloading import NeighborSampler
-from mpigraph.errors import FieldNameError, InvalidArgumentError
+from mpigraph.dataloading.caches import Sizes
+from mpigraph.errors import CollectiveError, FieldNameError, InvalidArgumentError, OutOfRangeError, SharedMemoryError
 from mpigraph.kernels.upcoming import NEVER
 from mpigraph.rows.row_cache import RowCache
 from mpigraph.sampling.protocol import Operation
+from mpigraph.session import state as session_state
 from mpigraph.session.context import current
 
 far = on_layouts([Layout(2, 0, 1), Layout(3, 0, 2), Layout(4, 1, 2)])
@@ -159,6 +163,88 @@ def test_an_error_comes_after_the_minibatches_before_it(job: SharedJob, oracle) 
 
 
 @far
+def test_an_iterator_that_dies_late_takes_nothing_from_the_next_one(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    loader = loader_of(g, num_prefetch=0, lookahead=4)
+    left = iter(loader)
+    next(left)
+    for step, (inputs, _, blocks) in enumerate(loader):
+        assert torch.equal(blocks[0].srcdata["feat"], g.ndata["feat"][inputs])
+        if step == 1:
+            left = None
+    loader.close()
+
+
+@far
+def test_a_node_that_does_not_exist_is_the_error(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+
+    class Beyond(NeighborSampler):
+        def sample_blocks(self, *args: Any, **options: Any) -> Any:
+            inputs, outputs, blocks = super().sample_blocks(*args, **options)
+            return torch.full_like(inputs, NUM_NODES), outputs, blocks
+
+    loader = dist.DistNodeDataLoader(g, np.arange(20), Beyond([2]), batch_size=2, features=["feat"])
+    with pytest.raises(OutOfRangeError, match="'feat'"):
+        next(iter(loader))
+    loader.close()
+
+
+@far
+def test_rows_that_an_optimizer_writes(job: SharedJob, oracle) -> None:
+    """No other call that all trainers make is needed; most of them own none of the rows."""
+    g = job.open(oracle(3))
+    emb = dist.DistEmbedding(NUM_NODES, 3)
+    g.ndata["h"] = emb.weight
+    optimizer = dist.SparseSGD([emb], 1.0)
+    loader = loader_of(g, features=["h"], num_prefetch=0)
+    right = []
+    for owner in range(job.trainers.size):
+        ids = torch.cat([torch.arange(owned.first, owned.last) for owned in emb.owners.ranges(owner)])
+        for inputs, _, blocks in loader:
+            right.append(torch.equal(blocks[0].srcdata["h"], emb.weight[inputs]))
+            job.trainers.Barrier()
+            emb(ids if g.rank() == 0 else ids[:0]).sum().backward()
+            optimizer.step()
+    on_all(job.trainers, all(right), str(right))
+    loader.close()
+    del g.ndata["h"]
+
+
+@far
+def test_a_tensor_of_two_names_has_one_cache(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    g.ndata["same"] = g.ndata["feat"]
+    sizes: list[Sizes] = [FEW, {"node": {"same": FEW}}, {"node": {"feat": FEW}}, {"node": {"feat": FEW, "same": 9}}]
+    for size in sizes:
+        loader = loader_of(g, features=["feat", "same"], cache=size)
+        for inputs, _, blocks in loader:
+            for name in ("feat", "same"):
+                assert torch.equal(blocks[0].srcdata[name], g.ndata["feat"][inputs])
+        assert loader.stats().hit_rate > 0
+        loader.close()
+    del g.ndata["same"]
+
+
+@far
+def test_caches_that_are_too_large_leave_none_behind(job: SharedJob, oracle, monkeypatch: pytest.MonkeyPatch) -> None:
+    g = job.open(oracle(3))
+    state = current().state
+
+    def made(*args: Any) -> RowCache:
+        if state.caches:
+            raise SharedMemoryError("too large")
+        return RowCache(*args)
+
+    monkeypatch.setattr(session_state, "RowCache", made)
+    numbers = [g.ndata[name].rows.number for name in ("feat", "orig")]
+    if state.world.size == state.world.trainers.size:  # else a server would make it
+        with pytest.raises(SharedMemoryError):
+            current().control.call(Operation.OPEN_CACHES, groups=[[numbers, FEW]], ahead=1)
+    assert not state.caches
+
+
+@far
 def test_options(job: SharedJob, oracle) -> None:
     g = job.open(oracle(3))
     wrong: list[tuple[dict[str, Any], str]] = [
@@ -177,6 +263,8 @@ def test_options(job: SharedJob, oracle) -> None:
     for sizes in ({"node": {"label": 5}}, {"edge": {"feat": 5}}):
         with pytest.raises(FieldNameError, match="the loader gathers no"):
             loader_of(g, cache=sizes)
+    with pytest.raises(CollectiveError, match="different arguments"):
+        loader_of(g, cache_policy="vip" if g.rank() == 0 else "lookahead")
 
 
 @two_trainers_a_node
@@ -212,6 +300,58 @@ def test_trainers_of_a_node_find_each_others_rows(job: SharedJob, oracle) -> Non
     if world.num_local_trainers > 1:
         assert slots[lost].tolist() == [0]
     g.barrier()
+    session.control.call(Operation.FREE, numbers=[cache.number])
+
+
+@on_layouts([Layout(2, 0, 1)])
+def test_a_slot_that_changes_hands_meanwhile_is_noticed(job: SharedJob, oracle) -> None:
+    """Wherever another trainer is with giving a slot away, and back, at each fence of a reader's."""
+    g = job.open(oracle(3))
+    session = current()
+    rows = g.ndata["feat"].rows
+    made = session.control.call(Operation.OPEN_CACHES, groups=[[[rows.number], FEW]], ahead=1)
+    cache: RowCache = made[rows.number]
+    assert cache.refresh()
+    cache._alone = False
+    values = {3: 33, 5: 55}
+
+    def give(row: int) -> list[Callable[[], None]]:
+        def take() -> None:
+            cache._row_of[0] = -1
+            cache._times[0] += 1
+
+        def store() -> None:
+            cache._table[0] = values[row]
+
+        def tell() -> None:
+            cache._row_of[0] = row
+            cache._hint[row] = 1
+
+        return [take, store, tell]
+
+    class Window:
+        def __init__(self, stops: Iterable[int]) -> None:
+            self.steps, self.taken, self.stops = [*give(5), *give(3)], 0, iter(stops)
+
+        def Sync(self) -> None:
+            stop = next(self.stops)
+            for step in self.steps[self.taken : stop]:
+                step()
+            self.taken = max(stop, self.taken)
+
+    win, found = cache._win, 0
+    for stops in combinations_with_replacement(range(7), 3):
+        for step in give(3):
+            step()
+        cache._win = Window(stops)
+        out = np.zeros((1, cache._table.shape[1]), cache._table.dtype)
+        slots, seen = cache.find(np.array([3]))
+        lost = cache.load(np.array([3]), slots, seen, np.array([0]), out)
+        if slots[0] >= 0 and len(lost) == 0:
+            found += 1
+            assert (out == values[3]).all(), stops
+    assert found > 0
+    cache._win = win
     session.control.call(Operation.FREE, numbers=[cache.number])
 
 
