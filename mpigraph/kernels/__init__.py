@@ -15,8 +15,11 @@ from mpigraph.kernels.row_ops import (
     find_runs,
     first_alike,
     gather_rows,
+    load_rows,
+    load_slots,
     order_by_range,
     place_ragged,
+    place_rows,
     scatter_rows,
 )
 from mpigraph.kernels.row_slots import (
@@ -86,6 +89,9 @@ def warm_up(compiling: Callable[[], None] | None = None) -> None:
         table = np.zeros((2, 1), word)
         gather_rows(table, ids, ids, np.empty_like(table))
         scatter_rows(table, ids, np.empty_like(table), ids)
+        load_rows(table, 0, ids, ids, np.empty_like(table))
+        load_slots(table, np.zeros(2, np.int32), ids, np.empty_like(table))
+        place_rows(table, ids, np.empty_like(table))
     _warm_up_caches()
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpigraph.arrays import I32, I64, Array
-from mpigraph.kernels.row_ops import as_words, gather_rows
+from mpigraph.kernels.row_ops import as_words, gather_rows, load_slots
 from mpigraph.kernels.row_slots import (
     admit,
     changed,
@@ -230,12 +230,12 @@ class RowCache:
         Returns:
             int64[k], which of the rows were taken from their slots meanwhile: what was copied there is not they.
         """
+        load_slots(self._table, slots, positions, out.view(self._table.dtype))
+        if self._alone:
+            return np.empty(0, np.int64)
+        self._win.Sync()
         found = np.flatnonzero(slots >= 0)
         where = slots[found]
-        gather_rows(self._table, where.astype(np.int64), positions[found], out.view(self._table.dtype))
-        if self._alone:
-            return found[:0]
-        self._win.Sync()
         lost = np.empty(len(found) + 1, np.int64)
         count = changed(rows[found], where, seen[found], self._row_of, self._times, lost)
         return found[lost[:count]]
