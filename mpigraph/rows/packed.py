@@ -330,6 +330,8 @@ class RowServer:
 
     def progress(self) -> bool:
         """Take in the requests that have come, advance each reply by a step, and return whether anything moved."""
+        if not self._replies and not self._comm.Iprobe(MPI.ANY_SOURCE, REQUEST):  # nearly always: keep that cheap
+            return False
         with self._lock:
             accepted = self._accept()
             moved = any([reply.advance() for reply in self._replies])
