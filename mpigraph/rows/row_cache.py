@@ -19,11 +19,13 @@ from mpigraph.kernels.row_slots import (
     admit,
     changed,
     empty,
+    expect_none,
     find_slots,
     forget_uses,
     new_slots,
     note_reads,
     publish,
+    take_free,
     touch,
 )
 from mpigraph.memory import free_memory
@@ -193,12 +195,15 @@ class RowCache:
         forget_uses(self._mine)
 
     def announce(self, rows: I64, fresh: Array, batch: int) -> None:
-        """A minibatch that was sampled ahead will read ``rows`` (int64[n]).
+        """A minibatch that was sampled ahead will read ``rows`` (int64[n]), which counts when slots are given up.
 
         ``fresh`` (bool[n]): no minibatch that was announced reads the row before.
         """
-        if self.per_trainer:
-            note_reads(rows, fresh, batch, self._hint, self._row_of, self._mine)
+        note_reads(rows, fresh, batch, self._hint, self._row_of, self._mine)
+
+    def begin_choosing(self) -> None:
+        """From now on :meth:`keep` gives up slots; who reads what they have is announced after this."""
+        expect_none(self._mine)
 
     def find(self, rows: I64) -> tuple[I32, I32]:
         """Where ``rows`` (int64[n]) are.
@@ -252,12 +257,18 @@ class RowCache:
             begin: position of its first row among the reads.
             ring_next: which minibatch reads a row next, by position (``kernels/upcoming.py``).
         """
-        if self.per_trainer == 0:
-            return
         touch(rows, slots, batch, begin, ring_next, self._mine)
         given = np.empty(len(rows), np.int32)
         which = np.empty(len(rows), np.int64)
         count = admit(rows, slots, begin, ring_next, self._row_of, self._times, self._mine, given, which)
+        if count:
+            self._store(rows[which[:count]], given[:count], positions[which[:count]], out)
+
+    def keep_all(self, rows: I64, slots: I32, positions: I64, out: Array) -> None:
+        """Keep all of ``rows`` that had no slot, while there are free ones; arguments as of :meth:`keep`."""
+        given = np.empty(len(rows), np.int32)
+        which = np.empty(len(rows), np.int64)
+        count = take_free(rows, slots, self._hint, self._times, self._mine, given, which)
         if count:
             self._store(rows[which[:count]], given[:count], positions[which[:count]], out)
 
