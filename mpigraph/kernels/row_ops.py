@@ -266,9 +266,14 @@ def place_ragged(
 
     ``counts[i]`` is the length of run i.
     """
-    at = 0
-    for i in range(len(positions)):
+    at = i = 0
+    while i < len(positions):
         begin = offsets[positions[i]]
-        for j in range(begin, begin + counts[i]):
-            out[j] = values[at]
-            at += 1
+        length = int(counts[i])
+        i += 1
+        while i < len(positions) and offsets[positions[i]] == begin + length:  # runs that stay together
+            length += int(counts[i])
+            i += 1
+        for j in range(length):
+            out[begin + j] = values[at + j]
+        at += length
