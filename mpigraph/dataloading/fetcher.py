@@ -95,7 +95,7 @@ class FeatureFetcher(Generic[Kind]):
             rows.check(index)
             read, fresh = upcoming.announce(batch, index)
             for reader in readers:
-                reader.cache.announce(read.rows, fresh, batch)
+                reader.announce(read, fresh)
 
     def forget(self) -> None:
         """What was announced will not be fetched."""

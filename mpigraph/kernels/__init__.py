@@ -15,25 +15,30 @@ from mpigraph.kernels.row_ops import (
     find_runs,
     first_alike,
     gather_rows,
+    load_rows,
+    load_slots,
     order_by_range,
     place_ragged,
+    place_rows,
     scatter_rows,
 )
 from mpigraph.kernels.row_slots import (
     admit,
     changed,
     empty,
+    expect_none,
     find_slots,
     forget_uses,
     new_slots,
     note_reads,
     publish,
+    take_free,
     touch,
 )
 from mpigraph.kernels.sample import Candidates, Destinations, choose_uniform, copy_neighbours, count_uniform
 from mpigraph.kernels.search import find_in_rows
 from mpigraph.kernels.soundness import bad_source, falls, hash_of_degrees, hash_of_sources
-from mpigraph.kernels.upcoming import add_reads, number_missing, split_near
+from mpigraph.kernels.upcoming import add_reads, split_near
 
 __all__ = ["warm_up"]
 
@@ -86,6 +91,9 @@ def warm_up(compiling: Callable[[], None] | None = None) -> None:
         table = np.zeros((2, 1), word)
         gather_rows(table, ids, ids, np.empty_like(table))
         scatter_rows(table, ids, np.empty_like(table), ids)
+        load_rows(table, 0, ids, ids, np.empty_like(table))
+        load_slots(table, np.zeros(2, np.int32), ids, np.empty_like(table))
+        place_rows(table, ids, np.empty_like(table))
     _warm_up_caches()
 
 
@@ -108,13 +116,14 @@ def _warm_up_caches() -> None:
         add_reads(numbers, batch, 2 * batch, 0, last, ring_next, fresh)
         note_reads(rows, fresh, batch, hint, row_of, mine)
         find_slots(rows, hint, row_of, np.ones(1, np.bool_), 2, slots)
-        number_missing(slots, numbers, rows, np.full(2, -1, np.int64), 0, 0, given, listed)
         touch(rows, slots, batch, 2 * batch, ring_next, mine)
         admit(rows, slots, 2 * batch, ring_next, row_of, times, mine, given, listed)
         publish(rows, given, hint, row_of)
     changed(rows, slots, slots, row_of, times, listed)
+    expect_none(mine)
     forget_uses(mine)
     empty(mine)
+    take_free(rows, slots, hint, times, mine, given, listed)
     _warm_up_access()
 
 

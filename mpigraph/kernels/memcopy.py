@@ -1,4 +1,8 @@
-"""Copy one row of a table by C's ``memcpy``, which is faster than any loop over its words."""
+"""Copy one row of a table: by C's ``memcpy``, which is faster than any loop over its words, or past the caches.
+
+A store brings the line that it writes to into the cache first, which costs as much as reading the row. What is larger
+than a core's cache leaves it again before anybody reads it; *streaming* stores write it to memory without either.
+"""
 
 from typing import Any
 
@@ -7,7 +11,25 @@ from numba import config, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-__all__ = ["copy_row"]
+__all__ = ["copy_row", "order_streams", "stream_row"]
+
+
+_WORD = ir.IntType(64)
+
+
+def _ends(context: Any, builder: Any, signature: Any, args: Any) -> tuple[Any, Any, Any, Any]:
+    """Pointers to the row to fill and to the one to copy, the words of a row, and the bytes of a word."""
+    tools: Any = cgutils
+
+    def address(which: int) -> tuple[Any, Any]:
+        array_type = signature.args[which]
+        view = context.make_array(array_type)(context, builder, args[which])
+        at = [args[which + 1], _WORD(0)]
+        return tools.get_item_pointer(context, builder, array_type, view, at, wraparound=False), view
+
+    target, _ = address(0)
+    source, view = address(2)
+    return target, source, tools.unpack_tuple(builder, view.shape)[1], view.itemsize
 
 
 def _copy_row(typingctx: Any, out: Any, place: Any, table: Any, row: Any) -> Any:
@@ -15,21 +37,35 @@ def _copy_row(typingctx: Any, out: Any, place: Any, table: Any, row: Any) -> Any
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         tools: Any = cgutils
-        word = ir.IntType(64)
-
-        def address(which: int) -> tuple[Any, Any]:
-            array_type = signature.args[which]
-            view = context.make_array(array_type)(context, builder, args[which])
-            at = [args[which + 1], word(0)]
-            return tools.get_item_pointer(context, builder, array_type, view, at, wraparound=False), view
-
-        target, _ = address(0)
-        source, view = address(2)
-        width = tools.unpack_tuple(builder, view.shape)[1]
-        tools.raw_memcpy(builder, target, source, width, view.itemsize)
+        tools.raw_memcpy(builder, *_ends(context, builder, signature, args))
         return context.get_dummy_value()
 
     return types.void(out, place, table, row), emit
+
+
+def _stream_row(typingctx: Any, out: Any, place: Any, table: Any, row: Any) -> Any:
+    """Type and emit a loop of streaming stores."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        tools: Any = cgutils
+        target, source, width, _ = _ends(context, builder, signature, args)
+        streaming = builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)])
+        with tools.for_range(builder, width) as loop:
+            store = builder.store(builder.load(builder.gep(source, [loop.index])), builder.gep(target, [loop.index]))
+            store.set_metadata("nontemporal", streaming)
+        return context.get_dummy_value()
+
+    return types.void(out, place, table, row), emit
+
+
+def _order_streams(typingctx: Any) -> Any:
+    """Type and emit a fence."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return types.void(), emit
 
 
 def _assign_row(out: Any, place: Any, table: Any, row: Any) -> None:
@@ -37,8 +73,18 @@ def _assign_row(out: Any, place: Any, table: Any, row: Any) -> None:
     out[place] = table[row]
 
 
+def _nothing() -> None:
+    """What Python does instead of a fence."""
+
+
 copy_row: Any = _assign_row if config.DISABLE_JIT else intrinsic(_copy_row)  # type: ignore[attr-defined]
 """``copy_row(out, place, table, row)``, inside a kernel: ``out[place] = table[row]``.
 
 The arrays are two-dimensional and C-contiguous, of one dtype and width; the indices are int64 and are not checked.
 """
+
+stream_row: Any = _assign_row if config.DISABLE_JIT else intrinsic(_stream_row)  # type: ignore[attr-defined]
+"""The same past the caches, of words of four or eight bytes; :data:`order_streams` has to follow."""
+
+order_streams: Any = _nothing if config.DISABLE_JIT else intrinsic(_order_streams)  # type: ignore[attr-defined]
+"""``order_streams()``, inside a kernel: what was streamed is seen before what is stored from now on."""

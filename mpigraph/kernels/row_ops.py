@@ -4,11 +4,13 @@ Rows are handled as fixed-size words whatever their dtype (see :func:`as_words`)
 every dtype and row shape.
 """
 
+from typing import Any
+
 import numpy as np
 from numba import njit
 
 from mpigraph.arrays import I32, I64, Array
-from mpigraph.kernels.memcopy import copy_row
+from mpigraph.kernels.memcopy import copy_row, order_streams, stream_row
 from mpigraph.kernels.prefetch_hint import prefetch
 
 __all__ = [
@@ -16,13 +18,18 @@ __all__ = [
     "find_runs",
     "first_alike",
     "gather_rows",
+    "load_rows",
+    "load_slots",
     "order_by_range",
     "place_ragged",
+    "place_rows",
     "scatter_rows",
     "split_by_range",
 ]
 
 _AHEAD, _ASKED = 8, 16  # rows between prefetching one and copying it; cache lines of a row prefetched at most
+_LINE = 64  # bytes of a cache line
+_STREAMED = 4 << 20  # bytes of a result that leaves a core's cache before it is used, and so need not go there
 
 
 def as_words(rows: Array) -> Array:
@@ -52,6 +59,81 @@ def gather_rows(table: Array, rows: I64, positions: I64, out: Array) -> None:
                 out[positions[i], j] = table[rows[i], j]
         else:
             copy_row(out, positions[i], table, rows[i])
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _ask(words: Any, row: Any, width: Any, itemsize: Any) -> Any:
+    """Prefetch a row, or the beginning of a long one."""
+    line = max(1, _LINE // itemsize)
+    first = row * width
+    for word in range(first, first + min(width, _ASKED * line), line):
+        prefetch(words, word)
+
+
+@njit(nogil=True, cache=True)
+def _is_streamed(out: Array) -> bool:
+    """Whether a result is to be written past the caches."""
+    return bool(out.itemsize >= 4 and out.shape[1] * out.itemsize >= _LINE and out.size * out.itemsize >= _STREAMED)
+
+
+@njit(nogil=True, cache=True)
+def load_rows(table: Array, first: int, ids: I64, positions: I64, out: Array) -> None:
+    """``out[p] = table[ids[p] - first]`` for each p of ``positions`` (int64[m]); arrays as in :func:`gather_rows`.
+
+    A large ``out`` is not left in the cache.
+    """
+    width, words, streamed = table.shape[1], table.reshape(-1), _is_streamed(out)
+    n = len(positions)
+    for i in range(n):
+        if i + _AHEAD < n:
+            _ask(words, ids[positions[i + _AHEAD]] - first, width, table.itemsize)
+        p = positions[i]
+        if streamed:
+            stream_row(out, p, table, ids[p] - first)
+        elif width * table.itemsize < _LINE:
+            for j in range(width):
+                out[p, j] = table[ids[p] - first, j]
+        else:
+            copy_row(out, p, table, ids[p] - first)
+    if streamed:
+        order_streams()
+
+
+@njit(nogil=True, cache=True)
+def load_slots(table: Array, slots: I32, positions: I64, out: Array) -> int:
+    """``out[positions[i]] = table[slots[i]]`` where ``slots[i] >= 0``; return how many are below.
+
+    A large ``out`` is not left in the cache.
+    """
+    width, words, streamed = table.shape[1], table.reshape(-1), _is_streamed(out)
+    n = len(slots)
+    missing = 0
+    for i in range(n):
+        if i + _AHEAD < n and slots[i + _AHEAD] >= 0:
+            _ask(words, np.int64(slots[i + _AHEAD]), width, table.itemsize)
+        slot = np.int64(slots[i])
+        if slot < 0:
+            missing += 1
+        elif streamed:
+            stream_row(out, positions[i], table, slot)
+        else:
+            copy_row(out, positions[i], table, slot)
+    if streamed:
+        order_streams()
+    return missing
+
+
+@njit(nogil=True, cache=True)
+def place_rows(rows: Array, positions: I64, out: Array) -> None:
+    """``out[positions[i]] = rows[i]``; a large ``out`` is not left in the cache."""
+    streamed = _is_streamed(out)
+    for i in range(len(positions)):
+        if streamed:
+            stream_row(out, positions[i], rows, i)
+        else:
+            copy_row(out, positions[i], rows, i)
+    if streamed:
+        order_streams()
 
 
 @njit(nogil=True, cache=True)
@@ -184,9 +266,14 @@ def place_ragged(
 
     ``counts[i]`` is the length of run i.
     """
-    at = 0
-    for i in range(len(positions)):
+    at = i = 0
+    while i < len(positions):
         begin = offsets[positions[i]]
-        for j in range(begin, begin + counts[i]):
-            out[j] = values[at]
-            at += 1
+        length = int(counts[i])
+        i += 1
+        while i < len(positions) and offsets[positions[i]] == begin + length:  # runs that stay together
+            length += int(counts[i])
+            i += 1
+        for j in range(length):
+            out[begin + j] = values[at + j]
+        at += length

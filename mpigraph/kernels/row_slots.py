@@ -24,16 +24,19 @@ __all__ = [
     "changed",
     "confirm_slots",
     "empty",
+    "expect_none",
     "find_slots",
     "forget_uses",
     "new_slots",
     "note_reads",
     "note_times",
     "publish",
+    "take_free",
     "touch",
 ]
 
 _AHEAD = 16  # rows between a prefetch and its use
+_BLOCK = 64  # rows whose slots are asked for before the first of them is looked at
 _TURNS = 8  # slots that are looked at for a row that is read again
 _MOST_USES = 3  # that are counted
 
@@ -108,14 +111,18 @@ def find_slots(rows: I64, hint: I32, row_of: I64, valid: Mask, per_trainer: int,
         slots: filled.
     """
     n = len(rows)
-    for i in range(n):
-        if i + _AHEAD < n:
-            prefetch(hint, rows[i + _AHEAD])
-        slot = hint[rows[i]] - 1
-        slots[i] = slot
-        if slot >= 0:
-            prefetch(row_of, np.int64(slot))
-    return confirm_slots(rows, row_of, valid, per_trainer, slots)
+    missing = 0
+    for begin in range(0, n, _BLOCK):
+        end = min(begin + _BLOCK, n)
+        for i in range(begin, end):
+            if i + _AHEAD < n:
+                prefetch(hint, rows[i + _AHEAD])
+            slot = hint[rows[i]] - 1
+            slots[i] = slot
+            if slot >= 0:
+                prefetch(row_of, np.int64(slot))
+        missing += confirm_slots(rows[begin:end], row_of, valid, per_trainer, slots[begin:end])
+    return missing
 
 
 @njit(nogil=True, cache=True)
@@ -231,6 +238,38 @@ def admit(
         which[count] = i
         count += 1
     return count
+
+
+@njit(nogil=True, cache=True)
+def take_free(rows: I64, slots: I32, hint: I32, times: I32, mine: Slots, given: I32, which: I64) -> int:
+    """Give each row that has no slot a free one, equal rows one; return how many got one.
+
+    There must be enough of them. Copy the rows then, then :func:`publish`. Arguments as of :func:`admit`; ``hint`` is
+    set.
+    """
+    begin = mine.state[_USED]
+    free = mine.first[0] + begin
+    count = 0
+    for i in range(len(rows)):
+        if slots[i] >= 0:
+            continue
+        there = hint[rows[i]] - 1 - free
+        if 0 <= there and there < count and rows[which[there]] == rows[i]:
+            continue
+        times[free + count] += 1
+        hint[rows[i]] = free + count + 1
+        given[count] = free + count
+        which[count] = i
+        count += 1
+    mine.state[_USED] = begin + count
+    return count
+
+
+@njit(nogil=True, cache=True)
+def expect_none(mine: Slots) -> None:
+    """Nobody is known to read what the slots have that were used so far: note so."""
+    for slot in range(mine.state[_USED]):
+        _expect(slot, NEVER, mine)
 
 
 @njit(nogil=True, cache=True)

@@ -15,6 +15,7 @@ import numpy as np
 from numba import njit
 
 from mpigraph.arrays import I64, Array
+from mpigraph.kernels.prefetch_hint import prefetch
 from mpigraph.kernels.rng import draw_below, mix64
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "num_picks",
 ]
 
+_NODES_AHEAD, _EDGES_AHEAD = 16, 32  # between a prefetch and its use
 _FLOYD_MAX = 64  # above so many draws Floyd's membership test, quadratic in them, is slower than a pass over the edges
 
 
@@ -87,7 +89,10 @@ def count_uniform(dst: Destinations, indptr: I64, first_id: int, positions: I64,
         rows: ``begins`` and ``degrees`` are filled.
         counts: int64[frontier], filled.
     """
-    for i in range(len(positions)):
+    n = len(positions)
+    for i in range(n):
+        if i + _NODES_AHEAD < n:
+            prefetch(indptr, dst.ids[positions[i + _NODES_AHEAD]] - first_id)
         p = positions[i]
         row = dst.ids[p] - first_id
         begin = indptr[row]
@@ -185,14 +190,15 @@ def copy_neighbours(
         out_src: [offsets[-1]], filled with global source ids.
     """
     n = len(positions)
-    # positions without gaps: one long loop overlaps more cache misses than many short ones
-    if n > 0 and positions[n - 1] - positions[0] == n - 1:
-        for o in range(offsets[positions[0]], offsets[positions[n - 1] + 1]):
-            out_src[o] = indices[picks[o]]
-            picks[o] += first_edge
-        return
-    for i in range(n):
-        p = positions[i]
-        for o in range(offsets[p], offsets[p + 1]):
+    i = 0
+    while i < n:
+        begin, end = offsets[positions[i]], offsets[positions[i] + 1]
+        i += 1
+        while i < n and offsets[positions[i]] == end:  # one long loop overlaps more cache misses than many short ones
+            end = offsets[positions[i] + 1]
+            i += 1
+        for o in range(begin, end):
+            if o + _EDGES_AHEAD < end:
+                prefetch(indices, picks[o + _EDGES_AHEAD])
             out_src[o] = indices[picks[o]]
             picks[o] += first_edge

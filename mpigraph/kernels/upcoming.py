@@ -10,7 +10,7 @@ from numba import njit
 from mpigraph.arrays import I32, I64, Mask
 from mpigraph.kernels.prefetch_hint import prefetch
 
-__all__ = ["AGAIN", "NEVER", "add_reads", "number_missing", "split_near"]
+__all__ = ["AGAIN", "NEVER", "add_reads", "split_near"]
 
 NEVER = 2**31 - 1
 """In place of the number of a minibatch: none that was sampled reads the row again."""
@@ -71,36 +71,3 @@ def add_reads(numbers: I32, batch: int, first: int, pending: int, last: I64, rin
             ring_next[before & mask] = batch
         last[numbers[i]] = first + i
         ring_next[(first + i) & mask] = NEVER
-
-
-@njit(nogil=True, cache=True)
-def number_missing(
-    slots: I32, numbers: I32, rows: I64, staged: I64, base: int, count: int, places: I32, listed: I64
-) -> int:
-    """Give each row that is in no slot a place in what is to be fetched, the same row the same place.
-
-    Args:
-        slots: int32[n], the slot that holds each row, -1 if none does.
-        numbers: int32[n], the rows by number.
-        rows: int64[n], the rows.
-        staged: int64[rows], ``base`` + place of what has one; what is below ``base`` has none.
-        base: where places begin.
-        count: how many places were given out.
-        places: int32[n], filled with the place of each row; -1 for what is in a slot.
-        listed: int64[..], filled from ``count`` on: the row of each place.
-
-    Returns:
-        How many places were given out in all.
-    """
-    for i in range(len(slots)):
-        places[i] = -1
-        if slots[i] >= 0:
-            continue
-        place = staged[numbers[i]] - base
-        if place < 0:
-            place = count
-            staged[numbers[i]] = base + place
-            listed[place] = rows[i]
-            count += 1
-        places[i] = place
-    return count

@@ -70,8 +70,10 @@ PROGRESS = Policy(spins=20, first=2e-5, longest=2e-4)
 """Operations that nobody waits for yet, beside computing: an all_reduce of 4 MB over 1 Gbit/s then takes 6 ms of 52 ms
 of computing instead of 32 ms after it."""
 
-IDLE_SERVER_FAR = Policy(spins=5, first=5e-5, longest=1e-3)
-"""Rows or rounds may be asked for at any moment, or not for hours: below 3 % of a core."""
+IDLE_SERVER_FAR = Policy(spins=2, first=1e-4, longest=1e-3)
+"""Rows or rounds may be asked for at any moment, or not for hours: below 3 % of a core. A trainer asks again after
+milliseconds at the earliest, and each look costs its core tens of microseconds, mostly since it begins with cold
+caches."""
 
 IDLE_SERVER_NEAR = Policy(spins=5, first=1e-4, longest=2e-2)
 """Only control calls can come, since trainers read this memory themselves; they wait for all ranks anyway."""

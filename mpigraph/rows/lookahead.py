@@ -11,14 +11,14 @@ What a minibatch gets is the same as without: rows that were written are fetched
 
 import time
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from mpigraph.arrays import I32, I64, Array, Mask
 from mpigraph.kernels.compact import LocalIds
 from mpigraph.kernels.row_ops import as_words, gather_rows
-from mpigraph.kernels.upcoming import NEVER, add_reads, number_missing, split_near
+from mpigraph.kernels.upcoming import NEVER, add_reads, split_near
 from mpigraph.rows.pool import RowPool
 from mpigraph.rows.row_cache import RowCache
 from mpigraph.rows.row_tensor import RowTensor
@@ -60,7 +60,6 @@ class Read:
         near: int64[m], positions in ``ids`` of those that hosts of this node hold.
         far: int64[k], positions of the others.
         rows: int64[k], these.
-        numbers: int32[k], a small number for each, the same for the same row.
         first: position of the first one among all far rows that were announced.
     """
 
@@ -69,12 +68,14 @@ class Read:
     near: I64
     far: I64
     rows: I64
-    numbers: I32
     first: int
 
 
 class UpcomingReads:
     """What minibatches that were sampled will read of a node type or relation, in the order in which they will.
+
+    Which minibatch reads a row next is found out from when somebody asks for it with :meth:`link`: who has memory for
+    all rows need not choose.
 
     Attributes:
         reads: those that were announced and not made, oldest first.
@@ -90,59 +91,66 @@ class UpcomingReads:
         self._ends = np.concatenate([ends[:-1][apart], ends[-1:]])
         self.reads: deque[Read] = deque()
         self.ring_next: I32 = np.full(1 << 10, NEVER, np.int32)
-        self._numbers = LocalIds(len(window))
+        self._num_rows = len(window)
+        self._numbers: LocalIds | None = None  # of rows, once they are linked: small, the same for the same row
         self._last: I64 = np.full(1 << 10, -1, np.int64)
         self._end = 0
 
-    @property
-    def num_numbers(self) -> int:
-        """The numbers that rows have are below this."""
-        return len(self._last)
-
-    def announce(self, batch: int, ids: I64) -> tuple[Read, Mask]:
+    def announce(self, batch: int, ids: I64) -> tuple[Read, Mask | None]:
         """Note what minibatch ``batch`` will read.
 
         Returns:
-            The read; and bool[k] for its far rows, whether no read before it that is still to be made is of this row.
+            The read; and bool[k] for its far rows, whether no read before it that is still to be made is of this row,
+            or None as long as nobody has asked for links.
         """
         near = np.empty(len(ids) + 1, np.int64)
         far = np.empty(len(ids) + 1, np.int64)
         count = split_near(ids, self._begins, self._ends, near, far)
         far = far[: len(ids) - count]
-        rows = ids[far]
-        self._make_space(len(rows))
-        numbers = self._numbers.insert(rows)
-        if self._numbers.count > len(self._last):
-            grown = np.full(2 * self._numbers.count, -1, np.int64)
-            grown[: len(self._last)] = self._last
-            self._last = grown
-        read = Read(batch, ids, near[:count], far, rows, numbers, self._end)
-        fresh = np.empty(len(rows), np.bool_)
-        add_reads(numbers, batch, self._end, self._pending, self._last, self.ring_next, fresh)
-        self._end += len(rows)
+        read = Read(batch, ids, near[:count], far, ids[far], self._end)
+        fresh = None if self._numbers is None else self._link(read, self._numbers)
+        self._end += len(far)
         self.reads.append(read)
         return read, fresh
 
-    @property
-    def _pending(self) -> int:
-        """Position of the first read that is still to be made."""
-        return self.reads[0].first if self.reads else self._end
+    def link(self) -> None:
+        """From now on know which minibatch reads a row next, also of the reads that were announced."""
+        if self._numbers is None:
+            self._numbers = LocalIds(self._num_rows)
+            for read in self.reads:
+                self._link(read, self._numbers)
 
-    def _make_space(self, count: int) -> None:
-        """Make the ring large enough for so many more far rows."""
-        needed = self._end + count - self._pending
+    def _link(self, read: Read, numbers: LocalIds) -> Mask:
+        """Link a read to those before; see :meth:`announce`."""
+        self._make_space(read, numbers)
+        found = numbers.insert(read.rows)
+        if numbers.count > len(self._last):
+            grown = np.full(2 * numbers.count, -1, np.int64)
+            grown[: len(self._last)] = self._last
+            self._last = grown
+        fresh = np.empty(len(found), np.bool_)
+        add_reads(found, read.batch, read.first, self._pending(read), self._last, self.ring_next, fresh)
+        return fresh
+
+    def _pending(self, read: Read) -> int:
+        """Position of the first read that is still to be made, when ``read`` is the newest."""
+        return self.reads[0].first if self.reads else read.first
+
+    def _make_space(self, read: Read, numbers: LocalIds) -> None:
+        """Make the ring large enough for one more read, and forget the numbers of most of those that were made."""
+        pending = self._pending(read)
+        needed = read.first + len(read.rows) - pending
         if needed > len(self.ring_next):
             grown = np.full(1 << (2 * needed).bit_length(), NEVER, np.int32)
-            positions = np.arange(self._pending, self._end)
+            positions = np.arange(pending, read.first)
             grown[positions & (len(grown) - 1)] = self.ring_next[positions & (len(self.ring_next) - 1)]
             self.ring_next = grown
-        if self._numbers.count > max(2 * needed, 1 << 16):  # most of them are of reads that were made
-            self._numbers.reset(np.empty(0, np.int64))
+        if numbers.count > max(2 * needed, 1 << 16):
+            numbers.reset(np.empty(0, np.int64))
             self._last[:] = -1
-            for k, read in enumerate(self.reads):
-                numbers = self._numbers.insert(read.rows)
-                self._last[numbers] = read.first + np.arange(len(numbers))
-                self.reads[k] = replace(read, numbers=numbers)
+            for before in self.reads:
+                if before.first < read.first:
+                    self._last[numbers.insert(before.rows)] = before.first + np.arange(len(before.rows))
 
     def clear(self) -> None:
         """The minibatches that were announced will not come."""
@@ -196,13 +204,19 @@ class CachedRows:
         self._counts = counts
         self._pool = pool
         self._stage: _Stage | None = None
-        self._staged: I64 = np.full(1, -1, np.int64)
-        self._base = 0
+        self._listed = LocalIds(len(rows.window))
+        self._chooses = False
+
+    def announce(self, read: Read, fresh: Mask | None) -> None:
+        """A minibatch that was sampled will make this read; ``fresh`` as :meth:`UpcomingReads.announce` returned it."""
+        if self._chooses and fresh is not None:
+            self.cache.announce(read.rows, fresh, read.batch)
 
     def clear(self) -> None:
         """The minibatches that were announced will not come."""
         self._stage = None
-        self.cache.forget_uses()
+        if self._chooses:
+            self.cache.forget_uses()
 
     def read(self, read: Read, out: Array) -> None:
         """Fill ``out`` ([n, *row_shape]) with the rows of the oldest read that was announced.
@@ -242,8 +256,23 @@ class CachedRows:
         if len(late):
             self._fetch_late(read, late, words)
         self._count(len(read.rows), len(read.rows) - len(absent), len(late))
-        if self._hot is None:
-            self.cache.keep(read.rows, slots, read.far, words, read.batch, read.first, self._upcoming.ring_next)
+        if self._hot is None and self.cache.per_trainer:
+            self._keep(read, slots, len(absent), words)
+
+    def _keep(self, read: Read, slots: I32, absent: int, words: Array) -> None:
+        """Keep of what was read what had no slot: all as long as slots are free, then what is worth it."""
+        cache = self.cache
+        if not self._chooses:
+            if cache.used + absent <= cache.per_trainer:
+                if absent:
+                    cache.keep_all(read.rows, slots, read.far, words)
+                return
+            self._chooses = True
+            self._upcoming.link()
+            cache.begin_choosing()
+            for other in self._upcoming.reads:
+                cache.announce(other.rows, np.ones(len(other.rows), np.bool_), other.batch)
+        cache.keep(read.rows, slots, read.far, words, read.batch, read.first, self._upcoming.ring_next)
 
     def _fill(self, hot: I64, version: int) -> None:
         """Put rows into the empty slots, some at a time."""
@@ -262,27 +291,21 @@ class CachedRows:
         """
         begin = time.perf_counter()
         window = self.rows.window
-        if len(self._staged) < self._upcoming.num_numbers:
-            self._staged = np.full(self._upcoming.num_numbers, -1, np.int64)
-        places: dict[int, I32] = {}
-        listed = np.empty(0, np.int64)
-        count = 0
+        listed, places = self._listed, dict[int, I32]()
+        listed.reset(np.empty(0, np.int64))
         for other in self._upcoming.reads:
-            if places and (count * window.row_bytes > _FETCHED_TOGETHER or len(places) == _MOST_TOGETHER):
+            if places and (listed.count * window.row_bytes > _FETCHED_TOGETHER or len(places) == _MOST_TOGETHER):
                 break
             found = slots if other.batch == read.batch else self.cache.find(other.rows)[0]
-            grown = np.empty(count + len(other.rows), np.int64)
-            grown[:count] = listed[:count]
-            listed = grown
-            mine = places[other.batch] = np.empty(len(other.rows), np.int32)
-            count = number_missing(found, other.numbers, other.rows, self._staged, self._base, count, mine, listed)
-        self._base += count
-        rows = listed[:count]
+            mine = places[other.batch] = np.full(len(found), -1, np.int32)
+            missing = np.flatnonzero(found < 0)
+            mine[missing] = listed.insert(other.rows[missing])
+        rows = listed.ids
         order, fetched = window.fetch(rows, self._pool, lambda: window.load(read.ids, read.near, words))
-        if count:
-            for batch, at in places.items():
-                moved = order[np.maximum(at, 0)]
-                places[batch] = np.where(at >= 0, moved, -1).astype(np.int32)
+        count = len(rows)
+        for at in places.values():
+            missing = np.flatnonzero(at >= 0)
+            at[missing] = order[at[missing]]
         self._counts.fetched_rows += count
         self._counts.fetched_bytes += count * window.row_bytes
         self._counts.fetch_seconds += time.perf_counter() - begin

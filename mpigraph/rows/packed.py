@@ -24,7 +24,7 @@ from mpi4py import MPI
 
 from mpigraph.arrays import I64, U8, Array
 from mpigraph.errors import ClosedError
-from mpigraph.kernels.row_ops import first_alike, gather_rows, scatter_rows
+from mpigraph.kernels.row_ops import first_alike, gather_rows, place_rows, scatter_rows
 from mpigraph.log import get_logger
 from mpigraph.mpi.agree import no_way_back
 from mpigraph.mpi.coroutine import Coroutine, Task, finish
@@ -216,7 +216,7 @@ class PackedTransport(Transport):
             self.traffic.received(chunk.nbytes)
             post()  # before this chunk is placed, so that the next ones travel
             if not in_place:
-                gather_rows(chunk, np.arange(len(chunk)), distinct.places[begin : begin + len(chunk)], out)
+                place_rows(chunk, distinct.places[begin : begin + len(chunk)], out)
         yield sending
         if len(distinct.repeats):
             gather_rows(out, distinct.originals, distinct.repeats, out)
@@ -330,6 +330,8 @@ class RowServer:
 
     def progress(self) -> bool:
         """Take in the requests that have come, advance each reply by a step, and return whether anything moved."""
+        if not self._replies and not self._comm.Iprobe(MPI.ANY_SOURCE, REQUEST):  # nearly always: keep that cheap
+            return False
         with self._lock:
             accepted = self._accept()
             moved = any([reply.advance() for reply in self._replies])

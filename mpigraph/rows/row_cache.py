@@ -14,18 +14,20 @@ import numpy as np
 from mpi4py import MPI
 
 from mpigraph.arrays import I32, I64, Array
-from mpigraph.kernels.row_ops import as_words, gather_rows
+from mpigraph.kernels.row_ops import as_words, gather_rows, load_slots
 from mpigraph.kernels.row_slots import (
     admit,
     changed,
     confirm_slots,
     empty,
+    expect_none,
     find_slots,
     forget_uses,
     new_slots,
     note_reads,
     note_times,
     publish,
+    take_free,
     touch,
 )
 from mpigraph.memory import free_memory
@@ -195,12 +197,15 @@ class RowCache:
         forget_uses(self._mine)
 
     def announce(self, rows: I64, fresh: Array, batch: int) -> None:
-        """A minibatch that was sampled ahead will read ``rows`` (int64[n]).
+        """A minibatch that was sampled ahead will read ``rows`` (int64[n]), which counts when slots are given up.
 
         ``fresh`` (bool[n]): no minibatch that was announced reads the row before.
         """
-        if self.per_trainer:
-            note_reads(rows, fresh, batch, self._hint, self._row_of, self._mine)
+        note_reads(rows, fresh, batch, self._hint, self._row_of, self._mine)
+
+    def begin_choosing(self) -> None:
+        """From now on :meth:`keep` gives up slots; who reads what they have is announced after this."""
+        expect_none(self._mine)
 
     def find(self, rows: I64) -> tuple[I32, I32]:
         """Where ``rows`` (int64[n]) are.
@@ -236,12 +241,12 @@ class RowCache:
         Returns:
             int64[k], which of the rows were taken from their slots meanwhile: what was copied there is not they.
         """
+        load_slots(self._table, slots, positions, out.view(self._table.dtype))
+        if self._alone:
+            return np.empty(0, np.int64)
+        self._win.Sync()
         found = np.flatnonzero(slots >= 0)
         where = slots[found]
-        gather_rows(self._table, where.astype(np.int64), positions[found], out.view(self._table.dtype))
-        if self._alone:
-            return found[:0]
-        self._win.Sync()
         lost = np.empty(len(found) + 1, np.int64)
         count = changed(rows[found], where, seen[found], self._row_of, self._times, lost)
         return found[lost[:count]]
@@ -258,12 +263,18 @@ class RowCache:
             begin: position of its first row among the reads.
             ring_next: which minibatch reads a row next, by position (``kernels/upcoming.py``).
         """
-        if self.per_trainer == 0:
-            return
         touch(rows, slots, batch, begin, ring_next, self._mine)
         given = np.empty(len(rows), np.int32)
         which = np.empty(len(rows), np.int64)
         count = admit(rows, slots, begin, ring_next, self._row_of, self._times, self._mine, given, which)
+        if count:
+            self._store(rows[which[:count]], given[:count], positions[which[:count]], out)
+
+    def keep_all(self, rows: I64, slots: I32, positions: I64, out: Array) -> None:
+        """Keep all of ``rows`` that had no slot, while there are free ones; arguments as of :meth:`keep`."""
+        given = np.empty(len(rows), np.int32)
+        which = np.empty(len(rows), np.int64)
+        count = take_free(rows, slots, self._hint, self._times, self._mine, given, which)
         if count:
             self._store(rows[which[:count]], given[:count], positions[which[:count]], out)
 

@@ -140,7 +140,10 @@ class RowService:
 
     def progress(self) -> bool:
         """Advance what other ranks have asked of this one, without waiting; return whether anything moved."""
-        return any([transport.progress() for transport in self.transports])
+        moved = False
+        for transport in self.transports:
+            moved |= transport.progress()
+        return moved
 
     @property
     def outstanding(self) -> bool:

@@ -15,7 +15,7 @@ from mpi4py import MPI
 
 from mpigraph.arrays import I32, I64, Array
 from mpigraph.errors import ClosedError
-from mpigraph.kernels.row_ops import as_words, gather_rows, order_by_range, scatter_rows, split_by_range
+from mpigraph.kernels.row_ops import as_words, load_rows, order_by_range, scatter_rows, split_by_range
 from mpigraph.mpi.compat import advise_large_pages, as_array
 from mpigraph.rows.pool import RowPool
 from mpigraph.rows.service import RowService
@@ -70,6 +70,7 @@ class RowWindow:
             self._win.Lock_all(MPI.MODE_NOCHECK)
             self._win.Sync()
             self._words = {host: as_words(rows) for host, rows in self._memory.items()}
+            self._first = {host: int(self.offsets[host]) for host in self._words}
             words = self._words.get(world.host_index)
             number = service.number_window()
             self.handle = WindowHandle(number, self._win, self._row, self.row_bytes, words, service.mutex)
@@ -153,7 +154,7 @@ class RowWindow:
             for host, positions in by_host:
                 if host in self._words:
                     table = self._words[host]
-                    gather_rows(table, ids[positions] - self.offsets[host], positions, words.view(table.dtype))
+                    load_rows(table, self._first[host], ids, positions, words.view(table.dtype))
 
         far = [self._far_rows(host, ids, at) for host, at in by_host if host not in self._words]
         reader = transport or self.service.transport
@@ -175,13 +176,13 @@ class RowWindow:
             ClosedError: the window was closed.
         """
         with self._using():
-            some = ids[positions]
             hosts = list(self._words)
-            by_host = [(hosts[0], None)] if len(hosts) == 1 else split_by_range(some, self.offsets)
-            for host, which in by_host:
+            by_host = [(hosts[0], positions)]
+            if len(hosts) > 1:
+                by_host = [(host, positions[some]) for host, some in split_by_range(ids[positions], self.offsets)]
+            for host, where in by_host:
                 table = self._words[host]
-                rows, where = (some, positions) if which is None else (some[which], positions[which])
-                gather_rows(table, rows - self.offsets[host], where, out.view(table.dtype))
+                load_rows(table, self._first[host], ids, where, out.view(table.dtype))
 
     def fetch(self, rows: I64, pool: RowPool, meanwhile: Callable[[], None]) -> tuple[I64, Array]:
         """Read far rows into memory of a pool, those of a host next to each other, as they come. One-sided.

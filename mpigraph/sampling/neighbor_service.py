@@ -239,7 +239,8 @@ class NeighborService:
         offsets = np.zeros(len(counts) + 1, np.int64)
         np.cumsum(counts, out=offsets[1:])
         total = int(offsets[-1])
-        src, eids = np.empty(total, dtype), np.empty(total if request.want_eids else 0, np.int64)
+        src = self._buffers.take(f"merged {request.relation}", total, dtype)
+        eids = np.empty(total if request.want_eids else 0, np.int64)
         for part in parts:
             place_ragged(part.src, part.positions, part.counts, offsets, src)
             if request.want_eids:

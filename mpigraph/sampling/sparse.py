@@ -60,6 +60,8 @@ class Owner:
 
     def progress(self) -> bool:
         """Answer some requests that have come, advance the replies, and return whether anything moved."""
+        if not self._replies and not self._comm.Iprobe(MPI.ANY_SOURCE, REQUEST):  # nearly always: keep that cheap
+            return False
         with self._lock:
             moved = any([reply.advance() for reply in self._replies])
             if moved:

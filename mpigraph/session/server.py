@@ -47,7 +47,8 @@ class _Rounds:
 
     def poll(self) -> bool:
         """Advance what was asked, without waiting; return whether anything moved. One thread at a time."""
-        return any([self._state.rows.progress(), self._state.exchange.progress()])
+        moved = self._state.rows.progress()
+        return self._state.exchange.progress() or moved
 
     @property
     def policy(self) -> Policy:

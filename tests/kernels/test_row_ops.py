@@ -9,8 +9,11 @@ from mpigraph.kernels.row_ops import (
     as_words,
     find_runs,
     gather_rows,
+    load_rows,
+    load_slots,
     order_by_range,
     place_ragged,
+    place_rows,
     scatter_rows,
 )
 
@@ -45,6 +48,30 @@ def test_rows_move_whatever_their_width(shape: tuple[int, ...], dtype: str) -> N
         want[r] = values[p]
     scatter_rows(as_words(values).view(words.dtype), positions, words, rows)
     assert np.array_equal(table, want)
+
+
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize(("shape", "dtype"), SHAPES)
+def test_rows_of_a_large_result_pass_the_caches_unchanged(shape: tuple[int, ...], dtype: str, large: bool) -> None:
+    """Results of some MB are written by other stores than small ones, wherever a row begins."""
+    rng = np.random.default_rng(0)
+    n = 11 + large * (5 << 20) // max(1, int(np.prod(shape)) * np.dtype(dtype).itemsize)
+    table = rng.integers(0, 256, (20, *shape)).astype(dtype)
+    ids, positions = rng.integers(100, 120, n), np.flatnonzero(rng.random(n) < 0.7)
+    words, out = as_words(table), np.zeros((n, *shape), dtype)
+    target = as_words(out).view(words.dtype)
+    want = out.copy()
+    want[positions] = table[ids[positions] - 100]
+    load_rows(words, 100, ids, positions, target)
+    assert np.array_equal(out, want)
+    slots = np.where(rng.random(len(positions)) < 0.2, -1, rng.integers(0, 20, len(positions))).astype(np.int32)
+    want[positions[slots >= 0]] = table[slots[slots >= 0]]
+    assert load_slots(words, slots, positions, target) == int((slots < 0).sum())
+    assert np.array_equal(out, want)
+    rows = rng.integers(0, 256, (len(positions), *shape)).astype(dtype)
+    want[positions] = rows
+    place_rows(as_words(rows).view(words.dtype), positions, target)
+    assert np.array_equal(out, want)
 
 
 def test_as_words_takes_the_widest_word_that_fits() -> None:

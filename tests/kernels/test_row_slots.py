@@ -1,13 +1,22 @@
 """What is kept in slots, beside a few lines of Python that know the whole trace."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 from mpigraph.arrays import I64
-from mpigraph.kernels.row_slots import admit, changed, find_slots, forget_uses, new_slots, note_reads, publish, touch
-from mpigraph.kernels.upcoming import AGAIN, NEVER, add_reads, number_missing, split_near
+from mpigraph.kernels.row_slots import (
+    admit,
+    changed,
+    expect_none,
+    find_slots,
+    forget_uses,
+    new_slots,
+    note_reads,
+    publish,
+    take_free,
+    touch,
+)
+from mpigraph.kernels.upcoming import AGAIN, NEVER, add_reads, split_near
 
 
 class Cache:
@@ -143,19 +152,24 @@ def test_near_and_far(ranges: list[tuple[int, int]]) -> None:
     assert far[: len(ids) - count].tolist() == np.flatnonzero(np.logical_not(inside)).tolist()
 
 
-def test_places_of_what_is_fetched() -> None:
-    staged, listed = np.full(5, -1, np.int64), np.empty(8, np.int64)
-    places = np.empty(4, np.int32)
-    count = number_missing(
-        np.array([-1, 3, -1, -1], np.int32), np.array([0, 1, 2, 0], np.int32), np.array([10, 11, 12, 10]),
-        staged, 100, 0, places, listed,
-    )  # fmt: skip
-    assert (count, places.tolist(), listed[:2].tolist()) == (2, [0, -1, 1, 0], [10, 12])
-    more: Any = np.empty(2, np.int32)
-    count = number_missing(
-        np.array([-1, -1], np.int32), np.array([2, 4], np.int32), np.array([12, 14]), staged, 100, count, more, listed
-    )
-    assert (count, more.tolist(), listed[2]) == (3, [1, 2], 14)
+def test_free_slots_are_given_to_all_and_later_to_the_best() -> None:
+    """Slots that were given while there were free ones are given up like others, from when that is asked for."""
+    cache = Cache(100, 6, 8)
+    rows = np.array([10, 11, 10, 12, 11])
+    cache.hint[10] = 3  # stale: of a slot that has no row
+    given, which = np.empty(5, np.int32), np.empty(5, np.int64)
+    slots = np.array([-1, -1, -1, 5, -1], np.int32)  # 12 is in another trainer's
+    count = take_free(rows, slots, cache.hint, cache.times, cache.mine, given, which)
+    assert (given[:count].tolist(), which[:count].tolist()) == ([0, 1], [0, 1])
+    publish(rows[which[:count]], given[:count], cache.hint, cache.row_of)
+    assert cache.row_of[:3].tolist() == [10, 11, -1]
+    assert cache.times.tolist() == [1, 1, 0, 0, 0, 0]
+    expect_none(cache.mine)
+    for batch, some in enumerate([[20, 21, 22, 23, 24, 25], [24, 25, 10], [24, 25, 20, 21, 22, 10]], 1):
+        cache.announce(batch, np.array(some))
+    assert cache.read(1, np.array([20, 21, 22, 23, 24, 25])) == 6
+    assert set(cache.row_of.tolist()) == {10, 20, 21, 22, 24, 25}  # 11 and 23 are not read any more
+    assert [cache.read(2, np.array([24, 25, 10])), cache.read(3, np.array([24, 25, 20, 21, 22, 10]))] == [0, 0]
 
 
 def test_a_slot_that_another_row_got_meanwhile_is_noticed() -> None:

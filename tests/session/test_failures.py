@@ -254,7 +254,7 @@ time.sleep(300)
 NO_WAY_BACK = {
     "a round": ("mpigraph.sampling.in_step.exchange_requests", "dist.sample_neighbors(g, torch.arange(40), 2)"),
     "a control call": ("mpigraph.session.control.allgather_bytes", "g.barrier()"),
-    "a read": ("mpigraph.rows.window.gather_rows", 'g.ndata["feat"][torch.arange(g.num_nodes())]'),
+    "a read": ("mpigraph.rows.window.load_rows", 'g.ndata["feat"][torch.arange(g.num_nodes())]'),
 }
 
 
