@@ -10,7 +10,7 @@ from mpigraph.kernels.access import add_amounts, add_to_sources, as_amounts, dra
 from mpigraph.kernels.compact import LocalIds
 from mpigraph.kernels.dropout import drop, relu_drop, relu_drop_backward
 from mpigraph.kernels.exclude import shorten_rows, step_over
-from mpigraph.kernels.messages import COLUMNS, find_requests, place_runs, unpack_lists
+from mpigraph.kernels.joined_requests import COLUMNS, find_requests, place_runs, unpack_lists
 from mpigraph.kernels.rng import combine, fingerprint
 from mpigraph.kernels.row_ops import (
     find_runs,
@@ -87,11 +87,11 @@ def warm_up(compiling: Callable[[], None] | None = None) -> None:
         table = np.zeros((2, 1), word)
         gather_rows(table, ids, ids, np.empty_like(table))
         scatter_rows(table, ids, np.empty_like(table), ids)
-    _warm_up_messages()
+    _warm_up_requests()
     _warm_up_caches()
 
 
-def _warm_up_messages() -> None:
+def _warm_up_requests() -> None:
     """Run what answers requests, with one that asks for nothing."""
     words = np.zeros(3, np.int64)
     find_requests(words, np.array([0, 3]), 1, np.empty((1, COLUMNS), np.int64))

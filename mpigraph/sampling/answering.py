@@ -12,7 +12,7 @@ import numpy as np
 
 from mpigraph.arrays import I64
 from mpigraph.errors import CollectiveError
-from mpigraph.sampling.channel import ROOM
+from mpigraph.sampling.channel import HEAD
 from mpigraph.sampling.local import Buffers, LocalSampling, look_up_edges
 from mpigraph.sampling.protocol import (
     EdgeQuery,
@@ -45,7 +45,7 @@ class Answers:
         self._workers = Workers(state.world.config.num_worker_threads)
 
     def answer(self, messages: Sequence[I64]) -> list[I64]:
-        """The answers to the request words of some ranks, each behind ``ROOM`` words.
+        """The answers to the request words of some ranks, each behind ``HEAD`` words.
 
         Raises:
             NotOpenHere: a graph or a tensor of weights that is not open.
@@ -61,7 +61,7 @@ class Answers:
         for joined in unpacked.joined:
             self._check_open(joined.request)
             parts.append(self._answer_joined(joined, keep=times[joined.request.relation] > 1))
-        return pack_answers(unpacked, len(messages), parts, ROOM)
+        return pack_answers(unpacked, len(messages), parts, HEAD)
 
     def _check_open(self, request: Request) -> None:
         state = self._state

@@ -14,11 +14,11 @@ from typing import ClassVar, ParamSpec, TypeVar
 from mpigraph.arrays import I64, U8
 from mpigraph.mpi.world import World
 
-__all__ = ["ROOM", "Answer", "Channel", "Exchange"]
+__all__ = ["HEAD", "Answer", "Channel", "Exchange"]
 
-ROOM = 2  # words
+HEAD = 2  # words
 Answer = Callable[[Sequence[I64]], Sequence[I64]]
-"""Makes the answers to what some ranks ask: the request words of each. Before an answer are ``ROOM`` words for the
+"""Makes the answers to what some ranks ask: the request words of each. Before an answer are ``HEAD`` words for the
 exchange. If it raises, what one of them asks is at fault."""
 
 P = ParamSpec("P")

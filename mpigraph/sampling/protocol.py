@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from mpigraph.arrays import I64, U8, U64, Array
 from mpigraph.errors import CollectiveError
-from mpigraph.kernels.messages import COLUMNS, find_requests, place_runs, unpack_lists
+from mpigraph.kernels.joined_requests import COLUMNS, find_requests, place_runs, unpack_lists
 from mpigraph.storage.format import index_dtype
 
 __all__ = [
@@ -223,9 +223,7 @@ def unpack_requests(messages: Sequence[I64]) -> Unpacked:
     found = np.empty((len(words) // (_HEADER + 2), COLUMNS), np.int64)
     count = find_requests(words, bounds, _HEADER, found)
     if count < 0:
-        raise CollectiveError(
-            f"message {-1 - count} of {len(messages)} has no sampling requests: {messages[-1 - count]}"
-        )
+        raise CollectiveError(f"message {-1 - count} of {len(messages)} has no sampling requests")
     found = found[:count]
     headers = words[found[:, 1, None] + np.arange(_HEADER)]
     alike: dict[tuple[int, ...], list[int]] = {}
@@ -238,7 +236,7 @@ def unpack_requests(messages: Sequence[I64]) -> Unpacked:
 
 
 def _join(numbers: I64, headers: I64, found: I64, reader: "_ListReader") -> Joined:
-    """Some requests that have the same header, but for the key."""
+    """Some requests that have the same header except for the key."""
     header = _Header(*headers[numbers[0]].tolist())
     destinations, bounds = reader.lists(found[numbers, 2], found[numbers, 3])
     others, _ = reader.lists(found[numbers, 4], found[numbers, 5])
@@ -317,14 +315,14 @@ def _count_dtype(fanout: int) -> np.dtype[Any]:
     return np.dtype(np.uint8 if 0 <= fanout < 256 else np.int32)
 
 
-def pack_answers(unpacked: Unpacked, num_messages: int, parts: Sequence[Sequence[Part]], room: int) -> list[I64]:
+def pack_answers(unpacked: Unpacked, num_messages: int, parts: Sequence[Sequence[Part]], head: int) -> list[I64]:
     """The words that answer each message: the arrays of its requests, one after the other.
 
     Args:
         unpacked: the requests.
         num_messages: of how many messages.
         parts: for each of ``unpacked.joined`` what answers it.
-        room: how many words to leave free before each answer.
+        head: how many words to leave free before each answer.
     """
     sizes = np.zeros((len(unpacked.message_of), _MOST_PARTS), np.int64)
     of_parts = []
@@ -335,11 +333,11 @@ def pack_answers(unpacked: Unpacked, num_messages: int, parts: Sequence[Sequence
             of_parts.append((array, in_bytes, joined.numbers, k))
     sizes = (sizes + 7) & -8
     ends = np.cumsum(sizes).reshape(sizes.shape)
-    rooms = 8 * room * (unpacked.message_of + 1)
-    places = ends - sizes + rooms[:, None]
+    heads = 8 * head * (unpacked.message_of + 1)
+    places = ends - sizes + heads[:, None]
     bounds = np.zeros(num_messages + 1, np.int64)
     last = np.searchsorted(unpacked.message_of, np.arange(num_messages), side="right")  # its last request is before
-    bounds[1:] = np.concatenate([[0], ends[:, -1]])[last] + 8 * room * np.arange(1, num_messages + 1)
+    bounds[1:] = np.concatenate([[0], ends[:, -1]])[last] + 8 * head * np.arange(1, num_messages + 1)
     answers = np.zeros(bounds[-1], np.uint8)
     for array, in_bytes, numbers, k in of_parts:
         place_runs(array.view(np.uint8), in_bytes, places[numbers, k], answers)

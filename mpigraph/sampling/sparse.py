@@ -33,7 +33,7 @@ from mpigraph.mpi.rounds import FAILED, OK
 from mpigraph.mpi.wait import IN_ROUND, TRANSFER, Backoff
 from mpigraph.mpi.world import World
 from mpigraph.sampling.answering import NotOpenHere
-from mpigraph.sampling.channel import ROOM, Answer, Channel, Exchange
+from mpigraph.sampling.channel import HEAD, Answer, Channel, Exchange
 
 __all__ = ["FIRST", "HELD", "MOST_TOGETHER", "TOGETHER", "Owner", "Sparse", "SparseChannel"]
 
@@ -95,15 +95,15 @@ class Owner:
     def _take_in(self) -> bool:
         """Answer some requests that have come, together, if there is memory for them; return whether any had come."""
         batch: list[_Asked] = []
-        room = TOGETHER
+        left = TOGETHER
         come = False
-        while room > 0 and len(batch) < MOST_TOGETHER and self._held < HELD:
+        while left > 0 and len(batch) < MOST_TOGETHER and self._held < HELD:
             message = self._comm.Improbe(MPI.ANY_SOURCE, REQUEST, self._status)
             if message is None:
                 break
             come = True
             asker, words = self._status.Get_source(), np.empty(self._status.Get_count(MPI.INT64_T), np.int64)
-            room -= words.nbytes
+            left -= words.nbytes
             self._held += words.nbytes
             receiving = message.Irecv([words, MPI.INT64_T])
             if receiving.Test():
@@ -154,8 +154,8 @@ class Owner:
         if not REQUEST < tag < _TAGS:
             get_logger().error("rank %d wants a reply with tag %d", asker, tag)
             return
-        answer[:ROOM] = status, len(answer) - ROOM
-        first = ROOM + FIRST // 8
+        answer[:HEAD] = status, len(answer) - HEAD
+        first = HEAD + FIRST // 8
         yield self._comm.Isend([answer[:first], MPI.INT64_T], asker, tag)
         if len(answer) > first:
             yield self._comm.Isend([answer[first:], MPI.INT64_T], asker, tag)
@@ -164,7 +164,7 @@ class Owner:
 def _error_words(error: Exception) -> I64:
     """Class and text of an error, padded by spaces, as an answer."""
     text = f"{type(error).__name__}:{describe(error)}".encode(errors="backslashreplace")
-    return np.frombuffer(bytearray(8 * ROOM) + text.ljust(-(-len(text) // 8) * 8), np.int64)
+    return np.frombuffer(bytearray(8 * HEAD) + text.ljust(-(-len(text) // 8) * 8), np.int64)
 
 
 def _error(words: I64, rank: int) -> MPIGraphError:
@@ -226,15 +226,15 @@ class SparseChannel(Channel):
     def _fetch(self, rank: int, words: I64) -> Coroutine[tuple[int, I64]]:
         """Ask one rank; the result is the status and the words of the answer."""
         comm, tag = self._exchange.comm, self._exchange.next_tag()
-        reply = np.empty(ROOM + FIRST // 8, np.int64)
+        reply = np.empty(HEAD + FIRST // 8, np.int64)
         receiving = comm.Irecv([reply, MPI.INT64_T], rank, tag)
         message = np.empty(1 + len(words), np.int64)
         message[0] = tag
         message[1:] = words
         sending = comm.Isend([message, MPI.INT64_T], rank, REQUEST)
         yield receiving
-        status, length = reply[:ROOM].tolist()  # whether there is an answer, and its length in words
-        answer = reply[ROOM : ROOM + length]
+        status, length = reply[:HEAD].tolist()  # whether there is an answer, and its length in words
+        answer = reply[HEAD : HEAD + length]
         if length > len(answer):
             first, answer = answer, np.empty(length, np.int64)
             rest = comm.Irecv([answer[len(first) :], MPI.INT64_T], rank, tag)

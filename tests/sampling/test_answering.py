@@ -11,7 +11,7 @@ from many_ranks import DEGREE, NODES, state_of
 from mpigraph.errors import CollectiveError, GraphDataError
 from mpigraph.sampling import answering
 from mpigraph.sampling.answering import Answers, NotOpenHere
-from mpigraph.sampling.channel import ROOM
+from mpigraph.sampling.channel import HEAD
 from mpigraph.sampling.protocol import (
     AnswerReader,
     EdgeQuery,
@@ -82,13 +82,13 @@ def messages() -> list[I64]:
 def test_together_as_alone(answers: Answers, monkeypatch: pytest.MonkeyPatch, bound: int) -> None:
     """In whatever order, and however many at a time."""
     asked = messages()
-    alone = [answers.answer([words])[0][ROOM:].copy() for words in asked]
+    alone = [answers.answer([words])[0][HEAD:].copy() for words in asked]
     monkeypatch.setattr(answering, "_TOGETHER", bound)
     order = np.random.default_rng(1).permutation(len(asked))
     for turn in (np.arange(len(asked)), order):
         together = answers.answer([asked[k] for k in turn])
         assert len(together) == len(asked)
-        assert all(np.array_equal(got[ROOM:], alone[k]) for k, got in zip(turn.tolist(), together, strict=True))
+        assert all(np.array_equal(got[HEAD:], alone[k]) for k, got in zip(turn.tolist(), together, strict=True))
     assert len({words.tobytes() for words in alone}) > 35  # else this says little: draws are by key
 
 
@@ -103,7 +103,7 @@ def test_an_answer_is_what_its_nodes_have(answers: Answers) -> None:
     """All neighbours of nodes of many trainers, which come with the edges' numbers."""
     asked = [request(number, fanout=-1, want_eids=True) for number in range(9)]
     for one, answer in zip(asked, answers.answer([words_of(one) for one in asked]), strict=True):
-        reader = AnswerReader(answer[ROOM:].view(np.uint8))
+        reader = AnswerReader(answer[HEAD:].view(np.uint8))
         counts, src, eids = reader.neighbors(one, len(one.ids), np.int32, (FIRST_EDGE, FIRST_EDGE + NODES * DEGREE))
         rows = (one.ids - FIRST)[:, None] * DEGREE + np.arange(DEGREE)
         sources = np.sort((np.arange(NODES * DEGREE, dtype=np.int32) * 7919) % (NODES * RANKS))

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 from layouts import FAR, Job, Layout, on_all, own_on_layouts
 from mpi4py import MPI
-from worlds import answer_to, asked_of, behind_room, flat_world, meet, world_of
+from worlds import answer_to, asked_of, behind_head, flat_world, meet, world_of
 
 from mpigraph.errors import (
     GraphDataError,
@@ -26,7 +26,7 @@ def channel_of(world: World, number: int, before: Callable[[], object] = lambda:
 
     def answer(messages: Sequence[Words]) -> list[Words]:
         before()
-        return [behind_room(answer_to(words, world.rank)) for words in messages]
+        return [behind_head(answer_to(words, world.rank)) for words in messages]
 
     return RoundChannel(world, number, answer)
 

@@ -15,7 +15,7 @@ from jobs import SOON, run_script
 from layouts import WAIT, Job, Layout, SharedJob, needs_threads, on_all, on_layouts, own_on_layouts
 from mpi4py import MPI
 from oracle import NAME, NUM_NODES, open_graph
-from worlds import behind_room, meet, world_of
+from worlds import behind_head, meet, world_of
 
 import mpigraph.distributed as dist
 from mpigraph.errors import ClosedError, CollectiveError, GraphDataError, InvalidArgumentError, OutOfRangeError
@@ -23,7 +23,7 @@ from mpigraph.mpi.rounds import FAILED, OK
 from mpigraph.mpi.world import World
 from mpigraph.sampling import sparse
 from mpigraph.sampling.answering import NotOpenHere
-from mpigraph.sampling.channel import ROOM
+from mpigraph.sampling.channel import HEAD
 from mpigraph.sampling.exchanges import open_exchange
 from mpigraph.sampling.sparse import FIRST, REQUEST, Owner, Sparse
 from mpigraph.session.context import current
@@ -47,7 +47,7 @@ def answers() -> Callable[[Sequence[Words]], list[Words]]:
     early = [2]  # how often a request for something comes too early
 
     def answer(messages: Sequence[Words]) -> list[Words]:
-        return [behind_room(answer_one(words)) for words in messages]
+        return [behind_head(answer_one(words)) for words in messages]
 
     def answer_one(words: Words) -> Words:
         if words[0] == BAD_DATA:
@@ -136,9 +136,9 @@ def test_requests_that_wait_are_answered_together(comm: MPI.Intracomm, monkeypat
         MPI.Request.Waitall(sending + receiving)
         for reply, words in zip(replies, asked, strict=True):
             if words[1] == BAD_DATA:
-                assert reply[0] == FAILED and b"weight 7 is bad" in reply[ROOM : ROOM + reply[1]].tobytes()
+                assert reply[0] == FAILED and b"weight 7 is bad" in reply[HEAD : HEAD + reply[1]].tobytes()
             else:
-                assert reply[:ROOM].tolist() == [OK, 2] and np.array_equal(reply[ROOM : ROOM + 2], words[1:] + 1)
+                assert reply[:HEAD].tolist() == [OK, 2] and np.array_equal(reply[HEAD : HEAD + 2], words[1:] + 1)
     on_all(comm, comm.rank == 1 or 1 < max(sizes) <= 8, f"{sizes}")
 
 
@@ -154,7 +154,7 @@ def test_an_owner_whose_answers_nobody_reads_takes_in_no_more(
 
         def answer(messages: Sequence[Words]) -> list[Words]:
             made.extend(int(asked[0]) for asked in messages)
-            return [behind_room(np.full(words, asked[0])) for asked in messages]
+            return [behind_head(np.full(words, asked[0])) for asked in messages]
 
         owner = Owner(comm, answer)
         comm.Barrier()
@@ -170,10 +170,10 @@ def test_an_owner_whose_answers_nobody_reads_takes_in_no_more(
         comm.Barrier()
         comm.Barrier()
         for k in range(many):
-            first, rest = np.empty(ROOM + FIRST // 8, np.int64), np.empty(words - FIRST // 8, np.int64)
+            first, rest = np.empty(HEAD + FIRST // 8, np.int64), np.empty(words - FIRST // 8, np.int64)
             comm.Recv(first, 0, k + 1)
             comm.Recv(rest, 0, k + 1)
-            assert first[:ROOM].tolist() == [OK, words] and (first[ROOM:] == k).all() and (rest == k).all()
+            assert first[:HEAD].tolist() == [OK, words] and (first[HEAD:] == k).all() and (rest == k).all()
         MPI.Request.Waitall(sending)
     on_all(comm, comm.rank == 1 or 8 <= taken <= 9)
 

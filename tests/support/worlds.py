@@ -14,7 +14,7 @@ from mpi4py import MPI
 from mpigraph.config import Config
 from mpigraph.mpi.world import World
 from mpigraph.rows.service import RowService, shared_query_works
-from mpigraph.sampling.channel import ROOM
+from mpigraph.sampling.channel import HEAD
 
 
 def window_kinds() -> list[str]:
@@ -101,9 +101,9 @@ def answer_to(words: npt.NDArray[np.int64], me: int) -> npt.NDArray[np.uint8]:
     return (words + me).view(np.uint8)
 
 
-def behind_room(answer: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+def behind_head(answer: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     """An answer as an exchange wants it."""
-    return np.concatenate([np.zeros(ROOM, np.int64), answer.view(np.int64)])
+    return np.concatenate([np.zeros(HEAD, np.int64), answer.view(np.int64)])
 
 
 def asked_of(asker: int, size: int) -> dict[int, npt.NDArray[np.int64]]:
