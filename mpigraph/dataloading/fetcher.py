@@ -3,10 +3,12 @@
 All loaders gather here, in :meth:`FeatureFetcher.fetch`.
 """
 
+import time
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+import numpy as np
 import torch
 
 from mpigraph.arrays import I64
@@ -17,7 +19,7 @@ from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.distgraph.typed_ids import Blocks, Names, NodeTensors, to_rows
 from mpigraph.errors import InvalidArgumentError
-from mpigraph.rows.lookahead import CachedRows, UpcomingReads
+from mpigraph.rows.lookahead import CachedRows, ReadCounts, UpcomingReads
 
 __all__ = ["BlockFetcher", "FeatureFetcher", "Stages", "nodes_to"]
 
@@ -63,6 +65,7 @@ class FeatureFetcher(Generic[Kind]):
         tensors: the features by type (of edges: the relation) and name.
         readers: those of them that are read through a cache.
         upcoming: what minibatches that were sampled will read, by type of the features with readers.
+        counts: where to count what is read, those of the loader; readers count there themselves.
     """
 
     def __init__(self, spaces: Spaces[Kind], device: torch.device | None, *names: Names) -> None:
@@ -80,6 +83,7 @@ class FeatureFetcher(Generic[Kind]):
         self.tensors: dict[tuple[Kind, str], DistTensor] = spaces.named(*names)
         self.readers: dict[tuple[Kind, str], CachedRows] = {}
         self.upcoming: dict[Kind, UpcomingReads] = {}
+        self.counts = ReadCounts()
         self._device = device
 
     def announce(self, ids: Callable[[Kind], torch.Tensor], batch: int) -> None:
@@ -112,13 +116,27 @@ class FeatureFetcher(Generic[Kind]):
         for (kind, name), tensor in self.tensors.items():
             reader = self.readers.get((kind, name))
             if reader is None:
-                data(kind)[name] = tensor.gather(ids(kind), device=self._device)
+                data(kind)[name] = self._gather(tensor, ids(kind))
             else:
                 rows = tensor.memory_for(len(reads[kind].ids), self._device)
                 reader.read(reads[kind], rows)
                 data(kind)[name] = tensor.from_memory(rows, self._device)
         for upcoming in self.upcoming.values():
             upcoming.reads.popleft()
+
+    def _gather(self, tensor: DistTensor, ids: torch.Tensor) -> torch.Tensor:
+        """Gather without a cache."""
+        begin = time.perf_counter()
+        rows = tensor.gather(ids, device=self._device)
+        window = tensor.rows.window
+        if not window.world.all_near:
+            index = to_rows(ids, tensor.rows.shape[0], tensor.rows.name)
+            far = int(np.count_nonzero(~window.world.near[window.host_of(index)]))
+            self.counts.far_rows += far
+            self.counts.fetched_rows += far
+            self.counts.fetched_bytes += far * window.row_bytes
+            self.counts.fetch_seconds += time.perf_counter() - begin
+        return rows
 
 
 class BlockFetcher:

@@ -212,7 +212,8 @@ class DistDataLoader:
     def stats(self) -> LoaderStats:
         """What was read, and how long each stage took, on this trainer since the loader was made.
 
-        The difference of two is of the time between: ``loader.stats().since(before)``.
+        The difference of two is of the time between: ``loader.stats().since(before)``. Where ``MPIGRAPH_LOG_LEVEL`` is
+        ``INFO`` each trainer prints that of an epoch at its end.
         """
         return replace(self._epochs.pipeline.stats)
 
@@ -257,6 +258,9 @@ def _hold(loader: DistDataLoader, epoch: int, batches: Iterator[Any]) -> Iterato
 class SampledDataLoader(DistDataLoader):
     """What loaders of nodes and of edges have in common: a sampler makes the batches.
 
+    Attributes:
+        cache_bytes: memory on this node that its caches take once they are full.
+
     Collective on the trainers: construction and :meth:`close`.
     """
 
@@ -286,6 +290,9 @@ class SampledDataLoader(DistDataLoader):
         options = (batch_size, shuffle, None, drop_last, queue_size)
         super().__init__(stages.seeds, *options, num_prefetch=num_prefetch, seed=seed)
         self._stages = stages
+        self.cache_bytes = 0
+        for fetcher in stages.inputs:
+            fetcher.counts = self._epochs.pipeline.stats
         self._open_caches(Epochs(g, sampler, batch_size, len(self), stages), caching)
         if weights:
             g.session.control.call(Operation.PREPARE_WEIGHTS, numbers=sorted(weights.values()))
@@ -300,6 +307,7 @@ class SampledDataLoader(DistDataLoader):
             pipeline = self._epochs.pipeline
             caches = open_caches(options, epochs, pipeline.stats)
             self._epochs.numbers += [cache.number for cache in caches]
+            self.cache_bytes = sum(cache.nbytes for cache in caches)
             pipeline.lookahead = options.lookahead
 
 

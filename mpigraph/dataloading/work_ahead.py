@@ -17,7 +17,9 @@ __all__ = ["Answering", "LoaderStats", "Pipeline"]
 
 @dataclass
 class LoaderStats(ReadCounts):
-    """What a loader did on this trainer. Far rows are counted where they are read through a cache.
+    """What a loader did on this trainer.
+
+    Far rows are those of its ``features`` (and of the sampler's), through a cache or not; labels are not counted.
 
     Attributes:
         minibatches: how many were made.
@@ -46,8 +48,9 @@ class LoaderStats(ReadCounts):
         seconds = [f.name for f in fields(self) if f.name.endswith("_seconds")]
         times = ", ".join(f"{name.removesuffix('_seconds')} {getattr(self, name):.2f}" for name in seconds)
         return (
-            f"{self.minibatches} minibatches, {self.far_rows} far rows, {self.fetched_rows} fetched "
-            f"({self.fetched_bytes / 1e6:.1f} MB, {self.hit_rate:.0%} saved); seconds: {times}"
+            f"{self.minibatches} minibatches, {self.far_rows} far rows, {self.cached_rows} of them in the cache, "
+            f"{self.fetched_rows} fetched ({self.fetched_bytes / 1e6:.1f} MB, {self.hit_rate:.0%} saved); "
+            f"seconds: {times}"
         )
 
 

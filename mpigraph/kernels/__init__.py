@@ -10,6 +10,7 @@ from mpigraph.kernels.access import add_amounts, add_to_sources, as_amounts, dra
 from mpigraph.kernels.compact import LocalIds
 from mpigraph.kernels.dropout import drop, relu_drop, relu_drop_backward
 from mpigraph.kernels.exclude import shorten_rows, step_over
+from mpigraph.kernels.joined_requests import COLUMNS, find_requests, place_runs, unpack_lists
 from mpigraph.kernels.rng import combine, fingerprint
 from mpigraph.kernels.row_ops import (
     find_runs,
@@ -61,7 +62,7 @@ def warm_up(compiling: Callable[[], None] | None = None) -> None:
     order_by_range(ids, ranges)
     find_runs(ids)
     first_alike(ids, np.empty(2, np.int32), np.empty(2, np.int64))
-    dst = Destinations(ids, 1, False, key)
+    dst = Destinations(ids, 1, False, np.atleast_1d(key))
     rows = Candidates(*(np.empty(2, np.int64) for _ in range(5)))
     count_uniform(dst, indptr, 0, ids, rows, counts)
     choose_uniform(dst, ids, rows, indptr, counts)
@@ -94,7 +95,16 @@ def warm_up(compiling: Callable[[], None] | None = None) -> None:
         load_rows(table, 0, ids, ids, np.empty_like(table))
         load_slots(table, np.zeros(2, np.int32), ids, np.empty_like(table))
         place_rows(table, ids, np.empty_like(table))
+    _warm_up_requests()
     _warm_up_caches()
+
+
+def _warm_up_requests() -> None:
+    """Run what answers requests, with one that asks for nothing."""
+    words = np.zeros(3, np.int64)
+    find_requests(words, np.array([0, 3]), 1, np.empty((1, COLUMNS), np.int64))
+    unpack_lists(words, words.view(np.int32), words[:1], words[:1], words)
+    place_runs(np.zeros(1, np.uint8), np.array([0, 1]), words[:1], np.zeros(1, np.uint8))
 
 
 def _warm_up_caches() -> None:

@@ -12,7 +12,7 @@ from numba import njit
 from mpigraph.arrays import I64, U32, Array, Mask
 from mpigraph.kernels.prefetch_hint import prefetch
 from mpigraph.kernels.rng import draw_below, mix64
-from mpigraph.kernels.sample import Candidates, Destinations, choose_distinct
+from mpigraph.kernels.sample import Candidates, Destinations, choose_distinct, key_of
 
 __all__ = ["choose_masked", "list_allowed"]
 
@@ -87,7 +87,7 @@ def choose_masked(
             for j in range(k):
                 chosen[j] = begin + np.int64(table[j])
             continue
-        node_key = mix64(dst.key ^ mix64(np.uint64(dst.ids[p])))
+        node_key = key_of(dst, p)
         if dst.replace:
             for j in range(k):
                 chosen[j] = begin + np.int64(table[draw_below(mix64(node_key + np.uint64(j)), num_candidates)])

@@ -6,7 +6,8 @@ makes prefix sums, ``choose_*`` picks edges, :func:`copy_neighbours` follows the
 whose topology this process can load; ``positions`` (int64[m], ascending) says which nodes of the frontier that host
 holds, so that the calls of several hosts, or of several threads on slices of ``positions``, fill one output.
 
-The draw for a node depends on ``(key, node id, number of the draw)`` alone.
+The draw for a node depends on ``(key, node id, number of the draw)`` alone, so the frontiers of several minibatches can
+be one here, each with its own key.
 """
 
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from mpigraph.arrays import I64, Array
+from mpigraph.arrays import I64, U64, Array
 from mpigraph.kernels.prefetch_hint import prefetch
 from mpigraph.kernels.rng import draw_below, mix64
 
@@ -25,6 +26,7 @@ __all__ = [
     "choose_uniform",
     "copy_neighbours",
     "count_uniform",
+    "key_of",
     "num_picks",
 ]
 
@@ -39,13 +41,13 @@ class Destinations(NamedTuple):
         ids: int64[frontier], global ids.
         fanout: most neighbours of a node; negative means all.
         replace: with replacement a node with any candidate gets exactly ``fanout``.
-        key: hash of everything the draw depends on except the node.
+        keys: uint64[frontier], hash of everything a node's draw depends on except the node; or uint64[1], for all.
     """
 
     ids: I64
     fanout: int
     replace: bool
-    key: np.uint64
+    keys: U64
 
 
 class Candidates(NamedTuple):
@@ -75,6 +77,13 @@ def num_picks(num_candidates: Any, fanout: Any, replace: Any) -> Any:
     if fanout < 0 or num_candidates == 0 or (not replace and num_candidates < fanout):
         return num_candidates
     return fanout
+
+
+@njit(nogil=True, cache=True, inline="always")
+def key_of(dst: Any, p: Any) -> Any:
+    """Return what the draws of the node at position ``p`` are hashes of, besides their numbers."""
+    key = dst.keys[p] if len(dst.keys) > 1 else dst.keys[0]
+    return mix64(key ^ mix64(np.uint64(dst.ids[p])))
 
 
 @njit(nogil=True, cache=True)
@@ -162,7 +171,7 @@ def choose_uniform(dst: Destinations, positions: I64, rows: Candidates, offsets:
             for j in range(k):
                 picks[out + j] = begin + j
             continue
-        node_key = mix64(dst.key ^ mix64(np.uint64(dst.ids[p])))
+        node_key = key_of(dst, p)
         if replace:
             for j in range(k):
                 picks[out + j] = begin + draw_below(mix64(node_key + np.uint64(j)), degree)

@@ -14,7 +14,7 @@ from numba import njit
 from mpigraph.arrays import F64, I64, U64, Array
 from mpigraph.kernels.prefetch_hint import prefetch
 from mpigraph.kernels.rng import LOW32, S32, draw_below, mix64, uniform01
-from mpigraph.kernels.sample import Candidates, Destinations, num_picks
+from mpigraph.kernels.sample import Candidates, Destinations, key_of, num_picks
 
 __all__ = ["alias_tables", "choose_weighted", "count_weighted"]
 
@@ -263,7 +263,7 @@ def choose_weighted(
                 scratch = np.empty(2 * degree, np.float64), np.empty(2 * degree, np.int64)
             table = slots[:degree]
             _make_table(row, _add_up(row)[0], table, scratch[0], scratch[1])
-        node_key = mix64(dst.key ^ mix64(np.uint64(dst.ids[p])))
+        node_key = key_of(dst, p)
         if not dst.replace:
             _choose_distinct_weighted(node_key, begin, row, table, chosen)
             continue

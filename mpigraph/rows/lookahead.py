@@ -33,7 +33,7 @@ _MOST_TOGETHER = 16  # minibatches that are fetched for together
 
 @dataclass
 class ReadCounts:
-    """What was read through caches.
+    """What was read of rows that other nodes hold.
 
     Attributes:
         far_rows: far rows, each as often as a minibatch reads it.

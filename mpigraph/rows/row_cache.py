@@ -36,7 +36,7 @@ from mpigraph.mpi.world import World
 from mpigraph.rows.row_tensor import RowTensor
 from mpigraph.rows.shm_check import check_shared_memory, free_shared_memory
 
-__all__ = ["RowCache", "slots_for"]
+__all__ = ["RowCache", "cache_memory", "slots_for"]
 
 _LINE = 64  # bytes that tables are aligned to
 _OF_SLOT = 8 + 4  # bytes that a slot takes in the tables besides the row
@@ -50,6 +50,11 @@ def far_rows(world: World, rows: RowTensor) -> int:
     """How many rows of a tensor no host of this node holds."""
     held = np.diff(rows.window.offsets)
     return int(held.sum() - held[world.near].sum())
+
+
+def cache_memory(num_rows: int, slots: int, row_bytes: int) -> int:
+    """Bytes that a cache of some rows of a tensor takes on a node."""
+    return _OF_ROW * num_rows + slots * (row_bytes + _OF_SLOT)
 
 
 def slots_for(world: World, tensors: Sequence[RowTensor], nbytes: int, promised: int) -> list[int]:

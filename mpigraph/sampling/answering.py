@@ -1,15 +1,35 @@
-"""Answers what other ranks ask of this one: neighbours drawn from its own rows, and whether edges exist there."""
+"""Answers what other ranks ask of this one: neighbours drawn from its own rows, and whether edges exist there.
+
+Requests that came together are answered together: those that differ in destinations and key alone by one pass over
+the destinations of all. What Python and the kernels take to begin is then paid once, and not by each.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from mpigraph.arrays import I64, U8, Array
+from mpigraph.arrays import I64
 from mpigraph.errors import ClosedError, CollectiveError
+from mpigraph.sampling.channel import HEAD
 from mpigraph.sampling.local import Buffers, LocalSampling, look_up_edges
-from mpigraph.sampling.protocol import EdgeQuery, Kind, Request, neighbor_arrays, pack_answer, unpack_requests
+from mpigraph.sampling.protocol import (
+    EdgeQuery,
+    Joined,
+    Kind,
+    Part,
+    Request,
+    neighbor_arrays,
+    pack_answers,
+    unpack_requests,
+)
 from mpigraph.sampling.workers import Workers
 from mpigraph.store.graph_store import GraphStore
 
 __all__ = ["Answers", "NotOpenHere"]
+
+_TOGETHER = 1 << 16  # words of requests from which on joining more saves nothing, and takes memory
 
 
 class NotOpenHere(CollectiveError):
@@ -24,19 +44,25 @@ class Answers:
         self._buffers = Buffers()
         self._workers = Workers(state.world.config.num_worker_threads)
 
-    def answer(self, words: I64) -> U8:
-        """The answer to one rank's request words.
+    def answer(self, messages: Sequence[I64]) -> list[I64]:
+        """The answers to the request words of some ranks, each behind ``HEAD`` words.
 
         Raises:
             NotOpenHere: a graph or a tensor of weights that is not open.
             ClosedError: a tensor of weights was closed.
             GraphDataError: an edge weight is negative, infinite or NaN.
+            CollectiveError: a message is none.
         """
-        arrays: list[Array] = []
-        for request in unpack_requests(words):
-            self._check_open(request)
-            arrays += self._answer_one(request)
-        return pack_answer(arrays)
+        return [answer for some in _in_bounds(messages) for answer in self._answer_together(some)]
+
+    def _answer_together(self, messages: Sequence[I64]) -> list[I64]:
+        unpacked = unpack_requests(messages)
+        times = Counter(joined.request.relation for joined in unpacked.joined)
+        parts = []
+        for joined in unpacked.joined:
+            self._check_open(joined.request)
+            parts.append(self._answer_joined(joined, keep=times[joined.request.relation] > 1))
+        return pack_answers(unpacked, len(messages), parts, HEAD)
 
     def _check_open(self, request: Request) -> None:
         state = self._state
@@ -49,15 +75,29 @@ class Answers:
                 raise ClosedError(f"edge weights number {request.weights} were closed")
             raise NotOpenHere(f"edge weights number {request.weights} are not open on rank {state.world.rank}")
 
-    def _answer_one(self, request: Request) -> list[Array]:
-        """The arrays that answer one request, to be used before the next for the same relation is answered."""
-        state = self._state
+    def _answer_joined(self, joined: Joined, keep: bool) -> list[Part]:
+        """The arrays that answer joined requests; unless to ``keep``, to be used before the next for the relation."""
+        state, request = self._state, joined.request
         host = state.world.host_index
         all_mine = [(host, self._buffers.arange(len(request.ids)))]
         if isinstance(request, EdgeQuery):
             found = np.empty(len(request.ids), np.bool_)
             look_up_edges(state, request, all_mine, self._workers, found)
-            return [found]
+            return [(found, joined.bounds)]
         neighbors = LocalSampling(state, request, all_mine, self._buffers, self._workers).finish()
+        if keep:
+            neighbors = replace(neighbors, src=neighbors.src.copy())
         hosts = state.graph_of_number[request.graph].topology.hosts
-        return neighbor_arrays(request, neighbors, hosts.edge_range(host, request.relation))
+        return neighbor_arrays(request, joined.bounds, neighbors, hosts.edge_range(host, request.relation))
+
+
+def _in_bounds(messages: Sequence[I64]) -> Iterator[Sequence[I64]]:
+    """Consecutive messages, so many that they are not too large together."""
+    begin = words = 0
+    for end, message in enumerate(messages):
+        if words + len(message) > _TOGETHER and end > begin:
+            yield messages[begin:end]
+            begin, words = end, 0
+        words += len(message)
+    if begin < len(messages):
+        yield messages[begin:]

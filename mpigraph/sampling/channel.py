@@ -8,16 +8,18 @@ setting.
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, ParamSpec, TypeVar
 
 from mpigraph.arrays import I64, U8
 from mpigraph.mpi.world import World
 
-__all__ = ["Answer", "Channel", "Exchange"]
+__all__ = ["HEAD", "Answer", "Channel", "Exchange"]
 
-Answer = Callable[[I64], U8]
-"""Makes the answer (uint8, in eights) to what one rank asks: its request words."""
+HEAD = 2  # words
+Answer = Callable[[Sequence[I64]], Sequence[I64]]
+"""Makes the answers to what some ranks ask: the request words of each. Before an answer are ``HEAD`` words for the
+exchange. If it raises, what one of them asks is at fault."""
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -22,7 +22,7 @@ from mpigraph.mpi.coroutine import Coroutine, Task, finish, run
 from mpigraph.mpi.rounds import FAILED, OK, Header, exchange_answers, exchange_requests, in_rank_order
 from mpigraph.mpi.wait import IN_ROUND, PEERS_COMPUTE, wait
 from mpigraph.mpi.world import World
-from mpigraph.sampling.channel import Answer, Channel, Exchange
+from mpigraph.sampling.channel import HEAD, Answer, Channel, Exchange
 from mpigraph.sampling.protocol import Operation
 
 __all__ = ["InStep", "RoundChannel"]
@@ -149,7 +149,9 @@ class RoundChannel(Channel):
             requests = yield from exchange_requests(self._comm, words, counts, header)
             answers: dict[int, U8] | None = None
             try:
-                answers = {rank: answer(requests.of(rank)) for rank in requests.senders}
+                ranks = requests.senders
+                made = answer([requests.of(rank) for rank in ranks])
+                answers = {rank: one[HEAD:].view(np.uint8) for rank, one in zip(ranks, made, strict=True)}
             except Exception as exc:  # told to every rank by the exchange, and raised there
                 error = exc
             received = yield from exchange_answers(self._comm, answers, meanwhile)

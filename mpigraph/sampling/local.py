@@ -154,7 +154,7 @@ class _Uniform:
     """Every edge alike."""
 
     def __init__(self, state: GraphStore, graph: LoadedGraph, request: RelationRequest, rows: Candidates) -> None:
-        self._dst = Destinations(request.ids, request.fanout, request.replace, request.key)
+        self._dst = Destinations(request.ids, request.fanout, request.replace, np.atleast_1d(request.key))
         self._rows = rows
 
     def count(self, part: _HostSlice, positions: I64, counts: I64) -> None:

@@ -9,27 +9,33 @@ The answer is, request by request, a few arrays, each padded to eight bytes: tho
 [n] for edges.
 """
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from mpigraph.arrays import I64, U8, Array
+from mpigraph.arrays import I64, U8, U64, Array
+from mpigraph.errors import CollectiveError
+from mpigraph.kernels.joined_requests import COLUMNS, find_requests, place_runs, unpack_lists
 from mpigraph.storage.format import index_dtype
 
 __all__ = [
     "AnswerReader",
     "EdgeQuery",
+    "Joined",
     "Kind",
     "Operation",
+    "Part",
     "RelationRequest",
     "Request",
     "SampledNeighbors",
+    "Unpacked",
     "neighbor_arrays",
-    "pack_answer",
+    "pack_answers",
     "pack_query",
     "pack_request",
     "unpack_requests",
@@ -76,7 +82,7 @@ class RelationRequest:
         fanout: most neighbours of a node; -1 means all.
         replace: with replacement.
         want_eids: answer edge ids too.
-        key: what the draws depend on besides the node.
+        key: what the draws depend on besides the node; or uint64[n], for each destination.
         kind: ``UNIFORM`` or ``WEIGHTED``.
         weights: number of the tensor of edge weights, for ``WEIGHTED``.
         excluded: int64[k], global ids of excluded edges, removed before sampling; ascending, each once.
@@ -88,7 +94,7 @@ class RelationRequest:
     fanout: int
     replace: bool
     want_eids: bool
-    key: np.uint64
+    key: np.uint64 | U64
     kind: Kind = Kind.UNIFORM
     weights: int = 0
     excluded: I64 = field(default_factory=_no_ids)
@@ -131,7 +137,11 @@ class _Header(NamedTuple):
     replace: int = 0
     want_eids: int = 0
     weights: int = 0
-    key: int = 0
+    key: int = 0  # last: requests that differ in it alone can be joined
+
+
+_HEADER = len(_Header._fields)
+_MOST_PARTS = 3  # arrays that answer a request
 
 
 def pack_request(request: RelationRequest, ids: I64 | int, excluded: I64) -> list[I64]:
@@ -173,65 +183,97 @@ def _pack_ids(ids: I64) -> list[I64]:
     return [np.array([2 * len(ids) + narrow], np.int64), body]
 
 
-def unpack_requests(words: I64) -> Iterator[Request]:
-    """The requests in a rank's words."""
-    reader = _WordReader(words)
-    while reader.left:
-        header = reader.header()
-        destinations = reader.destinations()
-        others = reader.ids()
-        if header.kind == Kind.EXISTS:
-            yield EdgeQuery(header.graph, header.relation, destinations, others)
-            continue
-        yield RelationRequest(
-            graph=header.graph,
-            relation=header.relation,
-            ids=destinations,
-            fanout=header.fanout,
-            replace=bool(header.replace),
-            want_eids=bool(header.want_eids),
-            key=np.int64(header.key).view(np.uint64),
-            kind=Kind(header.kind),
-            weights=header.weights,
-            excluded=others,
-        )
+@dataclass(frozen=True)
+class Joined:
+    """Requests that differ in destinations and key alone, so that one pass answers them; or a single one.
+
+    Attributes:
+        request: with the destinations of all, one after the other, and a key for each destination.
+        numbers: int64[n], which ones they are of all requests in some messages.
+        bounds: int64[n + 1], where the destinations of each begin.
+    """
+
+    request: Request
+    numbers: I64
+    bounds: I64
 
 
-class _WordReader:
-    """Takes headers and lists of ids in the order in which they were packed."""
+@dataclass(frozen=True)
+class Unpacked:
+    """The requests in some messages.
+
+    Attributes:
+        message_of: int64[n], which message each is in; not falling.
+        joined: all of them.
+    """
+
+    message_of: I64
+    joined: list[Joined]
+
+
+def unpack_requests(messages: Sequence[I64]) -> Unpacked:
+    """The requests in the words that some ranks have sent, each rank one message.
+
+    Raises:
+        CollectiveError: a message is none.
+    """
+    words = messages[0] if len(messages) == 1 else np.concatenate(messages)
+    bounds = np.zeros(len(messages) + 1, np.int64)
+    np.cumsum([len(message) for message in messages], out=bounds[1:])
+    found = np.empty((len(words) // (_HEADER + 2), COLUMNS), np.int64)
+    count = find_requests(words, bounds, _HEADER, found)
+    if count < 0:
+        raise CollectiveError(f"message {-1 - count} of {len(messages)} has no sampling requests")
+    found = found[:count]
+    headers = words[found[:, 1, None] + np.arange(_HEADER)]
+    alike: dict[tuple[int, ...], list[int]] = {}
+    for number, (header, others) in enumerate(zip(headers.tolist(), found[:, 5].tolist(), strict=True)):
+        alone = number if header[0] != Kind.EXISTS and others > 1 else -1  # excluded edges are of one minibatch
+        alike.setdefault((alone, *header[:-1]), []).append(number)
+    reader = _ListReader(words)
+    joined = [_join(np.array(numbers), headers, found, reader) for numbers in alike.values()]
+    return Unpacked(found[:, 0], joined)
+
+
+def _join(numbers: I64, headers: I64, found: I64, reader: "_ListReader") -> Joined:
+    """Some requests that have the same header except for the key."""
+    header = _Header(*headers[numbers[0]].tolist())
+    destinations, bounds = reader.lists(found[numbers, 2], found[numbers, 3])
+    others, _ = reader.lists(found[numbers, 4], found[numbers, 5])
+    if header.kind == Kind.EXISTS:
+        return Joined(EdgeQuery(header.graph, header.relation, destinations, others), numbers, bounds)
+    keys = headers[numbers, -1].view(np.uint64)
+    request = RelationRequest(
+        graph=header.graph,
+        relation=header.relation,
+        ids=destinations,
+        fanout=header.fanout,
+        replace=bool(header.replace),
+        want_eids=bool(header.want_eids),
+        key=keys[0] if len(keys) == 1 else np.repeat(keys, np.diff(bounds)),
+        kind=Kind(header.kind),
+        weights=header.weights,
+        excluded=others,
+    )
+    return Joined(request, numbers, bounds)
+
+
+class _ListReader:
+    """Reads lists of ids."""
 
     def __init__(self, words: I64) -> None:
         self._words = words
-        self._at = 0
-        self._seen: list[I64] = []
+        self._halves = words.view(np.int32)
 
-    @property
-    def left(self) -> bool:
-        """Whether there is anything more."""
-        return self._at < len(self._words)
-
-    def _take(self, count: int) -> I64:
-        self._at += count
-        return self._words[self._at - count : self._at]
-
-    def header(self) -> _Header:
-        """The header of the next request."""
-        return _Header(*self._take(len(_Header._fields)).tolist())
-
-    def destinations(self) -> I64:
-        """The destinations of the next request, which may be those of an earlier one."""
-        size = int(self._words[self._at])
-        if size < 0:
-            self._at += 1
-        self._seen.append(self._seen[-1 - size] if size < 0 else self.ids())
-        return self._seen[-1]
-
-    def ids(self) -> I64:
-        """The next list of ids."""
-        n, narrow = divmod(int(self._take(1)[0]), 2)
-        if not narrow:
-            return self._take(n)
-        return self._take((n + 1) // 2).view(np.int32)[:n].astype(np.int64)
+    def lists(self, begins: I64, sizes: I64) -> tuple[I64, I64]:
+        """Some lists one after the other, and int64[n + 1], where they begin there."""
+        bounds = np.zeros(len(sizes) + 1, np.int64)
+        np.cumsum(sizes >> 1, out=bounds[1:])
+        if len(begins) == 1 and not sizes[0] & 1:
+            return self._words[begins[0] : begins[0] + bounds[1]], bounds
+        ids = np.empty(bounds[-1], np.int64)
+        unpack_lists(self._words, self._halves, begins, sizes, ids)
+        return ids, bounds
 
 
 @dataclass(frozen=True)
@@ -249,30 +291,59 @@ class SampledNeighbors:
     eids: I64
 
 
-def neighbor_arrays(request: RelationRequest, found: SampledNeighbors, owned: tuple[int, int]) -> list[Array]:
-    """What answers a request for neighbours: counts [n], sources, and edge ids if asked for.
+Part = tuple[Array, I64]
+"""One array of the answers to joined requests; and int64[n + 1], where that of each request begins."""
+
+
+def neighbor_arrays(
+    request: RelationRequest, bounds: I64, found: SampledNeighbors, owned: tuple[int, int]
+) -> list[Part]:
+    """What answers joined requests for neighbours: counts [n], sources, and edge ids if asked for.
 
     Counts are bytes where the fanout fits one; edges are counted from the owner's first one, ``owned`` being its range.
     """
     first, last = owned
     counts = np.diff(found.offsets).astype(_count_dtype(request.fanout))
-    return [counts, found.src, (found.eids - first).astype(index_dtype(last - first))]
+    at = found.offsets[bounds]
+    parts = [(counts, bounds), (found.src, at)]
+    if request.want_eids:
+        parts.append(((found.eids - first).astype(index_dtype(last - first)), at))
+    return parts
 
 
 def _count_dtype(fanout: int) -> np.dtype[Any]:
     return np.dtype(np.uint8 if 0 <= fanout < 256 else np.int32)
 
 
-def pack_answer(arrays: list[Array]) -> U8:
-    """The bytes that answer one rank: the arrays, one after the other."""
-    sizes = [-(-a.nbytes // 8) * 8 for a in arrays]
-    answer = np.empty(sum(sizes), np.uint8)
-    at = 0
-    for array, size in zip(arrays, sizes, strict=True):
-        answer[at : at + array.nbytes] = array.view(np.uint8)
-        answer[at + array.nbytes : at + size] = 0
-        at += size
-    return answer
+def pack_answers(unpacked: Unpacked, num_messages: int, parts: Sequence[Sequence[Part]], head: int) -> list[I64]:
+    """The words that answer each message: the arrays of its requests, one after the other.
+
+    Args:
+        unpacked: the requests.
+        num_messages: of how many messages.
+        parts: for each of ``unpacked.joined`` what answers it.
+        head: how many words to leave free before each answer.
+    """
+    sizes = np.zeros((len(unpacked.message_of), _MOST_PARTS), np.int64)
+    of_parts = []
+    for joined, arrays in zip(unpacked.joined, parts, strict=True):
+        for k, (array, bounds) in enumerate(arrays):
+            in_bytes = bounds * array.itemsize
+            sizes[joined.numbers, k] = in_bytes[1:] - in_bytes[:-1]
+            of_parts.append((array, in_bytes, joined.numbers, k))
+    sizes = (sizes + 7) & -8
+    ends = np.cumsum(sizes).reshape(sizes.shape)
+    heads = 8 * head * (unpacked.message_of + 1)
+    places = ends - sizes + heads[:, None]
+    bounds = np.zeros(num_messages + 1, np.int64)
+    last = np.searchsorted(unpacked.message_of, np.arange(num_messages), side="right")  # its last request is before
+    bounds[1:] = np.concatenate([[0], ends[:, -1]])[last] + 8 * head * np.arange(1, num_messages + 1)
+    answers = np.zeros(bounds[-1], np.uint8)
+    for array, in_bytes, numbers, k in of_parts:
+        place_runs(array.view(np.uint8), in_bytes, places[numbers, k], answers)
+    words = answers.view(np.int64)
+    at = (bounds // 8).tolist()
+    return [words[begin:end] for begin, end in pairwise(at)]
 
 
 class AnswerReader:

@@ -6,13 +6,17 @@ place of an answer there may be the class and the text of an error. Each request
 threads of a rank may ask at once.
 
 Each owner answers with one :class:`Owner`, whenever somebody calls ``progress``: a server in its loop, a host that also
-trains in the progress thread, whatever its other threads do. It takes in one request after the other and none while
-:data:`HELD` bytes of requests and answers are outstanding, so that any number of ranks may ask; and it never waits for
-a reader. Trainers of a node do not join their requests: each sends its own.
+trains in the progress thread, whatever its other threads do. It takes in what has come, at most :data:`MOST_TOGETHER`
+requests or :data:`TOGETHER` bytes, and answers that together; none while :data:`HELD` bytes of requests and answers are
+outstanding, so that any number of ranks may ask; and it never waits for a reader.
+
+Trainers of a node do not join their requests: each sends its own. That would save what MPI takes to receive and send a
+small message, of which the owner's processor time is the smaller part, but each request would go through the local
+server both ways, which is as busy as an owner, and wait there for other trainers, which need not be in step.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import Condition, Lock
 
@@ -29,17 +33,20 @@ from mpigraph.mpi.rounds import FAILED, OK
 from mpigraph.mpi.wait import IN_ROUND, TRANSFER, Backoff
 from mpigraph.mpi.world import World
 from mpigraph.sampling.answering import NotOpenHere
-from mpigraph.sampling.channel import Answer, Channel, Exchange
+from mpigraph.sampling.channel import HEAD, Answer, Channel, Exchange
 
-__all__ = ["FIRST", "HELD", "Owner", "Sparse", "SparseChannel"]
+__all__ = ["FIRST", "HELD", "MOST_TOGETHER", "TOGETHER", "Owner", "Sparse", "SparseChannel"]
 
 FIRST = 16 << 10  # bytes: what MPI libraries send without asking first
 HELD = 256 << 20  # bytes of requests and answers in an owner's memory, from which on it takes in no more
+MOST_TOGETHER = 64  # requests that an owner answers together: what each costs hardly falls with more, and all wait
+TOGETHER = 256 << 10  # bytes of requests from which on it takes in no more of them
 REQUEST = 0  # tag of a request; replies have others
 _TAGS = 1 << 15  # MPI allows at least this many
-_HEAD = 2  # words of a reply: whether there is an answer, and its length in words
 _TURN = 1e-3  # seconds for requests, after which it is the turn of what else this thread answers
 _SHOWN = 5  # ranks that a message names
+
+_Asked = tuple[int, I64]  # who asks, and the words: the tag of the reply, and what the request says
 
 
 class Owner:
@@ -50,20 +57,21 @@ class Owner:
         self._comm = comm
         self._answer = answer
         self._lock = Lock()  # progress() may run in another thread while a server is in a control call
-        self._replies: list[Task[None]] = []
+        self._tasks: list[Task[None]] = []
         self._held = 0
+        self._status = MPI.Status()
 
     @property
     def outstanding(self) -> bool:
         """Whether a request or reply is not complete."""
-        return bool(self._replies)
+        return bool(self._tasks)
 
     def progress(self) -> bool:
         """Answer some requests that have come, advance the replies, and return whether anything moved."""
         if not self._replies and not self._comm.Iprobe(MPI.ANY_SOURCE, REQUEST):  # nearly always: keep that cheap
             return False
         with self._lock:
-            moved = any([reply.advance() for reply in self._replies])
+            moved = any([task.advance() for task in self._tasks])
             if moved:
                 self._keep_unfinished()
             end = time.perf_counter() + _TURN
@@ -74,72 +82,91 @@ class Owner:
             return moved
 
     def _keep_unfinished(self) -> None:
-        for reply in self._replies:
-            if reply.done:
-                reply.result()  # an error ends the job
-        self._replies = [reply for reply in self._replies if not reply.done]
+        for task in self._tasks:
+            if task.done:
+                task.result()  # an error ends the job
+        self._tasks = [task for task in self._tasks if not task.done]
+
+    def _begin(self, steps: Coroutine[None]) -> None:
+        task = Task(steps)
+        if task.done:
+            task.result()
+        else:
+            self._tasks.append(task)
 
     def _take_in(self) -> bool:
-        """Begin the reply to a request, if one has come and there is memory for it; return whether that is so."""
-        if self._held >= HELD:
-            return False
-        status = MPI.Status()
-        message = self._comm.Improbe(MPI.ANY_SOURCE, REQUEST, status)
-        if message is None:
-            return False
-        words = np.empty(status.Get_count(MPI.INT64_T), np.int64)
-        reply = Task(self._reply(message, status.Get_source(), words))
-        if reply.done:
-            reply.result()
-        else:
-            self._replies.append(reply)
-        return True
+        """Answer some requests that have come, together, if there is memory for them; return whether any had come."""
+        batch: list[_Asked] = []
+        left = TOGETHER
+        come = False
+        while left > 0 and len(batch) < MOST_TOGETHER and self._held < HELD:
+            message = self._comm.Improbe(MPI.ANY_SOURCE, REQUEST, self._status)
+            if message is None:
+                break
+            come = True
+            asker, words = self._status.Get_source(), np.empty(self._status.Get_count(MPI.INT64_T), np.int64)
+            left -= words.nbytes
+            self._held += words.nbytes
+            receiving = message.Irecv([words, MPI.INT64_T])
+            if receiving.Test():
+                batch.append((asker, words))
+            else:
+                self._begin(self._receive(receiving, asker, words))
+        if batch:
+            self._begin(self._reply(batch))
+        return come
 
-    def _reply(self, message: MPI.Message, asker: int, words: I64) -> Coroutine[None]:
-        """Receive a request into ``words``, and answer it."""
-        self._held += words.nbytes
-        request = message.Irecv([words, MPI.INT64_T])
-        if not request.Test():
-            yield request
+    def _receive(self, receiving: MPI.Request, asker: int, words: I64) -> Coroutine[None]:
+        """Wait for a request that is still on its way, and answer it."""
+        yield receiving
+        yield from self._reply([(asker, words)])
+
+    def _reply(self, batch: list[_Asked]) -> Coroutine[None]:
+        """Answer requests."""
+        while (made := self._made(batch)) is None:
+            if len(batch) > 1:
+                for one in batch:
+                    self._begin(self._reply([one]))
+                return
+            yield MPI.REQUEST_NULL
+        status, answers = made
+        nbytes = sum(answer.nbytes for answer in answers)
+        self._held += nbytes - sum(words.nbytes for _, words in batch)
+        sends = [send for one, answer in zip(batch, answers, strict=True) for send in self._sends(one, status, answer)]
+        batch.clear()
+        if not MPI.Request.Testall(sends):
+            for send in sends:
+                if not send.Test():
+                    yield send
+        self._held -= nbytes
+
+    def _made(self, batch: Sequence[_Asked]) -> tuple[int, Sequence[I64]] | None:
+        """Status and answers, or an error's words; None if it is too early, or one of several requests has an error."""
+        try:
+            return OK, self._answer([words[1:] for _, words in batch])
+        except NotOpenHere:
+            return None  # this rank has not left the call that opens it, or else the asker's deadline ends the job
+        except Exception as error:  # for the asker, who raises it
+            return None if len(batch) > 1 else (FAILED, [_error_words(error)])
+
+    def _sends(self, one: _Asked, status: int, answer: I64) -> Iterator[MPI.Request]:
+        """Begin to send an answer."""
+        asker, words = one
         tag = int(words[0]) if len(words) else 0
         if not REQUEST < tag < _TAGS:
             get_logger().error("rank %d wants a reply with tag %d", asker, tag)
-            self._held -= words.nbytes
             return
-        while True:
-            status, answer = self._made(words[1:])
-            if answer is not None:
-                break
-            yield MPI.REQUEST_NULL
-        self._held += answer.nbytes - words.nbytes
-        sends = [self._comm.Isend([part, MPI.INT64_T], asker, tag) for part in _parts(status, answer)]
-        for request in sends:
-            if not request.Test():
-                yield request
-        self._held -= answer.nbytes
-
-    def _made(self, words: I64) -> tuple[int, I64 | None]:
-        """Status and answer, or the words of an error; None if it is too early."""
-        try:
-            return OK, self._answer(words).view(np.int64)
-        except NotOpenHere:
-            return OK, None  # this rank has not left the call that opens it, or else the asker's deadline ends the job
-        except Exception as error:  # for the asker, who raises it
-            return FAILED, _error_words(error)
-
-
-def _parts(status: int, answer: I64) -> Iterator[I64]:
-    """The messages of a reply."""
-    first = answer[: FIRST // 8]
-    yield np.concatenate([np.array([status, len(answer)], np.int64), first])
-    if len(first) < len(answer):
-        yield answer[len(first) :]
+        answer[:HEAD] = status, len(answer) - HEAD
+        first = HEAD + FIRST // 8
+        yield self._comm.Isend([answer[:first], MPI.INT64_T], asker, tag)
+        if len(answer) > first:
+            yield self._comm.Isend([answer[first:], MPI.INT64_T], asker, tag)
 
 
 def _error_words(error: Exception) -> I64:
-    """Class and text of an error, padded by spaces."""
+    """Class and text of an error, padded by spaces, as an answer."""
     text = f"{type(error).__name__}:{describe(error)}".encode(errors="backslashreplace")
-    return np.frombuffer(text.ljust(-(-len(text) // 8) * 8), np.int64)
+    return np.frombuffer(bytearray(8 * HEAD) + text.ljust(-(-len(text) // 8) * 8), np.int64)
 
 
 def _error(words: I64, rank: int) -> MPIGraphError:
@@ -201,15 +228,15 @@ class SparseChannel(Channel):
     def _fetch(self, rank: int, words: I64) -> Coroutine[tuple[int, I64]]:
         """Ask one rank; the result is the status and the words of the answer."""
         comm, tag = self._exchange.comm, self._exchange.next_tag()
-        reply = np.empty(_HEAD + FIRST // 8, np.int64)
+        reply = np.empty(HEAD + FIRST // 8, np.int64)
         receiving = comm.Irecv([reply, MPI.INT64_T], rank, tag)
         message = np.empty(1 + len(words), np.int64)
         message[0] = tag
         message[1:] = words
         sending = comm.Isend([message, MPI.INT64_T], rank, REQUEST)
         yield receiving
-        status, length = reply[:_HEAD].tolist()
-        answer = reply[_HEAD : _HEAD + length]
+        status, length = reply[:HEAD].tolist()  # whether there is an answer, and its length in words
+        answer = reply[HEAD : HEAD + length]
         if length > len(answer):
             first, answer = answer, np.empty(length, np.int64)
             rest = comm.Irecv([answer[len(first) :], MPI.INT64_T], rank, tag)

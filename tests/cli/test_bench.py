@@ -3,15 +3,18 @@
 import json
 import re
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from layouts import API, WAIT, WORLD, Layout, on_all, own_on_layouts
 
-from mpigraph.cli.bench import job, report
+from mpigraph.cli.bench import cache_curve, job, report
+from mpigraph.cli.bench import step as step_module
 from mpigraph.cli.bench.caching import SIZES, fetched, figures_of
 from mpigraph.cli.bench.figures import CATALOGUE, STAGES, Figure
 from mpigraph.cli.bench.settings import Settings
+from mpigraph.cli.bench.step import TrainingStep
 from mpigraph.cli.bench.verdict import bottleneck, slowest_trainer, verdict
 from mpigraph.cli.main import main
 from mpigraph.errors import InvalidArgumentError
@@ -19,10 +22,11 @@ from mpigraph.errors import InvalidArgumentError
 SMALL = {
     "nodes": 400, "edges": 4000, "feat_dim": 8, "batch_size": 20, "fanouts": "2,3", "hidden": 8, "seconds": 0.1,
 }  # fmt: skip
-TOP = {"schema", "version", "time", "machine", "mpi", "layout", "settings", "figures", "verdict"}
+TOP = {"schema", "version", "time", "machine", "mpi", "layout", "settings", "figures", "verdict", "cache"}
 FAR = {
     "far_rma", "service_latency", "step_exchange", "step_far", "sampling_bytes_per_batch", "row_bytes_per_batch",
-    "cache_far", "cache_saved", "cache_floor", *(f"cache_{size}" for size in SIZES),
+    "cache_far", "cache_saved", "cache_floor", "cache_default", "cache_all", "cache_tables", "cache_batches",
+    "cache_epoch", "loader_bytes", *(f"cache_{size}" for size in SIZES),
 }  # fmt: skip
 BEGINNINGS = [
     "starting the ranks", "generating a graph of 400 nodes and 4000 edges", "partitioning it into", "loading the graph",
@@ -90,8 +94,11 @@ def check_run(layout, monkeypatch, tmp_path, capsys):
     for figure in found["figures"].values():
         assert figure["unit"] == CATALOGUE_UNITS[figure["meaning"]] and len(figure["trainers"]) == size["trainers"]
     check_traffic(found)
+    assert ("all ranks are on one node" in found["cache"]) == (size["nodes"] == 1)
     if layout.comm.rank == 0:
-        assert told.out.rstrip().endswith(found["verdict"]) and len(told.out.splitlines()) < 60
+        assert told.out.rstrip().endswith(found["verdict"]) and len(told.out.splitlines()) < 75
+        assert found["cache"] in told.out
+        assert told.out.count(" MB on each node") >= (6 if size["nodes"] > 1 else 0)
 
 
 CATALOGUE_UNITS = {entry.text: entry.unit for entry in CATALOGUE.values()}
@@ -306,6 +313,55 @@ def test_what_caches_of_other_sizes_fetch():
     assert set(figures_of([np.empty(0, np.int64)]).values()) == {None}
 
 
+CURVE = {
+    "cache_5": 87.0, "cache_10": 75.0, "cache_20": 50.0, "cache_50": 16.0, "cache_floor": 5.0,
+    "cache_tables": 2.0, "cache_all": 102.0, "cache_default": 30.0, "cache_batches": 100, "cache_epoch": 100,
+}  # fmt: skip
+
+
+def test_bars_show_what_a_cache_fetches():
+    lines = cache_curve.bars(CURVE)
+    assert len(lines) == 7 and max(map(len, lines)) < 90
+    assert [line.count("#") for line in lines[1:]] == [40, 35, 30, 20, 6, 2]
+    assert lines[4] == "       20 % |####################                    |  50.0 %        22 MB on each node"
+    part = cache_curve.bars(CURVE | {"cache_batches": 25, "cache_epoch": 190})[0]
+    assert "in the first 25 of 190 minibatches of an epoch: at most 100 are simulated, and 5 million far rows" in part
+    assert cache_curve.bars({}) == []
+
+
+@pytest.mark.parametrize(
+    ("figures", "num_nodes", "line"),
+    [
+        ({}, 2, 'cache: 52 MB on each node would save 84% of the bytes of far rows: give loaders cache="52MB" .*30 MB'),
+        ({"cache_default": 60.0}, 2, "cache: 52 MB on .* save 84% .*; the default takes 60 MB, which is enough$"),
+        ({"cache_default": None}, 2, 'cache: .*: give loaders cache="52MB"$'),
+        ({"cache_50": 60.0, "cache_20": 80.0}, 2, "cache: 102 MB on each node would save 95%"),
+        ({"cache_5": 20.0}, 2, "cache: 7 MB on each node would save 80%"),
+        (dict.fromkeys(CURVE, 97.0), 2, "cache: would save 3% of the bytes of far rows, however large"),
+        (dict.fromkeys(CURVE), 1, "cache: no row is far, since all ranks are on one node"),
+        (dict.fromkeys(CURVE), 2, "cache: no row that was read is far"),
+    ],
+)
+def test_the_advice_on_caches(figures, num_nodes, line):
+    said = cache_curve.advice(CURVE | figures, num_nodes)
+    assert re.match(line, said) and "\n" not in said, said
+
+
+def test_a_simulation_has_a_bound_in_rows(monkeypatch):
+    """The trainer whose minibatches read most decides for all; the first minibatch is always there."""
+    step = object.__new__(TrainingStep)
+    world = SimpleNamespace(allreduce_minmax=lambda value, largest: value, local_trainer=0)
+    window = type("Window", (), {"row_bytes": 400, "__len__": lambda self: 1000})()
+    step._session, step._feature = SimpleNamespace(world=world), SimpleNamespace(rows=SimpleNamespace(window=window))
+    step._nodes, step._batch_size = np.arange(1000), 10
+    step._far_rows_of = lambda seeds: seeds.numpy()
+    for most, expected in ((5_000_000, 100), (70, 7), (1, 1)):
+        monkeypatch.setattr(step_module, "MOST_FAR_ROWS", most)
+        found = step.simulate_caches()
+        assert (found["cache_batches"], found["cache_epoch"], found["cache_floor"]) == (expected, 100, 100)
+        assert found["cache_all"] == (4 * 1000 + 10 * expected * 412) / 1e6 and found["cache_tables"] == 4e-3
+
+
 def invented():
     """A document of two trainers, without running anything."""
     figures = {
@@ -322,7 +378,8 @@ def invented():
     figures["step_far"] = figures["step_far"] | {"value": None, "trainers": [None, None]}
     layout = {"ranks": 3, "nodes": 1, "trainers": 2, "hosts": 1, "servers_per_node": 1, "ranks_per_node": 0}
     machine = {"processor": "p", "cores": 2, "memory_GiB": 4.0}
-    return {"machine": machine, "mpi": {"library": "m"}, "layout": layout, "figures": figures, "verdict": "compute: 9%"}
+    said = {"verdict": "compute: 9%", "cache": "cache: 3 MB"}
+    return {"machine": machine, "mpi": {"library": "m"}, "layout": layout, "figures": figures} | said
 
 
 def test_the_table_shows_what_applies():

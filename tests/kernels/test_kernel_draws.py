@@ -36,7 +36,7 @@ def draws(
     starts, counts, *holes = (np.zeros(nodes, np.int64) for _ in range(4))
     candidates, dst = (
         Candidates(begins, degrees, *holes, num_candidates),
-        Destinations(rows, k, replace, combine(11, 0)),
+        Destinations(rows, k, replace, combine(11, 0)[None]),
     )
     without = np.sort((begins[:, None] + np.array(excluded, np.int64)).reshape(-1))
     shorten_rows(dst, without, rows, candidates, counts)
@@ -47,7 +47,7 @@ def draws(
         kept = np.empty(degrees.sum(), np.float32)
         copy_kept(tiled, without, rows, candidates, starts, kept)
     for i in range(DRAWS // nodes):
-        dst, share = dst._replace(key=combine(11, i)), out[i * nodes : (i + 1) * nodes].reshape(-1)
+        dst, share = dst._replace(keys=combine(11, i)[None]), out[i * nodes : (i + 1) * nodes].reshape(-1)
         if tiled is None:
             choose_uniform(dst, rows, candidates, offsets, share)
         else:

@@ -97,7 +97,7 @@ def test_the_first_bad_weight_is_found(bad: float) -> None:
     weights[[4, 7]] = bad
 
     def count(ids: list[int]) -> int:
-        dst, none = Destinations(np.array(ids), 2, False, np.uint64(0)), np.empty(0, np.int32)
+        dst, none = Destinations(np.array(ids), 2, False, np.array([0], np.uint64)), np.empty(0, np.int32)
         where = (g.indptr, 0, weights, none, np.arange(len(ids)))
         return count_weighted(dst, *where, candidates(3), np.zeros(3, np.int64))
 
@@ -143,7 +143,7 @@ def test_weights_that_change_between_the_passes_never_lead_out_of_the_row(
     prepare, choose = (list_allowed, choose_masked) if masked else (alias_tables, choose_weighted)
     table, drawable = np.empty(10, np.uint32 if masked else np.uint64), np.empty(3, np.int32)
     assert prepare(g.indptr, weights, table, drawable) == -1
-    dst, where = Destinations(np.array([1]), fanout, replace, np.uint64(3)), np.array([0])
+    dst, where = Destinations(np.array([1]), fanout, replace, np.array([3], np.uint64)), np.array([0])
     rows, counts = candidates(1), np.zeros(1, np.int64)
     count_weighted(dst, g.indptr, 0, weights, drawable, where, rows, counts)
     weights[2:8] = np.arange(6) < alive_now

@@ -2,14 +2,14 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 from layouts import FAR, Job, Layout, on_all, own_on_layouts
 from mpi4py import MPI
-from worlds import answer_to, asked_of, flat_world, meet, world_of
+from worlds import answer_to, asked_of, behind_head, flat_world, meet, world_of
 
 from mpigraph.errors import (
     GraphDataError,
@@ -19,15 +19,14 @@ from mpigraph.mpi.world import World
 from mpigraph.sampling.in_step import RoundChannel
 
 Words = npt.NDArray[np.int64]
-Bytes = npt.NDArray[np.uint8]
 
 
 def channel_of(world: World, number: int, before: Callable[[], object] = lambda: None) -> RoundChannel:
     """A channel that answers as every test expects, after ``before``."""
 
-    def answer(words: Words) -> Bytes:
+    def answer(messages: Sequence[Words]) -> list[Words]:
         before()
-        return answer_to(words, world.rank)
+        return [behind_head(answer_to(words, world.rank)) for words in messages]
 
     return RoundChannel(world, number, answer)
 

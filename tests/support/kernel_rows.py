@@ -35,7 +35,7 @@ class Csc:
     ) -> tuple[list[I64], list[I64]]:
         """All passes on one host: sources and edge ids of each row; the frontier in several shares, if given."""
         ids = np.asarray(rows, np.int64) + self.first_id
-        dst, counts = Destinations(ids, fanout, replace, key), np.zeros(len(ids), np.int64)
+        dst, counts = Destinations(ids, fanout, replace, np.atleast_1d(key)), np.zeros(len(ids), np.int64)
         shares = [np.arange(len(ids))] if shares is None else shares
         masked = weights is not None and weights.dtype == bool
         table, drawable = np.empty(0, np.uint32 if masked else np.uint64), np.empty(0, np.int32)

@@ -18,6 +18,7 @@ from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import Schema
 from mpigraph.mpi.rounds import OK
 from mpigraph.sampling.answering import Answers
+from mpigraph.sampling.channel import HEAD
 from mpigraph.sampling.in_step import RoundChannel
 from mpigraph.sampling.neighbor_service import NeighborService
 from mpigraph.sampling.protocol import Operation, RelationRequest
@@ -174,7 +175,7 @@ class Hop:
         def answer(rank: int, words: I64) -> I64:
             if rank not in states:
                 states[rank] = Answers(state_of(rank, ranks, None))
-            return states[rank].answer(words).view(np.int64)
+            return states[rank].answer([words])[0][HEAD:]
 
         comm = PointToPoint(self._traffic, answer) if way == "sparse" else AllToAll(self._traffic, ranks, answer)
         state = state_of(0, ranks, comm)

@@ -4,6 +4,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,7 @@ from mpi4py import MPI
 from mpigraph.config import Config
 from mpigraph.mpi.world import World
 from mpigraph.rows.service import RowService, shared_query_works
+from mpigraph.sampling.channel import HEAD
 
 
 def window_kinds() -> list[str]:
@@ -97,6 +99,11 @@ def words_between(asker: int, target: int) -> npt.NDArray[np.int64]:
 def answer_to(words: npt.NDArray[np.int64], me: int) -> npt.NDArray[np.uint8]:
     """An asker gets its words back, ``me`` added."""
     return (words + me).view(np.uint8)
+
+
+def behind_head(answer: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """An answer as an exchange wants it."""
+    return np.concatenate([np.zeros(HEAD, np.int64), answer.view(np.int64)])
 
 
 def asked_of(asker: int, size: int) -> dict[int, npt.NDArray[np.int64]]:

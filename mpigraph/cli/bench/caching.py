@@ -8,10 +8,14 @@ from mpigraph.arrays import I64
 from mpigraph.kernels.row_slots import admit, find_slots, new_slots, note_reads, publish, touch
 from mpigraph.kernels.upcoming import NEVER, add_reads
 
-__all__ = ["SIZES", "fetched", "figures_of"]
+__all__ = ["MOST_FAR_ROWS", "MOST_MINIBATCHES", "SIZES", "fetched", "figures_of"]
 
 SIZES = (5, 10, 20, 50)
 """Sizes of caches that are simulated, in percent of the rows that are read."""
+MOST_MINIBATCHES = 100
+"""How many minibatches of a trainer are simulated."""
+MOST_FAR_ROWS = 5_000_000
+"""How many far rows they read together, so that a simulation takes some 0.5 GB and seconds."""
 
 
 def figures_of(trace: Sequence[I64]) -> dict[str, float | None]:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from mpigraph.cli.bench.caching import SIZES
+from mpigraph.cli.bench import cache_curve
 from mpigraph.cli.bench.figures import CATALOGUE, STAGES, Entry, Figure
 from mpigraph.cli.bench.settings import Settings
 from mpigraph.errors import InvalidArgumentError
@@ -65,6 +65,7 @@ def document(
             for name, entry in CATALOGUE.items()
         },
         "verdict": verdict,
+        "cache": cache_curve.advice({name: figure.value for name, figure in figures.items()}, world.num_nodes),
     }
 
 
@@ -89,7 +90,8 @@ def table(found: Mapping[str, Any]) -> str:
         known = [value for value in figure["trainers"] if value is not None]
         row = f"{heading:<9} {number:>9} {entry.unit:<5} {_whose(entry, len(known)):<24} {entry.text}"
         lines.append(row + _spread(entry, known))
-    return "\n".join([*lines, "", found["verdict"]])
+    curve = cache_curve.bars(_values(found))
+    return "\n".join([*lines, "", *([*curve, ""] if curve else []), found["cache"], "", found["verdict"]])
 
 
 def write(found: Mapping[str, Any], path: str) -> None:
@@ -136,11 +138,12 @@ def draw(found: Mapping[str, Any], path: str) -> None:
 
     layout = found["layout"]
     count = min(layout["trainers"], _MAX_TRAINERS_DRAWN)
-    points = _cache_points(found["figures"])
-    picture = Picture(figsize=(12 if points else 9, max(3, 2 + 0.7 * count)), layout="constrained")
-    axes, *beside = picture.subplots(1, 1 + bool(points), width_ratios=[3, 1][: 1 + bool(points)], squeeze=False)[0]
+    values = _values(found)
+    curve = bool(cache_curve.bars(values))
+    picture = Picture(figsize=(12 if curve else 9, max(3, 2 + 0.7 * count)), layout="constrained")
+    axes, *beside = picture.subplots(1, 1 + curve, width_ratios=[3, 1][: 1 + curve], squeeze=False)[0]
     for other in beside:
-        _draw_caches(points, other)
+        cache_curve.draw(values, other)
     for trainer in range(count):
         for y, sections in enumerate(_bars(found["figures"], trainer)):
             left = 0.0
@@ -159,19 +162,9 @@ def draw(found: Mapping[str, Any], path: str) -> None:
     picture.savefig(path, dpi=150)
 
 
-def _cache_points(figures: Mapping[str, Any]) -> list[tuple[int, float]]:
-    """Percentage of what is read that a cache keeps, and of far rows that are fetched then; none if nothing is far."""
-    names = {size: f"cache_{size}" for size in SIZES} | {100: "cache_floor"}
-    values = [(size, figures[name]["value"]) for size, name in names.items()]
-    return [] if any(value is None for _, value in values) else [(0, 100.0), *values]
-
-
-def _draw_caches(points: list[tuple[int, float]], axes: Any) -> None:
-    axes.plot(*zip(*points, strict=True), marker="o", color=_COLORS["step_far"])
-    axes.set_xlabel("% of rows read that a cache keeps")
-    axes.set_ylabel("% of far rows fetched")
-    axes.set_ylim(0, 105)
-    axes.spines[["top", "right"]].set_visible(False)
+def _values(found: Mapping[str, Any]) -> dict[str, float | None]:
+    """The one value of each figure of a document."""
+    return {name: figure["value"] for name, figure in found["figures"].items()}
 
 
 def _number(value: float) -> str:

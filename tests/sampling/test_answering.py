@@ -1,0 +1,126 @@
+"""Requests that came together get the answers that each gets alone."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from many_ranks import DEGREE, NODES, state_of
+
+from mpigraph.errors import CollectiveError, GraphDataError
+from mpigraph.sampling import answering
+from mpigraph.sampling.answering import Answers, NotOpenHere
+from mpigraph.sampling.channel import HEAD
+from mpigraph.sampling.protocol import (
+    AnswerReader,
+    EdgeQuery,
+    Kind,
+    RelationRequest,
+    pack_query,
+    pack_request,
+    unpack_requests,
+)
+
+I64 = npt.NDArray[np.int64]
+OWNER, RANKS = 1, 4
+FIRST, FIRST_EDGE = OWNER * NODES, OWNER * NODES * DEGREE
+WEIGHTS, BAD_WEIGHTS = 5, 6
+NONE = np.empty(0, np.int64)
+
+
+def weights(values: npt.NDArray[np.float32]) -> Any:
+    """Edge weights of which no table was made."""
+    return SimpleNamespace(
+        is_mask=False,
+        values=lambda host: values,
+        num_drawable=lambda host: np.empty(0, np.int32),
+        table=lambda host: np.empty(0, np.uint64),
+        complaint=lambda edge, weight: f"edge {edge} has weight {weight}",
+    )
+
+
+@pytest.fixture
+def answers() -> Answers:
+    state = state_of(OWNER, RANKS, None)
+    values = np.random.default_rng(0).random(NODES * DEGREE, np.float32)
+    state.weights = {WEIGHTS: weights(values), BAD_WEIGHTS: weights(np.where(np.arange(len(values)) == 9, -1, values))}
+    state.tensors = {WEIGHTS: None, BAD_WEIGHTS: None}
+    return Answers(state)
+
+
+def request(number: int, **changed: Any) -> RelationRequest:
+    ids = FIRST + np.random.default_rng(number).integers(0, NODES, 5 + number % 7)
+    given: dict[str, Any] = {"ids": ids, "fanout": 3, "replace": False, "want_eids": False, "key": np.uint64(number)}
+    return RelationRequest(1, 0, **(given | changed))
+
+
+def words_of(*requests: RelationRequest | EdgeQuery) -> I64:
+    words = []
+    for one in requests:
+        everything = np.arange(len(one.ids))
+        is_query = isinstance(one, EdgeQuery)
+        words += pack_query(one, everything) if is_query else pack_request(one, one.ids, one.excluded)
+    return np.concatenate([NONE, *words])
+
+
+def messages() -> list[I64]:
+    """Of trainers that are at different hops of different minibatches, some in the middle of something else."""
+    edges = FIRST_EDGE + np.arange(0, NODES * DEGREE, 3)
+    found = [words_of(request(number)) for number in range(20)]
+    found += [words_of(request(number, fanout=4, want_eids=True)) for number in range(20, 25)]
+    found += [words_of(request(number, kind=Kind.WEIGHTED, weights=WEIGHTS)) for number in range(25, 30)]
+    found += [words_of(request(30, fanout=-1)), words_of(request(31, fanout=300, replace=True))]
+    found += [words_of(request(number, excluded=edges[number::4], want_eids=True)) for number in (32, 33)]
+    found += [words_of(request(34, ids=NONE)), NONE, words_of(*(request(number) for number in (35, 36, 37)))]
+    found += [words_of(EdgeQuery(1, 0, request(number).ids, np.arange(5 + number % 7))) for number in (38, 39)]
+    twice = pack_request(request(40), request(40).ids, NONE) + pack_request(request(41), 0, NONE)
+    return [*found, np.concatenate(twice), words_of(request(42), EdgeQuery(1, 0, request(42).ids, request(42).ids))]
+
+
+@pytest.mark.parametrize("bound", [1, 200, answering._TOGETHER])
+def test_together_as_alone(answers: Answers, monkeypatch: pytest.MonkeyPatch, bound: int) -> None:
+    """In whatever order, and however many at a time."""
+    asked = messages()
+    alone = [answers.answer([words])[0][HEAD:].copy() for words in asked]
+    monkeypatch.setattr(answering, "_TOGETHER", bound)
+    order = np.random.default_rng(1).permutation(len(asked))
+    for turn in (np.arange(len(asked)), order):
+        together = answers.answer([asked[k] for k in turn])
+        assert len(together) == len(asked)
+        assert all(np.array_equal(got[HEAD:], alone[k]) for k, got in zip(turn.tolist(), together, strict=True))
+    assert len({words.tobytes() for words in alone}) > 35  # else this says little: draws are by key
+
+
+def test_one_pass_answers_requests_that_differ_in_nodes_and_key() -> None:
+    joined = unpack_requests([words_of(request(number, fanout=number % 2)) for number in range(64)]).joined
+    assert [len(one.numbers) for one in joined] == [32, 32]
+    apart = unpack_requests([words_of(request(k, excluded=np.array([FIRST_EDGE]))) for k in range(3)]).joined
+    assert [len(one.numbers) for one in apart] == [1, 1, 1]  # excluded edges are those of one minibatch
+
+
+def test_an_answer_is_what_its_nodes_have(answers: Answers) -> None:
+    """All neighbours of nodes of many trainers, which come with the edges' numbers."""
+    asked = [request(number, fanout=-1, want_eids=True) for number in range(9)]
+    for one, answer in zip(asked, answers.answer([words_of(one) for one in asked]), strict=True):
+        reader = AnswerReader(answer[HEAD:].view(np.uint8))
+        counts, src, eids = reader.neighbors(one, len(one.ids), np.int32, (FIRST_EDGE, FIRST_EDGE + NODES * DEGREE))
+        rows = (one.ids - FIRST)[:, None] * DEGREE + np.arange(DEGREE)
+        sources = np.sort((np.arange(NODES * DEGREE, dtype=np.int32) * 7919) % (NODES * RANKS))
+        assert (counts == DEGREE).all() and np.array_equal(eids, FIRST_EDGE + rows.reshape(-1))
+        assert np.array_equal(src, sources[rows.reshape(-1)])
+
+
+def test_what_cannot_be_answered(answers: Answers) -> None:
+    good = words_of(request(1))
+    with pytest.raises(NotOpenHere, match="graph number 2 is not open"):
+        answers.answer([good, words_of(EdgeQuery(2, 0, FIRST + np.arange(2), np.arange(2)))])
+    with pytest.raises(NotOpenHere, match="edge weights number 7 are not open"):
+        answers.answer([good, words_of(request(2, kind=Kind.WEIGHTED, weights=7))])
+    with pytest.raises(GraphDataError, match=f"edge {FIRST_EDGE + 9} has weight -1"):
+        answers.answer([good, words_of(request(2, ids=FIRST + np.arange(3), kind=Kind.WEIGHTED, weights=BAD_WEIGHTS))])
+    long = good.copy()
+    long[8] = 2**40  # destinations
+    for bad in (good[:4], good[:-1], long, np.concatenate([good[:8], [-1], [0]])):
+        with pytest.raises(CollectiveError, match="message 1 of 2 has no sampling requests"):
+            answers.answer([good, bad])
