@@ -14,11 +14,11 @@ from mpigraph.dataloading.loader import SampledDataLoader, arguments, check_outp
 from mpigraph.dataloading.negative_sampler import NegativesOf
 from mpigraph.dataloading.pyg_batches import pyg_edge_stages
 from mpigraph.dataloading.sampler import BlockSampler
+from mpigraph.dataloading.to_device import ToDevice
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.typed_ids import ByEdgeType, EdgeIds, Names, by_relation, unwrap_edges
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.fields import EID, NID, EdgeType
-from mpigraph.graphs.in_memory import exact_device
 
 __all__ = ["DistEdgeDataLoader"]
 
@@ -95,11 +95,12 @@ class DistEdgeDataLoader(SampledDataLoader):
                 )
             check_output(output)
             make = pyg_edge_stages if output == "pyg" else _pair_stages
-            target = None if device is None else exact_device(device)  # each thread has a current GPU of its own
-            stages: Stages[Any] = make(g, eids, cast(EdgePredictionSampler, graph_sampler), features, labels, target)
+            mover = ToDevice(device, pin_memory)
+            edge_sampler = cast(EdgePredictionSampler, graph_sampler)
+            stages: Stages[Any] = make(g, eids, edge_sampler, features, labels, mover.pin_memory)
         options = (batch_size, shuffle, drop_last, queue_size, num_prefetch, seed)
         of_blocks = getattr(graph_sampler, "sampler", None)
-        super().__init__(g, stages, of_blocks, *options, cache, cache_policy, lookahead)
+        super().__init__(g, stages, mover, of_blocks, *options, cache, cache_policy, lookahead)
 
 
 def _pair_stages(
@@ -108,19 +109,18 @@ def _pair_stages(
     sampler: EdgePredictionSampler,
     features: Names,
     labels: Names,
-    device: torch.device | None,
+    pin_memory: bool,
 ) -> Stages[PairSample]:
     """How the loader makes pair graphs and blocks."""
-    of_blocks = BlockFetcher(g, getattr(sampler, "sampler", None), features, (), device)
-    of_edges = FeatureFetcher(g.edges, device, labels, getattr(sampler, "prefetch_labels", ()))
+    of_blocks = BlockFetcher(g, getattr(sampler, "sampler", None), features, (), pin_memory)
+    of_edges = FeatureFetcher(g.edges, pin_memory, labels, getattr(sampler, "prefetch_labels", ()))
 
     def fetch(sample: PairSample) -> PairSample:
-        nodes, pairs, *negatives, blocks = sample
+        nodes, pairs, *_, blocks = sample
         output_nodes = {ntype: pairs.nodes[ntype].data[NID] for ntype in g.ntypes}
-        nodes, _, blocks = of_blocks((nodes, output_nodes, blocks))
-        graphs = [graph if device is None else graph.to(device) for graph in (pairs, *negatives)]
-        of_edges.fetch(lambda r: pairs.edges[r].data[EID], lambda r: graphs[0].edges[r].data)
-        return cast(PairSample, (nodes, *graphs, blocks))
+        of_blocks((nodes, output_nodes, blocks))
+        of_edges.fetch(lambda r: pairs.edges[r].data[EID], lambda r: pairs.edges[r].data)
+        return sample
 
     def announce(sample: PairSample, batch: int) -> None:
         of_blocks.announce(sample[0], batch)

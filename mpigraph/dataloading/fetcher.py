@@ -1,4 +1,4 @@
-"""The stages in which a loader makes a minibatch, and the last of them: rows of features, on the loader's device.
+"""The stages in which a loader makes a minibatch, among them fetching rows of features.
 
 All loaders gather here, in :meth:`FeatureFetcher.fetch`.
 """
@@ -21,13 +21,18 @@ from mpigraph.distgraph.typed_ids import Blocks, Names, NodeTensors, to_rows
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.rows.lookahead import CachedRows, ReadCounts, UpcomingReads
 
-__all__ = ["BlockFetcher", "FeatureFetcher", "Stages", "nodes_to"]
+__all__ = ["BlockFetcher", "FeatureFetcher", "Stages"]
 
 Sample = TypeVar("Sample")
 
 
 def _tell_nobody(sample: object, batch: int) -> None:
     """Nothing that a minibatch reads is known before."""
+
+
+def _as_made(batch: Any) -> Any:
+    """The consumer gets what was made."""
+    return batch
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,7 @@ class Stages(Generic[Sample]):
         seed_nodes: int64[n] by node type id, the nodes from which this trainer's minibatches begin.
         nodes_per_seed: how many of them belong to one of ``seeds``.
         expand_once: whether a hop draws only for what the hop before has found.
+        receive: makes what the consumer gets of what :attr:`fetch` returned, in the consumer's thread. Local.
     """
 
     seeds: TypedIds
@@ -54,6 +60,7 @@ class Stages(Generic[Sample]):
     seed_nodes: Callable[[], Mapping[int, I64]] = dict
     nodes_per_seed: int = 1
     expand_once: bool = False
+    receive: Callable[[Any], Any] = _as_made
 
 
 class FeatureFetcher(Generic[Kind]):
@@ -68,12 +75,12 @@ class FeatureFetcher(Generic[Kind]):
         counts: where to count what is read, those of the loader; readers count there themselves.
     """
 
-    def __init__(self, spaces: Spaces[Kind], device: torch.device | None, *names: Names) -> None:
+    def __init__(self, spaces: Spaces[Kind], pin_memory: bool, *names: Names) -> None:
         """Look the features up.
 
         Args:
             spaces: ``g.nodes`` or ``g.edges``.
-            device: where the rows are to be; the CPU if None.
+            pin_memory: put the rows into pinned memory.
             names: of features, or type -> names.
 
         Raises:
@@ -84,7 +91,7 @@ class FeatureFetcher(Generic[Kind]):
         self.readers: dict[tuple[Kind, str], CachedRows] = {}
         self.upcoming: dict[Kind, UpcomingReads] = {}
         self.counts = ReadCounts()
-        self._device = device
+        self._pin_memory = pin_memory
 
     def announce(self, ids: Callable[[Kind], torch.Tensor], batch: int) -> None:
         """Minibatch ``batch`` will fetch the rows ``ids(type)``; every one is announced, in the order of fetching.
@@ -118,16 +125,14 @@ class FeatureFetcher(Generic[Kind]):
             if reader is None:
                 data(kind)[name] = self._gather(tensor, ids(kind))
             else:
-                rows = tensor.memory_for(len(reads[kind].ids), self._device)
-                reader.read(reads[kind], rows)
-                data(kind)[name] = tensor.from_memory(rows, self._device)
+                data(kind)[name] = tensor.read_announced(reads[kind], reader, self._pin_memory)
         for upcoming in self.upcoming.values():
             upcoming.reads.popleft()
 
     def _gather(self, tensor: DistTensor, ids: torch.Tensor) -> torch.Tensor:
         """Gather without a cache."""
         begin = time.perf_counter()
-        rows = tensor.gather(ids, device=self._device)
+        rows = tensor.gather(ids, pin_memory=self._pin_memory)
         window = tensor.rows.window
         if not window.world.all_near:
             index = to_rows(ids, tensor.rows.shape[0], tensor.rows.name)
@@ -149,7 +154,7 @@ class BlockFetcher:
     """
 
     def __init__(
-        self, g: DistGraph, sampler: BlockSampler | None, features: Names, labels: Names, device: torch.device | None
+        self, g: DistGraph, sampler: BlockSampler | None, features: Names, labels: Names, pin_memory: bool
     ) -> None:
         """Look the features up.
 
@@ -158,22 +163,21 @@ class BlockFetcher:
             sampler: may name more, as ``prefetch_node_feats`` and ``prefetch_labels``.
             features: names of what to gather for the input nodes.
             labels: names of what to gather for the output nodes.
-            device: where blocks and rows are to be; they stay on the CPU if None.
+            pin_memory: put the rows into pinned memory.
 
         Raises:
             FieldNameError: a feature does not exist.
             NodeTypeError: a node type that was given with a feature does not exist.
         """
-        self.inputs = FeatureFetcher(g.nodes, device, features, getattr(sampler, "prefetch_node_feats", ()))
-        self._outputs = FeatureFetcher(g.nodes, device, labels, getattr(sampler, "prefetch_labels", ()))
-        self._device = device
+        self.inputs = FeatureFetcher(g.nodes, pin_memory, features, getattr(sampler, "prefetch_node_feats", ()))
+        self._outputs = FeatureFetcher(g.nodes, pin_memory, labels, getattr(sampler, "prefetch_labels", ()))
 
     def announce(self, input_nodes: NodeTensors, batch: int) -> None:
         """The sample with these input nodes is minibatch ``batch``. Raises OutOfRangeError if one does not exist."""
         self.inputs.announce(lambda t: _of_type(input_nodes, t), batch)
 
     def __call__(self, sample: Blocks) -> Blocks:
-        """Move a sample, and put rows of its nodes into ``blocks[0].srcnodes`` and ``blocks[-1].dstnodes``.
+        """Put rows of a sample's nodes into ``blocks[0].srcnodes`` and ``blocks[-1].dstnodes``.
 
         Raises:
             InvalidArgumentError: there are features to gather, but no blocks.
@@ -181,19 +185,10 @@ class BlockFetcher:
         input_nodes, output_nodes, blocks = sample
         if not blocks and (self.inputs.tensors or self._outputs.tensors):
             raise InvalidArgumentError("features and labels come with blocks: the sampler has no layer")
-        if self._device is not None:
-            blocks = [block.to(self._device) for block in blocks]
         self.inputs.fetch(lambda t: _of_type(input_nodes, t), lambda t: blocks[0].srcnodes[t].data)
         self._outputs.fetch(lambda t: _of_type(output_nodes, t), lambda t: blocks[-1].dstnodes[t].data)
-        return nodes_to(self._device, input_nodes), nodes_to(self._device, output_nodes), blocks
+        return sample
 
 
 def _of_type(nodes: NodeTensors, ntype: str) -> torch.Tensor:
     return nodes[ntype] if isinstance(nodes, dict) else nodes
-
-
-def nodes_to(device: torch.device | None, nodes: NodeTensors) -> NodeTensors:
-    """Nodes on a device; where they are if None."""
-    if device is None:
-        return nodes
-    return {t: ids.to(device) for t, ids in nodes.items()} if isinstance(nodes, dict) else nodes.to(device)

@@ -27,11 +27,11 @@ from mpigraph.dataloading.prefetch import Prefetch
 from mpigraph.dataloading.pyg_batches import pyg_node_stages
 from mpigraph.dataloading.sampler import BlockSampler
 from mpigraph.dataloading.seeds import SeedBatches, Seeds, TypedIds, agreed_steps, batch_bounds
+from mpigraph.dataloading.to_device import ToDevice
 from mpigraph.dataloading.work_ahead import Answering, LoaderStats, Pipeline
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.typed_ids import Blocks, Names, NodeIds, by_ntype, unwrap_nodes
 from mpigraph.errors import ClosedError, InvalidArgumentError, check_integer
-from mpigraph.graphs.in_memory import exact_device
 from mpigraph.log import get_logger
 from mpigraph.sampling.minibatch import RandomContext
 from mpigraph.sampling.protocol import Operation
@@ -47,6 +47,7 @@ class _Epochs:
 
     Attributes:
         pipeline: makes the minibatches.
+        depth: how many of them a thread is ahead; 0 if there is none.
         numbers: of the channel and of caches, which are freed with it.
 
     Collective on the trainers: construction, in a call that is checked.
@@ -55,7 +56,7 @@ class _Epochs:
     def __init__(self, session: Session, seed: int, depth: int) -> None:
         self._session = session
         self._seed = seed
-        self._depth = depth
+        self.depth = depth
         self._service = session.open_service()
         self.pipeline = Pipeline()
         self.numbers = [self._service.channel_number]
@@ -92,7 +93,7 @@ class _Epochs:
                 return stages.sample(seeds_at(positions))
 
         produce = partial(self.pipeline.produce, batches, sample, stages, answering.begin)
-        self._last = Prefetch(produce, answering.finish, self._depth, background, session.world)
+        self._last = Prefetch(produce, answering.finish, self.depth, background, session.world)
         session.loops[service.channel_number] = self._last
         return self._last
 
@@ -207,7 +208,8 @@ class DistDataLoader:
         epoch = self._epoch
         self._epoch = self._epoch + 1
         batches = self._batches.of_epoch(epoch)
-        return _hold(self, epoch, iter(self._epochs.start(epoch, batches, self._seeds_at, self._stages)))
+        made = iter(self._epochs.start(epoch, batches, self._seeds_at, self._stages))
+        return _hold(self, epoch, map(self._stages.receive, made))
 
     def stats(self) -> LoaderStats:
         """What was read, and how long each stage took, on this trainer since the loader was made.
@@ -268,6 +270,7 @@ class SampledDataLoader(DistDataLoader):
         self,
         g: DistGraph,
         stages: Stages[Any],
+        mover: ToDevice,
         sampler: Any,
         batch_size: int,
         shuffle: bool,
@@ -281,7 +284,8 @@ class SampledDataLoader(DistDataLoader):
     ) -> None:
         """Plan the batches, and have the hosts prepare the edge weights of the sampler of blocks, if any.
 
-        ``stages`` make the minibatches; the options are those of :class:`DistDataLoader`.
+        ``stages`` make the minibatches, ``mover`` brings them to their device; the options are those of
+        :class:`DistDataLoader`.
         """
         with arguments(g.session):
             prob = getattr(sampler, "prob", None)
@@ -289,10 +293,10 @@ class SampledDataLoader(DistDataLoader):
             caching = check_cache(cache, cache_policy, lookahead)
         options = (batch_size, shuffle, None, drop_last, queue_size)
         super().__init__(stages.seeds, *options, num_prefetch=num_prefetch, seed=seed)
-        self._stages = stages
         self.cache_bytes = 0
         for fetcher in stages.inputs:
             fetcher.counts = self._epochs.pipeline.stats
+        self._stages = mover.of(stages, own_thread=self._epochs.depth > 0)
         self._open_caches(Epochs(g, sampler, batch_size, len(self), stages), caching)
         if weights:
             g.session.control.call(Operation.PREPARE_WEIGHTS, numbers=sorted(weights.values()))
@@ -358,7 +362,9 @@ class DistNodeDataLoader(SampledDataLoader):
             nids: int[n], this rank's seed nodes; or node type -> int[n], which graphs with several node types need, and
                 whose minibatches mix the types.
             graph_sampler: has ``sample_blocks(g, seeds)``, for example a ``NeighborSampler``.
-            device: where to put the blocks; the CPU by default. "cuda" is the caller's current GPU.
+            device: where to put all of a minibatch, the CPU by default; "cuda" is the caller's current GPU. Copies to a
+                GPU run on a stream of their own, for minibatches ahead too, which take memory there. The consumer's
+                current stream waits for its minibatch's, the consumer does not.
             batch_size: most seeds of a minibatch.
             shuffle: another order in each epoch.
             drop_last: leave out seeds that do not fill a batch.
@@ -379,7 +385,8 @@ class DistNodeDataLoader(SampledDataLoader):
             lookahead: how many minibatches are sampled ahead, so that it is known what they read; their blocks are kept
                 meanwhile (8 by default, 0 without a cache).
             num_workers: accepted for DGL's scripts; see ``num_prefetch``.
-            pin_memory: accepted for DGL's scripts.
+            pin_memory: put minibatches that stay on the CPU into pinned memory, as PyTorch's loader does, so that
+                ``.to("cuda", non_blocking=True)`` does not wait. With a GPU as ``device`` it makes no difference.
             queue_size: DGL's name for ``num_prefetch``.
 
         Raises:
@@ -393,22 +400,22 @@ class DistNodeDataLoader(SampledDataLoader):
         All of these are raised on every trainer, whichever has the reason.
         """
         with arguments(g.session):
-            target = None if device is None else exact_device(device)  # each thread has a current GPU of its own
+            mover = ToDevice(device, pin_memory)
             check_output(output)
             if not hasattr(graph_sampler, "sample_blocks"):
                 raise InvalidArgumentError(f"graph_sampler must have sample_blocks (got {graph_sampler!r})")
             make = pyg_node_stages if output == "pyg" else _block_stages
-            stages: Stages[Any] = make(g, nids, graph_sampler, features, labels, target)
+            stages: Stages[Any] = make(g, nids, graph_sampler, features, labels, mover.pin_memory)
         caching = (cache, cache_policy, lookahead)
         super().__init__(
-            g, stages, graph_sampler, batch_size, shuffle, drop_last, queue_size, num_prefetch, seed, *caching
+            g, stages, mover, graph_sampler, batch_size, shuffle, drop_last, queue_size, num_prefetch, seed, *caching
         )
 
 
 def _block_stages(
-    g: DistGraph, nids: NodeIds, sampler: BlockSampler, features: Names, labels: Names, device: torch.device | None
+    g: DistGraph, nids: NodeIds, sampler: BlockSampler, features: Names, labels: Names, pin_memory: bool
 ) -> Stages[Blocks]:
-    fetch = BlockFetcher(g, sampler, features, labels, device)
+    fetch = BlockFetcher(g, sampler, features, labels, pin_memory)
     seeds = unwrap_nodes(g.schema, by_ntype(g.schema, nids, "nids"))
 
     def announce(sample: Blocks, batch: int) -> None:

@@ -55,7 +55,7 @@ _EdgeSample: TypeAlias = tuple[dict[Relation, torch.Tensor], list[HeteroGraph], 
 
 
 def pyg_node_stages(
-    g: DistGraph, nids: NodeIds, sampler: BlockSampler, features: Names, labels: Names, device: torch.device | None
+    g: DistGraph, nids: NodeIds, sampler: BlockSampler, features: Names, labels: Names, pin_memory: bool
 ) -> Stages[_NodeSample]:
     """How a loader of nodes makes a ``Data`` or ``HeteroData``; it iterates over positions in ``nids``.
 
@@ -66,7 +66,7 @@ def pyg_node_stages(
             and ``prefetch_edge_feats``.
         features: names of node features.
         labels: names of more of them: PyG makes no difference.
-        device: where minibatches are to be; the CPU if None.
+        pin_memory: put the rows into pinned memory.
 
     Raises:
         InvalidArgumentError: PyG is not installed, the sampler cannot do it, or a feature has the name of another
@@ -76,7 +76,7 @@ def pyg_node_stages(
     """
     schema = g.schema
     ids = by_ntype(g.schema, nids, "nids")
-    attributes = _Fetcher(g, sampler, features, labels, device)
+    attributes = _Fetcher(g, sampler, features, labels, pin_memory)
 
     def sample(chosen: NodeIds) -> _NodeSample:
         positions = by_ntype(schema, chosen)
@@ -104,7 +104,7 @@ def pyg_edge_stages(
     sampler: EdgePredictionSampler,
     features: Names,
     labels: Names,
-    device: torch.device | None,
+    pin_memory: bool,
 ) -> Stages[_EdgeSample]:
     """How a loader of edges makes a ``Data`` or ``HeteroData``; it iterates over positions in ``eids``.
 
@@ -123,8 +123,8 @@ def pyg_edge_stages(
         raise InvalidArgumentError(
             f"output='pyg' needs a sampler of as_edge_prediction_sampler (got {type(sampler).__name__})"
         )
-    attributes = _Fetcher(g, sampler.sampler, features, (), device)
-    of_edges = _labels(g, sampler, labels, device)
+    attributes = _Fetcher(g, sampler.sampler, features, (), pin_memory)
+    of_edges = _labels(g, sampler, labels, pin_memory)
     none = torch.empty(0, dtype=torch.int64)
 
     def sample(chosen: EdgeIds) -> _EdgeSample:
@@ -155,9 +155,7 @@ def pyg_edge_stages(
 class _Fetcher:
     """What nodes and edges of minibatches have: their numbers, and the features that were asked for."""
 
-    def __init__(
-        self, g: DistGraph, sampler: BlockSampler, features: Names, labels: Names, device: torch.device | None
-    ) -> None:
+    def __init__(self, g: DistGraph, sampler: BlockSampler, features: Names, labels: Names, pin_memory: bool) -> None:
         need_pyg()
         if not hasattr(sampler, "sample_subgraph"):
             raise InvalidArgumentError(
@@ -166,10 +164,9 @@ class _Fetcher:
             )
         self.sampler = sampler
         self._schema = g.schema
-        self._device = device
         named = (getattr(sampler, f"prefetch_{what}", ()) for what in ("node_feats", "labels"))
-        self._nodes = FeatureFetcher(g.nodes, device, features, labels, *named)
-        self._edges = FeatureFetcher(g.edges, device, getattr(sampler, "prefetch_edge_feats", ()))
+        self._nodes = FeatureFetcher(g.nodes, pin_memory, features, labels, *named)
+        self._edges = FeatureFetcher(g.edges, pin_memory, getattr(sampler, "prefetch_edge_feats", ()))
         of_nodes, of_edges = {name for _, name in self._nodes.tensors}, {name for _, name in self._edges.tensors}
         check_names(of_nodes, OF_MINIBATCHES, "nodes")
         check_names(of_edges, OF_MINIBATCHES, "edges")
@@ -209,16 +206,13 @@ class _Fetcher:
         return nodes, edges
 
     def data(self, nodes: Mapping[str, _Attributes], edges: Mapping[Relation, _Attributes]) -> object:
-        """A ``Data`` or ``HeteroData`` on the device."""
-        made = as_data(self._schema, nodes, edges)
-        return made if self._device is None else made.to(self._device)
+        """A ``Data`` or ``HeteroData``."""
+        return as_data(self._schema, nodes, edges)
 
 
-def _labels(
-    g: DistGraph, sampler: EdgePredictionSampler, labels: Names, device: torch.device | None
-) -> FeatureFetcher[Relation]:
+def _labels(g: DistGraph, sampler: EdgePredictionSampler, labels: Names, pin_memory: bool) -> FeatureFetcher[Relation]:
     """The feature that is the label of each relation's edges."""
-    found = FeatureFetcher(g.edges, device, labels, sampler.prefetch_labels)
+    found = FeatureFetcher(g.edges, pin_memory, labels, sampler.prefetch_labels)
     if found.tensors and sampler.negative_sampler is not None:
         raise InvalidArgumentError("labels and negatives: in PyG edge_label says which edges are negatives")
     if len({relation for relation, _ in found.tensors}) < len(found.tensors):

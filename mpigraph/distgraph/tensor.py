@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from mpigraph.arrays import Array
 from mpigraph.distgraph.dtypes import convert, dtype_name, to_storage, to_torch
 from mpigraph.distgraph.init_rows import Fill, InitFunc, by_range, fill_rows
 from mpigraph.distgraph.partition_book import PartitionPolicy
@@ -21,8 +20,10 @@ from mpigraph.errors import (
     check_integer,
     check_text,
 )
+from mpigraph.graphs.accelerators import Accelerator, accelerator_here, accelerator_of
 from mpigraph.graphs.in_memory import exact_device
 from mpigraph.mpi.world import World
+from mpigraph.rows.lookahead import CachedRows, Read
 from mpigraph.rows.owners import OwnedRange, RowOwners
 from mpigraph.rows.row_tensor import Policy, RowTensor
 from mpigraph.sampling.protocol import Operation
@@ -166,6 +167,7 @@ class DistTensor:
         out: torch.Tensor | None = None,
         device: torch.device | str | None = None,
         pin_memory: bool = False,
+        non_blocking: bool = False,
     ) -> torch.Tensor:
         """Read rows in the order of the index. One-sided.
 
@@ -173,9 +175,10 @@ class DistTensor:
             index: int (one row, first dimension kept), slice, list, ndarray or tensor of integers, or a mask.
             out: [n, *row_shape] of this dtype to fill, on any device, pinned or not; new memory if None.
             device: where the rows are to be; that of ``out`` or the CPU if None. Rows for a GPU are collected in pinned
-                memory first, and are there when the call returns.
+                memory first.
             pin_memory: put rows that stay on the CPU into pinned memory, which copies to a GPU need to be
-                asynchronous; without CUDA it makes no difference.
+                asynchronous; where torch has no GPU it makes no difference.
+            non_blocking: do not wait for the copy to a GPU; the thread's current stream there makes it.
 
         Returns:
             [n, *row_shape], ``out`` itself if it was given.
@@ -197,22 +200,25 @@ class DistTensor:
         if out is not None and target.type == "cpu" and out.is_contiguous():
             rows.gather(ids, to_storage(out.detach(), rows.dtype))
             return out
-        mine = pin_memory and target.type == "cpu" and out is None
-        memory = session.pinned if mine else session.rows_pool(target.type == "cuda").empty
-        found = to_torch(rows.gather(ids, memory(shape, storage_dtype(rows.dtype))), rows.dtype)
-        return found.to(target) if out is None else out.copy_(found)
+        pinned = accelerator_here() if pin_memory and out is None and target.type == "cpu" else accelerator_of(target)
+        found = self._memory(len(ids), pinned)
+        rows.gather(ids, to_storage(found, rows.dtype))
+        non_blocking = non_blocking and pinned is not None  # the pool does not know of copies in progress
+        return found.to(target, non_blocking=non_blocking) if out is None else out.copy_(found, non_blocking)
 
-    def memory_for(self, count: int, device: torch.device | None) -> Array:
-        """Memory of the pool for ``count`` rows as they are stored, pinned if they are for a GPU."""
-        session = self._handle.session
-        session.check_thread()
-        pool = session.rows_pool(device is not None and device.type == "cuda")
-        return pool.empty((count, *self.rows.shape[1:]), storage_dtype(self.rows.dtype))
+    def read_announced(self, read: Read, reader: CachedRows, pin_memory: bool) -> torch.Tensor:
+        """The rows of a read that was announced, by a reader of this tensor; otherwise as :meth:`gather`. One-sided."""
+        self._handle.session.check_thread()
+        found = self._memory(len(read.ids), accelerator_here() if pin_memory else None)
+        reader.read(read, to_storage(found, self.rows.dtype))
+        return found
 
-    def from_memory(self, rows: Array, device: torch.device | None) -> torch.Tensor:
-        """Rows as they are stored as a tensor on a device; the CPU if None."""
-        found = to_torch(rows, self.rows.dtype)
-        return found if device is None else found.to(device)
+    def _memory(self, count: int, pinned: Accelerator | None) -> torch.Tensor:
+        """Memory for ``count`` rows: pinned, or of the pool."""
+        shape = (count, *self.rows.shape[1:])
+        if pinned is not None:
+            return pinned.pinned(shape, self.dtype)
+        return to_torch(self._handle.session.pool.empty(shape, storage_dtype(self.rows.dtype)), self.rows.dtype)
 
     def __setitem__(self, index: Any, values: Any) -> None:
         """Write rows; ``values`` broadcast and are converted. Of repeated rows the last wins.

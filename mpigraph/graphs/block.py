@@ -5,7 +5,7 @@ destinations at ``h[:block.number_of_dst_nodes()]``. Ids inside are positions; g
 ``EID``. A block keeps no reference to the graph that it was sampled from.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from mpigraph.errors import GraphDataError, InvalidArgumentError, NodeTypeError
 from mpigraph.graphs.fields import EID, NID, EdgeType, IdsLike, as_ids, as_tensor
 from mpigraph.graphs.frame import Frame, Frames
 from mpigraph.graphs.hetero import HeteroGraph
-from mpigraph.graphs.in_memory import NodesView, Space, count, exact_device, frame_of
+from mpigraph.graphs.in_memory import NodesView, Space, count, frame_of
 from mpigraph.graphs.inedges import InEdges
 from mpigraph.graphs.message_passing import MessagePassing
 from mpigraph.metadata.schema import Relation, Schema
@@ -122,13 +122,10 @@ class Block(MessagePassing):
         schema = Schema(tuple(dict.fromkeys((relation[0], relation[2]))), (relation,))
         return Block(schema, {relation: self._structures[relation]}, selected, self.device)
 
-    def to(self, device: torch.device | str) -> "Block":
-        """Return the block with structure and features on ``device``; itself if it is there."""
-        device = exact_device(device)
-        if device == self.device:
-            return self
-        moved = {relation: in_edges.to(device) for relation, in_edges in self._structures.items()}
-        return Block(self._schema, moved, self._frames.to(device), device)
+    def changed(self, change: Callable[[torch.Tensor], torch.Tensor], device: torch.device) -> "Block":
+        """Return the block with ``change(tensor)``, on ``device``, in place of every tensor."""
+        structures = {relation: in_edges.changed(change) for relation, in_edges in self._structures.items()}
+        return Block(self._schema, structures, self._frames.changed(change), device)
 
     def _coo(self, relation: Relation) -> tuple[torch.Tensor, torch.Tensor]:
         return self._structures[relation].coo

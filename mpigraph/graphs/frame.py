@@ -65,10 +65,10 @@ class Frame(MutableMapping[str, torch.Tensor]):
         twin._columns = dict(self._columns)
         return twin
 
-    def to(self, device: torch.device) -> "Frame":
-        """Return a frame with every tensor on ``device``."""
+    def changed(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "Frame":
+        """Return a frame with ``change(tensor)`` in place of every tensor."""
         twin = self.copy()
-        twin._columns = {name: tensor.to(device) for name, tensor in self._columns.items()}
+        twin._columns = {name: change(tensor) for name, tensor in self._columns.items()}
         return twin
 
 
@@ -90,9 +90,9 @@ class Frames:
         """Return frames with the same tensors, for a local scope."""
         return self._each(Frame.copy)
 
-    def to(self, device: torch.device) -> "Frames":
-        """Return frames with every tensor on ``device``."""
-        return self._each(lambda frame: frame.to(device))
+    def changed(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "Frames":
+        """Return frames with ``change(tensor)`` in place of every tensor."""
+        return self._each(lambda frame: frame.changed(change))
 
     def _each(self, change: Callable[[Frame], Frame]) -> "Frames":
         """Return the changed frames; two sides that are one object stay one."""

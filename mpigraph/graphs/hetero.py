@@ -13,7 +13,7 @@ import torch
 from mpigraph.errors import EdgeTypeError, GraphDataError, InvalidArgumentError
 from mpigraph.graphs.fields import EdgeType, IdsLike, as_ids
 from mpigraph.graphs.frame import Frame, Frames, fields_of
-from mpigraph.graphs.in_memory import NodesView, count, exact_device
+from mpigraph.graphs.in_memory import NodesView, count
 from mpigraph.graphs.inedges import InEdges
 from mpigraph.graphs.message_passing import MessagePassing
 from mpigraph.metadata.schema import DEFAULT_ETYPE, Relation, Schema
@@ -95,17 +95,14 @@ class HeteroGraph(MessagePassing):
         single._cache = {}  # keys of _once do not name the relations
         return single
 
-    def to(self, device: torch.device | str) -> "HeteroGraph":
-        """Return the graph with structure and features on ``device``; itself if it is there."""
-        device = exact_device(device)
-        if device == self.device:
-            return self
-        edges = {r: (src.to(device), dst.to(device)) for r, (src, dst) in self._edges.items()}
+    def changed(self, change: Callable[[torch.Tensor], torch.Tensor], device: torch.device) -> "HeteroGraph":
+        """Return the graph with ``change(tensor)``, on ``device``, in place of every tensor."""
+        edges = {r: (change(src), change(dst)) for r, (src, dst) in self._edges.items()}
         counts = {t: frame.num_rows for t, frame in self._node_frames.items()}
         moved = HeteroGraph(self._schema, edges, counts)
         moved._device = device  # a graph without relations has no tensor that would tell
-        moved._frames = self._frames.to(device)
-        moved._structures = {r: self._structures[r].to(device) for r in edges if r in self._structures}
+        moved._frames = self._frames.changed(change)
+        moved._structures = {r: self._structures[r].changed(change) for r in edges if r in self._structures}
         return moved
 
     @property

@@ -79,6 +79,10 @@ class InMemoryGraph(ABC):
     def _in_edges(self, relation: Relation) -> InEdges:
         """Return the edges of a relation by destination."""
 
+    @abstractmethod
+    def changed(self: G, change: Callable[[torch.Tensor], torch.Tensor], device: torch.device) -> G:
+        """Return the graph with ``change(tensor)``, on ``device``, in place of every tensor."""
+
     def _once(self, key: Hashable, make: Callable[[], T]) -> T:
         """Return ``make()``, which depends on the structure alone; graphs that outlive a minibatch cache it."""
         return make()
@@ -237,6 +241,38 @@ class InMemoryGraph(ABC):
     def device(self) -> torch.device:
         """Where structure and features live."""
         return self._device
+
+    def to(self: G, device: torch.device | str, non_blocking: bool = False) -> G:
+        """Return the graph with structure and features on ``device``; itself if it is there.
+
+        Args:
+            device: the device; "cuda" is this thread's current GPU.
+            non_blocking: do not wait for copies from pinned memory to a GPU, as in :meth:`torch.Tensor.to`.
+
+        Raises:
+            InvalidArgumentError: there is no such device.
+        """
+        exact = exact_device(device)
+        if exact == self.device:
+            return self
+        return self.changed(lambda tensor: tensor.to(exact, non_blocking=non_blocking), exact)
+
+    def pin_memory(self: G) -> G:
+        """Return the graph with structure and features in pinned memory, from which copies to a GPU are asynchronous.
+
+        Raises:
+            RuntimeError: from torch, which has no GPU, or the graph is not on the CPU.
+        """
+        return self.changed(torch.Tensor.pin_memory, self.device)
+
+    def record_stream(self, stream: Any) -> None:
+        """Tell torch that a stream uses the graph, as :meth:`torch.Tensor.record_stream` does."""
+
+        def record(tensor: torch.Tensor) -> torch.Tensor:
+            tensor.record_stream(stream)
+            return tensor
+
+        self.changed(record, self.device)
 
     # -- scopes ----------------------------------------------------------------------------------------------
 

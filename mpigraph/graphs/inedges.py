@@ -6,6 +6,7 @@ layouts are made on first use and kept, so an instance must never change.
 """
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
 
@@ -136,15 +137,13 @@ class InEdges:
         inverse[self.perm] = torch.arange(self.num_edges, device=self.perm.device)
         return values[inverse]
 
-    def to(self, device: torch.device) -> "InEdges":
-        """Return the structure on ``device``; layouts already made move along."""
-        if self.indptr.device == device:
-            return self
-        perm = None if self.perm is None else self.perm.to(device)
-        moved = InEdges(self.indptr.to(device), self.indices.to(device), self.num_src, perm)
+    def changed(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "InEdges":
+        """Return the structure with ``change(tensor)`` in place of every tensor; layouts already made move along."""
+        perm = None if self.perm is None else change(self.perm)
+        moved = InEdges(change(self.indptr), change(self.indices), self.num_src, perm)
         if "transposed" in self.__dict__:  # where cached_property keeps it; the other layouts are cheap to make again
             turned, order = self.transposed
-            moved.__dict__["transposed"] = (turned.to(device), order.to(device))
+            moved.__dict__["transposed"] = (turned.changed(change), change(order))
         return moved
 
 

@@ -6,7 +6,7 @@ gathering the rows into it. A pool keeps such memory. The arrays it hands out ar
 
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -24,34 +24,24 @@ _PAGE = 1 << 12  # bytes
 class RowPool:
     """Hands out arrays; may be used by several threads."""
 
-    def __init__(self, allocate: Callable[[int], U8] | None = None, kept: int = _KEPT) -> None:
-        """Begin empty.
-
-        Args:
-            allocate: ``allocate(nbytes) -> uint8[nbytes]`` makes memory of a special kind, such as pinned memory, which
-                small arrays are to be of as well; None means numpy's.
-            kept: free arrays kept of each size.
-        """
+    def __init__(self, kept: int = _KEPT) -> None:
+        """Begin empty; ``kept`` is how many free arrays are kept of each size."""
         # deque.append and pop are atomic: an array may die at any time, in any thread
         self._free: defaultdict[int, deque[U8]] = defaultdict(lambda: deque(maxlen=kept))
-        self._allocate = allocate or (lambda nbytes: np.empty(nbytes, np.uint8))
-        self._smallest = 1 if allocate else _SMALL
 
     def empty(self, shape: Sequence[int], dtype: npt.DTypeLike) -> Array:
         """An array with undefined contents, as ``np.empty`` makes it."""
         dtype = np.dtype(dtype)
         nbytes = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
-        if nbytes < self._smallest:
+        if not _SMALL <= nbytes <= _LARGE:
             return np.empty(shape, dtype)
-        if nbytes > _LARGE:
-            return self._allocate(nbytes).view(dtype).reshape(shape)
         step = max(_PAGE, (1 << nbytes.bit_length()) >> 3)
         size = -(-nbytes // step) * step
         free = self._free[size]
         try:
             memory = free.pop()
         except IndexError:
-            memory = self._allocate(size)
+            memory = np.empty(size, np.uint8)
         # the base of a view is the array at the end of the chain; the memoryview makes that this one
         root = np.frombuffer(memoryview(memory), np.uint8, nbytes)  # type: ignore[arg-type]
         weakref.finalize(root, free.append, memory).atexit = False

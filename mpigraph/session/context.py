@@ -8,18 +8,15 @@ import atexit
 import sys
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, ClassVar
 from weakref import WeakValueDictionary
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from mpi4py import MPI
 
 from mpigraph import config as settings
-from mpigraph.arrays import U8, Array
 from mpigraph.config import Config
 from mpigraph.errors import ClosedError, InvalidArgumentError, MPIGraphError, NotInitializedError, check_integer
 from mpigraph.kernels import warm_up
@@ -91,7 +88,6 @@ class Session:
     def __init__(self, state: State, control: Control, num_threads: int = 1) -> None:
         self.state = state
         self.pool = RowPool()
-        self._pinned_pool: RowPool | None = None
         self.num_threads = num_threads
         self.world = state.world
         self.control = control
@@ -114,24 +110,6 @@ class Session:
     def num_trainers(self) -> int:
         """How many trainers there are."""
         return int(self.world.trainers.size)
-
-    def rows_pool(self, pinned: bool) -> RowPool:
-        """Memory for gathered rows: pinned if that is wanted and torch has CUDA, else the usual."""
-        if not pinned or not torch.cuda.is_available():
-            return self.pool
-        if self._pinned_pool is None:
-            self._pinned_pool = RowPool(_pinned_memory)
-        return self._pinned_pool
-
-    def pinned(self, shape: Sequence[int], dtype: npt.DTypeLike) -> Array:
-        """Pinned memory for the caller's own copies to a GPU; of the usual kind if torch has no CUDA.
-
-        Not of a pool: torch keeps it until copies that were begun from it are complete, even if nothing refers to it.
-        """
-        if not torch.cuda.is_available():
-            return self.pool.empty(shape, dtype)
-        nbytes = np.dtype(dtype).itemsize * int(np.prod(shape, dtype=np.int64))
-        return _pinned_memory(nbytes).view(dtype).reshape(shape)
 
     def open_service(self) -> NeighborService:
         """A sampling service with a channel of its own. Collective on the trainers."""
@@ -224,11 +202,6 @@ class Session:
         self.control.call(Operation.SHUTDOWN, status=exit_status())
         self.state.close()
         self.closing.close()
-
-
-def _pinned_memory(nbytes: int) -> U8:
-    memory: U8 = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
-    return memory
 
 
 def check_seed(seed: object) -> int:

@@ -124,7 +124,7 @@ def test_the_device_is_the_callers(job: SharedJob, oracle, depth: int, monkeypat
         asked.append((device, threading.current_thread()))
         return torch.device("cpu")
 
-    monkeypatch.setattr("mpigraph.dataloading.loader.exact_device", exact)
+    monkeypatch.setattr("mpigraph.dataloading.to_device.exact_device", exact)
     g = job.open(oracle(3))
     loader = dist.DistNodeDataLoader(
         g, np.arange(9), NeighborSampler([2]), "cuda", batch_size=3, num_prefetch=1, queue_size=depth

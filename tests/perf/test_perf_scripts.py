@@ -5,9 +5,11 @@ import sys
 from pathlib import Path
 
 import common
+import device
 import mag
 import numpy as np
 import pytest
+import torch
 from jobs import Done, clean_environment, run_job, warm_python
 
 SELF = Path(__file__).resolve()
@@ -22,6 +24,7 @@ prepare.main()
 ON_TOY = {
     "sampling": (["--batches", "2"], "sample and relabel, fanouts 15,10,5: edges"),
     "prefetch": (["--steps", "2", "--batch_size", "50"], "step"),
+    "device": (["--steps", "2", "--batch_size", "50"], "step, fanouts 10,25, minibatches brought to the device"),
     "weighted": ([], "an edge, fanouts 15,10,5"),
     "partition": ([], "METIS into 2 parts, S: share of the edges that is cut"),
 }
@@ -56,6 +59,15 @@ def python(*words: object) -> Done:
     done = run_job([*warm_python(), *words], env)
     assert done.status == 0, done.output
     return done
+
+
+def test_the_share_of_copies_that_is_hidden() -> None:
+    """No machine of ours has a GPU: the arithmetic of what it would show."""
+    times = {device.BY_LOADER: 0.012, device.BY_HAND: 0.03, device.PINNED: 0.02, device.NOT_AT_ALL: 0.01}
+    found = {way: [{"step": step}] for way, step in times.items()}
+    step, copies, by_loader, pinned = device.rows(found, "10,25", torch.device("cuda"))
+    assert step.values[device.BY_HAND] == 30.0 and copies.values == pytest.approx({common.OURS: 20.0})
+    assert (by_loader.ratio, pinned.ratio) == pytest.approx((0.9, 0.5))
 
 
 @pytest.fixture(scope="module")

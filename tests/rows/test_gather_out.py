@@ -1,6 +1,4 @@
-"""``DistTensor.gather``: into the caller's memory, for another device, from pinned memory."""
-
-import gc
+"""``DistTensor.gather``: into the caller's memory, for another device."""
 
 import numpy as np
 import pytest
@@ -10,8 +8,6 @@ from oracle import NUM_NODES
 
 import mpigraph.distributed as dist
 from mpigraph.errors import InvalidArgumentError, OutOfRangeError
-from mpigraph.rows.pool import RowPool
-from mpigraph.session import context
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
 
@@ -66,45 +62,3 @@ def test_memory_that_does_not_fit_is_named(job: SharedJob, oracle) -> None:
         t.gather([0, 1], out=torch.empty(2, 5), device="meta")
     with pytest.raises(OutOfRangeError):
         t.gather([NUM_NODES], out=torch.empty(1, 5))
-
-
-def test_pinned_memory_is_made_where_there_is_cuda(job: SharedJob, oracle, monkeypatch: pytest.MonkeyPatch) -> None:
-    job.open(oracle(3))
-    t, made = filled(torch.float32, 5), []
-
-    def allocate(nbytes: int) -> np.ndarray:
-        made.append(nbytes)
-        return np.empty(nbytes, np.uint8)
-
-    monkeypatch.setattr(context, "_pinned_memory", allocate)
-    monkeypatch.setattr(job.session, "_pinned_pool", None)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    want = t.gather([2, 1, 2], pin_memory=True)
-    assert not made
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    found = t.gather([2, 1, 2], pin_memory=True)
-    assert torch.equal(found, want) and len(made) == 1 and made[0] >= 60
-    del found
-    gc.collect()
-    t.gather([2, 1, 2], pin_memory=True)
-    assert len(made) == 2  # never memory from which the caller may still be copying
-    t.gather([2, 1, 2])
-    assert len(made) == 2
-
-
-def test_a_pool_takes_its_memory_from_who_makes_it() -> None:
-    made: list[int] = []
-
-    def allocate(nbytes: int) -> np.ndarray:
-        made.append(nbytes)
-        return np.full(nbytes, 7, np.uint8)
-
-    pool = RowPool(allocate)
-    small, empty, large = pool.empty((3,), np.uint8), pool.empty((0, 4), np.float32), pool.empty(((1 << 28) + 8,), "u1")
-    assert small.tolist() == [7, 7, 7] and empty.shape == (0, 4) and large.shape == ((1 << 28) + 8,)
-    assert len(made) == 2 and made[1] == (1 << 28) + 8
-    others = [pool.empty((3,), np.uint8) for _ in range(6)]
-    assert len(made) == 8  # all are in use
-    del small, others
-    kept = [pool.empty((3,), np.uint8) for _ in range(6)]
-    assert len(made) == 10 and len(kept) == 6  # four were kept

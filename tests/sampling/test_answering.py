@@ -46,6 +46,7 @@ def answers() -> Answers:
     values = np.random.default_rng(0).random(NODES * DEGREE, np.float32)
     state.weights = {WEIGHTS: weights(values), BAD_WEIGHTS: weights(np.where(np.arange(len(values)) == 9, -1, values))}
     state.tensors = {WEIGHTS: None, BAD_WEIGHTS: None}
+    state.newest_tensor = BAD_WEIGHTS
     return Answers(state)
 
 
