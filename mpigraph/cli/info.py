@@ -143,7 +143,7 @@ def _length(ends: tuple[int, int]) -> int:
 
 
 def _features(infos: Mapping[str, FeatureInfo]) -> dict[str, Any]:
-    return {name: {"dtype": info.dtype, "shape": list(info.shape)} for name, info in infos.items()}
+    return {name: info.as_json() for name, info in infos.items()}
 
 
 def _as_text(content: Mapping[str, Any]) -> str:
@@ -179,7 +179,8 @@ def _as_text(content: Mapping[str, Any]) -> str:
 
 def _in_words(features: Mapping[str, Any]) -> str:
     return ", ".join(
-        f"{name} {info['dtype']}{info['shape'] if info['shape'] else ''}" for name, info in features.items()
+        f"{name} {info['dtype']}{info['shape'] or ''}{' as ' + info['stored'] if 'stored' in info else ''}"
+        for name, info in features.items()
     )
 
 

@@ -25,6 +25,7 @@ from mpigraph.partition.shards import check_apart
 from mpigraph.partition.source import GraphSource
 from mpigraph.partition.spill import Scratch
 from mpigraph.storage.files import check_space
+from mpigraph.storage.narrow import FeatDtype, check_feat_dtype
 from mpigraph.storage.part_config import PartConfig
 
 __all__ = ["add_parser"]
@@ -68,6 +69,13 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     both_ways.add_argument(
         "--add-reverse", action="store_true", help="add the reverse of every relation as a relation rev_<name>"
     )
+    parser.add_argument(
+        "--feat-dtype",
+        action="append",
+        metavar="[NAME=]DTYPE",
+        help="store features in 16 bits, as float16 or bfloat16; they are read as what they were. All float features "
+        "with rows of numbers, or those that are named (may be repeated)",
+    )
     parser.add_argument("--seed", type=int, default=0, help="equal seeds give equal parts (%(default)s)")
     parser.add_argument(
         "--memory",
@@ -93,6 +101,7 @@ def _run(arguments: argparse.Namespace) -> int:
     with working_ranks("partition") as exchange:
         with exchange.together(f"reading {arguments.input}"):
             check_options(name, arguments.parts, arguments.method, seed=arguments.seed)  # reading may take minutes
+            feat_dtype = None if arguments.feat_dtype is None else _feat_dtype(arguments.feat_dtype)
             check_writable(arguments.out)
             scratch = arguments.scratch
             if scratch is not None and not (os.path.isdir(scratch) and os.access(scratch, os.W_OK | os.X_OK)):
@@ -123,6 +132,7 @@ def _run(arguments: argparse.Namespace) -> int:
                 exchange=exchange,
                 scratch=Scratch(folder, mapping=foreseen.mapping),
                 resume=arguments.resume,
+                feat_dtype=feat_dtype,
             )
         if exchange.rank == 0:
             _print_result(result, method)
@@ -135,6 +145,16 @@ def _print_result(result: PartitionResult, method: str) -> None:
     print(f"edges cut: {report['edges_cut']} ({report['edge_cut_fraction']:.1%})")
     for name, balance in report["balance"].items():
         print(f"largest part / mean, {name}: {balance:.3f}")
+
+
+def _feat_dtype(given: list[str]) -> FeatDtype:
+    """What --feat-dtype says, of which there may be several with names, or one without."""
+    named = [text.rpartition("=") for text in given]
+    if len(named) == 1 and not named[0][1]:
+        return check_feat_dtype(named[0][2])
+    if not all(equals for _, equals, _ in named):
+        raise InvalidArgumentError(f"--feat-dtype is for all features, or for some by name (got {' and '.join(given)})")
+    return check_feat_dtype({name: dtype for name, _, dtype in named})
 
 
 def _training_nodes(source: GraphSource) -> dict[str, Array]:

@@ -1,5 +1,6 @@
-"""Logical dtypes between torch and storage: bfloat16 rows are stored as uint16, bool ones as uint8."""
+"""Logical dtypes between torch and storage: bfloat16 rows are stored as uint16, bool ones as uint8; names of dtypes."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,12 @@ from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs import fields
 from mpigraph.graphs.fields import TensorLike
 from mpigraph.storage.format import storage_dtype
+from mpigraph.storage.narrow import FeatDtype, check_feat_dtype
 
-__all__ = ["convert", "dtype_name", "to_storage", "to_torch"]
+__all__ = ["GivenDtype", "convert", "dtype_name", "feat_dtype_names", "to_storage", "to_torch"]
+
+GivenDtype = str | torch.dtype | Mapping[str, str | torch.dtype] | None
+"""As what features are stored: ``torch.float16`` or ``torch.bfloat16``, or their names; for all, or by name."""
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -24,6 +29,17 @@ def dtype_name(dtype: torch.dtype) -> str:
     name = str(dtype).removeprefix("torch.")
     storage_dtype(name)
     return name
+
+
+def feat_dtype_names(feat_dtype: GivenDtype) -> FeatDtype:
+    """The same with names of dtypes. Raises InvalidArgumentError if it is not what :data:`GivenDtype` says."""
+
+    def name(dtype: object) -> object:
+        return str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else dtype
+
+    if isinstance(feat_dtype, Mapping):
+        return check_feat_dtype({feature: name(dtype) for feature, dtype in feat_dtype.items()})
+    return check_feat_dtype(name(feat_dtype))
 
 
 def convert(values: TensorLike, dtype: torch.dtype, what: str) -> torch.Tensor:

@@ -4,17 +4,19 @@ Holds no data. Counts and types come from the partition book, rows from :class:`
 windows.
 """
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from mpigraph.distgraph.dtypes import GivenDtype, feat_dtype_names
 from mpigraph.distgraph.features import FeatureMap, Scheme
 from mpigraph.distgraph.partition_book import PartitionPolicy, RangePartitionBook
 from mpigraph.distgraph.sampled_graph import SampledGraph
 from mpigraph.distgraph.tensor import DistTensor, local_part
 from mpigraph.distgraph.typed_ids import id_array
-from mpigraph.errors import PartitionError
+from mpigraph.errors import InvalidArgumentError, PartitionError
 from mpigraph.graphs.fields import ALL, EID, NID, EdgeType, IdsLike
 from mpigraph.graphs.hetero import HeteroGraph
 from mpigraph.metadata.schema import Relation
@@ -38,6 +40,8 @@ class DistGraph(SampledGraph):
         graph_name: str,
         gpb: RangePartitionBook | str | Path | None = None,
         part_config: str | Path | None = None,
+        feat_dtype: GivenDtype = None,
+        upcast: bool = True,
     ) -> None:
         """Open a graph: the hosts load its parts, if they have not yet.
 
@@ -45,11 +49,20 @@ class DistGraph(SampledGraph):
             graph_name: the name it was partitioned under.
             gpb: accepted for DGL's scripts; the partition book comes from the configuration.
             part_config: path of ``<name>.json``; default ``MPIGRAPH_PART_CONFIG``.
+            feat_dtype: ``torch.float16`` or ``torch.bfloat16``, or the name of one: hosts keep features in 16 bits, to
+                which they are rounded while they are read from the shards, as ``feat_dtype`` of
+                :func:`.partition_graph` stores them: all float32 and float64 features with rows of one or more
+                dimensions, or by name, feature -> dtype. What the shards have in 16 bits stays as it is.
+            upcast: give rows of such features in the dtype that they had before; False gives them as they are stored.
 
         Raises:
             NotInitializedError: ``initialize()`` was not called.
-            PartitionError: the configuration is missing or of another graph; on every rank.
+            PartitionError: the configuration is missing or of another graph, or the graph is open with features in
+                other dtypes than ``feat_dtype`` asks for; on every rank.
             ShardFormatError: a shard is missing or damaged; on every rank.
+            InvalidArgumentError: ``feat_dtype`` is no such dtype, or names what cannot be stored so; on every rank.
+            FieldNameError: it names a feature that does not exist; on every rank.
+            GraphDataError: a finite number would become infinite in 16 bits; names feature and row; on every rank.
         """
         session = current()
         if isinstance(gpb, str | Path) and part_config is None:
@@ -57,10 +70,16 @@ class DistGraph(SampledGraph):
         part_config = str(part_config or session.world.config.part_config)
         if not part_config:
             raise PartitionError(f"graph {graph_name!r}: give part_config, or set MPIGRAPH_PART_CONFIG")
-        graph: LoadedGraph = session.control.call(Operation.OPEN_GRAPH, name=graph_name, part_config=part_config)
+        opening = partial(session.control.call, Operation.OPEN_GRAPH, doing=f"opening graph {graph_name!r}")
+        try:
+            names = feat_dtype_names(feat_dtype)
+        except InvalidArgumentError as error:
+            opening(error=error)
+            raise
+        graph: LoadedGraph = opening(name=graph_name, part_config=part_config, feat_dtype=names)
         session.open_main_service()
         features = {
-            key: DistTensor.of_rows(session, graph_name, session.state.tensors[number])
+            key: DistTensor.of_rows(session, graph_name, session.state.tensors[number], upcast)
             for key, number in graph.features.items()
         }
         super().__init__(session, graph, features)

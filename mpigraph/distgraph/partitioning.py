@@ -13,7 +13,7 @@ import torch
 
 from mpigraph.arrays import I64, Array
 from mpigraph.convert import as_graph
-from mpigraph.distgraph.dtypes import convert, dtype_name, to_storage, to_torch
+from mpigraph.distgraph.dtypes import GivenDtype, convert, dtype_name, feat_dtype_names, to_storage, to_torch
 from mpigraph.distgraph.partition_book import RangePartitionBook
 from mpigraph.distgraph.typed_ids import NodeIds
 from mpigraph.errors import InvalidArgumentError, PartitionError, check_integer
@@ -57,6 +57,7 @@ def partition_graph(
     reshuffle: bool = True,
     comm: Comm | None = None,
     resume: bool = False,
+    feat_dtype: GivenDtype = None,
 ) -> tuple[Any, Any] | None:
     """Cut a graph into parts and write them to ``out_path``.
 
@@ -83,6 +84,10 @@ def partition_graph(
             default this process works alone.
         resume: after a run of the same call that was killed: verify the parts that it has completed, and write only
             the others. Nothing is taken up from a run with another graph or other arguments.
+        feat_dtype: ``torch.float16`` or ``torch.bfloat16``, or the name of one: store features in 16 bits, rounded to
+            nearest even; they are read as what they were. That is all float32 and float64 features with rows of one or
+            more dimensions; or by name, feature -> dtype, which may be one number for each node or edge, too. Integers,
+            bools and times never are, and edge weights to sample by cannot be.
 
     Returns:
         None, or ``(orig_nids, orig_eids)``: new id -> original id, int64 tensors; dicts by node type and by
@@ -90,7 +95,9 @@ def partition_graph(
 
     Raises:
         InvalidArgumentError: an argument is not usable.
-        GraphDataError: the graph contradicts itself.
+        FieldNameError: ``feat_dtype`` names a feature that does not exist.
+        GraphDataError: the graph contradicts itself, or a finite number would become infinite in 16 bits, as beyond
+            65504 in float16; names feature and row.
         StorageError: the disk is full, or another run is writing to ``out_path``.
 
     Collective on ``comm``, if there is one.
@@ -102,6 +109,7 @@ def partition_graph(
             check_integer("num_hops", num_hops, 0)
             check_integer("num_trainers_per_machine", num_trainers_per_machine, 1)
             _check_rest(out_path, reshuffle)
+            names = feat_dtype_names(feat_dtype)
             graph = as_graph(g)
             source = _source(graph)
             classes = _classes(graph, balance_ntypes)
@@ -117,6 +125,7 @@ def partition_graph(
             seed=seed,
             exchange=exchange,
             resume=resume,
+            feat_dtype=names,
         )
     return _mapping(graph, result) if return_mapping else None
 
@@ -164,11 +173,11 @@ def load_partition_feats(
 
     Returns:
         ``(node_feats, edge_feats)``: ``"<ntype>/<name>"`` and ``"<src>:<rel>:<dst>/<name>"`` -> tensor; None for what
-        was not asked for.
+        was not asked for. What is stored in 16 bits has the dtype that it had before.
     """
     config = PartConfig.read(part_config)
-    nodes = {node_feature_name(t, name) for t, table in config.node_features.items() for name in table}
-    edges = {edge_feature_name(r, name) for r, table in config.edge_features.items() for name in table}
+    nodes = {node_feature_name(t, n): i.dtype for t, table in config.node_features.items() for n, i in table.items()}
+    edges = {edge_feature_name(r, n): i.dtype for r, table in config.edge_features.items() for n, i in table.items()}
     _check_part(config, part_id)
     with PartFiles(config) as files:
         files.check(part_id)
@@ -258,11 +267,12 @@ def _mapping(graph: HeteroGraph, result: PartitionResult) -> tuple[Any, Any]:
     return dict(zip(schema.ntypes, nids, strict=True)), dict(zip(schema.relations, eids, strict=True))
 
 
-def _read_features(files: PartFiles, part_id: int, which: str, names: set[str]) -> Tensors:
-    if not names:
+def _read_features(files: PartFiles, part_id: int, which: str, dtypes: Mapping[str, str]) -> Tensors:
+    if not dtypes:
         return {}
     reader = files.open(part_id, which)
-    return {name: to_torch(reader.read(name), reader.info(name).dtype) for name in sorted(names)}
+    stored = {name: to_torch(reader.read(name), reader.info(name).dtype) for name in sorted(dtypes)}
+    return {name: rows.to(getattr(torch, dtypes[name])) for name, rows in stored.items()}
 
 
 def _part_graph(files: PartFiles, part_id: int) -> HeteroGraph:

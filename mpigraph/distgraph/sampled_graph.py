@@ -257,10 +257,10 @@ class SampledGraph:
         """
         weights = {}
         for (relation, name), tensor in self.edges.named(prob).items():
-            if len(tensor.shape) != 1 or tensor.rows.dtype not in ("bool", "uint8", "float32", "float64"):
+            if len(tensor.shape) != 1 or tensor.rows.stored not in ("bool", "uint8", "float32", "float64"):
                 raise InvalidArgumentError(
                     f"edge weights {name!r} must be one bool, uint8, float32 or float64 for each edge "
-                    f"(got {tensor.dtype}, shape {tensor.shape})"
+                    f"(got {tensor.storage_dtype}, shape {tensor.shape})"
                 )
             weights[self.schema.relation_id(relation)] = tensor.rows.number
         return weights

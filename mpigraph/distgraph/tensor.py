@@ -64,9 +64,15 @@ class DistTensor:
     complete at the host when it returns; the other ranks see it after :meth:`DistGraph.barrier`. Two writers of one row
     leave one of the two rows, never a mix; reading a row while another rank writes it is the caller's race.
 
+    A feature may be stored in 16 bits (``feat_dtype`` of :func:`.partition_graph` and :class:`.DistGraph`). Its rows
+    lie in memory and caches and travel as :attr:`storage_dtype`; they are read as :attr:`dtype`, and values that are
+    written are rounded.
+
     Collective on the trainers: construction, :meth:`close`, ``|``.
     Dropping the last reference frees the memory at the trainers' next collective call, once all have dropped it.
     """
+
+    _upcast = True
 
     def __init__(
         self,
@@ -135,9 +141,10 @@ class DistTensor:
         return tensor
 
     @classmethod
-    def of_rows(cls, session: Session, graph: str, rows: RowTensor) -> "DistTensor":
-        """The tensor of rows that came with a graph and live as long as it."""
+    def of_rows(cls, session: Session, graph: str, rows: RowTensor, upcast: bool = True) -> "DistTensor":
+        """The tensor of rows that came with a graph and live as long as it; of their stored dtype if not ``upcast``."""
         tensor = cls.__new__(cls)
+        tensor._upcast = upcast
         tensor._handle = Handle(session, graph, rows, owned=False)
         return tensor
 
@@ -198,27 +205,30 @@ class DistTensor:
             _check_out(out, shape, self.dtype, device)
         target = (_CPU if device is None else exact_device(device)) if out is None else out.device
         if out is not None and target.type == "cpu" and out.is_contiguous():
-            rows.gather(ids, to_storage(out.detach(), rows.dtype))
+            rows.gather(ids, to_storage(out.detach(), self._dtype))
             return out
         pinned = accelerator_here() if pin_memory and out is None and target.type == "cpu" else accelerator_of(target)
-        found = self._memory(len(ids), pinned)
-        rows.gather(ids, to_storage(found, rows.dtype))
+        arriving = self._dtype if target.type == "cpu" else rows.stored  # made wider on the GPU, after the copy
+        found = self._memory(len(ids), arriving, pinned)
+        rows.gather(ids, to_storage(found, arriving))
         non_blocking = non_blocking and pinned is not None  # the pool does not know of copies in progress
-        return found.to(target, non_blocking=non_blocking) if out is None else out.copy_(found, non_blocking)
+        if out is not None:
+            return out.copy_(found, non_blocking)
+        return found.to(target, non_blocking=non_blocking).to(self.dtype)
 
     def read_announced(self, read: Read, reader: CachedRows, pin_memory: bool) -> torch.Tensor:
         """The rows of a read that was announced, by a reader of this tensor; otherwise as :meth:`gather`. One-sided."""
         self._handle.session.check_thread()
-        found = self._memory(len(read.ids), accelerator_here() if pin_memory else None)
-        reader.read(read, to_storage(found, self.rows.dtype))
+        found = self._memory(len(read.ids), self._dtype, accelerator_here() if pin_memory else None)
+        reader.read(read, to_storage(found, self._dtype))
         return found
 
-    def _memory(self, count: int, pinned: Accelerator | None) -> torch.Tensor:
+    def _memory(self, count: int, dtype: str, pinned: Accelerator | None) -> torch.Tensor:
         """Memory for ``count`` rows: pinned, or of the pool."""
         shape = (count, *self.rows.shape[1:])
         if pinned is not None:
-            return pinned.pinned(shape, self.dtype)
-        return to_torch(self._handle.session.pool.empty(shape, storage_dtype(self.rows.dtype)), self.rows.dtype)
+            return pinned.pinned(shape, getattr(torch, dtype))
+        return to_torch(self._handle.session.pool.empty(shape, storage_dtype(dtype)), dtype)
 
     def __setitem__(self, index: Any, values: Any) -> None:
         """Write rows; ``values`` broadcast and are converted. Of repeated rows the last wins.
@@ -226,7 +236,8 @@ class DistTensor:
         Raises:
             OutOfRangeError: a row does not exist.
             InvalidArgumentError: the values do not broadcast to the rows, or do not exist in their dtype: complex ones,
-                NaN or numbers out of range among integers.
+                NaN or numbers out of range among integers, finite ones that are too large for a ``storage_dtype``
+                narrower than that of the feature, to which they are rounded (to nearest even).
 
         One-sided; complete at the target when it returns.
         """
@@ -234,7 +245,7 @@ class DistTensor:
         self._handle.session.check_thread()
         ids = to_rows(index, len(self), rows.name)
         wanted = (len(ids), *rows.shape[1:])
-        tensor = convert(values, self.dtype, f"values of tensor {rows.name!r}")
+        tensor = convert(values, getattr(torch, rows.dtype), f"values of tensor {rows.name!r}")
         try:
             tensor = tensor.expand(wanted).contiguous()
         except RuntimeError:
@@ -266,9 +277,19 @@ class DistTensor:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Element type."""
-        found: torch.dtype = getattr(torch, self._handle.rows.dtype)
+        """Element type of what is read."""
+        found: torch.dtype = getattr(torch, self._dtype)
         return found
+
+    @property
+    def storage_dtype(self) -> torch.dtype:
+        """Element type in the hosts' memory, in caches and between nodes: :attr:`dtype`, or a narrower one."""
+        found: torch.dtype = getattr(torch, self._handle.rows.stored)
+        return found
+
+    @property
+    def _dtype(self) -> str:
+        return self._handle.rows.dtype if self._upcast else self._handle.rows.stored
 
     @property
     def name(self) -> str:
@@ -296,13 +317,18 @@ class DistTensor:
 
         Raises:
             PartitionError: the part's rows are not next to each other in the memory of one near host, which they are
-                where there are as many parts as hosts.
+                where there are as many parts as hosts; or they are stored in a narrower dtype than they are read in.
         """
         rows = self.rows
+        if self._dtype != rows.stored:
+            raise PartitionError(
+                f"tensor {rows.name!r} has no local_partition: its rows are read as {self._dtype} and stored as "
+                f"{rows.stored}: read and write by ids, or open the graph with upcast=False"
+            )
         session = self._handle.session
         part = local_part(session.world, session.state.graphs[self._handle.graph].topology.config.num_parts)
         first, last = self.part_policy._offsets[part : part + 2].tolist()
-        return to_torch(rows.lend(*_in_memory(session.world, rows, part, first, last)), rows.dtype)
+        return to_torch(rows.lend(*_in_memory(session.world, rows, part, first, last)), rows.stored)
 
     def count_nonzero(self) -> int:
         """How many elements are not zero. Collective on the trainers."""
@@ -328,7 +354,8 @@ class DistTensor:
         handle.session.control.call(Operation.FREE, numbers=[handle.rows.number])
 
     def __repr__(self) -> str:
-        return f"DistTensor(name={self.name!r}, shape={self.shape}, dtype={self.dtype})"
+        stored = f", storage_dtype={self.storage_dtype}" if self.storage_dtype != self.dtype else ""
+        return f"DistTensor(name={self.name!r}, shape={self.shape}, dtype={self.dtype}{stored})"
 
 
 class _Wanted(NamedTuple):

@@ -11,6 +11,7 @@ from mpigraph.kernels.compact import LocalIds
 from mpigraph.kernels.dropout import drop, relu_drop, relu_drop_backward
 from mpigraph.kernels.exclude import shorten_rows, step_over
 from mpigraph.kernels.joined_requests import COLUMNS, find_requests, place_runs, unpack_lists
+from mpigraph.kernels.narrow import round_to_bfloat16, widen
 from mpigraph.kernels.rng import combine, fingerprint
 from mpigraph.kernels.row_ops import (
     find_runs,
@@ -88,6 +89,9 @@ def warm_up(compiling: Callable[[], None] | None = None) -> None:
     for bits in (np.zeros(2, np.uint8), np.zeros(2, np.uint16)):
         for kernel in (drop, relu_drop):
             kernel(floats, bits, bits.dtype.type(1), np.float32(2), np.empty_like(floats))
+    for brain in (False, True):
+        widen(np.zeros(2, np.float32), brain)
+    round_to_bfloat16(np.zeros(2, np.uint32), np.empty(2, np.uint16))
     for word in (np.uint8, np.uint16, np.uint32, np.uint64):
         table = np.zeros((2, 1), word)
         gather_rows(table, ids, ids, np.empty_like(table))

@@ -125,7 +125,7 @@ class PartWriter:
         return num_cut
 
     def _begin(self, writer: ShardWriter, name: str, feature: Feature, count: int) -> Rows:
-        return writer.create(name, (count, *feature.values.shape[1:]), feature.dtype)
+        return writer.create(name, (count, *feature.values.shape[1:]), feature.stored)
 
     def _open(self, part: int, kind: str) -> ShardWriter:
         path = self._out / PartConfig.files_of(part)[kind]

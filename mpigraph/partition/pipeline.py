@@ -50,12 +50,13 @@ from mpigraph.partition.part_writer import PartWriter, WrittenPart
 from mpigraph.partition.progress import Progress, silent
 from mpigraph.partition.random_assignment import random_assign
 from mpigraph.partition.relabel import relabel
-from mpigraph.partition.source import GraphSource, edge_chunks, feature_infos
+from mpigraph.partition.source import GraphSource, edge_chunks, feature_infos, in_16_bits
 from mpigraph.partition.spill import Scratch
 from mpigraph.storage.audit import audit_part
 from mpigraph.storage.contents import PartFiles
 from mpigraph.storage.files import check_space
 from mpigraph.storage.format import index_dtype, node_orig_ids_name, relation_dataset_name
+from mpigraph.storage.narrow import FeatDtype
 from mpigraph.storage.part_config import PartConfig
 from mpigraph.storage.shard import ShardReader
 
@@ -105,6 +106,7 @@ def partition_source(
     exchange: Exchange = ALONE,
     scratch: Scratch | None = None,
     resume: bool = False,
+    feat_dtype: FeatDtype = None,
 ) -> PartitionResult:
     """Partition a graph and write it. Equal arguments give equal files, on any number of ranks.
 
@@ -134,11 +136,13 @@ def partition_source(
         resume: verify the parts that an interrupted run has completed, and write only the others and what is damaged.
             Edges are compared with those that the parts were made from, features by their dtypes, their shapes and a
             few of their rows. Where nothing can be taken up, a line of the log tells, and all parts are written.
+        feat_dtype: which features are stored in 16 bits, besides those that are so in the input.
 
     Raises:
         InvalidArgumentError: an argument is not usable, or the directory cannot be written to.
+        FieldNameError: ``feat_dtype`` names a feature that does not exist.
         StorageError: the disk is full, or another run is writing there.
-        GraphDataError: the graph contradicts itself.
+        GraphDataError: the graph contradicts itself, or a feature does not fit 16 bits.
         CollectiveError: ranks give different arguments, or graphs of different shapes.
     """
     out = Path(out_path)
@@ -148,6 +152,7 @@ def partition_source(
                 check_options(graph_name, num_parts, part_method, objtype, seed)
             else:
                 check_assignment(graph_name, num_parts, part_method, assignment, sum(source.num_nodes))
+            source = in_16_bits(source, feat_dtype)
             if exchange.rank == 0:
                 check_writable(out)
                 out.mkdir(parents=True, exist_ok=True)

@@ -136,7 +136,7 @@ def add_reverse_edges(source: GraphSource, own_relations: bool = False) -> Graph
         given = source.edge_feats.get(relation_key(relation), {})
         if relation[0] == relation[2] and not own_relations:
             edges[relation] = both_ways(src, dst)
-            feats[relation] = {n: Feature(Concatenated([f.values] * 2), f.dtype) for n, f in given.items()}
+            feats[relation] = {n: f._replace(values=Concatenated([f.values] * 2)) for n, f in given.items()}
         else:
             reverse = _reverse(relation, source.schema)
             edges |= {relation: (src, dst), reverse: (dst, src)}

@@ -192,7 +192,8 @@ def read_partition(path: str | os.PathLike[str]) -> GraphSource:
 
 
 def _feature(files: PartFiles, which: str, name: str, offsets: I64, info: FeatureInfo) -> Feature:
-    return Feature(ShardRows(files, which, name, offsets, storage_dtype(info.dtype), info.shape), info.dtype)
+    rows = ShardRows(files, which, name, offsets, storage_dtype(info.stored), info.shape)
+    return Feature(rows, info.dtype, info.narrow)
 
 
 def check_apart(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> None:

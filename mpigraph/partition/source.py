@@ -1,7 +1,7 @@
 """What is to be partitioned, as plain numpy: types, counts, edges, features."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -9,8 +9,18 @@ import numpy as np
 from mpigraph.arrays import I64, Array
 from mpigraph.errors import GraphDataError, check_text
 from mpigraph.metadata.schema import Schema, relation_key
-from mpigraph.partition.row_arrays import CastRows, RowArray, mapping_of, numpy_under, place_of, release
+from mpigraph.partition.row_arrays import (
+    CastRows,
+    MadeRows,
+    RowArray,
+    RowError,
+    mapping_of,
+    numpy_under,
+    place_of,
+    release,
+)
 from mpigraph.storage.format import logical_dtype, storage_dtype
+from mpigraph.storage.narrow import FeatDtype, RoundingError, narrow_rows, narrowed
 from mpigraph.storage.part_config import FeatureInfo
 
 __all__ = [
@@ -18,6 +28,7 @@ __all__ = [
     "GraphSource",
     "edge_chunks",
     "feature_infos",
+    "in_16_bits",
     "mask_of",
 ]
 
@@ -28,10 +39,19 @@ _TIMES = "time"  # the feature whose values must be numbers
 
 
 class Feature(NamedTuple):
-    """Rows of a feature in their storage dtype, and their logical dtype ("bfloat16" is stored as uint16)."""
+    """Rows of a feature in their storage dtype, and their logical dtype ("bfloat16" is stored as uint16).
+
+    ``narrow`` is the 16-bit dtype that the rows have instead of ``dtype``, if any.
+    """
 
     values: RowArray
     dtype: str
+    narrow: str = ""
+
+    @property
+    def stored(self) -> str:
+        """The logical dtype of the rows as they are stored."""
+        return self.narrow or self.dtype
 
     @classmethod
     def rows(cls, values: RowArray) -> "Feature":
@@ -202,6 +222,47 @@ def feature_infos(source: GraphSource) -> tuple[FeatureInfos, FeatureInfos]:
     return _infos(source.schema.ntypes, source.node_feats), _infos(keys, source.edge_feats)
 
 
+def in_16_bits(source: GraphSource, feat_dtype: FeatDtype) -> GraphSource:
+    """Return a graph with features that are rounded to 16 bits when their rows are asked for.
+
+    A number that does not fit is a GraphDataError then, which names feature and row.
+
+    Raises:
+        FieldNameError, InvalidArgumentError: ``feat_dtype`` is not for these features (see ``storage/narrow.py``).
+    """
+    if feat_dtype is None:
+        return source
+    nodes, edges = narrowed(*feature_infos(source), feat_dtype)
+    return replace(
+        source,
+        node_feats=_all_rounded("node", source.node_feats, nodes),
+        edge_feats=_all_rounded("edge", source.edge_feats, edges),
+    )
+
+
+def _all_rounded(kind: str, features: Features, infos: Mapping[str, Mapping[str, FeatureInfo]]) -> Features:
+    return {
+        owner: {
+            name: _rounded(f"{kind} feature {name!r} of {owner!r}", feature, infos[owner][name].narrow)
+            for name, feature in table.items()
+        }
+        for owner, table in features.items()
+    }
+
+
+def _rounded(title: str, feature: Feature, narrow: str) -> Feature:
+    if feature.narrow == narrow:
+        return feature
+
+    def make(rows: Array) -> Array:
+        try:
+            return narrow_rows(rows, narrow)
+        except RoundingError as error:
+            raise RowError(error.row, f"{title}: {error}") from None
+
+    return Feature(MadeRows(make, storage_dtype(narrow), feature.values), feature.dtype, narrow)
+
+
 def mask_of(place: str, ids: Array, num_nodes: int) -> Feature:
     """Return the mask that is set at some nodes.
 
@@ -228,7 +289,9 @@ def mask_of(place: str, ids: Array, num_nodes: int) -> Feature:
 
 def _infos(keys: Iterable[str], features: Features) -> FeatureInfos:
     return {
-        key: {name: FeatureInfo(f.dtype, tuple(f.values.shape[1:])) for name, f in features.get(key, {}).items()}
+        key: {
+            name: FeatureInfo(f.dtype, tuple(f.values.shape[1:]), f.narrow) for name, f in features.get(key, {}).items()
+        }
         for key in keys
     }
 
@@ -259,8 +322,8 @@ def _check_features(kind: str, features: Features, counts: Mapping[str, int]) ->
                 raise GraphDataError(
                     f"{title} must have {counts[type_name]} rows (got shape {list(feature.values.shape)})"
                 )
-            if feature.values.dtype != storage_dtype(feature.dtype):
+            if feature.values.dtype != storage_dtype(feature.stored):
                 raise GraphDataError(
-                    f"{title} is {feature.dtype}, to be stored as "
-                    f"{storage_dtype(feature.dtype)} (got {feature.values.dtype})"
+                    f"{title} is {feature.stored}, to be stored as "
+                    f"{storage_dtype(feature.stored)} (got {feature.values.dtype})"
                 )

@@ -219,11 +219,15 @@ class CachedRows:
             self.cache.forget_uses()
 
     def read(self, read: Read, out: Array) -> None:
-        """Fill ``out`` ([n, *row_shape]) with the rows of the oldest read that was announced.
+        """Fill ``out`` ([n, *row_shape], as stored or wider) with the rows of the oldest read that was announced.
 
         Raises:
             ClosedError: the tensor was closed.
         """
+        with self.rows.arriving(out) as stored:
+            self._read(read, stored)
+
+    def _read(self, read: Read, out: Array) -> None:
         window = self.rows.window
         if out.size == 0:
             return

@@ -1,7 +1,8 @@
 """Named tensors of rows, one row per node of a type or per edge of a relation, spread over the hosts.
 
 numpy only: rows have a storage dtype here (bfloat16 as uint16, bool as uint8) and carry the name of their logical
-dtype for the layer that makes torch tensors of them.
+dtype for the layer that makes torch tensors of them. Floats may be stored in 16 bits: such rows lie in windows and
+caches and travel as they are stored, and become wider in the memory in which they arrive.
 
 Rows are written in three ways, all of which a :class:`RowTensor` knows of: :meth:`~RowTensor.scatter` by id,
 :meth:`~RowTensor.writing` straight into a near host's memory, and :meth:`~RowTensor.lend` for a view that outlives the
@@ -22,10 +23,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from mpigraph.arrays import I64, Array
+from mpigraph.errors import InvalidArgumentError
+from mpigraph.kernels.narrow import narrow_part, widen
 from mpigraph.metadata.book import RangeBook, check_ids
 from mpigraph.rows.service import RowService
 from mpigraph.rows.window import RowWindow
 from mpigraph.storage.format import storage_dtype
+from mpigraph.storage.narrow import RoundingError, narrow_rows
 
 __all__ = ["Policy", "RowTensor"]
 
@@ -57,6 +61,7 @@ class RowTensor:
         name: the user's name for it.
         policy: what its rows are.
         dtype: logical dtype ("float32", "bfloat16", ...).
+        stored: logical dtype of the rows in memory and on their way: the same, or a narrower one of 16 bits.
         shape: ``(rows, *row_shape)``.
         version: counts the control calls before which some rank had written rows; the same on every rank after each.
 
@@ -74,6 +79,7 @@ class RowTensor:
         policy: Policy,
         row_shape: Sequence[int],
         dtype: str,
+        stored: str = "",
     ) -> None:
         """Allocate zeros; ``book`` says which host holds what."""
         self.number = number
@@ -81,21 +87,44 @@ class RowTensor:
         self.name = name
         self.policy = policy
         self.dtype = dtype
+        self.stored = stored or dtype
         self.version = 0
         self._writes = itertools.count(1)
         self._last_write = self._told = 0
         self._lent: list[weakref.ref[Array]] = []
-        self.window = RowWindow(service, policy.offsets(book), row_shape, storage_dtype(dtype))
+        self.window = RowWindow(service, policy.offsets(book), row_shape, storage_dtype(self.stored))
         self.shape = (len(self.window), *row_shape)
 
     def gather(self, ids: I64, out: Array | None = None) -> Array:
         """Read rows in the order of ``ids`` (int64[n]). One-sided.
 
+        Args:
+            ids: which rows.
+            out: what :meth:`arriving` takes; new memory for rows as they are stored if None.
+
         Raises:
             OutOfRangeError: an id is not a row; names the tensor and the id.
         """
         self.check(ids)
-        return self.window.gather(ids, out)
+        if out is None:
+            return self.window.gather(ids)
+        with self.arriving(out) as stored:
+            self.window.gather(ids, stored)
+        return out
+
+    @contextmanager
+    def arriving(self, out: Array) -> Iterator[Array]:
+        """Memory for rows as they are stored, which have the dtype of ``out`` after the ``with`` block.
+
+        Args:
+            out: [n, *row_shape], C-contiguous; of the stored dtype, it is that memory itself, of the logical one its
+                last bytes are.
+        """
+        if out.dtype == self.window.dtype:
+            yield out
+        else:
+            yield narrow_part(out, self.window.dtype)
+            widen(out, self.stored == "bfloat16")
 
     def check(self, ids: I64) -> None:
         """Raise OutOfRangeError, with the name of the tensor, if one of ``ids`` (int64[n]) is not a row."""
@@ -110,12 +139,19 @@ class RowTensor:
     def scatter(self, ids: I64, values: Array) -> None:
         """Write ``values`` to rows ``ids``, holding each host's lock. One-sided.
 
-        Complete at the target when the call returns. Of two writers of one row one wins, never a mix.
+        Values of the logical dtype are rounded to the stored one, to nearest even. Complete at the target when the call
+        returns. Of two writers of one row one wins, never a mix.
 
         Raises:
             OutOfRangeError: an id is not a row.
+            InvalidArgumentError: a value does not fit the stored dtype; nothing is written.
         """
-        check_ids(ids, self.shape[0], f"tensor {self.name!r}: row")
+        self.check(ids)
+        if values.dtype != self.window.dtype:
+            try:
+                values = narrow_rows(values, self.stored)
+            except RoundingError as error:
+                raise InvalidArgumentError(f"tensor {self.name!r}: value of row {ids[error.row]}: {error}") from None
         try:
             self.window.scatter(ids, values)
         finally:

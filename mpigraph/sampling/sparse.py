@@ -68,7 +68,7 @@ class Owner:
 
     def progress(self) -> bool:
         """Answer some requests that have come, advance the replies, and return whether anything moved."""
-        if not self._replies and not self._comm.Iprobe(MPI.ANY_SOURCE, REQUEST):  # nearly always: keep that cheap
+        if not self._tasks and not self._comm.Iprobe(MPI.ANY_SOURCE, REQUEST):  # nearly always: keep that cheap
             return False
         with self._lock:
             moved = any([task.advance() for task in self._tasks])

@@ -31,7 +31,7 @@ _PATIENCE = 12.0  # timeouts that an operation may take as a whole: a slow disk 
 
 
 def _open_graph(state: State, args: Arguments) -> Any:
-    return state.open_graph(args["name"], args["part_config"])
+    return state.open_graph(args["name"], args["part_config"], args["feat_dtype"])
 
 
 def _create_tensor(state: State, args: Arguments) -> Any:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mpigraph.arrays import I64, Array
-from mpigraph.errors import ShardFormatError
+from mpigraph.errors import GraphDataError, ShardFormatError
 from mpigraph.kernels.soundness import bad_source, falls
 from mpigraph.storage.format import (
     edge_feature_name,
@@ -18,9 +18,10 @@ from mpigraph.storage.format import (
     node_orig_ids_name,
     relation_dataset_name,
 )
+from mpigraph.storage.narrow import RoundingError, narrow_rows
 from mpigraph.storage.part_config import PartConfig
 from mpigraph.storage.shard import DatasetInfo, Fingerprint, ShardReader, seal_of
-from mpigraph.storage.verify import fingerprint
+from mpigraph.storage.verify import fingerprint, read_chunks
 
 __all__ = ["PartFiles", "check_sources", "overlaps", "read_rows"]
 
@@ -157,7 +158,7 @@ def _datasets(config: PartConfig, part: int) -> Iterator[tuple[str, str, Dataset
     for t, ntype in enumerate(schema.ntypes):
         yield "part_graph", node_orig_ids_name(ntype), DatasetInfo((nodes[t],), "int64")
         for name, info in config.node_features[ntype].items():
-            yield "node_feats", node_feature_name(ntype, name), DatasetInfo((nodes[t], *info.shape), info.dtype)
+            yield "node_feats", node_feature_name(ntype, name), DatasetInfo((nodes[t], *info.shape), info.stored)
     for r in range(len(schema.relations)):
         key = schema.relation_key(r)
         src, dst = schema.ends(r)
@@ -172,7 +173,7 @@ def _datasets(config: PartConfig, part: int) -> Iterator[tuple[str, str, Dataset
         ):
             yield "part_graph", relation_dataset_name(key, field), DatasetInfo((rows,), dtype)
         for name, info in config.edge_features[key].items():
-            yield "edge_feats", edge_feature_name(key, name), DatasetInfo((edges, *info.shape), info.dtype)
+            yield "edge_feats", edge_feature_name(key, name), DatasetInfo((edges, *info.shape), info.stored)
 
 
 def overlaps(offsets: I64, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
@@ -183,7 +184,15 @@ def overlaps(offsets: I64, begin: int, end: int) -> Iterator[tuple[int, int, int
             yield part, first - int(offsets[part]), last - int(offsets[part])
 
 
-def read_rows(files: PartFiles, which: str, name: str, offsets: I64, begin: int, out: npt.NDArray[np.generic]) -> None:
+def read_rows(
+    files: PartFiles,
+    which: str,
+    name: str,
+    offsets: I64,
+    begin: int,
+    out: npt.NDArray[np.generic],
+    narrow: str = "",
+) -> None:
     """Fill ``out`` with the global rows from ``begin`` of a dataset that is spread over the parts' files.
 
     Args:
@@ -193,13 +202,23 @@ def read_rows(files: PartFiles, which: str, name: str, offsets: I64, begin: int,
         offsets: int64[P + 1], the parts' ranges of its rows.
         begin: first global row.
         out: [n, ...] in the storage dtype.
+        narrow: the 16-bit dtype that ``out`` has instead, to which rows are rounded some MiB at a time; "" for none.
 
     Raises:
         ShardFormatError: a file is missing or damaged.
+        GraphDataError: a number does not fit 16 bits.
     """
     at = 0
     for part, first, last in overlaps(offsets, begin, begin + len(out)):
-        files.open(part, which).read_into(name, out[at : at + last - first], first)
+        shard = files.open(part, which)
+        if not narrow:
+            shard.read_into(name, out[at : at + last - first], first)
+        for row, rows in read_chunks(shard, name, first, last) if narrow else ():
+            try:
+                out[at + row - first : at + row - first + len(rows)] = narrow_rows(rows, narrow)
+            except RoundingError as error:
+                path = files.config.part_path(part, which)
+                raise GraphDataError(f"{path}: dataset {name!r}, row {row + error.row}: {error}") from None
         at += last - first
 
 

@@ -9,7 +9,8 @@ A partitioned graph is a directory::
 
 Datasets are contiguous, so that a reader can fill a buffer with any range of rows in one call. Each carries its
 logical dtype (torch's name; bfloat16 is stored as uint16 and bool as uint8) and one CRC-32 for each segment
-of ``segment_rows`` rows. The configuration and every shard carry the *identity* of the partitioning, a hash of the
+of ``segment_rows`` rows. For a feature stored in 16 bits (narrow.py) that is float16 or bfloat16; the configuration has
+what readers see, too. The configuration and every shard carry the *identity* of the partitioning, a hash of the
 topology and the assignment: a shard of another one is refused, so files of two partitionings are never mixed. Where
 only features differ, the shards' seals, which the configuration lists, tell them apart.
 
@@ -24,6 +25,8 @@ from mpigraph.errors import InvalidArgumentError
 __all__ = [
     "FORMAT_NAME",
     "FORMAT_VERSION",
+    "NARROW",
+    "WIDE",
     "edge_feature_name",
     "index_dtype",
     "logical_dtype",
@@ -39,6 +42,11 @@ FORMAT_VERSION = 2  # 1 had no identity
 
 _SEGMENT_BYTES = 4 << 20  # a read at a random row verifies a whole segment, so they must not be large
 _MAX_SEGMENTS = 8192  # their checksums are an HDF5 attribute, which holds 64 KiB
+
+NARROW = ("float16", "bfloat16")
+"""What floats may be stored as."""
+WIDE = ("float32", "float64")
+"""The dtypes of such floats."""
 
 _PLAIN = "int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128"
 _STORAGE = {"bool": "uint8", "bfloat16": "uint16", **{name: name for name in _PLAIN.split()}}

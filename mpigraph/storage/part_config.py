@@ -2,9 +2,10 @@
 
 It has the keys of DGL's ``part_config``: ``node_map`` and ``edge_map`` hold half-open ranges of
 *homogeneous* ids, which are numbered part by part and, inside a part, type by type. Further keys are a format
-name and version, the dtype and row shape of every feature, the report of the partitioning, its identity, which every
-shard carries too, the seal of every shard (a hash of its checksums, so that a shard which was changed together with its
-own checksums is found), and a checksum of all of this except the report and the paths of the shards.
+name and version, the dtype and row shape of every feature (and in which dtype it is stored, if that is another one),
+the report of the partitioning, its identity, which every shard carries too, the seal of every shard (a hash of its
+checksums, so that a shard which was changed together with its own checksums is found), and a checksum of all of this
+except the report and the paths of the shards.
 
 A configuration may come from anywhere: whatever it says, its paths stay inside its folder.
 """
@@ -25,9 +26,9 @@ from mpigraph.errors import InvalidArgumentError, MPIGraphError, PartitionError,
 from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import Schema, parse_relation, relation_key
 from mpigraph.storage.files import NewFile, read_text
-from mpigraph.storage.format import storage_dtype
+from mpigraph.storage.format import NARROW, WIDE, storage_dtype
 
-__all__ = ["FeatureInfo", "PartConfig", "check_graph_name", "homogeneous_ranges"]
+__all__ = ["FeatureInfo", "Features", "PartConfig", "check_graph_name", "homogeneous_ranges"]
 
 CONFIG_FORMAT = "mpigraph"
 CONFIG_VERSION = 2  # 1 had no identity
@@ -43,10 +44,21 @@ Ranges = list[I64]
 
 
 class FeatureInfo(NamedTuple):
-    """Logical dtype and row shape of a feature."""
+    """A feature: logical dtype, row shape, and the narrower dtype in which it is stored; "" if it is the same."""
 
     dtype: str
     shape: tuple[int, ...]
+    narrow: str = ""
+
+    @property
+    def stored(self) -> str:
+        """The logical dtype of what is stored."""
+        return self.narrow or self.dtype
+
+    def as_json(self) -> dict[str, Any]:
+        """The same as JSON has it."""
+        stored = {"stored": self.narrow} if self.narrow else {}
+        return {"dtype": self.dtype, "shape": list(self.shape)} | stored
 
 
 Features = Mapping[str, Mapping[str, FeatureInfo]]
@@ -301,10 +313,7 @@ def _by_id(table: dict[str, Any]) -> list[str]:
 
 
 def _features_to_json(features: Features) -> dict[str, Any]:
-    return {
-        owner: {name: {"dtype": info.dtype, "shape": list(info.shape)} for name, info in table.items()}
-        for owner, table in features.items()
-    }
+    return {owner: {name: info.as_json() for name, info in table.items()} for owner, table in features.items()}
 
 
 def _features_from_json(content: dict[str, Any], names: list[str]) -> Features:
@@ -314,7 +323,7 @@ def _features_from_json(content: dict[str, Any], names: list[str]) -> Features:
     return {
         owner: {
             check_text(f"name of a feature of {owner!r}", name): FeatureInfo(
-                _a_dtype(info["dtype"]), tuple(_count(size) for size in info["shape"])
+                _a_dtype(info["dtype"]), tuple(_count(size) for size in info["shape"]), _a_narrow(info)
             )
             for name, info in content.get(owner, {}).items()
         }
@@ -351,6 +360,15 @@ def _a_string(value: object) -> str:
 def _a_dtype(value: object) -> str:
     storage_dtype(_a_string(value))
     return str(value)
+
+
+def _a_narrow(info: Mapping[str, Any]) -> str:
+    """Return as what a feature is stored, if that is not its dtype."""
+    if "stored" not in info:
+        return ""
+    if info["stored"] not in NARROW or info["dtype"] not in WIDE:
+        raise ValueError(f"{info['dtype']} is not stored as {info['stored']!r:.60}")
+    return str(info["stored"])
 
 
 def _inner_path(value: object) -> str:

@@ -51,11 +51,11 @@ def verify_copy(
                 pass
 
 
-def read_chunks(shard: ShardReader, name: str) -> Iterator[tuple[int, Array]]:
-    """Yield ``(first row, rows)`` of a whole dataset, of at most 64 MiB (or one row) each, verified.
+def read_chunks(shard: ShardReader, name: str, first: int = 0, last: int | None = None) -> Iterator[tuple[int, Array]]:
+    """Yield ``(first row, rows)`` of the rows ``[first, last)`` of a dataset, or of all, verified.
 
-    The chunks are of whole segments, so that none is read twice for its checksum. They lie in one buffer: each is good
-    until the next.
+    Each has at most 64 MiB, or a segment. They end where segments do, so that none is read twice for its checksum. They
+    lie in one buffer: each is good until the next.
 
     Raises:
         ShardFormatError: the dataset is missing or damaged.
@@ -65,8 +65,10 @@ def read_chunks(shard: ShardReader, name: str) -> Iterator[tuple[int, Array]]:
     row_bytes = stored.itemsize * int(np.prod(shape[1:], dtype=np.int64))
     segment = segment_rows(shape[0], row_bytes)
     step = segment * max(1, _READ_BYTES // max(1, segment * row_bytes))
-    buffer = np.empty((min(step, shape[0]), *shape[1:]), stored)
-    for begin in range(0, shape[0], step):
-        rows = buffer[: min(step, shape[0] - begin)]
-        shard.read_into(name, rows, begin)
-        yield begin, rows
+    last = shape[0] if last is None else last
+    buffer = np.empty((min(step, last - first), *shape[1:]), stored)
+    while first < last:
+        rows = buffer[: min(last, (first // step + 1) * step) - first]
+        shard.read_into(name, rows, first)
+        yield first, rows
+        first += len(rows)

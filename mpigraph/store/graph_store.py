@@ -4,8 +4,8 @@ The methods that make or free something are collective and change the state of e
 numbers given out by counters agree. They are called through ``session/control.py``.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,8 @@ from mpigraph.rows.selection import choose_transport
 from mpigraph.rows.service import RowService
 from mpigraph.storage.contents import PartFiles, read_rows
 from mpigraph.storage.format import edge_feature_name, node_feature_name
-from mpigraph.storage.part_config import PartConfig
+from mpigraph.storage.narrow import FeatDtype, narrowed
+from mpigraph.storage.part_config import FeatureInfo, PartConfig
 from mpigraph.store.edge_weights import EdgeWeights
 from mpigraph.store.host_ranges import check_name, check_same
 from mpigraph.store.topology import Topology
@@ -83,13 +84,20 @@ class GraphStore:
         self._next += 1
         return self._next
 
-    def open_graph(self, name: str, part_config: str) -> LoadedGraph:
+    def open_graph(self, name: str, part_config: str, feat_dtype: FeatDtype = None) -> LoadedGraph:
         """Load a partitioned graph with its features; a second call gives the loaded one.
+
+        Args:
+            name: of the graph.
+            part_config: its configuration.
+            feat_dtype: which features are kept in 16 bits, besides those that are so in the files.
 
         Raises:
             PartitionError: the configuration is missing, damaged or of another graph, ranks find different ones, or
-                another one with this name is open; on every rank.
+                another one with this name is open, or this one with features in other dtypes; on every rank.
             ShardFormatError: a shard is missing, damaged or of another partitioning; on every rank.
+            FieldNameError, InvalidArgumentError: ``feat_dtype`` is not for these features; on every rank.
+            GraphDataError: a feature does not fit its narrow dtype; on every rank.
 
         Collective on ``world.comm``.
         """
@@ -101,14 +109,18 @@ class GraphStore:
                 raise PartitionError(f"graph {name!r} is open already, from {known.topology.config.path}")
             if known is not None and known.topology.config.checksum != config.checksum:
                 raise PartitionError(f"{config.path}: graph {name!r} is open already, and was partitioned again since")
+            nodes, edges = narrowed(config.node_features, config.edge_features, feat_dtype)
+            kept = replace(config, node_features=nodes, edge_features=edges)
+            if known is not None and feat_dtype is not None:
+                self._check_kept(known, kept)
         with self.world.watch("comparing partition configurations"):
             check_same(partial(allgather_bytes, self.world.comm), config)
         if known is not None:
             return known
         with PartFiles(config) as files:
-            graph = LoadedGraph(self.new_number(), Topology(self.rows, files))
+            graph = LoadedGraph(self.new_number(), Topology(self.rows, files, kept))
             try:
-                self._load_features(graph, files)
+                self._load_features(graph, files, kept)
             except MPIGraphError:  # on every rank
                 self.free(graph.features.values())
                 graph.topology.close()
@@ -116,27 +128,33 @@ class GraphStore:
         self.graphs[name] = self.graph_of_number[graph.number] = graph
         return graph
 
-    def _load_features(self, graph: LoadedGraph, files: PartFiles) -> None:
+    def _check_kept(self, graph: LoadedGraph, kept: PartConfig) -> None:
+        """Check that the features of an open graph are kept as they would be now."""
+        for policy, name, info in _features(kept):
+            stored = self.tensors[graph.features[policy, name]].stored
+            if stored != info.stored:
+                raise PartitionError(
+                    f"graph {kept.graph_name!r} is open already, with feature {name!r} as {stored} (asked for as "
+                    f"{info.stored})"
+                )
+
+    def _load_features(self, graph: LoadedGraph, files: PartFiles, kept: PartConfig) -> None:
         config = files.config
         schema = config.schema
-        todo = [
-            (Policy(True, t), name, info, "node_feats", node_feature_name(ntype, name))
-            for t, ntype in enumerate(schema.ntypes)
-            for name, info in sorted(config.node_features[ntype].items())
-        ] + [
-            (Policy(False, r), name, info, "edge_feats", edge_feature_name(key, name))
-            for r, key in enumerate(map(schema.relation_key, range(len(schema.relations))))
-            for name, info in sorted(config.edge_features[key].items())
-        ]
-        for policy, name, info, which, dataset in todo:
-            tensor = self.create_tensor(graph.topology, name, policy, info.shape, info.dtype)
+        for (policy, name, info), (_, _, in_file) in zip(_features(kept), _features(config), strict=True):
+            if policy.is_node:
+                which, dataset = "node_feats", node_feature_name(schema.ntypes[policy.type_id], name)
+            else:
+                which, dataset = "edge_feats", edge_feature_name(schema.relation_key(policy.type_id), name)
+            tensor = self.create_tensor(graph.topology, name, policy, info.shape, info.dtype, info.stored)
             graph.features[policy, name] = tensor.number
             offsets = policy.offsets(config.book)
             with together(self.world.comm, f"loading {dataset!r} of graph {config.graph_name!r}"):
                 if self.world.is_host:
                     host = self.world.host_index
                     with tensor.writing(host) as rows:
-                        read_rows(files, which, dataset, offsets, int(tensor.window.offsets[host]), rows)
+                        narrow = "" if info == in_file else info.narrow
+                        read_rows(files, which, dataset, offsets, int(tensor.window.offsets[host]), rows, narrow)
         for number in graph.features.values():
             self.tensors[number].window.sync()
         with self.world.watch("loading features"):
@@ -147,9 +165,12 @@ class GraphStore:
         self._count_masks()
 
     def create_tensor(
-        self, topology: Topology, name: str, policy: Policy, row_shape: Iterable[int], dtype: str
+        self, topology: Topology, name: str, policy: Policy, row_shape: Iterable[int], dtype: str, stored: str = ""
     ) -> RowTensor:
-        """Allocate a tensor of zeros over the hosts of a graph. Collective on ``world.comm``."""
+        """Allocate a tensor of zeros over the hosts of a graph, stored in its dtype or a narrower one.
+
+        Collective on ``world.comm``.
+        """
         tensor = RowTensor(
             self.rows,
             topology.hosts,
@@ -159,6 +180,7 @@ class GraphStore:
             policy=policy,
             row_shape=tuple(row_shape),
             dtype=dtype,
+            stored=stored,
         )
         self.tensors[tensor.number] = tensor
         self.newest_tensor = tensor.number
@@ -241,3 +263,14 @@ class GraphStore:
         for graph in self.graphs.values():
             graph.topology.close()
         self.world.close()
+
+
+def _features(config: PartConfig) -> Iterator[tuple[Policy, str, FeatureInfo]]:
+    """Yield all features, in the order in which their tensors are made."""
+    schema = config.schema
+    for t, ntype in enumerate(schema.ntypes):
+        for name, info in sorted(config.node_features[ntype].items()):
+            yield Policy(True, t), name, info
+    for r in range(len(schema.relations)):
+        for name, info in sorted(config.edge_features[schema.relation_key(r)].items()):
+            yield Policy(False, r), name, info

@@ -18,7 +18,7 @@ def host_memory(config: PartConfig, hosts: RangeBook) -> I64:
     """Return int64[H], the bytes of each host's windows: topology and features.
 
     Args:
-        config: the partitioned graph.
+        config: the partitioned graph, its features as they are kept in memory.
         hosts: the book whose owners are the hosts.
     """
     schema = config.schema
@@ -41,7 +41,7 @@ def host_memory(config: PartConfig, hosts: RangeBook) -> I64:
 def _features(offsets: I64, features: Mapping[str, FeatureInfo]) -> I64:
     total = np.zeros(len(offsets) - 1, np.int64)
     for info in features.values():
-        total += _in_pages(np.diff(offsets) * storage_dtype(info.dtype).itemsize * math.prod(info.shape))
+        total += _in_pages(np.diff(offsets) * storage_dtype(info.stored).itemsize * math.prod(info.shape))
     return total
 
 

@@ -20,6 +20,7 @@ from mpigraph.rows.shm_check import check_shared_memory
 from mpigraph.rows.table_window import TableWindow
 from mpigraph.storage.contents import PartFiles, check_sources, overlaps, read_rows
 from mpigraph.storage.format import index_dtype, relation_dataset_name
+from mpigraph.storage.part_config import PartConfig
 from mpigraph.store.host_ranges import cut_for_hosts
 from mpigraph.store.memory_estimate import host_memory
 
@@ -53,8 +54,13 @@ class Topology:
     Collective on ``world.comm``: construction and :meth:`close`.
     """
 
-    def __init__(self, service: RowService, files: PartFiles) -> None:
+    def __init__(self, service: RowService, files: PartFiles, kept: PartConfig | None = None) -> None:
         """Allocate the windows and read this host's rows from the shards.
+
+        Args:
+            service: the job's transports and windows.
+            files: of the partitioned graph.
+            kept: the graph with its features as they will be kept in memory; as they are in the files if None.
 
         Raises:
             ShardFormatError: a shard is missing, damaged or contradicts itself on some rank; raised on every rank.
@@ -63,7 +69,7 @@ class Topology:
         self.config = config = files.config
         self.world = world = service.world
         self.hosts = cut_for_hosts(world, files)
-        check_shared_memory(world, host_memory(config, self.hosts), f"graph {config.graph_name!r}")
+        check_shared_memory(world, host_memory(kept or config, self.hosts), f"graph {config.graph_name!r}")
         relations = range(len(config.schema.relations))
         self._indptr = TableWindow(service, [self._rows_of_indptr(r) for r in relations], np.int64)
         self._out_degrees = TableWindow(service, [self._rows_of_sources(r) for r in relations], np.int64)

@@ -27,6 +27,7 @@ from mpigraph.rows.row_cache import cache_memory
 from mpigraph.sampling.channel import Channel
 from mpigraph.sampling.minibatch import RandomContext
 from mpigraph.session.context import Session
+from mpigraph.storage.format import storage_dtype
 
 __all__ = ["TrainingStep"]
 
@@ -65,7 +66,7 @@ class TrainingStep:
         own_nodes = node_split(torch.ones(g.num_nodes(), dtype=torch.bool))
         self._nodes = np.random.default_rng(session.rank).permutation(own_nodes.numpy())
         self._batch_size = min(settings.batch_size, len(self._nodes))
-        self._buffer = np.empty((0, *feature.shape[1:]), feature.rows.window.dtype)
+        self._buffer = np.empty((0, *feature.shape[1:]), storage_dtype(feature.rows.dtype))
         hidden = [settings.hidden] * (len(settings.layers()) - 1)
         self._model = _Sage([feature.shape[1], *hidden, _NUM_CLASSES])
         self._optimizer = torch.optim.Adam(self._model.parameters())

@@ -1,0 +1,145 @@
+"""Features that are stored in 16 bits and read as what they were: which ones they are, and the rounding of their rows.
+
+Half the bytes on disk, in memory, in caches and between nodes. A feature keeps its dtype, float32 or float64, and is
+stored as float16 (11 significant bits, up to 65504) or bfloat16 (8 bits, the range of float32).
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import TypeAlias
+
+import numpy as np
+
+from mpigraph.arrays import Array
+from mpigraph.errors import FieldNameError, GraphDataError, InvalidArgumentError, check_text
+from mpigraph.kernels.narrow import round_to_bfloat16
+from mpigraph.storage.format import NARROW, WIDE
+from mpigraph.storage.part_config import FeatureInfo, Features
+
+__all__ = ["FeatDtype", "RoundingError", "check_feat_dtype", "narrow_rows", "narrowed"]
+
+FeatDtype: TypeAlias = str | dict[str, str] | None
+"""``"float16"`` or ``"bfloat16"`` for every feature with rows of numbers; name -> dtype; None for no feature."""
+
+_TIMES = "time"  # what orders events must not be rounded
+
+
+class RoundingError(GraphDataError):
+    """A number is finite, and infinite in 16 bits.
+
+    Args:
+        row: which of the rows that were given.
+        reason: the number and where in the row it is.
+    """
+
+    def __init__(self, row: int, reason: str) -> None:
+        super().__init__(reason)
+        self.row = row
+
+
+def check_feat_dtype(feat_dtype: object) -> FeatDtype:
+    """The checked argument, a mapping as a dict.
+
+    Raises:
+        InvalidArgumentError: it is not what :data:`FeatDtype` says.
+    """
+    if feat_dtype is None:
+        return None
+    if isinstance(feat_dtype, Mapping):
+        return {check_text("name in feat_dtype", n): _checked(f"feat_dtype of {n!r}", d) for n, d in feat_dtype.items()}
+    return _checked("feat_dtype", feat_dtype)
+
+
+def _checked(what: str, dtype: object) -> str:
+    if not isinstance(dtype, str) or dtype not in NARROW:
+        raise InvalidArgumentError(f"{what} must be one of {list(NARROW)} (got {dtype!r})")
+    return dtype
+
+
+def narrowed(nodes: Features, edges: Features, feat_dtype: FeatDtype) -> tuple[Features, Features]:
+    """How features are stored by the user's wish.
+
+    Without names it is about floats in rows of one or more dimensions. What is one number for each node or edge, such
+    as a weight or a time, is stored in 16 bits only if it is named; integers, bools and times never are.
+
+    Args:
+        nodes: by node type and name; may be narrow already, and stay so.
+        edges: by relation and name.
+        feat_dtype: as :func:`check_feat_dtype` returns it.
+
+    Raises:
+        FieldNameError: nothing has a feature that is named.
+        InvalidArgumentError: a feature that is named has no floats of more than 16 bits, is stored in another narrow
+            dtype, or is of times.
+    """
+    names = feat_dtype if isinstance(feat_dtype, dict) else {}
+    known = {name for features in (nodes, edges) for table in features.values() for name in table}
+    for name in names:
+        if name not in known:
+            raise FieldNameError(f"feat_dtype: no feature {name!r} (there are {sorted(known)})")
+
+    def of_table(kind: str, owner: str, table: Mapping[str, FeatureInfo]) -> Iterator[tuple[str, FeatureInfo]]:
+        for name, info in table.items():
+            if name in names:
+                yield name, _named(f"{kind} feature {name!r} of {owner!r}", name, info, names[name])
+            elif isinstance(feat_dtype, str) and _is_meant(name, info):
+                yield name, info._replace(narrow=feat_dtype)
+            else:
+                yield name, info
+
+    of_nodes = {owner: dict(of_table("node", owner, table)) for owner, table in nodes.items()}
+    of_edges = {owner: dict(of_table("edge", owner, table)) for owner, table in edges.items()}
+    return of_nodes, of_edges
+
+
+def _is_meant(name: str, info: FeatureInfo) -> bool:
+    """Whether a dtype for all features is for this one."""
+    return info.dtype in WIDE and not info.narrow and len(info.shape) > 0 and name != _TIMES
+
+
+def _named(title: str, name: str, info: FeatureInfo, dtype: str) -> FeatureInfo:
+    if name == _TIMES:
+        raise InvalidArgumentError(f"feat_dtype: {title} is of times, which are not to be rounded")
+    if info.stored == dtype:
+        return info
+    if info.dtype not in WIDE or info.narrow:
+        stored = f"stored as {info.narrow}" if info.narrow else info.dtype
+        raise InvalidArgumentError(f"feat_dtype: {title} is {stored}, and cannot be made {dtype}")
+    return info._replace(narrow=dtype)
+
+
+def narrow_rows(rows: Array, dtype: str) -> Array:
+    """Round rows to the nearest 16-bit floats, of two the even one. Infinite numbers and NaN stay what they are.
+
+    Args:
+        rows: float32 or float64[n, ...]; float64 becomes float32 on the way to bfloat16, as in torch.
+        dtype: "float16" or "bfloat16".
+
+    Returns:
+        [n, ...] as they are stored.
+
+    Raises:
+        RoundingError: a finite number would become infinite.
+    """
+    with np.errstate(over="ignore"):
+        if dtype == "bfloat16":
+            single = np.ascontiguousarray(rows, np.float32)
+            found: Array = np.empty(rows.shape, np.uint16)
+            lost = round_to_bfloat16(single.reshape(-1).view(np.uint32), found.reshape(-1))
+            if rows.dtype != np.float32 and lost < 0:
+                lost = _first_lost(rows, np.isinf(single))
+        else:
+            found = rows.astype(np.float16)
+            lost = _first_lost(rows, np.isinf(found))
+    if lost >= 0:
+        row, *columns = map(int, np.unravel_index(lost, rows.shape))
+        column = "".join(f", column {number}" for number in columns)
+        raise RoundingError(row, f"{rows[(row, *columns)]}{column} does not fit {dtype}")
+    return found
+
+
+def _first_lost(rows: Array, infinite: Array) -> int:
+    """Position of the first number that is finite and became infinite, -1 if there is none."""
+    if not infinite.any():
+        return -1
+    lost = np.flatnonzero(infinite & np.isfinite(rows))
+    return int(lost[0]) if len(lost) else -1
