@@ -154,7 +154,52 @@ def write_and_read(t: Trainer) -> None:
     t.g.barrier()
 
 
+def write_what_loaders_read(t: Trainer) -> None:
+    """Between minibatches that are made when they are asked for: after a call of all trainers nobody has an old row."""
+    emb = dist.DistEmbedding(NUM_NODES, 1)
+    ids, mine = torch.arange(NUM_NODES), torch.arange(t.rank, NUM_NODES, t.count)
+    optimizer = dist.SparseSGD([emb], 1.0, reduction="sum")
+    t.g.ndata["written"] = emb.weight
+    options: dict[str, Any] = {"batch_size": int(t.rng.integers(1, 9)), "features": ["written"], "num_prefetch": 0}
+    loaders = []
+    for _ in range(int(t.rng.integers(1, 3))):
+        options["cache"] = [None, 0, 4 * NUM_NODES + int(t.rng.integers(800)), "auto"][int(t.rng.integers(4))]
+        options["cache_policy"] = str(t.rng.choice(["lookahead", "vip", "degree"]))
+        seeds, sampler = torch.arange(t.own(40)), NeighborSampler([2, 3])
+        loaders.append(dist.DistNodeDataLoader(t.g, seeds, sampler, lookahead=int(t.rng.integers(9)), **options))
+    now = 0.0
+    passes = [iter(loader) for loader in loaders]
+    for _ in range(int(t.rng.integers(1, 8))):
+        how, who, again = int(t.rng.integers(5)), t.one_of_us(), t.rng.integers(5) == 0
+        for number, loader in enumerate(loaders):
+            if again:
+                passes[number] = iter(loader)
+            batch = next(passes[number], None)
+            assert batch is None or (batch[2][0].srcdata["written"] == now).all()
+        if how == 0:  # nobody writes
+            continue
+        t.g.session.world.allreduce_sum(0)  # nobody reads while another writes
+        now += 1
+        if how == 1 and who:
+            emb.weight[ids] = now
+        elif how == 2:
+            emb.weight[mine] = now
+        elif how == 3:
+            for owned in emb.owners.ranges():
+                with emb.weight.rows.writing(owned.host) as rows:
+                    rows[owned.rows] = now
+        elif how == 4:  # by those who own the rows
+            (-emb(ids if who else ids[:0])).sum().backward()
+            optimizer.step()
+        if how < 4:
+            t.g.barrier()
+    for loader in loaders:
+        loader.close()
+    del t.g.ndata["written"]
+
+
 ALL: list[Callable[[Trainer], None]] = [
+    write_what_loaders_read,
     leave_early,
     interleave,
     nest,
