@@ -25,7 +25,8 @@ far = on_layouts([Layout(2, 0, 1), Layout(3, 0, 2), Layout(4, 1, 2)])
 two_trainers_a_node = on_layouts([Layout(4, 0, 2)])
 ROW = 3 * 4  # bytes of a row of "feat"
 HINTS = 4 * NUM_NODES  # bytes that a cache takes whatever it keeps
-FEW = HINTS + 14 * (ROW + 12)  # bytes for fourteen rows
+FEW = HINTS + 14 * (ROW + 12)  # bytes for fourteen rows, less than a minibatch reads
+SOME = HINTS + 19 * (ROW + 12)  # and for so many that a minibatch or two find free ones
 CACHES: list[dict[str, Any]] = [
     {"cache": None},
     {"cache": None, "lookahead": 3},
@@ -34,6 +35,8 @@ CACHES: list[dict[str, Any]] = [
     {"cache": FEW, "lookahead": 0},
     {"cache": FEW, "lookahead": 1},
     {"cache": FEW, "lookahead": 100},
+    {"cache": SOME, "lookahead": 3},
+    {"cache": SOME, "lookahead": 0},
     {"cache": {"node": {"feat": "1MiB"}}},
     {"cache": 0, "lookahead": 2},
     {"cache": FEW, "cache_policy": "vip", "lookahead": 2},
