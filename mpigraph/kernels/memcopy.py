@@ -1,4 +1,4 @@
-"""Copy one row of a table by C's ``memcpy``, which is faster than any loop over its words."""
+"""Copy one row of a table, or some bytes, by C's ``memcpy``, which is faster than any loop over its words."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from numba import config, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-__all__ = ["copy_row"]
+__all__ = ["copy_bytes", "copy_row"]
 
 
 def _copy_row(typingctx: Any, out: Any, place: Any, table: Any, row: Any) -> Any:
@@ -41,4 +41,33 @@ copy_row: Any = _assign_row if config.DISABLE_JIT else intrinsic(_copy_row)  # t
 """``copy_row(out, place, table, row)``, inside a kernel: ``out[place] = table[row]``.
 
 The arrays are two-dimensional and C-contiguous, of one dtype and width; the indices are int64 and are not checked.
+"""
+
+
+def _copy_bytes(typingctx: Any, out: Any, place: Any, values: Any, begin: Any, count: Any) -> Any:
+    """Type and emit the call: numba's protocol for intrinsics."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        tools: Any = cgutils
+
+        def address(which: int) -> Any:
+            array_type = signature.args[which]
+            view = context.make_array(array_type)(context, builder, args[which])
+            return tools.get_item_pointer(context, builder, array_type, view, [args[which + 1]], wraparound=False)
+
+        tools.raw_memcpy(builder, address(0), address(2), args[4], ir.IntType(64)(1))
+        return context.get_dummy_value()
+
+    return types.void(out, place, values, begin, count), emit
+
+
+def _assign_bytes(out: Any, place: Any, values: Any, begin: Any, count: Any) -> None:
+    """What Python does in its place (``NUMBA_DISABLE_JIT=1``)."""
+    out[place : place + count] = values[begin : begin + count]
+
+
+copy_bytes: Any = _assign_bytes if config.DISABLE_JIT else intrinsic(_copy_bytes)  # type: ignore[attr-defined]
+"""``copy_bytes(out, place, values, begin, count)``, inside a kernel: ``out[place : place + count]`` becomes those bytes.
+
+The arrays are one-dimensional, C-contiguous and of uint8; place, begin and count are int64 and are not checked.
 """
