@@ -10,7 +10,7 @@ from mpigraph.kernels.access import add_amounts, add_to_sources, as_amounts, dra
 from mpigraph.kernels.compact import LocalIds
 from mpigraph.kernels.dropout import drop, relu_drop, relu_drop_backward
 from mpigraph.kernels.exclude import shorten_rows, step_over
-from mpigraph.kernels.joined_requests import COLUMNS, find_requests, place_runs, unpack_lists
+from mpigraph.kernels.joined_requests import COLUMNS, find_requests, lay_out, place_runs, run_sizes, unpack_lists
 from mpigraph.kernels.narrow import round_to_bfloat16, widen
 from mpigraph.kernels.rng import combine, fingerprint
 from mpigraph.kernels.row_ops import (
@@ -105,10 +105,15 @@ def warm_up(compiling: Callable[[], None] | None = None) -> None:
 
 def _warm_up_requests() -> None:
     """Run what answers requests, with one that asks for nothing."""
-    words = np.zeros(3, np.int64)
-    find_requests(words, np.array([0, 3]), 1, np.empty((1, COLUMNS), np.int64))
-    unpack_lists(words, words.view(np.int32), words[:1], words[:1], words)
-    place_runs(np.zeros(1, np.uint8), np.array([0, 1]), words[:1], np.zeros(1, np.uint8))
+    words, none = np.zeros(3, np.int64), np.zeros(1, np.int64)
+    found = np.zeros((1, COLUMNS + 1), np.int64)
+    find_requests(words, np.array([0, 3]), 1, found)
+    unpack_lists(words, words.view(np.int32), found[:, 0], found[:, 2], words)
+    sizes = np.zeros((1, 3), np.int64)
+    places = np.zeros_like(sizes)
+    run_sizes(np.array([0, 1]), 1, none, sizes[:, 0])
+    lay_out(found[:, 0], 8, sizes, places, np.zeros(1, np.int64))
+    place_runs(np.zeros(1, np.uint8), np.array([0, 1]), 1, none, places[:, 0], np.zeros(16, np.uint8))
 
 
 def _warm_up_caches() -> None:

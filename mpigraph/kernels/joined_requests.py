@@ -8,12 +8,13 @@ from typing import Any
 from numba import njit
 
 from mpigraph.arrays import I32, I64, U8
+from mpigraph.kernels.memcopy import copy_bytes
 
-__all__ = ["COLUMNS", "find_requests", "place_runs", "unpack_lists"]
+__all__ = ["COLUMNS", "find_requests", "lay_out", "place_runs", "run_sizes", "unpack_lists"]
 
-COLUMNS = 6
-"""Of what :func:`find_requests` fills: message; where the header begins; where the destinations begin, and their size;
-where the second list begins, and its size. A size is twice the number of ids, plus one if a word holds two of them."""
+COLUMNS = 5
+"""What :func:`find_requests` fills before the words of the header: message; where the destinations begin, and their
+size; where the second list begins, and its size. A size is twice the number of ids, plus one if a word holds two."""
 
 
 @njit(nogil=True, cache=True, inline="always")
@@ -30,7 +31,7 @@ def find_requests(words: I64, bounds: I64, header: int, found: I64) -> int:
         words: int64, the messages one after the other.
         bounds: int64[messages + 1], where they begin.
         header: how many words a request begins with, before its two lists.
-        found: int64[requests, COLUMNS], filled; ``len(words) // (header + 2)`` rows are enough.
+        found: int64[requests, COLUMNS + header], filled; ``len(words) // (header + 2)`` rows are enough.
 
     Returns:
         How many there are; or ``-1 - m``, where message m is none.
@@ -42,24 +43,25 @@ def find_requests(words: I64, bounds: I64, header: int, found: I64) -> int:
             if end - at < header + 2:
                 return -1 - m
             found[count, 0] = m
-            found[count, 1] = at
+            for j in range(header):
+                found[count, COLUMNS + j] = words[at + j]
             at += header
             size = words[at]
             if size < 0:  # the destinations of an earlier request of this message
                 earlier = first - 1 - size
                 if earlier >= count:
                     return -1 - m
+                found[count, 1] = found[earlier, 1]
                 found[count, 2] = found[earlier, 2]
-                found[count, 3] = found[earlier, 3]
                 at += 1
             else:
-                found[count, 2] = at + 1
-                found[count, 3] = size
+                found[count, 1] = at + 1
+                found[count, 2] = size
                 at += 1 + _num_words(size)
             if at >= end or words[at] < 0:
                 return -1 - m
-            found[count, 4] = at + 1
-            found[count, 5] = words[at]
+            found[count, 3] = at + 1
+            found[count, 4] = words[at]
             at += 1 + _num_words(words[at])
             if at > end:
                 return -1 - m
@@ -92,9 +94,36 @@ def unpack_lists(words: I64, halves: I32, begins: I64, sizes: I64, out: I64) -> 
 
 
 @njit(nogil=True, cache=True)
-def place_runs(values: U8, bounds: I64, places: I64, out: U8) -> None:
-    """Copy bytes ``bounds[i] .. bounds[i + 1]`` of ``values`` to where ``places[i]`` says, for each i."""
-    for i in range(len(places)):
-        begin, place = bounds[i], places[i]
-        for j in range(bounds[i + 1] - begin):
-            out[place + j] = values[begin + j]
+def lay_out(message_of: I64, head: int, sizes: I64, places: I64, ends: I64) -> None:
+    """Find where the arrays of answers go, each at a multiple of eight bytes.
+
+    Args:
+        message_of: int64[n], the message of each request, not falling.
+        head: bytes before the answer to a message.
+        sizes: int64[n, arrays], bytes of each array of the answer to each request.
+        places: int64[n, arrays], filled with where it begins.
+        ends: int64[messages], filled with where the answer to each message ends.
+    """
+    at = i = 0
+    for m in range(len(ends)):
+        at += head
+        while i < len(message_of) and message_of[i] == m:
+            for k in range(sizes.shape[1]):
+                places[i, k] = at
+                at += (sizes[i, k] + 7) & -8
+            i += 1
+        ends[m] = at
+
+
+@njit(nogil=True, cache=True)
+def run_sizes(bounds: I64, itemsize: int, numbers: I64, sizes: I64) -> None:
+    """``sizes[numbers[i]]`` becomes the bytes of elements ``bounds[i] .. bounds[i + 1]`` of an array."""
+    for i in range(len(numbers)):
+        sizes[numbers[i]] = (bounds[i + 1] - bounds[i]) * itemsize
+
+
+@njit(nogil=True, cache=True)
+def place_runs(values: U8, bounds: I64, itemsize: int, numbers: I64, places: I64, out: U8) -> None:
+    """Copy elements ``bounds[i] .. bounds[i + 1]`` of ``values`` to byte ``places[numbers[i]]`` of ``out``."""
+    for i in range(len(numbers)):
+        copy_bytes(out, places[numbers[i]], values, bounds[i] * itemsize, (bounds[i + 1] - bounds[i]) * itemsize)

@@ -1,4 +1,4 @@
-"""Copy one row of a table: by C's ``memcpy``, which is faster than any loop over its words, or past the caches.
+"""Copy one row of a table, or some bytes: by C's ``memcpy``, which is faster than any loop, or past the caches.
 
 A store brings the line that it writes to into the cache first, which costs as much as reading the row. What is larger
 than a core's cache leaves it again before anybody reads it; *streaming* stores write it to memory without either.
@@ -11,24 +11,25 @@ from numba import config, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-__all__ = ["copy_row", "order_streams", "stream_row"]
-
+__all__ = ["copy_bytes", "copy_row", "order_streams", "stream_row"]
 
 _WORD = ir.IntType(64)
+
+
+def _item(context: Any, builder: Any, signature: Any, args: Any, which: int) -> tuple[Any, Any]:
+    """Pointer to the first element of an item of an argument, which the next argument counts; and the argument."""
+    tools: Any = cgutils
+    array_type = signature.args[which]
+    view = context.make_array(array_type)(context, builder, args[which])
+    at = [args[which + 1], *[_WORD(0)] * (array_type.ndim - 1)]
+    return tools.get_item_pointer(context, builder, array_type, view, at, wraparound=False), view
 
 
 def _ends(context: Any, builder: Any, signature: Any, args: Any) -> tuple[Any, Any, Any, Any]:
     """Pointers to the row to fill and to the one to copy, the words of a row, and the bytes of a word."""
     tools: Any = cgutils
-
-    def address(which: int) -> tuple[Any, Any]:
-        array_type = signature.args[which]
-        view = context.make_array(array_type)(context, builder, args[which])
-        at = [args[which + 1], _WORD(0)]
-        return tools.get_item_pointer(context, builder, array_type, view, at, wraparound=False), view
-
-    target, _ = address(0)
-    source, view = address(2)
+    target, _ = _item(context, builder, signature, args, 0)
+    source, view = _item(context, builder, signature, args, 2)
     return target, source, tools.unpack_tuple(builder, view.shape)[1], view.itemsize
 
 
@@ -68,9 +69,26 @@ def _order_streams(typingctx: Any) -> Any:
     return types.void(), emit
 
 
+def _copy_bytes(typingctx: Any, out: Any, place: Any, values: Any, begin: Any, count: Any) -> Any:
+    """Type and emit the call."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        tools: Any = cgutils
+        (target, _), (source, _) = (_item(context, builder, signature, args, which) for which in (0, 2))
+        tools.raw_memcpy(builder, target, source, args[4], _WORD(1))
+        return context.get_dummy_value()
+
+    return types.void(out, place, values, begin, count), emit
+
+
 def _assign_row(out: Any, place: Any, table: Any, row: Any) -> None:
     """What Python does in its place (``NUMBA_DISABLE_JIT=1``)."""
     out[place] = table[row]
+
+
+def _assign_bytes(out: Any, place: Any, values: Any, begin: Any, count: Any) -> None:
+    """The same of some bytes."""
+    out[place : place + count] = values[begin : begin + count]
 
 
 def _nothing() -> None:
@@ -88,3 +106,9 @@ stream_row: Any = _assign_row if config.DISABLE_JIT else intrinsic(_stream_row) 
 
 order_streams: Any = _nothing if config.DISABLE_JIT else intrinsic(_order_streams)  # type: ignore[attr-defined]
 """``order_streams()``, inside a kernel: what was streamed is seen before what is stored from now on."""
+
+copy_bytes: Any = _assign_bytes if config.DISABLE_JIT else intrinsic(_copy_bytes)  # type: ignore[attr-defined]
+"""``copy_bytes(out, place, values, begin, count)``, inside a kernel: copy ``count`` elements of ``values`` to ``out``.
+
+The arrays are one-dimensional, C-contiguous and of uint8; place, begin and count are int64 and are not checked.
+"""

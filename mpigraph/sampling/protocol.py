@@ -12,7 +12,7 @@ The answer is, request by request, a few arrays, each padded to eight bytes: tho
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from mpigraph.arrays import I64, U8, U64, Array
 from mpigraph.errors import CollectiveError
-from mpigraph.kernels.joined_requests import COLUMNS, find_requests, place_runs, unpack_lists
+from mpigraph.kernels.joined_requests import COLUMNS, find_requests, lay_out, place_runs, run_sizes, unpack_lists
 from mpigraph.storage.format import index_dtype
 
 __all__ = [
@@ -218,31 +218,32 @@ def unpack_requests(messages: Sequence[I64]) -> Unpacked:
         CollectiveError: a message is none.
     """
     words = messages[0] if len(messages) == 1 else np.concatenate(messages)
-    bounds = np.zeros(len(messages) + 1, np.int64)
-    np.cumsum([len(message) for message in messages], out=bounds[1:])
-    found = np.empty((len(words) // (_HEADER + 2), COLUMNS), np.int64)
+    bounds = np.array([0, *accumulate(map(len, messages))])
+    found = np.empty((len(words) // (_HEADER + 2), COLUMNS + _HEADER), np.int64)
     count = find_requests(words, bounds, _HEADER, found)
     if count < 0:
         raise CollectiveError(f"message {-1 - count} of {len(messages)} has no sampling requests")
     found = found[:count]
-    headers = words[found[:, 1, None] + np.arange(_HEADER)]
     alike: dict[tuple[int, ...], list[int]] = {}
-    for number, (header, others) in enumerate(zip(headers.tolist(), found[:, 5].tolist(), strict=True)):
+    for number, (_, _, _, _, others, *header) in enumerate(found.tolist()):
         alone = number if header[0] != Kind.EXISTS and others > 1 else -1  # excluded edges are of one minibatch
         alike.setdefault((alone, *header[:-1]), []).append(number)
-    reader = _ListReader(words)
-    joined = [_join(np.array(numbers), headers, found, reader) for numbers in alike.values()]
+    joined = [_join(words, np.array(numbers), found) for numbers in alike.values()]
     return Unpacked(found[:, 0], joined)
 
 
-def _join(numbers: I64, headers: I64, found: I64, reader: "_ListReader") -> Joined:
+def _join(words: I64, numbers: I64, found: I64) -> Joined:
     """Some requests that have the same header except for the key."""
-    header = _Header(*headers[numbers[0]].tolist())
-    destinations, bounds = reader.lists(found[numbers, 2], found[numbers, 3])
-    others, _ = reader.lists(found[numbers, 4], found[numbers, 5])
+    if len(numbers) > 1:
+        rows = found if len(numbers) == len(found) else found[numbers]
+    else:
+        rows = found[numbers[0] : numbers[0] + 1]
+    header = _Header(*rows[0, COLUMNS:].tolist())
+    destinations, bounds = _lists(words, rows[:, 1], rows[:, 2])
+    others, _ = _lists(words, rows[:, 3], rows[:, 4])
     if header.kind == Kind.EXISTS:
         return Joined(EdgeQuery(header.graph, header.relation, destinations, others), numbers, bounds)
-    keys = headers[numbers, -1].view(np.uint64)
+    keys = rows[:, -1].view(np.uint64)
     request = RelationRequest(
         graph=header.graph,
         relation=header.relation,
@@ -258,22 +259,15 @@ def _join(numbers: I64, headers: I64, found: I64, reader: "_ListReader") -> Join
     return Joined(request, numbers, bounds)
 
 
-class _ListReader:
-    """Reads lists of ids."""
-
-    def __init__(self, words: I64) -> None:
-        self._words = words
-        self._halves = words.view(np.int32)
-
-    def lists(self, begins: I64, sizes: I64) -> tuple[I64, I64]:
-        """Some lists one after the other, and int64[n + 1], where they begin there."""
-        bounds = np.zeros(len(sizes) + 1, np.int64)
-        np.cumsum(sizes >> 1, out=bounds[1:])
-        if len(begins) == 1 and not sizes[0] & 1:
-            return self._words[begins[0] : begins[0] + bounds[1]], bounds
-        ids = np.empty(bounds[-1], np.int64)
-        unpack_lists(self._words, self._halves, begins, sizes, ids)
-        return ids, bounds
+def _lists(words: I64, begins: I64, sizes: I64) -> tuple[I64, I64]:
+    """Some lists of ids, one after the other; and int64[n + 1], where they begin there."""
+    bounds = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(sizes >> 1, out=bounds[1:])
+    if len(begins) == 1 and not sizes[0] & 1:
+        return words[begins[0] : begins[0] + bounds[1]], bounds
+    ids = np.empty(bounds[-1], np.int64)
+    unpack_lists(words, words.view(np.int32), begins, sizes, ids)
+    return ids, bounds
 
 
 @dataclass(frozen=True)
@@ -325,25 +319,17 @@ def pack_answers(unpacked: Unpacked, num_messages: int, parts: Sequence[Sequence
         head: how many words to leave free before each answer.
     """
     sizes = np.zeros((len(unpacked.message_of), _MOST_PARTS), np.int64)
-    of_parts = []
     for joined, arrays in zip(unpacked.joined, parts, strict=True):
         for k, (array, bounds) in enumerate(arrays):
-            in_bytes = bounds * array.itemsize
-            sizes[joined.numbers, k] = in_bytes[1:] - in_bytes[:-1]
-            of_parts.append((array, in_bytes, joined.numbers, k))
-    sizes = (sizes + 7) & -8
-    ends = np.cumsum(sizes).reshape(sizes.shape)
-    heads = 8 * head * (unpacked.message_of + 1)
-    places = ends - sizes + heads[:, None]
-    bounds = np.zeros(num_messages + 1, np.int64)
-    last = np.searchsorted(unpacked.message_of, np.arange(num_messages), side="right")  # its last request is before
-    bounds[1:] = np.concatenate([[0], ends[:, -1]])[last] + 8 * head * np.arange(1, num_messages + 1)
-    answers = np.zeros(bounds[-1], np.uint8)
-    for array, in_bytes, numbers, k in of_parts:
-        place_runs(array.view(np.uint8), in_bytes, places[numbers, k], answers)
+            run_sizes(bounds, array.itemsize, joined.numbers, sizes[:, k])
+    places, ends = np.empty_like(sizes), np.empty(num_messages, np.int64)
+    lay_out(unpacked.message_of, 8 * head, sizes, places, ends)
+    answers = np.zeros(ends[-1] if num_messages else 0, np.uint8)
+    for joined, arrays in zip(unpacked.joined, parts, strict=True):
+        for k, (array, bounds) in enumerate(arrays):
+            place_runs(array.view(np.uint8), bounds, array.itemsize, joined.numbers, places[:, k], answers)
     words = answers.view(np.int64)
-    at = (bounds // 8).tolist()
-    return [words[begin:end] for begin, end in pairwise(at)]
+    return [words[begin:end] for begin, end in pairwise([0, *(ends >> 3).tolist()])]
 
 
 class AnswerReader:

@@ -79,5 +79,6 @@ def draw(values: Values, axes: Any) -> None:
     axes.set_xlabel("% of what is read that it keeps")
     axes.set_ylabel("% of far rows fetched")
     axes.set_xticks([0, 20, 50, 100])
+    axes.set_xlim(-4, 112)
     axes.set_ylim(0, 110)
     axes.spines[["top", "right"]].set_visible(False)

@@ -83,8 +83,9 @@ def measure_rounds(session: Session, seconds: float) -> dict[str, float | None]:
         moved = 2 * _ROUND_BYTES * (session.num_trainers - 1)
         figures |= {"round_latency": empty * 1e3, "rounds_per_s": 1 / empty, "round_rate": _rate(moved, full)}
     if not world.all_near:
-        service, channel = open_service(session)
-        spent = _time_collective(world, lambda: service.sample([]), seconds / 3)
+        _, channel = open_service(session)
+        nothing = {rank: np.empty(0, np.int64) for rank in world.hosts[~world.near].tolist()}
+        spent = _time_collective(world, lambda: channel.ask(nothing), seconds / 3)
         figures["service_latency"] = spent * 1e3
         session.control.drop(channel.number)
     return figures
