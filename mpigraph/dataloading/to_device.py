@@ -107,13 +107,14 @@ class ToDevice:
             return send(tensor)
 
         inside: dict[int, torch.Tensor] = {}  # tensors of graphs by id; each once, in however many graphs it is
-        _changed(batch, _same, lambda tensor: inside.setdefault(id(tensor), tensor), self._device)
+        _changed(batch, _same, lambda tensor: inside.setdefault(id(tensor), tensor), None)
         small = [tensor for tensor in inside.values() if _to_pin(tensor, accelerator)]
         sent = dict(zip(map(id, small), _views(send(_pack(small, accelerator)), small), strict=True))
         for key, tensor in inside.items():
             if key not in sent:
                 sent[key] = send(tensor)
-        return _changed(batch, send_alone, lambda tensor: sent[id(tensor)], self._device), memory
+        device = None if self._device == _CPU else self._device
+        return _changed(batch, send_alone, lambda tensor: sent[id(tensor)], device), memory
 
     def _receive(self, sent: _Sent) -> Any:
         """What the consumer gets, in its thread: its stream works on the minibatch once the copies are there."""
@@ -130,19 +131,19 @@ def _same(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def _changed(part: Any, alone: _Change, inside: _Change, device: torch.device) -> Any:
+def _changed(part: Any, alone: _Change, inside: _Change, device: torch.device | None) -> Any:
     """A minibatch with other tensors in place of its own; a PyG object is changed itself.
 
     Args:
         part: the minibatch, or a part of it.
         alone: makes the new tensor of one that stands by itself.
         inside: makes that of one in a graph, or in a PyG object.
-        device: where the new ones are.
+        device: where the new ones are; where those before are if None.
     """
     if isinstance(part, torch.Tensor):
         return alone(part)
     if isinstance(part, InMemoryGraph):
-        return part.changed(inside, device)
+        return part.changed(inside, device or part.device)
     if isinstance(part, dict):
         return {key: _changed(value, alone, inside, device) for key, value in part.items()}
     if isinstance(part, list | tuple):
