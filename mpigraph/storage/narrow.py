@@ -120,7 +120,7 @@ def narrow_rows(rows: Array, dtype: str) -> Array:
     Raises:
         RoundingError: a finite number would become infinite.
     """
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):  # numpy warns of some NaN
         if dtype == "bfloat16":
             single = np.ascontiguousarray(rows, np.float32)
             found: Array = np.empty(rows.shape, np.uint16)
