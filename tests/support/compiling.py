@@ -9,12 +9,14 @@ from numba.core.dispatcher import Dispatcher
 
 
 def compile_once(folder: Path) -> None:
-    """Hold a kernel's file in a folder, which all ranks see, while it is looked up in the cache or compiled."""
+    """Lock a kernel's file in a folder, which all ranks see, while the kernel is looked up in the cache or compiled."""
     compile_or_load = Dispatcher.compile
 
     def in_turn(kernel: Dispatcher, signature: Any) -> Any:
-        name = f"{kernel.py_func.__module__}.{kernel.py_func.__name__}.lock"
-        with global_compiler_lock, open(folder / name, "w") as file:  # a kernel that it calls has a file of its own
+        name = f"{kernel.py_func.__module__}.{kernel.py_func.__name__}"
+        if not name.startswith("mpigraph."):  # numba's own functions are not kept, and may be called as one another
+            return compile_or_load(kernel, signature)
+        with global_compiler_lock, open(folder / f"{name}.lock", "w") as file:  # those that it calls have other files
             flock(file, LOCK_EX)
             return compile_or_load(kernel, signature)
 
