@@ -1,9 +1,11 @@
 """How the tests run: ``mpiexec -n 4 python -m pytest`` (or on fewer ranks, or plain ``pytest``).
 
-Tests that need one rank, or no MPI at all, are dealt out: each rank takes the next one when it is done with the last.
-Then come the tests that ranks run together. A test with the fixture ``comm`` runs on exactly 1, 2, 3 and 4 ranks, on a
-communicator of that many; the other ranks wait, asleep. ``layout`` and ``job`` are described in ``support/layouts.py``.
-Each test has a deadline, at which every rank prints its stacks and the run is aborted. Rank 0 reports for all.
+Tests that need one rank are dealt out: each rank takes the next one when it is done with the last. Then come those that
+ranks run together, on all ranks first. A rank that the rest do not need goes on to the tests without MPI, which are
+dealt out, too: they fill the time in which the others wait for each other. A test with the fixture ``comm`` runs on
+exactly 1, 2, 3 and 4 ranks, on a communicator of that many; ``layout`` and ``job`` are described in
+``support/layouts.py``. Each test has a deadline, at which every rank prints its stacks and the run is aborted. Rank 0
+reports for all.
 
 ``--together`` leaves out the tests that need fewer ranks than there are, which a run on more ranks has made the
 communicators for. Tests marked ``slow`` run with ``-m slow``, those marked ``study`` with ``-m study``. Tests on Slurm
@@ -31,8 +33,9 @@ import jobs
 import layouts
 import pytest
 import torch
+from compiling import compile_once
 from jobs import DEADLINE, GRACE, SLOW
-from layouts import API, LAYOUTS, THREADS, WORLD, Job, Layout, SharedJob, exactly, path_of, quiet_barrier
+from layouts import API, LAYOUTS, THREADS, WORLD, Job, Layout, SharedJob, exactly, first_ranks, path_of, quiet_barrier
 from mpi4py import MPI
 from oracle import write_oracle
 from typed_oracle import write_typed_oracle
@@ -42,6 +45,9 @@ from mpigraph.kernels import warm_up
 from mpigraph.mpi.watchdog import Watchdog
 
 torch.set_num_threads(1)
+# Hundreds of processes import the same modules: their bytecode is kept, as the compiled kernels are, beside the source.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 COUNTS = {"passed": 0, "failed": 0, "skipped": 0}
 FAILED = pytest.StashKey[bool]()
@@ -108,14 +114,13 @@ def room_of(item: pytest.Item) -> str:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """First what a rank does alone; then what ranks do together, the tests of one shared job after each other."""
+    """In the order of the phases; in each, the tests of one shared job after each other."""
     fewest = WORLD.size if config.getoption("together") else 0
     kept = [item for item in items if fewest <= ranks_of(item) <= WORLD.size]
-    single = [item for item in kept if ranks_of(item) <= 1]
-    together = [item for item in kept if ranks_of(item) > 1]
-    single.sort(key=lambda item: room_of(item) not in JOBS)  # what takes longest comes first
+    kept.sort(key=lambda item: room_of(item) not in JOBS)  # what takes longest comes first
     ordered: list[pytest.Item] = []
-    for some in (single, together):
+    for needed in (1, *range(WORLD.size, 1, -1), 0):
+        some = [item for item in kept if ranks_of(item) == needed]
         for _, module in groupby(some, key=lambda item: item.path):
             ordered += sorted(module, key=lambda item: layout_of(item) or Layout(0, 0, 0))
     config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
@@ -129,23 +134,28 @@ def units(items: list[pytest.Item]) -> Iterator[list[pytest.Item]]:
         yield [item for _, item in some]
 
 
-def taken(number: int) -> bool:
+def taken(name: str) -> bool:
     """Whether this rank is the first to take a unit."""
     try:
-        os.close(os.open(layouts.FOLDER / f"unit{number}", os.O_CREAT | os.O_EXCL))
+        os.close(os.open(layouts.FOLDER / name, os.O_CREAT | os.O_EXCL))
     except FileExistsError:
         return False
     return True
 
 
-def todo(items: list[pytest.Item]) -> Iterator[pytest.Item]:
-    """The tests of this rank: those that it takes alone, then those that all run together."""
-    single = [item for item in items if ranks_of(item) <= 1]
-    busy = WORLD.rank >= max(2, os.cpu_count() or 1)  # more ranks than cores: not all of them start processes
-    for number, unit in enumerate(units(single)):
-        if not (busy and room_of(unit[0]) in JOBS and ranks_of(unit[0]) == 0) and taken(number):
+def dealt(items: list[pytest.Item], needed: int) -> Iterator[pytest.Item]:
+    """Of the tests that need 0 or 1 ranks, those that this rank takes."""
+    busy = WORLD.size - WORLD.rank > max(2, os.cpu_count() or 1)  # more ranks than cores: not all start processes
+    for number, unit in enumerate(units([item for item in items if ranks_of(item) == needed])):
+        if not (busy and room_of(unit[0]) in JOBS and needed == 0) and taken(f"{needed}-{number}"):
             yield from unit
-    yield from (item for item in items if ranks_of(item) > 1)
+
+
+def todo(items: list[pytest.Item]) -> Iterator[pytest.Item]:
+    """The tests of this rank, in three phases: alone, then with others, then those that need no MPI."""
+    yield from dealt(items, 1)
+    yield from (item for item in items if ranks_of(item) > max(1, WORLD.rank))
+    yield from dealt(items, 0)
 
 
 def pytest_runtestloop(session: pytest.Session) -> bool:
@@ -154,14 +164,15 @@ def pytest_runtestloop(session: pytest.Session) -> bool:
         raise session.Interrupted(f"{session.testsfailed} error(s) during collection")
     if session.config.option.collectonly:
         return True
+    quiet_barrier(WORLD)  # rank 0 has made what all need
     gc.collect()
     gc.freeze()  # what was imported is not looked at again whenever a test wants its rubbish collected
     mine = todo(session.items)
     item = next(mine, None)
     while item is not None:
         following = next(mine, None)
-        alike = following is not None and (ranks_of(following) > 1) == (ranks_of(item) > 1)
-        # Between what ranks do alone and what they do together all fixtures end: a job of one rank must not go on.
+        alike = following is not None and min(ranks_of(following), 2) == min(ranks_of(item), 2)
+        # Between the phases all fixtures end: the job that tests share must not go on.
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=following if alike else None)
         if session.shouldfail:
             raise session.Failed(session.shouldfail)
@@ -187,10 +198,10 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 def deadline(request: pytest.FixtureRequest) -> Iterator[None]:
     """Print every rank's stacks and abort when a test takes too long.
 
-    The time begins when all ranks are there: some still run tests of their own, and have the cores.
+    The time begins when all its ranks are there: some still run tests of their own, and have the cores.
     """
     if ranks_of(request.node) > 1 and layout_of(request.node) is None:
-        quiet_barrier(WORLD)
+        quiet_barrier(first_ranks(ranks_of(request.node)))
 
     limit = DEADLINE * (SLOW if request.node.get_closest_marker("slow") else 1)
     jobs.patience = limit - 10
@@ -243,10 +254,10 @@ def layout(request: pytest.FixtureRequest) -> Iterator[Job]:
 
 @pytest.fixture(scope="module", params=API, ids=lambda layout: layout.name)
 def shared_job(request: pytest.FixtureRequest) -> Iterator[SharedJob]:
-    """A job that runs while the tests of a module need it; its servers, and the ranks that it lacks, skip the tests."""
+    """A job that runs while the tests of a module need it; its servers skip the tests."""
     chosen = request.param
     if chosen.ranks > 1:
-        quiet_barrier(WORLD)
+        quiet_barrier(first_ranks(chosen.ranks))
     with exactly(chosen.ranks) as sub:
         shared = SharedJob(sub, chosen, chosen.transport(request.path.stem), sampling_of(request))
         if shared.serve():
@@ -269,12 +280,13 @@ def oracle_path(num_parts: int = 2, part_method: str = "random") -> str:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Rank 0 writes the oracle graphs and compiles the kernels, the others wait for it."""
+    """Rank 0 compiles the kernels and writes the oracle graphs; the others collect the tests, then wait for it."""
     if session.config.option.collectonly:
         return
     folder = WORLD.bcast(tempfile.mkdtemp(prefix="mpigraph-tests-") if WORLD.rank == 0 else None)
     layouts.FOLDER = Path(folder)
     jobs.ZYGOTE = layouts.FOLDER / "zygote"
+    compile_once(layouts.FOLDER)
     signal.signal(signal.SIGTERM, leave)
     if WORLD.rank == 0:
         warm_up()
@@ -285,7 +297,6 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         write_oracle(layouts.FOLDER / "metis2", 2, "metis")
         write_oracle(layouts.FOLDER / "other2", 2, name="other")
         write_typed_oracle(layouts.FOLDER / "typed3", 3, "random")
-    quiet_barrier(WORLD)
 
 
 def pytest_sessionfinish() -> None:

@@ -4,6 +4,7 @@ import gzip
 import json
 import re
 import shutil
+from functools import cache
 
 import h5py
 import numpy as np
@@ -19,7 +20,12 @@ from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.storage.part_config import PartConfig
 from mpigraph.storage.shard import ShardReader
 
-ARRAYS = generate_graph(Recipe(num_nodes=120, num_edges=900, feat_dim=5, num_classes=3))
+
+@cache
+def arrays():
+    return generate_graph(Recipe(num_nodes=120, num_edges=900, feat_dim=5, num_classes=3))
+
+
 HOMOGENEOUS = "_N:_E:_N"
 NODE_ARRAYS = ("feat", "label", "train_mask", "val_mask", "test_mask")
 
@@ -38,19 +44,19 @@ def as_csr(dense):
 
 
 def write_npz(path, sparse=False, one_direction=False):
-    arrays = {**ARRAYS, "label": ARRAYS["label"].astype(np.int16)}
+    given = {**arrays(), "label": arrays()["label"].astype(np.int16)}
     if sparse:
-        arrays.update(as_csr(arrays.pop("feat")))
+        given.update(as_csr(given.pop("feat")))
     if one_direction:
-        arrays["edge_src"], arrays["edge_dst"] = arrays["edge_src"][:450], arrays["edge_dst"][:450]
-    np.savez_compressed(path, meta=json.dumps({"both_directions": not one_direction}), **arrays)
+        given["edge_src"], given["edge_dst"] = given["edge_src"][:450], given["edge_dst"][:450]
+    np.savez_compressed(path, meta=json.dumps({"both_directions": not one_direction}), **given)
     return path
 
 
 def write_hdf5(path, **layout):
     """The same arrays, in chunks that are packed, or as they are."""
     with h5py.File(path, "w") as file:
-        for name, values in ARRAYS.items():
+        for name, values in arrays().items():
             file.create_dataset(name, data=values, **layout if name.startswith("edge") else {})
     return path
 
@@ -58,24 +64,24 @@ def write_hdf5(path, **layout):
 def write_ogb(path, binary):
     raw = path / "raw"
     raw.mkdir(parents=True)
-    edges = np.stack([ARRAYS["edge_src"], ARRAYS["edge_dst"]])
+    edges = np.stack([arrays()["edge_src"], arrays()["edge_dst"]])
     if binary:
-        np.savez(raw / "data.npz", edge_index=edges.astype(np.int64), node_feat=ARRAYS["feat"], num_nodes_list=[120])
-        np.savez(raw / "node-label.npz", node_label=ARRAYS["label"][:, None].astype(np.float32))
+        np.savez(raw / "data.npz", edge_index=edges.astype(np.int64), node_feat=arrays()["feat"], num_nodes_list=[120])
+        np.savez(raw / "node-label.npz", node_label=arrays()["label"][:, None].astype(np.float32))
     else:
         write_csv(raw / "edge.csv.gz", edges.T, "%d")
         write_csv(raw / "num-node-list.csv.gz", [[120]], "%d")
-        write_csv(raw / "node-feat.csv.gz", ARRAYS["feat"], "%.9g")
-        write_csv(raw / "node-label.csv.gz", ARRAYS["label"], "%.1f")
+        write_csv(raw / "node-feat.csv.gz", arrays()["feat"], "%.9g")
+        write_csv(raw / "node-label.csv.gz", arrays()["label"], "%.1f")
     for ours, theirs in (("train", "train"), ("val", "valid"), ("test", "test")):
-        write_csv(path / "split" / "random" / f"{theirs}.csv.gz", np.flatnonzero(ARRAYS[f"{ours}_mask"]), "%d")
+        write_csv(path / "split" / "random" / f"{theirs}.csv.gz", np.flatnonzero(arrays()[f"{ours}_mask"]), "%d")
     return path
 
 
 def write_generated(path):
     path.mkdir()
     for name in GRAPH_FILES:
-        np.save(path / f"{name}.npy", ARRAYS[name])
+        np.save(path / f"{name}.npy", arrays()[name])
     return path
 
 
@@ -108,13 +114,13 @@ def test_every_input_gives_the_graph(tmp_path, capsys, kind):
         with ShardReader(paths[0]) as graph, ShardReader(paths[1]) as feats:
             orig = graph.read("nodes/_N/orig_ids")
             for name in NODE_ARRAYS:
-                assert np.array_equal(feats.read(f"_N/{name}"), ARRAYS[name][orig])
-                assert feats.info(f"_N/{name}").dtype == str(ARRAYS[name].dtype)
+                assert np.array_equal(feats.read(f"_N/{name}"), arrays()[name][orig])
+                assert feats.info(f"_N/{name}").dtype == str(arrays()[name].dtype)
             dst = np.repeat(orig, np.diff(graph.read(f"relations/{HOMOGENEOUS}/indptr")))
             found.append((graph.read(f"relations/{HOMOGENEOUS}/indices"), dst, orig))
     to_orig = np.concatenate([orig for _, _, orig in found])
     keys = np.concatenate([to_orig[src] * 120 + dst for src, dst, _ in found])
-    assert np.array_equal(np.sort(keys), np.sort(ARRAYS["edge_src"].astype(np.int64) * 120 + ARRAYS["edge_dst"]))
+    assert np.array_equal(np.sort(keys), np.sort(arrays()["edge_src"].astype(np.int64) * 120 + arrays()["edge_dst"]))
 
 
 def test_a_scratch_folder_without_space_is_an_error_at_once(tmp_path, capsys, monkeypatch):

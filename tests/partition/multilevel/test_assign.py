@@ -1,5 +1,6 @@
 """The multilevel assignment: the same parts on any number of ranks, few edges cut, balance, odd graphs, errors."""
 
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -66,6 +67,12 @@ def communities(num_nodes: int, blocks: int, degree: int, criteria: int, inside:
     return Graph(num_nodes, src, dst, np.stack([*nodes, degrees][:criteria], axis=1).astype(np.int64))
 
 
+@cache
+def parts_alone(criteria: int, num_parts: int) -> I32:
+    graph = communities(1600, 8, 8, criteria)
+    return assign(Exchange(), graph.alone(), graph.weights, num_parts, seed=3, coarsening=SMALL)
+
+
 @pytest.mark.parametrize(("criteria", "num_parts"), [(1, 4), pytest.param(2, 7, marks=pytest.mark.slow), (3, 3)])
 def test_the_number_of_ranks_does_not_show(comm: MPI.Intracomm, monkeypatch, criteria: int, num_parts: int) -> None:
     graph = communities(1600, 8, 8, criteria)
@@ -74,7 +81,7 @@ def test_the_number_of_ranks_does_not_show(comm: MPI.Intracomm, monkeypatch, cri
         monkeypatch.setattr(initial, "MAX_EDGES", 2000)  # so that METIS sees a sample
     else:
         bounds = np.array([0, *sorted([17, 900, 900][: comm.size - 1]), 1600])  # with four ranks one has nothing
-    wanted = assign(Exchange(), graph.alone(), graph.weights, num_parts, seed=3, coarsening=SMALL)
+    wanted = parts_alone(criteria, num_parts)
     assert max(graph.balance(wanted, num_parts)) == 0 and graph.cut(wanted) < 0.5
     exchange = MPIExchange(comm)
     first, last = bounds[comm.rank : comm.rank + 2]
