@@ -67,7 +67,7 @@ def _assign_bytes(out: Any, place: Any, values: Any, begin: Any, count: Any) -> 
 
 
 copy_bytes: Any = _assign_bytes if config.DISABLE_JIT else intrinsic(_copy_bytes)  # type: ignore[attr-defined]
-"""``copy_bytes(out, place, values, begin, count)``, inside a kernel: ``out[place : place + count]`` becomes those bytes.
+"""``copy_bytes(out, place, values, begin, count)``, inside a kernel: ``out[place : place + count]`` becomes them.
 
 The arrays are one-dimensional, C-contiguous and of uint8; place, begin and count are int64 and are not checked.
 """
