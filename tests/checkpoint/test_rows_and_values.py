@@ -246,3 +246,43 @@ def test_a_state_can_be_moved_without_files(job: SharedJob, oracle) -> None:
     one, two = embedding("one"), dist.DistEmbedding(NUM_NODES, DIM, "two")
     two.load_state_dict(one.state_dict())
     assert torch.equal(two.weight[:], one.weight[:]) and two.weight[:].any()
+
+
+def test_a_model_for_torch_alone(job: SharedJob, oracle, shared_path: Path) -> None:
+    g = job.open(oracle(3))
+    model = model_and_more(2)["model"]
+    emb = embedding()
+    checkpoint.save({"model": model, "emb": emb, "step": 3}, checkpoint_id=shared_path / "c")
+    g.barrier()
+    if g.rank() == 0:
+        checkpoint.export(shared_path / "c", shared_path / "model.pt")
+        found = torch.load(shared_path / "model.pt", weights_only=True)
+        again = model_and_more(1)["model"]
+        again.load_state_dict(found)
+        assert flat(again) == flat(model)
+        for name, words in (("emb", "and there is none here"), ("x", r"no 'x' \(it has 'model', 'emb', 'step'\)")):
+            with pytest.raises(InvalidArgumentError, match=words):
+                checkpoint.export(shared_path / "c", shared_path / "x.pt", name)
+    g.barrier()
+
+
+def test_rows_in_their_original_order(job: SharedJob, oracle, shared_path: Path) -> None:
+    g = job.open(oracle(3))
+    path = shared_path / "feat.npy"
+    g.ndata["feat"].save(path)
+    saved = np.load(path)
+    assert saved.dtype == np.float32 and (saved == np.arange(NUM_NODES)[:, None]).all()  # node v has v
+    again = dist.DistTensor((NUM_NODES, 3), torch.bfloat16, "again")
+    again.load(path)
+    assert torch.equal(again[:], g.ndata["feat"][:].bfloat16())
+    again.save(path)
+    assert np.load(path).dtype == np.float32
+    g.edata["edge"].save(shared_path / "edge.npy")
+    numbers = np.load(shared_path / "edge.npy")
+    degrees = np.arange(NUM_NODES) % 13
+    assert (numbers // 1000 == np.repeat(np.arange(NUM_NODES), degrees)).all()  # in the order in which they were given
+    for name, words in [("x.h5", "path must end in .npy"), ("x.npy", "cannot read rows: .*No such file")]:
+        with pytest.raises(InvalidArgumentError, match=words):
+            again.load(shared_path / name)
+    with pytest.raises(InvalidArgumentError, match=r"holds \[101, 3\], and \[101, 5\] is wanted"):
+        embedding().load(path)
