@@ -1,0 +1,9 @@
+"""Checkpoints of whole jobs: saved on any number of ranks at any step, loaded on any other number."""
+
+from mpigraph.checkpoint.api import async_save, latest, load, save, wait
+from mpigraph.checkpoint.export import export
+from mpigraph.checkpoint.job_state import RandomState
+from mpigraph.checkpoint.state_tree import Stateful
+from mpigraph.session.of_trainer import OfTrainer
+
+__all__ = ["OfTrainer", "RandomState", "Stateful", "async_save", "export", "latest", "load", "save", "wait"]
