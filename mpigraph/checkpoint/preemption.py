@@ -45,7 +45,8 @@ def preemption(signal: str | Sequence[str] = "USR1") -> "Preemption":
         InvalidArgumentError: no such signal, or one that cannot be handled; there is one already; called by another
             thread than the main one, or after ``initialize()`` in a job with servers.
     """
-    numbers = [_number(name) for name in ([signal] if isinstance(signal, str) else signal)]
+    several = isinstance(signal, Sequence) and not isinstance(signal, str)
+    numbers = [_number(name) for name in (signal if several else [signal])]
     if not numbers:
         raise InvalidArgumentError("preemption() needs a signal")
     if _open:
