@@ -18,7 +18,8 @@ a. 0, once somebody was asked to stop: every trainer is held at its next call;
 b. the largest position that some trainer is at, or will be at next, if it is beyond the target;
 c. STOP, if all are held at the same position;
 d. if not all come while one has been held for some seconds, a position that those who are held have not reached: the
-   others may wait for them in a collective, as in a step that not every trainer makes.
+   others may wait for them in a collective, as in a step that not every trainer makes. Next time it takes twice as
+   long, and the position is twice as far.
 
 *They agree.* After the first, targets only grow. Whoever is held at ``p`` goes on only when it reads a target beyond
 ``p``. STOP is chosen only if each trainer has written that it is held at ``p``, and the latest target, the largest that
@@ -57,7 +58,7 @@ NEVER = LEFT + 1
 """A target: nobody is held."""
 
 _CALLS = 32  # bits of a position: calls since all trainers have met
-_PATIENCE = 5.0  # seconds that a trainer is held for others who do not come
+_PATIENCE = 5.0  # seconds that a trainer is held for others who do not come, the first time
 _NOT_A_TRAINER = -1
 
 _signals: list[str] = []  # that have asked this process to stop: handlers are the process's, too
@@ -136,14 +137,14 @@ class Decider:
             return STOP
         if furthest > self.target:
             return furthest
-        if max(node.held for node in nodes) > _PATIENCE:
+        if max(node.held for node in nodes) > _PATIENCE * self._step:
             if self._step == 1:
                 get_logger().warning(
                     "asked to stop, but not every trainer comes to the same call of preempted() in %.0f s: they go on, "
                     "and try again (where trainers make different numbers of calls, give it the step: preempted(at=))",
                     _PATIENCE,
                 )
-            self._step *= 2  # a trainer that others do not follow for many calls is not held at each
+            self._step *= 2  # maybe the others are slow; maybe they make no calls for a while, and not each is worth it
             return furthest + self._step // 2
         return self.target
 

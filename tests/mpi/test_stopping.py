@@ -157,15 +157,15 @@ def test_all_stop_at_the_same_step_or_none(monkeypatch: pytest.MonkeyPatch, part
 
 
 def test_a_trainer_that_makes_no_calls_holds_up_the_others_for_some_seconds() -> None:
-    """Twice as rarely each time, and a word says so."""
+    """Each time twice as long, and twice as many calls later."""
     decider = Decider()
     assert decider.choose([Said(asked=True)]) == 0
     assert decider.choose([Said(0, True, word(6, False), word(7, True), 0.1)]) == 7
     targets = []
     at = 7
-    for _ in range(5):
-        assert decider.choose([Said(at, True, word(3, False), word(at, True), 4.0)]) == at
-        at = decider.choose([Said(at, True, word(3, False), word(at, True), 6.0)])
+    for k in range(5):
+        assert decider.choose([Said(at, True, word(3, False), word(at, True), 2**k * 4.0)]) == at
+        at = decider.choose([Said(at, True, word(3, False), word(at, True), 2**k * 6.0)])
         targets.append(at)
     assert targets == [8, 10, 14, 22, 38]
     assert decider.choose([Said(38, True, word(3, False), word(stopping.LEFT, False), 1.0)]) == NEVER

@@ -12,7 +12,8 @@ from batch import SETUP, SOON, log_of, needs_slurm, train_script, until_gone
 from cluster import Cluster, until
 
 LIMIT = 30  # seconds from the signal to a job that is requeued
-AGAIN = 100  # seconds until it has begun again and is through
+START = 150  # until it has begun, on a busy machine
+AGAIN = 200  # seconds until it has begun again and is through
 
 BEFORE = """
 from pathlib import Path
@@ -43,7 +44,7 @@ def counting(cluster: Cluster, where: Path, **changes: str) -> str:
     return job
 
 
-def wait_for_line(where: Path, job: str, line: str, times: int = 1, seconds: float = SOON) -> None:
+def wait_for_line(where: Path, job: str, line: str, times: int = 1, seconds: float = START) -> None:
     def complain() -> None:
         raise AssertionError(f"no {times} lines {line!r} in the log:\n{log_of(where, job)}")
 
