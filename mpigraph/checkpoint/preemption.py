@@ -23,7 +23,7 @@ _open: list["Preemption"] = []  # at most one: handlers are the process's
 
 
 def preemption(signal: str | Sequence[str] = "USR1") -> "Preemption":
-    """Note signals instead of ending at them; return what says whether the job was asked to stop.
+    """Note signals instead of ending at them; return what to ask whether the job is to stop.
 
         preempted = mpigraph.checkpoint.preemption()
         mpigraph.distributed.initialize()

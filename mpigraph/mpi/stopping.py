@@ -171,8 +171,8 @@ class Node:
         """The target of the node, which the leader alone writes."""
         return int(self._leader[2])
 
-    @target.setter
-    def target(self, target: int) -> None:
+    def set_target(self, target: int) -> None:
+        """Write the next target; for the leader."""
         self._leader[2] = target
 
     def look(self, now: float) -> Said:

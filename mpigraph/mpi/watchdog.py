@@ -236,7 +236,7 @@ class Watchdog:
         summary.said = self._node.look(self._now)
         self._summary = summary
         if self._reports is None:
-            self._node.target = self._decider.choose([summary.said])
+            self._node.set_target(self._decider.choose([summary.said]))
             self._judge(summary)
             return
         self._reports.hurry = self._node.target not in (NEVER, STOP)
@@ -244,7 +244,7 @@ class Watchdog:
             self.exchange()
         if self._reports.leads:
             self._decide(self._reports)
-        self._node.target = self._reports.target
+        self._node.set_target(self._reports.target)
         if self._reports.leads:
             self._judge_all(self._reports)
         elif self._threads and self._reports.silence(self._now) > self._timeout:

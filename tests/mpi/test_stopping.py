@@ -119,12 +119,12 @@ class Job:
                     self.answers[other].append(self.decider.target)
             said = node.look(self.now)
             if len(self.heard) == len(self.nodes) - 1:
-                node.target = self.decider.choose([said, *self.heard.values()])
+                node.set_target(self.decider.choose([said, *self.heard.values()]))
         elif self.free[number]:
             self.free[number] = False
             self.reports[number].append(node.look(self.now))
         elif self.answers[number] and self.rng.random() < 0.7:
-            node.target = self.answers[number].popleft()
+            node.set_target(self.answers[number].popleft())
             self.free[number] = True
 
     def run(self) -> None:
