@@ -81,7 +81,7 @@ def test_a_signal_has_the_job_saved_and_requeued(cluster: Cluster, tmp_path: Pat
     wait_until_requeued(cluster, tmp_path, job)
     output = check_both_halves(cluster, tmp_path, job)
     assert ("asked to stop\n" in output) == (to != "ranks")
-    assert "status 75, requeued" in output and "died" not in output, output
+    assert "status 75, to be requeued" in output and "died" not in output, output
     until_gone(cluster)
 
 
@@ -164,7 +164,7 @@ def test_ranks_have_one_task_of_an_array_requeued(cluster: Cluster, tmp_path: Pa
     output = log_of(tmp_path, f"{job}_1")
     assert f"job {job}_1 is requeued" in output and "died" not in output, output
     assert cluster.job(f"{job}_0")["JobState"] == "RUNNING" and cluster.job(f"{job}_0")["Restarts"] == "0"
-    assert "requeued" not in log_of(tmp_path, f"{job}_0")
+    assert "stops" not in log_of(tmp_path, f"{job}_0")
     cluster.run(["scancel", job])
     until_gone(cluster)
 
