@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mpigraph import convert, data, dataloading, distributed, function, nn
+    from mpigraph import checkpoint, convert, data, dataloading, distributed, function, nn
     from mpigraph.errors import MPIGraphError
     from mpigraph.errors import MPIGraphError as DGLError
     from mpigraph.graphs.block import Block, to_block
@@ -29,6 +29,7 @@ __all__ = [
     "DGLGraph",
     "HeteroGraph",
     "MPIGraphError",
+    "checkpoint",
     "convert",
     "data",
     "dataloading",
@@ -42,7 +43,7 @@ __all__ = [
     "to_homogeneous",
 ]
 
-_MODULES = {"convert", "data", "dataloading", "distributed", "function", "nn"}
+_MODULES = {"checkpoint", "convert", "data", "dataloading", "distributed", "function", "nn"}
 _HOMES = {
     "mpigraph.graphs.fields": ("ALL", "EID", "ETYPE", "NID", "NTYPE"),
     "mpigraph.graphs.block": ("Block", "to_block"),

@@ -1,6 +1,22 @@
 """Checkpoints of whole jobs: saved on any number of ranks at any step, loaded on any other number."""
 
+from mpigraph.checkpoint.api import async_save, latest, load, save, wait
+from mpigraph.checkpoint.job_state import RandomState
 from mpigraph.checkpoint.preemption import Preemption, preemption
 from mpigraph.checkpoint.requeue import requeue
+from mpigraph.checkpoint.state_tree import Stateful
+from mpigraph.session.of_trainer import OfTrainer
 
-__all__ = ["Preemption", "preemption", "requeue"]
+__all__ = [
+    "OfTrainer",
+    "Preemption",
+    "RandomState",
+    "Stateful",
+    "async_save",
+    "latest",
+    "load",
+    "preemption",
+    "requeue",
+    "save",
+    "wait",
+]

@@ -99,7 +99,7 @@ class DistEdgeDataLoader(SampledDataLoader):
             stages: Stages[Any] = make(g, eids, cast(EdgePredictionSampler, graph_sampler), features, labels, target)
         options = (batch_size, shuffle, drop_last, queue_size, num_prefetch, seed)
         of_blocks = getattr(graph_sampler, "sampler", None)
-        super().__init__(g, stages, of_blocks, *options, cache, cache_policy, lookahead)
+        super().__init__(g, stages, of_blocks, graph_sampler, *options, cache, cache_policy, lookahead)
 
 
 def _pair_stages(

@@ -15,7 +15,7 @@ from mpigraph.arrays import I64
 from mpigraph.dataloading.edges import NO_EDGES, find_edges
 from mpigraph.dataloading.exclusion import Exclude, ReverseEids, make_exclusion
 from mpigraph.dataloading.negative_sampler import Negatives, NegativesOf, draw_negatives
-from mpigraph.dataloading.sampler import BlockSampler
+from mpigraph.dataloading.sampler import BlockSampler, describe
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.typed_ids import (
     ByEdgeType,
@@ -72,7 +72,13 @@ class EdgePredictionSampler:
         self.sampler = sampler
         self.negative_sampler = negative_sampler
         self.prefetch_labels = prefetch_labels or ()
+        self._exclude = exclude
         self._exclusion = make_exclusion(exclude, reverse_eids, reverse_etypes)
+
+    def describe(self) -> str:
+        """What the draws depend on, as far as it is known: the samplers of blocks and of negatives, and ``exclude``."""
+        exclude = self._exclude if isinstance(self._exclude, str) else type(self._exclude).__qualname__
+        return f"{describe(self.sampler)}, negatives={describe(self.negative_sampler)}, exclude={exclude}"
 
     def sample(self, g: DistGraph, seed_edges: EdgeIds) -> PairSample:
         """Sample the minibatch of some edges.

@@ -23,10 +23,11 @@ import torch
 from mpigraph.arrays import I64
 from mpigraph.dataloading.caches import CacheOptions, Epochs, Sizes, check_cache, open_caches
 from mpigraph.dataloading.fetcher import BlockFetcher, Stages
+from mpigraph.dataloading.passes import Pass, Passes
 from mpigraph.dataloading.prefetch import Prefetch
 from mpigraph.dataloading.pyg_batches import pyg_node_stages
-from mpigraph.dataloading.sampler import BlockSampler
-from mpigraph.dataloading.seeds import SeedBatches, Seeds, TypedIds, agreed_steps, batch_bounds
+from mpigraph.dataloading.sampler import BlockSampler, describe
+from mpigraph.dataloading.seeds import Seeds, TypedIds
 from mpigraph.dataloading.work_ahead import Answering, LoaderStats, Pipeline
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.typed_ids import Blocks, Names, NodeIds, by_ntype, unwrap_nodes
@@ -180,34 +181,69 @@ class DistDataLoader:
         if depth > 0 and not session.world.threads_may_communicate:
             get_logger().warning("MPI lacks MPI_THREAD_MULTIPLE: batches are made without prefetching")
             depth = 0
-        self._seeds_at: Callable[[I64], object] = seeds.tensors if collate_fn is None else seeds.items
+        self._by_item = collate_fn is not None
         self._stages: Stages[Any] = Stages(dataset, collate_fn or _same, _same)
-        self._epochs = _Epochs(session, seed, depth)  # its checked call before the plain one below
+        self._epochs = _Epochs(session, seed, depth)  # its checked call before the plain ones below
         self._retire = weakref.finalize(self, self._epochs.retire)
         self._retire.atexit = False
-        steps = agreed_steps(len(seeds), batch_size, drop_last, session.world.allreduce_minmax)
-        bounds = batch_bounds(len(seeds), batch_size, drop_last, steps)
-        self._batches = SeedBatches(bounds, len(seeds), shuffle, seed, session.rank)
-        self._epoch = 0
+        self._passes = Passes(session, seeds, batch_size, shuffle, drop_last, seed)
+        self._passes.fingerprint["loader"] = type(self).__name__
+        session.num_loaders += 1
+        session.loaders[session.num_loaders] = self
 
     def __len__(self) -> int:
-        """Number of batches that this rank yields in an epoch."""
-        return len(self._batches)
+        """Number of batches that this rank yields in an epoch; of one that was resumed, fewer are left."""
+        return len(self._passes.bounds) - 1
 
     @property
     def expected_idxs(self) -> int:
         """DGL's name for ``len``."""
         return len(self)
 
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch that is in progress, else of the next one: where a resumed script goes on."""
+        return self._passes.epoch
+
     def set_epoch(self, epoch: int) -> None:
-        """Number the next epoch, for example when training resumes. Raises InvalidArgumentError if it is no integer."""
-        self._epoch = check_integer("epoch", epoch, 0)
+        """Number the next epoch, for example when training resumes. Raises InvalidArgumentError if it is no integer.
+
+        If it is the epoch that a loaded state is in, only what is left of it comes.
+        """
+        self._passes.set_epoch(check_integer("epoch", epoch, 0))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this trainer is: the epoch, what was handed out of it, and what is left.
+
+        Handed out is what the loop over the loader has got, whatever was prefetched. So ask between two steps, within
+        the loop or outside: a batch counts as used once the loop has it. An epoch that was left early, by ``break``, is
+        over, as the next pass begins another one.
+        """
+        return self._passes.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a state: the next pass yields what is left of its epoch.
+
+        On as many trainers as before, with the same seeds on each, batch size and options, batches and draws are those
+        that would have come. Else the trainers share the seeds that were not handed out, each once; the epochs after
+        that are those of a job that began with this number of trainers.
+
+        Raises:
+            InvalidArgumentError: it is of other seeds, another graph or sampler, or another ``seed``; says what
+                differs.
+
+        Collective on the trainers.
+        """
+        self._passes.load_state_dict(state_dict)
+
+    def place(self) -> tuple[int, str]:
+        """Number of the next epoch, and what kind of loader this is."""
+        return self._passes.next, f"{type(self).__name__}, {self._passes.fingerprint.get('sampler')}"
 
     def __iter__(self) -> Iterator[Any]:
-        epoch = self._epoch
-        self._epoch = self._epoch + 1
-        batches = self._batches.of_epoch(epoch)
-        return _hold(self, epoch, iter(self._epochs.start(epoch, batches, self._seeds_at, self._stages)))
+        some = self._passes.begin()
+        seeds_at: Callable[[I64], object] = some.seeds.items if self._by_item else some.seeds.tensors
+        return _hold(self, some, iter(self._epochs.start(some.epoch, some.batches(), seeds_at, self._stages)))
 
     def stats(self) -> LoaderStats:
         """What was read, and how long each stage took, on this trainer since the loader was made.
@@ -239,19 +275,23 @@ def _same(batch: object) -> object:
     return batch
 
 
-def _hold(loader: DistDataLoader, epoch: int, batches: Iterator[Any]) -> Iterator[Any]:
+def _hold(loader: DistDataLoader, some: Pass, batches: Iterator[Any]) -> Iterator[Any]:
     """Iterate, keeping the loader alive: ``for batch in DistDataLoader(...)`` has no other reference to it."""
     stats = loader._epochs.pipeline.stats
     before = replace(stats)
-    while True:
-        begin = time.perf_counter()
-        try:
-            batch = next(batches)
-        except StopIteration:
-            break
-        stats.wait_seconds += time.perf_counter() - begin
-        yield batch
-    get_logger().info("epoch %d of a loader: %s", epoch, stats.since(before))
+    try:
+        while True:
+            begin = time.perf_counter()
+            try:
+                batch = next(batches)
+            except StopIteration:
+                break
+            stats.wait_seconds += time.perf_counter() - begin
+            some.taken += 1
+            yield batch
+    finally:
+        loader._passes.end(some)
+    get_logger().info("epoch %d of a loader: %s", some.epoch, stats.since(before))
 
 
 class SampledDataLoader(DistDataLoader):
@@ -265,6 +305,7 @@ class SampledDataLoader(DistDataLoader):
         g: DistGraph,
         stages: Stages[Any],
         sampler: Any,
+        of_batches: object,
         batch_size: int,
         shuffle: bool,
         drop_last: bool,
@@ -277,7 +318,8 @@ class SampledDataLoader(DistDataLoader):
     ) -> None:
         """Plan the batches, and have the hosts prepare the edge weights of the sampler of blocks, if any.
 
-        ``stages`` make the minibatches; the options are those of :class:`DistDataLoader`.
+        ``stages`` make the minibatches, with the sampler ``of_batches``; the options are those of
+        :class:`DistDataLoader`.
         """
         with arguments(g.session):
             prob = getattr(sampler, "prob", None)
@@ -286,6 +328,7 @@ class SampledDataLoader(DistDataLoader):
         options = (batch_size, shuffle, None, drop_last, queue_size)
         super().__init__(stages.seeds, *options, num_prefetch=num_prefetch, seed=seed)
         self._stages = stages
+        self._passes.fingerprint |= {"graph": g.identity, "sampler": describe(of_batches)}
         self._open_caches(Epochs(g, sampler, batch_size, len(self), stages), caching)
         if weights:
             g.session.control.call(Operation.PREPARE_WEIGHTS, numbers=sorted(weights.values()))
@@ -393,7 +436,17 @@ class DistNodeDataLoader(SampledDataLoader):
             stages: Stages[Any] = make(g, nids, graph_sampler, features, labels, target)
         caching = (cache, cache_policy, lookahead)
         super().__init__(
-            g, stages, graph_sampler, batch_size, shuffle, drop_last, queue_size, num_prefetch, seed, *caching
+            g,
+            stages,
+            graph_sampler,
+            graph_sampler,
+            batch_size,
+            shuffle,
+            drop_last,
+            queue_size,
+            num_prefetch,
+            seed,
+            *caching,
         )
 
 

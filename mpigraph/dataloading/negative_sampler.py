@@ -72,6 +72,10 @@ class NegativeSampler(ABC):
         """
         self.k = check_integer("k", k, 1, 2**31 - 1)
 
+    def describe(self) -> str:
+        """What the draws depend on: the options."""
+        return f"{type(self).__qualname__}({vars(self)})"
+
     def __call__(self, g: DistGraph, eids: EdgeIds) -> Negatives:
         """Draw negatives.
 

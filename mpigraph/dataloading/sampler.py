@@ -20,7 +20,15 @@ from mpigraph.distgraph.typed_ids import (
 from mpigraph.errors import InvalidArgumentError, check_integer
 from mpigraph.sampling.minibatch import SamplingPlan, Subgraph
 
-__all__ = ["BlockSampler", "MultiLayerFullNeighborSampler", "MultiLayerNeighborSampler", "NeighborSampler"]
+__all__ = ["BlockSampler", "MultiLayerFullNeighborSampler", "MultiLayerNeighborSampler", "NeighborSampler", "describe"]
+
+
+def describe(sampler: object) -> str:
+    """What the draws of a sampler, or of a user's function, depend on, as far as it says so."""
+    known = getattr(sampler, "describe", None)
+    if callable(known):
+        return str(known())
+    return str(getattr(sampler, "__qualname__", type(sampler).__qualname__))
 
 
 class BlockSampler(ABC):
@@ -118,6 +126,11 @@ class NeighborSampler(BlockSampler):
             "return_eids": return_eids,
             "num_threads": num_threads,
         }
+
+    def describe(self) -> str:
+        """What the draws depend on: fanouts, weights, and whether they are with replacement."""
+        how = ", replace" if self._options["replace"] else ""
+        return f"{type(self).__qualname__}({self.fanouts}, prob={self.prob}{how})"
 
     def plan(self, g: DistGraph) -> SamplingPlan:
         """How minibatches of a graph are drawn. Raises what :meth:`.DistGraph.sample_blocks` raises of it."""

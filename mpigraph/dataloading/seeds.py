@@ -11,21 +11,20 @@ With batch size 4 and 9, 8, 3 and 0 seeds on four ranks::
     3      0       -          -          (nothing to make a batch of: use DDP's ``join`` for empty ranks)
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from itertools import pairwise
+from collections.abc import Callable, Mapping
 from typing import TypeAlias, cast
 
 import numpy as np
 import torch
 
-from mpigraph.arrays import I64
+from mpigraph.arrays import I64, U64
 from mpigraph.distgraph.typed_ids import EdgeIds, NodeIds, id_array
+from mpigraph.kernels.id_hashes import hash_each, hash_of_sequence, sum_of_hashes
 from mpigraph.kernels.rng import combine
 from mpigraph.metadata.schema import Relation
 
 __all__ = [
     "Item",
-    "SeedBatches",
     "Seeds",
     "TypedIds",
     "TypedTensors",
@@ -65,6 +64,42 @@ class Seeds:
     def __len__(self) -> int:
         return len(self._ids)
 
+    @property
+    def types(self) -> list[str | Relation] | None:
+        """The types, in the order of their numbers; None if the ids have none."""
+        return self._types
+
+    def rows(self, positions: I64) -> I64:
+        """The seeds at some positions as numbers: int64[b] ids, or int64[b, 2] numbers of types and ids."""
+        ids = self._ids[positions]
+        return ids if self._types is None else np.stack([self._kinds[positions].astype(np.int64), ids], axis=1)
+
+    def of_rows(self, rows: I64) -> "Seeds":
+        """Other seeds, of the same types, of what :meth:`rows` has returned."""
+        seeds = Seeds(rows if rows.ndim == 1 else rows[:, 1], "seeds")
+        seeds._types = self._types
+        if rows.ndim == 2:
+            seeds._kinds = rows[:, 0].astype(self._kinds.dtype)
+        return seeds
+
+    def digest(self) -> int:
+        """A sum of hashes of the seeds, below 2**48; whatever their order, and whoever has which, sums add up."""
+        if self._types is None:
+            return int(sum_of_hashes(np.uint64(0), self._ids)) % 2**48
+        each = (sum_of_hashes(combine(kind), self._ids[self._kinds == kind]) for kind in range(len(self._types)))
+        return sum(map(int, each)) % 2**48
+
+    def sequence(self) -> int:
+        """A hash of the seeds in their order, below 2**63."""
+        key = np.uint64(hash_of_sequence(np.uint64(0), self._kinds.astype(np.int64)))
+        return int(hash_of_sequence(key, self._ids)) >> 1
+
+    def hashes(self, key: np.uint64) -> U64:
+        """uint64[n]: a hash of each seed."""
+        found = np.empty(len(self), np.uint64)
+        hash_each(key, self._ids if self._types is None else self._ids + (self._kinds.astype(np.int64) << 48), found)
+        return found
+
     def tensors(self, positions: I64) -> TypedTensors:
         """The seeds at int64[b] positions: ids, or ids by type with the types that occur."""
         ids = self._ids[positions]
@@ -92,33 +127,6 @@ def as_seed_tensors(given: TypedIds | list[Item], what: str) -> TypedTensors:
         ids = by_kind
     seeds = Seeds(ids, what)
     return seeds.tensors(np.arange(len(seeds)))
-
-
-class SeedBatches:
-    """Which seeds a rank's batches have in each epoch, as positions among its seeds.
-
-    Attributes:
-        bounds: int64[batches + 1], where the batches begin and end in the order of an epoch.
-    """
-
-    def __init__(self, bounds: I64, num_seeds: int, shuffle: bool, seed: int, rank: int) -> None:
-        """Order the seeds anew in each epoch if ``shuffle``; see :func:`batch_bounds` and :func:`shuffled`."""
-        self.bounds = bounds
-        self._num_seeds = num_seeds
-        self._shuffle = shuffle
-        self._seed = seed
-        self._rank = rank
-
-    def __len__(self) -> int:
-        return len(self.bounds) - 1
-
-    def of_epoch(self, epoch: int, first: int = 0) -> Iterator[I64]:
-        """The positions of each batch from batch ``first`` on: whoever resumes in an epoch begins there."""
-        order = np.arange(self._num_seeds)
-        if self._shuffle:
-            order = shuffled(self._num_seeds, self._seed, epoch, self._rank)
-        for begin, end in pairwise(self.bounds[first:].tolist()):
-            yield order[begin:end]
 
 
 def agreed_steps(num_seeds: int, batch_size: int, drop_last: bool, allreduce: Callable[[int, bool], int]) -> int:

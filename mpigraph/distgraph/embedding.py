@@ -15,8 +15,9 @@ from torch.utils.weak import TensorWeakRef
 
 from mpigraph.arrays import I64
 from mpigraph.distgraph.init_rows import InitFunc, by_chunk
+from mpigraph.distgraph.new_tensor import find_policy
 from mpigraph.distgraph.partition_book import PartitionPolicy
-from mpigraph.distgraph.tensor import DistTensor, find_policy
+from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.distgraph.typed_ids import to_rows
 from mpigraph.errors import InvalidArgumentError, check_text
 from mpigraph.kernels.rng import combine
@@ -163,6 +164,21 @@ class DistEmbedding:
             self._trace.clear()  # what is alive now, the user or a graph of operations refers to
             self._trace = [Lookup(ids, leaf) for ids, ref in weak if (leaf := ref()) is not None]
         return taken
+
+    def state_dict(self) -> dict[str, DistTensor]:
+        """The rows, for checkpoints: ``{"weight": self.weight}``."""
+        return {"weight": self.weight}
+
+    def load_state_dict(self, state_dict: dict[str, DistTensor]) -> None:
+        """Take over the rows of a state, and forget all reads, with their gradients.
+
+        Raises:
+            TensorMismatchError: they are of another shape, dtype or policy.
+
+        Collective on the trainers, unless the rows are its own.
+        """
+        self.weight.load_state_dict({"rows": state_dict["weight"]})
+        self.reset_trace()
 
     def __repr__(self) -> str:
         return f"DistEmbedding({self.num_embeddings}, {self.embedding_dim}, name={self.name!r})"

@@ -73,6 +73,11 @@ class DistGraph(SampledGraph):
     # Types and counts
 
     @property
+    def identity(self) -> str:
+        """What tells this partitioning of the graph from others, in which nodes and edges have other ids."""
+        return self._topology.config.identity
+
+    @property
     def ntypes(self) -> list[str]:
         """Node types by id."""
         return list(self.schema.ntypes)

@@ -14,7 +14,6 @@ push, or at the end, and raised on all.
 """
 
 import json
-import os
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -27,14 +26,13 @@ from mpigraph.arrays import F32, I64
 from mpigraph.distgraph.dtypes import to_storage, to_torch
 from mpigraph.distgraph.embedding import DistEmbedding
 from mpigraph.distgraph.tensor import DistTensor
-from mpigraph.errors import CollectiveError
+from mpigraph.errors import CollectiveError, InvalidArgumentError
 from mpigraph.kernels.compact import LocalIds
 from mpigraph.kernels.row_ops import split_by_range
 from mpigraph.kernels.updates import Gradients, collect
 from mpigraph.mpi.agree import agree, allgather_bytes, everywhere
 from mpigraph.mpi.coroutine import Coroutine, run
 from mpigraph.mpi.world import TRAINERS
-from mpigraph.optim.checkpoint import Identity, Table, load, save
 from mpigraph.optim.checks import check_embeddings, check_settings, dense_gradient
 from mpigraph.rows.push import Outgoing, Pushed, push_rows
 from mpigraph.session.context import current
@@ -65,7 +63,7 @@ class SparseOptimizer:
             optimizer does not go on with the state of an older one.
         settings: the learning rate and so on, by name.
 
-    Collective on the trainers: construction, :meth:`step`, :meth:`save`, :meth:`load`.
+    Collective on the trainers: construction, :meth:`step`, :meth:`load_state_dict`.
     """
 
     FIXED: ClassVar[tuple[str, ...]] = ("reduction",)
@@ -89,9 +87,7 @@ class SparseOptimizer:
         self._what = f"step of {kind} for {', '.join(repr(emb.name) for emb in self.params)}"
         self._key = self._check_alike()
         self.state = {emb.name: {name: _zeros(emb, name, wide) for name, wide in states.items()} for emb in self.params}
-        self._tables = [
-            Table(emb.name, emb.owners, {"weight": emb.weight, **self.state[emb.name]}) for emb in self.params
-        ]
+        self._owners = [emb.owners for emb in self.params]
         self._places = [LocalIds(emb.num_embeddings) for emb in self.params]
         for emb in self.params:
             emb.optm_state = self.state[emb.name]
@@ -142,34 +138,35 @@ class SparseOptimizer:
         for emb in self.params:
             emb.take_gradients()
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Save the embeddings' rows and this optimizer's state and settings into a directory that all ranks see.
+    def state_dict(self) -> dict[str, Any]:
+        """The state and settings of this optimizer, for checkpoints; the rows are in those of the embeddings.
 
-        Each trainer writes one HDF5 file; ``index.json``, written last, makes them a whole. What was saved in the same
-        directory before stays whole until then. It must be this optimizer's: each has a directory of its own.
+        Returns:
+            ``kind``, the name of the class; ``settings``; and ``state``: name of the embedding -> name -> DistTensor.
+        """
+        return {"kind": type(self).__name__, "settings": dict(self.settings), "state": self.state}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a state of :meth:`state_dict`.
+
+        The kind of optimizer, ``reduction``, and the names of the embeddings must match; the other settings (learning
+        rate and so on) become the saved ones. Gradients computed so far are dropped.
 
         Raises:
-            StorageError: a file cannot be written; on every trainer.
-            InvalidArgumentError: the directory holds what another optimizer saved; on every trainer.
+            InvalidArgumentError: it is the state of another kind of optimizer, or of other embeddings.
 
-        Collective on the trainers.
+        Collective on the trainers, unless the tensors are its own.
         """
-        save(self._session, path, self._identity(), self._tables)
-
-    def load(self, path: str | os.PathLike[str]) -> None:
-        """Continue from what :meth:`save` wrote, on any number of ranks, servers and hosts.
-
-        The kind of optimizer, ``reduction``, and the embeddings' names, dtypes and shapes must match; the other
-        settings (learning rate and so on) become the saved ones. Gradients computed so far are dropped.
-
-        Raises:
-            ShardFormatError: a file is missing or damaged; names it, on every trainer. Where it is one of the HDF5
-                files, some rows may have been overwritten.
-            InvalidArgumentError: it was saved by another kind of optimizer, or of other embeddings; on every trainer.
-
-        Collective on the trainers.
-        """
-        self.settings = check_settings(load(self._session, path, self._identity(), self._tables))
+        settings, state = dict(state_dict["settings"]), state_dict["state"]
+        _same("the optimizer is", state_dict["kind"], type(self).__name__)
+        _same("the settings are", sorted(settings), sorted(self.settings))
+        for name in self.FIXED:
+            _same(f"{name} is", settings[name], self.settings[name])
+        _same("the embeddings are", sorted(state), sorted(self.state))
+        for emb, tensors in self.state.items():
+            for name, tensor in tensors.items():
+                tensor.load_state_dict({"rows": state[emb][name]})
+        self.settings = check_settings(settings)
         self.zero_grad()
 
     def _apply(
@@ -177,9 +174,6 @@ class SparseOptimizer:
     ) -> None:
         """Update rows; see ``kernels/updates.py`` for the arguments."""
         raise NotImplementedError
-
-    def _identity(self) -> Identity:
-        return Identity(type(self).__name__, self.settings, self.FIXED)
 
     def _route(self, number: int, taken: list[tuple[I64, torch.Tensor]]) -> Outgoing | None:
         """The gradients of one embedding by owner, if there are any."""
@@ -194,7 +188,7 @@ class SparseOptimizer:
         if len(found) > 1:
             grads = torch.from_numpy(self._session.pool.empty((len(ids), width), np.float32))
             torch.cat([grad for _, grad in found], out=grads)
-        order, counts = self._tables[number].owners.route(ids)
+        order, counts = self._owners[number].route(ids)
         return Outgoing(ids[order].astype(dtype), grads.numpy(), order, counts)
 
     def _exchange(self, outgoing: list[Outgoing], error: Exception | None, met: Callable[[], None]) -> Coroutine[None]:
@@ -211,8 +205,10 @@ class SparseOptimizer:
         self._sync()
 
     def _sync(self) -> None:
-        for table in self._tables:
-            table.sync()
+        """Order this process's loads and stores of rows with the other processes'."""
+        for emb in self.params:
+            for tensor in (emb.weight, *self.state[emb.name].values()):
+                tensor.rows.window.sync()
 
     def _update(self, number: int, pushed: Pushed) -> None:
         """Update the rows that this trainer owns."""
@@ -261,6 +257,11 @@ class SparseOptimizer:
             if text != texts[0]:
                 raise everywhere(CollectiveError(f"trainers make different optimizers: 0 {texts[0]}, {trainer} {text}"))
         return zlib.crc32(mine.encode()) << 16
+
+
+def _same(what: str, saved: object, here: object) -> None:
+    if saved != here:
+        raise InvalidArgumentError(f"{what} {saved!r} in the state, and {here!r} here")
 
 
 def _wire(emb: DistEmbedding) -> tuple[int, np.dtype[Any]]:

@@ -17,7 +17,7 @@ class SparseAdagrad(SparseOptimizer):
 
     The state of an embedding is "sum", the DistTensor ``<embedding>_sum``: G.
 
-    Collective on the trainers: construction, :meth:`step`, :meth:`save`, :meth:`load`.
+    Collective on the trainers: construction, :meth:`step`, :meth:`load_state_dict`.
     """
 
     FIXED = ("reduction", "row_wise")
@@ -64,7 +64,7 @@ class SparseAdam(SparseOptimizer):
     The state of an embedding is "mem" and "power", the running averages of g and ``g * g``, and "step", the number of
     updates of each row: the DistTensors ``<embedding>_mem``, ``<embedding>_power`` and ``<embedding>_step``.
 
-    Collective on the trainers: construction, :meth:`step`, :meth:`save`, :meth:`load`.
+    Collective on the trainers: construction, :meth:`step`, :meth:`load_state_dict`.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class SparseAdam(SparseOptimizer):
 class SparseSGD(SparseOptimizer):
     """Gradient descent: ``w -= lr * g`` for the touched rows. There is no state.
 
-    Collective on the trainers: construction, :meth:`step`, :meth:`save`, :meth:`load`.
+    Collective on the trainers: construction, :meth:`step`, :meth:`load_state_dict`.
     """
 
     def __init__(self, params: Sequence[DistEmbedding], lr: float, *, reduction: str = "mean") -> None:

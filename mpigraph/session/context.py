@@ -84,6 +84,9 @@ class Session:
         left: whether the script has called ``exit_client()`` while it handled an exception.
         num_draws: how many draws were made outside loaders. With the job's seed it says what the next one depends on:
             whoever resumes a job sets it.
+        loaders: those that are alive, by the order in which they were made.
+        num_loaders: how many were made.
+        saver: saves checkpoints, once there was one.
     """
 
     _current: ClassVar["Session | None"] = None
@@ -104,6 +107,9 @@ class Session:
         self.unnamed = 0
         self.left = False
         self.num_draws = 0
+        self.loaders: WeakValueDictionary[int, Any] = WeakValueDictionary()
+        self.num_loaders = 0
+        self.saver: BackgroundLoop | None = None
 
     @property
     def rank(self) -> int:

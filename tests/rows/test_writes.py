@@ -9,7 +9,7 @@ from layouts import SharedJob, everywhere, rotated
 from oracle import NUM_NODES
 
 import mpigraph.distributed as dist
-from mpigraph import EID
+from mpigraph import EID, checkpoint
 from mpigraph.dataloading import NeighborSampler
 from mpigraph.distgraph.dtypes import to_torch
 from mpigraph.distributed.optim import SparseAdam
@@ -148,7 +148,7 @@ def test_draws_follow_init_functions_and_unions(job: SharedJob, oracle) -> None:
     del g.edata["w"]
 
 
-def test_optimizers_and_their_files_write_rows(job: SharedJob, oracle, tmp_path) -> None:
+def test_optimizers_and_checkpoints_write_rows(job: SharedJob, oracle, tmp_path) -> None:
     g = job.open(oracle(3))
     emb = dist.DistEmbedding(NUM_NODES, 2, "e")
     optimizer = SparseAdam([emb], lr=0.1)
@@ -163,10 +163,10 @@ def test_optimizers_and_their_files_write_rows(job: SharedJob, oracle, tmp_path)
     g.barrier()
     assert [versions(job, t) for t in tensors] == [version + 1 for version in before]
     path = job.one_has(lambda: str(tmp_path / "saved"))
-    optimizer.save(path)
+    checkpoint.save({"emb": emb, "optimizer": optimizer}, checkpoint_id=path)
     g.barrier()
     assert [versions(job, t) for t in tensors] == [version + 1 for version in before]  # reading is no writing
-    optimizer.load(path)
+    checkpoint.load({"emb": emb, "optimizer": optimizer}, checkpoint_id=path)
     g.barrier()
     assert [versions(job, t) for t in tensors] == [version + 2 for version in before]
 

@@ -29,6 +29,7 @@ Watchdog.watch = lambda self, what, patience=1.0: _watch(self, what, 200 / {DEAD
 PLACES = """
 from datetime import timedelta
 import torch.distributed as td
+from mpigraph import checkpoint
 td.init_process_group("mpi4py", init_method="mpi4py://")
 ALONE = 3 * DEADLINE
 folder = os.environ["SKEW_FOLDER"]
@@ -66,7 +67,8 @@ for batch in batches:
     pass
 alone(nap); list(batches); place("sleeping between two epochs")
 emb(torch.tensor([rank])).sum().backward(); alone(nap); optimizer.step(); place("sleeping before step()")
-alone(write); optimizer.save(os.path.join(folder, "saved")); place("writing before save()")
+saved = {"emb": emb, "optimizer": optimizer}, os.path.join(folder, "saved")
+alone(write); checkpoint.save(saved[0], checkpoint_id=saved[1]); place("writing before save()")
 x = torch.ones(3); alone(nap); td.all_reduce(x); place("sleeping before all_reduce")
 alone(nap); td.all_reduce(x, async_op=True).wait(timedelta(hours=1)); place("sleeping before wait(timedelta)")
 alone(nap); td.barrier(); place("sleeping before torch's barrier")

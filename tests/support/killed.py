@@ -59,6 +59,7 @@ def at(phase, call, last=False):
 
 import torch
 import mpigraph.distributed as dist
+from mpigraph import checkpoint
 from mpigraph.dataloading import NeighborSampler
 at("before", lambda: time.sleep(0.01))
 try:
@@ -84,7 +85,8 @@ at("epoch", lambda: [step() for _ in loader])
 at("evaluation", lambda: [dist.sample_neighbors(g, seeds, 2) for _ in range(9)])
 at("write", lambda: rows.__setitem__(seeds, torch.ones(len(seeds), 2)))
 at("step", step)
-at("saving", lambda: optimizer.save(folder + "/state"))
+state = {"emb": emb, "optimizer": optimizer, "loader": loader}
+at("saving", lambda: checkpoint.save(state, checkpoint_id=folder + "/state"))
 g.barrier()
 if wanted == "shutdown":  # what is killed after it is no job any more
     from mpigraph.mpi.world import World

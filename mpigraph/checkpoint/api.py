@@ -1,0 +1,153 @@
+"""What users call: ``save``, ``async_save``, ``load``, ``latest``."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from mpigraph.checkpoint import folder, loading
+from mpigraph.checkpoint.background import saver_of
+from mpigraph.checkpoint.manifest import Manifest
+from mpigraph.checkpoint.peers import Peers
+from mpigraph.checkpoint.saving import as_directory
+from mpigraph.errors import InvalidArgumentError, ShardFormatError, check_integer
+from mpigraph.log import get_logger
+from mpigraph.session.context import current
+
+__all__ = ["async_save", "latest", "load", "save", "wait"]
+
+
+def save(
+    state_dict: dict[str, Any],
+    *,
+    checkpoint_id: str | os.PathLike[str],
+    keep: int | None = None,
+) -> None:
+    """Save a job, so that any number of ranks can go on from there.
+
+    Call it between two steps, on every trainer: what a loader has handed out counts as used. With the state dict the
+    state of the job is saved: the number of draws outside loaders, the next epoch of every loader, and the state of
+    torch's default generators on each trainer.
+
+    Args:
+        state_dict: name -> value, in dicts and lists of any depth: objects with ``state_dict`` and ``load_state_dict``
+            (modules, optimizers and schedulers of torch, loaders, :class:`.DistEmbedding`, sparse optimizers),
+            :class:`.DistTensor`, tensors, arrays, numbers, strings, None. It must be the same on every trainer, except
+            for what is inside of :class:`.OfTrainer`; of tensors, trainer 0's values are saved.
+        checkpoint_id: the folder to write; one that each node has on a disk of its own will do. The folder around is
+            made if it does not exist. A checkpoint that lies there is replaced once the new one is whole.
+        keep: how many checkpoints to keep in the folder around this one, at least 2 so that there is one if the newest
+            is damaged; all by default.
+
+    Raises:
+        InvalidArgumentError: an argument is not what it says above; names it.
+        StorageError: a file cannot be written, or another job writes into the same folder. What was saved before stays.
+
+    All of these are raised on every trainer, as is what a save in the background (:func:`async_save`) has failed with.
+
+    Collective on the trainers.
+    """
+    _save(state_dict, checkpoint_id, keep, background=False)
+
+
+def async_save(
+    state_dict: dict[str, Any],
+    *,
+    checkpoint_id: str | os.PathLike[str],
+    keep: int | None = None,
+) -> None:
+    """:func:`save` in the background: copies are made in memory, and a thread writes them while training goes on.
+
+    It waits for the one before, and raises what that one failed with. Each trainer needs memory for the rows that it
+    owns, their optimizer's states included. Leaving the job waits for what is being written. Where MPI lacks
+    MPI_THREAD_MULTIPLE it is the same as :func:`save`. Arguments and errors are those of :func:`save`.
+
+    Collective on the trainers.
+    """
+    _save(state_dict, checkpoint_id, keep, background=True)
+
+
+def wait() -> None:
+    """Wait until what :func:`async_save` has begun is written, and raise what it failed with.
+
+    Raises:
+        StorageError: as in :func:`save`; on every trainer.
+    """
+    saver_of(current()).finish()
+
+
+def _save(
+    state_dict: dict[str, Any], checkpoint_id: str | os.PathLike[str], keep: int | None, background: bool
+) -> None:
+    session = current()
+    with session.world.together("saving a checkpoint"):
+        directory = as_directory(checkpoint_id)
+        _check_dict(state_dict)
+        if keep is not None:
+            check_integer("keep", keep, 1)
+    saver_of(session).save(state_dict, directory, keep, background)
+
+
+def _check_dict(state_dict: object) -> None:
+    if not isinstance(state_dict, dict):
+        raise InvalidArgumentError(f"state_dict must be a dict (got a {type(state_dict).__name__})")
+
+
+def load(state_dict: dict[str, Any], *, checkpoint_id: str | os.PathLike[str]) -> None:
+    """Go on from a checkpoint, on any number of ranks, servers and nodes.
+
+    Tensors and the rows of DistTensors are overwritten in place, objects get ``load_state_dict``, other values of the
+    dict are replaced by the saved ones. What the checkpoint holds beside is left out. The job goes on with its number
+    of draws, and with torch's generators as they were on each trainer; on another number of trainers they are seeded
+    anew. Loaders go on behind what was handed out: on as many trainers, with the same seeds and batch size, by the very
+    minibatches that would have come; else the trainers share the seeds that are left of the epoch.
+
+    Args:
+        state_dict: what to load, by the names under which it was saved.
+        checkpoint_id: the folder, for example of :func:`latest`.
+
+    Raises:
+        ShardFormatError: a file is missing or damaged; names it. Some values may have been overwritten.
+        InvalidArgumentError: it holds something else; says what.
+
+    All of these are raised on every trainer.
+
+    Collective on the trainers.
+    """
+    session = current()
+    with session.world.together("loading a checkpoint"):
+        directory = as_directory(checkpoint_id)
+        _check_dict(state_dict)
+    saver_of(session).finish()
+    loading.load(session, state_dict, directory)
+
+
+def latest(folder_of_checkpoints: str | os.PathLike[str]) -> Path | None:
+    """The newest checkpoint in a folder that is whole, or None if there is none.
+
+    All its files are read, by the trainers together, and compared with their checksums. A warning names each newer one
+    that is damaged. What is being written in the background is waited for.
+
+    Collective on the trainers.
+    """
+    session = current()
+    with session.world.together("looking for checkpoints"):
+        around = as_directory(folder_of_checkpoints)
+    saver_of(session).finish()
+    peers = Peers(session.world)
+    doing = f"looking for checkpoints in {str(around)!r}"
+    with peers.together(doing):
+        seen: dict[str, Manifest] = folder.checkpoints(around)
+    found: dict[str, int] = {}
+    for numbers in peers.gather(doing, {name: manifest.number for name, manifest in seen.items()}):
+        for name, number in numbers.items():
+            found[name] = max(number, found.get(name, 0))
+    for name in sorted(found, key=lambda name: (found[name], name), reverse=True):
+        directory = around / name
+        try:
+            loading.verify(peers, loading.find_manifest(peers, directory, doing), directory, doing)
+        except ShardFormatError as error:  # on every trainer
+            if session.rank == 0:
+                get_logger().warning("checkpoint %s is passed over, and the one before is taken: %s", directory, error)
+            continue
+        return directory
+    return None

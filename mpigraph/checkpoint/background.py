@@ -1,0 +1,97 @@
+"""The saves of a job: at most one at a time is written in the background, by a thread of every trainer."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+from mpigraph.checkpoint.folder import Writer
+from mpigraph.checkpoint.peers import Peers
+from mpigraph.checkpoint.saving import Save
+from mpigraph.errors import MPIGraphError
+from mpigraph.log import get_logger
+from mpigraph.mpi.alltoall import Comm
+from mpigraph.session.context import BackgroundLoop, Session
+
+__all__ = ["Saver", "saver_of"]
+
+_LOOP = 0  # channels, the other loops of a session, have numbers from 1 on
+
+
+class Saver(BackgroundLoop):
+    """What saves a job's checkpoints.
+
+    Collective on the trainers: :meth:`save`, :meth:`stop`.
+    """
+
+    def __init__(self, session: Session) -> None:
+        """Save nothing yet."""
+        self._session = session
+        self._writer = Writer()
+        self._comm: Comm | None = None
+        self._thread: threading.Thread | None = None
+        self._error: MPIGraphError | None = None
+
+    def save(self, state_dict: dict[str, Any], directory: Path, keep: int | None, background: bool) -> None:
+        """Save a state dict, once what is being written is there.
+
+        Raises:
+            MPIGraphError: what was written in the background failed; or this save does, unless it is in the background.
+
+        Collective on the trainers.
+        """
+        self.finish()
+        session = self._session
+        background = background and session.world.threads_may_communicate
+        save = Save(session, self._writer, state_dict, directory, keep, background)
+        if not background:
+            save.run(Peers(session.world))
+            return
+        if self._comm is None:
+            self._comm = session.world.group(range(session.num_trainers))
+        session.loops[_LOOP] = self
+        self._thread = threading.Thread(
+            target=self._run, args=(save, self._comm), name="mpigraph-checkpoint", daemon=True
+        )
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Wait for what is being written. Raises what went wrong with it, the same on every trainer."""
+        self._join()
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _join(self) -> None:
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            with self._session.world.watchdog.own("the writing of a checkpoint"):
+                thread.join()
+
+    def abandon(self, because: str) -> None:
+        """Nothing: what was begun is written to its end."""
+
+    def stop(self, because: str) -> None:
+        """Wait for what is being written. Collective on the trainers."""
+        self._join()
+        if self._error is not None:
+            get_logger().error("the last checkpoint was not written: %s", self._error)
+        if self._comm is not None:
+            self._comm.Free()
+            self._comm = None
+
+    def _run(self, save: Save, comm: Comm) -> None:
+        """The thread. An error that is not ours ends the job, as in any thread."""
+        world = self._session.world
+        with world.watchdog.working():
+            try:
+                save.run(Peers(world, comm))
+            except MPIGraphError as error:  # on every trainer
+                self._error = error
+
+
+def saver_of(session: Session) -> Saver:
+    """The saver of a job; the same on each call."""
+    if session.saver is None:
+        session.saver = Saver(session)
+    assert isinstance(session.saver, Saver)
+    return session.saver

@@ -1,0 +1,164 @@
+"""Folders of checkpoints on this machine's disk: which there are, who writes there, and what may be removed."""
+
+import fcntl
+import json
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from mpigraph.checkpoint.manifest import FILE, MANIFEST, Manifest
+from mpigraph.errors import ShardFormatError, StorageError
+from mpigraph.log import get_logger
+
+__all__ = ["Writer", "checkpoints", "newest_number", "remove_old", "remove_other_saves", "token_name"]
+
+_WRITER = ".mpigraph-writer"
+_TOKEN = re.compile(r"\.([0-9a-f]{12})-([0-9]+)\.node")
+
+
+def token_name(word: str, node: int) -> str:
+    """The file by which a node shows the others which folder it sees."""
+    return f".{word}-{node}.node"
+
+
+def checkpoints(folder: Path) -> dict[str, Manifest]:
+    """The checkpoints in a folder, by name, as far as their manifests can be read; a warning names the others."""
+    found = {}
+    for name in _names(folder):
+        if (folder / name / MANIFEST).exists():
+            try:
+                found[name] = Manifest.read(folder / name)
+            except ShardFormatError as error:
+                get_logger().warning("checkpoint %s is passed over: %s", folder / name, error)
+    return found
+
+
+def newest_number(folder: Path) -> int:
+    """The number of the newest checkpoint in a folder, 0 if there is none."""
+    newest = 0
+    for name in _names(folder):
+        with suppress(ShardFormatError):
+            newest = max(newest, Manifest.read(folder / name).number)
+    return newest
+
+
+def _names(folder: Path) -> list[str]:
+    """The folders in a folder, no links."""
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+    except OSError:
+        return []
+
+
+def _is_ours(name: str, but: str = "") -> bool:
+    """Whether a file belongs to a save, unless to that of word ``but``."""
+    inner = name.removeprefix(".").removesuffix(".tmp")
+    found = FILE.fullmatch(inner) or _TOKEN.fullmatch(name)
+    return found is not None and found[1] != but
+
+
+def remove_other_saves(directory: Path, word: str) -> None:
+    """Remove what other saves have left in the folder of a checkpoint."""
+    with suppress(OSError):
+        for name in os.listdir(directory):
+            if _is_ours(name, word):
+                with suppress(OSError):
+                    (directory / name).unlink()
+
+
+def remove_old(directory: Path, keep: int) -> None:
+    """Beside a checkpoint, keep so many, the newest, itself among them, and remove the others and unfinished saves.
+
+    Folders that hold anything else keep it.
+    """
+    folder = directory.parent
+    complete, broken = [], []
+    for name in _names(folder):
+        if name != directory.name:
+            try:
+                complete.append((Manifest.read(folder / name).number, name))
+            except ShardFormatError:
+                if not (folder / name / MANIFEST).exists():
+                    broken.append(name)
+    complete.sort(reverse=True)
+    for name in [name for _, name in complete[keep - 1 :]] + broken:
+        with suppress(OSError):
+            names = os.listdir(folder / name)
+            if MANIFEST in names:  # first: what is left is no checkpoint
+                (folder / name / MANIFEST).unlink()
+            elif not any(map(_is_ours, names)):
+                continue
+            remove_other_saves(folder / name, "")
+            (folder / name).rmdir()
+
+
+class Writer:
+    """A job's right to write checkpoints into a folder: the job that came last has it.
+
+    A job that was cut off from the others, or forgotten, must not overwrite what the job writes that goes on in its
+    place; nor may a lock keep that one waiting, which the file system holds for a node that is gone.
+    """
+
+    def __init__(self) -> None:
+        self._token = secrets.token_hex(8)
+        self._folders: set[Path] = set()
+
+    def agree_on(self, token: str) -> None:
+        """All trainers of a job have one token."""
+        self._token = token
+
+    @property
+    def token(self) -> str:
+        """What tells this job from others."""
+        return self._token
+
+    @contextmanager
+    def holding(self, folder: Path) -> Iterator[None]:
+        """Inside, no other job begins or ends a save in the folder, where the file system has locks.
+
+        Raises:
+            StorageError: another job has begun to write there since this one did, or the folder cannot be written.
+        """
+        path = folder / _WRITER
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise StorageError(f"{path}: cannot write: {error.strerror}") from error
+        with os.fdopen(number, "r+") as file:
+            with suppress(OSError):  # some file systems have none
+                fcntl.flock(file, fcntl.LOCK_EX)
+            self._claim(file, folder)
+            yield
+
+    def _claim(self, file: Any, folder: Path) -> None:
+        known = folder.resolve()
+        try:
+            said = json.load(file)
+        except ValueError:
+            said = None
+        if not isinstance(said, dict):
+            said = {}
+        if said.get("job") == self._token:
+            return
+        if known in self._folders and said:
+            raise StorageError(
+                f"{folder}: another job writes checkpoints here since {said.get('since')}, from process "
+                f"{said.get('process')} on {said.get('node')}: give each job a folder"
+            )
+        self._folders.add(known)
+        since = time.strftime("%Y-%m-%d %H:%M:%S")
+        text = json.dumps({"job": self._token, "node": os.uname().nodename, "process": os.getpid(), "since": since})
+        try:
+            file.seek(0)
+            file.truncate()
+            file.write(text + "\n")
+            file.flush()
+        except OSError as error:
+            raise StorageError(f"{folder / _WRITER}: cannot write: {error.strerror}") from error

@@ -1,0 +1,91 @@
+"""The state of the job, which every checkpoint holds: draws outside loaders, epochs of loaders, torch's generators."""
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+
+from mpigraph.kernels.rng import combine, fingerprint
+from mpigraph.log import get_logger
+from mpigraph.session.context import Session
+from mpigraph.session.of_trainer import OfTrainer
+
+__all__ = ["RandomState", "load_job", "of_job"]
+
+
+def of_job(session: Session) -> dict[str, Any]:
+    """The state of a job."""
+    state: dict[str, Any] = {
+        "trainers": session.num_trainers,
+        "draws": session.num_draws,
+        "loaders": [[number, *loader.place()] for number, loader in sorted(session.loaders.items())],
+        "torch": OfTrainer(torch.get_rng_state()),
+    }
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        state["cuda"] = OfTrainer(torch.cuda.get_rng_state())
+    return state
+
+
+def load_job(session: Session, state: dict[str, Any]) -> None:
+    """Go on from the state of a job.
+
+    Loaders that exist already, by the order in which they were made, go on with the next epoch. On another number of
+    trainers torch's generators are seeded anew, from the saved state and the rank.
+    """
+    session.num_draws = int(state["draws"])
+    for number, epoch, kind in state["loaders"]:
+        loader = session.loaders.get(number)
+        if loader is None:
+            continue
+        if loader.place()[1] == kind:
+            loader.set_epoch(epoch)
+        else:
+            text = "loader %d was %s when the checkpoint was written, and is %s: it begins with epoch %d"
+            get_logger().warning(text, number, kind, loader.place()[1], loader.place()[0])
+    same = state["trainers"] == session.num_trainers
+    if same:
+        torch.set_rng_state(state["torch"].rows)
+    else:
+        seed = int(combine(_digest(state["torch"].rows), session.rank, session.num_trainers))
+        torch.default_generator.manual_seed(seed)
+    if "cuda" in state and torch.cuda.is_available():
+        if same:
+            torch.cuda.set_rng_state(state["cuda"].rows)
+        else:
+            torch.cuda.manual_seed(int(combine(_digest(state["cuda"].rows), session.rank, session.num_trainers)))
+
+
+def _digest(rows: torch.Tensor) -> int:
+    return int(fingerprint(rows.numpy().astype(np.int64)))
+
+
+class RandomState:
+    """The default generators of numpy and of Python's ``random``, for scripts that draw from them.
+
+    Put one into a state dict: each trainer's generators go on where they were if there are as many trainers, and stay
+    as they are if not. Torch's are in every checkpoint.
+    """
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the generators are."""
+        kind, keys, *rest = np.random.get_state(legacy=True)  # noqa: NPY002 - what the user draws from
+        version, words, gauss = random.getstate()
+        numbers = torch.tensor([float("nan") if x is None else float(x) for x in (*rest, gauss)], dtype=torch.float64)
+        assert kind == "MT19937"
+        assert version == 3
+        return {
+            "numpy": OfTrainer(torch.from_numpy(np.asarray(keys, np.int64))),
+            "python": OfTrainer(torch.tensor(words, dtype=torch.int64)),
+            "numbers": OfTrainer(numbers),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a state of :meth:`state_dict`; nothing changes if it is of another number of trainers."""
+        keys, words, numbers = (state_dict[name].rows for name in ("numpy", "python", "numbers"))
+        if (len(keys), len(words), len(numbers)) != (624, 625, 4):
+            get_logger().warning("the generators of numpy and random stay as they are: the number of trainers differs")
+            return
+        pos, has_gauss, cached, gauss = numbers.tolist()
+        np.random.set_state(("MT19937", keys.numpy().astype(np.uint32), int(pos), int(has_gauss), cached))  # noqa: NPY002
+        random.setstate((3, tuple(words.tolist()), None if gauss != gauss else gauss))

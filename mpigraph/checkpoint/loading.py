@@ -1,0 +1,256 @@
+"""Reading a checkpoint on any number of trainers: who sees which file, whether it is whole, which rows go where."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from mpigraph.arrays import Array
+from mpigraph.checkpoint.job_state import load_job
+from mpigraph.checkpoint.manifest import GRAPH, MANIFEST, Manifest, Rows
+from mpigraph.checkpoint.peers import Peers
+from mpigraph.checkpoint.state_tree import Decoder, Wanted
+from mpigraph.distgraph.dtypes import dtype_name, to_storage, to_torch
+from mpigraph.distgraph.tensor import DistTensor
+from mpigraph.errors import InvalidArgumentError, ShardFormatError
+from mpigraph.mpi.agree import everywhere
+from mpigraph.rows.owners import OwnedRange, RowOwners
+from mpigraph.session.context import Session
+from mpigraph.storage.format import storage_dtype
+from mpigraph.storage.shard import ShardReader, seal_of
+from mpigraph.storage.verify import fingerprint, read_chunks
+
+__all__ = ["find_manifest", "load", "verify"]
+
+
+def find_manifest(peers: Peers, directory: Path, doing: str) -> Manifest:
+    """The manifest of a checkpoint, the newest one that a trainer sees in its folder.
+
+    Raises:
+        ShardFormatError: no trainer sees one that is whole; on every trainer.
+
+    Collective on the trainers.
+    """
+    error: ShardFormatError | None = None
+    mine: Manifest | None = None
+    try:
+        mine = Manifest.read(directory)
+    except ShardFormatError as found:
+        error = found
+    said = peers.gather(doing, {"number": mine.number if mine else -1, "error": str(error)})
+    newest = max(range(len(said)), key=lambda k: (said[k]["number"], -k))
+    if said[newest]["number"] < 0:
+        raise everywhere(ShardFormatError(f"{doing} failed: {said[0]['error']}"))
+    text = mine.to_text().encode() if mine is not None and peers.world.trainers.rank == newest else b""
+    return Manifest.parse(peers.gather_bytes(doing, text)[newest].decode(), directory / MANIFEST)
+
+
+class _Files:
+    """The files of a checkpoint that this trainer sees, each opened and checked once; a context manager."""
+
+    def __init__(self, manifest: Manifest, directory: Path) -> None:
+        self.manifest = manifest
+        self.directory = directory
+        self._open: dict[int, ShardReader] = {}
+        self._stack = ExitStack()
+
+    def sees(self, trainer: int) -> bool:
+        """Whether the file of a trainer is there."""
+        return (self.directory / self.manifest.file(trainer)).exists()
+
+    def open(self, trainer: int) -> ShardReader:
+        """The file of a trainer.
+
+        Raises:
+            ShardFormatError: it is missing, damaged or of another save.
+        """
+        if trainer not in self._open:
+            path = self.directory / self.manifest.file(trainer)
+            if not path.exists():
+                raise ShardFormatError(self.missing(trainer))
+            reader = self._stack.enter_context(ShardReader(path, GRAPH, trainer, self.manifest.word))
+            if seal_of(fingerprint(reader)) != self.manifest.files[trainer].seal:
+                raise ShardFormatError(f"{path}: not the file that {self.directory / MANIFEST} was written for")
+            self._open[trainer] = reader
+        return self._open[trainer]
+
+    def missing(self, trainer: int) -> str:
+        """What to say of a file that is not there."""
+        file = self.manifest.files[trainer]
+        path = self.directory / self.manifest.file(trainer)
+        shared = all(file.place == other.place for other in self.manifest.files)
+        return f"{path}: file is missing" + (
+            "" if shared else f" on this node: it was written on node {file.node}, on a disk of its own; copy it here"
+        )
+
+    def __enter__(self) -> "_Files":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+
+def _readers(peers: Peers, files: _Files, doing: str) -> list[int]:
+    """By file, a trainer that sees it, where there are several not always the same one; -1 if nobody does.
+
+    Collective on the trainers.
+    """
+    count = files.manifest.num_trainers
+    mine = bytes(files.sees(k) for k in range(count))
+    seen = np.array([list(said) for said in peers.gather_bytes(doing, mine)], np.bool_)
+    readers = []
+    for k in range(count):
+        who = np.flatnonzero(seen[:, k])
+        readers.append(int(who[k % len(who)]) if len(who) else -1)
+    return readers
+
+
+def verify(peers: Peers, manifest: Manifest, directory: Path, doing: str) -> None:
+    """Read all files of a checkpoint, each on one trainer that sees it, and compare them with their checksums.
+
+    Raises:
+        ShardFormatError: one is missing or damaged; on every trainer.
+
+    Collective on the trainers.
+    """
+    with _Files(manifest, directory) as files:
+        readers = _readers(peers, files, doing)
+        with peers.together(doing):
+            for k, reader in enumerate(readers):
+                if reader < 0:
+                    raise ShardFormatError(files.missing(k))
+                if reader == peers.world.trainers.rank:
+                    shard = files.open(k)
+                    for name in shard.names():
+                        for _ in read_chunks(shard, name):
+                            pass
+
+
+def load(session: Session, state_dict: dict[str, Any], directory: Path) -> None:
+    """Load a checkpoint into the values of a state dict; see :func:`mpigraph.checkpoint.load`.
+
+    Collective on the trainers.
+    """
+    doing = f"loading the checkpoint {str(directory)!r}"
+    peers = Peers(session.world)
+    manifest = find_manifest(peers, directory, doing)
+
+    def memory(number: int) -> torch.Tensor:
+        tensor = manifest.tensors[number]
+        return torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype))
+
+    decoder = Decoder(memory, f"the checkpoint {str(directory)!r}")
+    wanted = decoder.wanted
+    with peers.together(doing):
+        decoder.update(state_dict, manifest.state)
+        job: dict[str, Any] = decoder.decode(manifest.job)
+        for number, tensor in wanted.rows:
+            _check_rows(manifest.rows[number], tensor, doing)
+    with _Files(manifest, directory) as files:
+        _read_tensors(peers, files, wanted, doing)
+        with peers.together(doing):
+            _read_own(session, files, wanted)
+        with peers.together(doing):
+            for number, tensor in wanted.rows:
+                _read_rows(session, files, number, tensor)
+    for _, tensor in wanted.rows:
+        tensor.rows.window.sync()
+    with peers.together(doing):
+        load_job(session, job)
+    for action in wanted.apply:
+        with peers.together(doing):
+            action()
+
+
+def _check_rows(saved: Rows, tensor: DistTensor, doing: str) -> None:
+    here = (tensor.rows.dtype, list(tensor.shape), tensor.part_policy.policy_str)
+    if here != (saved.dtype, saved.shape, saved.of):
+        raise InvalidArgumentError(
+            f"tensor {saved.name!r} is {saved.dtype}{saved.shape} of {saved.of!r} there, and "
+            f"{here[0]}{here[1]} of {here[2]!r} here"
+        )
+    if saved.identity != tensor.graph_identity:
+        raise InvalidArgumentError(
+            f"tensor {saved.name!r} is of another partitioning of the graph, in which nodes and edges have other ids"
+        )
+
+
+def _read_tensors(peers: Peers, files: _Files, wanted: Wanted, doing: str) -> None:
+    """Read what is the same on every trainer, on one of them, which gives it to the others.
+
+    Collective on the trainers.
+    """
+    reader = _readers(peers, files, doing)[0]
+    mine = reader == peers.world.trainers.rank
+    numbers = sorted(wanted.tensors)
+    with peers.together(doing):
+        if reader < 0:
+            raise ShardFormatError(files.missing(0))
+        for number in numbers if mine else ():
+            tensor = wanted.tensors[number]
+            files.open(0).read_into(f"tensors/{number}", _memory(tensor))
+    if peers.world.trainers.size > 1:
+        for number in numbers:
+            memory = _memory(wanted.tensors[number])
+            data = peers.gather_bytes(doing, memory.tobytes() if mine else b"")[reader]
+            memory.reshape(-1).view(np.uint8)[:] = np.frombuffer(data, np.uint8)
+
+
+def _memory(tensor: torch.Tensor) -> Array:
+    """The memory of a tensor as it is stored; a number as one row."""
+    return to_storage(tensor.reshape(1) if tensor.ndim == 0 else tensor, dtype_name(tensor.dtype))
+
+
+def _read_own(session: Session, files: _Files, wanted: Wanted) -> None:
+    """Read what belongs to trainers: this one's, or if there are others than before, an even share of all rows."""
+    manifest = files.manifest
+    for number, found in wanted.own.items():
+        own = manifest.own[number]
+        ends = np.cumsum([0, *own.lengths])
+        first, last = share(ends, session.rank, session.num_trainers)
+        rows = np.empty((last - first, *own.row_shape), storage_dtype(own.dtype))
+        for k in range(manifest.num_trainers):
+            begin, end = max(first, int(ends[k])), min(last, int(ends[k + 1]))
+            if begin < end:
+                files.open(k).read_into(f"own/{number}", rows[begin - first : end - first], begin - int(ends[k]))
+        found.append(to_torch(rows, own.dtype))
+
+
+def share(ends: "np.ndarray[Any, Any]", rank: int, trainers: int) -> tuple[int, int]:
+    """Which rows a trainer gets, of those that end at ``ends[1:]`` for each trainer that saved them."""
+    if len(ends) - 1 == trainers:
+        return int(ends[rank]), int(ends[rank + 1])
+    total = int(ends[-1])
+    return total * rank // trainers, total * (rank + 1) // trainers
+
+
+class _Overlap(NamedTuple):
+    """Rows of one dataset that go to one host: dataset ``place`` of ``file`` from row ``begin`` on."""
+
+    file: int
+    place: int
+    begin: int
+    host: int
+    rows: slice
+
+
+def _overlaps(saved: Sequence[Sequence[Sequence[int]]], owned_ranges: list[OwnedRange]) -> Iterator[_Overlap]:
+    """Yield what of the saved ranges (by file) lies in the owned ones."""
+    for file, ranges in enumerate(saved):
+        for place, (first, last) in enumerate(ranges):
+            for owned in owned_ranges:
+                begin, end = max(first, owned.first), min(last, owned.last)
+                if begin < end:
+                    at = owned.rows.start + begin - owned.first
+                    yield _Overlap(file, place, begin - first, owned.host, slice(at, at + end - begin))
+
+
+def _read_rows(session: Session, files: _Files, number: int, tensor: DistTensor) -> None:
+    """Read the rows that this trainer owns into the memory of the hosts near it."""
+    owned = RowOwners(session.world, tensor.rows.window.offsets).ranges()
+    for found in _overlaps(files.manifest.rows[number].ranges, owned):
+        with tensor.rows.writing(found.host) as segment:
+            files.open(found.file).read_into(f"rows/{number}/{found.place}", segment[found.rows], found.begin)

@@ -1,0 +1,235 @@
+"""The manifest of a checkpoint: what was saved, and which file on which node holds it.
+
+A checkpoint is a folder::
+
+    manifest.json         written last: without it there is no checkpoint
+    <save>-<k>.h5         what trainer k wrote:
+                              rows/<tensor>/<range>    rows of DistTensors that it owned, which lie on its node
+                              own/<number>             what is its own (``OfTrainer``)
+                              tensors/<number>         all other tensors, in the file of trainer 0
+
+The files are shards (``storage/shard.py``) with checksums of their rows. ``<save>`` is a word that is new each time;
+each file carries it as its identity, and the manifest lists the *seal* of each, a hash of its checksums: so files of
+two saves are never mixed. The manifest has a checksum of its own. Numbers, strings and the structure of the state dict
+are in the manifest. Rows are saved by their ids, not by host: any number of ranks can load them.
+"""
+
+import hashlib
+import json
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mpigraph.checkpoint.state_tree import Tree
+from mpigraph.errors import InvalidArgumentError, ShardFormatError
+from mpigraph.storage.files import NewFile, read_text
+from mpigraph.storage.format import storage_dtype
+
+__all__ = ["FILE", "GRAPH", "MANIFEST", "File", "Manifest", "Own", "Rows", "Tensor", "file_name"]
+
+MANIFEST = "manifest.json"
+FILE = re.compile(r"([0-9a-f]{12})-([0-9]+)\.h5")
+GRAPH = "checkpoint"  # what shards call the graph that they belong to
+_FORMAT = "mpigraph-checkpoint"
+_VERSION = 1
+
+
+def file_name(word: str, trainer: int) -> str:
+    """The file that a trainer writes."""
+    return f"{word}-{trainer}.h5"
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor that is the same on every trainer."""
+
+    dtype: str
+    shape: list[int]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A DistTensor.
+
+    Attributes:
+        name: its name, for messages.
+        dtype: logical dtype.
+        shape: full shape.
+        of: which nodes or edges the rows are, ``"node~paper"``.
+        identity: of the partitioned graph, whose numbering of nodes and edges the rows follow.
+        ranges: for each trainer the ranges ``[first, last)`` of rows that it wrote.
+    """
+
+    name: str
+    dtype: str
+    shape: list[int]
+    of: str
+    identity: str
+    ranges: list[list[list[int]]]
+
+
+@dataclass(frozen=True)
+class Own:
+    """What every trainer has its own of.
+
+    Attributes:
+        dtype: logical dtype.
+        row_shape: shape of a row.
+        lengths: how many rows each trainer wrote.
+    """
+
+    dtype: str
+    row_shape: list[int]
+    lengths: list[int]
+
+
+@dataclass(frozen=True)
+class File:
+    """What a trainer wrote.
+
+    Attributes:
+        seal: hash of the file's checksums.
+        nbytes: its size.
+        node: the name of the machine.
+        place: number of the folder in which it lies. Nodes that share a folder have one number.
+    """
+
+    seal: str
+    nbytes: int
+    node: str
+    place: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a manifest says.
+
+    Attributes:
+        word: of this save.
+        number: greater than that of every earlier checkpoint in the folder around it.
+        state: the state dict.
+        job: the state of the job.
+        tensors: by number.
+        rows: by number.
+        own: by number.
+        files: by trainer.
+    """
+
+    word: str
+    number: int
+    state: Tree
+    job: Tree
+    tensors: list[Tensor]
+    rows: list[Rows]
+    own: list[Own]
+    files: list[File]
+
+    @property
+    def num_trainers(self) -> int:
+        """How many trainers wrote it."""
+        return len(self.files)
+
+    def file(self, trainer: int) -> str:
+        """The name of the file of a trainer."""
+        return file_name(self.word, trainer)
+
+    def to_text(self) -> str:
+        """The text of the file."""
+        content = {"format": _FORMAT, "version": _VERSION, **asdict(self)}
+        return json.dumps(content | {"checksum": _checksum(content)}) + "\n"
+
+    def write(self, directory: Path) -> None:
+        """Write it into a folder; the checkpoint there becomes this one.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        with NewFile(directory / MANIFEST, durable=True) as file:
+            file.write(self.to_text().encode())
+
+    @classmethod
+    def read(cls, directory: Path) -> "Manifest":
+        """Read the manifest of a checkpoint.
+
+        Raises:
+            ShardFormatError: it is missing, damaged or something else.
+        """
+        path = directory / MANIFEST
+        try:
+            return cls.parse(read_text(path), path)
+        except OSError as error:
+            if isinstance(error, ShardFormatError):
+                raise
+            raise ShardFormatError(f"{path}: cannot read the manifest of a checkpoint: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise ShardFormatError(f"{path}: damaged manifest: {error}") from error
+
+    @classmethod
+    def parse(cls, text: str, path: Path) -> "Manifest":
+        """Make it of the text of a file.
+
+        Raises:
+            ShardFormatError: the text is damaged or something else.
+        """
+        try:
+            content = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ShardFormatError(f"{path}: damaged manifest: {error}") from error
+        if not isinstance(content, dict) or content.get("format") != _FORMAT:
+            raise ShardFormatError(f"{path}: not the manifest of a checkpoint")
+        if content.get("version") != _VERSION:
+            raise ShardFormatError(
+                f"{path}: a checkpoint of version {content.get('version')!r} (this library reads {_VERSION})"
+            )
+        if content.pop("checksum", None) != _checksum(content):
+            raise ShardFormatError(f"{path}: damaged manifest: its checksum does not match")
+        try:
+            return cls._of(content)
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
+            raise ShardFormatError(f"{path}: damaged manifest: {error!r}") from error
+
+    @classmethod
+    def _of(cls, content: dict[str, Any]) -> "Manifest":
+        manifest = cls(
+            word=content["word"],
+            number=int(content["number"]),
+            state=content["state"],
+            job=content["job"],
+            tensors=[Tensor(**item) for item in content["tensors"]],
+            rows=[Rows(**item) for item in content["rows"]],
+            own=[Own(**item) for item in content["own"]],
+            files=[File(**item) for item in content["files"]],
+        )
+        if not FILE.fullmatch(file_name(manifest.word, 0)):
+            raise ValueError(f"{manifest.word!r} is no word of a save")
+        described: list[Tensor | Rows | Own] = [*manifest.tensors, *manifest.rows, *manifest.own]
+        for item in described:
+            _check_dtype(item.dtype)
+        for rows in manifest.rows:
+            _check_cover(rows, manifest.num_trainers)
+        for own in manifest.own:
+            if len(own.lengths) != manifest.num_trainers:
+                raise ValueError(f"{len(own.lengths)} lengths of {manifest.num_trainers} trainers")
+        return manifest
+
+
+def _checksum(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _check_dtype(name: str) -> None:
+    try:
+        storage_dtype(name)
+    except InvalidArgumentError as error:
+        raise ValueError(str(error)) from error
+
+
+def _check_cover(rows: Rows, num_files: int) -> None:
+    """Raise ValueError unless each row is in exactly one file."""
+    ranges = sorted((a, b) for of_file in rows.ranges for a, b in of_file)
+    ends = np.array([0, *(end for _, end in ranges)])
+    if len(rows.ranges) != num_files or [a for a, _ in ranges] != ends[:-1].tolist() or int(ends[-1]) != rows.shape[0]:
+        raise ValueError(f"the files do not hold each of {rows.shape[0]} rows of {rows.name!r} once")

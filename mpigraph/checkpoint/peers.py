@@ -1,0 +1,41 @@
+"""The trainers as one thread of each talks to the others': the main thread while it saves, or one that writes."""
+
+import json
+from contextlib import AbstractContextManager
+from typing import Any
+
+from mpigraph.mpi.agree import allgather_bytes, together
+from mpigraph.mpi.alltoall import Comm
+from mpigraph.mpi.world import TRAINERS, World
+
+__all__ = ["Peers"]
+
+
+class Peers:
+    """One thread of every trainer.
+
+    Collective on the trainers: :meth:`together`, :meth:`gather`.
+
+    Attributes:
+        world: the job.
+    """
+
+    def __init__(self, world: World, comm: Comm | None = None) -> None:
+        """The main threads; or the threads that have the communicator ``comm`` for themselves."""
+        self.world = world
+        self._comm: Comm = world.trainers if comm is None else comm
+        self._place = TRAINERS if comm is None else ""
+
+    def together(self, doing: str) -> AbstractContextManager[None]:
+        """Run local code; if it raised on any trainer, raise on every trainer. Collective on the trainers."""
+        return together(self._comm, doing, "trainer", lambda: self.world.meeting(doing, self._place))
+
+    def gather(self, doing: str, value: object) -> list[Any]:
+        """What every trainer has, a JSON value, in the order of their ranks. Collective on the trainers."""
+        with self.world.meeting(doing, self._place):
+            return [json.loads(data) for data in allgather_bytes(self._comm, json.dumps(value).encode())]
+
+    def gather_bytes(self, doing: str, data: bytes) -> list[bytes]:
+        """The bytes of every trainer, in the order of their ranks. Collective on the trainers."""
+        with self.world.meeting(doing, self._place):
+            return allgather_bytes(self._comm, data)

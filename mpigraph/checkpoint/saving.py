@@ -1,0 +1,314 @@
+"""Writing a checkpoint: what each trainer takes of a state dict, its file, and the manifest that makes the files one.
+
+Exposition: a save, the same on every trainer::
+
+    take       the state dict as a tree and tensors; every trainer must have the same tree       main thread
+    write      each trainer its file, beside what is there                                       it, or another thread
+    publish    once every file is on its disk: the manifest, one in each folder that nodes see   the same
+    clean      files of other saves, and checkpoints beyond ``keep``                             the same
+"""
+
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from mpigraph.arrays import Array
+from mpigraph.checkpoint import folder
+from mpigraph.checkpoint.job_state import of_job
+from mpigraph.checkpoint.manifest import GRAPH, File, Manifest, Own, Rows, Tensor, file_name
+from mpigraph.checkpoint.peers import Peers
+from mpigraph.checkpoint.state_tree import Leaves, encode
+from mpigraph.distgraph.dtypes import dtype_name, to_storage
+from mpigraph.distgraph.tensor import DistTensor
+from mpigraph.errors import CollectiveError, InvalidArgumentError, MPIGraphError, StorageError
+from mpigraph.mpi.agree import everywhere
+from mpigraph.rows.owners import RowOwners
+from mpigraph.session.context import Session
+from mpigraph.session.of_trainer import OfTrainer
+from mpigraph.storage.shard import ShardWriter
+
+__all__ = ["Save", "as_directory"]
+
+_BLOCK = 8 << 20  # bytes that are written at a time
+
+
+def as_directory(checkpoint_id: str | os.PathLike[str]) -> Path:
+    """The folder of a checkpoint. Raises InvalidArgumentError if it is no path."""
+    try:
+        text = os.fspath(checkpoint_id)
+    except TypeError:
+        text = ""
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise InvalidArgumentError(f"checkpoint_id must be the path of a folder (got {checkpoint_id!r})")
+    return Path(os.path.abspath(text))
+
+
+@dataclass(frozen=True)
+class _Dataset:
+    """A dataset of this trainer's file: its name, its dtype, and what makes its rows as they are stored.
+
+    What belongs to trainers has no dtype yet: it comes with the rows.
+    """
+
+    name: str
+    dtype: str
+    rows: Callable[[], Any]
+
+
+class Save:
+    """One save, begun on every trainer.
+
+    Collective on the trainers: construction, :meth:`run`.
+
+    Args:
+        session: the job.
+        writer: the job's right to write.
+        state_dict: what to save.
+        directory: where.
+        keep: how many checkpoints to keep in the folder around; None for all.
+        copy: take copies of all tensors now, because training goes on.
+
+    Raises:
+        InvalidArgumentError: the state dict holds what cannot be saved, or differs between trainers; on every trainer.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        writer: folder.Writer,
+        state_dict: dict[str, Any],
+        directory: Path,
+        keep: int | None,
+        copy: bool,
+    ) -> None:
+        self.doing = f"saving a checkpoint to {str(directory)!r}"
+        self._session = session
+        self._directory = directory
+        self._writer = writer
+        self._keep = keep
+        self._leaves = Leaves()
+        main = Peers(session.world)
+        with main.together(self.doing):
+            tree = encode(state_dict, self._leaves)
+            shared = [tree, *map(_describe_tensor, self._leaves.tensors), *map(_describe_rows, self._leaves.rows)]
+            text = json.dumps(shared)
+            job = encode(of_job(session), self._leaves, "the job's state")
+        self._check_alike(main, text)
+        mine = {"word": secrets.token_hex(6), "token": writer.token, "job": job}
+        said = main.gather(self.doing, mine if session.rank == 0 else {})[0]
+        writer.agree_on(said["token"])
+        self._manifest = Manifest(
+            word=said["word"],
+            number=0,
+            state=tree,
+            job=said["job"],
+            tensors=[Tensor(dtype_name(tensor.dtype), list(tensor.shape)) for tensor in self._leaves.tensors],
+            rows=[self._describe_ranges(tensor) for tensor in self._leaves.rows],
+            own=[],
+            files=[],
+        )
+        self._datasets = list(self._take(copy))
+        self._leaves = Leaves()
+
+    def run(self, peers: Peers) -> None:
+        """Write the checkpoint. What was there before stays until the new one is whole.
+
+        Raises:
+            StorageError: a file cannot be written, or another job writes there; on every trainer.
+
+        Collective on the trainers.
+        """
+        world = self._session.world
+        leads = world.local_trainer == 0
+        word = self._manifest.word
+        token = self._directory / folder.token_name(word, world.node_index)
+        mine = self._directory / file_name(word, self._session.rank)
+        try:
+            with peers.together(self.doing):
+                if leads:
+                    self._begin(token)
+            with peers.together(self.doing):
+                report = self._write(mine)
+                report["place"] = self._place()
+                report["number"] = folder.newest_number(self._directory.parent) if leads else 0
+            manifest = self._complete(peers.gather(self.doing, report))
+            with peers.together(self.doing):
+                if leads and manifest.files[self._session.rank].place == world.node_index:
+                    self._publish(manifest)
+        except MPIGraphError:  # on every trainer
+            with suppress(OSError):
+                mine.unlink()
+            raise
+        finally:
+            if leads:
+                with suppress(OSError):
+                    token.unlink()
+        with peers.together(self.doing):
+            if leads and manifest.files[self._session.rank].place == world.node_index:
+                folder.remove_other_saves(self._directory, word)
+                if self._keep is not None:
+                    folder.remove_old(self._directory, self._keep)
+
+    def _check_alike(self, peers: Peers, text: str) -> None:
+        """Raise InvalidArgumentError on every trainer if two have different trees."""
+        hashes = peers.gather(self.doing, hashlib.sha256(text.encode()).hexdigest())
+        other = next((k for k, found in enumerate(hashes) if found != hashes[0]), None)
+        if other is None:
+            return
+        rank = self._session.rank
+        texts = peers.gather_bytes(self.doing, text.encode() if rank in (0, other) else b"")
+        one, two = (json.loads(texts[k]) for k in (0, other))
+        where, a, b = _difference(one, two, "state_dict")
+        raise everywhere(
+            InvalidArgumentError(
+                f"{self.doing}: the trainers have different state dicts: {where} is {a} on trainer 0, and {b} on "
+                f"trainer {other}; what each has its own of, put into OfTrainer"
+            )
+        )
+
+    def _describe_ranges(self, tensor: DistTensor) -> Rows:
+        owners = RowOwners(self._session.world, tensor.rows.window.offsets)
+        ranges = [[[owned.first, owned.last] for owned in owners.ranges(k)] for k in range(self._session.num_trainers)]
+        return replace(_describe_rows_of(tensor), ranges=ranges)
+
+    def _take(self, copy: bool) -> Iterator[_Dataset]:
+        """What this trainer writes."""
+        for number, tensor in enumerate(self._leaves.rows):
+            tensor.rows.window.sync()
+            for place, owned in enumerate(RowOwners(self._session.world, tensor.rows.window.offsets).ranges()):
+                rows = tensor.rows.segment(owned.host)[owned.rows]
+                rows = rows.copy() if copy else rows
+                yield _Dataset(f"rows/{number}/{place}", tensor.rows.dtype, partial(_same, rows))
+        for number, own in enumerate(self._leaves.own):
+            yield _Dataset(f"own/{number}", "", partial(_own_rows, own))
+        if self._session.rank == 0:
+            for number, dense in enumerate(self._leaves.tensors):
+                found = dense.clone(memory_format=torch.contiguous_format) if copy else dense
+                yield _Dataset(f"tensors/{number}", dtype_name(dense.dtype), partial(_stored, found))
+
+    def _begin(self, token: Path) -> None:
+        """Make the folder, and leave there what tells the other nodes that this one sees it."""
+        with self._writer.holding(self._directory.parent):
+            try:
+                self._directory.mkdir(exist_ok=True)
+                token.touch()
+            except OSError as error:
+                raise StorageError(f"{self._directory}: cannot write: {error.strerror}") from error
+
+    def _place(self) -> int:
+        """The first node that sees the folder which this one sees."""
+        word = self._manifest.word
+        for node in range(self._session.world.num_nodes):
+            if (self._directory / folder.token_name(word, node)).exists():
+                return node
+        raise StorageError(f"{self._directory}: what was written there a moment ago is gone")
+
+    def _write(self, path: Path) -> dict[str, Any]:
+        own = []
+        with ShardWriter(path, GRAPH, self._session.rank, self._manifest.word, durable=True) as writer:
+            while self._datasets:
+                dataset = self._datasets.pop(0)  # what was copied is freed once it is written
+                rows = dataset.rows()
+                dtype = dataset.dtype
+                if dataset.name.startswith("own/"):
+                    rows, dtype = rows
+                    own.append([dtype, list(rows.shape[1:]), len(rows)])
+                _write_rows(writer, dataset.name, rows, dtype)
+        return {"own": own, "seal": writer.seal, "nbytes": path.stat().st_size, "node": os.uname().nodename}
+
+    def _complete(self, reports: list[dict[str, Any]]) -> Manifest:
+        """The manifest, of what all trainers have written."""
+        owns = []
+        for number, (dtype, row_shape, _) in enumerate(reports[0]["own"]):
+            for k, report in enumerate(reports):
+                if report["own"][number][:2] != [dtype, row_shape]:
+                    raise everywhere(
+                        CollectiveError(
+                            f"{self.doing}: an OfTrainer has rows {dtype}{row_shape} on trainer 0 and "
+                            f"{report['own'][number][0]}{report['own'][number][1]} on trainer {k}"
+                        )
+                    )
+            owns.append(Own(dtype, row_shape, [report["own"][number][2] for report in reports]))
+        files = [File(r["seal"], r["nbytes"], r["node"], r["place"]) for r in reports]
+        number = 1 + max(report["number"] for report in reports)
+        return replace(self._manifest, number=number, own=owns, files=files)
+
+    def _publish(self, manifest: Manifest) -> None:
+        """Write the manifest once every file of this folder is seen."""
+        place = self._session.world.node_index
+        for k, file in enumerate(manifest.files):
+            path = self._directory / manifest.file(k)
+            if file.place == place and (not path.exists() or path.stat().st_size != file.nbytes):
+                raise StorageError(f"{path}: what trainer {k} wrote is not seen on node {file.node}")
+        with ExitStack() as stack:
+            stack.enter_context(self._writer.holding(self._directory.parent))
+            manifest.write(self._directory)
+
+
+def _describe_tensor(tensor: torch.Tensor) -> list[Any]:
+    return [dtype_name(tensor.dtype), list(tensor.shape)]
+
+
+def _describe_rows(tensor: DistTensor) -> list[Any]:
+    found = _describe_rows_of(tensor)
+    return [found.name, found.dtype, found.shape, found.of, found.identity]
+
+
+def _describe_rows_of(tensor: DistTensor) -> Rows:
+    return Rows(
+        tensor.name,
+        tensor.rows.dtype,
+        list(tensor.shape),
+        tensor.part_policy.policy_str,
+        tensor.graph_identity,
+        [],
+    )
+
+
+def _same(rows: Array) -> Array:
+    return rows
+
+
+def _own_rows(own: OfTrainer) -> Any:
+    rows = own.rows.detach().cpu().contiguous()
+    dtype = dtype_name(rows.dtype)
+    return to_storage(rows, dtype), dtype
+
+
+def _stored(tensor: torch.Tensor) -> Array:
+    """A tensor as it is stored; a number as one row."""
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    rows: Array = to_storage(plain.reshape(1) if plain.ndim == 0 else plain, dtype_name(tensor.dtype))
+    return rows
+
+
+def _write_rows(writer: ShardWriter, name: str, rows: Array, dtype: str) -> None:
+    out = writer.create(name, rows.shape, dtype)
+    row_bytes = max(1, rows.itemsize * int(np.prod(rows.shape[1:], dtype=np.int64)))
+    step = max(1, _BLOCK // row_bytes)
+    for begin in range(0, len(rows), step):
+        out.write(rows[begin : begin + step])
+
+
+def _difference(one: Any, two: Any, where: str) -> tuple[str, str, str]:
+    """Where two trees differ first, and what is there."""
+    if isinstance(one, list) and isinstance(two, list) and len(one) == len(two):
+        for a, b in zip(one, two, strict=True):
+            if a != b:
+                key = a[0] if isinstance(a, list) and len(a) == 2 and a[0] == b[0] else None
+                return _difference(a, b, where if key is None else f"{where}[{key!r}]")
+    if isinstance(one, dict) and isinstance(two, dict) and one.keys() == two.keys():
+        for key in one:
+            if one[key] != two[key]:
+                return _difference(one[key], two[key], where)
+    return where, repr(one)[:200], repr(two)[:200]

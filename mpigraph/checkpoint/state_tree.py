@@ -1,0 +1,300 @@
+"""State dicts as JSON, with the tensors in them taken out and numbered; and back.
+
+JSON values stand for themselves. Everything else is an object with one key that says what it is: ``{"tuple": [...]}``,
+``{"dict": [[key, value], ...]}``, ``{"tensor": 3}``. No class is looked up by a name from a file.
+"""
+
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
+
+import numpy as np
+import torch
+
+from mpigraph.distgraph.dtypes import dtype_name
+from mpigraph.distgraph.tensor import DistTensor
+from mpigraph.errors import InvalidArgumentError
+from mpigraph.session.of_trainer import OfTrainer
+
+__all__ = ["Decoder", "Leaves", "Stateful", "Tree", "Wanted", "encode"]
+
+Tree: TypeAlias = Any
+"""A JSON value."""
+_MAPPINGS: dict[str, type[dict[Any, Any]]] = {"dict": dict, "ordered": OrderedDict, "counter": Counter}
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """What has a state: modules, optimizers and schedulers of torch, loaders, embeddings, sparse optimizers."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state."""
+        ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> Any:
+        """Go on from a state."""
+        ...
+
+
+@dataclass
+class Leaves:
+    """The tensors of a state dict by their numbers.
+
+    Attributes:
+        tensors: the same on every trainer.
+        rows: spread over the hosts.
+        own: of which every trainer has its own.
+    """
+
+    tensors: list[torch.Tensor] = field(default_factory=list)
+    rows: list[DistTensor] = field(default_factory=list)
+    own: list[OfTrainer] = field(default_factory=list)
+
+
+def encode(value: object, leaves: Leaves, where: str = "state_dict") -> Tree:
+    """Make a tree of a value; its tensors are added to ``leaves``.
+
+    Args:
+        value: any mix of what :func:`.save` says.
+        leaves: the tensors found so far.
+        where: what to call the value in errors.
+
+    Raises:
+        InvalidArgumentError: it is something that a checkpoint cannot hold; names it.
+    """
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, np.generic):
+        return encode(value.item(), leaves, where)
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else {"float": repr(float(value))}
+    if isinstance(value, DistTensor):
+        return {"rows": _add(leaves.rows, value)}
+    if isinstance(value, OfTrainer):
+        return {"own": _add(leaves.own, value)}
+    if isinstance(value, torch.Tensor):
+        return {"tensor": _add(leaves.tensors, _plain(value, where))}
+    if isinstance(value, np.ndarray):
+        return {"array": _add(leaves.tensors, _plain(_from_numpy(value, where), where))}
+    if isinstance(value, torch.dtype):
+        return {"dtype": str(value).removeprefix("torch.")}
+    if isinstance(value, torch.device):
+        return {"device": str(value)}
+    if isinstance(value, list):
+        return [encode(item, leaves, f"{where}[{i}]") for i, item in enumerate(value)]
+    if type(value) in (tuple, torch.Size):
+        return {"tuple": [encode(item, leaves, f"{where}[{i}]") for i, item in enumerate(cast(tuple[Any], value))]}
+    for name, kind in _MAPPINGS.items():
+        if type(value) is kind:
+            return _encode_dict(name, value, leaves, where)
+    if isinstance(value, Stateful):
+        return {"object": encode(value.state_dict(), leaves, where)}
+    raise InvalidArgumentError(
+        f"{where} is a {type(value).__name__}, which a checkpoint cannot hold (it holds tensors, arrays, numbers, "
+        "strings, lists, tuples, dicts, and objects with state_dict and load_state_dict)"
+    )
+
+
+def _encode_dict(name: str, value: dict[Any, Any], leaves: Leaves, where: str) -> Tree:
+    items = []
+    for key, item in value.items():
+        inside = f"{where}[{key!r}]"
+        if not isinstance(key, str | int | float | tuple) and key is not None:
+            raise InvalidArgumentError(f"{inside}: a checkpoint holds no dict with keys of {type(key).__name__}")
+        items.append([encode(key, leaves, f"the key of {inside}"), encode(item, leaves, inside)])
+    tree: dict[str, Any] = {name: items}
+    versions = getattr(value, "_metadata", None)  # of a module's parts, by which torch reads older states
+    if versions is not None:
+        tree["metadata"] = encode(versions, leaves, where)
+    return tree
+
+
+def _add(items: list[Any], item: object) -> int:
+    items.append(item)
+    return len(items) - 1
+
+
+def _plain(value: torch.Tensor, where: str) -> torch.Tensor:
+    """The tensor without its history. Raises InvalidArgumentError if it is of a kind that cannot be stored."""
+    if value.layout != torch.strided or value.is_quantized or value.device.type == "meta":
+        raise InvalidArgumentError(f"{where} is a tensor of a kind that a checkpoint cannot hold ({value.layout})")
+    try:
+        dtype_name(value.dtype)
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f"{where}: {error}") from None
+    return value.detach()
+
+
+def _from_numpy(value: "np.ndarray[Any, Any]", where: str) -> torch.Tensor:
+    try:
+        return torch.from_numpy(np.ascontiguousarray(value))
+    except TypeError as error:
+        raise InvalidArgumentError(f"{where}: {error}") from None
+
+
+@dataclass
+class Wanted:
+    """What of a checkpoint a state dict asks for; filled in by who reads it, then applied.
+
+    Attributes:
+        tensors: memory on the CPU to be filled, by number.
+        rows: numbers of rows, and the tensors that they are to overwrite.
+        own: what belongs to trainers, by number; a list into which it is put.
+        apply: what to call afterwards, in this order.
+    """
+
+    tensors: dict[int, torch.Tensor] = field(default_factory=dict)
+    rows: list[tuple[int, DistTensor]] = field(default_factory=list)
+    own: dict[int, list[torch.Tensor]] = field(default_factory=dict)
+    apply: list[Callable[[], object]] = field(default_factory=list)
+
+
+class Decoder:
+    """Makes values of a tree.
+
+    Args:
+        memory: makes the memory for a tensor that is to be read, by its number.
+        what: names the checkpoint in errors.
+    """
+
+    def __init__(self, memory: Callable[[int], torch.Tensor], what: str) -> None:
+        self._memory = memory
+        self._what = what
+        self.wanted = Wanted()
+
+    def update(self, target: dict[Any, Any], tree: Tree, where: str = "state_dict") -> None:
+        """Ask for what a state dict holds, and put it there once it has been read.
+
+        Tensors are overwritten in place, objects get their state, other values are replaced.
+
+        Raises:
+            InvalidArgumentError: the checkpoint lacks something, or holds something else there.
+        """
+        saved = self._items(tree, where)
+        for key, value in target.items():
+            inside = f"{where}[{key!r}]"
+            if key not in saved:
+                raise InvalidArgumentError(f"{self._what} has no {inside} (it has {', '.join(map(repr, saved))})")
+            self._take(target, key, value, saved[key], inside)
+
+    def _take(self, target: dict[Any, Any], key: object, value: Any, tree: Tree, where: str) -> None:
+        if isinstance(value, DistTensor):
+            self._decode(tree, value, where)
+        elif isinstance(value, torch.Tensor):
+            self._check(tree, "tensor", where)
+            read = self._tensor(tree["tensor"])
+            if (read.shape, read.dtype) != (value.shape, value.dtype):
+                raise InvalidArgumentError(
+                    f"{self._what}: {where} is {tuple(read.shape)} {read.dtype} there, and {tuple(value.shape)} "
+                    f"{value.dtype} here"
+                )
+            self.wanted.apply.append(lambda: value.detach().copy_(read))
+        elif type(value) in _MAPPINGS.values():
+            self.update(value, tree, where)
+        elif isinstance(value, OfTrainer):
+            target[key] = self._decode(tree, value, where)
+        elif isinstance(value, Stateful):
+            self._check(tree, "object", where)
+            state = self._decode(tree["object"], _Once(value), where)
+            self.wanted.apply.append(lambda: _load(value, state, f"{self._what}: {where}"))
+        else:
+            read_value = self._decode(tree, value, where)
+            self.wanted.apply.append(lambda: target.__setitem__(key, read_value))
+
+    def _check(self, tree: Tree, tag: str, where: str) -> None:
+        if not isinstance(tree, dict) or tag not in tree:
+            raise InvalidArgumentError(f"{self._what}: {where} is something else there")
+
+    def _items(self, tree: Tree, where: str) -> dict[Any, Tree]:
+        for name in _MAPPINGS:
+            if isinstance(tree, dict) and name in tree:
+                return {self._decode(key, None, where): item for key, item in tree[name]}
+        raise InvalidArgumentError(f"{self._what}: {where} is no dict there")
+
+    def _tensor(self, number: int) -> torch.Tensor:
+        if number not in self.wanted.tensors:
+            self.wanted.tensors[number] = self._memory(number)
+        return self.wanted.tensors[number]
+
+    def decode(self, tree: Tree) -> Any:
+        """The value of a tree by itself."""
+        return self._decode(tree, None, "the state of the job")
+
+    def _decode(self, tree: Tree, here: Any, where: str) -> Any:
+        """The value of a tree; ``here`` is the value at the same place of the state dict that is being loaded."""
+        if not isinstance(tree, dict):
+            if not isinstance(tree, list):
+                return tree
+            return [self._decode(item, _at(here, i), f"{where}[{i}]") for i, item in enumerate(tree)]
+        if "tuple" in tree:
+            return tuple(self._decode(item, _at(here, i), f"{where}[{i}]") for i, item in enumerate(tree["tuple"]))
+        if "float" in tree:
+            return float(tree["float"])
+        if "tensor" in tree:
+            return self._tensor(tree["tensor"])
+        if "array" in tree:
+            return self._tensor(tree["array"]).numpy()
+        if "dtype" in tree:
+            return getattr(torch, tree["dtype"])
+        if "device" in tree:
+            return torch.device(tree["device"])
+        if "own" in tree:
+            found = self.wanted.own.setdefault(tree["own"], [])
+            return OfTrainer(lambda: found[0])
+        if "object" in tree:
+            return self._decode(tree["object"], _Once(here) if isinstance(here, Stateful) else here, where)
+        if "rows" in tree:
+            target = here.value if isinstance(here, _Once) else here
+            if not isinstance(target, DistTensor):
+                raise InvalidArgumentError(f"{self._what}: {where} are rows of a DistTensor, and there is none here")
+            self.wanted.rows.append((tree["rows"], target))
+            return target
+        return self._decode_dict(tree, here, where)
+
+    def _decode_dict(self, tree: Tree, here: Any, where: str) -> Any:
+        (name,) = _MAPPINGS.keys() & tree.keys()
+        value = _MAPPINGS[name]()
+        for key, item in tree[name]:
+            key = self._decode(key, None, where)
+            value[key] = self._decode(item, _at(here, key), f"{where}[{key!r}]")
+        if "metadata" in tree:
+            value._metadata = self._decode(tree["metadata"], None, where)  # type: ignore[attr-defined]
+        return value
+
+
+class _Once:
+    """The state of an object here, which is asked for when a tensor of it is wanted."""
+
+    def __init__(self, of: Stateful) -> None:
+        self._of = of
+        self._value: Any = None
+
+    @property
+    def value(self) -> Any:
+        if self._value is None:
+            self._value = self._of.state_dict()
+        return self._value
+
+
+def _at(here: Any, key: Any) -> Any:
+    """What is at a key of the value here; None if there is no such thing."""
+    here = here.value if isinstance(here, _Once) else here
+    if isinstance(here, Mapping):
+        return here.get(key)
+    if isinstance(here, list | tuple) and isinstance(key, int) and key < len(here):
+        return here[key]
+    return None
+
+
+def _load(target: Stateful, state: dict[str, Any], where: str) -> None:
+    """Load a state. Raises InvalidArgumentError with the place, where torch says that it does not fit."""
+    try:
+        target.load_state_dict(state)
+    except (RuntimeError, ValueError, KeyError) as error:
+        if isinstance(error, InvalidArgumentError):
+            raise
+        raise InvalidArgumentError(f"{where} does not fit: {error}") from error

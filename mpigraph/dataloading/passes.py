@@ -1,0 +1,222 @@
+"""One pass over a trainer's seeds: their order, where batches begin, and how many were handed out.
+
+A pass is an epoch, or what is left of one that was begun on another number of trainers. The order of such a remainder
+is that of hashes of its seeds: so what is left of it later comes in the same order.
+"""
+
+from collections.abc import Iterator
+from functools import cached_property, partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+
+from mpigraph.arrays import I64
+from mpigraph.dataloading.seeds import Seeds, agreed_steps, batch_bounds, shuffled
+from mpigraph.errors import InvalidArgumentError
+from mpigraph.kernels.rng import combine
+from mpigraph.session.context import Session
+from mpigraph.session.of_trainer import OfTrainer
+
+__all__ = ["Pass", "Passes"]
+
+_NO_PASS = 0
+_EPOCH = 1
+_REMAINDER = 2
+
+
+class Pass:
+    """A pass over seeds.
+
+    Attributes:
+        epoch: of which number it is, or is a part.
+        seeds: all seeds of it, except those that were handed out before it was loaded if it is a remainder.
+        steps: the trainers' number of steps, from its beginning on.
+        length: how many seeds it had at its beginning.
+        taken: batches that were handed out.
+        is_remainder: whether it is what other trainers have left.
+    """
+
+    def __init__(
+        self,
+        epoch: int,
+        seeds: Seeds,
+        order: I64,
+        bounds: I64,
+        steps: int,
+        *,
+        taken: int = 0,
+        is_remainder: bool = False,
+    ) -> None:
+        """Begin or go on.
+
+        Args:
+            epoch: its number.
+            seeds: the seeds.
+            order: int64[n], their positions in the order of the pass.
+            bounds: int64[batches + 1], where its batches begin and end, counted from its beginning.
+            steps: see above.
+            taken: batches that were handed out.
+            is_remainder: see above. The first seed in ``order`` is then the first one that was not handed out.
+        """
+        self.epoch = epoch
+        self.seeds = seeds
+        self.steps = steps
+        self.length = len(order) + (int(bounds[taken]) if is_remainder else 0)
+        self.taken = taken
+        self.is_remainder = is_remainder
+        self._order = order
+        self._bounds = bounds
+        self._base = int(bounds[taken]) if is_remainder else 0
+
+    def batches(self) -> Iterator[I64]:
+        """Positions of the seeds of each batch that was not handed out."""
+        bounds = (self._bounds[self.taken :] - self._base).tolist()
+        return (self._order[begin:end] for begin, end in pairwise(bounds))
+
+    def left(self, taken: int) -> I64:
+        """What :meth:`.Seeds.rows` has of the seeds left once so many batches were handed out, in their given order."""
+        out = np.zeros(len(self.seeds), np.bool_)
+        out[self._order[int(self._bounds[taken]) - self._base :]] = True
+        return self.seeds.rows(np.flatnonzero(out))
+
+
+class Passes:
+    """The passes of a loader over this trainer's seeds: which comes next, and how far the one in progress is.
+
+    Collective on the trainers: construction, :meth:`load_state_dict`.
+
+    Attributes:
+        seeds: the seeds.
+        bounds: int64[batches + 1], where the batches of an epoch begin and end.
+        next: number of the next epoch.
+        current: the pass in progress, if any.
+        loaded: the pass to begin with, if a state has told one.
+        fingerprint: what a state must agree with, JSON values by name.
+    """
+
+    def __init__(
+        self, session: Session, seeds: Seeds, batch_size: int, shuffle: bool, drop_last: bool, seed: int
+    ) -> None:
+        """Plan the epochs; the options are those of :class:`.DistDataLoader`."""
+        world = self._world = session.world
+        self.seeds = seeds
+        self._batch_size = batch_size
+        self._shuffle = shuffle
+        self._drop_last = drop_last
+        self._seed = seed
+        self._rank = session.rank
+        self._steps = agreed_steps(len(seeds), batch_size, drop_last, world.allreduce_minmax)
+        self.bounds = batch_bounds(len(seeds), batch_size, drop_last, self._steps)
+        self.next = 0
+        self.current: Pass | None = None
+        self.loaded: Pass | None = None
+        types = None if seeds.types is None else [kind if isinstance(kind, str) else list(kind) for kind in seeds.types]
+        self.fingerprint: dict[str, Any] = {
+            "seed": seed,
+            "number of seeds": world.allreduce_sum(len(seeds)),
+            "hash of seeds": world.allreduce_sum(seeds.digest()) % 2**48,
+            "types of seeds": types,
+        }
+
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch in progress, else of the next one."""
+        known = self.current or self.loaded
+        return self.next if known is None else known.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Number the next epoch; what a state has told of it is kept, of another one forgotten."""
+        self.next = epoch
+        if self.loaded is not None and self.loaded.epoch != epoch:
+            self.loaded = None
+
+    def begin(self) -> Pass:
+        """Begin a pass: the next epoch, or what is left of it."""
+        self.current, self.loaded = self.loaded or self._of_epoch(self.next, 0), None
+        self.next = self.current.epoch + 1
+        return self.current
+
+    def end(self, some: Pass) -> None:
+        """A pass is over, or was left."""
+        if self.current is some:
+            self.current = None
+
+    def _of_epoch(self, epoch: int, taken: int) -> Pass:
+        order = np.arange(len(self.seeds))
+        if self._shuffle:
+            order = shuffled(len(self.seeds), self._seed, epoch, self._rank)
+        return Pass(epoch, self.seeds, order, self.bounds, self._steps, taken=taken)
+
+    def _remainder(self, epoch: int, rows: I64, bounds: I64, steps: int, taken: int) -> Pass:
+        seeds = self.seeds.of_rows(rows)
+        order = np.arange(len(seeds))
+        if self._shuffle:
+            order = np.argsort(seeds.hashes(combine(self._seed, epoch)), kind="stable")
+        return Pass(epoch, seeds, order, bounds, steps, taken=taken, is_remainder=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this trainer is."""
+        known = self.current or self.loaded
+        progress = [self.next, _NO_PASS, 0, 0, 0, self._sequence]
+        left = partial(self.seeds.rows, np.empty(0, np.int64))
+        if known is not None:
+            kind = _REMAINDER if known.is_remainder else _EPOCH
+            progress = [known.epoch, kind, known.length, known.steps, known.taken, self._sequence]
+            left = partial(known.left, known.taken)
+        return {
+            "fingerprint": self.fingerprint,
+            "trainers": self._world.trainers.size,
+            "batches": self._batching,
+            "progress": OfTrainer(torch.tensor([progress])),
+            "left": OfTrainer(lambda: torch.from_numpy(left())),
+        }
+
+    @property
+    def _batching(self) -> list[int | bool]:
+        return [self._batch_size, self._shuffle, self._drop_last]
+
+    @cached_property
+    def _sequence(self) -> int:
+        return self.seeds.sequence()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state; see :meth:`.DistDataLoader.load_state_dict`. Collective on the trainers."""
+        there, here = state["fingerprint"], self.fingerprint
+        different = [name for name in {**there, **here} if there.get(name) != here.get(name)]
+        if different:
+            said = "; ".join(
+                f"{name} is {there.get(name)} in the state, and {here.get(name)} here" for name in different
+            )
+            raise InvalidArgumentError(f"the state is of another loader: {said}")
+        progress = state["progress"].rows
+        alike = state["trainers"] == self._world.trainers.size and state["batches"] == self._batching
+        if alike:
+            kind, its_seeds = progress[0, [1, 5]].tolist()
+            alike = kind == _REMAINDER or its_seeds == self._sequence
+        self.current = self.loaded = None
+        if self._world.allreduce_minmax(int(alike), False):
+            self._go_on(progress[0].tolist(), state["left"])
+        else:
+            self._share(progress, state["left"].rows.numpy())
+
+    def _go_on(self, progress: list[int], left: OfTrainer) -> None:
+        """Go on with this trainer's own pass."""
+        epoch, kind, length, steps, taken, _ = progress
+        self.next = epoch
+        if kind == _EPOCH:
+            self.loaded = self._of_epoch(epoch, taken)
+        elif kind == _REMAINDER:
+            bounds = batch_bounds(length, self._batch_size, self._drop_last, steps)
+            self.loaded = self._remainder(epoch, left.rows.numpy(), bounds, steps, taken)
+
+    def _share(self, progress: torch.Tensor, left: I64) -> None:
+        """Take a share of what all trainers have left, of which this one was given ``left``."""
+        running = bool((progress[:, 1] != _NO_PASS).any())
+        last = np.iinfo(np.int64).max
+        self.next = self._world.allreduce_minmax(min([last, *progress[:, 0].tolist()]), False)
+        if self._world.allreduce_minmax(int(running), True):
+            steps = agreed_steps(len(left), self._batch_size, self._drop_last, self._world.allreduce_minmax)
+            bounds = batch_bounds(len(left), self._batch_size, self._drop_last, steps)
+            self.loaded = self._remainder(self.next, left, bounds, steps, 0)

@@ -1,0 +1,36 @@
+"""Hashes of ids: of a set of them, of a sequence of them, and of each."""
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from mpigraph.arrays import I64, U64
+from mpigraph.kernels.rng import mix64
+
+__all__ = ["hash_each", "hash_of_sequence", "sum_of_hashes"]
+
+
+@njit(nogil=True, cache=True)
+def sum_of_hashes(key: np.uint64, ids: I64) -> Any:
+    """A sum that does not depend on the order of ids, and is that of their pieces; key: uint64.  ids: int64[n]."""
+    total = np.uint64(0)
+    for i in range(len(ids)):
+        total += mix64(key ^ mix64(np.uint64(ids[i])))
+    return total
+
+
+@njit(nogil=True, cache=True)
+def hash_of_sequence(key: np.uint64, ids: I64) -> Any:
+    """A hash that depends on the order of ids.  key: uint64.  ids: int64[n]."""
+    found = key
+    for i in range(len(ids)):
+        found = mix64(found ^ np.uint64(ids[i]))
+    return found
+
+
+@njit(nogil=True, cache=True)
+def hash_each(key: np.uint64, ids: I64, out: U64) -> None:
+    """A hash of each id.  key: uint64.  ids: int64[n].  out: uint64[n]."""
+    for i in range(len(ids)):
+        out[i] = mix64(key ^ mix64(np.uint64(ids[i])))

@@ -1,0 +1,202 @@
+"""Loaders that go on: by the same minibatches on as many trainers, else with exactly the seeds that are left."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from batches import digest
+from layouts import SharedJob, alone, everywhere, on_all, rotated
+from oracle import NUM_NODES, open_graph
+
+import mpigraph.distributed as dist
+from mpigraph import checkpoint
+from mpigraph.dataloading import NeighborSampler
+from mpigraph.dataloading.negative_sampler import Uniform
+from mpigraph.dataloading.passes import Pass
+from mpigraph.dataloading.seeds import Seeds, batch_bounds
+from mpigraph.distgraph.graph import DistGraph
+from mpigraph.graphs.fields import EID
+
+Batch = tuple[list[int], Any]
+DEPTHS = {"inline": 0, "ahead": 3}
+
+
+@pytest.fixture
+def shared_path(job: SharedJob, tmp_path: Path) -> Path:
+    """A directory that all trainers see."""
+    return job.one_has(lambda: tmp_path)
+
+
+def nodes(g: DistGraph, shuffle: bool = True, depth: int = 2, batch_size: int = 3, **options: Any) -> Any:
+    mine = dist.node_split(np.ones(NUM_NODES))
+    options = {"batch_size": batch_size, "shuffle": shuffle, "num_prefetch": depth} | options
+    return dist.DistNodeDataLoader(g, mine, NeighborSampler([2, 2]), **options)
+
+
+def edges(g: DistGraph, shuffle: bool = True, depth: int = 2) -> Any:
+    mine = dist.edge_split(np.ones(g.num_edges(), np.bool_))
+    options = {"batch_size": 40, "shuffle": shuffle, "num_prefetch": depth, "negative_sampler": Uniform(1)}
+    return dist.DistEdgeDataLoader(g, mine, NeighborSampler([2]), **options)
+
+
+def ids(g: DistGraph, shuffle: bool = True, depth: int = 2) -> Any:
+    """Ids of two types, some of them twice, in batches that a function makes, which samples."""
+    seeds = {"a": np.arange(g.rank(), 40, world(g)), "b": np.repeat(np.arange(g.rank(), 20, world(g)), 2)}
+
+    def collate(items: list[tuple[str, int]]) -> Any:
+        sources = dist.sample_neighbors(g, [number for _, number in items], 2).edges()[0]
+        return [number + (1000 if kind == "b" else 0) for kind, number in items], sources.tolist()
+
+    return dist.DistDataLoader(seeds, 5, shuffle, collate, num_prefetch=depth)
+
+
+LOADERS: dict[str, Callable[..., Any]] = {"nodes": nodes, "edges": edges, "ids": ids}
+
+
+def world(g: DistGraph) -> int:
+    return g.session.num_trainers
+
+
+def skew(g: DistGraph) -> int:
+    """How many steps this trainer is ahead: none where sampling may need the others, who wait in ``save``."""
+    return g.rank() if g.session.world.all_near else 0
+
+
+def one(batch: Any) -> Batch:
+    """The seeds of a batch, and what it holds."""
+    if isinstance(batch, tuple) and isinstance(batch[0], list):
+        return batch
+    seeds = batch[1] if isinstance(batch[1], torch.Tensor) else batch[1].edata[EID]
+    return seeds.tolist(), digest(batch)
+
+
+def some(batches: Iterator[Any], count: int) -> list[Batch]:
+    """The next batches."""
+    return [one(batch) for _, batch in zip(range(count), batches, strict=False)]
+
+
+def seeds_of(batches: list[Batch]) -> list[int]:
+    return sorted(seed for seeds, _ in batches for seed in seeds)
+
+
+@everywhere
+@rotated(3)
+@pytest.mark.parametrize("kind", LOADERS)
+def test_the_same_minibatches_come(job: SharedJob, oracle, shared_path: Path, kind: str) -> None:
+    """Whatever is prefetched, and where trainers are at different steps; at the beginning and at the end, too."""
+    g = job.open(oracle(3))
+    make, path = LOADERS[kind], shared_path / "c"
+    wanted = [[one(batch) for batch in loader] for loader in [make(g)] for _ in range(3)]
+    for number, (epoch, taken) in enumerate([(0, 0), (1, 2 + skew(g)), (1, 10**6), (2, 1)]):
+        loader = make(g, depth=(number + skew(g)) % 3)
+        loader.set_epoch(epoch)
+        batches = iter(loader)
+        assert some(batches, min(taken, len(loader))) == wanted[epoch][:taken]  # not its end, which is later
+        checkpoint.save({"loader": loader}, checkpoint_id=path)
+        batches.close()
+        again = make(g, depth=number % 3)
+        checkpoint.load({"loader": again}, checkpoint_id=path)
+        assert again.epoch == epoch
+        again.set_epoch(again.epoch)
+        assert [one(batch) for batch in again] == wanted[epoch][taken:]
+        checkpoint.save({"loader": again}, checkpoint_id=path)  # between two epochs
+        assert again.epoch == epoch + 1
+        checkpoint.load({"loader": loader}, checkpoint_id=path)
+        assert [one(batch) for batch in loader] == [one(batch) for batch in again]
+    g.barrier()
+
+
+@everywhere
+@rotated(3)
+@pytest.mark.parametrize("kind", LOADERS)
+def test_other_trainers_share_what_is_left(job: SharedJob, oracle, shared_path: Path, kind: str) -> None:
+    """One trainer begins an epoch, many go on, are stopped and go on again, and one ends it: each seed comes once."""
+    first, second, third = (shared_path / name for name in ("first", "second", "third"))
+    make = LOADERS[kind]
+
+    def begin() -> tuple[list[int], list[Batch]]:
+        loader = make(open_graph(oracle(3)))
+        everything = seeds_of([one(batch) for batch in loader])
+        batches = iter(loader)
+        used = some(batches, 5)
+        checkpoint.save({"loader": loader}, checkpoint_id=first)
+        return everything, used
+
+    everything, used = job.one_has(lambda: alone(begin))
+    g = job.open(oracle(3))
+    loader = make(g)
+    following = [[one(batch) for batch in loader] for _ in range(3)][2]
+    loader = make(g)
+    checkpoint.load({"loader": loader}, checkpoint_id=first)
+    assert loader.epoch == 1
+    batches = iter(loader)
+    mine = some(batches, 1 + skew(g) % 2)
+    checkpoint.save({"loader": loader}, checkpoint_id=second)
+    rest = [one(batch) for batch in batches]
+    again = make(g, depth=0)
+    checkpoint.load({"loader": again}, checkpoint_id=second)
+    batches = iter(again)
+    mine += some(batches, 1)
+    assert mine[-1:] == rest[:1] or not rest
+    checkpoint.save({"loader": again}, checkpoint_id=third)
+    assert [one(batch) for batch in batches] == rest[1:]
+    assert [one(batch) for batch in again] == following  # as of a job that began with these trainers
+
+    def end() -> list[list[Batch]]:
+        loader = make(open_graph(oracle(3)))
+        checkpoint.load({"loader": loader}, checkpoint_id=third)
+        return [[one(batch) for batch in loader] for _ in range(2)]
+
+    by_all = [seeds_of(some) for some in job.trainers.allgather(mine)]
+    last, next_epoch = job.one_has(lambda: alone(end)) if g.rank() == 0 else job.one_has(lambda: None)
+    found = sorted([*seeds_of(used), *(seed for some in by_all for seed in some), *seeds_of(last)])
+    on_all(job.trainers, found == everything and seeds_of(next_epoch) == everything, f"{found}")
+
+
+def test_another_batch_size_shares_what_is_left(job: SharedJob, oracle, shared_path: Path) -> None:
+    g = job.open(oracle(3))
+    loader = nodes(g)
+    batches = iter(loader)
+    used = some(batches, 3)
+    checkpoint.save({"loader": loader}, checkpoint_id=shared_path / "c")
+    again = nodes(g, batch_size=7)
+    checkpoint.load({"loader": again}, checkpoint_id=shared_path / "c")
+    rest = [one(batch) for batch in again]
+    assert max(len(seeds) for seeds, _ in rest) == 7 or job.layout.trainers > 2
+    found = job.trainers.allgather(seeds_of(used + rest))
+    assert sorted(seed for some in found for seed in some) == list(range(NUM_NODES))
+    batches.close()
+
+
+def test_a_pass_that_was_left_is_over(job: SharedJob, oracle, shared_path: Path) -> None:
+    """As in the job that was not disturbed, where the next pass begins another epoch."""
+    g = job.open(oracle(3))
+    loader, other = nodes(g), nodes(g)
+    for _ in loader:
+        break
+    assert loader.epoch == 1
+    checkpoint.save({"other": 0}, checkpoint_id=shared_path / "c")  # of every loader the epoch
+    again = nodes(g)
+    again.set_epoch(5)
+    loader.set_epoch(7)
+    checkpoint.load({"other": 0}, checkpoint_id=shared_path / "c")
+    assert (loader.epoch, other.epoch) == (1, 0)
+
+
+def test_what_is_left_of_a_remainder_is_its_end() -> None:
+    draws = np.random.default_rng(0)
+    seeds = Seeds({"a": draws.integers(0, 9, 20), "b": draws.integers(0, 9, 13)}, "seeds")
+    keys = seeds.hashes(np.uint64(3))
+    order = np.argsort(keys, kind="stable")
+    bounds = batch_bounds(33, 4, False, 11)
+    whole = Pass(0, seeds, order, bounds, 11, is_remainder=True)
+    batches = [seeds.items(batch) for batch in whole.batches()]
+    for taken in range(12):
+        rest = seeds.of_rows(whole.left(taken))
+        order = np.argsort(rest.hashes(np.uint64(3)), kind="stable")
+        later = Pass(0, rest, order, bounds, 11, taken=taken, is_remainder=True)
+        assert [rest.items(batch) for batch in later.batches()] == batches[taken:]
+        assert later.length == 33

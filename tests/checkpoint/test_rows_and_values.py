@@ -1,0 +1,248 @@
+"""What a checkpoint holds comes back as it was, in every layout: rows, tensors of torch, numbers, what trainers own."""
+
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gradients import DIM, MAKE, Arrays, differences, embedding, everything, minibatch, push, train
+from layouts import SharedJob, alone, everywhere, on_all, rotated
+from oracle import NUM_NODES, open_graph
+
+import mpigraph.distributed as dist
+from mpigraph import checkpoint
+from mpigraph.dataloading import NeighborSampler
+from mpigraph.errors import InvalidArgumentError
+
+
+@pytest.fixture
+def shared_path(job: SharedJob, tmp_path: Path) -> Path:
+    """A directory that all trainers see."""
+    return job.one_has(lambda: tmp_path)
+
+
+def together(*parts: Any) -> dict[str, Any]:
+    return dict(zip(("emb", "other", "optimizer"), parts, strict=True))
+
+
+@everywhere
+@rotated(4)
+@pytest.mark.parametrize("kind", MAKE)
+def test_embeddings_are_loaded_in_every_layout(job: SharedJob, oracle, shared_path: Path, kind: str) -> None:
+    """Saved here and loaded by one process alone, and the other way round; both go on as if nothing had happened."""
+    here, there = shared_path / "here", shared_path / "there"
+
+    def write(g: dist.DistGraph, directory: Path) -> None:
+        emb, other = embedding(), dist.DistEmbedding(NUM_NODES, 2, "other", dtype=torch.bfloat16)
+        optimizer = MAKE[kind]([emb, other])
+        for steps, save in ((range(1), checkpoint.save), (range(1, 2), checkpoint.async_save)):
+            train(emb, optimizer, steps)
+            save(together(emb, other, optimizer), checkpoint_id=directory)  # the second in place of the first
+        train(emb, optimizer, range(2, 3))  # while the second is written
+        checkpoint.wait()
+
+    def read(g: dist.DistGraph, directory: Path) -> Arrays:
+        emb, other = dist.DistEmbedding(NUM_NODES, DIM, "emb"), dist.DistEmbedding(NUM_NODES, 2, "other")
+        other = dist.DistEmbedding(NUM_NODES, 2, "other16", dtype=torch.bfloat16)
+        other.weight._handle.rows.name = "other"
+        optimizer = MAKE[kind]([other, emb])
+        optimizer.lr = 7
+        push(emb, *minibatch(0))
+        checkpoint.load(together(emb, other, optimizer), checkpoint_id=directory)
+        assert optimizer.lr != 7 and emb.take_gradients() == []
+        train(emb, optimizer, range(2, 3))
+        return everything(emb)
+
+    def reference() -> Arrays:
+        open_graph(oracle(3, "given"))
+        emb = embedding()
+        train(emb, MAKE[kind]([emb]), range(3))
+        return everything(emb)
+
+    wanted = alone(reference)
+    write(job.open(oracle(3, "given")), here)
+    if job.trainers.rank == 0:
+        assert len(list(here.iterdir())) == job.layout.trainers + 1  # nothing of the first save is left
+        alone(lambda: write(open_graph(oracle(3, "given")), there))
+    job.trainers.Barrier()
+    found = [read(job.open(oracle(3, "given")), there), read(job.open(oracle(3, "given")), here)]
+    if job.trainers.rank == 0:
+        found.append(alone(lambda: read(open_graph(oracle(3, "given")), here)))
+    wrong = [differences(arrays, wanted) for arrays in found]
+    on_all(job.trainers, not any(wrong), f"{wrong}")
+
+
+class Custom:
+    """An object of the user's."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.value = state["value"]
+
+
+VALUES = {
+    "numbers": [0, -1, 1 << 80, 0.1, 1e-320, float("inf"), -float("inf"), True, None],
+    "text": "ünïcode \n \x01",
+    "tuple": ((1, [2.5]), (), {"a": {1: "x", (1, "b"): "y", None: "z", 2.5: 0}}),
+    "counter": Counter({3: 2}),
+    "dtype": torch.bfloat16,
+    "device": torch.device("cpu"),
+    "scalar": np.float32(0.5),
+}
+
+
+def model_and_more(seed: int) -> dict[str, Any]:
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1 * seed)
+    schedulers = [
+        torch.optim.lr_scheduler.MultiStepLR(optimizer, [1, 3]),
+        torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer),
+    ]
+    for _ in range(seed):
+        model(torch.rand(5, 3)).sum().backward()
+        optimizer.step()
+        schedulers[0].step()
+        schedulers[1].step(0.3 * seed)
+    kinds = (torch.float64, torch.bfloat16, torch.int32, torch.bool, torch.complex64, torch.uint8)
+    tensors = {str(dtype): (torch.rand(3, 2) * 9).to(dtype) for dtype in kinds}
+    tensors |= {"number": torch.tensor(1.5 * seed), "empty": torch.zeros(0, 3), "strided": torch.rand(4, 6)[::2, 1::2]}
+    return {"model": model, "optimizer": optimizer, "schedulers": schedulers, "tensors": tensors}
+
+
+def flat(value: Any) -> Any:
+    """A value with tensors as lists, to compare."""
+    if isinstance(value, torch.Tensor):
+        return [str(value.dtype), list(value.shape), value.detach().float().tolist()]
+    if isinstance(value, np.ndarray):
+        return flat(torch.from_numpy(value))
+    if isinstance(value, dict):
+        return {key: flat(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(flat, value))
+    if hasattr(value, "state_dict"):
+        return flat(value.state_dict())
+    return value
+
+
+@pytest.mark.filterwarnings("ignore:Casting complex values:UserWarning")
+def test_what_torch_has_and_plain_values(job: SharedJob, oracle, shared_path: Path) -> None:
+    g = job.open(oracle(3))
+    saved = model_and_more(3) | VALUES | {"array": np.arange(6.0).reshape(2, 3), "custom": Custom([1, VALUES])}
+    saved["rank"] = checkpoint.OfTrainer(torch.full((2, 3), g.rank()))
+    torch.manual_seed(50 + g.rank())
+    checkpoint.save(saved, checkpoint_id=shared_path / "c")
+    wanted, drawn = flat(saved), torch.rand(4)
+    found = model_and_more(1) | dict.fromkeys(VALUES) | {"array": None, "custom": Custom(0), "rank": saved["rank"]}
+    found["rank"] = checkpoint.OfTrainer(torch.zeros(0))
+    tensors = dict(found["tensors"])
+    checkpoint.load(found, checkpoint_id=shared_path / "c")
+    assert flat(found) | {"rank": 0} == wanted | {"rank": 0}
+    assert torch.equal(found["rank"].rows, torch.full((2, 3), g.rank()))
+    assert torch.equal(torch.rand(4), drawn)  # dropout goes on
+    assert all(found["tensors"][name] is tensor for name, tensor in tensors.items())  # in place
+    part = {"text": ""}
+    checkpoint.load(part, checkpoint_id=shared_path / "c")
+    assert part == {"text": VALUES["text"]}
+
+
+def draws() -> list[Any]:
+    return [np.random.normal(size=3).tolist(), random.gauss(0, 1), random.random()]  # noqa: NPY002
+
+
+def test_generators_of_numpy_and_python(job: SharedJob, oracle, shared_path: Path) -> None:
+    g = job.open(oracle(3))
+    np.random.seed(g.rank())  # noqa: NPY002 - what a user draws from
+    random.seed(g.rank())
+    np.random.normal()  # noqa: NPY002
+    random.gauss(0, 1)
+    checkpoint.save({"random": checkpoint.RandomState()}, checkpoint_id=shared_path / "c")
+    wanted = draws()
+    checkpoint.load({"random": checkpoint.RandomState()}, checkpoint_id=shared_path / "c")
+    assert draws() == wanted
+
+
+def test_draws_outside_loaders_go_on(job: SharedJob, oracle, shared_path: Path) -> None:
+    g = job.open(oracle(3))
+    dist.sample_neighbors(g, [1], 2)
+    checkpoint.save({}, checkpoint_id=shared_path / "c")
+    seeds = torch.arange(60, 80)
+    wanted = dist.sample_neighbors(g, seeds, 2).edges()
+    dist.sample_neighbors(g, seeds, 2)
+    checkpoint.load({}, checkpoint_id=shared_path / "c")
+    found = dist.sample_neighbors(g, seeds, 2).edges()
+    assert all(map(torch.equal, found, wanted))
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_what_cannot_be_saved_is_one_error(job: SharedJob, oracle, shared_path: Path, background: bool) -> None:
+    job.open(oracle(3))
+    save = checkpoint.async_save if background else checkpoint.save
+    rank, last = job.rank, job.layout.trainers - 1
+    for state, words in [
+        ({"a": [1, {"b": {1}}]}, r"state_dict\['a'\]\[1\]\['b'\] is a set, which a checkpoint cannot hold"),
+        ({"f": lambda: 0} if rank == last else {"f": 0}, "on .*: state_dict\\['f'\\] is a function"),
+        ({"t": torch.zeros(2).to_sparse()}, "state_dict\\['t'\\] is a tensor of a kind"),
+        ({"o": np.array([object()])}, "state_dict\\['o'\\]: can't convert"),
+    ]:
+        with pytest.raises(InvalidArgumentError, match=words):
+            save(state, checkpoint_id=shared_path / "c")
+    if last:
+        with pytest.raises(InvalidArgumentError, match=r"state_dict\['x'\].* is 0 on trainer 0, and 1 on trainer"):
+            save({"y": 3, "x": [2, min(rank, 1)]}, checkpoint_id=shared_path / "c")
+    for arguments, words in [
+        ({"checkpoint_id": ""}, "checkpoint_id must be the path of a folder"),
+        ({"checkpoint_id": 3}, "checkpoint_id must be the path of a folder"),
+        ({"checkpoint_id": shared_path, "keep": 0}, "keep must be an integer >= 1"),
+    ]:
+        with pytest.raises(InvalidArgumentError, match=words):
+            save({}, **arguments)
+    assert not (shared_path / "c").exists()
+
+
+def test_a_state_of_something_else_is_refused(job: SharedJob, oracle, shared_path: Path) -> None:
+    job.open(oracle(3))
+    emb, other = embedding("emb"), embedding("other")
+    path = shared_path / "c"
+    saved = {"emb": emb, "optimizer": MAKE["adagrad"]([emb]), "x": torch.zeros(2)}
+    saved["loader"] = dist.DistNodeDataLoader(job.open(oracle(3)), [1], NeighborSampler([3]), seed=3)
+    checkpoint.save(saved, checkpoint_id=path)
+    twin = dist.DistEmbedding(NUM_NODES, DIM + 1, None)
+    for state, words in [
+        ({"optimizer": MAKE["adam"]([emb])}, r"rows of a DistTensor, and there is none here"),
+        (
+            {"optimizer": MAKE["row-wise"]([emb])},
+            r"tensor 'emb_sum' is float32\[101, 5\] of 'node~_N' there",
+        ),
+        ({"optimizer": MAKE["adagrad"]([emb], reduction="sum")}, "reduction is 'mean' in the state, and 'sum' here"),
+        ({"optimizer": MAKE["adagrad"]([other])}, "rows of a DistTensor, and there is none here"),
+        ({"emb": twin}, r"tensor 'emb' is float32\[101, 5\] of 'node~_N' there, and float32\[101, 6\]"),
+        ({"nothing": 1}, r"has no state_dict\['nothing'\] \(it has 'emb', 'optimizer', 'x', 'loader'\)"),
+        ({"x": torch.zeros(3)}, r"state_dict\['x'\] is \(2,\) torch.float32 there, and \(3,\)"),
+        ({"x": emb}, r"state_dict\['x'\] is something else there"),
+        (
+            {"loader": dist.DistNodeDataLoader(job.open(oracle(3)), [1, 2], NeighborSampler([4]), seed=4)},
+            "seed is 3 in the state, and 4 here; number of seeds is .*hash of seeds is .*; sampler is .*3.*and .*4",
+        ),
+    ]:
+        with pytest.raises(InvalidArgumentError, match=words) as caught:
+            checkpoint.load(state, checkpoint_id=path)
+        assert str(path) in str(caught.value)
+    job.open(oracle(2))
+    with pytest.raises(InvalidArgumentError, match="of another partitioning of the graph"):
+        checkpoint.load({"emb": embedding("emb")}, checkpoint_id=path)
+
+
+def test_a_state_can_be_moved_without_files(job: SharedJob, oracle) -> None:
+    job.open(oracle(3))
+    one, two = embedding("one"), dist.DistEmbedding(NUM_NODES, DIM, "two")
+    two.load_state_dict(one.state_dict())
+    assert torch.equal(two.weight[:], one.weight[:]) and two.weight[:].any()
