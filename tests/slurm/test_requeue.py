@@ -1,14 +1,14 @@
 """Jobs that are stopped, requeued and go on: on a real Slurm of two nodes, with the shipped template and without.
 
-The script counts its steps in a file, which stands for a checkpoint. The first time it has no end; started again, it
-makes ten steps more.
+The script counts its steps, and saves how many there were: at step 20, and when it is stopped. The first time it has no
+end; started again, it makes ten steps more.
 """
 
 import re
 from pathlib import Path
 
 import pytest
-from batch import SETUP, SOON, log_of, needs_slurm, train_script, until_gone
+from batch import OPEN, SETUP, SOON, log_of, needs_slurm, train_script, until_gone
 from cluster import Cluster, until
 
 LIMIT = 30  # seconds from the signal to a job that is requeued
@@ -16,22 +16,26 @@ START = 150  # until it has begun, on a busy machine
 AGAIN = 200  # seconds until it has begun again and is through
 
 BEFORE = """
-from pathlib import Path
-from mpigraph.checkpoint import preemption, requeue
+from mpigraph.checkpoint import latest, load, preemption, requeue, save
 preempted = preemption()
 """
 BODY = """
-file = Path(os.environ.get("SLURM_ARRAY_JOB_ID", "job")) if world == 1 else Path("checkpoints/1/manifest.json")
-done = int(file.read_text()) if file.exists() else 0
+folder = f"checkpoints/{os.environ.get('SLURM_ARRAY_TASK_ID', 0)}"
+state = {"step": 0}
+found = latest(folder)
+if found:
+    load(state, checkpoint_id=found)
+done = state["step"]
 print(f"trainer {rank}/{world} begins at step {done}", flush=True)
 last = done + 10 if done else 10**9
 for step in range(done + 1, last + 1):
     time.sleep(0.01 * (1 + rank))
-    if preempted():
-        if rank == 0:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(str(step))
-        print(f"trainer {rank}/{world} stops at step {step}", flush=True)
+    state["step"] = step
+    stops = preempted()
+    if stops or step == 20:
+        save(state, checkpoint_id=f"{folder}/{step}")
+        print(f"trainer {rank}/{world} {'stops' if stops else 'is'} at step {step}", flush=True)
+    if stops:
         requeue()
 print(f"trainer {rank}/{world} is through at step {step}", flush=True)
 """
@@ -58,15 +62,15 @@ def wait_until_requeued(cluster: Cluster, where: Path, job: str, seconds: float 
     until(lambda: cluster.job(job)["Restarts"] == "1", seconds, complain)
 
 
-def check_both_halves(cluster: Cluster, where: Path, job: str, trainers: int = 2) -> str:
+def check_both_halves(cluster: Cluster, where: Path, job: str) -> str:
     """The job goes on by itself and ends well; its log has both halves, in which trainers were in step."""
     found = cluster.wait(job, AGAIN)
     output = log_of(where, job)
     assert (found["JobState"], found["ExitCode"], found["Restarts"]) == ("COMPLETED", "0:0", "1"), output
     steps = {int(step) for step in re.findall(r"trainer \d/2 stops at step (\d+)", output)}
     assert len(steps) == 1, output
-    assert output.count(f"begins at step {steps.pop()}") == trainers, output
-    assert output.count("is through") == trainers and ", start 0, " in output and ", start 1, " in output, output
+    assert output.count(f"begins at step {steps.pop()}") == 2, output
+    assert output.count("is through") == 2 and ", start 0, " in output and ", start 1, " in output, output
     return output
 
 
@@ -88,19 +92,24 @@ def test_a_signal_has_the_job_saved_and_requeued(cluster: Cluster, tmp_path: Pat
 @needs_slurm
 @pytest.mark.slow
 def test_a_job_comes_to_its_time_limit(cluster: Cluster, tmp_path: Path) -> None:
-    """Slurm looks at its jobs every half minute: of a minute it takes the second half for twenty seconds before."""
-    job = counting(cluster, tmp_path, **{"--time": "00:01:00"})
-    wait_for_line(tmp_path, job, "asked to stop\n", seconds=90)
+    """Slurm looks at its jobs every half minute, so it asks after half a minute or a whole one, each time."""
+    job = counting(cluster, tmp_path, **{"--time": "00:02:00", "--signal": "B:USR1@60"})
+    wait_for_line(tmp_path, job, "asked to stop\n")
     wait_until_requeued(cluster, tmp_path, job)
-    check_both_halves(cluster, tmp_path, job)
+    found = cluster.wait(job, AGAIN)
+    output = log_of(tmp_path, job)
+    assert found["JobState"] == "COMPLETED" and int(found["Restarts"]) >= 1, output
+    (stopped,) = {int(step) for step in re.findall(r"stops at step (\d+)", output)}
+    assert output.count(f"begins at step {stopped}") >= 2 and output.count(f"is through at step {stopped + 10}") == 2, (
+        output
+    )
 
 
 @needs_slurm
 @pytest.mark.slow
 def test_a_node_is_lost_and_the_job_goes_on_without_it(cluster: Cluster, tmp_path: Path) -> None:
     job = counting(cluster, tmp_path, **{"--nodes": "1-2"})
-    (tmp_path / "checkpoints/1").mkdir(parents=True)
-    (tmp_path / "checkpoints/1/manifest.json").write_text("17")  # as it saves itself now and then
+    wait_for_line(tmp_path, job, "is at step 20", 2)
     cluster.lose("n1")
     try:
         wait_until_requeued(cluster, tmp_path, job, SOON)
@@ -108,7 +117,7 @@ def test_a_node_is_lost_and_the_job_goes_on_without_it(cluster: Cluster, tmp_pat
         output = log_of(tmp_path, job)
         assert (found["JobState"], found["NumNodes"]) == ("COMPLETED", "1"), output
         assert "2 nodes, start 0" in output and "1 nodes, start 1" in output, output
-        assert "trainer 0/1 begins at step 17" in output and "trainer 0/1 is through at step 27" in output, output
+        assert "trainer 0/1 begins at step 20" in output and "trainer 0/1 is through at step 30" in output, output
     finally:
         cluster.bring_back("n1")
 
@@ -132,6 +141,7 @@ def test_scancel_and_errors_are_the_end_of_a_job(cluster: Cluster, tmp_path: Pat
     (tmp_path / "error").mkdir()
     failed = train_script(cluster, tmp_path / "error", "raise ValueError(1)", CHECKPOINTS="$PWD/checkpoints")
     job = counting(cluster, tmp_path)
+    wait_for_line(tmp_path, job, "is at step 20", 2)
     cluster.run(["scancel", job])
     for number, state in ((job, "CANCELLED"), (failed, "FAILED")):
         found = cluster.wait(number, SOON)
@@ -153,7 +163,7 @@ srun --mpi=pmi2 python -u script.py
 @needs_slurm
 def test_ranks_have_one_task_of_an_array_requeued(cluster: Cluster, tmp_path: Path) -> None:
     """Without the template the first trainer asks Slurm."""
-    (tmp_path / "script.py").write_text(f"{BEFORE}import os, time, mpigraph.distributed as dist\n" + ARRAY_OPEN + BODY)
+    (tmp_path / "script.py").write_text(f"{BEFORE}" + OPEN + BODY)
     (tmp_path / "own.sbatch").write_text(OWN.format(setup=SETUP))
     job = cluster.submit(tmp_path / "own.sbatch", tmp_path)
     for task in (0, 1):
@@ -167,9 +177,3 @@ def test_ranks_have_one_task_of_an_array_requeued(cluster: Cluster, tmp_path: Pa
     assert "stops" not in log_of(tmp_path, f"{job}_0")
     cluster.run(["scancel", job])
     until_gone(cluster)
-
-
-ARRAY_OPEN = """
-dist.initialize(num_servers=1)
-rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-"""
