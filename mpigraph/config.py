@@ -23,6 +23,7 @@ __all__ = [
     "open_mpi_osc",
     "set_rendezvous",
     "slurm_allocation",
+    "slurm_job",
     "slurm_pmi",
     "unset",
 ]
@@ -49,6 +50,8 @@ class Config:
         part_config: the partition configuration of graphs opened without naming one.
         num_servers: servers on each node.
         num_worker_threads: threads with which a rank samples.
+        requeue: how ``checkpoint.requeue()`` has the job started again: "auto" asks Slurm, "exit" leaves it to whoever
+            sees the exit status.
     """
 
     ranks_per_node: int = 0
@@ -62,6 +65,7 @@ class Config:
     part_config: str = ""
     num_servers: int = 1
     num_worker_threads: int = 1
+    requeue: str = "auto"
 
     @property
     def threads_chosen(self) -> bool:
@@ -79,6 +83,8 @@ class Config:
             raise InvalidArgumentError(f"self_test must be 0 or 1 (got {self.self_test})")
         if self.keep_memory not in (0, 1):
             raise InvalidArgumentError(f"keep_memory must be 0 or 1 (got {self.keep_memory})")
+        if self.requeue not in ("auto", "exit"):
+            raise InvalidArgumentError(f"requeue must be auto or exit (got {self.requeue!r})")
         if self.log_level.upper() not in _LEVELS:
             raise InvalidArgumentError(f"log_level must be one of {', '.join(_LEVELS)} (got {self.log_level!r})")
 
@@ -122,6 +128,14 @@ def slurm_allocation() -> Allocation | None:
         return None
     cpus = re.findall(r"(?:^|,)(\d+)", os.environ.get("SLURM_JOB_CPUS_PER_NODE", ""))  # such as 16(x2),8
     return Allocation(int(os.environ.get("SLURM_JOB_NUM_NODES", "1")), min(map(int, cpus), default=0))
+
+
+def slurm_job() -> str | None:
+    """Return what ``scontrol requeue`` calls the Slurm job that this process is in, None outside of one."""
+    array = os.environ.get("SLURM_ARRAY_JOB_ID")
+    if array is not None:  # the number alone would mean all its tasks
+        return f"{array}_{os.environ.get('SLURM_ARRAY_TASK_ID', '0')}"
+    return os.environ.get("SLURM_JOB_ID_HET_GROUP_0") or os.environ.get("SLURM_JOB_ID")
 
 
 class Launch(NamedTuple):

@@ -3,7 +3,22 @@
 from mpigraph.checkpoint.api import async_save, latest, load, save, wait
 from mpigraph.checkpoint.export import export
 from mpigraph.checkpoint.job_state import RandomState
+from mpigraph.checkpoint.preemption import Preemption, preemption
+from mpigraph.checkpoint.requeue import requeue
 from mpigraph.checkpoint.state_tree import Stateful
 from mpigraph.session.of_trainer import OfTrainer
 
-__all__ = ["OfTrainer", "RandomState", "Stateful", "async_save", "export", "latest", "load", "save", "wait"]
+__all__ = [
+    "OfTrainer",
+    "Preemption",
+    "RandomState",
+    "Stateful",
+    "async_save",
+    "export",
+    "latest",
+    "load",
+    "preemption",
+    "requeue",
+    "save",
+    "wait",
+]

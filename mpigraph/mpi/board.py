@@ -4,6 +4,8 @@ Each rank's watchdog writes its own slot of the board several times a second, so
 process that does. A process that holds Python's lock for minutes writes nothing either, but it takes processor time,
 which the kernel tells its neighbours.
 
+Beside what it does, a slot has the words by which trainers agree to stop (:mod:`.stopping`).
+
 A :class:`Summary` is small however many ranks it is about: ranks that do the same at the same line of the script are
 one group, and the longest lists are cut.
 """
@@ -20,14 +22,16 @@ from dataclasses import asdict, dataclass, field
 import numpy as np
 from mpi4py import MPI
 
-from mpigraph.arrays import U8
+from mpigraph.arrays import I64, U8
 from mpigraph.mpi.compat import as_array
+from mpigraph.mpi.stopping import Said
 
 __all__ = ["Board", "Group", "Record", "Summary", "spans"]
 
 _SLOT = 1024  # bytes a rank has on the board
-_HEAD = 32  # of these: how often it was written, checksum, length, whether the rank speaks for its node
-_SPEAKS = 3  # the last of these words
+_HEAD = 56  # of these: how often it was written, checksum, length, whether the rank speaks for its node, and stopping
+_SPEAKS = 3  # which of these words
+_STOPPING = slice(4, 7)
 _TEXT = 300  # characters of what a rank does
 _PLACES = 8  # of a trainer's threads, in a record
 _GROUPS = 16  # in a summary
@@ -90,6 +94,7 @@ class Summary:
         at: how many trainers have a thread at each place.
         groups: who does what.
         still: who has shown no sign of life, and for how many seconds.
+        said: of one node: whether its trainers stop.
     """
 
     trainers: int = 0
@@ -101,6 +106,7 @@ class Summary:
     at: dict[str, int] = field(default_factory=dict)
     groups: list[Group] = field(default_factory=list)
     still: list[tuple[str, float]] = field(default_factory=list)
+    said: Said = field(default_factory=Said)
 
     @classmethod
     def of(cls, records: Iterable[Record], still: list[tuple[str, float]]) -> "Summary":
@@ -157,7 +163,7 @@ class Summary:
         content = json.loads(data)
         groups = [Group(**group | {"spans": [(a, b) for a, b in group["spans"]]}) for group in content.pop("groups")]
         still = [(who, seconds) for who, seconds in content.pop("still")]
-        return cls(groups=groups, still=still, **content)
+        return cls(groups=groups, still=still, said=Said(**content.pop("said")), **content)
 
     def lines(self) -> list[str]:
         """Who does what, for people; at most a few lines."""
@@ -205,7 +211,9 @@ class Board:
         self._win = MPI.Win.Allocate_shared(_SLOT, 8, comm=node)
         self._slots: list[U8] = [as_array(self._win.Shared_query(r)[0], np.uint8) for r in range(node.size)]
         self._heads = [slot[:_HEAD].view(np.int64) for slot in self._slots]
+        self.stopping: list[I64] = [head[_STOPPING] for head in self._heads]
         self._slots[node.rank][:] = 0
+        self._win.Lock_all(MPI.MODE_NOCHECK)
         self._last = [Record(f"rank {r} of the node", -1, False) for r in range(node.size)]
         self._seen = [(-1, -1.0)] * node.size  # how often written, processor time
         self._alive = [0.0] * node.size  # when that last changed
@@ -276,12 +284,18 @@ class Board:
         time.sleep(seconds)  # others who claim it at the same time
         return not any(int(head[_SPEAKS]) for head in self._heads[: self.rank])
 
+    def fence(self) -> None:
+        """Order what this rank wrote before and what it reads after."""
+        self._win.Sync()
+
     def close(self) -> None:
         """Free the board; a second call does nothing."""
         win, self._win = self._win, MPI.WIN_NULL
         if win:
             self._slots.clear()
             self._heads.clear()
+            self.stopping.clear()
+            win.Unlock_all()
             win.Free()
 
 

@@ -1,8 +1,8 @@
 """How nodes tell one another that they are alive: the leader of each node reports to the leader of the first one.
 
-A report is a summary of a node (:mod:`.board`), and its answer is empty: whoever waits for one in vain knows that the
-first leader does not run. Between reports a leader waits a second or more, so the first one has little to do also
-among thousands. Nothing here waits for anybody.
+A report is a summary of a node (:mod:`.board`), and its answer the latest target of those who agree to stop
+(:mod:`.stopping`). Whoever waits for an answer in vain knows that the first leader does not run. Between reports a
+leader waits a second or more, so the first one has little to do also among thousands. Nothing here waits for anybody.
 
 Whose thread does it: the watchdog's where MPI allows calls from several threads, else a server's main thread between
 rounds. One thread at a time.
@@ -15,12 +15,14 @@ from mpi4py import MPI
 
 from mpigraph.arrays import U8
 from mpigraph.mpi.board import Summary
+from mpigraph.mpi.stopping import NEVER
 from mpigraph.mpi.wait import PEERS_COMPUTE, Backoff
 
 __all__ = ["Reports"]
 
 _REPORT, _ANSWER, _LAST = 1, 2, 3  # tags
 _PERIOD = 0.5  # seconds between two reports
+_HURRY = 0.05  # the same while trainers agree to stop
 _A_SECOND = 500  # reports that the first leader can read
 _HUB = 0
 
@@ -30,6 +32,8 @@ class Reports:
 
     Attributes:
         leads: whether this is the first leader, to whom the others report.
+        target: on the first leader what it answers, on the others what it has answered last.
+        hurry: whether to report more often.
 
     Collective on ``comm``: :meth:`close`.
     """
@@ -37,7 +41,9 @@ class Reports:
     def __init__(self, comm: MPI.Intracomm) -> None:
         self._comm = comm
         self.leads = comm.rank == _HUB
-        self._period = max(_PERIOD, comm.size / _A_SECOND)
+        self.target = NEVER
+        self.hurry = False
+        self._reply = np.empty(1, np.int64)
         self._due = 0.0
         self._asked: float | None = None  # when the report was sent that is not answered
         self._sending: list[tuple[MPI.Request, U8]] = []
@@ -53,11 +59,12 @@ class Reports:
             return
         if self._answer is not None and self._answer.Test():
             self._answer, self._asked = None, None
+            self.target = int(self._reply[0])
         if self._answer is None and now >= self._due:
-            self._answer = self._comm.Irecv(np.empty(0, np.uint8), _HUB, _ANSWER)
+            self._answer = self._comm.Irecv([self._reply, MPI.BYTE], _HUB, _ANSWER)
             self._send(mine.encode(), _HUB, _REPORT)
             self._asked = now
-            self._due = now + self._period
+            self._due = now + max(_HURRY if self.hurry else _PERIOD, self._comm.size / _A_SECOND)
 
     def _take_in(self, now: float) -> None:
         status = MPI.Status()
@@ -69,7 +76,7 @@ class Reports:
                 self._left += 1
             else:
                 self._latest[source] = now, Summary.decode(data.tobytes())
-                self._send(b"", source, _ANSWER)
+                self._send(np.int64(self.target).tobytes(), source, _ANSWER)
 
     def _send(self, data: bytes, to: int, tag: int) -> None:
         array = np.frombuffer(data, np.uint8)

@@ -11,8 +11,8 @@ who are there and those who are not. It ends the job in these cases only:
 
 A :class:`Watchdog` is one daemon thread a process. It writes what this rank does on its node's :class:`.Board`; one
 rank of each node reads that, and where there are several nodes their leaders report to the first one
-(:mod:`.reports`), who decides and speaks for all. The clock is the watchdog's own: it stands still while the process is
-stopped, by a debugger or by ``scontrol suspend``.
+(:mod:`.reports`), who decides and speaks for all. By the same way trainers agree to stop (:mod:`.stopping`). The clock
+is the watchdog's own: it stands still while the process is stopped, by a debugger or by ``scontrol suspend``.
 
 A wait costs one dictionary entry.
 """
@@ -35,6 +35,7 @@ from mpigraph.log import get_logger
 from mpigraph.mpi.abort import abort
 from mpigraph.mpi.board import Board, Record, Summary
 from mpigraph.mpi.reports import Reports
+from mpigraph.mpi.stopping import NEVER, STOP, Decider, Node, Stopping
 
 __all__ = ["Meeting", "Watchdog"]
 
@@ -43,6 +44,7 @@ Meeting = Callable[..., AbstractContextManager[None]]
 """:meth:`Watchdog.meeting`."""
 
 _TICK = 0.5  # seconds
+_HURRY = 0.05  # seconds between ticks while trainers agree to stop
 _LATE = 4  # ticks: whoever comes later than this has been stopped, or nearly so
 _SOON = 5.0  # seconds after which it is looked whether trainers wait for one another in vain
 _SURE = 6.0  # seconds for which that must be seen again and again, more than _FRESH: a message may be late
@@ -72,6 +74,9 @@ class _Wait(NamedTuple):
 
 class Watchdog:
     """Watches the waits of this process, and with the others of the job, whether anything moves.
+
+    Attributes:
+        stopping: whether this process was asked to stop, and where all trainers do.
 
     Collective on ``node``, and on ``leaders``: construction and :meth:`close`.
     """
@@ -120,6 +125,10 @@ class Watchdog:
         self._summary = Summary()
         self._order = sorted(range(node.size), key=lambda rank: rank != leader)
         self._board = Board(node)
+        alone = node.size == 1 and leaders is None
+        self.stopping = Stopping(self._board.stopping, node.rank, leader, self._board.fence, trains, alone)
+        self._node = Node(self._board.stopping, leader, self._board.fence)
+        self._decider = Decider()
         self._done = threading.Event()
         self._board.write(self._record())
         node.Barrier()
@@ -203,7 +212,7 @@ class Watchdog:
         return self._reports is not None and not self._threads
 
     def _run(self) -> None:
-        while not self._done.wait(self._tick):
+        while not self._done.wait(self._tick if self._node.target in (NEVER, STOP) else min(_HURRY, self._tick)):
             passed = time.monotonic() - self._last_tick
             self._last_tick += passed
             self._now += passed if passed < _LATE * self._tick else self._tick
@@ -212,6 +221,7 @@ class Watchdog:
     def _look(self) -> None:
         """What a tick is for."""
         self._board.write(self._record())
+        self.stopping.pass_on()
         for wait in list(self._waits.values()):
             if self._now - wait.since > wait.limit:
                 self._overdue(wait)
@@ -223,17 +233,29 @@ class Watchdog:
         if first != self._order[0]:  # the leader is stopped, and with it what this node hears of others
             self._judge_still(summary)
             return
+        summary.said = self._node.look(self._now)
         self._summary = summary
         if self._reports is None:
+            self._node.set_target(self._decider.choose([summary.said]))
             self._judge(summary)
             return
+        self._reports.hurry = self._node.target not in (NEVER, STOP)
         if self._threads:
             self.exchange()
+        if self._reports.leads:
+            self._decide(self._reports)
+        self._node.set_target(self._reports.target)
         if self._reports.leads:
             self._judge_all(self._reports)
         elif self._threads and self._reports.silence(self._now) > self._timeout:
             summary.still.append(("the first node's leader", self._reports.silence(self._now)))
             self._judge_still(summary)
+
+    def _decide(self, reports: Reports) -> None:
+        """Choose where trainers stop, on the leader that all nodes report to."""
+        if reports.complete:
+            nodes = [summary.said for _, _, summary in reports.others(self._now)]
+            reports.target = self._decider.choose([self._summary.said, *nodes])
 
     def _judge_all(self, reports: Reports) -> None:
         """Judge all nodes, on the leader that they report to."""

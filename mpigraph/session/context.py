@@ -205,6 +205,7 @@ class Session:
         with self.world.watchdog.own("the end of every trainer's loaders"):
             for loop in loops:
                 loop.stop(_ENDED)
+        self.world.watchdog.stopping.leave()
         self.control.call(Operation.SHUTDOWN, status=exit_status())
         self.state.close()
         self.closing.close()

@@ -143,6 +143,7 @@ class Control:
         with self._world.meeting(f"{operation.name.lower()} (waiting for the other trainers)", "control calls"):
             header = Header(self._world.comm, operation, status, self._nobody)
             wait(header.request, IN_ROUND)
+        self._world.watchdog.stopping.meet()
         with no_way_back(self._world.comm):
             return self._run(header, args, have, doing or operation.name.lower(), error)
 

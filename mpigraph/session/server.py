@@ -1,5 +1,6 @@
 """The server's life: answer control calls and sampling requests until the trainers shut the job down."""
 
+import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,6 +31,8 @@ def serve(state: State, control: Control) -> None:
         if state.world.watchdog.needs_exchange:
             state.world.watchdog.exchange()
         if operation is Operation.SHUTDOWN:
+            if state.world.watchdog.stopping.agreed:  # who has the job requeued ends it so, and it ends by itself
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
             state.close()
             return
         if moved:

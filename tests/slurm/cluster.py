@@ -5,7 +5,8 @@
         assert cluster.wait(job, 60)["JobState"] == "COMPLETED"
 
 Where this machine allows it, each node has a ``/dev/shm`` and a disk (``cluster.local``, the same path on all) of its
-own. It lives inside the ``with`` block; daemons end with this process, however it ends.
+own. It lives inside the ``with`` block; daemons end with this process, however it ends. A job that is requeued starts
+again after ``cred_expire`` seconds, which are two minutes by default.
 
 Needs Debian's packages slurmctld, slurmd, slurm-client and munge; :func:`missing` says what there is not.
 """
@@ -33,7 +34,7 @@ SlurmctldPort={ports[0]}
 SlurmUser={user}
 SlurmdUser={user}
 AuthType=auth/munge
-AuthInfo=socket={directory}/munge.socket
+AuthInfo=socket={directory}/munge.socket,cred_expire=10
 CredType=cred/munge
 StateSaveLocation={directory}/state
 SlurmdSpoolDir={directory}/spool-%n
@@ -52,7 +53,7 @@ JobCompType=jobcomp/filetxt
 JobCompLoc={directory}/jobs.txt
 KillWait=5
 ReturnToService=2
-SchedulerParameters=batch_sched_delay=0,sched_min_interval=0
+SchedulerParameters=batch_sched_delay=0,sched_min_interval=0,sched_interval=2
 {nodes}
 PartitionName=test Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
@@ -132,6 +133,22 @@ class Cluster:
         key = self.directory / "munge.key"
         key.write_bytes(os.urandom(128))
         key.chmod(0o400)
+
+    def lose(self, name: str) -> None:
+        """End a node with all that runs there, at once, as a power failure does; Slurm is told."""
+        slurmd = self._daemons.pop(name)
+        there = [pid for pid in self.processes() if _mounts_of(pid) == _mounts_of(slurmd.pid)]
+        for pid in [slurmd.pid, *there]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        slurmd.wait()
+        self.run(["scontrol", "update", f"NodeName={name}", "State=DOWN", "Reason=lost"])
+
+    def bring_back(self, name: str) -> None:
+        """Start a node that was lost."""
+        self._start(name, [*self._mounts(), "slurmd", "-D", "-N", name])
+        self.run(["scontrol", "update", f"NodeName={name}", "State=RESUME"], check=False)
+        until(self._all_idle, 60, self._complain)
 
     def _mounts(self) -> list[str]:
         """The words that give a node its own disk and shared memory."""
@@ -265,6 +282,10 @@ def settings(template: Path, changes: Mapping[str, str], commands: Mapping[str, 
             raise KeyError(f"{template.name} has no function {name}")
         block = f"{parts[0]}{parts[1]}{body}\n}}\n{parts[2]}"
     return head + begin + block + end + tail
+
+
+def _mounts_of(pid: int) -> str:
+    return os.readlink(f"/proc/{pid}/ns/mnt")
 
 
 def _pids() -> list[int]:

@@ -9,36 +9,13 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster import Cluster, missing, settings, until
-from jobs import needs
+from batch import OPEN, ROOT, SETUP, SLURM, SMALL, SOON, TASKS, log_of, needs_slurm, run, train_script, until_gone
+from cluster import Cluster, settings, until
 
-ROOT = Path(__file__).resolve().parents[2]
-SLURM = ROOT / "slurm"
 TEMPLATES = sorted(SLURM.glob("*.sbatch"))
-PATIENCE = 100  # seconds for a job that trains
-SOON = 60  # seconds for a job that fails, its start included
-NUM_SERVERS, TASKS = 1, 2  # on each node
-
-needs_slurm = needs("slurm", missing())
-
-SMALL = {"--nodes": "2", "--ntasks-per-node": str(TASKS), "--cpus-per-task": "1", "--time": "00:10:00"}
-SETUP = f"    export PATH={Path(sys.executable).parent}:$PATH MPIGRAPH_TIMEOUT=60 MPIGRAPH_LOG_LEVEL=INFO"
-OPEN = """
-import os, signal, sys, time
-import mpigraph.distributed as dist
-dist.initialize(num_servers=1)
-rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-"""
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("slurm")) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")
@@ -53,46 +30,6 @@ def parts(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert found["JobState"] == "COMPLETED", output
     assert "edges cut" in output
     return where / "parts/S/S.json"
-
-
-def submit(cluster: Cluster, where: Path, name: str, changes: dict[str, str], commands: dict[str, str]) -> str:
-    """Edit the settings of a template as a user does, and submit it."""
-    text = settings(SLURM / f"{name}.sbatch", changes, commands)
-    (where / f"{name}.sbatch").write_text(text)
-    return cluster.submit(where / f"{name}.sbatch", where)
-
-
-def log_of(where: Path, job: str) -> str:
-    return "".join(path.read_text(errors="replace") for path in where.glob(f"*-{job}.out"))
-
-
-def run(
-    cluster: Cluster,
-    where: Path,
-    name: str,
-    changes: dict[str, str],
-    commands: dict[str, str],
-    seconds: float = PATIENCE,
-) -> tuple[dict[str, str], str]:
-    """Submit a template and wait for its end; return what Slurm says and its log."""
-    job = submit(cluster, where, name, changes, commands)
-    try:
-        found = cluster.wait(job, seconds)
-    except TimeoutError as error:
-        raise AssertionError(f"{error}\n{log_of(where, job)}") from error
-    return found, log_of(where, job)
-
-
-def train_script(cluster: Cluster, where: Path, body: str, before: str = "", **changes: str) -> str:
-    """Submit a job that runs a script of its own; return the number of the job."""
-    (where / "script.py").write_text(before + OPEN + body)
-    commands = {"setup": SETUP, "train": '    run python -u script.py "$PART_CONFIG"'}
-    return submit(cluster, where, "train", SMALL | changes, commands)
-
-
-def until_gone(cluster: Cluster) -> None:
-    """Nothing of a job may stay; Slurm calls it over when its script is, which its last processes may outlive a bit."""
-    until(lambda: not cluster.processes() and not cluster.shared_memory(), 20)
 
 
 @pytest.mark.parametrize("restarts, resumes", [("", False), ("0", False), ("2", True)])
@@ -184,26 +121,6 @@ def test_scancel_leaves_nothing(cluster: Cluster, tmp_path: Path) -> None:
     cluster.run(["scancel", job])
     assert cluster.wait(job, 20)["JobState"] == "CANCELLED"
     until_gone(cluster)
-
-
-@needs_slurm
-def test_a_warning_before_the_limit_reaches_every_rank(cluster: Cluster, tmp_path: Path) -> None:
-    before = (
-        "import signal\nwarned = []\nsignal.signal(signal.SIGUSR1, lambda *_: warned.append(1))\n"  # on servers too
-    )
-    body = """
-print("ready", flush=True)
-while not warned:
-    time.sleep(0.1)
-print("saved by", rank, flush=True)
-"""
-    job = train_script(cluster, tmp_path, body, before, WARN="USR1")
-    until(lambda: log_of(tmp_path, job).count("ready") == 2, SOON)
-    cluster.run(["scancel", "--batch", "--signal=USR1", job])  # as Slurm does by itself before the limit
-    found = cluster.wait(job, SOON)
-    output = log_of(tmp_path, job)
-    assert found["JobState"] == "COMPLETED", output
-    assert "the time limit is near" in output and "saved by 0" in output and "saved by 1" in output
 
 
 @needs_slurm

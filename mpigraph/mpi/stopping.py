@@ -1,0 +1,291 @@
+"""Trainers agree on the call at which all of them stop, without a message of its own and without waiting in a step.
+
+A signal reaches some ranks, at different moments. The trainers must leave at the same step: one that saves while
+another waits for it inside a collective of the next step is a deadlock. Each trainer asks at its step boundaries
+(:meth:`Stopping.call`), at positions that grow, and stops at a position that all agree on.
+
+Each trainer has a *word* in its node's shared memory, and each node a *target*. A call at position ``p``
+
+1. writes into the word that the trainer passes ``p``, and then reads the target;
+2. is over, with the answer "go on", if ``p`` < target, which is always so while nobody has been asked to stop;
+3. else writes into the word that the trainer is held at ``p``, and waits until the target grows beyond ``p``, which
+   is "go on", or is :data:`STOP`.
+
+Nobody who decides waits for a trainer: the targets are chosen by the first node's leader (:class:`Decider`), and
+travel in the reports that leaders exchange anyway (:mod:`.reports`). Once every node has the latest, it chooses
+
+a. 0, once somebody was asked to stop: every trainer is held at its next call;
+b. the largest position that some trainer is at, or will be at next, if it is beyond the target;
+c. STOP, if all are held at the same position;
+d. if not all come while one has been held for some seconds, a position that those who are held have not reached: the
+   others may wait for them in a collective, as in a step that not every trainer makes. Next time it takes twice as
+   long, and the position is twice as far.
+
+*They agree.* After the first, targets only grow. Whoever is held at ``p`` goes on only when it reads a target beyond
+``p``. STOP is chosen only if each trainer has written that it is held at ``p``, and the latest target, the largest that
+anybody can have read, is not beyond ``p``: so all are still there, and read STOP next.
+
+*Nobody waits for ever.* Who is held waits for the decider, which waits for leaders alone, never for a trainer, and
+chooses anew after some seconds whatever the trainers do. A trainer that has left for good is at :data:`LEFT`; with one
+of these there is no stop any more, and the others are let go on.
+
+*Nor in the common case for those seconds.* A trainer has written that it passes ``p`` before it reads a target from
+before (a), and the leader writes the target before it reads the word. With a fence between on both sides one of them
+sees the other (Dekker): so either the trainer is held, or (b) chooses a position that it has not reached. While nobody
+passes a call, every trainer can come to its next: a step's collectives need only what others did before theirs.
+
+That a coordinator holds every process and then commits is coordinated checkpointing (Koo and Toueg, Checkpointing and
+rollback-recovery for distributed systems, 1987); there a process is held where it is, here at a point of the program
+that is in the future of all.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+from mpigraph.arrays import I64
+from mpigraph.errors import InvalidArgumentError, check_integer
+from mpigraph.log import get_logger
+from mpigraph.mpi.wait import PEERS_COMPUTE, Backoff
+
+__all__ = ["LEFT", "NEVER", "STOP", "Decider", "Node", "Said", "Stopping", "ask", "asked", "forget"]
+
+STOP = -1
+"""A target: all stop where they are held."""
+LEFT = 2**61
+"""Where a trainer is that makes no call any more."""
+NEVER = LEFT + 1
+"""A target: nobody is held."""
+
+_CALLS = 32  # bits of a position: calls since all trainers have met
+_PATIENCE = 5.0  # seconds that a trainer is held for others who do not come, the first time
+_NOT_A_TRAINER = -1
+
+_signals: list[str] = []  # that have asked this process to stop: handlers are the process's, too
+
+
+def ask(name: str) -> None:
+    """Note that this process was asked to stop; ``name`` says by what. For signal handlers."""
+    if name not in _signals:
+        _signals.append(name)
+
+
+def asked() -> str:
+    """Return by what this process was asked to stop, "" if it was not."""
+    return " and ".join(_signals)
+
+
+def forget() -> None:
+    """Forget that this process was asked to stop."""
+    _signals.clear()
+
+
+@dataclass
+class Said:
+    """What the leader of a node says of its trainers.
+
+    Attributes:
+        target: the target of the node, which was there before anything else here was read.
+        asked: whether one of its ranks was asked to stop.
+        first: the smallest of its trainers' words; see :func:`word`.
+        last: the largest.
+        held: for how many seconds one has been held, at most.
+    """
+
+    target: int = NEVER
+    asked: bool = False
+    first: int = 0
+    last: int = 0
+    held: float = 0.0
+
+
+def word(position: int, held: bool) -> int:
+    """What a trainer writes: that it is held at a position, or beyond it. Half of it is where its next call may be."""
+    return 2 * position + 1 if held else 2 * position + 2
+
+
+class Decider:
+    """Chooses the targets of a job.
+
+    Attributes:
+        target: the latest.
+    """
+
+    def __init__(self) -> None:
+        self.target = NEVER
+        self._over = False
+        self._step = 1
+
+    def choose(self, nodes: Sequence[Said]) -> int:
+        """Return the next target, or the same one again, by what the leaders of all nodes have said last."""
+        if not self._over:
+            self.target = self._next(nodes)
+        return self.target
+
+    def _next(self, nodes: Sequence[Said]) -> int:
+        if self.target == NEVER:
+            return 0 if any(node.asked for node in nodes) else NEVER
+        if any(node.target != self.target for node in nodes):
+            return self.target
+        first, last = min(node.first for node in nodes), max(node.last for node in nodes)
+        furthest = last >> 1
+        if furthest >= LEFT:
+            self._over = True
+            return NEVER
+        if furthest >= self.target and first == last == word(furthest, held=True):
+            self._over = True
+            return STOP
+        if furthest > self.target:
+            return furthest
+        if max(node.held for node in nodes) > _PATIENCE * self._step:
+            if self._step == 1:
+                get_logger().warning(
+                    "asked to stop, but not every trainer comes to the same call of preempted() in %.0f s: they go on, "
+                    "and try again (where trainers make different numbers of calls, give it the step: preempted(at=))",
+                    _PATIENCE,
+                )
+            self._step *= 2  # maybe the others are slow; maybe they make no calls for a while, and not each is worth it
+            return furthest + self._step // 2
+        return self.target
+
+
+class Node:
+    """The words of a node's ranks, as its leader sees them."""
+
+    def __init__(self, slots: Sequence[I64], leader: int, fence: Callable[[], None]) -> None:
+        """Look at a node.
+
+        Args:
+            slots: for each rank of the node int64[3] in shared memory: whether it was asked to stop, its word, and, in
+                the leader's, the target.
+            leader: whose slot has the target.
+            fence: orders what was written before it and what is read after it.
+        """
+        self._slots = slots
+        self._fence = fence
+        self._leader = slots[leader]
+        self._since = [(0, 0.0)] * len(slots)  # the word, and since when it has been there
+
+    @property
+    def target(self) -> int:
+        """The target of the node, which the leader alone writes."""
+        return int(self._leader[2])
+
+    def set_target(self, target: int) -> None:
+        """Write the next target; for the leader."""
+        self._leader[2] = target
+
+    def look(self, now: float) -> Said:
+        """What the trainers do at the time ``now``."""
+        target = self.target
+        self._fence()
+        words = [int(slot[1]) for slot in self._slots]
+        for rank, found in enumerate(words):
+            if self._since[rank][0] != found:
+                self._since[rank] = found, now
+        held = [now - since for found, since in self._since if found & 1 and found >> 1 >= target]
+        trainers = [found for found in words if found != _NOT_A_TRAINER]
+        was_asked = any(int(slot[0]) for slot in self._slots)
+        return Said(target, was_asked, min(trainers), max(trainers), max(held, default=0.0))
+
+
+class Stopping:
+    """What one rank does about stopping: it passes on what it was asked, and a trainer makes calls.
+
+    Attributes:
+        calls: how many calls this trainer has made since all trainers last met.
+    """
+
+    def __init__(
+        self, slots: Sequence[I64], rank: int, leader: int, fence: Callable[[], None], trains: bool, alone: bool
+    ) -> None:
+        """Begin with nobody asked.
+
+        Args:
+            slots: see :class:`Node`, as for ``leader`` and ``fence``.
+            rank: this rank's place in the node.
+            leader: the leader's.
+            fence: orders writing and reading.
+            trains: whether this is a trainer.
+            alone: whether it is the only rank of the job.
+        """
+        self._slot = slots[rank]
+        self._leader = slots[leader]
+        self._fence = fence
+        self._alone = alone
+        self._meetings = 0
+        self.calls = 0
+        self._counts: bool | None = None  # whether positions are counted here, once there was a call
+        self._position = -1
+        self._slot[:] = 0, 0 if trains else _NOT_A_TRAINER, NEVER
+
+    @property
+    def agreed(self) -> bool:
+        """Whether all trainers stop."""
+        return int(self._leader[2]) == STOP
+
+    def pass_on(self) -> None:
+        """Let the node's leader see whether this process was asked to stop."""
+        if _signals:
+            self._slot[0] = 1
+
+    def meet(self) -> None:
+        """Every trainer has come here: from now on calls are counted anew."""
+        self._meetings += 1
+        self.calls = 0
+
+    def call(self, at: int | None, held: Callable[[], AbstractContextManager[None]]) -> bool:
+        """Return whether all stop here; wait, if they may.
+
+        Args:
+            at: the position of the call, which every trainer gives alike; by default the number of the call.
+            held: makes a context for the time that this trainer is held, if it is.
+
+        Raises:
+            InvalidArgumentError: ``at`` does not grow from call to call, or is given in some calls alone.
+        """
+        if self.agreed:
+            return True
+        stops = self.arrive(at)
+        if stops is None:
+            backoff = Backoff()
+            with held():
+                while (stops := self.answer()) is None:
+                    backoff.pause(PEERS_COMPUTE)
+        return stops
+
+    def arrive(self, at: int | None) -> bool | None:
+        """Begin a call; return its answer if there is one, None if this trainer is held. See :meth:`call`."""
+        self._position = self._next(at)
+        if self._alone:
+            return bool(_signals)
+        self._slot[1] = word(self._position, held=False)
+        self._fence()
+        if self._position < int(self._leader[2]):
+            return False
+        self._slot[1] = word(self._position, held=True)
+        return self.answer()
+
+    def answer(self) -> bool | None:
+        """Whether all stop at the call that this trainer is held in; None if it is held on."""
+        target = int(self._leader[2])
+        if target == STOP:
+            return True
+        if self._position >= target:
+            return None
+        self._slot[1] = word(self._position, held=False)
+        return False
+
+    def _next(self, at: int | None) -> int:
+        if self._counts is None:
+            self._counts = at is None
+        if self._counts != (at is None):
+            raise InvalidArgumentError("give at= in every call of preempted(), or in none")
+        if at is not None:
+            return check_integer("at", at, self._position + 1, LEFT - 1)
+        self.calls += 1
+        return (self._meetings << _CALLS) + self.calls
+
+    def leave(self) -> None:
+        """This trainer makes no call any more."""
+        self._slot[1] = word(LEFT, held=False)
