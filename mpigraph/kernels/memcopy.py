@@ -14,6 +14,7 @@ from numba.extending import intrinsic
 __all__ = ["copy_bytes", "copy_row", "order_streams", "stream_row"]
 
 _WORD = ir.IntType(64)
+_STREAM_ALIGNMENT = 16  # bytes
 
 
 def _item(context: Any, builder: Any, signature: Any, args: Any, which: int) -> tuple[Any, Any]:
@@ -45,14 +46,23 @@ def _copy_row(typingctx: Any, out: Any, place: Any, table: Any, row: Any) -> Any
 
 
 def _stream_row(typingctx: Any, out: Any, place: Any, table: Any, row: Any) -> Any:
-    """Type and emit a loop of streaming stores."""
+    """Type and emit streaming stores of 16 bytes.
+
+    Stores of 8 bytes are half as fast as ``memcpy`` where the rows come from memory: the buffers in which a line is put
+    together are needed for what is being loaded, and are sent to memory half full.
+    """
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         tools: Any = cgutils
-        target, source, width, _ = _ends(context, builder, signature, args)
+        target, source, width, itemsize = _ends(context, builder, signature, args)
+        nbytes = builder.mul(width, itemsize)
         streaming = builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)])
-        with tools.for_range(builder, width) as loop:
-            store = builder.store(builder.load(builder.gep(source, [loop.index])), builder.gep(target, [loop.index]))
+
+        vector = ir.VectorType(_WORD, 2).as_pointer()
+        source, target = builder.bitcast(source, vector), builder.bitcast(target, vector)
+        with tools.for_range(builder, builder.lshr(nbytes, _WORD(4))) as loop:
+            some = builder.load(builder.gep(source, [loop.index]), align=1)
+            store = builder.store(some, builder.gep(target, [loop.index]), align=_STREAM_ALIGNMENT)
             store.set_metadata("nontemporal", streaming)
         return context.get_dummy_value()
 
@@ -102,7 +112,10 @@ The arrays are two-dimensional and C-contiguous, of one dtype and width; the ind
 """
 
 stream_row: Any = _assign_row if config.DISABLE_JIT else intrinsic(_stream_row)  # type: ignore[attr-defined]
-"""The same past the caches, of words of four or eight bytes; :data:`order_streams` has to follow."""
+"""The same past the caches; :data:`order_streams` has to follow.
+
+Rows must be a multiple of 16 bytes, and those of ``out`` begin at one.
+"""
 
 order_streams: Any = _nothing if config.DISABLE_JIT else intrinsic(_order_streams)  # type: ignore[attr-defined]
 """``order_streams()``, inside a kernel: what was streamed is seen before what is stored from now on."""

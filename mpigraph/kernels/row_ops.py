@@ -4,8 +4,6 @@ Rows are handled as fixed-size words whatever their dtype (see :func:`as_words`)
 every dtype and row shape.
 """
 
-from typing import Any
-
 import numpy as np
 from numba import njit
 
@@ -30,6 +28,7 @@ __all__ = [
 _AHEAD, _ASKED = 8, 16  # rows between prefetching one and copying it; cache lines of a row prefetched at most
 _LINE = 64  # bytes of a cache line
 _STREAMED = 4 << 20  # bytes of a result that leaves a core's cache before it is used, and so need not go there
+_CACHED = 128 << 20  # bytes of a table above which most of its rows come from memory
 
 
 def as_words(rows: Array) -> Array:
@@ -61,19 +60,16 @@ def gather_rows(table: Array, rows: I64, positions: I64, out: Array) -> None:
             copy_row(out, positions[i], table, rows[i])
 
 
-@njit(nogil=True, cache=True, inline="always")
-def _ask(words: Any, row: Any, width: Any, itemsize: Any) -> Any:
-    """Prefetch a row, or the beginning of a long one."""
-    line = max(1, _LINE // itemsize)
-    first = row * width
-    for word in range(first, first + min(width, _ASKED * line), line):
-        prefetch(words, word)
-
-
 @njit(nogil=True, cache=True)
-def _is_streamed(out: Array) -> bool:
-    """Whether a result is to be written past the caches."""
-    return bool(out.itemsize >= 4 and out.shape[1] * out.itemsize >= _LINE and out.size * out.itemsize >= _STREAMED)
+def _is_streamed(table: Array, out: Array) -> bool:
+    """Whether rows of ``table`` are to be written to ``out`` past the caches, and can be.
+
+    Not where each row is waited for: its lines and the streamed ones then take each other's place in the core. A
+    reference that is counted in the loop does the same, so nothing there is a function of an array.
+    """
+    nbytes = out.shape[1] * out.itemsize
+    fits = nbytes >= _LINE and nbytes % 16 == 0 and out.ctypes.data % 16 == 0
+    return bool(fits and len(out) * nbytes >= _STREAMED and len(table) * nbytes <= _CACHED)
 
 
 @njit(nogil=True, cache=True)
@@ -82,15 +78,18 @@ def load_rows(table: Array, first: int, ids: I64, positions: I64, out: Array) ->
 
     A large ``out`` is not left in the cache.
     """
-    width, words, streamed = table.shape[1], table.reshape(-1), _is_streamed(out)
+    width, line, streamed = table.shape[1], max(1, _LINE // table.itemsize), _is_streamed(table, out)
+    words, asked = table.reshape(-1), min(width, _ASKED * line)
     n = len(positions)
     for i in range(n):
         if i + _AHEAD < n:
-            _ask(words, ids[positions[i + _AHEAD]] - first, width, table.itemsize)
+            begin = (ids[positions[i + _AHEAD]] - first) * width
+            for word in range(begin, begin + asked, line):
+                prefetch(words, word)
         p = positions[i]
         if streamed:
             stream_row(out, p, table, ids[p] - first)
-        elif width * table.itemsize < _LINE:
+        elif width < line:
             for j in range(width):
                 out[p, j] = table[ids[p] - first, j]
         else:
@@ -105,12 +104,15 @@ def load_slots(table: Array, slots: I32, positions: I64, out: Array) -> int:
 
     A large ``out`` is not left in the cache.
     """
-    width, words, streamed = table.shape[1], table.reshape(-1), _is_streamed(out)
+    width, line, streamed = table.shape[1], max(1, _LINE // table.itemsize), _is_streamed(table, out)
+    words, asked = table.reshape(-1), min(width, _ASKED * line)
     n = len(slots)
     missing = 0
     for i in range(n):
         if i + _AHEAD < n and slots[i + _AHEAD] >= 0:
-            _ask(words, np.int64(slots[i + _AHEAD]), width, table.itemsize)
+            begin = np.int64(slots[i + _AHEAD]) * width
+            for word in range(begin, begin + asked, line):
+                prefetch(words, word)
         slot = np.int64(slots[i])
         if slot < 0:
             missing += 1
@@ -126,7 +128,7 @@ def load_slots(table: Array, slots: I32, positions: I64, out: Array) -> int:
 @njit(nogil=True, cache=True)
 def place_rows(rows: Array, positions: I64, out: Array) -> None:
     """``out[positions[i]] = rows[i]``; a large ``out`` is not left in the cache."""
-    streamed = _is_streamed(out)
+    streamed = _is_streamed(rows, out)
     for i in range(len(positions)):
         if streamed:
             stream_row(out, positions[i], rows, i)

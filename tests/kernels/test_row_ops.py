@@ -51,7 +51,7 @@ def test_rows_move_whatever_their_width(shape: tuple[int, ...], dtype: str) -> N
 
 
 @pytest.mark.parametrize("large", [False, True])
-@pytest.mark.parametrize(("shape", "dtype"), SHAPES)
+@pytest.mark.parametrize(("shape", "dtype"), [*SHAPES, ((100,), "f4"), ((48,), "f2"), ((96,), "u1"), ((18,), "f4")])
 def test_rows_of_a_large_result_pass_the_caches_unchanged(shape: tuple[int, ...], dtype: str, large: bool) -> None:
     """Results of some MB are written by other stores than small ones, wherever a row begins."""
     rng = np.random.default_rng(0)
