@@ -12,9 +12,10 @@ import torch
 
 from mpigraph.distgraph.dtypes import GivenDtype, feat_dtype_names
 from mpigraph.distgraph.features import FeatureMap, Scheme
+from mpigraph.distgraph.local_rows import local_part
 from mpigraph.distgraph.partition_book import PartitionPolicy, RangePartitionBook
 from mpigraph.distgraph.sampled_graph import SampledGraph
-from mpigraph.distgraph.tensor import DistTensor, local_part
+from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.distgraph.typed_ids import id_array
 from mpigraph.errors import InvalidArgumentError, PartitionError
 from mpigraph.graphs.fields import ALL, EID, NID, EdgeType, IdsLike

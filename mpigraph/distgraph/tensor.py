@@ -4,11 +4,11 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from mpigraph.distgraph.dtypes import convert, to_storage, to_torch
 from mpigraph.distgraph.init_rows import Fill, InitFunc, by_range
+from mpigraph.distgraph.local_rows import in_memory, local_part
 from mpigraph.distgraph.new_tensor import Handle, Wanted, create, held
 from mpigraph.distgraph.partition_book import PartitionPolicy
 from mpigraph.distgraph.row_files import NpyRows, npy_path, pieces, write_npy
@@ -21,7 +21,6 @@ from mpigraph.errors import (
 )
 from mpigraph.graphs.accelerators import Accelerator, accelerator_here, accelerator_of
 from mpigraph.graphs.in_memory import exact_device
-from mpigraph.mpi.world import World
 from mpigraph.rows.lookahead import CachedRows, Read
 from mpigraph.rows.owners import OwnedRange, RowOwners
 from mpigraph.rows.row_tensor import RowTensor
@@ -29,7 +28,7 @@ from mpigraph.sampling.protocol import Operation
 from mpigraph.session.context import Session
 from mpigraph.storage.format import storage_dtype
 
-__all__ = ["DistTensor", "local_part"]
+__all__ = ["DistTensor"]
 
 _BLOCK = 1 << 16  # rows that are counted at a time
 _CPU = torch.device("cpu")
@@ -379,7 +378,7 @@ class DistTensor:
         session = self._handle.session
         part = local_part(session.world, session.state.graphs[self._handle.graph].topology.config.num_parts)
         first, last = self.part_policy._offsets[part : part + 2].tolist()
-        return to_torch(rows.lend(*_in_memory(session.world, rows, part, first, last)), rows.stored)
+        return to_torch(rows.lend(*in_memory(session.world, rows, part, first, last)), rows.stored)
 
     def count_nonzero(self) -> int:
         """How many elements are not zero. Collective on the trainers."""
@@ -416,24 +415,3 @@ def _check_out(
         raise InvalidArgumentError(f"out must be {shape} {dtype} (got {tuple(out.shape)} {out.dtype})")
     if device is not None and exact_device(device).type != out.device.type:
         raise InvalidArgumentError(f"out is on {out.device}, the rows are wanted on {device}")
-
-
-def local_part(world: World, num_parts: int) -> int:
-    """The part that is mostly on this trainer's node; trainers of a node take turns."""
-    near = np.flatnonzero(world.near)
-    middles = ((near + 0.5) * num_parts / len(world.hosts)).astype(np.int64)
-    return int(middles[world.local_trainer * len(near) // world.num_local_trainers % len(middles)])
-
-
-def _in_memory(world: World, rows: RowTensor, part: int, first: int, last: int) -> tuple[int, slice]:
-    """Where the rows of a part are: a near host, and which of its rows."""
-    offsets = rows.window.offsets
-    for host in np.flatnonzero(world.near).tolist():
-        begin, end = offsets[host : host + 2].tolist()
-        if begin <= first <= last <= end:
-            return host, slice(first - begin, last - begin)
-    raise PartitionError(
-        f"tensor {rows.name!r} has no local_partition: the rows of part {part}, from {first} up to {last}, are not "
-        f"next to each other in the memory of one host of this node (the {len(world.hosts)} hosts hold rows from "
-        f"{offsets.tolist()}): read and write by t[pb.partid2nids(pb.partid)], or use as many parts as hosts"
-    )

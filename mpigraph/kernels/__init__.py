@@ -10,8 +10,8 @@ from mpigraph.kernels.access import add_amounts, add_to_sources, as_amounts, dra
 from mpigraph.kernels.compact import LocalIds
 from mpigraph.kernels.dropout import drop, relu_drop, relu_drop_backward
 from mpigraph.kernels.exclude import shorten_rows, step_over
+from mpigraph.kernels.float16 import round_to_bfloat16, widen
 from mpigraph.kernels.joined_requests import COLUMNS, find_requests, lay_out, place_runs, run_sizes, unpack_lists
-from mpigraph.kernels.narrow import round_to_bfloat16, widen
 from mpigraph.kernels.rng import combine, fingerprint
 from mpigraph.kernels.row_ops import (
     find_runs,

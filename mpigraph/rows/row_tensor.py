@@ -24,7 +24,7 @@ import numpy as np
 
 from mpigraph.arrays import I64, Array
 from mpigraph.errors import InvalidArgumentError
-from mpigraph.kernels.narrow import narrow_part, widen
+from mpigraph.kernels.float16 import narrow_part, widen
 from mpigraph.metadata.book import RangeBook, check_ids
 from mpigraph.rows.service import RowService
 from mpigraph.rows.window import RowWindow

@@ -11,7 +11,7 @@ import numpy as np
 
 from mpigraph.arrays import Array
 from mpigraph.errors import FieldNameError, GraphDataError, InvalidArgumentError, check_text
-from mpigraph.kernels.narrow import round_to_bfloat16
+from mpigraph.kernels.float16 import round_to_bfloat16
 from mpigraph.storage.format import NARROW, WIDE
 from mpigraph.storage.part_config import FeatureInfo, Features
 

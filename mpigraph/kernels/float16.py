@@ -5,23 +5,44 @@ narrow ones in the last bytes of the memory of the wide ones. An element is read
 long as the first ones go first.
 """
 
+from typing import Any
+
 import numpy as np
-from numba import njit
+from llvmlite import ir
+from numba import config, njit, types
+from numba.extending import intrinsic
 
 from mpigraph.arrays import U32, Array
 
 __all__ = ["narrow_part", "round_to_bfloat16", "widen"]
 
-_BLOCK = 2048  # elements: what is read and not yet written stays in the first cache
+_BLOCK = 2048  # elements: only the last of the blocks overlap with what they are made of, and are not vectorised
 
 _MANTISSA, _EXPONENT, _SIGN = np.uint32(0x3FF), np.uint32(0x7C00), np.uint32(0x8000)  # of a float16
-_SHIFT, _SIGN_SHIFT = np.uint32(13), np.uint32(16)  # where they are in a float32
+_SHIFT = np.uint32(13)  # between the mantissas
 _REBIAS = np.uint32(112 << 23)  # 127 - 15: between the exponents
 _SMALLEST, _SMALLEST_BITS = np.float32(2.0**-14), np.uint32(113 << 23)  # the smallest normal float16
 
 _BFLOAT16_SHIFT = np.uint32(16)
 _INFINITE = np.uint32(0x7F800000)  # float32
 _QUIET = np.uint16(0x40)  # the bit of a bfloat16 that keeps NaN from becoming infinite
+
+
+def _from_bits(typingctx: Any, bits: Any) -> Any:
+    """Type and emit the cast: numba's protocol for intrinsics."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], ir.FloatType())
+
+    return types.float32(types.uint32), emit
+
+
+def _from_bits_slowly(bits: np.uint32) -> np.float32:
+    """What Python does in its place (``NUMBA_DISABLE_JIT=1``)."""
+    return bits.view(np.float32)
+
+
+_as_float: Any = _from_bits_slowly if config.DISABLE_JIT else intrinsic(_from_bits)  # type: ignore[attr-defined]
 
 
 def narrow_part(wide: Array, dtype: np.dtype[np.generic]) -> Array:
@@ -42,63 +63,36 @@ def widen(wide: Array, brain: bool) -> None:
 
 
 @njit(nogil=True, cache=True)
-def _copy(values: Array, out: Array) -> None:
-    for i in range(len(out)):
-        out[i] = values[i]
-
-
-@njit(nogil=True, cache=True)
-def _brain_bits(narrow: Array, words: U32) -> None:
-    for i in range(len(words)):
-        words[i] = np.uint32(narrow[i]) << _BFLOAT16_SHIFT
-
-
-@njit(nogil=True, cache=True)
 def _widen_brain(narrow: Array, wide: Array) -> None:
-    words = np.empty(_BLOCK, np.uint32)
-    floats = words.view(np.float32)
     for begin in range(0, len(wide), _BLOCK):
-        count = min(_BLOCK, len(wide) - begin)
-        _brain_bits(narrow[begin : begin + count], words[:count])
-        _copy(floats[:count], wide[begin : begin + count])
+        end = min(begin + _BLOCK, len(wide))
+        _brain_block(narrow[begin:end], wide[begin:end])
 
 
 @njit(nogil=True, cache=True)
-def _subnormal_bits(narrow: Array, words: U32) -> None:
-    """The mantissas of float16 numbers behind the exponent of the smallest normal one, which is too much by that."""
-    for i in range(len(words)):
-        words[i] = ((np.uint32(narrow[i]) & _MANTISSA) << _SHIFT) | _SMALLEST_BITS
-
-
-@njit(nogil=True, cache=True)
-def _take_smallest(floats: Array) -> None:
-    for i in range(len(floats)):
-        floats[i] -= _SMALLEST
-
-
-@njit(nogil=True, cache=True)
-def _half_bits(narrow: Array, words: U32) -> None:
-    """The bits of float16 numbers as float32; ``words`` has those of subnormal ones."""
-    for i in range(len(words)):
-        half = np.uint32(narrow[i])
-        exponent = half & _EXPONENT
-        bits = ((half & (_EXPONENT | _MANTISSA)) << _SHIFT) + _REBIAS
-        bits = bits + _REBIAS if exponent == _EXPONENT else bits  # infinite, or NaN
-        bits = words[i] if exponent == np.uint32(0) else bits
-        words[i] = bits | ((half & _SIGN) << _SIGN_SHIFT)
+def _brain_block(narrow: Array, wide: Array) -> None:
+    for i in range(len(wide)):
+        wide[i] = _as_float(np.uint32(narrow[i]) << _BFLOAT16_SHIFT)
 
 
 @njit(nogil=True, cache=True)
 def _widen_half(narrow: Array, wide: Array) -> None:
-    words = np.empty(_BLOCK, np.uint32)
-    floats = words.view(np.float32)
     for begin in range(0, len(wide), _BLOCK):
-        count = min(_BLOCK, len(wide) - begin)
-        some = narrow[begin : begin + count]
-        _subnormal_bits(some, words[:count])
-        _take_smallest(floats[:count])
-        _half_bits(some, words[:count])
-        _copy(floats[:count], wide[begin : begin + count])
+        end = min(begin + _BLOCK, len(wide))
+        _half_block(narrow[begin:end], wide[begin:end])
+
+
+@njit(nogil=True, cache=True)
+def _half_block(narrow: Array, wide: Array) -> None:
+    for i in range(len(wide)):
+        half = np.uint32(narrow[i])
+        exponent = half & _EXPONENT
+        # with the exponent of the smallest normal number, a subnormal one is too large by that
+        small = _as_float(((half & _MANTISSA) << _SHIFT) | _SMALLEST_BITS) - _SMALLEST
+        bits = ((half & (_EXPONENT | _MANTISSA)) << _SHIFT) + _REBIAS
+        bits = bits + _REBIAS if exponent == _EXPONENT else bits  # infinite, or NaN
+        value = small if exponent == np.uint32(0) else _as_float(bits)
+        wide[i] = value if half & _SIGN == np.uint32(0) else -value
 
 
 @njit(nogil=True, cache=True)
