@@ -190,7 +190,5 @@ def test_other_trainers_use_each_seed_once(tmp_path: Path, oracle, count: int) -
     assert start(tmp_path / "killed", path, Run(2, 1), NEVER, count)
     everything = list(range(NUM_NODES))
     for wanted in range(EPOCHS):
-        found = [
-            seed for epoch, seeds, _ in counting(tmp_path / "killed").values() if epoch == wanted for seed in seeds
-        ]
-        assert sorted(found) == everything, wanted
+        lists = [seeds for epoch, seeds, _ in counting(tmp_path / "killed").values() if epoch == wanted]
+        assert sorted(seed for seeds in lists for seed in seeds) == everything, wanted
