@@ -112,6 +112,7 @@ class Run(NamedTuple):
 
 
 NEVER = "never 0 0"
+LONG = (pytest.mark.study, pytest.mark.slow)  # the second for a longer deadline
 LAYOUTS = [Run(1), Run(2), Run(2, 1), Run(2, 0, 1), Run(3, 1), Run(3, 0, 2), Run(4, 2), Run(4, 0, 2), Run(4, 1, 2)]
 Said = dict[tuple[int, int], list[Any]]  # by step and trainer: epoch, seeds, and what else came of it
 
@@ -161,7 +162,7 @@ def kills(seed: int, count: int, seconds: float) -> list[str]:
     [
         (Run(3, 1), 1),
         pytest.param(Run(2, 0, 1, "mpi4py"), 4, marks=pytest.mark.slow),
-        *(pytest.param(Run(*how), 20, marks=pytest.mark.study) for how in [(3, 1, 0, "gloo"), (4, 1, 2, "mpi4py")]),
+        *(pytest.param(Run(*how), 20, marks=LONG) for how in [(3, 1, 0, "gloo"), (4, 1, 2, "mpi4py")]),
     ],
     ids=str,
 )
@@ -181,7 +182,7 @@ def test_the_same_trainers_go_on_bit_for_bit(tmp_path: Path, oracle, run: Run, c
     assert killed > 0
 
 
-@pytest.mark.parametrize("count", [pytest.param(3, marks=pytest.mark.slow), pytest.param(20, marks=pytest.mark.study)])
+@pytest.mark.parametrize("count", [pytest.param(3, marks=pytest.mark.slow), pytest.param(20, marks=LONG)])
 def test_other_trainers_use_each_seed_once(tmp_path: Path, oracle, count: int) -> None:
     path = oracle(3)
     draw = random.Random(count)
