@@ -51,7 +51,16 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 COUNTS = {"passed": 0, "failed": 0, "skipped": 0}
 FAILED = pytest.StashKey[bool]()
-JOBS = {"cli", "examples", "optim", "perf", "process_group", "rows", "session"}  # rooms whose tests start processes
+JOBS = {
+    "checkpoint",
+    "cli",
+    "examples",
+    "optim",
+    "perf",
+    "process_group",
+    "rows",
+    "session",
+}  # rooms whose tests start processes
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

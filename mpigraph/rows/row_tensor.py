@@ -15,6 +15,7 @@ the number that it began with; later ones are for the next call.
 """
 
 import itertools
+import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -31,7 +32,7 @@ from mpigraph.rows.window import RowWindow
 from mpigraph.storage.format import storage_dtype
 from mpigraph.storage.narrow import RoundingError, narrow_rows
 
-__all__ = ["Policy", "RowTensor"]
+__all__ = ["Copying", "Policy", "RowTensor"]
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,24 @@ class Policy:
         return table[self.type_id]
 
 
+class Copying:
+    """Copies of rows that threads of the trainers are taking, each of the rows that it owns; writers wait for them.
+
+    Attributes:
+        mine: set once this rank's copies are there. Then it may write the rows that it owns.
+        everywhere: set once those of all trainers are. Then it may write others, too.
+    """
+
+    def __init__(self) -> None:
+        self.mine = threading.Event()
+        self.everywhere = threading.Event()
+
+    def end(self) -> None:
+        """There is nothing to wait for any more."""
+        self.mine.set()
+        self.everywhere.set()
+
+
 class RowTensor:
     """One tensor of rows.
 
@@ -63,6 +82,7 @@ class RowTensor:
         dtype: logical dtype ("float32", "bfloat16", ...).
         stored: logical dtype of the rows in memory and on their way: the same, or a narrower one of 16 bits.
         shape: ``(rows, *row_shape)``.
+        copying: whoever copies the rows in the background.
         version: counts the control calls before which some rank had written rows; the same on every rank after each.
 
     Collective on ``world.comm``: construction and :meth:`close`.
@@ -89,6 +109,7 @@ class RowTensor:
         self.dtype = dtype
         self.stored = stored or dtype
         self.version = 0
+        self.copying: Copying | None = None
         self._writes = itertools.count(1)
         self._last_write = self._told = 0
         self._lent: list[weakref.ref[Array]] = []
@@ -152,6 +173,7 @@ class RowTensor:
                 values = narrow_rows(values, self.stored)
             except RoundingError as error:
                 raise InvalidArgumentError(f"tensor {self.name!r}: value of row {ids[error.row]}: {error}") from None
+        self._wait(owned=False)
         try:
             self.window.scatter(ids, values)
         finally:
@@ -160,6 +182,7 @@ class RowTensor:
     @contextmanager
     def writing(self, host: int) -> Iterator[Array]:
         """The rows on near host ``host``, writable inside the ``with`` block. For the rows' owner: it takes no lock."""
+        self._wait(owned=True)
         rows = self.window.memory(host).view()
         try:
             yield rows
@@ -173,6 +196,7 @@ class RowTensor:
 
         Until then they count as written before every control call, whether they were or not.
         """
+        self._wait(owned=False)
         memory = self.window.memory(host)[rows]
         # the base of a view is the array at the end of the chain; the memoryview makes that this one
         lent = np.frombuffer(memoryview(memory.reshape(-1)), memory.dtype).reshape(memory.shape)  # type: ignore[arg-type]
@@ -186,6 +210,23 @@ class RowTensor:
     def note_write(self) -> None:
         """Note that rows were written: by this rank, or by others in a call that all trainers make together."""
         self._last_write = next(self._writes)
+
+    def _wait(self, owned: bool) -> None:
+        """Wait until rows that are to be written have been copied: those that this rank owns, or any."""
+        copying = self.copying
+        if copying is None:
+            return
+        event = copying.mine if owned else copying.everywhere
+        if not event.is_set():
+            with self.window.world.watchdog.own("the copies of rows for a checkpoint"):
+                event.wait()
+        if copying.everywhere.is_set():
+            self.copying = None
+
+    @property
+    def lent(self) -> bool:
+        """Whether this rank holds views through which it may write at any time."""
+        return any(lent() is not None for lent in self._lent)
 
     @property
     def written(self) -> bool:

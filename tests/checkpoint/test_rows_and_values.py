@@ -1,6 +1,7 @@
 """What a checkpoint holds comes back as it was, in every layout: rows, tensors of torch, numbers, what trainers own."""
 
 import random
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from oracle import NUM_NODES, open_graph
 
 import mpigraph.distributed as dist
 from mpigraph import checkpoint
+from mpigraph.checkpoint import saving
 from mpigraph.dataloading import NeighborSampler
 from mpigraph.errors import InvalidArgumentError
 
@@ -286,3 +288,34 @@ def test_rows_in_their_original_order(job: SharedJob, oracle, shared_path: Path)
             again.load(shared_path / name)
     with pytest.raises(InvalidArgumentError, match=r"holds \[101, 3\], and \[101, 5\] is wanted"):
         embedding().load(path)
+
+
+def test_writers_wait_for_the_copies_of_a_save(
+    job: SharedJob, oracle, shared_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training that goes on at once, and writes from afar, change nothing of what is saved."""
+    copied = saving._copied
+
+    def late(rows: Any) -> Any:
+        time.sleep(0.1)
+        return copied(rows)
+
+    monkeypatch.setattr(saving, "_copied", late)
+    g = job.open(oracle(3))
+    emb = embedding()
+    optimizer = MAKE["adagrad"]([emb])
+    tensor = dist.DistTensor((NUM_NODES, 2), torch.int32, "t")
+    train(emb, optimizer, range(1))
+    wanted = emb.weight[:], optimizer.state["emb"]["sum"][:]
+    state = {"emb": emb, "optimizer": optimizer, "t": tensor}
+    checkpoint.async_save(state, checkpoint_id=shared_path / "c")
+    if g.rank() == job.layout.trainers - 1:
+        tensor[torch.arange(NUM_NODES)] = 7
+    train(emb, optimizer, range(1, 3))
+    checkpoint.wait()
+    g.barrier()
+    assert tensor[:].min() == 7
+    checkpoint.load(state, checkpoint_id=shared_path / "c")
+    g.barrier()
+    assert torch.equal(emb.weight[:], wanted[0]) and torch.equal(optimizer.state["emb"]["sum"][:], wanted[1])
+    assert not tensor[:].any()
