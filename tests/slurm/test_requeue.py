@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
-from batch import OPEN, SETUP, SOON, log_of, needs_slurm, train_script, until_gone
+from batch import OPEN, ROOT, SETUP, SMALL, SOON, TASKS, log_of, needs_slurm, submit, train_script, until_gone
 from cluster import Cluster, until
 
 LIMIT = 30  # seconds from the signal to a job that is requeued
@@ -108,11 +108,14 @@ def test_a_job_comes_to_its_time_limit(cluster: Cluster, tmp_path: Path) -> None
 @needs_slurm
 @pytest.mark.slow
 def test_a_node_is_lost_and_the_job_goes_on_without_it(cluster: Cluster, tmp_path: Path) -> None:
+    """Slurm keeps the number of tasks that it counted at the first start: a person says what there is now."""
     job = counting(cluster, tmp_path, **{"--nodes": "1-2"})
     wait_for_line(tmp_path, job, "is at step 20", 2)
     cluster.lose("n1")
     try:
-        wait_until_requeued(cluster, tmp_path, job, SOON)
+        wait_until_requeued(cluster, tmp_path, job)
+        cluster.wait(job, SOON, ["PENDING"])
+        cluster.run(["scontrol", "update", f"JobId={job}", f"NumTasks={TASKS}"])
         found = cluster.wait(job, AGAIN)
         output = log_of(tmp_path, job)
         assert (found["JobState"], found["NumNodes"]) == ("COMPLETED", "1"), output
