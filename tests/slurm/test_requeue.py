@@ -91,6 +91,25 @@ def test_a_signal_has_the_job_saved_and_requeued(cluster: Cluster, tmp_path: Pat
 
 @needs_slurm
 @pytest.mark.slow
+def test_the_example_goes_on(cluster: Cluster, parts: Path, tmp_path: Path) -> None:
+    """Each epoch is trained once, in the one half of the log or in the other."""
+    example = f'    run python {ROOT}/examples/node_classification.py --graph_name S --part_config "$PART_CONFIG"'
+    flags = '--num_epochs 60 --fan_out 5,5 --num_hidden 32 --checkpoint_dir "$CHECKPOINTS" --resume'
+    changes = SMALL | {"PART_CONFIG": str(parts), "CHECKPOINTS": "$PWD/checkpoints"}
+    job = submit(cluster, tmp_path, "train", changes, {"setup": SETUP, "train": f"{example} {flags}"})
+    wait_for_line(tmp_path, job, "epoch  1  loss")
+    cluster.run(["scancel", "--batch", "--signal=USR1", job])
+    wait_until_requeued(cluster, tmp_path, job)
+    found = cluster.wait(job, 2 * AGAIN)
+    output = log_of(tmp_path, job)
+    assert (found["JobState"], found["Restarts"]) == ("COMPLETED", "1"), output
+    assert [int(epoch) for epoch in re.findall(r"epoch +(\d+)  loss", output)] == list(range(60)), output
+    before, _, after = output.partition("goes on from")
+    assert "epoch  1" in before and "test accuracy" in after, output
+
+
+@needs_slurm
+@pytest.mark.slow
 def test_a_job_comes_to_its_time_limit(cluster: Cluster, tmp_path: Path) -> None:
     """Slurm looks at its jobs every half minute, so it asks after half a minute or a whole one, each time."""
     job = counting(cluster, tmp_path, **{"--time": "00:02:00", "--signal": "B:USR1@60"})
