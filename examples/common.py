@@ -24,17 +24,31 @@ SETTINGS = {  # of every example, beside its own: name -> (default, meaning)
     "backend": ("gloo", "what gradients travel by; nccl: train on GPUs; mpi4py: by MPI, without opening a port"),
     "seed": (0, "of draws, orders and first parameters"),
 }
+CHECKPOINTS = {  # of the examples that can be stopped and go on
+    "checkpoint_dir": ("", "folder of checkpoints; SIGUSR1 has the job saved there, ended, and requeued by Slurm"),
+    "checkpoint_every": (0, "save after so many steps, or epochs, in the background; 0: never"),
+    "resume": (False, "go on from the newest checkpoint, if there is one"),
+}
 QUIET_SECONDS = 10.0  # after which a long epoch says how far it is, where no bar can be drawn
 
 
 def parse_arguments(doc, settings):
-    """Read the command line: a flag for each setting, of the type of its default (of an int where that is None)."""
+    """Read the command line: a flag for each setting, of the type of its default (of an int where that is None).
+
+    A setting that is False becomes true by the flag alone.
+    """
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, (default, meaning) in (SETTINGS | settings).items():
+        if default is False:
+            parser.add_argument(f"--{name}", action="store_true", help=meaning)
+            continue
         kind = int if default is None else type(default)
         text = meaning if default in (None, "") else f"{meaning} (default: {default})"
         parser.add_argument(f"--{name}", type=kind, default=default, help=text)
-    return parser.parse_args()
+    args = parser.parse_args()
+    if getattr(args, "checkpoint_dir", ""):
+        args.preempted = mg.checkpoint.preemption()  # before initialize(): servers get the signal, too
+    return args
 
 
 def numbers(text):
@@ -55,6 +69,26 @@ def start_torch(backend):
 def per_trainer(batch_size):
     """The batch size of each trainer, where all of them together should have this one."""
     return -(-batch_size // dist.get_world_size())
+
+
+# ---- checkpoints -----------------------------------------------------------------------------------------------------
+
+
+def resume(args, state, folder):
+    """Go on from the newest checkpoint in a folder, on any number of ranks, if that is wanted and there is one."""
+    found = mg.checkpoint.latest(folder) if args.resume else None
+    if found is not None:
+        mg.checkpoint.load(state, checkpoint_id=found)
+        print_once(f"goes on from {found}")
+
+
+def save(args, state, folder, number):
+    """Save in the background after so many steps or epochs; if the job is asked to stop, save and stop."""
+    if args.checkpoint_dir and args.preempted():
+        mg.checkpoint.save(state, checkpoint_id=f"{folder}/{number}", keep=2)
+        mg.checkpoint.requeue()
+    if args.checkpoint_every and number % args.checkpoint_every == 0:
+        mg.checkpoint.async_save(state, checkpoint_id=f"{folder}/{number}", keep=2)
 
 
 # ---- what trainer 0 prints -------------------------------------------------------------------------------------------
@@ -88,10 +122,10 @@ def shown(batches, what):
 class Progress:
     """How far training is: a line for each epoch, and within it what :func:`shown` shows."""
 
-    def __init__(self, num_epochs, name=""):
+    def __init__(self, num_epochs, name="", first=0):
         self.name = f"{name} epoch" if name else "epoch"
         self.num_epochs = num_epochs
-        self.epoch = 0
+        self.epoch = self.first = first
         self.begin = time.monotonic()
         self._start_epoch()
 
@@ -122,7 +156,7 @@ class Progress:
     def report(self):
         """End an epoch: print its mean loss on trainer 0, what was noted, and how long the other epochs will take."""
         done = self.epoch + 1
-        left = (time.monotonic() - self.begin) / done * (self.num_epochs - done)
+        left = (time.monotonic() - self.begin) / (done - self.first) * (self.num_epochs - done)
         loss = f"loss {torch.stack(self.losses).mean():.4f}" if self.losses else "no minibatch"
         times = f"(wait {self.wait:.2f} s, compute {self.compute:.2f} s; {left:.0f} s left)"
         print_once("  ".join([f"{self.name} {self.epoch:2d}", loss, *self.notes, times]))

@@ -35,8 +35,11 @@ def train(g, name, fanouts, args, device):
     model = nn.parallel.DistributedDataParallel(Model(g, len(fanouts), args).to(device))
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr, weight_decay=args.weight_decay)
     torch.manual_seed(args.seed * torch.distributed.get_world_size() + g.rank())  # dropout differs between trainers
-    progress = common.Progress(args.num_epochs, name)
-    for epoch in range(args.num_epochs):
+    state = {"model": model, "optimizer": optimizer, "loader": loader}
+    folder = f"{args.checkpoint_dir}/{name}"
+    common.resume(args, state, folder)
+    progress = common.Progress(args.num_epochs, name, loader.epoch)
+    for epoch in range(loader.epoch, args.num_epochs):
         with model.join():  # trainers that run out of seeds take part
             for inputs, seeds, blocks in progress.batches(loader):
                 feats = blocks[0].srcdata["feat"] if blocks else g.ndata["feat"][inputs].to(device)
@@ -48,6 +51,7 @@ def train(g, name, fanouts, args, device):
         if (epoch + 1) % args.eval_every == 0:
             progress.note(f"validation accuracy {evaluate(g, model, nodes['val'], len(fanouts), args, device):.4f}")
         progress.report()
+        common.save(args, state, folder, epoch + 1)
     return evaluate(g, model, nodes["test"], len(fanouts), args, device)
 
 
@@ -96,7 +100,7 @@ def write_graph(folder):
     mg.distributed.partition_graph(g, "default", 2, folder)
 
 
-SETTINGS = {
+SETTINGS = common.CHECKPOINTS | {
     "num_epochs": (30, "passes over the training nodes"),
     "eval_every": (1, "evaluate after every so many epochs"),
     "fan_out": ("10,10", "neighbours per layer, input side first"),

@@ -29,8 +29,10 @@ def train(g, emb, nodes, num_classes, args, device):
     dense = torch.optim.Adam(model.parameters(), lr=args.lr)
     sparse = mg.distributed.SparseAdagrad([emb], lr=args.sparse_lr, reduction="sum")
     torch.manual_seed(args.seed * torch.distributed.get_world_size() + g.rank())  # dropout differs between trainers
-    progress = common.Progress(args.num_epochs)
-    for epoch in range(args.num_epochs):
+    state = {"model": model, "dense": dense, "sparse": sparse, "emb": emb, "loader": loader, "step": 0}
+    common.resume(args, state, args.checkpoint_dir)
+    progress = common.Progress(args.num_epochs, first=loader.epoch)
+    for epoch in range(loader.epoch, args.num_epochs):
         for inputs, seeds, blocks in progress.batches(loader):
             dense.zero_grad()
             sparse.zero_grad()
@@ -39,6 +41,8 @@ def train(g, emb, nodes, num_classes, args, device):
             dense.step()
             sparse.step()  # collective: the gradients of a row go to its owner, from all trainers
             progress.add(loss)
+            state["step"] += 1
+            common.save(args, state, args.checkpoint_dir, state["step"])  # between two steps: any moment will do
         if (epoch + 1) % args.eval_every == 0:
             progress.note(f"validation accuracy {evaluate(g, model, emb, nodes['val'], len(fanouts), device):.4f}")
         progress.report()
@@ -66,7 +70,7 @@ def write_graph(folder):
     mg.distributed.partition_graph(g, "default", 2, folder)
 
 
-SETTINGS = {
+SETTINGS = common.CHECKPOINTS | {
     "num_epochs": (15, "passes over the training nodes"),
     "eval_every": (5, "evaluate after every so many epochs"),
     "fan_out": ("10,10", "neighbours per layer, input side first"),

@@ -45,7 +45,16 @@ torch.set_num_threads(1)
 
 COUNTS = {"passed": 0, "failed": 0, "skipped": 0}
 FAILED = pytest.StashKey[bool]()
-JOBS = {"cli", "examples", "optim", "perf", "process_group", "rows", "session"}  # rooms whose tests start processes
+JOBS = {
+    "checkpoint",
+    "cli",
+    "examples",
+    "optim",
+    "perf",
+    "process_group",
+    "rows",
+    "session",
+}  # rooms whose tests start processes
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

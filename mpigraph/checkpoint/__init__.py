@@ -1,6 +1,7 @@
 """Checkpoints of whole jobs: saved on any number of ranks at any step, loaded on any other number."""
 
 from mpigraph.checkpoint.api import async_save, latest, load, save, wait
+from mpigraph.checkpoint.export import export
 from mpigraph.checkpoint.job_state import RandomState
 from mpigraph.checkpoint.preemption import Preemption, preemption
 from mpigraph.checkpoint.requeue import requeue
@@ -13,6 +14,7 @@ __all__ = [
     "RandomState",
     "Stateful",
     "async_save",
+    "export",
     "latest",
     "load",
     "preemption",

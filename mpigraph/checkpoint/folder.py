@@ -18,6 +18,7 @@ from mpigraph.log import get_logger
 __all__ = ["Writer", "checkpoints", "newest_number", "remove_old", "remove_other_saves", "token_name"]
 
 _WRITER = ".mpigraph-writer"
+_PATIENCE = 60.0  # seconds for what takes another process milliseconds
 _TOKEN = re.compile(r"\.([0-9a-f]{12})-([0-9]+)\.node")
 
 
@@ -98,6 +99,22 @@ def remove_old(directory: Path, keep: int) -> None:
             (folder / name).rmdir()
 
 
+def _lock(file: Any, folder: Path) -> None:
+    """Lock a file, where the file system has locks. Raises StorageError if another process does not give it back."""
+    end = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > end:
+                raise StorageError(f"{folder}: another process is ending a save here for {_PATIENCE:.0f} s") from None
+            time.sleep(0.01)
+        except OSError:
+            return
+        else:
+            return
+
+
 class Writer:
     """A job's right to write checkpoints into a folder: the job that came last has it.
 
@@ -132,8 +149,7 @@ class Writer:
         except OSError as error:
             raise StorageError(f"{path}: cannot write: {error.strerror}") from error
         with os.fdopen(number, "r+") as file:
-            with suppress(OSError):  # some file systems have none
-                fcntl.flock(file, fcntl.LOCK_EX)
+            _lock(file, folder)
             self._claim(file, folder)
             yield
 
@@ -146,6 +162,7 @@ class Writer:
         if not isinstance(said, dict):
             said = {}
         if said.get("job") == self._token:
+            self._folders.add(known)
             return
         if known in self._folders and said:
             raise StorageError(

@@ -1,6 +1,6 @@
 """Reading a checkpoint on any number of trainers: who sees which file, whether it is whole, which rows go where."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ from mpigraph.storage.format import storage_dtype
 from mpigraph.storage.shard import ShardReader, seal_of
 from mpigraph.storage.verify import fingerprint, read_chunks
 
-__all__ = ["find_manifest", "load", "verify"]
+__all__ = ["CheckpointFiles", "find_manifest", "load", "memory_of", "verify"]
 
 
 def find_manifest(peers: Peers, directory: Path, doing: str) -> Manifest:
@@ -48,7 +48,7 @@ def find_manifest(peers: Peers, directory: Path, doing: str) -> Manifest:
     return Manifest.parse(peers.gather_bytes(doing, text)[newest].decode(), directory / MANIFEST)
 
 
-class _Files:
+class CheckpointFiles:
     """The files of a checkpoint that this trainer sees, each opened and checked once; a context manager."""
 
     def __init__(self, manifest: Manifest, directory: Path) -> None:
@@ -77,6 +77,11 @@ class _Files:
             self._open[trainer] = reader
         return self._open[trainer]
 
+    def read_tensors(self, tensors: dict[int, torch.Tensor]) -> None:
+        """Fill tensors that are the same on every trainer, by number. Raises ShardFormatError."""
+        for number, tensor in sorted(tensors.items()):
+            self.open(0).read_into(f"tensors/{number}", _memory(tensor))
+
     def missing(self, trainer: int) -> str:
         """What to say of a file that is not there."""
         file = self.manifest.files[trainer]
@@ -86,14 +91,14 @@ class _Files:
             "" if shared else f" on this node: it was written on node {file.node}, on a disk of its own; copy it here"
         )
 
-    def __enter__(self) -> "_Files":
+    def __enter__(self) -> "CheckpointFiles":
         return self
 
     def __exit__(self, *error: object) -> None:
         self._stack.close()
 
 
-def _readers(peers: Peers, files: _Files, doing: str) -> list[int]:
+def _readers(peers: Peers, files: CheckpointFiles, doing: str) -> list[int]:
     """By file, a trainer that sees it, where there are several not always the same one; -1 if nobody does.
 
     Collective on the trainers.
@@ -108,6 +113,16 @@ def _readers(peers: Peers, files: _Files, doing: str) -> list[int]:
     return readers
 
 
+def memory_of(manifest: Manifest) -> Callable[[int], torch.Tensor]:
+    """What makes memory for the tensor of a number, that is the same on every trainer."""
+
+    def memory(number: int) -> torch.Tensor:
+        tensor = manifest.tensors[number]
+        return torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype))
+
+    return memory
+
+
 def verify(peers: Peers, manifest: Manifest, directory: Path, doing: str) -> None:
     """Read all files of a checkpoint, each on one trainer that sees it, and compare them with their checksums.
 
@@ -116,7 +131,7 @@ def verify(peers: Peers, manifest: Manifest, directory: Path, doing: str) -> Non
 
     Collective on the trainers.
     """
-    with _Files(manifest, directory) as files:
+    with CheckpointFiles(manifest, directory) as files:
         readers = _readers(peers, files, doing)
         with peers.together(doing):
             for k, reader in enumerate(readers):
@@ -138,18 +153,14 @@ def load(session: Session, state_dict: dict[str, Any], directory: Path) -> None:
     peers = Peers(session.world)
     manifest = find_manifest(peers, directory, doing)
 
-    def memory(number: int) -> torch.Tensor:
-        tensor = manifest.tensors[number]
-        return torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype))
-
-    decoder = Decoder(memory, f"the checkpoint {str(directory)!r}")
+    decoder = Decoder(memory_of(manifest), f"the checkpoint {str(directory)!r}")
     wanted = decoder.wanted
     with peers.together(doing):
         decoder.update(state_dict, manifest.state)
         job: dict[str, Any] = decoder.decode(manifest.job)
         for number, tensor in wanted.rows:
             _check_rows(manifest.rows[number], tensor, doing)
-    with _Files(manifest, directory) as files:
+    with CheckpointFiles(manifest, directory) as files:
         _read_tensors(peers, files, wanted, doing)
         with peers.together(doing):
             _read_own(session, files, wanted)
@@ -178,7 +189,7 @@ def _check_rows(saved: Rows, tensor: DistTensor, doing: str) -> None:
         )
 
 
-def _read_tensors(peers: Peers, files: _Files, wanted: Wanted, doing: str) -> None:
+def _read_tensors(peers: Peers, files: CheckpointFiles, wanted: Wanted, doing: str) -> None:
     """Read what is the same on every trainer, on one of them, which gives it to the others.
 
     Collective on the trainers.
@@ -189,9 +200,8 @@ def _read_tensors(peers: Peers, files: _Files, wanted: Wanted, doing: str) -> No
     with peers.together(doing):
         if reader < 0:
             raise ShardFormatError(files.missing(0))
-        for number in numbers if mine else ():
-            tensor = wanted.tensors[number]
-            files.open(0).read_into(f"tensors/{number}", _memory(tensor))
+        if mine:
+            files.read_tensors(wanted.tensors)
     if peers.world.trainers.size > 1:
         for number in numbers:
             memory = _memory(wanted.tensors[number])
@@ -204,7 +214,7 @@ def _memory(tensor: torch.Tensor) -> Array:
     return to_storage(tensor.reshape(1) if tensor.ndim == 0 else tensor, dtype_name(tensor.dtype))
 
 
-def _read_own(session: Session, files: _Files, wanted: Wanted) -> None:
+def _read_own(session: Session, files: CheckpointFiles, wanted: Wanted) -> None:
     """Read what belongs to trainers: this one's, or if there are others than before, an even share of all rows."""
     manifest = files.manifest
     for number, found in wanted.own.items():
@@ -248,7 +258,7 @@ def _overlaps(saved: Sequence[Sequence[Sequence[int]]], owned_ranges: list[Owned
                     yield _Overlap(file, place, begin - first, owned.host, slice(at, at + end - begin))
 
 
-def _read_rows(session: Session, files: _Files, number: int, tensor: DistTensor) -> None:
+def _read_rows(session: Session, files: CheckpointFiles, number: int, tensor: DistTensor) -> None:
     """Read the rows that this trainer owns into the memory of the hosts near it."""
     owned = RowOwners(session.world, tensor.rows.window.offsets).ranges()
     for found in _overlaps(files.manifest.rows[number].ranges, owned):

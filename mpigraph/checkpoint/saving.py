@@ -33,6 +33,7 @@ from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.errors import CollectiveError, InvalidArgumentError, MPIGraphError, StorageError
 from mpigraph.mpi.agree import everywhere
 from mpigraph.rows.owners import RowOwners
+from mpigraph.rows.row_tensor import Copying
 from mpigraph.session.context import Session
 from mpigraph.session.of_trainer import OfTrainer
 from mpigraph.storage.shard import ShardWriter
@@ -76,7 +77,8 @@ class Save:
         state_dict: what to save.
         directory: where.
         keep: how many checkpoints to keep in the folder around; None for all.
-        copy: take copies of all tensors now, because training goes on.
+        copy: work on copies of all tensors, because training goes on: of those that are the same on every trainer now,
+            of rows in :meth:`run`, while nobody may write them.
 
     Raises:
         InvalidArgumentError: the state dict holds what cannot be saved, or differs between trainers; on every trainer.
@@ -117,6 +119,7 @@ class Save:
             own=[],
             files=[],
         )
+        self._copying = Copying() if copy else None
         self._datasets = list(self._take(copy))
         self._leaves = Leaves()
 
@@ -131,6 +134,7 @@ class Save:
         world = self._session.world
         leads = world.local_trainer == 0
         word = self._manifest.word
+        self._copy_rows(peers)
         token = self._directory / folder.token_name(word, world.node_index)
         mine = self._directory / file_name(word, self._session.rank)
         try:
@@ -187,14 +191,28 @@ class Save:
             tensor.rows.window.sync()
             for place, owned in enumerate(RowOwners(self._session.world, tensor.rows.window.offsets).ranges()):
                 rows = tensor.rows.segment(owned.host)[owned.rows]
-                rows = rows.copy() if copy else rows
+                rows = rows.copy() if copy and tensor.rows.lent else rows
                 yield _Dataset(f"rows/{number}/{place}", tensor.rows.dtype, partial(_same, rows))
+            tensor.rows.copying = self._copying
         for number, own in enumerate(self._leaves.own):
             yield _Dataset(f"own/{number}", "", partial(_own_rows, own))
         if self._session.rank == 0:
             for number, dense in enumerate(self._leaves.tensors):
                 found = dense.clone(memory_format=torch.contiguous_format) if copy else dense
                 yield _Dataset(f"tensors/{number}", dtype_name(dense.dtype), partial(_stored, found))
+
+    def _copy_rows(self, peers: Peers) -> None:
+        """Replace rows by copies if training goes on. Collective on the trainers if so."""
+        if self._copying is None:
+            return
+        try:
+            with peers.together(self.doing):
+                for i, dataset in enumerate(self._datasets):
+                    if dataset.name.startswith("rows/"):
+                        self._datasets[i] = replace(dataset, rows=partial(_same, _copied(dataset.rows())))
+                self._copying.mine.set()
+        finally:
+            self._copying.end()
 
     def _begin(self, token: Path) -> None:
         """Make the folder, and leave there what tells the other nodes that this one sees it."""
@@ -277,6 +295,15 @@ def _describe_rows_of(tensor: DistTensor) -> Rows:
 
 def _same(rows: Array) -> Array:
     return rows
+
+
+def _copied(rows: Array) -> Array:
+    """A copy, made some at a time, so that other threads get their turn."""
+    found = np.empty_like(rows)
+    step = max(1, _BLOCK * len(rows) // max(1, rows.nbytes))
+    for begin in range(0, len(rows), step):
+        found[begin : begin + step] = rows[begin : begin + step]
+    return found
 
 
 def _own_rows(own: OfTrainer) -> Any:

@@ -220,6 +220,13 @@ class Decoder:
             self.wanted.tensors[number] = self._memory(number)
         return self.wanted.tensors[number]
 
+    def value(self, tree: Tree, key: str) -> Any:
+        """One value of a state dict by itself. Raises InvalidArgumentError if there is none."""
+        saved = self._items(tree, "state_dict")
+        if key not in saved:
+            raise InvalidArgumentError(f"{self._what} has no {key!r} (it has {', '.join(map(repr, saved))})")
+        return self._decode(saved[key], None, f"state_dict[{key!r}]")
+
     def decode(self, tree: Tree) -> Any:
         """The value of a tree by itself."""
         return self._decode(tree, None, "the state of the job")

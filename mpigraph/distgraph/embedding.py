@@ -6,6 +6,7 @@ stays remembered as long as its tensor can still get a gradient: loaders read ah
 trainers.
 """
 
+import os
 import threading
 from typing import Any, NamedTuple
 
@@ -178,6 +179,18 @@ class DistEmbedding:
         Collective on the trainers, unless the rows are its own.
         """
         self.weight.load_state_dict({"rows": state_dict["weight"]})
+        self.reset_trace()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the rows to one ``.npy`` file in the original order of nodes or edges: :meth:`.DistTensor.save`.
+
+        Collective on the trainers.
+        """
+        self.weight.save(path)
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Overwrite the rows with those of such a file; see :meth:`.DistTensor.load`. Collective on the trainers."""
+        self.weight.load(path)
         self.reset_trace()
 
     def __repr__(self) -> str:

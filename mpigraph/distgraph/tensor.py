@@ -1,5 +1,6 @@
 """DistTensor: a tensor whose rows live on the hosts, one row for each node of a type or edge of a relation."""
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from mpigraph.distgraph.dtypes import convert, to_storage, to_torch
 from mpigraph.distgraph.init_rows import Fill, InitFunc, by_range
 from mpigraph.distgraph.new_tensor import Handle, Wanted, create, held
 from mpigraph.distgraph.partition_book import PartitionPolicy
+from mpigraph.distgraph.row_files import NpyRows, npy_path, pieces, write_npy
 from mpigraph.distgraph.typed_ids import to_rows
 from mpigraph.errors import (
     ClosedError,
@@ -39,7 +41,7 @@ class DistTensor:
     complete at the host when it returns; the other ranks see it after :meth:`DistGraph.barrier`. Two writers of one row
     leave one of the two rows, never a mix; reading a row while another rank writes it is the caller's race.
 
-    Collective on the trainers: construction, :meth:`close`, ``|``.
+    Collective on the trainers: construction, :meth:`close`, :meth:`save`, :meth:`load`, ``|``.
     Dropping the last reference frees the memory at the trainers' next collective call, once all have dropped it.
     """
 
@@ -159,6 +161,51 @@ class DistTensor:
                 some = slice(first, min(first + _BLOCK, owned.last))
                 self[some] = other[some]
         self._handle.session.control.call(Operation.BARRIER)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the rows to one ``.npy`` file, in the original order of the nodes or edges, that before partitioning.
+
+        bfloat16 is written as float32, which numpy can read. The trainers write together, each a piece.
+
+        Args:
+            path: ends in ``.npy``; in a folder that all trainers see.
+
+        Raises:
+            InvalidArgumentError: ``path`` has another ending.
+            StorageError: the file cannot be written.
+            ShardFormatError: the graph's files with original ids cannot be read.
+            GraphDataError: the original ids are not those from 0 on, each once.
+
+        All of these are raised on every trainer. Collective on the trainers.
+        """
+        session = self._handle.session
+        with session.world.together(f"saving tensor {self.name!r}"):
+            where = npy_path(path)
+        config = session.state.graphs[self._handle.graph].topology.config
+        blocks = pieces(session, config, self.rows)
+        write_npy(session, where, self.shape, self.dtype, ((first, self[ids]) for first, ids in blocks))
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Overwrite the rows with those of a ``.npy`` file in the original order, as :meth:`save` writes it.
+
+        Args:
+            path: ends in ``.npy``; every trainer reads a piece. Values are converted to this tensor's dtype.
+
+        Raises:
+            InvalidArgumentError: it is no such file, of another shape, or has values that the dtype has not.
+            ShardFormatError, GraphDataError: as in :meth:`save`.
+
+        All of these are raised on every trainer. Collective on the trainers.
+        """
+        session = self._handle.session
+        doing = f"loading tensor {self.name!r}"
+        with session.world.together(doing):
+            saved = NpyRows(npy_path(path), self.shape)
+        blocks = pieces(session, session.state.graphs[self._handle.graph].topology.config, self.rows)
+        with session.world.together(doing):
+            for first, ids in blocks:
+                self[ids] = saved.read(first, len(ids))
+        session.control.call(Operation.BARRIER)
 
     def __getitem__(self, index: Any) -> torch.Tensor:
         """Read rows in the order of the index: :meth:`gather` into memory of the pool. One-sided."""

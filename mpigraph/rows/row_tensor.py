@@ -10,6 +10,7 @@ call. What a rank wrote travels with its next control call (``session/control.py
 whether it is still right, and every rank comes to the same answer.
 """
 
+import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ from mpigraph.rows.service import RowService
 from mpigraph.rows.window import RowWindow
 from mpigraph.storage.format import storage_dtype
 
-__all__ = ["Policy", "RowTensor"]
+__all__ = ["Copying", "Policy", "RowTensor"]
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,24 @@ class Policy:
         return table[self.type_id]
 
 
+class Copying:
+    """Copies of rows that threads of the trainers are taking, each of the rows that it owns; writers wait for them.
+
+    Attributes:
+        mine: set once this rank's copies are there. Then it may write the rows that it owns.
+        everywhere: set once those of all trainers are. Then it may write others, too.
+    """
+
+    def __init__(self) -> None:
+        self.mine = threading.Event()
+        self.everywhere = threading.Event()
+
+    def end(self) -> None:
+        """There is nothing to wait for any more."""
+        self.mine.set()
+        self.everywhere.set()
+
+
 class RowTensor:
     """One tensor of rows.
 
@@ -54,6 +73,7 @@ class RowTensor:
         policy: what its rows are.
         dtype: logical dtype ("float32", "bfloat16", ...).
         shape: ``(rows, *row_shape)``.
+        copying: whoever copies the rows in the background.
         version: counts the control calls before which some rank had written rows; the same on every rank after each.
 
     Collective on ``world.comm``: construction and :meth:`close`.
@@ -78,6 +98,7 @@ class RowTensor:
         self.policy = policy
         self.dtype = dtype
         self.version = 0
+        self.copying: Copying | None = None
         self._written = False
         self._lent: list[weakref.ref[Array]] = []
         self.window = RowWindow(service, policy.offsets(book), row_shape, storage_dtype(dtype))
@@ -111,6 +132,7 @@ class RowTensor:
             OutOfRangeError: an id is not a row.
         """
         check_ids(ids, self.shape[0], f"tensor {self.name!r}: row")
+        self._wait(owned=False)
         try:
             self.window.scatter(ids, values)
         finally:
@@ -119,6 +141,7 @@ class RowTensor:
     @contextmanager
     def writing(self, host: int) -> Iterator[Array]:
         """The rows on near host ``host``, writable inside the ``with`` block. For the rows' owner: it takes no lock."""
+        self._wait(owned=True)
         rows = self.window.memory(host).view()
         try:
             yield rows
@@ -132,11 +155,29 @@ class RowTensor:
 
         Until then they count as written before every control call, whether they were or not.
         """
+        self._wait(owned=False)
         memory = self.window.memory(host)[rows]
         # the base of a view is the array at the end of the chain; the memoryview makes that this one
         lent = np.frombuffer(memoryview(memory.reshape(-1)), memory.dtype).reshape(memory.shape)  # type: ignore[arg-type]
         self._lent.append(weakref.ref(lent if lent.base is None else lent.base))
         return lent
+
+    def _wait(self, owned: bool) -> None:
+        """Wait until rows that are to be written have been copied: those that this rank owns, or any."""
+        copying = self.copying
+        if copying is None:
+            return
+        event = copying.mine if owned else copying.everywhere
+        if not event.is_set():
+            with self.window.world.watchdog.own("the copies of rows for a checkpoint"):
+                event.wait()
+        if copying.everywhere.is_set():
+            self.copying = None
+
+    @property
+    def lent(self) -> bool:
+        """Whether this rank holds views through which it may write at any time."""
+        return any(lent() is not None for lent in self._lent)
 
     @property
     def written(self) -> bool:

@@ -1,6 +1,7 @@
 """What a checkpoint holds comes back as it was, in every layout: rows, tensors of torch, numbers, what trainers own."""
 
 import random
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from oracle import NUM_NODES, open_graph
 
 import mpigraph.distributed as dist
 from mpigraph import checkpoint
+from mpigraph.checkpoint import saving
 from mpigraph.dataloading import NeighborSampler
 from mpigraph.errors import InvalidArgumentError
 
@@ -246,3 +248,74 @@ def test_a_state_can_be_moved_without_files(job: SharedJob, oracle) -> None:
     one, two = embedding("one"), dist.DistEmbedding(NUM_NODES, DIM, "two")
     two.load_state_dict(one.state_dict())
     assert torch.equal(two.weight[:], one.weight[:]) and two.weight[:].any()
+
+
+def test_a_model_for_torch_alone(job: SharedJob, oracle, shared_path: Path) -> None:
+    g = job.open(oracle(3))
+    model = model_and_more(2)["model"]
+    emb = embedding()
+    checkpoint.save({"model": model, "emb": emb, "step": 3}, checkpoint_id=shared_path / "c")
+    g.barrier()
+    if g.rank() == 0:
+        checkpoint.export(shared_path / "c", shared_path / "model.pt")
+        found = torch.load(shared_path / "model.pt", weights_only=True)
+        again = model_and_more(1)["model"]
+        again.load_state_dict(found)
+        assert flat(again) == flat(model)
+        for name, words in (("emb", "and there is none here"), ("x", r"no 'x' \(it has 'model', 'emb', 'step'\)")):
+            with pytest.raises(InvalidArgumentError, match=words):
+                checkpoint.export(shared_path / "c", shared_path / "x.pt", name)
+    g.barrier()
+
+
+def test_rows_in_their_original_order(job: SharedJob, oracle, shared_path: Path) -> None:
+    g = job.open(oracle(3))
+    path = shared_path / "feat.npy"
+    g.ndata["feat"].save(path)
+    saved = np.load(path)
+    assert saved.dtype == np.float32 and (saved == np.arange(NUM_NODES)[:, None]).all()  # node v has v
+    again = dist.DistTensor((NUM_NODES, 3), torch.bfloat16, "again")
+    again.load(path)
+    assert torch.equal(again[:], g.ndata["feat"][:].bfloat16())
+    again.save(path)
+    assert np.load(path).dtype == np.float32
+    g.edata["edge"].save(shared_path / "edge.npy")
+    numbers = np.load(shared_path / "edge.npy")
+    degrees = np.arange(NUM_NODES) % 13
+    assert (numbers // 1000 == np.repeat(np.arange(NUM_NODES), degrees)).all()  # in the order in which they were given
+    for name, words in [("x.h5", "path must end in .npy"), ("x.npy", "cannot read rows: .*No such file")]:
+        with pytest.raises(InvalidArgumentError, match=words):
+            again.load(shared_path / name)
+    with pytest.raises(InvalidArgumentError, match=r"holds \[101, 3\], and \[101, 5\] is wanted"):
+        embedding().load(path)
+
+
+def test_writers_wait_for_the_copies_of_a_save(
+    job: SharedJob, oracle, shared_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training that goes on at once, and writes from afar, change nothing of what is saved."""
+    copied = saving._copied
+
+    def late(rows: Any) -> Any:
+        time.sleep(0.1)
+        return copied(rows)
+
+    monkeypatch.setattr(saving, "_copied", late)
+    g = job.open(oracle(3))
+    emb = embedding()
+    optimizer = MAKE["adagrad"]([emb])
+    tensor = dist.DistTensor((NUM_NODES, 2), torch.int32, "t")
+    train(emb, optimizer, range(1))
+    wanted = emb.weight[:], optimizer.state["emb"]["sum"][:]
+    state = {"emb": emb, "optimizer": optimizer, "t": tensor}
+    checkpoint.async_save(state, checkpoint_id=shared_path / "c")
+    if g.rank() == job.layout.trainers - 1:
+        tensor[torch.arange(NUM_NODES)] = 7
+    train(emb, optimizer, range(1, 3))
+    checkpoint.wait()
+    g.barrier()
+    assert tensor[:].min() == 7
+    checkpoint.load(state, checkpoint_id=shared_path / "c")
+    g.barrier()
+    assert torch.equal(emb.weight[:], wanted[0]) and torch.equal(optimizer.state["emb"]["sum"][:], wanted[1])
+    assert not tensor[:].any()

@@ -1,0 +1,168 @@
+"""Damaged checkpoints: the one before is taken, or one error names the file; never wrong values."""
+
+import random
+import re
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gradients import MAKE, embedding, everything, train
+from layouts import SharedJob, alone
+from oracle import open_graph
+
+import mpigraph.distributed as dist
+from mpigraph import checkpoint
+from mpigraph.dataloading import NeighborSampler
+from mpigraph.errors import MPIGraphError, ShardFormatError
+from mpigraph.log import get_logger
+
+Draw = random.Random
+
+
+def truncate(draw: Draw, path: Path, other: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[: draw.randrange(len(data))])
+
+
+def flip(draw: Draw, path: Path, other: Path) -> None:
+    data = bytearray(path.read_bytes())
+    for _ in range(draw.choice([1, 1, 5])):
+        data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+    path.write_bytes(data)
+
+
+def overwrite(draw: Draw, path: Path, other: Path) -> None:
+    data = bytearray(path.read_bytes())
+    at = draw.randrange(len(data))
+    size = min(draw.choice([1, 64, 4096]), len(data) - at)
+    data[at : at + size] = bytes(size) if draw.random() < 0.5 else draw.randbytes(size)
+    path.write_bytes(data)
+
+
+def remove(draw: Draw, path: Path, other: Path) -> None:
+    path.unlink()
+
+
+def lengthen(draw: Draw, path: Path, other: Path) -> None:
+    path.write_bytes(path.read_bytes() + draw.randbytes(draw.choice([1, 512])))
+
+
+def mix(draw: Draw, path: Path, other: Path) -> None:
+    """The file of the other save in place of this one's."""
+    shutil.copy(other, path)
+
+
+def empty(draw: Draw, path: Path, other: Path) -> None:
+    path.write_bytes(b"")
+
+
+def folder(draw: Draw, path: Path, other: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def link(draw: Draw, path: Path, other: Path) -> None:
+    path.unlink()
+    path.symlink_to(draw.choice([other, path, Path("/dev/zero")]))
+
+
+KINDS: list[Callable[[Draw, Path, Path], None]] = [
+    truncate, flip, flip, overwrite, remove, lengthen, mix, empty, folder, link,
+]  # fmt: skip
+
+
+def state(g: dist.DistGraph, steps: int) -> dict[str, Any]:
+    emb = embedding()
+    optimizer = MAKE["adam"]([emb])
+    train(emb, optimizer, range(steps))
+    loader = dist.DistNodeDataLoader(g, range(20), NeighborSampler([2]), batch_size=3)
+    loader.set_epoch(steps)
+    torch.manual_seed(steps)
+    return {"emb": emb, "optimizer": optimizer, "dense": torch.rand(50), "loader": loader, "steps": steps}
+
+
+def values(state: dict[str, Any]) -> Any:
+    rows = {name: rows.tolist() for name, rows in everything(state["emb"]).items()}
+    return rows, state["dense"].tolist(), state["loader"].epoch, state["steps"]
+
+
+def try_all(path: str, work: Path, variants: int, seed: int) -> Counter[str]:
+    """Damage the newer of two checkpoints in many ways; count what came of it."""
+    g = open_graph(path)
+    wanted = {}
+    here = state(g, 0)
+    for steps in (1, 2):
+        saved = state(g, steps)
+        wanted[f"step-{steps}"] = values(saved)
+        checkpoint.save(saved, checkpoint_id=work / "whole" / f"step-{steps}")
+        del saved
+    outcomes: Counter[str] = Counter()
+    around = work / "tried"
+    for number in range(variants):
+        draw = Draw(f"{seed} {number}")
+        shutil.rmtree(around, ignore_errors=True)
+        shutil.copytree(work / "whole", around)
+        newer, older = (sorted((around / f"step-{steps}").iterdir(), reverse=True) for steps in (2, 1))
+        which = draw.randrange(2)  # the manifest comes first
+        damage = draw.choice(KINDS)
+        damage(draw, newer[which], older[which])
+        if damage is mix and which == 0:
+            for file in newer[1:]:  # else it is the older one, whole
+                file.unlink()
+        what = f"variant {number}: {damage.__name__} of {newer[which].name}"
+        found = checkpoint.latest(around)
+        assert found is not None, what
+        checkpoint.load(here, checkpoint_id=found)
+        assert values(here) == wanted[found.name], what
+        outcomes[found.name] += 1
+        if found.name == "step-1":
+            with pytest.raises(ShardFormatError, match=re.escape(str(around / "step-2"))):
+                checkpoint.load(here, checkpoint_id=around / "step-2")
+    return outcomes
+
+
+@pytest.mark.parametrize("variants", [40, pytest.param(1000, marks=pytest.mark.study)])
+@pytest.mark.filterwarnings("ignore")
+def test_the_one_before_is_taken(oracle, tmp_path: Path, variants: int) -> None:
+    outcomes = alone(lambda: try_all(oracle(2), tmp_path, variants, seed=variants))
+    print(outcomes)
+    assert outcomes["step-1"] > variants / 2  # or the bytes that were changed mean nothing
+
+
+def test_a_damaged_one_is_one_error_on_every_trainer(
+    job: SharedJob, oracle, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    around = job.one_has(lambda: tmp_path / "saved")
+    g = job.open(oracle(3))
+    for steps in (1, 2, 3):
+        checkpoint.save(state(g, steps), checkpoint_id=around / f"step-{steps}")
+    g.barrier()
+    monkeypatch.setattr(get_logger(), "propagate", True)
+    if g.rank() == 0:
+        flip(Draw(3), max((around / "step-3").glob("*.h5")), around)
+        (around / "step-2" / "manifest.json").unlink()  # the save was killed
+    g.barrier()
+    here = state(g, 0)
+    with pytest.raises(ShardFormatError, match="step-3/.*h5.*") as caught:
+        checkpoint.load(here, checkpoint_id=around / "step-3")
+    assert caught.value.everywhere
+    with pytest.raises(ShardFormatError, match="step-2/manifest.json: cannot read the manifest"):
+        checkpoint.load(here, checkpoint_id=around / "step-2")
+    assert checkpoint.latest(around) == around / "step-1"
+    said = caplog.text
+    assert (g.rank() > 0) or ("the one before is taken" in said and "step-3" in said)
+    checkpoint.load(here, checkpoint_id=around / "step-1")
+    assert here["steps"] == 1
+    checkpoint.save(
+        here, checkpoint_id=around / "step-4", keep=2
+    )  # what is left of killed saves goes with the old ones
+    g.barrier()
+    assert sorted(path.name for path in around.iterdir() if path.is_dir()) == ["step-3", "step-4"]
+    assert checkpoint.latest(around / "nothing") is None
+    g.barrier()
+    with pytest.raises(MPIGraphError):
+        checkpoint.load(here, checkpoint_id=around / "nothing")

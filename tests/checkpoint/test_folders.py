@@ -1,0 +1,155 @@
+"""Folders that cannot be written, that others write to, that nodes do not share; and what is removed."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gradients import embedding
+from jobs import cannot_mount, clean_environment, mpiexec, run_job, warm_python, with_file_system
+from layouts import SharedJob, several
+
+from mpigraph import checkpoint
+from mpigraph.checkpoint.folder import Writer
+from mpigraph.errors import ShardFormatError, StorageError
+from mpigraph.session.context import current
+
+
+@pytest.fixture
+def shared_path(job: SharedJob, tmp_path: Path) -> Path:
+    """A directory that all trainers see."""
+    return job.one_has(lambda: tmp_path)
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_folder_that_cannot_be_written_is_one_error(
+    job: SharedJob, oracle, shared_path: Path, background: bool
+) -> None:
+    g = job.open(oracle(3))
+    state = {"emb": embedding()}
+    if g.rank() == 0:
+        (shared_path / "file").write_text("")
+        (shared_path / "dangling").symlink_to(shared_path / "nowhere" / "else")
+        (shared_path / "loop").symlink_to(shared_path / "loop")
+        os.mkfifo(shared_path / "fifo")
+    g.barrier()
+    for name in ("file", "file/c", "dangling", "loop", "fifo"):
+        with pytest.raises(StorageError, match=f"saving a checkpoint to .*{name}.*cannot write"):
+            if background:
+                checkpoint.async_save(state, checkpoint_id=shared_path / name)
+                checkpoint.wait()  # or the next save
+            else:
+                checkpoint.save(state, checkpoint_id=shared_path / name)
+    checkpoint.save(state, checkpoint_id=shared_path / "c")
+    assert checkpoint.latest(shared_path) == shared_path / "c"
+
+
+def test_an_error_in_the_background_is_raised_by_the_next_save(job: SharedJob, oracle, shared_path: Path) -> None:
+    g = job.open(oracle(3))
+    if g.rank() == 0:
+        (shared_path / "file").write_text("")
+    g.barrier()
+    checkpoint.async_save({}, checkpoint_id=shared_path / "file")
+    with pytest.raises(StorageError, match="file"):
+        checkpoint.async_save({}, checkpoint_id=shared_path / "c")
+    checkpoint.async_save({}, checkpoint_id=shared_path / "c")
+    assert checkpoint.latest(shared_path) == shared_path / "c"  # waits for it
+
+
+def test_the_job_that_came_last_writes(job: SharedJob, oracle, shared_path: Path, monkeypatch: Any) -> None:
+    """One that was cut off must not write on into the folder of the one that goes on in its place."""
+    g = job.open(oracle(3))
+    checkpoint.save({"x": 1}, checkpoint_id=shared_path / "c")
+    g.barrier()
+    if g.rank() == 0:
+        with Writer().holding(shared_path):
+            pass
+    g.barrier()
+    with pytest.raises(StorageError, match=r"another job writes checkpoints here since .* from process \d+ on "):
+        checkpoint.save({"x": 2}, checkpoint_id=shared_path / "c")
+    found = {"x": 0}
+    checkpoint.load(found, checkpoint_id=shared_path / "c")
+    assert found["x"] == 1
+
+
+def test_what_is_kept(job: SharedJob, oracle, shared_path: Path) -> None:
+    g = job.open(oracle(3))
+    if g.rank() == 0:
+        (shared_path / "mine").mkdir()
+        (shared_path / "mine" / "notes.txt").write_text("")
+        (shared_path / "killed").mkdir()
+        (shared_path / "killed" / ".0123456789ab-1.h5.tmp").write_text("")
+    g.barrier()
+    for step in range(5):
+        checkpoint.save({"step": step}, checkpoint_id=shared_path / f"c{step}", keep=2)
+    checkpoint.save({"step": 5}, checkpoint_id=shared_path / "c3", keep=2)  # in place of an older one
+    g.barrier()
+    assert sorted(path.name for path in shared_path.iterdir() if path.is_dir()) == ["c3", "c4", "mine"]
+    assert checkpoint.latest(shared_path) == shared_path / "c3"
+    assert len(list((shared_path / "c3").iterdir())) == job.layout.trainers + 1
+
+
+@several
+def test_each_node_has_a_disk_of_its_own(job: SharedJob, oracle, shared_path: Path, monkeypatch: Any) -> None:
+    """The trainers of each pretended node use a folder of their own under one path, as nodes would."""
+    g = job.open(oracle(3))
+    world = current().world
+    if world.num_nodes == 1:
+        return
+    path = shared_path / f"node{world.node_index}" / "c"
+    emb = embedding()
+    saved = {"emb": emb, "dense": torch.rand(3), "mine": checkpoint.OfTrainer(torch.full((1,), g.rank()))}
+    wanted = emb.weight[:], saved["dense"].clone()
+    checkpoint.save(saved, checkpoint_id=path)
+    g.barrier()
+    assert len(list(path.glob("*.h5"))) == world.num_local_trainers and (path / "manifest.json").exists()
+    found = {"emb": embedding("found"), "dense": torch.zeros(3), "mine": checkpoint.OfTrainer(torch.zeros(0))}
+    found["emb"].weight._handle.rows.name = "emb"
+    checkpoint.load(found, checkpoint_id=path)
+    assert torch.equal(found["emb"].weight[:], wanted[0]) and int(found["mine"].rows) == g.rank()
+    assert checkpoint.latest(path.parent) == path
+    g.barrier()
+    elsewhere = shared_path / f"node{1 - world.node_index}" / "c"  # as on other nodes: rows of the others are wanted
+    with pytest.raises(ShardFormatError, match=r"file is missing on this node: it was .* on node .*; copy it"):
+        checkpoint.load(found, checkpoint_id=elsewhere)
+    g.barrier()
+    if world.local_trainer == 0:
+        for file in elsewhere.glob("*.h5"):
+            (path / file.name).write_bytes(file.read_bytes())
+    g.barrier()
+    checkpoint.load(found, checkpoint_id=path)
+    assert torch.equal(found["emb"].weight[:], wanted[0])
+    g.barrier()
+
+
+FULL = """
+import torch
+
+from mpigraph import checkpoint
+dist.initialize(num_servers=0)
+g = dist.DistGraph("oracle", part_config={path!r})
+for save in (checkpoint.save, checkpoint.async_save):
+    checkpoint.save({{"x": torch.rand(10)}}, checkpoint_id={disk!r} + "/c")
+    try:
+        save({{"x": torch.rand(1 << 20)}}, checkpoint_id={disk!r} + "/c")
+        checkpoint.wait()
+    except checkpoint.StorageError as error:
+        print("refused:", error)
+    found = {{"x": torch.zeros(10)}}
+    checkpoint.load(found, checkpoint_id=checkpoint.latest({disk!r}))
+    assert found["x"].all()
+"""
+
+
+@pytest.mark.skipif(bool(cannot_mount()), reason=cannot_mount())
+def test_a_full_disk(oracle, tmp_path: Path) -> None:
+    """The error says so; what was there before stays."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    script = tmp_path / "script.py"
+    script.write_text(FULL.format(path=oracle(2), disk=str(disk)).replace("checkpoint.StorageError", "OSError"))
+    command = [*with_file_system(disk, "2m"), *mpiexec(1), *warm_python(), script]
+    done = run_job(command, clean_environment())
+    assert done.status == 0, done.output
+    assert done.stdout.count("lacks space") == 2, done.output
