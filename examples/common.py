@@ -25,7 +25,7 @@ SETTINGS = {  # of every example, beside its own: name -> (default, meaning)
     "seed": (0, "of draws, orders and first parameters"),
 }
 CHECKPOINTS = {  # of the examples that can be stopped and go on
-    "checkpoint_dir": ("", "folder of checkpoints"),
+    "checkpoint_dir": ("", "folder of checkpoints; SIGUSR1 has the job saved there, ended, and requeued by Slurm"),
     "checkpoint_every": (0, "save after so many steps, or epochs, in the background; 0: never"),
     "resume": (False, "go on from the newest checkpoint, if there is one"),
 }
@@ -45,7 +45,10 @@ def parse_arguments(doc, settings):
         kind = int if default is None else type(default)
         text = meaning if default in (None, "") else f"{meaning} (default: {default})"
         parser.add_argument(f"--{name}", type=kind, default=default, help=text)
-    return parser.parse_args()
+    args = parser.parse_args()
+    if getattr(args, "checkpoint_dir", ""):
+        args.preempted = mg.checkpoint.preemption()  # before initialize(): servers get the signal, too
+    return args
 
 
 def numbers(text):
@@ -80,7 +83,10 @@ def resume(args, state, folder):
 
 
 def save(args, state, folder, number):
-    """Save the state in the background if so many steps or epochs call for it; two checkpoints are kept."""
+    """Save in the background after so many steps or epochs; if the job is asked to stop, save and stop."""
+    if args.checkpoint_dir and args.preempted():
+        mg.checkpoint.save(state, checkpoint_id=f"{folder}/{number}", keep=2)
+        mg.checkpoint.requeue()
     if args.checkpoint_every and number % args.checkpoint_every == 0:
         mg.checkpoint.async_save(state, checkpoint_id=f"{folder}/{number}", keep=2)
 

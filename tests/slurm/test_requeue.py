@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
-from batch import OPEN, SETUP, SOON, log_of, needs_slurm, train_script, until_gone
+from batch import OPEN, ROOT, SETUP, SMALL, SOON, TASKS, log_of, needs_slurm, submit, train_script, until_gone
 from cluster import Cluster, until
 
 LIMIT = 30  # seconds from the signal to a job that is requeued
@@ -91,6 +91,25 @@ def test_a_signal_has_the_job_saved_and_requeued(cluster: Cluster, tmp_path: Pat
 
 @needs_slurm
 @pytest.mark.slow
+def test_the_example_goes_on(cluster: Cluster, parts: Path, tmp_path: Path) -> None:
+    """Each epoch is trained once, in the one half of the log or in the other."""
+    example = f'    run python {ROOT}/examples/node_classification.py --graph_name S --part_config "$PART_CONFIG"'
+    flags = '--num_epochs 60 --fan_out 5,5 --num_hidden 32 --checkpoint_dir "$CHECKPOINTS" --resume'
+    changes = SMALL | {"PART_CONFIG": str(parts), "CHECKPOINTS": "$PWD/checkpoints"}
+    job = submit(cluster, tmp_path, "train", changes, {"setup": SETUP, "train": f"{example} {flags}"})
+    wait_for_line(tmp_path, job, "epoch  1  loss")
+    cluster.run(["scancel", "--batch", "--signal=USR1", job])
+    wait_until_requeued(cluster, tmp_path, job)
+    found = cluster.wait(job, 2 * AGAIN)
+    output = log_of(tmp_path, job)
+    assert (found["JobState"], found["Restarts"]) == ("COMPLETED", "1"), output
+    assert [int(epoch) for epoch in re.findall(r"epoch +(\d+)  loss", output)] == list(range(60)), output
+    before, _, after = output.partition("goes on from")
+    assert "epoch  1" in before and "test accuracy" in after, output
+
+
+@needs_slurm
+@pytest.mark.slow
 def test_a_job_comes_to_its_time_limit(cluster: Cluster, tmp_path: Path) -> None:
     """Slurm looks at its jobs every half minute, so it asks after half a minute or a whole one, each time."""
     job = counting(cluster, tmp_path, **{"--time": "00:02:00", "--signal": "B:USR1@60"})
@@ -108,11 +127,14 @@ def test_a_job_comes_to_its_time_limit(cluster: Cluster, tmp_path: Path) -> None
 @needs_slurm
 @pytest.mark.slow
 def test_a_node_is_lost_and_the_job_goes_on_without_it(cluster: Cluster, tmp_path: Path) -> None:
+    """Slurm keeps the number of tasks that it counted at the first start: a person says what there is now."""
     job = counting(cluster, tmp_path, **{"--nodes": "1-2"})
     wait_for_line(tmp_path, job, "is at step 20", 2)
     cluster.lose("n1")
     try:
-        wait_until_requeued(cluster, tmp_path, job, SOON)
+        wait_until_requeued(cluster, tmp_path, job)
+        cluster.wait(job, SOON, ["PENDING"])
+        cluster.run(["scontrol", "update", f"JobId={job}", f"NumTasks={TASKS}"])
         found = cluster.wait(job, AGAIN)
         output = log_of(tmp_path, job)
         assert (found["JobState"], found["NumNodes"]) == ("COMPLETED", "1"), output

@@ -7,7 +7,6 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,20 +15,6 @@ from batch import OPEN, ROOT, SETUP, SLURM, SMALL, SOON, TASKS, log_of, needs_sl
 from cluster import Cluster, settings, until
 
 TEMPLATES = sorted(SLURM.glob("*.sbatch"))
-
-
-@pytest.fixture(scope="module")
-def parts(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A graph in two parts, by the shipped template."""
-    where = tmp_path_factory.mktemp("graph")
-    sizes = "--nodes 3000 --edges 30000 --feat-dim 16 --classes 4".split()
-    generate = [sys.executable, "-m", "mpigraph", "generate", *sizes, "-o", str(where / "data/S")]
-    subprocess.run(generate, check=True, capture_output=True, timeout=60)
-    changes = {"--cpus-per-task": "1", "INPUT": "$PWD/data/S", "PARTS": "2"}
-    found, output = run(cluster, where, "partition", changes, {"setup": SETUP})
-    assert found["JobState"] == "COMPLETED", output
-    assert "edges cut" in output
-    return where / "parts/S/S.json"
 
 
 @pytest.mark.parametrize("restarts, resumes", [("", False), ("0", False), ("2", True)])
