@@ -136,7 +136,7 @@ def latest(folder_of_checkpoints: str | os.PathLike[str]) -> Path | None:
     peers = Peers(session.world)
     doing = f"looking for checkpoints in {str(around)!r}"
     with peers.together(doing):
-        seen: dict[str, Manifest] = folder.checkpoints(around)
+        seen: dict[str, Manifest] = folder.checkpoints(around, warn=session.world.local_trainer == 0)
     found: dict[str, int] = {}
     for numbers in peers.gather(doing, {name: manifest.number for name, manifest in seen.items()}):
         for name, number in numbers.items():

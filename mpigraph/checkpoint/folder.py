@@ -27,15 +27,16 @@ def token_name(word: str, node: int) -> str:
     return f".{word}-{node}.node"
 
 
-def checkpoints(folder: Path) -> dict[str, Manifest]:
-    """The checkpoints in a folder, by name, as far as their manifests can be read; a warning names the others."""
+def checkpoints(folder: Path, warn: bool) -> dict[str, Manifest]:
+    """The checkpoints in a folder, by name, as far as their manifests can be read; ``warn`` of the others."""
     found = {}
     for name in _names(folder):
         if (folder / name / MANIFEST).exists():
             try:
                 found[name] = Manifest.read(folder / name)
             except ShardFormatError as error:
-                get_logger().warning("checkpoint %s is passed over: %s", folder / name, error)
+                if warn:
+                    get_logger().warning("checkpoint %s is passed over: %s", folder / name, error)
     return found
 
 

@@ -134,6 +134,7 @@ class Save:
         world = self._session.world
         leads = world.local_trainer == 0
         word = self._manifest.word
+        written = False
         self._copy_rows(peers)
         token = self._directory / folder.token_name(word, world.node_index)
         mine = self._directory / file_name(word, self._session.rank)
@@ -146,12 +147,14 @@ class Save:
                 report["place"] = self._place()
                 report["number"] = folder.newest_number(self._directory.parent) if leads else 0
             manifest = self._complete(peers.gather(self.doing, report))
+            written = True
             with peers.together(self.doing):
                 if leads and manifest.files[self._session.rank].place == world.node_index:
                     self._publish(manifest)
         except MPIGraphError:  # on every trainer
-            with suppress(OSError):
-                mine.unlink()
+            if not written:  # else a manifest may be there, if not in every folder: that makes a checkpoint
+                with suppress(OSError):
+                    mine.unlink()
             raise
         finally:
             if leads:

@@ -138,8 +138,8 @@ class DistDataLoader:
     runs at a time: beginning another one ends the one before, whose iterator then raises ClosedError. Order, batches
     and draws depend on ``seed`` and the number of the epoch alone.
 
-    Collective on the trainers: construction and :meth:`close`. Iterating is collective when hosts are far, but trainers
-    may take different numbers of steps and leave early.
+    Collective on the trainers: construction, :meth:`load_state_dict`, :meth:`close`. Iterating is collective when hosts
+    are far, but trainers may take different numbers of steps and leave early.
     """
 
     def __init__(

@@ -198,7 +198,7 @@ def report(args: argparse.Namespace, found: dict) -> None:
             "step that starts `async_save`",
             f"{starting:.0f} ms",
             spread(start),
-            f"of a step ({plain * 1e3:.0f} ms), <= 1.2",
+            f"of {plain * 1e3:.0f} ms, <= 1.2",
         ),
         ("training speed while it writes", "", spread(slower), "of that without, >= 0.9"),
         ("memory of a rank during `save`", f"{found['memory'] / 2**20:.0f} MiB", "", "<= 64 MiB"),

@@ -5,13 +5,15 @@ end; started again, it makes ten steps more.
 """
 
 import re
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from batch import OPEN, ROOT, SETUP, SMALL, SOON, TASKS, log_of, needs_slurm, submit, train_script, until_gone
 from cluster import Cluster, until
 
-LIMIT = 30  # seconds from the signal to a job that is requeued
+LIMIT = 30  # seconds from the signal to a job that is requeued; on a busy machine as many as it took to begin
 START = 150  # until it has begun, on a busy machine
 AGAIN = 200  # seconds until it has begun again and is through
 
@@ -41,11 +43,21 @@ print(f"trainer {rank}/{world} is through at step {step}", flush=True)
 """
 
 
-def counting(cluster: Cluster, where: Path, **changes: str) -> str:
-    """Submit the script by the template; return the job's number once it runs."""
+@pytest.fixture(autouse=True)
+def _end_jobs(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    cluster = request.getfixturevalue("cluster")
+    cluster.run(["scancel", "--state=PENDING"], check=False)
+    cluster.run(["scancel", "--state=RUNNING"], check=False)
+    until_gone(cluster)
+
+
+def counting(cluster: Cluster, where: Path, **changes: str) -> tuple[str, float]:
+    """Submit the script by the template; return the job's number once it runs, and how many seconds it took."""
+    begin = time.monotonic()
     job = train_script(cluster, where, BODY, BEFORE, CHECKPOINTS="$PWD/checkpoints", **changes)
     wait_for_line(where, job, "begins at step 0", 2)
-    return job
+    return job, time.monotonic() - begin
 
 
 def wait_for_line(where: Path, job: str, line: str, times: int = 1, seconds: float = START) -> None:
@@ -55,11 +67,14 @@ def wait_for_line(where: Path, job: str, line: str, times: int = 1, seconds: flo
     until(lambda: log_of(where, job).count(line) >= times, seconds, complain)
 
 
-def wait_until_requeued(cluster: Cluster, where: Path, job: str, seconds: float = LIMIT) -> None:
+def wait_until_requeued(cluster: Cluster, where: Path, job: str, start: float) -> None:
+    begin = time.monotonic()
+
     def complain() -> None:
         raise AssertionError(f"not requeued: {cluster.job(job)}\n{log_of(where, job)}")
 
-    until(lambda: cluster.job(job)["Restarts"] == "1", seconds, complain)
+    until(lambda: cluster.job(job)["Restarts"] == "1", max(LIMIT, start), complain)
+    print(f"from the signal to requeued: {time.monotonic() - begin:.1f} s; it began in {start:.1f} s")
 
 
 def check_both_halves(cluster: Cluster, where: Path, job: str) -> str:
@@ -78,15 +93,14 @@ def check_both_halves(cluster: Cluster, where: Path, job: str) -> str:
 @pytest.mark.parametrize("to", ["batch shell", "ranks", pytest.param("both, twice", marks=pytest.mark.slow)])
 def test_a_signal_has_the_job_saved_and_requeued(cluster: Cluster, tmp_path: Path, to: str) -> None:
     """The batch shell gets it as Slurm sends it before the time limit."""
-    job = counting(cluster, tmp_path)
+    job, start = counting(cluster, tmp_path)
     options = {"batch shell": ["--batch"], "ranks": [], "both, twice": ["--full"]}[to]
     for _ in range(1 + ("twice" in to)):
         cluster.run(["scancel", *options, "--signal=USR1", job])
-    wait_until_requeued(cluster, tmp_path, job)
+    wait_until_requeued(cluster, tmp_path, job, start)
     output = check_both_halves(cluster, tmp_path, job)
     assert ("asked to stop\n" in output) == (to != "ranks")
     assert "status 75, to be requeued" in output and "died" not in output, output
-    until_gone(cluster)
 
 
 @needs_slurm
@@ -97,9 +111,11 @@ def test_the_example_goes_on(cluster: Cluster, parts: Path, tmp_path: Path) -> N
     flags = '--num_epochs 60 --fan_out 5,5 --num_hidden 32 --checkpoint_dir "$CHECKPOINTS" --resume'
     changes = SMALL | {"PART_CONFIG": str(parts), "CHECKPOINTS": "$PWD/checkpoints"}
     job = submit(cluster, tmp_path, "train", changes, {"setup": SETUP, "train": f"{example} {flags}"})
+    begin = time.monotonic()
     wait_for_line(tmp_path, job, "epoch  1  loss")
+    start = time.monotonic() - begin
     cluster.run(["scancel", "--batch", "--signal=USR1", job])
-    wait_until_requeued(cluster, tmp_path, job)
+    wait_until_requeued(cluster, tmp_path, job, start)
     found = cluster.wait(job, 2 * AGAIN)
     output = log_of(tmp_path, job)
     assert (found["JobState"], found["Restarts"]) == ("COMPLETED", "1"), output
@@ -112,9 +128,9 @@ def test_the_example_goes_on(cluster: Cluster, parts: Path, tmp_path: Path) -> N
 @pytest.mark.slow
 def test_a_job_comes_to_its_time_limit(cluster: Cluster, tmp_path: Path) -> None:
     """Slurm looks at its jobs every half minute, so it asks after half a minute or a whole one, each time."""
-    job = counting(cluster, tmp_path, **{"--time": "00:02:00", "--signal": "B:USR1@60"})
+    job, start = counting(cluster, tmp_path, **{"--time": "00:02:00", "--signal": "B:USR1@60"})
     wait_for_line(tmp_path, job, "asked to stop\n")
-    wait_until_requeued(cluster, tmp_path, job)
+    wait_until_requeued(cluster, tmp_path, job, start)
     found = cluster.wait(job, AGAIN)
     output = log_of(tmp_path, job)
     assert found["JobState"] == "COMPLETED" and int(found["Restarts"]) >= 1, output
@@ -128,11 +144,11 @@ def test_a_job_comes_to_its_time_limit(cluster: Cluster, tmp_path: Path) -> None
 @pytest.mark.slow
 def test_a_node_is_lost_and_the_job_goes_on_without_it(cluster: Cluster, tmp_path: Path) -> None:
     """Slurm keeps the number of tasks that it counted at the first start: a person says what there is now."""
-    job = counting(cluster, tmp_path, **{"--nodes": "1-2"})
+    job, start = counting(cluster, tmp_path, **{"--nodes": "1-2"})
     wait_for_line(tmp_path, job, "is at step 20", 2)
     cluster.lose("n1")
     try:
-        wait_until_requeued(cluster, tmp_path, job)
+        wait_until_requeued(cluster, tmp_path, job, start)
         cluster.wait(job, SOON, ["PENDING"])
         cluster.run(["scontrol", "update", f"JobId={job}", f"NumTasks={TASKS}"])
         found = cluster.wait(job, AGAIN)
@@ -147,7 +163,7 @@ def test_a_node_is_lost_and_the_job_goes_on_without_it(cluster: Cluster, tmp_pat
 @needs_slurm
 @pytest.mark.parametrize("why", ["restarts", "slurm"])
 def test_a_job_that_is_not_requeued_says_so(cluster: Cluster, tmp_path: Path, why: str) -> None:
-    job = counting(cluster, tmp_path, **({"RESTARTS": "0"} if why == "restarts" else {}))
+    job, _ = counting(cluster, tmp_path, **({"RESTARTS": "0"} if why == "restarts" else {}))
     if why == "slurm":
         cluster.run(["scontrol", "update", f"JobId={job}", "Requeue=0"])
     cluster.run(["scancel", "--signal=USR1", job])
@@ -162,7 +178,7 @@ def test_scancel_and_errors_are_the_end_of_a_job(cluster: Cluster, tmp_path: Pat
     """Requeued is what came some way before it failed, and nothing that somebody has cancelled."""
     (tmp_path / "error").mkdir()
     failed = train_script(cluster, tmp_path / "error", "raise ValueError(1)", CHECKPOINTS="$PWD/checkpoints")
-    job = counting(cluster, tmp_path)
+    job, _ = counting(cluster, tmp_path)
     wait_for_line(tmp_path, job, "is at step 20", 2)
     cluster.run(["scancel", job])
     for number, state in ((job, "CANCELLED"), (failed, "FAILED")):
@@ -187,15 +203,15 @@ def test_ranks_have_one_task_of_an_array_requeued(cluster: Cluster, tmp_path: Pa
     """Without the template the first trainer asks Slurm."""
     (tmp_path / "script.py").write_text(f"{BEFORE}" + OPEN + BODY)
     (tmp_path / "own.sbatch").write_text(OWN.format(setup=SETUP))
+    begin = time.monotonic()
     job = cluster.submit(tmp_path / "own.sbatch", tmp_path)
     for task in (0, 1):
         wait_for_line(tmp_path, f"{job}_{task}", "begins at step 0", 1)
+    start = time.monotonic() - begin
     cluster.run(["scancel", "--signal=USR1", f"{job}_1"])
-    wait_until_requeued(cluster, tmp_path, f"{job}_1")
+    wait_until_requeued(cluster, tmp_path, f"{job}_1", start)
     wait_for_line(tmp_path, f"{job}_1", "is through", 1, AGAIN)
     output = log_of(tmp_path, f"{job}_1")
     assert f"job {job}_1 is requeued" in output and "died" not in output, output
     assert cluster.job(f"{job}_0")["JobState"] == "RUNNING" and cluster.job(f"{job}_0")["Restarts"] == "0"
     assert "stops" not in log_of(tmp_path, f"{job}_0")
-    cluster.run(["scancel", job])
-    until_gone(cluster)
