@@ -127,8 +127,8 @@ class RowTensor:
             OutOfRangeError: an id is not a row; names the tensor and the id.
         """
         self.check(ids)
-        if out is None:
-            return self.window.gather(ids)
+        if out is None or out.dtype == self.window.dtype:
+            return self.window.gather(ids, out)
         with self.arriving(out) as stored:
             self.window.gather(ids, stored)
         return out

@@ -171,8 +171,8 @@ def test_values_that_do_not_exist_in_a_dtype(job: SharedJob, oracle) -> None:
             dist.DistTensor((NUM_NODES,), dtype, init_func=lambda shape, _, value=value: value)
     for dtype, value, want in ((torch.int64, 2.5, 2), (torch.int8, torch.tensor([-128]), -128), (torch.float32, 7, 7),
                                (torch.complex64, 2.5, 2.5), (torch.complex64, 1j, 1j)):  # fmt: skip
-        tensors[dtype][[1]] = value
-        assert tensors[dtype][1].item() == want
+        tensors[dtype][[job.rank]] = value
+        assert tensors[dtype][job.rank].item() == want
     assert tensors[torch.uint16].count_nonzero() == 0  # torch counts none of this dtype
 
 
