@@ -76,7 +76,7 @@ class Preemption:
 
         Until somebody was asked to stop, a call reads and writes a word of the node's memory. Then trainers go on for a
         call or two, and wait for one another in the one at which they stop. That takes about a second on a node, and a
-        few on several.
+        few on several; where trainers do not wait for one another in each step, the time that the slowest is behind.
 
         Args:
             at: what numbers the calls, such as the step; it grows from call to call, and is the same number for the

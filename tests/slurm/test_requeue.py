@@ -18,10 +18,12 @@ START = 150  # until it has begun, on a busy machine
 AGAIN = 200  # seconds until it has begun again and is through
 
 BEFORE = """
+import torch
 from mpigraph.checkpoint import latest, load, preemption, requeue, save
 preempted = preemption()
 """
 BODY = """
+torch.distributed.init_process_group("gloo")
 folder = f"checkpoints/{os.environ.get('SLURM_ARRAY_TASK_ID', 0)}"
 state = {"step": 0}
 found = latest(folder)
@@ -32,6 +34,7 @@ print(f"trainer {rank}/{world} begins at step {done}", flush=True)
 last = done + 10 if done else 10**9
 for step in range(done + 1, last + 1):
     time.sleep(0.01 * (1 + rank))
+    torch.distributed.all_reduce(torch.zeros(1))  # as for gradients
     state["step"] = step
     stops = preempted()
     if stops or step == 20:
