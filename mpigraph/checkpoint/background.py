@@ -1,6 +1,9 @@
 """The saves of a job: at most one at a time is written in the background, by a thread of every trainer."""
 
+import os
+import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ from mpigraph.session.context import BackgroundLoop, Session
 
 __all__ = ["Saver", "saver_of"]
 
+_NICE = 10
 _LOOP = 0  # channels, the other loops of a session, have numbers from 1 on
 
 
@@ -84,9 +88,18 @@ class Saver(BackgroundLoop):
         world = self._session.world
         with world.watchdog.working():
             try:
+                save.copy_rows(Peers(world, comm))
+                _step_back()
                 save.run(Peers(world, comm))
             except MPIGraphError as error:  # on every trainer
                 self._error = error
+
+
+def _step_back() -> None:
+    """Let this thread take a tenth of a core that others want, and all of one that nobody wants."""
+    if sys.platform == "linux":  # where threads have priorities of their own
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
 
 
 def saver_of(session: Session) -> Saver:

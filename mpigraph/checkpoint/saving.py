@@ -69,7 +69,7 @@ class _Dataset:
 class Save:
     """One save, begun on every trainer.
 
-    Collective on the trainers: construction, :meth:`run`.
+    Collective on the trainers: construction, :meth:`copy_rows`, :meth:`run`.
 
     Args:
         session: the job.
@@ -78,7 +78,7 @@ class Save:
         directory: where.
         keep: how many checkpoints to keep in the folder around; None for all.
         copy: work on copies of all tensors, because training goes on: of those that are the same on every trainer now,
-            of rows in :meth:`run`, while nobody may write them.
+            of rows in :meth:`copy_rows`, while nobody may write them.
 
     Raises:
         InvalidArgumentError: the state dict holds what cannot be saved, or differs between trainers; on every trainer.
@@ -123,6 +123,18 @@ class Save:
         self._datasets = list(self._take(copy))
         self._leaves = Leaves()
 
+    def copy_rows(self, peers: Peers) -> None:
+        """Take the copies of rows, for which whoever wants to write them waits. Collective on the trainers."""
+        assert self._copying is not None
+        try:
+            with peers.together(self.doing):
+                for i, dataset in enumerate(self._datasets):
+                    if dataset.name.startswith("rows/"):
+                        self._datasets[i] = replace(dataset, rows=partial(_same, _copied(dataset.rows())))
+                self._copying.mine.set()
+        finally:
+            self._copying.end()
+
     def run(self, peers: Peers) -> None:
         """Write the checkpoint. What was there before stays until the new one is whole.
 
@@ -135,7 +147,6 @@ class Save:
         leads = world.local_trainer == 0
         word = self._manifest.word
         written = False
-        self._copy_rows(peers)
         token = self._directory / folder.token_name(word, world.node_index)
         mine = self._directory / file_name(word, self._session.rank)
         try:
@@ -203,19 +214,6 @@ class Save:
             for number, dense in enumerate(self._leaves.tensors):
                 found = dense.clone(memory_format=torch.contiguous_format) if copy else dense
                 yield _Dataset(f"tensors/{number}", dtype_name(dense.dtype), partial(_stored, found))
-
-    def _copy_rows(self, peers: Peers) -> None:
-        """Replace rows by copies if training goes on. Collective on the trainers if so."""
-        if self._copying is None:
-            return
-        try:
-            with peers.together(self.doing):
-                for i, dataset in enumerate(self._datasets):
-                    if dataset.name.startswith("rows/"):
-                        self._datasets[i] = replace(dataset, rows=partial(_same, _copied(dataset.rows())))
-                self._copying.mine.set()
-        finally:
-            self._copying.end()
 
     def _begin(self, token: Path) -> None:
         """Make the folder, and leave there what tells the other nodes that this one sees it."""

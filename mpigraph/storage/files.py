@@ -19,6 +19,7 @@ from mpigraph.errors import StorageError
 
 __all__ = ["NewFile", "check_space", "open_regular", "read_text", "temporary_name"]
 
+_LARGE = 1 << 20  # bytes at once that are worth a call of the system
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # file systems without locks
 
 
@@ -124,9 +125,16 @@ class NewFile(FileIO):
         try:
             while rest:
                 rest = rest[super().write(rest) or 0 :]
+            if self._durable and size >= _LARGE:
+                self._begin_to_sync(size)
         except OSError as error:
             raise self.failure(error) from error
         return size
+
+    def _begin_to_sync(self, size: int) -> None:
+        """Have the system begin to bring what was just written to the disk: the wait at the end is then shorter."""
+        with suppress(OSError, AttributeError):  # not every system can
+            os.posix_fadvise(self.fileno(), self.tell() - size, size, os.POSIX_FADV_DONTNEED)
 
     def publish(self) -> None:
         """Give the file its name, in place of any that has it.
