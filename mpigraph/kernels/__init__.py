@@ -11,6 +11,7 @@ from mpigraph.kernels.compact import LocalIds
 from mpigraph.kernels.dropout import drop, relu_drop, relu_drop_backward
 from mpigraph.kernels.exclude import shorten_rows, step_over
 from mpigraph.kernels.float16 import round_to_bfloat16, widen
+from mpigraph.kernels.id_hashes import hash_each, hash_of_sequence, sum_of_hashes
 from mpigraph.kernels.joined_requests import COLUMNS, find_requests, lay_out, place_runs, run_sizes, unpack_lists
 from mpigraph.kernels.rng import combine, fingerprint
 from mpigraph.kernels.row_ops import (
@@ -27,12 +28,14 @@ from mpigraph.kernels.row_ops import (
 from mpigraph.kernels.row_slots import (
     admit,
     changed,
+    confirm_slots,
     empty,
     expect_none,
     find_slots,
     forget_uses,
     new_slots,
     note_reads,
+    note_times,
     publish,
     take_free,
     touch,
@@ -71,6 +74,9 @@ def warm_up(compiling: Callable[[], None] | None = None) -> None:
     step_over(ids[:0], ids, rows.begins, rows, indptr, counts)
     falls(indptr)
     hash_of_degrees(counts, 0)
+    sum_of_hashes(key, ids)
+    hash_of_sequence(key, ids)
+    hash_each(key, ids, np.empty(2, np.uint64))
     local = LocalIds(2)
     local.reset(ids)
     dtype: Any
@@ -138,6 +144,8 @@ def _warm_up_caches() -> None:
         touch(rows, slots, batch, 2 * batch, ring_next, mine)
         admit(rows, slots, 2 * batch, ring_next, row_of, times, mine, given, listed)
         publish(rows, given, hint, row_of)
+    note_times(rows, hint, times, slots, given)
+    confirm_slots(rows, row_of, np.ones(1, np.bool_), 2, slots)
     changed(rows, slots, slots, row_of, times, listed)
     expect_none(mine)
     forget_uses(mine)
