@@ -9,6 +9,7 @@ in one half of the jobs and packed by their owners in the other: it depends on t
 import gc
 import os
 import shutil
+import signal
 import tempfile
 import time
 import traceback
@@ -188,9 +189,11 @@ def start(comm: MPI.Intracomm, layout: Layout, transport: str, sampling: str, **
     ours = {"MPIGRAPH_TRANSPORT": transport, "MPIGRAPH_SAMPLING": sampling}
     ours = {name: value for name, value in ours.items() if name not in os.environ}
     os.environ.update(ours)
+    handler = signal.getsignal(signal.SIGTERM)
     try:
         dist.initialize(comm=comm, **(settings | options))
     except SystemExit as stop:
+        signal.signal(signal.SIGTERM, handler)  # a server ignores it after requeue(); this process lives on
         assert stop.code == 0
         return False
     finally:
