@@ -258,7 +258,9 @@ class Stopping:
         """Begin a call; return its answer if there is one, None if this trainer is held. See :meth:`call`."""
         self._position = self._next(at)
         if self._alone:
-            return bool(_signals)
+            if _signals:
+                self._leader[2] = STOP
+            return self.agreed
         self._slot[1] = word(self._position, held=False)
         self._fence()
         if self._position < int(self._leader[2]):
