@@ -1,10 +1,13 @@
 """mpigraph: MPI-native distributed GNN training with DGL's distributed API.
 
-Importing this package does no work: names are looked up on first use, so that what needs no torch never loads it.
+Importing this package does no work: names are looked up on first use, so that what needs no torch never loads it. It
+only sets a variable that Open MPI reads when it starts.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from mpigraph.config import disable_fast_boxes
 
 if TYPE_CHECKING:
     from mpigraph import checkpoint, convert, data, dataloading, distributed, function, nn
@@ -55,6 +58,8 @@ _DGL_NAMES = {
     "DGLError": ("mpigraph.errors", "MPIGraphError"),
     "DGLGraph": ("mpigraph.graphs.hetero", "HeteroGraph"),
 }
+
+disable_fast_boxes()
 
 
 def __getattr__(name: str) -> Any:

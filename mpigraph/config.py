@@ -5,6 +5,7 @@ Variables give defaults; arguments of :func:`mpigraph.distributed.initialize` wi
 
 import os
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from numbers import Real
@@ -18,6 +19,8 @@ __all__ = [
     "Launch",
     "alone",
     "check_rendezvous",
+    "disable_fast_boxes",
+    "fast_boxes",
     "launch",
     "launcher_rank",
     "open_mpi_osc",
@@ -29,6 +32,7 @@ __all__ = [
 ]
 
 _PREFIX = "MPIGRAPH_"
+_FAST_BOXES = "OMPI_MCA_btl_sm_fbox_max"  # how many senders may have one
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
@@ -184,6 +188,21 @@ def slurm_pmi() -> str:
 def open_mpi_osc() -> str:
     """Return which components for windows Open MPI was told to take or, behind a "^", to leave; "" if none."""
     return os.environ.get("OMPI_MCA_osc", "")
+
+
+def disable_fast_boxes() -> None:
+    """Have Open MPI, if it has not started, send nothing by its fast boxes, unless the user has asked for some.
+
+    Those of Open MPI 5.0 lose messages between ranks of a node that call MPI in two threads: of a job that
+    measures its transports one run in six hung, without them none of twenty (open-mpi/ompi issues 12979 and 12816).
+    """
+    if "mpi4py.MPI" not in sys.modules:
+        os.environ.setdefault(_FAST_BOXES, "0")
+
+
+def fast_boxes() -> bool:
+    """Return whether Open MPI was not told to do without its fast boxes."""
+    return os.environ.get(_FAST_BOXES) != "0"
 
 
 def launcher_rank() -> int:

@@ -29,6 +29,10 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import mpigraph  # noqa: F401  (before mpi4py.MPI: see mpigraph.config.disable_fast_boxes)
+
+# isort: split
+
 import jobs
 import layouts
 import pytest

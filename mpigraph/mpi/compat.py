@@ -29,6 +29,7 @@ __all__ = [
     "check_memory_model",
     "distrusts_windows",
     "library_version",
+    "may_lose_messages",
     "remove_dead_segments",
     "thread_level",
     "unlink_segments",
@@ -60,6 +61,12 @@ def distrusts_windows() -> bool:
     vendor, version = MPI.get_vendor()
     components = config.open_mpi_osc()
     return vendor == "Open MPI" and version < (5, 0, 0) and ("ucx" not in components or components.startswith("^"))
+
+
+def may_lose_messages() -> bool:
+    """Whether ranks of a node may wait for ever here: Open MPI 5.0 that was started with its fast boxes."""
+    vendor, version = MPI.get_vendor()
+    return vendor == "Open MPI" and version >= (5, 0, 0) and config.fast_boxes()
 
 
 def thread_level() -> str:

@@ -25,6 +25,7 @@ from mpigraph.log import get_logger, set_identity
 from mpigraph.mpi.abort import abort, exit_status, guard, unguard
 from mpigraph.mpi.agree import everywhere, together
 from mpigraph.mpi.all_ranks import job_comm
+from mpigraph.mpi.compat import library_version, may_lose_messages
 from mpigraph.mpi.wait import PEERS_COMPUTE, wait
 from mpigraph.mpi.world import World
 from mpigraph.rows.pool import RowPool
@@ -307,6 +308,12 @@ def initialize(
         guard(world.identity, world.is_trainer and world.trainers.rank == 0)
         if comm is None:
             world.start_witness()
+    if world.rank == 0 and world.node.size > 1 and may_lose_messages():
+        get_logger().warning(
+            "%s may lose messages between ranks of a node, and the job then hangs: import mpigraph before mpi4py.MPI, "
+            "or export OMPI_MCA_btl_sm_fbox_max=0",
+            library_version(),
+        )
     try:
         world.check_threads()
         with together(

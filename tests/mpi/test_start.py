@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 from jobs import SOON, clean_environment, run_job, run_script
+from mpi4py import MPI
 
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.mpi.start import check_connected
 
+FAST_BOXES = "OMPI_MCA_btl_sm_fbox_max"
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "4", "RANK": "0"}
 LAUNCHES = {
     "torchrun": (TORCHRUN, "torchrun started 4 processes"),
@@ -59,6 +61,20 @@ def test_no_mpi_is_one_line_of_advice(rank: str, lines: int | None) -> None:
     assert done.status == 1
     assert lines is None or len(done.output.splitlines()) == lines, done.output
     assert lines == 0 or "mpi4py finds no MPI" in done.output.splitlines()[-1], done.output
+
+
+@pytest.mark.parametrize(
+    "first, given, then",
+    [("mpigraph", None, "0"), ("mpigraph", "4", "4"), ("mpi4py.MPI", None, "None")],
+    ids=["mpigraph first", "as the user wants", "MPI runs already"],
+)
+def test_open_mpi_starts_without_its_fast_boxes(first: str, given: str | None, then: str) -> None:
+    env = {name: value for name, value in clean_environment().items() if name != FAST_BOXES}
+    env |= {FAST_BOXES: given} if given else {}
+    text = f"import {first}, mpi4py.MPI, mpigraph, os; from mpigraph.mpi.compat import may_lose_messages; "
+    done = run_job([sys.executable, "-c", text + f"print(os.environ.get({FAST_BOXES!r}), may_lose_messages())"], env)
+    of_five = MPI.get_vendor()[0] == "Open MPI" and MPI.get_vendor()[1] >= (5, 0, 0)
+    assert done.output.split() == [then, str(of_five and then != "0")], done.output
 
 
 @pytest.mark.slow
