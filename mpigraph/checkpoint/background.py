@@ -3,6 +3,7 @@
 import os
 import sys
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from mpigraph.session.context import BackgroundLoop, Session
 __all__ = ["Saver", "saver_of"]
 
 _NICE = 10
+_SHARE = 0.1  # of a core that others want
+_WANTED = 0.05  # of the time of a block spent waiting for a core: others want it
 _LOOP = 0  # channels, the other loops of a session, have numbers from 1 on
 
 
@@ -33,6 +36,7 @@ class Saver(BackgroundLoop):
         self._writer = Writer()
         self._comm: Comm | None = None
         self._thread: threading.Thread | None = None
+        self._pace = Pace()
         self._error: MPIGraphError | None = None
 
     def save(self, state_dict: dict[str, Any], directory: Path, keep: int | None, background: bool) -> None:
@@ -46,7 +50,10 @@ class Saver(BackgroundLoop):
         self.finish()
         session = self._session
         background = background and session.world.threads_may_communicate
-        save = Save(session, self._writer, state_dict, directory, keep, background)
+        self._pace = Pace()
+        save = Save(
+            session, self._writer, state_dict, directory, keep, background, self._pace.pause if background else None
+        )
         if not background:
             save.run(Peers(session.world))
             return
@@ -68,6 +75,7 @@ class Saver(BackgroundLoop):
     def _join(self) -> None:
         thread, self._thread = self._thread, None
         if thread is not None:
+            self._pace.hurry()
             with self._session.world.watchdog.own("the writing of a checkpoint"):
                 thread.join()
 
@@ -89,17 +97,50 @@ class Saver(BackgroundLoop):
         with world.watchdog.working():
             try:
                 save.copy_rows(Peers(world, comm))
-                _step_back()
+                self._pace.step_back()
                 save.run(Peers(world, comm))
             except MPIGraphError as error:  # on every trainer
                 self._error = error
 
 
-def _step_back() -> None:
-    """Let this thread take a tenth of a core that others want, and all of one that nobody wants."""
-    if sys.platform == "linux":  # where threads have priorities of their own
-        with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+class Pace:
+    """How fast a thread goes on beside others: it takes a tenth of a core that others want, all of one that is free.
+
+    A low priority alone does not see to that: who wants the core is often asleep, waiting for a peer that waits for a
+    core. So a thread that had to wait for a core rests for nine times as long as it worked since.
+    """
+
+    def __init__(self) -> None:
+        self._urgent = threading.Event()
+        self._begin = time.perf_counter()
+        self._delayed = 0.0
+
+    def step_back(self) -> None:
+        """Begin: whoever wants this thread's core gets it."""
+        if sys.platform == "linux":  # where threads have priorities of their own
+            with suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        self._begin, self._delayed = time.perf_counter(), _delay()
+
+    def pause(self) -> None:
+        """Rest, if others wanted the core since the last call."""
+        took, waited = time.perf_counter() - self._begin, _delay() - self._delayed
+        if waited > _WANTED * took:
+            self._urgent.wait((1 / _SHARE - 1) * (took - waited))
+        self._begin, self._delayed = time.perf_counter(), _delay()
+
+    def hurry(self) -> None:
+        """Rest no more: somebody waits. Called by another thread."""
+        self._urgent.set()
+
+
+def _delay() -> float:
+    """Seconds that this thread has waited for a core, 0 where the system does not say."""
+    try:
+        with open("/proc/thread-self/schedstat") as file:
+            return int(file.read().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 def saver_of(session: Session) -> Saver:

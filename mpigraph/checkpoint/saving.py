@@ -36,11 +36,13 @@ from mpigraph.rows.owners import RowOwners
 from mpigraph.rows.row_tensor import Copying
 from mpigraph.session.context import Session
 from mpigraph.session.of_trainer import OfTrainer
+from mpigraph.storage.shard import Rows as ShardRows
 from mpigraph.storage.shard import ShardWriter
 
 __all__ = ["Save", "as_directory"]
 
 _BLOCK = 8 << 20  # bytes that are written at a time
+_SMALL = 1 << 20  # the same beside training, which waits for the interpreter meanwhile
 
 
 def as_directory(checkpoint_id: str | os.PathLike[str]) -> Path:
@@ -79,6 +81,7 @@ class Save:
         keep: how many checkpoints to keep in the folder around; None for all.
         copy: work on copies of all tensors, because training goes on: of those that are the same on every trainer now,
             of rows in :meth:`copy_rows`, while nobody may write them.
+        pause: called after each block that was written.
 
     Raises:
         InvalidArgumentError: the state dict holds what cannot be saved, or differs between trainers; on every trainer.
@@ -92,12 +95,14 @@ class Save:
         directory: Path,
         keep: int | None,
         copy: bool,
+        pause: Callable[[], None] | None = None,
     ) -> None:
         self.doing = f"saving a checkpoint to {str(directory)!r}"
         self._session = session
         self._directory = directory
         self._writer = writer
         self._keep = keep
+        self._pause = pause
         self._leaves = Leaves()
         main = Peers(session.world)
         with main.together(self.doing):
@@ -105,9 +110,10 @@ class Save:
             shared = [tree, *map(_describe_tensor, self._leaves.tensors), *map(_describe_rows, self._leaves.rows)]
             text = json.dumps(shared)
             job = encode(of_job(session), self._leaves, "the job's state")
-        self._check_alike(main, text)
-        mine = {"word": secrets.token_hex(6), "token": writer.token, "job": job}
-        said = main.gather(self.doing, mine if session.rank == 0 else {})[0]
+            mine = {"word": secrets.token_hex(6), "token": writer.token, "job": job} if session.rank == 0 else {}
+        reports = main.gather(self.doing, mine | {"hash": hashlib.sha256(text.encode()).hexdigest()})
+        self._check_alike(main, text, [report["hash"] for report in reports])
+        said = reports[0]
         writer.agree_on(said["token"])
         self._manifest = Manifest(
             word=said["word"],
@@ -177,9 +183,8 @@ class Save:
                 if self._keep is not None:
                     folder.remove_old(self._directory, self._keep)
 
-    def _check_alike(self, peers: Peers, text: str) -> None:
-        """Raise InvalidArgumentError on every trainer if two have different trees."""
-        hashes = peers.gather(self.doing, hashlib.sha256(text.encode()).hexdigest())
+    def _check_alike(self, peers: Peers, text: str, hashes: list[str]) -> None:
+        """Raise InvalidArgumentError on every trainer if two have different trees, whose hashes these are."""
         other = next((k for k, found in enumerate(hashes) if found != hashes[0]), None)
         if other is None:
             return
@@ -242,8 +247,16 @@ class Save:
                 if dataset.name.startswith("own/"):
                     rows, dtype = rows
                     own.append([dtype, list(rows.shape[1:]), len(rows)])
-                _write_rows(writer, dataset.name, rows, dtype)
+                self._write_rows(writer.create(dataset.name, rows.shape, dtype), rows)
         return {"own": own, "seal": writer.seal, "nbytes": path.stat().st_size, "node": os.uname().nodename}
+
+    def _write_rows(self, out: ShardRows, rows: Array) -> None:
+        row_bytes = max(1, rows.itemsize * int(np.prod(rows.shape[1:], dtype=np.int64)))
+        step = max(1, (_BLOCK if self._pause is None else _SMALL) // row_bytes)
+        for begin in range(0, len(rows), step):
+            out.write(rows[begin : begin + step])
+            if self._pause is not None:
+                self._pause()
 
     def _complete(self, reports: list[dict[str, Any]]) -> Manifest:
         """The manifest, of what all trainers have written."""
@@ -318,14 +331,6 @@ def _stored(tensor: torch.Tensor) -> Array:
     plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     rows: Array = to_storage(plain.reshape(1) if plain.ndim == 0 else plain, dtype_name(tensor.dtype))
     return rows
-
-
-def _write_rows(writer: ShardWriter, name: str, rows: Array, dtype: str) -> None:
-    out = writer.create(name, rows.shape, dtype)
-    row_bytes = max(1, rows.itemsize * int(np.prod(rows.shape[1:], dtype=np.int64)))
-    step = max(1, _BLOCK // row_bytes)
-    for begin in range(0, len(rows), step):
-        out.write(rows[begin : begin + step])
 
 
 def _difference(one: Any, two: Any, where: str) -> tuple[str, str, str]:
