@@ -46,6 +46,8 @@ def parse_arguments(doc, settings):
         text = meaning if default in (None, "") else f"{meaning} (default: {default})"
         parser.add_argument(f"--{name}", type=kind, default=default, help=text)
     args = parser.parse_args()
+    if getattr(args, "resume", False) or getattr(args, "checkpoint_every", 0):
+        args.checkpoint_dir or parser.error("--resume and --checkpoint_every need --checkpoint_dir")
     if getattr(args, "checkpoint_dir", ""):
         args.preempted = mg.checkpoint.preemption()  # before initialize(): servers get the signal, too
     return args

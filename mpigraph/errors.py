@@ -86,7 +86,10 @@ class ShardFormatError(MPIGraphError, OSError):
 
 
 class StorageError(MPIGraphError, OSError):
-    """A file cannot be written: the disk is full, the folder refuses, or another process is writing the same file."""
+    """A file cannot be written: the disk is full, the folder refuses, or another process is writing the same file.
+
+    Or a folder cannot be read.
+    """
 
 
 class SharedMemoryError(MPIGraphError, MemoryError):

@@ -96,14 +96,15 @@ def _check_dict(state_dict: object) -> None:
 def load(state_dict: dict[str, Any], *, checkpoint_id: str | os.PathLike[str]) -> None:
     """Go on from a checkpoint, on any number of ranks, servers and nodes.
 
-    Tensors and the rows of DistTensors are overwritten in place, objects get ``load_state_dict``, other values of the
-    dict are replaced by the saved ones. What the checkpoint holds beside is left out. The job goes on with its number
-    of draws, and with torch's generators as they were on each trainer; on another number of trainers they are seeded
-    anew. Loaders go on behind what was handed out: on as many trainers, with the same seeds and batch size, by the very
-    minibatches that would have come; else the trainers share the seeds that are left of the epoch.
+    Tensors and the rows of DistTensors are overwritten in place, objects get ``load_state_dict``, also in lists, which
+    must be as long as they were; other values are replaced by the saved ones. Afterwards every trainer reads the new
+    rows. What the checkpoint holds beside is left out. The job goes on with its number of draws, and with torch's
+    generators as they were on each trainer; on another number of trainers they are seeded anew. Loaders go on behind
+    what was handed out: on as many trainers, with the same seeds and batch size, by the very minibatches that would
+    have come; else the trainers share the seeds that are left of the epoch.
 
     Args:
-        state_dict: what to load, by the names under which it was saved.
+        state_dict: what to load, by the names under which it was saved; the same on every trainer.
         checkpoint_id: the folder, for example of :func:`latest`.
 
     Raises:
@@ -127,6 +128,9 @@ def latest(folder_of_checkpoints: str | os.PathLike[str]) -> Path | None:
 
     All its files are read, by the trainers together, and compared with their checksums. A warning names each newer one
     that is damaged. What is being written in the background is waited for.
+
+    Raises:
+        StorageError: the folder is there, and cannot be read; on every trainer.
 
     Collective on the trainers.
     """

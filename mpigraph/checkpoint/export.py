@@ -37,7 +37,7 @@ def export(checkpoint_id: str | os.PathLike[str], path: str | os.PathLike[str], 
     """
     directory = as_directory(checkpoint_id)
     manifest = Manifest.read(directory)
-    decoder = Decoder(memory_of(manifest), f"the checkpoint {str(directory)!r}")
+    decoder = Decoder(memory_of(manifest), f"the checkpoint {str(directory)!r}", arrays=False)
     value: Any = decoder.value(manifest.state, name)
     with CheckpointFiles(manifest, directory) as files:
         files.read_tensors(decoder.wanted.tensors)

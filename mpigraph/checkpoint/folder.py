@@ -31,12 +31,11 @@ def checkpoints(folder: Path, warn: bool) -> dict[str, Manifest]:
     """The checkpoints in a folder, by name, as far as their manifests can be read; ``warn`` of the others."""
     found = {}
     for name in _names(folder):
-        if (folder / name / MANIFEST).exists():
-            try:
-                found[name] = Manifest.read(folder / name)
-            except ShardFormatError as error:
-                if warn:
-                    get_logger().warning("checkpoint %s is passed over: %s", folder / name, error)
+        try:
+            found[name] = Manifest.read(folder / name)
+        except ShardFormatError as error:
+            if warn and not _lacks_manifest(folder / name):
+                get_logger().warning("checkpoint %s is passed over: %s", folder / name, error)
     return found
 
 
@@ -54,8 +53,21 @@ def _names(folder: Path) -> list[str]:
     try:
         with os.scandir(folder) as entries:
             return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
-    except OSError:
+    except FileNotFoundError:
         return []
+    except OSError as error:  # not to begin anew where checkpoints are
+        raise StorageError(f"{folder}: cannot look for checkpoints: {error.strerror}") from error
+
+
+def _lacks_manifest(directory: Path) -> bool:
+    """Whether there is surely no manifest in a folder."""
+    try:
+        os.stat(directory / MANIFEST)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _is_ours(name: str, but: str = "") -> bool:
@@ -86,7 +98,7 @@ def remove_old(directory: Path, keep: int) -> None:
             try:
                 complete.append((Manifest.read(folder / name).number, name))
             except ShardFormatError:
-                if not (folder / name / MANIFEST).exists():
+                if _lacks_manifest(folder / name):
                     broken.append(name)
     complete.sort(reverse=True)
     for name in [name for _, name in complete[keep - 1 :]] + broken:

@@ -21,9 +21,10 @@ def of_job(session: Session) -> dict[str, Any]:
         "draws": session.num_draws,
         "loaders": [[number, *loader.place()] for number, loader in sorted(session.loaders.items())],
         "torch": OfTrainer(torch.get_rng_state()),
+        "cuda": OfTrainer(torch.empty(0, dtype=torch.uint8)),
     }
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        state["cuda"] = OfTrainer(torch.cuda.get_rng_state())
+        state["cuda"] = OfTrainer(torch.cuda.get_rng_state())  # maybe on some trainers alone
     return state
 
 
@@ -49,7 +50,7 @@ def load_job(session: Session, state: dict[str, Any]) -> None:
     else:
         seed = int(combine(_digest(state["torch"].rows), session.rank, session.num_trainers))
         torch.default_generator.manual_seed(seed)
-    if "cuda" in state and torch.cuda.is_available():
+    if "cuda" in state and len(state["cuda"].rows) and torch.cuda.is_available():
         if same:
             torch.cuda.set_rng_state(state["cuda"].rows)
         else:

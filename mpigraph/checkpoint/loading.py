@@ -1,5 +1,8 @@
 """Reading a checkpoint on any number of trainers: who sees which file, whether it is whole, which rows go where."""
 
+import hashlib
+import json
+import os.path
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,12 +21,15 @@ from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.errors import InvalidArgumentError, ShardFormatError
 from mpigraph.mpi.agree import everywhere
 from mpigraph.rows.owners import OwnedRange, RowOwners
+from mpigraph.sampling.protocol import Operation
 from mpigraph.session.context import Session
 from mpigraph.storage.format import storage_dtype
 from mpigraph.storage.shard import ShardReader, seal_of
 from mpigraph.storage.verify import fingerprint, read_chunks
 
 __all__ = ["CheckpointFiles", "find_manifest", "load", "memory_of", "verify"]
+
+_BLOCK = 64 << 20  # bytes of a tensor that one trainer gives to the others at a time
 
 
 def find_manifest(peers: Peers, directory: Path, doing: str) -> Manifest:
@@ -59,7 +65,7 @@ class CheckpointFiles:
 
     def sees(self, trainer: int) -> bool:
         """Whether the file of a trainer is there."""
-        return (self.directory / self.manifest.file(trainer)).exists()
+        return os.path.exists(self.directory / self.manifest.file(trainer))  # also of what cannot be looked at
 
     def open(self, trainer: int) -> ShardReader:
         """The file of a trainer.
@@ -69,7 +75,7 @@ class CheckpointFiles:
         """
         if trainer not in self._open:
             path = self.directory / self.manifest.file(trainer)
-            if not path.exists():
+            if not self.sees(trainer):
                 raise ShardFormatError(self.missing(trainer))
             reader = self._stack.enter_context(ShardReader(path, GRAPH, trainer, self.manifest.word))
             if seal_of(fingerprint(reader)) != self.manifest.files[trainer].seal:
@@ -160,6 +166,7 @@ def load(session: Session, state_dict: dict[str, Any], directory: Path) -> None:
         job: dict[str, Any] = decoder.decode(manifest.job)
         for number, tensor in wanted.rows:
             _check_rows(manifest.rows[number], tensor, doing)
+    _check_alike(peers, wanted, doing)
     with CheckpointFiles(manifest, directory) as files:
         _read_tensors(peers, files, wanted, doing)
         with peers.together(doing):
@@ -170,11 +177,30 @@ def load(session: Session, state_dict: dict[str, Any], directory: Path) -> None:
     for _, tensor in wanted.rows:
         tensor.rows.window.sync()
         tensor.rows.note_write()  # also on trainers that own none of them: their copies of far rows are old
+    session.control.call(Operation.BARRIER)  # and what was derived from rows, such as tables of edge weights
     with peers.together(doing):
         load_job(session, job)
+        for put in wanted.put:
+            put()
     for action in wanted.apply:
         with peers.together(doing):
             action()
+
+
+def _check_alike(peers: Peers, wanted: Wanted, doing: str) -> None:
+    """Raise InvalidArgumentError on every trainer if two ask for different values. Collective on the trainers."""
+    numbers = [sorted(wanted.tensors), [number for number, _ in wanted.rows], sorted(wanted.own), len(wanted.apply)]
+    text = json.dumps([wanted.places, numbers])
+    hashes = peers.gather(doing, hashlib.sha256(text.encode()).hexdigest())
+    other = next((k for k, found in enumerate(hashes) if found != hashes[0]), None)
+    if other is None:
+        return
+    rank = peers.world.trainers.rank
+    texts = peers.gather_bytes(doing, text.encode() if rank in (0, other) else b"")
+    (one, _), (two, _) = (json.loads(texts[k]) for k in (0, other))
+    places = sorted(set(one) ^ set(two))
+    what = f"{places[0]} is wanted on trainer {0 if places[0] in one else other} alone" if places else "order or kinds"
+    raise everywhere(InvalidArgumentError(f"{doing}: trainers 0 and {other} have different state dicts: {what}"))
 
 
 def _check_rows(saved: Rows, tensor: DistTensor, doing: str) -> None:
@@ -205,9 +231,11 @@ def _read_tensors(peers: Peers, files: CheckpointFiles, wanted: Wanted, doing: s
             files.read_tensors(wanted.tensors)
     if peers.world.trainers.size > 1:
         for number in numbers:
-            memory = _memory(wanted.tensors[number])
-            data = peers.gather_bytes(doing, memory.tobytes() if mine else b"")[reader]
-            memory.reshape(-1).view(np.uint8)[:] = np.frombuffer(data, np.uint8)
+            memory = _memory(wanted.tensors[number]).reshape(-1).view(np.uint8)
+            for begin in range(0, len(memory), _BLOCK):
+                some = memory[begin : begin + _BLOCK]
+                data = peers.gather_bytes(doing, some.tobytes() if mine else b"")[reader]
+                some[:] = np.frombuffer(data, np.uint8)
 
 
 def _memory(tensor: torch.Tensor) -> Array:

@@ -17,7 +17,7 @@ are in the manifest. Rows are saved by their ids, not by host: any number of ran
 import hashlib
 import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +138,8 @@ class Manifest:
 
     def to_text(self) -> str:
         """The text of the file."""
-        content = {"format": _FORMAT, "version": _VERSION, **asdict(self)}
+        lists = {name: [vars(item) for item in getattr(self, name)] for name in ("tensors", "rows", "own", "files")}
+        content = {"format": _FORMAT, "version": _VERSION, **vars(self), **lists}
         return json.dumps(content | {"checksum": _checksum(content)}) + "\n"
 
     def write(self, directory: Path) -> None:
@@ -184,11 +185,11 @@ class Manifest:
             raise ShardFormatError(
                 f"{path}: a checkpoint of version {content.get('version')!r} (this library reads {_VERSION})"
             )
-        if content.pop("checksum", None) != _checksum(content):
-            raise ShardFormatError(f"{path}: damaged manifest: its checksum does not match")
         try:
+            if content.pop("checksum", None) != _checksum(content):
+                raise ShardFormatError(f"{path}: damaged manifest: its checksum does not match")
             return cls._of(content)
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
+        except (RecursionError, KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
             raise ShardFormatError(f"{path}: damaged manifest: {error!r}") from error
 
     @classmethod
@@ -205,6 +206,8 @@ class Manifest:
         )
         if not FILE.fullmatch(file_name(manifest.word, 0)):
             raise ValueError(f"{manifest.word!r} is no word of a save")
+        if not manifest.files:
+            raise ValueError("no files")
         described: list[Tensor | Rows | Own] = [*manifest.tensors, *manifest.rows, *manifest.own]
         for item in described:
             _check_dtype(item.dtype)

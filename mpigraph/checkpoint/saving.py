@@ -110,9 +110,21 @@ class Save:
             shared = [tree, *map(_describe_tensor, self._leaves.tensors), *map(_describe_rows, self._leaves.rows)]
             text = json.dumps(shared)
             job = encode(of_job(session), self._leaves, "the job's state")
-            mine = {"word": secrets.token_hex(6), "token": writer.token, "job": job} if session.rank == 0 else {}
-        reports = main.gather(self.doing, mine | {"hash": hashlib.sha256(text.encode()).hexdigest()})
+            lent = [number for number, tensor in enumerate(self._leaves.rows) if tensor.rows.lent]
+            mine = {"name": directory.name, "lent": lent, "hash": hashlib.sha256(text.encode()).hexdigest()}
+            if session.rank == 0:
+                mine |= {"word": secrets.token_hex(6), "token": writer.token, "job": job}
+        reports = main.gather(self.doing, mine)
         self._check_alike(main, text, [report["hash"] for report in reports])
+        names, lents = ([report[key] for report in reports] for key in ("name", "lent"))
+        other = next((k for k, name in enumerate(names) if name != names[0]), None)
+        if other is not None:  # each node may have a disk of its own, where checkpoints are told by their names
+            raise everywhere(
+                InvalidArgumentError(
+                    f"checkpoint_id has one name on trainer 0, and another on trainer {other}: {names[0]!r}, "
+                    f"{names[other]!r}"
+                )
+            )
         said = reports[0]
         writer.agree_on(said["token"])
         self._manifest = Manifest(
@@ -126,7 +138,13 @@ class Save:
             files=[],
         )
         self._copying = Copying() if copy else None
-        self._datasets = list(self._take(copy))
+        try:
+            with main.together(self.doing):
+                self._datasets = list(self._take(copy, set().union(*lents)))
+        except MPIGraphError:  # on every trainer, such as a lack of memory: nobody copies the rows of others
+            if self._copying is not None:
+                self._copying.end()
+            raise
         self._leaves = Leaves()
 
     def copy_rows(self, peers: Peers) -> None:
@@ -204,17 +222,17 @@ class Save:
         ranges = [[[owned.first, owned.last] for owned in owners.ranges(k)] for k in range(self._session.num_trainers)]
         return replace(_describe_rows_of(tensor), ranges=ranges)
 
-    def _take(self, copy: bool) -> Iterator[_Dataset]:
-        """What this trainer writes."""
+    def _take(self, copy: bool, lent: set[int]) -> Iterator[_Dataset]:
+        """What this trainer writes; ``lent`` are tensors that somebody may write through a view, whoever owns rows."""
         for number, tensor in enumerate(self._leaves.rows):
             tensor.rows.window.sync()
             for place, owned in enumerate(RowOwners(self._session.world, tensor.rows.window.offsets).ranges()):
                 rows = tensor.rows.segment(owned.host)[owned.rows]
-                rows = rows.copy() if copy and tensor.rows.lent else rows
+                rows = rows.copy() if copy and number in lent else rows
                 yield _Dataset(f"rows/{number}/{place}", tensor.rows.stored, partial(_same, rows))
             tensor.rows.copying = self._copying
         for number, own in enumerate(self._leaves.own):
-            yield _Dataset(f"own/{number}", "", partial(_own_rows, own))
+            yield _Dataset(f"own/{number}", "", partial(_own_rows, own.copy() if copy else own))
         if self._session.rank == 0:
             for number, dense in enumerate(self._leaves.tensors):
                 found = dense.clone(memory_format=torch.contiguous_format) if copy else dense
@@ -233,7 +251,7 @@ class Save:
         """The first node that sees the folder which this one sees."""
         word = self._manifest.word
         for node in range(self._session.world.num_nodes):
-            if (self._directory / folder.token_name(word, node)).exists():
+            if os.path.exists(self._directory / folder.token_name(word, node)):
                 return node
         raise StorageError(f"{self._directory}: what was written there a moment ago is gone")
 
@@ -321,7 +339,10 @@ def _copied(rows: Array) -> Array:
 
 
 def _own_rows(own: OfTrainer) -> Any:
-    rows = own.rows.detach().cpu().contiguous()
+    rows = own.rows
+    if not isinstance(rows, torch.Tensor) or rows.ndim == 0:
+        raise InvalidArgumentError(f"the function of an OfTrainer must return a tensor of rows (got {rows!r})")
+    rows = rows.detach().cpu().resolve_conj().resolve_neg().contiguous()
     dtype = dtype_name(rows.dtype)
     return to_storage(rows, dtype), dtype
 

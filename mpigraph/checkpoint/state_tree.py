@@ -8,6 +8,7 @@ import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
 
 import numpy as np
@@ -66,8 +67,8 @@ def encode(value: object, leaves: Leaves, where: str = "state_dict") -> Tree:
     """
     if value is None or isinstance(value, bool | str):
         return value
-    if isinstance(value, np.generic):
-        return encode(value.item(), leaves, where)
+    if isinstance(value, np.generic) and not isinstance(plain := value.item(), np.generic):
+        return encode(plain, leaves, where)
     if isinstance(value, int):
         return int(value)
     if isinstance(value, float):
@@ -78,7 +79,7 @@ def encode(value: object, leaves: Leaves, where: str = "state_dict") -> Tree:
         return {"own": _add(leaves.own, value)}
     if isinstance(value, torch.Tensor):
         return {"tensor": _add(leaves.tensors, _plain(value, where))}
-    if isinstance(value, np.ndarray):
+    if isinstance(value, np.ndarray) and not isinstance(value, np.ma.MaskedArray):
         return {"array": _add(leaves.tensors, _plain(_from_numpy(value, where), where))}
     if isinstance(value, torch.dtype):
         return {"dtype": str(value).removeprefix("torch.")}
@@ -131,8 +132,8 @@ def _plain(value: torch.Tensor, where: str) -> torch.Tensor:
 
 def _from_numpy(value: "np.ndarray[Any, Any]", where: str) -> torch.Tensor:
     try:
-        return torch.from_numpy(np.ascontiguousarray(value))
-    except TypeError as error:
+        return torch.from_numpy(np.ascontiguousarray(value).reshape(value.shape))
+    except (TypeError, ValueError) as error:
         raise InvalidArgumentError(f"{where}: {error}") from None
 
 
@@ -144,13 +145,17 @@ class Wanted:
         tensors: memory on the CPU to be filled, by number.
         rows: numbers of rows, and the tensors that they are to overwrite.
         own: what belongs to trainers, by number; a list into which it is put.
-        apply: what to call afterwards, in this order.
+        put: what to call afterwards, to put values where they belong; none of it communicates.
+        apply: what to call then, to load the states of objects, in this order.
+        places: where in the state dict.
     """
 
     tensors: dict[int, torch.Tensor] = field(default_factory=dict)
     rows: list[tuple[int, DistTensor]] = field(default_factory=list)
     own: dict[int, list[torch.Tensor]] = field(default_factory=dict)
+    put: list[Callable[[], object]] = field(default_factory=list)
     apply: list[Callable[[], object]] = field(default_factory=list)
+    places: list[str] = field(default_factory=list)
 
 
 class Decoder:
@@ -159,11 +164,13 @@ class Decoder:
     Args:
         memory: makes the memory for a tensor that is to be read, by its number.
         what: names the checkpoint in errors.
+        arrays: whether arrays of numpy stay arrays; else they become tensors.
     """
 
-    def __init__(self, memory: Callable[[int], torch.Tensor], what: str) -> None:
+    def __init__(self, memory: Callable[[int], torch.Tensor], what: str, arrays: bool = True) -> None:
         self._memory = memory
         self._what = what
+        self._arrays = arrays
         self.wanted = Wanted()
 
     def update(self, target: dict[Any, Any], tree: Tree, where: str = "state_dict") -> None:
@@ -179,12 +186,15 @@ class Decoder:
             inside = f"{where}[{key!r}]"
             if key not in saved:
                 raise InvalidArgumentError(f"{self._what} has no {inside} (it has {', '.join(map(repr, saved))})")
-            self._take(target, key, value, saved[key], inside)
+            self.wanted.put.append(partial(target.__setitem__, key, self._ask(value, saved[key], inside)))
 
-    def _take(self, target: dict[Any, Any], key: object, value: Any, tree: Tree, where: str) -> None:
+    def _ask(self, value: Any, tree: Tree, where: str) -> Any:
+        """Ask for a value; return what is to stand in its place, the value itself if it is overwritten."""
+        self.wanted.places.append(where)
         if isinstance(value, DistTensor):
-            self._decode(tree, value, where)
-        elif isinstance(value, torch.Tensor):
+            self._check(tree, "rows", where)
+            return self._decode(tree, value, where)
+        if isinstance(value, torch.Tensor):
             self._check(tree, "tensor", where)
             read = self._tensor(tree["tensor"])
             if (read.shape, read.dtype) != (value.shape, value.dtype):
@@ -192,18 +202,37 @@ class Decoder:
                     f"{self._what}: {where} is {tuple(read.shape)} {read.dtype} there, and {tuple(value.shape)} "
                     f"{value.dtype} here"
                 )
-            self.wanted.apply.append(lambda: value.detach().copy_(read))
-        elif type(value) in _MAPPINGS.values():
+            self.wanted.put.append(lambda: value.detach().copy_(read))
+            return value
+        if type(value) in _MAPPINGS.values():
             self.update(value, tree, where)
-        elif isinstance(value, OfTrainer):
-            target[key] = self._decode(tree, value, where)
-        elif isinstance(value, Stateful):
+            return value
+        if isinstance(value, OfTrainer):
+            self._check(tree, "own", where)
+            return self._decode(tree, value, where)
+        if isinstance(value, Stateful):
             self._check(tree, "object", where)
             state = self._decode(tree["object"], _Once(value), where)
             self.wanted.apply.append(lambda: _load(value, state, f"{self._what}: {where}"))
-        else:
-            read_value = self._decode(tree, value, where)
-            self.wanted.apply.append(lambda: target.__setitem__(key, read_value))
+            return value
+        if isinstance(value, list | tuple) and _is_overwritten(value):
+            return self._ask_each(value, tree, where)
+        return self._decode(tree, value, where)
+
+    def _ask_each(self, value: list[Any] | tuple[Any, ...], tree: Tree, where: str) -> Any:
+        """Ask for the items of a list, or of a tuple, some of which are overwritten."""
+        if isinstance(value, tuple):
+            self._check(tree, "tuple", where)
+            tree = tree["tuple"]
+        if not isinstance(tree, list):
+            raise InvalidArgumentError(f"{self._what}: {where} is something else there")
+        if len(tree) != len(value):
+            raise InvalidArgumentError(f"{self._what}: {where} has {len(tree)} items there, and {len(value)} here")
+        new = [self._ask(item, tree[i], f"{where}[{i}]") for i, item in enumerate(value)]
+        if isinstance(value, tuple):
+            return tuple(new)
+        self.wanted.put.append(partial(value.__setitem__, slice(None), new))
+        return value
 
     def _check(self, tree: Tree, tag: str, where: str) -> None:
         if not isinstance(tree, dict) or tag not in tree:
@@ -244,14 +273,15 @@ class Decoder:
         if "tensor" in tree:
             return self._tensor(tree["tensor"])
         if "array" in tree:
-            return self._tensor(tree["array"]).numpy()
+            found = self._tensor(tree["array"])
+            return found.numpy() if self._arrays else found
         if "dtype" in tree:
             return getattr(torch, tree["dtype"])
         if "device" in tree:
             return torch.device(tree["device"])
         if "own" in tree:
-            found = self.wanted.own.setdefault(tree["own"], [])
-            return OfTrainer(lambda: found[0])
+            rows = self.wanted.own.setdefault(tree["own"], [])
+            return OfTrainer(lambda: rows[0])
         if "object" in tree:
             return self._decode(tree["object"], _Once(here) if isinstance(here, Stateful) else here, where)
         if "rows" in tree:
@@ -271,6 +301,15 @@ class Decoder:
         if "metadata" in tree:
             value._metadata = self._decode(tree["metadata"], None, where)  # type: ignore[attr-defined]
         return value
+
+
+def _is_overwritten(value: Any) -> bool:
+    """Whether a value is overwritten in place, or holds one that is."""
+    if isinstance(value, list | tuple):
+        return any(map(_is_overwritten, value))
+    if type(value) in _MAPPINGS.values():
+        return any(map(_is_overwritten, value.values()))
+    return isinstance(value, torch.Tensor | OfTrainer | Stateful)
 
 
 class _Once:

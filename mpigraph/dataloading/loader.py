@@ -227,7 +227,8 @@ class DistDataLoader:
 
         On as many trainers as before, with the same seeds on each, batch size and options, batches and draws are those
         that would have come. Else the trainers share the seeds that were not handed out, each once; the epochs after
-        that are those of a job that began with this number of trainers.
+        that are those of a job that began with this number of trainers. Where fewer seeds are left than there are
+        trainers, some have no minibatch of that epoch.
 
         Raises:
             InvalidArgumentError: it is of other seeds, another graph or sampler, or another ``seed``; says what

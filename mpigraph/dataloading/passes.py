@@ -184,12 +184,13 @@ class Passes:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state; see :meth:`.DistDataLoader.load_state_dict`. Collective on the trainers."""
         there, here = state["fingerprint"], self.fingerprint
-        different = [name for name in {**there, **here} if there.get(name) != here.get(name)]
-        if different:
-            said = "; ".join(
-                f"{name} is {there.get(name)} in the state, and {here.get(name)} here" for name in different
-            )
-            raise InvalidArgumentError(f"the state is of another loader: {said}")
+        with self._world.together("going on from the state of a loader"):
+            different = [name for name in {**there, **here} if there.get(name) != here.get(name)]
+            if different:
+                said = "; ".join(
+                    f"{name} is {there.get(name)} in the state, and {here.get(name)} here" for name in different
+                )
+                raise InvalidArgumentError(f"the state is of another loader: {said}")
         progress = state["progress"].rows
         alike = state["trainers"] == self._world.trainers.size and state["batches"] == self._batching
         if alike:
@@ -204,6 +205,10 @@ class Passes:
     def _go_on(self, progress: list[int], left: OfTrainer) -> None:
         """Go on with this trainer's own pass."""
         epoch, kind, length, steps, taken, _ = progress
+        last = np.iinfo(np.int64).max
+        running = self._world.allreduce_minmax(last if kind == _NO_PASS else epoch, False)
+        if kind == _NO_PASS and epoch == running + 1:  # this trainer was through, and the others were not
+            epoch, kind, taken = running, _EPOCH, len(self.bounds) - 1
         self.next = epoch
         if kind == _EPOCH:
             self.loaded = self._of_epoch(epoch, taken)
@@ -217,6 +222,9 @@ class Passes:
         last = np.iinfo(np.int64).max
         self.next = self._world.allreduce_minmax(min([last, *progress[:, 0].tolist()]), False)
         if self._world.allreduce_minmax(int(running), True):
-            steps = agreed_steps(len(left), self._batch_size, self._drop_last, self._world.allreduce_minmax)
+            agree = self._world.allreduce_minmax
+            steps = agreed_steps(len(left), self._batch_size, self._drop_last, agree)
+            if self._drop_last:  # shares differ by a seed: nobody makes a batch that others cannot make
+                steps = agree(min(steps, len(left) // self._batch_size), False)
             bounds = batch_bounds(len(left), self._batch_size, self._drop_last, steps)
             self.loaded = self._remainder(self.next, left, bounds, steps, 0)

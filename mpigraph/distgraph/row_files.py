@@ -119,12 +119,14 @@ class NpyRows:
 
     def __init__(self, path: Path, shape: tuple[int, ...]) -> None:
         try:
-            self._rows = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
+            self._rows = np.lib.format.open_memmap(path, mode="r")
+            self._dtype = self._rows.dtype.newbyteorder("=")
+            torch.from_numpy(np.empty(0, self._dtype))
+        except (OSError, ValueError, EOFError, TypeError, AttributeError) as error:
             raise InvalidArgumentError(f"{path}: cannot read rows: {error}") from error
         if self._rows.shape != shape:
             raise InvalidArgumentError(f"{path} holds {list(self._rows.shape)}, and {list(shape)} is wanted")
 
     def read(self, first: int, count: int) -> torch.Tensor:
         """Some consecutive rows."""
-        return torch.from_numpy(np.array(self._rows[first : first + count]))
+        return torch.from_numpy(np.array(self._rows[first : first + count], self._dtype))

@@ -251,5 +251,6 @@ class RowTensor:
             self._told = told
 
     def close(self) -> None:
-        """Free the rows; a second call does nothing."""
+        """Free the rows, once they have been copied where somebody does; a second call does nothing."""
+        self._wait(owned=False)
         self.window.close()

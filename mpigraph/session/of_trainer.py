@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 import torch
 
+from mpigraph.errors import InvalidArgumentError
+
 __all__ = ["OfTrainer"]
 
 
@@ -21,10 +23,19 @@ class OfTrainer:
         Args:
             rows: [n, ...] on the CPU, of one dtype and row shape on every trainer; or a function that makes them when
                 they are wanted, maybe in another thread, and always the same ones.
+
+        Raises:
+            InvalidArgumentError: it is something else.
         """
+        if not callable(rows) and not (isinstance(rows, torch.Tensor) and rows.ndim):
+            raise InvalidArgumentError(f"OfTrainer holds a tensor of rows, or a function that makes it (got {rows!r})")
         self._rows = rows
 
     @property
     def rows(self) -> torch.Tensor:
         """The rows."""
         return self._rows() if callable(self._rows) else self._rows
+
+    def copy(self) -> "OfTrainer":
+        """The rows as they are now, whatever is written to them later."""
+        return self if callable(self._rows) else OfTrainer(self._rows.detach().clone())

@@ -1,5 +1,6 @@
 """Damaged checkpoints: the one before is taken, or one error names the file; never wrong values."""
 
+import json
 import random
 import re
 import shutil
@@ -16,6 +17,7 @@ from oracle import open_graph
 
 import mpigraph.distributed as dist
 from mpigraph import checkpoint
+from mpigraph.checkpoint.manifest import Manifest
 from mpigraph.dataloading import NeighborSampler
 from mpigraph.errors import MPIGraphError, ShardFormatError
 from mpigraph.log import get_logger
@@ -131,6 +133,15 @@ def test_the_one_before_is_taken(oracle, tmp_path: Path, variants: int) -> None:
     outcomes = alone(lambda: try_all(oracle(2), tmp_path, variants, seed=variants))
     print(outcomes)
     assert outcomes["step-1"] > variants / 2  # or the bytes that were changed mean nothing
+
+
+def test_deep_nesting_is_damage() -> None:
+    """Beyond what the parser takes, or only what checks it."""
+    for depth in (10, *range(900, 1100)):
+        content = {"format": "mpigraph-checkpoint", "version": 1, "state": None, "checksum": ""}
+        text = json.dumps(content).replace("null", "[" * depth + "]" * depth)
+        with pytest.raises(ShardFormatError, match="here: damaged manifest"):
+            Manifest.parse(text, Path("here"))
 
 
 def test_a_damaged_one_is_one_error_on_every_trainer(

@@ -1,7 +1,11 @@
 """Folders that cannot be written, that others write to, that nodes do not share; and what is removed."""
 
 import os
+import shutil
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +13,7 @@ import pytest
 import torch
 from gradients import embedding
 from jobs import cannot_mount, clean_environment, mpiexec, run_job, with_file_system
-from layouts import SharedJob, several
+from layouts import SharedJob, alone, several
 
 from mpigraph import checkpoint
 from mpigraph.checkpoint.folder import Writer
@@ -89,6 +93,43 @@ def test_what_is_kept(job: SharedJob, oracle, shared_path: Path) -> None:
     assert sorted(path.name for path in shared_path.iterdir() if path.is_dir()) == ["c3", "c4", "mine"]
     assert checkpoint.latest(shared_path) == shared_path / "c3"
     assert len(list((shared_path / "c3").iterdir())) == job.layout.trainers + 1
+
+
+def test_folders_that_cannot_be_looked_at() -> None:
+    """Such as ``lost+found`` at the top of a disk; where checkpoints may be that nobody sees, nothing begins anew."""
+    around = Path(tempfile.mkdtemp())
+    try:
+        around.chmod(0o777)
+        (around / "lost+found").mkdir(mode=0o700 if os.geteuid() == 0 else 0)
+        (around / "hidden").mkdir(mode=0o700 if os.geteuid() == 0 else 0)
+        (around / "file").write_text("")
+
+        def body() -> None:
+            with another_user():
+                for step in range(3):
+                    checkpoint.save({}, checkpoint_id=around / f"c{step}", keep=1)
+                assert checkpoint.latest(around) == around / "c2" and not (around / "c1").exists()
+                assert checkpoint.latest(around / "nothing") is None
+                for name, words in (("hidden", "Permission denied"), ("file", "Not a directory")):
+                    with pytest.raises(StorageError, match=f"{name}: cannot look for checkpoints: {words}"):
+                        checkpoint.latest(around / name)
+
+        alone(body)
+    finally:
+        shutil.rmtree(around)
+
+
+@contextmanager
+def another_user() -> Iterator[None]:
+    """Inside, files are written and read as somebody who is not root."""
+    root = os.geteuid() == 0
+    if root:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        if root:
+            os.seteuid(0)
 
 
 @several

@@ -171,6 +171,50 @@ def test_another_batch_size_shares_what_is_left(job: SharedJob, oracle, shared_p
     batches.close()
 
 
+def test_no_trainer_makes_a_batch_alone_of_what_is_left(job: SharedJob, oracle, shared_path: Path) -> None:
+    """Where seeds that fill no batch are dropped, the trainers have as many batches, also of a remainder."""
+
+    def begin() -> None:
+        loader = nodes(open_graph(oracle(3)), batch_size=10, drop_last=True)
+        batches = iter(loader)
+        some(batches, 4)
+        checkpoint.save({"loader": loader}, checkpoint_id=shared_path / "c")  # 61 seeds are left
+
+    job.one_has(lambda: alone(begin))
+    g = job.open(oracle(3))
+    loader = nodes(g, batch_size=-(-61 // world(g)), drop_last=True)
+    checkpoint.load({"loader": loader}, checkpoint_id=shared_path / "c")
+    counts = job.trainers.allgather(len([one(batch) for batch in loader]))
+    assert len(set(counts)) == 1, counts
+
+
+def test_a_trainer_that_was_through_waits_for_the_next_epoch(job: SharedJob, oracle, shared_path: Path) -> None:
+    """Trainers have different numbers of batches; all go on in one epoch, which brings it nothing."""
+    g = job.open(oracle(3))
+
+    def make() -> Any:
+        mine = np.arange(20) if g.rank() else np.arange(1)
+        return dist.DistNodeDataLoader(g, mine, NeighborSampler([2]), batch_size=3, shuffle=True)
+
+    loader = make()
+    wanted = [[one(batch) for batch in loader] for _ in range(2)]
+    loader = make()
+    batches = iter(loader)
+    used = some(batches, 2)  # the first trainer has one
+    checkpoint.save({"loader": loader}, checkpoint_id=shared_path / "c")
+    rest = [one(batch) for batch in batches]
+    again = make()
+    checkpoint.load({"loader": again}, checkpoint_id=shared_path / "c")
+    epochs = job.trainers.allgather(again.epoch)
+    if world(g) > 1:
+        assert set(epochs) == {0}, epochs
+    assert used + rest == wanted[0]
+    again.set_epoch(again.epoch)
+    if again.epoch == 0:
+        assert [one(batch) for batch in again] == rest
+    assert [one(batch) for batch in again] == wanted[1]
+
+
 def test_a_pass_that_was_left_is_over(job: SharedJob, oracle, shared_path: Path) -> None:
     """As in the job that was not disturbed, where the next pass begins another epoch."""
     g = job.open(oracle(3))

@@ -139,11 +139,12 @@ def flat(value: Any) -> Any:
 def test_what_torch_has_and_plain_values(job: SharedJob, oracle, shared_path: Path) -> None:
     g = job.open(oracle(3))
     saved = model_and_more(3) | VALUES | {"array": np.arange(6.0).reshape(2, 3), "custom": Custom([1, VALUES])}
+    saved["one"] = np.array(2.5)
     saved["rank"] = checkpoint.OfTrainer(torch.full((2, 3), g.rank()))
     torch.manual_seed(50 + g.rank())
     checkpoint.save(saved, checkpoint_id=shared_path / "c")
     wanted, drawn = flat(saved), torch.rand(4)
-    found = model_and_more(1) | dict.fromkeys(VALUES) | {"array": None, "custom": Custom(0), "rank": saved["rank"]}
+    found = model_and_more(1) | dict.fromkeys(VALUES) | {"array": None, "one": None, "custom": Custom(0), "rank": 0}
     found["rank"] = checkpoint.OfTrainer(torch.zeros(0))
     tensors = dict(found["tensors"])
     checkpoint.load(found, checkpoint_id=shared_path / "c")
@@ -194,12 +195,22 @@ def test_what_cannot_be_saved_is_one_error(job: SharedJob, oracle, shared_path: 
         ({"f": lambda: 0} if rank == last else {"f": 0}, "on .*: state_dict\\['f'\\] is a function"),
         ({"t": torch.zeros(2).to_sparse()}, "state_dict\\['t'\\] is a tensor of a kind"),
         ({"o": np.array([object()])}, "state_dict\\['o'\\]: can't convert"),
+        ({"b": np.arange(2).astype(">i8")}, "state_dict\\['b'\\]: .*byte order"),
+        ({"m": np.ma.array([1, 2], mask=[0, 1])}, r"state_dict\['m'\] is a MaskedArray"),
+        ({"l": np.longdouble(1)}, r"state_dict\['l'\] is a longdouble"),
     ]:
         with pytest.raises(InvalidArgumentError, match=words):
             save(state, checkpoint_id=shared_path / "c")
     if last:
         with pytest.raises(InvalidArgumentError, match=r"state_dict\['x'\].* is 0 on trainer 0, and 1 on trainer"):
             save({"y": 3, "x": [2, min(rank, 1)]}, checkpoint_id=shared_path / "c")
+        with pytest.raises(InvalidArgumentError, match="one name on trainer 0, .* on trainer 1: 'c0', 'c1'"):
+            save({}, checkpoint_id=shared_path / f"c{rank}")  # of which each would be half a checkpoint
+    with pytest.raises(InvalidArgumentError, match="OfTrainer holds a tensor of rows"):
+        checkpoint.OfTrainer(torch.tensor(1))
+    with pytest.raises(InvalidArgumentError, match="function of an OfTrainer must return a tensor of rows"):
+        save({"f": checkpoint.OfTrainer(lambda: torch.tensor(1))}, checkpoint_id=shared_path / "f")
+        checkpoint.wait()
     for arguments, words in [
         ({"checkpoint_id": ""}, "checkpoint_id must be the path of a folder"),
         ({"checkpoint_id": 3}, "checkpoint_id must be the path of a folder"),
@@ -214,7 +225,7 @@ def test_a_state_of_something_else_is_refused(job: SharedJob, oracle, shared_pat
     job.open(oracle(3))
     emb, other = embedding("emb"), embedding("other")
     path = shared_path / "c"
-    saved = {"emb": emb, "optimizer": MAKE["adagrad"]([emb]), "x": torch.zeros(2)}
+    saved = {"emb": emb, "optimizer": MAKE["adagrad"]([emb]), "x": torch.zeros(2), "list": [torch.zeros(2), 1]}
     saved["loader"] = dist.DistNodeDataLoader(job.open(oracle(3)), [1], NeighborSampler([3]), seed=3)
     checkpoint.save(saved, checkpoint_id=path)
     twin = dist.DistEmbedding(NUM_NODES, DIM + 1, None)
@@ -227,9 +238,14 @@ def test_a_state_of_something_else_is_refused(job: SharedJob, oracle, shared_pat
         ({"optimizer": MAKE["adagrad"]([emb], reduction="sum")}, "reduction is 'mean' in the state, and 'sum' here"),
         ({"optimizer": MAKE["adagrad"]([other])}, "rows of a DistTensor, and there is none here"),
         ({"emb": twin}, r"tensor 'emb' is float32\[101, 5\] of 'node~_N' there, and float32\[101, 6\]"),
-        ({"nothing": 1}, r"has no state_dict\['nothing'\] \(it has 'emb', 'optimizer', 'x', 'loader'\)"),
+        ({"nothing": 1}, r"has no state_dict\['nothing'\] \(it has 'emb', 'optimizer', 'x', 'list', 'loader'\)"),
         ({"x": torch.zeros(3)}, r"state_dict\['x'\] is \(2,\) torch.float32 there, and \(3,\)"),
         ({"x": emb}, r"state_dict\['x'\] is something else there"),
+        ({"x": emb.weight}, r"state_dict\['x'\] is something else there"),
+        ({"x": checkpoint.OfTrainer(torch.zeros(2))}, r"state_dict\['x'\] is something else there"),
+        ({"list": [torch.zeros(2)]}, r"state_dict\['list'\] has 2 items there, and 1 here"),
+        ({"list": (torch.zeros(2),)}, r"state_dict\['list'\] is something else there"),
+        ({"x": [torch.zeros(2)]}, r"state_dict\['x'\] is something else there"),
         (
             {"loader": dist.DistNodeDataLoader(job.open(oracle(3)), [1, 2], NeighborSampler([4]), seed=4)},
             "seed is 3 in the state, and 4 here; number of seeds is .*hash of seeds is .*; sampler is .*3.*and .*4",
@@ -254,7 +270,7 @@ def test_a_model_for_torch_alone(job: SharedJob, oracle, shared_path: Path) -> N
     g = job.open(oracle(3))
     model = model_and_more(2)["model"]
     emb = embedding()
-    checkpoint.save({"model": model, "emb": emb, "step": 3}, checkpoint_id=shared_path / "c")
+    checkpoint.save({"model": model, "emb": emb, "step": np.arange(3)}, checkpoint_id=shared_path / "c")
     g.barrier()
     if g.rank() == 0:
         checkpoint.export(shared_path / "c", shared_path / "model.pt")
@@ -262,6 +278,8 @@ def test_a_model_for_torch_alone(job: SharedJob, oracle, shared_path: Path) -> N
         again = model_and_more(1)["model"]
         again.load_state_dict(found)
         assert flat(again) == flat(model)
+        checkpoint.export(shared_path / "c", shared_path / "step.pt", "step")
+        assert torch.load(shared_path / "step.pt", weights_only=True).tolist() == [0, 1, 2]
         for name, words in (("emb", "and there is none here"), ("x", r"no 'x' \(it has 'model', 'emb', 'step'\)")):
             with pytest.raises(InvalidArgumentError, match=words):
                 checkpoint.export(shared_path / "c", shared_path / "x.pt", name)
@@ -283,7 +301,20 @@ def test_rows_in_their_original_order(job: SharedJob, oracle, shared_path: Path)
     numbers = np.load(shared_path / "edge.npy")
     degrees = np.arange(NUM_NODES) % 13
     assert (numbers // 1000 == np.repeat(np.arange(NUM_NODES), degrees)).all()  # in the order in which they were given
-    for name, words in [("x.h5", "path must end in .npy"), ("x.npy", "cannot read rows: .*No such file")]:
+    if g.rank() == 0:
+        np.save(shared_path / "big.npy", saved.astype(">f4"))  # as other machines have it
+        np.savez(shared_path / "several.npz", saved)
+        (shared_path / "several.npz").rename(shared_path / "several.npy")
+        np.save(shared_path / "text.npy", np.full((NUM_NODES, 3), "a"))
+    g.barrier()
+    again.load(shared_path / "big.npy")
+    assert torch.equal(again[:], g.ndata["feat"][:].bfloat16())
+    for name, words in [
+        ("x.h5", "path must end in .npy"),
+        ("x.npy", "cannot read rows: .*No such file"),
+        ("several.npy", "cannot read rows"),
+        ("text.npy", "cannot read rows"),
+    ]:
         with pytest.raises(InvalidArgumentError, match=words):
             again.load(shared_path / name)
     with pytest.raises(InvalidArgumentError, match=r"holds \[101, 3\], and \[101, 5\] is wanted"):
@@ -305,10 +336,12 @@ def test_writers_wait_for_the_copies_of_a_save(
     emb = embedding()
     optimizer = MAKE["adagrad"]([emb])
     tensor = dist.DistTensor((NUM_NODES, 2), torch.int32, "t")
+    mine = torch.full((1,), g.rank())
     train(emb, optimizer, range(1))
     wanted = emb.weight[:], optimizer.state["emb"]["sum"][:]
-    state = {"emb": emb, "optimizer": optimizer, "t": tensor}
+    state = {"emb": emb, "optimizer": optimizer, "t": tensor, "mine": checkpoint.OfTrainer(mine)}
     checkpoint.async_save(state, checkpoint_id=shared_path / "c")
+    mine.fill_(-1)
     if g.rank() == job.layout.trainers - 1:
         tensor[torch.arange(NUM_NODES)] = 7
     train(emb, optimizer, range(1, 3))
@@ -318,4 +351,129 @@ def test_writers_wait_for_the_copies_of_a_save(
     checkpoint.load(state, checkpoint_id=shared_path / "c")
     g.barrier()
     assert torch.equal(emb.weight[:], wanted[0]) and torch.equal(optimizer.state["emb"]["sum"][:], wanted[1])
+    assert not tensor[:].any() and int(state["mine"].rows) == g.rank()
+
+
+def test_views_are_written_once_a_save_has_copied(
+    job: SharedJob, oracle, shared_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A view has rows that other trainers of the node own, and copy."""
+    copied = saving._copied
+
+    def late(rows: Any) -> Any:
+        time.sleep(0.1)
+        return copied(rows)
+
+    monkeypatch.setattr(saving, "_copied", late)
+    g = job.open(oracle(len(job.session.world.hosts)))  # each host has one part
+    tensor = dist.DistTensor((NUM_NODES,), torch.int32, None)
+    view = tensor.local_partition if g.rank() == 0 else None
+    checkpoint.async_save({"t": tensor}, checkpoint_id=shared_path / "c")
+    if view is not None:
+        view.fill_(9)
+    g.barrier()
+    assert tensor[:].any()
+    checkpoint.load({"t": tensor}, checkpoint_id=shared_path / "c")
     assert not tensor[:].any()
+
+
+def test_a_tensor_is_closed_once_it_is_copied(
+    job: SharedJob, oracle, shared_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its user, or by the collector: its memory is there as long as a save copies it."""
+    copied = saving._copied
+
+    def late(rows: Any) -> Any:
+        time.sleep(0.1)
+        return copied(rows)
+
+    monkeypatch.setattr(saving, "_copied", late)
+    g = job.open(oracle(3))
+    for close in (True, False):
+        tensor: Any = dist.DistTensor((NUM_NODES, 2), torch.int32, None)
+        tensor[torch.arange(NUM_NODES)] = 7
+        g.barrier()
+        checkpoint.async_save({"t": tensor}, checkpoint_id=shared_path / "c")
+        if close:
+            tensor.close()
+        del tensor
+        g.barrier()
+        checkpoint.wait()
+        again = dist.DistTensor((NUM_NODES, 2), torch.int32, None)
+        checkpoint.load({"t": again}, checkpoint_id=shared_path / "c")
+        assert (again[:] == 7).all()
+
+
+def test_what_is_in_lists_is_loaded_in_place(job: SharedJob, oracle, shared_path: Path) -> None:
+    job.open(oracle(3))
+    tensor = dist.DistTensor((NUM_NODES,), torch.int32, "t")
+    saved, found = model_and_more(3), model_and_more(1)
+    saved["pair"] = (saved["model"], [1, {"t": tensor, "n": 5}], torch.ones(2))
+    found["pair"] = (found["model"], [0, {"t": tensor, "n": 0}], torch.zeros(2))
+    saved["history"], found["history"] = [1.0, 2.0], []  # of values alone: replaced
+    tensor[torch.arange(NUM_NODES)] = 3
+    checkpoint.save(saved, checkpoint_id=shared_path / "c")
+    wanted = flat(saved["schedulers"])
+    tensor[torch.arange(NUM_NODES)] = 4
+    schedulers, dense = list(found["schedulers"]), found["pair"][2]
+    checkpoint.load(found, checkpoint_id=shared_path / "c")
+    assert flat(schedulers) == wanted and all(a is b for a, b in zip(found["schedulers"], schedulers, strict=True))
+    assert found["pair"][0] is found["model"] and found["pair"][2] is dense and dense.all()
+    assert found["pair"][1][0] == 1 and found["pair"][1][1]["n"] == 5 and (tensor[:] == 3).all()
+    assert found["history"] == [1.0, 2.0]
+
+
+def test_trainers_that_ask_for_different_values_are_told(job: SharedJob, oracle, shared_path: Path) -> None:
+    g = job.open(oracle(3))
+    last = job.layout.trainers - 1
+    checkpoint.save({"x": torch.zeros(2), "y": torch.zeros(2), "z": 1}, checkpoint_id=shared_path / "c")
+    if last:
+        for more, words in [
+            ({"y": torch.ones(2)}, r"state_dict\['y'\] is wanted on trainer \d alone"),
+            ({"z": None}, r"state_dict\['z'\] is wanted on trainer \d alone"),
+        ]:
+            with pytest.raises(InvalidArgumentError, match=words):
+                state = {"x": torch.ones(2)} | (more if g.rank() == last else {})
+                checkpoint.load(state, checkpoint_id=shared_path / "c")
+
+
+def test_what_depends_on_rows_is_made_anew(job: SharedJob, oracle, shared_path: Path) -> None:
+    """Tables of edge weights, and copies of far rows."""
+    g = job.open(oracle(3))
+    feat, weight = g.ndata["feat"], g.edata["weight"]
+    saved = {"feat": feat, "weight": weight}
+    checkpoint.save(saved, checkpoint_id=shared_path / "c")
+    if g.rank() == 0:
+        feat[torch.arange(NUM_NODES)] = -1
+        weight[torch.arange(g.num_edges())] = 0
+    g.barrier()
+    sampler = NeighborSampler([2], prob="weight")
+    seeds = dist.node_split(np.ones(NUM_NODES))
+    loader = dist.DistNodeDataLoader(g, seeds, sampler, batch_size=9, features=["feat"], cache="1MiB")
+    found = []
+    for _ in range(2):
+        edges, wrong = 0, 0
+        for inputs, _, blocks in loader:
+            edges += blocks[0].num_edges()
+            wrong += int((blocks[0].srcdata["feat"][:, 0] != g.ndata["orig"][inputs]).sum())
+        found.append((edges > 0, wrong > 0))
+        checkpoint.load(saved, checkpoint_id=shared_path / "c")
+    assert found == [(False, True), (True, False)]
+
+
+def test_a_gpu_of_some_trainers(job: SharedJob, oracle, shared_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fake: the first trainer alone has one."""
+    g = job.open(oracle(3))
+    state = torch.arange(16, dtype=torch.uint8)
+    got: list[Any] = []
+    if g.rank() == 0:
+        for name, does in [
+            ("is_available", lambda: True),
+            ("is_initialized", lambda: True),
+            ("get_rng_state", lambda: state),
+            ("set_rng_state", got.append),
+        ]:
+            monkeypatch.setattr(torch.cuda, name, does)
+    checkpoint.save({}, checkpoint_id=shared_path / "c")
+    checkpoint.load({}, checkpoint_id=shared_path / "c")
+    assert [one.tolist() for one in got] == ([state.tolist()] if g.rank() == 0 else [])
