@@ -17,7 +17,7 @@ from mpigraph.graphs.frame import Frame, Frames
 from mpigraph.graphs.hetero import HeteroGraph
 from mpigraph.graphs.in_memory import NodesView, Space, count, frame_of
 from mpigraph.graphs.inedges import InEdges
-from mpigraph.graphs.message_passing import MessagePassing
+from mpigraph.graphs.queries import Queries
 from mpigraph.metadata.schema import Relation, Schema
 
 __all__ = ["Block", "to_block"]
@@ -26,7 +26,7 @@ Csc = tuple[I64, I32, I64 | None]
 _NO_INDEX = np.zeros(0, np.int32)
 
 
-class Block(MessagePassing):
+class Block(Queries):
     """Edges of one layer, by relation, from source positions to destination positions.
 
     Made by samplers (:meth:`from_csc`) and by :func:`to_block`.
