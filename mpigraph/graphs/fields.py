@@ -21,6 +21,7 @@ __all__ = [
     "TensorLike",
     "as_ids",
     "as_tensor",
+    "by_first_appearance",
     "is_number",
 ]
 
@@ -99,3 +100,15 @@ def is_number(ids: IdsLike) -> bool:
     except TypeError:
         return False
     return True
+
+
+def by_first_appearance(ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the distinct ids in order of first appearance, and the position of each id among them; int64[n] each."""
+    # torch.unique sorts: find where each value appears first, and renumber the values in the order of these places
+    values, inverse = torch.unique(ids, return_inverse=True)
+    places = torch.arange(ids.shape[0], device=ids.device)
+    first = torch.full_like(values, ids.shape[0]).scatter_reduce_(0, inverse, places, "amin")
+    order = torch.argsort(first)
+    number = torch.empty_like(order)
+    number[order] = torch.arange(order.shape[0], device=ids.device)
+    return values[order], number[inverse]

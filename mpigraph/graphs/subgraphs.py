@@ -11,7 +11,17 @@ from typing import Any, TypeVar
 import torch
 
 from mpigraph.errors import InvalidArgumentError, NodeTypeError
-from mpigraph.graphs.fields import EID, NID, EdgeType, IdsLike, TensorLike, as_ids, as_tensor, is_number
+from mpigraph.graphs.fields import (
+    EID,
+    NID,
+    EdgeType,
+    IdsLike,
+    TensorLike,
+    as_ids,
+    as_tensor,
+    by_first_appearance,
+    is_number,
+)
 from mpigraph.graphs.frame import Frame
 from mpigraph.graphs.in_memory import check_range
 from mpigraph.graphs.messages import Message, Operand, Reduce
@@ -64,7 +74,7 @@ class Subgraphs(Queries):
         store_ids: bool = True,
         output_device: torch.device | str | None = None,
     ) -> S:
-        """Return the part that has the edges between some nodes, ordered by their ids.
+        """Return the part that has the edges between some nodes, ordered by their source's place in ``nodes``.
 
         Args:
             nodes: int[n], each once, or bool[num_nodes]; or node type -> one of these, types left out having none.
@@ -78,15 +88,14 @@ class Subgraphs(Queries):
             NodeTypeError: a node type does not exist, or there are several and ``nodes`` are not by type.
         """
         chosen = self._by_ntype(nodes)
-        kept = {ntype: torch.zeros(self.num_nodes(ntype), dtype=torch.bool, device=self.device) for ntype in chosen}
+        numbers = {ntype: _numbers(ids, self.num_nodes(ntype)) for ntype, ids in chosen.items()}
         for ntype, ids in chosen.items():
-            kept[ntype][ids] = True
-            if int(kept[ntype].sum()) < len(ids):
+            if int((numbers[ntype] >= 0).sum()) < len(ids):
                 raise InvalidArgumentError(f"nodes of type {ntype!r} must be given once each")
         eids = {}
         for relation in self.canonical_etypes:
-            src, dst = self._coo(relation)
-            eids[relation] = (kept[relation[0]][src] & kept[relation[2]][dst]).nonzero().squeeze(1)
+            found = self.out_edges(chosen[relation[0]], "eid", relation)
+            eids[relation] = found[numbers[relation[2]][self._coo(relation)[1][found]] >= 0]
         return self._part(eids, chosen if relabel_nodes else None, store_ids, output_device)
 
     def edge_subgraph(
@@ -101,7 +110,8 @@ class Subgraphs(Queries):
 
         Args:
             edges: int[n], or bool[num_edges]; or edge type -> one of these, relations left out having none.
-            relabel_nodes: keep only the ends of the edges, in ascending order, and number them anew; else all nodes.
+            relabel_nodes: keep only the ends of the edges, sources first, and number them anew by first appearance;
+                else keep all nodes.
             store_ids: as in :meth:`subgraph`.
             output_device: where to put the part.
 
@@ -154,14 +164,23 @@ class Subgraphs(Queries):
         eids = {r: self.out_edges(chosen[r[0]], "eid", r) for r in self.canonical_etypes}
         return self._part(eids, self._ends_of(eids) if relabel_nodes else None, store_ids, output_device)
 
-    def compacted(self: S, keep: _Ids | None = None, copy_ndata: bool = True, copy_edata: bool = True) -> S:
-        """Return the graph without its nodes that no edge touches; see :func:`mpigraph.compact_graphs`."""
+    def only_nodes(self: S, nodes: Mapping[str, torch.Tensor], copy_ndata: bool = True, copy_edata: bool = True) -> S:
+        """Return the graph with some of its nodes, which have all its edges; see :func:`mpigraph.compact_graphs`.
+
+        Args:
+            nodes: node type -> int64[n], of every type.
+            copy_ndata: carry the node features.
+            copy_edata: carry the edge features.
+        """
         eids = {r: torch.arange(self.num_edges(r), device=self.device) for r in self.canonical_etypes}
-        nodes = self._ends_of(eids)
-        if keep is not None:
-            for ntype, ids in self._by_ntype(keep).items():
-                nodes[ntype] = torch.unique(torch.cat([nodes[ntype], ids]))
-        return self._on(nodes, copy_ndata, copy_edata)
+        part = self._part(eids, nodes, False, None)
+        for relation in self.canonical_etypes if not copy_edata else ():
+            part._edge_frame(relation).clear()
+        for ntype, ids in nodes.items():
+            if not copy_ndata:
+                part._node_frames[ntype].clear()
+            part._node_frames[ntype][NID] = ids
+        return part
 
     # -- other edges -----------------------------------------------------------------------------------------
 
@@ -298,21 +317,6 @@ class Subgraphs(Queries):
                 frame[NID] = ids
         return part if device is None else part.to(device)
 
-    def _on(self: S, nodes: Mapping[str, torch.Tensor], copy_ndata: bool, copy_edata: bool) -> S:
-        """Return the graph with ``nodes`` only, numbered anew, which have all its edges."""
-        eids = {r: torch.arange(self.num_edges(r), device=self.device) for r in self.canonical_etypes}
-        part = self._part(eids, nodes, True, None)
-        for relation in self.canonical_etypes:
-            if not copy_edata:
-                part._edge_frame(relation).clear()
-            elif EID not in self._edge_frame(relation):
-                del part._edge_frame(relation)[EID]  # edges keep their ids
-        for ntype in self.ntypes:
-            for name in list(part._node_frames[ntype]):
-                if name != NID and not copy_ndata:
-                    del part._node_frames[ntype][name]
-        return part
-
     def _counts(self) -> dict[str, int]:
         return {ntype: self.num_nodes(ntype) for ntype in self.ntypes}
 
@@ -327,12 +331,13 @@ class Subgraphs(Queries):
                 to._edge_frame(relation).update(self._edge_frame(relation))
 
     def _ends_of(self, eids: Mapping[Relation, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return the nodes that edges have as ends, by type, ascending."""
-        touched = {t: torch.zeros(self.num_nodes(t), dtype=torch.bool, device=self.device) for t in self.ntypes}
+        """Return the nodes that edges have as ends, by type, in the order of first appearance, sources first."""
+        none = torch.zeros(0, dtype=torch.int64, device=self.device)
+        ends = {ntype: [none] for ntype in self.ntypes}
         for relation, ids in eids.items():
             for column, ntype in zip(self._coo(relation), relation[::2], strict=True):
-                touched[ntype][column[ids]] = True
-        return {ntype: some.nonzero().squeeze(1) for ntype, some in touched.items()}
+                ends[ntype].append(column[ids])
+        return {ntype: by_first_appearance(torch.cat(some))[0] for ntype, some in ends.items()}
 
     def _by_ntype(self, nodes: _Ids) -> dict[str, torch.Tensor]:
         """Return checked node ids of every type."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from mpigraph.errors import InvalidArgumentError, check_integer
-from mpigraph.graphs.fields import NID, EdgeType, IdsLike, TensorLike
+from mpigraph.graphs.fields import EID, EdgeType, IdsLike, TensorLike, by_first_appearance
 from mpigraph.graphs.hetero import HeteroGraph, graph, heterograph
 from mpigraph.metadata.schema import Relation
 
@@ -123,7 +123,8 @@ def add_reverse_edges(
         g: the graph.
         readonly: ignored; accepted because DGL's scripts give it.
         copy_ndata: carry the node features (the tensors are shared).
-        copy_edata: carry the edge features; a reverse edge gets those of its edge.
+        copy_edata: carry the edge features, a reverse edge getting those of its edge, and their ids in ``g`` as
+            ``edata[EID]``.
         ignore_bipartite: leave relations between two types as they are; else they are an error.
         exclude_self: give edges from a node to itself no reverse.
 
@@ -149,6 +150,7 @@ def add_reverse_edges(
     if copy_edata:
         for relation, ids in eids.items():
             both.edges[relation].data.update({name: rows[ids] for name, rows in g.edges[relation].data.items()})
+            both.edges[relation].data[EID] = ids
     return both
 
 
@@ -167,27 +169,28 @@ def compact_graphs(
         copy_edata: carry the edge features.
 
     Returns:
-        A graph, or a list of them. Edges keep their ids; ``ndata[NID]`` are the ids of the nodes before, ascending.
+        A graph, or a list of them. Edges keep their ids; ``ndata[NID]`` are the ids of the nodes before, in the
+        order of first appearance: those to keep, then relation by relation sources and destinations.
 
     Raises:
         InvalidArgumentError: the graphs have different nodes.
         OutOfRangeError: a node does not exist.
     """
-    if isinstance(graphs, HeteroGraph):
-        return graphs.compacted(always_preserve, copy_ndata, copy_edata)
-    some = list(graphs)
+    some = [graphs] if isinstance(graphs, HeteroGraph) else list(graphs)
     if not some:
         return []
     counts = [{ntype: _checked(g, "compact_graphs").num_nodes(ntype) for ntype in g.ntypes} for g in some]
     if any(other != counts[0] for other in counts):
         raise InvalidArgumentError(f"compact_graphs needs graphs with the same nodes (got {counts})")
-    touched: dict[str, list[torch.Tensor]] = {ntype: [] for ntype in counts[0]}
+    ids = some[0]._by_ntype({} if always_preserve is None else always_preserve)
+    touched = {ntype: [kept] for ntype, kept in ids.items()}
     for g in some:
-        compact = g.compacted(always_preserve)
-        for ntype in g.ntypes:
-            touched[ntype].append(compact.nodes[ntype].data[NID])
-    keep = {ntype: torch.unique(torch.cat(ids)) for ntype, ids in touched.items()}
-    return [g.compacted(keep, copy_ndata, copy_edata) for g in some]
+        for relation in g.canonical_etypes:
+            for column, ntype in zip(g.all_edges(etype=relation), relation[::2], strict=True):
+                touched[ntype].append(column)
+    nodes = {ntype: by_first_appearance(torch.cat(columns))[0] for ntype, columns in touched.items()}
+    made = [g.only_nodes(nodes, copy_ndata, copy_edata) for g in some]
+    return made[0] if isinstance(graphs, HeteroGraph) else made
 
 
 def rand_graph(

@@ -77,12 +77,12 @@ def test_edges_of_nodes():
 @pytest.mark.parametrize("nodes", [[1, 4, 0], torch.tensor([1, 4, 0], dtype=torch.int32)])
 def test_parts_of_nodes(nodes):
     g, r = plain(), ("_N", "_E", "_N")
-    check_part(mg.node_subgraph(g, nodes), g, {r: [1, 3, 4, 7]}, {"_N": [1, 4, 0]})
-    check_part(g.subgraph(nodes, relabel_nodes=False), g, {r: [1, 3, 4, 7]})
+    check_part(mg.node_subgraph(g, nodes), g, {r: [3, 7, 4, 1]}, {"_N": [1, 4, 0]})
+    check_part(g.subgraph(nodes, relabel_nodes=False), g, {r: [3, 7, 4, 1]})
     mask = torch.tensor([True, True, False, False, True, False])
-    check_part(g.subgraph(mask), g, {r: [1, 3, 4, 7]}, {"_N": [0, 1, 4]})
+    check_part(g.subgraph(mask), g, {r: [1, 3, 7, 4]}, {"_N": [0, 1, 4]})
     check_part(mg.in_subgraph(g, [0, 5]), g, {r: [2, 4, 5]})
-    check_part(g.in_subgraph([0, 5], relabel_nodes=True), g, {r: [2, 4, 5]}, {"_N": [0, 3, 4, 5]})
+    check_part(g.in_subgraph([0, 5], relabel_nodes=True), g, {r: [2, 4, 5]}, {"_N": [3, 4, 0, 5]})
     check_part(mg.out_subgraph(g, nodes), g, {r: [3, 7, 4, 1, 5]})
     plain_part = g.subgraph(nodes, store_ids=False)
     assert NID not in plain_part.ndata and EID not in plain_part.edata
@@ -94,13 +94,13 @@ def test_parts_of_typed_graphs():
     check_part(g.in_subgraph({"item": [2]}), g, {RATES: [0, 2]})
     check_part(g.out_subgraph({"user": [2]}), g, {FOLLOWS: [1, 2]})
     one = mg.edge_subgraph(g, {"rates": [2, 1]})
-    check_part(one, g, {RATES: [2, 1]}, {"user": [1], "item": [0, 2]})
-    check_part(g["rates"].edge_subgraph([2, 1]), g["rates"], {RATES: [2, 1]}, {"user": [1], "item": [0, 2]})
+    check_part(one, g, {RATES: [2, 1]}, {"user": [1], "item": [2, 0]})
+    check_part(g["rates"].edge_subgraph([2, 1]), g["rates"], {RATES: [2, 1]}, {"user": [1], "item": [2, 0]})
 
 
 def test_parts_of_edges():
     g, r = plain(), ("_N", "_E", "_N")
-    check_part(g.edge_subgraph([5, 0]), g, {r: [5, 0]}, {"_N": [0, 1, 2, 5]})
+    check_part(g.edge_subgraph([5, 0]), g, {r: [5, 0]}, {"_N": [0, 2, 5, 1]})
     check_part(g.edge_subgraph(torch.arange(8) > 5, relabel_nodes=False), g, {r: [6, 7]})
 
 
@@ -114,6 +114,7 @@ def test_graphs_of_the_same_edges():
     both = mg.add_reverse_edges(plain(), copy_edata=True)
     assert [e.tolist() for e in both.edges()] == [[*SRC, 1, 1, 0, 0, 5, 1], [*DST, 2, 0, 3, 4, 0, 2]]
     assert both.edata["w"].tolist() == [*range(0, 800, 100), 0, 100, 200, 400, 500, 600]
+    assert both.edata[EID].tolist() == [*range(8), 0, 1, 2, 4, 5, 6]
     assert mg.add_reverse_edges(plain(), exclude_self=False).num_edges() == 16
     with pytest.raises(InvalidArgumentError, match="within one type"):
         mg.add_reverse_edges(g)
@@ -152,11 +153,12 @@ def test_compact_graphs():
     compact = mg.compact_graphs(few)
     assert compact.ndata[NID].tolist() == [0, 5] and compact.ndata["x"].tolist() == [0, 50]
     assert [e.tolist() for e in compact.edges()] == [[0], [1]] and compact.edata["w"].tolist() == [500]
+    assert compact.edata[EID].tolist() == [5]  # as it was
     kept = mg.compact_graphs(few, always_preserve=[3], copy_ndata=False)
-    assert kept.ndata[NID].tolist() == [0, 3, 5] and list(kept.ndata) == [NID]
+    assert kept.ndata[NID].tolist() == [3, 0, 5] and list(kept.ndata) == [NID]
     one, other = mg.compact_graphs([few, g.edge_subgraph([2], relabel_nodes=False)])
-    assert one.ndata[NID].tolist() == other.ndata[NID].tolist() == [0, 3, 5]
-    assert other.edges()[0].tolist() == [1] and mg.compact_graphs([]) == []
+    assert one.ndata[NID].tolist() == other.ndata[NID].tolist() == [0, 5, 3]
+    assert other.edges()[0].tolist() == [2] and mg.compact_graphs([]) == []
     with pytest.raises(InvalidArgumentError, match="same nodes"):
         mg.compact_graphs([g, mg.graph(([0], [1]))])
 
