@@ -11,6 +11,7 @@ from mpigraph.config import disable_fast_boxes
 
 if TYPE_CHECKING:
     from mpigraph import checkpoint, convert, data, dataloading, distributed, function, nn
+    from mpigraph.convert import from_networkx, from_scipy
     from mpigraph.errors import MPIGraphError
     from mpigraph.errors import MPIGraphError as DGLError
     from mpigraph.graphs.block import Block, to_block
@@ -18,6 +19,21 @@ if TYPE_CHECKING:
     from mpigraph.graphs.hetero import HeteroGraph, graph, heterograph, to_bidirected
     from mpigraph.graphs.hetero import HeteroGraph as DGLGraph
     from mpigraph.graphs.homogeneous import to_homogeneous
+    from mpigraph.graphs.transforms import (
+        add_edges,
+        add_reverse_edges,
+        add_self_loop,
+        compact_graphs,
+        edge_subgraph,
+        in_subgraph,
+        node_subgraph,
+        out_subgraph,
+        rand_bipartite,
+        rand_graph,
+        remove_edges,
+        remove_self_loop,
+        reverse,
+    )
 
 __version__ = "0.1.0"
 
@@ -32,15 +48,30 @@ __all__ = [
     "DGLGraph",
     "HeteroGraph",
     "MPIGraphError",
+    "add_edges",
+    "add_reverse_edges",
+    "add_self_loop",
     "checkpoint",
+    "compact_graphs",
     "convert",
     "data",
     "dataloading",
     "distributed",
+    "edge_subgraph",
+    "from_networkx",
+    "from_scipy",
     "function",
     "graph",
     "heterograph",
+    "in_subgraph",
     "nn",
+    "node_subgraph",
+    "out_subgraph",
+    "rand_bipartite",
+    "rand_graph",
+    "remove_edges",
+    "remove_self_loop",
+    "reverse",
     "to_bidirected",
     "to_block",
     "to_homogeneous",
@@ -49,10 +80,26 @@ __all__ = [
 _MODULES = {"checkpoint", "convert", "data", "dataloading", "distributed", "function", "nn"}
 _HOMES = {
     "mpigraph.graphs.fields": ("ALL", "EID", "ETYPE", "NID", "NTYPE"),
+    "mpigraph.convert": ("from_networkx", "from_scipy"),
     "mpigraph.graphs.block": ("Block", "to_block"),
     "mpigraph.errors": ("MPIGraphError",),
     "mpigraph.graphs.hetero": ("HeteroGraph", "graph", "heterograph", "to_bidirected"),
     "mpigraph.graphs.homogeneous": ("to_homogeneous",),
+    "mpigraph.graphs.transforms": (
+        "add_edges",
+        "add_reverse_edges",
+        "add_self_loop",
+        "compact_graphs",
+        "edge_subgraph",
+        "in_subgraph",
+        "node_subgraph",
+        "out_subgraph",
+        "rand_bipartite",
+        "rand_graph",
+        "remove_edges",
+        "remove_self_loop",
+        "reverse",
+    ),
 }
 _DGL_NAMES = {
     "DGLError": ("mpigraph.errors", "MPIGraphError"),

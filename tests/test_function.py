@@ -274,8 +274,8 @@ def test_a_relation_may_have_a_function_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda g: g.update_all(lambda e: e, fn.sum("m", "o")), InvalidArgumentError, "message function"),
-        (lambda g: g.update_all(fn.copy_u("h", "m"), torch.sum), InvalidArgumentError, "reduce function"),
+        (lambda g: g.update_all("h", fn.sum("m", "o")), InvalidArgumentError, "message function"),
+        (lambda g: g.update_all(fn.copy_u("h", "m"), "sum"), InvalidArgumentError, "reduce function"),
         (lambda g: g.update_all(fn.copy_u("h", "m"), fn.sum("n", "o")), InvalidArgumentError, "'m' but 'n'"),
         (lambda g: g.update_all(fn.copy_u("h", "m"), fn.mean("m", "o")), InvalidArgumentError, "needs an etype"),
         (lambda g: g.update_all(fn.copy_u("z", "m"), fn.sum("m", "o"), etype="x"), FieldNameError, "'z'"),

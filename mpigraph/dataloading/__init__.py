@@ -1,10 +1,15 @@
-"""Loading minibatches: samplers of blocks, of edges and of negatives, and the loaders of nodes and of edges."""
+"""Loading minibatches: samplers of blocks, of edges and of negatives, and the loaders of nodes and of edges.
+
+``Dist...`` loaders are of distributed graphs, the others of graphs in memory.
+"""
 
 from mpigraph.dataloading import negative_sampler
 from mpigraph.dataloading.collators import EdgeCollator, NodeCollator
 from mpigraph.dataloading.edge_loader import DistEdgeDataLoader
 from mpigraph.dataloading.edge_sampler import EdgePredictionSampler, as_edge_prediction_sampler
 from mpigraph.dataloading.loader import DistDataLoader, DistNodeDataLoader
+from mpigraph.dataloading.memory_loader import DataLoader, EdgeDataLoader, NodeDataLoader
+from mpigraph.dataloading.memory_sampling import sample_neighbors
 from mpigraph.dataloading.negative_sampler import (
     GlobalUniform,
     InBatch,
@@ -23,10 +28,12 @@ from mpigraph.dataloading.sampler import (
 
 __all__ = [
     "BlockSampler",
+    "DataLoader",
     "DistDataLoader",
     "DistEdgeDataLoader",
     "DistNodeDataLoader",
     "EdgeCollator",
+    "EdgeDataLoader",
     "EdgePredictionSampler",
     "GlobalUniform",
     "InBatch",
@@ -37,8 +44,10 @@ __all__ = [
     "NegativeSampler",
     "NeighborSampler",
     "NodeCollator",
+    "NodeDataLoader",
     "PerSourceUniform",
     "Uniform",
     "as_edge_prediction_sampler",
     "negative_sampler",
+    "sample_neighbors",
 ]

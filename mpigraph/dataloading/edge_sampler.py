@@ -14,6 +14,7 @@ import torch
 from mpigraph.arrays import I64
 from mpigraph.dataloading.edges import NO_EDGES, find_edges
 from mpigraph.dataloading.exclusion import Exclude, ReverseEids, make_exclusion
+from mpigraph.dataloading.memory_sampling import sampled, take_later
 from mpigraph.dataloading.negative_sampler import Negatives, NegativesOf, draw_negatives
 from mpigraph.dataloading.sampler import BlockSampler, describe
 from mpigraph.distgraph.graph import DistGraph
@@ -80,11 +81,11 @@ class EdgePredictionSampler:
         exclude = self._exclude if isinstance(self._exclude, str) else type(self._exclude).__qualname__
         return f"{describe(self.sampler)}, negatives={describe(self.negative_sampler)}, exclude={exclude}"
 
-    def sample(self, g: DistGraph, seed_edges: EdgeIds) -> PairSample:
+    def sample(self, g: DistGraph | HeteroGraph, seed_edges: EdgeIds) -> PairSample:
         """Sample the minibatch of some edges.
 
         Args:
-            g: the graph.
+            g: the graph; also one in memory, where it is local, and whose features the pair graph has.
             seed_edges: int64[n], edge ids, or edge type -> edge ids.
 
         Returns:
@@ -104,7 +105,7 @@ class EdgePredictionSampler:
         return cast(PairSample, (input_nodes, *graphs, blocks))
 
     def sample_pairs(
-        self, g: DistGraph, seed_edges: EdgeIds
+        self, g: DistGraph | HeteroGraph, seed_edges: EdgeIds
     ) -> tuple[list[HeteroGraph], NodeTensors, tuple[EdgeTensors, ...]]:
         """The part of :meth:`sample` before the blocks; arguments and errors are the same.
 
@@ -115,6 +116,8 @@ class EdgePredictionSampler:
         One-sided, and what the negative sampler does. Where hosts are far it is collective on the trainers when it
         fails: what is wrong on one trainer is raised on the others in the round of sampling that they make next.
         """
+        graph = g
+        g = sampled(g)
         negatives: dict[Relation, _Ends] | None = None
         excluded: tuple[EdgeTensors, ...] = ()
         with _raised_on_all(g):
@@ -131,6 +134,8 @@ class EdgePredictionSampler:
         graphs, nodes = numbering.graphs()
         for relation in g.schema.relations:
             graphs[0].edges[relation].data[EID] = torch.from_numpy(edges.get(relation, NO_EDGES).eids)
+        if isinstance(graph, HeteroGraph):
+            _take_features(graphs, graph)
         return graphs, nodes if len(nodes) > 1 else nodes[g.schema.ntypes[0]], excluded
 
 
@@ -167,6 +172,17 @@ def as_edge_prediction_sampler(
         InvalidArgumentError: an argument is not one of these, or ``reverse_eids`` or ``reverse_etypes`` is missing.
     """
     return EdgePredictionSampler(sampler, exclude, reverse_eids, reverse_etypes, negative_sampler, prefetch_labels)
+
+
+def _take_features(graphs: list[HeteroGraph], g: HeteroGraph) -> None:
+    """Give pair graphs the features of their nodes, and the first one those of its edges, gathered when read."""
+    for pairs in graphs:
+        for ntype in g.ntypes:
+            frame = pairs.nodes[ntype].data
+            take_later(frame, g.nodes[ntype].data, frame[NID])
+    for relation in g.canonical_etypes:
+        frame = graphs[0].edges[relation].data
+        take_later(frame, g.edges[relation].data, frame[EID])
 
 
 class _Numbering:

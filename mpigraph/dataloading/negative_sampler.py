@@ -26,9 +26,11 @@ import torch
 
 from mpigraph.arrays import I64
 from mpigraph.dataloading.edges import NO_EDGES, Edges, find_edges
+from mpigraph.dataloading.memory_sampling import sampled
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.typed_ids import EdgeIds, EdgeTensors, unwrap_edges
 from mpigraph.errors import InvalidArgumentError, check_integer
+from mpigraph.graphs.hetero import HeteroGraph
 from mpigraph.kernels.negatives import draw_nodes, draw_others, keep_candidates
 from mpigraph.kernels.rng import combine, fingerprint
 from mpigraph.metadata.schema import Relation
@@ -76,7 +78,7 @@ class NegativeSampler(ABC):
         """What the draws depend on: the options."""
         return f"{type(self).__qualname__}({vars(self)})"
 
-    def __call__(self, g: DistGraph, eids: EdgeIds) -> Negatives:
+    def __call__(self, g: DistGraph | HeteroGraph, eids: EdgeIds) -> Negatives:
         """Draw negatives.
 
         Args:
@@ -90,6 +92,7 @@ class NegativeSampler(ABC):
         Raises:
             OutOfRangeError: an edge does not exist.
         """
+        g = sampled(g)
         pairs = self.draw(g, find_edges(g, eids))
         return pairs if isinstance(eids, Mapping) else next(iter(pairs.values()))
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from mpigraph.dataloading.memory_sampling import sampled
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.typed_ids import (
     Blocks,
@@ -18,6 +19,7 @@ from mpigraph.distgraph.typed_ids import (
     check_layers,
 )
 from mpigraph.errors import InvalidArgumentError, check_integer
+from mpigraph.graphs.hetero import HeteroGraph
 from mpigraph.sampling.minibatch import SamplingPlan, Subgraph
 
 __all__ = ["BlockSampler", "MultiLayerFullNeighborSampler", "MultiLayerNeighborSampler", "NeighborSampler", "describe"]
@@ -35,11 +37,13 @@ class BlockSampler(ABC):
     """Draws ``(input nodes, output nodes, blocks)`` for seeds; subclass it for a sampler of your own."""
 
     @abstractmethod
-    def sample_blocks(self, g: DistGraph, seed_nodes: NodeIds, exclude_eids: EdgeIds | None = None) -> Blocks:
+    def sample_blocks(
+        self, g: DistGraph | HeteroGraph, seed_nodes: NodeIds, exclude_eids: EdgeIds | None = None
+    ) -> Blocks:
         """Draw the blocks of one minibatch.
 
         Args:
-            g: the graph.
+            g: the graph; also one in memory, where it is local.
             seed_nodes: int64[n], or node type -> int64[n].
             exclude_eids: int[k], ids of excluded edges, removed before sampling, or a dict of them by edge type. Node
                 loaders give none, and a sampler for these alone may lack the parameter.
@@ -51,7 +55,7 @@ class BlockSampler(ABC):
         """
         raise NotImplementedError
 
-    def sample(self, g: DistGraph, seed_nodes: NodeIds, exclude_eids: EdgeIds | None = None) -> Blocks:
+    def sample(self, g: DistGraph | HeteroGraph, seed_nodes: NodeIds, exclude_eids: EdgeIds | None = None) -> Blocks:
         """The same as :meth:`sample_blocks`, under DGL's other name.
 
         Collective on the trainers when hosts are far; local when all are near.
@@ -132,11 +136,13 @@ class NeighborSampler(BlockSampler):
         how = ", replace" if self._options["replace"] else ""
         return f"{type(self).__qualname__}({self.fanouts}, prob={self.prob}{how})"
 
-    def plan(self, g: DistGraph) -> SamplingPlan:
+    def plan(self, g: DistGraph | HeteroGraph) -> SamplingPlan:
         """How minibatches of a graph are drawn. Raises what :meth:`.DistGraph.sample_blocks` raises of it."""
-        return g.plan(self.fanouts, self.prob, self._options["replace"], self._options["return_eids"])
+        return sampled(g).plan(self.fanouts, self.prob, self._options["replace"], self._options["return_eids"])
 
-    def sample_blocks(self, g: DistGraph, seed_nodes: NodeIds, exclude_eids: EdgeIds | None = None) -> Blocks:
+    def sample_blocks(
+        self, g: DistGraph | HeteroGraph, seed_nodes: NodeIds, exclude_eids: EdgeIds | None = None
+    ) -> Blocks:
         """Draw the blocks of one minibatch, in every layer without the edges ``exclude_eids``.
 
         Raises:
@@ -144,9 +150,11 @@ class NeighborSampler(BlockSampler):
 
         Collective on the trainers when hosts are far; local when all are near.
         """
-        return g.sample_blocks(seed_nodes, self.fanouts, exclude_edges=exclude_eids, **self._options)
+        return sampled(g).sample_blocks(seed_nodes, self.fanouts, exclude_edges=exclude_eids, **self._options)
 
-    def sample_subgraph(self, g: DistGraph, seed_nodes: NodeIds, exclude_eids: EdgeIds | None = None) -> Subgraph:
+    def sample_subgraph(
+        self, g: DistGraph | HeteroGraph, seed_nodes: NodeIds, exclude_eids: EdgeIds | None = None
+    ) -> Subgraph:
         """Draw one minibatch as a subgraph in which every node is expanded once, as PyG does; else as the blocks.
 
         Returns:
@@ -157,7 +165,7 @@ class NeighborSampler(BlockSampler):
 
         Collective on the trainers when hosts are far; local when all are near.
         """
-        return g.sample_subgraph(seed_nodes, self.fanouts, exclude_edges=exclude_eids, **self._options)
+        return sampled(g).sample_subgraph(seed_nodes, self.fanouts, exclude_edges=exclude_eids, **self._options)
 
 
 MultiLayerNeighborSampler = NeighborSampler

@@ -12,12 +12,12 @@ import torch
 
 from mpigraph.arrays import I32, I64
 from mpigraph.errors import GraphDataError, InvalidArgumentError, NodeTypeError
-from mpigraph.graphs.fields import EID, NID, EdgeType, IdsLike, as_ids, as_tensor
+from mpigraph.graphs.fields import EID, NID, EdgeType, IdsLike, as_ids, as_tensor, by_first_appearance
 from mpigraph.graphs.frame import Frame, Frames
 from mpigraph.graphs.hetero import HeteroGraph
 from mpigraph.graphs.in_memory import NodesView, Space, count, frame_of
 from mpigraph.graphs.inedges import InEdges
-from mpigraph.graphs.message_passing import MessagePassing
+from mpigraph.graphs.queries import Queries
 from mpigraph.metadata.schema import Relation, Schema
 
 __all__ = ["Block", "to_block"]
@@ -26,7 +26,7 @@ Csc = tuple[I64, I32, I64 | None]
 _NO_INDEX = np.zeros(0, np.int32)
 
 
-class Block(MessagePassing):
+class Block(Queries):
     """Edges of one layer, by relation, from source positions to destination positions.
 
     Made by samplers (:meth:`from_csc`) and by :func:`to_block`.
@@ -253,22 +253,10 @@ def _sources(
         src = [columns[relation][0] for relation in relations]
         head = first.get(ntype, torch.zeros(0, dtype=torch.int64))
         device = src[0].device if src else head.device
-        ids[ntype], numbers = _by_first_appearance(torch.cat([head.to(device), *src]))
+        ids[ntype], numbers = by_first_appearance(torch.cat([head.to(device), *src]))
         positions = torch.split(numbers[head.shape[0] :], [column.shape[0] for column in src])
         local.update(zip(relations, positions, strict=True))
     return ids, local
-
-
-def _by_first_appearance(ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the distinct ids in order of first appearance, and the position of each id among them."""
-    # torch.unique sorts: find where each value appears first, and renumber the values in the order of these places
-    values, inverse = torch.unique(ids, return_inverse=True)
-    places = torch.arange(ids.shape[0], device=ids.device)
-    first = torch.full_like(values, ids.shape[0]).scatter_reduce_(0, inverse, places, "amin")
-    order = torch.argsort(first)
-    number = torch.empty_like(order)
-    number[order] = torch.arange(order.shape[0], device=ids.device)
-    return values[order], number[inverse]
 
 
 def _positions(ids: torch.Tensor, dst: torch.Tensor, relation: Relation) -> torch.Tensor:

@@ -1,5 +1,6 @@
 """Field names and small helpers that every module above torch shares; no graph class lives here."""
 
+import operator
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -20,6 +21,8 @@ __all__ = [
     "TensorLike",
     "as_ids",
     "as_tensor",
+    "by_first_appearance",
+    "is_number",
 ]
 
 TensorLike: TypeAlias = torch.Tensor | npt.ArrayLike
@@ -86,3 +89,26 @@ def as_ids(ids: IdsLike, what: str) -> torch.Tensor:
     if tensor.numel() and tensor.dtype == torch.uint8:
         raise InvalidArgumentError(f"{what} of uint8 look like a mask: use mask.bool() for a mask, int64 for ids")
     return tensor.reshape(-1).to(torch.int64)
+
+
+def is_number(ids: IdsLike) -> bool:
+    """Whether one id was given as a number, not in a tensor, array or list: then DGL answers with a number too."""
+    if isinstance(ids, torch.Tensor | np.ndarray):
+        return False
+    try:
+        operator.index(ids)  # type: ignore[arg-type]
+    except TypeError:
+        return False
+    return True
+
+
+def by_first_appearance(ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the distinct ids in order of first appearance, and the position of each id among them; int64[n] each."""
+    # torch.unique sorts: find where each value appears first, and renumber the values in the order of these places
+    values, inverse = torch.unique(ids, return_inverse=True)
+    places = torch.arange(ids.shape[0], device=ids.device)
+    first = torch.full_like(values, ids.shape[0]).scatter_reduce_(0, inverse, places, "amin")
+    order = torch.argsort(first)
+    number = torch.empty_like(order)
+    number[order] = torch.arange(order.shape[0], device=ids.device)
+    return values[order], number[inverse]

@@ -5,6 +5,7 @@ A graph keeps its frames in one :class:`Frames`, so that a local scope is a shal
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -18,8 +19,14 @@ __all__ = ["Frame", "Frames", "TypedFields", "fields_of"]
 K = TypeVar("K", str, Relation)
 
 
+_Later = Callable[[], torch.Tensor]
+
+
 class Frame(MutableMapping[str, torch.Tensor]):
     """Features of one node type or one relation: name -> tensor with one row for each node or edge.
+
+    A feature may be set as a function that makes it (:meth:`set_later`), and is made when it is first read: of a
+    minibatch most features of the graph are never used.
 
     Args:
         num_rows: how many rows every tensor has.
@@ -29,13 +36,20 @@ class Frame(MutableMapping[str, torch.Tensor]):
     def __init__(self, num_rows: int, owner: str) -> None:
         self.num_rows = num_rows
         self.owner = owner
-        self._columns: dict[str, torch.Tensor] = {}
+        self._columns: dict[str, torch.Tensor | _Later] = {}
 
     def __getitem__(self, name: str) -> torch.Tensor:
         try:
-            return self._columns[name]
+            column = self._columns[name]
         except KeyError:
             raise FieldNameError(f"no feature {name!r} on {self.owner} (have {list(self)})") from None
+        if not isinstance(column, torch.Tensor):
+            self[name] = column = column()
+        return column
+
+    def set_later(self, name: str, make: Callable[[], torch.Tensor]) -> None:
+        """Set a feature that ``make()`` returns, which is called when the feature is first read."""
+        self._columns[name] = make
 
     def __setitem__(self, name: str, values: TensorLike) -> None:
         tensor = as_tensor(values)
@@ -57,7 +71,8 @@ class Frame(MutableMapping[str, torch.Tensor]):
         return len(self._columns)
 
     def __repr__(self) -> str:
-        return repr({name: (tuple(t.shape), t.dtype) for name, t in self._columns.items()})
+        known = self._columns.items()
+        return repr({name: (tuple(t.shape), t.dtype) if isinstance(t, torch.Tensor) else ... for name, t in known})
 
     def copy(self) -> "Frame":
         """Return a frame with the same tensors; fields set on one do not show on the other."""
@@ -67,9 +82,17 @@ class Frame(MutableMapping[str, torch.Tensor]):
 
     def changed(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "Frame":
         """Return a frame with ``change(tensor)`` in place of every tensor."""
-        twin = self.copy()
-        twin._columns = {name: change(tensor) for name, tensor in self._columns.items()}
+        twin = Frame(self.num_rows, self.owner)
+        for name, column in self._columns.items():
+            if isinstance(column, torch.Tensor):
+                twin._columns[name] = change(column)
+            else:
+                twin.set_later(name, partial(_changed, change, column))
         return twin
+
+
+def _changed(change: Callable[[torch.Tensor], torch.Tensor], make: _Later) -> torch.Tensor:
+    return change(make())
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from mpigraph.graphs.fields import EdgeType, IdsLike, as_ids
 from mpigraph.graphs.frame import Frame, Frames, fields_of
 from mpigraph.graphs.in_memory import NodesView, count
 from mpigraph.graphs.inedges import InEdges
-from mpigraph.graphs.message_passing import MessagePassing
+from mpigraph.graphs.subgraphs import Subgraphs
 from mpigraph.metadata.schema import DEFAULT_ETYPE, Relation, Schema
 
 __all__ = ["HeteroGraph", "graph", "heterograph", "to_bidirected"]
@@ -24,7 +24,7 @@ EdgeList = tuple[IdsLike, IdsLike]
 T = TypeVar("T")
 
 
-class HeteroGraph(MessagePassing):
+class HeteroGraph(Subgraphs):
     """A graph of typed relations in memory; made by :func:`graph` and :func:`heterograph`.
 
     Args:
@@ -110,6 +110,13 @@ class HeteroGraph(MessagePassing):
         """Frames by node type; the two sides differ only in a relation between two types, see ``__getitem__``."""
         frames = self._frames
         return frames.src if frames.dst is frames.src else frames.src | frames.dst
+
+    def _made(
+        self, schema: Schema, edges: Mapping[Relation, tuple[torch.Tensor, torch.Tensor]], num_nodes: Mapping[str, int]
+    ) -> "HeteroGraph":
+        made = HeteroGraph(schema, edges, num_nodes)
+        made._device = self._device
+        return made
 
     def _coo(self, relation: Relation) -> tuple[torch.Tensor, torch.Tensor]:
         return self._edges[relation]

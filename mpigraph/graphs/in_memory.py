@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 
 from mpigraph.errors import InvalidArgumentError, NodeTypeError, OutOfRangeError
-from mpigraph.graphs.fields import ALL, EdgeType, IdsLike, as_ids
+from mpigraph.graphs.fields import ALL, EdgeType, IdsLike, as_ids, is_number
 from mpigraph.graphs.frame import Frame, Frames, fields_of
 from mpigraph.graphs.inedges import InEdges
 from mpigraph.metadata.schema import Relation, Schema
@@ -220,13 +220,13 @@ class InMemoryGraph(ABC):
         """Return sources and destinations, int64[2, num_edges], for PyG's layers."""
         return torch.stack(self._coo(self.to_canonical_etype(etype)))
 
-    def in_degrees(self, v: IdsLike | str = ALL, etype: EdgeType = None) -> torch.Tensor:
-        """Return the in-degrees of destinations ``v`` (all by default), int64."""
+    def in_degrees(self, v: IdsLike | str = ALL, etype: EdgeType = None) -> Any:
+        """Return the in-degrees of destinations ``v`` (all by default), int64[n]; an int for one number."""
         relation = self.to_canonical_etype(etype)
         return _pick(self._in_edges(relation).degrees, v, f"node of type {relation[2]!r}")
 
-    def out_degrees(self, u: IdsLike | str = ALL, etype: EdgeType = None) -> torch.Tensor:
-        """Return the out-degrees of sources ``u`` (all by default), int64."""
+    def out_degrees(self, u: IdsLike | str = ALL, etype: EdgeType = None) -> Any:
+        """Return the out-degrees of sources ``u`` (all by default), int64[n]; an int for one number."""
         relation = self.to_canonical_etype(etype)
         in_edges = self._in_edges(relation)
         degrees = torch.bincount(in_edges.indices, minlength=in_edges.num_src)
@@ -339,7 +339,7 @@ def exact_device(device: torch.device | str) -> torch.device:
         raise InvalidArgumentError(f"there is no device {device!r}: {str(error).splitlines()[0]}") from None
 
 
-def _pick(degrees: torch.Tensor, ids: IdsLike | str, what: str) -> torch.Tensor:
+def _pick(degrees: torch.Tensor, ids: IdsLike | str, what: str) -> torch.Tensor | int:
     """Return the degrees of ``ids``, or all of them for ``ALL``."""
     if isinstance(ids, str):
         if ids != ALL:
@@ -347,4 +347,4 @@ def _pick(degrees: torch.Tensor, ids: IdsLike | str, what: str) -> torch.Tensor:
         return degrees
     chosen = as_ids(ids, "node ids")
     check_range(chosen, degrees.shape[0], what)
-    return degrees[chosen]
+    return int(degrees[chosen]) if is_number(ids) else degrees[chosen]

@@ -1,14 +1,16 @@
 """Message passing on any graph: ``update_all``, ``apply_edges``, ``multi_update_all``."""
 
 from collections.abc import Callable, Mapping
+from typing import TypeAlias
 
 import torch
 
 from mpigraph.errors import InvalidArgumentError
-from mpigraph.graphs.aggregate import aggregate
-from mpigraph.graphs.fields import EdgeType
+from mpigraph.graphs.aggregate import aggregate, reduce_rows
+from mpigraph.graphs.degree_buckets import reduce_by_degree
+from mpigraph.graphs.fields import ALL, EdgeType, IdsLike, as_ids
 from mpigraph.graphs.frame import Frame
-from mpigraph.graphs.in_memory import InMemoryGraph
+from mpigraph.graphs.in_memory import InMemoryGraph, check_range, frame_of
 from mpigraph.graphs.messages import (
     EdgeBatch,
     EdgeFunction,
@@ -16,12 +18,19 @@ from mpigraph.graphs.messages import (
     NodeBatch,
     NodeFunction,
     Reduce,
-    check_builtin,
+    check_functions,
+    check_rows,
     edge_values,
 )
 from mpigraph.metadata.schema import Relation
 
 __all__ = ["MessagePassing", "combine"]
+
+MessageFunction: TypeAlias = Message | EdgeFunction
+"""Built in, or a function of a batch of edges."""
+ReduceFunction: TypeAlias = Reduce | NodeFunction
+"""Built in, or a function of a batch of nodes with a mailbox."""
+_CROSS_REDUCERS = ("sum", "mean", "max", "min", "stack")
 
 _NEUTRAL = {"sum": 0.0, "max": float("-inf"), "min": float("inf")}
 """The reduction of no message; a relation without edges into a node then changes nothing."""
@@ -32,34 +41,44 @@ class MessagePassing(InMemoryGraph):
 
     def update_all(
         self,
-        message_func: Message,
-        reduce_func: Reduce,
+        message_func: MessageFunction,
+        reduce_func: ReduceFunction,
         apply_node_func: NodeFunction | None = None,
         etype: EdgeType = None,
     ) -> None:
         """Send messages along the edges and reduce them at the destinations.
 
-        A destination without in-edges gets 0. Without ``etype`` and with several relations, all relations into one
-        type are reduced together.
+        A destination without in-edges gets 0. Without ``etype`` and with several relations, all relations into one type
+        are reduced together, which only built-in functions can.
+
+        A function of one's own may take the place of either. Of messages: it is given all edges (``edges.src``,
+        ``edges.dst``, ``edges.data``) and returns name -> tensor, a row for each edge. Of the reduction: it is called
+        once for all destinations of one in-degree, with their messages in ``nodes.mailbox[name]``, [n, degree, ...] in
+        the order of edge ids, and returns name -> tensor, a row for each node. That is slower than the built-in ones.
 
         Args:
-            message_func: what travels, from :mod:`mpigraph.function`.
-            reduce_func: how it is reduced, from :mod:`mpigraph.function`.
+            message_func: what travels, from :mod:`mpigraph.function`, or a function of a batch of edges.
+            reduce_func: how it is reduced, from :mod:`mpigraph.function`, or a function of a batch of nodes.
             apply_node_func: takes a batch of nodes (``nodes.data``) and returns new features for them.
             etype: the relation.
 
         Raises:
-            InvalidArgumentError: not built-in functions, or "mean" over several relations.
+            InvalidArgumentError: what is given is no function, a function returned something else than it should, or
+                "mean" or functions of one's own over several relations.
             FieldNameError: a field does not exist.
         """
-        check_builtin(message_func, reduce_func)
+        check_functions(message_func, reduce_func)
         relations = self.canonical_etypes
-        # one relation needs no second reduction over relations, and may use "mean"
+        # one relation needs no second reduction over relations, and may use "mean" and any function
         if etype is not None or len(relations) == 1:
             relation = self.to_canonical_etype(etype)
-            self._dst_frame(relation)[reduce_func.out] = self._reduced(relation, message_func, reduce_func)
-            self._apply_nodes(apply_node_func, {relation[2]})
+            self._dst_frame(relation).update(self._reduced(relation, message_func, reduce_func))
+            self._apply_to(apply_node_func, {relation[2]})
             return
+        if not isinstance(message_func, Message) or not isinstance(reduce_func, Reduce):
+            raise InvalidArgumentError(
+                "functions of your own over several relations need an etype, or multi_update_all with a pair for each"
+            )
         if reduce_func.op not in _NEUTRAL:
             raise InvalidArgumentError(f"{reduce_func.op!r} over several relations needs an etype")
         neutral = _NEUTRAL[reduce_func.op]
@@ -68,19 +87,22 @@ class MessagePassing(InMemoryGraph):
             by_type.setdefault(relation[2], []).append(relation)
         totals = {}
         for ntype, group in by_type.items():
-            reduced = [self._reduced(relation, message_func, reduce_func, neutral) for relation in group]
+            reduced = [self._aggregated(relation, message_func, reduce_func, neutral) for relation in group]
             zero_in_degree = sum(self._in_edges(relation).degrees for relation in group) == 0
             totals[ntype] = combine(reduced, reduce_func.op)
             totals[ntype][zero_in_degree] = 0  # not the neutral element, as in DGL
         # stored only now: the output may have the name of an input that another relation still reads
         for ntype, total in totals.items():
             self._frames.dst[ntype][reduce_func.out] = total
-        self._apply_nodes(apply_node_func, set(by_type))
+        self._apply_to(apply_node_func, set(by_type))
 
     def multi_update_all(
         self,
-        etype_dict: Mapping[str | Relation, tuple[Message, Reduce] | tuple[Message, Reduce, NodeFunction | None]],
-        cross_reducer: str,
+        etype_dict: Mapping[
+            str | Relation,
+            tuple[MessageFunction, ReduceFunction] | tuple[MessageFunction, ReduceFunction, NodeFunction | None],
+        ],
+        cross_reducer: str | Callable[[list[torch.Tensor]], torch.Tensor],
         apply_node_func: NodeFunction | None = None,
     ) -> None:
         """Send and reduce messages relation by relation, then reduce the results across relations.
@@ -88,14 +110,15 @@ class MessagePassing(InMemoryGraph):
         Args:
             etype_dict: relation -> (message function, reduce function), or with a third function, of a batch of nodes
                 that also has the reduced messages (``nodes.data``): what it returns, name -> tensor, takes the place
-                of the reduced messages of this relation.
-            cross_reducer: "sum", "mean", "max", "min" or "stack" (along a new second dimension).
+                of the reduced messages of this relation. Each as in :meth:`update_all`.
+            cross_reducer: "sum", "mean", "max", "min" or "stack" (along a new second dimension); or a function of the
+                list of tensors of one name, which returns one tensor.
             apply_node_func: as in :meth:`update_all`.
 
         Raises:
-            InvalidArgumentError: another ``cross_reducer``, not built-in functions, or not two or three of them.
+            InvalidArgumentError: another ``cross_reducer``, no functions, or not two or three of them.
         """
-        if cross_reducer not in ("sum", "mean", "max", "min", "stack"):
+        if not callable(cross_reducer) and cross_reducer not in _CROSS_REDUCERS:
             raise InvalidArgumentError(f"cross_reducer must be sum, mean, max, min or stack (got {cross_reducer!r})")
         found: dict[tuple[str, str], list[torch.Tensor]] = {}
         for etype, functions in etype_dict.items():
@@ -107,30 +130,94 @@ class MessagePassing(InMemoryGraph):
                 )
             message, reduce = functions[:2]
             apply = functions[2] if len(functions) == 3 else None
-            check_builtin(message, reduce)
-            results: Mapping[str, torch.Tensor] = {reduce.out: self._reduced(relation, message, reduce)}
+            check_functions(message, reduce)
+            results: Mapping[str, torch.Tensor] = self._reduced(relation, message, reduce)
             if apply is not None:
-                results = apply(NodeBatch({**self._dst_frame(relation), **results}))
+                frame = self._dst_frame(relation).copy()
+                frame.update(results)
+                results = apply(NodeBatch.of(frame, relation[2], self.device))
             for name, values in results.items():
                 found.setdefault((relation[2], name), []).append(values)
         for (ntype, out), tensors in found.items():
-            self._frames.dst[ntype][out] = combine(tensors, cross_reducer)
-        self._apply_nodes(apply_node_func, {ntype for ntype, _ in found})
+            if not callable(cross_reducer):
+                self._frames.dst[ntype][out] = combine(tensors, cross_reducer)
+            else:  # one result needs no reduction, and the function may count on two, as in DGL
+                self._frames.dst[ntype][out] = cross_reducer(tensors) if len(tensors) > 1 else tensors[0]
+        self._apply_to(apply_node_func, {ntype for ntype, _ in found})
 
-    def apply_edges(self, func: Message | EdgeFunction, etype: EdgeType = None) -> None:
+    def apply_edges(self, func: MessageFunction, edges: IdsLike | str = ALL, etype: EdgeType = None) -> None:
         """Compute new edge features, such as ``fn.u_dot_v("h", "h", "score")``.
 
         Args:
             func: a message function, or a function of a batch of edges (``edges.src``, ``edges.dst``,
                 ``edges.data``) that returns name -> tensor.
+            edges: int[n], the edges to compute them for; all by default. The others keep theirs, or get 0.
             etype: the relation; None means the only one.
+
+        Raises:
+            OutOfRangeError: an edge does not exist.
+            InvalidArgumentError: the function returned something else, or ids that are not integers.
         """
         relation = self.to_canonical_etype(etype)
         frames = self._frames_of(relation)
-        batch = EdgeBatch.of(frames, *self._coo(relation))
-        frames[2].update({func.out: edge_values(func, batch)} if isinstance(func, Message) else func(batch))
+        src, dst = self._coo(relation)
+        chosen: torch.Tensor | None = None
+        if not isinstance(edges, str):
+            chosen = as_ids(edges, "edge ids").to(self.device)
+            check_range(chosen, frames[2].num_rows, f"Invalid edge ID of {relation}")
+            src, dst = src[chosen], dst[chosen]
+        elif edges != ALL:
+            raise InvalidArgumentError(f"expected edge ids (got {edges!r}; the relation is etype=)")
+        batch = EdgeBatch.of(frames, src, dst, chosen, relation)
+        if isinstance(func, Message):
+            _store(frames[2], {func.out: edge_values(func, batch)}, chosen)
+        else:
+            _store(frames[2], check_rows(func(batch), len(batch), "the function of edges"), chosen)
 
-    def _reduced(self, relation: Relation, message: Message, reduce: Reduce, empty: float = 0.0) -> torch.Tensor:
+    def apply_nodes(self, func: NodeFunction, v: IdsLike | str = ALL, ntype: str | None = None) -> None:
+        """Compute new node features.
+
+        Args:
+            func: takes a batch of nodes (``nodes.data``) and returns name -> tensor.
+            v: int[n], the nodes to compute them for; all by default. The others keep theirs, or get 0.
+            ntype: their type; None means the only one. Of a block, a type of destinations.
+
+        Raises:
+            OutOfRangeError: a node does not exist.
+            InvalidArgumentError: the function returned something else, or ids that are not integers.
+        """
+        frame = frame_of(self._frames.dst, ntype)
+        name = next(t for t, one in self._frames.dst.items() if one is frame)
+        chosen: torch.Tensor | None = None
+        if not isinstance(v, str):
+            chosen = as_ids(v, "node ids").to(self.device)
+            check_range(chosen, frame.num_rows, f"node of type {name!r}")
+        elif v != ALL:
+            raise InvalidArgumentError(f"expected node ids (got {v!r}; the type is ntype=)")
+        batch = NodeBatch.of(frame, name, self.device, chosen)
+        _store(frame, check_rows(func(batch), len(batch), "the function of nodes"), chosen)
+
+    def _reduced(
+        self, relation: Relation, message: MessageFunction, reduce: ReduceFunction
+    ) -> Mapping[str, torch.Tensor]:
+        """Return what messages along one relation become at its destinations, by name."""
+        if isinstance(message, Message) and isinstance(reduce, Reduce):
+            return {reduce.out: self._aggregated(relation, message, reduce)}
+        in_edges = self._in_edges(relation)
+        if isinstance(message, Message):
+            edges = EdgeBatch.of(self._frames_of(relation), in_edges.indices, in_edges.dst, in_edges.perm)
+            messages = {message.out: edge_values(message, edges)}
+        else:
+            batch = EdgeBatch.of(self._frames_of(relation), *self._coo(relation), etype=relation)
+            values = check_rows(message(batch), len(batch), "the message function")
+            messages = {name: in_edges.to_csc_order(rows) for name, rows in values.items()}
+        if not isinstance(reduce, Reduce):
+            return reduce_by_degree(in_edges, messages, self._dst_frame(relation), relation[2], reduce)
+        if reduce.msg not in messages:
+            raise InvalidArgumentError(f"the messages are called {list(messages)} but {reduce.msg!r} is reduced")
+        return {reduce.out: reduce_rows(in_edges, messages[reduce.msg], reduce.op)}
+
+    def _aggregated(self, relation: Relation, message: Message, reduce: Reduce, empty: float = 0.0) -> torch.Tensor:
         return aggregate(self._in_edges(relation), self._frames_of(relation), message, reduce, empty)
 
     def _frames_of(self, relation: Relation) -> tuple[Frame, Frame, Frame]:
@@ -139,11 +226,20 @@ class MessagePassing(InMemoryGraph):
     def _dst_frame(self, relation: Relation) -> Frame:
         return self._frames.dst[relation[2]]
 
-    def _apply_nodes(self, func: NodeFunction | None, ntypes: set[str]) -> None:
+    def _apply_to(self, func: NodeFunction | None, ntypes: set[str]) -> None:
         if func is not None:
             for ntype in sorted(ntypes):
-                frame = self._frames.dst[ntype]
-                frame.update(func(NodeBatch(frame)))
+                self.apply_nodes(func, ntype=ntype)
+
+
+def _store(frame: Frame, results: Mapping[str, torch.Tensor], rows: torch.Tensor | None) -> None:
+    """Set fields of a frame; of some rows (int64[n]) if they are given: the others keep theirs, or get 0."""
+    if rows is None:
+        frame.update(results)
+        return
+    for name, values in results.items():
+        old = frame[name] if name in frame else values.new_zeros(frame.num_rows, *values.shape[1:])
+        frame[name] = old.index_copy(0, rows, values)
 
 
 def combine(tensors: list[torch.Tensor], op: str) -> torch.Tensor:

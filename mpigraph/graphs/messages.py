@@ -1,19 +1,35 @@
 """Built-in message and reduce functions as data, and the evaluation of messages edge by edge.
 
-Users make them with the functions of :mod:`mpigraph.function`. Evaluation here makes one row for each edge;
+Users make them with the functions of :mod:`mpigraph.function`, or write functions of their own, of an
+:class:`EdgeBatch` or a :class:`NodeBatch`. Evaluation here makes one row for each edge;
 :mod:`mpigraph.graphs.aggregate` avoids that where a sparse matrix product does the same.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 
 from mpigraph.errors import InvalidArgumentError
+from mpigraph.graphs.fields import NID
 from mpigraph.graphs.frame import Frame
+from mpigraph.metadata.schema import Relation
 
-__all__ = ["EdgeBatch", "EdgeFunction", "Message", "NodeBatch", "NodeFunction", "Operand", "Reduce", "edge_values"]
+__all__ = [
+    "EdgeBatch",
+    "EdgeFunction",
+    "Gathered",
+    "Message",
+    "NodeBatch",
+    "NodeFunction",
+    "Operand",
+    "Reduce",
+    "check_functions",
+    "check_rows",
+    "edge_values",
+    "node_ids",
+]
 
 _BINARY: Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "add": torch.add,
@@ -84,17 +100,21 @@ class Gathered(Mapping[str, torch.Tensor]):
 
 @dataclass(frozen=True)
 class EdgeBatch:
-    """All edges of one relation, as a Python function on edges sees them.
+    """Edges of one relation, as a Python function on edges sees them.
 
     Attributes:
         src: source features, one row for each edge.
         dst: destination features, one row for each edge.
         data: edge features.
+        canonical_etype: the relation; None where no function of a user sees the batch.
     """
 
     src: Mapping[str, torch.Tensor]
     dst: Mapping[str, torch.Tensor]
     data: Mapping[str, torch.Tensor]
+    _ends: tuple[torch.Tensor, torch.Tensor]
+    _eids: torch.Tensor | None
+    canonical_etype: Relation | None = None
 
     @classmethod
     def of(
@@ -103,6 +123,7 @@ class EdgeBatch:
         src: torch.Tensor,
         dst: torch.Tensor,
         perm: torch.Tensor | None = None,
+        etype: Relation | None = None,
     ) -> "EdgeBatch":
         """View frames along edges.
 
@@ -111,15 +132,63 @@ class EdgeBatch:
             src: int32[num_edges] or int64[num_edges], rows of the sources.
             dst: likewise, rows of the destinations.
             perm: int64[num_edges], rows of the edges; None means in order.
+            etype: the relation.
         """
-        return cls(Gathered(frames[0], src), Gathered(frames[1], dst), Gathered(frames[2], perm))
+        data = Gathered(frames[2], perm)
+        return cls(Gathered(frames[0], src), Gathered(frames[1], dst), data, (src, dst), perm, etype)
+
+    def edges(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return source, destination and edge id of each edge, int64[n] each: positions in the graph or block."""
+        src, dst = self._ends
+        eids = torch.arange(len(self), device=src.device) if self._eids is None else self._eids
+        return src.long(), dst.long(), eids
+
+    def batch_size(self) -> int:
+        """Return the number of edges."""
+        return len(self)
+
+    def __len__(self) -> int:
+        return self._ends[0].shape[0]
 
 
 @dataclass(frozen=True)
 class NodeBatch:
-    """All nodes of one type, as a Python function on nodes sees them."""
+    """Nodes of one type, as a Python function on nodes sees them.
+
+    Attributes:
+        data: node features.
+        mailbox: the messages by name, [n, degree, ...]: in a reduce function, whose nodes all have ``degree`` in-edges;
+            else empty.
+        ntype: the node type; None where no function of a user sees the batch.
+    """
 
     data: Mapping[str, torch.Tensor]
+    _ids: torch.Tensor
+    mailbox: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    ntype: str | None = None
+
+    @classmethod
+    def of(cls, frame: Frame, ntype: str, device: torch.device, rows: torch.Tensor | None = None) -> "NodeBatch":
+        """View some nodes of a frame.
+
+        Args:
+            frame: of their type.
+            ntype: the type.
+            device: where the graph is.
+            rows: int64[n]; None means all.
+        """
+        return cls(Gathered(frame, rows), node_ids(frame, rows, device), ntype=ntype)
+
+    def nodes(self) -> torch.Tensor:
+        """Return the ids of the nodes, int64[n]: their feature ``NID`` where they have one, as in a block."""
+        return self._ids
+
+    def batch_size(self) -> int:
+        """Return the number of nodes."""
+        return len(self)
+
+    def __len__(self) -> int:
+        return self._ids.shape[0]
 
 
 EdgeFunction = Callable[[EdgeBatch], Mapping[str, torch.Tensor]]
@@ -143,14 +212,45 @@ def edge_values(message: Message, edges: EdgeBatch) -> torch.Tensor:
     return _BINARY[message.op](_widen(lhs, dim), _widen(rhs, dim))
 
 
-def check_builtin(message: object, reduce: object) -> None:
-    """Raise unless both are built-in functions that fit together."""
-    if not isinstance(message, Message):
-        raise InvalidArgumentError(f"the message function must be one of mpigraph.function (got {message!r})")
-    if not isinstance(reduce, Reduce):
-        raise InvalidArgumentError(f"the reduce function must be one of mpigraph.function (got {reduce!r})")
-    if message.out != reduce.msg:
+def check_functions(message: object, reduce: object) -> None:
+    """Raise unless both can be called for, and fit together as far as that is known."""
+    if not isinstance(message, Message) and not callable(message):
+        raise InvalidArgumentError(
+            f"the message function must be one of mpigraph.function or a function of edges (got {message!r})"
+        )
+    if not isinstance(reduce, Reduce) and not callable(reduce):
+        raise InvalidArgumentError(
+            f"the reduce function must be one of mpigraph.function or a function of nodes (got {reduce!r})"
+        )
+    if isinstance(message, Message) and isinstance(reduce, Reduce) and message.out != reduce.msg:
         raise InvalidArgumentError(f"the message is called {message.out!r} but {reduce.msg!r} is reduced")
+
+
+def check_rows(found: object, count: int, what: str) -> dict[str, torch.Tensor]:
+    """Return what a user's function returned.
+
+    Args:
+        found: name -> tensor.
+        count: how many rows each must have.
+        what: names the function in errors, "the message function".
+
+    Raises:
+        InvalidArgumentError: it is something else.
+    """
+    if not isinstance(found, Mapping):
+        raise InvalidArgumentError(f"{what} must return a dict of tensors (got {type(found).__name__})")
+    for name, values in found.items():
+        if not isinstance(values, torch.Tensor) or values.dim() == 0 or values.shape[0] != count:
+            got = f"shape {tuple(values.shape)}" if isinstance(values, torch.Tensor) else type(values).__name__
+            raise InvalidArgumentError(f"{what} must return {name!r} as a tensor of {count} rows (got {got})")
+    return dict(found)
+
+
+def node_ids(frame: Frame, rows: torch.Tensor | None, device: torch.device) -> torch.Tensor:
+    """Return the ids of some nodes as functions of nodes are told them; rows are int64[n], None means all."""
+    if NID in frame:
+        return frame[NID] if rows is None else frame[NID][rows]
+    return torch.arange(frame.num_rows, device=device) if rows is None else rows
 
 
 def _fetch(operand: Operand, edges: EdgeBatch) -> torch.Tensor:

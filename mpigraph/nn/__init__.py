@@ -1,25 +1,44 @@
 """Graph neural network layers on blocks and graphs, with the names and numerics of ``dgl.nn``."""
 
+from mpigraph.nn.appnpconv import APPNPConv
 from mpigraph.nn.drop import Dropout, dropout, relu_dropout
 from mpigraph.nn.edge_predictor import EdgePredictor
+from mpigraph.nn.edgeconv import EdgeConv
+from mpigraph.nn.edgegatconv import EdgeGATConv
 from mpigraph.nn.functional import edge_softmax
 from mpigraph.nn.gatconv import GATConv
+from mpigraph.nn.gatv2conv import GATv2Conv
+from mpigraph.nn.ginconv import GINConv, GINEConv
 from mpigraph.nn.graphconv import GraphConv
 from mpigraph.nn.heterographconv import HeteroGraphConv
 from mpigraph.nn.hgtconv import HGTConv
+from mpigraph.nn.hops import EdgeWeightNorm
+from mpigraph.nn.jumpingknowledge import JumpingKnowledge
 from mpigraph.nn.relgraphconv import RelGraphConv
 from mpigraph.nn.sageconv import SAGEConv
+from mpigraph.nn.sgconv import SGConv
+from mpigraph.nn.tagconv import TAGConv
 from mpigraph.nn.typedlinear import TypedLinear, WeightBasis
 
 __all__ = [
+    "APPNPConv",
     "Dropout",
+    "EdgeConv",
+    "EdgeGATConv",
     "EdgePredictor",
+    "EdgeWeightNorm",
     "GATConv",
+    "GATv2Conv",
+    "GINConv",
+    "GINEConv",
     "GraphConv",
     "HGTConv",
     "HeteroGraphConv",
+    "JumpingKnowledge",
     "RelGraphConv",
     "SAGEConv",
+    "SGConv",
+    "TAGConv",
     "TypedLinear",
     "WeightBasis",
     "dropout",

@@ -16,7 +16,7 @@ from mpigraph.nn.drop import Dropout
 
 __all__ = ["SAGEConv"]
 
-_AGGREGATORS = ("mean", "gcn", "pool")
+_AGGREGATORS = ("mean", "gcn", "pool", "lstm")
 
 
 class SAGEConv(nn.Module):
@@ -27,15 +27,17 @@ class SAGEConv(nn.Module):
     * mean: ``fc_self(h) + fc_neigh(mean of h over in-neighbours)``
     * pool: ``fc_self(h) + fc_neigh(max of relu(fc_pool(h)) over in-neighbours)``
     * gcn: ``fc_neigh((h + sum of h over in-neighbours) / (in-degree + 1)) + bias``
+    * lstm: ``fc_self(h) + fc_neigh(last state of an LSTM over the in-neighbours' h, in the order of edge ids)``; the
+      nodes of one in-degree at a time, so slower than the others
 
     The aggregate of no neighbour is 0. Where the output is narrower than the input, ``fc_neigh`` is applied before
-    the aggregation if that is less work: on a graph, but seldom on a block, which has many sources (and never for pool,
-    which is not linear).
+    the aggregation if that is less work: on a graph, but seldom on a block, which has many sources (and never for pool
+    and lstm, which are not linear).
 
     Args:
         in_feats: width of the input, or a pair of widths for sources and destinations.
         out_feats: width of the output.
-        aggregator_type: "mean", "gcn" or "pool".
+        aggregator_type: "mean", "gcn", "pool" or "lstm".
         feat_drop: dropout rate of the input.
         bias: add a learnable bias.
         norm: applied last to the output.
@@ -69,6 +71,8 @@ class SAGEConv(nn.Module):
         self.activation = activation
         if aggregator_type == "pool":
             self.fc_pool = nn.Linear(in_src, in_src)
+        if aggregator_type == "lstm":
+            self.lstm = nn.LSTM(in_src, in_src, batch_first=True)
         self.fc_neigh = nn.Linear(in_src, out_feats, bias=False)
         if aggregator_type == "gcn":
             self.register_parameter("bias", nn.Parameter(torch.zeros(out_feats)) if bias else None)
@@ -77,7 +81,9 @@ class SAGEConv(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Reinitialise the weights: Glorot uniform with the gain of ReLU."""
+        """Reinitialise the weights: Glorot uniform with the gain of ReLU, those of an LSTM as torch does."""
+        if self._aggregator == "lstm":
+            self.lstm.reset_parameters()
         gain = nn.init.calculate_gain("relu")
         for name in ("fc_pool", "fc_self", "fc_neigh"):
             if hasattr(self, name):
@@ -129,10 +135,16 @@ class SAGEConv(nn.Module):
         return own.add_(neighbours) if in_place else own + neighbours
 
     def _neighbours(self, graph: MessagePassing, src: torch.Tensor, send: Message) -> torch.Tensor:
-        """Aggregate by mean or pool, through ``fc_neigh``."""
+        """Aggregate by mean, pool or LSTM, through ``fc_neigh``."""
         if self._aggregator == "pool":
             graph.srcdata["h"] = F.relu(self.fc_pool(src))
             graph.update_all(send, fn.max("m", "h"))
+        elif self._aggregator == "lstm":
+            # on a graph without edges nothing is reduced, and this stays
+            graph.dstdata["last"] = src.new_zeros(graph.num_dst_nodes(), src.shape[1])
+            graph.srcdata["h"] = src
+            graph.update_all(send, lambda nodes: {"last": self.lstm(nodes.mailbox["m"])[1][0].squeeze(0)})
+            return torch.as_tensor(self.fc_neigh(graph.dstdata["last"]))
         else:
             before = project_first(graph, *self.fc_neigh.weight.T.shape)
             graph.srcdata["h"] = self.fc_neigh(src) if before else src

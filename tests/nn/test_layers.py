@@ -206,7 +206,7 @@ def _in_edges_of(g, nodes):
 @pytest.mark.parametrize(
     ("make_layer", "message"),
     [
-        (lambda: SAGEConv(3, 2, "lstm"), r"mean.*gcn.*pool.*got 'lstm'"),
+        (lambda: SAGEConv(3, 2, "sum"), r"mean.*gcn.*pool.*lstm.*got 'sum'"),
         (lambda: SAGEConv((3, 2), 2, "gcn"), "one width"),
         (lambda: GraphConv(3, 2, norm="up"), "norm must be"),
         (lambda: SAGEConv(3, 2, "mean")(whole(), torch.ones(10, 3), torch.ones(4)), "30 rows"),

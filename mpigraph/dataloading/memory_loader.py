@@ -1,0 +1,287 @@
+"""DGL's loaders for a graph in memory: what a script uses before it is distributed.
+
+The minibatches are those of :class:`.DistNodeDataLoader` and :class:`.DistEdgeDataLoader` on one trainer with one part,
+for the same seeds and ``seed``. They are made when they are asked for, in the caller's thread.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, Protocol, cast
+
+import numpy as np
+import torch
+
+from mpigraph.arrays import I64
+from mpigraph.dataloading.edge_loader import DistEdgeDataLoader
+from mpigraph.dataloading.edge_sampler import EdgePredictionSampler, as_edge_prediction_sampler
+from mpigraph.dataloading.exclusion import Exclude, ReverseEids
+from mpigraph.dataloading.loader import DistNodeDataLoader
+from mpigraph.dataloading.memory_sampling import InMemorySampling
+from mpigraph.dataloading.negative_sampler import NegativesOf
+from mpigraph.dataloading.passes import Pass, Passes
+from mpigraph.dataloading.sampler import BlockSampler, describe
+from mpigraph.dataloading.seeds import Seeds, TypedIds, as_seed_tensors
+from mpigraph.distgraph.graph import DistGraph
+from mpigraph.distgraph.typed_ids import (
+    ByEdgeType,
+    EdgeIds,
+    NodeIds,
+    by_ntype,
+    by_relation,
+    unwrap_edges,
+    unwrap_nodes,
+)
+from mpigraph.errors import InvalidArgumentError, check_integer
+from mpigraph.graphs.fields import EdgeType
+from mpigraph.graphs.hetero import HeteroGraph
+from mpigraph.graphs.in_memory import InMemoryGraph, exact_device
+from mpigraph.sampling.minibatch import RandomContext
+from mpigraph.session.context import Session, check_seed
+
+__all__ = ["DataLoader", "EdgeDataLoader", "NodeDataLoader", "Sampler"]
+
+
+class Sampler(Protocol):
+    """What makes a minibatch; those of this package do, and so may a user's own."""
+
+    @property
+    def sample(self) -> Callable[..., Any]:
+        """Called with the graph and some ids (or type -> ids) of what the loader iterates over."""
+
+
+@dataclass(frozen=True)
+class _Share:
+    """The part of the ids that this process iterates over."""
+
+    rank: int = 0
+    size: int = 1
+
+    @classmethod
+    def of_ddp(cls) -> "_Share":
+        """That of this rank of ``torch.distributed``."""
+        distributed = torch.distributed
+        if not distributed.is_available() or not distributed.is_initialized():
+            raise InvalidArgumentError("use_ddp=True needs torch.distributed.init_process_group() first")
+        return cls(distributed.get_rank(), distributed.get_world_size())
+
+    def of(self, seeds: Seeds) -> Seeds:
+        """Every ``size``-th seed; as many for each process, the first ones again where they do not come out even."""
+        if self.size == 1 or len(seeds) == 0:
+            return seeds
+        positions = np.arange(self.rank, -(-len(seeds) // self.size) * self.size, self.size) % len(seeds)
+        return seeds.of_rows(seeds.rows(positions))
+
+
+class DataLoader:
+    """Minibatches of a graph in memory: yields what the sampler makes of some ids.
+
+    With a sampler of blocks ``(input_nodes, output_nodes, blocks)``, with one of edges ``(input_nodes, pair_graph,
+    blocks)`` or, with negatives, ``(input_nodes, pair_graph, negative_pair_graph, blocks)``. Where the graph has
+    several node types, nodes are by type. Blocks have the features of the graph's nodes and edges, gathered when they
+    are read.
+
+    On a :class:`DistGraph` it makes a :class:`.DistNodeDataLoader` or :class:`.DistEdgeDataLoader`, whose options it
+    takes.
+
+    Collective on the trainers: construction with a DistGraph. With a graph in memory all is local.
+    """
+
+    def __new__(
+        cls, graph: HeteroGraph | DistGraph, indices: TypedIds, graph_sampler: Sampler, *_: object, **options: object
+    ) -> Any:
+        """Make the loader of a distributed graph, if it is one."""
+        if isinstance(graph, HeteroGraph):
+            return super().__new__(cls)
+        make: Any = DistEdgeDataLoader if isinstance(graph_sampler, EdgePredictionSampler) else DistNodeDataLoader
+        return make(graph, indices, graph_sampler, *_[:1], **_without_ddp(options))
+
+    def __init__(
+        self,
+        graph: HeteroGraph | DistGraph,
+        indices: TypedIds,
+        graph_sampler: Sampler,
+        device: torch.device | str | None = None,
+        use_ddp: bool = False,
+        ddp_seed: int = 0,
+        batch_size: int = 1,
+        drop_last: bool = False,
+        shuffle: bool = False,
+        *,
+        seed: int | None = None,
+        collate_fn: Callable[..., object] | None = None,
+        **ignored: object,
+    ) -> None:
+        """Plan the minibatches.
+
+        Args:
+            graph: the graph.
+            indices: int[n], ids of nodes, or of edges with a sampler of edges; or type -> int[n], which graphs with
+                several types need, and whose minibatches mix the types.
+            graph_sampler: has ``sample(g, ids)``, for example a ``NeighborSampler``, or what
+                ``as_edge_prediction_sampler`` returns.
+            device: where to put all of a minibatch; the CPU by default.
+            use_ddp: iterate over this process's share of the ids, of ``torch.distributed``; as many on each process.
+            ddp_seed: accepted for DGL's scripts.
+            batch_size: most ids of a minibatch.
+            drop_last: leave out ids that do not fill a minibatch.
+            shuffle: another order in each epoch.
+            seed: of order and draws; by default the job's if one is running, else 0.
+            collate_fn: makes what is yielded of a minibatch.
+            ignored: ``num_workers``, ``use_uva``, ``use_prefetch_thread``, ``pin_prefetcher`` and so on, accepted for
+                DGL's scripts.
+
+        Raises:
+            InvalidArgumentError: an argument is not what it says above.
+            NodeTypeError, EdgeTypeError: a type does not exist, or there are several and the ids are not by type.
+        """
+        assert isinstance(graph, HeteroGraph)  # of the others __new__ made another loader
+        if not callable(getattr(graph_sampler, "sample", None)):
+            raise InvalidArgumentError(f"graph_sampler must have sample(g, ids) (got {graph_sampler!r})")
+        unknown = sorted(ignored.keys() - _IGNORED)
+        if unknown:
+            raise InvalidArgumentError(f"unknown argument {unknown[0]!r} of a loader")
+        self.graph = graph
+        self.graph_sampler = graph_sampler
+        self.dataset = _indices(graph, graph_sampler, indices)
+        self._device = None if device is None else exact_device(device)
+        self._collate = collate_fn
+        self._session = InMemorySampling(graph).session
+        self._seed = self._session.state.seed if seed is None else check_seed(seed)
+        share = _Share.of_ddp() if use_ddp else _Share()
+        session = cast(Session, SimpleNamespace(world=self._session.world, rank=share.rank))
+        seeds = share.of(Seeds(self.dataset, "indices"))
+        batch_size = check_integer("batch_size", batch_size, 1)
+        self._passes = Passes(session, seeds, batch_size, shuffle, drop_last, self._seed)
+        self._passes.fingerprint |= {"loader": type(self).__name__, "sampler": describe(graph_sampler)}
+
+    def __len__(self) -> int:
+        """Number of minibatches of an epoch."""
+        return len(self._passes.bounds) - 1
+
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch that is in progress, else of the next one."""
+        return self._passes.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Number the next epoch. Raises InvalidArgumentError if it is no integer."""
+        self._passes.set_epoch(check_integer("epoch", epoch, 0))
+
+    def __iter__(self) -> Iterator[Any]:
+        some = self._passes.begin()
+        try:
+            for positions in some.batches():
+                batch = self._minibatch(some, positions)
+                some.taken += 1
+                yield batch
+        finally:
+            self._passes.end(some)
+
+    def _minibatch(self, some: Pass, positions: I64) -> Any:
+        session = self._session
+        with session.sampling_with(session.service, RandomContext(self._seed, some.epoch)):
+            batch = self.graph_sampler.sample(self.graph, some.seeds.tensors(positions))
+        if self._device is not None:
+            batch = _moved(batch, self._device)
+        return batch if self._collate is None else self._collate(batch)
+
+    @contextmanager
+    def enable_cpu_affinity(self, *args: object, **options: object) -> Iterator[None]:
+        """Accepted for DGL's scripts: nothing is bound, as no other process samples."""
+        yield
+
+
+_IGNORED = {
+    "gpu_cache",
+    "num_prefetch",
+    "num_workers",
+    "persistent_workers",
+    "pin_memory",
+    "pin_prefetcher",
+    "prefetch_factor",
+    "queue_size",
+    "use_alternate_streams",
+    "use_prefetch_thread",
+    "use_uva",
+}
+
+
+class NodeDataLoader(DataLoader):
+    """DGL's older name for a :class:`DataLoader` of nodes."""
+
+
+class EdgeDataLoader(DataLoader):
+    """DGL's older loader of edges: a :class:`DataLoader` whose sampler of blocks is made a sampler of edges.
+
+    Args:
+        g: the graph.
+        eids: int[n], seed edges; or edge type -> int[n].
+        graph_sampler: a sampler of blocks.
+        device: as in :class:`DataLoader`.
+        use_ddp: as there.
+        ddp_seed: as there.
+        exclude: as in :func:`.as_edge_prediction_sampler`.
+        reverse_eids: as there.
+        reverse_etypes: as there.
+        negative_sampler: as there.
+        options: those of :class:`DataLoader`.
+
+    Raises:
+        InvalidArgumentError, EdgeTypeError: as there.
+
+    Collective on the trainers: construction with a DistGraph. With a graph in memory all is local.
+    """
+
+    def __new__(
+        cls, g: HeteroGraph | DistGraph, eids: EdgeIds, graph_sampler: BlockSampler, *_: object, **options: object
+    ) -> Any:
+        """Make the loader of a distributed graph, if it is one."""
+        if isinstance(g, HeteroGraph):
+            return object.__new__(cls)
+        make: Any = DistEdgeDataLoader
+        return make(g, eids, graph_sampler, *_[:1], **_without_ddp(options))
+
+    def __init__(
+        self,
+        g: HeteroGraph | DistGraph,
+        eids: EdgeIds,
+        graph_sampler: BlockSampler,
+        device: torch.device | str | None = None,
+        use_ddp: bool = False,
+        ddp_seed: int = 0,
+        exclude: Exclude = None,
+        reverse_eids: ReverseEids = None,
+        reverse_etypes: ByEdgeType[EdgeType] | None = None,
+        negative_sampler: NegativesOf | None = None,
+        **options: object,
+    ) -> None:
+        more: dict[str, Any] = dict(options)
+        sampler = as_edge_prediction_sampler(graph_sampler, exclude, reverse_eids, reverse_etypes, negative_sampler)
+        super().__init__(g, eids, sampler, device, use_ddp, ddp_seed, **more)
+
+
+def _without_ddp(options: dict[str, object]) -> dict[str, object]:
+    """What a loader of a distributed graph takes of these options: each trainer has its own ids there anyway."""
+    return {name: value for name, value in options.items() if name not in ("use_ddp", "ddp_seed")}
+
+
+def _indices(g: HeteroGraph, sampler: Sampler, indices: TypedIds) -> TypedIds:
+    """The ids that a loader iterates over, by the canonical names of their types where there are several."""
+    if isinstance(sampler, EdgePredictionSampler):
+        return unwrap_edges(g.schema, by_relation(g.schema, indices, "indices"))
+    if isinstance(sampler, BlockSampler):
+        return unwrap_nodes(g.schema, by_ntype(g.schema, cast(NodeIds, indices), "indices"))
+    return as_seed_tensors(indices, "indices")  # of a user's own sampler: ids of anything
+
+
+def _moved(part: Any, device: torch.device) -> Any:
+    """A minibatch on a device, with what it consists of."""
+    if isinstance(part, torch.Tensor | InMemoryGraph):
+        return part.to(device)
+    if isinstance(part, Mapping):
+        return {key: _moved(value, device) for key, value in part.items()}
+    if isinstance(part, list | tuple):
+        return type(part)(_moved(value, device) for value in part)
+    return part
