@@ -37,6 +37,7 @@ from mpigraph.mpi.coroutine import Coroutine, run
 from mpigraph.mpi.world import TRAINERS
 from mpigraph.optim.checks import check_embeddings, check_settings, dense_gradient
 from mpigraph.rows.push import Outgoing, Pushed, push_rows
+from mpigraph.sampling.protocol import Operation
 from mpigraph.session.context import current
 from mpigraph.storage.format import index_dtype
 
@@ -65,8 +66,8 @@ class SparseOptimizer:
             optimizer does not go on with the state of an older one.
         settings: the learning rate and so on, by name.
 
-    Collective on the trainers: construction, :meth:`step`, :meth:`load_state_dict`, :meth:`save`,
-    :meth:`load`.
+    Collective on the trainers: construction, :meth:`step`, :meth:`load_state_dict`, :meth:`load_local_state_dict`,
+    :meth:`save`, :meth:`load`.
     """
 
     FIXED: ClassVar[tuple[str, ...]] = ("reduction",)
@@ -171,6 +172,43 @@ class SparseOptimizer:
                 tensor.load_state_dict({"rows": state[emb][name]})
         self.settings = check_settings(settings)
         self.zero_grad()
+
+    def local_state_dict(self) -> dict[str, Any]:
+        """The state of the rows that this trainer owns, as DGL's optimizers give it; read from the hosts' memory.
+
+        Returns:
+            ``params``: the settings, and ``world_size``, the number of trainers; ``emb_states``: name of the embedding
+            -> ``ids``, int64[n], and ``states``: name -> float32[n] or float32[n, dim].
+        """
+        states = {}
+        for emb in self.params:
+            ids = torch.from_numpy(
+                np.concatenate([_NONE, *(np.arange(some.first, some.last) for some in emb.owners.ranges())])
+            )
+            kept = {name: tensor[ids] for name, tensor in self.state[emb.name].items()}
+            states[emb.name] = {"ids": ids, "states": kept}
+        return {"params": self.settings | {"world_size": self._session.num_trainers}, "emb_states": states}
+
+    def load_local_state_dict(self, local_state_dict: dict[str, Any]) -> None:
+        """Go on from what :meth:`local_state_dict` has returned; together the trainers give all rows, whoever which.
+
+        Raises:
+            InvalidArgumentError: it is of other embeddings or states; on every trainer.
+
+        Collective on the trainers.
+        """
+        with self._session.world.together(f"loading the state of {type(self).__name__}"):
+            settings = {name: value for name, value in local_state_dict["params"].items() if name != "world_size"}
+            given = local_state_dict["emb_states"]
+            _same("the settings are", sorted(settings), sorted(self.settings))
+            _same("the embeddings are", sorted(given), sorted(self.state))
+            for emb, tensors in self.state.items():
+                _same(f"the states of {emb!r} are", sorted(given[emb]["states"]), sorted(tensors))
+                for name, tensor in tensors.items():
+                    tensor[given[emb]["ids"]] = given[emb]["states"][name]
+            self.settings = check_settings(settings)
+        self.zero_grad()
+        self._session.control.call(Operation.BARRIER)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Save the optimizer with the rows of its embeddings: :func:`mpigraph.checkpoint.save` of these alone.
