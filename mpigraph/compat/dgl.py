@@ -44,7 +44,8 @@ class _Finder:
         if fullname != "dgl" and not fullname.startswith("dgl."):
             return None
         if fullname not in MODULES:
-            raise ModuleNotFoundError(advice(*fullname.rpartition(".")[::2]), name=fullname)
+            # no ModuleNotFoundError, of which "from dgl.distributed import name" would drop the message
+            raise ImportError(advice(*fullname.rpartition(".")[::2]), name=fullname)
         return ModuleSpec(fullname, self, is_package=True)  # type: ignore[arg-type]
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:

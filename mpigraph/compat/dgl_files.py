@@ -108,7 +108,8 @@ def save_tensors(filename: Path, tensor_dict: Mapping[str, torch.Tensor]) -> boo
         InvalidArgumentError: a value is no tensor, or of a dtype that numpy lacks (bfloat16).
     """
     with open(filename, "wb") as file:  # numpy would add an ending to a name
-        np.savez(file, **{name: _array(name, values) for name, values in tensor_dict.items()})
+        arrays: Any = {name: _array(name, values) for name, values in tensor_dict.items()}
+        np.savez(file, **arrays)
     return True
 
 
@@ -208,7 +209,7 @@ def _array(name: str, values: object) -> np.ndarray[Any, np.dtype[Any]]:
 def _opened(filename: Path) -> Any:
     try:
         return np.load(filename, allow_pickle=False)
-    except (ValueError, zipfile.BadZipFile):
+    except (ValueError, EOFError, zipfile.BadZipFile):
         raise GraphDataError(
             f"{os.fspath(filename)} was not written by save_tensors or save_graphs of mpigraph (DGL's files are "
             "another format: python -m mpigraph partition reads what DGL has partitioned)"

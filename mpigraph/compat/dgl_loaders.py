@@ -7,7 +7,7 @@ from mpigraph import dataloading
 from mpigraph.dataloading.edge_loader import DistEdgeDataLoader
 from mpigraph.dataloading.edge_sampler import EdgePredictionSampler
 from mpigraph.dataloading.loader import DistNodeDataLoader
-from mpigraph.distgraph.sampled_graph import SampledGraph
+from mpigraph.distgraph.graph import DistGraph
 from mpigraph.errors import InvalidArgumentError
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "MultiLayerNeighborSampler",
     "NeighborSampler",
     "NodeDataLoader",
+    "without_processes",
 ]
 
 # What DGL's loaders of one machine hand on to torch's, and what DGL's scripts of every version pass besides.
@@ -80,8 +81,8 @@ def NodeDataLoader(g: Any, nids: Any, graph_sampler: Any, device: Any = None, **
 
     Collective on the trainers if ``g`` is a ``DistGraph``.
     """
-    if isinstance(g, SampledGraph):
-        return DistNodeDataLoader(g, nids, graph_sampler, device, **_without_processes(options))
+    if isinstance(g, DistGraph):
+        return DistNodeDataLoader(g, nids, graph_sampler, device, **without_processes(options))
     return _in_memory("NodeDataLoader", g)(g, nids, graph_sampler, device=device, **options)
 
 
@@ -90,10 +91,10 @@ def EdgeDataLoader(g: Any, eids: Any, graph_sampler: Any, device: Any = None, **
 
     Collective on the trainers if ``g`` is a ``DistGraph``.
     """
-    if isinstance(g, SampledGraph):
+    if isinstance(g, DistGraph):
         if options.pop("g_sampling", None) is not None:
             raise InvalidArgumentError("g_sampling must be None: neighbours are sampled from the graph of the edges")
-        return DistEdgeDataLoader(g, eids, graph_sampler, device, **_without_processes(options))
+        return DistEdgeDataLoader(g, eids, graph_sampler, device, **without_processes(options))
     return _in_memory("EdgeDataLoader", g)(g, eids, graph_sampler, device=device, **options)
 
 
@@ -105,14 +106,15 @@ def DataLoader(g: Any, indices: Any, graph_sampler: Any, device: Any = None, **o
 
     Collective on the trainers if ``g`` is a ``DistGraph``.
     """
-    if isinstance(g, SampledGraph):
-        of_edges = isinstance(graph_sampler, EdgePredictionSampler)
-        make: Any = DistEdgeDataLoader if of_edges else DistNodeDataLoader
-        return make(g, indices, graph_sampler, device, **_without_processes(options))
+    if isinstance(g, DistGraph):
+        if isinstance(graph_sampler, EdgePredictionSampler):
+            return DistEdgeDataLoader(g, indices, graph_sampler, device, **without_processes(options))
+        return DistNodeDataLoader(g, indices, graph_sampler, device, **without_processes(options))
     return _in_memory("DataLoader", g)(g, indices, graph_sampler, device=device, **options)
 
 
-def _without_processes(options: dict[str, Any]) -> dict[str, Any]:
+def without_processes(options: dict[str, Any]) -> dict[str, Any]:
+    """Options of a loader without those that are about the processes of PyTorch's loader."""
     return {name: value for name, value in options.items() if name not in _OF_TORCH}
 
 

@@ -1,4 +1,4 @@
-"""The table of the alias: DGL's modules, in the places that they had in versions 0.5 to 2.x, and what they mean here."""
+"""The table of the alias: DGL's modules, in their places of versions 0.5 to 2.x, and what they mean here."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -47,6 +47,9 @@ _DISTRIBUTED = {
     "sample_etype_neighbors": f"{_IDS}:sample_etype_neighbors",
     "sample_neighbors": f"{_IDS}:sample_neighbors",
     "finalize_client": "mpigraph.distributed:exit_client",
+    "_etype_str_to_tuple": "mpigraph.metadata.schema:parse_relation",
+    "_etype_tuple_to_str": "mpigraph.metadata.schema:relation_key",
+    "_remove_kwargs_dist": f"{_LOADERS}:without_processes",
     **{
         name: f"{_ROLES}:{name}"
         for name in (
@@ -121,16 +124,16 @@ MODULES: Mapping[str, Sources] = {
     "dgl.nn.pytorch.link": _NN,
     "dgl.nn.pytorch.softmax": _NN,
     "dgl.ops": _NN,
-    "dgl.sampling": Sources(
-        ("mpigraph.dataloading",), _OLD_LOADERS | {"sample_neighbors": f"{_IDS}:sample_neighbors"}
-    ),
+    "dgl.sampling": Sources(("mpigraph.dataloading",), _OLD_LOADERS | {"sample_neighbors": f"{_IDS}:sample_neighbors"}),
     "dgl.transform": _GRAPHS,
     "dgl.transforms": _GRAPHS,
     "dgl.transforms.functional": _GRAPHS,
     "dgl.utils": Sources((_FILES,)),
 }
 
-_NO_CONVERSION = "partitions need no conversion for sampling to be fast: leave the call out (use_graphbolt= is accepted)"
+_NO_CONVERSION = (
+    "partitions need no conversion for sampling to be fast: leave the call out (use_graphbolt= is accepted)"
+)
 _NO_KVSTORE = "rows live in windows of MPI: read and write them by DistTensor, g.ndata and DistEmbedding"
 _NO_RPC = "ranks talk by MPI: use torch.distributed or mpi4py for messages of your own"
 _NO_SERVERS = "servers are ranks of the same job: initialize(num_servers=...), or MPIGRAPH_NUM_SERVERS"

@@ -76,7 +76,9 @@ class EdgePredictionSampler:
         self.prefetch_labels = prefetch_labels or ()
         self._exclude = exclude
         self._reverse_etypes = reverse_etypes
-        self._looks_up = reverse_eids is None and isinstance(exclude, str) and exclude in ("reverse_id", "reverse_types")
+        self._looks_up = (
+            reverse_eids is None and isinstance(exclude, str) and exclude in ("reverse_id", "reverse_types")
+        )
         if self._looks_up and exclude == "reverse_types" and not isinstance(reverse_etypes, Mapping):
             raise InvalidArgumentError("exclude='reverse_types' needs reverse_etypes, a dict edge type -> edge type")
         self._exclusion = None if self._looks_up else make_exclusion(exclude, reverse_eids, reverse_etypes)

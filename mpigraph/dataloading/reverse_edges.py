@@ -43,7 +43,9 @@ def reverse_edges(g: DistGraph, reverse_etypes: ByEdgeType[EdgeType]) -> dict[Re
     there_and_back = {relation: g.to_canonical_etype(etype) for relation, etype in pairs.items()}
     for relation, back in there_and_back.items():
         if relation[::2] != back[::-2]:
-            raise EdgeTypeError(f"edges of {back} are not the reverse of those of {relation}: they join other node types")
+            raise EdgeTypeError(
+                f"edges of {back} are not the reverse of those of {relation}: they join other node types"
+            )
     return {relation: _reverse(g, relation, back) for relation, back in there_and_back.items()}
 
 
@@ -80,7 +82,8 @@ def _parallel_before(g: DistGraph, relation: Relation, first: int) -> I64:
     _, node = g.find_edges([first], relation)
     before = np.arange(max(0, first - int(g.in_degrees(node, relation))), first)
     _, dst = g.find_edges(before, relation)
-    return before[dst.numpy() == int(node)]
+    parallel: I64 = before[dst.numpy() == int(node)]
+    return parallel
 
 
 def _matched(g: DistGraph, back: Relation, sources: I64, src: I64, dst: I64, eids: I64) -> I64:

@@ -48,7 +48,7 @@ def session_of(g: object) -> Session:
     """
     if not isinstance(g, SampledGraph):
         raise InvalidArgumentError(
-            f"g must be a DistGraph (got {type(g).__name__}): partition_graph() cuts a graph in memory, for one rank, too"
+            f"g must be a DistGraph (got {type(g).__name__}): partition_graph() cuts graphs, for one rank, too"
         )
     return g.session
 
@@ -170,9 +170,7 @@ class NeighborSampler(BlockSampler):
 
         Collective on the trainers when hosts are far; local when all are near.
         """
-        inputs, outputs, blocks = g.sample_blocks(
-            seed_nodes, self.fanouts, exclude_edges=exclude_eids, **self._options
-        )
+        inputs, outputs, blocks = g.sample_blocks(seed_nodes, self.fanouts, exclude_edges=exclude_eids, **self._options)
         if not self.empty_relations and len(g.canonical_etypes) > 1:
             blocks = [block.without_empty_relations() for block in blocks]
         return inputs, outputs, blocks

@@ -219,7 +219,11 @@ class DistGraph(SampledGraph):
         return torch.from_numpy(src), torch.from_numpy(dst)
 
     def edge_subgraph(
-        self, edges: EdgeIds, relabel_nodes: bool = True, store_ids: bool = True, output_device: torch.device | str | None = None
+        self,
+        edges: EdgeIds,
+        relabel_nodes: bool = True,
+        store_ids: bool = True,
+        output_device: torch.device | str | None = None,
     ) -> HeteroGraph:
         """The graph of some edges, in memory, with every node type and relation of this one.
 

@@ -330,15 +330,15 @@ class PartitionPolicy:
     def _offsets(self) -> I64:
         return (self.book.node_offsets if self.is_node else self.book.edge_offsets)[self.type_id]
 
-    def to_local(self, ids: IdsLike) -> torch.Tensor:
+    def to_local(self, id_tensor: IdsLike) -> torch.Tensor:
         """Ids counted from the local part's first. Raises OutOfRangeError for an id of another part."""
         first, last = self._offsets[self.part_id : self.part_id + 2].tolist()
-        return _local(id_array(ids, "ids"), (first, last), f"row of part {self.part_id}")
+        return _local(id_array(id_tensor, "ids"), (first, last), f"row of part {self.part_id}")
 
-    def to_partid(self, ids: IdsLike) -> torch.Tensor:
+    def to_partid(self, id_tensor: IdsLike) -> torch.Tensor:
         """int64[n]: the part of each id."""
         owner = self.book.node_owner if self.is_node else self.book.edge_owner
-        return _tensor(owner(id_array(ids, "ids"), self.type_id))
+        return _tensor(owner(id_array(id_tensor, "ids"), self.type_id))
 
     def get_part_size(self) -> int:
         """Rows of the local part."""

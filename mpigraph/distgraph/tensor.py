@@ -389,9 +389,9 @@ class DistTensor:
     def __reduce_ex__(self, protocol: Any) -> Any:
         """``torch.save`` saves the rows, as a tensor that ``torch.load(path, weights_only=True)`` reads. One-sided.
 
-        All rows come into the memory of this trainer: :meth:`save` writes them from all trainers, in the original order.
+        All rows come into the memory of this trainer. :meth:`save` writes them from all, in the original order.
         """
-        return self[:].clone().__reduce_ex__(protocol)
+        return self[:].clone().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
     def _owned(self) -> list[OwnedRange]:
         return RowOwners(self._handle.session.world, self.rows.window.offsets).ranges()

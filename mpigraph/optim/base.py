@@ -18,7 +18,7 @@ import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import torch
@@ -43,6 +43,8 @@ from mpigraph.storage.format import index_dtype
 
 __all__ = ["SparseOptimizer"]
 
+LocalState: TypeAlias = dict[str, dict[str, Any]]
+"""What :meth:`SparseOptimizer.local_state_dict` describes."""
 _NONE = np.empty(0, np.int64)
 _BLOCK = 1 << 13  # rows of 16 bits that are widened at a time
 
@@ -173,7 +175,7 @@ class SparseOptimizer:
         self.settings = check_settings(settings)
         self.zero_grad()
 
-    def local_state_dict(self) -> dict[str, Any]:
+    def local_state_dict(self) -> LocalState:
         """The state of the rows that this trainer owns, as DGL's optimizers give it; read from the hosts' memory.
 
         Returns:
@@ -189,7 +191,7 @@ class SparseOptimizer:
             states[emb.name] = {"ids": ids, "states": kept}
         return {"params": self.settings | {"world_size": self._session.num_trainers}, "emb_states": states}
 
-    def load_local_state_dict(self, local_state_dict: dict[str, Any]) -> None:
+    def load_local_state_dict(self, local_state_dict: LocalState) -> None:
         """Go on from what :meth:`local_state_dict` has returned; together the trainers give all rows, whoever which.
 
         Raises:
@@ -210,17 +212,17 @@ class SparseOptimizer:
         self.zero_grad()
         self._session.control.call(Operation.BARRIER)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, f: str | os.PathLike[str]) -> None:
         """Save the optimizer with the rows of its embeddings: :func:`mpigraph.checkpoint.save` of these alone.
 
         Args:
-            path: of a folder, which is made.
+            f: path of a folder, which is made.
 
         Collective on the trainers.
         """
-        checkpoint.save(self._with_rows(), checkpoint_id=path)
+        checkpoint.save(self._with_rows(), checkpoint_id=f)
 
-    def load(self, path: str | os.PathLike[str]) -> None:
+    def load(self, f: str | os.PathLike[str]) -> None:
         """Go on from what :meth:`save` has written, on any number of hosts and trainers; the rows come with it.
 
         Raises:
@@ -229,7 +231,7 @@ class SparseOptimizer:
 
         Collective on the trainers.
         """
-        checkpoint.load(self._with_rows(), checkpoint_id=path)
+        checkpoint.load(self._with_rows(), checkpoint_id=f)
 
     def _with_rows(self) -> dict[str, Any]:
         return {"optimizer": self, "embeddings": {emb.name: emb for emb in self.params}}

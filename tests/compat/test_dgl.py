@@ -29,13 +29,15 @@ dgl.base: DGLError NID EID
 dgl.data: register_data_args load_data
 dgl.data.utils: load_graphs save_graphs load_tensors save_tensors Subset makedirs split_dataset generate_mask_tensor
 dgl.dataloading: NeighborSampler MultiLayerNeighborSampler MultiLayerFullNeighborSampler BlockSampler NodeCollator
-dgl.dataloading: EdgeCollator DistNodeDataLoader DistEdgeDataLoader DistDataLoader NodeDataLoader EdgeDataLoader DataLoader
+dgl.dataloading: EdgeCollator DistNodeDataLoader DistEdgeDataLoader DistDataLoader NodeDataLoader EdgeDataLoader
+dgl.dataloading: DataLoader
 dgl.dataloading: as_edge_prediction_sampler negative_sampler
 dgl.dataloading.negative_sampler: Uniform GlobalUniform PerSourceUniform
 dgl.dataloading.pytorch: NodeDataLoader EdgeDataLoader
 dgl.distributed: initialize exit_client DistGraph DistTensor DistEmbedding DistDataLoader DistNodeDataLoader node_split
 dgl.distributed: DistEdgeDataLoader edge_split partition_graph load_partition load_partition_book load_partition_feats
-dgl.distributed: GraphPartitionBook RangePartitionBook PartitionPolicy NodePartitionPolicy EdgePartitionPolicy optim nn role
+dgl.distributed: GraphPartitionBook RangePartitionBook PartitionPolicy NodePartitionPolicy EdgePartitionPolicy optim
+dgl.distributed: nn role
 dgl.distributed: sample_neighbors sample_etype_neighbors in_subgraph find_edges in_degrees out_degrees SparseAdam
 dgl.distributed: NodeCollator EdgeCollator SparseAdagrad constants get_rank get_num_client client_barrier
 dgl.distributed.constants: DEFAULT_NTYPE DEFAULT_ETYPE MAX_QUEUE_SIZE
@@ -127,7 +129,7 @@ def test_what_cannot_exist_says_what_to_do(dgl: ModuleType, module: str, name: s
         getattr(import_module(module), name)
     with pytest.raises(ImportError, match=instead):
         exec(f"from {module} import {name}", {})
-    with pytest.raises(ModuleNotFoundError, match=instead):
+    with pytest.raises(ImportError, match=instead):
         import_module(f"{module}.{name}")
 
 
@@ -213,7 +215,10 @@ def test_helpers_of_data(dgl: ModuleType, tmp_path: Path) -> None:
     (first, second), labels = dgl.load_graphs(str(tmp_path / "g.bin"))
     assert first.canonical_etypes == g.canonical_etypes and first.num_nodes("b") == 3 and second.num_edges() == 1
     assert torch.equal(first.nodes["a"].data["x"], g.nodes["a"].data["x"]) and labels["y"].tolist() == [5]
-    assert torch.equal(first.edges["r"].data["w"], torch.tensor([1, 2])) and first.edges(etype="r")[1].tolist() == [2, 0]
+    assert torch.equal(first.edges["r"].data["w"], torch.tensor([1, 2])) and first.edges(etype="r")[1].tolist() == [
+        2,
+        0,
+    ]
     assert dgl.data.utils.load_graphs(str(tmp_path / "g.bin"), [1])[0][0].num_nodes() == 2
     for bad in (b"DGL", b""):
         (tmp_path / "bad.bin").write_bytes(bad)

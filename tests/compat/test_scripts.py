@@ -55,7 +55,9 @@ _written: dict[Callable[[], mg.HeteroGraph], Path] = {}
 def parts_of(make: Callable[[], mg.HeteroGraph], tmp_path: Path) -> Path:
     """The configuration of a graph in two parts, made once by each rank that tests."""
     if make not in _written:
-        folder = tmp_path / "parts" if layouts.FOLDER is None else layouts.FOLDER / f"{make.__name__}-{layouts.WORLD.rank}"
+        folder = (
+            tmp_path / "parts" if layouts.FOLDER is None else layouts.FOLDER / f"{make.__name__}-{layouts.WORLD.rank}"
+        )
         mg.distributed.partition_graph(make(), "g", 2, folder, part_method="random")
         _written[make] = folder / "g.json"
     return _written[make]

@@ -180,7 +180,9 @@ def test_reverse_edges_are_looked_up_by_their_ends(job: SharedJob, typed_oracle:
     options = {"batch_size": 8, "seed": 1}
     blocks = NeighborSampler([-1])
     ours = dist.DistEdgeDataLoader(g, {FORWARD: given}, blocks, **how, **options)
-    theirs = dist.DistEdgeDataLoader(g, {FORWARD: given}, blocks, reverse_eids={FORWARD: tables[FORWARD][:]}, **how, **options)
+    theirs = dist.DistEdgeDataLoader(
+        g, {FORWARD: given}, blocks, reverse_eids={FORWARD: tables[FORWARD][:]}, **how, **options
+    )
     found = 0
     for mine, other in zip(ours, theirs, strict=True):
         for relation in RELATIONS:

@@ -5,15 +5,15 @@ import os
 
 os.environ["DGLBACKEND"] = "pytorch"
 
-import dgl  # noqa: E402
-import dgl.distributed  # noqa: E402
-import numpy as np  # noqa: E402
-import torch as th  # noqa: E402
-import torch.nn.functional as F  # noqa: E402
-from dgl import DGLGraph  # noqa: E402
-from dgl import nn as dglnn  # noqa: E402
-from dgl.distributed import DistDataLoader  # noqa: E402
-from torch import nn  # noqa: E402
+import dgl
+import dgl.distributed
+import numpy as np
+import torch as th
+import torch.nn.functional as F
+from dgl import DGLGraph
+from dgl import nn as dglnn
+from dgl.distributed import DistDataLoader
+from torch import nn
 
 assert DGLGraph is not None and DistDataLoader is not None
 
@@ -42,7 +42,9 @@ class Layer(nn.Module):
 class Model(nn.Module):
     def __init__(self, size, classes, rel_names):
         super().__init__()
-        self.layers = nn.ModuleList([Layer(size, size, rel_names, F.relu), Layer(size, classes, rel_names, nn.Identity())])
+        self.layers = nn.ModuleList(
+            [Layer(size, size, rel_names, F.relu), Layer(size, classes, rel_names, nn.Identity())]
+        )
 
     def forward(self, blocks, h):
         for layer, block in zip(self.layers, blocks, strict=True):
@@ -86,7 +88,8 @@ def main(args):
     pb = g.get_partition_book()
     masks = g.nodes["paper"].data
     train, val = (
-        dgl.distributed.node_split(masks[name], pb, ntype="paper", force_even=True) for name in ("train_mask", "val_mask")
+        dgl.distributed.node_split(masks[name], pb, ntype="paper", force_even=True)
+        for name in ("train_mask", "val_mask")
     )
     labels = masks["labels"][np.arange(g.num_nodes("paper"))]
     loaders = [

@@ -1,4 +1,4 @@
-"""What scripts for DGL 0.5 to 0.9 do: samplers of their own in a loader of ids, homogeneous ids, loaders at old homes."""
+"""What scripts for DGL 0.5 to 0.9 do: samplers of their own, homogeneous ids, loaders in their old places."""
 
 import argparse
 
