@@ -31,7 +31,7 @@ def typed() -> mg.HeteroGraph:
     label = random.integers(0, CLASSES, papers)
     of_class = [np.flatnonzero(label == c) for c in range(CLASSES)]
     cites = np.repeat(np.arange(papers), 4), np.concatenate([random.choice(of_class[c], 4) for c in label])
-    writers = np.concatenate([random.integers(0, authors // CLASSES, 3) * CLASSES + c for c in label])
+    writers = np.concatenate([random.choice(authors // CLASSES, 3, replace=False) * CLASSES + c for c in label])
     written = np.repeat(np.arange(papers), 3)
     g = mg.heterograph(
         {
