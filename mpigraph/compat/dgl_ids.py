@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from mpigraph import dataloading
 from mpigraph.distgraph.graph import DistGraph
-from mpigraph.distgraph.sampled_graph import SampledGraph
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.fields import EID, IdsLike
 from mpigraph.graphs.hetero import HeteroGraph, graph
@@ -26,11 +26,14 @@ def sample_neighbors(g: Any, nodes: Any, fanout: Any, *args: Any, **options: Any
 
     Collective on the trainers when hosts are far; local when all are near.
     """
-    if not hasattr(g, "sample_neighbors"):
-        raise InvalidArgumentError(f"neighbours are sampled from a DistGraph or a graph in memory (got {g!r})")
     if fanout is None:
         fanout = -1
-    if not isinstance(g, DistGraph) or isinstance(nodes, Mapping) or len(g.ntypes) == 1:
+    if not isinstance(g, DistGraph):
+        in_memory: Any = getattr(dataloading, "sample_neighbors", None)
+        if in_memory is None:
+            raise InvalidArgumentError(f"neighbours are sampled from a DistGraph (got {type(g).__name__})")
+        return in_memory(g, nodes, fanout, *args, **options)
+    if isinstance(nodes, Mapping) or len(g.ntypes) == 1:
         return g.sample_neighbors(nodes, fanout, *args, **options)
     book = g.get_partition_book()
     kinds, ids = book.map_to_per_ntype(nodes)
@@ -46,7 +49,7 @@ def in_subgraph(g: Any, nodes: Any, **options: Any) -> Any:
 
     Collective on the trainers when hosts are far; local when all are near.
     """
-    if isinstance(g, SampledGraph):
+    if isinstance(g, DistGraph):
         return sample_neighbors(g, nodes, -1)
     return g.in_subgraph(nodes, **options)
 

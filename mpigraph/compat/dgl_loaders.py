@@ -41,8 +41,8 @@ _OF_TORCH = (
 class NeighborSampler(dataloading.NeighborSampler):
     """:class:`mpigraph.dataloading.NeighborSampler` as DGL's scripts use it.
 
-    A fanout of None takes all neighbours, and blocks of typed graphs lack the relations of which no edge was drawn, as
-    in DGL up to 2.2, unless ``empty_relations=True``.
+    A fanout of None takes all neighbours, and blocks of a typed ``DistGraph`` lack the relations of which no edge was
+    drawn, as in DGL up to 2.2, unless ``empty_relations=True``.
     """
 
     def __init__(self, fanouts: Any, *args: Any, **options: Any) -> None:

@@ -63,6 +63,7 @@ _DISTRIBUTED = {
             "get_num_client",
             "get_num_machines",
             "get_rank",
+            "initialize",
             "shutdown_servers",
         )
     },
@@ -100,9 +101,7 @@ MODULES: Mapping[str, Sources] = {
     "dgl.dataloading.pytorch": _DATALOADING,
     "dgl.distributed": _IN_DISTRIBUTED,
     "dgl.distributed.constants": _IN_DISTRIBUTED,
-    "dgl.distributed.dist_context": Sources(
-        ("mpigraph.distributed",), {"is_initialized": "mpigraph.distributed:is_initialized"}
-    ),
+    "dgl.distributed.dist_context": _IN_DISTRIBUTED,
     "dgl.distributed.dist_dataloader": _IN_DISTRIBUTED,
     "dgl.distributed.dist_graph": _IN_DISTRIBUTED,
     "dgl.distributed.dist_tensor": _IN_DISTRIBUTED,

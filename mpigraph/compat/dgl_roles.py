@@ -1,11 +1,12 @@
 """DGL's functions about ranks, and its constants: every rank that runs the script is a trainer, of role "default"."""
 
-from typing import Final
+from typing import Any, Final
 
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.log import get_logger
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE
 from mpigraph.sampling.protocol import Operation
+from mpigraph.session import context
 from mpigraph.session.context import current
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "get_role",
     "get_trainer_rank",
     "init_role",
+    "initialize",
     "seed",
     "shutdown_servers",
 ]
@@ -36,6 +38,31 @@ MAX_QUEUE_SIZE: Final = 20 << 30
 """Accepted by ``initialize``, where it changes nothing."""
 SERVER_EXIT: Final = "server_exit"
 _TRAINER = "default"
+_ARGUMENTS_OF_1 = ("num_servers", "num_workers", "max_queue_size", "net_type", "num_worker_threads")
+_ARGUMENTS_OF_2 = ("max_queue_size", "net_type", "num_worker_threads", "use_graphbolt")
+_LARGEST_COUNT = 1_000_000
+
+
+def initialize(ip_config: str | None = None, *args: Any, **options: Any) -> None:
+    """:func:`mpigraph.distributed.initialize` with the positional arguments of DGL's, whichever version's they are.
+
+    Args:
+        ip_config: accepted; MPI knows the hosts.
+        args: ``num_servers, num_workers, max_queue_size, net_type, num_worker_threads`` of DGL up to 1.x, or
+            ``max_queue_size, net_type, num_worker_threads, use_graphbolt`` of 2.x. A queue is larger than a million
+            bytes, and there are fewer servers.
+        options: those of :func:`mpigraph.distributed.initialize`.
+
+    Raises:
+        InvalidArgumentError: too many arguments, or what that function raises.
+
+    Collective on all ranks.
+    """
+    queue_first = bool(args) and isinstance(args[0], int) and args[0] > _LARGEST_COUNT
+    names = _ARGUMENTS_OF_2 if queue_first else _ARGUMENTS_OF_1
+    if len(args) > len(names):
+        raise InvalidArgumentError(f"initialize takes ip_config and at most {len(names)} more arguments (got {args!r})")
+    context.initialize(ip_config, **dict(zip(names, args, strict=False)), **options)
 
 
 def get_global_rank() -> int:

@@ -125,8 +125,8 @@ class NeighborSampler(BlockSampler):
             return_eids: whether blocks carry ``edata[EID]``; without it less is moved.
             num_threads: threads that draw near neighbours, with the same results; by default what ``initialize`` was
                 told.
-            empty_relations: whether blocks of typed graphs have the relations of which no edge was drawn, as those of
-                DGL have since 2.3. Without them the blocks of two minibatches may have different relations.
+            empty_relations: whether blocks of a typed ``DistGraph`` have the relations of which no edge was drawn, as
+                those of DGL have since 2.3. Without them the blocks of two minibatches may have different relations.
 
         Raises:
             InvalidArgumentError: ``prob`` and ``mask`` together, or a fanout that is not an integer >= -1, or
@@ -171,7 +171,7 @@ class NeighborSampler(BlockSampler):
         Collective on the trainers when hosts are far; local when all are near.
         """
         inputs, outputs, blocks = g.sample_blocks(seed_nodes, self.fanouts, exclude_edges=exclude_eids, **self._options)
-        if not self.empty_relations and len(g.canonical_etypes) > 1:
+        if not self.empty_relations and isinstance(g, DistGraph) and len(g.canonical_etypes) > 1:
             blocks = [block.without_empty_relations() for block in blocks]
         return inputs, outputs, blocks
 

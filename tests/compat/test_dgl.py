@@ -20,6 +20,7 @@ from mpigraph.cli.main import main
 from mpigraph.compat.dgl import install
 from mpigraph.compat.dgl_names import MODULES
 from mpigraph.errors import GraphDataError, InvalidArgumentError
+from mpigraph.session import context
 
 # Names that scripts for DGL take, in the places where they take them from.
 TAKEN = """
@@ -205,6 +206,22 @@ def test_ranks_and_constants(dgl: ModuleType, job: SharedJob, oracle) -> None:
     assert dgl.distributed.constants.DEFAULT_ETYPE == ("_N", "_E", "_N") == g.canonical_etypes[0]
     assert len(g.ndata["feat"]) == NUM_NODES
     dgl.distributed.client_barrier()
+
+
+def test_positional_arguments_of_initialize(dgl: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[dict[str, object]] = []
+    monkeypatch.setattr(context, "initialize", lambda ip_config, **options: given.append(options))
+    dgl.distributed.initialize("ip_config.txt", 2, 4, 20 << 30, "socket", 3, seed=1)
+    dgl.distributed.initialize("ip_config.txt", dgl.distributed.MAX_QUEUE_SIZE, None, 3, True)
+    dgl.distributed.initialize(ip_config=None, num_worker_threads=2)
+    assert given == [
+        {"num_servers": 2, "num_workers": 4, "max_queue_size": 20 << 30, "net_type": "socket", "num_worker_threads": 3}
+        | {"seed": 1},
+        {"max_queue_size": 20 << 30, "net_type": None, "num_worker_threads": 3, "use_graphbolt": True},
+        {"num_worker_threads": 2},
+    ]
+    with pytest.raises(InvalidArgumentError, match="at most 4 more"):
+        dgl.distributed.initialize(None, 20 << 30, None, 1, False, 7)
 
 
 def test_helpers_of_data(dgl: ModuleType, tmp_path: Path) -> None:
