@@ -58,6 +58,7 @@ FAILED = pytest.StashKey[bool]()
 JOBS = {
     "checkpoint",
     "cli",
+    "compat",
     "examples",
     "optim",
     "perf",

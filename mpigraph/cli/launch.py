@@ -19,6 +19,7 @@ from mpigraph.errors import InvalidArgumentError
 
 __all__ = ["add_parser"]
 
+_PYTHON = re.compile(r"python[0-9.]*")
 _SMALLEST = {"num_trainers": 1, "num_servers": 0, "num_samplers": 0, "num_omp_threads": 1, "num_server_threads": 1}
 
 
@@ -48,6 +49,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     add("--launcher", default="auto", choices=("auto", *FAMILIES), help="(%(default)s)")
     add("--mpiexec", default="", metavar="PROGRAM", help="default: the one beside this Python, else on PATH")
     add("--launcher_flags", default="", metavar="=FLAGS", help="for srun or mpiexec, such as =--mpi=pmi2")
+    add("--as-dgl", action="store_true", help="'import dgl' of the script gives mpigraph, as python -m mpigraph run")
     add("--dry-run", action="store_true", help="print the command and do not run it")
     parser.set_defaults(run=_run)
 
@@ -61,8 +63,9 @@ def _run(arguments: argparse.Namespace) -> int:
         raise InvalidArgumentError('the command is missing: give it as one argument, not directly after "--extra_envs"')
     workspace = os.path.abspath(arguments.workspace)
     family, program = find_family(arguments.launcher, arguments.mpiexec)
+    command = _words(arguments.job, "the command")
     job = Job(
-        command=_words(arguments.job, "the command"),
+        command=_as_dgl(command) if arguments.as_dgl else command,
         ranks_per_node=arguments.num_trainers + arguments.num_servers,
         hosts=_hosts(arguments.ip_config, workspace, family),
         workspace=workspace,
@@ -111,6 +114,21 @@ def _words(text: str, what: str) -> list[str]:
         return shlex.split(text)
     except ValueError as error:
         raise InvalidArgumentError(f"{what} cannot be split into words: {error} (got {text!r})") from error
+
+
+def _as_dgl(command: list[str]) -> list[str]:
+    """Have ``python -m mpigraph run --as-dgl`` run the script of a command that begins with some Python.
+
+    Raises:
+        InvalidArgumentError: it names no Python, or no script for it.
+    """
+    python = next((at for at, word in enumerate(command) if _PYTHON.fullmatch(os.path.basename(word))), len(command))
+    at = python + 1
+    while at < len(command) and command[at].startswith("-") and command[at] not in ("-m", "-c", "-"):
+        at += 2 if command[at] in ("-W", "-X") else 1
+    if at >= len(command) or command[at] in ("-c", "-"):
+        raise InvalidArgumentError(f"--as-dgl takes a command 'python SCRIPT ...' (got {shlex.join(command)!r})")
+    return [*command[:at], "-m", "mpigraph", "run", "--as-dgl", *command[at:]]
 
 
 def _become(argv: list[str]) -> None:

@@ -11,7 +11,7 @@ from mpigraph.errors import MPIGraphError
 
 __all__ = ["main"]
 
-_COMMANDS = ("generate", "partition", "info", "verify", "launch", "copy", "stage", "bench")
+_COMMANDS = ("generate", "partition", "info", "verify", "run", "launch", "copy", "stage", "bench")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,6 +24,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in words[:1] if words and words[0] in _COMMANDS else _COMMANDS:
         _module(name).add_parser(commands)
     arguments = parser.parse_args(words)
+    if getattr(arguments, "raises", False):
+        return int(arguments.run(arguments))
     try:
         return int(arguments.run(arguments))
     except (MPIGraphError, OSError, MemoryError) as error:
@@ -56,6 +58,10 @@ def _module(command: str) -> ModuleType:
         from mpigraph.cli import verify
 
         return verify
+    if command == "run":
+        from mpigraph.cli import run
+
+        return run
     if command == "launch":
         from mpigraph.cli import launch
 

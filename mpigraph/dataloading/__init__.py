@@ -19,6 +19,7 @@ from mpigraph.dataloading.negative_sampler import (
     PerSourceUniform,
     Uniform,
 )
+from mpigraph.dataloading.reverse_edges import reverse_edges
 from mpigraph.dataloading.sampler import (
     BlockSampler,
     MultiLayerFullNeighborSampler,
@@ -49,5 +50,6 @@ __all__ = [
     "Uniform",
     "as_edge_prediction_sampler",
     "negative_sampler",
+    "reverse_edges",
     "sample_neighbors",
 ]

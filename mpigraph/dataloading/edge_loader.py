@@ -13,7 +13,7 @@ from mpigraph.dataloading.fetcher import BlockFetcher, FeatureFetcher, Stages
 from mpigraph.dataloading.loader import SampledDataLoader, arguments, check_output
 from mpigraph.dataloading.negative_sampler import NegativesOf
 from mpigraph.dataloading.pyg_batches import pyg_edge_stages
-from mpigraph.dataloading.sampler import BlockSampler
+from mpigraph.dataloading.sampler import BlockSampler, session_of
 from mpigraph.dataloading.to_device import ToDevice
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.typed_ids import ByEdgeType, EdgeIds, Names, by_relation, unwrap_edges
@@ -46,8 +46,8 @@ class DistEdgeDataLoader(SampledDataLoader):
     The other options are those of :class:`.DistNodeDataLoader`.
 
     Raises:
-        InvalidArgumentError: an argument is out of range, ``reverse_eids`` or ``reverse_etypes`` is missing, or a
-            sampler of edges is given together with what it knows; or PyG is not installed or has no place for what is
+        InvalidArgumentError: an argument is out of range, ``reverse_etypes`` is missing, or a sampler of edges is given
+            together with what it knows; or PyG is not installed or has no place for what is
             wanted.
         EdgeTypeError: an edge type does not exist, or there are several and ``eids`` are not by type.
         FieldNameError, CollectiveError, GraphDataError: as there.
@@ -80,9 +80,10 @@ class DistEdgeDataLoader(SampledDataLoader):
         num_workers: int = 0,
         pin_memory: bool = False,
         queue_size: int | None = None,
+        persistent_workers: bool = False,
     ) -> None:
         how = (exclude, reverse_eids, reverse_etypes, negative_sampler)
-        with arguments(g.session):
+        with arguments(session_of(g)):
             if not isinstance(graph_sampler, EdgePredictionSampler) and hasattr(graph_sampler, "sample_blocks"):
                 graph_sampler = as_edge_prediction_sampler(graph_sampler, *how)
             elif not hasattr(graph_sampler, "sample"):
@@ -98,6 +99,8 @@ class DistEdgeDataLoader(SampledDataLoader):
             mover = ToDevice(device, pin_memory)
             edge_sampler = cast(EdgePredictionSampler, graph_sampler)
             stages: Stages[Any] = make(g, eids, edge_sampler, features, labels, mover.pin_memory)
+        if isinstance(graph_sampler, EdgePredictionSampler):
+            graph_sampler.look_up_reverse(g, eids)
         options = (batch_size, shuffle, drop_last, queue_size, num_prefetch, seed)
         of_blocks = getattr(graph_sampler, "sampler", None)
         super().__init__(g, stages, mover, of_blocks, graph_sampler, *options, cache, cache_policy, lookahead)

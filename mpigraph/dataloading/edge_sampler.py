@@ -16,6 +16,7 @@ from mpigraph.dataloading.edges import NO_EDGES, find_edges
 from mpigraph.dataloading.exclusion import Exclude, ReverseEids, make_exclusion
 from mpigraph.dataloading.memory_sampling import sampled, take_later
 from mpigraph.dataloading.negative_sampler import Negatives, NegativesOf, draw_negatives
+from mpigraph.dataloading.reverse_edges import reverse_edges
 from mpigraph.dataloading.sampler import BlockSampler, describe
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.typed_ids import (
@@ -24,6 +25,7 @@ from mpigraph.distgraph.typed_ids import (
     EdgeTensors,
     Names,
     NodeTensors,
+    by_relation,
     canonical,
     unwrap_edges,
 )
@@ -74,12 +76,44 @@ class EdgePredictionSampler:
         self.negative_sampler = negative_sampler
         self.prefetch_labels = prefetch_labels or ()
         self._exclude = exclude
-        self._exclusion = make_exclusion(exclude, reverse_eids, reverse_etypes)
+        self._reverse_etypes = reverse_etypes
+        self._looks_up = (
+            reverse_eids is None and isinstance(exclude, str) and exclude in ("reverse_id", "reverse_types")
+        )
+        if self._looks_up and exclude == "reverse_types" and not isinstance(reverse_etypes, Mapping):
+            raise InvalidArgumentError("exclude='reverse_types' needs reverse_etypes, a dict edge type -> edge type")
+        self._exclusion = None if self._looks_up else make_exclusion(exclude, reverse_eids, reverse_etypes)
 
     def describe(self) -> str:
         """What the draws depend on, as far as it is known: the samplers of blocks and of negatives, and ``exclude``."""
         exclude = self._exclude if isinstance(self._exclude, str) else type(self._exclude).__qualname__
         return f"{describe(self.sampler)}, negatives={describe(self.negative_sampler)}, exclude={exclude}"
+
+    def look_up_reverse(self, g: DistGraph, seed_edges: EdgeIds) -> None:
+        """Find the reverse edges that ``exclude`` needs, if ``reverse_eids`` did not give them; loaders call it.
+
+        Args:
+            g: the graph.
+            seed_edges: all edges of which this trainer makes minibatches.
+
+        Raises:
+            InvalidArgumentError: "reverse_id" in a graph with several relations, which must be told.
+            EdgeTypeError, GraphDataError: as :func:`.reverse_edges`.
+
+        Collective on the trainers.
+        """
+        if not self._looks_up:
+            return
+        pairs: dict[Relation, EdgeType] = {relation: relation for relation in g.canonical_etypes}
+        if self._exclude == "reverse_types":
+            pairs = canonical(g.schema, cast(ByEdgeType[EdgeType], self._reverse_etypes), "reverse_etypes")
+        elif len(pairs) > 1:
+            raise InvalidArgumentError("exclude='reverse_id' needs reverse_eids where there are several edge types")
+        seeds = by_relation(g.schema, seed_edges, "eids")
+        counts = {relation: g.session.world.allreduce_sum(len(seeds.get(relation, ()))) for relation in sorted(pairs)}
+        tables = reverse_edges(g, {relation: pairs[relation] for relation, count in counts.items() if count})
+        self._exclusion = make_exclusion(self._exclude, tables, self._reverse_etypes)
+        self._looks_up = False
 
     def sample(self, g: DistGraph | HeteroGraph, seed_edges: EdgeIds) -> PairSample:
         """Sample the minibatch of some edges.
@@ -121,6 +155,11 @@ class EdgePredictionSampler:
         negatives: dict[Relation, _Ends] | None = None
         excluded: tuple[EdgeTensors, ...] = ()
         with _raised_on_all(g):
+            if self._looks_up:
+                raise InvalidArgumentError(
+                    f"exclude={self._exclude!r} needs reverse_eids: DistEdgeDataLoader looks them up by itself, and "
+                    "mpigraph.dataloading.reverse_edges(g, reverse_etypes) does"
+                )
             edges = find_edges(g, seed_edges)
             if self.negative_sampler is not None:
                 negatives = _checked(g, draw_negatives(self.negative_sampler, g, edges))
@@ -159,9 +198,10 @@ def as_edge_prediction_sampler(
             edges in another relation; int64[n] edge ids (or edge type -> edge ids): always these; a function from seed
             edges to edge ids, both in the form in which the loader has them.
         reverse_eids: int64[num_edges], the reverse edge of each edge: tensor, ndarray or DistTensor, which is read for
-            each minibatch; or edge type -> one of these. "reverse_types" needs it too, since partitioning renumbers
-            each relation by itself. Look the edges up by their ends; or, where an edge and its reverse had one id
-            before, and both relations have it as a feature ``orig``, invert one:
+            each minibatch; or edge type -> one of these. Of "reverse_types", where partitioning renumbers each relation
+            by itself, and of "reverse_id" in a graph with one relation, a loader looks it up by the ends of the edges
+            if it is left out: :func:`.reverse_edges`, once, when the loader is made. Or, where an edge and its reverse
+            had one id before, and both relations have it as a feature ``orig``, invert one:
             ``back["orig"][:].argsort()[there["orig"][:]]``, where ``there = g.edges[etype].data`` and ``back`` is the
             same of the reverse edges.
         reverse_etypes: edge type -> edge type of the reverse edges; with "reverse_types".
@@ -169,7 +209,7 @@ def as_edge_prediction_sampler(
         prefetch_labels: names of edge features that loaders gather for the seed edges; or edge type -> names.
 
     Raises:
-        InvalidArgumentError: an argument is not one of these, or ``reverse_eids`` or ``reverse_etypes`` is missing.
+        InvalidArgumentError: an argument is not one of these, or ``reverse_etypes`` is missing.
     """
     return EdgePredictionSampler(sampler, exclude, reverse_eids, reverse_etypes, negative_sampler, prefetch_labels)
 

@@ -37,7 +37,8 @@ def make_exclusion(
     What it returns reads ``reverse_eids`` one-sidedly, if that is a DistTensor.
 
     Raises:
-        InvalidArgumentError: not a way to exclude, or ``reverse_eids`` or ``reverse_etypes`` is missing or wrong.
+        InvalidArgumentError: not a way to exclude, or ``reverse_eids`` or ``reverse_etypes`` is wrong, or missing
+            where it is needed.
     """
     if exclude is None:
         return None
@@ -50,17 +51,10 @@ def make_exclusion(
     if exclude == "self":
         return _self
     if exclude == "reverse_id":
-        if reverse_eids is None:
-            raise InvalidArgumentError("exclude='reverse_id' needs reverse_eids, the reverse edge of each edge")
         return partial(_with_reverse_ids, _tables(reverse_eids))
     if exclude == "reverse_types":
         if not isinstance(reverse_etypes, Mapping):
             raise InvalidArgumentError("exclude='reverse_types' needs reverse_etypes, a dict edge type -> edge type")
-        if reverse_eids is None:
-            raise InvalidArgumentError(
-                "exclude='reverse_types' needs reverse_eids, edge type -> the reverse edge of each edge: partitioning "
-                "renumbers each relation by itself, so an edge and its reverse have different ids"
-            )
         return partial(_with_reverse_types, reverse_etypes, _tables(reverse_eids))
     raise InvalidArgumentError(
         "exclude must be None, 'self', 'reverse_id', 'reverse_types', edge ids or a function of edge ids "

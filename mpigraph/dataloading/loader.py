@@ -26,7 +26,7 @@ from mpigraph.dataloading.fetcher import BlockFetcher, Stages
 from mpigraph.dataloading.passes import Pass, Passes
 from mpigraph.dataloading.prefetch import Prefetch
 from mpigraph.dataloading.pyg_batches import pyg_node_stages
-from mpigraph.dataloading.sampler import BlockSampler, describe
+from mpigraph.dataloading.sampler import BlockSampler, describe, session_of
 from mpigraph.dataloading.seeds import Seeds, TypedIds
 from mpigraph.dataloading.to_device import ToDevice
 from mpigraph.dataloading.work_ahead import Answering, LoaderStats, Pipeline
@@ -188,6 +188,7 @@ class DistDataLoader:
         self._retire = weakref.finalize(self, self._epochs.retire)
         self._retire.atexit = False
         self._passes = Passes(session, seeds, batch_size, shuffle, drop_last, seed)
+        self._running: Iterator[Any] | None = None
         self._passes.fingerprint["loader"] = type(self).__name__
         session.num_loaders += 1
         session.loaders[session.num_loaders] = self
@@ -195,6 +196,11 @@ class DistDataLoader:
     def __len__(self) -> int:
         """Number of batches that this rank yields in an epoch; of one that was resumed, fewer are left."""
         return len(self._passes.bounds) - 1
+
+    @property
+    def dataset(self) -> TypedIds:
+        """What the loader iterates over: ids, or type -> ids, of this rank."""
+        return self._stages.seeds
 
     @property
     def expected_idxs(self) -> int:
@@ -247,6 +253,16 @@ class DistDataLoader:
         seeds_at: Callable[[I64], object] = some.seeds.items if self._by_item else some.seeds.tensors
         made = iter(self._epochs.start(some.epoch, some.batches(), seeds_at, self._stages))
         return _hold(self, some, map(self._stages.receive, made))
+
+    def __next__(self) -> Any:
+        """The next batch of a pass of the loader's own, as DGL's loaders, which are their own iterators, have it."""
+        if self._running is None:
+            self._running = iter(self)
+        try:
+            return next(self._running)
+        except BaseException:
+            self._running = None
+            raise
 
     def stats(self) -> LoaderStats:
         """What was read, and how long each stage took, on this trainer since the loader was made.
@@ -397,6 +413,7 @@ class DistNodeDataLoader(SampledDataLoader):
         num_workers: int = 0,
         pin_memory: bool = False,
         queue_size: int | None = None,
+        persistent_workers: bool = False,
     ) -> None:
         """Plan the minibatches.
 
@@ -431,6 +448,7 @@ class DistNodeDataLoader(SampledDataLoader):
             pin_memory: put minibatches that stay on the CPU into pinned memory, as PyTorch's loader does, so that
                 ``.to("cuda", non_blocking=True)`` does not wait. With a GPU as ``device`` it makes no difference.
             queue_size: DGL's name for ``num_prefetch``.
+            persistent_workers: accepted, as for PyTorch's loader.
 
         Raises:
             InvalidArgumentError: ``batch_size``, ``num_prefetch`` or ``output`` is not one of these, PyG is not
@@ -442,7 +460,7 @@ class DistNodeDataLoader(SampledDataLoader):
 
         All of these are raised on every trainer, whichever has the reason.
         """
-        with arguments(g.session):
+        with arguments(session_of(g)):
             mover = ToDevice(device, pin_memory)
             check_output(output)
             if not hasattr(graph_sampler, "sample_blocks"):

@@ -8,6 +8,7 @@ import torch
 
 from mpigraph.dataloading.memory_sampling import sampled
 from mpigraph.distgraph.graph import DistGraph
+from mpigraph.distgraph.sampled_graph import SampledGraph
 from mpigraph.distgraph.typed_ids import (
     Blocks,
     EdgeIds,
@@ -21,8 +22,16 @@ from mpigraph.distgraph.typed_ids import (
 from mpigraph.errors import InvalidArgumentError, check_integer
 from mpigraph.graphs.hetero import HeteroGraph
 from mpigraph.sampling.minibatch import SamplingPlan, Subgraph
+from mpigraph.session.context import Session
 
-__all__ = ["BlockSampler", "MultiLayerFullNeighborSampler", "MultiLayerNeighborSampler", "NeighborSampler", "describe"]
+__all__ = [
+    "BlockSampler",
+    "MultiLayerFullNeighborSampler",
+    "MultiLayerNeighborSampler",
+    "NeighborSampler",
+    "describe",
+    "session_of",
+]
 
 
 def describe(sampler: object) -> str:
@@ -31,6 +40,19 @@ def describe(sampler: object) -> str:
     if callable(known):
         return str(known())
     return str(getattr(sampler, "__qualname__", type(sampler).__qualname__))
+
+
+def session_of(g: object) -> Session:
+    """The job that a loader's graph belongs to.
+
+    Raises:
+        InvalidArgumentError: it is no distributed graph.
+    """
+    if not isinstance(g, SampledGraph):
+        raise InvalidArgumentError(
+            f"g must be a DistGraph (got {type(g).__name__}): partition_graph() cuts graphs, for one rank, too"
+        )
+    return g.session
 
 
 class BlockSampler(ABC):
@@ -86,6 +108,7 @@ class NeighborSampler(BlockSampler):
         *,
         return_eids: bool = True,
         num_threads: int | None = None,
+        empty_relations: bool = True,
     ) -> None:
         """Describe the draw.
 
@@ -106,14 +129,16 @@ class NeighborSampler(BlockSampler):
             return_eids: whether blocks carry ``edata[EID]``; without it less is moved.
             num_threads: threads that draw near neighbours, with the same results; by default what ``initialize`` was
                 told.
+            empty_relations: whether blocks of a typed ``DistGraph`` have the relations of which no edge was drawn, as
+                those of DGL have since 2.3. Without them the blocks of two minibatches may have different relations.
 
         Raises:
             InvalidArgumentError: ``prob`` and ``mask`` together, or a fanout that is not an integer >= -1, or
                 ``num_threads`` below 1.
         """
+        self.fanouts = check_layers(fanouts)
         if prob is not None and mask is not None:
             raise InvalidArgumentError("give prob or mask, not both")
-        self.fanouts = check_layers(fanouts)
         for layer in self.fanouts:
             for fanout in layer.values() if isinstance(layer, Mapping) else [layer]:
                 check_fanout(fanout)
@@ -123,6 +148,7 @@ class NeighborSampler(BlockSampler):
         self.prefetch_labels = prefetch_labels or ()
         self.prefetch_edge_feats = prefetch_edge_feats or ()
         self.prob = prob or mask
+        self.empty_relations = bool(empty_relations)
         self._options: dict[str, Any] = {
             "edge_dir": edge_dir,
             "prob": self.prob,
@@ -150,7 +176,13 @@ class NeighborSampler(BlockSampler):
 
         Collective on the trainers when hosts are far; local when all are near.
         """
-        return sampled(g).sample_blocks(seed_nodes, self.fanouts, exclude_edges=exclude_eids, **self._options)
+        graph = sampled(g)
+        inputs, outputs, blocks = graph.sample_blocks(
+            seed_nodes, self.fanouts, exclude_edges=exclude_eids, **self._options
+        )
+        if not self.empty_relations and isinstance(g, DistGraph) and len(g.canonical_etypes) > 1:
+            blocks = [block.without_empty_relations() for block in blocks]
+        return inputs, outputs, blocks
 
     def sample_subgraph(
         self, g: DistGraph | HeteroGraph, seed_nodes: NodeIds, exclude_eids: EdgeIds | None = None

@@ -126,11 +126,11 @@ class DistEmbedding:
         rows = self.weight.rows
         return RowOwners(rows.window.world, rows.window.offsets)
 
-    def __call__(self, ids: Any, device: torch.device | str = "cpu") -> torch.Tensor:
-        """Read rows in the order of ``ids``. One-sided.
+    def __call__(self, idx: Any, device: torch.device | str = "cpu") -> torch.Tensor:
+        """Read rows in the order of ``idx``. One-sided.
 
         Args:
-            ids: int[n], tensor, array or list; rows may repeat.
+            idx: int[n], tensor, array or list; rows may repeat.
             device: where the rows are to be.
 
         Returns:
@@ -139,9 +139,9 @@ class DistEmbedding:
 
         Raises:
             OutOfRangeError: a row does not exist; names the embedding and the row.
-            InvalidArgumentError: ``ids`` are not ids.
+            InvalidArgumentError: ``idx`` are not ids.
         """
-        rows = to_rows(ids, self.num_embeddings, self.name)
+        rows = to_rows(idx, self.num_embeddings, self.name)
         leaf = self.weight.gather(rows, device=device).to(torch.float32)
         if torch.is_grad_enabled():
             leaf = leaf.detach().requires_grad_()

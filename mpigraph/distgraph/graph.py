@@ -16,7 +16,7 @@ from mpigraph.distgraph.local_rows import local_part
 from mpigraph.distgraph.partition_book import PartitionPolicy, RangePartitionBook
 from mpigraph.distgraph.sampled_graph import SampledGraph
 from mpigraph.distgraph.tensor import DistTensor
-from mpigraph.distgraph.typed_ids import id_array
+from mpigraph.distgraph.typed_ids import EdgeIds, by_relation, id_array
 from mpigraph.errors import InvalidArgumentError, PartitionError
 from mpigraph.graphs.fields import ALL, EID, NID, EdgeType, IdsLike
 from mpigraph.graphs.hetero import HeteroGraph
@@ -126,6 +126,10 @@ class DistGraph(SampledGraph):
         """Whether the graph is in pinned memory: never."""
         return False
 
+    def metadata(self) -> tuple[list[str], list[Relation]]:
+        """Node types and relations, in the form in which PyG's models take them."""
+        return self.ntypes, self.canonical_etypes
+
     def to_canonical_etype(self, etype: EdgeType) -> Relation:
         """The triple of an edge type. Raises EdgeTypeError if unknown or ambiguous."""
         return self.schema.to_canonical(etype)
@@ -214,6 +218,55 @@ class DistGraph(SampledGraph):
         src, dst = self._topology.find_edges(id_array(edges, "edge ids"), relation)
         return torch.from_numpy(src), torch.from_numpy(dst)
 
+    def edge_subgraph(
+        self,
+        edges: EdgeIds,
+        relabel_nodes: bool = True,
+        store_ids: bool = True,
+        output_device: torch.device | str | None = None,
+    ) -> HeteroGraph:
+        """The graph of some edges, in memory, with every node type and relation of this one.
+
+        Args:
+            edges: int[n], edge ids; or edge type -> int[n], which graphs with several edge types need.
+            relabel_nodes: number the nodes that the edges have as ends, ascending, and leave out the others;
+                ``nodes[ntype].data[NID]`` are their ids here. Else the nodes are those of this graph.
+            store_ids: only True.
+            output_device: where to put the graph; the CPU by default.
+
+        Returns:
+            A graph without features; ``edges[etype].data[EID]`` are the given ids, in their order.
+
+        Raises:
+            OutOfRangeError: an edge does not exist.
+            EdgeTypeError: an edge type does not exist, or there are several and ``edges`` are not by type.
+            InvalidArgumentError: ids that are not integers, or ``store_ids=False``.
+
+        One-sided; the target does nothing.
+        """
+        if not store_ids:
+            raise InvalidArgumentError("store_ids must be True: ids of a subgraph tell what its edges are")
+        eids = by_relation(self.schema, edges, "edge ids")
+        none = torch.empty(0, dtype=torch.int64)
+        ends = {r: self.find_edges(eids.get(r, none), r) for r in self.schema.relations}
+        counts = {ntype: self.num_nodes(ntype) for ntype in self.schema.ntypes}
+        kept: dict[str, torch.Tensor] = {}
+        if relabel_nodes:
+            for ntype in counts:
+                some = [side for r, (src, dst) in ends.items() for t, side in ((r[0], src), (r[2], dst)) if t == ntype]
+                kept[ntype] = torch.unique(torch.cat([none, *some]))
+                counts[ntype] = len(kept[ntype])
+            ends = {
+                r: (torch.searchsorted(kept[r[0]], src), torch.searchsorted(kept[r[2]], dst))
+                for r, (src, dst) in ends.items()
+            }
+        graph = HeteroGraph(self.schema, ends, counts)
+        for ntype, ids in kept.items():
+            graph.nodes[ntype].data[NID] = ids
+        for relation in self.schema.relations:
+            graph.edges[relation].data[EID] = eids.get(relation, none)
+        return graph if output_device is None else graph.to(output_device)
+
     @property
     def local_partition(self) -> HeteroGraph:
         """The local part, ``pb.partid`` of the partition book: the in-edges of its nodes, as an in-memory graph.
@@ -256,6 +309,11 @@ class DistGraph(SampledGraph):
     def barrier(self) -> None:
         """Wait for all trainers; what was written before is visible to all after. Collective on the trainers."""
         self.session.control.call(Operation.BARRIER)
+
+    @property
+    def _client(self) -> "DistGraph":
+        """What DGL's scripts call ``g._client.barrier()`` on."""
+        return self
 
     def __repr__(self) -> str:
         return f"DistGraph({self.graph_name!r}, num_nodes={self.num_nodes()}, num_edges={self.num_edges()})"

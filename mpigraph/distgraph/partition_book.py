@@ -279,7 +279,11 @@ def _split_types(ids: I64, begins: I64, tables: Sequence[I64], what: str) -> tup
 
 
 class PartitionPolicy:
-    """Which nodes or edges the rows of a tensor are: ``node~<type>`` or ``edge~<src>:<rel>:<dst>``."""
+    """Which nodes or edges the rows of a tensor are: ``node~<type>`` or ``edge~<src>:<rel>:<dst>``.
+
+    Attributes:
+        type_name: the node type, or the relation ``(src, rel, dst)``.
+    """
 
     def __init__(self, policy_str: str, partition_book: RangePartitionBook) -> None:
         """Parse a policy; "node" and "edge" mean the only type.
@@ -300,10 +304,10 @@ class PartitionPolicy:
         self.is_node = kind == "node"
         if self.is_node:
             self.type_id = schema.ntype_id(type_name or None)
-            self.type_name = schema.ntypes[self.type_id]
+            self.type_name: str | Relation = schema.ntypes[self.type_id]
         else:
             self.type_id = schema.relation_id(type_name or None)
-            self.type_name = relation_key(schema.relations[self.type_id])
+            self.type_name = schema.relations[self.type_id]
 
     @classmethod
     def of(cls, book: RangeBook, is_node: bool, type_id: int, part_id: int = 0) -> "PartitionPolicy":
@@ -314,7 +318,8 @@ class PartitionPolicy:
     @property
     def policy_str(self) -> str:
         """``node~<type>`` or ``edge~<src>:<rel>:<dst>``."""
-        return f"{'node' if self.is_node else 'edge'}~{self.type_name}"
+        name = self.type_name if isinstance(self.type_name, str) else relation_key(self.type_name)
+        return f"{'node' if self.is_node else 'edge'}~{name}"
 
     @property
     def part_id(self) -> int:
@@ -325,15 +330,15 @@ class PartitionPolicy:
     def _offsets(self) -> I64:
         return (self.book.node_offsets if self.is_node else self.book.edge_offsets)[self.type_id]
 
-    def to_local(self, ids: IdsLike) -> torch.Tensor:
+    def to_local(self, id_tensor: IdsLike) -> torch.Tensor:
         """Ids counted from the local part's first. Raises OutOfRangeError for an id of another part."""
         first, last = self._offsets[self.part_id : self.part_id + 2].tolist()
-        return _local(id_array(ids, "ids"), (first, last), f"row of part {self.part_id}")
+        return _local(id_array(id_tensor, "ids"), (first, last), f"row of part {self.part_id}")
 
-    def to_partid(self, ids: IdsLike) -> torch.Tensor:
+    def to_partid(self, id_tensor: IdsLike) -> torch.Tensor:
         """int64[n]: the part of each id."""
         owner = self.book.node_owner if self.is_node else self.book.edge_owner
-        return _tensor(owner(id_array(ids, "ids"), self.type_id))
+        return _tensor(owner(id_array(id_tensor, "ids"), self.type_id))
 
     def get_part_size(self) -> int:
         """Rows of the local part."""

@@ -58,6 +58,10 @@ def partition_graph(
     comm: Comm | None = None,
     resume: bool = False,
     feat_dtype: GivenDtype = None,
+    store_eids: bool = True,
+    store_inner_node: bool = False,
+    store_inner_edge: bool = False,
+    n_jobs: int = 1,
 ) -> tuple[Any, Any] | None:
     """Cut a graph into parts and write them to ``out_path``.
 
@@ -88,6 +92,10 @@ def partition_graph(
             nearest even; they are read as what they were. That is all float32 and float64 features with rows of one or
             more dimensions; or by name, feature -> dtype, which may be one number for each node or edge, too. Integers,
             bools and times never are, and edge weights to sample by cannot be.
+        store_eids: without effect, as the rest: those are about DGL's files for GraphBolt.
+        store_inner_node: without effect.
+        store_inner_edge: without effect.
+        n_jobs: without effect; ``comm`` has several ranks do it.
 
     Returns:
         None, or ``(orig_nids, orig_eids)``: new id -> original id, int64 tensors; dicts by node type and by

@@ -39,7 +39,8 @@ def node_split(
     """The selected nodes that this trainer works on.
 
     Args:
-        nodes: a mask with one entry for each node of the type (tensor, ndarray or DistTensor); non-zero is selected.
+        nodes: a mask with one entry for each node of the type (tensor, ndarray or DistTensor); non-zero is selected. Or
+            ``arange`` of their number, which means all of them; for DGL it is a mask, which leaves out the first.
         partition_book: the book; needed for plain masks when several graphs are open.
         ntype: the node type; may be left out if there is one, or if the mask is a DistTensor, which knows.
         rank: whose share; this trainer's by default.
@@ -97,6 +98,8 @@ def _split(
     policy = _policy_of(topology.config.schema, mask, is_node, kind)
     offsets = policy.offsets(topology.hosts)
     _check_length(mask, int(offsets[-1]), "node" if is_node else "edge")
+    if isinstance(mask, torch.Tensor | np.ndarray) and _is_every_id(as_tensor(mask)):
+        mask = np.ones(len(mask), np.bool_)
     if even:
         hosts, index, pieces = list(range(len(offsets) - 1)), rank, session.num_trainers
     else:  # the selected ids on the trainer's node
@@ -138,6 +141,13 @@ def _check_length(mask: MaskLike, count: int, what: str) -> None:
     shape = tuple(mask.shape) if hasattr(mask, "shape") else np.shape(mask)
     if shape != (count,):
         raise MaskLengthError(f"the mask must have one entry for each of {count} {what}s (got shape {shape})")
+
+
+def _is_every_id(values: torch.Tensor) -> bool:
+    """Whether it is ``arange``: not a mask, but the ids of all nodes or edges, as DGL's scripts give them to infer."""
+    if values.dtype not in (torch.int32, torch.int64) or len(values) < 3 or int(values[0]) != 0:
+        return False
+    return bool((values.diff() == 1).all())
 
 
 def _selected(mask: MaskLike, begin: int, end: int) -> I64:

@@ -381,12 +381,17 @@ class DistTensor:
         return to_torch(rows.lend(*in_memory(session.world, rows, part, first, last)), rows.stored)
 
     def count_nonzero(self) -> int:
-        """How many elements are not zero. Collective on the trainers."""
-        found = 0
-        for owned in self._owned():
-            for first in range(owned.first, owned.last, _BLOCK):
-                found += int((self[first : min(first + _BLOCK, owned.last)] != 0).sum())
-        return self._handle.session.world.allreduce_sum(found)
+        """How many elements are not zero; it reads all rows. One-sided; every trainer can call it alone, as in DGL."""
+        return sum(
+            int((self[first : min(first + _BLOCK, len(self))] != 0).sum()) for first in range(0, len(self), _BLOCK)
+        )
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """``torch.save`` saves the rows, as a tensor that ``torch.load(path, weights_only=True)`` reads. One-sided.
+
+        All rows come into the memory of this trainer. :meth:`save` writes them from all, in the original order.
+        """
+        return self[:].clone().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
     def _owned(self) -> list[OwnedRange]:
         return RowOwners(self._handle.session.world, self.rows.window.offsets).ranges()

@@ -172,8 +172,12 @@ def check_layers(fanouts: object) -> list[Fanout]:
     """Return the fanouts of all layers, of which each may be anything.
 
     Raises:
-        InvalidArgumentError: they are not a sequence.
+        InvalidArgumentError: they are not a sequence, or a graph stands in their place.
     """
+    if hasattr(fanouts, "canonical_etypes"):
+        raise InvalidArgumentError(
+            f"fanouts come first, and the graph goes to the loader: NeighborSampler([10, 25]) (got {fanouts!r})"
+        )
     if isinstance(fanouts, str | Mapping) or not isinstance(fanouts, Iterable):
         raise InvalidArgumentError(f"fanouts must be a list with a fanout for each layer (got {fanouts!r})")
     return list(fanouts)

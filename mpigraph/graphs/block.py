@@ -39,6 +39,8 @@ class Block(Queries):
     """
 
     is_block = True
+    lacks_relations = False
+    """Whether relations without edges were left out, so that the place of a relation does not tell which it is."""
 
     def __init__(
         self, schema: Schema, structures: Mapping[Relation, InEdges], frames: Frames, device: torch.device
@@ -125,7 +127,19 @@ class Block(Queries):
     def changed(self, change: Callable[[torch.Tensor], torch.Tensor], device: torch.device) -> "Block":
         """Return the block with ``change(tensor)``, on ``device``, in place of every tensor."""
         structures = {relation: in_edges.changed(change) for relation, in_edges in self._structures.items()}
-        return Block(self._schema, structures, self._frames.changed(change), device)
+        block = Block(self._schema, structures, self._frames.changed(change), device)
+        block.lacks_relations = self.lacks_relations
+        return block
+
+    def without_empty_relations(self) -> "Block":
+        """Return the block, without the relations that have no edges; it shares nodes and features."""
+        frames = self._frames
+        edge = {relation: frame for relation, frame in frames.edge.items() if frame.num_rows}
+        structures = {relation: self._structures[relation] for relation in edge}
+        schema = Schema(self._schema.ntypes, tuple(edge))
+        block = Block(schema, structures, Frames(frames.src, frames.dst, edge), self.device)
+        block.lacks_relations = self.lacks_relations or len(edge) < len(frames.edge)
+        return block
 
     def _coo(self, relation: Relation) -> tuple[torch.Tensor, torch.Tensor]:
         return self._structures[relation].coo

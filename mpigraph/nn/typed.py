@@ -110,9 +110,15 @@ class TypedEdges:
             num_rels: the number of relations that the caller knows.
 
         Raises:
-            InvalidArgumentError: there are more relations.
+            InvalidArgumentError: there are more relations, or a sampler has left some out, so that their numbers would
+                be those of others.
         """
         relations = graph.canonical_etypes
+        if isinstance(graph, Block) and graph.lacks_relations:
+            raise InvalidArgumentError(
+                "the layer numbers relations by their place, and this block lacks some, of which no edge was drawn: "
+                "give the sampler empty_relations=True"
+            )
         if len(relations) > num_rels:
             raise InvalidArgumentError(f"the layer has {num_rels} relations, but the graph has {len(relations)}")
         return graph._once((cls, num_rels), lambda: cls._of_all(graph, num_rels))

@@ -18,7 +18,7 @@ import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import torch
@@ -37,11 +37,14 @@ from mpigraph.mpi.coroutine import Coroutine, run
 from mpigraph.mpi.world import TRAINERS
 from mpigraph.optim.checks import check_embeddings, check_settings, dense_gradient
 from mpigraph.rows.push import Outgoing, Pushed, push_rows
+from mpigraph.sampling.protocol import Operation
 from mpigraph.session.context import current
 from mpigraph.storage.format import index_dtype
 
 __all__ = ["SparseOptimizer"]
 
+LocalState: TypeAlias = dict[str, dict[str, Any]]
+"""What :meth:`SparseOptimizer.local_state_dict` describes."""
 _NONE = np.empty(0, np.int64)
 _BLOCK = 1 << 13  # rows of 16 bits that are widened at a time
 
@@ -65,8 +68,8 @@ class SparseOptimizer:
             optimizer does not go on with the state of an older one.
         settings: the learning rate and so on, by name.
 
-    Collective on the trainers: construction, :meth:`step`, :meth:`load_state_dict`, :meth:`save`,
-    :meth:`load`.
+    Collective on the trainers: construction, :meth:`step`, :meth:`load_state_dict`, :meth:`load_local_state_dict`,
+    :meth:`save`, :meth:`load`.
     """
 
     FIXED: ClassVar[tuple[str, ...]] = ("reduction",)
@@ -172,17 +175,54 @@ class SparseOptimizer:
         self.settings = check_settings(settings)
         self.zero_grad()
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Save the optimizer with the rows of its embeddings: :func:`mpigraph.checkpoint.save` of these alone.
+    def local_state_dict(self) -> LocalState:
+        """The state of the rows that this trainer owns, as DGL's optimizers give it; read from the hosts' memory.
 
-        Args:
-            path: of a folder, which is made.
+        Returns:
+            ``params``: the settings, and ``world_size``, the number of trainers; ``emb_states``: name of the embedding
+            -> ``ids``, int64[n], and ``states``: name -> float32[n] or float32[n, dim].
+        """
+        states = {}
+        for emb in self.params:
+            ids = torch.from_numpy(
+                np.concatenate([_NONE, *(np.arange(some.first, some.last) for some in emb.owners.ranges())])
+            )
+            kept = {name: tensor[ids] for name, tensor in self.state[emb.name].items()}
+            states[emb.name] = {"ids": ids, "states": kept}
+        return {"params": self.settings | {"world_size": self._session.num_trainers}, "emb_states": states}
+
+    def load_local_state_dict(self, local_state_dict: LocalState) -> None:
+        """Go on from what :meth:`local_state_dict` has returned; together the trainers give all rows, whoever which.
+
+        Raises:
+            InvalidArgumentError: it is of other embeddings or states; on every trainer.
 
         Collective on the trainers.
         """
-        checkpoint.save(self._with_rows(), checkpoint_id=path)
+        with self._session.world.together(f"loading the state of {type(self).__name__}"):
+            settings = {name: value for name, value in local_state_dict["params"].items() if name != "world_size"}
+            given = local_state_dict["emb_states"]
+            _same("the settings are", sorted(settings), sorted(self.settings))
+            _same("the embeddings are", sorted(given), sorted(self.state))
+            for emb, tensors in self.state.items():
+                _same(f"the states of {emb!r} are", sorted(given[emb]["states"]), sorted(tensors))
+                for name, tensor in tensors.items():
+                    tensor[given[emb]["ids"]] = given[emb]["states"][name]
+            self.settings = check_settings(settings)
+        self.zero_grad()
+        self._session.control.call(Operation.BARRIER)
 
-    def load(self, path: str | os.PathLike[str]) -> None:
+    def save(self, f: str | os.PathLike[str]) -> None:
+        """Save the optimizer with the rows of its embeddings: :func:`mpigraph.checkpoint.save` of these alone.
+
+        Args:
+            f: path of a folder, which is made.
+
+        Collective on the trainers.
+        """
+        checkpoint.save(self._with_rows(), checkpoint_id=f)
+
+    def load(self, f: str | os.PathLike[str]) -> None:
         """Go on from what :meth:`save` has written, on any number of hosts and trainers; the rows come with it.
 
         Raises:
@@ -191,7 +231,7 @@ class SparseOptimizer:
 
         Collective on the trainers.
         """
-        checkpoint.load(self._with_rows(), checkpoint_id=path)
+        checkpoint.load(self._with_rows(), checkpoint_id=f)
 
     def _with_rows(self) -> dict[str, Any]:
         return {"optimizer": self, "embeddings": {emb.name: emb for emb in self.params}}

@@ -328,3 +328,27 @@ def test_a_job_by_the_mpiexec_that_is_installed(tmp_path):
     done = run_job(arguments, clean_environment())
     assert done.status == 0, done.output
     assert f"told 2 1 3 $(x) ;'\",= {HOSTILE}" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "becomes"),
+    [
+        ("python3 train.py --lr 0.1", "python3 -m mpigraph run --as-dgl train.py --lr 0.1"),
+        ("numactl -N 0 /opt/bin/python3.11 -u -W error train.py", "{0} /opt/bin/python3.11 -u -W error {1} train.py"),
+        ("python -m pkg.train -m", "python {1} -m pkg.train -m"),
+        ("./train.sh", None),
+        ("python", None),
+        ("python -c 1", None),
+    ],
+)
+def test_as_dgl(capsys, tmp_path, command, becomes):
+    stand_in(tmp_path)
+    arguments = ["launch", "--num_trainers", "1", "--workspace", str(tmp_path), "--dry-run", "--as-dgl", "--mpiexec"]
+    arguments += [str(tmp_path / "bin/mpiexec"), "--ip_config", write_hosts(tmp_path), command]
+    if becomes is None:
+        assert main(arguments) == 2
+        assert "--as-dgl takes a command 'python SCRIPT ...'" in capsys.readouterr().err
+        return
+    assert main(arguments) == 0
+    words = becomes.format("numactl -N 0", "-m mpigraph run --as-dgl").split()
+    assert shlex.split(capsys.readouterr().out)[-len(words) :] == words

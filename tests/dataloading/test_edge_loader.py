@@ -16,7 +16,7 @@ import mpigraph.distributed as dist
 import mpigraph.function as fn
 from mpigraph.dataloading import BlockSampler, NeighborSampler, as_edge_prediction_sampler
 from mpigraph.dataloading.negative_sampler import GlobalUniform, InBatch, JointUniform, LocalUniform, Uniform
-from mpigraph.errors import EdgeTypeError, FieldNameError, InvalidArgumentError, MPIGraphError
+from mpigraph.errors import EdgeTypeError, FieldNameError, GraphDataError, InvalidArgumentError, MPIGraphError
 from mpigraph.graphs.block import to_block
 from mpigraph.graphs.fields import EID, NID
 from mpigraph.graphs.hetero import HeteroGraph, heterograph
@@ -372,10 +372,10 @@ def test_bad_arguments(job: SharedJob, oracle) -> None:
         with pytest.raises(error, match=match):
             dist.DistEdgeDataLoader(*(args or (g, ids, blocks)), **options)
 
-    refused("exclude='reverse_id' needs reverse_eids", exclude="reverse_id")
+    refused("edge .* has no reverse edge in", exclude="reverse_id", error=GraphDataError)
     refused("exclude='reverse_types' needs reverse_etypes", exclude="reverse_types")
-    types = {"exclude": "reverse_types", "reverse_etypes": {"_E": "_E"}}
-    refused("exclude='reverse_types' needs reverse_eids.*partitioning renumbers each relation", **types)
+    with pytest.raises(InvalidArgumentError, match="needs reverse_eids: DistEdgeDataLoader looks them up"):
+        as_edge_prediction_sampler(blocks, "reverse_types", reverse_etypes={"_E": "_E"}).sample(g, ids)
     refused("exclude must be None, 'self', 'reverse_id'", exclude="both")
     refused("exclude must be None, 'self', 'reverse_id'", exclude=3)
     refused("reverse_eids must be integers", exclude="reverse_id", reverse_eids=[0.5] * 8)

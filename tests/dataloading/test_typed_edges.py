@@ -1,6 +1,7 @@
 """What callers give and get by edge type and by node type: collators, labels, reverse edges, spelling of types."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,10 +10,12 @@ from layouts import SharedJob
 from typed_oracle import FORWARD, NUM_NODES, RELATIONS, REVERSE
 
 import mpigraph.distributed as dist
-from mpigraph.dataloading import NeighborSampler, as_edge_prediction_sampler
+from mpigraph import graph
+from mpigraph.dataloading import NeighborSampler, as_edge_prediction_sampler, reverse_edges
 from mpigraph.dataloading.negative_sampler import Uniform
 from mpigraph.errors import EdgeTypeError, InvalidArgumentError, MPIGraphError, NodeTypeError
 from mpigraph.graphs.fields import EID, NID
+from mpigraph.nn import RelGraphConv
 from mpigraph.session.context import current
 
 READS, CITES = ("author", "reads", "paper"), ("paper", "cites", "paper")
@@ -111,8 +114,6 @@ def test_reverse_edges_by_what_their_ids_were_before_partitioning(job: SharedJob
         for block in blocks:
             assert not torch.isin(block.edges[FORWARD].data[EID], seeds).any()
             assert not torch.isin(block.edges[REVERSE].data[EID], reverse[seeds]).any()
-    with pytest.raises(InvalidArgumentError, match="'reverse_types' needs reverse_eids, edge type -> the reverse"):
-        dist.DistEdgeDataLoader(g, {FORWARD: seeds}, NeighborSampler([2]), **options)
     g.barrier()
 
 
@@ -157,4 +158,73 @@ def test_an_edge_type_is_given_once(job: SharedJob, typed_oracle: str) -> None:
     )
     with pytest.raises(InvalidArgumentError, match="negatives: relation .*'writes'.* is given twice"):
         list(loader)
+    g.barrier()
+
+
+def test_reverse_edges_are_looked_up_by_their_ends(job: SharedJob, typed_oracle: str) -> None:
+    g = job.open(typed_oracle)
+    tables = reverse_edges(g, {FORWARD: REVERSE, REVERSE[1]: FORWARD[1]})
+    assert list(tables) == [FORWARD, REVERSE]
+    src, dst = g.find_edges(torch.arange(g.num_edges(FORWARD)), FORWARD)
+    back_src, back_dst = g.find_edges(tables[FORWARD][:], REVERSE)
+    assert torch.equal(src, back_dst) and torch.equal(dst, back_src)
+    assert torch.equal(tables[REVERSE][tables[FORWARD][:]], torch.arange(len(src)))
+    with pytest.raises(EdgeTypeError, match="not the reverse"):
+        reverse_edges(g, {FORWARD: CITES})
+    with pytest.raises(MPIGraphError, match="has no reverse edge"):
+        reverse_edges(g, {CITES: CITES})
+    given = torch.arange(40) % g.num_edges(FORWARD)
+    how = {"exclude": "reverse_types", "reverse_etypes": {FORWARD: REVERSE}}
+    options = {"batch_size": 8, "seed": 1}
+    blocks = NeighborSampler([-1])
+    ours = dist.DistEdgeDataLoader(g, {FORWARD: given}, blocks, **how, **options)
+    theirs = dist.DistEdgeDataLoader(
+        g, {FORWARD: given}, blocks, reverse_eids={FORWARD: tables[FORWARD][:]}, **how, **options
+    )
+    found = 0
+    for mine, other in zip(ours, theirs, strict=True):
+        for relation in RELATIONS:
+            assert torch.equal(mine[2][0].edges[relation].data[EID], other[2][0].edges[relation].data[EID])
+        found += mine[2][0].num_edges(REVERSE)
+    assert found > 0
+    g.barrier()
+
+
+def test_parallel_edges_have_a_reverse_each(job: SharedJob) -> None:
+    """Whatever the parts and whoever looks them up: nodes 0 to 9 in a ring, with two or three edges each way."""
+
+    def write(folder: Path) -> str:
+        u = torch.arange(10).repeat_interleave(2 + torch.arange(10) % 2)
+        v = (u + 1) % 10
+        dist.partition_graph(graph((torch.cat([u, v]), torch.cat([v, u]))), "ring", 3, folder, part_method="random")
+        return str(folder / "ring.json")
+
+    g = job.open(job.write(write))
+    (table,) = reverse_edges(g, {"_E": "_E"}).values()
+    back = table[:]
+    src, dst = g.find_edges(torch.arange(g.num_edges()))
+    assert torch.equal(src[back], dst) and torch.equal(dst[back], src)
+    assert torch.equal(back[back], torch.arange(g.num_edges()))
+    g.barrier()
+
+
+def test_relations_without_edges_may_be_left_out(job: SharedJob, typed_oracle: str) -> None:
+    g = job.open(typed_oracle)
+    seeds = {"paper": torch.arange(4)}
+    whole, some = NeighborSampler([2, 2]), NeighborSampler([2, 2], empty_relations=False)
+    options = {"batch_size": 4, "seed": 5}
+    ours, theirs = (dist.DistNodeDataLoader(g, seeds, sampler, **options) for sampler in (some, whole))
+    for (inputs, _, blocks), (all_inputs, _, full) in zip(ours, theirs, strict=True):
+        assert same_tensors(inputs, all_inputs)
+        for block, other in zip(blocks, full, strict=True):
+            assert other.canonical_etypes == list(RELATIONS)
+            kept = [relation for relation in RELATIONS if other.num_edges(relation)]
+            assert block.canonical_etypes == kept and len(kept) < len(RELATIONS)
+            assert all(torch.equal(block.edges[r].data[EID], other.edges[r].data[EID]) for r in kept)
+            assert block.ntypes == other.ntypes and block.num_dst_nodes("venue") == other.num_dst_nodes("venue")
+            layer = RelGraphConv(2, 3, len(RELATIONS))
+            feats = {ntype: torch.ones(block.num_src_nodes(ntype), 2) for ntype in block.srctypes}
+            with pytest.raises(InvalidArgumentError, match="empty_relations=True"):
+                layer(block.to("cpu"), feats)
+            assert layer(other, feats)["paper"].shape == (block.num_dst_nodes("paper"), 3)
     g.barrier()

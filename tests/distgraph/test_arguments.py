@@ -99,7 +99,11 @@ CALLS: list[tuple[Callable[[dist.DistGraph], object], type[MPIGraphError], str]]
     (lambda g: NeighborSampler(5), InvalidArgumentError, "fanouts must be a list with a fanout for each layer .got 5"),
     (lambda g: NeighborSampler([2, HUGE]), InvalidArgumentError, "fanout must be an integer <= "),
     (lambda g: g.sample_blocks([1], 5), InvalidArgumentError, "fanouts must be a list"),
-    (lambda g: dist.node_split(torch.arange(NUM_NODES)), InvalidArgumentError, "not their ids .got .*from 0 to 100"),
+    (
+        lambda g: dist.node_split(torch.arange(NUM_NODES) + 1),
+        InvalidArgumentError,
+        "not their ids .got .*from 1 to 101",
+    ),
     (lambda g: dist.node_split(g.ndata["orig"]), InvalidArgumentError, "not their ids"),
     (lambda g: dist.node_split(torch.arange(5)), MaskLengthError, "one entry for each of 101 nodes"),
     (lambda g: dist.node_split(["a"] * NUM_NODES), InvalidArgumentError, "expected numbers"),

@@ -292,3 +292,21 @@ def test_initialize_rejects_impossible_roles(comm) -> None:
             dist.initialize(num_servers=comm.size, comm=comm)
         with pytest.raises(InvalidArgumentError, match="which has 1 rank"):
             dist.initialize(num_servers=1, ranks_per_node=1, comm=comm)
+
+
+@pytest.mark.parametrize("relabel", [True, False])
+def test_the_graph_of_some_edges(job: SharedJob, oracle, relabel: bool) -> None:
+    g = job.open(oracle(3))
+    eids = torch.arange(g.rank(), 60, 7).flip(0)
+    some = g.edge_subgraph(eids, relabel_nodes=relabel)
+    src, dst = some.edges()
+    if relabel:
+        src, dst = some.ndata["_ID"][src], some.ndata["_ID"][dst]
+        assert some.num_nodes() == len(torch.unique(torch.cat([src, dst])))
+    else:
+        assert some.num_nodes() == g.num_nodes()
+    assert torch.equal(torch.stack([src, dst]), torch.stack(g.find_edges(eids)))
+    assert torch.equal(some.edata["_ID"], eids)
+    with pytest.raises(InvalidArgumentError, match="store_ids"):
+        g.edge_subgraph(eids, store_ids=False)
+    g._client.barrier()

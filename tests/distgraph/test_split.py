@@ -67,6 +67,16 @@ def test_splits_cover_the_mask_once(job: SharedJob, oracle) -> None:
                 assert max(map(len, nodes)) - min(map(len, nodes)) <= 1
 
 
+def test_arange_means_every_id(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    for ids in (np.arange(NUM_NODES), torch.arange(NUM_NODES, dtype=torch.int32)):
+        for even in (True, False):
+            mine = dist.node_split(ids, g.get_partition_book(), force_even=even).tolist()
+            assert sorted(sum(job.trainers.allgather(mine), [])) == list(range(NUM_NODES))
+    with pytest.raises(InvalidArgumentError, match="not their ids"):
+        dist.node_split(np.roll(np.arange(NUM_NODES), 1), g.get_partition_book())
+
+
 class Watched:
     """A mask that notes what is read of it."""
 

@@ -271,3 +271,16 @@ def test_trainers_in_different_calls_get_one_error(job: SharedJob, oracle) -> No
     with pytest.raises(CollectiveError, match="with different arguments"):
         dist.DistTensor((NUM_NODES,), torch.int64, f"mine-{g.rank()}")
     g.barrier()
+
+
+def test_torch_saves_the_rows(job: SharedJob, oracle, tmp_path) -> None:
+    """On any trainer alone, as a plain tensor."""
+    g = job.open(oracle(3))
+    t = dist.DistTensor((NUM_NODES, 2), torch.float32)
+    if g.rank() == 0:
+        t[:] = torch.arange(NUM_NODES)[:, None]
+        torch.save({"rows": t}, tmp_path / "rows.pt")
+        found = torch.load(tmp_path / "rows.pt", weights_only=True)["rows"]
+        assert torch.equal(found, torch.arange(NUM_NODES).float()[:, None].expand(-1, 2))
+        assert (tmp_path / "rows.pt").stat().st_size < 10_000
+    g.barrier()

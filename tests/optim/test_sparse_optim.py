@@ -11,7 +11,7 @@ from layouts import SharedJob, alone, everywhere, on_all, rotated, several
 from oracle import NUM_NODES, open_graph
 
 import mpigraph.distributed as dist
-from mpigraph.errors import ClosedError, CollectiveError, InvalidArgumentError
+from mpigraph.errors import ClosedError, CollectiveError, InvalidArgumentError, MPIGraphError
 from mpigraph.optim import base
 from mpigraph.sampling.protocol import Operation
 from mpigraph.session.context import current
@@ -408,3 +408,22 @@ def test_a_closed_embedding_cannot_be_stepped(job: SharedJob, oracle) -> None:
     emb.weight.close()
     with pytest.raises(ClosedError, match="'emb' was closed"):
         optimizer.step()
+
+
+def test_local_state_is_that_of_owned_rows(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    emb = embedding()
+    optimizer = MAKE["adam"]([emb])
+    train(emb, optimizer, range(2))
+    saved = optimizer.local_state_dict()
+    ids = saved["emb_states"]["emb"]["ids"]
+    assert sorted(sum(job.trainers.allgather(ids.tolist()), [])) == list(range(NUM_NODES))
+    assert saved["params"]["world_size"] == job.trainers.size
+    want = {name: tensor[:] for name, tensor in optimizer.state["emb"].items()}
+    g.barrier()
+    train(emb, optimizer, range(2, 3))
+    optimizer.load_local_state_dict(saved)
+    assert all(torch.equal(tensor[:], want[name]) for name, tensor in optimizer.state["emb"].items())
+    with pytest.raises(MPIGraphError, match="the embeddings are"):
+        optimizer.load_local_state_dict(saved | {"emb_states": {}})
+    g.barrier()

@@ -1,0 +1,97 @@
+"""``import dgl`` gives this library: :func:`install` puts an import finder in front of Python's own.
+
+Every module of the alias looks its names up when they are used: first what is peculiar to DGL, then the modules of this
+library that hold the rest, so that what they get later is there, too. :mod:`.dgl_names` is the table. Nothing happens
+on ``import mpigraph``.
+"""
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from mpigraph.compat.dgl_names import LIBRARY_VERSION, MODULES, advice
+from mpigraph.errors import InvalidArgumentError
+
+__all__ = ["install"]
+
+
+class _Module(ModuleType):
+    """A module of the alias; each is a package, so that Python asks the finder for names that it lacks."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        if f"{self.__name__}.{name}" in MODULES:
+            return import_module(f"{self.__name__}.{name}")
+        found = _look_up(self.__name__, name)
+        setattr(self, name, found)
+        return found
+
+    def __dir__(self) -> list[str]:
+        sources = MODULES[self.__name__]
+        listed = {name for home in sources.homes for name in getattr(import_module(home), "__all__", ())}
+        return sorted({*super().__dir__(), *sources.names, *listed})
+
+
+class _Finder:
+    """Finds the modules of the alias, and makes them."""
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None = None, target: object = None) -> ModuleSpec | None:
+        """Say how to make a module. Raises ImportError if DGL has, or had, one and this library has not."""
+        if fullname != "dgl" and not fullname.startswith("dgl."):
+            return None
+        if fullname not in MODULES:
+            # no ModuleNotFoundError, of which "from dgl.distributed import name" would drop the message
+            raise ImportError(advice(*fullname.rpartition(".")[::2]), name=fullname)
+        return ModuleSpec(fullname, self, is_package=True)  # type: ignore[arg-type]
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """Make a module without names."""
+        return _Module(spec.name, f"``{spec.name}`` of DGL, made of mpigraph (mpigraph.compat.dgl).")
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Give a module what is not looked up."""
+        if module.__name__ == "dgl":
+            module.__version__ = LIBRARY_VERSION  # type: ignore[attr-defined]
+
+
+def install() -> None:
+    """From now on ``import dgl``, and ``import dgl.distributed`` and so on, give this library.
+
+    Call it before the first ``import dgl`` of a script; or start the script by ``python -m mpigraph run --as-dgl``,
+    which does. A second call does nothing.
+
+    Raises:
+        InvalidArgumentError: the real dgl is loaded already.
+    """
+    loaded = sys.modules.get("dgl")
+    if loaded is not None and not isinstance(loaded, _Module):
+        where = getattr(loaded, "__file__", None)
+        raise InvalidArgumentError(
+            f"dgl is loaded already (from {where}): call mpigraph.compat.dgl.install() before the first 'import dgl'"
+        )
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())  # type: ignore[arg-type]
+
+
+def _look_up(module: str, name: str) -> Any:
+    """What a name of one of DGL's modules means here. Raises AttributeError that says what to do."""
+    sources = MODULES[module]
+    if name in sources.names:
+        home, _, original = sources.names[name].partition(":")
+        found = import_module(home)
+        return getattr(found, original) if original else found
+    for home in sources.homes:
+        found = import_module(home)
+        if hasattr(found, name) and not _is_foreign(found, name):
+            return getattr(found, name)
+    raise AttributeError(advice(module, name), name=name)
+
+
+def _is_foreign(module: ModuleType, name: str) -> bool:
+    """Whether a module only uses a name, such as ``torch``, instead of offering it."""
+    offered = getattr(module, "__all__", None)
+    return offered is not None and name not in offered

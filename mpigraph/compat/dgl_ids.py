@@ -1,0 +1,110 @@
+"""DGL's functions on graphs that take *homogeneous* ids where a graph has types.
+
+DGL up to 0.6, and some of its functions since, number the nodes and edges of all types together, part after part, and
+within a part type after type (:class:`.RangePartitionBook` converts). What is given with types is as elsewhere here.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from mpigraph import dataloading
+from mpigraph.distgraph.graph import DistGraph
+from mpigraph.errors import InvalidArgumentError
+from mpigraph.graphs.fields import EID, IdsLike
+from mpigraph.graphs.hetero import HeteroGraph, graph
+
+__all__ = ["find_edges", "in_degrees", "in_subgraph", "out_degrees", "sample_etype_neighbors", "sample_neighbors"]
+
+
+def sample_neighbors(g: Any, nodes: Any, fanout: Any, *args: Any, **options: Any) -> Any:
+    """Sample in-neighbours, as :func:`mpigraph.distributed.sample_neighbors` does.
+
+    Of a graph with several node types, ``nodes`` without types are homogeneous ids. The result is then a graph without
+    types, whose nodes and ``edata[EID]`` are homogeneous ids, too, as in DGL.
+
+    Collective on the trainers when hosts are far; local when all are near.
+    """
+    if fanout is None:
+        fanout = -1
+    if not isinstance(g, DistGraph):
+        in_memory: Any = getattr(dataloading, "sample_neighbors", None)
+        if in_memory is None:
+            raise InvalidArgumentError(f"neighbours are sampled from a DistGraph (got {type(g).__name__})")
+        return in_memory(g, nodes, fanout, *args, **options)
+    if isinstance(nodes, Mapping) or len(g.ntypes) == 1:
+        return g.sample_neighbors(nodes, fanout, *args, **options)
+    book = g.get_partition_book()
+    kinds, ids = book.map_to_per_ntype(nodes)
+    by_type = {ntype: ids[kinds == t] for t, ntype in enumerate(g.ntypes)}
+    return _homogeneous(g, g.sample_neighbors(by_type, fanout, *args, **options))
+
+
+sample_etype_neighbors = sample_neighbors
+
+
+def in_subgraph(g: Any, nodes: Any, **options: Any) -> Any:
+    """All in-edges of nodes, as :func:`sample_neighbors` returns them; of a graph in memory, its own method.
+
+    Collective on the trainers when hosts are far; local when all are near.
+    """
+    if isinstance(g, DistGraph):
+        return sample_neighbors(g, nodes, -1)
+    return g.in_subgraph(nodes, **options)
+
+
+def find_edges(g: DistGraph, edge_ids: IdsLike) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sources and destinations of edges, int64[n] each; homogeneous ids where the graph has several relations.
+
+    One-sided; the target does nothing.
+    """
+    if len(g.canonical_etypes) == 1:
+        return g.find_edges(edge_ids)
+    book = g.get_partition_book()
+    kinds, ids = book.map_to_per_etype(edge_ids)
+    src, dst = torch.empty_like(ids), torch.empty_like(ids)
+    for number, relation in enumerate(g.canonical_etypes):
+        mine = kinds == number
+        ends = g.find_edges(ids[mine], relation)
+        src[mine], dst[mine] = (
+            book.map_to_homo_nid(some, ntype) for some, ntype in zip(ends, relation[::2], strict=True)
+        )
+    return src, dst
+
+
+def in_degrees(g: DistGraph, v: IdsLike) -> torch.Tensor:
+    """In-degrees of nodes, int64[n]; homogeneous ids, and edges of all relations, where the graph has several.
+
+    One-sided; the target does nothing.
+    """
+    return _degrees(g, v, side=2)
+
+
+def out_degrees(g: DistGraph, u: IdsLike) -> torch.Tensor:
+    """Out-degrees of nodes, int64[n], as :func:`in_degrees`. One-sided; the target does nothing."""
+    return _degrees(g, u, side=0)
+
+
+def _degrees(g: DistGraph, nodes: IdsLike, side: int) -> torch.Tensor:
+    kinds, ids = g.get_partition_book().map_to_per_ntype(nodes)
+    degrees = torch.zeros_like(ids)
+    for relation in g.canonical_etypes:
+        mine = kinds == g.get_ntype_id(relation[side])
+        read = g.in_degrees if side else g.out_degrees
+        degrees[mine] += read(ids[mine], relation)
+    return degrees
+
+
+def _homogeneous(g: DistGraph, frontier: HeteroGraph) -> HeteroGraph:
+    """A sampled graph without its types."""
+    book = g.get_partition_book()
+    columns: list[tuple[torch.Tensor, ...]] = [(torch.empty(0, dtype=torch.int64),) * 3]
+    for relation in g.canonical_etypes:
+        src, dst = frontier.all_edges(etype=relation)
+        eids = book.map_to_homo_eid(frontier.edges[relation].data[EID], relation)
+        columns.append((book.map_to_homo_nid(src, relation[0]), book.map_to_homo_nid(dst, relation[2]), eids))
+    src, dst, eids = (torch.cat(some) for some in zip(*columns, strict=True))
+    made = graph((src, dst), num_nodes=g.num_nodes())
+    made.edata[EID] = eids
+    return made

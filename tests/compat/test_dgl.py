@@ -1,0 +1,272 @@
+"""The alias ``dgl``: what it offers under which name, what it refuses, and that it is there only when asked for."""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from jobs import clean_environment, run_job
+from layouts import SharedJob
+from oracle import NUM_NODES
+
+import mpigraph as mg
+import mpigraph.distributed as dist
+from mpigraph.cli.main import main
+from mpigraph.compat.dgl import install
+from mpigraph.compat.dgl_names import MODULES
+from mpigraph.errors import GraphDataError, InvalidArgumentError
+from mpigraph.session import context
+
+# Names that scripts for DGL take, in the places where they take them from.
+TAKEN = """
+dgl: NID EID NTYPE ETYPE ALL DGLError DGLGraph DGLHeteroGraph graph heterograph to_bidirected to_block to_homogeneous
+dgl: distributed dataloading nn function data sampling transforms ops from_networkx from_scipy backend_name __version__
+dgl.base: DGLError NID EID
+dgl.data: register_data_args load_data
+dgl.data.utils: load_graphs save_graphs load_tensors save_tensors Subset makedirs split_dataset generate_mask_tensor
+dgl.dataloading: NeighborSampler MultiLayerNeighborSampler MultiLayerFullNeighborSampler BlockSampler NodeCollator
+dgl.dataloading: EdgeCollator DistNodeDataLoader DistEdgeDataLoader DistDataLoader NodeDataLoader EdgeDataLoader
+dgl.dataloading: DataLoader
+dgl.dataloading: as_edge_prediction_sampler negative_sampler
+dgl.dataloading.negative_sampler: Uniform GlobalUniform PerSourceUniform
+dgl.dataloading.pytorch: NodeDataLoader EdgeDataLoader
+dgl.distributed: initialize exit_client DistGraph DistTensor DistEmbedding DistDataLoader DistNodeDataLoader node_split
+dgl.distributed: DistEdgeDataLoader edge_split partition_graph load_partition load_partition_book load_partition_feats
+dgl.distributed: GraphPartitionBook RangePartitionBook PartitionPolicy NodePartitionPolicy EdgePartitionPolicy optim
+dgl.distributed: nn role
+dgl.distributed: sample_neighbors sample_etype_neighbors in_subgraph find_edges in_degrees out_degrees SparseAdam
+dgl.distributed: NodeCollator EdgeCollator SparseAdagrad constants get_rank get_num_client client_barrier
+dgl.distributed.constants: DEFAULT_NTYPE DEFAULT_ETYPE MAX_QUEUE_SIZE
+dgl.distributed.dist_dataloader: NodeCollator EdgeCollator DistDataLoader
+dgl.distributed.dist_graph: DistGraph node_split edge_split
+dgl.distributed.dist_tensor: DistTensor
+dgl.distributed.graph_partition_book: RangePartitionBook PartitionPolicy
+dgl.distributed.nn: DistEmbedding
+dgl.distributed.nn.pytorch: DistEmbedding
+dgl.distributed.optim: SparseAdam SparseAdagrad
+dgl.distributed.optim.pytorch: SparseAdam SparseAdagrad
+dgl.distributed.partition: partition_graph load_partition
+dgl.distributed.role: get_global_rank get_trainer_rank get_num_trainers get_rank get_role
+dgl.function: u_dot_v copy_u sum mean
+dgl.nn: SAGEConv GraphConv GATConv HeteroGraphConv WeightBasis EdgePredictor
+dgl.nn.functional: edge_softmax
+dgl.nn.pytorch: SAGEConv RelGraphConv HGTConv
+dgl.nn.pytorch.conv: SAGEConv
+dgl.ops: edge_softmax
+dgl.sampling: sample_neighbors MultiLayerNeighborSampler NodeDataLoader
+dgl.transforms: to_block to_bidirected
+dgl.utils: expand_as_pair
+"""
+
+
+def forget() -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "dgl"]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def dgl() -> Iterator[ModuleType]:
+    """The alias, gone after the test."""
+    before = list(sys.meta_path)
+    forget()
+    install()
+    try:
+        yield import_module("dgl")
+    finally:
+        sys.meta_path[:] = before
+        forget()
+
+
+def test_every_name_that_scripts_take_is_there(dgl: ModuleType) -> None:
+    for line in TAKEN.strip().splitlines():
+        module, _, names = line.partition(": ")
+        for name in names.split():
+            assert getattr(import_module(module), name) is not None, line
+            exec(f"from {module} import {name}", {})
+
+
+def test_the_whole_table_leads_somewhere(dgl: ModuleType) -> None:
+    for name, sources in MODULES.items():
+        module = import_module(name)
+        assert all(hasattr(module, listed) for listed in sources.names), name
+        assert set(sources.names) <= set(dir(module))
+
+
+def test_objects_are_the_librarys_own(dgl: ModuleType) -> None:
+    assert dgl.distributed.DistGraph is dist.DistGraph
+    assert dgl.distributed.DistNodeDataLoader is dgl.dataloading.DistNodeDataLoader is dist.DistNodeDataLoader
+    assert dgl.nn.pytorch.SAGEConv is mg.nn.SAGEConv and dgl.DGLGraph is mg.HeteroGraph
+    assert dgl.distributed is sys.modules["dgl.distributed"]  # not the library's, which lacks DGL's other names
+    assert issubclass(dgl.dataloading.NeighborSampler, mg.dataloading.NeighborSampler)
+
+
+def test_what_the_library_gets_later_comes_through(dgl: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    new = type("NewConv", (torch.nn.Module,), {})
+    monkeypatch.setattr(mg.nn, "NewConv", new, raising=False)
+    monkeypatch.setattr(mg.nn, "__all__", [*mg.nn.__all__, "NewConv"])
+    assert dgl.nn.NewConv is dgl.nn.pytorch.NewConv is new
+    assert not hasattr(dgl.nn, "torch")
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "instead"),
+    [
+        ("dgl.distributed", "KVServer", "DistTensor"),
+        ("dgl.distributed", "rpc", "torch.distributed or mpi4py"),
+        ("dgl.distributed", "start_server", "num_servers"),
+        ("dgl.distributed", "dgl_partition_to_graphbolt", "no conversion"),
+        ("dgl", "graphbolt", "no conversion"),
+        ("dgl.data", "RedditDataset", "mpigraph partition reads"),
+        ("dgl", "knn_graph", "stands in for dgl"),
+    ],
+)
+def test_what_cannot_exist_says_what_to_do(dgl: ModuleType, module: str, name: str, instead: str) -> None:
+    with pytest.raises(AttributeError, match=f"no {module}.{name}: .*{instead}|no {module}.{name} .*{instead}"):
+        getattr(import_module(module), name)
+    with pytest.raises(ImportError, match=instead):
+        exec(f"from {module} import {name}", {})
+    with pytest.raises(ImportError, match=instead):
+        import_module(f"{module}.{name}")
+
+
+def test_nothing_happens_on_import_and_the_real_one_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "import mpigraph, mpigraph.compat, sys\nassert not [f for f in sys.meta_path if 'mpigraph' in repr(f)]\n"
+    code += "try:\n    import dgl\nexcept ModuleNotFoundError:\n    print('none')"
+    done = run_job([sys.executable, "-c", code], clean_environment())
+    assert done.status == 0 and done.stdout == "none\n", done.output
+    monkeypatch.setitem(sys.modules, "dgl", ModuleType("dgl"))
+    before = list(sys.meta_path)
+    with pytest.raises(InvalidArgumentError, match="dgl is loaded already"):
+        install()
+    assert sys.meta_path == before
+
+
+def test_a_second_install_changes_nothing(dgl: ModuleType) -> None:
+    before = list(sys.meta_path)
+    install()
+    assert sys.meta_path == before and import_module("dgl") is dgl
+
+
+def test_loaders_of_older_versions(dgl: ModuleType, job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    seeds = torch.arange(g.rank(), 40)
+    sampler = dgl.dataloading.MultiLayerNeighborSampler([None, 3], return_eids=True)
+    options = {"batch_size": 9, "seed": 2}
+    made = dgl.dataloading.NodeDataLoader(g, seeds, sampler, "cpu", use_ddp=True, num_workers=4, **options)
+    other = dgl.dataloading.DataLoader(g, seeds, sampler, persistent_workers=True, prefetch_factor=2, **options)
+    same = dist.DistNodeDataLoader(g, seeds, mg.dataloading.NeighborSampler([-1, 3]), **options)
+    assert isinstance(made, dist.DistNodeDataLoader) and len(made.dataset) == len(seeds)
+    for ours, more, theirs in zip(made, other, same, strict=True):
+        assert torch.equal(ours[0], theirs[0]) and torch.equal(more[0], theirs[0])
+    eids = torch.arange(30)
+    edges = dgl.dataloading.EdgeDataLoader(g, eids, sampler, exclude="self", batch_size=30, num_workers=1)
+    _, pairs, _ = next(edges)
+    assert pairs.num_edges() == 30
+    with pytest.raises(StopIteration):
+        next(edges)
+    assert next(edges)[1].num_edges() == 30  # the next pass
+    edges.close()
+    with pytest.raises(InvalidArgumentError, match=r"fanouts come first.*NeighborSampler\(\[10, 25\]\)"):
+        dgl.dataloading.NeighborSampler(g, [10, 25], None, "cpu")
+    with pytest.raises(InvalidArgumentError, match="g must be a DistGraph"):
+        dist.DistNodeDataLoader(mg.graph(([0], [1])), [0], sampler)
+    g.barrier()
+
+
+def test_functions_on_homogeneous_ids(dgl: ModuleType, job: SharedJob, typed_oracle: str) -> None:
+    g = job.open(typed_oracle)
+    book = g.get_partition_book()
+    nodes = torch.arange(g.rank(), g.num_nodes(), 5)
+    frontier = dgl.distributed.in_subgraph(g, nodes)
+    assert frontier.num_nodes() == g.num_nodes()
+    src, dst = dgl.distributed.find_edges(g, frontier.edata[dgl.EID])
+    assert torch.equal(torch.stack(frontier.edges()), torch.stack([src, dst]))
+    assert torch.equal(frontier.in_degrees(nodes), dgl.distributed.in_degrees(g, nodes))
+    kinds, ids = book.map_to_per_ntype(nodes)
+    out = torch.zeros_like(ids)
+    for relation in g.canonical_etypes:
+        mine = kinds == g.get_ntype_id(relation[0])
+        out[mine] += g.out_degrees(ids[mine], relation)
+    assert torch.equal(dgl.distributed.out_degrees(g, nodes), out)
+    by_type = dgl.distributed.sample_neighbors(g, {"paper": [1, 2]}, 2)
+    assert by_type.canonical_etypes == g.canonical_etypes
+    g.barrier()
+
+
+def test_ranks_and_constants(dgl: ModuleType, job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    role = dgl.distributed.role
+    assert role.get_global_rank() == role.get_trainer_rank() == role.get_rank("default") == g.rank()
+    assert role.get_num_trainers() == job.trainers.size and role.get_role() == "default"
+    assert dgl.distributed.constants.DEFAULT_ETYPE == ("_N", "_E", "_N") == g.canonical_etypes[0]
+    assert len(g.ndata["feat"]) == NUM_NODES
+    dgl.distributed.client_barrier()
+
+
+def test_positional_arguments_of_initialize(dgl: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[dict[str, object]] = []
+    monkeypatch.setattr(context, "initialize", lambda ip_config, **options: given.append(options))
+    dgl.distributed.initialize("ip_config.txt", 2, 4, 20 << 30, "socket", 3, seed=1)
+    dgl.distributed.initialize("ip_config.txt", dgl.distributed.MAX_QUEUE_SIZE, None, 3, True)
+    dgl.distributed.initialize(ip_config=None, num_worker_threads=2)
+    assert given == [
+        {"num_servers": 2, "num_workers": 4, "max_queue_size": 20 << 30, "net_type": "socket", "num_worker_threads": 3}
+        | {"seed": 1},
+        {"max_queue_size": 20 << 30, "net_type": None, "num_worker_threads": 3, "use_graphbolt": True},
+        {"num_worker_threads": 2},
+    ]
+    with pytest.raises(InvalidArgumentError, match="at most 4 more"):
+        dgl.distributed.initialize(None, 20 << 30, None, 1, False, 7)
+
+
+def test_helpers_of_data(dgl: ModuleType, tmp_path: Path) -> None:
+    g = mg.heterograph({("a", "r", "b"): ([0, 1], [2, 0]), ("b", "s", "b"): ([], [])}, {"a": 2, "b": 3})
+    g.nodes["a"].data["x"] = torch.rand(2, 3)
+    g.edges["r"].data["w"] = torch.tensor([1, 2])
+    dgl.save_graphs(str(tmp_path / "g.bin"), [g, mg.graph(([0], [1]))], {"y": torch.tensor([5])})
+    (first, second), labels = dgl.load_graphs(str(tmp_path / "g.bin"))
+    assert first.canonical_etypes == g.canonical_etypes and first.num_nodes("b") == 3 and second.num_edges() == 1
+    assert torch.equal(first.nodes["a"].data["x"], g.nodes["a"].data["x"]) and labels["y"].tolist() == [5]
+    assert torch.equal(first.edges["r"].data["w"], torch.tensor([1, 2])) and first.edges(etype="r")[1].tolist() == [
+        2,
+        0,
+    ]
+    assert dgl.data.utils.load_graphs(str(tmp_path / "g.bin"), [1])[0][0].num_nodes() == 2
+    for bad in (b"DGL", b""):
+        (tmp_path / "bad.bin").write_bytes(bad)
+        with pytest.raises(GraphDataError, match="DGL's files are another format"):
+            dgl.data.utils.load_tensors(tmp_path / "bad.bin")
+    with pytest.raises(InvalidArgumentError, match="bfloat16"):
+        dgl.data.utils.save_tensors(tmp_path / "t", {"x": torch.zeros(1, dtype=torch.bfloat16)})
+    parser = argparse.ArgumentParser()
+    dgl.data.register_data_args(parser)
+    with pytest.raises(InvalidArgumentError, match="'reddit' is not downloaded"):
+        dgl.data.load_data(parser.parse_args(["--dataset", "reddit"]))
+    pieces = dgl.data.utils.split_dataset(list("abcdefghij"), [0.5, 0.3, 0.2], shuffle=True, random_state=1)
+    assert [len(piece) for piece in pieces] == [5, 3, 2]
+    assert sorted(piece[i] for piece in pieces for i in range(len(piece))) == list("abcdefghij")
+    assert dgl.data.utils.idx2mask([1, 3], 4).tolist() == [False, True, False, True]
+    assert dgl.data.utils.generate_mask_tensor(np.array([1, 0])).dtype == torch.bool
+
+
+def test_run_is_python(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, helper, dgl\nprint(sys.argv, __name__, __file__, sys.modules['__main__'].dgl is dgl)\nsys.exit(3)"
+    )
+    (tmp_path / "helper.py").write_text("")
+    python = [sys.executable, "-m", "mpigraph", "run"]
+    done = run_job([*python, "--as-dgl", script, "--as-dgl", "-m", "x"], clean_environment(), cwd=tmp_path.parent)
+    assert done.status == 3, done.output
+    assert done.stdout == f"{[str(script), '--as-dgl', '-m', 'x']} __main__ {script} True\n"
+    done = run_job([*python, script], clean_environment())
+    assert done.status == 1 and "No module named 'dgl'" in done.stderr and "Traceback" in done.stderr
+    done = run_job([*python, "--as-dgl", "-m", "script", "1"], clean_environment(), cwd=tmp_path)
+    assert done.status == 3 and "'1'] __main__" in done.stdout, done.output
+    assert main(["run", str(tmp_path / "missing.py")]) == 2
+    assert "cannot read" in capsys.readouterr().err

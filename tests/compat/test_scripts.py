@@ -1,0 +1,123 @@
+"""Scripts as users of DGL write them, unmodified: one rank, two, and four on two pretended nodes, with servers."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import layouts
+import numpy as np
+import pytest
+import torch
+from jobs import ROOT, mpiexec, run, warm_python
+
+import mpigraph as mg
+
+SCRIPTS = ROOT / "tests" / "compat" / "scripts"
+CLASSES = 4
+STARTS = {1: [], 2: ["MPIGRAPH_NUM_SERVERS=0"], 4: ["MPIGRAPH_RANKS_PER_NODE=2"]}  # far rows and servers on four
+
+
+def plain() -> mg.HeteroGraph:
+    g = mg.data.generate(1000, 16000, feat_dim=16, num_classes=CLASSES, homophily=0.9)
+    for ours, theirs in (("feat", "features"), ("label", "labels")):
+        g.ndata[theirs] = g.ndata.pop(ours)
+    return g
+
+
+def typed() -> mg.HeteroGraph:
+    """Papers of four classes, which cite papers and have authors of their class; labels are in weak features."""
+    random = np.random.default_rng(0)
+    papers, authors = 600, 200
+    label = random.integers(0, CLASSES, papers)
+    of_class = [np.flatnonzero(label == c) for c in range(CLASSES)]
+    cites = np.repeat(np.arange(papers), 4), np.concatenate([random.choice(of_class[c], 4) for c in label])
+    writers = np.concatenate([random.choice(authors // CLASSES, 3, replace=False) * CLASSES + c for c in label])
+    written = np.repeat(np.arange(papers), 3)
+    g = mg.heterograph(
+        {
+            ("author", "writes", "paper"): (writers, written),
+            ("paper", "cites", "paper"): cites,
+            ("paper", "rev-writes", "author"): (written, writers),
+        },
+        {"author": authors, "paper": papers},
+    )
+    hidden = 0.5 * np.eye(CLASSES)[label] + 0.5 * random.standard_normal((papers, CLASSES))
+    data = g.nodes["paper"].data
+    data["feat"], data["labels"] = torch.tensor(hidden, dtype=torch.float32), torch.tensor(label)
+    data["train_mask"] = torch.arange(papers) % 2 == 0
+    data["val_mask"] = torch.arange(papers) % 2 == 1
+    return g
+
+
+_written: dict[Callable[[], mg.HeteroGraph], Path] = {}
+
+
+def parts_of(make: Callable[[], mg.HeteroGraph], tmp_path: Path) -> Path:
+    """The configuration of a graph in two parts, made once by each rank that tests."""
+    if make not in _written:
+        folder = (
+            tmp_path / "parts" if layouts.FOLDER is None else layouts.FOLDER / f"{make.__name__}-{layouts.WORLD.rank}"
+        )
+        mg.distributed.partition_graph(make(), "g", 2, folder, part_method="random")
+        _written[make] = folder / "g.json"
+    return _written[make]
+
+
+def start(ranks: int, script: str, part_config: Path, *flags: object, cwd: Path) -> str:
+    env = ["env", f"MPIGRAPH_PART_CONFIG={part_config}", *STARTS[ranks]]
+    command = ["-m", "mpigraph", "run", "--as-dgl", SCRIPTS / script]
+    return run(*mpiexec(ranks), *env, *warm_python(), *command, *flags, cwd=cwd)
+
+
+def on(few: int) -> pytest.MarkDecorator:
+    """Runs a test on one number of ranks here, and in the slow tests on the others."""
+    marks = [pytest.param(ranks, marks=[] if ranks == few else pytest.mark.slow) for ranks in STARTS]
+    return pytest.mark.parametrize("ranks", marks)
+
+
+def numbers(output: str) -> list[float]:
+    return [float(number) for number in re.findall(r"(?<=[ a-z])\d+\.?\d*", output.strip().splitlines()[-1])]
+
+
+@on(4)
+def test_node_classification(ranks: int, tmp_path: Path) -> None:
+    config = parts_of(plain, tmp_path)
+    output = start(
+        ranks, "node_classification.py", config, "--graph_name", "g", "--ip_config", "ip_config.txt", "--part_config",
+        config, "--use_graphbolt", cwd=tmp_path,
+    )  # fmt: skip
+    (accuracy,) = re.findall(r"^Val Acc ([\d.]+)$", output, re.MULTILINE)
+    assert float(accuracy) > 0.7, output  # a quarter by chance
+
+
+@on(2)
+def test_unsupervised(ranks: int, tmp_path: Path) -> None:
+    config = parts_of(plain, tmp_path)
+    flags = ("--graph_name", "g", "--part_config", config, "--out", tmp_path / "emb.pt")
+    before, after = numbers(start(ranks, "unsupervised.py", config, *flags, cwd=tmp_path))
+    assert after < before
+    saved = torch.load(tmp_path / "emb.pt", weights_only=True)  # a plain tensor
+    assert torch.equal(saved, torch.arange(1000.0)[:, None].expand(-1, 16))
+
+
+@on(4)
+def test_entity_classification(ranks: int, tmp_path: Path) -> None:
+    config = parts_of(typed, tmp_path)
+    output = start(ranks, "entity_classify.py", config, "--graph-name", "g", "--conf-path", config, cwd=tmp_path)
+    (accuracy,) = re.findall(r"^Val Acc ([\d.]+)$", output, re.MULTILINE)
+    assert float(accuracy) > 0.7, output  # a quarter by chance
+
+
+@on(4)
+def test_link_prediction(ranks: int, tmp_path: Path) -> None:
+    config = parts_of(typed, tmp_path)
+    edges, reverse = numbers(start(ranks, "link_prediction.py", config, "--graph-name", "g", cwd=tmp_path))
+    assert edges == 1800 and reverse > 0
+
+
+@on(1)
+def test_older_scripts(ranks: int, tmp_path: Path) -> None:
+    config = parts_of(typed, tmp_path)
+    flags = ("--graph-name", "g", "--conf-path", config)
+    edges, seeds = numbers(start(ranks, "older.py", config, *flags, cwd=tmp_path))
+    assert edges > 0 and seeds == 300
