@@ -129,6 +129,8 @@ def _as_relation(name: str) -> Relation:
 def _edges(metadata: _Metadata, relation: Relation, sizes: Sequence[int]) -> tuple[RowArray, RowArray]:
     what = f"edges of {relation_key(relation)!r}"
     name, options, paths = metadata.files(what, metadata.tables("edges", relation_key(relation)))
+    if name == "csv" and not sum(sizes):  # whose empty files tell no columns
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
     if name != "numpy":
         columns = _columns(metadata, what, name, options, paths, sizes)
         if len(columns) < 2:
@@ -172,6 +174,9 @@ def _columns(
     if name not in ("csv", "parquet"):
         raise GraphDataError(f"{metadata.path}: {what} has format {name!r} (known: numpy, parquet, csv)")
     _check_rows(metadata, what, paths, None, sizes)
+    if name == "csv" and len(paths) == len(sizes):  # a file without rows tells no columns
+        filled = [number for number, size in enumerate(sizes) if size] or [0]
+        paths, sizes = [paths[number] for number in filled], [sizes[number] for number in filled]
     columns, lengths = read_columns(paths, name, str(options.get("delimiter", " ")), metadata.scratch)
     _check_rows(metadata, what, paths, lengths, sizes)
     return columns
