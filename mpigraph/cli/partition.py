@@ -31,13 +31,13 @@ from mpigraph.storage.part_config import PartConfig
 __all__ = ["add_parser"]
 
 _INPUTS = (
-    "an .npz, HDF5, .csv or .parquet file, or the .json of a partitioned graph, also of DGL; or the directory of a "
-    "generated graph, of OGB, MAG240M, DGL's chunked format or PyG's Partitioner, or of .csv or .parquet files "
-    "(examples/README.md)"
+    "an .npz, HDF5, .csv, .parquet or METIS (.graph) file, or the .json of a partitioned graph, also of DGL; or the "
+    "directory of a generated graph, of OGB, MAG240M, DGL's chunked format or PyG's Partitioner, or of .csv or "
+    ".parquet files (examples/README.md)"
 )
 _METHOD = "metis"
 _OF_PYG = "META.json"
-_ENDINGS = re.compile(r"\.(npz|json|h5|hdf5|pq|parquet|(csv|tsv|txt)(\.gz)?)$")
+_ENDINGS = re.compile(r"\.(npz|json|graph|metis|h5|hdf5|pq|parquet|(csv|tsv|txt)(\.gz)?)$")
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

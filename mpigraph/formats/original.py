@@ -16,7 +16,7 @@ from mpigraph.partition.source import EDGES_PER_CHUNK, Feature, GraphSource
 from mpigraph.partition.spill import Scratch
 from mpigraph.storage.part_config import PartConfig
 
-__all__ = ["Original", "renamed", "wide_rows"]
+__all__ = ["Original", "renamed"]
 
 
 @dataclass(eq=False)
@@ -95,15 +95,6 @@ class Original:
         for begin, end in _chunks(len(ids)):
             found[ids[begin:end]] = values[begin:end]
         return found
-
-
-def wide_rows(feature: Feature, rows: Array) -> Array:
-    """Return rows of a feature as they were before they were stored in 16 bits; bfloat16 as uint16, bool as uint8."""
-    if not feature.narrow:
-        return rows
-    if feature.narrow == "bfloat16":
-        rows = (rows.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    return rows.astype(feature.dtype)
 
 
 def renamed(names: Mapping[str, str], features: Mapping[str, Feature]) -> dict[str, Feature]:

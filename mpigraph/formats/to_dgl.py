@@ -19,9 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from mpigraph.arrays import I64, Array
+from mpigraph.arrays import I64
 from mpigraph.errors import InvalidArgumentError, check_integer
-from mpigraph.formats.original import Original, renamed, wide_rows
+from mpigraph.formats.feature_tensors import as_numpy
+from mpigraph.formats.original import Original, renamed
 from mpigraph.metadata.schema import relation_key
 from mpigraph.partition.dgl_chunked import METADATA
 from mpigraph.partition.npy_files import storage_errors
@@ -146,15 +147,6 @@ class _Writer:
             bounds = self._bounds(len(rows))
             files = [f"{folder}/{name}-{chunk}.npy" for chunk in range(self.num_chunks)]
             for chunk, file in enumerate(files):
-                np.save(self.folder / file, _as_numpy(feature, rows[bounds[chunk] : bounds[chunk + 1]]))
+                np.save(self.folder / file, as_numpy(feature, rows[bounds[chunk] : bounds[chunk + 1]]))
             found[name] = {"format": {"name": "numpy"}, "data": files}
         return found
-
-
-def _as_numpy(feature: Feature, rows: Array) -> Array:
-    rows = wide_rows(feature, rows)
-    if feature.dtype == "bool":
-        return rows.astype(np.bool_)
-    if feature.dtype == "bfloat16":
-        return (rows.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    return rows

@@ -16,7 +16,8 @@ import torch
 
 from mpigraph.arrays import I64, Array
 from mpigraph.errors import InvalidArgumentError, StorageError
-from mpigraph.formats.original import Original, renamed, wide_rows
+from mpigraph.formats.feature_tensors import as_tensor_rows
+from mpigraph.formats.original import Original, renamed
 from mpigraph.formats.pyg_parts import METADATA
 from mpigraph.metadata.schema import Schema, relation_key
 from mpigraph.partition.npy_files import storage_errors
@@ -121,9 +122,9 @@ class _Writer:
         features = self.node_feats[ntype]
         own = torch.from_numpy(ids[begin:end].copy())
         table: dict[str, Any] = {"global_id": own + self.node_bases[ntype_id], "id": own}
-        table["feats"] = {n: _tensor(f, f.values[begin:end]) for n, f in features.items() if n != _TIME}
+        table["feats"] = {n: as_tensor_rows(f, f.values[begin:end]) for n, f in features.items() if n != _TIME}
         if _TIME in features:  # PyG wants the times of all nodes in each part
-            table[_TIME] = _tensor(features[_TIME], self._times(ntype_id, features))
+            table[_TIME] = as_tensor_rows(features[_TIME], self._times(ntype_id, features))
         return table
 
     def _times(self, ntype_id: int, features: Features) -> Array:
@@ -145,7 +146,7 @@ class _Writer:
             "col": torch.from_numpy(dst[order]),
             "size": (sizes[src_type], sizes[dst_type]),
         }
-        rows = {name: _tensor(f, np.asarray(f.values[begin:end])[order]) for name, f in features.items()}
+        rows = {name: as_tensor_rows(f, np.asarray(f.values[begin:end])[order]) for name, f in features.items()}
         times = rows.pop(_TIME, None)
         told: dict[str, Any] = {"feats": rows} if rows else {}
         if rows and len(ids):  # PyG asks for the largest
@@ -179,12 +180,3 @@ def _save(content: object, path: Path) -> None:
         torch.save(content, path)
     except RuntimeError as error:  # what torch makes of a full disk
         raise StorageError(f"{path}: cannot write: {error}") from error
-
-
-def _tensor(feature: Feature, rows: Array) -> torch.Tensor:
-    rows = wide_rows(feature, np.array(rows))
-    if feature.dtype == "bool":
-        return torch.from_numpy(rows.astype(np.bool_))
-    if feature.dtype == "bfloat16":
-        return torch.from_numpy(rows.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(rows)
