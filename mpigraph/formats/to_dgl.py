@@ -108,8 +108,10 @@ class _Writer:
             "graph_name": graph.config.graph_name,
             "node_type": list(ntypes),
             "num_nodes_per_chunk": [np.diff(self._bounds(count)).tolist() for count in source.num_nodes],
+            "num_nodes_per_type": list(source.num_nodes),  # which later versions read instead
             "edge_type": keys,
             "num_edges_per_chunk": [np.diff(self._bounds(count)).tolist() for count in source.edge_counts],
+            "num_edges_per_type": source.edge_counts,
             "edges": edges,
             "node_data": {ntype: tables for ntype, tables in node_data.items() if tables},
             "edge_data": {key: tables for key, tables in edge_data.items() if tables},

@@ -61,10 +61,15 @@ def check_equal(found: Path, given: Path) -> None:
 @pytest.mark.parametrize("make", [typed, plain])
 @pytest.mark.parametrize("target", ["dgl", "pyg"])
 def test_export_and_partition_again(tmp_path, make, target):
+    """The chunks' own counts are read in the next test."""
     given = partition_source(make(), "g", 3, tmp_path / "in", "random", seed=4).config_path
     out = tmp_path / target
     run("export", given, "--format", target, "-o", out)
     # a relation with fewer edges than there are chunks has files without a line
+    if target == "dgl":  # as later versions of DGL have it
+        metadata = json.loads((out / "metadata.json").read_text())
+        del metadata["num_nodes_per_chunk"], metadata["num_edges_per_chunk"]
+        (out / "metadata.json").write_text(json.dumps(metadata))
     kept = ["--assignment", out / "partition", "--parts", 3] if target == "dgl" else []
     run("partition", out, *kept, "--name", "g", "-o", tmp_path / "again")
     check_equal(tmp_path / "again" / "g.json", given)
@@ -83,6 +88,8 @@ def test_the_chunks_of_dgl_are_as_documented(tmp_path):
     text = "".join((tmp_path / "out" / name).read_text() for name in entry["data"])
     edges = np.array([line.split(" ") for line in text.splitlines()], int)
     assert np.array_equal(edges, np.stack([np.asarray(end) for end in source.edges[1]], 1))
+    run("partition", tmp_path / "out", "--assignment", tmp_path / "out" / "partition", "-o", tmp_path / "again")
+    assert read_partition(tmp_path / "again" / "out.json").num_nodes == source.num_nodes
     files = metadata["node_data"]["paper"]["number"]["data"]
     assert np.array_equal(np.concatenate([np.load(tmp_path / "out" / name) for name in files]), np.arange(90))
     assert np.load(tmp_path / "out" / metadata["node_data"]["paper"]["third"]["data"][0]).dtype == bool

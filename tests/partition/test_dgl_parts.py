@@ -228,6 +228,30 @@ def write_by_dgl(python: str, folder: Path, source: GraphSource) -> dict[str, np
     return dict(np.load(folder / "parts" / "mapping.npz"))
 
 
+def check_same_blocks(found: GraphSource, source: GraphSource, mapping: dict[str, np.ndarray], folder: Path) -> None:
+    """Check that the original graph with DGL's assignment has the same nodes, edges and neighbours in each part.
+
+    By original ids, since DGL numbers the nodes of a part in an order of its own.
+    """
+    parts = np.empty(sum(source.num_nodes), np.int64)
+    begin = 0
+    for ntype, count in zip(found.schema.ntypes, found.num_nodes, strict=True):
+        parts[begin + mapping[ntype]] = found.parts.of_nodes[begin : begin + count]
+        begin += count
+    direct = read_partition(partition_source(source, "g", 3, folder, "given", assignment=parts).config_path)
+    assert np.array_equal(found.parts.of_nodes, direct.parts.of_nodes)  # as many in each part, and in order
+    for r, (src_type, _, dst_type) in enumerate(found.schema.relations):
+        edges = []
+        for graph, ids in ((found, mapping), (direct, dict(zip(found.schema.ntypes, direct.node_ids, strict=True)))):
+            t = graph.schema.ntypes.index(dst_type)
+            src, dst = (np.asarray(end[:]) for end in graph.edges[r])
+            part = graph.parts.of_nodes[sum(graph.num_nodes[:t]) + dst]
+            assert (np.diff(part) >= 0).all()
+            columns = part, np.asarray(ids[dst_type][:])[dst], np.asarray(ids[src_type][:])[src]
+            edges.append(np.stack(columns, 1)[np.lexsort(columns[::-1])])
+        assert np.array_equal(*edges)
+
+
 @pytest.mark.parametrize("make", [typed, plain])
 def test_what_dgl_itself_writes(tmp_path, make):
     python = os.environ.get("DGL_PYTHON")
@@ -242,6 +266,7 @@ def test_what_dgl_itself_writes(tmp_path, make):
     check_same_graph(found, source)
     for ntype in found.schema.ntypes:
         assert np.array_equal(found.node_feats[ntype]["id"].values[:], mapping[ntype])
+    check_same_blocks(found, source, mapping, tmp_path / "direct")
     for r, relation in enumerate(found.schema.relations):
         of_dgl = mapping[relation_key(relation)]
         assert np.array_equal(of_dgl[found.edge_ids[r][:]], told(found, relation_key(relation))[:, 2])
