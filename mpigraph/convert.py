@@ -1,23 +1,31 @@
-"""Conversion of graphs of other packages to :class:`~mpigraph.graphs.hetero.HeteroGraph`.
+"""Conversion of graphs of other packages, and of files, to :class:`~mpigraph.graphs.hetero.HeteroGraph`.
 
 No other package is imported to read its graphs: they are recognised by their attributes. Features keep their names;
 what is not one number or one row of numbers for each node or edge is left out. PyG's graphs are converted in
 ``graphs/pyg.py``.
 """
 
+import os
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from mpigraph.errors import GraphDataError, InvalidArgumentError
+from mpigraph.formats.feature_tensors import as_tensor_rows
+from mpigraph.formats.pyg_parts import METADATA, read_pyg_partition
+from mpigraph.graphs.fields import EID, NID
 from mpigraph.graphs.frame import Frame
 from mpigraph.graphs.hetero import HeteroGraph, graph, heterograph
 from mpigraph.graphs.pyg import from_pyg, to_pyg
-from mpigraph.metadata.schema import DEFAULT_ETYPE, Relation
+from mpigraph.metadata.schema import DEFAULT_ETYPE, Relation, relation_key
+from mpigraph.partition.readers import read_source
+from mpigraph.partition.row_arrays import RowArray
+from mpigraph.partition.source import Feature
 
-__all__ = ["as_graph", "from_dgl", "from_networkx", "from_pyg", "from_scipy", "to_pyg"]
+__all__ = ["as_graph", "from_dgl", "from_files", "from_networkx", "from_pyg", "from_scipy", "to_pyg"]
 
 
 def as_graph(obj: Any) -> HeteroGraph:
@@ -26,13 +34,16 @@ def as_graph(obj: Any) -> HeteroGraph:
     Args:
         obj: a graph of this library (returned as it is); a pair (src, dst) or integers of shape [2, num_edges]; a
             dict (src_type, rel, dst_type) -> (src, dst); a square scipy sparse matrix; a networkx graph; a
-            ``torch_geometric.data.Data`` or ``HeteroData``; a ``DGLGraph``.
+            ``torch_geometric.data.Data`` or ``HeteroData``; a ``DGLGraph``; or a path, as :func:`from_files` takes it.
 
     Raises:
         InvalidArgumentError: it is none of these.
+        GraphDataError: a file cannot be read, or a graph contradicts itself.
     """
     if isinstance(obj, HeteroGraph):
         return obj
+    if isinstance(obj, os.PathLike) or (isinstance(obj, str) and os.path.lexists(obj)):
+        return from_files(obj)
     if isinstance(obj, Mapping):
         return heterograph(obj)
     if isinstance(obj, tuple | list | np.ndarray | torch.Tensor) and len(obj) == 2:
@@ -46,10 +57,50 @@ def as_graph(obj: Any) -> HeteroGraph:
         return from_scipy(obj)
     if hasattr(obj, "is_directed") and hasattr(obj, "edges"):
         return from_networkx(obj)
+    got = f"str {obj!r}, which is no file" if isinstance(obj, str) else type(obj).__name__
     raise InvalidArgumentError(
         "expected a graph, (src, dst), {(src_type, rel, dst_type): (src, dst)}, or a graph of scipy, networkx, "
-        f"torch_geometric or dgl (got {type(obj).__name__})"
+        f"torch_geometric or dgl, or the path of one (got {got})"
     )
+
+
+def from_files(path: str | os.PathLike[str], num_nodes: int | None = None) -> HeteroGraph:
+    """Read a graph from any file or folder that ``python -m mpigraph partition`` reads.
+
+    That includes graphs that are cut into parts, of this library, DGL or PyG. Where original ids are known that differ
+    from the numbers of nodes and edges, they are ``ndata[NID]`` and ``edata[EID]``.
+
+    Args:
+        path: an ``.npz``, HDF5, csv, parquet or METIS file, the ``.json`` of a partitioned graph, or a folder.
+        num_nodes: of an edge list in csv or parquet, if its ids are to be taken as they are.
+
+    Raises:
+        GraphDataError: there is nothing that can be read; the message names the path.
+        PartitionError, ShardFormatError: a partitioned graph is damaged.
+    """
+    path = Path(path)
+    source = read_pyg_partition(path) if (path / METADATA).is_file() else read_source(path, num_nodes)
+    schema = source.schema
+    edges = {
+        relation: (np.array(src[:], np.int64), np.array(dst[:], np.int64))
+        for relation, (src, dst) in zip(schema.relations, source.edges, strict=True)
+    }
+    result = heterograph(edges, dict(zip(schema.ntypes, source.num_nodes, strict=True)))
+    for t, ntype in enumerate(schema.ntypes):
+        ids = None if source.node_ids is None else source.node_ids[t]
+        _fill(result.nodes[ntype].data, source.node_feats.get(ntype, {}), NID, ids)
+    for r, relation in enumerate(schema.relations):
+        ids = None if source.edge_ids is None else source.edge_ids[r]
+        _fill(result.edges[relation].data, source.edge_feats.get(relation_key(relation), {}), EID, ids)
+    return result
+
+
+def _fill(frame: Frame, features: Mapping[str, Feature], ids_name: str, ids: RowArray | None) -> None:
+    """Put features and original ids into a frame."""
+    for name, feature in features.items():
+        frame[name] = as_tensor_rows(feature, feature.values[:])
+    if ids is not None:
+        frame[ids_name] = torch.from_numpy(np.array(ids[:]))
 
 
 def from_scipy(sp_mat: Any, eweight_name: str | None = None) -> HeteroGraph:

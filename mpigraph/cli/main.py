@@ -11,7 +11,7 @@ from mpigraph.errors import MPIGraphError
 
 __all__ = ["main"]
 
-_COMMANDS = ("generate", "partition", "info", "verify", "run", "launch", "copy", "stage", "bench")
+_COMMANDS = ("generate", "partition", "export", "info", "verify", "run", "launch", "copy", "stage", "bench")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,6 +50,10 @@ def _module(command: str) -> ModuleType:
         from mpigraph.cli import partition
 
         return partition
+    if command == "export":
+        from mpigraph.cli import export_graph
+
+        return export_graph
     if command == "info":
         from mpigraph.cli import info
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from mpigraph.arrays import Array
+from mpigraph.arrays import I32, Array
 from mpigraph.cli.progress import ProgressBar
 from mpigraph.cli.ranks import working_ranks
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.memory import as_bytes, free_memory, held_memory
-from mpigraph.partition.chunks import mapped_npy
+from mpigraph.partition.assignment_files import read_assignment
 from mpigraph.partition.exchange import Exchange
 from mpigraph.partition.forecast import Forecast, check_memory, ranks_on_this_node
 from mpigraph.partition.options import PART_METHODS, check_options, check_writable
@@ -31,10 +31,13 @@ from mpigraph.storage.part_config import PartConfig
 __all__ = ["add_parser"]
 
 _INPUTS = (
-    "an .npz, HDF5, .csv or .parquet file, or the .json of a partitioned graph; or the directory of a generated graph, "
-    "of OGB, MAG240M or DGL's chunked format, or of .csv or .parquet files (examples/README.md)"
+    "an .npz, HDF5, .csv, .parquet or METIS (.graph) file, or the .json of a partitioned graph, also of DGL; or the "
+    "directory of a generated graph, of OGB, MAG240M, DGL's chunked format or PyG's Partitioner, or of .csv or "
+    ".parquet files (examples/README.md)"
 )
-_ENDINGS = re.compile(r"\.(npz|json|h5|hdf5|pq|parquet|(csv|tsv|txt)(\.gz)?)$")
+_METHOD = "metis"
+_OF_PYG = "META.json"
+_ENDINGS = re.compile(r"\.(npz|json|graph|metis|h5|hdf5|pq|parquet|(csv|tsv|txt)(\.gz)?)$")
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -46,12 +49,17 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "Started by mpiexec or srun, all ranks do it together; the files are the same for any number of ranks.",
     )
     parser.add_argument("input", metavar="INPUT", help=_INPUTS)
-    parser.add_argument("--parts", type=int, required=True, help="number of parts")
-    parser.add_argument("--method", default="metis", metavar="|".join(PART_METHODS), help="(%(default)s)")
+    parser.add_argument(
+        "--parts",
+        type=int,
+        help="number of parts; without it and --method an INPUT that is cut into parts keeps its own",
+    )
+    parser.add_argument("--method", metavar="|".join(PART_METHODS), help="how nodes are assigned to parts (metis)")
     parser.add_argument(
         "--assignment",
-        metavar="FILE",
-        help=".npy file with the part of each node, types one after the other, made by other means",
+        metavar="PATH",
+        help="parts made elsewhere: a .npy file or a text file with the part of each node, or a folder with a file "
+        "for each node type (examples/README.md)",
     )
     parser.add_argument("-o", "--out", required=True, metavar="DIR", help="directory to write")
     parser.add_argument("--name", help="name of the graph (default: name of INPUT)")
@@ -100,28 +108,31 @@ def _run(arguments: argparse.Namespace) -> int:
     name = arguments.name or _ENDINGS.sub("", Path(arguments.input).resolve().name)
     with working_ranks("partition") as exchange:
         with exchange.together(f"reading {arguments.input}"):
-            check_options(name, arguments.parts, arguments.method, seed=arguments.seed)  # reading may take minutes
+            if arguments.method is not None and arguments.assignment is not None:
+                raise InvalidArgumentError("give --method or --assignment, not both")
+            parts = 1 if arguments.parts is None else arguments.parts
+            check_options(name, parts, arguments.method or _METHOD, seed=arguments.seed)  # reading may take minutes
             feat_dtype = None if arguments.feat_dtype is None else _feat_dtype(arguments.feat_dtype)
             check_writable(arguments.out)
             scratch = arguments.scratch
             if scratch is not None and not (os.path.isdir(scratch) and os.access(scratch, os.W_OK | os.X_OK)):
                 raise InvalidArgumentError(f"--scratch {scratch}: no directory that can be written to")
             check_apart(arguments.input, arguments.out)
-            source = read_source(arguments.input, arguments.nodes, arguments.scratch)
+            source = _read(Path(arguments.input), arguments.nodes, arguments.scratch)
             if arguments.undirected or arguments.add_reverse:
                 source = add_reverse_edges(source, own_relations=arguments.add_reverse)
             classes = _training_nodes(source) if arguments.balance_train else None
-            given = None if arguments.assignment is None else mapped_npy(Path(arguments.assignment))
-        method = arguments.method if given is None else "given"
+            given, num_parts = _parts(source, arguments)
+        method = "given" if given is not None else arguments.method or _METHOD
         folder = arguments.scratch or arguments.out
-        foreseen = _check_memory(source, arguments.parts, method, arguments.memory, folder, exchange)
+        foreseen = _check_memory(source, num_parts, method, arguments.memory, folder, exchange)
         if exchange.rank == 0:
             _print_forecast(source, foreseen, exchange.size)
         with ProgressBar() if exchange.rank == 0 else nullcontext(silent) as progress:
             result = partition_source(
                 source,
                 name,
-                arguments.parts,
+                num_parts,
                 arguments.out,
                 method,
                 balance_classes=classes,
@@ -137,6 +148,27 @@ def _run(arguments: argparse.Namespace) -> int:
         if exchange.rank == 0:
             _print_result(result, method)
     return 0
+
+
+def _read(path: Path, num_nodes: int | None, scratch: str | None) -> GraphSource:
+    if num_nodes is None and (path / _OF_PYG).is_file():
+        from mpigraph.formats.pyg_parts import read_pyg_partition  # torch takes seconds to load
+
+        return read_pyg_partition(path)
+    return read_source(path, num_nodes, scratch)
+
+
+def _parts(source: GraphSource, arguments: argparse.Namespace) -> tuple[I32 | None, int]:
+    """Return the part of each node, if the user or the input has chosen them, and the number of parts."""
+    if arguments.assignment is not None:
+        given = read_assignment(arguments.assignment, source.schema, source.num_nodes, arguments.parts)
+        return given, arguments.parts or 1 + int(given.max(initial=0))
+    if source.parts is None:
+        if arguments.parts is None:
+            raise InvalidArgumentError(f"--parts is needed, the number of parts: {arguments.input} is not cut yet")
+        return None, arguments.parts
+    keeps = arguments.parts is None and arguments.method is None
+    return source.parts.of_nodes if keeps else None, arguments.parts or source.parts.number
 
 
 def _print_result(result: PartitionResult, method: str) -> None:

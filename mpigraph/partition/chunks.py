@@ -26,6 +26,7 @@ __all__ = [
     "Concatenated",
     "GrowingFile",
     "NamedRows",
+    "Reordered",
     "both_ways",
     "concatenated",
     "mapped_npy",
@@ -123,6 +124,35 @@ class NamedRows(MadeRows):
     def place(self, row: int) -> str:
         """File and row."""
         return f"{self._name}, row {self._first_row + row}"
+
+
+class Reordered:
+    """Rows of an array in another order, in which they are read when they are asked for.
+
+    Args:
+        values: the array.
+        order: int64[n], which of its rows each row is.
+    """
+
+    def __init__(self, values: RowArray, order: I64) -> None:
+        self.sources: Sequence[RowArray] = (values, order)
+        self._values = values
+        self._order = order
+        self.shape: tuple[int, ...] = (len(order), *values.shape[1:])
+        self.ndim = len(self.shape)
+        self.dtype: np.dtype[Any] = values.dtype
+        self.nbytes: int = values.nbytes + order.nbytes
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: Any) -> Array:
+        found: Array = self._values[self._order[rows]]
+        return found
+
+    def place(self, row: int) -> str:
+        """File and row."""
+        return place_of(self._values, int(self._order[row]))
 
 
 class GrowingFile:

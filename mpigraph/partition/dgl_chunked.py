@@ -1,6 +1,7 @@
 """Read DGL's chunked graph format: a folder with ``metadata.json``, which names the files of every array.
 
-The format is that of DGL's ``chunk_graph.py`` and of its distributed partitioning. Names of files are relative to the
+The format is that of DGL's ``chunk_graph.py`` and of its distributed partitioning, and of GraphStorm; in later versions
+the metadata have counts by type instead of by chunk. Names of files are relative to the
 folder, or absolute, and may lead out of it, as DGL's do: look at the metadata of strangers before you read them.
 Formats of edges and of node and edge data:
 
@@ -80,6 +81,9 @@ class _Metadata:
         """Return for each type ("node" or "edge") the rows of each chunk."""
         names = self.content.get(f"{kind}_type")
         chunks = self.content.get(f"num_{kind}s_per_chunk")
+        totals = self.content.get(f"num_{kind}s_per_type")  # of later versions
+        if chunks is None and isinstance(totals, list):
+            chunks = [[total] for total in totals]
         fits = isinstance(names, list) and isinstance(chunks, list) and len(names) == len(chunks)
         if not fits or not all(
             isinstance(name, str) and isinstance(sizes, list) and all(type(size) is int and size >= 0 for size in sizes)
@@ -129,6 +133,8 @@ def _as_relation(name: str) -> Relation:
 def _edges(metadata: _Metadata, relation: Relation, sizes: Sequence[int]) -> tuple[RowArray, RowArray]:
     what = f"edges of {relation_key(relation)!r}"
     name, options, paths = metadata.files(what, metadata.tables("edges", relation_key(relation)))
+    if name == "csv" and not sum(sizes):  # whose empty files tell no columns
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
     if name != "numpy":
         columns = _columns(metadata, what, name, options, paths, sizes)
         if len(columns) < 2:
@@ -172,6 +178,11 @@ def _columns(
     if name not in ("csv", "parquet"):
         raise GraphDataError(f"{metadata.path}: {what} has format {name!r} (known: numpy, parquet, csv)")
     _check_rows(metadata, what, paths, None, sizes)
+    if name == "csv":  # a file without rows tells no columns
+        filled = [number for number, path in enumerate(paths) if not path.exists() or path.stat().st_size] or [0]
+        if len(paths) == len(sizes):
+            sizes = [sizes[number] for number in filled]
+        paths = [paths[number] for number in filled]
     columns, lengths = read_columns(paths, name, str(options.get("delimiter", " ")), metadata.scratch)
     _check_rows(metadata, what, paths, lengths, sizes)
     return columns

@@ -15,7 +15,7 @@ from mpigraph.partition.chunks import GrowingFile
 from mpigraph.partition.row_arrays import MadeRows, RowArray, place_of, release
 from mpigraph.partition.source import EDGES_PER_CHUNK
 
-__all__ = ["Distinct", "distinct_numbers", "kept_keys", "numbers_of"]
+__all__ = ["Distinct", "distinct_numbers", "kept_keys", "numbers_of", "typewise"]
 
 _LARGEST = np.iinfo(np.int64).max
 
@@ -99,3 +99,26 @@ def _chunks(columns: Sequence[RowArray]) -> Iterator[I64]:
                 raise GraphDataError(f"{place_of(column, first + row)}: id {chunk[row]} is larger than {_LARGEST}")
             yield chunk.astype(np.int64)
         release(column)
+
+
+def typewise(ids: Sequence[I64], counts: Sequence[int]) -> list[I64] | None:
+    """Return ids of several types as ids of their own type, each from 0.
+
+    Args:
+        ids: for each type int64[count], in any order: type-wise already, or of all types counted through, in any order
+            of the types.
+        counts: number of ids of each type.
+
+    Returns:
+        For each type int64[count]; None if they are neither.
+    """
+    found = []
+    bases = [int(some.min()) if len(some) else 0 for some in ids]
+    for some, base, count in zip(ids, bases, counts, strict=True):
+        shifted = some - base
+        if len(some) != count or not np.array_equal(np.sort(shifted), np.arange(count)):
+            return None
+        found.append(shifted)
+    ranges = sorted((base, base + count) for base, count in zip(bases, counts, strict=True) if count)
+    through = all(begin == end for (begin, _), (_, end) in zip(ranges, [(0, 0), *ranges], strict=False))
+    return found if through or not any(bases) else None

@@ -1,10 +1,11 @@
 """Read graphs from files into a :class:`~mpigraph.partition.source.GraphSource`. numpy only, no pickle.
 
-The inputs: an ``.npz`` or HDF5 file, a directory of ``.npy`` files as ``python -m mpigraph generate`` writes it, the
-directory of an OGB node-property dataset (``ogb.py``), of OGB-LSC's MAG240M (``lsc.py``), and of DGL's chunked format
-(``dgl_chunked.py``), and edge lists in csv and parquet files (``arrow_tables.py``). Arrays are mapped, not read,
-wherever the file allows it. Labels become the node feature "label" (int64), masks bool, features "feat" (float32, or
-float16 where they are).
+The inputs: an ``.npz`` or HDF5 file, a text file of METIS (``metis_files.py``), a directory of ``.npy`` files as
+``python -m mpigraph generate`` writes it, the directory of an OGB node-property dataset (``ogb.py``), of OGB-LSC's
+MAG240M (``lsc.py``), and of DGL's chunked format (``dgl_chunked.py``), edge lists in csv and parquet files
+(``arrow_tables.py``), and graphs that are cut into parts, by this library (``shards.py``) or by DGL (``dgl_parts.py``).
+Arrays are mapped, not read, wherever the file allows it. Labels become the node feature "label" (int64), masks bool,
+features "feat" (float32, or float16 where they are).
 """
 
 import json
@@ -24,7 +25,9 @@ from mpigraph.metadata.schema import Relation, Schema, relation_key
 from mpigraph.partition.arrow_tables import read_edge_list, table_files
 from mpigraph.partition.chunks import UNREADABLE, Concatenated, NamedRows, both_ways, mapped_npy, mapped_npz
 from mpigraph.partition.dgl_chunked import METADATA, read_chunked
+from mpigraph.partition.dgl_parts import is_dgl_partition, read_dgl_partition
 from mpigraph.partition.lsc import is_lsc, read_lsc
+from mpigraph.partition.metis_files import is_metis, read_metis
 from mpigraph.partition.ogb import read_ogb
 from mpigraph.partition.row_arrays import (
     MadeRows,
@@ -54,11 +57,11 @@ def read_source(
     """Read a graph.
 
     Args:
-        path: an ``.npz`` or HDF5 file, a csv or parquet file, the ``.json`` of a partitioned graph; or a directory with
-            ``edge_src.npy``, ``metadata.json`` (DGL), ``raw/`` (OGB), ``processed/`` (MAG240M), or csv or parquet
-            files.
+        path: an ``.npz`` or HDF5 file, a csv, parquet or METIS file, the ``.json`` of a partitioned graph, of this
+            library or of DGL; or a directory with ``edge_src.npy``, ``metadata.json`` (DGL), ``raw/`` (OGB),
+            ``processed/`` (MAG240M), or csv or parquet files.
         num_nodes: of an edge list in csv or parquet, if its ids are to be taken as they are.
-        scratch: folder of temporary files, which text needs; None for the system's.
+        scratch: folder of temporary files, which text and DGL's parts need; None for the system's.
 
     Raises:
         GraphDataError: there is nothing that can be read; the message names the path.
@@ -72,6 +75,8 @@ def read_source(
     if not path.is_file() and not path.is_dir():
         raise GraphDataError(f"{path}: neither a file nor a directory")
     if path.is_file() and path.suffix == ".json":
+        if is_dgl_partition(path):
+            return read_dgl_partition(path, None if scratch is None else Path(scratch))
         return read_partition(path)
     try:
         return replace(_read(path, num_nodes, None if scratch is None else Path(scratch)), path=str(path))
@@ -97,6 +102,8 @@ def _read(path: Path, num_nodes: int | None, scratch: Path | None) -> GraphSourc
             f"a directory with neither edge_src.npy nor {METADATA} (DGL), raw/ (OGB), edges in processed/ (MAG240M), "
             "csv or parquet files"
         )
+    if is_metis(path):
+        return read_metis(path, scratch)
     if is_hdf5(path):
         return _read_arrays(open_hdf5(path), read_hdf5_meta(path))
     return _read_npz(path)

@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from mpigraph.arrays import I64, Array
 from mpigraph.errors import InvalidArgumentError
-from mpigraph.metadata.book import check_ids
-from mpigraph.partition.source import Feature, GraphSource
+from mpigraph.metadata.book import RangeBook, check_ids
+from mpigraph.partition.source import Feature, GraphSource, Parts
 from mpigraph.storage.contents import PartFiles, overlaps, read_rows
 from mpigraph.storage.format import (
     edge_feature_name,
@@ -28,7 +28,7 @@ from mpigraph.storage.format import (
 from mpigraph.storage.in_edges import InEdges
 from mpigraph.storage.part_config import FeatureInfo, PartConfig
 
-__all__ = ["Destinations", "ShardRows", "check_apart", "read_partition"]
+__all__ = ["Destinations", "ShardRows", "check_apart", "parts_of", "read_partition"]
 
 
 class ShardRows:
@@ -188,7 +188,15 @@ def read_partition(path: str | os.PathLike[str]) -> GraphSource:
             for t, ntype in enumerate(schema.ntypes)
         ),
         edge_ids=tuple(of_relation(r, "orig_ids", np.int64) for r in range(len(keys))),
+        parts=parts_of(book),
     )
+
+
+def parts_of(book: RangeBook) -> Parts:
+    """Return the parts of all nodes, numbered as in the parts."""
+    numbers = np.arange(book.num_parts, dtype=np.int32)
+    rows = [np.repeat(numbers, np.diff(offsets)) for offsets in book.node_offsets]
+    return Parts(np.concatenate(rows), book.num_parts)
 
 
 def _feature(files: PartFiles, which: str, name: str, offsets: I64, info: FeatureInfo) -> Feature:

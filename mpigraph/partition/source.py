@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpigraph.arrays import I64, Array
+from mpigraph.arrays import I32, I64, Array
 from mpigraph.errors import GraphDataError, check_text
 from mpigraph.metadata.schema import Schema, relation_key
 from mpigraph.partition.row_arrays import (
@@ -26,6 +26,7 @@ from mpigraph.storage.part_config import FeatureInfo
 __all__ = [
     "Feature",
     "GraphSource",
+    "Parts",
     "edge_chunks",
     "feature_infos",
     "in_16_bits",
@@ -68,6 +69,18 @@ class Feature(NamedTuple):
         return cls(values.view(stored) if isinstance(values, np.ndarray) else CastRows(values, stored), name)
 
 
+class Parts(NamedTuple):
+    """Parts that a graph has already.
+
+    Attributes:
+        of_nodes: int32[all nodes], types one after the other.
+        number: how many parts there are.
+    """
+
+    of_nodes: I32
+    number: int
+
+
 Features = Mapping[str, Mapping[str, Feature]]
 FeatureInfos = dict[str, dict[str, FeatureInfo]]
 
@@ -86,6 +99,7 @@ class GraphSource:
         path: where it was read from, for messages.
         node_ids: for each node type the original id of each node, int64; None: its position.
         edge_ids: for each relation the original id of each edge, int64; None: its position.
+        parts: the parts that it was cut into before; None if it was not.
     """
 
     schema: Schema
@@ -96,6 +110,7 @@ class GraphSource:
     path: str = ""
     node_ids: tuple[RowArray, ...] | None = None
     edge_ids: tuple[RowArray, ...] | None = None
+    parts: Parts | None = None
 
     def __post_init__(self) -> None:
         if len(self.num_nodes) != len(self.schema.ntypes):

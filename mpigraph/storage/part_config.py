@@ -291,7 +291,8 @@ def _check_format(path: Path, content: object) -> None:
         names = [str(name) for name in part.values()] if isinstance(part, dict) else []
         if any(name.endswith((".dgl", ".pt")) for name in names):
             raise PartitionError(
-                f"{path}: written by DGL (its parts are {', '.join(names)}); partition the graph again with mpigraph"
+                f"{path}: written by DGL (its parts are {', '.join(names)}): bring it in by "
+                f"python -m mpigraph partition {path} -o FOLDER, which keeps its parts"
             )
         raise PartitionError(f"{path}: not a partition configuration of this library (no format {CONFIG_FORMAT!r})")
     version = content.get("format_version")

@@ -1,0 +1,131 @@
+"""A partitioned graph by its original ids, part by part and as a whole: what files for other packages are made from."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mpigraph.arrays import I32, I64, Array
+from mpigraph.errors import GraphDataError, InvalidArgumentError
+from mpigraph.metadata.book import RangeBook
+from mpigraph.metadata.schema import relation_key
+from mpigraph.partition.row_arrays import RowArray
+from mpigraph.partition.shards import read_partition
+from mpigraph.partition.source import EDGES_PER_CHUNK, Feature, GraphSource
+from mpigraph.partition.spill import Scratch
+from mpigraph.storage.part_config import PartConfig
+
+__all__ = ["Original", "renamed"]
+
+
+@dataclass(eq=False)
+class Original:
+    """A partitioned graph whose rows are found by their original ids.
+
+    Attributes:
+        config: the partitioned graph.
+        source: the same as an input; rows are numbered as in the parts.
+        node_ids: for each node type int64[n], the original ids.
+        scratch: where large arrays lie.
+    """
+
+    config: PartConfig
+    source: GraphSource
+    node_ids: Sequence[I64]
+    scratch: Scratch
+
+    @classmethod
+    def open(cls, part_config: str | os.PathLike[str], scratch: Scratch) -> "Original":
+        """Open a partitioned graph.
+
+        Raises:
+            PartitionError: the configuration is missing or damaged.
+            ShardFormatError: a shard is missing or damaged.
+            GraphDataError: original ids are not 0 to n - 1, each once.
+        """
+        source = read_partition(part_config)
+        assert source.node_ids is not None
+        ids = [
+            _permutation(f"nodes of {t!r}", some) for t, some in zip(source.schema.ntypes, source.node_ids, strict=True)
+        ]
+        return cls(PartConfig.read(part_config), source, ids, scratch)
+
+    @property
+    def book(self) -> RangeBook:
+        """Which part has which rows."""
+        return self.config.book
+
+    def edge_ids(self, relation_id: int) -> I64:
+        """Return int64[m], the original ids of a relation's edges, as they lie in the parts.
+
+        Raises:
+            GraphDataError: they are not 0 to m - 1, each once.
+        """
+        assert self.source.edge_ids is not None
+        relation = self.source.schema.relations[relation_id]
+        return _permutation(f"edges of {relation_key(relation)!r}", self.source.edge_ids[relation_id])
+
+    def node_parts(self, ntype_id: int) -> I32:
+        """Return int32[n], the part of each node, by original id."""
+        return _parts(self.book.node_offsets[ntype_id], self.node_ids[ntype_id])
+
+    def edge_parts(self, relation_id: int) -> I32:
+        """Return int32[m], the part of each edge, by original id."""
+        return _parts(self.book.edge_offsets[relation_id], self.edge_ids(relation_id))
+
+    def ends(self, relation_id: int, begin: int, end: int) -> tuple[I64, I64]:
+        """Return the original ids of the ends of edges ``begin`` to ``end - 1``, as they lie in the parts."""
+        found = []
+        for ids, ntype_id in zip(self.source.edges[relation_id], self.source.schema.ends(relation_id), strict=True):
+            found.append(self.node_ids[ntype_id][np.asarray(ids[begin:end], np.int64)])
+        return found[0], found[1]
+
+    def edges(self, relation_id: int) -> Array:
+        """Return int64[m, 2], the edges of a relation in their original order, by original ids."""
+        ids = self.edge_ids(relation_id)
+        found = self.scratch.empty(2 * len(ids), np.int64).reshape(-1, 2)
+        for begin, end in _chunks(len(ids)):
+            found[ids[begin:end]] = np.stack(self.ends(relation_id, begin, end), 1)
+        return found
+
+    def in_order(self, values: RowArray, ids: I64) -> Array:
+        """Return the rows of an array that has the row of ``ids[i]`` at i."""
+        found = self.scratch.empty(int(np.prod(values.shape)), values.dtype).reshape(values.shape)
+        for begin, end in _chunks(len(ids)):
+            found[ids[begin:end]] = values[begin:end]
+        return found
+
+
+def renamed(names: Mapping[str, str], features: Mapping[str, Feature]) -> dict[str, Feature]:
+    """Return features by the names that they get.
+
+    Raises:
+        InvalidArgumentError: two would get one name.
+    """
+    found = {names.get(name, name): feature for name, feature in features.items()}
+    if len(found) < len(features):
+        raise InvalidArgumentError(
+            f"two features would get one name (there are {sorted(features)}, renamed by {names})"
+        )
+    return found
+
+
+def _permutation(what: str, ids: RowArray) -> I64:
+    found: I64 = np.asarray(ids[:], np.int64)
+    if not np.array_equal(np.sort(found), np.arange(len(found))):
+        raise GraphDataError(
+            f"original ids of {what} are not 0 to {len(found) - 1}, each once: they have no original order"
+        )
+    return found
+
+
+def _parts(offsets: I64, ids: I64) -> I32:
+    found = np.empty(len(ids), np.int32)
+    found[ids] = np.repeat(np.arange(len(offsets) - 1, dtype=np.int32), np.diff(offsets))
+    return found
+
+
+def _chunks(count: int) -> Iterator[tuple[int, int]]:
+    for begin in range(0, count, EDGES_PER_CHUNK):
+        yield begin, min(begin + EDGES_PER_CHUNK, count)

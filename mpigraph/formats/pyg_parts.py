@@ -1,0 +1,232 @@
+"""Read a graph that PyG's ``Partitioner`` has cut into parts.
+
+A folder with ``META.json``, ``node_map.pt`` (with types ``node_map/<type>.pt``), and for each part ``graph.pt``,
+``node_feats.pt`` and ``edge_feats.pt``. They are read by ``torch.load(weights_only=True)``, so no code in them runs,
+and mapped. Nodes and edges have their original order, so the source is the graph that was cut, with the parts that
+``node_map`` tells. Features keep their names; times of nodes and edges are called "time". PyG's partitioner keeps
+``x``, ``edge_attr`` and times alone: no labels and no masks.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+from mpigraph.arrays import I32, I64, Array
+from mpigraph.errors import GraphDataError, MPIGraphError
+from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, Schema, relation_key
+from mpigraph.partition.assignment_files import checked_parts
+from mpigraph.partition.chunks import Reordered, concatenated
+from mpigraph.partition.id_maps import typewise
+from mpigraph.partition.row_arrays import RowArray
+from mpigraph.partition.source import Feature, GraphSource, Parts
+from mpigraph.storage.files import open_regular, read_text
+
+__all__ = ["METADATA", "read_pyg_partition"]
+
+METADATA = "META.json"
+
+Table: TypeAlias = Mapping[str, Any]
+"""What a file has for one type."""
+
+
+def read_pyg_partition(folder: Path) -> GraphSource:
+    """Read a graph that PyG has cut into parts; the source has these parts.
+
+    Args:
+        folder: where ``META.json`` lies.
+
+    Raises:
+        GraphDataError: a file is missing or damaged, holds objects other than tensors, or was written by a PyG that
+            numbered nodes inside the parts; names it.
+    """
+    path = folder / METADATA
+    try:
+        meta = json.loads(read_text(path))
+        num_parts = int(meta["num_parts"])
+        typed = bool(meta["is_hetero"])
+        ntypes = [str(name) for name in meta["node_types"]] if typed else [DEFAULT_NTYPE]
+        relations: list[Relation] = [(r[0], r[1], r[2]) for r in meta["edge_types"]] if typed else [DEFAULT_ETYPE]
+        is_sorted = bool(meta.get("is_sorted"))
+        return _Parts(folder, num_parts, typed, ntypes, relations).source(is_sorted)
+    except GraphDataError as error:
+        raise error if str(folder) in str(error) else GraphDataError(f"{path}: {error}") from error
+    except (OSError, MPIGraphError, LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise GraphDataError(f"{path}: damaged, or not of PyG's Partitioner: {error!r}") from error
+
+
+class _Parts:
+    """The files of all parts, and what they say together."""
+
+    def __init__(
+        self, folder: Path, num_parts: int, typed: bool, ntypes: Sequence[str], relations: Sequence[Relation]
+    ) -> None:
+        self.folder = folder
+        self.num_parts = num_parts
+        self.typed = typed
+        self.ntypes = ntypes
+        self.relations = relations
+
+    def source(self, is_sorted: bool) -> GraphSource:
+        """Return the graph, types in alphabetical order, as from the other readers."""
+        if not is_sorted:
+            raise GraphDataError("is_sorted is not set: an older PyG wrote these parts, which number nodes themselves")
+        maps = {ntype: self._node_map(ntype) for ntype in self.ntypes}
+        counts = {ntype: len(parts) for ntype, parts in maps.items()}
+        graphs = self._tables("graph.pt", self.relations)
+        ids = [self._joined(r, [table["edge_id"] for table in graphs[r]]) for r in self.relations]
+        edge_order = self._order("edge_id", self.relations, ids, [len(some) for some in ids])
+        edges = {
+            r: tuple(
+                Reordered(self._joined(r, [table[end] for table in graphs[r]]), edge_order[r]) for end in ("row", "col")
+            )
+            for r in self.relations
+        }
+        nodes = self._tables("node_feats.pt", self.ntypes)
+        node_feats = self._node_features(nodes, counts)
+        edge_feats = self._edge_features(self._tables("edge_feats.pt", self.relations), edge_order)
+        schema = Schema(tuple(sorted(self.ntypes)), tuple(sorted(self.relations)))
+        of_nodes = np.concatenate([maps[ntype] for ntype in schema.ntypes])
+        return GraphSource(
+            schema,
+            tuple(counts[ntype] for ntype in schema.ntypes),
+            tuple((edges[r][0], edges[r][1]) for r in schema.relations),
+            node_feats,
+            {relation_key(r): feats for r, feats in edge_feats.items()},
+            path=str(self.folder),
+            parts=Parts(of_nodes, self.num_parts),
+        )
+
+    def _node_map(self, ntype: str) -> I32:
+        path = self.folder / "node_map" / f"{ntype}.pt" if self.typed else self.folder / "node_map.pt"
+        parts = _load(path)
+        if not isinstance(parts, torch.Tensor):
+            raise GraphDataError(f"{path} must hold one tensor")
+        return checked_parts(path, parts.numpy(), len(parts), self.num_parts)
+
+    def _tables(self, name: str, types: Sequence[Any]) -> dict[Any, list[Table]]:
+        """Return for each type what a file of each part has."""
+        found: dict[Any, list[Table]] = {key: [] for key in types}
+        for part in range(self.num_parts):
+            path = self.folder / f"part_{part}" / name
+            content = _load(path)
+            for key in types:
+                table = content.get(key, {}) if self.typed else content
+                if not isinstance(table, Mapping):
+                    raise GraphDataError(f"{path} must hold a table for {key!r}")
+                found[key].append(table)
+        return found
+
+    def _joined(self, what: object, chunks: Sequence[torch.Tensor]) -> RowArray:
+        """Return ids of all parts, one after another."""
+        arrays = [chunk.numpy() for chunk in chunks]
+        if any(array.ndim != 1 or array.dtype.kind != "i" for array in arrays):
+            raise GraphDataError(f"ids of {what} must be integers")
+        return concatenated(arrays)
+
+    def _order(self, what: str, types: Sequence[Any], ids: Sequence[RowArray], counts: Sequence[int]) -> dict[Any, I64]:
+        """Return for each type where its rows stand, in their original order, in the parts one after another."""
+        found = typewise([np.asarray(some[:], np.int64) for some in ids], counts)
+        if found is None:
+            raise GraphDataError(f"{what}: the parts do not have every id of 0 to n - 1 once (n is {list(counts)})")
+        order = {}
+        for key, some in zip(types, found, strict=True):
+            order[key] = np.empty(len(some), np.int64)
+            order[key][some] = np.arange(len(some))
+        return order
+
+    def _node_features(
+        self, nodes: Mapping[str, Sequence[Table]], counts: Mapping[str, int]
+    ) -> dict[str, dict[str, Feature]]:
+        ids = [self._joined(t, [table["global_id"] for table in nodes[t]]) for t in self.ntypes]
+        order = self._order("global_id", self.ntypes, ids, [counts[t] for t in self.ntypes])
+        found = {}
+        for ntype in self.ntypes:
+            found[ntype] = self._features(ntype, nodes[ntype], order[ntype])
+            if "time" in nodes[ntype][0]:  # of all nodes, in every part
+                found[ntype]["time"] = _feature([nodes[ntype][0]["time"]])
+        return found
+
+    def _edge_features(
+        self, edges: Mapping[Relation, Sequence[Table]], order: Mapping[Relation, I64]
+    ) -> dict[Relation, dict[str, Feature]]:
+        found = {}
+        for r in self.relations:
+            found[r] = self._features(r, edges[r], order[r])
+            if all("edge_time" in table for table in edges[r]):
+                found[r]["time"] = self._reordered(r, [table["edge_time"] for table in edges[r]], order[r])
+        return found
+
+    def _features(self, what: object, tables: Sequence[Table], order: I64) -> dict[str, Feature]:
+        """Return the features that every part has."""
+        by_part = [{n: v for n, v in table.get("feats", {}).items() if v is not None} for table in tables]
+        names = sorted({name for feats in by_part for name in feats})
+        for name in names:
+            missing = [part for part, feats in enumerate(by_part) if name not in feats]
+            if missing:
+                raise GraphDataError(f"part {missing[0]} has no feature {name!r} of {what}, which other parts have")
+        return {name: self._reordered(what, [feats[name] for feats in by_part], order) for name in names}
+
+    def _reordered(self, what: object, chunks: Sequence[torch.Tensor], order: I64) -> Feature:
+        feature = _feature(chunks)
+        if len(feature.values) != len(order):
+            raise GraphDataError(
+                f"features of {what} have {len(feature.values)} rows in all parts, but there are {len(order)}"
+            )
+        return feature._replace(values=Reordered(feature.values, order))
+
+
+def _load(path: Path) -> Any:
+    """Read a file of tensors, which are mapped."""
+    try:
+        with open(open_regular(path), "rb"), _few_globals():
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # torch raises whatever its unpickler does
+        # not all of what torch says, which advises to run the code in the file
+        told = re.search(r"WeightsUnpickler error:\s*([^\n]+?)(\. |\n|$)", str(error))
+        reason = told[1] if told else str(error).partition("\n")[0] or type(error).__name__
+        raise GraphDataError(f"{path}: cannot be read as tensors alone: {reason}") from error
+
+
+@contextmanager
+def _few_globals() -> Iterator[None]:
+    """Let files name nothing besides tensors and dicts, whatever other packages have declared safe.
+
+    PyG puts features into a defaultdict, which torch fills in no file: it is read as a dict. torch 2.5 and older cannot
+    be told so, and refuse such files.
+    """
+    known = torch.serialization.get_safe_globals() if hasattr(torch.serialization, "get_safe_globals") else None
+    if known is None:
+        yield
+        return
+    torch.serialization.clear_safe_globals()
+    torch.serialization.add_safe_globals([(_plain_dict, "collections.defaultdict"), dict])
+    try:
+        yield
+    finally:
+        torch.serialization.clear_safe_globals()
+        torch.serialization.add_safe_globals(known)
+
+
+def _plain_dict(*_: object) -> dict[object, object]:
+    return {}
+
+
+def _feature(chunks: Sequence[torch.Tensor]) -> Feature:
+    """Return a feature of tensors one after another."""
+    if any(not isinstance(chunk, torch.Tensor) or chunk.ndim == 0 for chunk in chunks):
+        raise GraphDataError("features must be tensors with a row for each node or edge")
+    name = str(chunks[0].dtype).removeprefix("torch.")
+    return Feature(concatenated([_stored(chunk, name) for chunk in chunks]), name)
+
+
+def _stored(chunk: torch.Tensor, name: str) -> Array:
+    if name == "bfloat16":
+        return chunk.contiguous().view(torch.int16).numpy().view(np.uint16)
+    rows: Array = chunk.detach().numpy()
+    return rows.view(np.uint8) if name == "bool" else rows

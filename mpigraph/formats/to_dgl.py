@@ -1,0 +1,154 @@
+"""Write a partitioned graph in DGL's chunked format, in its original order, for DGL's distributed partitioning.
+
+What is written (``partition/dgl_chunked.py`` reads it again)::
+
+    metadata.json                           names all files, relative to the folder
+    edges/<src>__<rel>__<dst>-<chunk>.csv   a line "src dst" for each edge
+    node_data/<type>/<name>-<chunk>.npy     rows of node data; edge_data/ likewise
+    partition/<type>.txt                    the part of each node, a line each, and partition_meta.json
+
+The last is what DGL's ``dispatch_data.py --partitions-dir`` takes, and ``partition --assignment``. numpy has no
+bfloat16: such data are written as float32.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mpigraph.arrays import I64
+from mpigraph.errors import InvalidArgumentError, check_integer
+from mpigraph.formats.feature_tensors import as_numpy
+from mpigraph.formats.original import Original, renamed
+from mpigraph.metadata.schema import relation_key
+from mpigraph.partition.dgl_chunked import METADATA
+from mpigraph.partition.npy_files import storage_errors
+from mpigraph.partition.progress import Progress, silent
+from mpigraph.partition.source import Feature
+from mpigraph.partition.spill import Scratch
+from mpigraph.storage.files import NewFile
+
+__all__ = ["write_chunked"]
+
+
+def write_chunked(
+    part_config: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    num_chunks: int | None = None,
+    names: Mapping[str, str] | None = None,
+    scratch: Scratch | None = None,
+    progress: Progress = silent,
+) -> Path:
+    """Write a partitioned graph in DGL's chunked format.
+
+    Args:
+        part_config: the configuration of the partitioned graph.
+        out: folder to write to, which has no ``metadata.json``.
+        num_chunks: how many files each array is cut into; None: as many as parts.
+        names: names that features get instead of theirs.
+        scratch: for arrays that do not fit into memory; in ``out`` by default.
+        progress: what to report to.
+
+    Returns:
+        The path of ``metadata.json``, which is written last.
+
+    Raises:
+        InvalidArgumentError: an argument is not usable.
+        PartitionError, ShardFormatError: the partitioned graph is damaged.
+        StorageError: a file cannot be written.
+    """
+    folder = Path(out)
+    path = folder / METADATA
+    if os.path.lexists(path):
+        raise InvalidArgumentError(f"{path} is there already: write to another folder")
+    with storage_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        graph = Original.open(part_config, scratch or Scratch(folder))
+        number = graph.config.num_parts if num_chunks is None else check_integer("num_chunks", num_chunks, 1)
+        content = _Writer(graph, folder, number, names or {}, progress).write()
+        with NewFile(path) as file:
+            file.write((json.dumps(content, indent=2) + "\n").encode())
+    return path
+
+
+class _Writer:
+    """Writes the files and notes what they are."""
+
+    def __init__(
+        self, graph: Original, folder: Path, num_chunks: int, names: Mapping[str, str], progress: Progress
+    ) -> None:
+        self.graph = graph
+        self.folder = folder
+        self.num_chunks = num_chunks
+        self.names = names
+        self.progress = progress
+
+    def write(self) -> dict[str, Any]:
+        """Write all arrays; return the metadata."""
+        graph, source = self.graph, self.graph.source
+        ntypes = source.schema.ntypes
+        keys = [relation_key(relation) for relation in source.schema.relations]
+        total = len(ntypes) + len(keys)
+        self._parts()
+        edges = {}
+        edge_data = {}
+        for r, key in enumerate(keys):
+            self.progress("write edges", r, total)
+            edges[key] = self._edges(r, key.replace(":", "__"))
+            edge_data[key] = self._data("edge_data", key, source.edge_feats.get(key, {}), graph.edge_ids(r))
+        node_data = {}
+        for t, ntype in enumerate(ntypes):
+            self.progress("write nodes", t, len(ntypes))
+            node_data[ntype] = self._data("node_data", ntype, source.node_feats.get(ntype, {}), graph.node_ids[t])
+        self.progress("write nodes", len(ntypes), len(ntypes))
+        return {
+            "graph_name": graph.config.graph_name,
+            "node_type": list(ntypes),
+            "num_nodes_per_chunk": [np.diff(self._bounds(count)).tolist() for count in source.num_nodes],
+            "num_nodes_per_type": list(source.num_nodes),  # which later versions read instead
+            "edge_type": keys,
+            "num_edges_per_chunk": [np.diff(self._bounds(count)).tolist() for count in source.edge_counts],
+            "num_edges_per_type": source.edge_counts,
+            "edges": edges,
+            "node_data": {ntype: tables for ntype, tables in node_data.items() if tables},
+            "edge_data": {key: tables for key, tables in edge_data.items() if tables},
+        }
+
+    def _bounds(self, count: int) -> I64:
+        """Return int64[chunks + 1], where each chunk begins."""
+        return np.arange(self.num_chunks + 1, dtype=np.int64) * count // self.num_chunks
+
+    def _parts(self) -> None:
+        folder = self.folder / "partition"
+        folder.mkdir(exist_ok=True)
+        for t, ntype in enumerate(self.graph.source.schema.ntypes):
+            np.savetxt(folder / f"{ntype}.txt", self.graph.node_parts(t), "%d")
+        config = self.graph.config
+        method = config.part_method if config.part_method == "random" else "metis"  # DGL knows no others
+        meta = {"algo_name": method, "num_parts": config.num_parts, "version": "1.0.0"}
+        (folder / "partition_meta.json").write_text(json.dumps(meta, indent=4))
+
+    def _edges(self, relation_id: int, name: str) -> dict[str, Any]:
+        (self.folder / "edges").mkdir(exist_ok=True)
+        ends = self.graph.edges(relation_id)
+        bounds = self._bounds(len(ends))
+        files = [f"edges/{name}-{chunk}.csv" for chunk in range(self.num_chunks)]
+        for chunk, file in enumerate(files):
+            np.savetxt(self.folder / file, ends[bounds[chunk] : bounds[chunk + 1]], "%d", delimiter=" ")
+        return {"format": {"name": "csv", "delimiter": " "}, "data": files}
+
+    def _data(self, section: str, type_name: str, features: Mapping[str, Feature], ids: I64) -> dict[str, Any]:
+        found = {}
+        for name, feature in renamed(self.names, features).items():
+            folder = f"{section}/{type_name.replace(':', '__')}"
+            (self.folder / folder).mkdir(parents=True, exist_ok=True)
+            rows = self.graph.in_order(feature.values, ids)
+            bounds = self._bounds(len(rows))
+            files = [f"{folder}/{name}-{chunk}.npy" for chunk in range(self.num_chunks)]
+            for chunk, file in enumerate(files):
+                np.save(self.folder / file, as_numpy(feature, rows[bounds[chunk] : bounds[chunk + 1]]))
+            found[name] = {"format": {"name": "numpy"}, "data": files}
+        return found

@@ -1,0 +1,182 @@
+"""Write a partitioned graph as PyG's ``Partitioner`` does, by its original ids; ``pyg_parts.py`` reads it again.
+
+The parts stay as they are. Edges lie with their destination and are sorted by it, then by time where edges or sources
+have the feature "time", as PyG's temporal sampling needs it. PyG's loaders call features ``x`` and ``edge_attr``:
+rename those that they are to find. PyG is not needed.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from mpigraph.arrays import I64, Array
+from mpigraph.errors import InvalidArgumentError, StorageError
+from mpigraph.formats.feature_tensors import as_tensor_rows
+from mpigraph.formats.original import Original, renamed
+from mpigraph.formats.pyg_parts import METADATA
+from mpigraph.metadata.schema import Schema, relation_key
+from mpigraph.partition.npy_files import storage_errors
+from mpigraph.partition.progress import Progress, silent
+from mpigraph.partition.source import Feature
+from mpigraph.partition.spill import Scratch
+from mpigraph.storage.files import NewFile
+
+__all__ = ["write_pyg_parts"]
+
+_TIME = "time"
+
+Features = Mapping[str, Feature]
+
+
+def write_pyg_parts(
+    part_config: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    names: Mapping[str, str] | None = None,
+    scratch: Scratch | None = None,
+    progress: Progress = silent,
+) -> Path:
+    """Write a partitioned graph in the layout of PyG's ``Partitioner``.
+
+    Args:
+        part_config: the configuration of the partitioned graph.
+        out: folder to write to, which has no ``META.json``.
+        names: names that features get instead of theirs.
+        scratch: for arrays that do not fit into memory; in ``out`` by default.
+        progress: what to report to.
+
+    Returns:
+        The path of ``META.json``, which is written last.
+
+    Raises:
+        InvalidArgumentError: there is a graph already.
+        PartitionError, ShardFormatError: the partitioned graph is damaged.
+        StorageError: a file cannot be written.
+    """
+    folder = Path(out)
+    path = folder / METADATA
+    if os.path.lexists(path):
+        raise InvalidArgumentError(f"{path} is there already: write to another folder")
+    with storage_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        graph = Original.open(part_config, scratch or Scratch(folder))
+        writer = _Writer(graph, folder, names or {})
+        number = graph.config.num_parts
+        for part in range(number):
+            progress("write parts", part, number)
+            writer.part(part)
+        writer.maps()
+        progress("write parts", number, number)
+        with NewFile(path) as file:
+            file.write(json.dumps(writer.meta()).encode())
+    return path
+
+
+class _Writer:
+    """Writes the files of a graph. Without types, a file has one table instead of a dict of tables."""
+
+    def __init__(self, graph: Original, folder: Path, names: Mapping[str, str]) -> None:
+        source = graph.source
+        self.graph = graph
+        self.folder = folder
+        self.schema = source.schema
+        self.typed = source.schema != Schema.homogeneous()
+        self.keys = [relation_key(relation) for relation in self.schema.relations]
+        self.node_feats = {t: renamed(names, source.node_feats.get(t, {})) for t in self.schema.ntypes}
+        self.edge_feats = {key: renamed(names, source.edge_feats.get(key, {})) for key in self.keys}
+        self.node_bases = np.concatenate([[0], np.cumsum(source.num_nodes)]).tolist()
+        self.edge_bases = np.concatenate([[0], np.cumsum(source.edge_counts)]).tolist()
+        self.edge_ids = [graph.edge_ids(r) for r in range(len(self.keys))]
+
+    def meta(self) -> dict[str, Any]:
+        """Return what ``META.json`` says."""
+        return {
+            "num_parts": self.graph.config.num_parts,
+            "node_types": list(self.schema.ntypes) if self.typed else None,
+            "edge_types": [list(relation) for relation in self.schema.relations] if self.typed else None,
+            "node_offset": self.node_bases[:-1] if self.typed else None,
+            "is_hetero": self.typed,
+            "is_sorted": True,
+        }
+
+    def part(self, part: int) -> None:
+        """Write the files of a part."""
+        graphs = {}
+        edge_feats = {}
+        for r, relation in enumerate(self.schema.relations):
+            graphs[relation], edge_feats[relation] = self._edges(part, r)
+        node_feats = {ntype: self._nodes(part, t) for t, ntype in enumerate(self.schema.ntypes)}
+        folder = self.folder / f"part_{part}"
+        folder.mkdir(exist_ok=True)
+        for name, tables in (("graph", graphs), ("node_feats", node_feats), ("edge_feats", edge_feats)):
+            _save(tables if self.typed else next(iter(tables.values())), folder / f"{name}.pt")
+
+    def _nodes(self, part: int, ntype_id: int) -> dict[str, Any]:
+        begin, end = self.graph.book.node_range(part, ntype_id)
+        ntype = self.schema.ntypes[ntype_id]
+        ids = self.graph.node_ids[ntype_id]
+        features = self.node_feats[ntype]
+        own = torch.from_numpy(ids[begin:end].copy())
+        table: dict[str, Any] = {"global_id": own + self.node_bases[ntype_id], "id": own}
+        table["feats"] = {n: as_tensor_rows(f, f.values[begin:end]) for n, f in features.items() if n != _TIME}
+        if _TIME in features:  # PyG wants the times of all nodes in each part
+            table[_TIME] = as_tensor_rows(features[_TIME], self._times(ntype_id, features))
+        return table
+
+    def _times(self, ntype_id: int, features: Features) -> Array:
+        return self.graph.in_order(features[_TIME].values, self.graph.node_ids[ntype_id])
+
+    def _edges(self, part: int, relation_id: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return what ``graph.pt`` and ``edge_feats.pt`` have of a relation."""
+        graph = self.graph
+        begin, end = graph.book.edge_range(part, relation_id)
+        src_type, dst_type = self.schema.ends(relation_id)
+        features = self.edge_feats[self.keys[relation_id]]
+        src, dst = graph.ends(relation_id, begin, end)
+        order = np.lexsort((*self._edge_times(features, src_type, src, begin, end), dst))
+        ids = torch.from_numpy(self.edge_ids[relation_id][begin:end][order])
+        sizes = graph.source.num_nodes
+        table = {
+            "edge_id": ids + self.edge_bases[relation_id],
+            "row": torch.from_numpy(src[order]),
+            "col": torch.from_numpy(dst[order]),
+            "size": (sizes[src_type], sizes[dst_type]),
+        }
+        rows = {name: as_tensor_rows(f, np.asarray(f.values[begin:end])[order]) for name, f in features.items()}
+        times = rows.pop(_TIME, None)
+        told: dict[str, Any] = {"feats": rows} if rows else {}
+        if rows and len(ids):  # PyG asks for the largest
+            told["global_id"] = ids
+        return table, told if times is None else told | {"edge_time": times}
+
+    def _edge_times(self, features: Features, src_type: int, src: I64, begin: int, end: int) -> tuple[Array, ...]:
+        """Return what edges of one destination are sorted by: their times, else those of their sources."""
+        if _TIME in features:
+            return (np.asarray(features[_TIME].values[begin:end]).reshape(end - begin, -1)[:, 0],)
+        of_nodes = self.node_feats[self.schema.ntypes[src_type]]
+        if _TIME in of_nodes:
+            return (self._times(src_type, of_nodes)[src].reshape(len(src), -1)[:, 0],)
+        return ()
+
+    def maps(self) -> None:
+        """Write which part has which node and which edge."""
+        for what, names, parts_of in (
+            ("node_map", self.schema.ntypes, self.graph.node_parts),
+            ("edge_map", [key.replace(":", "__") for key in self.keys], self.graph.edge_parts),
+        ):
+            if self.typed:
+                (self.folder / what).mkdir(exist_ok=True)
+            for number, name in enumerate(names):
+                path = self.folder / what / f"{name}.pt" if self.typed else self.folder / f"{what}.pt"
+                _save(torch.from_numpy(parts_of(number).astype(np.int64)), path)
+
+
+def _save(content: object, path: Path) -> None:
+    try:
+        torch.save(content, path)
+    except RuntimeError as error:  # what torch makes of a full disk
+        raise StorageError(f"{path}: cannot write: {error}") from error

@@ -1,0 +1,85 @@
+"""``as_graph`` of a path: the graph that the files hold, whoever wrote them, in memory."""
+
+import numpy as np
+import pytest
+import torch
+from dgl_files import Layout, write_partition
+from typed_parts import typed_source
+
+from mpigraph.convert import as_graph
+from mpigraph.errors import GraphDataError, InvalidArgumentError
+from mpigraph.formats.to_pyg import write_pyg_parts
+from mpigraph.graphs.fields import EID, NID
+from mpigraph.graphs.hetero import HeteroGraph
+from mpigraph.partition.pipeline import partition_source
+from mpigraph.partition.source import Feature, GraphSource
+
+COUNTS = {"author": 40, "paper": 90}
+EDGES = {("author", "writes", "paper"): 200, ("paper", "cites", "paper"): 150}
+
+
+def source() -> GraphSource:
+    found = typed_source(COUNTS, EDGES)
+    half = Feature(np.arange(0x3F80, 0x3F80 + 90, dtype=np.uint16), "bfloat16")
+    found.node_feats["paper"]["half"] = half  # type: ignore[index]
+    return found
+
+
+def check(graph: HeteroGraph) -> None:
+    """Check the graph by what its nodes and edges tell of themselves."""
+    assert graph.ntypes == list(COUNTS) and graph.canonical_etypes == list(EDGES)
+    ids = {ntype: graph.nodes[ntype].data["id"] for ntype in COUNTS}
+    assert graph.nodes["paper"].data["third"].dtype == torch.bool
+    assert torch.equal(graph.nodes["paper"].data["third"], ids["paper"] % 3 == 0)
+    wanted = (ids["paper"] + 0x3F80).to(torch.int16).view(torch.bfloat16)
+    if "half" in graph.nodes["paper"].data:
+        assert torch.equal(graph.nodes["paper"].data["half"], wanted)
+    for relation, m in EDGES.items():
+        src, dst = graph.edges(form="uv", order="eid", etype=relation)
+        told = graph.edges[relation].data["told"]
+        assert len(told) == m
+        assert torch.equal(torch.stack([ids[relation[0]][src], ids[relation[2]][dst]], 1), told[:, :2])
+        if EID in graph.edges[relation].data:
+            assert torch.equal(graph.edges[relation].data[EID], told[:, 2])
+    for ntype in COUNTS:
+        if NID in graph.nodes[ntype].data:
+            assert torch.equal(graph.nodes[ntype].data[NID], ids[ntype])
+
+
+def test_of_parts_of_this_library_and_of_pyg(tmp_path):
+    path = partition_source(source(), "g", 2, tmp_path / "g", "random").config_path
+    check(as_graph(path))
+    assert NID in as_graph(path).nodes["paper"].data
+    write_pyg_parts(path, tmp_path / "pyg")
+    check(as_graph(str(tmp_path / "pyg")))
+
+
+def test_of_parts_of_dgl(tmp_path):
+    parts = [np.arange(count) % 2 for count in COUNTS.values()]
+    plain = typed_source(COUNTS, EDGES)
+    write_partition(tmp_path, plain, parts, Layout(ids="graph"))
+    graph = as_graph(tmp_path / "g.json")
+    assert NID in graph.nodes["paper"].data
+    for ntype in COUNTS:  # DGL has bool as uint8
+        assert graph.nodes[ntype].data["third"].dtype == torch.uint8
+        graph.nodes[ntype].data["third"] = graph.nodes[ntype].data["third"] != 0
+    check(graph)
+
+
+def test_of_an_npz(tmp_path):
+    arrays = {f"{ntype}__num_nodes": count for ntype, count in COUNTS.items()}
+    plain = typed_source(COUNTS, EDGES)
+    for relation, ends in zip(plain.schema.relations, plain.edges, strict=True):
+        arrays |= {"__".join((*relation, name)): end for name, end in zip(("src", "dst"), ends, strict=True)}
+    np.savez(tmp_path / "g.npz", **arrays)
+    graph = as_graph(tmp_path / "g.npz")
+    for relation, ends in zip(plain.schema.relations, plain.edges, strict=True):
+        found = graph.edges(form="uv", order="eid", etype=relation)
+        assert all(np.array_equal(some, end) for some, end in zip(found, ends, strict=True))
+
+
+def test_of_nothing(tmp_path):
+    with pytest.raises(GraphDataError, match="none.npz: no such file"):
+        as_graph(tmp_path / "none.npz")
+    with pytest.raises(InvalidArgumentError, match="got str 'none.npz', which is no file"):
+        as_graph("none.npz")
