@@ -194,7 +194,9 @@ class DataLoader:
 
 
 _IGNORED = {
+    "async_load",
     "gpu_cache",
+    "multiprocessing_context",
     "num_prefetch",
     "num_workers",
     "persistent_workers",
@@ -203,8 +205,10 @@ _IGNORED = {
     "prefetch_factor",
     "queue_size",
     "use_alternate_streams",
+    "use_cpu_worker_affinity",
     "use_prefetch_thread",
     "use_uva",
+    "worker_init_fn",
 }
 
 

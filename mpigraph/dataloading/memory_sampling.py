@@ -7,6 +7,7 @@ the structure here, and so both draw the same neighbours for the same seeds.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -294,7 +295,7 @@ class _Sorted:
         indices: Array = src[order].numpy().astype(index_dtype(num_src))
         return cls(Adjacency(indptr, indices, 0, 0), order.numpy())
 
-    @property
+    @cached_property
     def places(self) -> I64:
         """Where each edge of the graph is, int64[num_edges]."""
         found = np.empty_like(self.order)
