@@ -7,13 +7,14 @@ graphs.
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import TypeAlias, cast
 
 import torch
 
 from mpigraph.arrays import I64
 from mpigraph.dataloading.edges import NO_EDGES, find_edges
-from mpigraph.dataloading.exclusion import Exclude, ReverseEids, make_exclusion
+from mpigraph.dataloading.exclusion import Exclude, Exclusion, ReverseEids, make_exclusion, with_same_ids
 from mpigraph.dataloading.memory_sampling import sampled, take_later
 from mpigraph.dataloading.negative_sampler import Negatives, NegativesOf, draw_negatives
 from mpigraph.dataloading.reverse_edges import reverse_edges
@@ -155,7 +156,7 @@ class EdgePredictionSampler:
         negatives: dict[Relation, _Ends] | None = None
         excluded: tuple[EdgeTensors, ...] = ()
         with _raised_on_all(g):
-            if self._looks_up:
+            if self._looks_up and (isinstance(g, DistGraph) or self._exclude == "reverse_id"):
                 raise InvalidArgumentError(
                     f"exclude={self._exclude!r} needs reverse_eids: DistEdgeDataLoader looks them up by itself, and "
                     "mpigraph.dataloading.reverse_edges(g, reverse_etypes) does"
@@ -163,9 +164,12 @@ class EdgePredictionSampler:
             edges = find_edges(g, seed_edges)
             if self.negative_sampler is not None:
                 negatives = _checked(g, draw_negatives(self.negative_sampler, g, edges))
-            if self._exclusion is not None:
+            exclusion: Exclusion | None = self._exclusion
+            if self._looks_up:  # in memory an edge and its reverse have one id
+                exclusion = partial(with_same_ids, cast(ByEdgeType[EdgeType], self._reverse_etypes))
+            if exclusion is not None:
                 seeds = {relation: torch.from_numpy(some.eids) for relation, some in edges.items()}
-                excluded = (unwrap_edges(g.schema, self._exclusion(g, seeds)),)
+                excluded = (unwrap_edges(g.schema, exclusion(g, seeds)),)
         numbering = _Numbering(g)
         numbering.add({relation: (some.src, some.dst) for relation, some in edges.items()})
         if negatives is not None:
@@ -200,7 +204,8 @@ def as_edge_prediction_sampler(
         reverse_eids: int64[num_edges], the reverse edge of each edge: tensor, ndarray or DistTensor, which is read for
             each minibatch; or edge type -> one of these. Of "reverse_types", where partitioning renumbers each relation
             by itself, and of "reverse_id" in a graph with one relation, a loader looks it up by the ends of the edges
-            if it is left out: :func:`.reverse_edges`, once, when the loader is made. Or, where an edge and its reverse
+            if it is left out: :func:`.reverse_edges`, once, when the loader is made (in a graph in memory an edge and
+            its reverse have one id). Or, where an edge and its reverse
             had one id before, and both relations have it as a feature ``orig``, invert one:
             ``back["orig"][:].argsort()[there["orig"][:]]``, where ``there = g.edges[etype].data`` and ``back`` is the
             same of the reverse edges.

@@ -17,7 +17,7 @@ from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.fields import EdgeType, IdsLike, as_ids
 from mpigraph.metadata.schema import Relation
 
-__all__ = ["Exclude", "Exclusion", "ReverseEids", "make_exclusion"]
+__all__ = ["Exclude", "Exclusion", "ReverseEids", "make_exclusion", "with_same_ids"]
 
 Eids: TypeAlias = dict[Relation, torch.Tensor]
 Exclude: TypeAlias = str | EdgeIds | Callable[[EdgeTensors], EdgeIds] | None
@@ -60,6 +60,16 @@ def make_exclusion(
         "exclude must be None, 'self', 'reverse_id', 'reverse_types', edge ids or a function of edge ids "
         f"(got {exclude!r})"
     )
+
+
+def with_same_ids(reverse_etypes: ByEdgeType[EdgeType], g: DistGraph, seeds: Eids) -> Eids:
+    """The seeds, and the edges of their ids in the reverse of their relation; for graphs that were not renumbered."""
+    reverse: dict[Relation, EdgeType] = canonical(g.schema, reverse_etypes, "reverse_etypes")
+    excluded: dict[Relation, list[torch.Tensor]] = {relation: [ids] for relation, ids in seeds.items()}
+    for relation, ids in seeds.items():
+        if relation in reverse:
+            excluded.setdefault(g.schema.to_canonical(reverse[relation]), []).append(ids)
+    return {relation: torch.cat(parts) for relation, parts in excluded.items()}
 
 
 def _self(g: DistGraph, seeds: Eids) -> Eids:

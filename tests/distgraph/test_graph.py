@@ -44,6 +44,7 @@ def test_counts_types_and_features(job: SharedJob, oracle) -> None:
     assert g.num_nodes() == g.number_of_nodes("_N") == NUM_NODES
     assert g.num_edges() == g.number_of_edges("_E") == g.num_edges(("_N", "_E", "_N")) == num_edges
     assert (g.ntypes, g.etypes, g.canonical_etypes) == (["_N"], ["_E"], [("_N", "_E", "_N")])
+    assert g.metadata() == (g.ntypes, g.canonical_etypes)
     assert g.to_canonical_etype("_E") == ("_N", "_E", "_N")
     assert g.get_ntype_id("_N") == g.get_etype_id("_E") == 0
     assert set(g.ndata) == {"feat", "label", "orig", "third"}

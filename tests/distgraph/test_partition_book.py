@@ -168,6 +168,7 @@ def test_policies_count_as_the_book_does(is_node: bool) -> None:
             policy = NodePartitionPolicy(face, name) if is_node else EdgePartitionPolicy(face, name)
             text = f"node~{name}" if is_node else f"edge~{':'.join(name)}"
             twin = PartitionPolicy(text, face)
+            assert policy.type_name == (name if is_node else face.to_canonical_etype(name))
             assert policy.policy_str == twin.policy_str == PartitionPolicy.of(book, is_node, kind).policy_str == text
             assert (policy.is_node, policy.type_id, policy.part_id) == (is_node, kind, part)
             ids, mine = torch.arange((COUNTS if is_node else EDGES)[name]), owned(part, name)
