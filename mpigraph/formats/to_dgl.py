@@ -91,14 +91,14 @@ class _Writer:
         graph, source = self.graph, self.graph.source
         ntypes = source.schema.ntypes
         keys = [relation_key(relation) for relation in source.schema.relations]
-        total = len(ntypes) + len(keys)
         self._parts()
         edges = {}
         edge_data = {}
         for r, key in enumerate(keys):
-            self.progress("write edges", r, total)
+            self.progress("write edges", r, len(keys))
             edges[key] = self._edges(r, key.replace(":", "__"))
             edge_data[key] = self._data("edge_data", key, source.edge_feats.get(key, {}), graph.edge_ids(r))
+        self.progress("write edges", len(keys), len(keys))
         node_data = {}
         for t, ntype in enumerate(ntypes):
             self.progress("write nodes", t, len(ntypes))

@@ -8,7 +8,8 @@ are no types at all, relations by name alone, or only the ends of the parts' ran
 Nodes and edges keep the type-wise ids that DGL gave them. Original ids are known where a part's graph has ``orig_id``,
 or where ``orig_nids.dgl`` and ``orig_eids.dgl`` lie beside it; else DGL's ids are taken for the original ones, which a
 line of the log tells. Data keep their names and dtypes, except ``train_mask``, ``val_mask`` and ``test_mask``: DGL
-stores them as uint8, and they become bool again. ``fused_csc_sampling_graph.pt`` is not read: it is a pickle, which can
+stores them as uint8, and they become bool again. Names of files may lead out of the folder: look at the configuration
+of strangers before you read it. ``fused_csc_sampling_graph.pt`` is not read: it is a pickle, which can
 run code.
 """
 

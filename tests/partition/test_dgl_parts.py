@@ -199,16 +199,24 @@ for name, values in arrays.items():
         data = g.edges[tuple(kind.split(":"))].data if ":" in kind else g.nodes[kind].data
         data[feature] = torch.from_numpy(values)
 dgl.seed(0)
-nids, eids = dgl.distributed.partition_graph(g, "g", 3, sys.argv[2], part_method="random", return_mapping=True)
-nids = nids if typed else {"_N": nids}
-eids = eids if typed else {("_N", "_E", "_N"): eids}
-found = {key: ids.numpy() for key, ids in nids.items()} | {":".join(key): ids.numpy() for key, ids in eids.items()}
-np.savez(sys.argv[2] + "/mapping.npz", **found)
+settings = {
+    "plain": {"num_parts": 3},
+    "far": {"num_parts": 3, "num_hops": 2, "graph_formats": ["csc"]},
+    "one": {"num_parts": 1, "graph_formats": ["coo", "csr", "csc"]},
+}
+for name, setting in settings.items():
+    out = sys.argv[2] + "/" + name
+    told = {"part_method": "random", "return_mapping": True} | setting
+    nids, eids = dgl.distributed.partition_graph(g, "g", out_path=out, **told)
+    nids = nids if typed else {"_N": nids}
+    eids = eids if typed else {("_N", "_E", "_N"): eids}
+    found = {key: ids.numpy() for key, ids in nids.items()} | {":".join(key): ids.numpy() for key, ids in eids.items()}
+    np.savez(out + "/mapping.npz", **found)
 """
 
 
-def write_by_dgl(python: str, folder: Path, source: GraphSource) -> dict[str, np.ndarray]:
-    """Have DGL cut a graph; return the original ids, which it tells to its caller alone."""
+def write_by_dgl(python: str, folder: Path, source: GraphSource) -> list[Path]:
+    """Have DGL cut a graph in some ways; return the folders, each with the original ids, which DGL tells no file."""
     arrays = {f"{t}|count": np.array(n) for t, n in zip(source.schema.ntypes, source.num_nodes, strict=True)}
     for relation, ends in zip(source.schema.relations, source.edges, strict=True):
         arrays |= {f"{relation_key(relation)}|{e}": np.asarray(a[:]) for e, a in zip(("src", "dst"), ends, strict=True)}
@@ -218,6 +226,7 @@ def write_by_dgl(python: str, folder: Path, source: GraphSource) -> dict[str, np
                 rows = np.asarray(feature.values[:])
                 arrays[f"{key}/{name}"] = rows.astype(bool) if feature.dtype == "bool" else rows
     folder.mkdir()
+    (folder / "parts").mkdir()
     np.savez(folder / "in.npz", **arrays)
     (folder / "write.py").write_text(WRITE)
     out = str(folder / "parts")
@@ -225,7 +234,7 @@ def write_by_dgl(python: str, folder: Path, source: GraphSource) -> dict[str, np
         [python, folder / "write.py", folder / "in.npz", out], capture_output=True, text=True, timeout=250
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    return dict(np.load(folder / "parts" / "mapping.npz"))
+    return sorted((folder / "parts").iterdir())
 
 
 def check_same_blocks(found: GraphSource, source: GraphSource, mapping: dict[str, np.ndarray], folder: Path) -> None:
@@ -238,7 +247,8 @@ def check_same_blocks(found: GraphSource, source: GraphSource, mapping: dict[str
     for ntype, count in zip(found.schema.ntypes, found.num_nodes, strict=True):
         parts[begin + mapping[ntype]] = found.parts.of_nodes[begin : begin + count]
         begin += count
-    direct = read_partition(partition_source(source, "g", 3, folder, "given", assignment=parts).config_path)
+    number = found.parts.number
+    direct = read_partition(partition_source(source, "g", number, folder, "given", assignment=parts).config_path)
     assert np.array_equal(found.parts.of_nodes, direct.parts.of_nodes)  # as many in each part, and in order
     for r, (src_type, _, dst_type) in enumerate(found.schema.relations):
         edges = []
@@ -260,16 +270,20 @@ def test_what_dgl_itself_writes(tmp_path, make):
     source = make()
     if make is typed:  # DGL cannot cut a graph in which a part has no edge of a relation
         source = typed_source(COUNTS, {r: m for r, m in EDGES.items() if m > 1})
-    mapping = write_by_dgl(python, tmp_path / "dgl", source)
-    assert main(["partition", str(tmp_path / "dgl" / "parts" / "g.json"), "-o", str(tmp_path / "out")]) == 0
-    found = read_partition(tmp_path / "out" / "g.json")
-    check_same_graph(found, source)
-    for ntype in found.schema.ntypes:
-        assert np.array_equal(found.node_feats[ntype]["id"].values[:], mapping[ntype])
-    check_same_blocks(found, source, mapping, tmp_path / "direct")
-    for r, relation in enumerate(found.schema.relations):
-        of_dgl = mapping[relation_key(relation)]
-        assert np.array_equal(of_dgl[found.edge_ids[r][:]], told(found, relation_key(relation))[:, 2])
+    folders = write_by_dgl(python, tmp_path / "dgl", source)
+    assert len(folders) == 3
+    for folder in folders:
+        mapping = dict(np.load(folder / "mapping.npz"))
+        out = tmp_path / folder.name
+        assert main(["partition", str(folder / "g.json"), "-o", str(out / "out")]) == 0
+        found = read_partition(out / "out" / "g.json")
+        check_same_graph(found, source)
+        for ntype in found.schema.ntypes:
+            assert np.array_equal(found.node_feats[ntype]["id"].values[:], mapping[ntype])
+        check_same_blocks(found, source, mapping, out / "direct")
+        for r, relation in enumerate(found.schema.relations):
+            of_dgl = mapping[relation_key(relation)]
+            assert np.array_equal(of_dgl[found.edge_ids[r][:]], told(found, relation_key(relation))[:, 2])
 
 
 @pytest.mark.parametrize("make", [typed, plain])
