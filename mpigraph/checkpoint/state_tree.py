@@ -16,7 +16,7 @@ import torch
 
 from mpigraph.distgraph.dtypes import dtype_name
 from mpigraph.distgraph.tensor import DistTensor
-from mpigraph.errors import InvalidArgumentError
+from mpigraph.errors import InvalidArgumentError, ShardFormatError
 from mpigraph.session.of_trainer import OfTrainer
 
 __all__ = ["Decoder", "Leaves", "Stateful", "Tree", "Wanted", "encode"]
@@ -250,11 +250,22 @@ class Decoder:
         return self.wanted.tensors[number]
 
     def value(self, tree: Tree, key: str) -> Any:
-        """One value of a state dict by itself. Raises InvalidArgumentError if there is none."""
-        saved = self._items(tree, "state_dict")
+        """One value of a state dict by itself.
+
+        Raises:
+            InvalidArgumentError: there is none.
+            ShardFormatError: the tree is none that :func:`encode` makes.
+        """
+        try:
+            saved = self._items(tree, "state_dict")
+            found = self._decode(saved[key], None, f"state_dict[{key!r}]") if key in saved else None
+        except InvalidArgumentError:
+            raise
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
+            raise ShardFormatError(f"{self._what}: damaged manifest: {error!r}") from error
         if key not in saved:
             raise InvalidArgumentError(f"{self._what} has no {key!r} (it has {', '.join(map(repr, saved))})")
-        return self._decode(saved[key], None, f"state_dict[{key!r}]")
+        return found
 
     def decode(self, tree: Tree) -> Any:
         """The value of a tree by itself."""
