@@ -58,6 +58,7 @@ def partition_graph(
     comm: Comm | None = None,
     resume: bool = False,
     feat_dtype: GivenDtype = None,
+    assignment: NodeIds | None = None,
     store_eids: bool = True,
     store_inner_node: bool = False,
     store_inner_edge: bool = False,
@@ -92,6 +93,8 @@ def partition_graph(
             nearest even; they are read as what they were. That is all float32 and float64 features with rows of one or
             more dimensions; or by name, feature -> dtype, which may be one number for each node or edge, too. Integers,
             bools and times never are, and edge weights to sample by cannot be.
+        assignment: int[nodes], or node type -> int[nodes]: the part of each node, made elsewhere; then nothing is
+            computed, and ``part_method`` has no effect.
         store_eids: without effect, as the rest: those are about DGL's files for GraphBolt.
         store_inner_node: without effect.
         store_inner_edge: without effect.
@@ -121,16 +124,18 @@ def partition_graph(
             graph = as_graph(g)
             source = _source(graph)
             classes = _classes(graph, balance_ntypes)
+            given = _parts_of_all_nodes(graph, assignment)
         result = partition_source(
             source,
             graph_name,
             num_parts,
             out_path,
-            part_method,
+            part_method if given is None else "given",
             balance_classes=classes,
             balance_edges=balance_edges,
             objtype=objtype,
             seed=seed,
+            assignment=given,
             exchange=exchange,
             resume=resume,
             feat_dtype=names,
@@ -264,6 +269,28 @@ def _classes(graph: HeteroGraph, balance_ntypes: NodeIds | None) -> dict[str, Ar
         graph.get_ntype_id(ntype)
     what = "numbers in balance_ntypes"
     return {ntype: convert(values, torch.int64, what).numpy() for ntype, values in balance_ntypes.items()}
+
+
+def _parts_of_all_nodes(graph: HeteroGraph, assignment: NodeIds | None) -> I64 | None:
+    """Return int64[all nodes], types one after the other."""
+    if assignment is None:
+        return None
+    if not isinstance(assignment, Mapping):
+        if len(graph.ntypes) > 1:
+            raise InvalidArgumentError("assignment must be a dict by node type, as the graph has several")
+        assignment = {graph.ntypes[0]: assignment}
+    for ntype in assignment:
+        graph.get_ntype_id(ntype)
+    rows = []
+    for ntype in graph.ntypes:
+        parts = torch.as_tensor(assignment.get(ntype, torch.zeros(0, dtype=torch.int64)))
+        if parts.shape != (graph.num_nodes(ntype),) or parts.is_floating_point() or parts.is_complex():
+            raise InvalidArgumentError(
+                f"assignment must have one part for each of {graph.num_nodes(ntype)} nodes of type {ntype!r} "
+                f"(got {parts.dtype}{list(parts.shape)})"
+            )
+        rows.append(parts.cpu().numpy().astype(np.int64))
+    return np.concatenate(rows)
 
 
 def _mapping(graph: HeteroGraph, result: PartitionResult) -> tuple[Any, Any]:

@@ -48,6 +48,22 @@ def library(seed=0):
     return g
 
 
+def test_parts_made_elsewhere_are_taken(tmp_path):
+    g = library()
+    given = {t: np.arange(g.num_nodes(t)) * 7 % 3 for t in g.ntypes}
+    nids, _ = partition_graph(g, "g", 3, tmp_path, assignment=given, return_mapping=True)
+    book = load_partition_book(tmp_path / "g.json", 0)[0]
+    for t in g.ntypes:
+        parts = book.nid2partid(torch.arange(g.num_nodes(t)), t)
+        assert np.array_equal(given[t][nids[t]], parts)
+    with pytest.raises(InvalidArgumentError, match="one part for each of 90 nodes of type 'paper'"):
+        partition_graph(g, "g", 3, tmp_path / "short", assignment=given | {"paper": np.zeros(89, np.int64)})
+    with pytest.raises((InvalidArgumentError, PartitionError), match="part"):
+        partition_graph(g, "g", 3, tmp_path / "beyond", assignment=given | {"venue": np.array([0, 3])})
+    with pytest.raises(InvalidArgumentError, match="dict by node type"):
+        partition_graph(g, "g", 3, tmp_path / "flat", assignment=np.zeros(132, np.int64))
+
+
 @pytest.mark.parametrize("method", ["metis", "random"])
 @pytest.mark.parametrize("num_parts", [1, 4])
 @pytest.mark.parametrize("make", [ring, library])
