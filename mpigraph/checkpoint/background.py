@@ -20,6 +20,7 @@ __all__ = ["Saver", "saver_of"]
 
 _NICE = 10
 _SHARE = 0.1  # of a core that others want
+_MOST = 0.25  # of a core that nobody has waited for: others may just have been asleep
 _WANTED = 0.05  # of the time of a block spent waiting for a core: others want it
 _LOOP = 0  # channels, the other loops of a session, have numbers from 1 on
 
@@ -104,10 +105,10 @@ class Saver(BackgroundLoop):
 
 
 class Pace:
-    """How fast a thread goes on beside others: it takes a tenth of a core that others want, all of one that is free.
+    """How fast a thread goes on beside others: it takes a tenth of a core that others want, a quarter of a free one.
 
     A low priority alone does not see to that: who wants the core is often asleep, waiting for a peer that waits for a
-    core. So a thread that had to wait for a core rests for nine times as long as it worked since.
+    core. So the thread rests after each piece of work, longer if it had to wait for a core itself.
     """
 
     def __init__(self) -> None:
@@ -123,10 +124,10 @@ class Pace:
         self._begin, self._delayed = time.perf_counter(), _delay()
 
     def pause(self) -> None:
-        """Rest, if others wanted the core since the last call."""
+        """Rest from what was done since the last call."""
         took, waited = time.perf_counter() - self._begin, _delay() - self._delayed
-        if waited > _WANTED * took:
-            self._urgent.wait((1 / _SHARE - 1) * (took - waited))
+        share = _SHARE if waited > _WANTED * took else _MOST
+        self._urgent.wait((1 / share - 1) * (took - waited))
         self._begin, self._delayed = time.perf_counter(), _delay()
 
     def hurry(self) -> None:

@@ -32,12 +32,17 @@ def test_a_core_that_others_want_is_left_to_them(delays: list[float]) -> None:
     assert seconds_of(pace) >= 0.9 * 9 * 0.01
 
 
-def test_a_core_that_nobody_wants_is_taken(delays: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_core_that_nobody_wants_it_takes_more(delays: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     pace = Pace()
-    monkeypatch.setattr(pace._urgent, "wait", lambda _: pytest.fail("it rests"))
+    rests: list[float] = []
+    monkeypatch.setattr(pace._urgent, "wait", rests.append)
     pace.step_back()
-    time.sleep(0.01)
+    pace._begin -= 100  # it has worked for so long
     pace.pause()
+    pace._begin -= 100
+    delays.append(6.0)
+    pace.pause()
+    assert rests == [pytest.approx(3 * 100, rel=0.01), pytest.approx(9 * 94, rel=0.01)]
 
 
 def test_who_waits_makes_it_hurry(delays: list[float]) -> None:

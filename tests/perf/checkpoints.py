@@ -12,6 +12,7 @@ in all, fanouts 10,10. Three figures:
 """
 
 import argparse
+import itertools
 import json
 import os
 import shutil
@@ -75,7 +76,7 @@ def job(args: argparse.Namespace) -> None:
     model = torch.nn.parallel.DistributedDataParallel(Model(model))
     dense, sparse = torch.optim.Adam(model.parameters()), dist.SparseAdagrad([emb], 0.1)
     state = {"model": model, "dense": dense, "sparse": sparse, "emb": emb, "loader": loader}
-    batches = iter(loader)
+    batches = (batch for _ in itertools.count() for batch in loader)
 
     def step(save: bool = False) -> float:
         torch.distributed.barrier()
@@ -94,15 +95,18 @@ def job(args: argparse.Namespace) -> None:
     for _ in range(10):
         step()
     plain, starting, meanwhile, write, dd, memory, nbytes = [], [], [], [], [], [], 0
-    for _ in range(args.rounds):
-        plain.append(statistics.median(step() for _ in range(MANY)))
+    for number in range(args.rounds):
+        alone = [step() for _ in range(MANY)]
+        plain.append(statistics.median(alone))
         with Peak() as peak:
             begin = time.perf_counter()
-            checkpoint.save(state, checkpoint_id=f"{args.dir}/saved")
+            checkpoint.save(state, checkpoint_id=f"{args.dir}/saved-{number}")
             seconds = time.perf_counter() - begin
         memory.append(peak.above)
         if g.rank() == 0:
-            nbytes = sum(path.stat().st_size for path in Path(args.dir, "saved").iterdir())
+            saved = Path(args.dir, f"saved-{number}")
+            nbytes = sum(path.stat().st_size for path in saved.iterdir())
+            shutil.rmtree(saved)  # as the file of dd
             write.append(nbytes / seconds)
             dd.append(nbytes / written_by_dd(Path(args.dir), nbytes))
         starting.append(step(save=True))
@@ -110,7 +114,8 @@ def job(args: argparse.Namespace) -> None:
         some = []
         while torch.distributed.get_world_size() and all_alive(thread):
             some.append(step())
-        meanwhile.append(statistics.mean(some) if some else 0.0)
+        if some:
+            meanwhile.append(statistics.mean(alone) / statistics.mean(some))
         checkpoint.wait()
     above = torch.tensor([max(memory)])
     torch.distributed.all_reduce(above, torch.distributed.ReduceOp.MAX)
@@ -180,7 +185,7 @@ def main() -> None:
         options = [f"--{name}={getattr(args, name)}" for name in ("num_servers", "nodes", "dim", "rounds")]
         command = [*jobs.mpiexec(args.ranks), sys.executable, __file__, "--job", f"--dir={folder}", *options]
         env = jobs.clean_environment() | {"MPIGRAPH_SELF_TEST": "0"}
-        found = json.loads(subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout)
+        found = json.loads(subprocess.run(command, env=env, check=True, stdout=subprocess.PIPE, text=True).stdout)
     finally:
         shutil.rmtree(folder)
     report(args, found)
@@ -190,7 +195,6 @@ def report(args: argparse.Namespace, found: dict) -> None:
     plain = statistics.median(found["plain"])
     speed = [a / b for a, b in zip(found["write"], found["dd"], strict=True)]
     start = [a / b for a, b in zip(found["starting"], found["plain"], strict=True)]
-    slower = [b / a for a, b in zip(found["meanwhile"], found["plain"], strict=True) if a]
     written, starting = statistics.median(found["write"]) / 1e6, statistics.median(found["starting"]) * 1e3
     rows = [
         ("`save`, all trainers", f"{written:.0f} MB/s", spread(speed), "of `dd`, >= 0.8"),
@@ -200,7 +204,7 @@ def report(args: argparse.Namespace, found: dict) -> None:
             spread(start),
             f"of {plain * 1e3:.0f} ms, <= 1.2",
         ),
-        ("training speed while it writes", "", spread(slower), "of that without, >= 0.9"),
+        ("training speed while it writes", "", spread(found["meanwhile"]), "of that without, >= 0.9"),
         ("memory of a rank during `save`", f"{found['memory'] / 2**20:.0f} MiB", "", "<= 64 MiB"),
     ]
     size = found["bytes"] / 2**20
