@@ -7,16 +7,15 @@ from torch import nn
 from torch.nn import functional as F
 
 import mpigraph.function as fn
-from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.message_passing import MessagePassing
-from mpigraph.nn.common import Features, check_edge_weight, check_in_degrees, source_and_destination
-from mpigraph.nn.drop import Dropout
+from mpigraph.nn.attention import AttentionLayer
+from mpigraph.nn.common import Features, check_edge_weight
 from mpigraph.nn.functional import edge_softmax
 
 __all__ = ["GATConv"]
 
 
-class GATConv(nn.Module):
+class GATConv(AttentionLayer):
     """Graph attention: ``sum over in-neighbours u of a_uv W h_u + bias`` for each head.
 
     ``a_uv`` is the softmax over the in-edges of v of ``LeakyReLU(<attn_l, W h_u> + <attn_r, W h_v>)``. Velickovic et
@@ -35,9 +34,6 @@ class GATConv(nn.Module):
         bias: add a learnable bias.
     """
 
-    bias: nn.Parameter | None
-    res_fc: nn.Module | None
-
     def __init__(
         self,
         in_feats: int | tuple[int, int],
@@ -51,46 +47,22 @@ class GATConv(nn.Module):
         allow_zero_in_degree: bool = False,
         bias: bool = True,
     ) -> None:
-        super().__init__()
-        in_src, in_dst = in_feats if isinstance(in_feats, tuple) else (in_feats, in_feats)
-        width = out_feats * num_heads
-        self._num_heads = num_heads
-        self._out_feats = out_feats
-        self._allow_zero_in_degree = allow_zero_in_degree
-        self._negative_slope = negative_slope
-        self.activation = activation
-        if isinstance(in_feats, tuple):
-            self.fc_src = nn.Linear(in_src, width, bias=False)
-            self.fc_dst = nn.Linear(in_dst, width, bias=False)
-        else:
-            self.fc = nn.Linear(in_src, width, bias=False)
+        super().__init__(
+            in_feats, out_feats, num_heads, feat_drop, attn_drop, negative_slope, activation, allow_zero_in_degree
+        )
+        self._make_maps(isinstance(in_feats, tuple))
         self.attn_l = nn.Parameter(torch.empty(1, num_heads, out_feats))
         self.attn_r = nn.Parameter(torch.empty(1, num_heads, out_feats))
-        self.feat_drop = Dropout(feat_drop)
-        self.attn_drop = Dropout(attn_drop)
-        mapped = residual and in_dst != width  # then the bias is that of res_fc, as in DGL
-        self.res_fc = None
+        width = self._width
+        mapped = residual and self._in_dst != width  # then the bias is that of res_fc, as in DGL
         if residual:
-            self.res_fc = nn.Linear(in_dst, width, bias=bias) if mapped else nn.Identity()
+            self.res_fc = nn.Linear(self._in_dst, width, bias=bias) if mapped else nn.Identity()
         self.register_parameter("bias", nn.Parameter(torch.empty(width)) if bias and not mapped else None)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Reinitialise the weights: Glorot normal with the gain of ReLU; the bias is 0."""
-        gain = nn.init.calculate_gain("relu")
-        for module in self.children():
-            if isinstance(module, nn.Linear):
-                nn.init.xavier_normal_(module.weight, gain=gain)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
-        nn.init.xavier_normal_(self.attn_l, gain=gain)
-        nn.init.xavier_normal_(self.attn_r, gain=gain)
-        if self.bias is not None:
-            nn.init.zeros_(self.bias)
-
-    def set_allow_zero_in_degree(self, set_value: bool) -> None:
-        """Accept destinations without in-edges, or not."""
-        self._allow_zero_in_degree = set_value
+        self._reset(self.attn_l, self.attn_r)
 
     def forward(
         self,
@@ -117,17 +89,13 @@ class GATConv(nn.Module):
             InvalidArgumentError: one tensor is given to a layer of two input widths or for a graph between two types,
                 or ``edge_weight`` does not have a row for each edge.
         """
-        if not hasattr(self, "fc") and not isinstance(feat, tuple):
-            raise InvalidArgumentError("a layer of two input widths needs a pair of features")
-        if not self._allow_zero_in_degree:
-            check_in_degrees(graph)
-        src, dst = source_and_destination(graph, feat, self.feat_drop)
-        rows = self._by_head(self._linear(0), src)
+        src, dst = self._sides(graph, feat)
+        rows = self._by_head(self._map_of(0), src)
         with graph.local_scope():
             # <a, W h_u || W h_v> = <attn_l, W h_u> + <attn_r, W h_v>: one number for each node instead of each edge
             graph.srcdata.update({"ft": rows, "el": (rows * self.attn_l).sum(-1, keepdim=True)})
             if isinstance(feat, tuple):
-                rows = self._by_head(self._linear(1), dst)
+                rows = self._by_head(self._map_of(1), dst)
             graph.dstdata["er"] = (rows[: graph.num_dst_nodes()] * self.attn_r).sum(-1, keepdim=True)
             graph.apply_edges(fn.u_add_v("el", "er", "e"))
             scores = F.leaky_relu(graph.edata["e"], self._negative_slope)
@@ -140,19 +108,3 @@ class GATConv(nn.Module):
             out = torch.as_tensor(graph.dstdata["ft"])
         out = self._finished(out, dst)
         return (out, attention) if get_attention else out
-
-    def _linear(self, side: int) -> nn.Module:
-        """Return the linear map of the sources (0) or of the destinations (1)."""
-        return self.fc if hasattr(self, "fc") else (self.fc_src, self.fc_dst)[side]
-
-    def _by_head(self, linear: nn.Module, rows: torch.Tensor) -> torch.Tensor:
-        """Map [n, ..., in] to [n, ..., num_heads, out]."""
-        return torch.as_tensor(linear(rows)).reshape(*rows.shape[:-1], self._num_heads, self._out_feats)
-
-    def _finished(self, out: torch.Tensor, dst: torch.Tensor) -> torch.Tensor:
-        """Add residual and bias, and activate."""
-        if self.res_fc is not None:
-            out = out + self._by_head(self.res_fc, dst)
-        if self.bias is not None:
-            out = out + self.bias.reshape(self._num_heads, self._out_feats)
-        return out if self.activation is None else self.activation(out)

@@ -8,14 +8,14 @@ from torch.nn import functional as F
 
 import mpigraph.function as fn
 from mpigraph.graphs.message_passing import MessagePassing
-from mpigraph.nn.common import Features, check_in_degrees, source_and_destination
-from mpigraph.nn.drop import Dropout
+from mpigraph.nn.attention import AttentionLayer
+from mpigraph.nn.common import Features
 from mpigraph.nn.functional import edge_softmax
 
 __all__ = ["GATv2Conv"]
 
 
-class GATv2Conv(nn.Module):
+class GATv2Conv(AttentionLayer):
     """Graph attention: ``sum over in-neighbours u of a_uv W_src h_u`` for each head.
 
     ``a_uv`` is the softmax over the in-edges of v of ``<attn, LeakyReLU(W_src h_u + W_dst h_v)>``, so which neighbours
@@ -36,8 +36,6 @@ class GATv2Conv(nn.Module):
         share_weights: use one linear map for both sides; with one width of the input only.
     """
 
-    res_fc: nn.Module | None
-
     def __init__(
         self,
         in_feats: int | tuple[int, int],
@@ -52,38 +50,22 @@ class GATv2Conv(nn.Module):
         bias: bool = True,
         share_weights: bool = False,
     ) -> None:
-        super().__init__()
-        in_src, in_dst = in_feats if isinstance(in_feats, tuple) else (in_feats, in_feats)
-        width = out_feats * num_heads
-        self._num_heads = num_heads
-        self._out_feats = out_feats
-        self._allow_zero_in_degree = allow_zero_in_degree
-        self._negative_slope = negative_slope
-        self.activation = activation
-        self.fc_src = nn.Linear(in_src, width, bias=bias)
+        super().__init__(
+            in_feats, out_feats, num_heads, feat_drop, attn_drop, negative_slope, activation, allow_zero_in_degree
+        )
+        width = self._width
+        self.fc_src = nn.Linear(self._in_src, width, bias=bias)
         shared = share_weights and not isinstance(in_feats, tuple)
-        self.fc_dst = self.fc_src if shared else nn.Linear(in_dst, width, bias=bias)
+        self.fc_dst = self.fc_src if shared else nn.Linear(self._in_dst, width, bias=bias)
         self.attn = nn.Parameter(torch.empty(1, num_heads, out_feats))
-        self.feat_drop = Dropout(feat_drop)
-        self.attn_drop = Dropout(attn_drop)
-        self.res_fc = None
         if residual:
-            self.res_fc = nn.Linear(in_dst, width, bias=bias) if in_dst != width else nn.Identity()
+            self.res_fc = nn.Linear(self._in_dst, width, bias=bias) if self._in_dst != width else nn.Identity()
+        self.register_parameter("bias", None)  # linear maps have theirs
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Reinitialise the weights: Glorot normal with the gain of ReLU; biases are 0."""
-        gain = nn.init.calculate_gain("relu")
-        for module in self.children():  # a shared map once
-            if isinstance(module, nn.Linear):
-                nn.init.xavier_normal_(module.weight, gain=gain)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
-        nn.init.xavier_normal_(self.attn, gain=gain)
-
-    def set_allow_zero_in_degree(self, set_value: bool) -> None:
-        """Accept destinations without in-edges, or not."""
-        self._allow_zero_in_degree = set_value
+        self._reset(self.attn)
 
     def forward(
         self, graph: MessagePassing, feat: Features, get_attention: bool = False
@@ -104,9 +86,7 @@ class GATv2Conv(nn.Module):
             MPIGraphError: a destination has no in-edge and ``allow_zero_in_degree`` is off.
             InvalidArgumentError: one tensor is given for a graph between two types.
         """
-        if not self._allow_zero_in_degree:
-            check_in_degrees(graph)
-        src, dst = source_and_destination(graph, feat, self.feat_drop)
+        src, dst = self._sides(graph, feat)
         with graph.local_scope():
             graph.srcdata["el"] = self._by_head(self.fc_src, src)
             graph.dstdata["er"] = self._by_head(self.fc_dst, dst)
@@ -116,12 +96,5 @@ class GATv2Conv(nn.Module):
             graph.edata["a"] = attention
             graph.update_all(fn.u_mul_e("el", "a", "m"), fn.sum("m", "ft"))
             out = torch.as_tensor(graph.dstdata["ft"])
-        if self.res_fc is not None:
-            out = out + self._by_head(self.res_fc, dst)
-        if self.activation is not None:
-            out = self.activation(out)
+        out = self._finished(out, dst)
         return (out, attention) if get_attention else out
-
-    def _by_head(self, linear: nn.Module, rows: torch.Tensor) -> torch.Tensor:
-        """Map [n, ..., in] to [n, ..., num_heads, out]."""
-        return torch.as_tensor(linear(rows)).reshape(*rows.shape[:-1], self._num_heads, self._out_feats)
