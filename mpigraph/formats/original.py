@@ -2,7 +2,9 @@
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -10,13 +12,14 @@ from mpigraph.arrays import I32, I64, Array
 from mpigraph.errors import GraphDataError, InvalidArgumentError
 from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import relation_key
+from mpigraph.partition.npy_files import storage_errors
 from mpigraph.partition.row_arrays import RowArray
 from mpigraph.partition.shards import read_partition
 from mpigraph.partition.source import EDGES_PER_CHUNK, Feature, GraphSource
 from mpigraph.partition.spill import Scratch
 from mpigraph.storage.part_config import PartConfig
 
-__all__ = ["Original", "renamed"]
+__all__ = ["Original", "exporting", "renamed"]
 
 
 @dataclass(eq=False)
@@ -95,6 +98,23 @@ class Original:
         for begin, end in _chunks(len(ids)):
             found[ids[begin:end]] = values[begin:end]
         return found
+
+
+@contextmanager
+def exporting(part_config: str | os.PathLike[str], path: Path, scratch: Scratch | None) -> Iterator[Original]:
+    """Open a graph to be written to the folder of ``path``, a file that is written last.
+
+    Raises:
+        InvalidArgumentError: the file is there already.
+        PartitionError, ShardFormatError, GraphDataError: as :meth:`Original.open`.
+        StorageError: a file cannot be written.
+    """
+    folder = path.parent
+    if os.path.lexists(path):
+        raise InvalidArgumentError(f"{path} is there already: write to another folder")
+    with storage_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        yield Original.open(part_config, scratch or Scratch(folder))
 
 
 def renamed(names: Mapping[str, str], features: Mapping[str, Feature]) -> dict[str, Feature]:

@@ -20,12 +20,11 @@ from typing import Any
 import numpy as np
 
 from mpigraph.arrays import I64
-from mpigraph.errors import InvalidArgumentError, check_integer
+from mpigraph.errors import check_integer
 from mpigraph.formats.feature_tensors import as_numpy
-from mpigraph.formats.original import Original, renamed
+from mpigraph.formats.original import Original, exporting, renamed
 from mpigraph.metadata.schema import relation_key
 from mpigraph.partition.dgl_chunked import METADATA
-from mpigraph.partition.npy_files import storage_errors
 from mpigraph.partition.progress import Progress, silent
 from mpigraph.partition.source import Feature
 from mpigraph.partition.spill import Scratch
@@ -62,11 +61,7 @@ def write_chunked(
     """
     folder = Path(out)
     path = folder / METADATA
-    if os.path.lexists(path):
-        raise InvalidArgumentError(f"{path} is there already: write to another folder")
-    with storage_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        graph = Original.open(part_config, scratch or Scratch(folder))
+    with exporting(part_config, path, scratch) as graph:
         number = graph.config.num_parts if num_chunks is None else check_integer("num_chunks", num_chunks, 1)
         content = _Writer(graph, folder, number, names or {}, progress).write()
         with NewFile(path) as file:

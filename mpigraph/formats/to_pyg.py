@@ -15,12 +15,11 @@ import numpy as np
 import torch
 
 from mpigraph.arrays import I64, Array
-from mpigraph.errors import InvalidArgumentError, StorageError
+from mpigraph.errors import StorageError
 from mpigraph.formats.feature_tensors import as_tensor_rows
-from mpigraph.formats.original import Original, renamed
+from mpigraph.formats.original import Original, exporting, renamed
 from mpigraph.formats.pyg_parts import METADATA
 from mpigraph.metadata.schema import Schema, relation_key
-from mpigraph.partition.npy_files import storage_errors
 from mpigraph.partition.progress import Progress, silent
 from mpigraph.partition.source import Feature
 from mpigraph.partition.spill import Scratch
@@ -59,11 +58,7 @@ def write_pyg_parts(
     """
     folder = Path(out)
     path = folder / METADATA
-    if os.path.lexists(path):
-        raise InvalidArgumentError(f"{path} is there already: write to another folder")
-    with storage_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        graph = Original.open(part_config, scratch or Scratch(folder))
+    with exporting(part_config, path, scratch) as graph:
         writer = _Writer(graph, folder, names or {})
         number = graph.config.num_parts
         for part in range(number):
