@@ -11,7 +11,6 @@ import torch
 
 from mpigraph import dataloading
 from mpigraph.distgraph.graph import DistGraph
-from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.fields import EID, IdsLike
 from mpigraph.graphs.hetero import HeteroGraph, graph
 
@@ -29,10 +28,7 @@ def sample_neighbors(g: Any, nodes: Any, fanout: Any, *args: Any, **options: Any
     if fanout is None:
         fanout = -1
     if not isinstance(g, DistGraph):
-        in_memory: Any = getattr(dataloading, "sample_neighbors", None)
-        if in_memory is None:
-            raise InvalidArgumentError(f"neighbours are sampled from a DistGraph (got {type(g).__name__})")
-        return in_memory(g, nodes, fanout, *args, **options)
+        return dataloading.sample_neighbors(g, nodes, fanout, *args, **options)
     if isinstance(nodes, Mapping) or len(g.ntypes) == 1:
         return g.sample_neighbors(nodes, fanout, *args, **options)
     book = g.get_partition_book()

@@ -22,21 +22,14 @@ class Sources:
     names: Mapping[str, str] = field(default_factory=dict)
 
 
-_LOADERS = "mpigraph.compat.dgl_loaders"
+_SAMPLERS = "mpigraph.compat.dgl_samplers"
 _ROLES = "mpigraph.compat.dgl_roles"
 _FILES = "mpigraph.compat.dgl_files"
 _IDS = "mpigraph.compat.dgl_ids"
 
-_OLD_LOADERS = {
-    name: f"{_LOADERS}:{name}"
-    for name in (
-        "DataLoader",
-        "EdgeDataLoader",
-        "MultiLayerFullNeighborSampler",
-        "MultiLayerNeighborSampler",
-        "NeighborSampler",
-        "NodeDataLoader",
-    )
+_OLD_SAMPLERS = {
+    name: f"{_SAMPLERS}:{name}"
+    for name in ("MultiLayerFullNeighborSampler", "MultiLayerNeighborSampler", "NeighborSampler")
 }
 _DISTRIBUTED = {
     "GraphPartitionBook": "mpigraph.distributed:RangePartitionBook",
@@ -49,7 +42,7 @@ _DISTRIBUTED = {
     "finalize_client": "mpigraph.distributed:exit_client",
     "_etype_str_to_tuple": "mpigraph.metadata.schema:parse_relation",
     "_etype_tuple_to_str": "mpigraph.metadata.schema:relation_key",
-    "_remove_kwargs_dist": f"{_LOADERS}:without_processes",
+    "_remove_kwargs_dist": "mpigraph.dataloading.memory_loader:without_processes",
     **{
         name: f"{_ROLES}:{name}"
         for name in (
@@ -68,7 +61,7 @@ _DISTRIBUTED = {
         )
     },
 }
-_DATALOADING = Sources(("mpigraph.dataloading",), _OLD_LOADERS)
+_DATALOADING = Sources(("mpigraph.dataloading",), _OLD_SAMPLERS)
 _GRAPHS = Sources(("mpigraph", "mpigraph.convert"))
 _NN = Sources(("mpigraph.nn",))
 _DATA = Sources((_FILES,))
@@ -123,7 +116,9 @@ MODULES: Mapping[str, Sources] = {
     "dgl.nn.pytorch.link": _NN,
     "dgl.nn.pytorch.softmax": _NN,
     "dgl.ops": _NN,
-    "dgl.sampling": Sources(("mpigraph.dataloading",), _OLD_LOADERS | {"sample_neighbors": f"{_IDS}:sample_neighbors"}),
+    "dgl.sampling": Sources(
+        ("mpigraph.dataloading",), _OLD_SAMPLERS | {"sample_neighbors": f"{_IDS}:sample_neighbors"}
+    ),
     "dgl.transform": _GRAPHS,
     "dgl.transforms": _GRAPHS,
     "dgl.transforms.functional": _GRAPHS,

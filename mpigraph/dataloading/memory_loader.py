@@ -40,7 +40,7 @@ from mpigraph.graphs.in_memory import InMemoryGraph, exact_device
 from mpigraph.sampling.minibatch import RandomContext
 from mpigraph.session.context import Session, check_seed
 
-__all__ = ["DataLoader", "EdgeDataLoader", "NodeDataLoader", "Sampler"]
+__all__ = ["DataLoader", "EdgeDataLoader", "NodeDataLoader", "Sampler", "without_processes"]
 
 
 class Sampler(Protocol):
@@ -95,7 +95,7 @@ class DataLoader:
         if isinstance(graph, HeteroGraph):
             return super().__new__(cls)
         make: Any = DistEdgeDataLoader if isinstance(graph_sampler, EdgePredictionSampler) else DistNodeDataLoader
-        return make(graph, indices, graph_sampler, *_[:1], **_without_ddp(options))
+        return make(graph, indices, graph_sampler, *_[:1], **without_processes(options))
 
     def __init__(
         self,
@@ -193,23 +193,38 @@ class DataLoader:
         yield
 
 
-_IGNORED = {
-    "async_load",
-    "gpu_cache",
-    "multiprocessing_context",
-    "num_prefetch",
-    "num_workers",
-    "persistent_workers",
-    "pin_memory",
-    "pin_prefetcher",
-    "prefetch_factor",
-    "queue_size",
-    "use_alternate_streams",
-    "use_cpu_worker_affinity",
-    "use_prefetch_thread",
-    "use_uva",
-    "worker_init_fn",
-}
+# What DGL's loaders of one machine hand on to torch's, and what DGL's scripts of every version pass besides.
+_OF_PROCESSES = frozenset(
+    {
+        "async_load",
+        "gpu_cache",
+        "multiprocessing_context",
+        "num_workers",
+        "persistent_workers",
+        "pin_prefetcher",
+        "prefetch_factor",
+        "use_alternate_streams",
+        "use_cpu_worker_affinity",
+        "use_prefetch_thread",
+        "use_uva",
+        "worker_init_fn",
+    }
+)
+_IGNORED = _OF_PROCESSES | {"num_prefetch", "pin_memory", "queue_size"}
+
+
+def without_processes(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a loader without those that are about the processes of torch's loader, and about their shares.
+
+    Those change nothing on a :class:`DistGraph`, where each trainer has its own ids.
+
+    Raises:
+        InvalidArgumentError: another graph to sample from (``g_sampling`` of DGL's older loaders of edges).
+    """
+    if options.get("g_sampling") is not None:
+        raise InvalidArgumentError("g_sampling must be None: neighbours are sampled from the graph of the edges")
+    gone = _OF_PROCESSES | {"ddp_seed", "g_sampling", "use_ddp"}
+    return {name: value for name, value in options.items() if name not in gone}
 
 
 class NodeDataLoader(DataLoader):
@@ -230,6 +245,7 @@ class EdgeDataLoader(DataLoader):
         reverse_eids: as there.
         reverse_etypes: as there.
         negative_sampler: as there.
+        g_sampling: only None.
         options: those of :class:`DataLoader`.
 
     Raises:
@@ -245,7 +261,7 @@ class EdgeDataLoader(DataLoader):
         if isinstance(g, HeteroGraph):
             return object.__new__(cls)
         make: Any = DistEdgeDataLoader
-        return make(g, eids, graph_sampler, *_[:1], **_without_ddp(options))
+        return make(g, eids, graph_sampler, *_[:1], **without_processes(options))
 
     def __init__(
         self,
@@ -259,16 +275,14 @@ class EdgeDataLoader(DataLoader):
         reverse_eids: ReverseEids = None,
         reverse_etypes: ByEdgeType[EdgeType] | None = None,
         negative_sampler: NegativesOf | None = None,
+        *,
+        g_sampling: None = None,
         **options: object,
     ) -> None:
+        without_processes({"g_sampling": g_sampling})
         more: dict[str, Any] = dict(options)
         sampler = as_edge_prediction_sampler(graph_sampler, exclude, reverse_eids, reverse_etypes, negative_sampler)
         super().__init__(g, eids, sampler, device, use_ddp, ddp_seed, **more)
-
-
-def _without_ddp(options: dict[str, object]) -> dict[str, object]:
-    """What a loader of a distributed graph takes of these options: each trainer has its own ids there anyway."""
-    return {name: value for name, value in options.items() if name not in ("use_ddp", "ddp_seed")}
 
 
 def _indices(g: HeteroGraph, sampler: Sampler, indices: TypedIds) -> TypedIds:
