@@ -321,10 +321,9 @@ def test_rows_in_their_original_order(job: SharedJob, oracle, shared_path: Path)
         embedding().load(path)
 
 
-def test_writers_wait_for_the_copies_of_a_save(
-    job: SharedJob, oracle, shared_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Training that goes on at once, and writes from afar, change nothing of what is saved."""
+@pytest.fixture
+def late_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copies of a save take a while, in which training goes on."""
     copied = saving._copied
 
     def late(rows: Any) -> Any:
@@ -332,6 +331,10 @@ def test_writers_wait_for_the_copies_of_a_save(
         return copied(rows)
 
     monkeypatch.setattr(saving, "_copied", late)
+
+
+def test_writers_wait_for_the_copies_of_a_save(job: SharedJob, oracle, shared_path: Path, late_copies: None) -> None:
+    """Training that goes on at once, and writes from afar, change nothing of what is saved."""
     g = job.open(oracle(3))
     emb = embedding()
     optimizer = MAKE["adagrad"]([emb])
@@ -354,17 +357,8 @@ def test_writers_wait_for_the_copies_of_a_save(
     assert not tensor[:].any() and int(state["mine"].rows) == g.rank()
 
 
-def test_views_are_written_once_a_save_has_copied(
-    job: SharedJob, oracle, shared_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_views_are_written_once_a_save_has_copied(job: SharedJob, oracle, shared_path: Path, late_copies: None) -> None:
     """A view has rows that other trainers of the node own, and copy."""
-    copied = saving._copied
-
-    def late(rows: Any) -> Any:
-        time.sleep(0.1)
-        return copied(rows)
-
-    monkeypatch.setattr(saving, "_copied", late)
     g = job.open(oracle(len(job.session.world.hosts)))  # each host has one part
     tensor = dist.DistTensor((NUM_NODES,), torch.int32, None)
     view = tensor.local_partition if g.rank() == 0 else None
@@ -377,17 +371,8 @@ def test_views_are_written_once_a_save_has_copied(
     assert not tensor[:].any()
 
 
-def test_a_tensor_is_closed_once_it_is_copied(
-    job: SharedJob, oracle, shared_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tensor_is_closed_once_it_is_copied(job: SharedJob, oracle, shared_path: Path, late_copies: None) -> None:
     """By its user, or by the collector: its memory is there as long as a save copies it."""
-    copied = saving._copied
-
-    def late(rows: Any) -> Any:
-        time.sleep(0.1)
-        return copied(rows)
-
-    monkeypatch.setattr(saving, "_copied", late)
     g = job.open(oracle(3))
     for close in (True, False):
         tensor: Any = dist.DistTensor((NUM_NODES, 2), torch.int32, None)
