@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import ref
 
+import numpy as np
 import pytest
 from mpi4py import MPI
 
@@ -351,7 +352,9 @@ class SharedJob:
                 handle for handle in session.handles.values() if not isinstance(handle, ref) or handle() is not None
             ]
             clean = session.state.tensors.keys() <= loaded and len(session.state.graphs) <= 1
-            clean = self._trainers.allreduce(clean and not held and not session.loops, MPI.LAND)
+            word = np.array([clean and not held and not session.loops])
+            quiet_wait(self._trainers.Iallreduce(MPI.IN_PLACE, word, MPI.LAND))
+            clean = bool(word[0])
         except MPIGraphError:
             clean = False
         if not clean:
