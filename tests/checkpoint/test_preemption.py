@@ -49,7 +49,7 @@ def test_one_trainer_is_told_and_all_stop_at_the_same_step(layout: Job, how: str
     """Trainers of different speed, that wait for one another in each step or never."""
 
     def between(rank: int) -> None:
-        time.sleep(0.001 + 0.004 * rank)
+        time.sleep(0.002 + 0.002 * rank)
         if how == "in step":
             current().world.trainers.Barrier()
 
@@ -57,13 +57,14 @@ def test_one_trainer_is_told_and_all_stop_at_the_same_step(layout: Job, how: str
 
 
 @api
-def test_a_trainer_that_ends_early_is_not_waited_for_for_ever(layout: Job) -> None:
+def test_a_trainer_that_ends_early_is_not_waited_for_for_ever(layout: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last step of an epoch is made by the first trainer alone, and in it the others wait, as in DDP's join."""
+    monkeypatch.setattr(stopping, "_PATIENCE", 1.0)
 
     def body() -> list[tuple[int, int]]:
         world = current().world
         trainers = world.trainers
-        for epoch in range(20):
+        for epoch in range(FOREVER):
             for step in range(3):
                 trainers.Barrier()
                 if step == 2 and trainers.rank > 0:

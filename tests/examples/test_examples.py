@@ -102,9 +102,9 @@ def test_quickstart(tmp_path: Path) -> None:
 def test_the_script_in_the_readme(tmp_path: Path) -> None:
     """With the commands that make its graph, on one process and on a node of two trainers and a server."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    for line in re.findall(r"^python (-m mpigraph .*)$", readme, re.MULTILINE):
+    before, script = re.findall(r"(.*?)```python\n(.*?)```", readme, re.DOTALL)[0]
+    for line in re.findall(r"^python (-m mpigraph .*)$", before, re.MULTILINE):
         run(*warm_python(), *shlex.split(line, comments=True), cwd=tmp_path)
-    (script,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
     (tmp_path / "train.py").write_text(script)
     for ranks in (1, 3):
         output = run(*(mpiexec(ranks) if ranks > 1 else ()), *warm_python(), "train.py", cwd=tmp_path)
