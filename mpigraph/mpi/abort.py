@@ -61,7 +61,9 @@ def abort(status: int, text: str = "", stacks: bool = False) -> NoReturn:
                 faulthandler.dump_traceback(sys.__stderr__.fileno(), all_threads=True)
         with suppress(Exception):
             sys.stdout.flush()  # what the script has printed before
-        MPI.COMM_SELF.Abort(status)
+        # Not COMM_SELF: of that MPICH 5.0 tells its launcher nothing, which then must see that this process has ended,
+        # and does not where it is told so before it finds the process's socket closed.
+        MPI.COMM_WORLD.Abort(status)
     finally:
         os._exit(status)
 
