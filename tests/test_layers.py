@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Callable, Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "mpigraph"
 FILES = {str(path.relative_to(ROOT)): path.read_text() for path in sorted(PACKAGE.rglob("*.py"))}
+parsed = cache(ast.parse)
 
 
 def floors() -> list[str]:
@@ -161,7 +163,7 @@ def import_cycle(files: dict[str, str]) -> list[str]:
     for module, source in sources.items():
         if module == "mpigraph":
             continue
-        named = [".".join(name) for name in imports(ast.parse(source))]
+        named = [".".join(name) for name in imports(parsed(source))]
         # ``from package import submodule`` needs the submodule, ``from module import name`` the module
         needed = {name if name in sources else name.rpartition(".")[0] for name in named}
         graph[module] = {name for name in needed if name in sources} - {"mpigraph"}
@@ -174,7 +176,7 @@ def import_cycle(files: dict[str, str]) -> list[str]:
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
 def test_the_library_obeys(rule: Callable[[str, ast.AST], Iterator[str]]) -> None:
-    found = [f"{path}: {text}" for path, source in FILES.items() for text in rule(path, ast.parse(source))]
+    found = [f"{path}: {text}" for path, source in FILES.items() for text in rule(path, parsed(source))]
     assert not found, "\n".join(found)
 
 

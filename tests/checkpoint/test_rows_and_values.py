@@ -30,6 +30,7 @@ def together(*parts: Any) -> dict[str, Any]:
     return dict(zip(("emb", "other", "optimizer"), parts, strict=True))
 
 
+@pytest.mark.slow
 @everywhere
 @rotated(4)
 @pytest.mark.parametrize("kind", MAKE)

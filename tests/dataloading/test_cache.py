@@ -216,6 +216,7 @@ def test_rows_that_an_optimizer_writes(job: SharedJob, oracle) -> None:
     del g.ndata["h"]
 
 
+@pytest.mark.slow
 @far
 def test_a_tensor_of_two_names_has_one_cache(job: SharedJob, oracle) -> None:
     g = job.open(oracle(3))
@@ -388,6 +389,7 @@ def test_edges_and_minibatches_of_pyg(job: SharedJob, oracle) -> None:
     assert all(batches == found[0] for batches in found)
 
 
+@pytest.mark.slow
 @far
 def test_typed_graphs(job: SharedJob, typed_oracle: str) -> None:
     g = job.open(typed_oracle)

@@ -112,6 +112,7 @@ def test_minibatches_of_edges_are_those_of_a_distributed_graph(job: SharedJob, o
                 assert torch.equal(one[1].ndata["orig"], copy.ndata["orig"][one[1].ndata[NID]])
 
 
+@pytest.mark.slow
 def test_typed_minibatches_are_those_of_a_distributed_graph(job: SharedJob, typed_oracle: str) -> None:
     g = job.open(typed_oracle)
     copy = in_memory(g, mixed=True)

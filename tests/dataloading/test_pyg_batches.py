@@ -351,6 +351,7 @@ def sample_all(path: str, kind: str, rank: int, trainers: int) -> dict[tuple[str
     return found
 
 
+@pytest.mark.slow
 @everywhere
 @rotated(2)
 @ALL_KINDS

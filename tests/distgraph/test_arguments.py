@@ -43,6 +43,7 @@ LOADERS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.slow
 @far
 @pytest.mark.parametrize("everywhere", [True, False])
 def test_what_is_made_together_fails_together(job: SharedJob, oracle, everywhere: bool) -> None:

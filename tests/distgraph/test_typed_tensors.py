@@ -91,6 +91,7 @@ def test_a_name_of_two_relations_needs_the_triple(job: SharedJob, tmp_path: Path
     assert {r: g.num_edges(r) for r in relations} == relations and g.num_edges("is") == 4
 
 
+@pytest.mark.slow
 def test_names_count_within_a_type(job: SharedJob, typed: str) -> None:
     """As in DGL, whose layer-wise inference makes a tensor "h" for every type."""
     g = job.open(typed)
@@ -186,6 +187,7 @@ def test_splits_of_the_wrong_type_are_named(job: SharedJob, typed: str) -> None:
             call()
 
 
+@pytest.mark.slow
 @needs_threads
 def test_typed_splits_are_local_where_parts_are(comm, tmp_path: Path) -> None:
     job = Job(comm, Layout(comm.size, 0, 1 if comm.size > 1 else 0))

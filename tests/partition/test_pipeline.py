@@ -362,7 +362,7 @@ def test_types_without_nodes_or_relations(tmp_path, method):
 
 
 @pytest.mark.parametrize("method", ["metis", "multilevel"])
-@pytest.mark.parametrize("num_parts", [2, 4])
+@pytest.mark.parametrize("num_parts", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_every_type_and_class_is_balanced(tmp_path, num_parts, method):
     counts = {"author": 900, "institution": 12, "paper": 600, "topic": 80}
     edges = {

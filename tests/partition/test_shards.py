@@ -98,7 +98,7 @@ def check_is_the_graph(path: Path) -> None:
     assert config.edge_features["author:writes:paper"]["even"].dtype == "bool"
 
 
-@pytest.mark.parametrize("method", ["random", "metis"])
+@pytest.mark.parametrize("method", ["random", pytest.param("metis", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("num_parts", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_graph_that_is_cut_again_is_the_graph(parts: Path, tmp_path: Path, num_parts: int, method: str) -> None:
     """Nodes, edges and features by original ids are those of the source, and so those of cutting it directly."""

@@ -228,6 +228,7 @@ def renamed(source: GraphSource) -> GraphSource:
     return GraphSource(schema, source.num_nodes, source.edges, {"thing": nodes}, {"thing:next:thing": edges})
 
 
+@pytest.mark.slow
 @everywhere
 @rotated(3)
 def test_one_relation_is_the_homogeneous_case(job: SharedJob, oracle, tmp_path: Path) -> None:
