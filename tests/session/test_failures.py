@@ -6,11 +6,12 @@ a status and one message that says what happened where.
 
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import h5py
 import pytest
-from jobs import SOON, run_script, wait_for
+from jobs import SOON, clean_environment, mpiexec, run_job, run_script, wait_for
 from layouts import Job, Layout, api, needs_threads
 from oracle import NAME, NUM_NODES
 
@@ -340,6 +341,23 @@ except Exception as error:
     assert status == 0, output
     words = rf"{re.escape(path)} holds graph 'oracle', not 'products': check graph_name and part_config"
     assert sorted(re.findall(rf"trainer (\d) caught PartitionError: .*?{words}", output)) == ["0", "1"], output
+
+
+def test_a_rank_whose_child_lives_on_ends_the_job(tmp_path: Path) -> None:
+    """The child has the rank's files, so that a launcher cannot see by those that the rank is gone: it must be told."""
+    script = tmp_path / "script.py"
+    script.write_text("""
+import subprocess, sys, time
+import mpigraph.distributed as dist
+from mpigraph.session.context import current
+dist.initialize(num_servers=0)
+if current().rank == 0:
+    subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"], close_fds=False)
+    raise RuntimeError("with a child")
+time.sleep(600)
+""")
+    done = run_job([*mpiexec(3), sys.executable, script], clean_environment())
+    assert done.status == 1 and done.seconds < SOON and done.output.count("RuntimeError: with a child") == 1, done
 
 
 def test_a_node_without_a_trainer_is_one_error(tmp_path: Path, oracle) -> None:
