@@ -56,7 +56,7 @@ def node_split(
     those that this trainer wrote since, are read whole. What the others wrote counts after :meth:`DistGraph.barrier`.
 
     Returns:
-        int64[n], ascending, but for ``node_trainer_ids``.
+        int64[n], ascending, except with ``node_trainer_ids``.
 
     Raises:
         MaskLengthError: the mask does not have one entry for each node.
