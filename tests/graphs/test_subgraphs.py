@@ -270,5 +270,6 @@ def test_parallel_edges_become_one() -> None:
 def test_formats_are_made_when_needed() -> None:
     g = hops()
     assert sum(map(len, g.formats().values())) == 3 and g.formats("csc") is g.formats(["coo", "csr"]) is g
+    assert g.cpu() is g.long() is g and g.create_formats_() is None
     with pytest.raises(InvalidArgumentError, match="dense"):
         g.formats("dense")
