@@ -201,6 +201,7 @@ def test_trainers_get_their_own_pieces_first(job: SharedJob, oracle, parts: int)
     g = job.open(oracle(parts))
     trainers = current().num_trainers
     selected = np.flatnonzero(MASKS["third"])
+    random = np.random.get_state()[1].tolist(), torch.get_rng_state()  # noqa: NPY002 (DGL reseeds this one)
     for factor in (1, 2):  # ids for as many trainers, and for twice as many
         ids = np.random.default_rng(7).integers(0, factor * trainers, NUM_NODES)
         ids[5] = factor * trainers - 1
@@ -221,6 +222,8 @@ def test_trainers_get_their_own_pieces_first(job: SharedJob, oracle, parts: int)
                 for some in ([i for _, i in own], rest)
             ]
             assert share == sum(cut, [])
+    assert np.random.get_state()[1].tolist() == random[0]  # noqa: NPY002
+    assert torch.equal(torch.get_rng_state(), random[1])
     unfit = dist.node_split(MASKS["third"], g.get_partition_book(), node_trainer_ids=np.full(NUM_NODES, trainers))
     assert trainers == 1 or torch.equal(unfit, dist.node_split(MASKS["third"], g.get_partition_book()))
     with pytest.raises(MaskLengthError):
