@@ -26,6 +26,8 @@ if TYPE_CHECKING:
         compact_graphs,
         edge_subgraph,
         in_subgraph,
+        khop_in_subgraph,
+        khop_out_subgraph,
         node_subgraph,
         out_subgraph,
         rand_bipartite,
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
         remove_edges,
         remove_self_loop,
         reverse,
+        to_simple,
     )
 
 __version__ = "0.1.0"
@@ -64,6 +67,8 @@ __all__ = [
     "graph",
     "heterograph",
     "in_subgraph",
+    "khop_in_subgraph",
+    "khop_out_subgraph",
     "nn",
     "node_subgraph",
     "out_subgraph",
@@ -75,6 +80,7 @@ __all__ = [
     "to_bidirected",
     "to_block",
     "to_homogeneous",
+    "to_simple",
 ]
 
 _MODULES = {"checkpoint", "convert", "data", "dataloading", "distributed", "function", "nn"}
@@ -92,6 +98,8 @@ _HOMES = {
         "compact_graphs",
         "edge_subgraph",
         "in_subgraph",
+        "khop_in_subgraph",
+        "khop_out_subgraph",
         "node_subgraph",
         "out_subgraph",
         "rand_bipartite",
@@ -99,6 +107,7 @@ _HOMES = {
         "remove_edges",
         "remove_self_loop",
         "reverse",
+        "to_simple",
     ),
 }
 _DGL_NAMES = {

@@ -10,11 +10,25 @@ from typing import Any
 import torch
 
 from mpigraph import dataloading
+from mpigraph.distgraph import partitioning
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.graphs.fields import EID, IdsLike
 from mpigraph.graphs.hetero import HeteroGraph, graph
 
-__all__ = ["find_edges", "in_degrees", "in_subgraph", "out_degrees", "sample_etype_neighbors", "sample_neighbors"]
+__all__ = [
+    "find_edges",
+    "in_degrees",
+    "in_subgraph",
+    "load_partition",
+    "out_degrees",
+    "sample_etype_neighbors",
+    "sample_neighbors",
+]
+
+
+def load_partition(*args: Any, **options: Any) -> Any:
+    """:func:`mpigraph.distributed.load_partition`, its graph without types, and with homogeneous ids, as DGL's is."""
+    return partitioning.load_partition(*args, **{"homogeneous": True, **options})
 
 
 def sample_neighbors(g: Any, nodes: Any, fanout: Any, *args: Any, **options: Any) -> Any:

@@ -36,6 +36,7 @@ _DISTRIBUTED = {
     "find_edges": f"{_IDS}:find_edges",
     "in_degrees": f"{_IDS}:in_degrees",
     "in_subgraph": f"{_IDS}:in_subgraph",
+    "load_partition": f"{_IDS}:load_partition",
     "out_degrees": f"{_IDS}:out_degrees",
     "sample_etype_neighbors": f"{_IDS}:sample_etype_neighbors",
     "sample_neighbors": f"{_IDS}:sample_neighbors",

@@ -17,7 +17,7 @@ from mpigraph.distgraph.partition_book import PartitionPolicy, RangePartitionBoo
 from mpigraph.distgraph.sampled_graph import SampledGraph
 from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.distgraph.typed_ids import EdgeIds, by_relation, id_array
-from mpigraph.errors import InvalidArgumentError, PartitionError
+from mpigraph.errors import FieldNameError, InvalidArgumentError, PartitionError
 from mpigraph.graphs.fields import ALL, EID, NID, EdgeType, IdsLike
 from mpigraph.graphs.hetero import HeteroGraph
 from mpigraph.metadata.schema import Relation
@@ -272,7 +272,8 @@ class DistGraph(SampledGraph):
         """The local part, ``pb.partid`` of the partition book: the in-edges of its nodes, as an in-memory graph.
 
         Nodes keep their global ids, so the graph has all nodes of the whole graph; ``edata[EID]`` are global edge ids
-        and ``ndata[NID]`` the ids themselves. One-sided.
+        and ``ndata[NID]`` the ids themselves; ``ndata["inner_node"]`` and ``edata["inner_edge"]`` (uint8) say what the
+        part owns. One-sided.
         """
         book = self._book.book
         edges, eids = {}, {}
@@ -282,10 +283,14 @@ class DistGraph(SampledGraph):
             edges[relation] = (torch.from_numpy(src), torch.from_numpy(dst))
         counts = {ntype: book.num_nodes(t) for t, ntype in enumerate(self.schema.ntypes)}
         graph = HeteroGraph(self.schema, edges, counts)
-        for ntype in self.schema.ntypes:
-            graph.nodes[ntype].data[NID] = torch.arange(counts[ntype])
+        for t, ntype in enumerate(self.schema.ntypes):
+            data = graph.nodes[ntype].data
+            data[NID] = torch.arange(counts[ntype])
+            data["inner_node"] = torch.zeros(counts[ntype], dtype=torch.uint8)
+            data["inner_node"][slice(*book.node_range(self._book.partid, t))] = 1
         for relation, ids in eids.items():
             graph.edges[relation].data[EID] = torch.from_numpy(ids)
+            graph.edges[relation].data["inner_edge"] = torch.ones(len(ids), dtype=torch.uint8)
         return graph
 
     # The job
@@ -305,6 +310,25 @@ class DistGraph(SampledGraph):
     def get_edge_partition_policy(self, etype: EdgeType = None) -> PartitionPolicy:
         """The policy of tensors with one row for each edge of a type."""
         return PartitionPolicy(f"edge~{self.schema.relation_key(self.schema.relation_id(etype))}", self._book)
+
+    def add_edge_attribute(self, name: str, padding: float = 1.0) -> None:
+        """Accepted for DGL's scripts, whose partitions for GraphBolt need it: sampling reads ``prob`` from ``edata``.
+
+        Args:
+            name: the edge feature that ``prob=name`` draws by.
+            padding: the chance of edges of the relations that lack it. Only a number above 0: those are drawn from
+                uniformly, as relations are drawn from one by one.
+
+        Raises:
+            FieldNameError: no relation has the feature.
+            InvalidArgumentError: ``padding`` is not above 0.
+        """
+        if not any(name in self.edges[relation].data for relation in self.canonical_etypes):
+            raise FieldNameError(f"no relation has an edge feature {name!r}")
+        if not padding > 0:
+            raise InvalidArgumentError(
+                f"padding must be above 0 (got {padding!r}): give the relation a fanout of 0, in a dict by edge type"
+            )
 
     def barrier(self) -> None:
         """Wait for all trainers; what was written before is visible to all after. Collective on the trainers."""

@@ -4,8 +4,10 @@ One process, no communication. Nodes and edges get new ids, type-wise and global
 range of each type; an edge belongs to the part of its destination. ``return_mapping`` tells the original ids.
 """
 
+import itertools
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,10 +21,13 @@ from mpigraph.distgraph.typed_ids import NodeIds
 from mpigraph.errors import InvalidArgumentError, PartitionError, check_integer
 from mpigraph.graphs.fields import EID, ETYPE, NID, NTYPE
 from mpigraph.graphs.hetero import HeteroGraph
+from mpigraph.graphs.hetero import graph as make_graph
 from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import Relation, relation_key
 from mpigraph.mpi.alltoall import Comm
-from mpigraph.partition.exchange import ALONE
+from mpigraph.partition.balance import balance_criteria
+from mpigraph.partition.exchange import ALONE, Exchange
+from mpigraph.partition.metis import metis_assign
 from mpigraph.partition.options import check_options
 from mpigraph.partition.over_mpi import MPIExchange
 from mpigraph.partition.pipeline import PartitionResult, partition_source
@@ -36,6 +41,7 @@ __all__ = ["load_partition", "load_partition_book", "load_partition_feats", "par
 Tensors = dict[str, torch.Tensor]
 Path = str | os.PathLike[str]
 
+_TRAINER = "trainer_id"
 _RESERVED = {NID, EID, NTYPE, ETYPE}
 
 
@@ -79,7 +85,9 @@ def partition_graph(
             of each type that is not named are spread evenly in any case.
         balance_edges: spread the edges evenly too.
         return_mapping: return the original ids.
-        num_trainers_per_machine: without effect: any number of trainers share a part.
+        num_trainers_per_machine: with "metis" and more than one: cut each part further, into so many pieces, which
+            nodes and edges have as feature ``trainer_id`` (int64, part times this number plus piece; an edge's is that
+            of its destination) for :func:`.node_split`. Any number of trainers share a part without it.
         objtype: what METIS minimises, "cut" or "vol"; "multilevel" knows only "cut".
         graph_formats: without effect: a part is one CSC.
         use_graphbolt: without effect.
@@ -125,6 +133,11 @@ def partition_graph(
             source = _source(graph)
             classes = _classes(graph, balance_ntypes)
             given = _parts_of_all_nodes(graph, assignment)
+        if num_trainers_per_machine > 1 and part_method == "metis" and given is None:
+            pieces = num_parts * num_trainers_per_machine
+            fine = _pieces_of_all_nodes(source, pieces, classes, balance_edges, objtype, seed, exchange)
+            source = _with_trainer_ids(source, fine)
+            given = fine // num_trainers_per_machine
         result = partition_source(
             source,
             graph_name,
@@ -144,20 +157,27 @@ def partition_graph(
 
 
 def load_partition(
-    part_config: Path, part_id: int, load_feats: bool = True, use_graphbolt: bool = False
+    part_config: Path,
+    part_id: int,
+    load_feats: bool = True,
+    use_graphbolt: bool = False,
+    homogeneous: bool = False,
 ) -> tuple[HeteroGraph, Tensors | None, Tensors | None, RangePartitionBook, str, list[str], list[Relation]]:
     """Read one part as a graph in memory.
 
     The graph holds the edges of the part, that is all in-edges of the part's nodes. Its nodes are, for each type, the
     part's own in order and then the sources from other parts in order of their ids. ``ndata[NID]`` and ``edata[EID]``
     tell type-wise global ids, ``ndata["inner_node"]`` and ``edata["inner_edge"]`` (uint8) what the part owns,
-    ``ndata["part_id"]`` the owner. Unlike DGL's, a typed graph stays typed.
+    ``ndata["part_id"]`` the owner. Unlike DGL's, a typed graph stays typed, unless it is asked for.
 
     Args:
         part_config: the configuration file.
         part_id: which part.
         load_feats: read the features too.
         use_graphbolt: without effect.
+        homogeneous: return the graph as DGL does where there are types: without them, its ids *homogeneous* ones (part
+            after part, and within a part type after type; the book converts), with ``ndata[NTYPE]`` and
+            ``edata[ETYPE]`` (int32). The part's own nodes still come first.
 
     Returns:
         ``(graph, node_feats, edge_feats, book, graph_name, ntypes, canonical etypes)``; features as in
@@ -175,6 +195,8 @@ def load_partition(
         graph = _part_graph(files, part_id)
     node_feats, edge_feats = load_partition_feats(part_config, part_id) if load_feats else (None, None)
     book = RangePartitionBook.from_book(config.book, part_id)
+    if homogeneous and not config.schema.is_homogeneous:
+        graph = _without_types(graph, book)
     ntypes, etypes = list(config.schema.ntypes), list(config.schema.relations)
     return graph, node_feats, edge_feats, book, config.graph_name, ntypes, etypes
 
@@ -293,6 +315,38 @@ def _parts_of_all_nodes(graph: HeteroGraph, assignment: NodeIds | None) -> I64 |
     return np.concatenate(rows)
 
 
+def _pieces_of_all_nodes(
+    source: GraphSource,
+    num_pieces: int,
+    classes: Mapping[str, Array] | None,
+    balance_edges: bool,
+    objtype: str,
+    seed: int,
+    exchange: Exchange,
+) -> I64:
+    """Return int64[all nodes], the trainer of each, cut by METIS on rank 0. Collective on the ranks."""
+    mine = b""
+    with exchange.together("assigning nodes to trainers by metis"):
+        if exchange.rank == 0:
+            criteria = balance_criteria(source, classes, balance_edges)
+            mine = metis_assign(source, num_pieces, criteria, seed=seed, objtype=objtype).astype(np.int64).tobytes()
+    return np.frombuffer(exchange.gather_bytes(mine)[0], np.int64)
+
+
+def _with_trainer_ids(source: GraphSource, trainers: I64) -> GraphSource:
+    """Return the graph with the feature ``trainer_id`` of all nodes and edges."""
+    schema, bases = source.schema, np.append(0, np.cumsum(source.num_nodes))
+    of_type = [trainers[begin:end] for begin, end in itertools.pairwise(bases.tolist())]
+    nodes = {
+        t: {**source.node_feats.get(t, {}), _TRAINER: Feature(of_type[i], "int64")} for i, t in enumerate(schema.ntypes)
+    }
+    edges = {}
+    for i, relation in enumerate(schema.relations):
+        key, dst = relation_key(relation), np.asarray(source.edges[i][1])
+        edges[key] = {**source.edge_feats.get(key, {}), _TRAINER: Feature(of_type[schema.ends(i)[1]][dst], "int64")}
+    return replace(source, node_feats=nodes, edge_feats=edges)
+
+
 def _mapping(graph: HeteroGraph, result: PartitionResult) -> tuple[Any, Any]:
     nids = [torch.from_numpy(ids) for ids in result.orig_nids]
     eids = [torch.from_numpy(ids) for ids in result.orig_eids]
@@ -341,6 +395,33 @@ def _part_graph(files: PartFiles, part_id: int) -> HeteroGraph:
         frame[EID] = torch.arange(*book.edge_range(part_id, i))
         frame["inner_edge"] = torch.ones(graph.num_edges(relation), dtype=torch.uint8)
     return graph
+
+
+def _without_types(part: HeteroGraph, book: RangePartitionBook) -> HeteroGraph:
+    """Return a typed part as DGL does: own nodes first, each group by homogeneous ids, and edges by theirs."""
+    rows, numbers = [], {}
+    for i, ntype in enumerate(part.ntypes):
+        data = part.nodes[ntype].data
+        homogeneous = book.map_to_homo_nid(data[NID], ntype)
+        rows.append((homogeneous, torch.full_like(homogeneous, i), data["inner_node"].long(), data["part_id"]))
+    nids, kinds, inner, owners = (torch.cat(column) for column in zip(*rows, strict=True))
+    order = torch.argsort(nids, stable=True)
+    order = order[torch.argsort(1 - inner[order], stable=True)]
+    places = torch.empty_like(order)
+    places[order] = torch.arange(len(order))
+    for ntype, some in zip(part.ntypes, torch.split(places, [len(row[0]) for row in rows]), strict=True):
+        numbers[ntype] = some
+    columns = [(torch.empty(0, dtype=torch.int64),) * 4]
+    for i, relation in enumerate(part.canonical_etypes):
+        src, dst = part.all_edges(etype=relation)
+        eids = book.map_to_homo_eid(part.edges[relation].data[EID], relation)
+        columns.append((numbers[relation[0]][src], numbers[relation[2]][dst], eids, torch.full_like(eids, i)))
+    src, dst, eids, relations = (torch.cat(column) for column in zip(*columns, strict=True))
+    made = make_graph((src, dst), num_nodes=len(order))
+    nodes = {NID: nids, "inner_node": inner.to(torch.uint8), "part_id": owners, NTYPE: kinds.int()}
+    made.ndata.update({name: values[order] for name, values in nodes.items()})
+    made.edata.update({EID: eids, "inner_edge": torch.ones(len(eids), dtype=torch.uint8), ETYPE: relations.int()})
+    return made
 
 
 def _part_nodes(book: RangeBook, part_id: int, ntype: str, edges: Mapping[Relation, tuple[I64, I64]]) -> I64:

@@ -34,7 +34,7 @@ def node_split(
     ntype: str | None = None,
     rank: int | None = None,
     force_even: bool = True,
-    node_trainer_ids: object = None,
+    node_trainer_ids: MaskLike | None = None,
 ) -> torch.Tensor:
     """The selected nodes that this trainer works on.
 
@@ -46,14 +46,17 @@ def node_split(
         rank: whose share; this trainer's by default.
         force_even: shares differ by at most one node: trainer t gets the t-th of equal consecutive pieces of the
             selected ids. Else: the selected ids on this trainer's node, divided among the trainers there.
-        node_trainer_ids: accepted for DGL's scripts; the pieces are local without it.
+        node_trainer_ids: ``trainer_id`` of ``partition_graph(num_trainers_per_machine=)``. Then each part has a piece,
+            of which its trainers get first what is theirs in the part, and equal shares of what is in other parts, in
+            this order; the sizes differ by at most two. Where the trainers are no multiple of the parts, or the ids are
+            not made for them or for a multiple, it has no effect: the pieces are local without it.
 
     Of a DistTensor of bool, uint8 or int8 a trainer reads the rows that its own piece lies in; how many are selected
     elsewhere was counted when the graph was loaded, or in the first collective call after a write. Other masks, and
     those that this trainer wrote since, are read whole. What the others wrote counts after :meth:`DistGraph.barrier`.
 
     Returns:
-        int64[n], ascending.
+        int64[n], ascending, except with ``node_trainer_ids``.
 
     Raises:
         MaskLengthError: the mask does not have one entry for each node.
@@ -63,7 +66,7 @@ def node_split(
 
     One-sided; every trainer can call it alone.
     """
-    return _split(nodes, partition_book, True, ntype, rank, force_even)
+    return _split(nodes, partition_book, True, ntype, rank, force_even, node_trainer_ids)
 
 
 def edge_split(
@@ -72,13 +75,13 @@ def edge_split(
     etype: EdgeType = None,
     rank: int | None = None,
     force_even: bool = True,
-    edge_trainer_ids: object = None,
+    edge_trainer_ids: MaskLike | None = None,
 ) -> torch.Tensor:
     """The selected edges that this trainer works on; the arguments are those of :func:`node_split`.
 
     One-sided; every trainer can call it alone.
     """
-    return _split(edges, partition_book, False, etype, rank, force_even)
+    return _split(edges, partition_book, False, etype, rank, force_even, edge_trainer_ids)
 
 
 def _split(
@@ -88,6 +91,7 @@ def _split(
     kind: EdgeType,
     rank: int | None,
     even: bool,
+    trainer_ids: MaskLike | None,
 ) -> torch.Tensor:
     session = current()
     rank = session.rank if rank is None else check_integer("rank", rank, 0, session.num_trainers - 1)
@@ -104,12 +108,38 @@ def _split(
         hosts, index, pieces = list(range(len(offsets) - 1)), rank, session.num_trainers
     else:  # the selected ids on the trainer's node
         hosts, index, pieces = session.world.neighbourhood(rank)
+    per_part, owners = 1, None
+    if even and trainer_ids is not None:
+        _check_length(trainer_ids, int(offsets[-1]), "node" if is_node else "edge")
+        owners = _owners(trainer_ids, pieces, topology.config.num_parts)
+        if owners is not None:  # a piece for each part, to be divided by the owners
+            per_part = pieces // topology.config.num_parts
+            index, pieces = rank // per_part, topology.config.num_parts
     counts = session.state.counts_of(mask.rows) if isinstance(mask, DistTensor) else None
     ids = None if counts is None else _counted_share(mask, counts.blocks(hosts), index, pieces)
     if ids is None:
         ranges = [(0, len(mask))] if even else [(int(offsets[h]), int(offsets[h + 1])) for h in hosts]
         ids = _share(mask, ranges, index, pieces)
+    if owners is not None:
+        ids = _of_trainer(ids, owners[ids], index, rank % per_part, per_part)
     return torch.from_numpy(ids)
+
+
+def _owners(trainer_ids: MaskLike, trainers: int, parts: int) -> I64 | None:
+    """Return the trainer of each node or edge, int64[n]; None if the ids are not for these trainers."""
+    ids = as_tensor(trainer_ids[0 : len(trainer_ids)]).cpu().numpy().astype(np.int64)
+    made_for = int(ids.max()) + 1 if len(ids) else 0
+    if trainers % parts or made_for == 0 or made_for % trainers or (len(ids) and ids.min() < 0):
+        return None
+    return ids // (made_for // trainers)
+
+
+def _of_trainer(ids: I64, owners: I64, part: int, trainer: int, trainers: int) -> I64:
+    """Return a trainer's share of the piece of its part: by owner what is in the part, equal shares of the rest."""
+    local = owners // trainers == part
+    own = ids[local][np.argsort(owners[local], kind="stable")]
+    shares = [some[slice(*_bounds(len(some), trainer, trainers))] for some in (own, ids[~local])]
+    return np.concatenate(shares)
 
 
 def _graph_of(session: Session, mask: MaskLike, partition_book: RangePartitionBook | None) -> str:

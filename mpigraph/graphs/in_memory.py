@@ -257,6 +257,14 @@ class InMemoryGraph(ABC):
             return self
         return self.changed(lambda tensor: tensor.to(exact, non_blocking=non_blocking), exact)
 
+    def cpu(self: G) -> G:
+        """Return the graph on the CPU: ``to("cpu")``."""
+        return self.to("cpu")
+
+    def long(self: G) -> G:
+        """Accepted for DGL's scripts: ids are int64. Returns the graph."""
+        return self
+
     def pin_memory(self: G) -> G:
         """Return the graph with structure and features in pinned memory, from which copies to a GPU are asynchronous.
 

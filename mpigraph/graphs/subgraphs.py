@@ -24,7 +24,8 @@ from mpigraph.graphs.fields import (
 )
 from mpigraph.graphs.frame import Frame
 from mpigraph.graphs.in_memory import check_range
-from mpigraph.graphs.messages import Message, Operand, Reduce
+from mpigraph.graphs.message_passing import MessageFunction, ReduceFunction
+from mpigraph.graphs.messages import Message, NodeFunction, Operand, Reduce
 from mpigraph.graphs.queries import Queries
 from mpigraph.metadata.schema import Relation, Schema
 
@@ -34,6 +35,7 @@ S = TypeVar("S", bound="Subgraphs")
 _Ids = IdsLike | Mapping[str, IdsLike]
 _EdgeIds = IdsLike | Mapping[str | Relation, IdsLike]
 _Edges = Mapping[Relation, tuple[torch.Tensor, torch.Tensor]]
+_FORMATS = ("coo", "csr", "csc")
 _REDUCERS = ("sum", "mean", "max", "min")
 
 
@@ -55,6 +57,10 @@ class Subgraphs(Queries):
         """Frames by node type."""
 
     @abstractmethod
+    def __getitem__(self: S, etype: EdgeType) -> S:
+        """Return the graph of one relation, which shares the features."""
+
+    @abstractmethod
     def _made(self: S, schema: Schema, edges: _Edges, num_nodes: Mapping[str, int]) -> S:
         """Return a graph without features, on the same device."""
 
@@ -63,6 +69,28 @@ class Subgraphs(Queries):
         ids = as_ids(vid, "node ids")
         found = (ids >= 0) & (ids < self.num_nodes(self.ntypes[self.get_ntype_id(ntype)]))
         return bool(found) if is_number(vid) else found
+
+    def formats(self: S, formats: str | Sequence[str] | None = None) -> Any:
+        """Return which sparse formats there are, ``{"created": [...], "not created": [...]}``; or the graph.
+
+        Every graph has its edges as they were given, and makes the other formats when they are needed; so a graph "of
+        some formats" is the same graph.
+
+        Args:
+            formats: None to ask; else "coo", "csr" or "csc", or some of them.
+
+        Raises:
+            InvalidArgumentError: there is no such format.
+        """
+        if formats is None:
+            return {"created": list(_FORMATS), "not created": []}
+        some = [formats] if isinstance(formats, str) else list(formats)
+        if not set(some) <= set(_FORMATS):
+            raise InvalidArgumentError(f"formats are {list(_FORMATS)} (got {formats!r})")
+        return self
+
+    def create_formats_(self) -> None:
+        """Accepted for DGL's scripts: formats are made when they are needed."""
 
     # -- parts -----------------------------------------------------------------------------------------------
 
@@ -285,6 +313,47 @@ class Subgraphs(Queries):
         relation = self._loops(etype, "remove_self_loop")
         src, dst = self._coo(relation)
         return self.without_edges((src == dst).nonzero().squeeze(1), relation)
+
+    # -- messages along some edges ---------------------------------------------------------------------------
+
+    def send_and_recv(
+        self,
+        edges: IdsLike | tuple[IdsLike, IdsLike],
+        message_func: MessageFunction,
+        reduce_func: ReduceFunction,
+        apply_node_func: NodeFunction | None = None,
+        etype: EdgeType = None,
+    ) -> None:
+        """Send messages along some edges and reduce them at their destinations; the other nodes keep theirs, or get 0.
+
+        Args:
+            edges: int[n], each once; or a pair (sources, destinations), int[n] each.
+            message_func: as in :meth:`update_all`.
+            reduce_func: as in :meth:`update_all`.
+            apply_node_func: of the destinations of these edges, as in :meth:`update_all`.
+            etype: the relation; None means the only one.
+
+        Raises:
+            OutOfRangeError: an edge or a node does not exist.
+            GraphDataError: a pair has no edge.
+            InvalidArgumentError: as in :meth:`update_all`, or ids that are not integers.
+        """
+        relation = self.to_canonical_etype(etype)
+        eids = as_ids(
+            self.edge_ids(edges[0], edges[1], etype=relation) if isinstance(edges, tuple) else edges, "edge ids"
+        )
+        if not len(eids):
+            return
+        part = self[relation].edge_subgraph(eids, relabel_nodes=False, store_ids=False)
+        part.update_all(message_func, reduce_func)
+        touched = torch.unique(part.edges()[1])
+        before, made = self._dst_frame(relation), part._dst_frame(relation)
+        for name, rows in made.items():
+            if name not in before or rows is not before[name]:
+                old = before[name] if name in before else torch.zeros_like(rows)
+                before[name] = old.index_copy(0, touched, rows[touched])
+        if apply_node_func is not None:
+            self.apply_nodes(apply_node_func, touched, relation[2])
 
     # -- helpers ---------------------------------------------------------------------------------------------
 

@@ -20,6 +20,8 @@ __all__ = [
     "compact_graphs",
     "edge_subgraph",
     "in_subgraph",
+    "khop_in_subgraph",
+    "khop_out_subgraph",
     "node_subgraph",
     "out_subgraph",
     "rand_bipartite",
@@ -27,6 +29,7 @@ __all__ = [
     "remove_edges",
     "remove_self_loop",
     "reverse",
+    "to_simple",
 ]
 
 _NodeIds = IdsLike | Mapping[str, IdsLike]
@@ -51,6 +54,149 @@ def in_subgraph(graph: HeteroGraph, nodes: _NodeIds, **options: Any) -> HeteroGr
 def out_subgraph(graph: HeteroGraph, nodes: _NodeIds, **options: Any) -> HeteroGraph:
     """Return the part that has all edges out of some nodes: :meth:`.HeteroGraph.out_subgraph`."""
     return _checked(graph, "out_subgraph").out_subgraph(nodes, **options)
+
+
+def khop_in_subgraph(
+    graph: HeteroGraph,
+    nodes: _NodeIds,
+    k: int,
+    *,
+    relabel_nodes: bool = True,
+    store_ids: bool = True,
+    output_device: torch.device | str | None = None,
+) -> Any:
+    """Return the part that the nodes induce from which some nodes can be reached in at most ``k`` steps.
+
+    Args:
+        graph: the graph.
+        nodes: int[n], or a number; or node type -> one of these.
+        k: how many steps.
+        relabel_nodes: number the nodes anew, ascending by their ids, and leave out the others; else keep all.
+        store_ids: keep the ids in the graph as ``ndata[NID]`` (if the nodes are numbered anew) and ``edata[EID]``.
+        output_device: where to put the part.
+
+    Returns:
+        The part; with ``relabel_nodes`` also the new numbers of ``nodes``, int64[n], or a dict of them by node type
+        if a dict was given.
+
+    Raises:
+        OutOfRangeError: a node does not exist.
+        InvalidArgumentError: ``k`` is no integer of at least 0, or ids are none.
+        NodeTypeError: a node type does not exist, or there are several and ``nodes`` are not by type.
+    """
+    return _khop(_checked(graph, "khop_in_subgraph"), nodes, k, 2, relabel_nodes, store_ids, output_device)
+
+
+def khop_out_subgraph(
+    graph: HeteroGraph,
+    nodes: _NodeIds,
+    k: int,
+    *,
+    relabel_nodes: bool = True,
+    store_ids: bool = True,
+    output_device: torch.device | str | None = None,
+) -> Any:
+    """Return the part that the nodes induce that can be reached from some nodes in at most ``k`` steps.
+
+    Arguments, results and errors are those of :func:`khop_in_subgraph`.
+    """
+    return _khop(_checked(graph, "khop_out_subgraph"), nodes, k, 0, relabel_nodes, store_ids, output_device)
+
+
+def _khop(
+    graph: HeteroGraph,
+    nodes: _NodeIds,
+    k: int,
+    side: int,
+    relabel_nodes: bool,
+    store_ids: bool,
+    output_device: torch.device | str | None,
+) -> Any:
+    """Return the part within ``k`` steps against the edges (``side=2``) or along them (``side=0``)."""
+    seeds = graph._by_ntype(nodes)
+    reached = {ntype: torch.unique(ids) for ntype, ids in seeds.items()}
+    last = reached
+    for _ in range(check_integer("k", k, 0)):
+        found = {ntype: [ids] for ntype, ids in reached.items()}
+        for relation in graph.canonical_etypes:
+            step = graph.in_edges if side else graph.out_edges
+            ends = step(last[relation[side]], etype=relation)
+            found[relation[2 - side]].append(ends[0 if side else 1])
+        merged = {ntype: torch.unique(torch.cat(some)) for ntype, some in found.items()}
+        last = {ntype: ids[~torch.isin(ids, reached[ntype])] for ntype, ids in merged.items()}
+        reached = merged
+    part = graph.subgraph(reached, relabel_nodes=relabel_nodes, store_ids=store_ids, output_device=output_device)
+    if not relabel_nodes:
+        return part
+    numbers = {t: torch.searchsorted(reached[t], ids).to(part.device) for t, ids in seeds.items()}
+    return part, {t: numbers[t] for t in nodes} if isinstance(nodes, Mapping) else numbers[graph.ntypes[0]]
+
+
+def to_simple(
+    g: HeteroGraph,
+    return_counts: str | None = "count",
+    writeback_mapping: bool = False,
+    copy_ndata: bool = True,
+    copy_edata: bool = False,
+    aggregator: str = "arbitrary",
+) -> Any:
+    """Return the graph with parallel edges made one; edges are in the order of source, then destination.
+
+    Args:
+        g: the graph.
+        return_counts: name of the edge feature that tells how many edges became one, int64; None leaves it out.
+        writeback_mapping: also return which edge each edge became.
+        copy_ndata: carry the node features (the tensors are shared).
+        copy_edata: carry the edge features.
+        aggregator: what becomes of the features of parallel edges: "arbitrary" (those of the first), "sum" or "mean".
+
+    Returns:
+        The graph; with ``writeback_mapping`` also int64[num_edges of g], or a dict of them by relation where there are
+        several.
+
+    Raises:
+        InvalidArgumentError: another ``aggregator``.
+    """
+    if aggregator not in ("arbitrary", "sum", "mean"):
+        raise InvalidArgumentError(f"aggregator must be 'arbitrary', 'sum' or 'mean' (got {aggregator!r})")
+    edges, mapping, counts = {}, {}, {}
+    for relation in _checked(g, "to_simple").canonical_etypes:
+        src, dst = g.all_edges(etype=relation)
+        num = max(g.num_nodes(relation[2]), 1)
+        keys, mapping[relation], counts[relation] = torch.unique(
+            src * num + dst, return_inverse=True, return_counts=True
+        )
+        edges[relation] = keys // num, keys % num
+    simple = HeteroGraph(g.schema, edges, {ntype: g.num_nodes(ntype) for ntype in g.ntypes})
+    for ntype in g.ntypes if copy_ndata else ():
+        simple.nodes[ntype].data.update(g.nodes[ntype].data)
+    for relation, places in mapping.items():
+        frame = simple.edges[relation].data
+        if copy_edata:
+            first = places.new_full((len(counts[relation]),), len(places))
+            first = first.scatter_reduce(0, places, torch.arange(len(places), device=g.device), "amin")
+            for name, rows in g.edges[relation].data.items():
+                frame[name] = _merged(rows, places, counts[relation], first, aggregator)
+            if aggregator == "arbitrary":
+                frame[EID] = first
+        if return_counts is not None:
+            frame[return_counts] = counts[relation]
+    if not writeback_mapping:
+        return simple
+    return simple, mapping if len(mapping) > 1 else next(iter(mapping.values()))
+
+
+def _merged(
+    rows: torch.Tensor, places: torch.Tensor, counts: torch.Tensor, first: torch.Tensor, aggregator: str
+) -> torch.Tensor:
+    """Return the features of edges that parallel edges became."""
+    if aggregator == "arbitrary":
+        return rows[first]
+    total = rows.new_zeros(len(counts), *rows.shape[1:]).index_add(0, places, rows)
+    if aggregator == "sum":
+        return total
+    mean = total / counts.reshape(-1, *[1] * (rows.dim() - 1))
+    return mean.to(rows.dtype) if rows.is_floating_point() else mean
 
 
 def reverse(g: HeteroGraph, copy_ndata: bool = True, copy_edata: bool = False) -> HeteroGraph:

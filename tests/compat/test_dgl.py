@@ -1,6 +1,7 @@
 """The alias ``dgl``: what it offers under which name, what it refuses, and that it is there only when asked for."""
 
 import argparse
+import re
 import sys
 from collections.abc import Iterator
 from importlib import import_module
@@ -10,7 +11,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
-from jobs import clean_environment, run_job
+from jobs import ROOT, clean_environment, run_job
 from layouts import SharedJob
 from oracle import NUM_NODES
 
@@ -19,7 +20,7 @@ import mpigraph.distributed as dist
 from mpigraph.cli.main import main
 from mpigraph.compat.dgl import install
 from mpigraph.compat.dgl_names import MODULES
-from mpigraph.errors import GraphDataError, InvalidArgumentError
+from mpigraph.errors import FieldNameError, GraphDataError, InvalidArgumentError
 from mpigraph.session import context
 
 # Names that scripts for DGL take, in the places where they take them from.
@@ -196,6 +197,49 @@ def test_functions_on_homogeneous_ids(dgl: ModuleType, job: SharedJob, typed_ora
     by_type = dgl.distributed.sample_neighbors(g, {"paper": [1, 2]}, 2)
     assert by_type.canonical_etypes == g.canonical_etypes
     g.barrier()
+
+
+def test_what_differs_is_as_the_table_of_the_readme_says(
+    dgl: ModuleType, job: SharedJob, typed_oracle: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    g = job.open(typed_oracle)
+    book, part = g.get_partition_book(), g.local_partition
+    for ntype in g.ntypes:
+        own = part.nodes[ntype].data["inner_node"].nonzero().squeeze(1)
+        assert torch.equal(own, book.partid2nids(book.partid, ntype)) and part.num_nodes(ntype) == g.num_nodes(ntype)
+    for relation in g.canonical_etypes:
+        data = part.edges[relation].data
+        assert torch.equal(data[dgl.EID], book.partid2eids(book.partid, relation)) and data["inner_edge"].all()
+    ids = torch.arange(3, dtype=torch.int32)
+    some = next(iter(g.nodes["paper"].data.values()))
+    assert torch.equal(some[ids], some[ids.long()])
+    name = next(name for r in g.canonical_etypes for name in g.edges[r].data)
+    g.add_edge_attribute(name, padding=1)
+    for wrong, padding, error in (("missing", 1, FieldNameError), (name, 0, InvalidArgumentError)):
+        with pytest.raises(error):
+            g.add_edge_attribute(wrong, padding)
+    dgl.seed(3)
+    assert "initialize(seed=)" in caplog.text
+    with pytest.raises(TypeError):
+        dgl.distributed.DistGraph("ip_config.txt", "name", conf_file="g.json")
+    with pytest.raises((InvalidArgumentError, TypeError)):
+        dgl.distributed.DistTensor(g, (g.num_nodes("paper"), 2), torch.float32)
+    g.barrier()
+
+
+def missing_names() -> list[tuple[str, str]]:
+    """Module and name of what examples/README.md says is not there."""
+    text = (ROOT / "examples" / "README.md").read_text().split("What is not there")[1].split("\n## ")[0]
+    rows = [line.split("|")[1:3] for line in text.splitlines() if line.startswith("| `dgl")]
+    return [(module.strip(" `"), name) for module, names in rows for name in re.findall("`([A-Za-z_0-9]+)`", names)]
+
+
+def test_what_the_readme_lists_is_not_there(dgl: ModuleType) -> None:
+    listed = missing_names()
+    assert len(listed) > 100
+    homes = {module: dgl.DGLGraph if "DGLGraph" in module else import_module(module) for module, _ in listed}
+    there = [(module, name) for module, name in listed if hasattr(homes[module], name)]
+    assert not there, "these are there: take them out of examples/README.md"
 
 
 def test_ranks_and_constants(dgl: ModuleType, job: SharedJob, oracle) -> None:

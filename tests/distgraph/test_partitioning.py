@@ -11,7 +11,7 @@ from mpigraph.distgraph.partitioning import (
     partition_graph,
 )
 from mpigraph.errors import GraphDataError, InvalidArgumentError, NodeTypeError, PartitionError
-from mpigraph.graphs.fields import EID, NID
+from mpigraph.graphs.fields import EID, ETYPE, NID, NTYPE
 from mpigraph.graphs.hetero import graph, heterograph
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float64, torch.bool, torch.uint8, torch.int16, torch.int64]
@@ -101,9 +101,7 @@ def test_every_part_is_the_original(tmp_path, method, num_parts, make):
 
 
 def test_what_is_not_asked_for_is_not_returned(tmp_path):
-    assert (
-        partition_graph(ring(), "g", 2, tmp_path, num_hops=2, num_trainers_per_machine=3, graph_formats="csc") is None
-    )
+    assert partition_graph(ring(), "g", 2, tmp_path, num_hops=2, graph_formats="csc", n_jobs=2, store_eids=True) is None
     config = tmp_path / "g.json"
     assert load_partition(config, 0, load_feats=False)[1:3] == (None, None)
     nodes, edges = load_partition_feats(config, 0, load_nodes=False)
@@ -157,3 +155,49 @@ def test_bad_arguments(tmp_path):
         for load in (load_partition, load_partition_feats, load_partition_book):
             with pytest.raises(InvalidArgumentError, match="part_id must be an integer >= 0"):
                 load(tmp_path / "g.json", part)
+
+
+@pytest.mark.parametrize("make", [ring, library])
+def test_pieces_of_trainers(tmp_path, make):
+    g = make()
+    partition_graph(g, "g", 2, tmp_path, num_trainers_per_machine=3)
+    pieces = []
+    for k in range(2):
+        part, node_feats, edge_feats, *_ = load_partition(tmp_path / "g.json", k)
+        for t in g.ntypes:
+            trainers = node_feats[f"{t}/trainer_id"]
+            assert trainers.dtype == torch.int64 and torch.equal(trainers // 3, torch.full_like(trainers, k))
+            pieces.append(trainers)
+        for r in g.canonical_etypes:
+            dst = part.edges(etype=r)[1]  # own nodes have the first numbers
+            assert torch.equal(edge_feats[":".join(r) + "/trainer_id"], node_feats[f"{r[2]}/trainer_id"][dst])
+    sizes = torch.bincount(torch.cat(pieces), minlength=6)
+    assert sizes.min() >= sum(g.num_nodes(t) for t in g.ntypes) / 6 * 0.5
+    partition_graph(g, "g", 2, tmp_path, part_method="random", num_trainers_per_machine=3)
+    assert not any("trainer_id" in name for name in load_partition_feats(tmp_path / "g.json", 0)[0])
+    assert all("trainer_id" not in g.nodes[t].data for t in g.ntypes)
+
+
+def test_a_part_without_types_has_homogeneous_ids(tmp_path):
+    g = library()
+    partition_graph(g, "g", 3, tmp_path, part_method="random")
+    for k in range(3):
+        typed, _, _, book, *_ = load_partition(tmp_path / "g.json", k)
+        part = load_partition(tmp_path / "g.json", k, homogeneous=True)[0]
+        assert part.is_homogeneous and part.ndata[NTYPE].dtype == part.edata[ETYPE].dtype == torch.int32
+        own = int(part.ndata["inner_node"].sum())
+        assert torch.equal(part.ndata[NID][:own], book.partid2nids(k)) and part.ndata["inner_node"][:own].all()
+        assert torch.equal(part.ndata["part_id"], book.nid2partid(part.ndata[NID]))
+        kinds, ids = book.map_to_per_ntype(part.ndata[NID])
+        assert torch.equal(kinds, part.ndata[NTYPE].long())
+        relations, eids = book.map_to_per_etype(part.edata[EID])
+        assert torch.equal(relations, part.edata[ETYPE].long()) and part.edata["inner_edge"].all()
+        src, dst = part.edges()
+        for i, r in enumerate(g.canonical_etypes):
+            mine = relations == i
+            ends = (typed.nodes[t].data[NID][e] for t, e in zip(r[::2], typed.edges(etype=r), strict=True))
+            for there, here in zip(ends, (src, dst), strict=True):
+                assert torch.equal(there, ids[here[mine]])
+            assert torch.equal(typed.edges[r].data[EID], eids[mine])
+    partition_graph(ring(), "h", 2, tmp_path)
+    assert NTYPE not in load_partition(tmp_path / "h.json", 0, homogeneous=True)[0].ndata

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import mpigraph as mg
+import mpigraph.function as fn
 from mpigraph import EID, NID
 from mpigraph.errors import EdgeTypeError, GraphDataError, InvalidArgumentError, NodeTypeError, OutOfRangeError
 
@@ -201,3 +202,74 @@ def test_random_graphs():
 def test_misuse_is_named(call, error, message):
     with pytest.raises(error, match=message):
         call(plain())
+
+
+def hops() -> mg.HeteroGraph:
+    """0 -> 1 -> 2 -> 0, of which 0 -> 1 and 2 -> 0 are there twice, and 3 alone."""
+    g = mg.graph(([0, 1, 2, 2, 0], [1, 2, 0, 0, 1]), num_nodes=4)
+    g.ndata["x"], g.edata["w"] = torch.arange(4.0) + 1, torch.arange(5.0)
+    return g
+
+
+def test_messages_along_some_edges() -> None:
+    g = hops()
+    g.send_and_recv([0, 2], fn.copy_u("x", "m"), fn.sum("m", "h"))
+    assert g.ndata["h"].tolist() == [3, 1, 0, 0]
+    g.ndata["h"] = torch.full((4,), 9.0)
+    g.send_and_recv(([2], [0]), fn.copy_u("x", "m"), fn.sum("m", "h"))
+    assert g.ndata["h"].tolist() == [3, 9, 9, 9]
+    sums = lambda nodes: {"own": nodes.mailbox["m"].sum(1)}  # noqa: E731
+    g.send_and_recv([4, 0], lambda edges: {"m": edges.src["x"]}, sums, lambda nodes: {"k": nodes.data["own"] * 2})
+    assert g.ndata["own"].tolist() == [0, 2, 0, 0] and g.ndata["k"].tolist() == [0, 4, 0, 0]
+    before = dict(g.ndata)
+    g.send_and_recv([], fn.copy_u("x", "m"), fn.sum("m", "h"))
+    assert g.ndata["h"] is before["h"]
+    with pytest.raises(OutOfRangeError):
+        g.send_and_recv([5], fn.copy_u("x", "m"), fn.sum("m", "h"))
+
+
+def test_graphs_without_edges_pass_no_message() -> None:
+    g = mg.graph(([], []), num_nodes=3)
+    g.ndata["x"] = torch.ones(3, 2)
+    for reduce in (fn.sum, fn.mean, fn.max):
+        g.update_all(fn.copy_u("x", "m"), reduce("m", "h"))
+        assert torch.equal(g.ndata.pop("h"), torch.zeros(3, 2))
+    g.update_all(lambda edges: {"m": edges.src["x"]}, lambda nodes: {"h": nodes.mailbox["m"].sum(1)})
+    assert "h" not in g.ndata
+
+
+def test_nodes_within_some_steps() -> None:
+    g = hops()
+    part, places = mg.khop_in_subgraph(g, [0, 3], 1)
+    assert part.ndata[mg.NID].tolist() == [0, 2, 3] and part.edata[mg.EID].tolist() == [2, 3]
+    assert places.tolist() == [0, 2]
+    part, places = mg.khop_in_subgraph(g, 0, 2)
+    assert part.num_nodes() == 3 and part.num_edges() == 5 and places.tolist() == [0]
+    part, places = mg.khop_out_subgraph(g, {"_N": [1]}, 1)
+    assert part.ndata[mg.NID].tolist() == [1, 2] and places["_N"].tolist() == [0]
+    assert mg.khop_out_subgraph(g, [1], 1, relabel_nodes=False).num_nodes() == 4
+    typed = mg.heterograph({("a", "s", "b"): ([0], [1]), ("b", "t", "c"): ([1], [0])}, {"a": 2, "b": 2, "c": 1})
+    part, places = mg.khop_in_subgraph(typed, {"c": [0]}, 2)
+    assert [part.nodes[t].data[mg.NID].tolist() for t in "abc"] == [[0], [1], [0]] and part.num_edges() == 2
+    assert mg.khop_in_subgraph(typed, {"c": [0]}, 1)[0].num_nodes("a") == 0
+
+
+def test_parallel_edges_become_one() -> None:
+    g = hops()
+    simple, mapping = mg.to_simple(g, writeback_mapping=True, copy_edata=True)
+    assert torch.stack(simple.edges()).tolist() == [[0, 1, 2], [1, 2, 0]] and mapping.tolist() == [0, 1, 2, 2, 0]
+    assert simple.edata["count"].tolist() == [2, 1, 2] and simple.edata["w"].tolist() == [0, 1, 2]
+    assert simple.edata[mg.EID].tolist() == [0, 1, 2] and simple.ndata["x"] is g.ndata["x"]
+    assert mg.to_simple(g, copy_edata=True, aggregator="sum").edata["w"].tolist() == [4, 1, 5]
+    mean = mg.to_simple(g, return_counts=None, copy_edata=True, aggregator="mean", copy_ndata=False)
+    assert mean.edata["w"].tolist() == [2, 1, 2.5] and "count" not in mean.edata and "x" not in mean.ndata
+    with pytest.raises(InvalidArgumentError, match="aggregator"):
+        mg.to_simple(g, aggregator="max")
+
+
+def test_formats_are_made_when_needed() -> None:
+    g = hops()
+    assert sum(map(len, g.formats().values())) == 3 and g.formats("csc") is g.formats(["coo", "csr"]) is g
+    assert g.cpu() is g.long() is g and g.create_formats_() is None
+    with pytest.raises(InvalidArgumentError, match="dense"):
+        g.formats("dense")
