@@ -250,6 +250,8 @@ def test_helpers_of_data(dgl: ModuleType, tmp_path: Path) -> None:
         0,
     ]
     assert dgl.data.utils.load_graphs(str(tmp_path / "g.bin"), [1])[0][0].num_nodes() == 2
+    with pytest.raises(InvalidArgumentError, match=r"only graphs in memory are saved \(got module\)"):
+        dgl.save_graphs(str(tmp_path / "none.bin"), [g, ModuleType("not_a_graph")])
     for bad in (b"DGL", b""):
         (tmp_path / "bad.bin").write_bytes(bad)
         with pytest.raises(GraphDataError, match="DGL's files are another format"):
