@@ -127,9 +127,12 @@ def save_graphs(filename: Path, g_list: HeteroGraph | Sequence[HeteroGraph], lab
     """Save graphs with their features, and tensors with them, in a file that :func:`load_graphs` reads.
 
     Raises:
-        InvalidArgumentError: a feature is of a dtype that numpy lacks (bfloat16).
+        InvalidArgumentError: a graph is not in memory, or a feature of a dtype that numpy lacks (bfloat16).
     """
-    graphs = [g_list] if isinstance(g_list, HeteroGraph) else list(g_list)
+    graphs = list(g_list) if isinstance(g_list, Sequence) else [g_list]
+    for g in graphs:
+        if not isinstance(g, HeteroGraph):
+            raise InvalidArgumentError(f"only graphs in memory are saved (got {type(g).__name__})")
     arrays = {f"labels/{name}": values for name, values in (labels or {}).items()}
     for number, g in enumerate(graphs):
         for ntype in g.ntypes:

@@ -26,6 +26,7 @@ _SAMPLERS = "mpigraph.compat.dgl_samplers"
 _ROLES = "mpigraph.compat.dgl_roles"
 _FILES = "mpigraph.compat.dgl_files"
 _IDS = "mpigraph.compat.dgl_ids"
+_LAYERS = {"RelGraphConv": "mpigraph.compat.dgl_layers:RelGraphConv"}
 
 _OLD_SAMPLERS = {
     name: f"{_SAMPLERS}:{name}"
@@ -64,7 +65,7 @@ _DISTRIBUTED = {
 }
 _DATALOADING = Sources(("mpigraph.dataloading",), _OLD_SAMPLERS)
 _GRAPHS = Sources(("mpigraph", "mpigraph.convert"))
-_NN = Sources(("mpigraph.nn",))
+_NN = Sources(("mpigraph.nn",), _LAYERS)
 _DATA = Sources((_FILES,))
 _IN_DISTRIBUTED = Sources(("mpigraph.distributed",), _DISTRIBUTED)
 
@@ -109,9 +110,9 @@ MODULES: Mapping[str, Sources] = {
     "dgl.distributed.role": Sources((_ROLES,)),
     "dgl.function": Sources(("mpigraph.function",)),
     "dgl.multiprocessing": Sources(("torch.multiprocessing",)),
-    "dgl.nn": Sources(("mpigraph.nn", "mpigraph.nn.pytorch")),
+    "dgl.nn": Sources(("mpigraph.nn", "mpigraph.nn.pytorch"), _LAYERS),
     "dgl.nn.functional": _NN,
-    "dgl.nn.pytorch": Sources(("mpigraph.nn.pytorch", "mpigraph.nn")),
+    "dgl.nn.pytorch": Sources(("mpigraph.nn.pytorch", "mpigraph.nn"), _LAYERS),
     "dgl.nn.pytorch.conv": _NN,
     "dgl.nn.pytorch.hetero": _NN,
     "dgl.nn.pytorch.link": _NN,

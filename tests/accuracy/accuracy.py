@@ -174,11 +174,15 @@ def accuracy_in(printed):
 
 def launched(start, script, flags):
     """Run a script in a start; return what it printed."""
-    mpiexec = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    launcher = [mpiexec, "-n", str(start.ranks)] if start.ranks else []
     env = {"MPIGRAPH_RANKS_PER_NODE": str(start.ranks_per_node)} if start.ranks_per_node else {}
-    command = [*launcher, sys.executable, str(script), *flags.split(), "--num_servers", str(start.num_servers)]
+    command = [*launcher(start), sys.executable, str(script), *flags.split(), "--num_servers", str(start.num_servers)]
     return output(command, env)
+
+
+def launcher(start):
+    """What stands before a command in a start."""
+    mpiexec = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    return [mpiexec, "-n", str(start.ranks)] if start.ranks else []
 
 
 def output(command, env):

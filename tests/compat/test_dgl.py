@@ -268,6 +268,19 @@ def test_positional_arguments_of_initialize(dgl: ModuleType, monkeypatch: pytest
         dgl.distributed.initialize(None, 20 << 30, None, 1, False, 7)
 
 
+def test_arguments_of_layers_of_older_versions(dgl: ModuleType) -> None:
+    """``low_mem`` stood before the dropout rate, and can be neither mistaken for it nor lost."""
+    layers = import_module("dgl.nn.pytorch")
+    assert layers.RelGraphConv is import_module("dgl.nn").RelGraphConv
+    for low_mem in (False, True):
+        by_place = layers.RelGraphConv(4, 3, 2, "basis", 2, True, None, False, low_mem, 0.25)
+        by_name = layers.RelGraphConv(4, 3, 2, "basis", 2, self_loop=False, low_mem=low_mem, dropout=0.25)
+        as_now = layers.RelGraphConv(4, 3, 2, "basis", 2, True, None, False, 0.25)
+        for layer in (by_place, by_name, as_now):
+            assert isinstance(layer, mg.nn.RelGraphConv)
+            assert layer.dropout.p == 0.25 and layer.loop_weight is None and layer.layer_norm_weight is None
+
+
 def test_helpers_of_data(dgl: ModuleType, tmp_path: Path) -> None:
     g = mg.heterograph({("a", "r", "b"): ([0, 1], [2, 0]), ("b", "s", "b"): ([], [])}, {"a": 2, "b": 3})
     g.nodes["a"].data["x"] = torch.rand(2, 3)
@@ -281,6 +294,8 @@ def test_helpers_of_data(dgl: ModuleType, tmp_path: Path) -> None:
         0,
     ]
     assert dgl.data.utils.load_graphs(str(tmp_path / "g.bin"), [1])[0][0].num_nodes() == 2
+    with pytest.raises(InvalidArgumentError, match=r"only graphs in memory are saved \(got module\)"):
+        dgl.save_graphs(str(tmp_path / "none.bin"), [g, ModuleType("not_a_graph")])
     for bad in (b"DGL", b""):
         (tmp_path / "bad.bin").write_bytes(bad)
         with pytest.raises(GraphDataError, match="DGL's files are another format"):
