@@ -185,7 +185,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool:
     item = next(mine, None)
     while item is not None:
         following = next(mine, None)
-        alike = following is not None and min(ranks_of(following), 2) == min(ranks_of(item), 2)
+        alike = following is not None and ranks_of(following) == ranks_of(item)
         # Between the phases all fixtures end: the job that tests share must not go on.
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=following if alike else None)
         if session.shouldfail:
