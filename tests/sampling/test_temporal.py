@@ -1,0 +1,207 @@
+"""Temporal and disjoint sampling: random graphs with ties, compared with a filter in plain Python, in every layout."""
+
+import hashlib
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from layouts import SharedJob, everywhere, on_all
+
+import mpigraph.distributed as dist
+from mpigraph.dataloading import NeighborSampler
+from mpigraph.graphs.fields import EID, NID, SEED_TIME, TREE
+from mpigraph.metadata.schema import DEFAULT_NTYPE, Relation, Schema, relation_key
+from mpigraph.partition.pipeline import partition_source
+from mpigraph.partition.source import Feature, GraphSource
+
+SAMPLING_WAYS = ("alltoallv", "sparse")
+I64 = npt.NDArray[np.int64]
+OLDEST, NEWEST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
+TYPED: tuple[Relation, ...] = (("a", "in", "b"), ("b", "back", "a"), ("a", "to", "a"))
+
+
+class Temporal(NamedTuple):
+    """A graph whose edges are in the order of their ids, and its times by node type or by relation."""
+
+    schema: Schema
+    counts: dict[str, int]
+    ends: dict[Relation, tuple[I64, I64]]
+    node_time: dict[str, I64]
+    edge_time: dict[Relation, I64]
+    mask: dict[Relation, npt.NDArray[np.bool_]]
+
+    def time_of(self, relation: Relation) -> I64 | None:
+        """The time that each edge of a relation is filtered by."""
+        if relation in self.edge_time:
+            return self.edge_time[relation]
+        times = self.node_time.get(relation[0])
+        return None if times is None else times[self.ends[relation][0]]
+
+
+@cache
+def temporal(seed: int, typed: bool, of_nodes: bool) -> Temporal:
+    """Ties, edges that nothing may see, nodes without edges, a type or relation without times, and extreme times."""
+    rng = np.random.default_rng([seed, typed, of_nodes])
+    schema = Schema(("a", "b"), TYPED) if typed else Schema.homogeneous()
+    relations = schema.relations
+    counts = {ntype: int(rng.integers(1, 40)) for ntype in schema.ntypes}
+    ends = {}
+    for src_type, rel, dst_type in relations:
+        num = int(rng.integers(0, 250))
+        src = rng.integers(0, counts[src_type], num)
+        dst = (counts[dst_type] * rng.random(num) ** 2).astype(np.int64)
+        order = np.lexsort((src, dst))
+        ends[src_type, rel, dst_type] = src[order], dst[order]
+
+    def times(count: int) -> I64:
+        found = rng.integers(-3, 9, count)
+        extreme = rng.random(count)
+        return np.where(extreme < 0.03, OLDEST, np.where(extreme > 0.97, NEWEST, found))
+
+    node_time = {t: times(counts[t]) for t in schema.ntypes[:1]} if of_nodes else {}
+    with_time = [] if of_nodes else [relations[0], *relations[2:]]
+    mask = {r: rng.random(len(ends[r][0])) < 0.7 for r in relations}
+    return Temporal(schema, counts, ends, node_time, {r: times(len(ends[r][0])) for r in with_time}, mask)
+
+
+def write(directory: Path, seed: int, typed: bool, of_nodes: bool) -> str:
+    """Partition it in up to three parts; ids stay what they are."""
+    some = temporal(seed, typed, of_nodes)
+    node_feats: dict[str, dict[str, Feature]] = {
+        t: {"other": Feature.of(np.zeros(some.counts[t]))} for t in some.counts
+    }
+    for ntype, times in some.node_time.items():
+        node_feats[ntype]["time"] = Feature.of(times)
+    edge_feats = {relation_key(r): {"mask": Feature.of(mask)} for r, mask in some.mask.items()}
+    for relation, times in some.edge_time.items():
+        edge_feats[relation_key(relation)]["time"] = Feature.of(times)
+    counts = tuple(some.counts.values())
+    source = GraphSource(
+        some.schema, counts, tuple(some.ends[r] for r in some.schema.relations), node_feats, edge_feats
+    )
+    parts = np.concatenate([np.arange(count) * 3 // count for count in counts])
+    return str(partition_source(source, "temporal", 3, directory, "given", assignment=parts).config_path)
+
+
+def visible(some: Temporal, relation: Relation, node: int, now: int, sampler: NeighborSampler) -> list[int]:
+    """Ids of the in-edges of a node that a root of time ``now`` may see, oldest first, equal ones by id."""
+    of_node = np.flatnonzero(some.ends[relation][1] == node).tolist()
+    times = some.time_of(relation)
+    if times is None:
+        return of_node
+    how = sampler.time_filter
+    assert how is not None
+    seen = []
+    for edge in of_node:
+        time = int(times[edge])  # Python's integers, which do not overflow
+        if (time <= now if how.comparison == "<=" else time < now) and (how.window is None or now - time <= how.window):
+            seen.append((time, edge))
+    return [edge for _, edge in sorted(seen)]
+
+
+def check_blocks(
+    some: Temporal, sampler: NeighborSampler, seeds: dict[str, I64], times: dict[str, I64], sample: Any
+) -> None:
+    """Compare each drawn edge, and how many there are, with what a filter in plain Python leaves."""
+    schema = some.schema
+    blocks = sample[2]
+    roots = np.concatenate([times[t] for t in schema.ntypes])
+    for block, fanout in zip(blocks, sampler.fanouts, strict=True):
+        for ntype in schema.ntypes:
+            src, dst = block.srcnodes[ntype].data, block.dstnodes[ntype].data
+            pairs = torch.stack([src[TREE], src[NID]])
+            assert torch.equal(pairs[:, : len(dst[NID])], torch.stack([dst[TREE], dst[NID]]))
+            assert len(torch.unique(pairs, dim=1).T) == pairs.shape[1]
+            assert torch.equal(src[SEED_TIME], torch.from_numpy(roots)[src[TREE]])
+        for relation in schema.relations:
+            src, dst = block.srcnodes[relation[0]].data, block.dstnodes[relation[2]].data
+            ends, eids = block.all_edges(etype=relation), block.edges[relation].data[EID].numpy()
+            assert torch.equal(src[TREE][ends[0]], dst[TREE][ends[1]])
+            assert np.array_equal(src[NID][ends[0]], some.ends[relation][0][eids])
+            assert np.array_equal(dst[NID][ends[1]], some.ends[relation][1][eids])
+            for place, (node, tree) in enumerate(zip(dst[NID].tolist(), dst[TREE].tolist(), strict=True)):
+                drawn = eids[ends[1].numpy() == place].tolist()
+                allowed = visible(some, relation, node, int(roots[tree]), sampler)
+                check_drawn(drawn, allowed, fanout, sampler, some.time_of(relation) is not None)
+    last = blocks[-1]
+    for ntype in schema.ntypes:
+        assert np.array_equal(last.dstnodes[ntype].data[NID], seeds[ntype])
+        assert np.array_equal(last.dstnodes[ntype].data[SEED_TIME], times[ntype])
+
+
+def check_drawn(drawn: list[int], allowed: list[int], fanout: int, sampler: NeighborSampler, timed: bool) -> None:
+    newest = timed and sampler.time_filter is not None and sampler.time_filter.strategy == "last"
+    pool = allowed[-fanout:] if newest and fanout > 0 else allowed
+    if sampler._options["replace"] and fanout >= 0:
+        assert len(drawn) == (fanout if allowed else 0) and set(drawn) <= set(pool)
+        return
+    assert len(drawn) == (len(allowed) if fanout < 0 else min(fanout, len(allowed)))
+    assert len(set(drawn)) == len(drawn) and set(drawn) <= set(pool)
+
+
+def some_seeds(some: Temporal, rng: np.random.Generator) -> tuple[dict[str, I64], dict[str, I64]]:
+    """Seeds that repeat, with the same time and with others; at times none."""
+    seeds, times = {}, {}
+    for ntype, count in some.counts.items():
+        num = int(rng.choice([0, 1, 5]))
+        seeds[ntype] = rng.integers(0, count, num)
+        times[ntype] = rng.choice(np.array([OLDEST, -1, 0, 3, 5, 9, NEWEST]), num)
+    return seeds, times
+
+
+def samplers(rng: np.random.Generator) -> NeighborSampler:
+    return NeighborSampler(
+        rng.choice([-1, 0, 1, 2, 4], int(rng.integers(1, 4))).tolist(),
+        time_attr="time",
+        temporal_strategy=str(rng.choice(["uniform", "last"])),
+        temporal_comparison=str(rng.choice(["<=", "<"])),
+        time_window=[None, 0, 3, 2**62, NEWEST][int(rng.integers(0, 5))],
+        replace=bool(rng.random() < 0.2),
+    )
+
+
+def digest(some: Temporal, sample: Any) -> str:
+    """A fingerprint of blocks."""
+    state = hashlib.sha256()
+    for block in sample[2]:
+        for relation in some.schema.relations:
+            for tensor in (*block.all_edges(etype=relation), block.edges[relation].data[EID]):
+                state.update(tensor.numpy().tobytes())
+        for ntype in some.schema.ntypes:
+            for name in (NID, TREE):
+                state.update(block.srcnodes[ntype].data[name].numpy().tobytes())
+    return state.hexdigest()
+
+
+def unwrapped(some: Temporal, ids: dict[str, I64]) -> Any:
+    return ids if len(ids) > 1 else ids[DEFAULT_NTYPE]
+
+
+def draw_all(g: dist.DistGraph, some: Temporal, seed: int, cases: int) -> list[str]:
+    """Fingerprints of minibatches, each of them checked."""
+    found = []
+    for number in range(cases):
+        rng = np.random.default_rng([seed, number])
+        sampler, (seeds, times) = samplers(rng), some_seeds(some, rng)
+        given = unwrapped(some, seeds), sampler.fanouts
+        sample = g.sample_blocks(*given, seed=number, seed_times=unwrapped(some, times), **sampler._options)
+        check_blocks(some, sampler, seeds, times, sample)
+        found.append(digest(some, sample))
+    return found
+
+
+def compare(job: SharedJob, kind: tuple[int, bool, bool], cases: int) -> None:
+    path, some = job.write(write, *kind), temporal(*kind)
+    expected = job.alone(lambda: draw_all(dist.DistGraph("temporal", part_config=path), some, kind[0], cases))
+    found = draw_all(job.open(path), some, kind[0], cases)
+    on_all(job.trainers, found == expected, f"{found} is not {expected}")
+
+
+@everywhere
+@pytest.mark.parametrize(("typed", "of_nodes"), [(False, False), (False, True), (True, False), (True, True)])
+def test_draws_are_those_that_a_filter_leaves(job: SharedJob, typed: bool, of_nodes: bool) -> None:
+    compare(job, (0, typed, of_nodes), 6)
