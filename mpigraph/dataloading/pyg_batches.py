@@ -25,6 +25,7 @@ Loaders of nodes add to the node types of their seeds::
 and loaders of edges, whose seeds are the ends of edges in the order of their first appearance, to the relations::
 
     input_id           int64[b]     which of the loader's eids these are
+    seed_time          int64[b]     their times, with ``time_attr``
     edge_label_index   int64[2, l]  positions in n_id: the b edges, then the negatives
     edge_label         [l, ...]     with negatives float32: 1 for an edge, 0 for a negative; else rows of ``labels``
 """
@@ -41,7 +42,7 @@ from mpigraph.dataloading.edge_sampler import EdgePredictionSampler
 from mpigraph.dataloading.edges import ends_of
 from mpigraph.dataloading.fetcher import FeatureFetcher, Stages
 from mpigraph.dataloading.sampler import BlockSampler
-from mpigraph.dataloading.seed_times import check_input_time, positions_in, seeds_at
+from mpigraph.dataloading.seed_times import check_edge_times, check_input_time, edges_at, positions_in, seeds_at
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.typed_ids import EdgeIds, Names, NodeIds, by_ntype, by_relation, unwrap_edges
 from mpigraph.errors import InvalidArgumentError
@@ -118,11 +119,13 @@ def pyg_edge_stages(
     features: Names,
     labels: Names,
     pin_memory: bool,
+    edge_label_time: EdgeIds | None = None,
 ) -> Stages[_EdgeSample]:
     """How a loader of edges makes a ``Data`` or ``HeteroData``; it iterates over positions in ``eids``.
 
     Arguments and errors are those of :func:`pyg_node_stages`, with an :class:`.EdgePredictionSampler` of such a
-    sampler, which may name labels, and ``labels`` the name of an edge feature, or edge type -> name.
+    sampler, which may name labels, and ``labels`` the name of an edge feature, or edge type -> name. The times of
+    ``eids`` are ``edge_label_time``, int[n], or edge type -> int[n].
 
     Raises:
         InvalidArgumentError: besides, there are several labels for a relation, or labels and negatives.
@@ -140,17 +143,22 @@ def pyg_edge_stages(
     of_edges = _labels(g, sampler, labels, pin_memory)
     none = torch.empty(0, dtype=torch.int64)
 
+    times = check_edge_times(g, sampler.sampler, ids, edge_label_time)
+
     def sample(chosen: EdgeIds) -> _EdgeSample:
         positions = by_relation(schema, chosen, "seed edges")
-        seeds = {relation: ids[relation][at] for relation, at in positions.items()}
-        pairs, ends, excluded = sampler.sample_pairs(g, unwrap_edges(schema, seeds))
-        return positions, pairs, attributes.sampler.sample_subgraph(g, ends, *excluded)
+        seeds, of_edges = edges_at(g, ids, times, chosen)
+        pairs, ends, excluded, timed = sampler.sample_pairs(g, seeds, **of_edges)
+        return positions, pairs, attributes.sampler.sample_subgraph(g, ends, *excluded, **timed)
 
     def fetch(sampled: _EdgeSample) -> object:
         positions, pairs, subgraph = sampled
         nodes, edges = attributes.of(subgraph)
         for relation in ids:
-            edges[relation] |= {"input_id": positions.get(relation, none)} | _ends(pairs, relation)
+            at = positions.get(relation, none)
+            edges[relation] |= {"input_id": at} | _ends(pairs, relation)
+            if times is not None:
+                edges[relation]["seed_time"] = torch.from_numpy(times[relation])[at]
         read: dict[Relation, dict[str, torch.Tensor]] = {relation: {} for relation in schema.relations}
         of_edges.fetch(lambda r: ids[r][positions[r]] if r in positions else none, read.__getitem__)
         for relation in ids:
@@ -182,8 +190,9 @@ class _Fetcher:
         times = None if time_filter is None else g.times(time_filter.attr)
         of_node = times.name if times is not None and times.of_nodes else ()
         of_edge = times.name if times is not None and times.of_edges else ()
-        self._nodes = FeatureFetcher(g.nodes, pin_memory, features, labels, *named[:2], of_node)
-        self._edges = FeatureFetcher(g.edges, pin_memory, named[2], of_edge)
+        repeated = bool(getattr(sampler, "disjoint", False))
+        self._nodes = FeatureFetcher(g.nodes, pin_memory, features, labels, *named[:2], of_node, repeated=repeated)
+        self._edges = FeatureFetcher(g.edges, pin_memory, named[2], of_edge, repeated=repeated)
         of_nodes, of_edges = {name for _, name in self._nodes.tensors}, {name for _, name in self._edges.tensors}
         check_names(of_nodes, OF_MINIBATCHES, "nodes")
         check_names(of_edges, OF_MINIBATCHES, "edges")

@@ -1,17 +1,34 @@
-"""Seeds with a time each: loaders iterate over positions, which tell the seeds and their times."""
+"""Seeds with a time each: loaders iterate over positions, which tell the seeds and their times.
+
+Of an edge with a time both ends are seeds with that time, and so are those of its negatives.
+"""
 
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import torch
 
 from mpigraph.arrays import I64
+from mpigraph.dataloading.edges import Edges
 from mpigraph.distgraph.graph import DistGraph
-from mpigraph.distgraph.times import times_by_ntype
-from mpigraph.distgraph.typed_ids import NodeIds, NodeTensors, by_ntype, unwrap_nodes
+from mpigraph.distgraph.times import check_times, times_by_ntype
+from mpigraph.distgraph.typed_ids import (
+    EdgeIds,
+    EdgeTensors,
+    NodeIds,
+    NodeTensors,
+    by_ntype,
+    by_relation,
+    canonical,
+    unwrap_edges,
+    unwrap_nodes,
+)
 from mpigraph.errors import InvalidArgumentError
+from mpigraph.graphs.fields import IdsLike
+from mpigraph.metadata.schema import Relation
 
-__all__ = ["check_input_time", "positions_in", "seeds_at"]
+__all__ = ["check_edge_times", "check_input_time", "edges_at", "negative_times", "positions_in", "seeds_at"]
 
 
 def check_input_time(
@@ -48,3 +65,59 @@ def seeds_at(
         return seeds, {}
     own = unwrap_nodes(g.schema, {ntype: times[ntype][at] for ntype, at in chosen.items()})
     return seeds, {"input_time": own}
+
+
+def check_edge_times(
+    g: DistGraph, sampler: object, ids: Mapping[Relation, torch.Tensor], edge_label_time: EdgeIds | None
+) -> dict[Relation, I64] | None:
+    """The times of a loader's seed edges, int64[n] by relation; None if the sampler has none either.
+
+    Args:
+        g: the graph.
+        sampler: draws the blocks of the ends.
+        ids: the seed edges.
+        edge_label_time: what the user gave, in the form of the edges.
+
+    Raises:
+        InvalidArgumentError: there are times that the sampler does not know, or it needs them and there are none; or
+            they are no integers, or not one for each edge.
+    """
+    time_filter = getattr(sampler, "time_filter", None)
+    if (time_filter is None) != (edge_label_time is None):
+        raise InvalidArgumentError(
+            "edge_label_time needs a sampler with time_attr, like NeighborSampler"
+            if time_filter is None
+            else f"edge_label_time is needed: the sampler filters by {time_filter.attr!r}"
+        )
+    if edge_label_time is None:
+        return None
+    given: dict[Relation, IdsLike] = canonical(g.schema, edge_label_time, "edge_label_time")
+    none = torch.empty(0, dtype=torch.int64)
+    return {r: check_times(given.get(r, none), len(some), f"edge_label_time of {r}") for r, some in ids.items()}
+
+
+def edges_at(
+    g: DistGraph, ids: Mapping[Relation, torch.Tensor], times: Mapping[Relation, I64] | None, positions: EdgeIds
+) -> tuple[EdgeTensors, dict[str, Any]]:
+    """The seed edges at some positions, by type if these are, and what else a sampler is to be told of them."""
+    chosen = by_relation(g.schema, positions, "seed edges")
+    seeds = unwrap_edges(g.schema, {relation: ids[relation][at] for relation, at in chosen.items()})
+    if times is None:
+        return seeds, {}
+    own = {relation: torch.from_numpy(times[relation])[at] for relation, at in chosen.items()}
+    return seeds, {"edge_label_time": unwrap_edges(g.schema, own)}
+
+
+def negative_times(relation: Relation, edges: Edges, times: I64, src: I64) -> I64:
+    """The times of negatives with sources ``src``: each has that of its edge.
+
+    Raises:
+        InvalidArgumentError: it cannot be told which edge a negative is of.
+    """
+    k = len(src) // max(len(edges.src), 1)
+    if not np.array_equal(np.repeat(edges.src, k), src):
+        raise InvalidArgumentError(
+            f"edge_label_time: the negatives of {relation} must keep the sources of their edges, as many for each edge "
+            "and in their order, so that they have their times, as those of PerSourceUniform do"
+        )
+    return np.repeat(times, k)
