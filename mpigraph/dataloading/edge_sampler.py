@@ -8,7 +8,7 @@ graphs.
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from mpigraph.dataloading.memory_sampling import sampled, take_later
 from mpigraph.dataloading.negative_sampler import Negatives, NegativesOf, draw_negatives
 from mpigraph.dataloading.reverse_edges import reverse_edges
 from mpigraph.dataloading.sampler import BlockSampler, describe
-from mpigraph.dataloading.seed_times import check_edge_times, negative_times
+from mpigraph.dataloading.seed_times import check_edge_times, negative_times, redraw_newer
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.typed_ids import (
     ByEdgeType,
@@ -127,8 +127,9 @@ class EdgePredictionSampler:
             g: the graph; also one in memory, where it is local, and whose features the pair graph has.
             seed_edges: int64[n], edge ids, or edge type -> edge ids.
             edge_label_time: int64[n], the time of each edge, in their form, for a sampler of blocks with ``time_attr``.
-                It is that of both ends, and of the edge's negatives. A node is then in the pair graphs once for each of
-                its times, which are their ``ndata["seed_time"]``.
+                It is that of both ends, and of the edge's negatives. Where nodes have times, a negative's destination
+                is drawn anew until it is there by then; after ten times the negative is left out. A node is in the pair
+                graphs once for each of its times, which are their ``ndata["seed_time"]``.
 
         Returns:
             Input nodes, the pair graph, the pair graph of negatives if there is a negative sampler, and blocks, input
@@ -183,10 +184,12 @@ class EdgePredictionSampler:
                 excluded = (unwrap_edges(g.schema, exclusion(g, seeds)),)
             of_negatives = None
             if times is not None and negatives is not None:
-                of_negatives = {
-                    r: negative_times(r, edges.get(r, NO_EDGES), times.get(r, NO_EDGES.src), src)
-                    for r, (src, _) in negatives.items()
-                }
+                context, of_negatives = g.session.next_context(), {}
+                for r, pair in negatives.items():
+                    some = edges.get(r, NO_EDGES)
+                    own = negative_times(r, some, times.get(r, NO_EDGES.src), pair[0])
+                    how = (cast(Any, self.sampler).time_filter, context, r, some, own, pair)
+                    negatives[r], of_negatives[r] = redraw_newer(g, *how)
         numbering = _Numbering(g, times)
         numbering.add({relation: (some.src, some.dst) for relation, some in edges.items()}, times)
         if negatives is not None:

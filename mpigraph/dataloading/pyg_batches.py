@@ -101,7 +101,7 @@ def pyg_node_stages(
             at = positions.get(ntype, np.empty(0, np.int64))
             of_type = nodes[schema.ntypes[ntype]]
             of_type |= {"input_id": torch.from_numpy(at), "batch_size": len(at)}
-            if subgraph.trees is not None and getattr(sampler, "time_filter", None) is not None:
+            if subgraph.trees is not None and subgraph.trees.times is not None:
                 of_type["seed_time"] = torch.from_numpy(subgraph.trees.times[subgraph.trees.of_nodes[ntype][: len(at)]])
         return attributes.data(nodes, edges)
 

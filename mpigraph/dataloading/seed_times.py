@@ -12,7 +12,7 @@ import torch
 from mpigraph.arrays import I64
 from mpigraph.dataloading.edges import Edges
 from mpigraph.distgraph.graph import DistGraph
-from mpigraph.distgraph.times import check_times, times_by_ntype
+from mpigraph.distgraph.times import TimeFilter, check_times, times_by_ntype
 from mpigraph.distgraph.typed_ids import (
     EdgeIds,
     EdgeTensors,
@@ -26,9 +26,23 @@ from mpigraph.distgraph.typed_ids import (
 )
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.fields import IdsLike
+from mpigraph.kernels.negatives import draw_nodes
+from mpigraph.kernels.rng import combine
 from mpigraph.metadata.schema import Relation
+from mpigraph.sampling.minibatch import RandomContext
 
-__all__ = ["check_edge_times", "check_input_time", "edges_at", "negative_times", "positions_in", "seeds_at"]
+__all__ = [
+    "check_edge_times",
+    "check_input_time",
+    "edges_at",
+    "negative_times",
+    "positions_in",
+    "redraw_newer",
+    "seeds_at",
+]
+
+_TAG = 0x4E4554  # separates these draws from others with the same seed and epoch
+_TRIES = 10
 
 
 def check_input_time(
@@ -121,3 +135,55 @@ def negative_times(relation: Relation, edges: Edges, times: I64, src: I64) -> I6
             "and in their order, so that they have their times, as those of PerSourceUniform do"
         )
     return np.repeat(times, k)
+
+
+def redraw_newer(
+    g: DistGraph,
+    how: TimeFilter,
+    context: RandomContext,
+    relation: Relation,
+    edges: Edges,
+    times: I64,
+    ends: tuple[I64, I64],
+) -> tuple[tuple[I64, I64], I64]:
+    """Replace the destinations of negatives that are not there yet at their time, where nodes have times.
+
+    They are drawn anew among all nodes, as hashes of the edge and the number of the negative. One that is still too new
+    after some tries is left out.
+
+    Args:
+        g: the graph.
+        how: of the sampler.
+        context: what the draws depend on.
+        relation: of the edges.
+        edges: the edges.
+        times: int64[n], the times of their negatives.
+        ends: int64[n] sources and destinations of the negatives, as many for each edge.
+
+    Returns:
+        Sources and destinations, and their times.
+
+    One-sided: it reads the times of nodes.
+    """
+    src, dst = ends
+    of_nodes = g.times(how.attr).of_nodes.get(g.schema.ntype_id(relation[2]))
+    if of_nodes is None or not len(dst):
+        return ends, times
+
+    def too_new(places: I64) -> I64:
+        own = of_nodes.rows.gather(dst[places])
+        return places[own > times[places] if how.comparison == "<=" else own >= times[places]]
+
+    dst = dst.copy()
+    newer = too_new(np.arange(len(dst)))
+    k, key = len(dst) // len(edges.eids), combine(context.seed, context.epoch, _TAG, g.schema.relation_id(relation))
+    again = np.empty_like(dst)
+    for number in range(_TRIES):
+        if not len(newer):
+            return (src, dst), times
+        draw_nodes(combine(key, number), edges.eids, k, 0, g.num_nodes(relation[2]), again)
+        dst[newer] = again[newer]
+        newer = too_new(newer)
+    kept = np.ones(len(dst), np.bool_)
+    kept[newer] = False
+    return (src[kept], dst[kept]), times[kept]

@@ -17,6 +17,7 @@ def hop_blocks(sampled: SampledHops) -> list[Block]:
     """Message-flow graphs of the hops, input side first."""
     schema = sampled.schema
     blocks = []
+    of_trees = {} if sampled.trees is None else _columns(sampled.trees, schema)
     for hop in reversed(sampled.hops):
         edges = {
             schema.relations[r]: (csc.indptr, csc.indices, csc.eids if sampled.want_eids else None)
@@ -27,19 +28,20 @@ def hop_blocks(sampled: SampledHops) -> list[Block]:
         for relation in schema.relations:
             if sampled.want_eids and relation not in edges:
                 block.edges[relation].data[EID] = torch.from_numpy(_NONE)
-        if sampled.trees is not None:
-            _name_trees(block, sampled.trees, schema)
+        for ntype, columns in of_trees.items():
+            frames = (block.srcnodes[ntype].data, block.dstnodes[ntype].data)
+            for frame, count in zip(frames, (hop.num_src, hop.num_dst), strict=True):
+                for name, values in columns.items():
+                    frame[name] = values[: count[schema.ntype_id(ntype)]]
         blocks.append(block)
     return blocks
 
 
-def _name_trees(block: Block, trees: Trees, schema: Schema) -> None:
-    """Give the nodes of a block the numbers of their trees, and the times of these trees' roots."""
+def _columns(trees: Trees, schema: Schema) -> dict[str, dict[str, torch.Tensor]]:
+    """By node type and name: the numbers of the nodes' trees, and the times of these trees' roots."""
+    columns = {}
     for ntype, of_nodes in zip(schema.ntypes, trees.of_nodes, strict=True):
-        for space, count in (
-            (block.srcnodes[ntype].data, block.number_of_src_nodes(ntype)),
-            (block.dstnodes[ntype].data, block.number_of_dst_nodes(ntype)),
-        ):
-            space[TREE] = torch.from_numpy(of_nodes[:count])
-            if len(trees.times) or not len(of_nodes):
-                space[SEED_TIME] = torch.from_numpy(trees.times[of_nodes[:count]])
+        columns[ntype] = {TREE: torch.from_numpy(of_nodes)}
+        if trees.times is not None:
+            columns[ntype][SEED_TIME] = torch.from_numpy(trees.times[of_nodes])
+    return columns

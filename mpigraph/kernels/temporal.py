@@ -9,11 +9,13 @@ import numpy as np
 from numba import njit
 
 from mpigraph.arrays import I32, I64, U8, U64
+from mpigraph.kernels.prefetch_hint import prefetch
 from mpigraph.kernels.rng import draw_below, mix64
 from mpigraph.kernels.sample import Candidates, Destinations, choose_distinct, key_of, num_picks
 
 __all__ = ["choose_temporal", "count_temporal", "root_keys", "sort_rows", "tree_keys"]
 
+_AHEAD = 8  # nodes between a prefetch and its use
 _OLDEST = np.iinfo(np.int64).min
 
 
@@ -123,6 +125,11 @@ def count_temporal(
     """
     chosen = len(allowed) > 0 or len(excluded) > 0
     for i in range(len(positions)):
+        if i + 2 * _AHEAD < len(positions):
+            prefetch(indptr, dst.ids[positions[i + 2 * _AHEAD]] - first_id)
+        if i + _AHEAD < len(positions):
+            later = dst.ids[positions[i + _AHEAD]] - first_id
+            prefetch(times, (indptr[later] + indptr[later + 1]) >> 1)  # where the binary search begins
         p = positions[i]
         row = dst.ids[p] - first_id
         begin, end = indptr[row], indptr[row + 1]
@@ -181,6 +188,10 @@ def choose_temporal(
     listed = np.empty(1, np.int64)
     chosen = len(allowed) > 0 or len(excluded) > 0
     for i in range(len(positions)):
+        if i + _AHEAD < len(positions):
+            later = positions[i + _AHEAD]
+            prefetch(indptr, dst.ids[later] - first_id)
+            prefetch(order, rows.begins[later] + (rows.degrees[later] >> 1))
         p = positions[i]
         out = picks[offsets[p] : offsets[p + 1]]
         k = len(out)

@@ -79,11 +79,11 @@ class Trees:
 
     Attributes:
         of_nodes: int64[n] by node type id, the tree that each node is in.
-        times: int64[trees], the times of their roots; empty without times.
+        times: int64[trees], the times of their roots; None without times.
     """
 
     of_nodes: list[I64]
-    times: I64
+    times: I64 | None
 
 
 @dataclass(frozen=True)
@@ -302,7 +302,13 @@ def sample_hops(
         first_dst = num_dst if expand_once else first_dst
     if trees is not None:
         ids, of_nodes = zip(*(table.listed() for table in trees.tables), strict=True)
-        return SampledHops(schema, list(ids), hops, plan.want_eids, Trees(list(of_nodes), trees.times))
+        return SampledHops(
+            schema,
+            list(ids),
+            hops,
+            plan.want_eids,
+            Trees(list(of_nodes), trees.times if plan.temporal is not None else None),
+        )
     return SampledHops(schema, [table.ids.copy() for table in tables], hops, plan.want_eids)
 
 

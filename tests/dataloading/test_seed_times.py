@@ -121,10 +121,19 @@ def test_edge_loader(job: SharedJob, typed: bool, of_nodes: bool, sampler: Neigh
             batch = pairs.edges[relation].data[EID]
             seen[relation] += batch.tolist()
             now = torch.tensor([wanted[edge] for edge in batch.tolist()], dtype=torch.int64)
-            for graph, repeats in ((pairs, 1), (negatives, 2)):
-                for ends, ntype in zip(graph.all_edges(etype=relation), relation[::2], strict=True):
-                    of_ends = graph.nodes[ntype].data[SEED_TIME][ends]
-                    assert torch.equal(of_ends, now.repeat_interleave(repeats))
+            for graph, wanted_times in ((pairs, now), (negatives, now.repeat_interleave(2))):
+                (src, of_src), (dst, of_dst) = (
+                    (graph.nodes[t].data[NID][ends], graph.nodes[t].data[SEED_TIME][ends])
+                    for ends, t in zip(graph.all_edges(etype=relation), relation[::2], strict=True)
+                )
+                assert torch.equal(of_src, of_dst)
+                if graph is pairs or relation[2] not in some.node_time:
+                    assert torch.equal(of_src, wanted_times)
+                else:  # those that are not there yet were drawn anew, or left out
+                    assert len(src) <= len(wanted_times)
+                    own = torch.from_numpy(some.node_time[relation[2]])[dst]
+                    strict = sampler.time_filter.comparison == "<"
+                    assert bool((own < of_dst if strict else own <= of_dst).all())
     on_all(job.trainers, all(sorted(seen[r]) == eids[r].tolist() for r in eids) and checked > 0)
 
 
