@@ -11,8 +11,9 @@ from temporal_graphs import I64, NEWEST, OLDEST, Temporal, temporal, write
 
 import mpigraph.distributed as dist
 from mpigraph.dataloading import NeighborSampler
+from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.fields import EID, NID, SEED_TIME, TREE
-from mpigraph.metadata.schema import DEFAULT_NTYPE, Relation
+from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation
 
 SAMPLING_WAYS = ("alltoallv", "sparse")
 
@@ -142,3 +143,44 @@ def test_draws_are_those_that_a_filter_leaves(job: SharedJob, typed: bool, of_no
 @pytest.mark.parametrize("seed", range(1, 126))
 def test_many_graphs(job: SharedJob, seed: int, typed: bool, of_nodes: bool) -> None:
     compare(job, (seed, typed, of_nodes), 4)
+
+
+def test_wrong_times_on_one_trainer_hang_nobody(job: SharedJob) -> None:
+    g = job.open(job.write(write, 0, False, False))
+    seeds = np.zeros(3, np.int64)
+    sampler = NeighborSampler([2, 2], time_attr="time")
+    sampler.sample_blocks(g, seeds, input_time=seeds)
+    for wrong in (seeds[:2], seeds.astype(np.float64), None):
+        failed = False
+        try:
+            sampler.sample_blocks(g, seeds, input_time=wrong if job.rank == 0 else seeds)
+        except InvalidArgumentError as error:
+            failed = "input_time" in str(error)
+        on_all(job.trainers, failed or job.rank > 0)
+        blocks = sampler.sample_blocks(g, seeds, input_time=seeds)[2]
+        on_all(job.trainers, len(blocks) == 2)
+
+
+def test_times_that_are_written_count_after_the_next_barrier(job: SharedJob) -> None:
+    some = temporal(0, False, False)
+    g = job.open(job.write(write, 0, False, False))
+    node = int(np.bincount(some.ends[DEFAULT_ETYPE][1]).argmax())
+    mine = np.flatnonzero(some.ends[DEFAULT_ETYPE][1] == node)
+    sampler = NeighborSampler([-1], time_attr="time", temporal_strategy="last")
+
+    def drawn(now: int) -> list[int]:
+        block = sampler.sample_blocks(g, [node], input_time=[now])[2][0]
+        return sorted(block.edata[EID].tolist())
+
+    def write_all(times: I64) -> None:
+        if job.rank == 0:
+            g.edata["time"][mine] = torch.from_numpy(times)
+        g.barrier()
+
+    drawn(0)
+    write_all(np.arange(len(mine))[::-1] + 100)
+    try:
+        for now in (99, 100, 101, 10**6):
+            on_all(job.trainers, drawn(now) == mine[len(mine) - min(max(now - 99, 0), len(mine)) :].tolist())
+    finally:
+        write_all(some.edge_time[DEFAULT_ETYPE][mine])
