@@ -225,3 +225,31 @@ def write_papers(folder, num_classes=8):
     masks = {"train_mask": split < 0.3, "val_mask": (split >= 0.3) & (split < 0.5), "test_mask": split >= 0.5}
     g.nodes["paper"].data.update({"label": classes["paper"]} | masks)
     mg.distributed.partition_graph(g, "default", 2, folder)
+
+
+def write_stream(folder, path="", num_nodes=1000, num_communities=20, num_contacts=20_000):
+    """A stream of contacts, each an edge in both directions with its time, in edata["time"].
+
+    edata["forward"] has one edge of each contact. Features are random: all that is known of a node is whom it met. The
+    stream is that of an npz file with ``src``, ``dst`` and ``time`` (or ``edge_src``, ...); or one of communities,
+    within which all contacts are, and from which each node moves to another two times or so.
+    """
+    rng = np.random.default_rng(0)
+    if path:
+        with np.load(path) as file:
+            prefix = "edge_" if "edge_src" in file else ""
+            src, dst, time = (file[prefix + name].astype(np.int64) for name in ("src", "dst", "time"))
+        num_nodes = int(max(src.max(), dst.max())) + 1
+    else:
+        community = rng.integers(0, num_communities, num_nodes)
+        src, dst, time = np.empty(num_contacts, np.int64), np.empty(num_contacts, np.int64), np.arange(num_contacts)
+        for contact in range(num_contacts):
+            if contact * 2 * num_nodes // num_contacts > (contact - 1) * 2 * num_nodes // num_contacts:
+                community[rng.integers(num_nodes)] = rng.integers(num_communities)
+            src[contact] = rng.integers(num_nodes)
+            dst[contact] = rng.choice(np.flatnonzero(community == community[src[contact]]))
+    g = mg.graph((np.concatenate([src, dst]), np.concatenate([dst, src])), num_nodes=num_nodes)
+    g.ndata["feat"] = torch.from_numpy(rng.normal(0, 1 / 8, (num_nodes, 64)).astype(np.float32))  # of length 1 or so
+    g.edata["time"] = torch.from_numpy(np.concatenate([time, time]))
+    g.edata["forward"] = torch.arange(2 * len(src)) < len(src)
+    mg.distributed.partition_graph(g, "default", 2, folder)

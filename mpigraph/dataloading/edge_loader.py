@@ -1,5 +1,6 @@
 """The loader of minibatches of edges: edges as training examples, with negatives, and the blocks of their end nodes."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
@@ -14,6 +15,7 @@ from mpigraph.dataloading.loader import SampledDataLoader, arguments, check_outp
 from mpigraph.dataloading.negative_sampler import NegativesOf
 from mpigraph.dataloading.pyg_batches import pyg_edge_stages
 from mpigraph.dataloading.sampler import BlockSampler, session_of
+from mpigraph.dataloading.seed_times import check_edge_times, edges_at
 from mpigraph.dataloading.to_device import ToDevice
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.typed_ids import ByEdgeType, EdgeIds, Names, by_relation, unwrap_edges
@@ -42,6 +44,9 @@ class DistEdgeDataLoader(SampledDataLoader):
         labels: names of edge features to gather for the seed edges, into ``pair_graph.edata``; besides the edge
             sampler's ``prefetch_labels``.
         output: "dgl"; or "pyg": what PyG's ``LinkNeighborLoader`` yields, see :mod:`.pyg_batches`.
+        edge_label_time: int[n], the time of each of ``eids``, in their form; which a sampler with ``time_attr`` needs.
+            It is that of both ends and of an edge's negatives, which have to keep its source. With "<=" an edge of
+            just its own time is among the neighbours that its ends see: give its time less one, or exclude it.
 
     The other options are those of :class:`.DistNodeDataLoader`.
 
@@ -72,6 +77,7 @@ class DistEdgeDataLoader(SampledDataLoader):
         features: Names = (),
         labels: Names = (),
         output: str = "dgl",
+        edge_label_time: EdgeIds | None = None,
         num_prefetch: int = 2,
         seed: int | None = None,
         cache: Sizes = "auto",
@@ -98,7 +104,7 @@ class DistEdgeDataLoader(SampledDataLoader):
             make = pyg_edge_stages if output == "pyg" else _pair_stages
             mover = ToDevice(device, pin_memory)
             edge_sampler = cast(EdgePredictionSampler, graph_sampler)
-            stages: Stages[Any] = make(g, eids, edge_sampler, features, labels, mover.pin_memory)
+            stages: Stages[Any] = make(g, eids, edge_sampler, features, labels, mover.pin_memory, edge_label_time)
         if isinstance(graph_sampler, EdgePredictionSampler):
             graph_sampler.look_up_reverse(g, eids)
         options = (batch_size, shuffle, drop_last, queue_size, num_prefetch, seed)
@@ -113,6 +119,7 @@ def _pair_stages(
     features: Names,
     labels: Names,
     pin_memory: bool,
+    edge_label_time: EdgeIds | None,
 ) -> Stages[PairSample]:
     """How the loader makes pair graphs and blocks."""
     of_blocks = BlockFetcher(g, getattr(sampler, "sampler", None), features, (), pin_memory)
@@ -128,6 +135,16 @@ def _pair_stages(
     def announce(sample: PairSample, batch: int) -> None:
         of_blocks.announce(sample[0], batch)
 
-    seeds = unwrap_edges(g.schema, by_relation(g.schema, eids, "eids"))
+    ids = by_relation(g.schema, eids, "eids")
+    times = check_edge_times(g, getattr(sampler, "sampler", None), ids, edge_label_time)
+
+    def sample_at(chosen: EdgeIds) -> PairSample:
+        edges, timed = edges_at(g, ids, times, chosen)
+        return sampler.sample(g, edges, **timed)
+
+    seeds = unwrap_edges(g.schema, ids)
+    sample: Callable[[EdgeIds], PairSample] = partial(sampler.sample, g)
+    if times is not None:  # the loader then iterates over positions in eids, which tell the times, too
+        seeds, sample = unwrap_edges(g.schema, {r: torch.arange(len(some)) for r, some in ids.items()}), sample_at
     seed_nodes = partial(ends_of, g, eids)
-    return Stages(seeds, partial(sampler.sample, g), fetch, announce, [of_blocks.inputs], seed_nodes, nodes_per_seed=2)
+    return Stages(seeds, sample, fetch, announce, [of_blocks.inputs], seed_nodes, nodes_per_seed=2)

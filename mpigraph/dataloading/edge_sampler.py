@@ -8,8 +8,9 @@ graphs.
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
+import numpy as np
 import torch
 
 from mpigraph.arrays import I64
@@ -19,6 +20,7 @@ from mpigraph.dataloading.memory_sampling import sampled, take_later
 from mpigraph.dataloading.negative_sampler import Negatives, NegativesOf, draw_negatives
 from mpigraph.dataloading.reverse_edges import reverse_edges
 from mpigraph.dataloading.sampler import BlockSampler, describe
+from mpigraph.dataloading.seed_times import check_edge_times, negative_times, redraw_newer
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.typed_ids import (
     ByEdgeType,
@@ -32,9 +34,9 @@ from mpigraph.distgraph.typed_ids import (
 )
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.block import Block
-from mpigraph.graphs.fields import EID, NID, EdgeType, IdsLike, as_ids
+from mpigraph.graphs.fields import EID, NID, SEED_TIME, EdgeType, IdsLike, as_ids
 from mpigraph.graphs.hetero import HeteroGraph
-from mpigraph.kernels.compact import LocalIds
+from mpigraph.kernels.compact import TreeIds
 from mpigraph.metadata.book import check_ids
 from mpigraph.metadata.schema import Relation
 
@@ -116,12 +118,18 @@ class EdgePredictionSampler:
         self._exclusion = make_exclusion(self._exclude, tables, self._reverse_etypes)
         self._looks_up = False
 
-    def sample(self, g: DistGraph | HeteroGraph, seed_edges: EdgeIds) -> PairSample:
+    def sample(
+        self, g: DistGraph | HeteroGraph, seed_edges: EdgeIds, *, edge_label_time: EdgeIds | None = None
+    ) -> PairSample:
         """Sample the minibatch of some edges.
 
         Args:
             g: the graph; also one in memory, where it is local, and whose features the pair graph has.
             seed_edges: int64[n], edge ids, or edge type -> edge ids.
+            edge_label_time: int64[n], the time of each edge, in their form, for a sampler of blocks with ``time_attr``.
+                It is that of both ends, and of the edge's negatives. Where nodes have times, a negative's destination
+                is drawn anew until it is there by then; after ten times the negative is left out. A node is in the pair
+                graphs once for each of its times, which are their ``ndata["seed_time"]``.
 
         Returns:
             Input nodes, the pair graph, the pair graph of negatives if there is a negative sampler, and blocks, input
@@ -135,18 +143,19 @@ class EdgePredictionSampler:
 
         Collective on the trainers when hosts are far; local when all are near.
         """
-        graphs, nodes, excluded = self.sample_pairs(g, seed_edges)
-        input_nodes, _, blocks = self.sampler.sample_blocks(g, nodes, *excluded)
+        graphs, nodes, excluded, timed = self.sample_pairs(g, seed_edges, edge_label_time=edge_label_time)
+        input_nodes, _, blocks = self.sampler.sample_blocks(g, nodes, *excluded, **timed)
         return cast(PairSample, (input_nodes, *graphs, blocks))
 
     def sample_pairs(
-        self, g: DistGraph | HeteroGraph, seed_edges: EdgeIds
-    ) -> tuple[list[HeteroGraph], NodeTensors, tuple[EdgeTensors, ...]]:
+        self, g: DistGraph | HeteroGraph, seed_edges: EdgeIds, *, edge_label_time: EdgeIds | None = None
+    ) -> tuple[list[HeteroGraph], NodeTensors, tuple[EdgeTensors, ...], dict[str, NodeTensors]]:
         """The part of :meth:`sample` before the blocks; arguments and errors are the same.
 
         Returns:
             The pair graph and, with a negative sampler, that of the negatives; their nodes; and what else the sampler
-            of blocks is to be given: nothing, or the edges to exclude, in the form in which the loader has edges.
+            of blocks is to be given: nothing, or the edges to exclude, in the form in which the loader has edges; and,
+            by name, nothing, or the times of the nodes.
 
         One-sided, and what the negative sampler does. Where hosts are far it is collective on the trainers when it
         fails: what is wrong on one trainer is raised on the others in the round of sampling that they make next.
@@ -162,6 +171,9 @@ class EdgePredictionSampler:
                     "mpigraph.dataloading.reverse_edges(g, reverse_etypes) does"
                 )
             edges = find_edges(g, seed_edges)
+            times = check_edge_times(
+                g, self.sampler, {r: torch.from_numpy(e.eids) for r, e in edges.items()}, edge_label_time
+            )
             if self.negative_sampler is not None:
                 negatives = _checked(g, draw_negatives(self.negative_sampler, g, edges))
             exclusion: Exclusion | None = self._exclusion
@@ -170,16 +182,27 @@ class EdgePredictionSampler:
             if exclusion is not None:
                 seeds = {relation: torch.from_numpy(some.eids) for relation, some in edges.items()}
                 excluded = (unwrap_edges(g.schema, exclusion(g, seeds)),)
-        numbering = _Numbering(g)
-        numbering.add({relation: (some.src, some.dst) for relation, some in edges.items()})
+            of_negatives = None
+            if times is not None and negatives is not None:
+                context, of_negatives = g.session.next_context(), {}
+                for r, pair in negatives.items():
+                    some = edges.get(r, NO_EDGES)
+                    own = negative_times(r, some, times.get(r, NO_EDGES.src), pair[0])
+                    how = (cast(Any, self.sampler).time_filter, context, r, some, own, pair)
+                    negatives[r], of_negatives[r] = redraw_newer(g, *how)
+        numbering = _Numbering(g, times)
+        numbering.add({relation: (some.src, some.dst) for relation, some in edges.items()}, times)
         if negatives is not None:
-            numbering.add(negatives)
-        graphs, nodes = numbering.graphs()
+            numbering.add(negatives, of_negatives)
+        graphs, nodes, node_times = numbering.graphs()
         for relation in g.schema.relations:
             graphs[0].edges[relation].data[EID] = torch.from_numpy(edges.get(relation, NO_EDGES).eids)
         if isinstance(graph, HeteroGraph):
             _take_features(graphs, graph)
-        return graphs, nodes if len(nodes) > 1 else nodes[g.schema.ntypes[0]], excluded
+        timed: dict[str, NodeTensors] = {}
+        if node_times:
+            timed["input_time"] = node_times if len(nodes) > 1 else node_times[g.schema.ntypes[0]]
+        return graphs, nodes if len(nodes) > 1 else nodes[g.schema.ntypes[0]], excluded, timed
 
 
 def as_edge_prediction_sampler(
@@ -231,32 +254,45 @@ def _take_features(graphs: list[HeteroGraph], g: HeteroGraph) -> None:
 
 
 class _Numbering:
-    """Numbers nodes by first appearance, for all pair graphs of a minibatch."""
+    """Numbers nodes by first appearance, for all pair graphs of a minibatch; those of several times for each time."""
 
-    def __init__(self, g: DistGraph) -> None:
+    def __init__(self, g: DistGraph, times: Mapping[Relation, I64] | None) -> None:
         self._schema = g.schema
-        self._tables = {ntype: LocalIds(g.num_nodes(ntype)) for ntype in g.schema.ntypes}
+        none = np.empty(0, np.int64)
+        self._times = None if times is None else np.unique(np.concatenate([none, *times.values()]))
+        num_times = 1 if self._times is None else max(len(self._times), 1)
+        self._tables = {ntype: TreeIds(g.num_nodes(ntype), num_times) for ntype in g.schema.ntypes}
         self._edges: list[dict[Relation, tuple[torch.Tensor, torch.Tensor]]] = []
 
-    def add(self, pairs: Mapping[Relation, _Ends]) -> None:
+    def add(self, pairs: Mapping[Relation, _Ends], times: Mapping[Relation, I64] | None) -> None:
         """Number the ends of one graph's edges, the sources of a relation first."""
         edges = {}
         for relation in self._schema.relations:
             src, dst = pairs.get(relation, _NOTHING)
-            edges[relation] = self._local(relation[0], src), self._local(relation[2], dst)
+            numbers = np.zeros(len(src), np.int64)
+            if self._times is not None and times is not None and relation in times:
+                numbers = np.searchsorted(self._times, times[relation])
+            edges[relation] = self._local(relation[0], src, numbers), self._local(relation[2], dst, numbers)
         self._edges.append(edges)
 
-    def _local(self, ntype: str, ids: I64) -> torch.Tensor:
-        return torch.from_numpy(self._tables[ntype].insert(ids)).long()
+    def _local(self, ntype: str, ids: I64, times: I64) -> torch.Tensor:
+        return torch.from_numpy(self._tables[ntype].insert(ids, times)).long()
 
-    def graphs(self) -> tuple[list[HeteroGraph], dict[str, torch.Tensor]]:
-        """The graphs, with all nodes each, and the nodes by type."""
-        nodes = {ntype: torch.from_numpy(table.ids.copy()) for ntype, table in self._tables.items()}
+    def graphs(self) -> tuple[list[HeteroGraph], dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """The graphs, with all nodes each, the nodes by type, and their times by type if they have any."""
+        nodes, times = {}, {}
+        for ntype, table in self._tables.items():
+            listed, numbers = table.listed()
+            nodes[ntype] = torch.from_numpy(listed)
+            if self._times is not None:
+                times[ntype] = torch.from_numpy(self._times[numbers])
         made = [HeteroGraph(self._schema, edges, {t: len(ids) for t, ids in nodes.items()}) for edges in self._edges]
         for graph in made:
             for ntype, ids in nodes.items():
                 graph.nodes[ntype].data[NID] = ids
-        return made, nodes
+                if times:
+                    graph.nodes[ntype].data[SEED_TIME] = times[ntype]
+        return made, nodes, times
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.distgraph.typed_ids import Blocks, Names, NodeTensors, to_rows
 from mpigraph.errors import InvalidArgumentError
+from mpigraph.graphs.fields import by_first_appearance
 from mpigraph.rows.lookahead import CachedRows, ReadCounts, UpcomingReads
 
 __all__ = ["BlockFetcher", "FeatureFetcher", "Stages"]
@@ -75,13 +76,15 @@ class FeatureFetcher(Generic[Kind]):
         counts: where to count what is read, those of the loader; readers count there themselves.
     """
 
-    def __init__(self, spaces: Spaces[Kind], pin_memory: bool, *names: Names) -> None:
+    def __init__(self, spaces: Spaces[Kind], pin_memory: bool, *names: Names, repeated: bool = False) -> None:
         """Look the features up.
 
         Args:
             spaces: ``g.nodes`` or ``g.edges``.
             pin_memory: put the rows into pinned memory.
             names: of features, or type -> names.
+            repeated: whether minibatches have ids several times, as those of disjoint trees do, so that it is worth
+                reading each row once.
 
         Raises:
             FieldNameError: a feature does not exist.
@@ -92,6 +95,7 @@ class FeatureFetcher(Generic[Kind]):
         self.upcoming: dict[Kind, UpcomingReads] = {}
         self.counts = ReadCounts()
         self._pin_memory = pin_memory
+        self._repeated = repeated
 
     def announce(self, ids: Callable[[Kind], torch.Tensor], batch: int) -> None:
         """Minibatch ``batch`` will fetch the rows ``ids(type)``; every one is announced, in the order of fetching.
@@ -102,7 +106,7 @@ class FeatureFetcher(Generic[Kind]):
         for kind, upcoming in self.upcoming.items():
             readers = [reader for (other, _), reader in self.readers.items() if other == kind]
             rows = readers[0].rows
-            index = to_rows(ids(kind), rows.shape[0], rows.name)
+            index = to_rows(self._once(ids(kind))[0], rows.shape[0], rows.name)
             rows.check(index)
             read, fresh = upcoming.announce(batch, index)
             for reader in readers:
@@ -120,14 +124,29 @@ class FeatureFetcher(Generic[Kind]):
     ) -> None:
         """Put the rows ``ids(type)`` of each feature into ``data(type)``. One-sided; the target does nothing."""
         reads = {kind: upcoming.reads[0] for kind, upcoming in self.upcoming.items()}
+        once: dict[Kind, tuple[torch.Tensor, torch.Tensor | None]] = {}
         for (kind, name), tensor in self.tensors.items():
             reader = self.readers.get((kind, name))
+            if kind not in once:
+                once[kind] = self._once(ids(kind))
+            chosen, places = once[kind]
             if reader is None:
-                data(kind)[name] = self._gather(tensor, ids(kind))
+                rows = self._gather(tensor, chosen)
             else:
-                data(kind)[name] = tensor.read_announced(reads[kind], reader, self._pin_memory)
+                rows = tensor.read_announced(reads[kind], reader, self._pin_memory)
+            data(kind)[name] = rows if places is None else self._repeat(rows, places)
         for upcoming in self.upcoming.values():
             upcoming.reads.popleft()
+
+    def _once(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The ids, each once if they may be repeated; and where each of the given ones is among them then."""
+        return by_first_appearance(ids) if self._repeated else (ids, None)
+
+    def _repeat(self, rows: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        out = torch.empty(
+            (len(places), *rows.shape[1:]), dtype=rows.dtype, pin_memory=self._pin_memory and rows.is_pinned()
+        )
+        return torch.index_select(rows, 0, places, out=out)
 
     def _gather(self, tensor: DistTensor, ids: torch.Tensor) -> torch.Tensor:
         """Gather without a cache."""
@@ -169,8 +188,10 @@ class BlockFetcher:
             FieldNameError: a feature does not exist.
             NodeTypeError: a node type that was given with a feature does not exist.
         """
-        self.inputs = FeatureFetcher(g.nodes, pin_memory, features, getattr(sampler, "prefetch_node_feats", ()))
-        self._outputs = FeatureFetcher(g.nodes, pin_memory, labels, getattr(sampler, "prefetch_labels", ()))
+        named = [getattr(sampler, f"prefetch_{what}", ()) for what in ("node_feats", "labels")]
+        repeated = bool(getattr(sampler, "disjoint", False))
+        self.inputs = FeatureFetcher(g.nodes, pin_memory, features, named[0], repeated=repeated)
+        self._outputs = FeatureFetcher(g.nodes, pin_memory, labels, named[1], repeated=repeated)
 
     def announce(self, input_nodes: NodeTensors, batch: int) -> None:
         """The sample with these input nodes is minibatch ``batch``. Raises OutOfRangeError if one does not exist."""

@@ -21,8 +21,9 @@ from typing import Any
 import torch
 
 from mpigraph.arrays import I64
+from mpigraph.dataloading.block_stages import block_stages
 from mpigraph.dataloading.caches import CacheOptions, Epochs, Sizes, check_cache, open_caches
-from mpigraph.dataloading.fetcher import BlockFetcher, Stages
+from mpigraph.dataloading.fetcher import Stages
 from mpigraph.dataloading.passes import Pass, Passes
 from mpigraph.dataloading.prefetch import Prefetch
 from mpigraph.dataloading.pyg_batches import pyg_node_stages
@@ -31,7 +32,7 @@ from mpigraph.dataloading.seeds import Seeds, TypedIds
 from mpigraph.dataloading.to_device import ToDevice
 from mpigraph.dataloading.work_ahead import Answering, LoaderStats, Pipeline
 from mpigraph.distgraph.graph import DistGraph
-from mpigraph.distgraph.typed_ids import Blocks, Names, NodeIds, by_ntype, unwrap_nodes
+from mpigraph.distgraph.typed_ids import Names, NodeIds
 from mpigraph.errors import ClosedError, InvalidArgumentError, check_integer
 from mpigraph.log import get_logger
 from mpigraph.sampling.minibatch import RandomContext
@@ -349,6 +350,9 @@ class SampledDataLoader(DistDataLoader):
             prob = getattr(sampler, "prob", None)
             weights = {} if prob is None else g.edge_weights(prob)
             caching = check_cache(cache, cache_policy, lookahead)
+            time_filter = getattr(sampler, "time_filter", None)
+            if time_filter is not None:
+                g.times(time_filter.attr)
         options = (batch_size, shuffle, None, drop_last, queue_size)
         super().__init__(stages.seeds, *options, num_prefetch=num_prefetch, seed=seed)
         self.cache_bytes = 0
@@ -357,6 +361,8 @@ class SampledDataLoader(DistDataLoader):
         self._stages = mover.of(stages, own_thread=self._epochs.depth > 0)
         self._passes.fingerprint |= {"graph": g.identity, "sampler": describe(of_batches)}
         self._open_caches(Epochs(g, sampler, batch_size, len(self), stages), caching)
+        if time_filter is not None:
+            g.prepare_times(time_filter.attr)
         if weights:
             g.session.control.call(Operation.PREPARE_WEIGHTS, numbers=sorted(weights.values()))
 
@@ -405,6 +411,7 @@ class DistNodeDataLoader(SampledDataLoader):
         features: Names = (),
         labels: Names = (),
         output: str = "dgl",
+        input_time: NodeIds | None = None,
         num_prefetch: int = 2,
         seed: int | None = None,
         cache: Sizes = "auto",
@@ -435,6 +442,8 @@ class DistNodeDataLoader(SampledDataLoader):
                 sampler's ``prefetch_labels``.
             output: "dgl"; or "pyg": what PyG's ``NeighborLoader`` yields, see :mod:`.pyg_batches`. Features
                 and labels are then of all its nodes, and the sampler's fanouts the reverse of ``num_neighbors``.
+            input_time: int[n], the time of each of ``nids``, in their form; for a sampler with ``time_attr``. By
+                default their own, where nodes have times.
             num_prefetch: how many minibatches to be ahead.
             seed: of order and draws; the job's by default.
             cache: memory on each node for copies of rows of ``features`` (and of the sampler's) that other nodes hold,
@@ -465,8 +474,8 @@ class DistNodeDataLoader(SampledDataLoader):
             check_output(output)
             if not hasattr(graph_sampler, "sample_blocks"):
                 raise InvalidArgumentError(f"graph_sampler must have sample_blocks (got {graph_sampler!r})")
-            make = pyg_node_stages if output == "pyg" else _block_stages
-            stages: Stages[Any] = make(g, nids, graph_sampler, features, labels, mover.pin_memory)
+            make = pyg_node_stages if output == "pyg" else block_stages
+            stages: Stages[Any] = make(g, nids, graph_sampler, features, labels, mover.pin_memory, input_time)
         caching = (cache, cache_policy, lookahead)
         super().__init__(
             g,
@@ -482,16 +491,3 @@ class DistNodeDataLoader(SampledDataLoader):
             seed,
             *caching,
         )
-
-
-def _block_stages(
-    g: DistGraph, nids: NodeIds, sampler: BlockSampler, features: Names, labels: Names, pin_memory: bool
-) -> Stages[Blocks]:
-    fetch = BlockFetcher(g, sampler, features, labels, pin_memory)
-    seeds = unwrap_nodes(g.schema, by_ntype(g.schema, nids, "nids"))
-
-    def announce(sample: Blocks, batch: int) -> None:
-        fetch.announce(sample[0], batch)
-
-    seed_nodes = partial(by_ntype, g.schema, nids)
-    return Stages(seeds, partial(sampler.sample_blocks, g), fetch, announce, [fetch.inputs], seed_nodes)

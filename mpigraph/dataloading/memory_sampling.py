@@ -19,6 +19,7 @@ from mpigraph.config import Config
 from mpigraph.distgraph.features import EdgeSpaces, Features
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.sampled_graph import SampledGraph
+from mpigraph.distgraph.times import Times
 from mpigraph.distgraph.typed_ids import Blocks, EdgeIds, Fanout, FeatureName, NodeIds
 from mpigraph.errors import GraphDataError, InvalidArgumentError
 from mpigraph.graphs.fields import EID, NID, EdgeType, IdsLike
@@ -171,6 +172,10 @@ class InMemorySampling(SampledGraph):
         for number, ids in enumerate(found.eids or []):
             ids[:] = self._structure.eids(self.schema.relations[number], torch.from_numpy(ids)).numpy()
         return found
+
+    def times(self, name: str) -> Times:
+        """None: raises InvalidArgumentError."""
+        raise InvalidArgumentError(f"time_attr {name!r} needs a DistGraph: this graph is in memory")
 
     def find_edges(self, eid: IdsLike, etype: EdgeType = None) -> tuple[torch.Tensor, torch.Tensor]:
         """Source and destination of edges, on the CPU."""

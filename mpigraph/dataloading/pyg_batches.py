@@ -9,7 +9,8 @@ is of a node type (down to the first features) or of a relation, for all of them
     n_id               int64[n]     ids in the graph: the seeds first, then hop after hop what was found
     num_nodes          n
     num_sampled_nodes  [1 + hops]   how many of them are seeds, and how many each hop found
-    <feature>          [n, ...]     rows of all n_id
+    <feature>          [n, ...]     rows of all n_id, the times of a sampler with ``time_attr`` among them
+    batch              int64[n]     which tree each node is in, where trees are disjoint
     edge_index         int64[2, e]  positions in n_id, sources above destinations; hop after hop
     e_id               int64[e]     ids in the graph
     num_sampled_edges  [hops]       how many edges each hop drew
@@ -19,10 +20,12 @@ Loaders of nodes add to the node types of their seeds::
 
     input_id           int64[b]     which of the loader's nids the seeds are
     batch_size         b            how many they are
+    seed_time          int64[b]     their times, with ``time_attr``
 
 and loaders of edges, whose seeds are the ends of edges in the order of their first appearance, to the relations::
 
     input_id           int64[b]     which of the loader's eids these are
+    seed_time          int64[b]     their times, with ``time_attr``
     edge_label_index   int64[2, l]  positions in n_id: the b edges, then the negatives
     edge_label         [l, ...]     with negatives float32: 1 for an edge, 0 for a negative; else rows of ``labels``
 """
@@ -39,8 +42,9 @@ from mpigraph.dataloading.edge_sampler import EdgePredictionSampler
 from mpigraph.dataloading.edges import ends_of
 from mpigraph.dataloading.fetcher import FeatureFetcher, Stages
 from mpigraph.dataloading.sampler import BlockSampler
+from mpigraph.dataloading.seed_times import check_edge_times, check_input_time, edges_at, positions_in, seeds_at
 from mpigraph.distgraph.graph import DistGraph
-from mpigraph.distgraph.typed_ids import EdgeIds, Names, NodeIds, by_ntype, by_relation, unwrap_edges, unwrap_nodes
+from mpigraph.distgraph.typed_ids import EdgeIds, Names, NodeIds, by_ntype, by_relation, unwrap_edges
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.hetero import HeteroGraph
 from mpigraph.graphs.pyg import OF_MINIBATCHES, as_data, check_apart, check_names, need_pyg
@@ -55,7 +59,13 @@ _EdgeSample: TypeAlias = tuple[dict[Relation, torch.Tensor], list[HeteroGraph], 
 
 
 def pyg_node_stages(
-    g: DistGraph, nids: NodeIds, sampler: BlockSampler, features: Names, labels: Names, pin_memory: bool
+    g: DistGraph,
+    nids: NodeIds,
+    sampler: BlockSampler,
+    features: Names,
+    labels: Names,
+    pin_memory: bool,
+    input_time: NodeIds | None = None,
 ) -> Stages[_NodeSample]:
     """How a loader of nodes makes a ``Data`` or ``HeteroData``; it iterates over positions in ``nids``.
 
@@ -67,34 +77,38 @@ def pyg_node_stages(
         features: names of node features.
         labels: names of more of them: PyG makes no difference.
         pin_memory: put the rows into pinned memory.
+        input_time: int[n], or node type -> int[n], the times of ``nids``, for a sampler that filters by time.
 
     Raises:
-        InvalidArgumentError: PyG is not installed, the sampler cannot do it, or a feature has the name of another
-            attribute or, in a ``Data``, of nodes and of edges.
+        InvalidArgumentError: PyG is not installed, the sampler cannot do it, times are missing, or a feature has the
+            name of another attribute or, in a ``Data``, of nodes and of edges.
         FieldNameError: a feature does not exist.
         NodeTypeError: a node type does not exist, or there are several and ``nids`` are not by type.
     """
     schema = g.schema
     ids = by_ntype(g.schema, nids, "nids")
     attributes = _Fetcher(g, sampler, features, labels, pin_memory)
+    timed = check_input_time(g, sampler, ids, input_time)
 
     def sample(chosen: NodeIds) -> _NodeSample:
-        positions = by_ntype(schema, chosen)
-        seeds = {ntype: ids[ntype][at] for ntype, at in positions.items()}
-        return positions, attributes.sampler.sample_subgraph(g, unwrap_nodes(schema, seeds))
+        seeds, times = seeds_at(g, ids, timed, chosen)
+        return by_ntype(schema, chosen), attributes.sampler.sample_subgraph(g, seeds, **times)
 
     def fetch(sampled: _NodeSample) -> object:
         positions, subgraph = sampled
         nodes, edges = attributes.of(subgraph)
         for ntype in ids:
             at = positions.get(ntype, np.empty(0, np.int64))
-            nodes[schema.ntypes[ntype]] |= {"input_id": torch.from_numpy(at), "batch_size": len(at)}
+            of_type = nodes[schema.ntypes[ntype]]
+            of_type |= {"input_id": torch.from_numpy(at), "batch_size": len(at)}
+            if subgraph.trees is not None and subgraph.trees.times is not None:
+                of_type["seed_time"] = torch.from_numpy(subgraph.trees.times[subgraph.trees.of_nodes[ntype][: len(at)]])
         return attributes.data(nodes, edges)
 
     def announce(sampled: _NodeSample, batch: int) -> None:
         attributes.announce(sampled[1], batch)
 
-    seeds = unwrap_nodes(schema, {ntype: np.arange(len(some)) for ntype, some in ids.items()})
+    seeds = positions_in(g, ids)
     return Stages(seeds, sample, fetch, announce, attributes.inputs, lambda: ids, expand_once=True)
 
 
@@ -105,11 +119,13 @@ def pyg_edge_stages(
     features: Names,
     labels: Names,
     pin_memory: bool,
+    edge_label_time: EdgeIds | None = None,
 ) -> Stages[_EdgeSample]:
     """How a loader of edges makes a ``Data`` or ``HeteroData``; it iterates over positions in ``eids``.
 
     Arguments and errors are those of :func:`pyg_node_stages`, with an :class:`.EdgePredictionSampler` of such a
-    sampler, which may name labels, and ``labels`` the name of an edge feature, or edge type -> name.
+    sampler, which may name labels, and ``labels`` the name of an edge feature, or edge type -> name. The times of
+    ``eids`` are ``edge_label_time``, int[n], or edge type -> int[n].
 
     Raises:
         InvalidArgumentError: besides, there are several labels for a relation, or labels and negatives.
@@ -127,17 +143,22 @@ def pyg_edge_stages(
     of_edges = _labels(g, sampler, labels, pin_memory)
     none = torch.empty(0, dtype=torch.int64)
 
+    times = check_edge_times(g, sampler.sampler, ids, edge_label_time)
+
     def sample(chosen: EdgeIds) -> _EdgeSample:
         positions = by_relation(schema, chosen, "seed edges")
-        seeds = {relation: ids[relation][at] for relation, at in positions.items()}
-        pairs, ends, excluded = sampler.sample_pairs(g, unwrap_edges(schema, seeds))
-        return positions, pairs, attributes.sampler.sample_subgraph(g, ends, *excluded)
+        seeds, of_edges = edges_at(g, ids, times, chosen)
+        pairs, ends, excluded, timed = sampler.sample_pairs(g, seeds, **of_edges)
+        return positions, pairs, attributes.sampler.sample_subgraph(g, ends, *excluded, **timed)
 
     def fetch(sampled: _EdgeSample) -> object:
         positions, pairs, subgraph = sampled
         nodes, edges = attributes.of(subgraph)
         for relation in ids:
-            edges[relation] |= {"input_id": positions.get(relation, none)} | _ends(pairs, relation)
+            at = positions.get(relation, none)
+            edges[relation] |= {"input_id": at} | _ends(pairs, relation)
+            if times is not None:
+                edges[relation]["seed_time"] = torch.from_numpy(times[relation])[at]
         read: dict[Relation, dict[str, torch.Tensor]] = {relation: {} for relation in schema.relations}
         of_edges.fetch(lambda r: ids[r][positions[r]] if r in positions else none, read.__getitem__)
         for relation in ids:
@@ -164,9 +185,14 @@ class _Fetcher:
             )
         self.sampler = sampler
         self._schema = g.schema
-        named = (getattr(sampler, f"prefetch_{what}", ()) for what in ("node_feats", "labels"))
-        self._nodes = FeatureFetcher(g.nodes, pin_memory, features, labels, *named)
-        self._edges = FeatureFetcher(g.edges, pin_memory, getattr(sampler, "prefetch_edge_feats", ()))
+        named = [getattr(sampler, f"prefetch_{what}", ()) for what in ("node_feats", "labels", "edge_feats")]
+        time_filter = getattr(sampler, "time_filter", None)
+        times = None if time_filter is None else g.times(time_filter.attr)
+        of_node = times.name if times is not None and times.of_nodes else ()
+        of_edge = times.name if times is not None and times.of_edges else ()
+        repeated = bool(getattr(sampler, "disjoint", False))
+        self._nodes = FeatureFetcher(g.nodes, pin_memory, features, labels, *named[:2], of_node, repeated=repeated)
+        self._edges = FeatureFetcher(g.edges, pin_memory, named[2], of_edge, repeated=repeated)
         of_nodes, of_edges = {name for _, name in self._nodes.tensors}, {name for _, name in self._edges.tensors}
         check_names(of_nodes, OF_MINIBATCHES, "nodes")
         check_names(of_edges, OF_MINIBATCHES, "edges")
@@ -196,6 +222,9 @@ class _Fetcher:
         nodes: dict[str, _Attributes] = {}
         for ntype, ids, counts in zip(self._schema.ntypes, subgraph.ids, subgraph.num_nodes, strict=True):
             nodes[ntype] = {"n_id": torch.from_numpy(ids), "num_nodes": len(ids), "num_sampled_nodes": counts}
+        if subgraph.trees is not None:
+            for ntype, trees in zip(self._schema.ntypes, subgraph.trees.of_nodes, strict=True):
+                nodes[ntype]["batch"] = torch.from_numpy(trees)
         edges: dict[Relation, _Attributes] = {}
         for relation, ends, counts in zip(self._schema.relations, subgraph.edges, subgraph.num_edges, strict=True):
             edges[relation] = {"edge_index": torch.from_numpy(ends), "num_sampled_edges": counts}

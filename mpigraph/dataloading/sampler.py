@@ -9,6 +9,7 @@ import torch
 from mpigraph.dataloading.memory_sampling import sampled
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.sampled_graph import SampledGraph
+from mpigraph.distgraph.times import TimeFilter
 from mpigraph.distgraph.typed_ids import (
     Blocks,
     EdgeIds,
@@ -106,6 +107,11 @@ class NeighborSampler(BlockSampler):
         output_device: torch.device | str | None = None,
         fused: bool = True,
         *,
+        time_attr: str | None = None,
+        temporal_strategy: str = "uniform",
+        temporal_comparison: str = "<=",
+        time_window: int | None = None,
+        disjoint: bool = False,
         return_eids: bool = True,
         num_threads: int | None = None,
         empty_relations: bool = True,
@@ -126,6 +132,15 @@ class NeighborSampler(BlockSampler):
                 those of blocks are read with ``block.edata[EID]``.
             output_device: accepted for DGL's scripts; the loader's ``device`` says where blocks go.
             fused: accepted for DGL's scripts; hops are always fused.
+            time_attr: name of a feature with times, an int64 for each node, or each edge, of the types that have it. A
+                minibatch then has a tree for each seed, with a time of its own, and in no hop an edge that is above
+                that time: the edge's own time, or that of its source. What has no times is not filtered. Not together
+                with a ``prob`` that is no mask of bool.
+            temporal_strategy: "uniform", or "last": the newest ones; of equal times the one of higher edge id is newer.
+            temporal_comparison: "<=", or "<" to leave out what has just the seed's time, too.
+            time_window: how much older than the seed's time an edge may be at most: with 0 only what has that time.
+            disjoint: a tree for each seed without times, too. What a tree draws then depends on its root, and not on
+                the minibatch.
             return_eids: whether blocks carry ``edata[EID]``; without it less is moved.
             num_threads: threads that draw near neighbours, with the same results; by default what ``initialize`` was
                 told.
@@ -133,8 +148,8 @@ class NeighborSampler(BlockSampler):
                 those of DGL have since 2.3. Without them the blocks of two minibatches may have different relations.
 
         Raises:
-            InvalidArgumentError: ``prob`` and ``mask`` together, or a fanout that is not an integer >= -1, or
-                ``num_threads`` below 1.
+            InvalidArgumentError: ``prob`` and ``mask`` together, or a fanout that is not an integer >= -1,
+                ``num_threads`` below 1, or an option of times that is none of these.
         """
         self.fanouts = check_layers(fanouts)
         if prob is not None and mask is not None:
@@ -148,6 +163,12 @@ class NeighborSampler(BlockSampler):
         self.prefetch_labels = prefetch_labels or ()
         self.prefetch_edge_feats = prefetch_edge_feats or ()
         self.prob = prob or mask
+        time_options = (temporal_strategy, temporal_comparison, time_window)
+        checked = TimeFilter("" if time_attr is None else time_attr, *time_options)
+        if time_attr is None and time_options != ("uniform", "<=", None):
+            raise InvalidArgumentError("temporal_strategy, temporal_comparison and time_window need time_attr")
+        self.time_filter = None if time_attr is None else checked
+        self.disjoint = bool(disjoint) or time_attr is not None
         self.empty_relations = bool(empty_relations)
         self._options: dict[str, Any] = {
             "edge_dir": edge_dir,
@@ -155,11 +176,15 @@ class NeighborSampler(BlockSampler):
             "replace": replace,
             "return_eids": return_eids,
             "num_threads": num_threads,
+            "disjoint": self.disjoint,
+            "time_filter": self.time_filter,
         }
 
     def describe(self) -> str:
         """What the draws depend on: fanouts, weights, and whether they are with replacement."""
         how = ", replace" if self._options["replace"] else ""
+        if self.disjoint:
+            how += f", disjoint, {self.time_filter}"
         return f"{type(self).__qualname__}({self.fanouts}, prob={self.prob}{how})"
 
     def plan(self, g: DistGraph | HeteroGraph) -> SamplingPlan:
@@ -167,25 +192,40 @@ class NeighborSampler(BlockSampler):
         return sampled(g).plan(self.fanouts, self.prob, self._options["replace"], self._options["return_eids"])
 
     def sample_blocks(
-        self, g: DistGraph | HeteroGraph, seed_nodes: NodeIds, exclude_eids: EdgeIds | None = None
+        self,
+        g: DistGraph | HeteroGraph,
+        seed_nodes: NodeIds,
+        exclude_eids: EdgeIds | None = None,
+        *,
+        input_time: NodeIds | None = None,
     ) -> Blocks:
         """Draw the blocks of one minibatch, in every layer without the edges ``exclude_eids``.
 
+        ``input_time`` has an int64 for each seed, in their form: its time, with ``time_attr``. By default it is the
+        seeds' own, where nodes have times.
+
         Raises:
+            InvalidArgumentError: times are missing, or no integers, or there is no ``time_attr``. On every rank if
+                hosts are far.
             OutOfRangeError: a seed or an excluded edge does not exist. On every rank if hosts are far.
 
         Collective on the trainers when hosts are far; local when all are near.
         """
         graph = sampled(g)
         inputs, outputs, blocks = graph.sample_blocks(
-            seed_nodes, self.fanouts, exclude_edges=exclude_eids, **self._options
+            seed_nodes, self.fanouts, exclude_edges=exclude_eids, seed_times=input_time, **self._options
         )
         if not self.empty_relations and isinstance(g, DistGraph) and len(g.canonical_etypes) > 1:
             blocks = [block.without_empty_relations() for block in blocks]
         return inputs, outputs, blocks
 
     def sample_subgraph(
-        self, g: DistGraph | HeteroGraph, seed_nodes: NodeIds, exclude_eids: EdgeIds | None = None
+        self,
+        g: DistGraph | HeteroGraph,
+        seed_nodes: NodeIds,
+        exclude_eids: EdgeIds | None = None,
+        *,
+        input_time: NodeIds | None = None,
     ) -> Subgraph:
         """Draw one minibatch as a subgraph in which every node is expanded once, as PyG does; else as the blocks.
 
@@ -197,7 +237,8 @@ class NeighborSampler(BlockSampler):
 
         Collective on the trainers when hosts are far; local when all are near.
         """
-        return sampled(g).sample_subgraph(seed_nodes, self.fanouts, exclude_edges=exclude_eids, **self._options)
+        options = self._options | {"exclude_edges": exclude_eids, "seed_times": input_time}
+        return sampled(g).sample_subgraph(seed_nodes, self.fanouts, **options)
 
 
 MultiLayerNeighborSampler = NeighborSampler

@@ -4,12 +4,16 @@ All relations of a hop travel in the same messages. And whether edges exist: lik
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 
 from mpigraph.arrays import I64
 from mpigraph.distgraph.features import EdgeSpaces, Features, NodeSpaces
+from mpigraph.distgraph.hop_blocks import hop_blocks
+from mpigraph.distgraph.times import TimeFilter, Times
 from mpigraph.distgraph.typed_ids import (
     Blocks,
     EdgeIds,
@@ -24,21 +28,20 @@ from mpigraph.distgraph.typed_ids import (
     unwrap_nodes,
 )
 from mpigraph.errors import EdgeTypeError, InvalidArgumentError, MPIGraphError, check_integer
-from mpigraph.graphs.block import Block
 from mpigraph.graphs.fields import EID, EdgeType
 from mpigraph.graphs.hetero import HeteroGraph
 from mpigraph.metadata.book import check_ids
 from mpigraph.metadata.schema import Relation, Schema
 from mpigraph.sampling.minibatch import (
-    SampledHops,
     SamplingPlan,
     Subgraph,
+    Temporal,
     hop_requests,
     sample_hops,
     sampling_key,
 )
 from mpigraph.sampling.neighbor_service import NeighborService
-from mpigraph.sampling.protocol import EdgeQuery
+from mpigraph.sampling.protocol import EdgeQuery, Operation
 from mpigraph.session.context import Session, check_seed
 from mpigraph.store.graph_store import LoadedGraph
 
@@ -160,26 +163,40 @@ class SampledGraph:
         return_eids: bool = True,
         seed: int | None = None,
         num_threads: int | None = None,
+        disjoint: bool = False,
+        time_filter: TimeFilter | None = None,
+        seed_times: NodeIds | None = None,
     ) -> Blocks:
         """Sample the blocks of one minibatch, all hops fused.
 
         Arguments and errors are those of :meth:`sample_neighbors`, with ``fanouts`` the fanout of each layer, input
         side first. Excluded edges are removed in every layer; ``return_eids`` asks for ``edata[EID]``, without which
         less is moved; ``num_threads`` threads draw near neighbours, by default what ``initialize`` was told.
+        With ``disjoint`` each seed is the root of a tree of its own, in which a node is once, whatever other trees it
+        is in; ``time_filter`` says which edges trees may have by the times of their roots, ``seed_times``, in the form
+        of ``seed_nodes`` and by default the seeds' own, and makes trees disjoint.
+        Blocks then have ``srcdata[TREE]`` and ``dstdata[TREE]``, int64, the number of the tree, and with times
+        ``srcdata["seed_time"]`` and ``dstdata["seed_time"]``.
 
         Returns:
             Input nodes and output nodes, int64 each (where the graph has several node types: by type), and the blocks,
             input side first.
 
-        Collective on the trainers when hosts are far; local when all are near.
+        Collective on the trainers when hosts are far, and at the first use of a time that :meth:`prepare_times` was not
+        told; local when all are near.
         """
         fanouts, draw = check_layers(fanouts), (seed, num_threads or self.session.num_threads)
-        seeds, plan, error = self._plan(draw, seed_nodes, fanouts, edge_dir, prob, exclude_edges, replace, return_eids)
+        trees = (disjoint, time_filter, seed_times)
+        seeds, times, plan, error = self._planned(
+            trees, draw, seed_nodes, fanouts, edge_dir, prob, exclude_edges, replace, return_eids
+        )
         context = self.session.next_context(None if error else seed)
         with self.session.sampling(None if error else num_threads) as service:
-            sampled = sample_hops(service, self.loaded, seeds, plan, context, expand_once=False, error=error)
+            sampled = sample_hops(
+                service, self.loaded, seeds, plan, context, expand_once=False, times=times, error=error
+            )
         input_nodes = dict(enumerate(sampled.ids)) if sampled.hops else seeds
-        return unwrap_nodes(self.schema, input_nodes), unwrap_nodes(self.schema, seeds), _blocks(sampled)
+        return unwrap_nodes(self.schema, input_nodes), unwrap_nodes(self.schema, seeds), hop_blocks(sampled)
 
     def sample_subgraph(
         self,
@@ -193,6 +210,9 @@ class SampledGraph:
         return_eids: bool = True,
         seed: int | None = None,
         num_threads: int | None = None,
+        disjoint: bool = False,
+        time_filter: TimeFilter | None = None,
+        seed_times: NodeIds | None = None,
     ) -> Subgraph:
         """Sample the subgraph of one minibatch as PyG does: one for all layers, in which a node is expanded once.
 
@@ -202,13 +222,19 @@ class SampledGraph:
         Returns:
             Nodes by node type id and edges by relation id.
 
-        Collective on the trainers when hosts are far; local when all are near.
+        Collective on the trainers when hosts are far, and at the first use of a time that :meth:`prepare_times` was not
+        told; local when all are near.
         """
         fanouts, draw = check_layers(fanouts), (seed, num_threads or self.session.num_threads)
-        seeds, plan, error = self._plan(draw, seed_nodes, fanouts, edge_dir, prob, exclude_edges, replace, return_eids)
+        trees = (disjoint, time_filter, seed_times)
+        seeds, times, plan, error = self._planned(
+            trees, draw, seed_nodes, fanouts, edge_dir, prob, exclude_edges, replace, return_eids
+        )
         context = self.session.next_context(None if error else seed)
         with self.session.sampling(None if error else num_threads) as service:
-            sampled = sample_hops(service, self.loaded, seeds, plan, context, expand_once=True, error=error)
+            sampled = sample_hops(
+                service, self.loaded, seeds, plan, context, expand_once=True, times=times, error=error
+            )
         return sampled.subgraph()
 
     def has_edges_between(
@@ -271,6 +297,80 @@ class SampledGraph:
         """How minibatches are drawn, as :meth:`sample_blocks` is told; raises what that raises."""
         weights = {} if prob is None else self.edge_weights(prob)
         return SamplingPlan([self._fanouts(layer) for layer in fanouts], bool(replace), weights, return_eids)
+
+    def times(self, name: str) -> Times:
+        """The times that nodes, or edges, have under a name.
+
+        Raises:
+            FieldNameError: neither have it.
+            InvalidArgumentError: both have it, or it is not one int64 for each.
+        """
+        return Times.find(self.schema, self.nodes, self.edges, name)
+
+    def prepare_times(self, name: str) -> None:
+        """Have the hosts sort their edges by time, so that :meth:`sample_blocks` can be told to filter by it.
+
+        It is done once, and again in the next collective call after times were written.
+
+        Raises:
+            FieldNameError, InvalidArgumentError: as :meth:`times`.
+
+        Collective on the trainers.
+        """
+        pairs = [[tensor.rows.number, r] for r, tensor in self.times(name).by_relation(self.schema).items()]
+        self.session.control.call(Operation.PREPARE_TIMES, pairs=pairs)
+
+    def _temporal(self, how: TimeFilter) -> Temporal:
+        """How edges are filtered. Collective on the trainers at the first use of a time, else local."""
+        state, tensors = self.session.state, self.times(how.attr).by_relation(self.schema)
+        numbers = {r: state.times_number(tensor.rows.number, r) for r, tensor in tensors.items()}
+        if None in numbers.values():
+            self.prepare_times(how.attr)
+            numbers = {r: state.times_number(tensor.rows.number, r) for r, tensor in tensors.items()}
+        window = -1 if how.window is None else how.window
+        found = {r: number for r, number in numbers.items() if number is not None}
+        return Temporal(found, how.strategy == "last", how.comparison == "<", window)
+
+    def _masks_only(self, weights: Mapping[int, int], temporal: Temporal) -> None:
+        """Raise InvalidArgumentError for weights of relations with times."""
+        for relation in weights.keys() & temporal.times.keys():
+            tensor = self.session.state.tensors[weights[relation]]
+            if tensor.dtype != "bool":
+                raise InvalidArgumentError(
+                    f"prob {tensor.name!r} and times: edges that are filtered by time are drawn uniformly, or where a "
+                    "mask is set; give a mask of bool"
+                )
+
+    def _planned(
+        self, trees: tuple[bool, TimeFilter | None, NodeIds | None], draw: tuple[int | None, int], *how: Any
+    ) -> tuple[dict[int, I64], dict[int, I64] | None, SamplingPlan, MPIGraphError | None]:
+        """As :meth:`_plan`, with the times of the seeds. Collective on the trainers at the first use of a time."""
+        disjoint, time_filter, given = trees
+        temporal: Temporal | None = None
+        error: MPIGraphError | None = None
+        try:
+            if given is not None and time_filter is None:
+                raise InvalidArgumentError("the times of seeds are given, but the sampler has no time_attr")
+            if time_filter is not None:
+                temporal = self._temporal(time_filter)
+        except MPIGraphError as failed:
+            error = failed
+        seeds, plan, wrong = self._plan(draw, *how)
+        error = error or wrong
+        times = None
+        try:
+            if error is None and time_filter is not None and temporal is not None:
+                self._masks_only(plan.weights, temporal)
+                times = self.times(time_filter.attr).of_seeds(self.schema, seeds, given)
+        except MPIGraphError as failed:
+            error = failed
+        if error is not None:
+            if not plan.fanouts:
+                raise error
+            return {}, None, SamplingPlan([{} for _ in plan.fanouts], False, {}, plan.want_eids), error
+        if disjoint or temporal is not None:
+            plan = replace(plan, disjoint=True, temporal=temporal)
+        return seeds, times, plan, None
 
     def _plan(
         self,
@@ -362,24 +462,6 @@ class SampledGraph:
         if not isinstance(ids, Mapping):
             ids = {self.schema.to_canonical(etype): ids}
         return by_relation(self.schema, ids, what)
-
-
-def _blocks(sampled: SampledHops) -> list[Block]:
-    """Message-flow graphs of the hops, input side first."""
-    schema = sampled.schema
-    blocks = []
-    for hop in reversed(sampled.hops):
-        edges = {
-            schema.relations[r]: (csc.indptr, csc.indices, csc.eids if sampled.want_eids else None)
-            for r, csc in hop.edges.items()
-        }
-        src_ids = {ntype: sampled.ids[t][: hop.num_src[t]] for t, ntype in enumerate(schema.ntypes)}
-        block = Block.from_csc(schema, edges, src_ids, dict(zip(schema.ntypes, hop.num_dst, strict=True)))
-        for relation in schema.relations:
-            if sampled.want_eids and relation not in edges:
-                block.edges[relation].data[EID] = torch.from_numpy(_NONE)
-        blocks.append(block)
-    return blocks
 
 
 def sample_neighbors(

@@ -25,6 +25,7 @@ __all__ = ["edge_split", "node_split"]
 MaskLike: TypeAlias = DistTensor | torch.Tensor | npt.NDArray[np.generic] | Sequence[bool]
 """One entry for each node of a type or edge of a relation; non-zero is selected."""
 
+_Span: TypeAlias = tuple[int | None, int | None]  # the first time that is selected, and the first behind it
 _BLOCK = 1 << 22  # mask entries read at a time
 
 
@@ -35,6 +36,9 @@ def node_split(
     rank: int | None = None,
     force_even: bool = True,
     node_trainer_ids: MaskLike | None = None,
+    *,
+    since: int | None = None,
+    before: int | None = None,
 ) -> torch.Tensor:
     """The selected nodes that this trainer works on.
 
@@ -50,6 +54,10 @@ def node_split(
             of which its trainers get first what is theirs in the part, and equal shares of what is in other parts, in
             this order; the sizes differ by at most two. Where the trainers are no multiple of the parts, or the ids are
             not made for them or for a multiple, it has no effect: the pieces are local without it.
+        since: ``nodes`` are then times, an integer for each node in place of a mask; selected are those of this time
+            and later.
+        before: likewise, those earlier than this time. So ``before=t`` and ``since=t`` have no node in common, and
+            together all.
 
     Of a DistTensor of bool, uint8 or int8 a trainer reads the rows that its own piece lies in; how many are selected
     elsewhere was counted when the graph was loaded, or in the first collective call after a write. Other masks, and
@@ -60,13 +68,15 @@ def node_split(
 
     Raises:
         MaskLengthError: the mask does not have one entry for each node.
-        InvalidArgumentError: it has integers other than 0 and 1, as ids are, or no numbers, or ``rank`` is none.
+        InvalidArgumentError: it has integers other than 0 and 1, as ids are, or no numbers, or ``rank`` is none; or
+            times, ``since`` or ``before`` are no integers.
         NodeTypeError: the type does not exist, or was left out where there are several (EdgeTypeError for edges).
         TensorMismatchError: the mask is a DistTensor of another type.
 
     One-sided; every trainer can call it alone.
     """
-    return _split(nodes, partition_book, True, ntype, rank, force_even, node_trainer_ids)
+    span = None if since is None and before is None else _span(since, before)
+    return _split(nodes, partition_book, True, ntype, rank, force_even, node_trainer_ids, span)
 
 
 def edge_split(
@@ -76,12 +86,16 @@ def edge_split(
     rank: int | None = None,
     force_even: bool = True,
     edge_trainer_ids: MaskLike | None = None,
+    *,
+    since: int | None = None,
+    before: int | None = None,
 ) -> torch.Tensor:
     """The selected edges that this trainer works on; the arguments are those of :func:`node_split`.
 
     One-sided; every trainer can call it alone.
     """
-    return _split(edges, partition_book, False, etype, rank, force_even, edge_trainer_ids)
+    span = None if since is None and before is None else _span(since, before)
+    return _split(edges, partition_book, False, etype, rank, force_even, edge_trainer_ids, span)
 
 
 def _split(
@@ -92,6 +106,7 @@ def _split(
     rank: int | None,
     even: bool,
     trainer_ids: MaskLike | None,
+    span: _Span | None,
 ) -> torch.Tensor:
     session = current()
     rank = session.rank if rank is None else check_integer("rank", rank, 0, session.num_trainers - 1)
@@ -102,7 +117,7 @@ def _split(
     policy = _policy_of(topology.config.schema, mask, is_node, kind)
     offsets = policy.offsets(topology.hosts)
     _check_length(mask, int(offsets[-1]), "node" if is_node else "edge")
-    if isinstance(mask, torch.Tensor | np.ndarray) and _is_every_id(as_tensor(mask)):
+    if span is None and isinstance(mask, torch.Tensor | np.ndarray) and _is_every_id(as_tensor(mask)):
         mask = np.ones(len(mask), np.bool_)
     if even:
         hosts, index, pieces = list(range(len(offsets) - 1)), rank, session.num_trainers
@@ -115,11 +130,12 @@ def _split(
         if owners is not None:  # a piece for each part, to be divided by the owners
             per_part = pieces // topology.config.num_parts
             index, pieces = rank // per_part, topology.config.num_parts
-    counts = session.state.counts_of(mask.rows) if isinstance(mask, DistTensor) else None
+    counted = span is None and isinstance(mask, DistTensor)
+    counts = session.state.counts_of(cast(DistTensor, mask).rows) if counted else None
     ids = None if counts is None else _counted_share(mask, counts.blocks(hosts), index, pieces)
     if ids is None:
         ranges = [(0, len(mask))] if even else [(int(offsets[h]), int(offsets[h + 1])) for h in hosts]
-        ids = _share(mask, ranges, index, pieces)
+        ids = _share(mask, ranges, index, pieces, span)
     if owners is not None:
         ids = _of_trainer(ids, owners[ids], index, rank % per_part, per_part)
     return torch.from_numpy(ids)
@@ -180,9 +196,25 @@ def _is_every_id(values: torch.Tensor) -> bool:
     return bool((values.diff() == 1).all())
 
 
-def _selected(mask: MaskLike, begin: int, end: int) -> I64:
+def _span(since: int | None, before: int | None) -> _Span:
+    """Check the bounds of times."""
+    for name, bound in (("since", since), ("before", before)):
+        if bound is not None:
+            check_integer(name, bound, -(2**63))
+    return since, before
+
+
+def _selected(mask: MaskLike, begin: int, end: int, span: _Span | None = None) -> I64:
     """The selected ids in ``[begin, end)``."""
     tensor = as_tensor(mask[begin:end]).detach().cpu()
+    if span is not None:
+        if tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype == torch.bool:
+            raise InvalidArgumentError(f"times must be integers (got {tensor.dtype})")
+        chosen = torch.ones(len(tensor), dtype=torch.bool)
+        for bound, compare in zip(span, (torch.ge, torch.lt), strict=True):
+            if bound is not None:
+                chosen &= compare(tensor.long(), bound)
+        return np.flatnonzero(chosen.numpy()) + begin
     values = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()  # numpy has no bfloat16
     if values.dtype.kind in "iu" and values.dtype.itemsize > 1 and len(values):
         least, most = int(values.min()), int(values.max())
@@ -200,18 +232,18 @@ def _bounds(count: int, index: int, pieces: int) -> tuple[int, int]:
     return begin, begin + small + (index < larger)
 
 
-def _share(mask: MaskLike, ranges: Sequence[tuple[int, int]], index: int, pieces: int) -> I64:
+def _share(mask: MaskLike, ranges: Sequence[tuple[int, int]], index: int, pieces: int, span: _Span | None) -> I64:
     """Piece ``index`` of equal pieces of the selected ids in some ranges.
 
     The mask is read block by block, and a second time only where the piece lies.
     """
     blocks = [(first, min(first + _BLOCK, end)) for begin, end in ranges for first in range(begin, end, _BLOCK)]
-    ends = np.cumsum([len(_selected(mask, *block)) for block in blocks], dtype=np.int64).tolist()
+    ends = np.cumsum([len(_selected(mask, *block, span)) for block in blocks], dtype=np.int64).tolist()
     begin, end = _bounds(ends[-1] if ends else 0, index, pieces)
     found = [np.empty(0, np.int64)]
     for block, first, last in zip(blocks, [0, *ends], ends, strict=False):
         if max(first, begin) < min(last, end):
-            found.append(_selected(mask, *block)[max(begin - first, 0) : end - first])
+            found.append(_selected(mask, *block, span)[max(begin - first, 0) : end - first])
     return np.concatenate(found)
 
 

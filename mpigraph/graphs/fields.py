@@ -16,6 +16,8 @@ __all__ = [
     "ETYPE",
     "NID",
     "NTYPE",
+    "SEED_TIME",
+    "TREE",
     "EdgeType",
     "IdsLike",
     "TensorLike",
@@ -40,6 +42,10 @@ NTYPE: Final = "_TYPE"
 """Name of the node field that holds type ids."""
 ETYPE: Final = "_TYPE"
 """Name of the edge field that holds type ids."""
+TREE: Final = "_TREE"
+"""Name of the node field that holds the number of the tree, where trees of a minibatch are disjoint."""
+SEED_TIME: Final = "seed_time"
+"""Name of the node field that holds the time of the tree's root."""
 ALL: Final = "__ALL__"
 """Stands for all nodes or all edges where ids are expected."""
 

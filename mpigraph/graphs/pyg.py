@@ -28,6 +28,7 @@ _OURS = {"n_id": NID, "e_id": EID}
 OF_GRAPHS = frozenset({"adj", "adj_t", "edge_index", "num_nodes"})
 """What no feature of a graph can be called in PyG."""
 OF_MINIBATCHES = OF_GRAPHS | {
+    "batch",
     "batch_size",
     "e_id",
     "edge_label",
@@ -36,6 +37,7 @@ OF_MINIBATCHES = OF_GRAPHS | {
     "n_id",
     "num_sampled_edges",
     "num_sampled_nodes",
+    "seed_time",
 }
 """What no feature of a minibatch can be called in PyG."""
 

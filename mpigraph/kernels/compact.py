@@ -14,7 +14,7 @@ from mpigraph.arrays import I32, I64, Array
 from mpigraph.errors import OutOfRangeError
 from mpigraph.kernels.prefetch_hint import prefetch
 
-__all__ = ["LocalIds"]
+__all__ = ["LocalIds", "TreeIds"]
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # Knuth, TAOCP vol. 3, 6.4: multiplicative hashing by the golden ratio
 _AHEAD = 16  # ids between the prefetch of a slot and its probe
@@ -158,3 +158,35 @@ class LocalIds:
         if len(self._listed) >= 1 << self._shift:
             bits = 63 - self._shift
             raise OutOfRangeError(f"a minibatch of {capacity} nodes of a type with more than 2**{bits} nodes")
+
+
+class TreeIds:
+    """As :class:`LocalIds` of the nodes of several trees: a node has a position in each tree that it is in.
+
+    Attributes:
+        num_trees: how many trees there may be.
+    """
+
+    def __init__(self, num_ids: int, num_trees: int) -> None:
+        """Make an empty list of ids in ``[0, num_ids)``, in trees ``[0, num_trees)``."""
+        self.num_trees = num_trees
+        self._bits = max(num_ids - 1, 1).bit_length()
+        self._places = LocalIds(num_trees << self._bits)
+
+    @property
+    def count(self) -> int:
+        """How many nodes are listed, of all trees."""
+        return self._places.count
+
+    def reset(self, seeds: I64, trees: I64) -> None:
+        """Forget all; list ``seeds`` (int64[n]), in their trees, at positions 0..n-1."""
+        self._places.reset((trees << self._bits) | seeds)
+
+    def insert(self, ids: Array, trees: I64) -> I32:
+        """Return int32[n], the position of each of ``ids`` ([n]) in its tree, appending those not yet listed."""
+        return self._places.insert((trees << self._bits) | ids)
+
+    def listed(self, first: int = 0) -> tuple[I64, I64]:
+        """int64[count - first] each: the ids in the order of their positions, and their trees."""
+        both = self._places.ids[first:]
+        return both & ((1 << self._bits) - 1), both >> self._bits

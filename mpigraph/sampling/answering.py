@@ -68,7 +68,13 @@ class Answers:
         state = self._state
         if request.graph not in state.graph_of_number:
             raise NotOpenHere(f"graph number {request.graph} is not open on rank {state.world.rank}")
-        if isinstance(request, EdgeQuery) or request.kind is not Kind.WEIGHTED:
+        if isinstance(request, EdgeQuery):
+            return
+        if request.kind is Kind.TEMPORAL and request.times not in state.times:
+            if request.times <= state.newest_times:
+                raise ClosedError(f"times of edges number {request.times} were closed")
+            raise NotOpenHere(f"times of edges number {request.times} are not open on rank {state.world.rank}")
+        if not request.weights:
             return
         if request.weights not in state.tensors:
             if request.weights <= state.newest_tensor:

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from mpigraph.arrays import I64, Array, Mask
+from mpigraph.arrays import I64, U8, Array, Mask
 from mpigraph.errors import GraphDataError
 from mpigraph.kernels.exclude import copy_kept, recount_weighted, shorten_rows, step_over
 from mpigraph.kernels.masked import choose_masked
 from mpigraph.kernels.sample import Candidates, Destinations, choose_uniform, copy_neighbours, count_uniform
 from mpigraph.kernels.search import find_in_rows
+from mpigraph.kernels.temporal import choose_temporal, count_temporal
 from mpigraph.kernels.weighted import choose_weighted, count_weighted
 from mpigraph.sampling.protocol import EdgeQuery, Kind, RelationRequest, SampledNeighbors
 from mpigraph.sampling.workers import Workers
@@ -25,6 +26,7 @@ __all__ = ["Buffers", "LocalSampling", "PositionsByHost", "look_up_edges"]
 
 PositionsByHost = list[tuple[int, I64]]
 """Hosts, each with the positions in the frontier of the nodes that it holds."""
+_NO_MASK = np.empty(0, np.uint8)
 
 
 class Buffers:
@@ -145,7 +147,7 @@ def _candidates(request: RelationRequest, buffers: Buffers, scratch: int) -> Can
     """Memory for what the kernels find out about each node."""
     nodes = len(request.ids)
     excluding = nodes if len(request.excluded) else 0
-    weighted = nodes if request.kind is Kind.WEIGHTED else 0
+    weighted = nodes if request.kind is not Kind.UNIFORM else 0
     lengths = zip(Candidates._fields, (nodes, nodes, excluding, excluding, weighted), strict=True)
     return Candidates(*(buffers.take(f"{name} {scratch}", length) for name, length in lengths))
 
@@ -216,4 +218,57 @@ class _Weighted(_Uniform):
         return positions[~shortened], positions[shortened]
 
 
-_STRATEGIES: dict[Kind, type[_Uniform]] = {Kind.UNIFORM: _Uniform, Kind.WEIGHTED: _Weighted}
+class _Temporal(_Uniform):
+    """Among the edges that a destination's root may see; of these every edge alike, or where a mask is set."""
+
+    def __init__(self, state: GraphStore, graph: LoadedGraph, request: RelationRequest, rows: Candidates) -> None:
+        super().__init__(state, graph, request, rows)
+        self._request = request
+        self._times = state.times[request.times]
+        self._mask = state.tensors[request.weights].window if request.weights else None
+
+    def count(self, part: _HostSlice, positions: I64, counts: I64) -> None:
+        """Fill how many neighbours the nodes at ``positions`` get."""
+        request, near = self._request, part.near
+        count_temporal(
+            self._dst,
+            near.indptr,
+            near.first_node,
+            self._times.times(part.host),
+            self._times.order(part.host),
+            request.until,
+            request.strict,
+            request.window,
+            self._allowed(part.host),
+            part.excluded,
+            positions,
+            self._rows,
+            counts,
+        )
+
+    def choose(self, part: _HostSlice, positions: I64, offsets: I64, picks: I64) -> None:
+        """Fill which edges they are."""
+        near = part.near
+        choose_temporal(
+            self._dst,
+            near.indptr,
+            near.first_node,
+            self._times.order(part.host),
+            self._request.last,
+            self._allowed(part.host),
+            part.excluded,
+            positions,
+            self._rows,
+            offsets,
+            picks,
+        )
+
+    def _allowed(self, host: int) -> U8:
+        return _NO_MASK if self._mask is None else self._mask.memory(host)
+
+
+_STRATEGIES: dict[Kind, type[_Uniform]] = {
+    Kind.UNIFORM: _Uniform,
+    Kind.WEIGHTED: _Weighted,
+    Kind.TEMPORAL: _Temporal,
+}

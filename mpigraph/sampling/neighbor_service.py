@@ -11,7 +11,7 @@ from threading import Lock
 import numpy as np
 
 from mpigraph.arrays import I64, Array, Mask
-from mpigraph.kernels.compact import LocalIds
+from mpigraph.kernels.compact import LocalIds, TreeIds
 from mpigraph.kernels.row_ops import place_ragged, split_by_range
 from mpigraph.metadata.book import RangeBook
 from mpigraph.sampling.channel import Channel
@@ -59,6 +59,7 @@ class NeighborService:
         self._buffers = Buffers()
         self._workers = Workers(state.world.config.num_worker_threads)
         self._local_ids: dict[int, list[LocalIds]] = {}
+        self._tree_ids: dict[int, list[TreeIds]] = {}
 
     @property
     def channel_number(self) -> int:
@@ -166,6 +167,16 @@ class NeighborService:
             self._local_ids[graph.number] = [LocalIds(hosts.num_nodes(t)) for t in range(len(hosts.schema.ntypes))]
         return self._local_ids[graph.number]
 
+    def tree_ids(self, graph: LoadedGraph, num_trees: int) -> list[TreeIds]:
+        """By node type, the maps of the trees in progress, kept from one minibatch to the next."""
+        known = self._tree_ids.get(graph.number)
+        if known is None or known[0].num_trees < num_trees:
+            hosts = graph.topology.hosts
+            most = 1 << max(num_trees - 1, 0).bit_length()  # minibatches are of about one size
+            known = [TreeIds(hosts.num_nodes(t), most) for t in range(len(hosts.schema.ntypes))]
+            self._tree_ids[graph.number] = known
+        return known
+
     def serve_until_idle(self) -> None:
         """Return when the other trainers need nothing more of this thread.
 
@@ -217,7 +228,7 @@ class NeighborService:
                 number = count.get(rank, 0)
                 first = carrier.setdefault((rank, dst), number)
                 ids = request.ids[positions] if first == number else first
-                packed = pack_request(request, ids, request.excluded_in(*self._owned(host, request)))
+                packed = pack_request(request, ids, request.excluded_in(*self._owned(host, request)), positions)
                 words.setdefault(rank, []).extend(packed)
                 count[rank] = number + 1
         return {rank: np.concatenate(arrays) for rank, arrays in words.items()}

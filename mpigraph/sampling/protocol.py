@@ -3,7 +3,8 @@
 Requests are int64 words, answers are bytes; no pickle, no code. What one rank asks of another in a round is any number
 of requests, one after the other. A request is a header (:class:`_Header`) and two lists of ids, the destinations first.
 A list of n ids is ``2 n + narrow, id 0 .. id n-1``, narrow being 1 with two ids in a word, where they fit 32 bits, else
-0. Destinations that request k of the same message has already are the word ``-1 - k``.
+0. Destinations that request k of the same message has already are the word ``-1 - k``. Where destinations are of trees
+with roots of their own, the second list begins with their keys, and with the times of their roots if these count.
 
 The answer is, request by request, a few arrays, each padded to eight bytes: those of :func:`neighbor_arrays`, or bool
 [n] for edges.
@@ -57,6 +58,7 @@ class Operation(IntEnum):
     BARRIER = 15
     SHUTDOWN = 16
     OPEN_CACHES = 17
+    PREPARE_TIMES = 18
 
 
 class Kind(IntEnum):
@@ -65,6 +67,7 @@ class Kind(IntEnum):
     UNIFORM = 0
     WEIGHTED = 1
     EXISTS = 2
+    TEMPORAL = 3
 
 
 def _no_ids() -> I64:
@@ -83,9 +86,14 @@ class RelationRequest:
         replace: with replacement.
         want_eids: answer edge ids too.
         key: what the draws depend on besides the node; or uint64[n], for each destination.
-        kind: ``UNIFORM`` or ``WEIGHTED``.
-        weights: number of the tensor of edge weights, for ``WEIGHTED``.
+        kind: ``UNIFORM``, ``WEIGHTED`` or ``TEMPORAL``.
+        weights: number of the tensor of edge weights, for ``WEIGHTED``; for ``TEMPORAL`` 0 if there are none.
         excluded: int64[k], global ids of excluded edges, removed before sampling; ascending, each once.
+        times: number of the times of edges, for ``TEMPORAL``, as the rest.
+        until: int64[n], for each destination the time that no edge may be above.
+        strict: whether edges of just that time are left out, too.
+        last: draw among the newest ``fanout`` edges alone.
+        window: how much older an edge may be at most; -1 without a limit.
     """
 
     graph: int
@@ -98,6 +106,16 @@ class RelationRequest:
     kind: Kind = Kind.UNIFORM
     weights: int = 0
     excluded: I64 = field(default_factory=_no_ids)
+    times: int = 0
+    until: I64 = field(default_factory=_no_ids)
+    strict: bool = False
+    last: bool = False
+    window: int = -1
+
+    @property
+    def by_root(self) -> bool:
+        """Whether each destination has a key of its own."""
+        return isinstance(self.key, np.ndarray)
 
     def excluded_in(self, begin: int, end: int) -> I64:
         """The excluded edges in ``[begin, end)``, an owner's range."""
@@ -137,6 +155,11 @@ class _Header(NamedTuple):
     replace: int = 0
     want_eids: int = 0
     weights: int = 0
+    by_root: int = 0
+    times: int = 0
+    strict: int = 0
+    last: int = 0
+    window: int = -1
     key: int = 0  # last: requests that differ in it alone can be joined
 
 
@@ -144,11 +167,13 @@ _HEADER = len(_Header._fields)
 _MOST_PARTS = 3  # arrays that answer a request
 
 
-def pack_request(request: RelationRequest, ids: I64 | int, excluded: I64) -> list[I64]:
+def pack_request(
+    request: RelationRequest, ids: I64 | int, excluded: I64, positions: I64 | slice = slice(None)
+) -> list[I64]:
     """The words that ask one rank for ``ids`` of a request, ``excluded`` being edges of that rank.
 
     The relations of a hop into one node type have the same destinations, which are sent once: then ``ids`` is the
-    number of the earlier request to this rank that has them.
+    number of the earlier request to this rank that has them. ``positions`` are theirs in the request.
     """
     header = _Header(
         kind=request.kind,
@@ -158,19 +183,30 @@ def pack_request(request: RelationRequest, ids: I64 | int, excluded: I64) -> lis
         replace=request.replace,
         want_eids=request.want_eids,
         weights=request.weights,
-        key=int(request.key.view(np.int64)),
+        by_root=request.by_root,
+        times=request.times,
+        strict=request.strict,
+        last=request.last,
+        window=request.window,
+        key=0 if request.by_root else int(request.key.view(np.int64)),
     )
-    return _pack(header, ids, excluded)
+    if not isinstance(request.key, np.ndarray):
+        return _pack(header, ids, _pack_ids(excluded))
+    until = request.until[positions] if request.kind is Kind.TEMPORAL else request.until
+    others = np.concatenate([request.key[positions].view(np.int64), until, excluded])
+    return _pack(header, ids, [np.array([2 * len(others)], np.int64), others])
 
 
 def pack_query(query: EdgeQuery, positions: I64) -> list[I64]:
     """The words that ask one rank for the edges at ``positions`` of a query."""
-    return _pack(_Header(Kind.EXISTS, query.graph, query.relation), query.ids[positions], query.src[positions])
+    return _pack(
+        _Header(Kind.EXISTS, query.graph, query.relation), query.ids[positions], _pack_ids(query.src[positions])
+    )
 
 
-def _pack(header: _Header, destinations: I64 | int, others: I64) -> list[I64]:
+def _pack(header: _Header, destinations: I64 | int, others: list[I64]) -> list[I64]:
     known = [np.array([-1 - destinations], np.int64)] if isinstance(destinations, int) else _pack_ids(destinations)
-    return [np.array(header, np.int64), *known, *_pack_ids(others)]
+    return [np.array(header, np.int64), *known, *others]
 
 
 def _pack_ids(ids: I64) -> list[I64]:
@@ -243,7 +279,12 @@ def _join(words: I64, numbers: I64, found: I64) -> Joined:
     others, _ = _lists(words, rows[:, 3], rows[:, 4])
     if header.kind == Kind.EXISTS:
         return Joined(EdgeQuery(header.graph, header.relation, destinations, others), numbers, bounds)
-    keys = rows[:, -1].view(np.uint64)
+    keys, until = rows[:, -1].view(np.uint64), others[:0]
+    key: np.uint64 | U64 = keys[0] if len(keys) == 1 else np.repeat(keys, np.diff(bounds))
+    if header.by_root:  # such requests are joined with no other
+        timed = len(destinations) if header.kind == Kind.TEMPORAL else 0
+        own, until, others = np.split(others, np.cumsum([len(destinations), timed]))
+        key = own.view(np.uint64)
     request = RelationRequest(
         graph=header.graph,
         relation=header.relation,
@@ -251,10 +292,15 @@ def _join(words: I64, numbers: I64, found: I64) -> Joined:
         fanout=header.fanout,
         replace=bool(header.replace),
         want_eids=bool(header.want_eids),
-        key=keys[0] if len(keys) == 1 else np.repeat(keys, np.diff(bounds)),
+        key=key,
         kind=Kind(header.kind),
         weights=header.weights,
         excluded=others,
+        times=header.times,
+        until=until,
+        strict=bool(header.strict),
+        last=bool(header.last),
+        window=header.window,
     )
     return Joined(request, numbers, bounds)
 

@@ -55,6 +55,10 @@ def _prepare_weights(state: State, args: Arguments) -> Any:
     state.prepare_weights(set(args["numbers"]) - sound)
 
 
+def _prepare_times(state: State, args: Arguments) -> Any:
+    state.prepare_times(args["pairs"])
+
+
 def _free(state: State, args: Arguments) -> Any:
     _retire(state, args["numbers"])
     state.free(args["numbers"])
@@ -84,6 +88,7 @@ _HANDLERS: dict[Operation, Callable[[State, Arguments], Any]] = {
     Operation.OPEN_CHANNEL: _open_channel,
     Operation.OPEN_CACHES: _open_caches,
     Operation.PREPARE_WEIGHTS: _prepare_weights,
+    Operation.PREPARE_TIMES: _prepare_times,
     Operation.FREE: _free,
     Operation.BARRIER: _nothing,
     Operation.SHUTDOWN: _shut_down,

@@ -20,6 +20,7 @@ from mpigraph.storage.contents import PartFiles, read_rows
 from mpigraph.storage.format import edge_feature_name, node_feature_name
 from mpigraph.storage.narrow import FeatDtype, narrowed
 from mpigraph.storage.part_config import FeatureInfo, PartConfig
+from mpigraph.store.edge_times import EdgeTimes
 from mpigraph.store.edge_weights import EdgeWeights
 from mpigraph.store.host_ranges import check_name, check_same
 from mpigraph.store.topology import Topology
@@ -49,7 +50,9 @@ class GraphStore:
         rows: the transports of far rows, and how windows are allocated.
         measured: bytes a second of each transport, where they were measured at start.
         weights: tensors of edge weights that were prepared for sampling, by number.
+        times: times of edges that were prepared for sampling, by numbers of their own.
         counts: how many rows of a mask are selected, by number of the tensor.
+        newest_times: the number of those that were prepared last.
         newest_tensor: the number of the tensor that was opened last. Numbers only grow: one below it that is not among
             the tensors was closed.
 
@@ -77,6 +80,8 @@ class GraphStore:
         self.weights: dict[int, EdgeWeights] = {}
         self.counts: dict[int, MaskCounts] = {}
         self.newest_tensor = 0
+        self.times: dict[int, EdgeTimes] = {}
+        self.newest_times = 0
         self._next = 0
 
     def new_number(self) -> int:
@@ -204,6 +209,9 @@ class GraphStore:
         Collective on ``world.comm``.
         """
         self.prepare_weights([number for number, weights in self.weights.items() if weights.stale])
+        for times in self.times.values():
+            if times.stale:
+                times.prepare()
         self._count_masks()
 
     def _count_masks(self) -> None:
@@ -244,6 +252,23 @@ class GraphStore:
                 raise
             self.weights[number] = weights
 
+    def times_number(self, tensor: int, relation: int) -> int | None:
+        """The number of a relation's edges sorted by a tensor of times; None if they were not prepared."""
+        return next((n for n, t in self.times.items() if (t.tensor.number, t.relation) == (tensor, relation)), None)
+
+    def prepare_times(self, pairs: Iterable[tuple[int, int]]) -> None:
+        """Sort the edges of relations by times, for each pair of a tensor's number and a relation id.
+
+        Collective on ``world.comm``.
+        """
+        for number, relation in sorted(map(tuple, pairs)):
+            if self.times_number(number, relation) is None:
+                tensor = self.tensors[number]
+                times = EdgeTimes(self.graphs[tensor.graph].topology, tensor, relation)
+                times.prepare()
+                self.newest_times = self.new_number()
+                self.times[self.newest_times] = times
+
     def free(self, numbers: Iterable[int]) -> None:
         """Free tensors by number, in ascending order; unknown numbers were freed before.
 
@@ -251,6 +276,8 @@ class GraphStore:
         """
         for number in sorted(numbers):
             self.counts.pop(number, None)
+            for own in [own for own, times in self.times.items() if times.tensor.number == number]:
+                self.times.pop(own).close()
             owners: tuple[dict[int, Any], ...] = (self.weights, self.tensors)
             for owner in owners:
                 thing = owner.pop(number, None)

@@ -229,3 +229,22 @@ def test_trainers_get_their_own_pieces_first(job: SharedJob, oracle, parts: int)
     with pytest.raises(MaskLengthError):
         dist.node_split(MASKS["third"], g.get_partition_book(), node_trainer_ids=ids[1:])
     g.barrier()
+
+
+def test_splits_by_time_have_nothing_in_common(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    for split, times in ((dist.node_split, g.ndata["orig"]), (dist.edge_split, g.edata["edge"])):
+        every = times[:]
+        first, second = int(every.median()), int(every.max())
+        spans = [{"before": first}, {"since": first, "before": second}, {"since": second}]
+        for given in (times, every):
+            shares = [split(given, g.get_partition_book(), **span) for span in spans]
+            found = [torch.cat(job.trainers.allgather(share)) for share in shares]
+            wanted = [every < first, (every >= first) & (every < second), every >= second]
+            for ids, mask in zip(found, wanted, strict=True):
+                assert torch.equal(ids, torch.nonzero(mask)[:, 0])
+            assert len(split(given, g.get_partition_book(), since=second + 1)) == 0
+        with pytest.raises(InvalidArgumentError, match="since must be an integer"):
+            split(times, since=1.5)
+    with pytest.raises(InvalidArgumentError, match="times must be integers"):
+        dist.node_split(torch.rand(g.num_nodes()), g.get_partition_book(), before=3)

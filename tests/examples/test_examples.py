@@ -222,6 +222,14 @@ def test_link_prediction_ranks_held_out_edges_high(example: Example) -> None:
 
 
 @pytest.mark.slow
+def test_who_obeys_time_predicts_the_next_contacts_better(example: Example) -> None:
+    output = example.run(4, "temporal.py", "--num_epochs 2 --lr 0.01", TWO_NODES)
+    (obeying,) = numbers(r"^obeying time: MRR (\S+)", output)
+    (ignoring,) = numbers(r"^ignoring time: MRR (\S+)", output)
+    assert obeying > ignoring + 0.04
+
+
+@pytest.mark.slow
 def test_unsupervised_beats_the_features(example: Example) -> None:
     output = example.run(1, "unsupervised.py")
     learned, plain = numbers(r"^test accuracy by representations ([\d.]+), by features ([\d.]+)", output)

@@ -27,6 +27,7 @@ OWNER, RANKS = 1, 4
 FIRST, FIRST_EDGE = OWNER * NODES, OWNER * NODES * DEGREE
 WEIGHTS, BAD_WEIGHTS = 5, 6
 NONE = np.empty(0, np.int64)
+HEADER = len(pack_query(EdgeQuery(1, 0, NONE, NONE), NONE)[0])  # words before the lists
 
 
 def weights(values: npt.NDArray[np.float32]) -> Any:
@@ -121,7 +122,7 @@ def test_what_cannot_be_answered(answers: Answers) -> None:
     with pytest.raises(GraphDataError, match=f"edge {FIRST_EDGE + 9} has weight -1"):
         answers.answer([good, words_of(request(2, ids=FIRST + np.arange(3), kind=Kind.WEIGHTED, weights=BAD_WEIGHTS))])
     long = good.copy()
-    long[8] = 2**40  # destinations
-    for bad in (good[:4], good[:-1], long, np.concatenate([good[:8], [-1], [0]])):
+    long[HEADER] = 2**40  # destinations
+    for bad in (good[:4], good[:-1], long, np.concatenate([good[:HEADER], [-1], [0]])):
         with pytest.raises(CollectiveError, match="message 1 of 2 has no sampling requests"):
             answers.answer([good, bad])

@@ -1,0 +1,44 @@
+"""How the loader of nodes makes minibatches of blocks."""
+
+from collections.abc import Callable
+from functools import partial
+
+from mpigraph.dataloading.fetcher import BlockFetcher, Stages
+from mpigraph.dataloading.sampler import BlockSampler
+from mpigraph.dataloading.seed_times import check_input_time, positions_in, seeds_at
+from mpigraph.distgraph.graph import DistGraph
+from mpigraph.distgraph.typed_ids import Blocks, Names, NodeIds, NodeTensors, by_ntype, unwrap_nodes
+
+__all__ = ["block_stages"]
+
+
+def block_stages(
+    g: DistGraph,
+    nids: NodeIds,
+    sampler: BlockSampler,
+    features: Names,
+    labels: Names,
+    pin_memory: bool,
+    input_time: NodeIds | None,
+) -> Stages[Blocks]:
+    """How a loader of nodes makes blocks; arguments and errors are those of :class:`.DistNodeDataLoader`.
+
+    ``sample`` of what it returns is collective on the trainers when hosts are far.
+    """
+    fetch = BlockFetcher(g, sampler, features, labels, pin_memory)
+    ids = by_ntype(g.schema, nids, "nids")
+    timed = check_input_time(g, sampler, ids, input_time)
+
+    def announce(sample: Blocks, batch: int) -> None:
+        fetch.announce(sample[0], batch)
+
+    def sample_at(chosen: NodeIds) -> Blocks:
+        seeds, times = seeds_at(g, ids, timed, chosen)
+        return sampler.sample_blocks(g, seeds, **times)
+
+    seeds: NodeTensors = unwrap_nodes(g.schema, ids)
+    sample: Callable[[NodeIds], Blocks] = partial(sampler.sample_blocks, g)
+    if timed is not None:  # the loader then iterates over positions in nids, which tell the times, too
+        seeds, sample = positions_in(g, ids), sample_at
+    seed_nodes = partial(by_ntype, g.schema, nids)
+    return Stages(seeds, sample, fetch, announce, [fetch.inputs], seed_nodes)

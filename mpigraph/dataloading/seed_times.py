@@ -1,0 +1,189 @@
+"""Seeds with a time each: loaders iterate over positions, which tell the seeds and their times.
+
+Of an edge with a time both ends are seeds with that time, and so are those of its negatives.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from mpigraph.arrays import I64
+from mpigraph.dataloading.edges import Edges
+from mpigraph.distgraph.graph import DistGraph
+from mpigraph.distgraph.times import TimeFilter, check_times, times_by_ntype
+from mpigraph.distgraph.typed_ids import (
+    EdgeIds,
+    EdgeTensors,
+    NodeIds,
+    NodeTensors,
+    by_ntype,
+    by_relation,
+    canonical,
+    unwrap_edges,
+    unwrap_nodes,
+)
+from mpigraph.errors import InvalidArgumentError
+from mpigraph.graphs.fields import IdsLike
+from mpigraph.kernels.negatives import draw_nodes
+from mpigraph.kernels.rng import combine
+from mpigraph.metadata.schema import Relation
+from mpigraph.sampling.minibatch import RandomContext
+
+__all__ = [
+    "check_edge_times",
+    "check_input_time",
+    "edges_at",
+    "negative_times",
+    "positions_in",
+    "redraw_newer",
+    "seeds_at",
+]
+
+_TAG = 0x4E4554  # separates these draws from others with the same seed and epoch
+_TRIES = 10
+
+
+def check_input_time(
+    g: DistGraph, sampler: object, ids: Mapping[int, I64], input_time: NodeIds | None
+) -> dict[int, I64] | None:
+    """The times of a loader's seeds, int64[n] by node type id; None if none are given.
+
+    Raises:
+        InvalidArgumentError: there are times that the sampler does not know, or none where it needs them; or they are
+            no integers, or not one for each seed.
+    """
+    time_filter = getattr(sampler, "time_filter", None)
+    if input_time is None:
+        if time_filter is not None:  # a loader of no seeds of a type needs none of their times
+            g.times(time_filter.attr).check_own(g.schema, [t for t, some in ids.items() if len(some)])
+        return None
+    if time_filter is None:
+        raise InvalidArgumentError("input_time needs a sampler with time_attr, like NeighborSampler")
+    return times_by_ntype(g.schema, ids, input_time, "input_time")
+
+
+def positions_in(g: DistGraph, ids: Mapping[int, I64]) -> NodeTensors:
+    """0, 1, ... for the seeds of each type that was given."""
+    return unwrap_nodes(g.schema, {ntype: np.arange(len(some)) for ntype, some in ids.items()})
+
+
+def seeds_at(
+    g: DistGraph, ids: Mapping[int, I64], times: Mapping[int, I64] | None, positions: NodeIds
+) -> tuple[NodeTensors, dict[str, Any]]:
+    """The seeds at some positions, by type if these are, and what else a sampler is to be told of them."""
+    chosen = by_ntype(g.schema, positions)
+    seeds = unwrap_nodes(g.schema, {ntype: ids[ntype][at] for ntype, at in chosen.items()})
+    if times is None:
+        return seeds, {}
+    own = unwrap_nodes(g.schema, {ntype: times[ntype][at] for ntype, at in chosen.items()})
+    return seeds, {"input_time": own}
+
+
+def check_edge_times(
+    g: DistGraph, sampler: object, ids: Mapping[Relation, torch.Tensor], edge_label_time: EdgeIds | None
+) -> dict[Relation, I64] | None:
+    """The times of a loader's seed edges, int64[n] by relation; None if the sampler has none either.
+
+    Args:
+        g: the graph.
+        sampler: draws the blocks of the ends.
+        ids: the seed edges.
+        edge_label_time: what the user gave, in the form of the edges.
+
+    Raises:
+        InvalidArgumentError: there are times that the sampler does not know, or it needs them and there are none; or
+            they are no integers, or not one for each edge.
+    """
+    time_filter = getattr(sampler, "time_filter", None)
+    if (time_filter is None) != (edge_label_time is None):
+        raise InvalidArgumentError(
+            "edge_label_time needs a sampler with time_attr, like NeighborSampler"
+            if time_filter is None
+            else f"edge_label_time is needed: the sampler filters by {time_filter.attr!r}"
+        )
+    if edge_label_time is None:
+        return None
+    given: dict[Relation, IdsLike] = canonical(g.schema, edge_label_time, "edge_label_time")
+    none = torch.empty(0, dtype=torch.int64)
+    return {r: check_times(given.get(r, none), len(some), f"edge_label_time of {r}") for r, some in ids.items()}
+
+
+def edges_at(
+    g: DistGraph, ids: Mapping[Relation, torch.Tensor], times: Mapping[Relation, I64] | None, positions: EdgeIds
+) -> tuple[EdgeTensors, dict[str, Any]]:
+    """The seed edges at some positions, by type if these are, and what else a sampler is to be told of them."""
+    chosen = by_relation(g.schema, positions, "seed edges")
+    seeds = unwrap_edges(g.schema, {relation: ids[relation][at] for relation, at in chosen.items()})
+    if times is None:
+        return seeds, {}
+    own = {relation: torch.from_numpy(times[relation])[at] for relation, at in chosen.items()}
+    return seeds, {"edge_label_time": unwrap_edges(g.schema, own)}
+
+
+def negative_times(relation: Relation, edges: Edges, times: I64, src: I64) -> I64:
+    """The times of negatives with sources ``src``: each has that of its edge.
+
+    Raises:
+        InvalidArgumentError: it cannot be told which edge a negative is of.
+    """
+    k = len(src) // max(len(edges.src), 1)
+    if not np.array_equal(np.repeat(edges.src, k), src):
+        raise InvalidArgumentError(
+            f"edge_label_time: the negatives of {relation} must keep the sources of their edges, as many for each edge "
+            "and in their order, so that they have their times, as those of PerSourceUniform do"
+        )
+    return np.repeat(times, k)
+
+
+def redraw_newer(
+    g: DistGraph,
+    how: TimeFilter,
+    context: RandomContext,
+    relation: Relation,
+    edges: Edges,
+    times: I64,
+    ends: tuple[I64, I64],
+) -> tuple[tuple[I64, I64], I64]:
+    """Replace the destinations of negatives that are not there yet at their time, where nodes have times.
+
+    They are drawn anew among all nodes, as hashes of the edge and the number of the negative. One that is still too new
+    after some tries is left out.
+
+    Args:
+        g: the graph.
+        how: of the sampler.
+        context: what the draws depend on.
+        relation: of the edges.
+        edges: the edges.
+        times: int64[n], the times of their negatives.
+        ends: int64[n] sources and destinations of the negatives, as many for each edge.
+
+    Returns:
+        Sources and destinations, and their times.
+
+    One-sided: it reads the times of nodes.
+    """
+    src, dst = ends
+    of_nodes = g.times(how.attr).of_nodes.get(g.schema.ntype_id(relation[2]))
+    if of_nodes is None or not len(dst):
+        return ends, times
+
+    def too_new(places: I64) -> I64:
+        own = of_nodes.rows.gather(dst[places])
+        return places[own > times[places] if how.comparison == "<=" else own >= times[places]]
+
+    dst = dst.copy()
+    newer = too_new(np.arange(len(dst)))
+    k, key = len(dst) // len(edges.eids), combine(context.seed, context.epoch, _TAG, g.schema.relation_id(relation))
+    again = np.empty_like(dst)
+    for number in range(_TRIES):
+        if not len(newer):
+            return (src, dst), times
+        draw_nodes(combine(key, number), edges.eids, k, 0, g.num_nodes(relation[2]), again)
+        dst[newer] = again[newer]
+        newer = too_new(newer)
+    kept = np.ones(len(dst), np.bool_)
+    kept[newer] = False
+    return (src[kept], dst[kept]), times[kept]

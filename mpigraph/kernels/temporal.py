@@ -1,0 +1,236 @@
+"""Choose in-neighbours among the edges that are old enough; see ``kernels/sample.py`` for the passes.
+
+The edges of each row lie sorted by time, equal times by their position, with the position beside them. What a root of
+some time may see is then a stretch of the row, found by binary search: a sample of it is a sample of a shorter row, and
+the newest ones are its end.
+"""
+
+import numpy as np
+from numba import njit
+
+from mpigraph.arrays import I32, I64, U8, U64
+from mpigraph.kernels.prefetch_hint import prefetch
+from mpigraph.kernels.rng import draw_below, mix64
+from mpigraph.kernels.sample import Candidates, Destinations, choose_distinct, key_of, num_picks
+
+__all__ = ["choose_temporal", "count_temporal", "root_keys", "sort_rows", "tree_keys"]
+
+_AHEAD = 8  # nodes between a prefetch and its use
+_OLDEST = np.iinfo(np.int64).min
+
+
+@njit(nogil=True, cache=True)
+def sort_rows(indptr: I64, times: I64, sorted_times: I64, order: I32) -> None:
+    """Sort the edges of each row by time, equal ones by position.
+
+    Args:
+        indptr: int64[n + 1].
+        times: int64[nnz], in the order of the edges.
+        sorted_times: int64[nnz], filled, row by row.
+        order: int32[nnz], filled: the place in its row of each sorted edge.
+    """
+    for row in range(len(indptr) - 1):
+        begin, end = indptr[row], indptr[row + 1]
+        rises = True
+        for e in range(begin, end):
+            order[e] = e - begin
+            rises &= e == begin or times[e - 1] <= times[e]
+        if not rises:
+            order[begin:end] = np.argsort(times[begin:end], kind="mergesort")
+        for e in range(begin, end):
+            sorted_times[e] = times[begin + order[e]]
+
+
+@njit(nogil=True, cache=True)
+def root_keys(key: np.uint64, ids: I64, times: I64, keys: U64) -> None:
+    """Fill uint64[n], what the draws of each tree depend on: its root, and the root's time if there are ``times``."""
+    for i in range(len(ids)):
+        keys[i] = mix64(key ^ mix64(np.uint64(ids[i])))
+        if len(times) > 0:
+            keys[i] = mix64(keys[i] ^ mix64(np.uint64(times[i])))
+
+
+@njit(nogil=True, cache=True)
+def tree_keys(keys: U64, trees: I64, word: np.uint64, out: U64) -> None:
+    """Fill uint64[n], the key of each node's tree together with a word that all have."""
+    word = mix64(word)
+    for i in range(len(trees)):
+        out[i] = mix64(keys[trees[i]] ^ word)
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _first_not_below(times: I64, begin: int, end: int, bound: int) -> int:
+    """Return the first of the sorted edges ``begin .. end - 1`` that is not older than ``bound``, or ``end``."""
+    while begin < end:
+        middle = (begin + end) >> 1
+        if times[middle] < bound:
+            begin = middle + 1
+        else:
+            end = middle
+    return begin
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _first_above(times: I64, begin: int, end: int, bound: int) -> int:
+    """Return the first of the sorted edges ``begin .. end - 1`` that is newer than ``bound``, or ``end``."""
+    while begin < end:
+        middle = (begin + end) >> 1
+        if times[middle] <= bound:
+            begin = middle + 1
+        else:
+            end = middle
+    return begin
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _is_in(values: I64, begin: int, end: int, wanted: int) -> bool:
+    """Whether ``wanted`` is one of the ascending ``values[begin:end]``."""
+    at = _first_not_below(values, begin, end, wanted)
+    return at < end and values[at] == wanted
+
+
+@njit(nogil=True, cache=True)
+def count_temporal(
+    dst: Destinations,
+    indptr: I64,
+    first_id: int,
+    times: I64,
+    order: I32,
+    until: I64,
+    strict: bool,
+    window: int,
+    allowed: U8,
+    excluded: I64,
+    positions: I64,
+    rows: Candidates,
+    counts: I64,
+) -> None:
+    """Fill which stretch of its sorted row each node may see, how much of it can be drawn, and how much will be.
+
+    Args:
+        dst: the frontier.
+        indptr: as in :func:`count_uniform`.
+        first_id: as in :func:`count_uniform`.
+        times: int64[nnz], by :func:`sort_rows`.
+        order: int32[nnz], by :func:`sort_rows`.
+        until: int64[frontier], the time of each node's root, which no edge may be above.
+        strict: whether edges of just that time are left out, too.
+        window: how much older an edge may be at most; below 0 there is no limit.
+        allowed: uint8[nnz], for each edge of the host whether it may be drawn at all; empty where all may.
+        excluded: int64[k], positions in the host's edges, ascending, each once.
+        positions: int64[m].
+        rows: ``begins`` and ``degrees`` are filled with the stretch, all of it. If not all may be
+            drawn, ``num_candidates`` says how many of it can be drawn.
+        counts: int64[frontier], filled.
+    """
+    chosen = len(allowed) > 0 or len(excluded) > 0
+    for i in range(len(positions)):
+        if i + 2 * _AHEAD < len(positions):
+            prefetch(indptr, dst.ids[positions[i + 2 * _AHEAD]] - first_id)
+        if i + _AHEAD < len(positions):
+            later = dst.ids[positions[i + _AHEAD]] - first_id
+            prefetch(times, (indptr[later] + indptr[later + 1]) >> 1)  # where the binary search begins
+        p = positions[i]
+        row = dst.ids[p] - first_id
+        begin, end = indptr[row], indptr[row + 1]
+        now = until[p]
+        last = _first_not_below(times, begin, end, now) if strict else _first_above(times, begin, end, now)
+        first = begin
+        if window >= 0 and now >= _OLDEST + window:  # else the window reaches back to before all times
+            first = _first_not_below(times, begin, last, now - window)
+        rows.begins[p] = first
+        rows.degrees[p] = last - first
+        drawable = last - first
+        if chosen:
+            low = _first_not_below(excluded, 0, len(excluded), begin)
+            high = _first_not_below(excluded, low, len(excluded), end)
+            if len(allowed) > 0 or high > low:
+                drawable = 0
+                for e in range(first, last):
+                    edge = begin + order[e]
+                    if len(allowed) > 0 and not allowed[edge]:
+                        continue
+                    drawable += not _is_in(excluded, low, high, edge)
+            rows.num_candidates[p] = drawable
+        counts[p] = num_picks(drawable, dst.fanout, dst.replace)
+
+
+@njit(nogil=True, cache=True)
+def choose_temporal(
+    dst: Destinations,
+    indptr: I64,
+    first_id: int,
+    order: I32,
+    last: bool,
+    allowed: U8,
+    excluded: I64,
+    positions: I64,
+    rows: Candidates,
+    offsets: I64,
+    picks: I64,
+) -> None:
+    """Choose edges of each node among those that it may see; these come oldest first where all are taken.
+
+    Args:
+        dst: the frontier.
+        indptr: as in :func:`count_uniform`.
+        first_id: as in :func:`count_uniform`.
+        order: int32[nnz], by :func:`sort_rows`.
+        last: draw only among the newest ``fanout`` of them.
+        allowed: as in :func:`count_temporal`.
+        excluded: as in :func:`count_temporal`.
+        positions: int64[m].
+        rows: as :func:`count_temporal` filled it.
+        offsets: as in :func:`choose_uniform`.
+        picks: as in :func:`choose_uniform`.
+    """
+    replace = dst.replace and dst.fanout >= 0
+    listed = np.empty(1, np.int64)
+    chosen = len(allowed) > 0 or len(excluded) > 0
+    for i in range(len(positions)):
+        if i + _AHEAD < len(positions):
+            later = positions[i + _AHEAD]
+            prefetch(indptr, dst.ids[later] - first_id)
+            prefetch(order, rows.begins[later] + (rows.degrees[later] >> 1))
+        p = positions[i]
+        out = picks[offsets[p] : offsets[p + 1]]
+        k = len(out)
+        if k == 0:
+            continue
+        begin = indptr[dst.ids[p] - first_id]
+        first, n = rows.begins[p], rows.degrees[p]
+        of_list = chosen and (len(allowed) > 0 or rows.num_candidates[p] < n)
+        if of_list:
+            if n > len(listed):
+                listed = np.empty(2 * n, np.int64)
+            n = _list_drawable(order, begin, first, n, allowed, excluded, listed)
+            first = 0
+        if last and dst.fanout >= 0 and n > dst.fanout:
+            first += n - dst.fanout
+            n = dst.fanout
+        if k == n and not replace:
+            for j in range(k):
+                out[j] = first + j
+        elif replace:
+            node_key = key_of(dst, p)
+            for j in range(k):
+                out[j] = first + draw_below(mix64(node_key + np.uint64(j)), n)
+        else:
+            choose_distinct(key_of(dst, p), first, n, out)
+        for j in range(k):
+            out[j] = listed[out[j]] if of_list else begin + order[out[j]]
+
+
+@njit(nogil=True, cache=True)
+def _list_drawable(order: I32, begin: int, first: int, n: int, allowed: U8, excluded: I64, listed: I64) -> int:
+    """List the edges of a stretch that are not excluded, and may be drawn; return how many they are."""
+    found = 0
+    low = _first_not_below(excluded, 0, len(excluded), begin)
+    for e in range(first, first + n):
+        edge = begin + order[e]
+        if len(allowed) > 0 and not allowed[edge]:
+            continue
+        if not _is_in(excluded, low, len(excluded), edge):
+            listed[found] = edge
+            found += 1
+    return found

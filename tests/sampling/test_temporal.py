@@ -1,0 +1,186 @@
+"""Temporal and disjoint sampling: random graphs with ties, compared with a filter in plain Python, in every layout."""
+
+import hashlib
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from layouts import SharedJob, everywhere, on_all
+from temporal_graphs import I64, NEWEST, OLDEST, Temporal, temporal, write
+
+import mpigraph.distributed as dist
+from mpigraph.dataloading import NeighborSampler
+from mpigraph.errors import InvalidArgumentError
+from mpigraph.graphs.fields import EID, NID, SEED_TIME, TREE
+from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation
+
+SAMPLING_WAYS = ("alltoallv", "sparse")
+
+
+def visible(some: Temporal, relation: Relation, node: int, now: int, sampler: NeighborSampler) -> list[int]:
+    """Ids of the in-edges of a node that a root of time ``now`` may see, oldest first, equal ones by id."""
+    of_node = np.flatnonzero(some.ends[relation][1] == node).tolist()
+    times = some.time_of(relation)
+    if times is None:
+        return of_node
+    how = sampler.time_filter
+    assert how is not None
+    seen = []
+    for edge in of_node:
+        time = int(times[edge])  # Python's integers, which do not overflow
+        if (time <= now if how.comparison == "<=" else time < now) and (how.window is None or now - time <= how.window):
+            seen.append((time, edge))
+    return [edge for _, edge in sorted(seen)]
+
+
+def check_blocks(
+    some: Temporal, sampler: NeighborSampler, seeds: dict[str, I64], times: dict[str, I64], sample: Any
+) -> None:
+    """Compare each drawn edge, and how many there are, with what a filter in plain Python leaves."""
+    schema = some.schema
+    blocks = sample[2]
+    roots = np.concatenate([times[t] for t in schema.ntypes])
+    for block, fanout in zip(blocks, sampler.fanouts, strict=True):
+        for ntype in schema.ntypes:
+            src, dst = block.srcnodes[ntype].data, block.dstnodes[ntype].data
+            pairs = torch.stack([src[TREE], src[NID]])
+            assert torch.equal(pairs[:, : len(dst[NID])], torch.stack([dst[TREE], dst[NID]]))
+            assert len(torch.unique(pairs, dim=1).T) == pairs.shape[1]
+            assert torch.equal(src[SEED_TIME], torch.from_numpy(roots)[src[TREE]])
+        for relation in schema.relations:
+            src, dst = block.srcnodes[relation[0]].data, block.dstnodes[relation[2]].data
+            ends, eids = block.all_edges(etype=relation), block.edges[relation].data[EID].numpy()
+            assert torch.equal(src[TREE][ends[0]], dst[TREE][ends[1]])
+            assert np.array_equal(src[NID][ends[0]], some.ends[relation][0][eids])
+            assert np.array_equal(dst[NID][ends[1]], some.ends[relation][1][eids])
+            for place, (node, tree) in enumerate(zip(dst[NID].tolist(), dst[TREE].tolist(), strict=True)):
+                drawn = eids[ends[1].numpy() == place].tolist()
+                allowed = visible(some, relation, node, int(roots[tree]), sampler)
+                check_drawn(drawn, allowed, fanout, sampler, some.time_of(relation) is not None)
+    last = blocks[-1]
+    for ntype in schema.ntypes:
+        assert np.array_equal(last.dstnodes[ntype].data[NID], seeds[ntype])
+        assert np.array_equal(last.dstnodes[ntype].data[SEED_TIME], times[ntype])
+
+
+def check_drawn(drawn: list[int], allowed: list[int], fanout: int, sampler: NeighborSampler, timed: bool) -> None:
+    newest = timed and sampler.time_filter is not None and sampler.time_filter.strategy == "last"
+    pool = allowed[-fanout:] if newest and fanout > 0 else allowed
+    if sampler._options["replace"] and fanout >= 0:
+        assert len(drawn) == (fanout if allowed else 0) and set(drawn) <= set(pool)
+        return
+    assert len(drawn) == (len(allowed) if fanout < 0 else min(fanout, len(allowed)))
+    assert len(set(drawn)) == len(drawn) and set(drawn) <= set(pool)
+
+
+def some_seeds(some: Temporal, rng: np.random.Generator) -> tuple[dict[str, I64], dict[str, I64]]:
+    """Seeds that repeat, with the same time and with others; at times none."""
+    seeds, times = {}, {}
+    for ntype, count in some.counts.items():
+        num = int(rng.choice([0, 1, 5]))
+        seeds[ntype] = rng.integers(0, count, num)
+        times[ntype] = rng.choice(np.array([OLDEST, -1, 0, 3, 5, 9, NEWEST]), num)
+    return seeds, times
+
+
+def samplers(rng: np.random.Generator) -> NeighborSampler:
+    return NeighborSampler(
+        rng.choice([-1, 0, 1, 2, 4], int(rng.integers(1, 4))).tolist(),
+        time_attr="time",
+        temporal_strategy=str(rng.choice(["uniform", "last"])),
+        temporal_comparison=str(rng.choice(["<=", "<"])),
+        time_window=[None, 0, 3, 2**62, NEWEST][int(rng.integers(0, 5))],
+        replace=bool(rng.random() < 0.2),
+    )
+
+
+def digest(some: Temporal, sample: Any) -> str:
+    """A fingerprint of blocks."""
+    state = hashlib.sha256()
+    for block in sample[2]:
+        for relation in some.schema.relations:
+            for tensor in (*block.all_edges(etype=relation), block.edges[relation].data[EID]):
+                state.update(tensor.numpy().tobytes())
+        for ntype in some.schema.ntypes:
+            for name in (NID, TREE):
+                state.update(block.srcnodes[ntype].data[name].numpy().tobytes())
+    return state.hexdigest()
+
+
+def unwrapped(some: Temporal, ids: dict[str, I64]) -> Any:
+    return ids if len(ids) > 1 else ids[DEFAULT_NTYPE]
+
+
+def draw_all(g: dist.DistGraph, some: Temporal, seed: int, cases: int) -> list[str]:
+    """Fingerprints of minibatches, each of them checked."""
+    found = []
+    for number in range(cases):
+        rng = np.random.default_rng([seed, number])
+        sampler, (seeds, times) = samplers(rng), some_seeds(some, rng)
+        given = unwrapped(some, seeds), sampler.fanouts
+        sample = g.sample_blocks(*given, seed=number, seed_times=unwrapped(some, times), **sampler._options)
+        check_blocks(some, sampler, seeds, times, sample)
+        found.append(digest(some, sample))
+    return found
+
+
+def compare(job: SharedJob, kind: tuple[int, bool, bool], cases: int) -> None:
+    path, some = job.write(write, *kind), temporal(*kind)
+    expected = job.alone(lambda: draw_all(dist.DistGraph("temporal", part_config=path), some, kind[0], cases))
+    found = draw_all(job.open(path), some, kind[0], cases)
+    on_all(job.trainers, found == expected, f"{found} is not {expected}")
+
+
+@everywhere
+@pytest.mark.parametrize(("typed", "of_nodes"), [(False, False), (False, True), (True, False), (True, True)])
+def test_draws_are_those_that_a_filter_leaves(job: SharedJob, typed: bool, of_nodes: bool) -> None:
+    compare(job, (0, typed, of_nodes), 6)
+
+
+@pytest.mark.study
+@pytest.mark.parametrize(("typed", "of_nodes"), [(False, False), (False, True), (True, False), (True, True)])
+@pytest.mark.parametrize("seed", range(1, 126))
+def test_many_graphs(job: SharedJob, seed: int, typed: bool, of_nodes: bool) -> None:
+    compare(job, (seed, typed, of_nodes), 4)
+
+
+def test_wrong_times_on_one_trainer_hang_nobody(job: SharedJob) -> None:
+    g = job.open(job.write(write, 0, False, False))
+    seeds = np.zeros(3, np.int64)
+    sampler = NeighborSampler([2, 2], time_attr="time")
+    sampler.sample_blocks(g, seeds, input_time=seeds)
+    for wrong in (seeds[:2], seeds.astype(np.float64), None):
+        failed = False
+        try:
+            sampler.sample_blocks(g, seeds, input_time=wrong if job.rank == 0 else seeds)
+        except InvalidArgumentError as error:
+            failed = "input_time" in str(error)
+        on_all(job.trainers, failed or job.rank > 0)
+        blocks = sampler.sample_blocks(g, seeds, input_time=seeds)[2]
+        on_all(job.trainers, len(blocks) == 2)
+
+
+def test_times_that_are_written_count_after_the_next_barrier(job: SharedJob) -> None:
+    some = temporal(0, False, False)
+    g = job.open(job.write(write, 0, False, False))
+    node = int(np.bincount(some.ends[DEFAULT_ETYPE][1]).argmax())
+    mine = np.flatnonzero(some.ends[DEFAULT_ETYPE][1] == node)
+    sampler = NeighborSampler([-1], time_attr="time", temporal_strategy="last")
+
+    def drawn(now: int) -> list[int]:
+        block = sampler.sample_blocks(g, [node], input_time=[now])[2][0]
+        return sorted(block.edata[EID].tolist())
+
+    def write_all(times: I64) -> None:
+        if job.rank == 0:
+            g.edata["time"][mine] = torch.from_numpy(times)
+        g.barrier()
+
+    drawn(0)
+    write_all(np.arange(len(mine))[::-1] + 100)
+    try:
+        for now in (99, 100, 101, 10**6):
+            on_all(job.trainers, drawn(now) == mine[len(mine) - min(max(now - 99, 0), len(mine)) :].tolist())
+    finally:
+        write_all(some.edge_time[DEFAULT_ETYPE][mine])
