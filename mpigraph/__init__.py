@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mpigraph.config import disable_fast_boxes
 
 if TYPE_CHECKING:
-    from mpigraph import checkpoint, convert, data, dataloading, distributed, function, nn
+    from mpigraph import checkpoint, convert, data, dataloading, distributed, function, inference, nn
     from mpigraph.convert import from_networkx, from_scipy
     from mpigraph.errors import MPIGraphError
     from mpigraph.errors import MPIGraphError as DGLError
@@ -64,6 +64,7 @@ __all__ = [
     "graph",
     "heterograph",
     "in_subgraph",
+    "inference",
     "nn",
     "node_subgraph",
     "out_subgraph",
@@ -77,7 +78,7 @@ __all__ = [
     "to_homogeneous",
 ]
 
-_MODULES = {"checkpoint", "convert", "data", "dataloading", "distributed", "function", "nn"}
+_MODULES = {"checkpoint", "convert", "data", "dataloading", "distributed", "function", "inference", "nn"}
 _HOMES = {
     "mpigraph.graphs.fields": ("ALL", "EID", "ETYPE", "NID", "NTYPE"),
     "mpigraph.convert": ("from_networkx", "from_scipy"),

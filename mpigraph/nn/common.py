@@ -6,6 +6,7 @@ import torch
 
 import mpigraph.function as fn
 from mpigraph.errors import InvalidArgumentError, MPIGraphError
+from mpigraph.graphs.block import Block
 from mpigraph.graphs.message_passing import MessagePassing
 from mpigraph.graphs.messages import Message
 
@@ -15,6 +16,7 @@ __all__ = [
     "check_in_degrees",
     "project_first",
     "source_and_destination",
+    "source_degrees",
     "weighted_copy",
 ]
 
@@ -49,6 +51,16 @@ def source_and_destination(
         raise InvalidArgumentError(f"the graph joins {sides}: give a pair of features, for sources and destinations")
     src = change(feat)
     return src, src[: graph.num_dst_nodes()] if graph.is_block else src
+
+
+def source_degrees(graph: MessagePassing) -> torch.Tensor:
+    """Return the out-degrees of the sources of a graph of one relation, int64[num_src].
+
+    Those in the whole graph, if the graph is a block that knows them (:attr:`.Block.graph_out_degrees`); else its own.
+    """
+    known = graph.graph_out_degrees if isinstance(graph, Block) else None
+    degrees = graph.out_degrees() if known is None else known(graph.canonical_etypes[0]).to(graph.device)
+    return torch.as_tensor(degrees)
 
 
 def check_in_degrees(graph: MessagePassing) -> None:
