@@ -20,7 +20,7 @@ from mpigraph.errors import InvalidArgumentError, TensorMismatchError, check_int
 from mpigraph.graphs.in_memory import exact_device
 from mpigraph.inference.halo import HaloReader, far_sources, open_readers
 from mpigraph.inference.neighbourhoods import Neighbourhoods
-from mpigraph.inference.steps import Rows, Step, evaluating, input_dtype, steps_of
+from mpigraph.inference.steps import Step, evaluating, input_dtype, steps_of
 from mpigraph.log import get_logger
 from mpigraph.mpi.agree import allgather_bytes, everywhere
 from mpigraph.rows.owners import RowOwners
@@ -88,8 +88,17 @@ def layerwise(
 
     All of these are raised on every trainer, whichever has the reason. Collective on the trainers.
     """
-    options = {"fanout": fanout, "edge_mask": edge_mask, "dtype": dtype, "progress_bar": progress_bar}
-    return Inference(g, model_or_layers, batch_size=batch_size, device=device, **options).run(x)
+    inference = Inference(
+        g,
+        model_or_layers,
+        batch_size=batch_size,
+        device=device,
+        fanout=fanout,
+        edge_mask=edge_mask,
+        dtype=dtype,
+        progress_bar=progress_bar,
+    )
+    return inference.run(x)
 
 
 @dataclass
@@ -201,7 +210,7 @@ class Inference:
             with world.together(f"fetching far rows for {name}"):
                 for reader in readers.values():
                     reader.fill()
-            first: dict[str, Rows | None] = {}
+            first: dict[str, torch.Tensor | None] = {}
             batches = {ntype: self._batches(ntype) for ntype in rows}
             with world.together(name):
                 for ntype in rows:
@@ -213,7 +222,7 @@ class Inference:
             out = self._create(number, first, dtype)
             with world.together(name):
                 for ntype, tensor in out.items():
-                    self._all(number, step, readers, ntype, tensor, first[ntype] if ntype in first else None)
+                    self._all(number, step, readers, ntype, tensor, first.get(ntype))
             self._g.barrier()
         finally:
             for reader in readers.values():
@@ -231,7 +240,13 @@ class Inference:
                 yield np.arange(begin, min(begin + self._batch_size, last))
 
     def _all(
-        self, number: int, step: Step, readers: dict[str, HaloReader], ntype: str, out: DistTensor, first: Rows | None
+        self,
+        number: int,
+        step: Step,
+        readers: dict[str, HaloReader],
+        ntype: str,
+        out: DistTensor,
+        first: torch.Tensor | None,
     ) -> None:
         """Write the rows of all nodes of a type that this trainer owns, the first of which were computed."""
         total = sum(last - begin for begin, last in self._owned[ntype])

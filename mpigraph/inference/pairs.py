@@ -112,7 +112,7 @@ def top_k(
             best = torch.cat([best, h @ some.T], 1)
             new = torch.arange(begin, begin + len(some), device=h.device).expand(len(u), -1)
             ids = torch.cat([ids, new], 1)
-            best, order = torch.sort(best, 1, descending=True, stable=True)  # ids ascend among equals, and stay so
+            best, order = torch.sort(best, dim=1, descending=True, stable=True)  # ids ascend among equals, and stay so
             best, ids = best[:, :k], ids.gather(1, order[:, :k])
     return best.cpu(), ids.cpu()
 

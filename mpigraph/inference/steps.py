@@ -38,9 +38,7 @@ def steps_of(model: object) -> list[Step]:
                 f"{type(model).__name__} has no layers: give a module with .layers, or a list of layers"
             )
     if not isinstance(layers, Sequence | nn.ModuleList | nn.Sequential) or isinstance(layers, str) or not len(layers):
-        raise InvalidArgumentError(
-            f"model_or_layers must be a module with .layers, or a list of layers (got {model!r})"
-        )
+        raise InvalidArgumentError(f"give a module with .layers, or a list of layers (got {model!r})")
     for layer in layers:
         if not callable(layer):
             raise InvalidArgumentError(f"a layer must be callable (got {layer!r})")
