@@ -11,7 +11,7 @@ import torch
 from tqdm import tqdm
 
 from mpigraph.arrays import I64
-from mpigraph.distgraph.dtypes import dtype_name
+from mpigraph.distgraph.dtypes import convert, dtype_name, to_storage
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.sampled_graph import SampledGraph
 from mpigraph.distgraph.tensor import DistTensor
@@ -23,7 +23,7 @@ from mpigraph.inference.neighbourhoods import Neighbourhoods
 from mpigraph.inference.steps import Step, evaluating, input_dtype, steps_of
 from mpigraph.log import get_logger
 from mpigraph.mpi.agree import allgather_bytes, everywhere
-from mpigraph.rows.owners import RowOwners
+from mpigraph.rows.owners import OwnedRange, RowOwners
 
 __all__ = ["Inference", "LayerCounts", "layerwise"]
 
@@ -156,10 +156,7 @@ class Inference:
         self._neighbourhoods = Neighbourhoods(g, fanout, edge_mask)
         self._typed = len(g.ntypes) > 1
         offsets = g.loaded.topology.hosts.node_offsets
-        self._owned = {
-            ntype: [(owned.first, owned.last) for owned in RowOwners(self._world, offsets[t]).ranges()]
-            for t, ntype in enumerate(g.ntypes)
-        }
+        self._owned = {ntype: RowOwners(self._world, offsets[t]).ranges() for t, ntype in enumerate(g.ntypes)}
 
     def run(self, x: NodeTensors) -> DistTensor | dict[str, DistTensor]:
         """Evaluate; see :func:`layerwise`. Collective on the trainers."""
@@ -214,11 +211,14 @@ class Inference:
             batches = {ntype: self._batches(ntype) for ntype in rows}
             with world.together(name):
                 for ntype in rows:
-                    ids = next(batches[ntype], None)
-                    if ids is None and self._g.num_nodes(ntype) == 0:
+                    batch = next(batches[ntype], None)
+                    if batch is not None:
+                        ids = np.arange(batch.first, batch.last)
+                    elif self._g.num_nodes(ntype) == 0:
                         ids = np.empty(0, np.int64)  # nobody has a node: what rows would be like is seen from none
-                    if ids is not None:
-                        first[ntype] = self._computed(number, step, readers, ntype, ids)
+                    else:
+                        continue
+                    first[ntype] = self._computed(number, step, readers, ntype, ids)
             out = self._create(number, first, dtype)
             with world.together(name):
                 for ntype, tensor in out.items():
@@ -233,11 +233,13 @@ class Inference:
         get_logger().info("%s: %d far rows fetched of %d, %.1f s", name, fetched, halo, self.counts[-1].seconds)
         return out
 
-    def _batches(self, ntype: str) -> Iterator[I64]:
+    def _batches(self, ntype: str) -> Iterator[OwnedRange]:
         """The nodes of a type that this trainer owns, some at a time."""
-        for first, last in self._owned[ntype]:
-            for begin in range(first, last, self._batch_size):
-                yield np.arange(begin, min(begin + self._batch_size, last))
+        for owned in self._owned[ntype]:
+            at = owned.first - owned.rows.start
+            for first in range(owned.first, owned.last, self._batch_size):
+                last = min(first + self._batch_size, owned.last)
+                yield OwnedRange(owned.host, first, last, slice(first - at, last - at))
 
     def _all(
         self,
@@ -249,17 +251,21 @@ class Inference:
         first: torch.Tensor | None,
     ) -> None:
         """Write the rows of all nodes of a type that this trainer owns, the first of which were computed."""
-        total = sum(last - begin for begin, last in self._owned[ntype])
+        total = sum(owned.last - owned.first for owned in self._owned[ntype])
         what = f"layer {number + 1}/{len(self._steps)}" + (f" {ntype}" if self._typed else "")
         with tqdm(total=total, desc=what, unit="node", unit_scale=True, disable=not self._bar) as bar:
-            for ids in self._batches(ntype):
-                made = self._computed(number, step, readers, ntype, ids) if first is None else first
+            for batch in self._batches(ntype):
+                made = first
+                if made is None:
+                    made = self._computed(number, step, readers, ntype, np.arange(batch.first, batch.last))
                 first = None
                 if made is None or tuple(made.shape[1:]) != out.shape[1:]:
                     shape = None if made is None else tuple(made.shape[1:])
                     raise InvalidArgumentError(f"a layer gives rows of shape {shape} and of {out.shape[1:]}")
-                out[ids] = made
-                bar.update(len(ids))
+                values = convert(made, out.dtype, f"rows of {ntype!r}").contiguous()
+                with out.rows.writing(batch.host) as rows:  # its owner, who takes no lock
+                    rows[batch.rows] = to_storage(values, out.rows.dtype)
+                bar.update(len(values))
 
     def _computed(
         self, number: int, step: Step, readers: dict[str, HaloReader], ntype: str, ids: I64

@@ -9,7 +9,6 @@ import pytest
 import torch
 from layouts import SharedJob, everywhere, on_all
 from torch import nn
-from typed_oracle import NUM_NODES
 
 import mpigraph as mg
 import mpigraph.distributed as dist
@@ -88,10 +87,8 @@ def test_three_layers_equal_the_whole_graph(job: SharedJob, oracle) -> None:
         layers = [make(a, b) for a, b in SIZES]
         layers[1].eval()
         wanted = in_float64(layers, graph, x[:].double())
-        for batch_size in (7, 1000):
-            found = layerwise(g, layers, x, batch_size=batch_size)
-            on_all(job.trainers, close(found[:], wanted), f"{kind}, {batch_size} at a time")
-            found.close()
+        found = layerwise(g, layers, x, batch_size=7)
+        on_all(job.trainers, close(found[:], wanted), kind)
         assert [layer.training for layer in layers] == [True, False, True]
     assert torch.is_grad_enabled()
 
@@ -114,16 +111,12 @@ def test_typed_layers_equal_the_whole_graph(job: SharedJob, typed_oracle: str) -
     }
     for kind, make in kinds.items():
         torch.manual_seed(4)
-        layers = [make(a, b) for a, b in SIZES]
+        layers = [make(a, b) for a, b in SIZES[:2]]
         wanted = in_float64(layers, graph, {t: rows[:].double() for t, rows in x.items()})
-        for batch_size in (5, 1000):
-            found = layerwise(g, layers, x, batch_size=batch_size)
-            assert isinstance(found, dict)
-            bad = [t for t in found if not close(found[t][:], wanted[t])]
-            on_all(
-                job.trainers, not bad and found.keys() == wanted.keys(), f"{kind}, {batch_size}: {bad}, {set(found)}"
-            )
-    assert wanted["nothing"].shape[0] == NUM_NODES["nothing"] == 0 if "nothing" in wanted else True
+        found = layerwise(g, layers, x, batch_size=5)
+        assert isinstance(found, dict)
+        bad = [t for t in found if not close(found[t][:], wanted[t])]
+        on_all(job.trainers, not bad and found.keys() == wanted.keys(), f"{kind}: {bad}, {set(found)}")
 
 
 class Model(nn.Module):
