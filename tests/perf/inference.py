@@ -54,17 +54,15 @@ def main():
 def rows_of(args, found):
     """Time, CPU time and bytes beside DGL's loop."""
     what = f"{args.layers} layers of width {args.hidden} on all nodes"
-    seconds, cpu, sent = (common.pick(found, name) for name in EACH)
+    seconds, cpu = common.pick(found, "seconds"), common.pick(found, "cpu")
     rows = []
     for peer in found:
         if peer != common.OURS:
             rows.append(common.compare(f"{what}, beside {peer}'s loop", "s", seconds, peer, must=MUST))
             rows.append(common.compare(f"CPU time of a host, beside {peer}'s loop", "s", cpu, peer))
-    rows.append(common.alone(what, "s", seconds))
-    rows.append(
-        common.alone("sent by a host", "MB", {name: [x / 1e6 for x in values] for name, values in sent.items()})
-    )
-    return rows + [common.alone("mean of the results", "", common.pick(found, "rows"))]
+    rows += [common.alone(what, "s", seconds), common.alone("CPU time of a host", "s", cpu)]
+    rows.append(common.alone("sent by a host", "MB", common.pick(found, "sent", 1e-6)))
+    return [*rows, common.alone("mean of the results", "", common.pick(found, "rows"))]
 
 
 if __name__ == "__main__":

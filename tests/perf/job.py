@@ -1,6 +1,6 @@
 """One rank of a distributed job, the same script for both systems; started by ``host_jobs.py``.
 
-    job.py train|loader|pull|edges|hetero|sparse|inference --system mpigraph|dgl --graph NAME --config FILE.json --out DIR
+    job.py train|loader|pull|edges|... --system mpigraph|dgl --graph NAME --config FILE.json --out DIR
 
 Every trainer writes ``DIR/trainer<rank>.json``. Times are lists over the steps, in seconds.
 """
@@ -285,7 +285,7 @@ def sparse(lib, g, args):
 
 
 def inference(lib, g, args):
-    """A model with parameters that both systems have alike, on all nodes; by the loop of DGL's example where need be."""
+    """A model with parameters that both systems have alike, on all nodes; in DGL by the loop of its example."""
     feat, layers = g.ndata["feat"], args.layers
     model = SAGE(lib, feat.shape[1], args.hidden, layers).eval()
     rng = np.random.default_rng(11)
@@ -338,13 +338,13 @@ def hand_written(lib, g, model, rows, args):
 
 
 WORK = {
-    "inference": inference,
     "train": train,
     "loader": loader,
     "pull": pull,
     "edges": edges,
     "hetero": hetero,
     "sparse": sparse,
+    "inference": inference,
 }
 
 if __name__ == "__main__":
