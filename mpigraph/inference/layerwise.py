@@ -83,7 +83,7 @@ def layerwise(
         InvalidArgumentError: an argument is not what it says above, or a layer gives something else than a row for each
             destination.
         TensorMismatchError: ``x`` are not rows of the nodes of ``g``, or trainers' layers give rows of different
-            shapes.
+            shapes, or trainers give different ``x``, ``dtype`` or numbers of layers.
         MPIGraphError: what a layer raises, by the name of the class; names the layer and the trainers.
 
     All of these are raised on every trainer, whichever has the reason. Collective on the trainers.
@@ -162,6 +162,7 @@ class Inference:
         """Evaluate; see :func:`layerwise`. Collective on the trainers."""
         with self._world.together("inference"):
             rows = self._checked(x)
+        self._agree(rows)
         self._g.barrier()  # what was written before counts, and no row of x is unknown to any rank
         given = list(rows.values())
         shares = far_sources(self._g)
@@ -193,7 +194,28 @@ class Inference:
                 raise InvalidArgumentError(f"x of {ntype!r} must have rows of numbers (got shape {tensor.shape})")
         if not found:
             raise InvalidArgumentError("x is empty: no node type has rows")
-        return found
+        return {ntype: found[ntype] for ntype in g.ntypes if ntype in found}  # in the same order on every trainer
+
+    def _agree(self, rows: dict[str, DistTensor]) -> None:
+        """Check that all trainers mean the same.
+
+        Raises:
+            TensorMismatchError: they do not; on every trainer.
+
+        Collective on the trainers.
+        """
+        tensors = {ntype: tensor.rows.number for ntype, tensor in rows.items()}
+        mine = json.dumps([len(self._steps), str(self._dtype), tensors])
+        with self._world.meeting("comparing the arguments of inference"):
+            said = allgather_bytes(self._world.trainers, mine.encode())
+        for trainer, other in enumerate(said):
+            if other != said[0]:
+                raise everywhere(
+                    TensorMismatchError(
+                        "inference: trainers give different [number of layers, dtype, numbers of tensors by type]: "
+                        f"trainer 0 {said[0].decode()}, trainer {trainer} {other.decode()}"
+                    )
+                )
 
     def _layer(
         self, number: int, step: Step, rows: dict[str, DistTensor], shares: dict[int, I64], dtype: torch.dtype | None

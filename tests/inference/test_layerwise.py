@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,9 @@ from mpigraph.errors import InvalidArgumentError, MPIGraphError, TensorMismatchE
 from mpigraph.graphs.fields import EID
 from mpigraph.inference import layerwise
 from mpigraph.inference.layerwise import Inference
+from mpigraph.metadata.schema import Schema
+from mpigraph.partition.pipeline import partition_source
+from mpigraph.partition.source import Feature, GraphSource
 
 WIDTH = 6
 SIZES = [(WIDTH, 8), (8, 5), (5, 4)]
@@ -253,6 +257,7 @@ def test_what_is_wrong_is_raised_on_every_trainer(job: SharedJob, oracle) -> Non
     ]
     if job.trainers.size > 1:
         cases.append(([differs], x, {}, "trainer", TensorMismatchError))
+        cases.append(([exact] * (1 + last), x, {}, "number of layers", TensorMismatchError))
     for layers, rows, options, text, kind in cases:
         with pytest.raises(kind, match=text):
             layerwise(g, layers, rows, **({"batch_size": 20} | options))
@@ -270,3 +275,26 @@ def test_what_is_wrong_is_raised_on_every_trainer(job: SharedJob, oracle) -> Non
 
 
 forward_layer = Model.forward_layer
+
+
+def write_small(directory: Path, nodes: int, edges: int) -> str:
+    """A graph in two parts, with fewer nodes than there may be trainers."""
+    ids = np.arange(edges) % max(nodes, 1)
+    feat = Feature.of(np.arange(2 * nodes, dtype=np.float32).reshape(nodes, 2))
+    source = GraphSource(Schema.homogeneous(), (nodes,), ((ids, (ids + 1) % max(nodes, 1)),), {"_N": {"feat": feat}})
+    result = partition_source(source, "small", 2, directory, "given", assignment=np.arange(nodes) * 2 // nodes)
+    return str(result.config_path)
+
+
+@pytest.mark.parametrize(("nodes", "edges"), [(1, 0), (2, 2), (3, 9)])
+def test_small_graphs(job: SharedJob, nodes: int, edges: int) -> None:
+    g = job.open(job.write(write_small, nodes, edges))
+    feat = g.ndata["feat"]
+    src, dst = g.find_edges(torch.arange(edges))
+    matrix = 2 * torch.eye(nodes)
+    matrix.index_put_((dst, src), torch.ones(edges), accumulate=True)
+    found = layerwise(g, [exact, exact], feat, batch_size=1, dtype=torch.bfloat16)
+    on_all(job.trainers, found.dtype == torch.bfloat16 and torch.equal(found[:].float(), matrix @ matrix @ feat[:]))
+    half = rows_of(g, "_N", torch.float16)
+    found = layerwise(g, [lambda block, h: h[1]], half, batch_size=2)
+    on_all(job.trainers, found.dtype == torch.float16 and torch.equal(found[:], half[:]))
