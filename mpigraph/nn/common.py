@@ -103,14 +103,15 @@ def project_first(graph: MessagePassing, width: int, out: int) -> bool:
     """Whether a linear map is cheaper on the sources than on their aggregate.
 
     It can be if it narrows the rows, since the aggregation then gathers fewer numbers. But a block has many more
-    sources than destinations, and the products of all sources may cost more than that saves.
+    sources than destinations, and the products of all sources may cost more than that saves. In a piece of whole
+    neighbourhoods it is never so, lest the order of operations depend on how the graph is cut.
 
     Args:
         graph: a graph of one relation.
         width: width of the input.
         out: width of the output.
     """
-    if out >= width:
+    if out >= width or (isinstance(graph, Block) and graph.graph_out_degrees is not None):
         return False
     products = 2 * width * out * (graph.num_src_nodes() - graph.num_dst_nodes())
     return products < _FLOPS_PER_GATHERED * graph.num_edges() * (width - out)
