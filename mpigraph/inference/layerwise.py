@@ -46,7 +46,7 @@ def layerwise(
 
     One layer at a time over all nodes, so that no node is computed twice in a layer. The nodes of each host are
     computed by the trainers near it. A row of another node (machine) comes once to each node in a layer, into a cache
-    that its trainers share, which has room for all of them; rows of ``x`` that somebody may write meanwhile, through
+    that its trainers share, large enough for all of them; rows of ``x`` that somebody may write meanwhile, through
     :attr:`.DistTensor.local_partition`, come anew for each block. Besides ``x`` and these caches there are two tensors,
     what the layer reads and what it writes, whatever the number of layers.
 
