@@ -9,6 +9,8 @@ import sys
 import time
 from itertools import pairwise
 
+import h5py
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -183,17 +185,16 @@ class SAGE(nn.Module):
         self.sizes = sizes
         self.dropout = dropout
 
-    def layer(self, i, block, h):
+    def forward_layer(self, i, block, h):
         h = self.layers[i](block, h.float())  # features may be float16
         return h if i == len(self.layers) - 1 else mg.nn.relu_dropout(h, self.dropout, self.training)
 
     def forward(self, blocks, h):
         for i, block in enumerate(blocks):
-            h = self.layer(i, block, h)
+            h = self.forward_layer(i, block, h)
         return h
 
 
-@torch.no_grad()
 def represent(g, model, rows, fanout, device):
     """What all nodes become, layer by layer, in a DistTensor: no trainer reads or holds all of it.
 
@@ -204,17 +205,27 @@ def represent(g, model, rows, fanout, device):
         fanout: how many neighbours each node takes; -1: all.
         device: where to compute.
     """
-    nodes = mg.distributed.node_split(torch.ones(g.num_nodes(), dtype=torch.bool), g.get_partition_book())
-    sampler = mg.dataloading.NeighborSampler([fanout], return_eids=False)
-    policy = g.get_node_partition_policy()
-    for i, width in enumerate(model.sizes[1:]):
-        out = mg.distributed.DistTensor((g.num_nodes(), width), torch.float32, part_policy=policy)
-        loader = mg.distributed.DistNodeDataLoader(g, nodes, sampler, device, batch_size=1000)
-        for inputs, seeds, (block,) in shown(loader, f"layer {i} of all nodes"):
-            out[seeds] = model.layer(i, block, rows[inputs].to(device))
-        g.barrier()  # no trainer begins a layer before all have ended the one before
-        rows = out
-    return rows
+    if not model.layers:
+        return rows
+    options = {"fanout": fanout, "device": device, "progress_bar": sys.stderr.isatty()}
+    return mg.inference.layerwise(g, model, rows, batch_size=1000, **options)
+
+
+def write_hdf5(rows, path, name):
+    """Write a DistTensor to an HDF5 file, in the original order of the nodes; all trainers call it, each does a piece.
+
+    They write one .npy file together, which the first one copies: HDF5 files have one writer.
+    """
+    together = path + ".npy"
+    rows.save(together)
+    if dist.get_rank() == 0:
+        values = np.load(together, mmap_mode="r")
+        with h5py.File(path, "w") as file:
+            dataset = file.create_dataset(name, values.shape, values.dtype)
+            for begin in range(0, len(values), 1 << 16):
+                dataset[begin : begin + (1 << 16)] = values[begin : begin + (1 << 16)]
+        os.remove(together)
+    dist.barrier()
 
 
 def reverse_ids(g):

@@ -5,9 +5,11 @@
     srun -N 8 --ntasks-per-node=9 python examples/node_classification.py --graph_name G --part_config DIR/G.json
 
 Without --part_config it generates a graph whose labels need both features and neighbours, and also trains an MLP on
-the features alone, to show what the neighbours are worth.
+the features alone, to show what the neighbours are worth. The last evaluation is by minibatches of the test nodes and
+all their neighbours, or with --eval layerwise of all nodes of the graph, one layer at a time.
 """
 
+import sys
 from itertools import pairwise
 
 import common
@@ -52,6 +54,8 @@ def train(g, name, fanouts, args, device):
             progress.note(f"validation accuracy {evaluate(g, model, nodes['val'], len(fanouts), args, device):.4f}")
         progress.report()
         common.save(args, state, folder, epoch + 1)
+    if fanouts and args.eval == "layerwise":
+        return evaluate_layerwise(g, model, nodes["test"], args, device)
     return evaluate(g, model, nodes["test"], len(fanouts), args, device)
 
 
@@ -68,14 +72,18 @@ class Model(nn.Module):
         else:
             self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
 
+    def forward_layer(self, i, block, h):
+        """One layer, with what is before it and behind it; block is None in an MLP."""
+        if i == 0:
+            h = h.float()  # features may be float16
+            h = F.normalize(h, p=self.args.norm) if self.args.norm else h
+            h = mg.nn.dropout(h, self.args.feat_drop, self.training)
+        h = self.layers[i](h) if block is None else self.layers[i](block, h)
+        return mg.nn.relu_dropout(h, self.args.dropout, self.training) if i < len(self.layers) - 1 else h
+
     def forward(self, blocks, h):
-        h = h.float()  # features may be float16
-        h = F.normalize(h, p=self.args.norm) if self.args.norm else h
-        h = mg.nn.dropout(h, self.args.feat_drop, self.training)
-        for i, layer in enumerate(self.layers):
-            h = layer(blocks[i], h) if blocks else layer(h)
-            if i < len(self.layers) - 1:
-                h = mg.nn.relu_dropout(h, self.args.dropout, self.training)
+        for i, block in enumerate(blocks or [None] * len(self.layers)):
+            h = self.forward_layer(i, block, h)
         return h
 
 
@@ -94,6 +102,15 @@ def evaluate(g, model, nodes, num_layers, args, device):
     return float(accuracy.compute())
 
 
+def evaluate_layerwise(g, model, nodes, args, device):
+    """The same by the scores of all nodes of the graph, each computed once in a layer."""
+    options = {"fanout": args.eval_fan_out, "device": device, "progress_bar": sys.stderr.isatty()}
+    scores = mg.inference.layerwise(g, model, g.ndata["feat"], batch_size=1000, **options)
+    accuracy = common.Mean(device)
+    accuracy.add(scores[nodes].argmax(1) == g.ndata["label"][nodes])
+    return float(accuracy.compute())
+
+
 def write_graph(folder):
     """Write a partitioned graph of 20,000 nodes and 200,000 edges."""
     g = mg.data.generate(20_000, 200_000, feat_dim=64, num_classes=16)
@@ -105,6 +122,7 @@ SETTINGS = common.CHECKPOINTS | {
     "eval_every": (1, "evaluate after every so many epochs"),
     "fan_out": ("10,10", "neighbours per layer, input side first"),
     "eval_fan_out": (-1, "neighbours in each layer in evaluation; -1: all"),
+    "eval": ("minibatch", "how the last evaluation is done: minibatch, or layerwise"),
     "num_eval": (10**9, "evaluate on about so many nodes of each trainer"),
     "batch_size": (500, "of all trainers together"),
     "num_hidden": (64, "width of the layers between"),

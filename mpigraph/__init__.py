@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mpigraph.config import disable_fast_boxes
 
 if TYPE_CHECKING:
-    from mpigraph import checkpoint, convert, data, dataloading, distributed, function, nn
+    from mpigraph import checkpoint, convert, data, dataloading, distributed, function, inference, nn
     from mpigraph.convert import from_networkx, from_scipy
     from mpigraph.errors import MPIGraphError
     from mpigraph.errors import MPIGraphError as DGLError
@@ -67,6 +67,7 @@ __all__ = [
     "graph",
     "heterograph",
     "in_subgraph",
+    "inference",
     "khop_in_subgraph",
     "khop_out_subgraph",
     "nn",
@@ -83,7 +84,7 @@ __all__ = [
     "to_simple",
 ]
 
-_MODULES = {"checkpoint", "convert", "data", "dataloading", "distributed", "function", "nn"}
+_MODULES = {"checkpoint", "convert", "data", "dataloading", "distributed", "function", "inference", "nn"}
 _HOMES = {
     "mpigraph.graphs.fields": ("ALL", "EID", "ETYPE", "NID", "NTYPE"),
     "mpigraph.convert": ("from_networkx", "from_scipy"),

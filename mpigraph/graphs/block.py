@@ -41,6 +41,9 @@ class Block(Queries):
     is_block = True
     lacks_relations = False
     """Whether relations without edges were left out, so that the place of a relation does not tell which it is."""
+    graph_out_degrees: Callable[[Relation], torch.Tensor] | None = None
+    """Gives the out-degrees, int64[num_src], that the sources have in the graph; None where nobody has asked for them.
+    A block of whole neighbourhoods is a piece of the graph: what layers divide by must not depend on how it is cut."""
 
     def __init__(
         self, schema: Schema, structures: Mapping[Relation, InEdges], frames: Frames, device: torch.device
@@ -122,13 +125,18 @@ class Block(Queries):
             {relation: frames.edge[relation]},
         )
         schema = Schema(tuple(dict.fromkeys((relation[0], relation[2]))), (relation,))
-        return Block(schema, {relation: self._structures[relation]}, selected, self.device)
+        return self._told(Block(schema, {relation: self._structures[relation]}, selected, self.device))
 
     def changed(self, change: Callable[[torch.Tensor], torch.Tensor], device: torch.device) -> "Block":
         """Return the block with ``change(tensor)``, on ``device``, in place of every tensor."""
         structures = {relation: in_edges.changed(change) for relation, in_edges in self._structures.items()}
-        block = Block(self._schema, structures, self._frames.changed(change), device)
+        block = self._told(Block(self._schema, structures, self._frames.changed(change), device))
         block.lacks_relations = self.lacks_relations
+        return block
+
+    def _told(self, block: "Block") -> "Block":
+        """Return a block of the same sources, which knows what this one does of the graph."""
+        block.graph_out_degrees = self.graph_out_degrees
         return block
 
     def without_empty_relations(self) -> "Block":
@@ -137,7 +145,7 @@ class Block(Queries):
         edge = {relation: frame for relation, frame in frames.edge.items() if frame.num_rows}
         structures = {relation: self._structures[relation] for relation in edge}
         schema = Schema(self._schema.ntypes, tuple(edge))
-        block = Block(schema, structures, Frames(frames.src, frames.dst, edge), self.device)
+        block = self._told(Block(schema, structures, Frames(frames.src, frames.dst, edge), self.device))
         block.lacks_relations = self.lacks_relations or len(edge) < len(frames.edge)
         return block
 

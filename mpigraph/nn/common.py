@@ -6,6 +6,7 @@ import torch
 
 import mpigraph.function as fn
 from mpigraph.errors import InvalidArgumentError, MPIGraphError
+from mpigraph.graphs.block import Block
 from mpigraph.graphs.message_passing import MessagePassing
 from mpigraph.graphs.messages import Message
 
@@ -15,6 +16,7 @@ __all__ = [
     "check_in_degrees",
     "project_first",
     "source_and_destination",
+    "source_degrees",
     "weighted_copy",
 ]
 
@@ -49,6 +51,16 @@ def source_and_destination(
         raise InvalidArgumentError(f"the graph joins {sides}: give a pair of features, for sources and destinations")
     src = change(feat)
     return src, src[: graph.num_dst_nodes()] if graph.is_block else src
+
+
+def source_degrees(graph: MessagePassing) -> torch.Tensor:
+    """Return the out-degrees of the sources of a graph of one relation, int64[num_src].
+
+    Those in the whole graph, if the graph is a block that knows them (:attr:`.Block.graph_out_degrees`); else its own.
+    """
+    known = graph.graph_out_degrees if isinstance(graph, Block) else None
+    degrees = graph.out_degrees() if known is None else known(graph.canonical_etypes[0]).to(graph.device)
+    return torch.as_tensor(degrees)
 
 
 def check_in_degrees(graph: MessagePassing) -> None:
@@ -91,14 +103,15 @@ def project_first(graph: MessagePassing, width: int, out: int) -> bool:
     """Whether a linear map is cheaper on the sources than on their aggregate.
 
     It can be if it narrows the rows, since the aggregation then gathers fewer numbers. But a block has many more
-    sources than destinations, and the products of all sources may cost more than that saves.
+    sources than destinations, and the products of all sources may cost more than that saves. In a piece of whole
+    neighbourhoods it is never so, lest the order of operations depend on how the graph is cut.
 
     Args:
         graph: a graph of one relation.
         width: width of the input.
         out: width of the output.
     """
-    if out >= width:
+    if out >= width or (isinstance(graph, Block) and graph.graph_out_degrees is not None):
         return False
     products = 2 * width * out * (graph.num_src_nodes() - graph.num_dst_nodes())
     return products < _FLOPS_PER_GATHERED * graph.num_edges() * (width - out)

@@ -8,7 +8,7 @@ from torch import nn
 import mpigraph.function as fn
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.message_passing import MessagePassing
-from mpigraph.nn.common import Features, check_in_degrees, project_first, weighted_copy
+from mpigraph.nn.common import Features, check_in_degrees, project_first, source_degrees, weighted_copy
 
 __all__ = ["GraphConv"]
 
@@ -21,7 +21,8 @@ class GraphConv(nn.Module):
     Kipf, Welling: "Semi-supervised classification with graph convolutional networks", ICLR 2017.
 
     ``c_uv`` depends on ``norm``. "both": the square root of the out-degree of u times the in-degree of v; "right": the
-    in-degree of v; "left": the out-degree of u; "none": 1. Degrees are those of the block. Where the output is narrower
+    in-degree of v; "left": the out-degree of u; "none": 1. Degrees are those of the block; in
+    :func:`mpigraph.inference.layerwise` out-degrees are those of the graph. Where the output is narrower
     than the input, W is applied before the sum if that is less work.
 
     Args:
@@ -102,7 +103,7 @@ class GraphConv(nn.Module):
         with graph.local_scope():
             src = feat[0] if isinstance(feat, tuple) else feat
             if self._norm in ("left", "both"):
-                src = src * self._factor(graph.out_degrees(), src)
+                src = src * self._factor(source_degrees(graph), src)
             before = weight is not None and project_first(graph, *weight.shape)
             graph.srcdata["h"] = src @ weight if weight is not None and before else src
             graph.update_all(weighted_copy(graph, edge_weight), fn.sum("m", "h"))

@@ -92,8 +92,7 @@ class NeighborService:
         if self._world.all_near:
             if error is not None:
                 raise error
-            hosts_of = self._by_destination(requests)
-            return [self._near(r, hosts_of[self._dst(r)], self._buffers).finish() for r in requests]
+            return self.sample_near(requests)
         words: dict[int, I64] = {}
         drawing: list[LocalSampling] = []
         far: dict[int, PositionsByHost] = {}
@@ -123,6 +122,11 @@ class NeighborService:
             self._merge(request, far[self._dst(request)], found, readers)
             for request, found in zip(requests, drawn, strict=True)
         ]
+
+    def sample_near(self, requests: list[RelationRequest]) -> list[SampledNeighbors]:
+        """As :meth:`sample`, where hosts of this node hold all destinations. Local."""
+        hosts_of = self._by_destination(requests)
+        return [self._near(r, hosts_of[self._dst(r)], self._buffers).finish() for r in requests]
 
     def has_edges(self, queries: list[EdgeQuery], error: BaseException | None = None) -> list[Mask]:
         """Look edges up where their destinations are, all of them in one round.

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 import accuracy_links
+import h5py
 import numpy as np
 import pytest
 from jobs import EXAMPLES, ROOT, cannot_mount, clean_environment, launcher, mpiexec, run, run_job, warm_python
@@ -221,6 +222,16 @@ def test_link_prediction_ranks_held_out_edges_high(example: Example) -> None:
     assert hits_at_50 > 5 * 0.05, output
 
 
+def test_the_last_evaluation_is_the_same_layer_by_layer(example: Example, tmp_path: Path) -> None:
+    mg.distributed.partition_graph(mg.data.generate(400, 4000, feat_dim=8, num_classes=4), "default", 2, tmp_path)
+    flags = f"--part_config {tmp_path}/default.json --num_epochs 1 --fan_out 5,5 --num_hidden 16 --eval"
+    found = [
+        numbers(r"^test accuracy ([\d.]+)", example.run(1, "node_classification.py", f"{flags} {how}"))
+        for how in ("minibatch", "layerwise")
+    ]
+    assert found[0] == found[1], found
+
+
 @pytest.mark.slow
 def test_who_obeys_time_predicts_the_next_contacts_better(example: Example) -> None:
     output = example.run(4, "temporal.py", "--num_epochs 2 --lr 0.01", TWO_NODES)
@@ -230,8 +241,10 @@ def test_who_obeys_time_predicts_the_next_contacts_better(example: Example) -> N
 
 
 @pytest.mark.slow
-def test_unsupervised_beats_the_features(example: Example) -> None:
-    output = example.run(1, "unsupervised.py")
+def test_unsupervised_beats_the_features(example: Example, tmp_path: Path) -> None:
+    output = example.run(1, "unsupervised.py", f"--embeddings {tmp_path}/e.h5")
+    with h5py.File(tmp_path / "e.h5") as file:
+        assert file["embedding"].shape == (5000, 64)
     learned, plain = numbers(r"^test accuracy by representations ([\d.]+), by features ([\d.]+)", output)
     assert learned > plain + 0.10, output
 

@@ -1,6 +1,6 @@
 """One rank of a distributed job, the same script for both systems; started by ``host_jobs.py``.
 
-    job.py train|loader|pull|edges|hetero|sparse --system mpigraph|dgl --graph NAME --config FILE.json --out DIR
+    job.py train|loader|pull|edges|... --system mpigraph|dgl --graph NAME --config FILE.json --out DIR
 
 Every trainer writes ``DIR/trainer<rank>.json``. Times are lists over the steps, in seconds.
 """
@@ -59,6 +59,7 @@ def main():
     p.add_argument("--num_prefetch", type=int, default=2, help="minibatches ahead; mpigraph only")
     p.add_argument("--graphbolt", action="store_true", help="DGL only")
     p.add_argument("--fanouts", default="10,25")
+    p.add_argument("--layers", type=int, default=3, help="of inference")
     p.add_argument("--hidden", type=int, default=256)
     p.add_argument("--batch_size", type=int, default=1000)
     p.add_argument("--steps", type=int, default=40)
@@ -283,7 +284,68 @@ def sparse(lib, g, args):
     return {"step": step, "cpu": cpu, "rows": first}
 
 
-WORK = {"train": train, "loader": loader, "pull": pull, "edges": edges, "hetero": hetero, "sparse": sparse}
+def inference(lib, g, args):
+    """A model with parameters that both systems have alike, on all nodes; in DGL by the loop of its example."""
+    feat, layers = g.ndata["feat"], args.layers
+    model = SAGE(lib, feat.shape[1], args.hidden, layers).eval()
+    rng = np.random.default_rng(11)
+    with torch.no_grad():
+        for _, values in sorted(model.named_parameters()):
+            values.copy_(torch.from_numpy(rng.uniform(-0.1, 0.1, tuple(values.shape)).astype(np.float32)))
+    found = {"seconds": [], "rows": []}
+    for step in range(args.warm + args.steps):
+        torch.distributed.barrier()
+        before, begin = host_totals(), time.perf_counter()
+        if args.system == "mpigraph":
+            steps = [lambda block, h, i=i: one_layer(model, i, block, h) for i in range(layers)]
+            scores = lib.inference.layerwise(g, steps, feat, batch_size=args.batch_size)
+        else:
+            scores = hand_written(lib, g, model, feat, args)
+        torch.distributed.barrier()
+        if step >= args.warm:
+            found["seconds"].append(time.perf_counter() - begin)
+            for name, now in host_totals().items():
+                found.setdefault(name, []).append(now - before[name])
+    some = torch.arange(0, g.num_nodes(), max(1, g.num_nodes() // 1000))
+    found["rows"] = [float(scores[some].double().abs().mean())]
+    return found
+
+
+def one_layer(model, i, block, h):
+    """A layer and what is behind it, as a script writes it."""
+    h = model.layers[i](block, h)
+    return h if i == len(model.layers) - 1 else F.relu(h)
+
+
+def hand_written(lib, g, model, rows, args):
+    """DGL's ``inference()`` (examples/distributed/graphsage): one layer at a time, a loader of all neighbours."""
+    every = torch.ones(g.num_nodes(), dtype=torch.bool)
+    nodes = lib.distributed.node_split(every, g.get_partition_book(), force_even=False)
+    policy = g.get_node_partition_policy("_N")
+    with torch.no_grad():
+        for i, layer in enumerate(model.layers):
+            width = layer._out_feats
+            out = lib.distributed.DistTensor((g.num_nodes(), width), torch.float32, f"h{i}", part_policy=policy)
+            loader = lib.dataloading.DistNodeDataLoader(
+                g, nodes, lib.dataloading.NeighborSampler([-1]), batch_size=args.batch_size, drop_last=False
+            )
+            for inputs, seeds, (block,) in loader:
+                h = rows[inputs]
+                out[seeds] = one_layer(model, i, block, (h, h[: block.number_of_dst_nodes()]))
+            g.barrier() if hasattr(g, "barrier") else g._client.barrier()
+            rows = out
+    return rows
+
+
+WORK = {
+    "train": train,
+    "loader": loader,
+    "pull": pull,
+    "edges": edges,
+    "hetero": hetero,
+    "sparse": sparse,
+    "inference": inference,
+}
 
 if __name__ == "__main__":
     main()

@@ -1,0 +1,356 @@
+"""Evaluate a model on all nodes of a graph: one layer at a time, each node and each far row once per layer."""
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from mpigraph.arrays import I64
+from mpigraph.distgraph.dtypes import convert, dtype_name, to_storage
+from mpigraph.distgraph.graph import DistGraph
+from mpigraph.distgraph.sampled_graph import SampledGraph
+from mpigraph.distgraph.tensor import DistTensor
+from mpigraph.distgraph.typed_ids import Fanout, FeatureName
+from mpigraph.errors import InvalidArgumentError, TensorMismatchError, check_integer
+from mpigraph.graphs.in_memory import exact_device
+from mpigraph.inference.halo import HaloReader, far_sources, open_readers
+from mpigraph.inference.neighbourhoods import Neighbourhoods
+from mpigraph.inference.steps import Step, evaluating, input_dtype, steps_of
+from mpigraph.log import get_logger
+from mpigraph.mpi.agree import allgather_bytes, everywhere
+from mpigraph.rows.owners import OwnedRange, RowOwners
+
+__all__ = ["Inference", "LayerCounts", "layerwise"]
+
+NodeTensors = DistTensor | Mapping[str, DistTensor]
+
+
+def layerwise(
+    g: DistGraph,
+    model_or_layers: Any,
+    x: NodeTensors,
+    *,
+    batch_size: int,
+    device: torch.device | str = "cpu",
+    fanout: Fanout = -1,
+    edge_mask: FeatureName | None = None,
+    dtype: torch.dtype | None = None,
+    progress_bar: bool = False,
+) -> DistTensor | dict[str, DistTensor]:
+    """What all nodes become by a model, as a tensor over the hosts.
+
+    One layer at a time over all nodes, so that no node is computed twice in a layer. The nodes of each host are
+    computed by the trainers near it. A row of another node (machine) comes once to each node in a layer, into a cache
+    that its trainers share, large enough for all of them; rows of ``x`` that somebody may write meanwhile, through
+    :attr:`.DistTensor.local_partition`, come anew for each block. Besides ``x`` and these caches there are two tensors,
+    what the layer reads and what it writes, whatever the number of layers.
+
+    Args:
+        g: the graph.
+        model_or_layers: what maps rows of one layer to the next:
+
+            * a list of layers, each called as ``layer(block, (h_src, h_dst)) -> h_dst``, such as those of
+              :mod:`mpigraph.nn` and functions of the user's own; nothing is done between them;
+            * a module with ``layers`` and a method ``forward_layer(i, block, h) -> h_dst``, where ``h`` are the rows of
+              the sources, the destinations first. It does what belongs between layers: activation, dropout,
+              normalisation; ``forward`` can be a loop over it;
+            * a module with ``layers`` and no ``forward`` of its own: as the list of them. With a ``forward`` but
+              without ``forward_layer`` it is refused, as what happens between its layers is not known.
+
+            On typed graphs rows are dicts by node type. Modules are in evaluation mode meanwhile, and nothing is
+            recorded for gradients; a function that uses other modules puts them there itself.
+        x: what nodes enter with, or node type -> that. 16-bit floats, and other floats, become those of the
+            parameters of the model, where there are any.
+        batch_size: most nodes of a block.
+        device: where to compute.
+        fanout: most neighbours of a node in each relation, drawn from the job's seed and the node, whatever the batch;
+            -1: all. Or edge type -> most neighbours.
+        edge_mask: name of an edge feature of bool or uint8, or edge type -> name; edges where it is 0 are left out.
+        dtype: of the result; what the last layer gives by default.
+        progress_bar: show how far trainer 0 is.
+
+    Blocks have ``edata[EID]``, by which a layer reads features of edges, which are near. Out-degrees that
+    :class:`.GraphConv` divides by are those of the graph, not of the block. A node without in-edges is given to layers
+    as it is; whether they take it is theirs to say (``allow_zero_in_degree``).
+
+    Returns:
+        [num_nodes, ...], or by node type on graphs with several: of the types that the last layer gives rows of.
+
+    Raises:
+        InvalidArgumentError: an argument is not what it says above, or a layer gives something else than a row for each
+            destination.
+        TensorMismatchError: ``x`` are not rows of the nodes of ``g``, or trainers' layers give rows of different
+            shapes, or trainers give different ``x``, ``dtype`` or numbers of layers.
+        MPIGraphError: what a layer raises, by the name of the class; names the layer and the trainers.
+
+    All of these are raised on every trainer, whichever has the reason. Collective on the trainers.
+    """
+    inference = Inference(
+        g,
+        model_or_layers,
+        batch_size=batch_size,
+        device=device,
+        fanout=fanout,
+        edge_mask=edge_mask,
+        dtype=dtype,
+        progress_bar=progress_bar,
+    )
+    return inference.run(x)
+
+
+@dataclass
+class LayerCounts:
+    """What one layer read on this trainer.
+
+    Attributes:
+        halo_rows: far rows that were this trainer's to fetch: each far row of a node is one trainer's.
+        fetched_rows: far rows that it fetched.
+        seconds: time of the layer.
+    """
+
+    halo_rows: int
+    fetched_rows: int
+    seconds: float
+
+
+class Inference:
+    """One evaluation of a model on all nodes; arguments are those of :func:`layerwise`.
+
+    Collective on the trainers: construction and :meth:`run`.
+
+    Attributes:
+        counts: of each layer that was done.
+    """
+
+    def __init__(
+        self,
+        g: DistGraph,
+        model_or_layers: Any,
+        *,
+        batch_size: int,
+        device: torch.device | str = "cpu",
+        fanout: Fanout = -1,
+        edge_mask: FeatureName | None = None,
+        dtype: torch.dtype | None = None,
+        progress_bar: bool = False,
+    ) -> None:
+        """Check the arguments."""
+        if not isinstance(g, SampledGraph):
+            raise everywhere(InvalidArgumentError(f"g must be a DistGraph (got {type(g).__name__})"))
+        self._g = g
+        self._world = g.session.world
+        self.counts: list[LayerCounts] = []
+        with self._world.together("inference"):
+            self._batch_size = check_integer("batch_size", batch_size, 1)
+            self._device = exact_device(device)
+            self._steps = steps_of(model_or_layers)
+            self._model = model_or_layers
+            self._input_dtype = input_dtype(model_or_layers)
+            self._dtype = dtype
+            if dtype is not None:
+                dtype_name(dtype)
+        self._bar = bool(progress_bar) and g.session.rank == 0
+        self._neighbourhoods = Neighbourhoods(g, fanout, edge_mask)
+        self._typed = len(g.ntypes) > 1
+        offsets = g.loaded.topology.hosts.node_offsets
+        self._owned = {ntype: RowOwners(self._world, offsets[t]).ranges() for t, ntype in enumerate(g.ntypes)}
+
+    def run(self, x: NodeTensors) -> DistTensor | dict[str, DistTensor]:
+        """Evaluate; see :func:`layerwise`. Collective on the trainers."""
+        with self._world.together("inference"):
+            rows = self._checked(x)
+        self._agree(rows)
+        self._g.barrier()  # what was written before counts, and no row of x is unknown to any rank
+        given = list(rows.values())
+        shares = far_sources(self._g)
+        last = len(self._steps) - 1
+        with evaluating(self._model):
+            for number, step in enumerate(self._steps):
+                out = self._layer(number, step, rows, shares, self._dtype if number == last else None)
+                for tensor in rows.values():
+                    if not any(tensor is one for one in given):
+                        tensor.close()
+                rows = out
+        if self._typed:
+            return rows
+        return rows[self._g.ntypes[0]]
+
+    def _checked(self, x: NodeTensors) -> dict[str, DistTensor]:
+        g = self._g
+        if self._typed and not isinstance(x, Mapping):
+            raise InvalidArgumentError(f"x must be a dict by node type, since there are {g.ntypes}")
+        found = dict(x) if isinstance(x, Mapping) else {g.ntypes[0]: x}
+        for ntype, tensor in found.items():
+            policy = g.get_node_partition_policy(ntype)
+            if not isinstance(tensor, DistTensor):
+                raise InvalidArgumentError(f"x of {ntype!r} must be a DistTensor (got {type(tensor).__name__})")
+            rows = tensor.rows.policy
+            if tensor.graph_name != g.graph_name or (rows.is_node, rows.type_id) != (True, policy.type_id):
+                raise TensorMismatchError(f"x: the rows of tensor {tensor.name!r} are not nodes of type {ntype!r}")
+            if len(tensor.shape) < 2:
+                raise InvalidArgumentError(f"x of {ntype!r} must have rows of numbers (got shape {tensor.shape})")
+        if not found:
+            raise InvalidArgumentError("x is empty: no node type has rows")
+        return {ntype: found[ntype] for ntype in g.ntypes if ntype in found}  # in the same order on every trainer
+
+    def _agree(self, rows: dict[str, DistTensor]) -> None:
+        """Check that all trainers mean the same.
+
+        Raises:
+            TensorMismatchError: they do not; on every trainer.
+
+        Collective on the trainers.
+        """
+        tensors = {ntype: tensor.rows.number for ntype, tensor in rows.items()}
+        mine = json.dumps([len(self._steps), str(self._dtype), tensors])
+        with self._world.meeting("comparing the arguments of inference"):
+            said = allgather_bytes(self._world.trainers, mine.encode())
+        for trainer, other in enumerate(said):
+            if other != said[0]:
+                raise everywhere(
+                    TensorMismatchError(
+                        "inference: trainers give different [number of layers, dtype, numbers of tensors by type]: "
+                        f"trainer 0 {said[0].decode()}, trainer {trainer} {other.decode()}"
+                    )
+                )
+
+    def _layer(
+        self, number: int, step: Step, rows: dict[str, DistTensor], shares: dict[int, I64], dtype: torch.dtype | None
+    ) -> dict[str, DistTensor]:
+        """All nodes by one layer. Collective on the trainers."""
+        world = self._world
+        name = f"layer {number + 1} of {len(self._steps)} of inference"
+        begin = time.monotonic()
+        readers = open_readers(self._g, rows, shares)
+        try:
+            with world.together(f"fetching far rows for {name}"):
+                for reader in readers.values():
+                    reader.fill()
+            first: dict[str, torch.Tensor | None] = {}
+            batches = {ntype: self._batches(ntype) for ntype in rows}
+            with world.together(name):
+                for ntype in rows:
+                    batch = next(batches[ntype], None)
+                    if batch is not None:
+                        ids = np.arange(batch.first, batch.last)
+                    elif self._g.num_nodes(ntype) == 0:
+                        ids = np.empty(0, np.int64)  # nobody has a node: what rows would be like is seen from none
+                    else:
+                        continue
+                    first[ntype] = self._computed(number, step, readers, ntype, ids)
+            out = self._create(number, first, dtype)
+            with world.together(name):
+                for ntype, tensor in out.items():
+                    self._all(number, step, readers, ntype, tensor, first.get(ntype))
+            self._g.barrier()
+        finally:
+            for reader in readers.values():
+                reader.close(self._g)
+        halo = sum(len(shares[self._g.schema.ntype_id(ntype)]) for ntype in rows)
+        fetched = sum(reader.counts.fetched_rows for reader in readers.values())
+        self.counts.append(LayerCounts(halo, fetched, time.monotonic() - begin))
+        get_logger().info("%s: %d far rows fetched of %d, %.1f s", name, fetched, halo, self.counts[-1].seconds)
+        return out
+
+    def _batches(self, ntype: str) -> Iterator[OwnedRange]:
+        """The nodes of a type that this trainer owns, some at a time."""
+        for owned in self._owned[ntype]:
+            at = owned.first - owned.rows.start
+            for first in range(owned.first, owned.last, self._batch_size):
+                last = min(first + self._batch_size, owned.last)
+                yield OwnedRange(owned.host, first, last, slice(first - at, last - at))
+
+    def _all(
+        self,
+        number: int,
+        step: Step,
+        readers: dict[str, HaloReader],
+        ntype: str,
+        out: DistTensor,
+        first: torch.Tensor | None,
+    ) -> None:
+        """Write the rows of all nodes of a type that this trainer owns, the first of which were computed."""
+        total = sum(owned.last - owned.first for owned in self._owned[ntype])
+        what = f"layer {number + 1}/{len(self._steps)}" + (f" {ntype}" if self._typed else "")
+        with tqdm(total=total, desc=what, unit="node", unit_scale=True, disable=not self._bar) as bar:
+            for batch in self._batches(ntype):
+                made = first
+                if made is None:
+                    made = self._computed(number, step, readers, ntype, np.arange(batch.first, batch.last))
+                first = None
+                if made is None or tuple(made.shape[1:]) != out.shape[1:]:
+                    shape = None if made is None else tuple(made.shape[1:])
+                    raise InvalidArgumentError(f"a layer gives rows of shape {shape} and of {out.shape[1:]}")
+                values = convert(made, out.dtype, f"rows of {ntype!r}").contiguous()
+                with out.rows.writing(batch.host) as rows:  # its owner, who takes no lock
+                    rows[batch.rows] = to_storage(values, out.rows.dtype)
+                bar.update(len(values))
+
+    def _computed(
+        self, number: int, step: Step, readers: dict[str, HaloReader], ntype: str, ids: I64
+    ) -> torch.Tensor | None:
+        """The new rows of some nodes of a type, on the CPU; None if the layer gives none of this type."""
+        block, src_ids = self._neighbourhoods.block({self._g.schema.ntype_id(ntype): ids}, number)
+        h_src = {t: self._input(reader.read(src_ids[t])) for t, reader in readers.items()}
+        h_dst = {t: h[: block.num_dst_nodes(t)] for t, h in h_src.items()}
+        block = block.to(self._device)
+        if self._typed:
+            made: Any = step(block, (h_src, h_dst))
+            if not isinstance(made, Mapping):
+                raise InvalidArgumentError(f"a layer must return rows by node type (got {type(made).__name__})")
+            made = made.get(ntype)
+            if made is None:
+                return None
+        else:
+            made = step(block, (h_src[ntype], h_dst[ntype]))
+        if not isinstance(made, torch.Tensor) or made.dim() < 1 or made.shape[0] != len(ids):
+            got = tuple(made.shape) if isinstance(made, torch.Tensor) else type(made).__name__
+            raise InvalidArgumentError(f"a layer must return a row for each of {len(ids)} destinations (got {got})")
+        return made.detach().cpu()
+
+    def _input(self, rows: torch.Tensor) -> torch.Tensor:
+        if rows.dtype.is_floating_point and self._input_dtype is not None:
+            rows = rows.to(self._input_dtype)
+        return rows.to(self._device)
+
+    def _create(
+        self, number: int, first: dict[str, torch.Tensor | None], dtype: torch.dtype | None
+    ) -> dict[str, DistTensor]:
+        """Tensors for what a layer gives, of the shape that trainers with nodes have seen.
+
+        Raises:
+            TensorMismatchError: they have seen different ones; on every trainer.
+
+        Collective on the trainers.
+        """
+        mine = {
+            ntype: None if rows is None else [list(rows.shape[1:]), dtype_name(rows.dtype)]
+            for ntype, rows in first.items()
+        }
+        with self._world.meeting("agreeing on the rows of a layer"):
+            said = [json.loads(text) for text in allgather_bytes(self._world.trainers, json.dumps(mine).encode())]
+        g, found = self._g, {}
+        for ntype in g.ntypes:
+            seen = [(trainer, one[ntype]) for trainer, one in enumerate(said) if ntype in one]
+            for trainer, kind in seen:
+                if kind != seen[0][1]:
+                    raise everywhere(
+                        TensorMismatchError(
+                            f"layer {number + 1} of inference gives rows of {ntype!r} of {seen[0][1]} on trainer "
+                            f"{seen[0][0]}, and of {kind} on trainer {trainer}"
+                        )
+                    )
+            if seen and seen[0][1] is not None:
+                shape, name = seen[0][1]
+                stored = getattr(torch, name) if dtype is None else dtype
+                policy = g.get_node_partition_policy(ntype)
+                full = (g.num_nodes(ntype), *shape)
+                found[ntype] = DistTensor.filled(full, stored, None, f"layer {number + 1} of inference", policy)
+        if not found:
+            raise everywhere(InvalidArgumentError(f"layer {number + 1} of inference gives no rows"))
+        return found

@@ -1,0 +1,97 @@
+"""Blocks of one layer for the nodes that a trainer owns: drawn from near memory alone, whatever others do.
+
+A node and its in-edges lie on one host, near the trainer that owns the node. So blocks are made without a round of all
+ranks, and trainers need not have as many of them as others.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from mpigraph.arrays import I64
+from mpigraph.distgraph.graph import DistGraph
+from mpigraph.distgraph.typed_ids import Fanout, FeatureName
+from mpigraph.errors import InvalidArgumentError
+from mpigraph.graphs.block import Block
+from mpigraph.kernels.rng import combine
+from mpigraph.metadata.schema import Relation
+from mpigraph.sampling.minibatch import SamplingPlan, hop_requests
+from mpigraph.sampling.protocol import Operation
+
+__all__ = ["Neighbourhoods"]
+
+_DRAWS = 0x1AFE  # separates draws of inference from those of loaders with the same seed
+_EVERY = -1
+
+
+class Neighbourhoods:
+    """Makes blocks of one layer.
+
+    Collective on the trainers: construction. One-sided: :meth:`block`.
+    """
+
+    def __init__(self, g: DistGraph, fanout: Fanout, edge_mask: FeatureName | None) -> None:
+        """Check how neighbours are taken, and have the hosts prepare the mask.
+
+        Args:
+            g: the graph.
+            fanout: most neighbours of a node in each relation; -1: all. Or edge type -> most neighbours.
+            edge_mask: name of an edge feature that is a mask, or edge type -> name; edges where it is 0 are left out.
+
+        Raises:
+            FieldNameError, EdgeTypeError, InvalidArgumentError: they are not what this says; on every trainer.
+        """
+        self._g = g
+        with g.session.world.together("inference: fanout and edge_mask"):
+            self._plan: SamplingPlan = g.plan([fanout], edge_mask, False, True)
+            for number in self._plan.weights.values():
+                rows = g.session.state.tensors[number]
+                if rows.dtype not in ("bool", "uint8"):
+                    raise InvalidArgumentError(f"edge_mask {rows.name!r} must be bool or uint8 (got {rows.dtype})")
+        self._masked = {g.schema.relations[relation] for relation in self._plan.weights}
+        self._degrees: dict[Relation, tuple[I64, torch.Tensor]] = {}
+        if self._plan.weights:
+            numbers = sorted(set(self._plan.weights.values()))
+            g.session.control.call(Operation.PREPARE_WEIGHTS, doing="preparing edge_mask", numbers=numbers)
+
+    def block(self, seeds: Mapping[int, I64], layer: int) -> tuple[Block, dict[str, I64]]:
+        """The block of some destinations, and the ids of its sources.
+
+        Args:
+            seeds: int64[n] by node type id, nodes that this node's hosts hold.
+            layer: number of the layer; fewer neighbours than all are drawn anew in each.
+
+        Returns:
+            The block, with ``edata[EID]``; and by node type int64[num_src], the destinations first.
+        """
+        g = self._g
+        schema = g.schema
+        key = combine(g.session.state.seed ^ _DRAWS, layer)
+        with g.session.sampling() as service:
+            tables = service.local_ids(g.loaded)
+            for ntype, table in enumerate(tables):
+                table.reset(seeds.get(ntype, np.empty(0, np.int64)))
+            requests = hop_requests(self._plan, 0, g.loaded, seeds, key)
+            edges = {}
+            for request, found in zip(requests, service.sample_near(requests), strict=True):
+                indices = tables[schema.ends(request.relation)[0]].insert(found.src)
+                edges[schema.relations[request.relation]] = (found.offsets, indices, found.eids)
+            src_ids = {ntype: tables[t].ids.copy() for t, ntype in enumerate(schema.ntypes)}
+        num_dst = {ntype: len(seeds.get(t, ())) for t, ntype in enumerate(schema.ntypes)}
+        none = np.empty(0, np.int64)
+        for relation in schema.relations:
+            if relation not in edges:
+                indptr = np.zeros(num_dst[relation[2]] + 1, np.int64)
+                edges[relation] = (indptr, np.empty(0, np.int32), none)
+        block = Block.from_csc(schema, edges, src_ids, num_dst)
+        block.graph_out_degrees = lambda relation: self._out_degrees(relation, src_ids[relation[0]])
+        return block, src_ids
+
+    def _out_degrees(self, relation: Relation, ids: I64) -> torch.Tensor:
+        """Out-degrees in the whole graph of nodes, int64[n]."""
+        if relation in self._masked:
+            raise InvalidArgumentError(
+                f"the out-degrees of {relation} under edge_mask are not known: take a norm of in-degrees"
+            )
+        return torch.as_tensor(self._g.out_degrees(torch.from_numpy(ids), relation))

@@ -1,0 +1,129 @@
+"""Scores of pairs of nodes by their rows: of given pairs, and the best destinations of each source."""
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import torch
+
+from mpigraph.distgraph.tensor import DistTensor
+from mpigraph.errors import InvalidArgumentError, OutOfRangeError, check_integer
+from mpigraph.graphs.fields import IdsLike, as_ids
+
+__all__ = ["score_pairs", "top_k"]
+
+Score: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Rows of sources and of destinations, [n, ...] each -> float[n]."""
+
+
+def _dot(u: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return (u * v).flatten(1).sum(1)
+
+
+def score_pairs(
+    rows: DistTensor | tuple[DistTensor, DistTensor],
+    src: IdsLike,
+    dst: IdsLike,
+    *,
+    batch_size: int,
+    score: Score = _dot,
+    device: torch.device | str = "cpu",
+) -> torch.Tensor:
+    """Scores of given pairs of nodes.
+
+    Args:
+        rows: what nodes are, as :func:`.layerwise` gives it; or a pair, of the sources and of the destinations.
+        src: int[n], sources.
+        dst: int[n], destinations.
+        batch_size: most pairs at a time.
+        score: ``score(u, v) -> float[n]``; the dot product by default. A module, such as :class:`.EdgePredictor`, is in
+            whichever mode it is.
+        device: where to compute.
+
+    Returns:
+        float[n], on the CPU.
+
+    Raises:
+        OutOfRangeError: a node does not exist.
+        InvalidArgumentError: another argument is not what this says.
+
+    One-sided; every trainer can call it alone, with pairs of its own.
+    """
+    sources, destinations = _two(rows)
+    step = check_integer("batch_size", batch_size, 1)
+    u, v = as_ids(src, "source ids"), as_ids(dst, "destination ids")
+    if len(u) != len(v):
+        raise InvalidArgumentError(f"a pair has two ends (got {len(u)} sources and {len(v)} destinations)")
+    _check(u, sources)
+    _check(v, destinations)
+    found = [torch.empty(0)] if len(u) == 0 else []
+    with torch.no_grad():
+        for begin in range(0, len(u), step):
+            ends = u[begin : begin + step], v[begin : begin + step]
+            made = score(sources[ends[0]].to(device), destinations[ends[1]].to(device))
+            if made.numel() != len(ends[0]):
+                raise InvalidArgumentError(
+                    f"score must give one number for each of {len(ends[0])} pairs (got {tuple(made.shape)})"
+                )
+            found.append(made.reshape(-1).cpu())
+    return torch.cat(found)
+
+
+def top_k(
+    rows: DistTensor | tuple[DistTensor, DistTensor],
+    src: IdsLike,
+    k: int,
+    *,
+    batch_size: int,
+    device: torch.device | str = "cpu",
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The destinations with the largest dot products with each source, best first; of equal ones those of lower id.
+
+    Destinations are read some at a time, each once for all sources, and never all products are in memory.
+
+    Args:
+        rows: [num_nodes, width], as :func:`.layerwise` gives it; or a pair, of the sources and of the destinations.
+        src: int[n], sources.
+        k: how many for each; fewer where there are fewer destinations.
+        batch_size: most destinations at a time.
+        device: where to compute.
+
+    Returns:
+        float[n, k] scores and int64[n, k] destinations, on the CPU.
+
+    Raises:
+        OutOfRangeError: a node does not exist.
+        InvalidArgumentError: another argument is not what this says.
+
+    One-sided; every trainer can call it alone, with sources of its own.
+    """
+    sources, destinations = _two(rows)
+    step, k = check_integer("batch_size", batch_size, 1), check_integer("k", k, 0)
+    u = as_ids(src, "source ids")
+    _check(u, sources)
+    if len(sources.shape) != 2 or sources.shape[1:] != destinations.shape[1:]:
+        raise InvalidArgumentError(f"rows must be of one width (got {sources.shape} and {destinations.shape})")
+    with torch.no_grad():
+        h = sources[u].to(device)
+        h = h if h.dtype == torch.float64 else h.float()
+        best = h.new_empty((len(u), 0))
+        ids = torch.empty((len(u), 0), dtype=torch.int64, device=h.device)
+        for begin in range(0, len(destinations), step):
+            some = destinations[begin : min(begin + step, len(destinations))].to(h)
+            best = torch.cat([best, h @ some.T], 1)
+            new = torch.arange(begin, begin + len(some), device=h.device).expand(len(u), -1)
+            ids = torch.cat([ids, new], 1)
+            best, order = torch.sort(best, dim=1, descending=True, stable=True)  # ids ascend among equals, and stay so
+            best, ids = best[:, :k], ids.gather(1, order[:, :k])
+    return best.cpu(), ids.cpu()
+
+
+def _two(rows: DistTensor | tuple[DistTensor, DistTensor]) -> tuple[DistTensor, DistTensor]:
+    found = rows if isinstance(rows, tuple) else (rows, rows)
+    if len(found) != 2 or not all(isinstance(one, DistTensor) for one in found):
+        raise InvalidArgumentError(f"rows must be a DistTensor, or two (got {rows!r})")
+    return found
+
+
+def _check(ids: torch.Tensor, rows: DistTensor) -> None:
+    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < len(rows):
+        raise OutOfRangeError(f"tensor {rows.name!r} has no row {int(ids.max() if ids.min() >= 0 else ids.min())}")

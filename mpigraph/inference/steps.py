@@ -1,0 +1,86 @@
+"""A model as the list of its layers, each a function of a block and rows; and its state while it only evaluates."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+
+from mpigraph.errors import InvalidArgumentError
+from mpigraph.graphs.block import Block
+
+__all__ = ["Rows", "Step", "evaluating", "input_dtype", "steps_of"]
+
+Rows: TypeAlias = torch.Tensor | dict[str, torch.Tensor]
+"""Rows of the nodes of the only type, or by node type."""
+Step: TypeAlias = Callable[[Block, tuple[Rows, Rows]], Rows]
+"""One layer: a block, rows of its sources and of its destinations -> new rows of the destinations."""
+
+
+def steps_of(model: object) -> list[Step]:
+    """The layers of a model, in their order.
+
+    Args:
+        model: as ``model_or_layers`` of :func:`.layerwise`.
+
+    Raises:
+        InvalidArgumentError: it is none of these, or has no layer.
+    """
+    if hasattr(model, "module") and isinstance(model, nn.Module) and not hasattr(model, "layers"):
+        model = model.module  # of DistributedDataParallel
+    layers: Any = model
+    if isinstance(model, nn.Module) and not isinstance(model, nn.ModuleList | nn.Sequential):
+        layers = getattr(model, "layers", None)
+        if layers is None:
+            raise InvalidArgumentError(
+                f"{type(model).__name__} has no layers: give a module with .layers, or a list of layers"
+            )
+    if not isinstance(layers, Sequence | nn.ModuleList | nn.Sequential) or isinstance(layers, str) or not len(layers):
+        raise InvalidArgumentError(f"give a module with .layers, or a list of layers (got {model!r})")
+    for layer in layers:
+        if not callable(layer):
+            raise InvalidArgumentError(f"a layer must be callable (got {layer!r})")
+    forward = getattr(model, "forward_layer", None)
+    if callable(forward):
+        return [partial(_by_number, forward, number) for number in range(len(layers))]
+    if layers is not model and type(model).forward is not nn.Module.forward:  # type: ignore[attr-defined]
+        raise InvalidArgumentError(
+            f"what {type(model).__name__}.forward does between its layers is not known: give the model a method "
+            "forward_layer(i, block, h), or pass model.layers if there is nothing between them"
+        )
+    return list(layers)
+
+
+def _by_number(forward: Callable[[int, Block, Rows], Rows], number: int, block: Block, h: tuple[Rows, Rows]) -> Rows:
+    return forward(number, block, h[0])
+
+
+def input_dtype(model: object) -> torch.dtype | None:
+    """The dtype in which layers take floating rows: that of the first such parameter; None if none is known."""
+    for module in _modules(model):
+        for parameter in module.parameters():
+            if parameter.dtype.is_floating_point:
+                return parameter.dtype
+    return None
+
+
+def _modules(model: object) -> list[nn.Module]:
+    if isinstance(model, nn.Module):
+        return [model]
+    return [layer for layer in model if isinstance(layer, nn.Module)] if isinstance(model, Sequence) else []
+
+
+@contextmanager
+def evaluating(model: object) -> Iterator[None]:
+    """Inside, the modules of a model are in evaluation mode and nothing is recorded for gradients."""
+    before = [(module, module.training) for top in _modules(model) for module in top.modules()]
+    for module, _ in before:
+        module.training = False
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in before:
+            module.training = training

@@ -1,0 +1,300 @@
+"""Layer by layer over all nodes, against the whole graph in memory and float64; and what goes wrong."""
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from layouts import SharedJob, everywhere, on_all
+from torch import nn
+
+import mpigraph as mg
+import mpigraph.distributed as dist
+import mpigraph.function as fn
+from mpigraph.errors import InvalidArgumentError, MPIGraphError, TensorMismatchError
+from mpigraph.graphs.fields import EID
+from mpigraph.inference import layerwise
+from mpigraph.inference.layerwise import Inference
+from mpigraph.metadata.schema import Schema
+from mpigraph.partition.pipeline import partition_source
+from mpigraph.partition.source import Feature, GraphSource
+
+WIDTH = 6
+SIZES = [(WIDTH, 8), (8, 5), (5, 4)]
+
+
+def whole(g: dist.DistGraph) -> mg.HeteroGraph:
+    """The graph in memory, edges in the order of their ids."""
+    edges = {r: g.find_edges(torch.arange(g.num_edges(r)), r) for r in g.canonical_etypes}
+    return mg.HeteroGraph(g.schema, edges, {t: g.num_nodes(t) for t in g.ntypes})
+
+
+def rows_of(g: dist.DistGraph, ntype: str, dtype: torch.dtype = torch.float32) -> dist.DistTensor:
+    """Rows that are a function of a node's id."""
+    ids = torch.arange(g.num_nodes(ntype), dtype=torch.float64)[:, None]
+    x = dist.DistTensor((len(ids), WIDTH), dtype, part_policy=g.get_node_partition_policy(ntype))
+    if g.rank() == 0:
+        x[:] = torch.sin(ids * torch.arange(1, WIDTH + 1) + len(ntype))
+    g.barrier()
+    return x
+
+
+def close(found: torch.Tensor, wanted: torch.Tensor) -> bool:
+    same = found.shape == wanted.shape
+    return same and bool(((found.double() - wanted).abs() <= 1e-5 * wanted.abs().max()).all() if len(wanted) else True)
+
+
+def in_float64(layers: list[nn.Module], graph: Any, x: Any) -> Any:
+    """The layers on the whole graph."""
+    with torch.no_grad():
+        for layer in layers:
+            x = copy.deepcopy(layer).double().eval()(graph, x)
+    return x
+
+
+class Heads(nn.Module):
+    """GAT, its heads averaged."""
+
+    def __init__(self, width: int, out: int) -> None:
+        super().__init__()
+        self.conv = mg.nn.GATConv(width, out, 2, feat_drop=0.3, attn_drop=0.3, allow_zero_in_degree=True)
+
+    def forward(self, graph: Any, h: Any) -> torch.Tensor:
+        return torch.as_tensor(self.conv(graph, h).mean(1))
+
+
+def gcn(norm: str) -> Callable[[int, int], nn.Module]:
+    return lambda a, b: mg.nn.GraphConv(a, b, norm, activation=torch.relu, allow_zero_in_degree=True)
+
+
+PLAIN: dict[str, Callable[[int, int], nn.Module]] = {
+    "SAGE": lambda a, b: mg.nn.SAGEConv(a, b, "mean", feat_drop=0.5, activation=torch.relu),
+    "SAGE pool": lambda a, b: mg.nn.SAGEConv(a, b, "pool"),
+    "GCN both": gcn("both"),
+    "GCN left": gcn("left"),
+    "GCN right": gcn("right"),
+    "GCN none": gcn("none"),
+    "GAT": Heads,
+    "GIN": lambda a, b: mg.nn.GINConv(nn.Linear(a, b), "max"),
+}
+
+
+def test_three_layers_equal_the_whole_graph(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    x = rows_of(g, g.ntypes[0])
+    graph = whole(g)
+    for kind, make in PLAIN.items():
+        torch.manual_seed(3)
+        layers = [make(a, b) for a, b in SIZES]
+        layers[1].eval()
+        wanted = in_float64(layers, graph, x[:].double())
+        found = layerwise(g, layers, x, batch_size=7)
+        on_all(job.trainers, close(found[:], wanted), kind)
+        assert [layer.training for layer in layers] == [True, False, True]
+    assert torch.is_grad_enabled()
+
+
+def test_typed_layers_equal_the_whole_graph(job: SharedJob, typed_oracle: str) -> None:
+    g = job.open(typed_oracle)
+    x = {ntype: rows_of(g, ntype) for ntype in g.ntypes}
+    graph = whole(g)
+    num = len(g.canonical_etypes)
+
+    def by_relation(a: int, b: int) -> nn.Module:
+        convs = {r[1]: mg.nn.GraphConv(a, b, "both") for r in g.canonical_etypes}
+        return mg.nn.HeteroGraphConv(convs, "sum")
+
+    kinds: dict[str, Callable[[int, int], nn.Module]] = {
+        "RGCN": lambda a, b: mg.nn.RelGraphConv(a, b, num, activation=torch.relu),
+        "RGCN bases": lambda a, b: mg.nn.RelGraphConv(a, b, num, "basis", 2, dropout=0.4),
+        "HGT": lambda a, b: mg.nn.HGTConv(a, b, 1, len(g.ntypes), num, dropout=0.4, use_norm=True),
+        "GCN by relation": by_relation,
+    }
+    for kind, make in kinds.items():
+        torch.manual_seed(4)
+        layers = [make(a, b) for a, b in SIZES[:2]]
+        wanted = in_float64(layers, graph, {t: rows[:].double() for t, rows in x.items()})
+        found = layerwise(g, layers, x, batch_size=5)
+        assert isinstance(found, dict)
+        bad = [t for t in found if not close(found[t][:], wanted[t])]
+        on_all(job.trainers, not bad and found.keys() == wanted.keys(), f"{kind}: {bad}, {set(found)}")
+
+
+class Model(nn.Module):
+    """What lies between layers depends on the mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(mg.nn.SAGEConv(a, b, "mean") for a, b in SIZES)
+        self.norms = nn.ModuleList(nn.BatchNorm1d(b) for _, b in SIZES)
+        for norm in self.norms:
+            norm.running_mean.uniform_(-1, 1)
+
+    def forward_layer(self, i: int, block: Any, h: torch.Tensor) -> torch.Tensor:
+        h = self.norms[i](self.layers[i](block, h))
+        return nn.functional.dropout(torch.relu(h), 0.5, self.training)
+
+    def forward(self, blocks: Any, h: torch.Tensor) -> torch.Tensor:
+        for i, block in enumerate(blocks):
+            h = self.forward_layer(i, block, h)
+        return h
+
+
+def test_a_model_says_what_is_between_its_layers(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    torch.manual_seed(5)
+    model = Model()
+    for dtype in (torch.float32, torch.float16):
+        x = rows_of(g, g.ntypes[0], dtype)
+        with torch.no_grad():
+            wanted = copy.deepcopy(model).double().eval()([whole(g)] * 3, x[:].double())
+        found = layerwise(g, model, x, batch_size=10, dtype=torch.float64)
+        assert found.dtype == torch.float64
+        on_all(job.trainers, close(found[:], wanted))
+    assert model.training and all(norm.training for norm in model.norms)
+
+
+def test_edges_have_weights_and_a_mask(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+
+    def weighted(block: Any, h: Any) -> torch.Tensor:
+        with block.local_scope():
+            block.srcdata["h"] = h[0]
+            block.edata["w"] = g.edata["weight"][block.edata[EID]][:, None].to(h[0])
+            block.update_all(fn.u_mul_e("h", "w", "m"), fn.sum("m", "out"))
+            return torch.as_tensor(block.dstdata["out"])
+
+    x = rows_of(g, g.ntypes[0], torch.float64)
+    src, dst = g.find_edges(torch.arange(g.num_edges()))
+    weight = g.edata["weight"][:].double()
+    for mask in (None, "even"):
+        kept = weight if mask is None else weight * g.edata["even"][:]
+        matrix = torch.zeros(g.num_nodes(), g.num_nodes(), dtype=torch.float64).index_put((dst, src), kept, True)
+        found = layerwise(g, [weighted, weighted], x, batch_size=9, edge_mask=mask)
+        on_all(job.trainers, close(found[:], matrix @ matrix @ x[:]))
+    both = mg.nn.GraphConv(WIDTH, 3, "both", allow_zero_in_degree=True)
+    with pytest.raises(InvalidArgumentError, match="edge_mask"):
+        layerwise(g, [both], x, batch_size=9, edge_mask="even")
+
+
+def exact(block: Any, h: Any) -> torch.Tensor:
+    """Sums of small integers: the same bits in any order."""
+    with block.local_scope():
+        block.srcdata["h"] = h[0]
+        block.update_all(fn.copy_u("h", "m"), fn.sum("m", "out"))
+        return torch.as_tensor(block.dstdata["out"]) + 2 * h[1]
+
+
+@everywhere
+def test_no_bit_depends_on_batches_or_layout(job: SharedJob, oracle) -> None:
+    path = oracle(3)
+
+    def body(batch_sizes: tuple[int, ...]) -> list[torch.Tensor]:
+        g = job.open(path) if len(batch_sizes) > 1 else dist.DistGraph("oracle", part_config=path)
+        found = []
+        for fanout in (-1, 2):
+            for batch_size in batch_sizes:
+                made = layerwise(g, [exact] * 3, g.ndata["feat"], batch_size=batch_size, fanout=fanout)
+                found.append(made[:].clone())
+        return found
+
+    alone = job.alone(lambda: body((1000,)))
+    here = body((1, 13, 1000))
+    same = [torch.equal(rows, alone[i // 3]) for i, rows in enumerate(here)]
+    on_all(job.trainers, all(same) and not torch.equal(alone[0], alone[1]), str(same))
+
+
+@everywhere
+def test_a_far_row_comes_once_to_a_node_in_a_layer(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    inference = Inference(g, [exact] * 3, batch_size=5)
+    inference.run(g.ndata["feat"])
+    counted = np.array([[c.halo_rows, c.fetched_rows] for c in inference.counts])
+    total = np.array(job.trainers.allgather(counted)).sum(0)
+    src, dst = (ends.numpy() for ends in g.find_edges(torch.arange(g.num_edges())))
+    world, hosts = g.session.world, g.loaded.topology.hosts
+    home, reader = (world.nodes_of_hosts[hosts.node_owner(ids, 0)] for ids in (src, dst))
+    unique = len(np.unique(np.stack([reader, src], 1)[home != reader], axis=0))
+    assert total[:, 0].tolist() == [unique] * 3
+    assert (total[:, 1] >= unique).all() and (total[:, 1] <= 1.05 * unique).all(), (total, unique)
+
+
+class Failing(Exception):
+    """Not one of this library's."""
+
+
+def test_what_is_wrong_is_raised_on_every_trainer(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    x = g.ndata["feat"]
+    last = job.rank == job.trainers.size - 1
+
+    def fails(block: Any, h: Any) -> torch.Tensor:
+        if last:
+            raise Failing("no luck")
+        return exact(block, h)
+
+    def differs(block: Any, h: Any) -> torch.Tensor:
+        return h[1][:, : 1 + last]
+
+    def short(block: Any, h: Any) -> torch.Tensor:
+        return h[1][1:]
+
+    cases: list[tuple[Any, Any, dict[str, Any], str, type[MPIGraphError]]] = [
+        ([exact, fails], x, {}, "no luck", MPIGraphError),
+        ([short], x, {}, "a row for each of", InvalidArgumentError),
+        ([lambda block, h: None], x, {}, "a row for each of", InvalidArgumentError),
+        ([exact], x, {"batch_size": 0 if last else 1}, "batch_size", InvalidArgumentError),
+        ([exact], x, {"fanout": -2}, "fanout", MPIGraphError),
+        ([exact], x, {"edge_mask": "weight"}, "edge_mask", InvalidArgumentError),
+        ([exact], x, {"edge_mask": "none such"}, "none such", MPIGraphError),
+        ([], x, {}, "layers", InvalidArgumentError),
+        (nn.Linear(1, 1), x, {}, "no layers", InvalidArgumentError),
+        ([exact], x[:], {}, "DistTensor", InvalidArgumentError),
+        ([exact], g.edata["weight"], {}, "nodes of type", TensorMismatchError),
+    ]
+    if job.trainers.size > 1:
+        cases.append(([differs], x, {}, "trainer", TensorMismatchError))
+        cases.append(([exact] * (1 + last), x, {}, "number of layers", TensorMismatchError))
+    for layers, rows, options, text, kind in cases:
+        with pytest.raises(kind, match=text):
+            layerwise(g, layers, rows, **({"batch_size": 20} | options))
+    plain = Model()
+    del Model.forward_layer
+    try:
+        with pytest.raises(InvalidArgumentError, match="forward_layer"):
+            layerwise(g, plain, x, batch_size=20)
+    finally:
+        Model.forward_layer = forward_layer
+    on_all(
+        job.trainers,
+        torch.equal(layerwise(g, [exact], x, batch_size=20)[:1], layerwise(g, [exact], x, batch_size=1)[:1]),
+    )
+
+
+forward_layer = Model.forward_layer
+
+
+def write_small(directory: Path, nodes: int, edges: int) -> str:
+    """A graph in two parts, with fewer nodes than there may be trainers."""
+    ids = np.arange(edges) % max(nodes, 1)
+    feat = Feature.of(np.arange(2 * nodes, dtype=np.float32).reshape(nodes, 2))
+    source = GraphSource(Schema.homogeneous(), (nodes,), ((ids, (ids + 1) % max(nodes, 1)),), {"_N": {"feat": feat}})
+    result = partition_source(source, "small", 2, directory, "given", assignment=np.arange(nodes) * 2 // nodes)
+    return str(result.config_path)
+
+
+@pytest.mark.parametrize(("nodes", "edges"), [(1, 0), (2, 2), (3, 9)])
+def test_small_graphs(job: SharedJob, nodes: int, edges: int) -> None:
+    g = job.open(job.write(write_small, nodes, edges))
+    feat = g.ndata["feat"]
+    src, dst = g.find_edges(torch.arange(edges))
+    matrix = 2 * torch.eye(nodes)
+    matrix.index_put_((dst, src), torch.ones(edges), accumulate=True)
+    found = layerwise(g, [exact, exact], feat, batch_size=1, dtype=torch.bfloat16)
+    on_all(job.trainers, found.dtype == torch.bfloat16 and torch.equal(found[:].float(), matrix @ matrix @ feat[:]))
+    half = rows_of(g, "_N", torch.float16)
+    found = layerwise(g, [lambda block, h: h[1]], half, batch_size=2)
+    on_all(job.trainers, found.dtype == torch.float16 and torch.equal(found[:], half[:]))
