@@ -12,6 +12,7 @@ SCRIPTS = ROOT / "tests" / "compat" / "scripts"
 AS_DGL = ("-m", "mpigraph", "run", "--as-dgl")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_from_a_graph_to_a_model(ranks: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(*warm_python(), *AS_DGL, SCRIPTS / "guide_preprocessing.py", tmp_path, cwd=tmp_path)

@@ -70,8 +70,8 @@ def start(ranks: int, script: str, part_config: Path, *flags: object, cwd: Path)
 
 
 def on(few: int) -> pytest.MarkDecorator:
-    """Runs a test on one number of ranks here, and in the slow tests on the others."""
-    marks = [pytest.param(ranks, marks=[] if ranks == few else pytest.mark.slow) for ranks in STARTS]
+    """Runs a test on one number of ranks here, and as a study on the others."""
+    marks = [pytest.param(ranks, marks=[] if ranks == few else pytest.mark.study) for ranks in STARTS]
     return pytest.mark.parametrize("ranks", marks)
 
 
