@@ -57,7 +57,7 @@ def test_rounds_and_messages_do_not_grow_with_relations(job: SharedJob, tmp_path
     assert found[0][0] == HOPS
 
 
-@pytest.mark.slow
+@pytest.mark.study
 @on_layouts(FAR[:1])
 def test_each_of_two_hundred_relations_is_read(job: SharedJob, tmp_path: Path) -> None:
     source = many_relations(200)
