@@ -4,9 +4,13 @@ Printing never stands between an error and the end of the job: standard error ma
 pipe that nobody reads.
 """
 
+import array
 import faulthandler
+import fcntl
 import os
+import stat
 import sys
+import termios
 import threading
 import time
 import traceback
@@ -24,6 +28,7 @@ __all__ = ["abort", "exit_status", "guard", "say", "unguard"]
 
 _SPEAKING_TIME = 15.0  # seconds that the speaker has to print an error that every rank raises, and MPI to end them
 _PRINTING_TIME = 10.0  # seconds that printing and MPI_Abort may take before the process just ends, and with it the job
+_READING_TIME = 5.0  # seconds that the launcher has to read what was printed: some drop what they have not read
 _INTERRUPTED = 130  # a shell's status of what Ctrl-C has ended
 
 
@@ -61,11 +66,28 @@ def abort(status: int, text: str = "", stacks: bool = False) -> NoReturn:
                 faulthandler.dump_traceback(sys.__stderr__.fileno(), all_threads=True)
         with suppress(Exception):
             sys.stdout.flush()  # what the script has printed before
+        with suppress(Exception):
+            _wait_until_read(_READING_TIME)
         # Not COMM_SELF: of that MPICH 5.0 tells its launcher nothing, which then must see that this process has ended,
         # and does not where it is told so before it finds the process's socket closed.
         MPI.COMM_WORLD.Abort(status)
     finally:
         os._exit(status)
+
+
+def _wait_until_read(seconds: float) -> None:
+    """Wait until the launcher has read what this process wrote to it through pipes, but not for longer than this.
+
+    MPICH's looks at messages to it before it looks at output, and at an abort it ends at once.
+    """
+    end = time.monotonic() + seconds
+    unread = array.array("i", [0])
+    for number in (1, 2):
+        while stat.S_ISFIFO(os.fstat(number).st_mode) and time.monotonic() < end:
+            fcntl.ioctl(number, termios.FIONREAD, unread)
+            if not unread[0]:
+                break
+            time.sleep(0.001)
 
 
 class _Exit(SystemExit):
