@@ -8,7 +8,7 @@ In a job on one node every host is near, nothing is ever asked, and a channel is
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
 
 import numpy as np
@@ -22,6 +22,7 @@ from mpigraph.mpi.coroutine import Coroutine, Task, finish, run
 from mpigraph.mpi.rounds import FAILED, OK, Header, exchange_answers, exchange_requests, in_rank_order
 from mpigraph.mpi.wait import IN_ROUND, PEERS_COMPUTE, wait
 from mpigraph.mpi.world import World
+from mpigraph.sampling.answering import NotOpenHere
 from mpigraph.sampling.channel import HEAD, Answer, Channel, Exchange
 from mpigraph.sampling.protocol import Operation
 
@@ -150,7 +151,7 @@ class RoundChannel(Channel):
             answers: dict[int, U8] | None = None
             try:
                 ranks = requests.senders
-                made = answer([requests.of(rank) for rank in ranks])
+                made = yield from self._made(answer, [requests.of(rank) for rank in ranks])
                 answers = {rank: one[HEAD:].view(np.uint8) for rank, one in zip(ranks, made, strict=True)}
             except Exception as exc:  # told to every rank by the exchange, and raised there
                 error = exc
@@ -160,6 +161,16 @@ class RoundChannel(Channel):
             assert received is not None
             self._count(np.diff(received.bounds))
         return {rank: received.of(rank) for rank in np.flatnonzero(counts).tolist()}
+
+    def _made(self, answer: Answer, messages: Sequence[I64]) -> Coroutine[Sequence[I64]]:
+        """The answers; a server's second thread waits until the first has left the call that opens what they need."""
+        while True:
+            try:
+                return answer(messages)
+            except NotOpenHere:
+                if self.world.is_trainer:  # it is in no call, or it would not be here
+                    raise
+                yield MPI.REQUEST_NULL
 
     def _count(self, nbytes: I64) -> None:
         """Count what goes to or comes from each rank (int64[size])."""

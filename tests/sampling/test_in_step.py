@@ -11,11 +11,9 @@ from layouts import FAR, Job, Layout, on_all, own_on_layouts
 from mpi4py import MPI
 from worlds import answer_to, asked_of, behind_head, flat_world, meet, world_of
 
-from mpigraph.errors import (
-    GraphDataError,
-    InvalidArgumentError,
-)
+from mpigraph.errors import CollectiveError, GraphDataError, InvalidArgumentError
 from mpigraph.mpi.world import World
+from mpigraph.sampling.answering import NotOpenHere
 from mpigraph.sampling.in_step import RoundChannel
 
 Words = npt.NDArray[np.int64]
@@ -112,6 +110,30 @@ def test_a_failed_round_raises_for_all_and_the_channel_goes_on(layout: Job) -> N
             ask_all(channel, world)
         serve(channel, world)
         assert channel.rounds == 4
+        channel.close()
+
+
+@own_on_layouts([Layout(4, 1, 2)])
+def test_a_server_answers_once_what_is_asked_for_is_open(layout: Job) -> None:
+    """Its second thread answers beside a control call that opens it, which this server may leave last."""
+    with world_of(layout) as world:
+        early: list[bool] = [] if world.is_trainer else [True, True]
+
+        def open_later() -> None:
+            if early:
+                early.pop()
+                raise NotOpenHere("times of edges number 8 are not open here")
+
+        channel = channel_of(world, 1, open_later)
+        if world.is_trainer:
+            ask_all(channel, world)
+        serve(channel, world)
+        assert not early
+        if world.is_trainer:  # it would not be here
+            early.append(True)
+            with pytest.raises(CollectiveError, match="number 8 are not open"):
+                ask_all(channel, world)
+        serve(channel, world)
         channel.close()
 
 
