@@ -36,7 +36,7 @@ from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.block import Block
 from mpigraph.graphs.fields import EID, NID, SEED_TIME, EdgeType, IdsLike, as_ids
 from mpigraph.graphs.hetero import HeteroGraph
-from mpigraph.kernels.compact import TreeIds
+from mpigraph.kernels.tree_ids import TreeIds
 from mpigraph.metadata.book import check_ids
 from mpigraph.metadata.schema import Relation
 
@@ -261,7 +261,9 @@ class _Numbering:
         none = np.empty(0, np.int64)
         self._times = None if times is None else np.unique(np.concatenate([none, *times.values()]))
         num_times = 1 if self._times is None else max(len(self._times), 1)
-        self._tables = {ntype: TreeIds(g.num_nodes(ntype), num_times) for ntype in g.schema.ntypes}
+        self._tables = {ntype: TreeIds() for ntype in g.schema.ntypes}
+        for table in self._tables.values():
+            table.reset(none, none, num_times)
         self._edges: list[dict[Relation, tuple[torch.Tensor, torch.Tensor]]] = []
 
     def add(self, pairs: Mapping[Relation, _Ends], times: Mapping[Relation, I64] | None) -> None:
@@ -276,7 +278,7 @@ class _Numbering:
         self._edges.append(edges)
 
     def _local(self, ntype: str, ids: I64, times: I64) -> torch.Tensor:
-        return torch.from_numpy(self._tables[ntype].insert(ids, times)).long()
+        return torch.from_numpy(self._tables[ntype].insert(ids, np.arange(len(ids) + 1), times)).long()
 
     def graphs(self) -> tuple[list[HeteroGraph], dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """The graphs, with all nodes each, the nodes by type, and their times by type if they have any."""

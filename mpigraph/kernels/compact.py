@@ -14,7 +14,7 @@ from mpigraph.arrays import I32, I64, Array
 from mpigraph.errors import OutOfRangeError
 from mpigraph.kernels.prefetch_hint import prefetch
 
-__all__ = ["LocalIds", "TreeIds"]
+__all__ = ["LocalIds", "slot_of"]
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # Knuth, TAOCP vol. 3, 6.4: multiplicative hashing by the golden ratio
 _AHEAD = 16  # ids between the prefetch of a slot and its probe
@@ -22,7 +22,7 @@ _MAX_LOAD = 0.6  # largest load factor; above, linear probing makes long runs
 
 
 @njit(nogil=True, cache=True, inline="always")
-def _home(x: Any, bits: Any) -> Any:
+def slot_of(x: Any, bits: Any) -> Any:
     """Return the slot, of ``2**bits``, at which the probe for id ``x`` begins."""
     return np.int64((np.uint64(x) * _GOLDEN) >> np.uint64(64 - bits))
 
@@ -61,12 +61,12 @@ def _insert(
     low = (np.int64(1) << shift) - 1
     n = len(ids)
     for i in range(begin, min(begin + _AHEAD, n)):  # those that the loop below does not prefetch
-        prefetch(table, _home(ids[i], bits))
+        prefetch(table, slot_of(ids[i], bits))
     for i in range(begin, n):
         if i + _AHEAD < n:
-            prefetch(table, _home(ids[i + _AHEAD], bits))
+            prefetch(table, slot_of(ids[i + _AHEAD], bits))
         x = np.int64(ids[i])
-        at = _home(x, bits)
+        at = slot_of(x, bits)
         while True:
             word = table[at]
             position = (word & low) - base
@@ -91,7 +91,7 @@ def _insert_verbatim(table: I64, bits: int, shift: int, base: int, ids: I64) -> 
     mask = len(table) - 1
     low = (np.int64(1) << shift) - 1
     for i in range(len(ids)):
-        at = _home(ids[i], bits)
+        at = slot_of(ids[i], bits)
         while (table[at] & low) >= base and table[at] >> shift != ids[i]:
             at = (at + 1) & mask
         if (table[at] & low) < base:
@@ -158,35 +158,3 @@ class LocalIds:
         if len(self._listed) >= 1 << self._shift:
             bits = 63 - self._shift
             raise OutOfRangeError(f"a minibatch of {capacity} nodes of a type with more than 2**{bits} nodes")
-
-
-class TreeIds:
-    """As :class:`LocalIds` of the nodes of several trees: a node has a position in each tree that it is in.
-
-    Attributes:
-        num_trees: how many trees there may be.
-    """
-
-    def __init__(self, num_ids: int, num_trees: int) -> None:
-        """Make an empty list of ids in ``[0, num_ids)``, in trees ``[0, num_trees)``."""
-        self.num_trees = num_trees
-        self._bits = max(num_ids - 1, 1).bit_length()
-        self._places = LocalIds(num_trees << self._bits)
-
-    @property
-    def count(self) -> int:
-        """How many nodes are listed, of all trees."""
-        return self._places.count
-
-    def reset(self, seeds: I64, trees: I64) -> None:
-        """Forget all; list ``seeds`` (int64[n]), in their trees, at positions 0..n-1."""
-        self._places.reset((trees << self._bits) | seeds)
-
-    def insert(self, ids: Array, trees: I64) -> I32:
-        """Return int32[n], the position of each of ``ids`` ([n]) in its tree, appending those not yet listed."""
-        return self._places.insert((trees << self._bits) | ids)
-
-    def listed(self, first: int = 0) -> tuple[I64, I64]:
-        """int64[count - first] each: the ids in the order of their positions, and their trees."""
-        both = self._places.ids[first:]
-        return both & ((1 << self._bits) - 1), both >> self._bits

@@ -135,6 +135,14 @@ def choose_distinct(node_key: np.uint64, begin: int, degree: int, chosen: I64) -
                 if found == k:
                     return
     seen = np.uint64(0)
+    if degree <= 64:  # the word has a bit for each edge
+        for j in range(k):
+            last = degree - k + j
+            drawn = draw_below(mix64(node_key + np.uint64(j)), last + 1)
+            drawn = last if (seen >> np.uint64(drawn)) & np.uint64(1) else drawn
+            seen |= np.uint64(1) << np.uint64(drawn)
+            chosen[j] = begin + drawn
+        return
     for j in range(k):
         top = degree - k + j
         pick = draw_below(mix64(node_key + np.uint64(j)), top + 1)

@@ -129,7 +129,9 @@ def count_temporal(
             prefetch(indptr, dst.ids[positions[i + 2 * _AHEAD]] - first_id)
         if i + _AHEAD < len(positions):
             later = dst.ids[positions[i + _AHEAD]] - first_id
-            prefetch(times, (indptr[later] + indptr[later + 1]) >> 1)  # where the binary search begins
+            begin, end = indptr[later], indptr[later + 1]
+            for quarter in range(1, 4):  # where the binary search looks first
+                prefetch(times, begin + ((quarter * (end - begin)) >> 2))
         p = positions[i]
         row = dst.ids[p] - first_id
         begin, end = indptr[row], indptr[row + 1]
@@ -188,21 +190,17 @@ def choose_temporal(
     listed = np.empty(1, np.int64)
     chosen = len(allowed) > 0 or len(excluded) > 0
     for i in range(len(positions)):
-        if i + _AHEAD < len(positions):
-            later = positions[i + _AHEAD]
-            prefetch(indptr, dst.ids[later] - first_id)
-            prefetch(order, rows.begins[later] + (rows.degrees[later] >> 1))
         p = positions[i]
         out = picks[offsets[p] : offsets[p + 1]]
         k = len(out)
         if k == 0:
             continue
-        begin = indptr[dst.ids[p] - first_id]
         first, n = rows.begins[p], rows.degrees[p]
         of_list = chosen and (len(allowed) > 0 or rows.num_candidates[p] < n)
         if of_list:
             if n > len(listed):
                 listed = np.empty(2 * n, np.int64)
+            begin = indptr[dst.ids[p] - first_id]
             n = _list_drawable(order, begin, first, n, allowed, excluded, listed)
             first = 0
         if last and dst.fanout >= 0 and n > dst.fanout:
@@ -217,13 +215,33 @@ def choose_temporal(
                 out[j] = first + draw_below(mix64(node_key + np.uint64(j)), n)
         else:
             choose_distinct(key_of(dst, p), first, n, out)
-        for j in range(k):
-            out[j] = listed[out[j]] if of_list else begin + order[out[j]]
+        if of_list:
+            for j in range(k):
+                out[j] = listed[out[j]]
+    _unsort(dst, indptr, first_id, order, positions, offsets, picks)
+
+
+@njit(nogil=True, cache=True)
+def _unsort(
+    dst: Destinations, indptr: I64, first_id: int, order: I32, positions: I64, offsets: I64, picks: I64
+) -> None:
+    """Make edges, as they were before they were sorted, of places among the sorted ones."""
+    for i in range(len(positions)):
+        if i + 2 * _AHEAD < len(positions):
+            prefetch(indptr, dst.ids[positions[i + 2 * _AHEAD]] - first_id)
+        if i + _AHEAD < len(positions):
+            later = positions[i + _AHEAD]
+            for o in range(offsets[later], offsets[later + 1]):
+                prefetch(order, picks[o])
+        p = positions[i]
+        begin = indptr[dst.ids[p] - first_id]
+        for o in range(offsets[p], offsets[p + 1]):
+            picks[o] = begin + order[picks[o]]
 
 
 @njit(nogil=True, cache=True)
 def _list_drawable(order: I32, begin: int, first: int, n: int, allowed: U8, excluded: I64, listed: I64) -> int:
-    """List the edges of a stretch that are not excluded, and may be drawn; return how many they are."""
+    """List the sorted edges of a stretch that are not excluded, and may be drawn; return how many they are."""
     found = 0
     low = _first_not_below(excluded, 0, len(excluded), begin)
     for e in range(first, first + n):
@@ -231,6 +249,6 @@ def _list_drawable(order: I32, begin: int, first: int, n: int, allowed: U8, excl
         if len(allowed) > 0 and not allowed[edge]:
             continue
         if not _is_in(excluded, low, len(excluded), edge):
-            listed[found] = edge
+            listed[found] = e
             found += 1
     return found

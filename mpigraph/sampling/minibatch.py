@@ -301,14 +301,9 @@ def sample_hops(
         hops.append(Hop(edges, first_dst, num_dst, [table.count for table in nodes]))
         first_dst = num_dst if expand_once else first_dst
     if trees is not None:
-        ids, of_nodes = zip(*(table.listed() for table in trees.tables), strict=True)
-        return SampledHops(
-            schema,
-            list(ids),
-            hops,
-            plan.want_eids,
-            Trees(list(of_nodes), trees.times if plan.temporal is not None else None),
-        )
+        listed = [table.listed() for table in trees.tables]
+        grown = Trees([of.copy() for _, of in listed], trees.times if plan.temporal is not None else None)
+        return SampledHops(schema, [ids.copy() for ids, _ in listed], hops, plan.want_eids, grown)
     return SampledHops(schema, [table.ids.copy() for table in tables], hops, plan.want_eids)
 
 
@@ -333,14 +328,14 @@ class _Growing:
         ids = [seeds.get(ntype, _NONE) for ntype in ntypes]
         of_roots = [_NONE if times is None else times.get(ntype, _NONE) for ntype in ntypes]
         firsts = np.cumsum([0, *map(len, ids)])
-        self.tables = service.tree_ids(graph, int(firsts[-1]))
+        self.tables = service.tree_ids(graph)
         self.times = np.concatenate(of_roots) if plan.temporal is not None else _NONE
         self._keys = np.empty(firsts[-1], np.uint64)
         self._trees = [_NONE for _ in ntypes]  # by node type id, those of the nodes in the frontier
         base = combine(context.seed, context.epoch)
         for ntype, table in enumerate(self.tables):
             first, end = firsts[ntype : ntype + 2].tolist()
-            table.reset(ids[ntype], np.arange(first, end))
+            table.reset(ids[ntype], np.arange(first, end), int(firsts[-1]))
             root_keys(combine(base, ntype), ids[ntype], self.times[first:end], self._keys[first:end])
 
     def frontier(self, first_dst: Sequence[int]) -> dict[int, I64]:
@@ -369,7 +364,7 @@ class _Growing:
 
     def insert(self, src: int, dst: int, found: SampledNeighbors) -> I32:
         """int32[edges]: the positions of drawn sources in the trees of their destinations."""
-        return self.tables[src].insert(found.src, np.repeat(self._trees[dst], np.diff(found.offsets)))
+        return self.tables[src].insert(found.src, found.offsets, self._trees[dst])
 
 
 def _ends(csc: SampledCSC, first_dst: int) -> I64:

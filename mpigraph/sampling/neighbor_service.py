@@ -11,8 +11,9 @@ from threading import Lock
 import numpy as np
 
 from mpigraph.arrays import I64, Array, Mask
-from mpigraph.kernels.compact import LocalIds, TreeIds
+from mpigraph.kernels.compact import LocalIds
 from mpigraph.kernels.row_ops import place_ragged, split_by_range
+from mpigraph.kernels.tree_ids import TreeIds
 from mpigraph.metadata.book import RangeBook
 from mpigraph.sampling.channel import Channel
 from mpigraph.sampling.local import Buffers, LocalSampling, PositionsByHost, look_up_edges
@@ -171,15 +172,11 @@ class NeighborService:
             self._local_ids[graph.number] = [LocalIds(hosts.num_nodes(t)) for t in range(len(hosts.schema.ntypes))]
         return self._local_ids[graph.number]
 
-    def tree_ids(self, graph: LoadedGraph, num_trees: int) -> list[TreeIds]:
-        """By node type, the maps of the trees in progress, kept from one minibatch to the next."""
-        known = self._tree_ids.get(graph.number)
-        if known is None or known[0].num_trees < num_trees:
-            hosts = graph.topology.hosts
-            most = 1 << max(num_trees - 1, 0).bit_length()  # minibatches are of about one size
-            known = [TreeIds(hosts.num_nodes(t), most) for t in range(len(hosts.schema.ntypes))]
-            self._tree_ids[graph.number] = known
-        return known
+    def tree_ids(self, graph: LoadedGraph) -> list[TreeIds]:
+        """By node type, the nodes of the trees in progress, kept from one minibatch to the next."""
+        if graph.number not in self._tree_ids:
+            self._tree_ids[graph.number] = [TreeIds() for _ in graph.topology.hosts.schema.ntypes]
+        return self._tree_ids[graph.number]
 
     def serve_until_idle(self) -> None:
         """Return when the other trainers need nothing more of this thread.

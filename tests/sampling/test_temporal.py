@@ -138,6 +138,43 @@ def test_draws_are_those_that_a_filter_leaves(job: SharedJob, typed: bool, of_no
     compare(job, (0, typed, of_nodes), 6)
 
 
+def trees_of(some: Temporal, g: dist.DistGraph, sampler: NeighborSampler, seeds: dict[str, I64]) -> dict[Any, Any]:
+    """By tree, what it has drawn in each layer: edges by relation, in their order."""
+    blocks = sampler.sample_blocks(g, seeds)[2]
+    drawn: dict[Any, Any] = {}
+    for layer, block in enumerate(blocks):
+        for ntype in some.schema.ntypes:
+            src = block.srcnodes[ntype].data
+            assert SEED_TIME not in src and len(torch.unique(torch.stack([src[TREE], src[NID]]), dim=1).T) == len(
+                src[NID]
+            )
+        for relation in some.schema.relations:
+            src, dst = block.srcnodes[relation[0]].data, block.dstnodes[relation[2]].data
+            ends, eids = block.all_edges(etype=relation), block.edges[relation].data[EID]
+            assert torch.equal(src[TREE][ends[0]], dst[TREE][ends[1]])
+            assert np.array_equal(src[NID][ends[0]], some.ends[relation][0][eids])
+            assert np.array_equal(dst[NID][ends[1]], some.ends[relation][1][eids])
+            for tree, edge in zip(dst[TREE][ends[1]].tolist(), eids.tolist(), strict=True):
+                drawn.setdefault(tree, []).append((layer, relation, edge))
+    return drawn
+
+
+@everywhere
+def test_trees_without_times_depend_on_their_roots_alone(job: SharedJob) -> None:
+    path, some = job.write(write, 0, True, True), temporal(0, True, True)
+    sampler = NeighborSampler([3, 2, 2], disjoint=True)
+    sampler._options["seed"] = 5
+    rng = np.random.default_rng(0)
+    seeds = {t: rng.integers(0, count, 4) for t, count in some.counts.items()}
+    seeds["b"][1:3] = seeds["b"][0]
+    expected = job.alone(lambda: trees_of(some, dist.DistGraph("temporal", part_config=path), sampler, seeds))
+    g = job.open(path)
+    found = trees_of(some, g, sampler, seeds)
+    on_all(job.trainers, found == expected)
+    first = trees_of(some, g, sampler, {"a": seeds["a"][:0], "b": seeds["b"][1:2]})
+    on_all(job.trainers, all(found.get(tree) == first.get(0) for tree in (4, 5, 6)))
+
+
 @pytest.mark.study
 @pytest.mark.parametrize(("typed", "of_nodes"), [(False, False), (False, True), (True, False), (True, True)])
 @pytest.mark.parametrize("seed", range(1, 126))
