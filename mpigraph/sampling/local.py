@@ -224,7 +224,7 @@ class _Temporal(_Uniform):
     def __init__(self, state: GraphStore, graph: LoadedGraph, request: RelationRequest, rows: Candidates) -> None:
         super().__init__(state, graph, request, rows)
         self._request = request
-        self._times = state.times[request.times]
+        self._edges = state.times[request.times].edges  # one object for all passes, whatever is written meanwhile
         self._mask = state.tensors[request.weights].window if request.weights else None
 
     def count(self, part: _HostSlice, positions: I64, counts: I64) -> None:
@@ -234,8 +234,8 @@ class _Temporal(_Uniform):
             self._dst,
             near.indptr,
             near.first_node,
-            self._times.times(part.host),
-            self._times.order(part.host),
+            self._edges.times(part.host),
+            self._edges.order(part.host),
             request.until,
             request.strict,
             request.window,
@@ -253,7 +253,7 @@ class _Temporal(_Uniform):
             self._dst,
             near.indptr,
             near.first_node,
-            self._times.order(part.host),
+            self._edges.order(part.host),
             self._request.last,
             self._allowed(part.host),
             part.excluded,

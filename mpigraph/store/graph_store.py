@@ -265,7 +265,6 @@ class GraphStore:
             if self.times_number(number, relation) is None:
                 tensor = self.tensors[number]
                 times = EdgeTimes(self.graphs[tensor.graph].topology, tensor, relation)
-                times.prepare()
                 self.newest_times = self.new_number()
                 self.times[self.newest_times] = times
 

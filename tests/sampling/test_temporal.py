@@ -221,3 +221,32 @@ def test_times_that_are_written_count_after_the_next_barrier(job: SharedJob) -> 
             on_all(job.trainers, drawn(now) == mine[len(mine) - min(max(now - 99, 0), len(mine)) :].tolist())
     finally:
         write_all(some.edge_time[DEFAULT_ETYPE][mine])
+
+
+def test_who_draws_while_times_are_sorted_anew_sees_the_old_ones(job: SharedJob) -> None:
+    g = job.open(job.write(write, 0, False, False))
+    g.prepare_times("time")
+    tensor, state = g.edata["time"], g.session.state
+    times = state.times[state.times_number(tensor.rows.number, 0)]
+    host = int(np.argmax(state.world.near))
+    old = tensor[torch.arange(g.num_edges())]
+
+    def write_all(values: torch.Tensor) -> None:
+        if job.rank == 0:
+            tensor[torch.arange(g.num_edges())] = values
+        g.barrier()
+
+    held, before = times.edges, (times.edges.times(host).copy(), times.edges.order(host).copy())
+    try:
+        for step in (1, 2):  # also once more while someone still draws
+            write_all(1000 * step - old.clamp(-100, 100))
+            now = times.edges
+            on_all(job.trainers, now is not held and bool((now.times(host) >= 1000 * step - 100).all()))
+            on_all(job.trainers, all(map(np.array_equal, (held.times(host), held.order(host)), before)))
+            del now
+        on_all(job.trainers, len(times._outdated) == 1)  # what nobody held is gone
+        del held
+        write_all(old)
+        on_all(job.trainers, not times._outdated and np.array_equal(times.edges.times(host), before[0]))
+    finally:
+        write_all(old)
