@@ -7,6 +7,7 @@ for the same seeds and ``seed``. They are made when they are asked for, in the c
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, Protocol, cast
 
@@ -22,6 +23,7 @@ from mpigraph.dataloading.memory_sampling import InMemorySampling
 from mpigraph.dataloading.negative_sampler import NegativesOf
 from mpigraph.dataloading.passes import Pass, Passes
 from mpigraph.dataloading.sampler import BlockSampler, describe
+from mpigraph.dataloading.seed_times import check_edge_times, check_input_time, edges_at, positions_in, seeds_at
 from mpigraph.dataloading.seeds import Seeds, TypedIds, as_seed_tensors
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.typed_ids import (
@@ -111,6 +113,8 @@ class DataLoader:
         *,
         seed: int | None = None,
         collate_fn: Callable[..., object] | None = None,
+        input_time: NodeIds | None = None,
+        edge_label_time: EdgeIds | None = None,
         **ignored: object,
     ) -> None:
         """Plan the minibatches.
@@ -129,6 +133,8 @@ class DataLoader:
             shuffle: another order in each epoch.
             seed: of order and draws; by default the job's if one is running, else 0.
             collate_fn: makes what is yielded of a minibatch.
+            input_time: the time of each node, as in :class:`.DistNodeDataLoader`.
+            edge_label_time: the time of each edge, with a sampler of edges, as in :class:`.DistEdgeDataLoader`.
             ignored: ``num_workers``, ``use_uva``, ``use_prefetch_thread``, ``pin_prefetcher`` and so on, accepted for
                 DGL's scripts.
 
@@ -144,14 +150,14 @@ class DataLoader:
             raise InvalidArgumentError(f"unknown argument {unknown[0]!r} of a loader")
         self.graph = graph
         self.graph_sampler = graph_sampler
-        self.dataset = _indices(graph, graph_sampler, indices)
+        self.dataset, iterated, self._sample = _plan(graph, graph_sampler, indices, input_time, edge_label_time)
         self._device = None if device is None else exact_device(device)
         self._collate = collate_fn
         self._session = InMemorySampling(graph).session
         self._seed = self._session.state.seed if seed is None else check_seed(seed)
         share = _Share.of_ddp() if use_ddp else _Share()
         session = cast(Session, SimpleNamespace(world=self._session.world, rank=share.rank))
-        seeds = share.of(Seeds(self.dataset, "indices"))
+        seeds = share.of(Seeds(iterated, "indices"))
         batch_size = check_integer("batch_size", batch_size, 1)
         self._passes = Passes(session, seeds, batch_size, shuffle, drop_last, self._seed)
         self._passes.fingerprint |= {"loader": type(self).__name__, "sampler": describe(graph_sampler)}
@@ -182,7 +188,7 @@ class DataLoader:
     def _minibatch(self, some: Pass, positions: I64) -> Any:
         session = self._session
         with session.sampling_with(session.service, RandomContext(self._seed, some.epoch)):
-            batch = self.graph_sampler.sample(self.graph, some.seeds.tensors(positions))
+            batch = self._sample(some.seeds.tensors(positions))
         if self._device is not None:
             batch = _moved(batch, self._device)
         return batch if self._collate is None else self._collate(batch)
@@ -285,13 +291,49 @@ class EdgeDataLoader(DataLoader):
         super().__init__(g, eids, sampler, device, use_ddp, ddp_seed, **more)
 
 
-def _indices(g: HeteroGraph, sampler: Sampler, indices: TypedIds) -> TypedIds:
-    """The ids that a loader iterates over, by the canonical names of their types where there are several."""
+def _plan(
+    g: HeteroGraph,
+    sampler: Sampler,
+    indices: TypedIds,
+    input_time: NodeIds | None,
+    edge_label_time: EdgeIds | None,
+) -> tuple[TypedIds, TypedIds, Callable[..., Any]]:
+    """What a loader has, over what it iterates, and how it makes a minibatch of some of that.
+
+    Ids are by the canonical names of their types where there are several. Where they have times, the loader iterates
+    over positions, which tell the times, too.
+    """
+    memory, schema = cast(DistGraph, InMemorySampling(g)), g.schema
+    of_edges = isinstance(sampler, EdgePredictionSampler)
+    if (input_time if of_edges else edge_label_time) is not None:
+        raise InvalidArgumentError("edges have edge_label_time, nodes have input_time")
     if isinstance(sampler, EdgePredictionSampler):
-        return unwrap_edges(g.schema, by_relation(g.schema, indices, "indices"))
-    if isinstance(sampler, BlockSampler):
-        return unwrap_nodes(g.schema, by_ntype(g.schema, cast(NodeIds, indices), "indices"))
-    return as_seed_tensors(indices, "indices")  # of a user's own sampler: ids of anything
+        edges = by_relation(schema, indices, "indices")
+        times = check_edge_times(memory, sampler.sampler, edges, edge_label_time)
+        ids = unwrap_edges(schema, edges)
+        if times is None:
+            return ids, ids, partial(sampler.sample, g)
+
+        def pairs_at(positions: EdgeIds) -> Any:
+            chosen, timed = edges_at(memory, edges, times, positions)
+            return sampler.sample(g, chosen, **timed)
+
+        return ids, unwrap_edges(schema, {r: torch.arange(len(some)) for r, some in edges.items()}), pairs_at
+    if not isinstance(sampler, BlockSampler):  # a user's own: ids of anything
+        check_input_time(memory, sampler, {}, input_time)
+        given = as_seed_tensors(indices, "indices")
+        return given, given, partial(sampler.sample, g)
+    nodes = by_ntype(schema, cast(NodeIds, indices), "indices")
+    own = check_input_time(memory, sampler, nodes, input_time)
+    seeds = unwrap_nodes(schema, nodes)
+    if own is None:
+        return seeds, seeds, partial(sampler.sample, g)
+
+    def blocks_at(positions: NodeIds) -> Any:
+        some, timed = seeds_at(memory, nodes, own, positions)
+        return sampler.sample_blocks(g, some, **timed)
+
+    return seeds, positions_in(memory, nodes), blocks_at
 
 
 def _moved(part: Any, device: torch.device) -> Any:

@@ -8,6 +8,7 @@ the structure here, and so both draw the same neighbours for the same seeds.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import count
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -26,6 +27,7 @@ from mpigraph.graphs.fields import EID, NID, EdgeType, IdsLike
 from mpigraph.graphs.frame import Frame
 from mpigraph.graphs.hetero import HeteroGraph
 from mpigraph.kernels.masked import list_allowed
+from mpigraph.kernels.temporal import sort_rows
 from mpigraph.kernels.weighted import alias_tables
 from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import Relation, Schema
@@ -174,8 +176,21 @@ class InMemorySampling(SampledGraph):
         return found
 
     def times(self, name: str) -> Times:
-        """None: raises InvalidArgumentError."""
-        raise InvalidArgumentError(f"time_attr {name!r} needs a DistGraph: this graph is in memory")
+        """As :meth:`SampledGraph.times`."""
+        found = Times.find(self.schema, self.nodes, self.edges, name)
+        columns: Any = [
+            {
+                kind: self._structure.time_column(Policy(is_node, kind), name, cast(Any, values))
+                for kind, values in of.items()
+            }
+            for is_node, of in ((True, found.of_nodes), (False, found.of_edges))
+        ]
+        return Times(name, *columns)
+
+    def prepare_times(self, name: str) -> None:
+        """As :meth:`SampledGraph.prepare_times`."""
+        for relation, column in self.times(name).by_relation(self.schema).items():
+            self._structure.sort_by_time(cast(Any, column), relation)
 
     def find_edges(self, eid: IdsLike, etype: EdgeType = None) -> tuple[torch.Tensor, torch.Tensor]:
         """Source and destination of edges, on the CPU."""
@@ -241,6 +256,9 @@ class _Structure:
         self._relations = [_Sorted.of(graph, relation) for relation in self.schema.relations]
         self._numbers: dict[tuple[Relation, str], int] = {}
         self._weights: dict[int, _Weights] = {}
+        self._columns: dict[tuple[Policy, str], _TimeColumn] = {}
+        self._sorted: dict[int, _SortedByTime] = {}
+        self._counter = count(1)
         topology = SimpleNamespace(
             config=SimpleNamespace(schema=self.schema, book=self.hosts),
             hosts=self.hosts,
@@ -250,7 +268,13 @@ class _Structure:
         self.loaded = SimpleNamespace(number=0, topology=topology)
         seed = current().state.seed if is_initialized() else 0
         state: Any = SimpleNamespace(
-            world=_World(), seed=seed, graph_of_number={0: self.loaded}, weights=self._weights, tensors={}
+            world=_World(),
+            seed=seed,
+            graph_of_number={0: self.loaded},
+            weights=self._weights,
+            tensors=self._weights,
+            times=self._sorted,
+            times_number=self._times_number,
         )
         nobody: Any = None  # to ask: nothing is far, and nothing is agreed on
         self.session = Session(state, nobody, state.world.config.num_worker_threads)
@@ -271,6 +295,25 @@ class _Structure:
         if known is None or known.source is not values or known.version != values._version:
             self._weights[number] = _Weights(self._of(relation), name, values)
         return number
+
+    def time_column(self, policy: Policy, name: str, values: torch.Tensor) -> "_TimeColumn":
+        """Times as samplers read them; what was sorted by earlier ones of this name is dropped."""
+        known = self._columns.get((policy, name))
+        if known is None or known.source is not values or known.version != values._version:
+            if known is not None:
+                for number in [n for n, edges in self._sorted.items() if edges.column is known]:
+                    del self._sorted[number]
+            known = self._columns[policy, name] = _TimeColumn(policy, next(self._counter), values)
+        return known
+
+    def sort_by_time(self, column: "_TimeColumn", relation: int) -> None:
+        """Sort the edges of a relation by times, if they are not."""
+        if self._times_number(column.number, relation) is None:
+            self._sorted[next(self._counter)] = _SortedByTime(column, relation, self._relations[relation])
+
+    def _times_number(self, column: int, relation: int) -> int | None:
+        found = self._sorted.items()
+        return next((n for n, of in found if (of.column.number, of.relation) == (column, relation)), None)
 
     def _of(self, relation: Relation) -> "_Sorted":
         return self._relations[self.schema.relation_id(relation)]
@@ -308,6 +351,51 @@ class _Sorted:
         return found
 
 
+class _TimeColumn:
+    """The times of nodes of a type, or of edges of a relation, with what samplers ask of a DistTensor."""
+
+    def __init__(self, policy: Policy, number: int, values: torch.Tensor) -> None:
+        self.is_node = policy.is_node
+        self.number = number
+        self.source = values
+        self.version = values._version
+        self.values: I64 = values.detach().cpu().numpy()
+
+    @property
+    def rows(self) -> "_TimeColumn":
+        """The times."""
+        return self
+
+    def gather(self, ids: I64) -> I64:
+        """int64[n], some of them."""
+        return self.values[ids]
+
+
+class _SortedByTime:
+    """The edges of a relation by destination and time; as :class:`mpigraph.store.edge_times.EdgeTimes`."""
+
+    def __init__(self, column: _TimeColumn, relation: int, edges: _Sorted) -> None:
+        self.column = column
+        self.relation = relation
+        near = edges.adjacency
+        times = column.values[near.indices if column.is_node else edges.order]
+        self._times, self._order = np.empty_like(times), np.empty(len(times), np.int32)
+        sort_rows(near.indptr, times, self._times, self._order)
+
+    @property
+    def edges(self) -> "_SortedByTime":
+        """The edges."""
+        return self
+
+    def times(self, host: int) -> I64:
+        """int64[num_edges], ascending within each destination."""
+        return self._times
+
+    def order(self, host: int) -> I32:
+        """int32[num_edges], the place of each among its destination's edges."""
+        return self._order
+
+
 class _Weights:
     """Edge weights as samplers read them, with their tables; as :class:`mpigraph.store.edge_weights.EdgeWeights`."""
 
@@ -326,7 +414,8 @@ class _Weights:
         self.source = values
         self.version = values._version
         self.is_mask = values.dtype == torch.bool
-        self._name = name
+        self.name = name
+        self.dtype = str(values.dtype).removeprefix("torch.")
         self._order = edges.order
         self._values: Array = values.detach().cpu().numpy()[edges.order]
         self._table: Array = np.empty(len(self._values), np.uint32 if self.is_mask else np.uint64)
@@ -335,6 +424,15 @@ class _Weights:
         bad = make(edges.adjacency.indptr, self._values, self._table, self._num_drawable)
         if bad >= 0:
             raise GraphDataError(self.complaint(bad, self._values[bad]))
+
+    @property
+    def window(self) -> "_Weights":
+        """The weights."""
+        return self
+
+    def memory(self, host: int) -> Array:
+        """[num_edges], the weights."""
+        return self._values
 
     def values(self, host: int) -> Array:
         """[num_edges], the weights."""
@@ -350,7 +448,7 @@ class _Weights:
 
     def complaint(self, edge: int, weight: float) -> str:
         """What to say of a bad weight."""
-        return f"edge weight {self._name!r} of edge {self._order[edge]} must be finite and >= 0 (got {weight})"
+        return f"edge weight {self.name!r} of edge {self._order[edge]} must be finite and >= 0 (got {weight})"
 
 
 def take_later(to: Frame, features: Frame, ids: torch.Tensor) -> None:

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 from layouts import SharedJob, on_all
-from temporal_graphs import Temporal, temporal, write
+from temporal_graphs import Temporal, in_memory, temporal, write
 
 import mpigraph.distributed as dist
-from mpigraph.dataloading import NeighborSampler
+from mpigraph.dataloading import DataLoader, NeighborSampler, as_edge_prediction_sampler
 from mpigraph.dataloading.negative_sampler import GlobalUniform, Uniform
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.fields import EID, NID, SEED_TIME, TREE
@@ -139,6 +139,39 @@ def test_edge_loader(job: SharedJob, typed: bool, of_nodes: bool, sampler: Neigh
                     strict = sampler.time_filter.comparison == "<"
                     assert bool((own < of_dst if strict else own <= of_dst).all())
     on_all(job.trainers, all(sorted(seen[r]) == eids[r].tolist() for r in eids) and checked > 0)
+
+
+def told(blocks: list[Any], some: Temporal) -> list[list[int]]:
+    """What there is to compare of blocks."""
+    frames = [
+        (frame[t].data, block) for block in blocks for frame in (block.srcnodes, block.dstnodes) for t in some.counts
+    ]
+    nodes = [frame[name].tolist() for frame, _ in frames for name in (NID, TREE, SEED_TIME)]
+    return nodes + [block.edges[r].data[EID].tolist() for block in blocks for r in some.schema.relations]
+
+
+@KINDS
+def test_loaders_of_graphs_in_memory_give_the_same(job: SharedJob, typed: bool, of_nodes: bool) -> None:
+    some, sampler = temporal(SEED, typed, of_nodes), SAMPLERS[0]
+    g, memory = job.open(job.write(write, SEED, typed, of_nodes)), in_memory(temporal(SEED, typed, of_nodes))
+    how = dict(batch_size=7, seed=3)
+    seeds = {t: np.arange(20) % count for t, count in some.counts.items()}
+    nodes = dict(input_time=wrapped({t: ids % 9 for t, ids in seeds.items()}))
+    eids = {r: np.arange(min(len(ends[0]), 20)) for r, ends in some.ends.items()}
+    edges = dict(edge_label_time=wrapped({r: ids % 9 for r, ids in eids.items()}))
+    pairs = as_edge_prediction_sampler(sampler, exclude="self", negative_sampler=Uniform(2))
+    for make, ids, of, times in (
+        (dist.DistNodeDataLoader, seeds, sampler, nodes),
+        (dist.DistEdgeDataLoader, eids, pairs, edges),
+    ):
+        theirs = [told(blocks, some) for *_, blocks in make(g, wrapped(ids), of, **times, **how)]
+        mine = [told(blocks, some) for *_, blocks in DataLoader(memory, wrapped(ids), of, **times, **how)]
+        on_all(job.trainers, mine == theirs and len(mine) > 2)
+    with pytest.raises(InvalidArgumentError, match="nodes have input_time"):
+        DataLoader(memory, wrapped(seeds), sampler, edge_label_time=[0])
+    if not of_nodes:
+        with pytest.raises(InvalidArgumentError, match="input_time is needed"):
+            DataLoader(memory, wrapped(seeds), sampler)
 
 
 def test_what_is_refused(job: SharedJob) -> None:
