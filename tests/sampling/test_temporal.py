@@ -14,14 +14,18 @@ from mpigraph.dataloading import NeighborSampler
 from mpigraph.dataloading.memory_sampling import sampled
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.fields import EID, NID, SEED_TIME, TREE
-from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation
+from mpigraph.metadata.schema import DEFAULT_ETYPE, Relation
 
 SAMPLING_WAYS = ("alltoallv", "sparse")
 
 
-def visible(some: Temporal, relation: Relation, node: int, now: int, sampler: NeighborSampler) -> list[int]:
+def visible(
+    some: Temporal, relation: Relation, node: int, now: int, sampler: NeighborSampler, excluded: dict[Relation, I64]
+) -> list[int]:
     """Ids of the in-edges of a node that a root of time ``now`` may see, oldest first, equal ones by id."""
-    of_node = np.flatnonzero(some.ends[relation][1] == node).tolist()
+    kept = some.ends[relation][1] == node
+    kept[excluded[relation]] = False
+    of_node = np.flatnonzero(kept & some.mask[relation] if sampler.prob else kept).tolist()
     times = some.time_of(relation)
     if times is None:
         return of_node
@@ -36,7 +40,12 @@ def visible(some: Temporal, relation: Relation, node: int, now: int, sampler: Ne
 
 
 def check_blocks(
-    some: Temporal, sampler: NeighborSampler, seeds: dict[str, I64], times: dict[str, I64], sample: Any
+    some: Temporal,
+    sampler: NeighborSampler,
+    seeds: dict[str, I64],
+    times: dict[str, I64],
+    excluded: dict[Relation, I64],
+    sample: Any,
 ) -> None:
     """Compare each drawn edge, and how many there are, with what a filter in plain Python leaves."""
     schema = some.schema
@@ -57,7 +66,7 @@ def check_blocks(
             assert np.array_equal(dst[NID][ends[1]], some.ends[relation][1][eids])
             for place, (node, tree) in enumerate(zip(dst[NID].tolist(), dst[TREE].tolist(), strict=True)):
                 drawn = eids[ends[1].numpy() == place].tolist()
-                allowed = visible(some, relation, node, int(roots[tree]), sampler)
+                allowed = visible(some, relation, node, int(roots[tree]), sampler, excluded)
                 check_drawn(drawn, allowed, fanout, sampler, some.time_of(relation) is not None)
     last = blocks[-1]
     for ntype in schema.ntypes:
@@ -93,6 +102,7 @@ def samplers(rng: np.random.Generator) -> NeighborSampler:
         temporal_comparison=str(rng.choice(["<=", "<"])),
         time_window=[None, 0, 3, 2**62, NEWEST][int(rng.integers(0, 5))],
         replace=bool(rng.random() < 0.2),
+        mask="mask" if rng.random() < 0.3 else None,
     )
 
 
@@ -109,8 +119,8 @@ def digest(some: Temporal, sample: Any) -> str:
     return state.hexdigest()
 
 
-def unwrapped(some: Temporal, ids: dict[str, I64]) -> Any:
-    return ids if len(ids) > 1 else ids[DEFAULT_NTYPE]
+def unwrapped(some: Temporal, ids: dict[Any, I64]) -> Any:
+    return ids if len(ids) > 1 else next(iter(ids.values()))
 
 
 def draw_all(g: dist.DistGraph, some: Temporal, seed: int, cases: int) -> list[str]:
@@ -120,8 +130,11 @@ def draw_all(g: dist.DistGraph, some: Temporal, seed: int, cases: int) -> list[s
         rng = np.random.default_rng([seed, number])
         sampler, (seeds, times) = samplers(rng), some_seeds(some, rng)
         given = unwrapped(some, seeds), sampler.fanouts
-        sample = g.sample_blocks(*given, seed=number, seed_times=unwrapped(some, times), **sampler._options)
-        check_blocks(some, sampler, seeds, times, sample)
+        share = rng.choice([0, 0.2])
+        excluded = {r: np.flatnonzero(rng.random(len(ends[0])) < share) for r, ends in some.ends.items()}
+        how = dict(seed_times=unwrapped(some, times), exclude_edges=unwrapped(some, excluded), **sampler._options)
+        sample = g.sample_blocks(*given, seed=number, **how)
+        check_blocks(some, sampler, seeds, times, excluded, sample)
         found.append(digest(some, sample))
     return found
 
