@@ -84,7 +84,8 @@ def as_ids(ids: IdsLike, what: str) -> torch.Tensor:
         what: names the ids in the error.
 
     Raises:
-        InvalidArgumentError: the ids are not integers in one dimension, or of uint8 like many masks.
+        InvalidArgumentError: the ids are not integers in one dimension, of uint8 like many masks, or above those of
+            int64.
     """
     tensor = as_tensor(ids)
     no_ids = tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool
@@ -94,7 +95,10 @@ def as_ids(ids: IdsLike, what: str) -> torch.Tensor:
         )
     if tensor.numel() and tensor.dtype == torch.uint8:
         raise InvalidArgumentError(f"{what} of uint8 look like a mask: use mask.bool() for a mask, int64 for ids")
-    return tensor.reshape(-1).to(torch.int64)
+    found = tensor.reshape(-1).to(torch.int64)
+    if tensor.dtype == torch.uint64 and bool((found < 0).any()):
+        raise InvalidArgumentError(f"{what} must fit int64 (got uint64 numbers of 2**63 and more)")
+    return found
 
 
 def is_number(ids: IdsLike) -> bool:

@@ -9,7 +9,9 @@ hop with fanout f draws an edge v -> u with the chance w q(u), w = min(1, f / in
 
 beginning with batch size / number of seeds at the seeds of a trainer. Where a node is expanded once only, a hop draws
 for what the hop before has found: q(u) in the product is the chance that u was found then. Draws of different edges are
-taken to be independent, and weighted ones to be uniform.
+taken to be independent, weighted ones to be uniform, and trees that are disjoint to be one. Times do not count: of a
+node's edges those that its roots may not see are taken for as likely as others, so where most edges are newer than the
+seeds, or older than the window, rows are kept that nobody reads. They cost time, and change no minibatch.
 
 Each trainer computes this for some of its node's destinations, of whose in-edges it adds up what they do to their
 sources, and sends that to whom the sources belong. Nobody else takes part, and only nodes that are reached take memory.

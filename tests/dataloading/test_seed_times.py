@@ -182,7 +182,7 @@ def test_what_is_refused(job: SharedJob) -> None:
             loader(g, seeds, sampler)
         with pytest.raises(InvalidArgumentError, match=f"{name} needs a sampler with time_attr"):
             loader(g, seeds, NeighborSampler([2]), **{name: seeds})
-        for wrong in (seeds[:3], seeds.astype(np.float32)):
+        for wrong in (seeds[:3], seeds.astype(np.float32), seeds.astype(np.uint64) + np.uint64(2**63)):
             with pytest.raises(InvalidArgumentError, match=name):
                 loader(g, seeds, sampler, **{name: wrong})
     loader = dist.DistEdgeDataLoader(g, seeds, sampler, edge_label_time=seeds, negative_sampler=GlobalUniform(1))
