@@ -450,7 +450,8 @@ class DistNodeDataLoader(SampledDataLoader):
                 shared by its trainers: a size for all of them, such as "2GiB"; sizes by name, as in ``{"node": {"feat":
                 "2GiB"}}``; "auto" for a quarter of what is free; or None. The minibatches are the same.
             cache_policy: which rows are kept: "lookahead", those that the minibatches ahead read soonest; "vip" or
-                "degree", the same ones all the time, those that are most likely to be read or have most out-edges.
+                "degree", the same ones all the time, those that are most likely to be read or have most out-edges; of
+                times they know nothing, so that under ``time_attr`` "lookahead" keeps better ones.
             lookahead: how many minibatches are sampled ahead, so that it is known what they read; their blocks are kept
                 meanwhile (8 by default, 0 without a cache).
             num_workers: accepted for DGL's scripts; see ``num_prefetch``.

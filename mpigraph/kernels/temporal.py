@@ -173,6 +173,9 @@ def choose_temporal(
 ) -> None:
     """Choose edges of each node among those that it may see; these come oldest first where all are taken.
 
+    A write to the mask may have changed it since the edges were counted: the choice then is undefined, but only ever
+    among the edges that the node may see.
+
     Args:
         dst: the frontier.
         indptr: as in :func:`count_uniform`.
@@ -201,8 +204,10 @@ def choose_temporal(
             if n > len(listed):
                 listed = np.empty(2 * n, np.int64)
             begin = indptr[dst.ids[p] - first_id]
-            n = _list_drawable(order, begin, first, n, allowed, excluded, listed)
-            first = 0
+            found = _list_drawable(order, begin, first, n, allowed, excluded, listed)
+            of_list = found >= (1 if replace else k)  # else the mask was written meanwhile
+            if of_list:
+                first, n = 0, found
         if last and dst.fanout >= 0 and n > dst.fanout:
             first += n - dst.fanout
             n = dst.fanout

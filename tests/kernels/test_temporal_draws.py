@@ -9,7 +9,9 @@ from mpigraph.kernels.temporal import choose_temporal, count_temporal, sort_rows
 ROOTS = 40_000
 
 
-def draw(fanout: int, replace: bool, last: bool, excluded: list[int], allowed: list[int]) -> np.ndarray:
+def draw(
+    fanout: int, replace: bool, last: bool, excluded: list[int], allowed: list[int], later: list[int] | None = None
+) -> np.ndarray:
     """The edges that many roots, with a key each, draw of one row of 14 edges, of which they may see 10; [roots, k]."""
     times = np.array([5, 2, 9, 2, 2, 7, 1, 8, 3, 3, 5, 9, 12, 0])
     indptr = np.array([0, len(times)])
@@ -24,6 +26,7 @@ def draw(fanout: int, replace: bool, last: bool, excluded: list[int], allowed: l
     count_temporal(dst, indptr, 0, sorted_times, order, until, False, 7, mask, left_out, positions, rows, counts)
     offsets = np.append(0, np.cumsum(counts))
     picks = np.empty(offsets[-1], np.int64)
+    mask = mask if later is None else np.array(later, np.uint8)
     choose_temporal(dst, indptr, 0, order, last, mask, left_out, positions, rows, offsets, picks)
     return picks.reshape(ROOTS, -1)
 
@@ -66,3 +69,11 @@ def test_the_newest_are_the_end() -> None:
     assert (draw(3, False, True, [], [1] * 7 + [0] + [1] * 6) == [0, 10, 5]).all()
     drawn = draw(3, True, True, [], [])
     assert set(drawn.ravel().tolist()) == set(newest) and (drawn[:, 0] == drawn[:, 1]).any()
+
+
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("last", [False, True])
+def test_a_mask_that_is_written_between_the_passes_shows_nothing_newer(replace: bool, last: bool) -> None:
+    for later in ([0] * 14, [0] * 3 + [1] + [0] * 10):
+        drawn = draw(4, replace, last, [], [1] * 14, later)
+        assert set(drawn.ravel().tolist()) <= {0, 1, 3, 4, 5, 6, 7, 8, 9, 10}
