@@ -115,8 +115,9 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     """Sort out what one of many layouts need not run, and of a rotated test the cases that others run."""
     rotated, marks, params = item.get_closest_marker("rotated"), item.iter_markers("parametrize"), params_of(item)
     few = any(some.args[0] in ("shared_job", "layout") and len(some.args[1]) < len(API) for some in marks)
-    if not few and layouts.is_rare(params.get("shared_job", params.get("layout")), item.path.name):
-        item.add_marker("elsewhere")
+    left_to = layouts.leave_to(params.get("shared_job", params.get("layout")), item.path.name)
+    if left_to is not None and not few:
+        item.add_marker(left_to)
     if rotated is not None and layouts.is_left_out(item.callspec.indices, *rotated.args):
         item.add_marker("study")
 

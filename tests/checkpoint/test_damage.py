@@ -127,7 +127,7 @@ def try_all(path: str, work: Path, variants: int, seed: int) -> Counter[str]:
     return outcomes
 
 
-@pytest.mark.parametrize("variants", [40, pytest.param(1000, marks=pytest.mark.study)])
+@pytest.mark.parametrize("variants", [20, pytest.param(1000, marks=pytest.mark.study)])
 @pytest.mark.filterwarnings("ignore")
 def test_the_one_before_is_taken(oracle, tmp_path: Path, variants: int) -> None:
     outcomes = alone(lambda: try_all(oracle(2), tmp_path, variants, seed=variants))

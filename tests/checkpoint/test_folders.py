@@ -188,6 +188,7 @@ for save in (checkpoint.save, checkpoint.async_save):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(bool(cannot_mount()), reason=cannot_mount())
 def test_a_full_disk(oracle, tmp_path: Path) -> None:
     """The error says so; what was there before stays."""

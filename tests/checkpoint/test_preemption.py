@@ -209,7 +209,8 @@ torch.distributed.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize("backend", ["gloo", pytest.param("mpi4py", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("backend", ["gloo", pytest.param("mpi4py", marks=pytest.mark.study)])
+@pytest.mark.slow
 def test_hundreds_of_signals_inside_ddp(tmp_path: Path, backend: str) -> None:
     init = "mpi4py://" if backend == "mpi4py" else None
     done = run_script(tmp_path, STORM.format(backend=backend, init=init), 3, 1)

@@ -90,6 +90,7 @@ def test_node_classification(ranks: int, tmp_path: Path) -> None:
     assert float(accuracy) > 0.7, output  # a quarter by chance
 
 
+@pytest.mark.slow
 @on(2)
 def test_unsupervised(ranks: int, tmp_path: Path) -> None:
     config = parts_of(plain, tmp_path)
@@ -108,6 +109,7 @@ def test_entity_classification(ranks: int, tmp_path: Path) -> None:
     assert float(accuracy) > 0.7, output  # a quarter by chance
 
 
+@pytest.mark.slow
 @on(4)
 def test_link_prediction(ranks: int, tmp_path: Path) -> None:
     config = parts_of(typed, tmp_path)

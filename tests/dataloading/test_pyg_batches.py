@@ -493,6 +493,7 @@ def typed_model(kind: str) -> Callable[[HeteroData], torch.Tensor]:
     ["sage", "to_hetero", "hgt"],
 )
 @pytest.mark.slow
+@rotated(3)
 def test_models_of_pyg_learn(job: SharedJob, write, model_name: str) -> None:
     """What a node is to tell is the class of all that it hears of, and not in its own features."""
     kind = "plain" if model_name == "sage" else "typed"

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from layouts import SharedJob, on_all
+from layouts import SharedJob, on_all, rotated
 from temporal_graphs import Temporal, in_memory, temporal, write
 
 import mpigraph.distributed as dist
@@ -49,6 +49,7 @@ def nothing_newer(some: Temporal, blocks: list[Any], sampler: NeighborSampler) -
     return checked
 
 
+@rotated(4)
 @KINDS
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_node_loader(job: SharedJob, typed: bool, of_nodes: bool, sampler: NeighborSampler) -> None:
@@ -104,6 +105,7 @@ def test_pyg_minibatches(job: SharedJob, typed: bool, of_nodes: bool) -> None:
                 assert torch.equal(store.time, torch.from_numpy(edge_times)[store.e_id])
 
 
+@rotated(4)
 @KINDS
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_edge_loader(job: SharedJob, typed: bool, of_nodes: bool, sampler: NeighborSampler) -> None:

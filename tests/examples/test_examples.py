@@ -222,6 +222,7 @@ def test_link_prediction_ranks_held_out_edges_high(example: Example) -> None:
     assert hits_at_50 > 5 * 0.05, output
 
 
+@pytest.mark.slow
 def test_the_last_evaluation_is_the_same_layer_by_layer(example: Example, tmp_path: Path) -> None:
     mg.distributed.partition_graph(mg.data.generate(400, 4000, feat_dim=8, num_classes=4), "default", 2, tmp_path)
     flags = f"--part_config {tmp_path}/default.json --num_epochs 1 --fan_out 5,5 --num_hidden 16 --eval"

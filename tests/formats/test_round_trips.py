@@ -97,6 +97,7 @@ def as_sets(found: list[dict[str, list[list[int]]]]) -> list[dict[str, list[list
     return [{key: sorted(rows) for key, rows in told.items()} for told in found]
 
 
+@pytest.mark.slow
 def test_the_same_assignment_gives_the_same_blocks(job: SharedJob) -> None:
     """All neighbours are the same sets. The same ids in the parts, which need original ones, give the same draws."""
     seeds = torch.arange(job.rank, 30, 3)

@@ -342,7 +342,7 @@ def test_round_trip_of_a_graph_with_odd_types(tmp_path, method, num_parts):
             assert balance[f"nodes {ntype}"] <= max(1.05 * count, num_parts * -(-count // num_parts)) / count + 1e-4
 
 
-@pytest.mark.slow
+@pytest.mark.study
 @pytest.mark.parametrize("method", ["metis", "random"])
 def test_round_trip_of_two_hundred_relations(tmp_path, method):
     source = many_relations(200)

@@ -70,7 +70,8 @@ def test_the_files_are_those_of_one_rank(comm: MPI.Intracomm, monkeypatch, metho
         assert not list(folder.glob(".mpigraph*"))
 
 
-@pytest.mark.parametrize("comm", [pytest.param(1, marks=pytest.mark.slow), 3], indirect=True)
+@pytest.mark.slow
+@pytest.mark.parametrize("comm", [3], indirect=True)
 def test_parts_are_cut_again_as_by_one_rank(comm: MPI.Intracomm, monkeypatch) -> None:
     """Every rank reads its slices of the shards, across the bounds of parts."""
     with shared_folder(comm) as folder:

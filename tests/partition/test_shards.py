@@ -99,7 +99,7 @@ def check_is_the_graph(path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["random", pytest.param("metis", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("num_parts", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_parts", [2, pytest.param(4, marks=pytest.mark.study)])
 def test_a_graph_that_is_cut_again_is_the_graph(parts: Path, tmp_path: Path, num_parts: int, method: str) -> None:
     """Nodes, edges and features by original ids are those of the source, and so those of cutting it directly."""
     again = partition_source(read_source(parts), "again", num_parts, tmp_path, method, seed=1).config_path

@@ -35,7 +35,7 @@ def traffic(*what: str) -> np.ndarray:
     return np.array([[getattr(channel, name) for name in what] for channel in channels]).sum(axis=0)
 
 
-@pytest.mark.slow
+@pytest.mark.study
 @on_layouts(FAR[1:])
 def test_rounds_and_messages_do_not_grow_with_relations(job: SharedJob, tmp_path: Path) -> None:
     if job.trainers.rank == 0:

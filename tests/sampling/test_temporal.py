@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from layouts import SharedJob, everywhere, on_all
+from layouts import SharedJob, everywhere, on_all, rotated
 from temporal_graphs import I64, NEWEST, OLDEST, Temporal, in_memory, temporal, write
 
 import mpigraph.distributed as dist
@@ -149,7 +149,9 @@ def compare(job: SharedJob, kind: tuple[int, bool, bool], cases: int) -> None:
 
 
 @everywhere
-@pytest.mark.parametrize(("typed", "of_nodes"), [(False, False), (False, True), (True, False), (True, True)])
+@rotated(2)
+@pytest.mark.parametrize("of_nodes", [False, True])
+@pytest.mark.parametrize("typed", [False, True])
 def test_draws_are_those_that_a_filter_leaves(job: SharedJob, typed: bool, of_nodes: bool) -> None:
     compare(job, (0, typed, of_nodes), 6)
 

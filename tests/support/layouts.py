@@ -129,13 +129,17 @@ def rotated(cases: int) -> pytest.MarkDecorator:
     return pytest.mark.rotated(cases)
 
 
-def is_rare(layout: Layout | None, module: str) -> bool:
-    """Whether a layout is one that the tests of a module leave to Open MPI, where they run on all layouts, or on API.
+def leave_to(layout: Layout | None, module: str) -> str | None:
+    """Where the tests of a module leave a layout to, if they run on all layouts, or on API: a marker, or None.
 
-    The first and the last layout never are. Of the others each module has a half, and Open MPI the other half.
+    The first and the last layout run always. Of the others each module leaves half to Open MPI ("elsewhere"), which
+    leaves the other half to MPICH, and half of the rest to the slow tests.
     """
     others = LAYOUTS[1:-1]
-    return layout in others and (zlib.crc32(module.encode()) + others.index(layout) + OPEN_MPI) % 2 == 1
+    if layout not in others:
+        return None
+    number = zlib.crc32(module.encode()) + others.index(layout) + OPEN_MPI
+    return "elsewhere" if number % 2 else "slow" if number // 2 % 2 else None
 
 
 def is_left_out(params: Mapping[str, int], cases: int) -> bool:
