@@ -44,7 +44,7 @@ _DISTRIBUTED = {
     "finalize_client": "mpigraph.distributed:exit_client",
     "_etype_str_to_tuple": "mpigraph.metadata.schema:parse_relation",
     "_etype_tuple_to_str": "mpigraph.metadata.schema:relation_key",
-    "_remove_kwargs_dist": "mpigraph.dataloading.memory_loader:without_processes",
+    "_remove_kwargs_dist": "mpigraph.dataloading.foreign_options:without_processes",
     **{
         name: f"{_ROLES}:{name}"
         for name in (
