@@ -26,6 +26,7 @@ _SAMPLERS = "mpigraph.compat.dgl_samplers"
 _ROLES = "mpigraph.compat.dgl_roles"
 _FILES = "mpigraph.compat.dgl_files"
 _IDS = "mpigraph.compat.dgl_ids"
+_OBJECTS = "mpigraph.compat.dgl_objects"
 _LAYERS = {"RelGraphConv": "mpigraph.compat.dgl_layers:RelGraphConv"}
 
 _OLD_SAMPLERS = {
@@ -33,6 +34,8 @@ _OLD_SAMPLERS = {
     for name in ("MultiLayerFullNeighborSampler", "MultiLayerNeighborSampler", "NeighborSampler")
 }
 _DISTRIBUTED = {
+    "DistGraph": f"{_OBJECTS}:DistGraph",
+    "DistTensor": f"{_OBJECTS}:DistTensor",
     "GraphPartitionBook": "mpigraph.distributed:RangePartitionBook",
     "find_edges": f"{_IDS}:find_edges",
     "in_degrees": f"{_IDS}:in_degrees",
