@@ -74,7 +74,7 @@ def names(row: str) -> set[str]:
     found = set()
     for code in re.findall(r"`([^`]+)`", row):
         if code.startswith("--"):
-            found.add(code)
+            found.add("at.dgl" if code == "--as-dgl" else code)
         elif code.startswith("python -m mpigraph ") or code.endswith((".py", ".txt")):
             found.add(re.split(r"[ /]", code)[-1].partition(".")[0])
         elif not code.startswith("if "):
