@@ -23,6 +23,8 @@ class _Module(ModuleType):
     """A module of the alias; each is a package, so that Python asks the finder for names that it lacks."""
 
     def __getattr__(self, name: str) -> Any:
+        if name == "__all__":  # of "from dgl.distributed import *"
+            return [listed for listed in dir(self) if not listed.startswith("_")]
         if name.startswith("__"):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         if f"{self.__name__}.{name}" in MODULES:

@@ -78,6 +78,8 @@ def test_the_whole_table_leads_somewhere(dgl: ModuleType) -> None:
         module = import_module(name)
         assert all(hasattr(module, listed) for listed in sources.names), name
         assert set(sources.names) <= set(dir(module))
+        exec(f"from {name} import *", given := {})
+        assert {listed for listed in sources.names if listed[0] != "_"} <= given.keys()
 
 
 def test_objects_are_the_librarys_own(dgl: ModuleType) -> None:
