@@ -29,6 +29,7 @@ __all__ = [
     "slurm_job",
     "slurm_pmi",
     "unset",
+    "tell_num_servers",
 ]
 
 _PREFIX = "MPIGRAPH_"
@@ -188,6 +189,11 @@ def slurm_pmi() -> str:
 def open_mpi_osc() -> str:
     """Return which components for windows Open MPI was told to take or, behind a "^", to leave; "" if none."""
     return os.environ.get("OMPI_MCA_osc", "")
+
+
+def tell_num_servers() -> None:
+    """Set ``DGL_NUM_SERVER`` as DGL's launcher does, unless it is set: older scripts compare with it."""
+    os.environ.setdefault("DGL_NUM_SERVER", str(Config.from_env().num_servers))
 
 
 def disable_fast_boxes() -> None:

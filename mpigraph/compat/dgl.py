@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from mpigraph.compat.dgl_names import LIBRARY_VERSION, MODULES, advice
+from mpigraph.config import tell_num_servers
 from mpigraph.errors import InvalidArgumentError
 
 __all__ = ["install"]
@@ -22,6 +23,8 @@ class _Module(ModuleType):
     """A module of the alias; each is a package, so that Python asks the finder for names that it lacks."""
 
     def __getattr__(self, name: str) -> Any:
+        if name == "__all__":  # of "from dgl.distributed import *"
+            return [listed for listed in dir(self) if not listed.startswith("_")]
         if name.startswith("__"):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         if f"{self.__name__}.{name}" in MODULES:
@@ -75,6 +78,7 @@ def install() -> None:
         )
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())  # type: ignore[arg-type]
+        tell_num_servers()
 
 
 def _look_up(module: str, name: str) -> Any:
@@ -88,6 +92,8 @@ def _look_up(module: str, name: str) -> Any:
         found = import_module(home)
         if hasattr(found, name) and not _is_foreign(found, name):
             return getattr(found, name)
+    if module in ("dgl.data", "dgl.data.utils") and name.endswith("Dataset"):
+        return _dataset(name, advice(module, name))  # scripts import what they do not use
     raise AttributeError(advice(module, name), name=name)
 
 
@@ -95,3 +101,12 @@ def _is_foreign(module: ModuleType, name: str) -> bool:
     """Whether a module only uses a name, such as ``torch``, instead of offering it."""
     offered = getattr(module, "__all__", None)
     return offered is not None and name not in offered
+
+
+def _dataset(name: str, instead: str) -> type:
+    """A class for one of DGL's datasets, of which to make one is an InvalidArgumentError that says ``instead``."""
+
+    def refuse(self: object, *_: object, **__: object) -> None:
+        raise InvalidArgumentError(instead)
+
+    return type(name, (), {"__init__": refuse, "__doc__": instead})

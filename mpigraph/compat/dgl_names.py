@@ -26,6 +26,7 @@ _SAMPLERS = "mpigraph.compat.dgl_samplers"
 _ROLES = "mpigraph.compat.dgl_roles"
 _FILES = "mpigraph.compat.dgl_files"
 _IDS = "mpigraph.compat.dgl_ids"
+_OBJECTS = "mpigraph.compat.dgl_objects"
 _LAYERS = {"RelGraphConv": "mpigraph.compat.dgl_layers:RelGraphConv"}
 
 _OLD_SAMPLERS = {
@@ -33,6 +34,8 @@ _OLD_SAMPLERS = {
     for name in ("MultiLayerFullNeighborSampler", "MultiLayerNeighborSampler", "NeighborSampler")
 }
 _DISTRIBUTED = {
+    "DistGraph": f"{_OBJECTS}:DistGraph",
+    "DistTensor": f"{_OBJECTS}:DistTensor",
     "GraphPartitionBook": "mpigraph.distributed:RangePartitionBook",
     "find_edges": f"{_IDS}:find_edges",
     "in_degrees": f"{_IDS}:in_degrees",
@@ -44,7 +47,7 @@ _DISTRIBUTED = {
     "finalize_client": "mpigraph.distributed:exit_client",
     "_etype_str_to_tuple": "mpigraph.metadata.schema:parse_relation",
     "_etype_tuple_to_str": "mpigraph.metadata.schema:relation_key",
-    "_remove_kwargs_dist": "mpigraph.dataloading.memory_loader:without_processes",
+    "_remove_kwargs_dist": "mpigraph.dataloading.foreign_options:without_processes",
     **{
         name: f"{_ROLES}:{name}"
         for name in (

@@ -4,6 +4,7 @@ from typing import cast
 
 from mpigraph.dataloading.edge_sampler import PairSample, as_edge_prediction_sampler
 from mpigraph.dataloading.exclusion import Exclude, ReverseEids
+from mpigraph.dataloading.foreign_options import check_foreign
 from mpigraph.dataloading.negative_sampler import NegativesOf
 from mpigraph.dataloading.sampler import BlockSampler
 from mpigraph.dataloading.seeds import Item, as_seed_tensors
@@ -20,7 +21,6 @@ from mpigraph.distgraph.typed_ids import (
     unwrap_edges,
     unwrap_nodes,
 )
-from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.fields import EdgeType
 
 __all__ = ["EdgeCollator", "NodeCollator"]
@@ -87,8 +87,7 @@ class EdgeCollator:
         negative_sampler: NegativesOf | None = None,
         gb_padding: int = 1,
     ) -> None:
-        if g_sampling is not None:
-            raise InvalidArgumentError("g_sampling must be None: neighbours are sampled from the graph of the edges")
+        check_foreign(type(self), {"g_sampling": g_sampling})
         self.g = g
         self.graph_sampler = as_edge_prediction_sampler(
             graph_sampler, exclude, reverse_eids, reverse_etypes, negative_sampler

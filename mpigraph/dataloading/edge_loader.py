@@ -11,6 +11,7 @@ from mpigraph.dataloading.edge_sampler import EdgePredictionSampler, PairSample,
 from mpigraph.dataloading.edges import ends_of
 from mpigraph.dataloading.exclusion import Exclude, ReverseEids
 from mpigraph.dataloading.fetcher import BlockFetcher, FeatureFetcher, Stages
+from mpigraph.dataloading.foreign_options import check_foreign
 from mpigraph.dataloading.loader import SampledDataLoader, arguments, check_output
 from mpigraph.dataloading.negative_sampler import NegativesOf
 from mpigraph.dataloading.pyg_batches import pyg_edge_stages
@@ -87,9 +88,11 @@ class DistEdgeDataLoader(SampledDataLoader):
         pin_memory: bool = False,
         queue_size: int | None = None,
         persistent_workers: bool = False,
+        **foreign: object,
     ) -> None:
         how = (exclude, reverse_eids, reverse_etypes, negative_sampler)
         with arguments(session_of(g)):
+            check_foreign(type(self), foreign)
             if not isinstance(graph_sampler, EdgePredictionSampler) and hasattr(graph_sampler, "sample_blocks"):
                 graph_sampler = as_edge_prediction_sampler(graph_sampler, *how)
             elif not hasattr(graph_sampler, "sample"):

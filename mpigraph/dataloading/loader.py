@@ -24,6 +24,7 @@ from mpigraph.arrays import I64
 from mpigraph.dataloading.block_stages import block_stages
 from mpigraph.dataloading.caches import CacheOptions, Epochs, Sizes, check_cache, open_caches
 from mpigraph.dataloading.fetcher import Stages
+from mpigraph.dataloading.foreign_options import check_foreign
 from mpigraph.dataloading.passes import Pass, Passes
 from mpigraph.dataloading.prefetch import Prefetch
 from mpigraph.dataloading.pyg_batches import pyg_node_stages
@@ -154,6 +155,7 @@ class DistDataLoader:
         *,
         num_prefetch: int = 2,
         seed: int | None = None,
+        **foreign: object,
     ) -> None:
         """Plan the batches.
 
@@ -167,6 +169,7 @@ class DistDataLoader:
             queue_size: DGL's name for ``num_prefetch``.
             num_prefetch: how many batches to be ahead; 0 makes them when they are asked for. The same batches result.
             seed: of order and draws; the job's by default.
+            foreign: what else DGL's and PyTorch's loaders take, see :mod:`.foreign_options`.
 
         Raises:
             InvalidArgumentError: an argument is not what it says above; on every trainer, whichever has it.
@@ -174,6 +177,7 @@ class DistDataLoader:
         """
         session = current()
         with arguments(session):
+            check_foreign(type(self), foreign)
             batch_size = check_integer("batch_size", batch_size, 1)
             depth = check_integer("num_prefetch", num_prefetch if queue_size is None else queue_size, 0)
             seed = session.state.seed if seed is None else check_seed(seed)
@@ -421,6 +425,7 @@ class DistNodeDataLoader(SampledDataLoader):
         pin_memory: bool = False,
         queue_size: int | None = None,
         persistent_workers: bool = False,
+        **foreign: object,
     ) -> None:
         """Plan the minibatches.
 
@@ -459,6 +464,7 @@ class DistNodeDataLoader(SampledDataLoader):
                 ``.to("cuda", non_blocking=True)`` does not wait. With a GPU as ``device`` it makes no difference.
             queue_size: DGL's name for ``num_prefetch``.
             persistent_workers: accepted, as for PyTorch's loader.
+            foreign: what else DGL's and PyTorch's loaders take, see :mod:`.foreign_options`.
 
         Raises:
             InvalidArgumentError: ``batch_size``, ``num_prefetch`` or ``output`` is not one of these, PyG is not
@@ -471,6 +477,7 @@ class DistNodeDataLoader(SampledDataLoader):
         All of these are raised on every trainer, whichever has the reason.
         """
         with arguments(session_of(g)):
+            check_foreign(type(self), foreign)
             mover = ToDevice(device, pin_memory)
             check_output(output)
             if not hasattr(graph_sampler, "sample_blocks"):

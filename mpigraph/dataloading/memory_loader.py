@@ -18,6 +18,7 @@ from mpigraph.arrays import I64
 from mpigraph.dataloading.edge_loader import DistEdgeDataLoader
 from mpigraph.dataloading.edge_sampler import EdgePredictionSampler, as_edge_prediction_sampler
 from mpigraph.dataloading.exclusion import Exclude, ReverseEids
+from mpigraph.dataloading.foreign_options import check_foreign, without_processes
 from mpigraph.dataloading.loader import DistNodeDataLoader
 from mpigraph.dataloading.memory_sampling import InMemorySampling
 from mpigraph.dataloading.negative_sampler import NegativesOf
@@ -42,7 +43,7 @@ from mpigraph.graphs.in_memory import InMemoryGraph, exact_device
 from mpigraph.sampling.minibatch import RandomContext
 from mpigraph.session.context import Session, check_seed
 
-__all__ = ["DataLoader", "EdgeDataLoader", "NodeDataLoader", "Sampler", "without_processes"]
+__all__ = ["DataLoader", "EdgeDataLoader", "NodeDataLoader", "Sampler"]
 
 
 class Sampler(Protocol):
@@ -145,9 +146,7 @@ class DataLoader:
         assert isinstance(graph, HeteroGraph)  # of the others __new__ made another loader
         if not callable(getattr(graph_sampler, "sample", None)):
             raise InvalidArgumentError(f"graph_sampler must have sample(g, ids) (got {graph_sampler!r})")
-        unknown = sorted(ignored.keys() - _IGNORED)
-        if unknown:
-            raise InvalidArgumentError(f"unknown argument {unknown[0]!r} of a loader")
+        check_foreign(type(self), {name: value for name, value in ignored.items() if name not in _OF_OTHERS})
         self.graph = graph
         self.graph_sampler = graph_sampler
         self.dataset, iterated, self._sample = _plan(graph, graph_sampler, indices, input_time, edge_label_time)
@@ -199,38 +198,7 @@ class DataLoader:
         yield
 
 
-# What DGL's loaders of one machine hand on to torch's, and what DGL's scripts of every version pass besides.
-_OF_PROCESSES = frozenset(
-    {
-        "async_load",
-        "gpu_cache",
-        "multiprocessing_context",
-        "num_workers",
-        "persistent_workers",
-        "pin_prefetcher",
-        "prefetch_factor",
-        "use_alternate_streams",
-        "use_cpu_worker_affinity",
-        "use_prefetch_thread",
-        "use_uva",
-        "worker_init_fn",
-    }
-)
-_IGNORED = _OF_PROCESSES | {"num_prefetch", "pin_memory", "queue_size"}
-
-
-def without_processes(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a loader without those that are about the processes of torch's loader, and about their shares.
-
-    Those change nothing on a :class:`DistGraph`, where each trainer has its own ids.
-
-    Raises:
-        InvalidArgumentError: another graph to sample from (``g_sampling`` of DGL's older loaders of edges).
-    """
-    if options.get("g_sampling") is not None:
-        raise InvalidArgumentError("g_sampling must be None: neighbours are sampled from the graph of the edges")
-    gone = _OF_PROCESSES | {"ddp_seed", "g_sampling", "use_ddp"}
-    return {name: value for name, value in options.items() if name not in gone}
+_OF_OTHERS = frozenset({"num_prefetch", "pin_memory", "queue_size"})  # loaders that have threads
 
 
 class NodeDataLoader(DataLoader):
@@ -285,7 +253,7 @@ class EdgeDataLoader(DataLoader):
         g_sampling: None = None,
         **options: object,
     ) -> None:
-        without_processes({"g_sampling": g_sampling})
+        check_foreign(type(self), {"g_sampling": g_sampling})
         more: dict[str, Any] = dict(options)
         sampler = as_edge_prediction_sampler(graph_sampler, exclude, reverse_eids, reverse_etypes, negative_sampler)
         super().__init__(g, eids, sampler, device, use_ddp, ddp_seed, **more)

@@ -4,6 +4,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from mpigraph.distgraph.dtypes import convert, to_storage, to_torch
@@ -229,7 +230,8 @@ class DistTensor:
         """Read rows in the order of the index. One-sided.
 
         Args:
-            index: int (one row, first dimension kept), slice, list, ndarray or tensor of integers, or a mask.
+            index: int (one row, first dimension kept), slice, list, ndarray or tensor of integers, or a mask; also a
+                DistTensor of these, all of which this rank then reads.
             out: [n, *row_shape] of this dtype to fill, on any device, pinned or not; new memory if None.
             device: where the rows are to be; that of ``out`` or the CPU if None. Rows for a GPU are collected in pinned
                 memory first.
@@ -306,6 +308,18 @@ class DistTensor:
 
     def __len__(self) -> int:
         return self.shape[0]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> "np.ndarray[Any, Any]":
+        """All rows, for numpy, and where a tensor is the index of another one. One-sided.
+
+        Raises:
+            InvalidArgumentError: numpy lacks the dtype (bfloat16), or the rows cannot be had without a copy.
+        """
+        if copy is False or self.dtype == torch.bfloat16:
+            why = "rows are read into new memory" if copy is False else "numpy lacks bfloat16"
+            raise InvalidArgumentError(f"tensor {self.name!r} cannot be an array: {why}")
+        rows: np.ndarray[Any, Any] = self[:].numpy()
+        return rows if dtype is None else rows.astype(dtype)
 
     def __or__(self, other: "DistTensor") -> "DistTensor":
         """Element-wise or of two masks of one policy, as a new anonymous tensor. Collective on the trainers."""

@@ -1,9 +1,9 @@
 """The alias ``dgl``: what it offers under which name, what it refuses, and that it is there only when asked for."""
 
 import argparse
+import os
 import re
 import sys
-from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -65,24 +65,6 @@ dgl.utils: expand_as_pair
 """
 
 
-def forget() -> None:
-    for name in [name for name in sys.modules if name.partition(".")[0] == "dgl"]:
-        del sys.modules[name]
-
-
-@pytest.fixture
-def dgl() -> Iterator[ModuleType]:
-    """The alias, gone after the test."""
-    before = list(sys.meta_path)
-    forget()
-    install()
-    try:
-        yield import_module("dgl")
-    finally:
-        sys.meta_path[:] = before
-        forget()
-
-
 def test_every_name_that_scripts_take_is_there(dgl: ModuleType) -> None:
     for line in TAKEN.strip().splitlines():
         module, _, names = line.partition(": ")
@@ -96,10 +78,12 @@ def test_the_whole_table_leads_somewhere(dgl: ModuleType) -> None:
         module = import_module(name)
         assert all(hasattr(module, listed) for listed in sources.names), name
         assert set(sources.names) <= set(dir(module))
+        exec(f"from {name} import *", given := {})
+        assert {listed for listed in sources.names if listed[0] != "_"} <= given.keys()
 
 
 def test_objects_are_the_librarys_own(dgl: ModuleType) -> None:
-    assert dgl.distributed.DistGraph is dist.DistGraph
+    assert issubclass(dgl.distributed.DistGraph, dist.DistGraph) and dgl.distributed.DistEmbedding is dist.DistEmbedding
     assert dgl.distributed.DistNodeDataLoader is dgl.dataloading.DistNodeDataLoader is dist.DistNodeDataLoader
     assert dgl.nn.pytorch.SAGEConv is mg.nn.SAGEConv and dgl.DGLGraph is mg.HeteroGraph
     assert dgl.distributed is sys.modules["dgl.distributed"]  # not the library's, which lacks DGL's other names
@@ -122,7 +106,7 @@ def test_what_the_library_gets_later_comes_through(dgl: ModuleType, monkeypatch:
         ("dgl.distributed", "start_server", "num_servers"),
         ("dgl.distributed", "dgl_partition_to_graphbolt", "no conversion"),
         ("dgl", "graphbolt", "no conversion"),
-        ("dgl.data", "RedditDataset", "mpigraph partition reads"),
+        ("dgl.data", "FakeNewsBatches", "mpigraph partition reads"),
         ("dgl", "knn_graph", "stands in for dgl"),
     ],
 )
@@ -220,10 +204,6 @@ def test_what_differs_is_as_the_table_of_the_readme_says(
             g.add_edge_attribute(wrong, padding)
     dgl.seed(3)
     assert "initialize(seed=)" in caplog.text
-    with pytest.raises(TypeError):
-        dgl.distributed.DistGraph("ip_config.txt", "name", conf_file="g.json")
-    with pytest.raises((InvalidArgumentError, TypeError)):
-        dgl.distributed.DistTensor(g, (g.num_nodes("paper"), 2), torch.float32)
     g.barrier()
 
 
@@ -240,6 +220,26 @@ def test_what_the_readme_lists_is_not_there(dgl: ModuleType) -> None:
     homes = {module: dgl.DGLGraph if "DGLGraph" in module else import_module(module) for module, _ in listed}
     there = [(module, name) for module, name in listed if hasattr(homes[module], name)]
     assert not there, "these are there: take them out of examples/README.md"
+
+
+def test_a_dataset_can_be_imported_and_not_made(dgl: ModuleType) -> None:
+    from dgl.data import DGLDataset, RedditDataset  # type: ignore[import-not-found]
+
+    for name in (RedditDataset, type("Mine", (DGLDataset,), {})):
+        with pytest.raises(InvalidArgumentError, match=r"no dgl.data.\w+Dataset: .*mpigraph partition reads"):
+            name(raw_dir="data")
+
+
+def test_arguments_of_version_0_5(dgl: ModuleType, job: SharedJob, oracle) -> None:
+    job.open(oracle(3))
+    g = dgl.distributed.DistGraph("ip_config.txt", Path(oracle(3)).stem, conf_file=oracle(3))
+    made = dgl.distributed.DistTensor(g, (NUM_NODES, 2), torch.float32, "of_0_5")
+    assert made.shape == (NUM_NODES, 2) and len(dgl.distributed.DistTensor((NUM_NODES,), torch.int64)) == NUM_NODES
+    own = type("Own", (dgl.distributed.DistTensor,), {})
+    assert isinstance(g.ndata["feat"], dgl.distributed.DistTensor) and not isinstance(g.ndata["feat"], own)
+    assert isinstance(dist.DistGraph(Path(oracle(3)).stem, part_config=oracle(3)), dgl.distributed.DistGraph)
+    assert os.environ["DGL_NUM_SERVER"].isdecimal()
+    g.barrier()
 
 
 def test_ranks_and_constants(dgl: ModuleType, job: SharedJob, oracle) -> None:

@@ -383,6 +383,8 @@ def test_bad_arguments(job: SharedJob, oracle) -> None:
     refused("negative_sampler must be callable", negative_sampler=3)
     refused("graph_sampler must have sample_blocks", g, ids, [2, 2])
     refused("batch_size must be an integer >= 1", batch_size=0)
+    refused("DistEdgeDataLoader takes no g_sampling: neighbours are sampled from the graph", g_sampling=g)
+    dist.DistEdgeDataLoader(g, ids, blocks, g_sampling=None, use_ddp=True, gb_padding=1).close()
     for bad in (np.ones(NUM_EDGES, np.uint8), torch.ones(NUM_EDGES, dtype=torch.uint8)):
         refused("eids of uint8 look like a mask", g, bad, blocks)
         refused("eids of uint8 look like a mask", g, {"_E": bad}, blocks, output="pyg")
@@ -395,7 +397,7 @@ def test_bad_arguments(job: SharedJob, oracle) -> None:
     refused("to as_edge_prediction_sampler", g, ids, as_edge_prediction_sampler(blocks), exclude="self")
     with pytest.raises(InvalidArgumentError, match="sampler must have sample_blocks"):
         as_edge_prediction_sampler([2, 2])
-    with pytest.raises(InvalidArgumentError, match="g_sampling must be None"):
+    with pytest.raises(InvalidArgumentError, match="EdgeCollator takes no g_sampling: neighbours are"):
         dist.EdgeCollator(g, ids, blocks, g)
     g.barrier()
 

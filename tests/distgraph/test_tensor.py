@@ -61,6 +61,14 @@ def test_every_index_reads_its_rows(job: SharedJob, oracle) -> None:
         got = feat[index]
         at = np.asarray(index) if not isinstance(index, slice) else index
         assert torch.equal(got, torch.from_numpy(everything.numpy()[at].copy())), index
+    same = dist.DistTensor((NUM_NODES,), torch.bool, part_policy=g.get_node_partition_policy("_N"))
+    if g.rank() == 0:
+        same[:] = mask
+    g.barrier()
+    assert np.array_equal(np.asarray(same), same[:].numpy())
+    assert torch.equal(feat[same], feat[same[:]]) and len(feat[same]) == same.count_nonzero() > 0
+    with pytest.raises(InvalidArgumentError, match="numpy lacks bfloat16"):
+        np.asarray(dist.DistTensor((NUM_NODES,), torch.bfloat16))
     assert torch.equal(feat[7], everything[7:8])
     assert feat[[]].shape == (0, 3)
     assert len(feat) == NUM_NODES
