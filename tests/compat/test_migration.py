@@ -50,6 +50,7 @@ def in_memory() -> mg.HeteroGraph:
 
 
 LINES: dict[str, Callable[[At], None]] = {}
+PROCESSES = (1, 14)  # lines whose tests start some
 
 
 def line(cell: str) -> Callable[[Callable[[At], None]], Callable[[At], None]]:
@@ -91,7 +92,13 @@ def test_every_line_of_the_table_has_a_test_that_names_what_it_names() -> None:
 
 
 @on_layouts([ALONE])
-@pytest.mark.parametrize("cell", [pytest.param(cell, id=str(number)) for number, cell in enumerate(table())])
+@pytest.mark.parametrize(
+    "cell",
+    [
+        pytest.param(cell, id=str(number), marks=[pytest.mark.slow] if number in PROCESSES else [])
+        for number, cell in enumerate(table())
+    ],
+)
 def test_line(cell: str, job: SharedJob, oracle, dgl: ModuleType, tmp_path: Path) -> None:
     LINES[cell](At(job.open(oracle(3)), tmp_path, dgl))
 
