@@ -19,9 +19,7 @@ from mpigraph.session.context import BackgroundLoop, Session
 __all__ = ["Saver", "saver_of"]
 
 _NICE = 10
-_SHARE = 0.1  # of a core that others want
-_MOST = 0.25  # of a core that nobody has waited for: others may just have been asleep
-_WANTED = 0.05  # of the time of a block spent waiting for a core: others want it
+_SHARE = 0.08  # of a core: others may want it all, and where all trainers write that is what training loses
 _LOOP = 0  # channels, the other loops of a session, have numbers from 1 on
 
 
@@ -105,43 +103,32 @@ class Saver(BackgroundLoop):
 
 
 class Pace:
-    """How fast a thread goes on beside others: it takes a tenth of a core that others want, a quarter of a free one.
+    """How fast a thread goes on beside others: it takes a small share of a core.
 
     A low priority alone does not see to that: who wants the core is often asleep, waiting for a peer that waits for a
-    core. So the thread rests after each piece of work, longer if it had to wait for a core itself.
+    core. So the thread rests after each piece of work. What it waits for the disk is rest as well.
     """
 
     def __init__(self) -> None:
         self._urgent = threading.Event()
-        self._begin = time.perf_counter()
-        self._delayed = 0.0
+        self._begin = self._worked = 0.0
 
     def step_back(self) -> None:
         """Begin: whoever wants this thread's core gets it."""
         if sys.platform == "linux":  # where threads have priorities of their own
             with suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
-        self._begin, self._delayed = time.perf_counter(), _delay()
+        self._begin, self._worked = time.perf_counter(), time.thread_time()
 
     def pause(self) -> None:
         """Rest from what was done since the last call."""
-        took, waited = time.perf_counter() - self._begin, _delay() - self._delayed
-        share = _SHARE if waited > _WANTED * took else _MOST
-        self._urgent.wait((1 / share - 1) * (took - waited))
-        self._begin, self._delayed = time.perf_counter(), _delay()
+        took, worked = time.perf_counter() - self._begin, time.thread_time() - self._worked
+        self._urgent.wait(max(0.0, worked / _SHARE - took))
+        self._begin, self._worked = time.perf_counter(), time.thread_time()
 
     def hurry(self) -> None:
         """Rest no more: somebody waits. Called by another thread."""
         self._urgent.set()
-
-
-def _delay() -> float:
-    """Seconds that this thread has waited for a core, 0 where the system does not say."""
-    try:
-        with open("/proc/thread-self/schedstat") as file:
-            return int(file.read().split()[1]) / 1e9
-    except (OSError, ValueError, IndexError):
-        return 0.0
 
 
 def saver_of(session: Session) -> Saver:

@@ -6,6 +6,7 @@ the next one. The temporary file is locked while it is written, and never follow
 
 import errno
 import fcntl
+import mmap
 import os
 import shutil
 import stat
@@ -15,11 +16,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+
 from mpigraph.errors import StorageError
 
 __all__ = ["NewFile", "check_space", "open_regular", "read_text", "temporary_name"]
 
-_LARGE = 1 << 20  # bytes at once that are worth a call of the system
+_PAGE = 4096  # what disks want offsets and sizes of direct writes to be a multiple of
+_SECTOR = 512  # the same of addresses
+_LARGE = 1 << 20  # bytes at once that are worth a direct write
+_DETOUR = 4 << 20  # bytes at a time that have to be copied to such an address
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # file systems without locks
 
 
@@ -74,6 +80,9 @@ def check_space(directory: str | os.PathLike[str], needed: int, what: str) -> No
 class NewFile(FileIO):
     """A file that is being written; :meth:`publish` gives it its name.
 
+    What must be on the disk at the end gets there past the page cache if it is large: copying it there takes more of a
+    core than all else that a save does, nobody reads it soon, and what others have in the cache stays.
+
     A context manager: leaving it without an exception publishes the file, leaving it with one removes it.
 
     Args:
@@ -95,6 +104,8 @@ class NewFile(FileIO):
     ) -> None:
         self.path = Path(path)
         self._durable = durable
+        self._direct = durable and hasattr(os, "O_DIRECT")
+        self._detour: mmap.mmap | None = None
         self.temporary = temporary_name(self.path)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -123,18 +134,45 @@ class NewFile(FileIO):
         rest = memoryview(data).cast("B")
         size = len(rest)
         try:
+            if self._direct and size >= _LARGE:
+                rest = self._write_pages(rest)
             while rest:
                 rest = rest[super().write(rest) or 0 :]
-            if self._durable and size >= _LARGE:
-                self._begin_to_sync(size)
         except OSError as error:
             raise self.failure(error) from error
         return size
 
-    def _begin_to_sync(self, size: int) -> None:
-        """Have the system begin to bring what was just written to the disk: the wait at the end is then shorter."""
-        with suppress(OSError, AttributeError):  # not every system can
-            os.posix_fadvise(self.fileno(), self.tell() - size, size, os.POSIX_FADV_DONTNEED)
+    def _write_pages(self, data: memoryview) -> memoryview:
+        """Write past the page cache what fills whole pages of the file, and what stands before; return what is left."""
+        head = -self.tell() % _PAGE
+        while head:
+            written = super().write(data[:head]) or 0
+            head, data = head - written, data[written:]
+        flags = fcntl.fcntl(self, fcntl.F_GETFL)
+        try:
+            fcntl.fcntl(self, fcntl.F_SETFL, flags | os.O_DIRECT)
+            while len(data) >= _PAGE and self._direct:
+                written = super().write(self._at_page(data)) or 0
+                data = data[written:]
+                self._direct = written % _PAGE == 0  # else the disk is full, or something is odd
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            self._direct = False  # this file system, or disk, wants something else
+        finally:
+            fcntl.fcntl(self, fcntl.F_SETFL, flags)
+        return data
+
+    def _at_page(self, data: memoryview) -> memoryview:
+        """Whole pages of the data, where they lie if disks can have them from there; else some, copied."""
+        size = len(data) - len(data) % _PAGE
+        if np.frombuffer(data, np.uint8).ctypes.data % _SECTOR == 0:
+            return data[:size]
+        size = min(size, _DETOUR)
+        if self._detour is None:
+            self._detour = mmap.mmap(-1, _DETOUR)
+        self._detour[:size] = data[:size]
+        return memoryview(self._detour)[:size]
 
     def publish(self) -> None:
         """Give the file its name, in place of any that has it.

@@ -12,7 +12,6 @@ no filter runs, and nothing is allocated that the file's size does not justify.
 import hashlib
 import math
 import os
-import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,9 +20,11 @@ from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
+import numpy.typing as npt
 
 from mpigraph.arrays import Array
 from mpigraph.errors import InvalidArgumentError, ShardFormatError, StorageError
+from mpigraph.kernels.crc32 import crc32
 from mpigraph.storage.files import NewFile, check_space, open_regular
 from mpigraph.storage.format import FORMAT_NAME, FORMAT_VERSION, logical_dtype, segment_rows, storage_dtype
 
@@ -35,6 +36,10 @@ _ATTRIBUTE_BYTES = 1 << 16  # what HDF5 allows in an object's header
 # Metadata of this file format version carry checksums, so that HDF5 notices damage instead of following a wild pointer;
 # for the same reason attributes are of fixed length (text of variable length lies in a heap without a checksum).
 _LIBVER = ("v110", "v110")
+
+
+# Large datasets begin at a page of the file, so that they can be written straight from memory (``files.py``).
+_ALIGNMENT = {"alignment_threshold": 1 << 20, "alignment_interval": 4096}
 
 
 class DatasetInfo(NamedTuple):
@@ -79,7 +84,7 @@ class ShardWriter:
         self._path = Path(path)
         self._target = _Target(self._path, durable)
         try:
-            self._file = h5py.File(self._target, "w", libver=_LIBVER)
+            self._file = h5py.File(self._target, "w", libver=_LIBVER, **_ALIGNMENT)
         except BaseException:
             self._target.discard()
             raise
@@ -223,7 +228,7 @@ class Rows:
         self._dataset.write_direct(rows, dest_sel=np.s_[self._done : end])
         for index, begin, stop in _segments(self._done, end, self._segment):
             block = rows[begin - self._done : stop - self._done]
-            self._crcs[index] = zlib.crc32(_bytes(block), int(self._crcs[index]))
+            self._crcs[index] = crc32(_bytes(block), int(self._crcs[index]))
         self._done = end
         self._target.check()
 
@@ -331,9 +336,9 @@ class ShardReader:
         # a checksum covers a whole segment, so the rows of it before and behind the range are read as well
         for index, first, stop in _segments(begin, end, rows):
             low, high = index * rows, min((index + 1) * rows, len(dataset))
-            crc = zlib.crc32(_bytes(self._read_rest(name, dataset, low, first)))
-            crc = zlib.crc32(_bytes(out[first - begin : stop - begin]), crc)
-            crc = zlib.crc32(_bytes(self._read_rest(name, dataset, stop, high)), crc)
+            crc = crc32(_bytes(self._read_rest(name, dataset, low, first)))
+            crc = crc32(_bytes(out[first - begin : stop - begin]), crc)
+            crc = crc32(_bytes(self._read_rest(name, dataset, stop, high)), crc)
             if crc != int(crcs[index]):
                 raise ShardFormatError(
                     f"{self._path}: dataset {name!r} is damaged: the checksum of rows {low} to {high} does not match"
@@ -490,6 +495,6 @@ def _untext(value: object) -> str:
     return value.decode("utf-8") if isinstance(value, bytes) else repr(value)
 
 
-def _bytes(rows: Array) -> memoryview:
+def _bytes(rows: Array) -> npt.NDArray[np.uint8]:
     """Return the memory of contiguous rows."""
-    return rows.reshape(-1).view(np.uint8).data
+    return rows.reshape(-1).view(np.uint8)

@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import mmap
 import os
 import socket
 import subprocess
@@ -125,7 +126,7 @@ for _ in range(3):
 def test_a_full_disk_is_one_error(tmp_path: Path, space: str) -> None:
     """HDF5 cannot close a file that it cannot write: it prints dozens of lines, and dies by a signal at exit."""
     (tmp_path / "disk").mkdir()
-    command = [*with_file_system(tmp_path / "disk", "4m"), sys.executable, "-c", FULL_DISK, tmp_path / "disk", space]
+    command = [*with_file_system(tmp_path / "disk", "3500k"), sys.executable, "-c", FULL_DISK, tmp_path / "disk", space]
     done = run_job(command, clean_environment())
     assert done.status == 0 and done.stderr == "", done.output
     lines = done.stdout.splitlines()
@@ -152,3 +153,32 @@ def test_writers_that_queue_come_one_after_the_other(tmp_path: Path) -> None:
     writers = [subprocess.Popen([sys.executable, "-c", write, tmp_path / "file", word]) for word in "abc"]
     assert [writer.wait() for writer in writers] == [0, 0, 0]
     assert len(set((tmp_path / "file").read_bytes())) == 1 and os.listdir(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize("refused", [False, True])
+@pytest.mark.parametrize("shift", [0, 512, 16])
+def test_large_parts_are_written_past_the_page_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shift: int, refused: bool
+) -> None:
+    """From any address, to any place, in parts of any length; also where the file system refuses it."""
+    if refused:
+
+        def refuse(file: NewFile, request: int, *flags: int) -> int:
+            if flags and flags[0] & os.O_DIRECT:
+                raise OSError(errno.EINVAL, "Invalid argument")
+            return 0
+
+        monkeypatch.setattr(fcntl, "fcntl", refuse)
+    memory = mmap.mmap(-1, 16 << 20)
+    memory[:] = os.urandom(len(memory))
+    data = memoryview(memory)[shift:]
+    wanted = b""
+    with NewFile(tmp_path / "file", durable=True) as file:
+        for length in (5 << 20, 100, 1 << 20, (2 << 20) + 4097, 3996, 6 << 20, 0):
+            begin = len(wanted)
+            file.write(data[begin : begin + length])
+            wanted += data[begin : begin + length]
+        file.seek(1 << 20)  # as HDF5 does
+        file.write(data[: 2 << 20])
+    wanted = wanted[: 1 << 20] + data[: 2 << 20] + wanted[3 << 20 :]
+    assert (tmp_path / "file").read_bytes() == wanted
