@@ -58,7 +58,7 @@ def check_cache(cache: Sizes, cache_policy: str, lookahead: int | None) -> Cache
     ahead = LOOKAHEAD if cache is not None else 0
     ahead = ahead if lookahead is None else check_integer("lookahead", lookahead, 0, 1 << 20)
     if not isinstance(cache, Mapping):
-        total = 0 if cache is None else _AUTO if cache == "auto" else _size(cache, "cache")
+        total = 0 if cache is None else _AUTO if cache == "auto" else size_in_bytes(cache, "cache")
         return CacheOptions(total, {}, cache_policy, ahead)
     named: dict[tuple[str, str], int] = {}
     for kind, sizes in cache.items():
@@ -66,11 +66,17 @@ def check_cache(cache: Sizes, cache_policy: str, lookahead: int | None) -> Cache
             raise InvalidArgumentError(
                 f"cache must be {{'node': {{name: size}}, 'edge': {{name: size}}}} (got {kind!r}: {sizes!r})"
             )
-        named.update({(kind, name): _size(size, f"cache of {kind} feature {name!r}") for name, size in sizes.items()})
+        for name, size in sizes.items():
+            named[kind, name] = size_in_bytes(size, f"cache of {kind} feature {name!r}")
     return CacheOptions(None, named, cache_policy, ahead)
 
 
-def _size(given: object, what: str) -> int:
+def size_in_bytes(given: object, what: str) -> int:
+    """Bytes of a size such as "2GiB", or of a number of them.
+
+    Raises:
+        InvalidArgumentError: it is none of these; names ``what`` it is of.
+    """
     try:
         size = as_bytes(given) if isinstance(given, str) else check_integer(what, given, 0)
     except ValueError:

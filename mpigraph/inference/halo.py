@@ -2,7 +2,7 @@
 
 All sources of the in-edges of a node's destinations lie in the topology of its hosts. So before a layer each far source
 is given to one of the node's trainers, which fetches it into the cache that they share (``rows/row_cache.py``). Then
-minibatches find there what they read, however they are cut.
+minibatches find there what they read, however they are cut; what the cache is too small for they fetch themselves.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ from mpigraph.kernels.row_ops import as_words, gather_rows
 from mpigraph.mpi.alltoall import exchange_rows
 from mpigraph.rows.lookahead import ReadCounts
 from mpigraph.rows.owners import RowOwners
-from mpigraph.rows.row_cache import RowCache, cache_memory
+from mpigraph.rows.row_cache import RowCache, cache_memory, free_for_caches
 from mpigraph.rows.transport import nothing
 from mpigraph.sampling.protocol import Operation
 
@@ -25,6 +25,7 @@ __all__ = ["HaloReader", "far_sources", "open_readers"]
 _FETCHED_TOGETHER = 16 << 20  # bytes
 _EDGES_AT_A_TIME = 1 << 24
 _AHEAD = 1  # minibatches: nothing is ever given up
+_OF_FREE = 0.5  # of a node's free memory, for caches of a size that nobody gave
 
 
 def far_sources(g: DistGraph) -> dict[int, I64]:
@@ -42,7 +43,8 @@ def far_sources(g: DistGraph) -> dict[int, I64]:
         none = np.empty(0, np.int64)
         mine = none
         if not world.all_near:
-            far = ~world.near
+            offsets = hosts.node_offsets[ntype]
+            read = np.zeros(int(offsets[-1]), bool)
             for relation in range(len(schema.relations)):
                 src, dst = schema.ends(relation)
                 if src != ntype:
@@ -51,8 +53,10 @@ def far_sources(g: DistGraph) -> dict[int, I64]:
                     near = topology.adjacency(relation, owned.host)
                     begin, end = near.indptr[[owned.rows.start, owned.rows.stop]].tolist()
                     for first in range(begin, end, _EDGES_AT_A_TIME):
-                        ids = np.unique(near.indices[first : min(first + _EDGES_AT_A_TIME, end)]).astype(np.int64)
-                        mine = np.union1d(mine, ids[far[hosts.node_owner(ids, ntype)]])
+                        read[near.indices[first : min(first + _EDGES_AT_A_TIME, end)]] = True
+            for host in np.flatnonzero(world.near).tolist():
+                read[offsets[host] : offsets[host + 1]] = False
+            mine = np.flatnonzero(read)
             order = np.argsort(mine % len(mates), kind="stable")
             counts = np.zeros(len(world.trainer_ranks), np.int64)
             counts[mates] = np.bincount(mine % len(mates), minlength=len(mates))
@@ -132,8 +136,16 @@ class HaloReader:
             g.session.control.drop(cache.number)
 
 
-def open_readers(g: DistGraph, tensors: dict[str, DistTensor], shares: dict[int, I64]) -> dict[str, HaloReader]:
+def open_readers(
+    g: DistGraph, tensors: dict[str, DistTensor], shares: dict[int, I64], size: int | None
+) -> dict[str, HaloReader]:
     """Readers of some tensors by node type, each with a cache for this node's far rows.
+
+    Args:
+        g: the graph.
+        tensors: what is read.
+        shares: what this trainer fetches, by node type id.
+        size: most bytes that all caches take on a node; as many as are needed if None, but a part of what is free.
 
     Raises:
         SharedMemoryError: a node's shared memory cannot hold the caches; on every rank.
@@ -144,13 +156,18 @@ def open_readers(g: DistGraph, tensors: dict[str, DistTensor], shares: dict[int,
     caches: dict[int, RowCache] = {}
     share_of = {t: shares[g.schema.ntype_id(t)] for t in tensors}
     most = {t: world.allreduce_minmax(len(share), True) for t, share in share_of.items()}
-    groups, seen = [], set[int]()
+    groups, seen = list[tuple[list[int], int]](), set[int]()
     for ntype, tensor in tensors.items():
         if most[ntype] and tensor.rows.number not in seen:
             slots = most[ntype] * int(np.bincount(world.nodes_of_trainers).max())
             nbytes = cache_memory(len(tensor), slots, tensor.rows.window.row_bytes)
             groups.append(([tensor.rows.number], nbytes))
             seen.add(tensor.rows.number)
+    if size is None:
+        size = world.allreduce_minmax(int(free_for_caches(world) * _OF_FREE), False)
+    needed = sum(nbytes for _, nbytes in groups)
+    if needed > size:
+        groups = [(numbers, nbytes * size // needed) for numbers, nbytes in groups]
     if groups:
         caches = g.session.control.call(
             Operation.OPEN_CACHES, doing="making caches for inference", groups=groups, ahead=_AHEAD

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from mpigraph.arrays import I64
+from mpigraph.arrays import I64, Array
+from mpigraph.dataloading.caches import size_in_bytes
 from mpigraph.distgraph.dtypes import convert, dtype_name, to_storage
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.sampled_graph import SampledGraph
@@ -18,12 +19,12 @@ from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.distgraph.typed_ids import Fanout, FeatureName
 from mpigraph.errors import InvalidArgumentError, TensorMismatchError, check_integer
 from mpigraph.graphs.in_memory import exact_device
+from mpigraph.inference.batches import Batch, batches_of
 from mpigraph.inference.halo import HaloReader, far_sources, open_readers
 from mpigraph.inference.neighbourhoods import Neighbourhoods
 from mpigraph.inference.steps import Step, evaluating, input_dtype, steps_of
 from mpigraph.log import get_logger
 from mpigraph.mpi.agree import allgather_bytes, everywhere
-from mpigraph.rows.owners import OwnedRange, RowOwners
 
 __all__ = ["Inference", "LayerCounts", "layerwise"]
 
@@ -40,13 +41,14 @@ def layerwise(
     fanout: Fanout = -1,
     edge_mask: FeatureName | None = None,
     dtype: torch.dtype | None = None,
+    cache: int | str | None = "auto",
     progress_bar: bool = False,
 ) -> DistTensor | dict[str, DistTensor]:
     """What all nodes become by a model, as a tensor over the hosts.
 
     One layer at a time over all nodes, so that no node is computed twice in a layer. The nodes of each host are
     computed by the trainers near it. A row of another node (machine) comes once to each node in a layer, into a cache
-    that its trainers share, large enough for all of them; rows of ``x`` that somebody may write meanwhile, through
+    that its trainers share, where that has a place for it; rows of ``x`` that somebody may write meanwhile, through
     :attr:`.DistTensor.local_partition`, come anew for each block. Besides ``x`` and these caches there are two tensors,
     what the layer reads and what it writes, whatever the number of layers.
 
@@ -66,13 +68,20 @@ def layerwise(
             recorded for gradients; a function that uses other modules puts them there itself.
         x: what nodes enter with, or node type -> that. 16-bit floats, and other floats, become those of the
             parameters of the model, where there are any.
-        batch_size: most nodes of a block.
+        batch_size: most nodes of a block. Blocks are cut from each part of the graph, wherever its nodes lie.
         device: where to compute.
         fanout: most neighbours of a node in each relation, drawn from the job's seed and the node, whatever the batch;
             -1: all. Or edge type -> most neighbours.
         edge_mask: name of an edge feature of bool or uint8, or edge type -> name; edges where it is 0 are left out.
         dtype: of the result; what the last layer gives by default.
+        cache: memory on each node for copies of far rows: a size, such as "2GiB"; None for none; "auto" for all of
+            them, as far as half of the memory that is free holds them. Rows that have no place there are fetched for
+            each block that reads them.
         progress_bar: show how far trainer 0 is.
+
+    For one ``batch_size`` the results are the same bits on any number of trainers, with or without servers, unless a
+    part of the graph lies on several nodes, where blocks end. Other blocks may round differently, as torch's products
+    of matrices do.
 
     Blocks have ``edata[EID]``, by which a layer reads features of edges, which are near. Out-degrees that
     :class:`.GraphConv` divides by are those of the graph, not of the block. A node without in-edges is given to layers
@@ -98,6 +107,7 @@ def layerwise(
         fanout=fanout,
         edge_mask=edge_mask,
         dtype=dtype,
+        cache=cache,
         progress_bar=progress_bar,
     )
     return inference.run(x)
@@ -137,6 +147,7 @@ class Inference:
         fanout: Fanout = -1,
         edge_mask: FeatureName | None = None,
         dtype: torch.dtype | None = None,
+        cache: int | str | None = "auto",
         progress_bar: bool = False,
     ) -> None:
         """Check the arguments."""
@@ -152,13 +163,17 @@ class Inference:
             self._model = model_or_layers
             self._input_dtype = input_dtype(model_or_layers)
             self._dtype = dtype
+            self._cache = None if cache == "auto" else size_in_bytes(0 if cache is None else cache, "cache")
             if dtype is not None:
                 dtype_name(dtype)
         self._bar = bool(progress_bar) and g.session.rank == 0
         self._neighbourhoods = Neighbourhoods(g, fanout, edge_mask)
         self._typed = len(g.ntypes) > 1
         offsets = g.loaded.topology.hosts.node_offsets
-        self._owned = {ntype: RowOwners(self._world, offsets[t]).ranges() for t, ntype in enumerate(g.ntypes)}
+        parts = g.loaded.topology.config.book.node_offsets
+        self._batches = {
+            ntype: batches_of(self._world, parts[t], offsets[t], self._batch_size) for t, ntype in enumerate(g.ntypes)
+        }
 
     def run(self, x: NodeTensors) -> DistTensor | dict[str, DistTensor]:
         """Evaluate; see :func:`layerwise`. Collective on the trainers."""
@@ -226,18 +241,16 @@ class Inference:
         world = self._world
         name = f"layer {number + 1} of {len(self._steps)} of inference"
         begin = time.monotonic()
-        readers = open_readers(self._g, rows, shares)
+        readers = open_readers(self._g, rows, shares, self._cache)
         try:
             with world.together(f"fetching far rows for {name}"):
                 for reader in readers.values():
                     reader.fill()
             first: dict[str, torch.Tensor | None] = {}
-            batches = {ntype: self._batches(ntype) for ntype in rows}
             with world.together(name):
                 for ntype in rows:
-                    batch = next(batches[ntype], None)
-                    if batch is not None:
-                        ids = np.arange(batch.first, batch.last)
+                    if self._batches[ntype]:
+                        ids = np.arange(*self._batches[ntype][0])
                     elif self._g.num_nodes(ntype) == 0:
                         ids = np.empty(0, np.int64)  # nobody has a node: what rows would be like is seen from none
                     else:
@@ -257,14 +270,6 @@ class Inference:
         get_logger().info("%s: %d far rows fetched of %d, %.1f s", name, fetched, halo, self.counts[-1].seconds)
         return out
 
-    def _batches(self, ntype: str) -> Iterator[OwnedRange]:
-        """The nodes of a type that this trainer owns, some at a time."""
-        for owned in self._owned[ntype]:
-            at = owned.first - owned.rows.start
-            for first in range(owned.first, owned.last, self._batch_size):
-                last = min(first + self._batch_size, owned.last)
-                yield OwnedRange(owned.host, first, last, slice(first - at, last - at))
-
     def _all(
         self,
         number: int,
@@ -274,21 +279,20 @@ class Inference:
         out: DistTensor,
         first: torch.Tensor | None,
     ) -> None:
-        """Write the rows of all nodes of a type that this trainer owns, the first of which were computed."""
-        total = sum(owned.last - owned.first for owned in self._owned[ntype])
+        """Write the rows of all nodes of a type that this trainer computes; those of the first batch are known."""
+        total = sum(batch.last - batch.first for batch in self._batches[ntype])
         what = f"layer {number + 1}/{len(self._steps)}" + (f" {ntype}" if self._typed else "")
         with tqdm(total=total, desc=what, unit="node", unit_scale=True, disable=not self._bar) as bar:
-            for batch in self._batches(ntype):
+            for batch in self._batches[ntype]:
                 made = first
                 if made is None:
-                    made = self._computed(number, step, readers, ntype, np.arange(batch.first, batch.last))
+                    made = self._computed(number, step, readers, ntype, np.arange(*batch))
                 first = None
                 if made is None or tuple(made.shape[1:]) != out.shape[1:]:
                     shape = None if made is None else tuple(made.shape[1:])
                     raise InvalidArgumentError(f"a layer gives rows of shape {shape} and of {out.shape[1:]}")
                 values = convert(made, out.dtype, f"rows of {ntype!r}").contiguous()
-                with out.rows.writing(batch.host) as rows:  # its owner, who takes no lock
-                    rows[batch.rows] = to_storage(values, out.rows.dtype)
+                _write(out, batch, to_storage(values, out.rows.dtype))
                 bar.update(len(values))
 
     def _computed(
@@ -354,3 +358,15 @@ class Inference:
         if not found:
             raise everywhere(InvalidArgumentError(f"layer {number + 1} of inference gives no rows"))
         return found
+
+
+def _write(out: DistTensor, batch: Batch, values: Array) -> None:
+    """Write the rows of a batch to the near hosts that hold them: nobody else writes them, so no lock is taken."""
+    offsets = out.rows.window.offsets
+    first = batch.first
+    while first < batch.last:
+        host = int(np.searchsorted(offsets, first, "right")) - 1
+        last = min(batch.last, int(offsets[host + 1]))
+        with out.rows.writing(host) as rows:
+            rows[first - offsets[host] : last - offsets[host]] = values[first - batch.first : last - batch.first]
+        first = last

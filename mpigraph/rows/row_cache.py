@@ -36,7 +36,7 @@ from mpigraph.mpi.world import World
 from mpigraph.rows.row_tensor import RowTensor
 from mpigraph.rows.shm_check import check_shared_memory, free_shared_memory
 
-__all__ = ["RowCache", "cache_memory", "slots_for"]
+__all__ = ["RowCache", "cache_memory", "free_for_caches", "slots_for"]
 
 _LINE = 64  # bytes that tables are aligned to
 _OF_SLOT = 8 + 4  # bytes that a slot takes in the tables besides the row
@@ -69,7 +69,7 @@ def slots_for(world: World, tensors: Sequence[RowTensor], nbytes: int, promised:
     Collective on ``world.node``.
     """
     if nbytes < 0:
-        free = np.array([_free(world) - promised], np.int64)
+        free = np.array([free_for_caches(world) - promised], np.int64)
         world.node.Allreduce(MPI.IN_PLACE, free, op=MPI.MIN)  # ranks may look at different moments
         nbytes = max(int(free[0] * _OF_FREE), 0)
     slot = [tensor.window.row_bytes + _OF_SLOT for tensor in tensors]
@@ -83,7 +83,7 @@ def slots_for(world: World, tensors: Sequence[RowTensor], nbytes: int, promised:
     return found
 
 
-def _free(world: World) -> int:
+def free_for_caches(world: World) -> int:
     """Bytes of memory that may be shared on this node."""
     found = [free_memory()]
     if world.node.size > 1:
