@@ -112,7 +112,13 @@ def expected(hosts: namespaces.Hosts, oracle_config: str, tmp_path_factory: pyte
 
 
 @pytest.mark.parametrize(
-    "ranks, servers", [([2, 2], 0), ([2, 2], 1), ([1, 3], 0), ([2, 3], 1), ([1, 1, 1], 0), ([2, 2, 2], 1)]
+    "ranks, servers",
+    [
+        ([2, 2], 1),
+        ([1, 3], 0),
+        ([1, 1, 1], 0),
+        *(pytest.param(*how, marks=pytest.mark.slow) for how in [([2, 2], 0), ([2, 3], 1), ([2, 2, 2], 1)]),
+    ],
 )
 def test_blocks_and_rows_are_those_of_one_process(
     hosts: namespaces.Hosts,
@@ -165,6 +171,7 @@ def test_the_example_trains_as_well_as_one_process(
     assert accuracy(output) == pytest.approx(accuracy_alone, abs=SPREAD)
 
 
+@pytest.mark.slow
 @needs_delay
 def test_the_example_trains_on_a_slow_network(
     slow_hosts: namespaces.Hosts, trained_graph: Path, accuracy_alone: float

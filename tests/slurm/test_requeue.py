@@ -201,6 +201,7 @@ srun --mpi=pmi2 python -u script.py
 """
 
 
+@pytest.mark.slow
 @needs_slurm
 def test_ranks_have_one_task_of_an_array_requeued(cluster: Cluster, tmp_path: Path) -> None:
     """Without the template the first trainer asks Slurm."""
