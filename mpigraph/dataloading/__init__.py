@@ -7,7 +7,7 @@ from mpigraph.dataloading import negative_sampler
 from mpigraph.dataloading.collators import EdgeCollator, NodeCollator
 from mpigraph.dataloading.edge_loader import DistEdgeDataLoader
 from mpigraph.dataloading.edge_sampler import EdgePredictionSampler, as_edge_prediction_sampler
-from mpigraph.dataloading.loader import DistDataLoader, DistNodeDataLoader
+from mpigraph.dataloading.loader import DistDataLoader
 from mpigraph.dataloading.memory_loader import DataLoader, EdgeDataLoader, NodeDataLoader
 from mpigraph.dataloading.memory_sampling import sample_neighbors
 from mpigraph.dataloading.negative_sampler import (
@@ -19,6 +19,7 @@ from mpigraph.dataloading.negative_sampler import (
     PerSourceUniform,
     Uniform,
 )
+from mpigraph.dataloading.node_loader import DistNodeDataLoader
 from mpigraph.dataloading.reverse_edges import reverse_edges
 from mpigraph.dataloading.sampler import (
     BlockSampler,

@@ -18,29 +18,24 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import torch
-
 from mpigraph.arrays import I64
-from mpigraph.dataloading.block_stages import block_stages
 from mpigraph.dataloading.caches import CacheOptions, Epochs, Sizes, check_cache, open_caches
 from mpigraph.dataloading.fetcher import Stages
 from mpigraph.dataloading.foreign_options import check_foreign
 from mpigraph.dataloading.passes import Pass, Passes
 from mpigraph.dataloading.prefetch import Prefetch
-from mpigraph.dataloading.pyg_batches import pyg_node_stages
-from mpigraph.dataloading.sampler import BlockSampler, describe, session_of
+from mpigraph.dataloading.sampler import describe
 from mpigraph.dataloading.seeds import Seeds, TypedIds
 from mpigraph.dataloading.to_device import ToDevice
 from mpigraph.dataloading.work_ahead import Answering, LoaderStats, Pipeline
 from mpigraph.distgraph.graph import DistGraph
-from mpigraph.distgraph.typed_ids import Names, NodeIds
 from mpigraph.errors import ClosedError, InvalidArgumentError, check_integer
 from mpigraph.log import get_logger
 from mpigraph.sampling.minibatch import RandomContext
 from mpigraph.sampling.protocol import Operation
 from mpigraph.session.context import CREATING, Session, check_seed, current
 
-__all__ = ["DistDataLoader", "DistNodeDataLoader", "SampledDataLoader", "arguments", "check_output"]
+__all__ = ["DistDataLoader", "SampledDataLoader", "arguments", "check_output"]
 
 _CLOSED = "the loader was closed"
 
@@ -392,110 +387,3 @@ def check_output(output: str) -> None:
     """
     if output not in ("dgl", "pyg"):
         raise InvalidArgumentError(f"output must be 'dgl' or 'pyg' (got {output!r})")
-
-
-class DistNodeDataLoader(SampledDataLoader):
-    """Minibatches of nodes: yields ``(input_nodes, output_nodes, blocks)``, or what PyG's models take.
-
-    Where the graph has several node types, input and output nodes are by type, with every type.
-
-    Collective on the trainers: construction and :meth:`close`.
-    """
-
-    def __init__(
-        self,
-        g: DistGraph,
-        nids: NodeIds,
-        graph_sampler: BlockSampler,
-        device: torch.device | str | None = None,
-        *,
-        batch_size: int = 1,
-        shuffle: bool = False,
-        drop_last: bool = False,
-        features: Names = (),
-        labels: Names = (),
-        output: str = "dgl",
-        input_time: NodeIds | None = None,
-        num_prefetch: int = 2,
-        seed: int | None = None,
-        cache: Sizes = "auto",
-        cache_policy: str = "lookahead",
-        lookahead: int | None = None,
-        num_workers: int = 0,
-        pin_memory: bool = False,
-        queue_size: int | None = None,
-        persistent_workers: bool = False,
-        **foreign: object,
-    ) -> None:
-        """Plan the minibatches.
-
-        Args:
-            g: the graph.
-            nids: int[n], this rank's seed nodes; or node type -> int[n], which graphs with several node types need, and
-                whose minibatches mix the types.
-            graph_sampler: has ``sample_blocks(g, seeds)``, for example a ``NeighborSampler``.
-            device: where to put all of a minibatch, the CPU by default; "cuda" is the caller's current GPU. Copies to a
-                GPU run on a stream of their own, for minibatches ahead too, which take memory there. The consumer's
-                current stream waits for its minibatch's, the consumer does not.
-            batch_size: most seeds of a minibatch.
-            shuffle: another order in each epoch.
-            drop_last: leave out seeds that do not fill a batch.
-            features: names of node features to gather for the input nodes, into ``blocks[0].srcdata``; besides the
-                sampler's ``prefetch_node_feats``. A name is for all node types that have it; or node type -> names.
-                Their memory is used again once nothing refers to them.
-            labels: names of node features to gather for the output nodes, into ``blocks[-1].dstdata``; besides the
-                sampler's ``prefetch_labels``.
-            output: "dgl"; or "pyg": what PyG's ``NeighborLoader`` yields, see :mod:`.pyg_batches`. Features
-                and labels are then of all its nodes, and the sampler's fanouts the reverse of ``num_neighbors``.
-            input_time: int[n], the time of each of ``nids``, in their form; for a sampler with ``time_attr``. By
-                default their own, where nodes have times.
-            num_prefetch: how many minibatches to be ahead.
-            seed: of order and draws; the job's by default.
-            cache: memory on each node for copies of rows of ``features`` (and of the sampler's) that other nodes hold,
-                shared by its trainers: a size for all of them, such as "2GiB"; sizes by name, as in ``{"node": {"feat":
-                "2GiB"}}``; "auto" for a quarter of what is free; or None. The minibatches are the same.
-            cache_policy: which rows are kept: "lookahead", those that the minibatches ahead read soonest; "vip" or
-                "degree", the same ones all the time, those that are most likely to be read or have most out-edges; of
-                times they know nothing, so that under ``time_attr`` "lookahead" keeps better ones.
-            lookahead: how many minibatches are sampled ahead, so that it is known what they read; their blocks are kept
-                meanwhile (8 by default, 0 without a cache).
-            num_workers: accepted for DGL's scripts; see ``num_prefetch``.
-            pin_memory: put minibatches that stay on the CPU into pinned memory, as PyTorch's loader does, so that
-                ``.to("cuda", non_blocking=True)`` does not wait. With a GPU as ``device`` it makes no difference.
-            queue_size: DGL's name for ``num_prefetch``.
-            persistent_workers: accepted, as for PyTorch's loader.
-            foreign: what else DGL's and PyTorch's loaders take, see :mod:`.foreign_options`.
-
-        Raises:
-            InvalidArgumentError: ``batch_size``, ``num_prefetch`` or ``output`` is not one of these, PyG is not
-                installed, or the sampler cannot make what it wants.
-            FieldNameError: a feature, or the sampler's edge weights, do not exist.
-            NodeTypeError: a node type does not exist, or there are several and ``nids`` are not by type.
-            CollectiveError: other trainers are in another call; on every trainer.
-            GraphDataError: an edge weight is negative, infinite or NaN; on every rank.
-
-        All of these are raised on every trainer, whichever has the reason.
-        """
-        with arguments(session_of(g)):
-            check_foreign(type(self), foreign)
-            mover = ToDevice(device, pin_memory)
-            check_output(output)
-            if not hasattr(graph_sampler, "sample_blocks"):
-                raise InvalidArgumentError(f"graph_sampler must have sample_blocks (got {graph_sampler!r})")
-            make = pyg_node_stages if output == "pyg" else block_stages
-            stages: Stages[Any] = make(g, nids, graph_sampler, features, labels, mover.pin_memory, input_time)
-        caching = (cache, cache_policy, lookahead)
-        super().__init__(
-            g,
-            stages,
-            mover,
-            graph_sampler,
-            graph_sampler,
-            batch_size,
-            shuffle,
-            drop_last,
-            queue_size,
-            num_prefetch,
-            seed,
-            *caching,
-        )

@@ -19,9 +19,9 @@ from mpigraph.dataloading.edge_loader import DistEdgeDataLoader
 from mpigraph.dataloading.edge_sampler import EdgePredictionSampler, as_edge_prediction_sampler
 from mpigraph.dataloading.exclusion import Exclude, ReverseEids
 from mpigraph.dataloading.foreign_options import check_foreign, without_processes
-from mpigraph.dataloading.loader import DistNodeDataLoader
 from mpigraph.dataloading.memory_sampling import InMemorySampling
 from mpigraph.dataloading.negative_sampler import NegativesOf
+from mpigraph.dataloading.node_loader import DistNodeDataLoader
 from mpigraph.dataloading.passes import Pass, Passes
 from mpigraph.dataloading.sampler import BlockSampler, describe
 from mpigraph.dataloading.seed_times import check_edge_times, check_input_time, edges_at, positions_in, seeds_at

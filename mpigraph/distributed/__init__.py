@@ -2,7 +2,8 @@
 
 from mpigraph.dataloading.collators import EdgeCollator, NodeCollator
 from mpigraph.dataloading.edge_loader import DistEdgeDataLoader
-from mpigraph.dataloading.loader import DistDataLoader, DistNodeDataLoader
+from mpigraph.dataloading.loader import DistDataLoader
+from mpigraph.dataloading.node_loader import DistNodeDataLoader
 from mpigraph.distgraph.embedding import DistEmbedding
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.partition_book import (

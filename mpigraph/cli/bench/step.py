@@ -14,7 +14,7 @@ from mpigraph.arrays import I64
 from mpigraph.cli.bench.caching import MOST_FAR_ROWS, MOST_MINIBATCHES, figures_of
 from mpigraph.cli.bench.micro import is_far, open_service
 from mpigraph.cli.bench.settings import Settings
-from mpigraph.dataloading.loader import DistNodeDataLoader
+from mpigraph.dataloading.node_loader import DistNodeDataLoader
 from mpigraph.dataloading.sampler import NeighborSampler
 from mpigraph.distgraph.dtypes import to_torch
 from mpigraph.distgraph.graph import DistGraph
