@@ -88,10 +88,23 @@ def gat(p: dict[str, torch.Tensor], ends: Ends, h: torch.Tensor) -> torch.Tensor
 Rows = dict[str, torch.Tensor]
 
 
+class Normalised(nn.Module):
+    """RGCN with means by relation: sums of thousands of neighbours are beyond what float32 can tell after a tanh."""
+
+    def __init__(self, width: int, out: int, num_rels: int) -> None:
+        super().__init__()
+        self.conv = mg.nn.RelGraphConv(width, out, num_rels, activation=torch.tanh)
+
+    def forward(self, graph: Any, h: Any) -> Any:
+        norm = {r: 1 / graph.in_degrees(etype=r)[graph.edges(etype=r)[1]] for r in graph.canonical_etypes}
+        return self.conv(graph, h, norm=norm)
+
+
 def rgcn(p: dict[str, torch.Tensor], graph: dict[Relation, Ends], h: Rows) -> Rows:
-    out = {t: rows @ p["loop_weight"] + p["h_bias"] for t, rows in h.items()}
+    out = {t: rows @ p["conv.loop_weight"] + p["conv.h_bias"] for t, rows in h.items()}
     for number, ((src, _, dst), ends) in enumerate(graph.items()):
-        out[dst] = out[dst] + total(ends, h[src], len(h[dst])) @ p["linear_r.W"][number]
+        mean = total(ends, h[src], len(h[dst])) / degrees(ends[1], len(h[dst]))
+        out[dst] = out[dst] + mean @ p["conv.linear_r.W"][number]
     return {t: torch.tanh(rows) for t, rows in out.items()}
 
 
@@ -132,7 +145,7 @@ KINDS: dict[str, Kind] = {
     "GAT": (lambda a, b, _: Heads(a, b), gat),
 }
 TYPED_KINDS: dict[str, Kind] = {
-    "RGCN": (lambda a, b, g: mg.nn.RelGraphConv(a, b, len(g.canonical_etypes), activation=torch.tanh), rgcn),
+    "RGCN": (lambda a, b, g: Normalised(a, b, len(g.canonical_etypes)), rgcn),
     "HGT": (lambda a, b, g: mg.nn.HGTConv(a, 8, 2, len(g.ntypes), len(g.canonical_etypes), use_norm=False), hgt),
 }
 
@@ -141,11 +154,10 @@ def features(z: Any, prefix: str, num_nodes: int) -> Feature:
     """What nodes have, by a fixed map to few columns; random where they have nothing."""
     rng = np.random.default_rng(7)
     if f"{prefix}feat_shape" in z:
-        names = ("indptr", "indices", "data")
-        ptr, columns, values = (torch.from_numpy(z[f"{prefix}feat_{name}"].astype(np.int64)) for name in names)
-        ptr[-1] = len(columns)
-        matrix = torch.sparse_csr_tensor(ptr, columns, values.double(), tuple(z[f"{prefix}feat_shape"].tolist()))
-        rows = (matrix @ torch.from_numpy(rng.normal(size=(matrix.shape[1], WIDTHS[0])))).numpy()
+        ptr, columns, values = (z[f"{prefix}feat_{name}"].astype(np.int64) for name in ("indptr", "indices", "data"))
+        columns_to = rng.normal(size=(int(z[f"{prefix}feat_shape"][1]), WIDTHS[0]))
+        rows = np.zeros((num_nodes, WIDTHS[0]))
+        np.add.at(rows, np.repeat(np.arange(num_nodes), np.diff(ptr)), values[:, None] * columns_to[columns])
     elif f"{prefix}feat" in z:
         given = z[f"{prefix}feat"].astype(np.float64)
         rows = given @ rng.normal(size=(given.shape[1], WIDTHS[0]))
