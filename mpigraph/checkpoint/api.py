@@ -58,8 +58,8 @@ def async_save(
     """:func:`save` in the background: copies are made in memory, and a thread writes them while training goes on.
 
     The thread takes a twelfth of a core, until :func:`wait` or the next save waits for it. A save waits for the one
-    before, and raises what that one failed with. Each trainer needs memory for the rows
-    that it owns, their optimizer's states included. Leaving the job waits for what is being written. Where MPI lacks
+    before, and raises what that one failed with. Each trainer needs memory for the rows that it owns, their optimizer's
+    states included, and keeps it for the next save. Leaving the job waits for what is being written. Where MPI lacks
     MPI_THREAD_MULTIPLE it is the same as :func:`save`. Arguments and errors are those of :func:`save`.
 
     Collective on the trainers.

@@ -14,12 +14,14 @@ from mpigraph.checkpoint.saving import Save
 from mpigraph.errors import MPIGraphError
 from mpigraph.log import get_logger
 from mpigraph.mpi.alltoall import Comm
+from mpigraph.rows.pool import RowPool
 from mpigraph.session.context import BackgroundLoop, Session
 
 __all__ = ["Saver", "saver_of"]
 
 _NICE = 10
 _SHARE = 0.08  # of a core: others may want it all, and where all trainers write that is what training loses
+_KEPT = 1000  # copies of one size: what a save needs, the next one needs again
 _LOOP = 0  # channels, the other loops of a session, have numbers from 1 on
 
 
@@ -33,6 +35,7 @@ class Saver(BackgroundLoop):
         """Save nothing yet."""
         self._session = session
         self._writer = Writer()
+        self._copies = RowPool(kept=_KEPT, largest=sys.maxsize)
         self._comm: Comm | None = None
         self._thread: threading.Thread | None = None
         self._pace = Pace()
@@ -50,9 +53,8 @@ class Saver(BackgroundLoop):
         session = self._session
         background = background and session.world.threads_may_communicate
         self._pace = Pace()
-        save = Save(
-            session, self._writer, state_dict, directory, keep, background, self._pace.pause if background else None
-        )
+        copies, pause = (self._copies, self._pace.pause) if background else (None, None)
+        save = Save(session, self._writer, state_dict, directory, keep, copies, pause)
         if not background:
             save.run(Peers(session.world))
             return
@@ -95,8 +97,8 @@ class Saver(BackgroundLoop):
         world = self._session.world
         with world.watchdog.working():
             try:
-                save.copy_rows(Peers(world, comm))
                 self._pace.step_back()
+                save.copy_rows(Peers(world, comm))
                 save.run(Peers(world, comm))
             except MPIGraphError as error:  # on every trainer
                 self._error = error

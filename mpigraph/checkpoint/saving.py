@@ -33,6 +33,7 @@ from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.errors import CollectiveError, InvalidArgumentError, MPIGraphError, StorageError
 from mpigraph.mpi.agree import everywhere
 from mpigraph.rows.owners import RowOwners
+from mpigraph.rows.pool import RowPool
 from mpigraph.rows.row_tensor import Copying
 from mpigraph.session.context import Session
 from mpigraph.session.of_trainer import OfTrainer
@@ -79,8 +80,8 @@ class Save:
         state_dict: what to save.
         directory: where.
         keep: how many checkpoints to keep in the folder around; None for all.
-        copy: work on copies of all tensors, because training goes on: of those that are the same on every trainer now,
-            of rows in :meth:`copy_rows`, while nobody may write them.
+        copies: memory for copies of all tensors, because training goes on: of those that are the same on every trainer
+            now, of rows in :meth:`copy_rows`, while nobody may write them; None: work on the tensors themselves.
         pause: called after each block that was written.
 
     Raises:
@@ -94,7 +95,7 @@ class Save:
         state_dict: dict[str, Any],
         directory: Path,
         keep: int | None,
-        copy: bool,
+        copies: RowPool | None,
         pause: Callable[[], None] | None = None,
     ) -> None:
         self.doing = f"saving a checkpoint to {str(directory)!r}"
@@ -137,10 +138,11 @@ class Save:
             own=[],
             files=[],
         )
-        self._copying = Copying() if copy else None
+        self._copies = copies
+        self._copying = None if copies is None else Copying()
         try:
             with main.together(self.doing):
-                self._datasets = list(self._take(copy, set().union(*lents)))
+                self._datasets = list(self._take(set().union(*lents)))
         except MPIGraphError:  # on every trainer, such as a lack of memory: nobody copies the rows of others
             if self._copying is not None:
                 self._copying.end()
@@ -150,11 +152,12 @@ class Save:
     def copy_rows(self, peers: Peers) -> None:
         """Take the copies of rows, for which whoever wants to write them waits. Collective on the trainers."""
         assert self._copying is not None
+        assert self._copies is not None
         try:
             with peers.together(self.doing):
                 for i, dataset in enumerate(self._datasets):
                     if dataset.name.startswith("rows/"):
-                        self._datasets[i] = replace(dataset, rows=partial(_same, _copied(dataset.rows())))
+                        self._datasets[i] = replace(dataset, rows=partial(_same, _copied(dataset.rows(), self._copies)))
                 self._copying.mine.set()
         finally:
             self._copying.end()
@@ -222,20 +225,21 @@ class Save:
         ranges = [[[owned.first, owned.last] for owned in owners.ranges(k)] for k in range(self._session.num_trainers)]
         return replace(_describe_rows_of(tensor), ranges=ranges)
 
-    def _take(self, copy: bool, lent: set[int]) -> Iterator[_Dataset]:
+    def _take(self, lent: set[int]) -> Iterator[_Dataset]:
         """What this trainer writes; ``lent`` are tensors that somebody may write through a view, whoever owns rows."""
         for number, tensor in enumerate(self._leaves.rows):
             tensor.rows.window.sync()
             for place, owned in enumerate(RowOwners(self._session.world, tensor.rows.window.offsets).ranges()):
                 rows = tensor.rows.segment(owned.host)[owned.rows]
-                rows = rows.copy() if copy and number in lent else rows
+                if self._copies is not None and number in lent:
+                    rows = _copied(rows, self._copies)
                 yield _Dataset(f"rows/{number}/{place}", tensor.rows.stored, partial(_same, rows))
             tensor.rows.copying = self._copying
         for number, own in enumerate(self._leaves.own):
-            yield _Dataset(f"own/{number}", "", partial(_own_rows, own.copy() if copy else own))
+            yield _Dataset(f"own/{number}", "", partial(_own_rows, own if self._copies is None else own.copy()))
         if self._session.rank == 0:
             for number, dense in enumerate(self._leaves.tensors):
-                found = dense.clone(memory_format=torch.contiguous_format) if copy else dense
+                found = dense if self._copies is None else dense.clone(memory_format=torch.contiguous_format)
                 yield _Dataset(f"tensors/{number}", dtype_name(dense.dtype), partial(_stored, found))
 
     def _begin(self, token: Path) -> None:
@@ -329,9 +333,9 @@ def _same(rows: Array) -> Array:
     return rows
 
 
-def _copied(rows: Array) -> Array:
+def _copied(rows: Array, pool: RowPool) -> Array:
     """A copy, made some at a time, so that other threads get their turn."""
-    found = np.empty_like(rows)
+    found = pool.empty(rows.shape, rows.dtype)
     step = max(1, _BLOCK * len(rows) // max(1, rows.nbytes))
     for begin in range(0, len(rows), step):
         found[begin : begin + step] = rows[begin : begin + step]

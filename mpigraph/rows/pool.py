@@ -24,8 +24,9 @@ _PAGE = 1 << 12  # bytes
 class RowPool:
     """Hands out arrays; may be used by several threads."""
 
-    def __init__(self, kept: int = _KEPT) -> None:
-        """Begin empty; ``kept`` is how many free arrays are kept of each size."""
+    def __init__(self, kept: int = _KEPT, largest: int = _LARGE) -> None:
+        """Begin empty; ``kept`` is how many free arrays are kept of each size, if they have at most so many bytes."""
+        self._largest = largest
         # deque.append and pop are atomic: an array may die at any time, in any thread
         self._free: defaultdict[int, deque[U8]] = defaultdict(lambda: deque(maxlen=kept))
 
@@ -33,7 +34,7 @@ class RowPool:
         """An array with undefined contents, as ``np.empty`` makes it."""
         dtype = np.dtype(dtype)
         nbytes = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
-        if not _SMALL <= nbytes <= _LARGE:
+        if not _SMALL <= nbytes <= self._largest:
             return np.empty(shape, dtype)
         step = max(_PAGE, (1 << nbytes.bit_length()) >> 3)
         size = -(-nbytes // step) * step
@@ -41,7 +42,8 @@ class RowPool:
         try:
             memory = free.pop()
         except IndexError:
-            memory = np.empty(size, np.uint8)
+            memory = np.empty(size + _PAGE, np.uint8)
+            memory = memory[-memory.ctypes.data % _PAGE :][:size]  # disks are written straight from a page's beginning
         # the base of a view is the array at the end of the chain; the memoryview makes that this one
         root = np.frombuffer(memoryview(memory), np.uint8, nbytes)  # type: ignore[arg-type]
         weakref.finalize(root, free.append, memory).atexit = False

@@ -327,9 +327,9 @@ def late_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     """The copies of a save take a while, in which training goes on."""
     copied = saving._copied
 
-    def late(rows: Any) -> Any:
+    def late(*args: Any) -> Any:
         time.sleep(0.1)
-        return copied(rows)
+        return copied(*args)
 
     monkeypatch.setattr(saving, "_copied", late)
 

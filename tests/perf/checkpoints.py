@@ -109,6 +109,7 @@ def job(args: argparse.Namespace) -> None:
             shutil.rmtree(saved)  # as the file of dd
             write.append(nbytes / seconds)
             dd.append(nbytes / written_by_dd(Path(args.dir), nbytes))
+        g.barrier()  # in which the others sleep: torch's barrier polls, and would take dd's core
         starting.append(step(save=True))
         thread = g.session.saver._thread
         some = []
