@@ -163,7 +163,7 @@ def kills(seed: int, count: int, seconds: float) -> list[str]:
     "run, count, epochs",
     [
         pytest.param(Run(3, 1), 1, 5, marks=pytest.mark.slow),
-        pytest.param(Run(2, 0, 1, "mpi4py"), 3, 12, marks=pytest.mark.slow),
+        pytest.param(Run(2, 0, 1, "mpi4py"), 4, 20, marks=LONG),
         *(pytest.param(Run(*how), 20, 60, marks=LONG) for how in [(3, 1, 0, "gloo"), (4, 1, 2, "mpi4py")]),
     ],
     ids=str,
