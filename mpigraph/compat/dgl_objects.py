@@ -22,8 +22,8 @@ class DistGraph(graph.DistGraph, metaclass=_StandIn):
     """
 
     def __init__(self, *args: Any, conf_file: Any = None, **options: Any) -> None:
-        if len(args) > 1 and isinstance(args[1], str):
-            args = args[1:]
+        if len(args) > 1 and isinstance(args[1], str) and not args[1].endswith(".json"):
+            args = args[1:]  # else the second is a configuration
         if conf_file is not None:
             options["part_config"] = conf_file
         super().__init__(*args, **options)

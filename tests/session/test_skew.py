@@ -137,11 +137,11 @@ def test_a_job_that_is_suspended_goes_on(tmp_path: Path, oracle) -> None:
 from mpigraph.session.context import current
 pids = " ".join(map(str, current().world.pids))
 watchdog = current().world.watchdog
-if rank == 0:
-    import subprocess
-    subprocess.Popen(["sh", "-c", f"kill -STOP {{pids}}; sleep {3 * DEADLINE}; kill -CONT {{pids}}"])
 with _watch(watchdog, "a step", 2):
     end = time.monotonic() + 3 * {DEADLINE}
+    if rank == 0:  # inside of the step, since it may be stopped before this call returns
+        import subprocess
+        subprocess.Popen(["sh", "-c", f"kill -STOP {{pids}}; sleep {3 * DEADLINE}; kill -CONT {{pids}}"])
     while time.monotonic() < end:
         time.sleep(0.1)
 g.barrier()
