@@ -16,6 +16,7 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 from mpigraph.graphs.frame import Frame
 from mpigraph.graphs.inedges import InEdges
 from mpigraph.graphs.messages import EdgeBatch, Message, Reduce, edge_values
+from mpigraph.graphs.table_rows import TableRows, first_rows
 
 __all__ = ["aggregate", "edge_dots", "mean_and_own", "reduce_rows", "spmm"]
 
@@ -65,6 +66,10 @@ def spmm(in_edges: InEdges, x: torch.Tensor, weights: torch.Tensor | None = None
     Returns:
         [num_dst, ...], of the type of ``x``; means of integers are float32.
     """
+    if isinstance(x, TableRows):
+        if x.in_place and not torch.is_grad_enabled() and (weights is None or weights.dim() == 1):
+            return spmm(in_edges.from_rows(x.rows, len(x.table)), x.table, weights, mean)
+        x = x.gathered()
     if weights is not None and weights.dim() > 1:
         return _by_head(in_edges, x, weights, mean)
     if x.dtype not in (torch.float32, torch.float64):
@@ -92,6 +97,8 @@ def mean_and_own(in_edges: InEdges, x: torch.Tensor) -> tuple[torch.Tensor, torc
     Returns:
         [num_dst, width] twice.
     """
+    if isinstance(x, TableRows):
+        return spmm(in_edges, x, mean=True), first_rows(x, in_edges.num_dst)
     found: tuple[torch.Tensor, torch.Tensor] = _MeanAndOwn.apply(x, None, in_edges, True)  # type: ignore[no-untyped-call]
     return found
 

@@ -137,6 +137,10 @@ class InEdges:
         inverse[self.perm] = torch.arange(self.num_edges, device=self.perm.device)
         return values[inverse]
 
+    def from_rows(self, rows: torch.Tensor, num_src: int) -> "InEdges":
+        """Return the structure with ``rows[s]`` (int[num_src]) in place of each source ``s``, out of ``num_src``."""
+        return InEdges(self.indptr, rows[self.indices], num_src, self.perm)
+
     def changed(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "InEdges":
         """Return the structure with ``change(tensor)`` in place of every tensor; layouts already made move along."""
         perm = None if self.perm is None else change(self.perm)

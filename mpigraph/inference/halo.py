@@ -1,8 +1,12 @@
-"""The far rows that the nodes of this machine read in one layer: known before it begins, each fetched once.
+"""The rows that the nodes of this machine read in one layer: known before it begins, each far one fetched once.
 
 All sources of the in-edges of a node's destinations lie in the topology of its hosts. So before a layer each far source
 is given to one of the node's trainers, which fetches it into the cache that they share (``rows/row_cache.py``). Then
 minibatches find there what they read, however they are cut; what the cache is too small for they fetch themselves.
+
+Where the memory allows, near rows are copied into the cache, too. All rows that a block reads are then rows of one
+table, which sums over neighbours read in place (``graphs/table_rows.py``). Rows of a node whose only host holds all of
+them are one table as they are.
 """
 
 import numpy as np
@@ -12,6 +16,7 @@ from mpigraph.arrays import I64
 from mpigraph.distgraph.dtypes import to_storage
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.tensor import DistTensor
+from mpigraph.graphs.table_rows import TableRows
 from mpigraph.kernels.row_ops import as_words, gather_rows
 from mpigraph.mpi.alltoall import exchange_rows
 from mpigraph.rows.lookahead import ReadCounts
@@ -76,20 +81,36 @@ class HaloReader:
         counts: what was read of far rows.
     """
 
-    def __init__(self, g: DistGraph, tensor: DistTensor, cache: RowCache | None, share: I64) -> None:
-        """Begin with an empty cache, or with none where nothing is far; ``share`` is what this trainer fetches."""
+    def __init__(self, g: DistGraph, tensor: DistTensor, cache: RowCache | None, share: I64, near_too: bool) -> None:
+        """Begin with an empty cache, or with none where nothing is far.
+
+        Args:
+            g: the graph.
+            tensor: what is read.
+            cache: of the node's trainers.
+            share: int64[n], far rows that this trainer fetches into it.
+            near_too: the cache has slots for the near rows, too.
+        """
         self.tensor = tensor
         self.counts = ReadCounts()
         self._pool = g.session.pool
         self._cache = cache
         self._share = share
+        self._near_too = near_too
+        self._table: torch.Tensor | None = None
+        if cache is not None and near_too:
+            self._table = torch.from_numpy(cache.table)
+        elif cache is None and _is_one_table(tensor):
+            self._table = torch.from_numpy(tensor.rows.window.memory(0))
 
     def fill(self) -> None:
         """Fetch this trainer's share. Minibatches that read before the others of the node have filled theirs fetch."""
         cache, window = self._cache, self.tensor.rows.window
         if cache is None or not cache.refresh():
             return
-        share = self._share[: cache.per_trainer]
+        if self._near_too:
+            self._copy_near(cache)
+        share = self._share[: cache.per_trainer - cache.used]
         step = max(1, _FETCHED_TOGETHER // max(window.row_bytes, 1))
         for begin in range(0, len(share), step):
             some = share[begin : begin + step]
@@ -97,11 +118,27 @@ class HaloReader:
             cache.fill(some, places, words)
             self._count(len(some))
 
+    def _copy_near(self, cache: RowCache) -> None:
+        """Copy this trainer's part of the rows of each near host."""
+        window = self.tensor.rows.window
+        world = window.world
+        for host in np.flatnonzero(world.near).tolist():
+            rows = window.memory(host)
+            begin, end = (
+                len(rows) * k // world.num_local_trainers for k in (world.local_trainer, world.local_trainer + 1)
+            )
+            mine = np.arange(begin, end)
+            cache.fill(mine + window.offsets[host], mine, as_words(rows))
+
     def read(self, ids: I64) -> torch.Tensor:
-        """The rows ``ids`` (int64[n]), as the tensor gives them."""
+        """The rows ``ids`` (int64[n]), as the tensor gives them; rows of one table are not gathered yet."""
         rows = self.tensor.rows
         if self._cache is None:
-            return self.tensor.gather(ids)
+            return self.tensor.gather(ids) if self._table is None else TableRows(self._table, torch.from_numpy(ids))
+        if self._table is not None:
+            slots, _ = self._cache.find(ids)
+            if (slots >= 0).all():  # and stay there: no slot is given up
+                return TableRows(self._table, torch.from_numpy(slots))
         found = torch.empty((len(ids), *rows.shape[1:]), dtype=self.tensor.dtype)
         if found.numel():
             with rows.arriving(to_storage(found, str(self.tensor.dtype).removeprefix("torch."))) as stored:
@@ -155,21 +192,52 @@ def open_readers(
     world = g.session.world
     caches: dict[int, RowCache] = {}
     share_of = {t: shares[g.schema.ntype_id(t)] for t in tensors}
-    most = {t: world.allreduce_minmax(len(share), True) for t, share in share_of.items()}
-    groups, seen = list[tuple[list[int], int]](), set[int]()
-    for ntype, tensor in tensors.items():
-        if most[ntype] and tensor.rows.number not in seen:
-            slots = most[ntype] * int(np.bincount(world.nodes_of_trainers).max())
-            nbytes = cache_memory(len(tensor), slots, tensor.rows.window.row_bytes)
-            groups.append(([tensor.rows.number], nbytes))
-            seen.add(tensor.rows.number)
+    different = {x.rows.number: t for t, x in tensors.items()}
+    far = {t: world.allreduce_minmax(len(share_of[t]), True) for t in different.values()}
+    all_rows = {t: far[t] + _near_of_a_trainer(tensors[t]) if _in_place(tensors[t]) else far[t] for t in far}
+    trainers = int(np.bincount(world.nodes_of_trainers).max())
     if size is None:
         size = world.allreduce_minmax(int(free_for_caches(world) * _OF_FREE), False)
-    needed = sum(nbytes for _, nbytes in groups)
-    if needed > size:
-        groups = [(numbers, nbytes * size // needed) for numbers, nbytes in groups]
+
+    def memory(most: dict[str, int]) -> list[tuple[list[int], int]]:
+        needed = {
+            t: cache_memory(len(tensors[t]), n * trainers, tensors[t].rows.window.row_bytes) for t, n in most.items()
+        }
+        return [([tensors[t].rows.number], nbytes) for t, nbytes in needed.items() if most[t]]
+
+    groups = memory(all_rows)
+    near_too = sum(nbytes for _, nbytes in groups) <= size
+    if not near_too:
+        groups = memory(far)
+        needed = sum(nbytes for _, nbytes in groups)
+        if needed > size:
+            groups = [(numbers, nbytes * size // needed) for numbers, nbytes in groups]
     if groups:
         caches = g.session.control.call(
-            Operation.OPEN_CACHES, doing="making caches for inference", groups=groups, ahead=_AHEAD
+            Operation.OPEN_CACHES, doing="making caches for inference", groups=groups, ahead=_AHEAD, near_too=near_too
         )
-    return {t: HaloReader(g, x, caches.get(x.rows.number), share_of[t]) for t, x in tensors.items()}
+    return {
+        t: HaloReader(g, x, caches.get(x.rows.number), share_of[t], near_too and _in_place(x))
+        for t, x in tensors.items()
+    }
+
+
+def _in_place(tensor: DistTensor) -> bool:
+    """Whether sums over neighbours read rows of this tensor in place, if they lie in one table."""
+    return tensor.dtype == torch.float32 and tensor.rows.stored == "float32"
+
+
+def _is_one_table(tensor: DistTensor) -> bool:
+    """Whether all rows of a tensor are the memory of one host."""
+    return _in_place(tensor) and len(tensor.rows.window.offsets) == 2
+
+
+def _near_of_a_trainer(tensor: DistTensor) -> int:
+    """Most rows that a trainer copies of those of its node's hosts; 0 where all rows are one table."""
+    window = tensor.rows.window
+    if _is_one_table(tensor):
+        return 0
+    world = window.world
+    trainers = np.bincount(world.nodes_of_trainers)[world.nodes_of_hosts]
+    of_hosts = -(-np.diff(window.offsets) // trainers)
+    return int(np.bincount(world.nodes_of_hosts, of_hosts).max())

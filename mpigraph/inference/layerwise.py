@@ -19,6 +19,7 @@ from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.distgraph.typed_ids import Fanout, FeatureName
 from mpigraph.errors import InvalidArgumentError, TensorMismatchError, check_integer
 from mpigraph.graphs.in_memory import exact_device
+from mpigraph.graphs.table_rows import TableRows, first_rows
 from mpigraph.inference.batches import Batch, batches_of
 from mpigraph.inference.halo import HaloReader, far_sources, open_readers
 from mpigraph.inference.neighbourhoods import Neighbourhoods
@@ -301,7 +302,7 @@ class Inference:
         """The new rows of some nodes of a type, on the CPU; None if the layer gives none of this type."""
         block, src_ids = self._neighbourhoods.block({self._g.schema.ntype_id(ntype): ids}, number)
         h_src = {t: self._input(reader.read(src_ids[t])) for t, reader in readers.items()}
-        h_dst = {t: h[: block.num_dst_nodes(t)] for t, h in h_src.items()}
+        h_dst = {t: first_rows(h, block.num_dst_nodes(t)) for t, h in h_src.items()}
         block = block.to(self._device)
         if self._typed:
             made: Any = step(block, (h_src, h_dst))
@@ -318,9 +319,12 @@ class Inference:
         return made.detach().cpu()
 
     def _input(self, rows: torch.Tensor) -> torch.Tensor:
-        if rows.dtype.is_floating_point and self._input_dtype is not None:
-            rows = rows.to(self._input_dtype)
-        return rows.to(self._device)
+        dtype = rows.dtype
+        if dtype.is_floating_point and self._input_dtype is not None:
+            dtype = self._input_dtype
+        if isinstance(rows, TableRows) and (dtype, self._device.type) == (rows.dtype, "cpu"):
+            return rows
+        return rows.to(self._device, dtype)
 
     def _create(
         self, number: int, first: dict[str, torch.Tensor | None], dtype: torch.dtype | None

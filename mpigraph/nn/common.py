@@ -9,6 +9,7 @@ from mpigraph.errors import InvalidArgumentError, MPIGraphError
 from mpigraph.graphs.block import Block
 from mpigraph.graphs.message_passing import MessagePassing
 from mpigraph.graphs.messages import Message
+from mpigraph.graphs.table_rows import first_rows
 
 __all__ = [
     "Features",
@@ -50,7 +51,7 @@ def source_and_destination(
         sides = f"{graph.srctypes} and {graph.dsttypes}"
         raise InvalidArgumentError(f"the graph joins {sides}: give a pair of features, for sources and destinations")
     src = change(feat)
-    return src, src[: graph.num_dst_nodes()] if graph.is_block else src
+    return src, first_rows(src, graph.num_dst_nodes()) if graph.is_block else src
 
 
 def source_degrees(graph: MessagePassing) -> torch.Tensor:

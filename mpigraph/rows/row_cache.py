@@ -57,7 +57,9 @@ def cache_memory(num_rows: int, slots: int, row_bytes: int) -> int:
     return _OF_ROW * num_rows + slots * (row_bytes + _OF_SLOT)
 
 
-def slots_for(world: World, tensors: Sequence[RowTensor], nbytes: int, promised: int) -> list[int]:
+def slots_for(
+    world: World, tensors: Sequence[RowTensor], nbytes: int, promised: int, near_too: bool = False
+) -> list[int]:
     """How many slots each trainer of this node gets for each of some tensors.
 
     Args:
@@ -65,6 +67,7 @@ def slots_for(world: World, tensors: Sequence[RowTensor], nbytes: int, promised:
         tensors: the tensors; each gets as much of the bytes as its far rows are of all far rows.
         nbytes: what they take together on this node; a part of what is free if below 0.
         promised: bytes of what is free that other caches may take.
+        near_too: near rows are kept, too; without, there are not more slots than far rows.
 
     Collective on ``world.node``.
     """
@@ -78,7 +81,7 @@ def slots_for(world: World, tensors: Sequence[RowTensor], nbytes: int, promised:
     found = []
     for tensor, size, count, need in zip(tensors, slot, far, whole, strict=True):
         mine = nbytes * need // max(sum(whole), 1)
-        in_all = min((mine - _OF_ROW * tensor.shape[0]) // size, count, _MOST)
+        in_all = min((mine - _OF_ROW * tensor.shape[0]) // size, _MOST if near_too else count, _MOST)
         found.append(max(in_all, 0) // world.num_local_trainers if tensor.window.row_bytes else 0)
     return found
 
@@ -191,6 +194,12 @@ class RowCache:
         self._times[used] += 1
         empty(self._mine)
         self._win.Sync()
+
+    @property
+    def table(self) -> Array:
+        """The rows in all slots, [slots, *row_shape]; what nobody gave to a row is undefined. Not to be written to."""
+        window = self.rows.window
+        return self._table.view(window.dtype).reshape(len(self._table), *window.row_shape)
 
     @property
     def used(self) -> int:

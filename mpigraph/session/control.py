@@ -47,7 +47,7 @@ def _open_channel(state: State, args: Arguments) -> Any:
 
 
 def _open_caches(state: State, args: Arguments) -> Any:
-    return state.open_caches(args["groups"], args["ahead"])
+    return state.open_caches(args["groups"], args["ahead"], args.get("near_too", False))
 
 
 def _prepare_weights(state: State, args: Arguments) -> Any:

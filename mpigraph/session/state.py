@@ -62,13 +62,16 @@ class State(GraphStore):
         self.channels[channel.number] = channel
         return channel
 
-    def open_caches(self, groups: Iterable[tuple[list[int], int]], ahead: int) -> dict[int, RowCache]:
+    def open_caches(
+        self, groups: Iterable[tuple[list[int], int]], ahead: int, near_too: bool = False
+    ) -> dict[int, RowCache]:
         """Make a cache for each of some tensors.
 
         Args:
             groups: numbers of tensors, and how many bytes the caches of these take on each node together; what fits,
                 if it is below 0.
             ahead: how many minibatches are known before they read, at most.
+            near_too: they have slots for near rows, too.
 
         Returns:
             The caches by number of their tensor.
@@ -85,7 +88,9 @@ class State(GraphStore):
             for numbers, nbytes in groups:
                 tensors = [self.tensors[number] for number in numbers]
                 promised = sum(cache.nbytes for cache in self.caches.values())
-                for tensor, slots in zip(tensors, slots_for(self.world, tensors, nbytes, promised), strict=True):
+                for tensor, slots in zip(
+                    tensors, slots_for(self.world, tensors, nbytes, promised, near_too), strict=True
+                ):
                     cache = RowCache(self.world, self.new_number(), tensor, slots, ahead)
                     made[tensor.number] = self.caches[cache.number] = cache
         except MPIGraphError:  # on every rank: nobody has those that were made
