@@ -9,10 +9,12 @@ table, which sums over neighbours read in place (``graphs/table_rows.py``). Rows
 them are one table as they are.
 """
 
+import weakref
+
 import numpy as np
 import torch
 
-from mpigraph.arrays import I64
+from mpigraph.arrays import I64, Array
 from mpigraph.distgraph.dtypes import to_storage
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.tensor import DistTensor
@@ -92,20 +94,28 @@ class HaloReader:
             near_too: the cache has slots for the near rows, too.
         """
         self.tensor = tensor
+        self._rows = tensor.rows
         self.counts = ReadCounts()
         self._pool = g.session.pool
         self._cache = cache
         self._share = share
         self._near_too = near_too
+        self._near = 0  # rows of near hosts that this trainer copied
         self._table: torch.Tensor | None = None
+        self._lent: list[weakref.ref[TableRows]] = []
         if cache is not None and near_too:
             self._table = torch.from_numpy(cache.table)
         elif cache is None and _is_one_table(tensor):
             self._table = torch.from_numpy(tensor.rows.window.memory(0))
 
+    @property
+    def holds_all(self) -> bool:
+        """Whether this trainer's part of all rows that its node reads is in the cache."""
+        return self._near_too and self._cache is not None and self._cache.used == self._near + len(self._share)
+
     def fill(self) -> None:
         """Fetch this trainer's share. Minibatches that read before the others of the node have filled theirs fetch."""
-        cache, window = self._cache, self.tensor.rows.window
+        cache, window = self._cache, self._rows.window
         if cache is None or not cache.refresh():
             return
         if self._near_too:
@@ -120,7 +130,7 @@ class HaloReader:
 
     def _copy_near(self, cache: RowCache) -> None:
         """Copy this trainer's part of the rows of each near host."""
-        window = self.tensor.rows.window
+        window = self._rows.window
         world = window.world
         for host in np.flatnonzero(world.near).tolist():
             rows = window.memory(host)
@@ -129,24 +139,30 @@ class HaloReader:
             )
             mine = np.arange(begin, end)
             cache.fill(mine + window.offsets[host], mine, as_words(rows))
+            self._near += len(mine)
 
     def read(self, ids: I64) -> torch.Tensor:
         """The rows ``ids`` (int64[n]), as the tensor gives them; rows of one table are not gathered yet."""
-        rows = self.tensor.rows
+        rows = self._rows
         if self._cache is None:
-            return self.tensor.gather(ids) if self._table is None else TableRows(self._table, torch.from_numpy(ids))
+            return self.tensor.gather(ids) if self._table is None else self._lend(self._table, ids)
         if self._table is not None:
             slots, _ = self._cache.find(ids)
             if (slots >= 0).all():  # and stay there: no slot is given up
-                return TableRows(self._table, torch.from_numpy(slots))
+                return self._lend(self._table, slots)
         found = torch.empty((len(ids), *rows.shape[1:]), dtype=self.tensor.dtype)
         if found.numel():
             with rows.arriving(to_storage(found, str(self.tensor.dtype).removeprefix("torch."))) as stored:
                 self._read(ids, as_words(stored), self._cache)
         return found
 
+    def _lend(self, table: torch.Tensor, rows: Array) -> TableRows:
+        lent = TableRows(table, torch.from_numpy(rows))
+        self._lent = [one for one in self._lent if one() is not None] + [weakref.ref(lent)]
+        return lent
+
     def _read(self, ids: I64, words: I64, cache: RowCache) -> None:
-        window = self.tensor.rows.window
+        window = self._rows.window
         is_far = ~window.world.near[window.host_of(ids)]
         far = np.flatnonzero(is_far)
         window.load(ids, np.flatnonzero(~is_far), words)
@@ -164,10 +180,14 @@ class HaloReader:
 
     def _count(self, fetched: int) -> None:
         self.counts.fetched_rows += fetched
-        self.counts.fetched_bytes += fetched * self.tensor.rows.window.row_bytes
+        self.counts.fetched_bytes += fetched * self._rows.window.row_bytes
 
     def close(self, g: DistGraph) -> None:
-        """Give the cache up; it is freed at the trainers' next collective call."""
+        """Give the cache up; it is freed at the trainers' next collective call. Who kept rows of it, has them still."""
+        for kept in (one() for one in self._lent):
+            if kept is not None:
+                kept.gathered()
+        self._lent, self._table = [], None
         cache, self._cache = self._cache, None
         if cache is not None:
             g.session.control.drop(cache.number)

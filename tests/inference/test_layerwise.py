@@ -16,7 +16,8 @@ import mpigraph as mg
 import mpigraph.distributed as dist
 import mpigraph.function as fn
 from mpigraph.errors import InvalidArgumentError, MPIGraphError, TensorMismatchError
-from mpigraph.graphs.fields import EID
+from mpigraph.graphs.fields import EID, NID
+from mpigraph.graphs.table_rows import TableRows
 from mpigraph.inference import layerwise
 from mpigraph.inference.layerwise import Inference
 from mpigraph.metadata.schema import Schema
@@ -213,14 +214,16 @@ def test_no_bit_depends_on_the_layout_where_nodes_have_whole_parts(job: SharedJo
     """Products of matrices round differently in other blocks: blocks are the same ones on every layout."""
     path = job.write(write_oracle, 12, "random")
 
-    def body(g: dist.DistGraph) -> torch.Tensor:
+    def body(g: dist.DistGraph, cache: int | str | None) -> torch.Tensor:
         torch.manual_seed(6)
         x = rows_of(g, g.ntypes[0])
         layers = [PLAIN["SAGE"](WIDTH, 8), PLAIN["GAT"](8, 5), PLAIN["GCN both"](5, 3)]
-        return layerwise(g, layers, x, batch_size=5, cache=job.layout.ranks * 300)[:].clone()
+        return layerwise(g, layers, x, batch_size=5, cache=cache)[:].clone()
 
-    alone = job.alone(lambda: body(dist.DistGraph("oracle", part_config=path)))
-    on_all(job.trainers, torch.equal(body(job.open(path)), alone))
+    alone = job.alone(lambda: body(dist.DistGraph("oracle", part_config=path), "auto"))
+    g = job.open(path)
+    same = [torch.equal(body(g, cache), alone) for cache in ("auto", job.layout.ranks * 300, None)]
+    on_all(job.trainers, same == [True] * 3, str(same))
 
 
 @everywhere
@@ -236,6 +239,46 @@ def test_a_far_row_comes_once_to_a_node_in_a_layer(job: SharedJob, oracle) -> No
     unique = len(np.unique(np.stack([reader, src], 1)[home != reader], axis=0))
     assert total[:, 0].tolist() == [unique] * 3
     assert (total[:, 1] >= unique).all() and (total[:, 1] <= 1.05 * unique).all(), (total, unique)
+
+
+@everywhere
+def test_sums_over_neighbours_gather_no_rows(job: SharedJob, oracle) -> None:
+    """All rows that a node reads lie in one table, and those of the layer before are then given up."""
+    g = job.open(oracle(3))
+    layers = [PLAIN["SAGE"](a, b).eval() for a, b in SIZES]
+    states: list[tuple[bool, int]] = []
+
+    def watched(layer: nn.Module) -> Callable[[Any, Any], torch.Tensor]:
+        def step(block: Any, h: Any) -> torch.Tensor:
+            made = torch.as_tensor(layer(block, h))
+            states.append((isinstance(h[0], TableRows) and h[0].in_place, len(g.session.state.tensors)))
+            return made
+
+        return step
+
+    x = rows_of(g, g.ntypes[0])
+    found = layerwise(g, [watched(layer) for layer in layers], x, batch_size=5)
+    in_memory = layerwise(g, layers, x, batch_size=5, cache=None)
+    tensors = {number for _, number in states}
+    on_all(job.trainers, torch.equal(found[:], in_memory[:]) and all(in_place for in_place, _ in states), str(states))
+    one_table = len(g.loaded.topology.hosts.node_offsets[0]) == 2
+    on_all(job.trainers, max(tensors, default=0) - min(tensors, default=0) <= 1 + one_table, str(tensors))
+
+
+def test_rows_that_a_layer_keeps_outlive_the_inference(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def keeps(block: Any, h: Any) -> torch.Tensor:
+        kept.append((h[0], block.srcdata[NID]))
+        return torch.as_tensor(h[1])
+
+    x = rows_of(g, g.ntypes[0])
+    wanted = x[:].clone()
+    layerwise(g, [keeps, keeps], x, batch_size=5).close()
+    x.close()
+    g.barrier()
+    on_all(job.trainers, all(torch.equal(rows + 0, wanted[ids]) for rows, ids in kept))
 
 
 class Failing(Exception):

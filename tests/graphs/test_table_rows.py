@@ -1,0 +1,113 @@
+"""Rows of a table that are gathered when somebody looks: always what the gathered rows would give."""
+
+import copy
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+import mpigraph.function as fn
+from mpigraph.graphs.block import Block
+from mpigraph.graphs.table_rows import TableRows, first_rows
+from mpigraph.metadata.schema import Schema
+from mpigraph.nn import SAGEConv
+
+WIDTH = 5
+SCRIPTED = torch.jit.script(torch.nn.Linear(WIDTH, WIDTH))
+
+
+def table_and_rows() -> tuple[torch.Tensor, torch.Tensor]:
+    rng = np.random.default_rng(3)
+    return torch.from_numpy(rng.normal(size=(40, WIDTH)).astype(np.float32)), torch.from_numpy(rng.permutation(40)[:30])
+
+
+LOOKS: dict[str, Callable[[torch.Tensor], object]] = {
+    "shape": lambda x: (x.shape, x.dtype, x.device, x.dim(), x.size(0), len(x), x.numel(), x.ndim, x.requires_grad),
+    "arithmetic": lambda x: x * 2 + x,
+    "reversed": lambda x: 1 / x,
+    "matmul": lambda x: x @ x.T,
+    "linear": lambda x: F.linear(x, torch.ones(3, WIDTH)),
+    "slice": lambda x: x[2:7, 1:],
+    "cat": lambda x: torch.cat([x, x]),
+    "out": lambda x: torch.add(x, 1, out=torch.empty(30, WIDTH)),
+    "numpy": lambda x: torch.from_numpy(x.numpy() + np.asarray(x)),
+    "list": lambda x: x.tolist(),
+    "iteration": lambda x: torch.stack(list(x)),
+    "copy": copy.deepcopy,
+    "double": lambda x: x.double(),
+    "view": lambda x: x.view(-1, 1),
+    "repr": repr,
+    "scripted": lambda x: SCRIPTED(x).detach(),
+}
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_it_is_the_gathered_rows(look: str) -> None:
+    table, rows = table_and_rows()
+    x = TableRows(table, rows)
+    found, wanted = LOOKS[look](x), LOOKS[look](table[rows])
+    if isinstance(wanted, torch.Tensor):
+        assert type(found) is torch.Tensor and torch.equal(found, wanted)
+    else:
+        assert found == wanted
+    assert x.in_place == (look == "shape")
+
+
+def test_what_is_written_to_it_is_read_from_it_and_the_table_stays() -> None:
+    table, rows = table_and_rows()
+    before = table.clone()
+    x = TableRows(table, rows)
+    x.mul_(2)
+    x[:4] += 1
+    torch.add(x, 1, out=x)
+    wanted = before[rows] * 2
+    wanted[:4] += 1
+    wanted += 1
+    assert torch.equal(x + 0, wanted) and torch.equal(first_rows(x, 9), wanted[:9]) and torch.equal(table, before)
+    block = chain()
+    with torch.no_grad():
+        block.srcdata["h"] = x
+        block.update_all(fn.copy_u("h", "m"), fn.sum("m", "s"))
+    assert torch.equal(block.dstdata["s"], wanted[:20] + wanted[10:])
+
+
+def chain() -> Block:
+    """20 destinations, each with in-edges from the source of its number and the tenth behind it."""
+    sources = np.stack([np.arange(20), np.arange(10, 30)], 1).reshape(-1).astype(np.int32)
+    schema = Schema.homogeneous()
+    edges = {schema.relations[0]: (np.arange(0, 41, 2), sources, np.arange(40))}
+    return Block.from_csc(schema, edges, {schema.ntypes[0]: np.arange(30)}, {schema.ntypes[0]: 20})
+
+
+def test_sums_and_means_read_the_table() -> None:
+    table, rows = table_and_rows()
+    weights = torch.arange(40, dtype=torch.float32)
+    layer = SAGEConv(WIDTH, 8, "mean").eval()
+    for message in (fn.copy_u("h", "m"), fn.u_mul_e("h", "w", "m")):
+        for reduce in (fn.sum, fn.mean):
+            found = []
+            for x in (TableRows(table, rows), table[rows]):
+                block = chain()
+                block.edata["w"] = weights
+                block.srcdata["h"] = x
+                with torch.no_grad():
+                    block.update_all(message, reduce("m", "s"))
+                    found += [block.dstdata["s"], layer(block, x), layer(block, (x, first_rows(x, 20)))]
+                assert not isinstance(x, TableRows) or x.in_place
+            for one, other in zip(found[:3], found[3:], strict=True):
+                assert torch.equal(one, other)
+
+
+def test_gradients_of_weights_are_those_of_the_gathered_rows() -> None:
+    table, rows = table_and_rows()
+    found = []
+    for x in (TableRows(table, rows), table[rows]):
+        weights = torch.arange(40, dtype=torch.float32, requires_grad=True)
+        block = chain()
+        block.edata["w"] = weights
+        block.srcdata["h"] = x
+        block.update_all(fn.u_mul_e("h", "w", "m"), fn.sum("m", "s"))
+        found.append(torch.autograd.grad(block.dstdata["s"].sum(), [weights])[0])
+    assert torch.equal(*found)
