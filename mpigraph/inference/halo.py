@@ -196,7 +196,7 @@ class HaloReader:
 def open_readers(
     g: DistGraph, tensors: dict[str, DistTensor], shares: dict[int, I64], size: int | None
 ) -> dict[str, HaloReader]:
-    """Readers of some tensors by node type, each with a cache for this node's far rows.
+    """Readers of some tensors by node type, with caches for all rows that this node reads, or for the far ones.
 
     Args:
         g: the graph.
@@ -258,6 +258,6 @@ def _near_of_a_trainer(tensor: DistTensor) -> int:
     if _is_one_table(tensor):
         return 0
     world = window.world
-    trainers = np.bincount(world.nodes_of_trainers)[world.nodes_of_hosts]
-    of_hosts = -(-np.diff(window.offsets) // trainers)
+    trainers = np.bincount(world.nodes_of_trainers, minlength=world.num_nodes)[world.nodes_of_hosts]
+    of_hosts = -(-np.diff(window.offsets) // np.maximum(trainers, 1))
     return int(np.bincount(world.nodes_of_hosts, of_hosts).max())
