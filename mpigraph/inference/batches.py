@@ -3,7 +3,8 @@
 What a product of matrices gives for a row may depend, in its last bits, on how many rows there are and where the row is
 among them. So blocks must be the same whoever computes them: each part of the graph is cut from its first node on, not
 what a trainer happens to own. A block belongs to the trainer that owns its first node; the others of its nodes are near
-that trainer, too, because where another node (machine) begins, a block ends.
+that trainer, too, because where another node (machine) begins, a block ends. The blocks of a part are about equally
+large, so that none is a few rows that are left over, whose products round differently.
 """
 
 from typing import NamedTuple
@@ -41,9 +42,12 @@ def batches_of(world: World, parts: I64, hosts: I64, batch_size: int) -> list[Ba
         while at < owned.last:
             part = int(np.searchsorted(parts, at, "right")) - 1
             piece = int(np.searchsorted(ends, at, "right")) - 1
-            into = (at - int(parts[part])) % batch_size
-            last = min(at - into + batch_size, int(ends[piece + 1]))
-            if into == 0 or at == ends[piece]:  # else it is of the trainer that owns its first node
+            begin, end = parts[part : part + 2].tolist()
+            pieces = -(-(end - begin) // batch_size)
+            number = ((at - begin + 1) * pieces - 1) // (end - begin)
+            first = begin + (end - begin) * number // pieces
+            last = min(begin + (end - begin) * (number + 1) // pieces, int(ends[piece + 1]))
+            if at in (first, ends[piece]):  # else it is of the trainer that owns its first node
                 found.append(Batch(at, last))
             at = last
     return found

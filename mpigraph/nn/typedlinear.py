@@ -163,12 +163,16 @@ def grouped_product(x: torch.Tensor, weight: torch.Tensor, counts: torch.Tensor)
 
 
 def _has_kernel(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether torch has a kernel: on CPU in float32, with rows of whole 16 bytes, from torch 2.10 on."""
+    """Whether torch has a kernel: on CPU in float32, with rows of whole 16 bytes, from torch 2.10 on.
+
+    It rounds a row by how many rows its group has. So it is for training, and evaluation gives a node the same bits in
+    any block.
+    """
     _, blocks, width, out = weight.shape
     plain = (
         hasattr(F, "grouped_mm") and blocks == 1 and x.device.type == "cpu" and x.dtype == weight.dtype == torch.float32
     )
-    return plain and width % 4 == 0 and out % 4 == 0 and x.shape[0] > 0
+    return plain and torch.is_grad_enabled() and width % 4 == 0 and out % 4 == 0 and x.shape[0] > 0
 
 
 def _batched_product(x: torch.Tensor, weight: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
