@@ -84,8 +84,9 @@ def layerwise(
     of matrices do.
 
     Blocks have ``edata[EID]``, by which a layer reads features of edges, which are near. Out-degrees that
-    :class:`.GraphConv` divides by are those of the graph, not of the block. A node without in-edges is given to layers
-    as it is; whether they take it is theirs to say (``allow_zero_in_degree``).
+    :class:`.GraphConv` divides by are those of the graph, or of what ``edge_mask`` leaves of it, not those of the
+    block, also where ``fanout`` draws some of the edges. A node without in-edges is given to layers as it is; whether
+    they take it is theirs to say (``allow_zero_in_degree``).
 
     Returns:
         [num_nodes, ...], or by node type on graphs with several: of the types that the last layer gives rows of.

@@ -11,9 +11,11 @@ import torch
 
 from mpigraph.arrays import I64
 from mpigraph.distgraph.graph import DistGraph
+from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.distgraph.typed_ids import Fanout, FeatureName
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.block import Block
+from mpigraph.inference.degrees import masked_out_degrees
 from mpigraph.kernels.rng import combine
 from mpigraph.metadata.schema import Relation
 from mpigraph.sampling.minibatch import SamplingPlan, hop_requests
@@ -49,11 +51,12 @@ class Neighbourhoods:
                 rows = g.session.state.tensors[number]
                 if rows.dtype not in ("bool", "uint8"):
                     raise InvalidArgumentError(f"edge_mask {rows.name!r} must be bool or uint8 (got {rows.dtype})")
-        self._masked = {g.schema.relations[relation] for relation in self._plan.weights}
-        self._degrees: dict[Relation, tuple[I64, torch.Tensor]] = {}
+        self._masked: dict[Relation, DistTensor] = {}  # the out-degrees that the mask leaves
         if self._plan.weights:
             numbers = sorted(set(self._plan.weights.values()))
             g.session.control.call(Operation.PREPARE_WEIGHTS, doing="preparing edge_mask", numbers=numbers)
+            for relation, number in sorted(self._plan.weights.items()):
+                self._masked[g.schema.relations[relation]] = masked_out_degrees(g, relation, number)
 
     def block(self, seeds: Mapping[int, I64], layer: int) -> tuple[Block, dict[str, I64]]:
         """The block of some destinations, and the ids of its sources.
@@ -89,9 +92,7 @@ class Neighbourhoods:
         return block, src_ids
 
     def _out_degrees(self, relation: Relation, ids: I64) -> torch.Tensor:
-        """Out-degrees in the whole graph of nodes, int64[n]."""
+        """Out-degrees of nodes in the whole graph, or in what the mask leaves of it, int64[n]."""
         if relation in self._masked:
-            raise InvalidArgumentError(
-                f"the out-degrees of {relation} under edge_mask are not known: take a norm of in-degrees"
-            )
+            return self._masked[relation].gather(ids)
         return torch.as_tensor(self._g.out_degrees(torch.from_numpy(ids), relation))

@@ -176,9 +176,52 @@ def test_edges_have_weights_and_a_mask(job: SharedJob, oracle) -> None:
         matrix = torch.zeros(g.num_nodes(), g.num_nodes(), dtype=torch.float64).index_put((dst, src), kept, True)
         found = layerwise(g, [weighted, weighted], x, batch_size=9, edge_mask=mask)
         on_all(job.trainers, close(found[:], matrix @ matrix @ x[:]))
-    both = mg.nn.GraphConv(WIDTH, 3, "both", allow_zero_in_degree=True)
-    with pytest.raises(InvalidArgumentError, match="edge_mask"):
-        layerwise(g, [both], x, batch_size=9, edge_mask="even")
+
+
+def masked(g: dist.DistGraph, masks: dict[Any, dist.DistTensor]) -> mg.HeteroGraph:
+    """The graph in memory without the edges whose mask is 0."""
+    edges = {}
+    for r in g.canonical_etypes:
+        src, dst = g.find_edges(torch.arange(g.num_edges(r)), r)
+        kept = masks[r][:] != 0 if r in masks else slice(None)
+        edges[r] = (src[kept], dst[kept])
+    return mg.HeteroGraph(g.schema, edges, {t: g.num_nodes(t) for t in g.ntypes})
+
+
+def test_degrees_are_of_the_graph_that_a_mask_leaves(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    graph = masked(g, {g.canonical_etypes[0]: g.edata["even"]})
+    x = rows_of(g, g.ntypes[0])
+    for norm in ("both", "left"):
+        torch.manual_seed(7)
+        layers = [PLAIN[f"GCN {norm}"](a, b) for a, b in SIZES]
+        wanted = in_float64(layers, graph, x[:].double())
+        for batch_size in (5, 1000):
+            found = layerwise(g, layers, x, batch_size=batch_size, edge_mask="even")
+            on_all(job.trainers, close(found[:], wanted), norm)
+
+
+def test_relations_have_masks_of_their_own(job: SharedJob, typed_oracle: str) -> None:
+    g = job.open(typed_oracle)
+    masks = {}
+    for number, r in enumerate(g.canonical_etypes[1:]):  # one relation has none
+        policy = g.get_edge_partition_policy(r)
+        masks[r] = dist.DistTensor((g.num_edges(r),), (torch.bool, torch.uint8)[number % 2], part_policy=policy)
+        if g.rank() == 0:
+            masks[r][:] = (torch.arange(g.num_edges(r)) + number) % 3 != 0
+        g.edges[r].data["kept"] = masks[r]
+    g.barrier()
+    graph = masked(g, masks)
+    torch.manual_seed(8)
+    convs = {r[1]: mg.nn.GraphConv(WIDTH, 4, ("both", "left")[i % 2]) for i, r in enumerate(g.canonical_etypes)}
+    layers = [mg.nn.HeteroGraphConv(convs, "sum")]
+    x = {ntype: rows_of(g, ntype) for ntype in g.ntypes}
+    wanted = in_float64(layers, graph, {t: rows[:].double() for t, rows in x.items()})
+    found = layerwise(g, layers, x, batch_size=5, edge_mask={r: "kept" for r in masks})
+    for r in masks:
+        del g.edges[r].data["kept"]
+    bad = [t for t in found if not close(found[t][:], wanted[t])]
+    on_all(job.trainers, not bad and found.keys() == wanted.keys(), f"{bad}, {set(found)}")
 
 
 def exact(block: Any, h: Any) -> torch.Tensor:
