@@ -95,7 +95,7 @@ def layerwise(
         InvalidArgumentError: an argument is not what it says above, or a layer gives something else than a row for each
             destination.
         TensorMismatchError: ``x`` are not rows of the nodes of ``g``, or trainers' layers give rows of different
-            shapes, or trainers give different ``x``, ``dtype`` or numbers of layers.
+            shapes, or trainers give different arguments or numbers of layers.
         MPIGraphError: what a layer raises, by the name of the class; names the layer and the trainers.
 
     All of these are raised on every trainer, whichever has the reason. Collective on the trainers.
@@ -169,6 +169,17 @@ class Inference:
                 dtype_name(dtype)
         self._bar = bool(progress_bar) and g.session.rank == 0
         self._neighbourhoods = Neighbourhoods(g, fanout, edge_mask)
+        self._agree(
+            {
+                "number of layers": len(self._steps),
+                "batch_size": self._batch_size,
+                "fanout": self._neighbourhoods.plan.fanouts,
+                "edge_mask": self._neighbourhoods.plan.weights,
+                "dtype": str(dtype),
+                "cache": "auto" if self._cache is None else self._cache,
+            }
+        )
+        self._neighbourhoods.prepare()
         self._typed = len(g.ntypes) > 1
         offsets = g.loaded.topology.hosts.node_offsets
         parts = g.loaded.topology.config.book.node_offsets
@@ -180,7 +191,7 @@ class Inference:
         """Evaluate; see :func:`layerwise`. Collective on the trainers."""
         with self._world.together("inference"):
             rows = self._checked(x)
-        self._agree(rows)
+        self._agree({"x": {ntype: tensor.rows.number for ntype, tensor in rows.items()}})
         self._g.barrier()  # what was written before counts, and no row of x is unknown to any rank
         given = list(rows.values())
         shares = far_sources(self._g)
@@ -214,7 +225,7 @@ class Inference:
             raise InvalidArgumentError("x is empty: no node type has rows")
         return {ntype: found[ntype] for ntype in g.ntypes if ntype in found}  # in the same order on every trainer
 
-    def _agree(self, rows: dict[str, DistTensor]) -> None:
+    def _agree(self, arguments: dict[str, Any]) -> None:
         """Check that all trainers mean the same.
 
         Raises:
@@ -222,18 +233,18 @@ class Inference:
 
         Collective on the trainers.
         """
-        tensors = {ntype: tensor.rows.number for ntype, tensor in rows.items()}
-        mine = json.dumps([len(self._steps), str(self._dtype), tensors])
         with self._world.meeting("comparing the arguments of inference"):
-            said = allgather_bytes(self._world.trainers, mine.encode())
-        for trainer, other in enumerate(said):
-            if other != said[0]:
-                raise everywhere(
-                    TensorMismatchError(
-                        "inference: trainers give different [number of layers, dtype, numbers of tensors by type]: "
-                        f"trainer 0 {said[0].decode()}, trainer {trainer} {other.decode()}"
+            said = allgather_bytes(self._world.trainers, json.dumps(arguments).encode())
+        first = json.loads(said[0])
+        for trainer, other in enumerate(map(json.loads, said)):
+            for name in first:
+                if other[name] != first[name]:
+                    raise everywhere(
+                        TensorMismatchError(
+                            f"inference: trainers give different {name}: trainer 0 {first[name]}, "
+                            f"trainer {trainer} {other[name]}"
+                        )
                     )
-                )
 
     def _layer(
         self, number: int, step: Step, rows: dict[str, DistTensor], shares: dict[int, I64], dtype: torch.dtype | None
@@ -248,7 +259,7 @@ class Inference:
                 for reader in readers.values():
                     reader.fill()
             first: dict[str, torch.Tensor | None] = {}
-            with world.together(name):
+            with world.together(name), world.apart("a layer"):
                 for ntype in rows:
                     if self._batches[ntype]:
                         ids = np.arange(*self._batches[ntype][0])
@@ -256,9 +267,11 @@ class Inference:
                         ids = np.empty(0, np.int64)  # nobody has a node: what rows would be like is seen from none
                     else:
                         continue
-                    first[ntype] = self._computed(number, step, readers, ntype, ids)
+                    first[ntype] = made = self._computed(number, step, readers, ntype, ids)
+                    if made is not None:
+                        dtype_name(made.dtype)
             out = self._create(number, first, dtype)
-            with world.together(name):
+            with world.together(name), world.apart("a layer"):
                 for ntype, tensor in out.items():
                     self._all(number, step, readers, ntype, tensor, first.get(ntype))
             self._g.barrier()

@@ -30,11 +30,14 @@ _EVERY = -1
 class Neighbourhoods:
     """Makes blocks of one layer.
 
-    Collective on the trainers: construction. One-sided: :meth:`block`.
+    Collective on the trainers: construction and :meth:`prepare`. One-sided: :meth:`block`.
+
+    Attributes:
+        plan: how neighbours are taken.
     """
 
     def __init__(self, g: DistGraph, fanout: Fanout, edge_mask: FeatureName | None) -> None:
-        """Check how neighbours are taken, and have the hosts prepare the mask.
+        """Check how neighbours are taken.
 
         Args:
             g: the graph.
@@ -46,16 +49,20 @@ class Neighbourhoods:
         """
         self._g = g
         with g.session.world.together("inference: fanout and edge_mask"):
-            self._plan: SamplingPlan = g.plan([fanout], edge_mask, False, True)
-            for number in self._plan.weights.values():
+            self.plan: SamplingPlan = g.plan([fanout], edge_mask, False, True)
+            for number in self.plan.weights.values():
                 rows = g.session.state.tensors[number]
                 if rows.dtype not in ("bool", "uint8"):
                     raise InvalidArgumentError(f"edge_mask {rows.name!r} must be bool or uint8 (got {rows.dtype})")
         self._masked: dict[Relation, DistTensor] = {}  # the out-degrees that the mask leaves
-        if self._plan.weights:
-            numbers = sorted(set(self._plan.weights.values()))
+
+    def prepare(self) -> None:
+        """Have the hosts prepare the mask, and count what it leaves. Collective on the trainers."""
+        g, masks = self._g, self.plan.weights
+        if masks:
+            numbers = sorted(set(masks.values()))
             g.session.control.call(Operation.PREPARE_WEIGHTS, doing="preparing edge_mask", numbers=numbers)
-            for relation, number in sorted(self._plan.weights.items()):
+            for relation, number in sorted(masks.items()):
                 self._masked[g.schema.relations[relation]] = masked_out_degrees(g, relation, number)
 
     def block(self, seeds: Mapping[int, I64], layer: int) -> tuple[Block, dict[str, I64]]:
@@ -75,7 +82,7 @@ class Neighbourhoods:
             tables = service.local_ids(g.loaded)
             for ntype, table in enumerate(tables):
                 table.reset(seeds.get(ntype, np.empty(0, np.int64)))
-            requests = hop_requests(self._plan, 0, g.loaded, seeds, key)
+            requests = hop_requests(self.plan, 0, g.loaded, seeds, key)
             edges = {}
             for request, found in zip(requests, service.sample_near(requests), strict=True):
                 indices = tables[schema.ends(request.relation)[0]].insert(found.src)
