@@ -267,9 +267,11 @@ class Inference:
                         ids = np.empty(0, np.int64)  # nobody has a node: what rows would be like is seen from none
                     else:
                         continue
-                    first[ntype] = made = self._computed(number, step, readers, ntype, ids)
+                    made = self._computed(number, step, readers, ntype, ids)
                     if made is not None:
                         dtype_name(made.dtype)
+                        made = made.clone() if len(rows) > 1 else made  # a layer may use its memory for the next type
+                    first[ntype] = made
             out = self._create(number, first, dtype)
             with world.together(name), world.apart("a layer"):
                 for ntype, tensor in out.items():

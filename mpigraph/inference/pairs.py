@@ -36,8 +36,8 @@ def score_pairs(
         src: int[n], sources.
         dst: int[n], destinations.
         batch_size: most pairs at a time.
-        score: ``score(u, v) -> float[n]``; the dot product by default, in float32 for narrower rows. A module, such as :class:`.EdgePredictor`, is in
-            whichever mode it is.
+        score: ``score(u, v) -> float[n]``; the dot product by default, in float32 for narrower rows. A module, such as
+            :class:`.EdgePredictor`, is in whichever mode it is.
         device: where to compute.
 
     Returns:
@@ -78,7 +78,8 @@ def top_k(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The destinations with the largest dot products with each source, best first; of equal ones those of lower id.
 
-    A product that is NaN comes behind all numbers. Destinations are read some at a time, each once for all sources, and never all products are in memory.
+    A product that is NaN comes behind all numbers. Destinations are read some at a time, each once for all sources, and
+    never all products are in memory.
 
     Args:
         rows: [num_nodes, width], as :func:`.layerwise` gives it; or a pair, of the sources and of the destinations.

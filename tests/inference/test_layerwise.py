@@ -22,6 +22,7 @@ from mpigraph.inference.layerwise import Inference
 from mpigraph.metadata.schema import Schema
 from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.source import Feature, GraphSource
+from mpigraph.rows.row_cache import cache_memory
 
 WIDTH = 6
 SIZES = [(WIDTH, 8), (8, 5), (5, 4)]
@@ -279,6 +280,28 @@ def test_a_far_row_comes_once_to_a_node_in_a_layer(job: SharedJob, oracle) -> No
     unique = len(np.unique(np.stack([reader, src], 1)[home != reader], axis=0))
     assert total[:, 0].tolist() == [unique] * 3
     assert (total[:, 1] >= unique).all() and (total[:, 1] <= 1.05 * unique).all(), (total, unique)
+
+
+@pytest.mark.parametrize("cache", [None, "auto"])
+def test_two_tensors_whatever_the_number_of_layers(job: SharedJob, oracle, cache: str | None) -> None:
+    """Beside x, and copies of far rows: all of them with "auto", no room for any with None."""
+    g = job.open(oracle(3))
+    x, state, world = g.ndata["feat"], g.session.state, g.session.world
+    before, tensors, caches = set(state.tensors), [0], [0]
+
+    def counting(block: Any, h: Any) -> torch.Tensor:
+        tensors.append(sum(len(t.window) * t.window.row_bytes for n, t in state.tensors.items() if n not in before))
+        caches.append(sum(cache.nbytes for cache in state.caches.values()))
+        return exact(block, h)
+
+    inference = Inference(g, [counting] * 4, batch_size=5, cache=cache)
+    inference.run(x)
+    halo = np.zeros(world.num_nodes, np.int64)
+    np.add.at(halo, world.nodes_of_trainers, job.trainers.allgather(inference.counts[0].halo_rows))
+    row_bytes = 4 * x.shape[1]
+    far = 0 if cache is None or world.all_near else cache_memory(len(x), halo[world.node_index], row_bytes)
+    ok = max(tensors) == 2 * len(x) * row_bytes and far <= max(caches) <= 1.1 * far + 1000
+    on_all(job.trainers, ok, f"{max(tensors)} {max(caches)} of {far}")
 
 
 class Failing(Exception):

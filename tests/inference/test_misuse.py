@@ -1,4 +1,4 @@
-"""Layers, arguments and moments that layer-wise inference does not expect: one error for all, and it works afterwards."""
+"""Layers and arguments that layer-wise inference does not expect: one error for all, and it works afterwards."""
 
 import functools
 from collections.abc import Callable
