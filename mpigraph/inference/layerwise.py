@@ -66,8 +66,8 @@ def layerwise(
 
             On typed graphs rows are dicts by node type. Modules are in evaluation mode meanwhile, and nothing is
             recorded for gradients; a function that uses other modules puts them there itself.
-        x: what nodes enter with, or node type -> that. 16-bit floats, and other floats, become those of the
-            parameters of the model, where there are any.
+        x: what nodes enter with, or node type -> that; nodes of types that are left out have no rows in any layer.
+            Floats become those of the parameters of the model, where there are any.
         batch_size: most nodes of a block. Blocks are cut from each part of the graph, wherever its nodes lie.
         device: where to compute.
         fanout: most neighbours of a node in each relation, drawn from the job's seed and the node, whatever the batch;
@@ -98,7 +98,8 @@ def layerwise(
             shapes, or trainers give different arguments or numbers of layers.
         MPIGraphError: what a layer raises, by the name of the class; names the layer and the trainers.
 
-    All of these are raised on every trainer, whichever has the reason. Collective on the trainers.
+    All of these are raised on every trainer, whichever has the reason. A layer must not call what all trainers have to
+    call, since they have different numbers of blocks. Collective on the trainers.
     """
     inference = Inference(
         g,
@@ -156,7 +157,7 @@ class Inference:
             raise everywhere(InvalidArgumentError(f"g must be a DistGraph (got {type(g).__name__})"))
         self._g = g
         self._world = g.session.world
-        self.counts: list[LayerCounts] = []
+        self.counts = list[LayerCounts]()
         with self._world.together("inference"):
             self._batch_size = check_integer("batch_size", batch_size, 1)
             self._device = exact_device(device)
@@ -189,6 +190,7 @@ class Inference:
 
     def run(self, x: NodeTensors) -> DistTensor | dict[str, DistTensor]:
         """Evaluate; see :func:`layerwise`. Collective on the trainers."""
+        self.counts = []
         with self._world.together("inference"):
             rows = self._checked(x)
         self._agree({"x": {ntype: tensor.rows.number for ntype, tensor in rows.items()}})

@@ -24,7 +24,6 @@ from mpigraph.sampling.protocol import Operation
 __all__ = ["Neighbourhoods"]
 
 _DRAWS = 0x1AFE  # separates draws of inference from those of loaders with the same seed
-_EVERY = -1
 
 
 class Neighbourhoods:
