@@ -211,21 +211,21 @@ def represent(g, model, rows, fanout, device):
     return mg.inference.layerwise(g, model, rows, batch_size=1000, **options)
 
 
-def write_hdf5(rows, path, name):
+def write_hdf5(g, rows, path, name):
     """Write a DistTensor to an HDF5 file, in the original order of the nodes; all trainers call it, each does a piece.
 
     They write one .npy file together, which the first one copies: HDF5 files have one writer.
     """
     together = path + ".npy"
     rows.save(together)
-    if dist.get_rank() == 0:
+    if g.rank() == 0:
         values = np.load(together, mmap_mode="r")
         with h5py.File(path, "w") as file:
             dataset = file.create_dataset(name, values.shape, values.dtype)
             for begin in range(0, len(values), 1 << 16):
                 dataset[begin : begin + (1 << 16)] = values[begin : begin + (1 << 16)]
         os.remove(together)
-    dist.barrier()
+    g.barrier()
 
 
 def reverse_ids(g):

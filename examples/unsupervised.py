@@ -92,7 +92,7 @@ def main():
         g = mg.distributed.DistGraph(args.graph_name, part_config=part_config)
         rows = common.represent(g, train(g, args, device), g.ndata["feat"], args.eval_fan_out, device)
         if args.embeddings:  # original ids are in the files of the graph
-            common.write_hdf5(rows, args.embeddings, "embedding")
+            common.write_hdf5(g, rows, args.embeddings, "embedding")
     nodes = {part: mg.distributed.node_split(g.ndata[f"{part}_mask"]) for part in ("train", "test")}
     learned = common.linear_accuracy(g, rows, nodes, args.linear_epochs, 0.01, device)
     plain = common.linear_accuracy(g, g.ndata["feat"], nodes, args.linear_epochs, 0.01, device)

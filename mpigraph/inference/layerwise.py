@@ -71,8 +71,8 @@ def layerwise(
 
             On typed graphs rows are dicts by node type. Modules are in evaluation mode meanwhile, and nothing is
             recorded for gradients; a function that uses other modules puts them there itself.
-        x: what nodes enter with, or node type -> that. 16-bit floats, and other floats, become those of the
-            parameters of the model, where there are any.
+        x: what nodes enter with, or node type -> that; nodes of types that are left out have no rows in any layer.
+            Floats become those of the parameters of the model, where there are any.
         batch_size: most nodes of a block. Blocks are cut from each part of the graph, wherever its nodes lie.
         device: where to compute.
         fanout: most neighbours of a node in each relation, drawn from the job's seed and the node, whatever the batch;
@@ -89,8 +89,9 @@ def layerwise(
     matrices round a row alike however many rows there are: on the CPUs tried, with at least 16 columns and 8 rows.
 
     Blocks have ``edata[EID]``, by which a layer reads features of edges, which are near. Out-degrees that
-    :class:`.GraphConv` divides by are those of the graph, not of the block. A node without in-edges is given to layers
-    as it is; whether they take it is theirs to say (``allow_zero_in_degree``).
+    :class:`.GraphConv` divides by are those of the graph, or of what ``edge_mask`` leaves of it, not those of the
+    block, also where ``fanout`` draws some of the edges. A node without in-edges is given to layers as it is; whether
+    they take it is theirs to say (``allow_zero_in_degree``).
 
     Returns:
         [num_nodes, ...], or by node type on graphs with several: of the types that the last layer gives rows of.
@@ -99,10 +100,11 @@ def layerwise(
         InvalidArgumentError: an argument is not what it says above, or a layer gives something else than a row for each
             destination.
         TensorMismatchError: ``x`` are not rows of the nodes of ``g``, or trainers' layers give rows of different
-            shapes, or trainers give different ``x``, ``dtype`` or numbers of layers.
+            shapes, or trainers give different arguments or numbers of layers.
         MPIGraphError: what a layer raises, by the name of the class; names the layer and the trainers.
 
-    All of these are raised on every trainer, whichever has the reason. Collective on the trainers.
+    All of these are raised on every trainer, whichever has the reason. A layer must not call what all trainers have to
+    call, since they have different numbers of blocks. Collective on the trainers.
     """
     inference = Inference(
         g,
@@ -160,7 +162,7 @@ class Inference:
             raise everywhere(InvalidArgumentError(f"g must be a DistGraph (got {type(g).__name__})"))
         self._g = g
         self._world = g.session.world
-        self.counts: list[LayerCounts] = []
+        self.counts = list[LayerCounts]()
         with self._world.together("inference"):
             self._batch_size = check_integer("batch_size", batch_size, 1)
             self._device = exact_device(device)
@@ -173,6 +175,17 @@ class Inference:
                 dtype_name(dtype)
         self._bar = bool(progress_bar) and g.session.rank == 0
         self._neighbourhoods = Neighbourhoods(g, fanout, edge_mask)
+        self._agree(
+            {
+                "number of layers": len(self._steps),
+                "batch_size": self._batch_size,
+                "fanout": self._neighbourhoods.plan.fanouts,
+                "edge_mask": self._neighbourhoods.plan.weights,
+                "dtype": str(dtype),
+                "cache": "auto" if self._cache is None else self._cache,
+            }
+        )
+        self._neighbourhoods.prepare()
         self._typed = len(g.ntypes) > 1
         offsets = g.loaded.topology.hosts.node_offsets
         parts = g.loaded.topology.config.book.node_offsets
@@ -182,9 +195,10 @@ class Inference:
 
     def run(self, x: NodeTensors) -> DistTensor | dict[str, DistTensor]:
         """Evaluate; see :func:`layerwise`. Collective on the trainers."""
+        self.counts = []
         with self._world.together("inference"):
             rows = self._checked(x)
-        self._agree(rows)
+        self._agree({"x": {ntype: tensor.rows.number for ntype, tensor in rows.items()}})
         self._g.barrier()  # what was written before counts, and no row of x is unknown to any rank
         given = list(rows.values())
         shares = far_sources(self._g)
@@ -218,7 +232,7 @@ class Inference:
             raise InvalidArgumentError("x is empty: no node type has rows")
         return {ntype: found[ntype] for ntype in g.ntypes if ntype in found}  # in the same order on every trainer
 
-    def _agree(self, rows: dict[str, DistTensor]) -> None:
+    def _agree(self, arguments: dict[str, Any]) -> None:
         """Check that all trainers mean the same.
 
         Raises:
@@ -226,18 +240,18 @@ class Inference:
 
         Collective on the trainers.
         """
-        tensors = {ntype: tensor.rows.number for ntype, tensor in rows.items()}
-        mine = json.dumps([len(self._steps), str(self._dtype), tensors])
         with self._world.meeting("comparing the arguments of inference"):
-            said = allgather_bytes(self._world.trainers, mine.encode())
-        for trainer, other in enumerate(said):
-            if other != said[0]:
-                raise everywhere(
-                    TensorMismatchError(
-                        "inference: trainers give different [number of layers, dtype, numbers of tensors by type]: "
-                        f"trainer 0 {said[0].decode()}, trainer {trainer} {other.decode()}"
+            said = allgather_bytes(self._world.trainers, json.dumps(arguments).encode())
+        first = json.loads(said[0])
+        for trainer, other in enumerate(map(json.loads, said)):
+            for name in first:
+                if other[name] != first[name]:
+                    raise everywhere(
+                        TensorMismatchError(
+                            f"inference: trainers give different {name}: trainer 0 {first[name]}, "
+                            f"trainer {trainer} {other[name]}"
+                        )
                     )
-                )
 
     def _layer(
         self, number: int, step: Step, rows: dict[str, DistTensor], shares: dict[int, I64], dtype: torch.dtype | None
@@ -256,7 +270,7 @@ class Inference:
                 for tensor in rows.values():
                     tensor.close()
             first: dict[str, torch.Tensor | None] = {}
-            with world.together(name):
+            with world.together(name), world.apart("a layer"):
                 for ntype in rows:
                     if self._batches[ntype]:
                         ids = np.arange(*self._batches[ntype][0])
@@ -264,9 +278,13 @@ class Inference:
                         ids = np.empty(0, np.int64)  # nobody has a node: what rows would be like is seen from none
                     else:
                         continue
-                    first[ntype] = self._computed(number, step, readers, ntype, ids)
+                    made = self._computed(number, step, readers, ntype, ids)
+                    if made is not None:
+                        dtype_name(made.dtype)
+                        made = made.clone() if len(rows) > 1 else made  # a layer may use its memory for the next type
+                    first[ntype] = made
             out = self._create(number, first, dtype)
-            with world.together(name):
+            with world.together(name), world.apart("a layer"):
                 for ntype, tensor in out.items():
                     self._all(number, step, readers, ntype, tensor, first.get(ntype))
             self._g.barrier()

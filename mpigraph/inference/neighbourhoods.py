@@ -11,9 +11,11 @@ import torch
 
 from mpigraph.arrays import I64
 from mpigraph.distgraph.graph import DistGraph
+from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.distgraph.typed_ids import Fanout, FeatureName
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.block import Block
+from mpigraph.inference.degrees import masked_out_degrees
 from mpigraph.kernels.rng import combine
 from mpigraph.metadata.schema import Relation
 from mpigraph.sampling.minibatch import SamplingPlan, hop_requests
@@ -22,17 +24,19 @@ from mpigraph.sampling.protocol import Operation
 __all__ = ["Neighbourhoods"]
 
 _DRAWS = 0x1AFE  # separates draws of inference from those of loaders with the same seed
-_EVERY = -1
 
 
 class Neighbourhoods:
     """Makes blocks of one layer.
 
-    Collective on the trainers: construction. One-sided: :meth:`block`.
+    Collective on the trainers: construction and :meth:`prepare`. One-sided: :meth:`block`.
+
+    Attributes:
+        plan: how neighbours are taken.
     """
 
     def __init__(self, g: DistGraph, fanout: Fanout, edge_mask: FeatureName | None) -> None:
-        """Check how neighbours are taken, and have the hosts prepare the mask.
+        """Check how neighbours are taken.
 
         Args:
             g: the graph.
@@ -44,16 +48,21 @@ class Neighbourhoods:
         """
         self._g = g
         with g.session.world.together("inference: fanout and edge_mask"):
-            self._plan: SamplingPlan = g.plan([fanout], edge_mask, False, True)
-            for number in self._plan.weights.values():
+            self.plan: SamplingPlan = g.plan([fanout], edge_mask, False, True)
+            for number in self.plan.weights.values():
                 rows = g.session.state.tensors[number]
                 if rows.dtype not in ("bool", "uint8"):
                     raise InvalidArgumentError(f"edge_mask {rows.name!r} must be bool or uint8 (got {rows.dtype})")
-        self._masked = {g.schema.relations[relation] for relation in self._plan.weights}
-        self._degrees: dict[Relation, tuple[I64, torch.Tensor]] = {}
-        if self._plan.weights:
-            numbers = sorted(set(self._plan.weights.values()))
+        self._masked: dict[Relation, DistTensor] = {}  # the out-degrees that the mask leaves
+
+    def prepare(self) -> None:
+        """Have the hosts prepare the mask, and count what it leaves. Collective on the trainers."""
+        g, masks = self._g, self.plan.weights
+        if masks:
+            numbers = sorted(set(masks.values()))
             g.session.control.call(Operation.PREPARE_WEIGHTS, doing="preparing edge_mask", numbers=numbers)
+            for relation, number in sorted(masks.items()):
+                self._masked[g.schema.relations[relation]] = masked_out_degrees(g, relation, number)
 
     def block(self, seeds: Mapping[int, I64], layer: int) -> tuple[Block, dict[str, I64]]:
         """The block of some destinations, and the ids of its sources.
@@ -72,7 +81,7 @@ class Neighbourhoods:
             tables = service.local_ids(g.loaded)
             for ntype, table in enumerate(tables):
                 table.reset(seeds.get(ntype, np.empty(0, np.int64)))
-            requests = hop_requests(self._plan, 0, g.loaded, seeds, key)
+            requests = hop_requests(self.plan, 0, g.loaded, seeds, key)
             edges = {}
             for request, found in zip(requests, service.sample_near(requests), strict=True):
                 indices = tables[schema.ends(request.relation)[0]].insert(found.src)
@@ -89,9 +98,7 @@ class Neighbourhoods:
         return block, src_ids
 
     def _out_degrees(self, relation: Relation, ids: I64) -> torch.Tensor:
-        """Out-degrees in the whole graph of nodes, int64[n]."""
+        """Out-degrees of nodes in the whole graph, or in what the mask leaves of it, int64[n]."""
         if relation in self._masked:
-            raise InvalidArgumentError(
-                f"the out-degrees of {relation} under edge_mask are not known: take a norm of in-degrees"
-            )
+            return self._masked[relation].gather(ids)
         return torch.as_tensor(self._g.out_degrees(torch.from_numpy(ids), relation))

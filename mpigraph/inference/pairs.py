@@ -16,7 +16,8 @@ Score: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def _dot(u: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    return (u * v).flatten(1).sum(1)
+    _check_widths(u, v)
+    return (_wide(u) * _wide(v)).reshape(len(u), -1).sum(1)
 
 
 def score_pairs(
@@ -35,8 +36,8 @@ def score_pairs(
         src: int[n], sources.
         dst: int[n], destinations.
         batch_size: most pairs at a time.
-        score: ``score(u, v) -> float[n]``; the dot product by default. A module, such as :class:`.EdgePredictor`, is in
-            whichever mode it is.
+        score: ``score(u, v) -> float[n]``; the dot product by default, in float32 for narrower rows. A module, such as
+            :class:`.EdgePredictor`, is in whichever mode it is.
         device: where to compute.
 
     Returns:
@@ -60,10 +61,9 @@ def score_pairs(
         for begin in range(0, len(u), step):
             ends = u[begin : begin + step], v[begin : begin + step]
             made = score(sources[ends[0]].to(device), destinations[ends[1]].to(device))
-            if made.numel() != len(ends[0]):
-                raise InvalidArgumentError(
-                    f"score must give one number for each of {len(ends[0])} pairs (got {tuple(made.shape)})"
-                )
+            if not isinstance(made, torch.Tensor) or made.numel() != len(ends[0]):
+                got = tuple(made.shape) if isinstance(made, torch.Tensor) else type(made).__name__
+                raise InvalidArgumentError(f"score must give one number for each of {len(ends[0])} pairs (got {got})")
             found.append(made.reshape(-1).cpu())
     return torch.cat(found)
 
@@ -78,7 +78,8 @@ def top_k(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The destinations with the largest dot products with each source, best first; of equal ones those of lower id.
 
-    Destinations are read some at a time, each once for all sources, and never all products are in memory.
+    A product that is NaN comes behind all numbers. Destinations are read some at a time, each once for all sources, and
+    never all products are in memory.
 
     Args:
         rows: [num_nodes, width], as :func:`.layerwise` gives it; or a pair, of the sources and of the destinations.
@@ -100,11 +101,11 @@ def top_k(
     step, k = check_integer("batch_size", batch_size, 1), check_integer("k", k, 0)
     u = as_ids(src, "source ids")
     _check(u, sources)
-    if len(sources.shape) != 2 or sources.shape[1:] != destinations.shape[1:]:
-        raise InvalidArgumentError(f"rows must be of one width (got {sources.shape} and {destinations.shape})")
+    if len(sources.shape) != 2:
+        raise InvalidArgumentError(f"rows must have one width (got shape {sources.shape})")
+    _check_widths(sources, destinations)
     with torch.no_grad():
-        h = sources[u].to(device)
-        h = h if h.dtype == torch.float64 else h.float()
+        h = _wide(sources[u].to(device))
         best = h.new_empty((len(u), 0))
         ids = torch.empty((len(u), 0), dtype=torch.int64, device=h.device)
         for begin in range(0, len(destinations), step):
@@ -112,8 +113,9 @@ def top_k(
             best = torch.cat([best, h @ some.T], 1)
             new = torch.arange(begin, begin + len(some), device=h.device).expand(len(u), -1)
             ids = torch.cat([ids, new], 1)
-            best, order = torch.sort(best, dim=1, descending=True, stable=True)  # ids ascend among equals, and stay so
-            best, ids = best[:, :k], ids.gather(1, order[:, :k])
+            worth = best.nan_to_num(-torch.inf, torch.inf, -torch.inf)  # else torch puts NaN first
+            order = torch.argsort(worth, dim=1, descending=True, stable=True)[:, :k]  # ids ascend among equals
+            best, ids = best.gather(1, order), ids.gather(1, order)
     return best.cpu(), ids.cpu()
 
 
@@ -122,6 +124,15 @@ def _two(rows: DistTensor | tuple[DistTensor, DistTensor]) -> tuple[DistTensor, 
     if len(found) != 2 or not all(isinstance(one, DistTensor) for one in found):
         raise InvalidArgumentError(f"rows must be a DistTensor, or two (got {rows!r})")
     return found
+
+
+def _wide(rows: torch.Tensor) -> torch.Tensor:
+    return rows if rows.dtype == torch.float64 else rows.float()
+
+
+def _check_widths(u: torch.Tensor | DistTensor, v: torch.Tensor | DistTensor) -> None:
+    if u.shape[1:] != v.shape[1:]:
+        raise InvalidArgumentError(f"rows must be of one width (got shapes {tuple(u.shape)} and {tuple(v.shape)})")
 
 
 def _check(ids: torch.Tensor, rows: DistTensor) -> None:

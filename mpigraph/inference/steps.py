@@ -28,8 +28,7 @@ def steps_of(model: object) -> list[Step]:
     Raises:
         InvalidArgumentError: it is none of these, or has no layer.
     """
-    if hasattr(model, "module") and isinstance(model, nn.Module) and not hasattr(model, "layers"):
-        model = model.module  # of DistributedDataParallel
+    model = _bare(model)
     layers: Any = model
     if isinstance(model, nn.Module) and not isinstance(model, nn.ModuleList | nn.Sequential):
         layers = getattr(model, "layers", None)
@@ -50,7 +49,12 @@ def steps_of(model: object) -> list[Step]:
             f"what {type(model).__name__}.forward does between its layers is not known: give the model a method "
             "forward_layer(i, block, h), or pass model.layers if there is nothing between them"
         )
-    return list(layers)
+    return [_bare(layer) for layer in layers]
+
+
+def _bare(model: Any) -> Any:
+    """A module without what keeps trainers in step, who call it as often as each of them has blocks."""
+    return model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
 
 
 def _by_number(forward: Callable[[int, Block, Rows], Rows], number: int, block: Block, h: tuple[Rows, Rows]) -> Rows:

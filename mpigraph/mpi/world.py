@@ -18,8 +18,8 @@ channels are made here and freed in :meth:`World.close`, in reverse order of the
 import os
 import socket
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import cast
 
 import numpy as np
@@ -27,7 +27,7 @@ from mpi4py import MPI
 
 from mpigraph.arrays import I64
 from mpigraph.config import Config
-from mpigraph.errors import ClosedError, InvalidArgumentError
+from mpigraph.errors import ClosedError, CollectiveError, InvalidArgumentError
 from mpigraph.mpi.agree import allgather_bytes, everywhere, together
 from mpigraph.mpi.compat import remove_dead_segments, unlink_segments
 from mpigraph.mpi.numa import choose_servers, memory_domain
@@ -72,6 +72,7 @@ class World:
         self._made = ExitStack()
         self._main_thread = threading.get_ident()
         self._owed: list[Callable[[], None]] = []
+        self._apart: tuple[int, str] | None = None  # a thread, and what it does
         self.closed = False
         self.config = config
         self.comm = self._own(comm.Dup())
@@ -234,7 +235,12 @@ class World:
         """Watch the wait inside the ``with`` block, for trainers that come when the user's code lets them.
 
         See :meth:`.Watchdog.meeting`. Before it, the main thread does what it owes (:meth:`in_main_thread`).
+
+        Raises:
+            CollectiveError: this thread is inside of :meth:`apart`.
         """
+        if self._apart is not None and self._apart[0] == threading.get_ident():
+            raise CollectiveError(f"{what}: {self._apart[1]} cannot do it, as trainers are not in step there")
         self._do_owed()
         return self.watchdog.meeting(what, place, limited)
 
@@ -250,6 +256,15 @@ class World:
         if self._owed and threading.get_ident() == self._main_thread and not self.watchdog.waits:
             while self._owed:
                 self._owed.pop(0)()
+
+    @contextmanager
+    def apart(self, doing: str) -> Iterator[None]:
+        """Inside, this thread runs the user's code as often as its own work asks for: it must meet nobody there."""
+        before, self._apart = self._apart, (threading.get_ident(), doing)
+        try:
+            yield
+        finally:
+            self._apart = before
 
     def together(self, doing: str) -> AbstractContextManager[None]:
         """Run local code; if it raised on any trainer, raise on every trainer, naming the culprits.

@@ -4,19 +4,28 @@ All but the quickstart run in forks of a warm Python. Each is started once, most
 minibatches are the same in every layout is tested elsewhere.
 """
 
-import importlib.util
 import os
 import re
 import shlex
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import accuracy_links
 import h5py
 import numpy as np
 import pytest
-from jobs import EXAMPLES, ROOT, cannot_mount, clean_environment, launcher, mpiexec, run, run_job, warm_python
+from jobs import (
+    EXAMPLES,
+    ROOT,
+    cannot_mount,
+    clean_environment,
+    launcher,
+    load_example,
+    mpiexec,
+    run,
+    run_job,
+    warm_python,
+)
 
 import mpigraph as mg
 
@@ -55,15 +64,6 @@ def numbers(pattern: str, output: str) -> list[float]:
     found = re.search(pattern, output, re.MULTILINE)
     assert found is not None, output
     return [float(number) for number in found.groups()]
-
-
-def load(name: str) -> ModuleType:
-    """A module that the examples share."""
-    spec = importlib.util.spec_from_file_location(f"examples_{name}", EXAMPLES / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 class Example:
@@ -150,7 +150,7 @@ def test_features_may_be_float16(
     partition_graph = mg.distributed.partition_graph
     monkeypatch.setattr(mg.distributed, "partition_graph", narrow)
     if script in ("rgcn.py", "hgt_pyg.py"):
-        load("graphs").write_authors(tmp_path, authors=400, papers=800)
+        load_example("graphs").write_authors(tmp_path, authors=400, papers=800)
     else:
         narrow(mg.data.generate(400, 4000, feat_dim=8, num_classes=4), "default", 2, tmp_path)
     output = example.run(1, script, f"--part_config {tmp_path}/default.json {flags}")
@@ -159,7 +159,7 @@ def test_features_may_be_float16(
 
 def test_a_folder_that_may_be_somebody_elses_is_refused(tmp_path: Path) -> None:
     """The name of a job's folder can be seen on the first node, and somebody may be faster on the others."""
-    make_folder = load("graphs").make_folder
+    make_folder = load_example("graphs").make_folder
     assert make_folder(str(tmp_path / "new")) is True
     assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
     assert make_folder(str(tmp_path / "new")) is False
@@ -174,7 +174,7 @@ def test_a_folder_that_may_be_somebody_elses_is_refused(tmp_path: Path) -> None:
 def test_a_long_epoch_is_lines_in_a_log_and_a_bar_in_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    common = load("common")
+    common = load_example("common")
     monkeypatch.setattr(common, "QUIET_SECONDS", 0.0)
     monkeypatch.setattr(common.dist, "get_rank", lambda: 0)
     assert list(common.shown("abc", "epoch  7")) == list("abc")

@@ -23,6 +23,7 @@ from mpigraph.inference.layerwise import Inference
 from mpigraph.metadata.schema import Schema
 from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.source import Feature, GraphSource
+from mpigraph.rows.row_cache import cache_memory
 
 WIDTH = 6
 SIZES = [(WIDTH, 8), (8, 5), (5, 4)]
@@ -177,9 +178,52 @@ def test_edges_have_weights_and_a_mask(job: SharedJob, oracle) -> None:
         matrix = torch.zeros(g.num_nodes(), g.num_nodes(), dtype=torch.float64).index_put((dst, src), kept, True)
         found = layerwise(g, [weighted, weighted], x, batch_size=9, edge_mask=mask)
         on_all(job.trainers, close(found[:], matrix @ matrix @ x[:]))
-    both = mg.nn.GraphConv(WIDTH, 3, "both", allow_zero_in_degree=True)
-    with pytest.raises(InvalidArgumentError, match="edge_mask"):
-        layerwise(g, [both], x, batch_size=9, edge_mask="even")
+
+
+def masked(g: dist.DistGraph, masks: dict[Any, dist.DistTensor]) -> mg.HeteroGraph:
+    """The graph in memory without the edges whose mask is 0."""
+    edges = {}
+    for r in g.canonical_etypes:
+        src, dst = g.find_edges(torch.arange(g.num_edges(r)), r)
+        kept = masks[r][:] != 0 if r in masks else slice(None)
+        edges[r] = (src[kept], dst[kept])
+    return mg.HeteroGraph(g.schema, edges, {t: g.num_nodes(t) for t in g.ntypes})
+
+
+def test_degrees_are_of_the_graph_that_a_mask_leaves(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    graph = masked(g, {g.canonical_etypes[0]: g.edata["even"]})
+    x = rows_of(g, g.ntypes[0])
+    for norm in ("both", "left"):
+        torch.manual_seed(7)
+        layers = [PLAIN[f"GCN {norm}"](a, b) for a, b in SIZES]
+        wanted = in_float64(layers, graph, x[:].double())
+        for batch_size in (5, 1000):
+            found = layerwise(g, layers, x, batch_size=batch_size, edge_mask="even")
+            on_all(job.trainers, close(found[:], wanted), norm)
+
+
+def test_relations_have_masks_of_their_own(job: SharedJob, typed_oracle: str) -> None:
+    g = job.open(typed_oracle)
+    masks = {}
+    for number, r in enumerate(g.canonical_etypes[1:]):  # one relation has none
+        policy = g.get_edge_partition_policy(r)
+        masks[r] = dist.DistTensor((g.num_edges(r),), (torch.bool, torch.uint8)[number % 2], part_policy=policy)
+        if g.rank() == 0:
+            masks[r][:] = (torch.arange(g.num_edges(r)) + number) % 3 != 0
+        g.edges[r].data["kept"] = masks[r]
+    g.barrier()
+    graph = masked(g, masks)
+    torch.manual_seed(8)
+    convs = {r[1]: mg.nn.GraphConv(WIDTH, 4, ("both", "left")[i % 2]) for i, r in enumerate(g.canonical_etypes)}
+    layers = [mg.nn.HeteroGraphConv(convs, "sum")]
+    x = {ntype: rows_of(g, ntype) for ntype in g.ntypes}
+    wanted = in_float64(layers, graph, {t: rows[:].double() for t, rows in x.items()})
+    found = layerwise(g, layers, x, batch_size=5, edge_mask={r: "kept" for r in masks})
+    for r in masks:
+        del g.edges[r].data["kept"]
+    bad = [t for t in found if not close(found[t][:], wanted[t])]
+    on_all(job.trainers, not bad and found.keys() == wanted.keys(), f"{bad}, {set(found)}")
 
 
 def exact(block: Any, h: Any) -> torch.Tensor:
@@ -279,6 +323,30 @@ def test_rows_that_a_layer_keeps_outlive_the_inference(job: SharedJob, oracle) -
     x.close()
     g.barrier()
     on_all(job.trainers, all(torch.equal(rows + 0, wanted[ids]) for rows, ids in kept))
+
+
+@pytest.mark.parametrize("cache", [None, "auto"])
+def test_two_tensors_whatever_the_number_of_layers(job: SharedJob, oracle, cache: str | None) -> None:
+    """Beside x. One of them and a copy of the near rows are the same memory, and far rows that are read come to it."""
+    g = job.open(oracle(3))
+    x, state, world = g.ndata["feat"], g.session.state, g.session.world
+    before, tensors, caches = set(state.tensors), [0], [0]
+
+    def counting(block: Any, h: Any) -> torch.Tensor:
+        tensors.append(sum(len(t.window) * t.window.row_bytes for n, t in state.tensors.items() if n not in before))
+        caches.append(sum(cache.nbytes for cache in state.caches.values()))
+        return exact(block, h)
+
+    inference = Inference(g, [counting] * 4, batch_size=5, cache=cache)
+    inference.run(x)
+    rows = np.zeros(world.num_nodes, np.int64)
+    np.add.at(rows, world.nodes_of_hosts, np.diff(x.rows.window.offsets))
+    np.add.at(rows, world.nodes_of_trainers, job.trainers.allgather(inference.counts[0].halo_rows))
+    row_bytes, one_host = 4 * x.shape[1], len(world.hosts) == 1
+    copied = 0 if cache is None or one_host else cache_memory(len(x), rows[world.node_index], row_bytes)
+    whole = len(x) * row_bytes * (1 if copied else 2)
+    ok = max(tensors) == whole and copied <= max(caches) <= 1.2 * copied + 1000
+    on_all(job.trainers, ok, f"{max(tensors)} of {whole}, {max(caches)} of {copied}")
 
 
 class Failing(Exception):

@@ -4,6 +4,7 @@ A job is a session of its own and writes to files. So one that takes too long ca
 and nobody waits for a pipe that some process of it still holds. Where a test meets its deadline, its job ends with it.
 """
 
+import importlib.util
 import os
 import re
 import shlex
@@ -17,6 +18,7 @@ from contextlib import contextmanager, suppress
 from fcntl import LOCK_EX, flock
 from pathlib import Path
 from tempfile import TemporaryFile
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import pytest
@@ -69,6 +71,15 @@ class Done(NamedTuple):
     @property
     def output(self) -> str:
         return self.stdout + self.stderr
+
+
+def load_example(name: str) -> ModuleType:
+    """A module that the examples share."""
+    spec = importlib.util.spec_from_file_location(f"examples_{name}", EXAMPLES / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def launcher() -> str:

@@ -1,0 +1,56 @@
+"""Out-degrees in the graph that a mask of edges leaves."""
+
+import numpy as np
+import torch
+
+from mpigraph.arrays import I32
+from mpigraph.distgraph.graph import DistGraph
+from mpigraph.distgraph.tensor import DistTensor
+from mpigraph.mpi.alltoall import exchange_rows
+from mpigraph.rows.owners import RowOwners
+
+__all__ = ["masked_out_degrees"]
+
+_EDGES_AT_A_TIME = 1 << 24
+
+
+def masked_out_degrees(g: DistGraph, relation: int, mask: int) -> DistTensor:
+    """How many of a node's out-edges a mask leaves: int64[num_src], over the hosts.
+
+    Edges lie where their destinations do: each trainer counts those of its nodes by source, and the owners of the
+    sources add up what all have counted.
+
+    Args:
+        g: the graph.
+        relation: its id.
+        mask: number of the tensor of the mask; edges where it is 0 are left out.
+
+    Collective on the trainers.
+    """
+    world, topology = g.session.world, g.loaded.topology
+    src, dst = topology.config.schema.ends(relation)
+    hosts, ntype = topology.hosts.node_offsets, topology.config.schema.ntypes[src]
+    doing = "counting out-degrees under edge_mask"
+    with world.together(doing):
+        counts: I32 = np.zeros(g.num_nodes(ntype), np.int32)
+        for owned in RowOwners(world, hosts[dst]).ranges():
+            near = topology.adjacency(relation, owned.host)
+            kept = g.session.state.tensors[mask].segment(owned.host)
+            begin, end = near.indptr[[owned.rows.start, owned.rows.stop]].tolist()
+            for first in range(begin, end, _EDGES_AT_A_TIME):
+                some = slice(first, min(first + _EDGES_AT_A_TIME, end))
+                np.add.at(counts, near.indices[some][kept[some] != 0], 1)
+        owners = RowOwners(world, hosts[src])
+        sources = np.flatnonzero(counts)
+        order, going = owners.route(sources)
+        counted = np.stack([sources, counts[sources]], 1)[order]
+    policy = g.get_node_partition_policy(ntype)
+    degrees = DistTensor.filled((len(counts),), torch.int64, None, "out-degrees under edge_mask", policy)
+    with world.meeting(doing):
+        came = exchange_rows(world.trainers, counted, going)[0]
+    for owned in owners.ranges():
+        here = came[(came[:, 0] >= owned.first) & (came[:, 0] < owned.last)]
+        with degrees.rows.writing(owned.host) as rows:
+            np.add.at(rows[owned.rows], here[:, 0] - owned.first, here[:, 1])
+    g.barrier()
+    return degrees

@@ -1,0 +1,177 @@
+"""Layers and arguments that layer-wise inference does not expect: one error for all, and it works afterwards."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from layouts import SharedJob, on_all
+from torch import nn
+
+import mpigraph as mg
+import mpigraph.distributed as dist
+import mpigraph.function as fn
+from mpigraph.errors import CollectiveError, InvalidArgumentError, MPIGraphError, TensorMismatchError
+from mpigraph.inference import layerwise
+
+run = functools.partial(layerwise, batch_size=9)
+
+
+def sums(block: Any, h: Any) -> torch.Tensor:
+    """Small integers: the same bits in any order."""
+    with block.local_scope():
+        block.srcdata["h"] = h[0]
+        block.update_all(fn.copy_u("h", "m"), fn.sum("m", "out"))
+        return torch.as_tensor(block.dstdata["out"]) + 2 * h[1]
+
+
+def test_trainers_that_differ_raise_at_once(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    x, last = g.ndata["feat"], job.rank > 0 and job.rank == job.trainers.size - 1
+    if job.trainers.size == 1:
+        pytest.skip("one trainer")
+    for name, options in {
+        "batch_size": {"batch_size": 5 + last},
+        "fanout": {"fanout": 3 + last},
+        "edge_mask": {"edge_mask": "even" if last else None},
+        "cache": {"cache": "auto" if last else None},
+        "dtype": {"dtype": torch.float64 if last else None},
+    }.items():
+        with pytest.raises(TensorMismatchError, match=name):
+            layerwise(g, [sums], x, **{"batch_size": 5} | options)
+
+
+def test_a_layer_meets_nobody(job: SharedJob, oracle) -> None:
+    """Trainers have different numbers of blocks, so that a call of all would be one of some."""
+    g = job.open(oracle(3))
+    x, last = g.ndata["feat"], job.rank == job.trainers.size - 1
+
+    def only(call: Callable[[], Any]) -> Callable[..., torch.Tensor]:
+        def layer(block: Any, h: Any) -> torch.Tensor:
+            if last:
+                call()
+            return sums(block, h)
+
+        return layer
+
+    policy = g.get_node_partition_policy()
+    for call in (
+        g.barrier,
+        lambda: run(g, [sums], x),
+        lambda: dist.DistTensor((g.num_nodes(), 1), torch.float32, part_policy=policy),
+    ):
+        with pytest.raises(CollectiveError, match="not in step"):
+            run(g, [only(call)], x)
+    on_all(job.trainers, torch.equal(run(g, [only(lambda: None)], x)[:], run(g, [sums], x)[:]))
+
+
+class Unwell(nn.Module):
+    """Raises in some block."""
+
+    def __init__(self, error: BaseException, when: int) -> None:
+        super().__init__()
+        self.error, self.left = error, when
+
+    def forward(self, block: Any, h: Any) -> torch.Tensor:
+        assert not self.training
+        assert not torch.is_grad_enabled()
+        self.left -= 1
+        if self.left == 0:
+            raise self.error
+        return sums(block, h)
+
+
+def test_what_fails_in_the_middle_leaves_nothing_behind(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    x, last = g.ndata["feat"], job.rank == job.trainers.size - 1
+    wanted = run(g, [sums, sums], x)[:]
+    state = g.session.state
+    g.barrier()
+    before = len(state.tensors)
+    cases: list[tuple[BaseException, int, Any]] = [
+        (KeyError("third block"), 3 if last else -1, MPIGraphError),
+        (KeyboardInterrupt(), 1, KeyboardInterrupt),  # of all trainers at once, as a terminal does it
+    ]
+    for error, when, kind in cases:
+        layer = Unwell(error, when)
+        with pytest.raises(kind):
+            run(g, [sums, layer], x)
+        assert layer.training
+        assert torch.is_grad_enabled()
+        error.__traceback__ = None
+        on_all(job.trainers, torch.equal(run(g, [sums, sums], x)[:], wanted))
+    for _ in range(2):
+        g.barrier()  # which frees what was dropped
+    on_all(job.trainers, (len(state.tensors), len(state.caches)) == (before, 0), f"{state.tensors.keys()}")
+
+
+def test_layers_may_keep_and_change_their_rows(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    x = g.ndata["feat"]
+    before, kept = x[:].clone(), []
+
+    def greedy(block: Any, h: Any) -> torch.Tensor:
+        kept.append((h[0], h[0].clone()))
+        return sums(block, h)
+
+    def spoils(block: Any, h: Any) -> torch.Tensor:
+        made = sums(block, h)
+        h[0].fill_(-1)
+        block.srcdata[mg.NID].zero_()
+        return h[1].copy_(made)
+
+    wanted = run(g, [sums, sums], x)[:]
+    on_all(job.trainers, torch.equal(run(g, [greedy, greedy], x)[:], wanted))
+    on_all(job.trainers, all(torch.equal(rows, copy) for rows, copy in kept))
+    on_all(job.trainers, torch.equal(run(g, [spoils, spoils], x)[:], wanted) and torch.equal(x[:], before))
+
+
+def test_types_may_share_the_memory_of_what_a_layer_returns(job: SharedJob, typed_oracle: str) -> None:
+    g = job.open(typed_oracle)
+    x = {ntype: g.nodes[ntype].data["feat"] for ntype in g.ntypes}
+    memory = torch.empty(200, 2)
+
+    def doubles(block: Any, h: Any) -> dict[str, torch.Tensor]:
+        return {t: torch.mul(rows, 2, out=memory[: len(rows)]) for t, rows in h[1].items() if len(rows)}
+
+    found = run(g, [doubles], {t: rows for t, rows in x.items() if len(rows)})
+    on_all(job.trainers, all(torch.equal(rows[:], 2 * x[t][:]) for t, rows in found.items()), str(found.keys()))
+
+
+def test_what_is_no_row_or_no_layer_is_one_error(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    x = g.ndata["feat"]
+    for layer, text in {
+        lambda block, h: h[1].to(torch.float8_e4m3fn): "cannot be stored",
+        lambda block, h: h[1].sum(): "a row for each",
+        lambda block, h: h[1].numpy(): "a row for each",
+        lambda block, h: {"_N": h[1]}: "a row for each",
+        lambda block, h: (h[1],): "a row for each",
+    }.items():
+        with pytest.raises(InvalidArgumentError, match=text):
+            run(g, [layer], x)
+    with pytest.raises(InvalidArgumentError, match="NaN|must be from"):
+        run(g, [lambda block, h: h[1] * torch.nan], x, dtype=torch.int64)
+    for layers in (iter([sums]), "layers", [sums, 3], None, nn.ModuleDict()):
+        with pytest.raises(InvalidArgumentError, match="layer"):
+            run(g, layers, x)
+    nothing = run(g, [lambda block, h: h[1][:, :0], lambda block, h: h[1].sum(1)], x)
+    on_all(job.trainers, torch.equal(nothing[:], torch.zeros(g.num_nodes())))
+
+
+def test_relations_have_fanouts_and_types_may_lack_rows(job: SharedJob, typed_oracle: str) -> None:
+    g = job.open(typed_oracle)
+    x = {ntype: g.nodes[ntype].data["feat"] for ntype in ("author", "paper")}
+    convs = {r[1]: mg.nn.GraphConv(2, 2, "none", weight=False, bias=False) for r in g.canonical_etypes}
+    layers = [mg.nn.HeteroGraphConv(convs, "sum")] * 2
+    some = {r: {"cites": -1, "writes": 2}.get(r[1], 0) for r in g.canonical_etypes}
+    for fanout in (some, some | {("author", "writes", "paper"): 0}):
+        one, other = (layerwise(g, layers, x, batch_size=n, fanout=fanout) for n in (3, 1000))
+        assert one.keys() == other.keys() == x.keys()
+        on_all(job.trainers, all(torch.equal(one[t][:], other[t][:]) for t in x))
+    src, dst = g.find_edges(torch.arange(g.num_edges("cites")), "cites")
+    rows = x["paper"][:]
+    for _ in layers:
+        rows = torch.zeros_like(rows).index_add_(0, dst, rows[src])
+    on_all(job.trainers, torch.equal(other["paper"][:], rows) and not bool(other["author"][:].any()))
