@@ -1,4 +1,4 @@
-"""Real graphs: layer by layer against the whole graph in plain torch and float64; the same bits on every layout."""
+"""Real graphs: layer by layer against the whole graph in plain torch, float64; the same bits on any layout and blocks."""
 
 import os
 from collections.abc import Callable
@@ -23,9 +23,9 @@ from mpigraph.partition.source import Feature, GraphSource
 DATA = os.environ.get("MPIGRAPH_TEST_DATA", "")
 PLAIN = ["cora", "amazon_computers", "coauthor_cs", "tolokers", "oewn"]
 TYPED = ["hgb_dblp", "oewn_hetero"]
-WIDTHS = (16, 16, 16, 7)
+WIDTHS = (16, 16, 16, 16)  # of fewer columns torch's products may round a row by how many rows there are
 PARTS = 12  # whole ones on 1, 2, 3 and 4 hosts
-BATCHES = (1000, 257)
+BATCHES = (1000, 257, 100_000)
 Ends = tuple[torch.Tensor, torch.Tensor]
 
 pytestmark = [
@@ -225,12 +225,9 @@ def test_real_graphs(job: SharedJob, name: str) -> None:
     for case, made in here.items():
         kind = case.rpartition(" ")[0]
         first, wanted = here[f"{kind} {BATCHES[0]}"], alone[f"{kind} wanted"]
-        far, between = (
-            max(float((rows - other[t]).abs().max() / other[t].abs().max()) for t, rows in made.items())
-            for other in (wanted, first)
-        )
-        same = all(torch.equal(rows, alone[case][t]) for t, rows in made.items())
+        far = max(float((rows - wanted[t]).abs().max() / wanted[t].abs().max()) for t, rows in made.items())
+        same = [all(torch.equal(rows, other[t]) for t, rows in made.items()) for other in (alone[case], first)]
         if job.rank == 0:
-            print(f"{name} {job.layout.name} {case}: {far:.1e} from float64, {between:.1e} from other blocks")
-        ok = made.keys() == wanted.keys() and far <= 1e-5 and between <= 1e-6
-        on_all(job.trainers, ok and same, f"{case}: {far:.1e} {between:.1e}, same bits: {same}")
+            print(f"{name} {job.layout.name} {case}: {far:.1e} from float64, same bits in other blocks: {same[1]}")
+        ok = made.keys() == wanted.keys() and far <= 1e-5 and all(same)
+        on_all(job.trainers, ok, f"{case}: {far:.1e} from float64; same bits as alone, in other blocks: {same}")
