@@ -1,4 +1,4 @@
-"""Real graphs: layer by layer against the whole graph in plain torch, float64; the same bits on any layout and blocks."""
+"""Real graphs, layer by layer, against the whole graph in plain torch and float64; the same bits on every layout."""
 
 import os
 from collections.abc import Callable
