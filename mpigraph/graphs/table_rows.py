@@ -61,7 +61,7 @@ class TableRows(torch.Tensor):
         cls, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         """Do what Python asks for with the gathered rows; shape and type are known without."""
-        if func in _KNOWN_WITHOUT_ROWS:
+        if func in _KNOWN_WITHOUT_ROWS and args[0].in_place:
             with torch._C.DisableTorchFunctionSubclass():  # type: ignore[attr-defined]
                 return func(*args, **(kwargs or {}))
         return _with_gathered(func, args, kwargs)

@@ -66,6 +66,8 @@ def test_what_is_written_to_it_is_read_from_it_and_the_table_stays() -> None:
     wanted[:4] += 1
     wanted += 1
     assert torch.equal(x + 0, wanted) and torch.equal(first_rows(x, 9), wanted[:9]) and torch.equal(table, before)
+    assert x.requires_grad_().requires_grad
+    x.requires_grad_(False)
     block = chain()
     with torch.no_grad():
         block.srcdata["h"] = x
