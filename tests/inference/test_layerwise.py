@@ -5,11 +5,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import torch
-from layouts import SharedJob, everywhere, on_all
-from oracle import write_oracle
+from jobs import load_example
+from layouts import SharedJob, everywhere, on_all, shared_folder
+from oracle import NUM_NODES, oracle_source, write_oracle
 from torch import nn
 
 import mpigraph as mg
@@ -347,6 +349,21 @@ def test_two_tensors_whatever_the_number_of_layers(job: SharedJob, oracle, cache
     whole = len(x) * row_bytes * (1 if copied else 2)
     ok = max(tensors) == whole and copied <= max(caches) <= 1.2 * copied + 1000
     on_all(job.trainers, ok, f"{max(tensors)} of {whole}, {max(caches)} of {copied}")
+
+
+def test_embeddings_are_in_the_original_order(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(7))
+    found = layerwise(g, [exact] * 2, g.ndata["feat"], batch_size=20)
+    ((src, dst),) = oracle_source().edges
+    matrix = 2 * np.eye(NUM_NODES, dtype=np.int64)
+    np.add.at(matrix, (dst, src), 1)
+    wanted = matrix @ matrix @ np.arange(NUM_NODES)
+    with shared_folder(job.trainers) as folder:
+        load_example("common").write_hdf5(g, found, f"{folder}/e.h5", "embedding")
+        assert [path.name for path in folder.iterdir()] == ["e.h5"]
+        with h5py.File(folder / "e.h5") as file:
+            values = file["embedding"][:]
+    on_all(job.trainers, values.dtype == np.float32 and np.array_equal(values, np.repeat(wanted[:, None], 3, axis=1)))
 
 
 class Failing(Exception):
