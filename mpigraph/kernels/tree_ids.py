@@ -62,8 +62,11 @@ def _look_up(
     """
     bounds, members = _by_tree(trees, num_trees)
     known_bounds, known = _by_tree(tree_of[:count], num_trees)
-    own, places = np.empty(0, np.int64), np.empty(0, np.int32)  # nodes of the tree in progress, what to say of them
-    table, bits, stamp = np.empty(0, np.int32), 0, 1
+    own = np.empty(0, np.int64)  # the nodes of the tree in progress
+    places = np.empty(0, np.int32)  # what to say of them
+    table = np.empty(0, np.int32)
+    bits = 0
+    stamp = 1
     for tree in range(num_trees):
         drawn = 0
         for i in members[bounds[tree] : bounds[tree + 1]]:
@@ -72,10 +75,12 @@ def _look_up(
             continue
         most = drawn + known_bounds[tree + 1] - known_bounds[tree]
         if most > len(own):
-            own, places = np.empty(most, np.int64), np.empty(most, np.int32)
+            own = np.empty(most, np.int64)
+            places = np.empty(most, np.int32)
             while np.int64(1) << bits < _SPARSE * most:
                 bits += 1
-            table, stamp = np.zeros(np.int64(1) << bits, np.int32), 1
+            table = np.zeros(np.int64(1) << bits, np.int32)
+            stamp = 1
         size = 0
         for position in known[known_bounds[tree] : known_bounds[tree + 1]]:
             number = _number_of(table, bits, stamp, own, size, listed[position])
