@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from mpigraph.dataloading.fetcher import BlockFetcher, Stages
 from mpigraph.dataloading.sampler import BlockSampler
-from mpigraph.dataloading.seed_times import check_input_time, positions_in, seeds_at
+from mpigraph.dataloading.seed_times import check_input_time
+from mpigraph.dataloading.seeds import Chosen
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.typed_ids import Blocks, Names, NodeIds, NodeTensors, by_ntype, unwrap_nodes
 
@@ -27,18 +29,16 @@ def block_stages(
     """
     fetch = BlockFetcher(g, sampler, features, labels, pin_memory)
     ids = by_ntype(g.schema, nids, "nids")
-    timed = check_input_time(g, sampler, ids, input_time)
+    times = check_input_time(g, sampler, ids, input_time)
 
     def announce(sample: Blocks, batch: int) -> None:
         fetch.announce(sample[0], batch)
 
-    def sample_at(chosen: NodeIds) -> Blocks:
-        seeds, times = seeds_at(g, ids, timed, chosen)
-        return sampler.sample_blocks(g, seeds, **times)
+    def sample_at(chosen: Chosen) -> Blocks:
+        timed: dict[str, Any] = {"input_time": chosen.times}
+        return sampler.sample_blocks(g, chosen.ids, **timed)
 
     seeds: NodeTensors = unwrap_nodes(g.schema, ids)
-    sample: Callable[[NodeIds], Blocks] = partial(sampler.sample_blocks, g)
-    if timed is not None:  # the loader then iterates over positions in nids, which tell the times, too
-        seeds, sample = positions_in(g, ids), sample_at
+    sample: Callable[[Any], Blocks] = partial(sampler.sample_blocks, g) if times is None else sample_at
     seed_nodes = partial(by_ntype, g.schema, nids)
-    return Stages(seeds, sample, fetch, announce, [fetch.inputs], seed_nodes)
+    return Stages(seeds, sample, fetch, announce, [fetch.inputs], seed_nodes, times=times)

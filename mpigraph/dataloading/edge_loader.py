@@ -16,7 +16,7 @@ from mpigraph.dataloading.loader import SampledDataLoader, arguments, check_outp
 from mpigraph.dataloading.negative_sampler import NegativesOf
 from mpigraph.dataloading.pyg_batches import pyg_edge_stages
 from mpigraph.dataloading.sampler import BlockSampler, session_of
-from mpigraph.dataloading.seed_times import check_edge_times, edges_at
+from mpigraph.dataloading.seed_times import check_loader_times
 from mpigraph.dataloading.to_device import ToDevice
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.typed_ids import ByEdgeType, EdgeIds, Names, by_relation, unwrap_edges
@@ -139,15 +139,12 @@ def _pair_stages(
         of_blocks.announce(sample[0], batch)
 
     ids = by_relation(g.schema, eids, "eids")
-    times = check_edge_times(g, getattr(sampler, "sampler", None), ids, edge_label_time)
+    times = check_loader_times(g, getattr(sampler, "sampler", None), ids, edge_label_time)
 
-    def sample_at(chosen: EdgeIds) -> PairSample:
-        edges, timed = edges_at(g, ids, times, chosen)
-        return sampler.sample(g, edges, **timed)
+    def sample_at(chosen: Any) -> PairSample:
+        return sampler.sample(g, chosen.ids, edge_label_time=chosen.times)
 
-    seeds = unwrap_edges(g.schema, ids)
-    sample: Callable[[EdgeIds], PairSample] = partial(sampler.sample, g)
-    if times is not None:  # the loader then iterates over positions in eids, which tell the times, too
-        seeds, sample = unwrap_edges(g.schema, {r: torch.arange(len(some)) for r, some in ids.items()}), sample_at
+    sample: Callable[[Any], PairSample] = partial(sampler.sample, g) if times is None else sample_at
     seed_nodes = partial(ends_of, g, eids)
-    return Stages(seeds, sample, fetch, announce, [of_blocks.inputs], seed_nodes, nodes_per_seed=2)
+    seeds = unwrap_edges(g.schema, ids)
+    return Stages(seeds, sample, fetch, announce, [of_blocks.inputs], seed_nodes, nodes_per_seed=2, times=times)

@@ -42,8 +42,10 @@ class Stages(Generic[Sample]):
 
     Attributes:
         seeds: what the loader iterates over, ids or type -> ids.
-        sample: draws a minibatch for some of them, given in the same form. Collective on the trainers when hosts are
-            far; local when all are near.
+        times: the times of the seeds, in their form, if they have any.
+        placed: whether it matters which of ``seeds`` they are.
+        sample: draws a minibatch for some of them, as :meth:`.Seeds.tensors` gives them. Collective on the trainers
+            when hosts are far; local when all are near.
         fetch: makes of it what the loader yields. One-sided.
         announce: tells ``inputs`` what :attr:`fetch` of this sample will read, with the number of the minibatch. Local.
         inputs: gather the features of what a minibatch reaches, which may be far.
@@ -62,6 +64,8 @@ class Stages(Generic[Sample]):
     nodes_per_seed: int = 1
     expand_once: bool = False
     receive: Callable[[Any], Any] = _as_made
+    times: TypedIds | None = None
+    placed: bool = False
 
 
 class FeatureFetcher(Generic[Kind]):

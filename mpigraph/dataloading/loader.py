@@ -178,7 +178,7 @@ class DistDataLoader:
             seed = session.state.seed if seed is None else check_seed(seed)
             if collate_fn is not None and not callable(collate_fn):
                 raise InvalidArgumentError(f"collate_fn must be callable (got {collate_fn!r})")
-            seeds = Seeds(dataset, "dataset")
+            seeds = dataset if isinstance(dataset, Seeds) else Seeds(dataset, "dataset")
         if depth > 0 and not session.world.threads_may_communicate:
             get_logger().warning("MPI lacks MPI_THREAD_MULTIPLE: batches are made without prefetching")
             depth = 0
@@ -352,8 +352,9 @@ class SampledDataLoader(DistDataLoader):
             time_filter = getattr(sampler, "time_filter", None)
             if time_filter is not None:
                 g.times(time_filter.attr)
+            seeds: Any = Seeds(stages.seeds, "dataset", stages.times, placed=stages.placed)
         options = (batch_size, shuffle, None, drop_last, queue_size)
-        super().__init__(stages.seeds, *options, num_prefetch=num_prefetch, seed=seed)
+        super().__init__(seeds, *options, num_prefetch=num_prefetch, seed=seed)
         self.cache_bytes = 0
         for fetcher in stages.inputs:
             fetcher.counts = self._epochs.pipeline.stats

@@ -24,7 +24,7 @@ from mpigraph.dataloading.negative_sampler import NegativesOf
 from mpigraph.dataloading.node_loader import DistNodeDataLoader
 from mpigraph.dataloading.passes import Pass, Passes
 from mpigraph.dataloading.sampler import BlockSampler, describe
-from mpigraph.dataloading.seed_times import check_edge_times, check_input_time, edges_at, positions_in, seeds_at
+from mpigraph.dataloading.seed_times import check_input_time, check_loader_times
 from mpigraph.dataloading.seeds import Seeds, TypedIds, as_seed_tensors
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.typed_ids import (
@@ -149,14 +149,14 @@ class DataLoader:
         check_foreign(type(self), {name: value for name, value in ignored.items() if name not in _OF_OTHERS})
         self.graph = graph
         self.graph_sampler = graph_sampler
-        self.dataset, iterated, self._sample = _plan(graph, graph_sampler, indices, input_time, edge_label_time)
+        self.dataset, times, self._sample = _plan(graph, graph_sampler, indices, input_time, edge_label_time)
         self._device = None if device is None else exact_device(device)
         self._collate = collate_fn
         self._session = InMemorySampling(graph).session
         self._seed = self._session.state.seed if seed is None else check_seed(seed)
         share = _Share.of_ddp() if use_ddp else _Share()
         session = cast(Session, SimpleNamespace(world=self._session.world, rank=share.rank))
-        seeds = share.of(Seeds(iterated, "indices"))
+        seeds = share.of(Seeds(self.dataset, "indices", times))
         batch_size = check_integer("batch_size", batch_size, 1)
         self._passes = Passes(session, seeds, batch_size, shuffle, drop_last, self._seed)
         self._passes.fingerprint |= {"loader": type(self).__name__, "sampler": describe(graph_sampler)}
@@ -265,11 +265,10 @@ def _plan(
     indices: TypedIds,
     input_time: NodeIds | None,
     edge_label_time: EdgeIds | None,
-) -> tuple[TypedIds, TypedIds, Callable[..., Any]]:
-    """What a loader has, over what it iterates, and how it makes a minibatch of some of that.
+) -> tuple[TypedIds, TypedIds | None, Callable[..., Any]]:
+    """What a loader iterates over, their times if they have any, and how it makes a minibatch of some of them.
 
-    Ids are by the canonical names of their types where there are several. Where they have times, the loader iterates
-    over positions, which tell the times, too.
+    Ids are by the canonical names of their types where there are several.
     """
     memory, schema = cast(DistGraph, InMemorySampling(g)), g.schema
     of_edges = isinstance(sampler, EdgePredictionSampler)
@@ -277,31 +276,21 @@ def _plan(
         raise InvalidArgumentError("edges have edge_label_time, nodes have input_time")
     if isinstance(sampler, EdgePredictionSampler):
         edges = by_relation(schema, indices, "indices")
-        times = check_edge_times(memory, sampler.sampler, edges, edge_label_time)
+        times = check_loader_times(memory, sampler.sampler, edges, edge_label_time)
         ids = unwrap_edges(schema, edges)
         if times is None:
-            return ids, ids, partial(sampler.sample, g)
-
-        def pairs_at(positions: EdgeIds) -> Any:
-            chosen, timed = edges_at(memory, edges, times, positions)
-            return sampler.sample(g, chosen, **timed)
-
-        return ids, unwrap_edges(schema, {r: torch.arange(len(some)) for r, some in edges.items()}), pairs_at
+            return ids, None, partial(sampler.sample, g)
+        return ids, times, lambda chosen: sampler.sample(g, chosen.ids, edge_label_time=chosen.times)
     if not isinstance(sampler, BlockSampler):  # a user's own: ids of anything
         check_input_time(memory, sampler, {}, input_time)
         given = as_seed_tensors(indices, "indices")
-        return given, given, partial(sampler.sample, g)
+        return given, None, partial(sampler.sample, g)
     nodes = by_ntype(schema, cast(NodeIds, indices), "indices")
     own = check_input_time(memory, sampler, nodes, input_time)
     seeds = unwrap_nodes(schema, nodes)
     if own is None:
-        return seeds, seeds, partial(sampler.sample, g)
-
-    def blocks_at(positions: NodeIds) -> Any:
-        some, timed = seeds_at(memory, nodes, own, positions)
-        return sampler.sample_blocks(g, some, **timed)
-
-    return seeds, positions_in(memory, nodes), blocks_at
+        return seeds, None, partial(sampler.sample, g)
+    return seeds, own, lambda chosen: cast(Any, sampler).sample_blocks(g, chosen.ids, input_time=chosen.times)
 
 
 def _moved(part: Any, device: torch.device) -> Any:

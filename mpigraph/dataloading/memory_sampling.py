@@ -430,6 +430,11 @@ class _Weights:
         """The weights."""
         return self
 
+    @property
+    def tables(self) -> "_Weights":
+        """The tables."""
+        return self
+
     def memory(self, host: int) -> Array:
         """[num_edges], the weights."""
         return self._values

@@ -18,7 +18,8 @@ is of a node type (down to the first features) or of a relation, for all of them
 
 Loaders of nodes add to the node types of their seeds::
 
-    input_id           int64[b]     which of the loader's nids the seeds are
+    input_id           int64[b]     which of the loader's nids the seeds are; of those left when other trainers went on,
+                                    which of the trainer's that had them first
     batch_size         b            how many they are
     seed_time          int64[b]     their times, with ``time_attr``
 
@@ -42,9 +43,10 @@ from mpigraph.dataloading.edge_sampler import EdgePredictionSampler
 from mpigraph.dataloading.edges import ends_of
 from mpigraph.dataloading.fetcher import FeatureFetcher, Stages
 from mpigraph.dataloading.sampler import BlockSampler
-from mpigraph.dataloading.seed_times import check_edge_times, check_input_time, edges_at, positions_in, seeds_at
+from mpigraph.dataloading.seed_times import check_input_time, check_loader_times
+from mpigraph.dataloading.seeds import Chosen
 from mpigraph.distgraph.graph import DistGraph
-from mpigraph.distgraph.typed_ids import EdgeIds, Names, NodeIds, by_ntype, by_relation, unwrap_edges
+from mpigraph.distgraph.typed_ids import EdgeIds, Names, NodeIds, by_ntype, by_relation, unwrap_edges, unwrap_nodes
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.hetero import HeteroGraph
 from mpigraph.graphs.pyg import OF_MINIBATCHES, as_data, check_apart, check_names, need_pyg
@@ -55,7 +57,7 @@ __all__ = ["pyg_edge_stages", "pyg_node_stages"]
 
 _Attributes: TypeAlias = dict[str, Any]
 _NodeSample: TypeAlias = tuple[dict[int, I64], Subgraph]
-_EdgeSample: TypeAlias = tuple[dict[Relation, torch.Tensor], list[HeteroGraph], Subgraph]
+_EdgeSample: TypeAlias = tuple[Chosen, list[HeteroGraph], Subgraph]
 
 
 def pyg_node_stages(
@@ -67,7 +69,7 @@ def pyg_node_stages(
     pin_memory: bool,
     input_time: NodeIds | None = None,
 ) -> Stages[_NodeSample]:
-    """How a loader of nodes makes a ``Data`` or ``HeteroData``; it iterates over positions in ``nids``.
+    """How a loader of nodes makes a ``Data`` or ``HeteroData``; it tells the places of seeds in ``nids``.
 
     Args:
         g: the graph.
@@ -88,17 +90,18 @@ def pyg_node_stages(
     schema = g.schema
     ids = by_ntype(g.schema, nids, "nids")
     attributes = _Fetcher(g, sampler, features, labels, pin_memory)
-    timed = check_input_time(g, sampler, ids, input_time)
+    times = check_input_time(g, sampler, ids, input_time)
 
-    def sample(chosen: NodeIds) -> _NodeSample:
-        seeds, times = seeds_at(g, ids, timed, chosen)
-        return by_ntype(schema, chosen), attributes.sampler.sample_subgraph(g, seeds, **times)
+    def sample(chosen: Chosen) -> _NodeSample:
+        timed = {} if chosen.times is None else {"input_time": chosen.times}
+        places = by_ntype(schema, chosen.places)
+        return places, attributes.sampler.sample_subgraph(g, chosen.ids, **timed)
 
     def fetch(sampled: _NodeSample) -> object:
-        positions, subgraph = sampled
+        places, subgraph = sampled
         nodes, edges = attributes.of(subgraph)
         for ntype in ids:
-            at = positions.get(ntype, np.empty(0, np.int64))
+            at = places.get(ntype, np.empty(0, np.int64))
             of_type = nodes[schema.ntypes[ntype]]
             of_type |= {"input_id": torch.from_numpy(at), "batch_size": len(at)}
             if subgraph.trees is not None and subgraph.trees.times is not None:
@@ -108,8 +111,9 @@ def pyg_node_stages(
     def announce(sampled: _NodeSample, batch: int) -> None:
         attributes.announce(sampled[1], batch)
 
-    seeds = positions_in(g, ids)
-    return Stages(seeds, sample, fetch, announce, attributes.inputs, lambda: ids, expand_once=True)
+    seeds = unwrap_nodes(schema, ids)
+    how: dict[str, Any] = {"times": times, "placed": True, "expand_once": True}
+    return Stages(seeds, sample, fetch, announce, attributes.inputs, lambda: ids, **how)
 
 
 def pyg_edge_stages(
@@ -121,7 +125,7 @@ def pyg_edge_stages(
     pin_memory: bool,
     edge_label_time: EdgeIds | None = None,
 ) -> Stages[_EdgeSample]:
-    """How a loader of edges makes a ``Data`` or ``HeteroData``; it iterates over positions in ``eids``.
+    """How a loader of edges makes a ``Data`` or ``HeteroData``; it tells the places of edges in ``eids``.
 
     Arguments and errors are those of :func:`pyg_node_stages`, with an :class:`.EdgePredictionSampler` of such a
     sampler, which may name labels, and ``labels`` the name of an edge feature, or edge type -> name. The times of
@@ -143,24 +147,23 @@ def pyg_edge_stages(
     of_edges = _labels(g, sampler, labels, pin_memory)
     none = torch.empty(0, dtype=torch.int64)
 
-    times = check_edge_times(g, sampler.sampler, ids, edge_label_time)
+    times = check_loader_times(g, sampler.sampler, ids, edge_label_time)
 
-    def sample(chosen: EdgeIds) -> _EdgeSample:
-        positions = by_relation(schema, chosen, "seed edges")
-        seeds, of_edges = edges_at(g, ids, times, chosen)
-        pairs, ends, excluded, timed = sampler.sample_pairs(g, seeds, **of_edges)
-        return positions, pairs, attributes.sampler.sample_subgraph(g, ends, *excluded, **timed)
+    def sample(chosen: Chosen) -> _EdgeSample:
+        timed = {} if chosen.times is None else {"edge_label_time": chosen.times}
+        pairs, ends, excluded, of_ends = sampler.sample_pairs(g, chosen.ids, **timed)
+        told = (None if some is None else by_relation(schema, some, "seed edges") for some in chosen)
+        return Chosen(*told), pairs, attributes.sampler.sample_subgraph(g, ends, *excluded, **of_ends)
 
     def fetch(sampled: _EdgeSample) -> object:
-        positions, pairs, subgraph = sampled
+        chosen, pairs, subgraph = sampled
         nodes, edges = attributes.of(subgraph)
         for relation in ids:
-            at = positions.get(relation, none)
-            edges[relation] |= {"input_id": at} | _ends(pairs, relation)
-            if times is not None:
-                edges[relation]["seed_time"] = torch.from_numpy(times[relation])[at]
+            edges[relation] |= {"input_id": chosen.places.get(relation, none)} | _ends(pairs, relation)
+            if chosen.times is not None:
+                edges[relation]["seed_time"] = chosen.times.get(relation, none)
         read: dict[Relation, dict[str, torch.Tensor]] = {relation: {} for relation in schema.relations}
-        of_edges.fetch(lambda r: ids[r][positions[r]] if r in positions else none, read.__getitem__)
+        of_edges.fetch(lambda r: chosen.ids.get(r, none), read.__getitem__)
         for relation in ids:
             for rows in read[relation].values():
                 edges[relation]["edge_label"] = rows
@@ -169,8 +172,9 @@ def pyg_edge_stages(
     def announce(sampled: _EdgeSample, batch: int) -> None:
         attributes.announce(sampled[2], batch)
 
-    seeds = unwrap_edges(schema, {r: torch.arange(len(some)) for r, some in ids.items()})
-    return Stages(seeds, sample, fetch, announce, attributes.inputs, partial(ends_of, g, eids), 2, expand_once=True)
+    seeds = unwrap_edges(schema, ids)
+    how: dict[str, Any] = {"times": times, "placed": True, "expand_once": True}
+    return Stages(seeds, sample, fetch, announce, attributes.inputs, partial(ends_of, g, eids), 2, **how)
 
 
 class _Fetcher:

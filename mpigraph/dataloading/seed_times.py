@@ -1,10 +1,9 @@
-"""Seeds with a time each: loaders iterate over positions, which tell the seeds and their times.
+"""The times of seeds.
 
 Of an edge with a time both ends are seeds with that time, and so are those of its negatives.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,8 +17,6 @@ from mpigraph.distgraph.typed_ids import (
     EdgeTensors,
     NodeIds,
     NodeTensors,
-    by_ntype,
-    by_relation,
     canonical,
     unwrap_edges,
     unwrap_nodes,
@@ -34,11 +31,9 @@ from mpigraph.sampling.minibatch import RandomContext
 __all__ = [
     "check_edge_times",
     "check_input_time",
-    "edges_at",
+    "check_loader_times",
     "negative_times",
-    "positions_in",
     "redraw_newer",
-    "seeds_at",
 ]
 
 _TAG = 0x4E4554  # separates these draws from others with the same seed and epoch
@@ -47,8 +42,8 @@ _TRIES = 10
 
 def check_input_time(
     g: DistGraph, sampler: object, ids: Mapping[int, I64], input_time: NodeIds | None
-) -> dict[int, I64] | None:
-    """The times of a loader's seeds, int64[n] by node type id; None if none are given.
+) -> NodeTensors | None:
+    """The times of a loader's seeds in the form in which it has these; None if none are given.
 
     Raises:
         InvalidArgumentError: there are times that the sampler does not know, or none where it needs them; or they are
@@ -61,24 +56,7 @@ def check_input_time(
         return None
     if time_filter is None:
         raise InvalidArgumentError("input_time needs a sampler with time_attr, like NeighborSampler")
-    return times_by_ntype(g.schema, ids, input_time, "input_time")
-
-
-def positions_in(g: DistGraph, ids: Mapping[int, I64]) -> NodeTensors:
-    """0, 1, ... for the seeds of each type that was given."""
-    return unwrap_nodes(g.schema, {ntype: np.arange(len(some)) for ntype, some in ids.items()})
-
-
-def seeds_at(
-    g: DistGraph, ids: Mapping[int, I64], times: Mapping[int, I64] | None, positions: NodeIds
-) -> tuple[NodeTensors, dict[str, Any]]:
-    """The seeds at some positions, by type if these are, and what else a sampler is to be told of them."""
-    chosen = by_ntype(g.schema, positions)
-    seeds = unwrap_nodes(g.schema, {ntype: ids[ntype][at] for ntype, at in chosen.items()})
-    if times is None:
-        return seeds, {}
-    own = unwrap_nodes(g.schema, {ntype: times[ntype][at] for ntype, at in chosen.items()})
-    return seeds, {"input_time": own}
+    return unwrap_nodes(g.schema, times_by_ntype(g.schema, ids, input_time, "input_time"))
 
 
 def check_edge_times(
@@ -110,16 +88,12 @@ def check_edge_times(
     return {r: check_times(given.get(r, none), len(some), f"edge_label_time of {r}") for r, some in ids.items()}
 
 
-def edges_at(
-    g: DistGraph, ids: Mapping[Relation, torch.Tensor], times: Mapping[Relation, I64] | None, positions: EdgeIds
-) -> tuple[EdgeTensors, dict[str, Any]]:
-    """The seed edges at some positions, by type if these are, and what else a sampler is to be told of them."""
-    chosen = by_relation(g.schema, positions, "seed edges")
-    seeds = unwrap_edges(g.schema, {relation: ids[relation][at] for relation, at in chosen.items()})
-    if times is None:
-        return seeds, {}
-    own = {relation: torch.from_numpy(times[relation])[at] for relation, at in chosen.items()}
-    return seeds, {"edge_label_time": unwrap_edges(g.schema, own)}
+def check_loader_times(
+    g: DistGraph, sampler: object, ids: Mapping[Relation, torch.Tensor], edge_label_time: EdgeIds | None
+) -> EdgeTensors | None:
+    """As :func:`check_edge_times`, in the form in which loaders have the edges."""
+    times = check_edge_times(g, sampler, ids, edge_label_time)
+    return None if times is None else unwrap_edges(g.schema, {r: torch.from_numpy(own) for r, own in times.items()})
 
 
 def negative_times(relation: Relation, edges: Edges, times: I64, src: I64) -> I64:

@@ -12,7 +12,7 @@ With batch size 4 and 9, 8, 3 and 0 seeds on four ranks::
 """
 
 from collections.abc import Callable, Mapping
-from typing import TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from mpigraph.kernels.rng import combine
 from mpigraph.metadata.schema import Relation
 
 __all__ = [
+    "Chosen",
     "Item",
     "Seeds",
     "TypedIds",
@@ -42,11 +43,31 @@ Item: TypeAlias = int | tuple[str | Relation, int]
 """One id, or its type and it."""
 
 
-class Seeds:
-    """A rank's seeds: ids, or ids of several types, which batches mix."""
+class Chosen(NamedTuple):
+    """Seeds of which more is known than their ids; all in the form of these.
 
-    def __init__(self, given: TypedIds, what: str) -> None:
-        """Keep the ids; ``what`` names them in errors.
+    Attributes:
+        ids: the seeds.
+        times: their times, or None.
+        places: which of the ids they are that a trainer was first given, or None.
+    """
+
+    ids: Any
+    times: Any
+    places: Any
+
+
+class Seeds:
+    """A rank's seeds: ids, or ids of several types, which batches mix; with times and places if wanted."""
+
+    def __init__(self, given: TypedIds, what: str, times: TypedIds | None = None, *, placed: bool = False) -> None:
+        """Keep the ids.
+
+        Args:
+            given: the ids.
+            what: names them in errors.
+            times: their times, in the same form.
+            placed: keep for each seed, which may get to another trainer, its place among ``given`` (of its type).
 
         Raises:
             InvalidArgumentError: the values are not integers in one dimension.
@@ -57,7 +78,12 @@ class Seeds:
             lists = [id_array(ids, f"{what} of {kind!r}") for kind, ids in given.items()]
         else:
             lists = [id_array(given, what)]
-        self._ids = lists[0] if len(lists) == 1 else np.concatenate([np.empty(0, np.int64), *lists])
+        self._ids = _joined(lists)
+        self._times = None
+        if times is not None:
+            of_types = times.values() if isinstance(times, Mapping) else [times]
+            self._times = _joined([id_array(some, f"times of {what}") for some in of_types])
+        self._places = _joined([np.arange(len(ids)) for ids in lists]) if placed else None
         kinds = np.arange(len(lists), dtype=np.min_scalar_type(len(lists)))
         self._kinds = kinds if self._types is None else np.repeat(kinds, [len(ids) for ids in lists])
 
@@ -70,39 +96,60 @@ class Seeds:
         return self._types
 
     def rows(self, positions: I64) -> I64:
-        """The seeds at some positions as numbers: int64[b] ids, or int64[b, 2] numbers of types and ids."""
-        ids = self._ids[positions]
-        return ids if self._types is None else np.stack([self._kinds[positions].astype(np.int64), ids], axis=1)
+        """The seeds at some positions as numbers: int64[b] ids, or int64[b, c] with all that is known of each."""
+        kinds = None if self._types is None else self._kinds
+        columns = [some[positions] for some in (kinds, self._ids, self._times, self._places) if some is not None]
+        return columns[0] if len(columns) == 1 else np.stack(columns, axis=1).astype(np.int64, copy=False)
 
     def of_rows(self, rows: I64) -> "Seeds":
         """Other seeds, of the same types, of what :meth:`rows` has returned."""
-        seeds = Seeds(rows if rows.ndim == 1 else rows[:, 1], "seeds")
+        columns = iter([rows] if rows.ndim == 1 else np.ascontiguousarray(rows.T))
+        kinds = None if self._types is None else next(columns).astype(self._kinds.dtype)
+        seeds = Seeds(next(columns), "seeds")
         seeds._types = self._types
-        if rows.ndim == 2:
-            seeds._kinds = rows[:, 0].astype(self._kinds.dtype)
+        seeds._kinds = seeds._kinds if kinds is None else kinds
+        seeds._times = None if self._times is None else next(columns)
+        seeds._places = None if self._places is None else next(columns)
         return seeds
+
+    def _identities(self) -> I64:
+        """int64[n]: a number for each seed, of its id and its time. The place does not count: it differs by trainer."""
+        if self._times is None:
+            return self._ids
+        found = np.empty(len(self), np.uint64)
+        hash_each(np.uint64(0), self._times, found)
+        return found.view(np.int64) ^ self._ids
 
     def digest(self) -> int:
         """A sum of hashes of the seeds, below 2**48; whatever their order, and whoever has which, sums add up."""
+        ids = self._identities()
         if self._types is None:
-            return int(sum_of_hashes(np.uint64(0), self._ids)) % 2**48
-        each = (sum_of_hashes(combine(kind), self._ids[self._kinds == kind]) for kind in range(len(self._types)))
+            return int(sum_of_hashes(np.uint64(0), ids)) % 2**48
+        each = (sum_of_hashes(combine(kind), ids[self._kinds == kind]) for kind in range(len(self._types)))
         return sum(map(int, each)) % 2**48
 
     def sequence(self) -> int:
         """A hash of the seeds in their order, below 2**63."""
         key = np.uint64(hash_of_sequence(np.uint64(0), self._kinds.astype(np.int64)))
-        return int(hash_of_sequence(key, self._ids)) >> 1
+        return int(hash_of_sequence(key, self._identities())) >> 1
 
     def hashes(self, key: np.uint64) -> U64:
         """uint64[n]: a hash of each seed."""
+        ids = self._identities()
         found = np.empty(len(self), np.uint64)
-        hash_each(key, self._ids if self._types is None else self._ids + (self._kinds.astype(np.int64) << 48), found)
+        hash_each(key, ids if self._types is None else ids + (self._kinds.astype(np.int64) << 48), found)
         return found
 
-    def tensors(self, positions: I64) -> TypedTensors:
-        """The seeds at int64[b] positions: ids, or ids by type with the types that occur."""
-        ids = self._ids[positions]
+    def tensors(self, positions: I64) -> TypedTensors | Chosen:
+        """The seeds at int64[b] positions: ids, or ids by type with the types that occur; more if more is known."""
+        ids, times, places = (
+            None if some is None else self._by_type(some, positions) for some in (self._ids, self._times, self._places)
+        )
+        assert ids is not None
+        return ids if times is None and places is None else Chosen(ids, times, places)
+
+    def _by_type(self, column: I64, positions: I64) -> TypedTensors:
+        ids = column[positions]
         if self._types is None:
             return torch.from_numpy(ids)
         kinds = self._kinds[positions]
@@ -126,7 +173,12 @@ def as_seed_tensors(given: TypedIds | list[Item], what: str) -> TypedTensors:
             by_kind.setdefault(kind, []).append(one)
         ids = by_kind
     seeds = Seeds(ids, what)
-    return seeds.tensors(np.arange(len(seeds)))
+    return cast(TypedTensors, seeds.tensors(np.arange(len(seeds))))
+
+
+def _joined(lists: list[I64]) -> I64:
+    """One list, without copying where there is one."""
+    return lists[0] if len(lists) == 1 else np.concatenate([np.empty(0, np.int64), *lists])
 
 
 def agreed_steps(num_seeds: int, batch_size: int, drop_last: bool, allreduce: Callable[[int, bool], int]) -> int:

@@ -5,6 +5,8 @@ some time may see is then a stretch of the row, found by binary search: a sample
 the newest ones are its end.
 """
 
+from typing import Any
+
 import numpy as np
 from numba import njit
 
@@ -192,8 +194,13 @@ def choose_temporal(
     replace = dst.replace and dst.fanout >= 0
     listed = np.empty(1, np.int64)
     chosen = len(allowed) > 0 or len(excluded) > 0
-    for i in range(len(positions)):
+    for i in range(len(positions) + _AHEAD):
+        if i >= _AHEAD:  # what was drawn so many nodes ago
+            _unsort(dst, indptr, first_id, order, positions[i - _AHEAD], offsets, picks)
+        if i >= len(positions):
+            continue
         p = positions[i]
+        prefetch(indptr, dst.ids[p] - first_id)
         out = picks[offsets[p] : offsets[p + 1]]
         k = len(out)
         if k == 0:
@@ -223,25 +230,16 @@ def choose_temporal(
         if of_list:
             for j in range(k):
                 out[j] = listed[out[j]]
-    _unsort(dst, indptr, first_id, order, positions, offsets, picks)
+        for j in range(k):
+            prefetch(order, out[j])
 
 
-@njit(nogil=True, cache=True)
-def _unsort(
-    dst: Destinations, indptr: I64, first_id: int, order: I32, positions: I64, offsets: I64, picks: I64
-) -> None:
-    """Make edges, as they were before they were sorted, of places among the sorted ones."""
-    for i in range(len(positions)):
-        if i + 2 * _AHEAD < len(positions):
-            prefetch(indptr, dst.ids[positions[i + 2 * _AHEAD]] - first_id)
-        if i + _AHEAD < len(positions):
-            later = positions[i + _AHEAD]
-            for o in range(offsets[later], offsets[later + 1]):
-                prefetch(order, picks[o])
-        p = positions[i]
-        begin = indptr[dst.ids[p] - first_id]
-        for o in range(offsets[p], offsets[p + 1]):
-            picks[o] = begin + order[picks[o]]
+@njit(nogil=True, cache=True, inline="always")
+def _unsort(dst: Any, indptr: Any, first_id: Any, order: Any, p: Any, offsets: Any, picks: Any) -> None:
+    """Make edges of a node, as they were before they were sorted, of places among the sorted ones."""
+    begin = indptr[dst.ids[p] - first_id]
+    for o in range(np.uint64(offsets[p]), np.uint64(offsets[p + 1])):  # unsigned indices are not tested for being < 0
+        picks[o] = begin + order[np.uint64(picks[o])]
 
 
 @njit(nogil=True, cache=True)

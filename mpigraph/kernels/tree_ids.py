@@ -15,8 +15,8 @@ from mpigraph.kernels.compact import slot_of
 
 __all__ = ["TreeIds"]
 
-_FREE = np.int64(-1)
-_SPARSE = 4  # slots of a tree's table for each of its nodes, at least: probes then end at once, mostly
+_ONE = np.uint64(1)  # unsigned indices are not tested for being below 0, which tells at a nanosecond an access
+_SPARSE = 8  # slots of a tree's table for each of its nodes, at least: probes then end at once, mostly
 
 
 @njit(nogil=True, cache=True)
@@ -35,12 +35,83 @@ def _by_tree(trees: I64, num_trees: int) -> tuple[I64, I64]:
 
 
 @njit(nogil=True, cache=True, inline="always")
-def _probe(table: Any, bits: Any, x: Any) -> Any:
-    """Return the slot, of the first ``2**bits``, that has ``x``, or the free one where it belongs."""
-    at = slot_of(x, bits)
-    while table[at] != _FREE and table[at] != x:
-        at = (at + 1) & ((np.int64(1) << bits) - 1)
-    return at
+def _number_of(table: Any, bits: Any, stamp: Any, own: Any, count: Any, x: Any) -> Any:
+    """Return which of the ``count`` nodes ``own`` of a tree ``x`` is; ``count``, where it is put then, if it is none.
+
+    A slot has ``stamp`` plus the number of a node. A slot below ``stamp`` is free: an earlier tree left it.
+    """
+    at = np.uint64(slot_of(x, bits))
+    while True:
+        number = np.int64(table[at]) - stamp
+        if number < 0:
+            table[at] = stamp + count
+            own[count] = x
+            return count
+        if own[number] == x:
+            return number
+        at = (at + _ONE) & np.uint64(len(table) - 1)
+
+
+@njit(nogil=True, cache=True)
+def _look_up(
+    ids: Array, offsets: I64, trees: I64, num_trees: int, listed: I64, tree_of: I64, count: int, out: I32
+) -> None:
+    """Fill the position of each drawn node in its tree, or ``-1 - e`` if it is new, and first drawn with edge ``e``.
+
+    Arguments as of :func:`_insert`.
+    """
+    bounds, members = _by_tree(trees, num_trees)
+    known_bounds, known = _by_tree(tree_of[:count], num_trees)
+    own = np.empty(0, np.int64)  # the nodes of the tree in progress
+    places = np.empty(0, np.int32)  # what to say of them
+    table = np.empty(0, np.int32)
+    bits = 0
+    stamp = 1
+    for tree in range(num_trees):
+        drawn = 0
+        for i in members[bounds[tree] : bounds[tree + 1]]:
+            drawn += offsets[i + 1] - offsets[i]
+        if drawn == 0:
+            continue
+        most = drawn + known_bounds[tree + 1] - known_bounds[tree]
+        if most > len(own):
+            own = np.empty(most, np.int64)
+            places = np.empty(most, np.int32)
+            while np.int64(1) << bits < _SPARSE * most:
+                bits += 1
+            table = np.zeros(np.int64(1) << bits, np.int32)
+            stamp = 1
+        size = 0
+        for position in known[known_bounds[tree] : known_bounds[tree + 1]]:
+            number = _number_of(table, bits, stamp, own, size, listed[position])
+            if number == size:  # else it was listed before
+                places[size] = position
+                size += 1
+        for i in members[bounds[tree] : bounds[tree + 1]]:
+            for e in range(np.uint64(offsets[i]), np.uint64(offsets[i + 1])):
+                number = _number_of(table, bits, stamp, own, size, np.int64(ids[e]))
+                if number == size:
+                    places[size] = -1 - np.int64(e)
+                    size += 1
+                out[e] = places[number]
+        stamp += size
+
+
+@njit(nogil=True, cache=True)
+def _append(ids: Array, offsets: I64, trees: I64, listed: I64, tree_of: I64, count: int, out: I32) -> int:
+    """Give new nodes positions in the order of the edges; return the new count. Arguments as of :func:`_insert`."""
+    end = np.uint64(count)
+    for i in range(len(trees)):
+        for e in range(np.uint64(offsets[i]), np.uint64(offsets[i + 1])):
+            place = np.int64(out[e])
+            first = np.uint64(-1 - place)
+            # no branch on what is new, which would often be foretold wrongly: if it is not, the next one comes there
+            listed[end] = ids[e]
+            tree_of[end] = trees[i]
+            same = out[e if place >= 0 else first]
+            out[e] = np.int32(end) if first == e else same
+            end += np.uint64(first == e)
+    return int(end)
 
 
 @njit(nogil=True, cache=True)
@@ -62,47 +133,8 @@ def _insert(
     Returns:
         The new count.
     """
-    bounds, members = _by_tree(trees, num_trees)
-    known_bounds, known = _by_tree(tree_of[:count], num_trees)
-    table, places = np.empty(0, np.int64), np.empty(0, np.int32)  # ids and their positions, of the tree in progress
-    for tree in range(num_trees):
-        drawn = 0
-        for i in members[bounds[tree] : bounds[tree + 1]]:
-            drawn += offsets[i + 1] - offsets[i]
-        if drawn == 0:
-            continue
-        most = drawn + known_bounds[tree + 1] - known_bounds[tree]
-        bits = 3
-        while np.int64(1) << bits < _SPARSE * most:
-            bits += 1
-        size = np.int64(1) << bits
-        if size > len(table):
-            table, places = np.empty(size, np.int64), np.empty(size, np.int32)
-        table[:size] = _FREE
-        for position in known[known_bounds[tree] : known_bounds[tree + 1]]:
-            at = _probe(table, bits, listed[position])
-            if table[at] == _FREE:  # else it was listed before
-                table[at] = listed[position]
-                places[at] = position
-        for i in members[bounds[tree] : bounds[tree + 1]]:
-            for e in range(offsets[i], offsets[i + 1]):
-                x = np.int64(ids[e])
-                at = _probe(table, bits, x)
-                if table[at] == _FREE:
-                    table[at] = x
-                    places[at] = -1 - e  # new with edge e; its position is not known before all trees were
-                out[e] = places[at]
-    for i in range(len(trees)):  # positions go by the order of the edges
-        for e in range(offsets[i], offsets[i + 1]):
-            first = -1 - out[e]
-            if first == e:
-                listed[count] = ids[e]
-                tree_of[count] = trees[i]
-                out[e] = count
-                count += 1
-            elif first >= 0:
-                out[e] = out[first]
-    return count
+    _look_up(ids, offsets, trees, num_trees, listed, tree_of, count, out)
+    return _append(ids, offsets, trees, listed, tree_of, count, out)
 
 
 class TreeIds:

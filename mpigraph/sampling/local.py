@@ -179,6 +179,7 @@ class _Weighted(_Uniform):
         super().__init__(state, graph, request, rows)
         prepared = state.weights.get(request.weights)
         self._weights = prepared or EdgeWeights(graph.topology, state.tensors[request.weights])
+        self._tables = self._weights.tables  # one object for all passes, whatever is written meanwhile
 
     def count(self, part: _HostSlice, positions: I64, counts: I64) -> None:
         """Fill how many neighbours the nodes at ``positions`` get.
@@ -188,7 +189,7 @@ class _Weighted(_Uniform):
         """
         near = part.near
         weights = self._weights.values(part.host)
-        drawable = self._weights.num_drawable(part.host)
+        drawable = self._tables.num_drawable(part.host)
         where = (near.indptr, near.first_node, weights, drawable, positions)
         bad = count_weighted(self._dst, *where, self._rows, counts)
         if bad >= 0:
@@ -201,7 +202,7 @@ class _Weighted(_Uniform):
     def choose(self, part: _HostSlice, positions: I64, offsets: I64, picks: I64) -> None:
         """Fill which edges they are."""
         weights = self._weights.values(part.host)
-        table = self._weights.table(part.host)
+        table = self._tables.table(part.host)
         choose = choose_masked if self._weights.is_mask else choose_weighted
         if len(part.excluded):  # shortened rows are drawn from a copy of their weights, for which no table was made
             positions, shortened = self._split(positions)

@@ -4,20 +4,17 @@ The time of an edge is its own, or that of its source. Whoever owns a destinatio
 they are fetched once, by all ranks together, and kept per edge. It costs twelve bytes an edge, its time and its place
 in the row before it was sorted. Times that are written later count from the next collective call of the trainers on:
 the edges are then sorted anew in other memory, since a loader's thread may be drawing from the old one, and a row that
-is sorted by half would show it edges that are too new. The old memory is freed once no rank draws from it any more.
+is sorted by half would show it edges that are too new. See :class:`.Renewed`.
 """
-
-import weakref
 
 import numpy as np
 
 from mpigraph.arrays import I32, I64
-from mpigraph.errors import MPIGraphError
 from mpigraph.kernels.temporal import sort_rows
-from mpigraph.mpi.agree import together
-from mpigraph.mpi.alltoall import exchange_rows, sum_over_ranks
+from mpigraph.mpi.alltoall import exchange_rows
 from mpigraph.rows.row_tensor import RowTensor
 from mpigraph.rows.window import RowWindow
+from mpigraph.store.renewed import Renewed
 from mpigraph.store.topology import Topology
 
 __all__ = ["EdgeTimes", "SortedEdges"]
@@ -46,7 +43,6 @@ class EdgeTimes:
     Attributes:
         tensor: the times, int64: of the relation's edges, or of its sources.
         relation: relation id.
-        edges: the edges, sorted by the times that count now.
 
     Collective on ``world.comm``: construction, :meth:`prepare` and :meth:`close`.
     """
@@ -56,9 +52,16 @@ class EdgeTimes:
         self.tensor = tensor
         self.relation = relation
         self._topology = topology
-        self._outdated: list[tuple[weakref.ref[SortedEdges], tuple[RowWindow, ...]]] = []
-        self.edges, self._windows = self._sort()
-        self._version = tensor.version  # of the times that were sorted
+        offsets = topology.hosts.edge_offsets[relation]
+        columns = ((offsets, np.int64), (offsets, np.int32))
+        self._sorted = Renewed(tensor.window.service, columns, SortedEdges)
+        self.prepare()
+
+    @property
+    def edges(self) -> SortedEdges:
+        """The edges, sorted by the times that count now."""
+        assert self._sorted.tables is not None
+        return self._sorted.tables
 
     @property
     def stale(self) -> bool:
@@ -74,49 +77,16 @@ class EdgeTimes:
         Collective on ``world.comm``.
         """
         version = self.tensor.version
-        newer = self._sort()
-        self._outdated.append((weakref.ref(self.edges), self._windows))
-        self.edges, self._windows = newer
-        self._version = version
-        self._free_outdated()
-
-    def _sort(self) -> tuple[SortedEdges, tuple[RowWindow, ...]]:
-        """Fetch the times and sort the edges by them, in new windows. Collective on ``world.comm``."""
-        service = self.tensor.window.service
-        world = service.world
-        offsets = self._topology.hosts.edge_offsets[self.relation]
-        first = RowWindow(service, offsets, (), np.int64)
-        try:
-            windows = first, RowWindow(service, offsets, (), np.int32)
-        except MPIGraphError:  # on every rank
-            first.close()
-            raise
-        edges = SortedEdges(*windows)
-        with world.watch(f"sorting edges by {self.tensor.name!r}"):
+        doing = f"sorting edges by {self.tensor.name!r}"
+        with self.tensor.window.world.watch(doing):
             times = self._of_sources() if self.tensor.policy.is_node else self._of_edges()
-        with together(world.comm, f"sorting edges by {self.tensor.name!r}"):
-            if world.is_host:
-                host = world.host_index
-                indptr = self._topology.adjacency(self.relation, host).indptr
-                sort_rows(indptr, times, edges.times(host), edges.order(host))
-        for window in windows:
-            window.sync()
-        with world.watch(f"sorting edges by {self.tensor.name!r}"):
-            world.comm.Barrier()
-        for window in windows:
-            window.sync()
-        return edges, windows
 
-    def _free_outdated(self) -> None:
-        """Free what no rank draws from any more. Collective on ``world.comm``."""
-        world = self.tensor.window.world
-        mine = np.array([edges() is not None for edges, _ in self._outdated], np.int64)
-        with world.watch("freeing edges that were sorted by older times"):
-            used = sum_over_ranks(world.comm, mine)
-        for (_, windows), users in zip(self._outdated, used, strict=True):
-            for window in windows if not users else ():
-                window.close()
-        self._outdated = [one for one, users in zip(self._outdated, used, strict=True) if users]
+        def fill(edges: SortedEdges, host: int) -> None:
+            indptr = self._topology.adjacency(self.relation, host).indptr
+            sort_rows(indptr, times, edges.times(host), edges.order(host))
+
+        self._sorted.make(doing, fill)
+        self._version = version  # of the times that were sorted
 
     def _of_edges(self) -> I64:
         """int64[edges of this host]: their times."""
@@ -146,6 +116,4 @@ class EdgeTimes:
 
     def close(self) -> None:
         """Free the memory. Collective on ``world.comm``."""
-        for windows in (*(windows for _, windows in self._outdated), self._windows):
-            for window in windows:
-                window.close()
+        self._sorted.close()

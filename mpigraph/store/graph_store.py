@@ -246,7 +246,7 @@ class GraphStore:
             weights = known or EdgeWeights(self.graphs[tensor.graph].topology, tensor)
             try:
                 weights.prepare()
-            except MPIGraphError:  # on every rank; tables that a thread may be reading stay where they are
+            except MPIGraphError:  # on every rank; tables of earlier weights stay
                 if known is None:
                     weights.close()
                 raise

@@ -18,7 +18,7 @@ from mpigraph.dataloading.negative_sampler import Uniform
 from mpigraph.dataloading.passes import Pass
 from mpigraph.dataloading.seeds import Seeds, batch_bounds
 from mpigraph.distgraph.graph import DistGraph
-from mpigraph.graphs.fields import EID
+from mpigraph.graphs.fields import EID, SEED_TIME
 
 Batch = tuple[list[int], Any]
 DEPTHS = {"inline": 0, "ahead": 3}
@@ -53,7 +53,19 @@ def ids(g: DistGraph, shuffle: bool = True, depth: int = 2) -> Any:
     return dist.DistDataLoader(seeds, 5, shuffle, collate, num_prefetch=depth)
 
 
-LOADERS: dict[str, Callable[..., Any]] = {"nodes": nodes, "edges": edges, "ids": ids}
+def timed(g: DistGraph, shuffle: bool = True, depth: int = 2) -> Any:
+    """Nodes at two times each; the edge ids are the times of edges."""
+    mine = np.repeat(dist.node_split(np.ones(NUM_NODES)).numpy(), 2)
+    options = {
+        "batch_size": 7,
+        "shuffle": shuffle,
+        "num_prefetch": depth,
+        "input_time": mine * np.resize([3, 5], len(mine)),
+    }
+    return dist.DistNodeDataLoader(g, mine, NeighborSampler([2, 2], time_attr="edge"), **options)
+
+
+LOADERS: dict[str, Callable[..., Any]] = {"nodes": nodes, "edges": edges, "ids": ids, "timed": timed}
 
 
 def world(g: DistGraph) -> int:
@@ -70,6 +82,8 @@ def one(batch: Any) -> Batch:
     if isinstance(batch, tuple) and isinstance(batch[0], list):
         return batch
     seeds = batch[1] if isinstance(batch[1], torch.Tensor) else batch[1].edata[EID]
+    if SEED_TIME in batch[-1][-1].dstdata:
+        seeds = seeds + 1000 * batch[-1][-1].dstdata[SEED_TIME]
     return seeds.tolist(), digest(batch)
 
 
@@ -83,7 +97,7 @@ def seeds_of(batches: list[Batch]) -> list[int]:
 
 
 @everywhere
-@rotated(3)
+@rotated(4)
 @pytest.mark.parametrize("kind", LOADERS)
 def test_the_same_minibatches_come(job: SharedJob, oracle, shared_path: Path, kind: str) -> None:
     """Whatever is prefetched, and where trainers are at different steps; at the beginning and at the end, too."""
@@ -110,7 +124,7 @@ def test_the_same_minibatches_come(job: SharedJob, oracle, shared_path: Path, ki
 
 
 @everywhere
-@rotated(3)
+@rotated(4)
 @pytest.mark.parametrize("kind", LOADERS)
 def test_other_trainers_share_what_is_left(job: SharedJob, oracle, shared_path: Path, kind: str) -> None:
     """One trainer begins an epoch, many go on, are stopped and go on again, and one ends it: each seed comes once."""
@@ -230,17 +244,32 @@ def test_a_pass_that_was_left_is_over(job: SharedJob, oracle, shared_path: Path)
     assert (loader.epoch, other.epoch) == (1, 0)
 
 
-def test_what_is_left_of_a_remainder_is_its_end() -> None:
+@pytest.mark.parametrize("told", [False, True])
+def test_what_is_left_of_a_remainder_is_its_end(told: bool) -> None:
+    def rows(seeds: Seeds, batches: Iterator[Any]) -> list[list[int]]:
+        return [seeds.rows(batch).tolist() for batch in batches]
+
     draws = np.random.default_rng(0)
-    seeds = Seeds({"a": draws.integers(0, 9, 20), "b": draws.integers(0, 9, 13)}, "seeds")
+    ids, times = ({"a": draws.integers(0, 9, 20), "b": draws.integers(0, 9, 13)} for _ in range(2))
+    seeds = Seeds(ids, "seeds", times if told else None, placed=told)
     keys = seeds.hashes(np.uint64(3))
     order = np.argsort(keys, kind="stable")
     bounds = batch_bounds(33, 4, False, 11)
     whole = Pass(0, seeds, order, bounds, 11, is_remainder=True)
-    batches = [seeds.items(batch) for batch in whole.batches()]
+    batches = rows(seeds, whole.batches())
     for taken in range(12):
         rest = seeds.of_rows(whole.left(taken))
         order = np.argsort(rest.hashes(np.uint64(3)), kind="stable")
         later = Pass(0, rest, order, bounds, 11, taken=taken, is_remainder=True)
-        assert [rest.items(batch) for batch in later.batches()] == batches[taken:]
+        assert rows(rest, later.batches()) == batches[taken:]
         assert later.length == 33
+
+
+def test_a_place_is_no_part_of_what_a_seed_is() -> None:
+    ids, times = {"a": [3, 1], "b": [1, 1]}, {"a": [0, 7], "b": [4, 5]}
+    seeds = Seeds(ids, "seeds", times, placed=True)
+    chosen = seeds.of_rows(seeds.rows(np.array([3, 1, 0]))).tensors(np.array([0, 1]))
+    found = [{kind: some.tolist() for kind, some in column.items()} for column in chosen]
+    assert found == [{"b": [1], "a": [1]}, {"b": [5], "a": [7]}, {"b": [1], "a": [1]}]
+    assert seeds.digest() == Seeds(ids, "seeds", times).digest() != Seeds(ids, "seeds").digest()
+    assert seeds.sequence() != Seeds(ids, "seeds", ids).sequence()

@@ -10,6 +10,7 @@ from layouts import SharedJob, on_all, rotated
 from temporal_graphs import Temporal, in_memory, temporal, write
 
 import mpigraph.distributed as dist
+from mpigraph import checkpoint
 from mpigraph.dataloading import DataLoader, NeighborSampler, as_edge_prediction_sampler
 from mpigraph.dataloading.negative_sampler import GlobalUniform, Uniform
 from mpigraph.errors import InvalidArgumentError
@@ -103,6 +104,59 @@ def test_pyg_minibatches(job: SharedJob, typed: bool, of_nodes: bool) -> None:
                 assert (edge_times[store.e_id.numpy()] <= now).all()
             if relation in some.edge_time:
                 assert torch.equal(store.time, torch.from_numpy(edge_times)[store.e_id])
+
+
+@pytest.mark.parametrize("of_edges", [False, True])
+def test_what_is_left_for_others_keeps_its_time(job: SharedJob, tmp_path: Path, of_edges: bool) -> None:
+    """In a loader of other batches, which shares it anew; a place tells where a seed was first."""
+    pytest.importorskip("torch_geometric")
+    some = temporal(SEED, False, False)
+    g = job.open(job.write(write, SEED, False, False))
+    path = job.one_has(lambda: tmp_path)
+    (count,) = some.counts.values()
+    size = len(some.edge_time[some.schema.relations[0]]) if of_edges else count
+    ids = np.arange(size)[job.rank :: job.trainers.size]
+    times = ids % 5 + 10
+    make = dist.DistEdgeDataLoader if of_edges else dist.DistNodeDataLoader
+    timed = {"edge_label_time" if of_edges else "input_time": times}
+    if of_edges:
+        timed["labels"] = "mask"
+
+    def loader(batch_size: int) -> Any:
+        return make(g, ids, SAMPLERS[0], batch_size=batch_size, shuffle=True, output="pyg", **timed)
+
+    def seeds(data: Any) -> list[tuple[int, int]]:
+        if not of_edges:
+            return list(zip(data.n_id[: data.batch_size].tolist(), data.seed_time.tolist(), strict=True))
+        found = data.input_id * job.trainers.size  # their first trainer is not told, but their ends are
+        ends = data.n_id[data.edge_label_index].numpy()
+        all_ends = np.stack(some.ends[some.schema.relations[0]])
+        of = [
+            next(
+                e
+                for e in range(at, min(at + job.trainers.size, size))
+                if (all_ends[:, e] == end).all() and e % 5 == now
+            )
+            for at, end, now in zip(found.tolist(), ends.T, (data.seed_time - 10).tolist(), strict=True)
+        ]
+        assert np.array_equal(data.edge_label.numpy(), some.mask[some.schema.relations[0]][of])
+        return list(zip(of, data.seed_time.tolist(), strict=True))
+
+    first = loader(2)
+    batches = iter(first)
+    used = seeds(next(batches))
+    checkpoint.save({"loader": first}, checkpoint_id=path / "c")
+    batches.close()
+    again = loader(3)
+    checkpoint.load({"loader": again}, checkpoint_id=path / "c")
+    used += [seed for data in again for seed in seeds(data)]
+    everything = [seed for of in job.trainers.allgather(used) for seed in of]
+    on_all(job.trainers, sorted(everything) == [(v, v % 5 + 10) for v in range(size)])
+    other = make(
+        g, ids, SAMPLERS[0], batch_size=3, shuffle=True, output="pyg", **timed | {next(iter(timed)): times + 1}
+    )
+    with pytest.raises(InvalidArgumentError, match="hash of seeds"):
+        checkpoint.load({"loader": other}, checkpoint_id=path / "c")
 
 
 @rotated(4)

@@ -15,8 +15,11 @@ from mpigraph import EID, checkpoint
 from mpigraph.dataloading import NeighborSampler
 from mpigraph.distgraph.dtypes import to_torch
 from mpigraph.distributed.optim import SparseAdam
+from mpigraph.kernels.row_ops import split_by_range
 from mpigraph.mpi.agree import allgather_bytes
-from mpigraph.sampling.protocol import Operation
+from mpigraph.sampling.local import Buffers, LocalSampling
+from mpigraph.sampling.protocol import Kind, Operation, RelationRequest
+from mpigraph.sampling.workers import Workers
 from mpigraph.session import control
 from mpigraph.session.context import current
 
@@ -100,6 +103,28 @@ def test_draws_follow_written_weights(job: SharedJob, oracle, write: Write) -> N
     tables = current().state.weights[t.rows.number]
     g.barrier()
     assert versions(job, t) == before + 3 and not tables.stale and tables.sound  # nobody wrote
+    del g.edata["w"]
+
+
+def test_who_draws_while_a_mask_is_prepared_anew_draws_by_the_old_one(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    state = current().state
+    t = g.edata["w"] = dist.DistTensor((g.num_edges(),), torch.bool, part_policy=g.edata["weight"].part_policy)
+    by_scatter_of_the_first(t, torch.ones(g.num_edges(), dtype=torch.bool))
+    weighted_loader(g, "w")
+    nodes = np.arange(NUM_NODES)
+    by_host = split_by_range(nodes, g.loaded.topology.hosts.node_offsets[0])
+    near = [(host, positions) for host, positions in by_host if state.world.near[host]]
+    how = {"want_eids": True, "key": np.uint64(1), "kind": Kind.WEIGHTED, "weights": t.rows.number}
+    request = RelationRequest(g.loaded.number, 0, nodes, 2, False, **how)
+
+    def begin() -> LocalSampling:
+        return LocalSampling(state, request, near, Buffers(), Workers(1))
+
+    wanted, some = begin().finish().eids, begin()
+    by_scatter_of_the_first(t, weights_of(one_edge_each(g, True), g.num_edges()).bool())
+    g.barrier()
+    assert np.array_equal(some.finish().eids, wanted) and not np.array_equal(begin().finish().eids, wanted)
     del g.edata["w"]
 
 

@@ -32,11 +32,11 @@ HEADER = len(pack_query(EdgeQuery(1, 0, NONE, NONE), NONE)[0])  # words before t
 
 def weights(values: npt.NDArray[np.float32]) -> Any:
     """Edge weights of which no table was made."""
+    tables = SimpleNamespace(num_drawable=lambda host: np.empty(0, np.int32), table=lambda host: np.empty(0, np.uint64))
     return SimpleNamespace(
         is_mask=False,
         values=lambda host: values,
-        num_drawable=lambda host: np.empty(0, np.int32),
-        table=lambda host: np.empty(0, np.uint64),
+        tables=tables,
         complaint=lambda edge, weight: f"edge {edge} has weight {weight}",
     )
 

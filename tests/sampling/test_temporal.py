@@ -262,9 +262,9 @@ def test_who_draws_while_times_are_sorted_anew_sees_the_old_ones(job: SharedJob)
             on_all(job.trainers, now is not held and bool((now.times(host) >= 1000 * step - 100).all()))
             on_all(job.trainers, all(map(np.array_equal, (held.times(host), held.order(host)), before)))
             del now
-        on_all(job.trainers, len(times._outdated) == 1)  # what nobody held is gone
+        on_all(job.trainers, len(times._sorted._outdated) == 1)  # what nobody held is gone
         del held
         write_all(old)
-        on_all(job.trainers, not times._outdated and np.array_equal(times.edges.times(host), before[0]))
+        on_all(job.trainers, not times._sorted._outdated and np.array_equal(times.edges.times(host), before[0]))
     finally:
         write_all(old)
