@@ -143,7 +143,7 @@ class Save:
         try:
             with main.together(self.doing):
                 self._datasets = list(self._take(set().union(*lents)))
-        except MPIGraphError:  # on every trainer, such as a lack of memory: nobody copies the rows of others
+        except BaseException:  # on every trainer, such as a lack of memory: nobody copies the rows of others
             if self._copying is not None:
                 self._copying.end()
             raise
@@ -198,6 +198,9 @@ class Save:
             if leads:
                 with suppress(OSError):
                     token.unlink()
+            if not written:
+                with suppress(OSError):
+                    self._directory.rmdir()  # it is empty once the last trainer has come here
         with peers.together(self.doing):
             if leads and manifest.files[self._session.rank].place == world.node_index:
                 folder.remove_other_saves(self._directory, word)
