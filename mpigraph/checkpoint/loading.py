@@ -179,7 +179,10 @@ def load(session: Session, state_dict: dict[str, Any], directory: Path) -> None:
         tensor.rows.note_write()  # also on trainers that own none of them: their copies of far rows are old
     session.control.call(Operation.BARRIER)  # and what was derived from rows, such as tables of edge weights
     with peers.together(doing):
-        load_job(session, job)
+        try:
+            load_job(session, job)
+        except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+            raise ShardFormatError(f"{directory / MANIFEST}: damaged manifest: state of the job: {error!r}") from error
         for put in wanted.put:
             put()
     for action in wanted.apply:
