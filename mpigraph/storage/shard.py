@@ -3,7 +3,8 @@
 A file is written under a temporary name and renamed at the end, so a file with the final name is complete.
 Rows are read into the caller's buffer without a copy, and their checksums are verified. Whatever is wrong
 with a file becomes one :class:`~mpigraph.errors.ShardFormatError` that names file and dataset. No MPI here:
-each rank reads for itself.
+each rank reads for itself. Checksums are zlib's, 0.15 ns a byte beside 0.5 of a fast disk: a thread takes those of
+large parts while the disk writes.
 
 A file may come from anywhere. So nothing in it is followed to another file (links, external storage, virtual datasets),
 no filter runs, and nothing is allocated that the file's size does not justify.
@@ -12,6 +13,8 @@ no filter runs, and nothing is allocated that the file's size does not justify.
 import hashlib
 import math
 import os
+import threading
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,17 +23,16 @@ from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
-import numpy.typing as npt
 
 from mpigraph.arrays import Array
 from mpigraph.errors import InvalidArgumentError, ShardFormatError, StorageError
-from mpigraph.kernels.crc32 import crc32
 from mpigraph.storage.files import NewFile, check_space, open_regular
 from mpigraph.storage.format import FORMAT_NAME, FORMAT_VERSION, logical_dtype, segment_rows, storage_dtype
 
 __all__ = ["DatasetInfo", "Fingerprint", "Rows", "ShardReader", "ShardWriter", "seal_of"]
 
 _SIGNATURE = b"\x89HDF\r\n\x1a\n\x03"  # of HDF5's superblock, and the version of it that _LIBVER gives
+_BESIDE = 4 << 20  # bytes whose checksums are worth a thread, while the disk writes them
 _ATTRIBUTE_BYTES = 1 << 16  # what HDF5 allows in an object's header
 
 # Metadata of this file format version carry checksums, so that HDF5 notices damage instead of following a wild pointer;
@@ -225,12 +227,22 @@ class Rows:
             self._done = end
             return
         rows = np.ascontiguousarray(rows)
-        self._dataset.write_direct(rows, dest_sel=np.s_[self._done : end])
-        for index, begin, stop in _segments(self._done, end, self._segment):
-            block = rows[begin - self._done : stop - self._done]
-            self._crcs[index] = crc32(_bytes(block), int(self._crcs[index]))
+        beside = rows.nbytes >= _BESIDE
+        summing = threading.Thread(target=self._sum, args=(rows,), name="mpigraph-checksums")
+        summing.start() if beside else summing.run()
+        try:
+            self._dataset.write_direct(rows, dest_sel=np.s_[self._done : end])
+        finally:
+            if beside:
+                summing.join()
         self._done = end
         self._target.check()
+
+    def _sum(self, rows: Array) -> None:
+        """Extend the checksums of the segments that rows lie in, which come next."""
+        for index, begin, stop in _segments(self._done, self._done + len(rows), self._segment):
+            block = rows[begin - self._done : stop - self._done]
+            self._crcs[index] = zlib.crc32(_bytes(block), int(self._crcs[index]))
 
     def finish(self) -> Fingerprint:
         """Store the checksums and return them; every row must have been written."""
@@ -336,9 +348,9 @@ class ShardReader:
         # a checksum covers a whole segment, so the rows of it before and behind the range are read as well
         for index, first, stop in _segments(begin, end, rows):
             low, high = index * rows, min((index + 1) * rows, len(dataset))
-            crc = crc32(_bytes(self._read_rest(name, dataset, low, first)))
-            crc = crc32(_bytes(out[first - begin : stop - begin]), crc)
-            crc = crc32(_bytes(self._read_rest(name, dataset, stop, high)), crc)
+            crc = zlib.crc32(_bytes(self._read_rest(name, dataset, low, first)))
+            crc = zlib.crc32(_bytes(out[first - begin : stop - begin]), crc)
+            crc = zlib.crc32(_bytes(self._read_rest(name, dataset, stop, high)), crc)
             if crc != int(crcs[index]):
                 raise ShardFormatError(
                     f"{self._path}: dataset {name!r} is damaged: the checksum of rows {low} to {high} does not match"
@@ -495,6 +507,6 @@ def _untext(value: object) -> str:
     return value.decode("utf-8") if isinstance(value, bytes) else repr(value)
 
 
-def _bytes(rows: Array) -> npt.NDArray[np.uint8]:
+def _bytes(rows: Array) -> memoryview:
     """Return the memory of contiguous rows."""
-    return rows.reshape(-1).view(np.uint8)
+    return rows.reshape(-1).view(np.uint8).data

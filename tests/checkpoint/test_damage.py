@@ -145,7 +145,7 @@ def test_deep_nesting_is_damage() -> None:
             Manifest.parse(text, Path("here"))
 
 
-SOUND = {
+SOUND: dict[str, Any] = {
     "format": "mpigraph-checkpoint", "version": 1, "word": "0123456789ab", "number": 1, "job": {"dict": []},
     "state": {"dict": [["a", {"tensor": 0}], ["b", {"tuple": [1, {"float": "inf"}]}]]},
     "tensors": [{"dtype": "float32", "shape": [2, 0]}],
