@@ -133,20 +133,14 @@ class Writer:
 
     A job that was cut off from the others, or forgotten, must not overwrite what the job writes that goes on in its
     place; nor may a lock keep that one waiting, which the file system holds for a node that is gone.
+
+    Attributes:
+        token: what tells this job from others; all trainers are given the first one's.
     """
 
     def __init__(self) -> None:
-        self._token = secrets.token_hex(8)
+        self.token = secrets.token_hex(8)
         self._folders: set[Path] = set()
-
-    def agree_on(self, token: str) -> None:
-        """All trainers of a job have one token."""
-        self._token = token
-
-    @property
-    def token(self) -> str:
-        """What tells this job from others."""
-        return self._token
 
     @contextmanager
     def holding(self, folder: Path) -> Iterator[None]:
@@ -174,7 +168,7 @@ class Writer:
             said = None
         if not isinstance(said, dict):
             said = {}
-        if said.get("job") == self._token:
+        if said.get("job") == self.token:
             self._folders.add(known)
             return
         if known in self._folders and said:
@@ -184,7 +178,7 @@ class Writer:
             )
         self._folders.add(known)
         since = time.strftime("%Y-%m-%d %H:%M:%S")
-        text = json.dumps({"job": self._token, "node": os.uname().nodename, "process": os.getpid(), "since": since})
+        text = json.dumps({"job": self.token, "node": os.uname().nodename, "process": os.getpid(), "since": since})
         try:
             file.seek(0)
             file.truncate()

@@ -14,7 +14,7 @@ import pytest
 import torch
 from gradients import embedding
 from jobs import cannot_mount, clean_environment, mpiexec, run_job, with_file_system
-from layouts import SharedJob, alone, several
+from layouts import SharedJob, alone, needs_threads, several
 
 from mpigraph import checkpoint
 from mpigraph.checkpoint.folder import Writer
@@ -52,6 +52,7 @@ def test_a_folder_that_cannot_be_written_is_one_error(
     assert checkpoint.latest(shared_path) == shared_path / "c"
 
 
+@needs_threads
 def test_an_error_in_the_background_is_raised_by_the_next_save(job: SharedJob, oracle, shared_path: Path) -> None:
     g = job.open(oracle(3))
     if g.rank() == 0:
