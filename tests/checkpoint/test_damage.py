@@ -147,7 +147,7 @@ def test_deep_nesting_is_damage() -> None:
 
 SOUND: dict[str, Any] = {
     "format": "mpigraph-checkpoint", "version": 1, "word": "0123456789ab", "number": 1, "job": {"dict": []},
-    "state": {"dict": [["a", {"tensor": 0}], ["b", {"tuple": [1, {"float": "inf"}]}]]},
+    "state": {"dict": [["a", {"tensor": 0}], ["b", {"tuple": [1, {"float": "inf"}]}], ["c", {"object": [None]}]]},
     "tensors": [{"dtype": "float32", "shape": [2, 0]}],
     "rows": [{"name": "r", "dtype": "int8", "shape": [4, 1], "of": "", "identity": "", "ranges": [[[0, 4]]]}],
     "own": [{"dtype": "bool", "row_shape": [], "lengths": [3]}],
@@ -163,7 +163,7 @@ def forged(**parts: Any) -> str:
 @pytest.mark.parametrize(
     "tree",
     [{"tensor": 1}, {"tensor": -1}, {"array": True}, {"rows": 1}, {"own": "0"}, {"dtype": "load"}, {"dtype": "none"},
-     {}, {"device": "x"}, {"float": "x"}, {"dict": [["a"]]}, {"dict": [[[], 0]]}, {"tuple": {}}, {"object": []},
+     {}, {"device": 0}, {"float": "x"}, {"dict": [["a"]]}, {"dict": [[[], 0]]}, {"tuple": {}},
      {"x": 0}, {"tensor": 0, "rows": 0}],
     ids=str,
 )  # fmt: skip
