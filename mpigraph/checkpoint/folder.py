@@ -14,11 +14,13 @@ from typing import Any
 from mpigraph.checkpoint.manifest import FILE, MANIFEST, Manifest
 from mpigraph.errors import ShardFormatError, StorageError
 from mpigraph.log import get_logger
+from mpigraph.storage.files import temporary_name
 
 __all__ = ["Writer", "checkpoints", "newest_number", "remove_old", "remove_other_saves", "token_name"]
 
 _WRITER = ".mpigraph-writer"
 _PATIENCE = 60.0  # seconds for what takes another process milliseconds
+_UNFINISHED = temporary_name(Path(MANIFEST)).name
 _TOKEN = re.compile(r"\.([0-9a-f]{12})-([0-9]+)\.node")
 
 
@@ -74,7 +76,7 @@ def _is_ours(name: str, but: str = "") -> bool:
     """Whether a file belongs to a save, unless to that of word ``but``."""
     inner = name.removeprefix(".").removesuffix(".tmp")
     found = FILE.fullmatch(inner) or _TOKEN.fullmatch(name)
-    return found is not None and found[1] != but
+    return name == _UNFINISHED or (found is not None and found[1] != but)
 
 
 def remove_other_saves(directory: Path, word: str) -> None:

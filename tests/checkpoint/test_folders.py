@@ -111,7 +111,8 @@ def test_what_is_kept(job: SharedJob, oracle, shared_path: Path) -> None:
         (shared_path / "mine").mkdir()
         (shared_path / "mine" / "notes.txt").write_text("")
         (shared_path / "killed").mkdir()
-        (shared_path / "killed" / ".0123456789ab-1.h5.tmp").write_text("")
+        for name in (".0123456789ab-1.h5.tmp", ".manifest.json.tmp"):
+            (shared_path / "killed" / name).write_text("")
     g.barrier()
     for step in range(5):
         checkpoint.save({"step": step}, checkpoint_id=shared_path / f"c{step}", keep=2)
