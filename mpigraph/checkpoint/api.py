@@ -111,7 +111,7 @@ def load(state_dict: dict[str, Any], *, checkpoint_id: str | os.PathLike[str]) -
         ShardFormatError: a file is missing or damaged; names it. Some values may have been overwritten.
         InvalidArgumentError: it holds something else; says what.
 
-    All of these are raised on every trainer.
+    All of these are raised on every trainer, as is what a save in the background has failed with.
 
     Collective on the trainers.
     """
@@ -130,7 +130,7 @@ def latest(folder_of_checkpoints: str | os.PathLike[str]) -> Path | None:
     that is damaged. What is being written in the background is waited for.
 
     Raises:
-        StorageError: the folder is there, and cannot be read; on every trainer.
+        StorageError: the folder is there, and cannot be read; or a save in the background has failed; on every trainer.
 
     Collective on the trainers.
     """

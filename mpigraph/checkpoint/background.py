@@ -74,11 +74,11 @@ class Saver(BackgroundLoop):
             raise error
 
     def _join(self) -> None:
-        thread, self._thread = self._thread, None
-        if thread is not None:
+        if self._thread is not None:
             self._pace.hurry()
             with self._session.world.watchdog.own("the writing of a checkpoint"):
-                thread.join()
+                self._thread.join()  # the user may interrupt it, and come again
+            self._thread = None
 
     def abandon(self, because: str) -> None:
         """Nothing: what was begun is written to its end."""

@@ -14,11 +14,13 @@ from typing import Any
 from mpigraph.checkpoint.manifest import FILE, MANIFEST, Manifest
 from mpigraph.errors import ShardFormatError, StorageError
 from mpigraph.log import get_logger
+from mpigraph.storage.files import temporary_name
 
 __all__ = ["Writer", "checkpoints", "newest_number", "remove_old", "remove_other_saves", "token_name"]
 
 _WRITER = ".mpigraph-writer"
 _PATIENCE = 60.0  # seconds for what takes another process milliseconds
+_UNFINISHED = temporary_name(Path(MANIFEST)).name
 _TOKEN = re.compile(r"\.([0-9a-f]{12})-([0-9]+)\.node")
 
 
@@ -74,7 +76,7 @@ def _is_ours(name: str, but: str = "") -> bool:
     """Whether a file belongs to a save, unless to that of word ``but``."""
     inner = name.removeprefix(".").removesuffix(".tmp")
     found = FILE.fullmatch(inner) or _TOKEN.fullmatch(name)
-    return found is not None and found[1] != but
+    return name == _UNFINISHED or (found is not None and found[1] != but)
 
 
 def remove_other_saves(directory: Path, word: str) -> None:
@@ -133,20 +135,14 @@ class Writer:
 
     A job that was cut off from the others, or forgotten, must not overwrite what the job writes that goes on in its
     place; nor may a lock keep that one waiting, which the file system holds for a node that is gone.
+
+    Attributes:
+        token: what tells this job from others; all trainers are given the first one's.
     """
 
     def __init__(self) -> None:
-        self._token = secrets.token_hex(8)
+        self.token = secrets.token_hex(8)
         self._folders: set[Path] = set()
-
-    def agree_on(self, token: str) -> None:
-        """All trainers of a job have one token."""
-        self._token = token
-
-    @property
-    def token(self) -> str:
-        """What tells this job from others."""
-        return self._token
 
     @contextmanager
     def holding(self, folder: Path) -> Iterator[None]:
@@ -174,7 +170,7 @@ class Writer:
             said = None
         if not isinstance(said, dict):
             said = {}
-        if said.get("job") == self._token:
+        if said.get("job") == self.token:
             self._folders.add(known)
             return
         if known in self._folders and said:
@@ -184,7 +180,7 @@ class Writer:
             )
         self._folders.add(known)
         since = time.strftime("%Y-%m-%d %H:%M:%S")
-        text = json.dumps({"job": self._token, "node": os.uname().nodename, "process": os.getpid(), "since": since})
+        text = json.dumps({"job": self.token, "node": os.uname().nodename, "process": os.getpid(), "since": since})
         try:
             file.seek(0)
             file.truncate()

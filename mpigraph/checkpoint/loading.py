@@ -1,6 +1,5 @@
 """Reading a checkpoint on any number of trainers: who sees which file, whether it is whole, which rows go where."""
 
-import hashlib
 import json
 import os.path
 from collections.abc import Callable, Iterator, Sequence
@@ -179,7 +178,10 @@ def load(session: Session, state_dict: dict[str, Any], directory: Path) -> None:
         tensor.rows.note_write()  # also on trainers that own none of them: their copies of far rows are old
     session.control.call(Operation.BARRIER)  # and what was derived from rows, such as tables of edge weights
     with peers.together(doing):
-        load_job(session, job)
+        try:
+            load_job(session, job)
+        except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+            raise ShardFormatError(f"{directory / MANIFEST}: damaged manifest: state of the job: {error!r}") from error
         for put in wanted.put:
             put()
     for action in wanted.apply:
@@ -190,14 +192,10 @@ def load(session: Session, state_dict: dict[str, Any], directory: Path) -> None:
 def _check_alike(peers: Peers, wanted: Wanted, doing: str) -> None:
     """Raise InvalidArgumentError on every trainer if two ask for different values. Collective on the trainers."""
     numbers = [sorted(wanted.tensors), [number for number, _ in wanted.rows], sorted(wanted.own), len(wanted.apply)]
-    text = json.dumps([wanted.places, numbers])
-    hashes = peers.gather(doing, hashlib.sha256(text.encode()).hexdigest())
-    other = next((k for k, found in enumerate(hashes) if found != hashes[0]), None)
-    if other is None:
+    found = peers.difference(doing, json.dumps([wanted.places, numbers]))
+    if found is None:
         return
-    rank = peers.world.trainers.rank
-    texts = peers.gather_bytes(doing, text.encode() if rank in (0, other) else b"")
-    (one, _), (two, _) = (json.loads(texts[k]) for k in (0, other))
+    other, (one, _), (two, _) = found
     places = sorted(set(one) ^ set(two))
     what = f"{places[0]} is wanted on trainer {0 if places[0] in one else other} alone" if places else "order or kinds"
     raise everywhere(InvalidArgumentError(f"{doing}: trainers 0 and {other} have different state dicts: {what}"))

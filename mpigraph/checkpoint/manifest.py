@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from mpigraph.checkpoint.state_tree import Tree
+from mpigraph.checkpoint.state_tree import Tree, check_tree
 from mpigraph.errors import InvalidArgumentError, ShardFormatError
 from mpigraph.storage.files import NewFile, read_text
 from mpigraph.storage.format import storage_dtype
@@ -189,7 +189,7 @@ class Manifest:
             if content.pop("checksum", None) != _checksum(content):
                 raise ShardFormatError(f"{path}: damaged manifest: its checksum does not match")
             return cls._of(content)
-        except (RecursionError, KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
+        except (RuntimeError, KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
             raise ShardFormatError(f"{path}: damaged manifest: {error!r}") from error
 
     @classmethod
@@ -208,14 +208,18 @@ class Manifest:
             raise ValueError(f"{manifest.word!r} is no word of a save")
         if not manifest.files:
             raise ValueError("no files")
-        described: list[Tensor | Rows | Own] = [*manifest.tensors, *manifest.rows, *manifest.own]
-        for item in described:
-            _check_dtype(item.dtype)
+        for tensor in manifest.tensors:
+            _check_kind(tensor.dtype, tensor.shape)
         for rows in manifest.rows:
+            _check_kind(rows.dtype, rows.shape)
             _check_cover(rows, manifest.num_trainers)
         for own in manifest.own:
+            _check_kind(own.dtype, own.row_shape + own.lengths)
             if len(own.lengths) != manifest.num_trainers:
                 raise ValueError(f"{len(own.lengths)} lengths of {manifest.num_trainers} trainers")
+        counts = {"tensor": len(manifest.tensors), "rows": len(manifest.rows), "own": len(manifest.own)}
+        for tree in (manifest.state, manifest.job):
+            check_tree(tree, counts)
         return manifest
 
 
@@ -223,16 +227,20 @@ def _checksum(content: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _check_dtype(name: str) -> None:
+def _check_kind(dtype: str, sizes: list[int]) -> None:
+    """Raise ValueError unless there is such a dtype, and are such sizes."""
     try:
-        storage_dtype(name)
+        storage_dtype(dtype)
     except InvalidArgumentError as error:
         raise ValueError(str(error)) from error
+    if not all(type(size) is int and size >= 0 for size in sizes):
+        raise ValueError(f"{sizes} are no sizes")
 
 
 def _check_cover(rows: Rows, num_files: int) -> None:
     """Raise ValueError unless each row is in exactly one file."""
     ranges = sorted((a, b) for of_file in rows.ranges for a, b in of_file)
+    _check_kind(rows.dtype, [size for some in ranges for size in some])
     ends = np.array([0, *(end for _, end in ranges)])
     if len(rows.ranges) != num_files or [a for a, _ in ranges] != ends[:-1].tolist() or int(ends[-1]) != rows.shape[0]:
         raise ValueError(f"the files do not hold each of {rows.shape[0]} rows of {rows.name!r} once")

@@ -1,5 +1,6 @@
 """The trainers as one thread of each talks to the others': the main thread while it saves, or one that writes."""
 
+import hashlib
 import json
 from contextlib import AbstractContextManager
 from typing import Any
@@ -14,7 +15,7 @@ __all__ = ["Peers"]
 class Peers:
     """One thread of every trainer.
 
-    Collective on the trainers: :meth:`together`, :meth:`gather`.
+    Collective on the trainers: all methods.
 
     Attributes:
         world: the job.
@@ -39,3 +40,16 @@ class Peers:
         """The bytes of every trainer, in the order of their ranks. Collective on the trainers."""
         with self.world.meeting(doing, self._place):
             return allgather_bytes(self._comm, data)
+
+    def difference(self, doing: str, text: str) -> tuple[int, Any, Any] | None:
+        """Compare a JSON text that is to be the same on every trainer. Collective on the trainers.
+
+        Returns:
+            None if it is, else a trainer that has another one than the first, and the values of the first and of it.
+        """
+        hashes = self.gather(doing, hashlib.sha256(text.encode()).hexdigest())
+        other = next((k for k, found in enumerate(hashes) if found != hashes[0]), None)
+        if other is None:
+            return None
+        texts = self.gather_bytes(doing, text.encode() if self._comm.rank in (0, other) else b"")
+        return other, json.loads(texts[0]), json.loads(texts[other])

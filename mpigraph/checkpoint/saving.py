@@ -8,16 +8,15 @@ Exposition: a save, the same on every trainer::
     clean      files of other saves, and checkpoints beyond ``keep``                             the same
 """
 
-import hashlib
 import json
 import os
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -57,16 +56,8 @@ def as_directory(checkpoint_id: str | os.PathLike[str]) -> Path:
     return Path(os.path.abspath(text))
 
 
-@dataclass(frozen=True)
-class _Dataset:
-    """A dataset of this trainer's file: its name, its dtype, and what makes its rows as they are stored.
-
-    What belongs to trainers has no dtype yet: it comes with the rows.
-    """
-
-    name: str
-    dtype: str
-    rows: Callable[[], Any]
+_Dataset: TypeAlias = tuple[str, Callable[[], tuple[Array, str]]]
+"""A dataset of a trainer's file: its name, and what makes its rows as they are stored, and their logical dtype."""
 
 
 class Save:
@@ -108,15 +99,16 @@ class Save:
         main = Peers(session.world)
         with main.together(self.doing):
             tree = encode(state_dict, self._leaves)
-            shared = [tree, *map(_describe_tensor, self._leaves.tensors), *map(_describe_rows, self._leaves.rows)]
-            text = json.dumps(shared)
+            tensors = [Tensor(dtype_name(tensor.dtype), list(tensor.shape)) for tensor in self._leaves.tensors]
+            rows = [self._describe(tensor) for tensor in self._leaves.rows]
+            text = json.dumps([tree, *map(vars, tensors), *map(vars, rows)])
             job = encode(of_job(session), self._leaves, "the job's state")
             lent = [number for number, tensor in enumerate(self._leaves.rows) if tensor.rows.lent]
-            mine = {"name": directory.name, "lent": lent, "hash": hashlib.sha256(text.encode()).hexdigest()}
+            mine = {"name": directory.name, "lent": lent}
             if session.rank == 0:
                 mine |= {"word": secrets.token_hex(6), "token": writer.token, "job": job}
+        self._check_alike(main, text)
         reports = main.gather(self.doing, mine)
-        self._check_alike(main, text, [report["hash"] for report in reports])
         names, lents = ([report[key] for report in reports] for key in ("name", "lent"))
         other = next((k for k, name in enumerate(names) if name != names[0]), None)
         if other is not None:  # each node may have a disk of its own, where checkpoints are told by their names
@@ -127,14 +119,14 @@ class Save:
                 )
             )
         said = reports[0]
-        writer.agree_on(said["token"])
+        writer.token = said["token"]
         self._manifest = Manifest(
             word=said["word"],
             number=0,
             state=tree,
             job=said["job"],
-            tensors=[Tensor(dtype_name(tensor.dtype), list(tensor.shape)) for tensor in self._leaves.tensors],
-            rows=[self._describe_ranges(tensor) for tensor in self._leaves.rows],
+            tensors=tensors,
+            rows=rows,
             own=[],
             files=[],
         )
@@ -143,7 +135,7 @@ class Save:
         try:
             with main.together(self.doing):
                 self._datasets = list(self._take(set().union(*lents)))
-        except MPIGraphError:  # on every trainer, such as a lack of memory: nobody copies the rows of others
+        except BaseException:  # on every trainer, such as a lack of memory: nobody copies the rows of others
             if self._copying is not None:
                 self._copying.end()
             raise
@@ -155,9 +147,10 @@ class Save:
         assert self._copies is not None
         try:
             with peers.together(self.doing):
-                for i, dataset in enumerate(self._datasets):
-                    if dataset.name.startswith("rows/"):
-                        self._datasets[i] = replace(dataset, rows=partial(_same, _copied(dataset.rows(), self._copies)))
+                for i, (name, make) in enumerate(self._datasets):
+                    if name.startswith("rows/"):
+                        rows, dtype = make()
+                        self._datasets[i] = name, partial(_given, _copied(rows, self._copies), dtype)
                 self._copying.mine.set()
         finally:
             self._copying.end()
@@ -198,20 +191,21 @@ class Save:
             if leads:
                 with suppress(OSError):
                     token.unlink()
+            if not written:
+                with suppress(OSError):
+                    self._directory.rmdir()  # it is empty once the last trainer has come here
         with peers.together(self.doing):
             if leads and manifest.files[self._session.rank].place == world.node_index:
                 folder.remove_other_saves(self._directory, word)
                 if self._keep is not None:
                     folder.remove_old(self._directory, self._keep)
 
-    def _check_alike(self, peers: Peers, text: str, hashes: list[str]) -> None:
-        """Raise InvalidArgumentError on every trainer if two have different trees, whose hashes these are."""
-        other = next((k for k, found in enumerate(hashes) if found != hashes[0]), None)
-        if other is None:
+    def _check_alike(self, peers: Peers, text: str) -> None:
+        """Raise InvalidArgumentError on every trainer if two have different trees; ``text`` is of this trainer's."""
+        found = peers.difference(self.doing, text)
+        if found is None:
             return
-        rank = self._session.rank
-        texts = peers.gather_bytes(self.doing, text.encode() if rank in (0, other) else b"")
-        one, two = (json.loads(texts[k]) for k in (0, other))
+        other, one, two = found
         where, a, b = _difference(one, two, "state_dict")
         raise everywhere(
             InvalidArgumentError(
@@ -220,10 +214,11 @@ class Save:
             )
         )
 
-    def _describe_ranges(self, tensor: DistTensor) -> Rows:
+    def _describe(self, tensor: DistTensor) -> Rows:
         owners = RowOwners(self._session.world, tensor.rows.window.offsets)
         ranges = [[[owned.first, owned.last] for owned in owners.ranges(k)] for k in range(self._session.num_trainers)]
-        return replace(_describe_rows_of(tensor), ranges=ranges)
+        of, identity = tensor.part_policy.policy_str, tensor.graph_identity
+        return Rows(tensor.name, tensor.rows.stored, list(tensor.shape), of, identity, ranges)
 
     def _take(self, lent: set[int]) -> Iterator[_Dataset]:
         """What this trainer writes; ``lent`` are tensors that somebody may write through a view, whoever owns rows."""
@@ -233,14 +228,14 @@ class Save:
                 rows = tensor.rows.segment(owned.host)[owned.rows]
                 if self._copies is not None and number in lent:
                     rows = _copied(rows, self._copies)
-                yield _Dataset(f"rows/{number}/{place}", tensor.rows.stored, partial(_same, rows))
+                yield f"rows/{number}/{place}", partial(_given, rows, tensor.rows.stored)
             tensor.rows.copying = self._copying
         for number, own in enumerate(self._leaves.own):
-            yield _Dataset(f"own/{number}", "", partial(_own_rows, own if self._copies is None else own.copy()))
+            yield f"own/{number}", partial(_own_rows, own if self._copies is None else own.copy())
         if self._session.rank == 0:
             for number, dense in enumerate(self._leaves.tensors):
                 found = dense if self._copies is None else dense.clone(memory_format=torch.contiguous_format)
-                yield _Dataset(f"tensors/{number}", dtype_name(dense.dtype), partial(_stored, found))
+                yield f"tensors/{number}", partial(_stored, found)
 
     def _begin(self, token: Path) -> None:
         """Make the folder, and leave there what tells the other nodes that this one sees it."""
@@ -263,13 +258,11 @@ class Save:
         own = []
         with ShardWriter(path, GRAPH, self._session.rank, self._manifest.word, durable=True) as writer:
             while self._datasets:
-                dataset = self._datasets.pop(0)  # what was copied is freed once it is written
-                rows = dataset.rows()
-                dtype = dataset.dtype
-                if dataset.name.startswith("own/"):
-                    rows, dtype = rows
+                name, make = self._datasets.pop(0)  # what was copied is freed once it is written
+                rows, dtype = make()
+                if name.startswith("own/"):
                     own.append([dtype, list(rows.shape[1:]), len(rows)])
-                self._write_rows(writer.create(dataset.name, rows.shape, dtype), rows)
+                self._write_rows(writer.create(name, rows.shape, dtype), rows)
         return {"own": own, "seal": writer.seal, "nbytes": path.stat().st_size, "node": os.uname().nodename}
 
     def _write_rows(self, out: ShardRows, rows: Array) -> None:
@@ -309,28 +302,8 @@ class Save:
             manifest.write(self._directory)
 
 
-def _describe_tensor(tensor: torch.Tensor) -> list[Any]:
-    return [dtype_name(tensor.dtype), list(tensor.shape)]
-
-
-def _describe_rows(tensor: DistTensor) -> list[Any]:
-    found = _describe_rows_of(tensor)
-    return [found.name, found.dtype, found.shape, found.of, found.identity]
-
-
-def _describe_rows_of(tensor: DistTensor) -> Rows:
-    return Rows(
-        tensor.name,
-        tensor.rows.stored,
-        list(tensor.shape),
-        tensor.part_policy.policy_str,
-        tensor.graph_identity,
-        [],
-    )
-
-
-def _same(rows: Array) -> Array:
-    return rows
+def _given(rows: Array, dtype: str) -> tuple[Array, str]:
+    return rows, dtype
 
 
 def _copied(rows: Array, pool: RowPool) -> Array:
@@ -342,20 +315,18 @@ def _copied(rows: Array, pool: RowPool) -> Array:
     return found
 
 
-def _own_rows(own: OfTrainer) -> Any:
+def _own_rows(own: OfTrainer) -> tuple[Array, str]:
     rows = own.rows
     if not isinstance(rows, torch.Tensor) or rows.ndim == 0:
         raise InvalidArgumentError(f"the function of an OfTrainer must return a tensor of rows (got {rows!r})")
-    rows = rows.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    dtype = dtype_name(rows.dtype)
-    return to_storage(rows, dtype), dtype
+    return _stored(rows)
 
 
-def _stored(tensor: torch.Tensor) -> Array:
-    """A tensor as it is stored; a number as one row."""
+def _stored(tensor: torch.Tensor) -> tuple[Array, str]:
+    """A tensor as it is stored, a number as one row, and its logical dtype."""
     plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    rows: Array = to_storage(plain.reshape(1) if plain.ndim == 0 else plain, dtype_name(tensor.dtype))
-    return rows
+    dtype = dtype_name(tensor.dtype)
+    return to_storage(plain.reshape(1) if plain.ndim == 0 else plain, dtype), dtype
 
 
 def _difference(one: Any, two: Any, where: str) -> tuple[str, str, str]:

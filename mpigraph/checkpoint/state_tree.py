@@ -16,10 +16,10 @@ import torch
 
 from mpigraph.distgraph.dtypes import dtype_name
 from mpigraph.distgraph.tensor import DistTensor
-from mpigraph.errors import InvalidArgumentError, ShardFormatError
+from mpigraph.errors import InvalidArgumentError
 from mpigraph.session.of_trainer import OfTrainer
 
-__all__ = ["Decoder", "Leaves", "Stateful", "Tree", "Wanted", "encode"]
+__all__ = ["Decoder", "Leaves", "Stateful", "Tree", "Wanted", "check_tree", "encode"]
 
 Tree: TypeAlias = Any
 """A JSON value."""
@@ -98,6 +98,43 @@ def encode(value: object, leaves: Leaves, where: str = "state_dict") -> Tree:
         f"{where} is a {type(value).__name__}, which a checkpoint cannot hold (it holds tensors, arrays, numbers, "
         "strings, lists, tuples, dicts, and objects with state_dict and load_state_dict)"
     )
+
+
+def check_tree(tree: Tree, counts: Mapping[str, int]) -> None:
+    """Check that a tree is one that :func:`encode` makes.
+
+    Args:
+        tree: a JSON value.
+        counts: how many "tensor", "rows" and "own" there are.
+
+    Raises:
+        ValueError: it is not; or TypeError, KeyError, AttributeError, RecursionError.
+    """
+    if isinstance(tree, list):
+        for item in tree:
+            check_tree(item, counts)
+    if not isinstance(tree, dict):
+        return
+    (tag,) = tree.keys() - {"metadata"}
+    inner = tree[tag]
+    if tag in _MAPPINGS:
+        check_tree(tree.get("metadata"), counts)
+        for key, item in inner:
+            check_tree(key, counts)
+            if isinstance(key, list) or (isinstance(key, dict) and not key.keys() <= {"tuple", "float"}):
+                raise ValueError(f"{key!r} is no key")
+            check_tree(item, counts)
+    elif tag == "object" or (tag == "tuple" and isinstance(inner, list)):
+        check_tree(inner, counts)
+    elif tag == "float":
+        float(inner)
+    elif tag == "dtype":
+        if not isinstance(getattr(torch, inner), torch.dtype):
+            raise ValueError(f"{inner!r} is no dtype")
+    elif tag == "device" and isinstance(inner, str):
+        return  # one that another machine has, maybe
+    elif type(inner) is not int or not 0 <= inner < counts["tensor" if tag == "array" else tag]:
+        raise ValueError(f"there is no {tag} {inner!r}")
 
 
 def _encode_dict(name: str, value: dict[Any, Any], leaves: Leaves, where: str) -> Tree:
@@ -254,18 +291,11 @@ class Decoder:
 
         Raises:
             InvalidArgumentError: there is none.
-            ShardFormatError: the tree is none that :func:`encode` makes.
         """
-        try:
-            saved = self._items(tree, "state_dict")
-            found = self._decode(saved[key], None, f"state_dict[{key!r}]") if key in saved else None
-        except InvalidArgumentError:
-            raise
-        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
-            raise ShardFormatError(f"{self._what}: damaged manifest: {error!r}") from error
+        saved = self._items(tree, "state_dict")
         if key not in saved:
             raise InvalidArgumentError(f"{self._what} has no {key!r} (it has {', '.join(map(repr, saved))})")
-        return found
+        return self._decode(saved[key], None, f"state_dict[{key!r}]")
 
     def decode(self, tree: Tree) -> Any:
         """The value of a tree by itself."""
@@ -348,10 +378,10 @@ def _at(here: Any, key: Any) -> Any:
 
 
 def _load(target: Stateful, state: dict[str, Any], where: str) -> None:
-    """Load a state. Raises InvalidArgumentError with the place, where torch says that it does not fit."""
+    """Load a state. Raises InvalidArgumentError with the place, where the object says that it does not fit."""
     try:
         target.load_state_dict(state)
-    except (RuntimeError, ValueError, KeyError) as error:
+    except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
         if isinstance(error, InvalidArgumentError):
             raise
         raise InvalidArgumentError(f"{where} does not fit: {error}") from error

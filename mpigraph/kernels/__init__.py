@@ -8,7 +8,6 @@ import numpy as np
 from mpigraph.kernels import cache  # noqa: F401  first: it gives the others a place to be kept
 from mpigraph.kernels.access import add_amounts, add_to_sources, as_amounts, draw_odds, list_sources, reach
 from mpigraph.kernels.compact import LocalIds
-from mpigraph.kernels.crc32 import crc32
 from mpigraph.kernels.dropout import drop, relu_drop, relu_drop_backward
 from mpigraph.kernels.exclude import shorten_rows, step_over
 from mpigraph.kernels.float16 import round_to_bfloat16, widen
@@ -78,7 +77,6 @@ def warm_up(compiling: Callable[[], None] | None = None) -> None:
     sum_of_hashes(key, ids)
     hash_of_sequence(key, ids)
     hash_each(key, ids, np.empty(2, np.uint64))
-    crc32(np.zeros(1 << 12, np.uint8))
     local = LocalIds(2)
     local.reset(ids)
     dtype: Any

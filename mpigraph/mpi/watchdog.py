@@ -125,8 +125,8 @@ class Watchdog:
         self._summary = Summary()
         self._order = sorted(range(node.size), key=lambda rank: rank != leader)
         self._board = Board(node)
-        alone = node.size == 1 and leaders is None
-        self.stopping = Stopping(self._board.stopping, node.rank, leader, self._board.fence, trains, alone)
+        self._alone = node.size == 1 and leaders is None
+        self.stopping = Stopping(self._board.stopping, node.rank, leader, self._board.fence, trains, self._alone)
         self._node = Node(self._board.stopping, leader, self._board.fence)
         self._decider = Decider()
         self._done = threading.Event()
@@ -236,7 +236,8 @@ class Watchdog:
         summary.said = self._node.look(self._now)
         self._summary = summary
         if self._reports is None:
-            self._node.set_target(self._decider.choose([summary.said]))
+            if not self._alone:  # who asks nobody stops by itself
+                self._node.set_target(self._decider.choose([summary.said]))
             self._judge(summary)
             return
         self._reports.hurry = self._node.target not in (NEVER, STOP)

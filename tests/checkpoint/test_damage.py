@@ -17,6 +17,7 @@ from oracle import open_graph
 
 import mpigraph.distributed as dist
 from mpigraph import checkpoint
+from mpigraph.checkpoint import manifest
 from mpigraph.checkpoint.manifest import Manifest
 from mpigraph.dataloading import NeighborSampler
 from mpigraph.errors import MPIGraphError, ShardFormatError
@@ -142,6 +143,49 @@ def test_deep_nesting_is_damage() -> None:
         text = json.dumps(content).replace("null", "[" * depth + "]" * depth)
         with pytest.raises(ShardFormatError, match="here: damaged manifest"):
             Manifest.parse(text, Path("here"))
+
+
+SOUND: dict[str, Any] = {
+    "format": "mpigraph-checkpoint", "version": 1, "word": "0123456789ab", "number": 1, "job": {"dict": []},
+    "state": {"dict": [["a", {"tensor": 0}], ["b", {"tuple": [1, {"float": "inf"}]}], ["c", {"object": [None]}]]},
+    "tensors": [{"dtype": "float32", "shape": [2, 0]}],
+    "rows": [{"name": "r", "dtype": "int8", "shape": [4, 1], "of": "", "identity": "", "ranges": [[[0, 4]]]}],
+    "own": [{"dtype": "bool", "row_shape": [], "lengths": [3]}],
+    "files": [{"seal": "", "nbytes": 1, "node": "", "place": 0}],
+}  # fmt: skip
+
+
+def forged(**parts: Any) -> str:
+    """A manifest with other parts and the right checksum."""
+    return json.dumps(SOUND | parts | {"checksum": manifest._checksum(SOUND | parts)})
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [{"tensor": 1}, {"tensor": -1}, {"array": True}, {"rows": 1}, {"own": "0"}, {"dtype": "load"}, {"dtype": "none"},
+     {}, {"device": 0}, {"float": "x"}, {"dict": [["a"]]}, {"dict": [[[], 0]]}, {"tuple": {}},
+     {"x": 0}, {"tensor": 0, "rows": 0}],
+    ids=str,
+)  # fmt: skip
+def test_a_tree_that_nobody_writes_is_damage(tree: Any) -> None:
+    """Whoever forges one gets nothing but an error: no name of a file is looked up, no memory is made."""
+    where = Path("here")
+    assert Manifest.parse(forged(), where).tensors[0].shape == [2, 0]
+    for state in (tree, {"dict": [["a", [{"tuple": [tree]}]]]}):
+        with pytest.raises(ShardFormatError, match="here: damaged manifest"):
+            Manifest.parse(forged(state=state), where)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [{"word": "../../x"}, {"tensors": [{"dtype": "float32", "shape": [-1]}]}, {"number": "x"}, {"files": []},
+     {"tensors": [{"dtype": "object", "shape": [1]}]}, {"tensors": [{"dtype": "int8", "shape": [0.5]}]},
+     {"rows": [SOUND["rows"][0] | {"ranges": [[[0, 4.0]]]}]}, {"own": [SOUND["own"][0] | {"lengths": [-3]}]}],
+    ids=str,
+)  # fmt: skip
+def test_sizes_and_names_that_nobody_writes_are_damage(parts: dict[str, Any]) -> None:
+    with pytest.raises(ShardFormatError, match="here: damaged manifest"):
+        Manifest.parse(forged(**parts), Path("here"))
 
 
 def test_a_damaged_one_is_one_error_on_every_trainer(

@@ -1,5 +1,6 @@
 """Folders that cannot be written, that others write to, that nodes do not share; and what is removed."""
 
+import errno
 import os
 import shutil
 import sys
@@ -13,12 +14,13 @@ import pytest
 import torch
 from gradients import embedding
 from jobs import cannot_mount, clean_environment, mpiexec, run_job, with_file_system
-from layouts import SharedJob, alone, several
+from layouts import SharedJob, alone, needs_threads, several
 
 from mpigraph import checkpoint
 from mpigraph.checkpoint.folder import Writer
-from mpigraph.errors import ShardFormatError, StorageError
+from mpigraph.errors import CollectiveError, ShardFormatError, StorageError
 from mpigraph.session.context import current
+from mpigraph.storage.shard import ShardWriter
 
 
 @pytest.fixture
@@ -50,6 +52,7 @@ def test_a_folder_that_cannot_be_written_is_one_error(
     assert checkpoint.latest(shared_path) == shared_path / "c"
 
 
+@needs_threads
 def test_an_error_in_the_background_is_raised_by_the_next_save(job: SharedJob, oracle, shared_path: Path) -> None:
     g = job.open(oracle(3))
     if g.rank() == 0:
@@ -60,6 +63,30 @@ def test_an_error_in_the_background_is_raised_by_the_next_save(job: SharedJob, o
         checkpoint.async_save({}, checkpoint_id=shared_path / "c")
     checkpoint.async_save({}, checkpoint_id=shared_path / "c")
     assert checkpoint.latest(shared_path) == shared_path / "c"  # waits for it
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_what_one_trainer_cannot_write_leaves_nothing(
+    job: SharedJob, oracle, shared_path: Path, monkeypatch: pytest.MonkeyPatch, background: bool
+) -> None:
+    g = job.open(oracle(3))
+    checkpoint.save({}, checkpoint_id=shared_path / "c0")
+    save = checkpoint.async_save if background else checkpoint.save
+    with monkeypatch.context() as patch:
+        if g.rank() == job.layout.trainers - 1:
+            patch.setattr(ShardWriter, "close", broken)
+        with pytest.raises(CollectiveError, match="Input/output error"):
+            save({"x": torch.rand(3)}, checkpoint_id=shared_path / "c1")
+            checkpoint.wait()
+    assert checkpoint.latest(shared_path) == shared_path / "c0"
+    g.barrier()
+    assert sorted(path.name for path in shared_path.iterdir()) == [".mpigraph-writer", "c0"]
+    save({}, checkpoint_id=shared_path / "c1")
+    assert checkpoint.latest(shared_path) == shared_path / "c1"
+
+
+def broken(writer: ShardWriter) -> None:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
 def test_the_job_that_came_last_writes(job: SharedJob, oracle, shared_path: Path, monkeypatch: Any) -> None:
@@ -84,7 +111,8 @@ def test_what_is_kept(job: SharedJob, oracle, shared_path: Path) -> None:
         (shared_path / "mine").mkdir()
         (shared_path / "mine" / "notes.txt").write_text("")
         (shared_path / "killed").mkdir()
-        (shared_path / "killed" / ".0123456789ab-1.h5.tmp").write_text("")
+        for name in (".0123456789ab-1.h5.tmp", ".manifest.json.tmp"):
+            (shared_path / "killed" / name).write_text("")
     g.barrier()
     for step in range(5):
         checkpoint.save({"step": step}, checkpoint_id=shared_path / f"c{step}", keep=2)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from batches import digest
-from layouts import SharedJob, alone, everywhere, on_all, rotated
+from layouts import SharedJob, alone, everywhere, needs_threads, on_all, rotated
 from oracle import NUM_NODES, open_graph
 
 import mpigraph.distributed as dist
@@ -202,6 +202,7 @@ def test_no_trainer_makes_a_batch_alone_of_what_is_left(job: SharedJob, oracle, 
     assert len(set(counts)) == 1, counts
 
 
+@needs_threads  # else whoever is through waits there for the others
 def test_a_trainer_that_was_through_waits_for_the_next_epoch(job: SharedJob, oracle, shared_path: Path) -> None:
     """Trainers have different numbers of batches; all go on in one epoch, which brings it nothing."""
     g = job.open(oracle(3))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from jobs import SOON, Done, clean_environment, mpiexec, run_job, warm_python
-from layouts import Job, api, on_all, rotated
+from layouts import Job, alone, api, on_all, rotated
 
 import mpigraph.distributed as dist
 from mpigraph.checkpoint import preemption, requeue
@@ -54,6 +54,17 @@ def test_one_trainer_is_told_and_all_stop_at_the_same_step(layout: Job, how: str
             current().world.trainers.Barrier()
 
     trainers_stop_together(layout, between, how == "numbered")
+
+
+def test_a_job_of_one_rank_is_stopped_for_ever() -> None:
+    def body() -> None:
+        signal.raise_signal(signal.SIGUSR1)
+        assert preempted(at=3)
+        current().world.watchdog._look()
+        assert preempted(at=3)
+
+    with preemption() as preempted:
+        alone(body)
 
 
 @api

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from gradients import DIM, MAKE, Arrays, differences, embedding, everything, minibatch, push, train
-from layouts import SharedJob, alone, everywhere, on_all, rotated
+from layouts import SharedJob, alone, everywhere, needs_threads, on_all, rotated
 from oracle import NUM_NODES, open_graph
 
 import mpigraph.distributed as dist
@@ -370,6 +370,23 @@ def test_views_are_written_once_a_save_has_copied(job: SharedJob, oracle, shared
     assert tensor[:].any()
     checkpoint.load({"t": tensor}, checkpoint_id=shared_path / "c")
     assert not tensor[:].any()
+
+
+@needs_threads
+def test_whoever_was_interrupted_waits_again(job: SharedJob, oracle, shared_path: Path, late_copies: None) -> None:
+    job.open(oracle(3))
+    checkpoint.async_save({"t": dist.DistTensor((NUM_NODES,), torch.int32, None)}, checkpoint_id=shared_path / "c")
+    thread = job.session.saver._thread  # type: ignore[union-attr]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(thread, "join", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            checkpoint.wait()
+    checkpoint.wait()
+    assert not thread.is_alive()
+
+
+def interrupted() -> None:
+    raise KeyboardInterrupt
 
 
 def test_a_tensor_is_closed_once_it_is_copied(job: SharedJob, oracle, shared_path: Path, late_copies: None) -> None:
