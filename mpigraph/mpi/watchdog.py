@@ -17,6 +17,7 @@ is the watchdog's own: it stands still while the process is stopped, by a debugg
 A wait costs one dictionary entry.
 """
 
+import gc
 import itertools
 import math
 import os
@@ -26,7 +27,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from enum import Enum
-from types import FrameType
 from typing import NamedTuple
 
 from mpi4py import MPI
@@ -337,7 +337,7 @@ class Watchdog:
                 record.blocked = max(self._now - max(wait.since for wait in mine), 1e-3)
                 record.known = all(wait.place for wait in meetings) and not _strangers(self._workers)
         record.places = sorted({wait.place for wait in innermost.values() if wait.place})
-        where = _line_of_script(sys._current_frames().get(self._home)) if trains else ""
+        where = _line_of_script(self._home) if trains else ""
         if mine:
             record.text = " and ".join(dict.fromkeys(f"waiting in {wait.what}" for wait in mine)) + where
             record.seconds = self._now - max(wait.since for wait in mine)
@@ -356,11 +356,23 @@ def _strangers(workers: set[int]) -> bool:
     )
 
 
-def _line_of_script(frame: FrameType | None) -> str:
-    """Where the user's code is, which is what is neither this library's nor installed; "" if nowhere."""
-    while frame is not None:
-        path = frame.f_code.co_filename
-        if not path.startswith(_NOT_THE_USERS) and f"{os.sep}site-packages{os.sep}" not in path:
-            return f" at {os.path.basename(path)}:{frame.f_lineno}"
-        frame = frame.f_back
-    return ""
+def _line_of_script(thread: int) -> str:
+    """Where a thread is in the user's code, which is what is neither this library's nor installed; "" if nowhere.
+
+    CPython 3.11 makes the frame objects of another thread while they are walked. That may collect garbage, whose
+    finalizers let the thread go on, and what is walked then is gone: a crash, seen in half of the runs of 20 s in which
+    a thread did nothing else. So nothing is collected meanwhile.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        frame = sys._current_frames().get(thread)
+        while frame is not None:
+            path = frame.f_code.co_filename
+            if not path.startswith(_NOT_THE_USERS) and f"{os.sep}site-packages{os.sep}" not in path:
+                return f" at {os.path.basename(path)}:{frame.f_lineno}"
+            frame = frame.f_back
+        return ""
+    finally:
+        if collects:
+            gc.enable()

@@ -1,13 +1,16 @@
 """The watchdog: which waits end a job and which do not, its clock, and what it says of many ranks."""
 
+import gc
 import os
 import re
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from typing import cast
 
 import pytest
 from layouts import WAIT
@@ -16,7 +19,7 @@ from worlds import flat_world
 
 from mpigraph.mpi.board import Board, Record, Summary, spans
 from mpigraph.mpi.reports import Reports
-from mpigraph.mpi.watchdog import Watchdog
+from mpigraph.mpi.watchdog import Watchdog, _line_of_script
 
 TIMEOUT = 1000.0  # far beyond what passes in a test: time passes by advancing the clock
 
@@ -168,6 +171,32 @@ def test_what_a_trainer_waits_for() -> None:
         assert re.fullmatch(r"running at test_watchdog\.py:\d+ \(last in a barrier\)", watchdog._record().text)
         with watchdog.own("the next minibatch"):  # whose thread has ended
             assert watchdog._record().blocked == 0
+
+
+def test_nothing_is_collected_while_another_thread_is_looked_at() -> None:
+    """Its frames would be gone then, on CPython 3.11."""
+    looked, go = threading.Event(), threading.Event()
+    thread = threading.Thread(target=lambda: looked.set() or go.wait(WAIT))
+    thread.start()
+    assert looked.wait(WAIT)
+    places: list[str] = []
+
+    def note(phase: str, info: object) -> None:
+        frame = sys._getframe(1)
+        places.append(frame.f_code.co_name)
+
+    before = gc.get_threshold()
+    gc.callbacks.append(note)
+    gc.set_threshold(1)
+    try:
+        found = [_line_of_script(cast(int, thread.ident)) for _ in range(10)]
+    finally:
+        gc.set_threshold(*before)
+        gc.callbacks.remove(note)
+        go.set()
+        thread.join()
+    assert re.fullmatch(r" at test_watchdog\.py:\d+", found[0]) and places and "_line_of_script" not in places
+    assert gc.isenabled()
 
 
 def test_a_step_that_begins_with_a_meeting() -> None:
