@@ -74,7 +74,7 @@ def far_sources(g: DistGraph) -> dict[int, I64]:
 
 
 class HaloReader:
-    """Reads rows of one tensor: near ones where they lie, far ones that were fetched once, from the node's cache.
+    """Reads rows of one tensor: from the node's cache what it has; else near rows where they lie, and far ones anew.
 
     One-sided: :meth:`fill`, :meth:`read`.
 
@@ -84,7 +84,7 @@ class HaloReader:
     """
 
     def __init__(self, g: DistGraph, tensor: DistTensor, cache: RowCache | None, share: I64, near_too: bool) -> None:
-        """Begin with an empty cache, or with none where nothing is far.
+        """Begin with an empty cache, or with none where nothing is far, or nothing fits.
 
         Args:
             g: the graph.
