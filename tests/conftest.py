@@ -73,6 +73,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--together", action="store_true", help=text)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Give each rank a folder of its own for ``tmp_path``: in pytest's own, ranks and runs side by side clean at once.
+
+    It stays, to be looked at, where a test failed.
+    """
+    if config.option.basetemp is None:
+        folder = config.option.basetemp = tempfile.mkdtemp(prefix="mpigraph-tests-")
+        config.add_cleanup(lambda: COUNTS["failed"] or shutil.rmtree(folder, ignore_errors=True))
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
     jobs.check_required()
