@@ -1,9 +1,6 @@
-"""Sampling by edge weight, and by time, beside uniform sampling, one process, one thread, in turn.
+"""Sampling by edge weight or mask beside uniform sampling, one process, one thread, in turn.
 
 python tests/perf/weighted.py DIR --graph S
-
-Times are random, and those of the seeds are above three quarters of them. Beside them stands the sampler without time:
-as it is, where a minibatch has a node once, and with a tree for each seed, as times need them.
 """
 
 import common
@@ -26,12 +23,6 @@ def main():
         for begin in range(0, g.num_edges(), 1 << 24):
             part = torch.arange(begin, min(begin + (1 << 24), g.num_edges()))
             g.edata[name][part] = tensor[part]
-    g.edata["time"] = mg.distributed.DistTensor((g.num_edges(),), torch.int64, "time", part_policy=policy)
-    times = torch.from_numpy(np.random.default_rng(1).integers(0, 1000, g.num_edges()))
-    for begin in range(0, g.num_edges(), 1 << 24):
-        part = torch.arange(begin, min(begin + (1 << 24), g.num_edges()))
-        g.edata["time"][part] = times[part]
-    g.prepare_times("time")
     seeds = np.load(args.dir / args.graph / "flat-2" / "seeds.npy")
     rows = []
     for fanouts in common.FANOUTS:
@@ -41,21 +32,16 @@ def main():
             "weights": mg.dataloading.NeighborSampler(layers, prob="weight"),
             "weights, replace": mg.dataloading.NeighborSampler(layers, prob="weight", replace=True),
             "mask": mg.dataloading.NeighborSampler(layers, mask="mask"),
-            "trees": mg.dataloading.NeighborSampler(layers, disjoint=True),
-            "trees, time": mg.dataloading.NeighborSampler(layers, time_attr="time"),
-            "trees, last": mg.dataloading.NeighborSampler(layers, time_attr="time", temporal_strategy="last"),
         }
-        for sampler in [some for some in samplers.values() if some.time_filter is None]:
+        for sampler in samplers.values():
             mg.distributed.DistNodeDataLoader(g, np.arange(2), sampler)  # prepares the weights
 
         def side(sampler):
-            how = {} if sampler.time_filter is None else {"input_time": torch.full((seeds.shape[1],), 750)}
-
             def run():
                 times, edges = [], 0
                 for batch in seeds:
                     begin = common.time.perf_counter()
-                    blocks = sampler.sample_blocks(g, torch.from_numpy(batch), **how)[2]
+                    blocks = sampler.sample_blocks(g, torch.from_numpy(batch))[2]
                     times.append(common.time.perf_counter() - begin)
                     edges += sum(block.num_edges() for block in blocks)
                 return {"step": float(np.median(times)), "edge": sum(times) / edges}
