@@ -142,9 +142,11 @@ def together(
 
     Collective on ``comm``.
     """
-    error = None
+    error: Exception | None = None
     try:
         yield
+    except StopIteration as exc:  # contextlib raises it again in place of an error that comes of it
+        error = CollectiveError(describe(exc)).with_traceback(exc.__traceback__)
     except Exception as exc:  # carried to every rank by the next lines
         error = exc
     with watched():
