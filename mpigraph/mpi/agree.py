@@ -146,7 +146,8 @@ def together(
     try:
         yield
     except StopIteration as exc:  # contextlib raises it again in place of an error that comes of it
-        error = CollectiveError(describe(exc)).with_traceback(exc.__traceback__)
+        error = CollectiveError(describe(exc))
+        error.__cause__ = exc
     except Exception as exc:  # carried to every rank by the next lines
         error = exc
     with watched():
