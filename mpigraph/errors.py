@@ -93,7 +93,7 @@ class StorageError(MPIGraphError, OSError):
 
 
 class SharedMemoryError(MPIGraphError, MemoryError):
-    """A node's shared memory (``/dev/shm``) is too small for what its hosts would keep there."""
+    """A node's memory, or its shared memory (``/dev/shm``), is too small for what its hosts would keep there."""
 
 
 class NotInitializedError(MPIGraphError, AssertionError, RuntimeError):

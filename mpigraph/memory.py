@@ -7,7 +7,15 @@ from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
 
-__all__ = ["as_bytes", "free_in_groups", "free_memory", "give_back", "held_memory"]
+__all__ = [
+    "as_bytes",
+    "free_address_space",
+    "free_in_groups",
+    "free_memory",
+    "give_back",
+    "held_memory",
+    "unheld_on_node",
+]
 
 _UNLIMITED = 1 << 60  # bytes; version 1 of cgroups has such a number where there is no limit
 
@@ -46,6 +54,33 @@ def give_back() -> None:
     """Give freed memory back to the system; glibc keeps arrays of less than 32 MiB otherwise."""
     with suppress(AttributeError, OSError, TypeError):  # another C library
         ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0))
+
+
+def unheld_on_node(proc: str = "/proc") -> tuple[int, int] | None:
+    """Bytes of memory and swap that no process of this node holds, and all of them; None where nothing says it.
+
+    No more than the first can be had. Less of it may be: the kernel has some, and gives it up or not. With strict
+    accounting (``vm.overcommit_memory`` 2) it is what nobody has asked for yet.
+    """
+    with suppress(OSError, ValueError, KeyError):  # not Linux
+        text = Path(proc, "meminfo").read_text(encoding="ascii")
+        has = {name: 1024 * int(size) for name, size in re.findall(r"^(\w+): +(\d+) kB$", text, re.MULTILINE)}
+        held = has["AnonPages"] + has["Shmem"] + has.get("Hugetlb", 0)
+        free = max(has["MemTotal"] - held, has["MemAvailable"])
+        found = [(free + has["SwapFree"], has["MemTotal"] + has["SwapTotal"])]
+        if int(Path(proc, "sys/vm/overcommit_memory").read_text(encoding="ascii")) == 2:
+            found.append((max(has["CommitLimit"] - has["Committed_AS"], 0), has["CommitLimit"]))
+        return min(found)
+    return None
+
+
+def free_address_space() -> tuple[int, int] | None:
+    """Bytes that this process may still map, and its limit (``ulimit -v``); None if there is none."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    with suppress(OSError, ValueError):  # not Linux
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+        return None if limit == resource.RLIM_INFINITY else (max(limit - pages * resource.getpagesize(), 0), limit)
+    return None
 
 
 def free_in_groups(proc: str = "/proc", root: str = "/sys/fs/cgroup") -> tuple[int, int] | None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
 __all__ = ["TableRows", "first_rows"]
@@ -47,9 +48,10 @@ class TableRows(torch.Tensor):
         return self._gathered is None
 
     def gathered(self) -> torch.Tensor:
-        """The rows; always the same tensor."""
+        """The rows; always the same tensor, whatever is traced, or only shapes are asked for, where it is made."""
         if self._gathered is None:
-            self._gathered = self.table.index_select(0, self.rows)
+            with _disable_current_modes(), torch.inference_mode(False):
+                self._gathered = self.table.index_select(0, self.rows)
         return self._gathered
 
     def first(self, n: int) -> torch.Tensor:

@@ -1,17 +1,60 @@
-"""Out-degrees in the graph that a mask of edges leaves."""
+"""Out-degrees of the sources of blocks, and those in the graph that a mask of edges leaves."""
+
+from collections.abc import Callable
+from threading import Lock
 
 import numpy as np
 import torch
 
-from mpigraph.arrays import I32
+from mpigraph.arrays import I32, I64
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.tensor import DistTensor
+from mpigraph.kernels.compact import LocalIds
 from mpigraph.mpi.alltoall import exchange_rows
 from mpigraph.rows.owners import RowOwners
 
-__all__ = ["masked_out_degrees"]
+__all__ = ["OutDegrees", "masked_out_degrees"]
 
 _EDGES_AT_A_TIME = 1 << 24
+
+
+class OutDegrees:
+    """Out-degrees of the sources of one relation, which no layer changes: those of far nodes are fetched once.
+
+    One-sided, from any thread.
+    """
+
+    def __init__(self, g: DistGraph, relation: int, read: Callable[[I64], I64]) -> None:
+        """Know none yet.
+
+        Args:
+            g: the graph.
+            relation: its id.
+            read: int64[n] ids of sources, near or far -> int64[n] degrees.
+        """
+        self._near = g.session.world.near
+        self._offsets = g.loaded.topology.hosts.node_offsets[g.schema.ends(relation)[0]]
+        self._read = read
+        self._far = LocalIds(int(self._offsets[-1]))
+        self._degrees = np.empty(0, np.int64)  # of the first so many of these that are known, and room for more
+        self._known = 0
+        self._lock = Lock()
+
+    def of(self, ids: I64) -> I64:
+        """The degrees of ``ids`` (int64[n]), int64[n]."""
+        is_far = ~self._near[np.searchsorted(self._offsets, ids, "right") - 1]
+        found = np.empty(len(ids), np.int64)
+        found[~is_far] = self._read(ids[~is_far])
+        with self._lock:
+            places = self._far.insert(ids[is_far])
+            count = self._far.count
+            if count > self._known:
+                if count > len(self._degrees):
+                    self._degrees = np.append(self._degrees, np.empty(count, np.int64))
+                self._degrees[self._known : count] = self._read(self._far.ids[self._known :])
+                self._known = count
+            found[is_far] = self._degrees[places]
+        return found
 
 
 def masked_out_degrees(g: DistGraph, relation: int, mask: int) -> DistTensor:

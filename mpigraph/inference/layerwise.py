@@ -1,6 +1,7 @@
 """Evaluate a model on all nodes of a graph: one layer at a time, each node and each far row once per layer."""
 
 import json
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ from mpigraph.mpi.agree import allgather_bytes, everywhere
 
 __all__ = ["Inference", "LayerCounts", "layerwise"]
 
+_SECONDS_IN_LOG = 10.0
+
 NodeTensors = DistTensor | Mapping[str, DistTensor]
 
 
@@ -55,7 +58,8 @@ def layerwise(
 
     Where the node's own rows have a place in the cache, too, sums over neighbours read float32 rows in place, which is
     several times as fast as to gather them for each block. ``h_src`` is a :class:`.TableRows` then, a tensor that is
-    gathered when a layer does something else with it; and what the layer before wrote is given up, once it is copied.
+    gathered when a layer does something else with it (what ``torch.compile(..., fullgraph=True)`` made takes
+    ``h_src.clone()``); and what the layer before wrote is given up, once it is copied.
 
     Args:
         g: the graph.
@@ -309,7 +313,9 @@ class Inference:
         """Write the rows of all nodes of a type that this trainer computes; those of the first batch are known."""
         total = sum(batch.last - batch.first for batch in self._batches[ntype])
         what = f"layer {number + 1}/{len(self._steps)}" + (f" {ntype}" if self._typed else "")
-        with tqdm(total=total, desc=what, unit="node", unit_scale=True, disable=not self._bar) as bar:
+        seconds = 0.1 if sys.stderr.isatty() else _SECONDS_IN_LOG
+        options = {"unit": "node", "unit_scale": True, "mininterval": seconds, "disable": not self._bar}
+        with tqdm(total=total, desc=what, **options) as bar:
             for batch in self._batches[ntype]:
                 made = first
                 if made is None:

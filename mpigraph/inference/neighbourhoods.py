@@ -5,6 +5,7 @@ ranks, and trainers need not have as many of them as others.
 """
 
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 import torch
@@ -15,9 +16,8 @@ from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.distgraph.typed_ids import Fanout, FeatureName
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.block import Block
-from mpigraph.inference.degrees import masked_out_degrees
+from mpigraph.inference.degrees import OutDegrees, masked_out_degrees
 from mpigraph.kernels.rng import combine
-from mpigraph.metadata.schema import Relation
 from mpigraph.sampling.minibatch import SamplingPlan, hop_requests
 from mpigraph.sampling.protocol import Operation
 
@@ -53,7 +53,10 @@ class Neighbourhoods:
                 rows = g.session.state.tensors[number]
                 if rows.dtype not in ("bool", "uint8"):
                     raise InvalidArgumentError(f"edge_mask {rows.name!r} must be bool or uint8 (got {rows.dtype})")
-        self._masked: dict[Relation, DistTensor] = {}  # the out-degrees that the mask leaves
+        read = g.loaded.topology.out_degrees
+        self._degrees = {
+            r: OutDegrees(g, number, partial(read, relation=number)) for number, r in enumerate(g.schema.relations)
+        }
 
     def prepare(self) -> None:
         """Have the hosts prepare the mask, and count what it leaves. Collective on the trainers."""
@@ -62,7 +65,9 @@ class Neighbourhoods:
             numbers = sorted(set(masks.values()))
             g.session.control.call(Operation.PREPARE_WEIGHTS, doing="preparing edge_mask", numbers=numbers)
             for relation, number in sorted(masks.items()):
-                self._masked[g.schema.relations[relation]] = masked_out_degrees(g, relation, number)
+                left = masked_out_degrees(g, relation, number)
+                read = partial(_rows, left)
+                self._degrees[g.schema.relations[relation]] = OutDegrees(g, relation, read)
 
     def block(self, seeds: Mapping[int, I64], layer: int) -> tuple[Block, dict[str, I64]]:
         """The block of some destinations, and the ids of its sources.
@@ -94,11 +99,9 @@ class Neighbourhoods:
                 indptr = np.zeros(num_dst[relation[2]] + 1, np.int64)
                 edges[relation] = (indptr, np.empty(0, np.int32), none)
         block = Block.from_csc(schema, edges, src_ids, num_dst)
-        block.graph_out_degrees = lambda relation: self._out_degrees(relation, src_ids[relation[0]])
+        block.graph_out_degrees = lambda r: torch.from_numpy(self._degrees[r].of(src_ids[r[0]]))
         return block, src_ids
 
-    def _out_degrees(self, relation: Relation, ids: I64) -> torch.Tensor:
-        """Out-degrees of nodes in the whole graph, or in what the mask leaves of it, int64[n]."""
-        if relation in self._masked:
-            return self._masked[relation].gather(ids)
-        return torch.as_tensor(self._g.out_degrees(torch.from_numpy(ids), relation))
+
+def _rows(tensor: DistTensor, ids: I64) -> I64:
+    return tensor.rows.gather(ids)

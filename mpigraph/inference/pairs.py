@@ -8,6 +8,7 @@ import torch
 from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.errors import InvalidArgumentError, OutOfRangeError, check_integer
 from mpigraph.graphs.fields import IdsLike, as_ids
+from mpigraph.graphs.in_memory import exact_device
 
 __all__ = ["score_pairs", "top_k"]
 
@@ -50,7 +51,9 @@ def score_pairs(
     One-sided; every trainer can call it alone, with pairs of its own.
     """
     sources, destinations = _two(rows)
-    step = check_integer("batch_size", batch_size, 1)
+    step, device = check_integer("batch_size", batch_size, 1), exact_device(device)
+    if not callable(score):
+        raise InvalidArgumentError(f"score must be callable (got {score!r})")
     u, v = as_ids(src, "source ids"), as_ids(dst, "destination ids")
     if len(u) != len(v):
         raise InvalidArgumentError(f"a pair has two ends (got {len(u)} sources and {len(v)} destinations)")
@@ -98,7 +101,7 @@ def top_k(
     One-sided; every trainer can call it alone, with sources of its own.
     """
     sources, destinations = _two(rows)
-    step, k = check_integer("batch_size", batch_size, 1), check_integer("k", k, 0)
+    step, k, device = check_integer("batch_size", batch_size, 1), check_integer("k", k, 0), exact_device(device)
     u = as_ids(src, "source ids")
     _check(u, sources)
     if len(sources.shape) != 2:

@@ -37,10 +37,10 @@ def steps_of(model: object) -> list[Step]:
                 f"{type(model).__name__} has no layers: give a module with .layers, or a list of layers"
             )
     if not isinstance(layers, Sequence | nn.ModuleList | nn.Sequential) or isinstance(layers, str) or not len(layers):
-        raise InvalidArgumentError(f"give a module with .layers, or a list of layers (got {model!r})")
+        raise InvalidArgumentError(f"give a module with .layers, or a list of layers (got {type(model).__name__})")
     for layer in layers:
         if not callable(layer):
-            raise InvalidArgumentError(f"a layer must be callable (got {layer!r})")
+            raise InvalidArgumentError(f"a layer must be callable (got {type(layer).__name__})")
     forward = getattr(model, "forward_layer", None)
     if callable(forward):
         return [partial(_by_number, forward, number) for number in range(len(layers))]

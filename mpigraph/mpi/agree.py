@@ -142,9 +142,12 @@ def together(
 
     Collective on ``comm``.
     """
-    error = None
+    error: Exception | None = None
     try:
         yield
+    except StopIteration as exc:  # contextlib raises it again in place of an error that comes of it
+        error = CollectiveError(describe(exc))
+        error.__cause__ = exc
     except Exception as exc:  # carried to every rank by the next lines
         error = exc
     with watched():

@@ -113,7 +113,9 @@ class RowTensor:
         self._writes = itertools.count(1)
         self._last_write = self._told = 0
         self._lent: list[weakref.ref[Array]] = []
-        self.window = RowWindow(service, policy.offsets(book), row_shape, storage_dtype(self.stored))
+        self.window = RowWindow(
+            service, policy.offsets(book), row_shape, storage_dtype(self.stored), f"tensor {name!r}"
+        )
         self.shape = (len(self.window), *row_shape)
 
     def gather(self, ids: I64, out: Array | None = None) -> Array:

@@ -1,9 +1,11 @@
-"""Whether a node's shared memory, and what the job may use, hold what its hosts want to put there.
+"""Whether a node's memory, shared memory, and what the job may use, hold what its hosts want to put there.
 
 MPI keeps windows that several ranks of a node share in ``/dev/shm``, which is 64 MiB in many containers. It hands out
 memory that is not there, and the first store to it kills the process (SIGBUS), without a word. The same where a job
-may use less memory than its node has (Slurm's ``--mem``, a container): the kernel kills what goes beyond. So the first
-host of each node tells what is free there before, and all raise the same error.
+may use less memory than its node has (Slurm's ``--mem``, a container), and where it asks for more than the node has:
+the kernel kills what goes beyond. Where a process may not map as much (``ulimit -v``, which Slurm hands on from the
+shell that submits), MPI fails on some ranks while others wait. So the first host of each node tells what is free there
+before, and each rank what it may map, and all raise the same error. What might still fit is not refused.
 """
 
 import os
@@ -13,15 +15,20 @@ import numpy as np
 
 from mpigraph.arrays import I64
 from mpigraph.errors import SharedMemoryError
-from mpigraph.memory import free_in_groups
+from mpigraph.memory import free_address_space, free_in_groups, unheld_on_node
 from mpigraph.mpi.agree import allgather_bytes, everywhere
 from mpigraph.mpi.world import World
 
 __all__ = ["check_shared_memory", "free_shared_memory"]
 
 _WHERE = "/dev/shm"
-_PLACES = (_WHERE, "the job's memory limit")
-_UNKNOWN = (-1, -1, 0)  # bytes free, bytes in all, place
+_PLACES = {  # what is too small -> what helps, besides more nodes
+    _WHERE: f"enlarge {_WHERE} (docker run --shm-size=..., mount -o remount,size=...)",
+    "the job's memory limit": "ask for more memory (--mem of Slurm or docker)",
+    "the node's memory": "",
+    "the address space of a process": "raise its limit (ulimit -v unlimited)",
+}
+_UNKNOWN = (1 << 62, 1 << 62, 0)  # bytes free, bytes in all, number of the place
 
 
 def check_shared_memory(world: World, nbytes: I64, what: str) -> None:
@@ -37,30 +44,28 @@ def check_shared_memory(world: World, nbytes: I64, what: str) -> None:
 
     Collective on ``world.comm``.
     """
-    known = np.empty((world.size, 3), np.int64)
-    firsts = world.first_hosts()
-    speaks = world.host_index == firsts[world.node_index]
-    world.comm.Allgather(np.array(_free_and_size(world) if speaks else _UNKNOWN, np.int64), known)
-    free, size, place = known[world.hosts[firsts]].T
+    known = np.empty((world.size, 4), np.int64)
+    world.comm.Allgather(np.array([world.node_index, *_free_and_size(world)], np.int64), known)
+    known = known[np.lexsort((known[:, 1], known[:, 0]))]
+    tightest = known[np.searchsorted(known[:, 0], np.arange(world.num_nodes)), 1:]
     needed = np.zeros(world.num_nodes, np.int64)
     np.add.at(needed, world.nodes_of_hosts, nbytes)
     hosts = np.bincount(world.nodes_of_hosts)
-    short = [
-        (node, int(needed[node]), int(free[node]), int(size[node]), int(hosts[node]), _PLACES[int(place[node])])
-        for node in np.flatnonzero((free >= 0) & (free < needed)).tolist()
-    ]
-    if short:
-        raise _error(world, short, what)
+    short = np.flatnonzero(tightest[:, 0] < needed)
+    if len(short):
+        raise _error(world, np.column_stack([short, needed[short], hosts[short], tightest[short]]), what)
 
 
 def _free_and_size(world: World) -> tuple[int, int, int]:
-    """Bytes that are free, bytes in all, and where: the tighter of two limits. -1 where nothing is known."""
-    limit = free_in_groups()
-    found = [] if limit is None else [(*limit, 1)]
-    if world.node.size > 1:  # a rank alone on its node has memory of its own
-        shm = _shared_memory()
-        found += [] if shm is None else [(*shm, 0)]
-    return min(found, default=_UNKNOWN)
+    """Bytes that are free, bytes in all, and where: the tightest of the limits that this rank tells of."""
+    speaks = world.host_index == world.first_hosts()[world.node_index]
+    limits = [
+        _shared_memory() if speaks and world.node.size > 1 else None,  # a rank alone has memory of its own
+        free_in_groups() if speaks else None,
+        unheld_on_node() if speaks else None,
+        free_address_space(),
+    ]
+    return min(((*limit, place) for place, limit in enumerate(limits) if limit is not None), default=_UNKNOWN)
 
 
 def free_shared_memory() -> int | None:
@@ -76,19 +81,16 @@ def _shared_memory() -> tuple[int, int] | None:
     return None
 
 
-def _error(world: World, short: list[tuple[int, int, int, int, int, str]], what: str) -> SharedMemoryError:
+def _error(world: World, short: I64, what: str) -> SharedMemoryError:
     names = allgather_bytes(world.comm, os.uname().nodename.encode())
     firsts = world.hosts[world.first_hosts()].tolist()
-    lines = [
-        f"node {node} ({names[firsts[node]].decode()}) needs {needed / 2**20:.1f} MiB for "
-        f"its {hosts} host(s), and {place} has {free / 2**20:.1f} MiB free of {size / 2**20:.1f} MiB"
-        for node, needed, free, size, hosts, place in short
-    ]
-    places = {place for *_, place in short}
-    enlarge = [f"enlarge {_WHERE} (docker run --shm-size=..., mount -o remount,size=...)"] if _WHERE in places else []
-    enlarge += ["ask for more memory (--mem of Slurm or docker)"] if _PLACES[1] in places else []
-    return everywhere(
-        SharedMemoryError(
-            f"not enough shared memory for {what}: {'; '.join(lines)}. Use more nodes, or {', '.join(enlarge)}"
+    places, remedies = list(_PLACES), ["Use more nodes"]
+    lines = []
+    for node, needed, hosts, free, size, place in short.tolist():
+        lines.append(
+            f"node {node} ({names[firsts[node]].decode()}) needs {needed / 2**20:.1f} MiB for its {hosts} host(s), "
+            f"and {places[place]} has {free / 2**20:.1f} MiB free of {size / 2**20:.1f} MiB"
         )
-    )
+        remedies.append(_PLACES[places[place]])
+    helps = ", or ".join(filter(None, dict.fromkeys(remedies)))
+    return everywhere(SharedMemoryError(f"not enough memory for {what}: {'; '.join(lines)}. {helps}"))

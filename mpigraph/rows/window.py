@@ -40,8 +40,10 @@ class RowWindow:
     Collective on ``world.comm``: construction and :meth:`close`.
     """
 
-    def __init__(self, service: RowService, offsets: I64, row_shape: Sequence[int], dtype: npt.DTypeLike) -> None:
-        """Allocate the rows, zeroed.
+    def __init__(
+        self, service: RowService, offsets: I64, row_shape: Sequence[int], dtype: npt.DTypeLike, name: str = "rows"
+    ) -> None:
+        """Allocate the rows, zeroed; ``name`` says in errors what they are.
 
         Raises:
             SharedMemoryError: a node's shared memory cannot hold its rows; on every rank.
@@ -58,8 +60,9 @@ class RowWindow:
         self._retired = False
         largest = int(np.diff(self.offsets).max(initial=0)) * self.row_bytes  # bytes of a host, who zeroes them
         patience = 1 + largest / _ZEROED_PER_SECOND / world.config.timeout
-        with world.watch(f"allocating a window of {int(offsets[-1])} rows", patience):
-            check_shared_memory(world, np.diff(self.offsets) * self.row_bytes, f"{int(offsets[-1])} rows")
+        what = f"{name} ({int(offsets[-1])} rows of {self.row_bytes} bytes)"
+        with world.watch(f"allocating {what}", patience):
+            check_shared_memory(world, np.diff(self.offsets) * self.row_bytes, what)
             self._allocate()
             self._row = MPI.BYTE.Create_contiguous(self.row_bytes).Commit()
             self._memory = {host: self._map(host) for host in np.flatnonzero(world.near).tolist()}

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 import mpigraph.function as fn
@@ -73,6 +74,21 @@ def test_what_is_written_to_it_is_read_from_it_and_the_table_stays() -> None:
         block.srcdata["h"] = x
         block.update_all(fn.copy_u("h", "m"), fn.sum("m", "s"))
     assert torch.equal(block.dstdata["s"], wanted[:20] + wanted[10:])
+
+
+def test_where_they_are_gathered_does_not_matter() -> None:
+    """They are what they are also after somebody asked for shapes alone, or for no gradients."""
+    table, rows = table_and_rows()
+    x = TableRows(table, rows)
+    assert FakeTensorMode().from_tensor(x).shape == x.shape
+    with FakeTensorMode():
+        _ = x.gathered()
+    assert torch.equal(x + 0, table[rows])
+    x = TableRows(table, rows)
+    with torch.inference_mode():
+        _ = x + 0
+    weights = torch.ones(WIDTH, requires_grad=True)
+    assert torch.equal(torch.autograd.grad((x * weights).sum(), [weights])[0], table[rows].sum(0))
 
 
 def chain() -> Block:

@@ -288,6 +288,23 @@ def test_a_far_row_comes_once_to_a_node_in_a_layer(job: SharedJob, oracle) -> No
 
 
 @everywhere
+def test_a_far_degree_comes_once_whatever_the_layers(job: SharedJob, oracle, monkeypatch: pytest.MonkeyPatch) -> None:
+    g = job.open(oracle(3))
+    topology, near, reads = g.loaded.topology, g.session.world.near, list[np.ndarray]()
+    read = topology.out_degrees
+
+    def counted(ids: np.ndarray, relation: int) -> np.ndarray:
+        reads.append(ids[~near[topology.hosts.node_owner(ids, 0)]])
+        return read(ids, relation)
+
+    monkeypatch.setattr(topology, "out_degrees", counted)
+    layers = [PLAIN[f"GCN {norm}"](WIDTH, WIDTH) for norm in ("both", "left")]
+    layerwise(g, layers, rows_of(g, g.ntypes[0]), batch_size=5)
+    far = np.concatenate([np.empty(0, np.int64), *reads])
+    on_all(job.trainers, len(np.unique(far)) == len(far), str(far))
+
+
+@everywhere
 def test_sums_over_neighbours_gather_no_rows(job: SharedJob, oracle) -> None:
     """All rows that a node reads lie in one table, and those of the layer before are then given up."""
     g = job.open(oracle(3))

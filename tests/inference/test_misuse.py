@@ -91,6 +91,7 @@ def test_what_fails_in_the_middle_leaves_nothing_behind(job: SharedJob, oracle) 
     before = len(state.tensors)
     cases: list[tuple[BaseException, int, Any]] = [
         (KeyError("third block"), 3 if last else -1, MPIGraphError),
+        (StopIteration(), 2 if last else -1, MPIGraphError),
         (KeyboardInterrupt(), 1, KeyboardInterrupt),  # of all trainers at once, as a terminal does it
     ]
     for error, when, kind in cases:

@@ -58,6 +58,8 @@ def test_foreign_errors_become_collective_errors(comm: MPI.Intracomm) -> None:
     joint = raised(together(comm, "dividing"), ZeroDivisionError("by 0") if comm.rank == 0 else None)
     assert type(joint) is CollectiveError
     assert str(joint).endswith(": ZeroDivisionError: by 0")
+    joint = raised(together(comm, "reading"), StopIteration("no more") if comm.rank == 0 else None)
+    assert type(joint) is CollectiveError and str(joint).endswith(": StopIteration: no more")
     with pytest.raises(CollectiveError, match=r"every rank|on trainer 0: OSError: gone"):
         run(agree(comm, "opening", OSError("gone") if comm.rank == 0 else None, "trainer"))
     run(agree(comm, "opening", None))

@@ -13,7 +13,7 @@ from oracle import NAME, NUM_NODES
 
 import mpigraph.distributed as dist
 from mpigraph.errors import SharedMemoryError
-from mpigraph.memory import free_in_groups
+from mpigraph.memory import free_in_groups, unheld_on_node
 from mpigraph.rows import shm_check
 from mpigraph.session.context import current
 from mpigraph.store import topology
@@ -50,37 +50,73 @@ def test_the_forecast_is_what_the_windows_take(layout: Job, oracle) -> None:
     layout.run(body)
 
 
-@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="shared memory is a file system on Linux")
 def test_too_little_is_one_error_on_every_trainer(layout: Job, oracle, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(topology, "host_memory", lambda config, hosts: np.full(hosts.num_parts, 1 << 50))
-    step = layout.layout.ranks_per_node or layout.comm.size
-    several = layout.comm.size > 1 and step > 1  # of a rank alone, windows are private memory
+    """Also of a rank alone, whose windows are private memory."""
+    monkeypatch.setattr(shm_check, "unheld_on_node", lambda: (1 << 20, 1 << 21))
+    forecasts = [np.full(9, 1 << 50), np.zeros(9, np.int64)]
+    monkeypatch.setattr(topology, "host_memory", lambda config, hosts: forecasts.pop(0)[: hosts.num_parts])
+    needs = r"node 0 \(.*\) needs \d+.\d MiB for its \d host\(s\), and the node's memory has 1.0 MiB free of 2.0 MiB"
 
     def body() -> None:
-        if not several:
+        with pytest.raises(SharedMemoryError, match=f"not enough memory for graph 'oracle': {needs}"):
             dist.DistGraph(NAME, part_config=oracle(2))
-            return
-        words = r"not enough shared memory for graph 'oracle': node 0 \(.*\) needs \d+.0 MiB for its \d host\(s\), and"
-        with pytest.raises(SharedMemoryError, match=words) as caught:
-            dist.DistGraph(NAME, part_config=oracle(2))
+        g = dist.DistGraph(NAME, part_config=oracle(2))
+        what = r"tensor 'vast' \(101 rows of 262144 bytes\)"
+        with pytest.raises(SharedMemoryError, match=f"not enough memory for {what}: {needs}") as caught:
+            dist.DistTensor((g.num_nodes(), 1 << 16), torch.float32, "vast")
         assert caught.value.everywhere
         assert current().world.allreduce_sum(1) == layout.layout.trainers  # the job goes on
 
     layout.run(body)
 
 
-def test_nothing_is_asked_of_a_rank_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its windows are private memory."""
-    monkeypatch.setattr(shm_check, "free_in_groups", lambda: None)
+def test_each_limit_is_asked_where_it_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One rank speaks for its node, of whose shared memory a rank alone has no need; each for what it may map."""
 
-    class Alone:
+    class Rank:
+        host_index, node_index = 0, 0
+
         class node:
-            size = 1
+            size = 2
 
-    assert shm_check._free_and_size(Alone()) == (-1, -1, 0)
-    Alone.node.size = 2
-    free, size, _ = shm_check._free_and_size(Alone())
-    assert (0 <= free <= size) if sys.platform == "linux" else free == -1
+        def first_hosts(self) -> list[int]:
+            return [0]
+
+    limits = {"_shared_memory": 10, "free_in_groups": 20, "unheld_on_node": 30, "free_address_space": 40}
+    for name, free in limits.items():
+        monkeypatch.setattr(shm_check, name, lambda free=free: (free, 100))
+    rank = Rank()
+    assert shm_check._free_and_size(rank) == (10, 100, 0)
+    Rank.node.size = 1
+    assert shm_check._free_and_size(rank) == (20, 100, 1)
+    monkeypatch.setattr(shm_check, "free_in_groups", lambda: None)
+    assert shm_check._free_and_size(rank) == (30, 100, 2)
+    Rank.host_index = -1
+    assert shm_check._free_and_size(rank) == (40, 100, 3)
+    monkeypatch.setattr(shm_check, "free_address_space", lambda: None)
+    assert shm_check._free_and_size(rank)[0] > 1 << 60
+
+
+def test_the_memory_of_a_node_is_what_no_process_holds(tmp_path: Path) -> None:
+    sizes = {"MemTotal": 100, "MemAvailable": 40, "AnonPages": 20, "Shmem": 10, "SwapFree": 5, "SwapTotal": 7}
+    sizes |= {"CommitLimit": 60, "Committed_AS": 30}
+    text = "".join(f"{name}:  {size} kB\n" for name, size in sizes.items()) + "HugePages_Total:   0\n"
+    group(tmp_path / "sys" / "vm", overcommit_memory=0)
+    (tmp_path / "meminfo").write_text(text)
+    assert unheld_on_node(str(tmp_path)) == (75 << 10, 107 << 10)
+    (tmp_path / "meminfo").write_text(text + "Hugetlb:  50 kB\n")  # more than is left, which is not so
+    assert unheld_on_node(str(tmp_path)) == (45 << 10, 107 << 10)
+    group(tmp_path / "sys" / "vm", overcommit_memory=2)
+    assert unheld_on_node(str(tmp_path)) == (30 << 10, 60 << 10)
+    assert unheld_on_node(str(tmp_path / "nowhere")) is None
+
+
+def test_a_process_may_map_what_its_limit_leaves() -> None:
+    code = "import resource as r; r.setrlimit(r.RLIMIT_AS, (1 << 34, r.getrlimit(r.RLIMIT_AS)[1]));"
+    code += "from mpigraph.memory import free_address_space; print(*free_address_space())"
+    done = run_job([sys.executable, "-c", code], clean_environment())
+    free, limit = map(int, done.stdout.split())
+    assert 0 < free < limit == 1 << 34
 
 
 @pytest.mark.slow
@@ -92,11 +128,11 @@ def test_a_small_shared_memory_is_an_error_and_no_bus_error(tmp_path: Path, orac
     done = run_job(command, clean_environment())
     assert done.status == 0, done.output
     pattern = (
-        r"trainer (\d): not enough shared memory for 101 rows: node 0 \(.*\) needs 95.4 MiB for its 1 host\(s\), and"
+        r"trainer (\d): not enough memory for tensor 'big' .*: node 0 \(.*\) needs 95.4 MiB for its 1 host\(s\), and"
     )
     said = re.findall(pattern + r" /dev/shm has \d+.\d MiB free of 64.0 MiB", done.stdout)
     assert said and set(said) <= {"0", "1"}, done.output  # lines of two ranks may mix
-    assert done.stdout.count("not enough shared memory") == done.stdout.count("went on 3") == 2
+    assert done.stdout.count("not enough memory") == done.stdout.count("went on 3") == 2
 
 
 def group(path: Path, **files: object) -> None:
