@@ -24,6 +24,8 @@ __all__ = ["Decoder", "Leaves", "Stateful", "Tree", "Wanted", "check_tree", "enc
 Tree: TypeAlias = Any
 """A JSON value."""
 _MAPPINGS: dict[str, type[dict[Any, Any]]] = {"dict": dict, "ordered": OrderedDict, "counter": Counter}
+_WITH_METADATA = _MAPPINGS.keys() - {"dict"}  # a dict has no attributes
+_DEEPEST = 200  # values inside of each other: what Python can always follow
 
 
 @runtime_checkable
@@ -100,32 +102,36 @@ def encode(value: object, leaves: Leaves, where: str = "state_dict") -> Tree:
     )
 
 
-def check_tree(tree: Tree, counts: Mapping[str, int]) -> None:
+def check_tree(tree: Tree, counts: Mapping[str, int], depth: int = 0) -> None:
     """Check that a tree is one that :func:`encode` makes.
 
     Args:
         tree: a JSON value.
         counts: how many "tensor", "rows" and "own" there are.
+        depth: of how many trees it is a part.
 
     Raises:
         ValueError: it is not; or TypeError, KeyError, AttributeError, RecursionError.
     """
+    if depth > _DEEPEST:
+        raise ValueError(f"more than {_DEEPEST} values inside of each other")
+    depth += 1
     if isinstance(tree, list):
         for item in tree:
-            check_tree(item, counts)
+            check_tree(item, counts, depth)
     if not isinstance(tree, dict):
         return
-    (tag,) = tree.keys() - {"metadata"}
+    (tag,) = tree.keys() - ({"metadata"} if tree.keys() & _WITH_METADATA else set())
     inner = tree[tag]
     if tag in _MAPPINGS:
-        check_tree(tree.get("metadata"), counts)
+        check_tree(tree.get("metadata"), counts, depth)
         for key, item in inner:
-            check_tree(key, counts)
-            if isinstance(key, list) or (isinstance(key, dict) and not key.keys() <= {"tuple", "float"}):
+            check_tree(key, counts, depth)
+            if not _is_key(key):
                 raise ValueError(f"{key!r} is no key")
-            check_tree(item, counts)
+            check_tree(item, counts, depth)
     elif tag == "object" or (tag == "tuple" and isinstance(inner, list)):
-        check_tree(inner, counts)
+        check_tree(inner, counts, depth)
     elif tag == "float":
         float(inner)
     elif tag == "dtype":
@@ -135,6 +141,13 @@ def check_tree(tree: Tree, counts: Mapping[str, int]) -> None:
         return  # one that another machine has, maybe
     elif type(inner) is not int or not 0 <= inner < counts["tensor" if tag == "array" else tag]:
         raise ValueError(f"there is no {tag} {inner!r}")
+
+
+def _is_key(tree: Tree) -> bool:
+    """Whether a tree is one of what a dict can have as a key."""
+    if isinstance(tree, dict):
+        return all(map(_is_key, tree["tuple"])) if "tuple" in tree else "float" in tree
+    return not isinstance(tree, list)
 
 
 def _encode_dict(name: str, value: dict[Any, Any], leaves: Leaves, where: str) -> Tree:
@@ -319,7 +332,10 @@ class Decoder:
         if "dtype" in tree:
             return getattr(torch, tree["dtype"])
         if "device" in tree:
-            return torch.device(tree["device"])
+            try:
+                return torch.device(tree["device"])
+            except RuntimeError as error:
+                raise InvalidArgumentError(f"{self._what}: {where} is a device that torch does not know") from error
         if "own" in tree:
             rows = self.wanted.own.setdefault(tree["own"], [])
             return OfTrainer(lambda: rows[0])
@@ -381,7 +397,7 @@ def _load(target: Stateful, state: dict[str, Any], where: str) -> None:
     """Load a state. Raises InvalidArgumentError with the place, where the object says that it does not fit."""
     try:
         target.load_state_dict(state)
-    except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except (RuntimeError, ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
         if isinstance(error, InvalidArgumentError):
             raise
         raise InvalidArgumentError(f"{where} does not fit: {error}") from error
