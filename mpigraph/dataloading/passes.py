@@ -230,7 +230,7 @@ class Passes:
         if not alike or len(progress) != 1:
             return False
         kind, its_seeds = progress[0, [1, 5]].tolist()
-        return kind == _REMAINDER or its_seeds == self._sequence
+        return bool(kind == _REMAINDER or its_seeds == self._sequence)
 
     def _go_on(self, progress: list[int], left: I64) -> None:
         """Go on with this trainer's own pass."""

@@ -239,6 +239,12 @@ def test_loaders_of_graphs_in_memory_give_the_same(job: SharedJob, typed: bool, 
         theirs = [told(blocks, some) for *_, blocks in make(g, wrapped(ids), of, **times, **how)]
         mine = [told(blocks, some) for *_, blocks in DataLoader(memory, wrapped(ids), of, **times, **how)]
         on_all(job.trainers, mine == theirs and len(mine) > 2)
+    if typed:
+        with pytest.raises(InvalidArgumentError, match="input_time must have one time for each of 0"):
+            DataLoader(memory, {"a": [0]}, sampler, input_time={"a": [1], "b": [1]})
+        first, second = some.schema.relations[:2]
+        with pytest.raises(InvalidArgumentError, match="edge_label_time of .* must have one time for each of 0"):
+            DataLoader(memory, {first: [0]}, pairs, edge_label_time={first: [1], second: [1]})
     with pytest.raises(InvalidArgumentError, match="nodes have input_time"):
         DataLoader(memory, wrapped(seeds), sampler, edge_label_time=[0])
     if not of_nodes:
