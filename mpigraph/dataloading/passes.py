@@ -14,7 +14,7 @@ import torch
 
 from mpigraph.arrays import I64
 from mpigraph.dataloading.seeds import Seeds, agreed_steps, batch_bounds, shuffled
-from mpigraph.errors import InvalidArgumentError
+from mpigraph.errors import InvalidArgumentError, check_state
 from mpigraph.kernels.rng import combine
 from mpigraph.session.context import Session
 from mpigraph.session.of_trainer import OfTrainer
@@ -204,12 +204,7 @@ class Passes:
             InvalidArgumentError: it is of another loader, or something that no loader gives.
             RuntimeError: tensors stand in place of numbers.
         """
-        for name, form in _FORMS.items():
-            value = state.get(name) if isinstance(state, Mapping) else None
-            if not isinstance(value, form):
-                raise InvalidArgumentError(
-                    f"the state of a loader must have {name!r}, of {form.__name__} (got {type(value).__name__})"
-                )
+        check_state("a loader", state, _FORMS)
         there, here = state["fingerprint"], self.fingerprint
         different = [name for name in {**there, **here} if there.get(name) != here.get(name)]
         if different:

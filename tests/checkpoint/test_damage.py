@@ -21,8 +21,9 @@ from mpigraph.checkpoint import manifest
 from mpigraph.checkpoint.export import export
 from mpigraph.checkpoint.manifest import Manifest
 from mpigraph.dataloading import NeighborSampler
-from mpigraph.errors import MPIGraphError, ShardFormatError
+from mpigraph.errors import InvalidArgumentError, MPIGraphError, ShardFormatError
 from mpigraph.log import get_logger
+from mpigraph.session.of_trainer import OfTrainer
 
 Draw = random.Random
 
@@ -203,6 +204,32 @@ def test_what_cannot_be_exported_is_one_error(tmp_path: Path, tree: Any, said: s
     (tmp_path / "manifest.json").write_text(forged(state={"dict": [["model", tree]]}, **huge))
     with pytest.raises(MPIGraphError, match=said):
         export(tmp_path, tmp_path / "model.pt")
+
+
+def generators(**other: torch.Tensor) -> dict[str, OfTrainer]:
+    """A state of generators, of which numbers are others."""
+    return checkpoint.RandomState().state_dict() | {name: OfTrainer(rows) for name, rows in other.items()}
+
+
+def test_states_that_no_object_gives_are_one_error(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    emb = embedding()
+    optimizer = MAKE["adam"]([emb])
+    sound = optimizer.state_dict()
+    other = {"emb": dict.fromkeys(optimizer.state["emb"], 0)}
+    for target, states in (
+        (emb, [{}, {"weight": torch.zeros(2)}, None]),
+        (emb.weight, [{}, {"rows": 0}, []]),
+        (optimizer, [{}, sound | {"settings": 0}, sound | {"settings": {}}, sound | {"state": {"emb": {}}},
+                     sound | {"state": other}, sound | {"settings": sound["settings"] | {"lr": "high"}}]),
+        (checkpoint.RandomState(), [{}, generators(python=torch.full((625,), -1)), generators(numpy=torch.rand(624, 2)),
+                                    *(generators(numbers=torch.tensor([pos, 0, 0, 0])) for pos in (-1, 10**9))]),
+    ):  # fmt: skip
+        for state in states:
+            with pytest.raises(InvalidArgumentError):
+                target.load_state_dict(state)
+    optimizer.load_state_dict(sound)
+    g.barrier()
 
 
 def test_a_damaged_one_is_one_error_on_every_trainer(
