@@ -56,21 +56,25 @@ class Leaves:
     own: list[OfTrainer] = field(default_factory=list)
 
 
-def encode(value: object, leaves: Leaves, where: str = "state_dict") -> Tree:
+def encode(value: object, leaves: Leaves, where: str = "state_dict", depth: int = 0) -> Tree:
     """Make a tree of a value; its tensors are added to ``leaves``.
 
     Args:
         value: any mix of what :func:`.save` says.
         leaves: the tensors found so far.
         where: what to call the value in errors.
+        depth: inside of how many values it is.
 
     Raises:
         InvalidArgumentError: it is something that a checkpoint cannot hold; names it.
     """
+    if depth > _DEEPEST:
+        raise InvalidArgumentError(f"{where.split('[')[0]} has more than {_DEEPEST} values inside of each other")
+    deeper = depth + 1
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, np.generic) and not isinstance(plain := value.item(), np.generic):
-        return encode(plain, leaves, where)
+        return encode(plain, leaves, where, depth)
     if isinstance(value, int):
         return int(value)
     if isinstance(value, float):
@@ -88,14 +92,15 @@ def encode(value: object, leaves: Leaves, where: str = "state_dict") -> Tree:
     if isinstance(value, torch.device):
         return {"device": str(value)}
     if isinstance(value, list):
-        return [encode(item, leaves, f"{where}[{i}]") for i, item in enumerate(value)]
+        return [encode(item, leaves, f"{where}[{i}]", deeper) for i, item in enumerate(value)]
     if type(value) in (tuple, torch.Size):
-        return {"tuple": [encode(item, leaves, f"{where}[{i}]") for i, item in enumerate(cast(tuple[Any], value))]}
+        items = enumerate(cast(tuple[Any], value))
+        return {"tuple": [encode(item, leaves, f"{where}[{i}]", deeper) for i, item in items]}
     for name, kind in _MAPPINGS.items():
         if type(value) is kind:
-            return _encode_dict(name, value, leaves, where)
+            return _encode_dict(name, value, leaves, where, deeper)
     if isinstance(value, Stateful):
-        return {"object": encode(value.state_dict(), leaves, where)}
+        return {"object": encode(value.state_dict(), leaves, where, deeper)}
     raise InvalidArgumentError(
         f"{where} is a {type(value).__name__}, which a checkpoint cannot hold (it holds tensors, arrays, numbers, "
         "strings, lists, tuples, dicts, and objects with state_dict and load_state_dict)"
@@ -108,7 +113,7 @@ def check_tree(tree: Tree, counts: Mapping[str, int], depth: int = 0) -> None:
     Args:
         tree: a JSON value.
         counts: how many "tensor", "rows" and "own" there are.
-        depth: of how many trees it is a part.
+        depth: inside of how many it is.
 
     Raises:
         ValueError: it is not; or TypeError, KeyError, AttributeError, RecursionError.
@@ -130,8 +135,11 @@ def check_tree(tree: Tree, counts: Mapping[str, int], depth: int = 0) -> None:
             if not _is_key(key):
                 raise ValueError(f"{key!r} is no key")
             check_tree(item, counts, depth)
-    elif tag == "object" or (tag == "tuple" and isinstance(inner, list)):
+    elif tag == "object":
         check_tree(inner, counts, depth)
+    elif tag == "tuple" and isinstance(inner, list):
+        for item in inner:
+            check_tree(item, counts, depth)
     elif tag == "float":
         float(inner)
     elif tag == "dtype":
@@ -150,17 +158,17 @@ def _is_key(tree: Tree) -> bool:
     return not isinstance(tree, list)
 
 
-def _encode_dict(name: str, value: dict[Any, Any], leaves: Leaves, where: str) -> Tree:
+def _encode_dict(name: str, value: dict[Any, Any], leaves: Leaves, where: str, depth: int) -> Tree:
     items = []
     for key, item in value.items():
         inside = f"{where}[{key!r}]"
         if not isinstance(key, str | int | float | tuple) and key is not None:
             raise InvalidArgumentError(f"{inside}: a checkpoint holds no dict with keys of {type(key).__name__}")
-        items.append([encode(key, leaves, f"the key of {inside}"), encode(item, leaves, inside)])
+        items.append([encode(key, leaves, f"the key of {inside}", depth), encode(item, leaves, inside, depth)])
     tree: dict[str, Any] = {name: items}
     versions = getattr(value, "_metadata", None)  # of a module's parts, by which torch reads older states
     if versions is not None:
-        tree["metadata"] = encode(versions, leaves, where)
+        tree["metadata"] = encode(versions, leaves, where, depth)
     return tree
 
 

@@ -20,6 +20,7 @@ from mpigraph import checkpoint
 from mpigraph.checkpoint import manifest
 from mpigraph.checkpoint.export import export
 from mpigraph.checkpoint.manifest import Manifest
+from mpigraph.checkpoint.state_tree import Decoder, Leaves, check_tree, encode
 from mpigraph.dataloading import NeighborSampler
 from mpigraph.errors import InvalidArgumentError, MPIGraphError, ShardFormatError
 from mpigraph.log import get_logger
@@ -145,6 +146,20 @@ def test_deep_nesting_is_damage() -> None:
         text = json.dumps(content).replace("null", "[" * depth + "]" * depth)
         with pytest.raises(ShardFormatError, match="here: damaged manifest"):
             Manifest.parse(text, Path("here"))
+
+
+def test_what_is_saved_is_not_too_deep_to_be_read() -> None:
+    for kind in (lambda some: [some], lambda some: (some,), lambda some: {(some if some == 0 else "a"): some}):
+        deep: Any = 0
+        for depth in range(202):
+            if depth < 201:
+                tree = encode(deep, Leaves())
+                check_tree(tree, {})
+                assert Decoder(torch.empty, "").decode(tree) == deep
+            else:
+                with pytest.raises(InvalidArgumentError, match="inside of each other"):
+                    encode(deep, Leaves())
+            deep = kind(deep)
 
 
 SOUND: dict[str, Any] = {
