@@ -5,6 +5,7 @@ derives from that class too, so that ``except ValueError`` keeps working. And th
 """
 
 import operator
+from collections.abc import Mapping
 
 __all__ = [
     "ClosedError",
@@ -24,6 +25,7 @@ __all__ = [
     "StorageError",
     "TensorMismatchError",
     "check_integer",
+    "check_state",
     "check_text",
 ]
 
@@ -122,6 +124,25 @@ def check_integer(name: str, value: object, least: int, most: int = 2**63 - 1) -
         limit = f"<= {most}" if number is not None and number > most else f">= {least}"
         raise InvalidArgumentError(f"{name} must be an integer {limit} (got {value!r})")
     return number
+
+
+def check_state(what: str, state: object, forms: Mapping[str, type]) -> None:
+    """Check that a state dict has what its object needs.
+
+    Args:
+        what: names the object.
+        state: what was given.
+        forms: the classes of its values by name; it may have others, too.
+
+    Raises:
+        InvalidArgumentError: it is no dict, lacks one, or has something else there; says which.
+    """
+    for name, form in forms.items():
+        value = state.get(name) if isinstance(state, Mapping) else None
+        if not isinstance(value, form):
+            raise InvalidArgumentError(
+                f"the state of {what} must have {name!r}, of {form.__name__} (got {type(value).__name__})"
+            )
 
 
 def check_text(name: str, value: object) -> str:

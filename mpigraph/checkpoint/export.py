@@ -43,7 +43,12 @@ def export(checkpoint_id: str | os.PathLike[str], path: str | os.PathLike[str], 
         files.read_tensors(decoder.wanted.tensors)
     if decoder.wanted.own:
         raise InvalidArgumentError(f"{name!r} of the checkpoint {str(directory)!r} is of several trainers")
-    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+    if _has_names(value) and _has_names(getattr(value, "_metadata", {})):
         consume_prefix_in_state_dict_if_present(value, "module.")
     with NewFile(Path(path)) as file:
         torch.save(value, file)
+
+
+def _has_names(value: object) -> bool:
+    """Whether it is a dict by strings, as modules' states and what torch says of their parts are."""
+    return isinstance(value, dict) and all(isinstance(key, str) for key in value)

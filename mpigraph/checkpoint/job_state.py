@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from mpigraph.errors import InvalidArgumentError, check_state
 from mpigraph.kernels.rng import combine, fingerprint
 from mpigraph.log import get_logger
 from mpigraph.session.context import Session
@@ -82,11 +83,20 @@ class RandomState:
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a state of :meth:`state_dict`; nothing changes if it is of another number of trainers."""
+        """Go on from a state of :meth:`state_dict`; nothing changes if it is of another number of trainers.
+
+        Raises:
+            InvalidArgumentError: it is no such state.
+        """
+        check_state("RandomState", state_dict, dict.fromkeys(("numpy", "python", "numbers"), OfTrainer))
         keys, words, numbers = (state_dict[name].rows for name in ("numpy", "python", "numbers"))
         if (len(keys), len(words), len(numbers)) != (624, 625, 4):
             get_logger().warning("the generators of numpy and random stay as they are: the number of trainers differs")
             return
-        pos, has_gauss, cached, gauss = numbers.tolist()
-        np.random.set_state(("MT19937", keys.numpy().astype(np.uint32), int(pos), int(has_gauss), cached))  # noqa: NPY002
-        random.setstate((3, tuple(words.tolist()), None if gauss != gauss else gauss))
+        try:
+            pos, has_gauss, cached, gauss = numbers.tolist()
+            used = range(len(keys) + 1).index(pos)  # numpy would read what lies behind them
+            random.setstate((3, tuple(words.tolist()), None if gauss != gauss else gauss))
+            np.random.set_state(("MT19937", keys.numpy().astype(np.uint32), used, int(has_gauss), cached))  # noqa: NPY002
+        except (ValueError, TypeError, OverflowError) as error:
+            raise InvalidArgumentError(f"the state of RandomState is that of no generator: {error}") from error

@@ -119,11 +119,15 @@ def _readers(peers: Peers, files: CheckpointFiles, doing: str) -> list[int]:
 
 
 def memory_of(manifest: Manifest) -> Callable[[int], torch.Tensor]:
-    """What makes memory for the tensor of a number, that is the same on every trainer."""
+    """What makes memory for the tensor of a number, that is the same on every trainer, or raises ShardFormatError."""
 
     def memory(number: int) -> torch.Tensor:
         tensor = manifest.tensors[number]
-        return torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype))
+        try:
+            return torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype))
+        except (RuntimeError, TypeError, OverflowError) as error:  # what torch calls a lack of memory, and huge numbers
+            what = f"{tensor.dtype}{tensor.shape}"
+            raise ShardFormatError(f"{manifest.file(0)}: tensor {number} is too large for memory: {what}") from error
 
     return memory
 
@@ -180,7 +184,7 @@ def load(session: Session, state_dict: dict[str, Any], directory: Path) -> None:
     with peers.together(doing):
         try:
             load_job(session, job)
-        except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, OverflowError) as error:
             raise ShardFormatError(f"{directory / MANIFEST}: damaged manifest: state of the job: {error!r}") from error
         for put in wanted.put:
             put()
@@ -248,7 +252,11 @@ def _read_own(session: Session, files: CheckpointFiles, wanted: Wanted) -> None:
         own = manifest.own[number]
         ends = np.cumsum([0, *own.lengths])
         first, last = share(ends, session.rank, session.num_trainers)
-        rows = np.empty((last - first, *own.row_shape), storage_dtype(own.dtype))
+        try:
+            rows = np.empty((last - first, *own.row_shape), storage_dtype(own.dtype))
+        except (MemoryError, ValueError, OverflowError) as error:
+            what = f"{own.dtype}{[last - first, *own.row_shape]}"
+            raise ShardFormatError(f"{files.directory / MANIFEST}: rows {number} are too large: {what}") from error
         for k in range(manifest.num_trainers):
             begin, end = max(first, int(ends[k])), min(last, int(ends[k + 1]))
             if begin < end:

@@ -16,6 +16,7 @@ are in the manifest. Rows are saved by their ids, not by host: any number of ran
 
 import hashlib
 import json
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -206,8 +207,8 @@ class Manifest:
         )
         if not FILE.fullmatch(file_name(manifest.word, 0)):
             raise ValueError(f"{manifest.word!r} is no word of a save")
-        if not manifest.files:
-            raise ValueError("no files")
+        if not manifest.files or not 0 <= manifest.number < 2**63:
+            raise ValueError(f"{len(manifest.files)} files, and number {manifest.number}")
         for tensor in manifest.tensors:
             _check_kind(tensor.dtype, tensor.shape)
         for rows in manifest.rows:
@@ -217,6 +218,7 @@ class Manifest:
             _check_kind(own.dtype, own.row_shape + own.lengths)
             if len(own.lengths) != manifest.num_trainers:
                 raise ValueError(f"{len(own.lengths)} lengths of {manifest.num_trainers} trainers")
+        _check_sizes(manifest)
         counts = {"tensor": len(manifest.tensors), "rows": len(manifest.rows), "own": len(manifest.own)}
         for tree in (manifest.state, manifest.job):
             check_tree(tree, counts)
@@ -235,6 +237,25 @@ def _check_kind(dtype: str, sizes: list[int]) -> None:
         raise ValueError(str(error)) from error
     if not all(type(size) is int and size >= 0 for size in sizes):
         raise ValueError(f"{sizes} are no sizes")
+
+
+def _check_sizes(manifest: Manifest) -> None:
+    """Raise ValueError for what is larger than its file, so that a forged size asks for no more memory than that."""
+    held = [sum(_nbytes(tensor.dtype, tensor.shape) for tensor in manifest.tensors)] + [0] * manifest.num_trainers
+    for rows in manifest.rows:
+        for k, ranges in enumerate(rows.ranges):
+            held[k] += _nbytes(rows.dtype, [sum(b - a for a, b in ranges), *rows.shape[1:]])
+    for own in manifest.own:
+        for k, length in enumerate(own.lengths):
+            held[k] += _nbytes(own.dtype, [length, *own.row_shape])
+    for k, (file, nbytes) in enumerate(zip(manifest.files, held, strict=False)):
+        if type(file.nbytes) is not int or file.nbytes < nbytes:
+            raise ValueError(f"file {k} of {file.nbytes!r} bytes does not hold {nbytes}")
+
+
+def _nbytes(dtype: str, shape: list[int]) -> int:
+    """How much an array takes: in Python's numbers, which do not overflow."""
+    return math.prod(shape) * storage_dtype(dtype).itemsize
 
 
 def _check_cover(rows: Rows, num_files: int) -> None:

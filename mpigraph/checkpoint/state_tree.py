@@ -24,6 +24,8 @@ __all__ = ["Decoder", "Leaves", "Stateful", "Tree", "Wanted", "check_tree", "enc
 Tree: TypeAlias = Any
 """A JSON value."""
 _MAPPINGS: dict[str, type[dict[Any, Any]]] = {"dict": dict, "ordered": OrderedDict, "counter": Counter}
+_WITH_METADATA = _MAPPINGS.keys() - {"dict"}  # a dict has no attributes
+_DEEPEST = 200  # values inside of each other: what Python can always follow
 
 
 @runtime_checkable
@@ -54,21 +56,25 @@ class Leaves:
     own: list[OfTrainer] = field(default_factory=list)
 
 
-def encode(value: object, leaves: Leaves, where: str = "state_dict") -> Tree:
+def encode(value: object, leaves: Leaves, where: str = "state_dict", depth: int = 0) -> Tree:
     """Make a tree of a value; its tensors are added to ``leaves``.
 
     Args:
         value: any mix of what :func:`.save` says.
         leaves: the tensors found so far.
         where: what to call the value in errors.
+        depth: inside of how many values it is.
 
     Raises:
         InvalidArgumentError: it is something that a checkpoint cannot hold; names it.
     """
+    if depth > _DEEPEST:
+        raise InvalidArgumentError(f"{where.split('[')[0]} has more than {_DEEPEST} values inside of each other")
+    deeper = depth + 1
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, np.generic) and not isinstance(plain := value.item(), np.generic):
-        return encode(plain, leaves, where)
+        return encode(plain, leaves, where, depth)
     if isinstance(value, int):
         return int(value)
     if isinstance(value, float):
@@ -86,46 +92,54 @@ def encode(value: object, leaves: Leaves, where: str = "state_dict") -> Tree:
     if isinstance(value, torch.device):
         return {"device": str(value)}
     if isinstance(value, list):
-        return [encode(item, leaves, f"{where}[{i}]") for i, item in enumerate(value)]
+        return [encode(item, leaves, f"{where}[{i}]", deeper) for i, item in enumerate(value)]
     if type(value) in (tuple, torch.Size):
-        return {"tuple": [encode(item, leaves, f"{where}[{i}]") for i, item in enumerate(cast(tuple[Any], value))]}
+        items = enumerate(cast(tuple[Any], value))
+        return {"tuple": [encode(item, leaves, f"{where}[{i}]", deeper) for i, item in items]}
     for name, kind in _MAPPINGS.items():
         if type(value) is kind:
-            return _encode_dict(name, value, leaves, where)
+            return _encode_dict(name, value, leaves, where, deeper)
     if isinstance(value, Stateful):
-        return {"object": encode(value.state_dict(), leaves, where)}
+        return {"object": encode(value.state_dict(), leaves, where, deeper)}
     raise InvalidArgumentError(
         f"{where} is a {type(value).__name__}, which a checkpoint cannot hold (it holds tensors, arrays, numbers, "
         "strings, lists, tuples, dicts, and objects with state_dict and load_state_dict)"
     )
 
 
-def check_tree(tree: Tree, counts: Mapping[str, int]) -> None:
+def check_tree(tree: Tree, counts: Mapping[str, int], depth: int = 0) -> None:
     """Check that a tree is one that :func:`encode` makes.
 
     Args:
         tree: a JSON value.
         counts: how many "tensor", "rows" and "own" there are.
+        depth: inside of how many it is.
 
     Raises:
         ValueError: it is not; or TypeError, KeyError, AttributeError, RecursionError.
     """
+    if depth > _DEEPEST:
+        raise ValueError(f"more than {_DEEPEST} values inside of each other")
+    depth += 1
     if isinstance(tree, list):
         for item in tree:
-            check_tree(item, counts)
+            check_tree(item, counts, depth)
     if not isinstance(tree, dict):
         return
-    (tag,) = tree.keys() - {"metadata"}
+    (tag,) = tree.keys() - ({"metadata"} if tree.keys() & _WITH_METADATA else set())
     inner = tree[tag]
     if tag in _MAPPINGS:
-        check_tree(tree.get("metadata"), counts)
+        check_tree(tree.get("metadata"), counts, depth)
         for key, item in inner:
-            check_tree(key, counts)
-            if isinstance(key, list) or (isinstance(key, dict) and not key.keys() <= {"tuple", "float"}):
+            check_tree(key, counts, depth)
+            if not _is_key(key):
                 raise ValueError(f"{key!r} is no key")
-            check_tree(item, counts)
-    elif tag == "object" or (tag == "tuple" and isinstance(inner, list)):
-        check_tree(inner, counts)
+            check_tree(item, counts, depth)
+    elif tag == "object":
+        check_tree(inner, counts, depth)
+    elif tag == "tuple" and isinstance(inner, list):
+        for item in inner:
+            check_tree(item, counts, depth)
     elif tag == "float":
         float(inner)
     elif tag == "dtype":
@@ -137,17 +151,24 @@ def check_tree(tree: Tree, counts: Mapping[str, int]) -> None:
         raise ValueError(f"there is no {tag} {inner!r}")
 
 
-def _encode_dict(name: str, value: dict[Any, Any], leaves: Leaves, where: str) -> Tree:
+def _is_key(tree: Tree) -> bool:
+    """Whether a tree is one of what a dict can have as a key."""
+    if isinstance(tree, dict):
+        return all(map(_is_key, tree["tuple"])) if "tuple" in tree else "float" in tree
+    return not isinstance(tree, list)
+
+
+def _encode_dict(name: str, value: dict[Any, Any], leaves: Leaves, where: str, depth: int) -> Tree:
     items = []
     for key, item in value.items():
         inside = f"{where}[{key!r}]"
         if not isinstance(key, str | int | float | tuple) and key is not None:
             raise InvalidArgumentError(f"{inside}: a checkpoint holds no dict with keys of {type(key).__name__}")
-        items.append([encode(key, leaves, f"the key of {inside}"), encode(item, leaves, inside)])
+        items.append([encode(key, leaves, f"the key of {inside}", depth), encode(item, leaves, inside, depth)])
     tree: dict[str, Any] = {name: items}
     versions = getattr(value, "_metadata", None)  # of a module's parts, by which torch reads older states
     if versions is not None:
-        tree["metadata"] = encode(versions, leaves, where)
+        tree["metadata"] = encode(versions, leaves, where, depth)
     return tree
 
 
@@ -319,7 +340,10 @@ class Decoder:
         if "dtype" in tree:
             return getattr(torch, tree["dtype"])
         if "device" in tree:
-            return torch.device(tree["device"])
+            try:
+                return torch.device(tree["device"])
+            except RuntimeError as error:
+                raise InvalidArgumentError(f"{self._what}: {where} is a device that torch does not know") from error
         if "own" in tree:
             rows = self.wanted.own.setdefault(tree["own"], [])
             return OfTrainer(lambda: rows[0])
@@ -381,7 +405,7 @@ def _load(target: Stateful, state: dict[str, Any], where: str) -> None:
     """Load a state. Raises InvalidArgumentError with the place, where the object says that it does not fit."""
     try:
         target.load_state_dict(state)
-    except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except (RuntimeError, ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
         if isinstance(error, InvalidArgumentError):
             raise
         raise InvalidArgumentError(f"{where} does not fit: {error}") from error

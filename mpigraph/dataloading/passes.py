@@ -4,7 +4,7 @@ A pass is an epoch, or what is left of one that was begun on another number of t
 is that of hashes of its seeds: so what is left of it later comes in the same order.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any
@@ -14,13 +14,15 @@ import torch
 
 from mpigraph.arrays import I64
 from mpigraph.dataloading.seeds import Seeds, agreed_steps, batch_bounds, shuffled
-from mpigraph.errors import InvalidArgumentError
+from mpigraph.errors import InvalidArgumentError, check_state
 from mpigraph.kernels.rng import combine
 from mpigraph.session.context import Session
 from mpigraph.session.of_trainer import OfTrainer
 
 __all__ = ["Pass", "Passes"]
 
+_GOING_ON = "going on from the state of a loader"
+_FORMS = {"fingerprint": dict, "trainers": int, "batches": list, "progress": OfTrainer, "left": OfTrainer}
 _NO_PASS = 0
 _EPOCH = 1
 _REMAINDER = 2
@@ -183,38 +185,68 @@ class Passes:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state; see :meth:`.DistDataLoader.load_state_dict`. Collective on the trainers."""
-        there, here = state["fingerprint"], self.fingerprint
-        with self._world.together("going on from the state of a loader"):
-            different = [name for name in {**there, **here} if there.get(name) != here.get(name)]
-            if different:
-                said = "; ".join(
-                    f"{name} is {there.get(name)} in the state, and {here.get(name)} here" for name in different
-                )
-                raise InvalidArgumentError(f"the state is of another loader: {said}")
-        progress = state["progress"].rows
-        alike = state["trainers"] == self._world.trainers.size and state["batches"] == self._batching
-        if alike:
-            kind, its_seeds = progress[0, [1, 5]].tolist()
-            alike = kind == _REMAINDER or its_seeds == self._sequence
+        with self._world.together(_GOING_ON):
+            try:
+                alike = self._check_state(state)
+            except RuntimeError as error:  # as torch raises where tensors stand in place of numbers
+                raise InvalidArgumentError(f"the state is not that of a loader: {error}") from error
+        progress, left = state["progress"].rows, state["left"].rows.numpy()
         self.current = self.loaded = None
         if self._world.allreduce_minmax(int(alike), False):
-            self._go_on(progress[0].tolist(), state["left"])
+            self._go_on(progress[0, :6].tolist(), left)
         else:
-            self._share(progress, state["left"].rows.numpy())
+            self._share(progress, left)
 
-    def _go_on(self, progress: list[int], left: OfTrainer) -> None:
+    def _check_state(self, state: Mapping[str, Any]) -> bool:
+        """Whether a state is of a pass that is this trainer's own.
+
+        Raises:
+            InvalidArgumentError: it is of another loader, or something that no loader gives.
+            RuntimeError: tensors stand in place of numbers.
+        """
+        check_state("a loader", state, _FORMS)
+        there, here = state["fingerprint"], self.fingerprint
+        different = [name for name in {**there, **here} if there.get(name) != here.get(name)]
+        if different:
+            said = "; ".join(
+                f"{name} is {there.get(name)} in the state, and {here.get(name)} here" for name in different
+            )
+            raise InvalidArgumentError(f"the state is of another loader: {said}")
+        progress, left, most = state["progress"].rows, state["left"].rows, here["number of seeds"]
+        _check_rows("progress", progress, 6)
+        _check_rows("left", left, self.seeds.num_columns)
+        numbers, limits = progress[:, :5], torch.tensor([2**62, _REMAINDER, most, most, most])
+        if bool(((numbers < 0) | (numbers > limits)).any()):
+            what = "epoch, kind of pass, seeds, steps and batches taken"
+            raise InvalidArgumentError(f"the state of a loader of {most} seeds: {what} cannot be {numbers.tolist()}")
+        if len(left) > most or (self.seeds.types and len(left) and not _are_kinds(left[:, 0], len(self.seeds.types))):
+            raise InvalidArgumentError(f"the state of a loader: what is left are no seeds of it ({len(left)} rows)")
+        alike = bool(state["trainers"] == self._world.trainers.size and state["batches"] == self._batching)
+        if not alike or len(progress) != 1:
+            return False
+        kind, its_seeds = progress[0, [1, 5]].tolist()
+        return bool(kind == _REMAINDER or its_seeds == self._sequence)
+
+    def _go_on(self, progress: list[int], left: I64) -> None:
         """Go on with this trainer's own pass."""
         epoch, kind, length, steps, taken, _ = progress
         last = np.iinfo(np.int64).max
         running = self._world.allreduce_minmax(last if kind == _NO_PASS else epoch, False)
         if kind == _NO_PASS and epoch == running + 1:  # this trainer was through, and the others were not
             epoch, kind, taken = running, _EPOCH, len(self.bounds) - 1
+        bounds = self.bounds
+        if kind == _REMAINDER:
+            bounds = batch_bounds(length, self._batch_size, self._drop_last, steps)
+        with self._world.together(_GOING_ON):
+            if kind != _NO_PASS and taken >= len(bounds):
+                raise InvalidArgumentError(f"{taken} batches of {len(bounds) - 1} were taken in the state of a loader")
+            if kind == _REMAINDER and len(left) != length - int(bounds[taken]):
+                raise InvalidArgumentError(f"{len(left)} seeds are left of {length} in the state of a loader")
         self.next = epoch
         if kind == _EPOCH:
             self.loaded = self._of_epoch(epoch, taken)
         elif kind == _REMAINDER:
-            bounds = batch_bounds(length, self._batch_size, self._drop_last, steps)
-            self.loaded = self._remainder(epoch, left.rows.numpy(), bounds, steps, taken)
+            self.loaded = self._remainder(epoch, left, bounds, steps, taken)
 
     def _share(self, progress: torch.Tensor, left: I64) -> None:
         """Take a share of what all trainers have left, of which this one was given ``left``."""
@@ -228,3 +260,16 @@ class Passes:
                 steps = agree(min(steps, len(left) // self._batch_size), False)
             bounds = batch_bounds(len(left), self._batch_size, self._drop_last, steps)
             self.loaded = self._remainder(self.next, left, bounds, steps, 0)
+
+
+def _check_rows(name: str, rows: torch.Tensor, columns: int) -> None:
+    """Raise InvalidArgumentError unless rows of a state are int64[n, columns or more]; of one column also int64[n]."""
+    width = 1 if rows.ndim == 1 else rows.shape[1] if rows.ndim == 2 else 0
+    if rows.dtype != torch.int64 or width < columns:
+        raise InvalidArgumentError(
+            f"{name!r} in the state of a loader must be int64[n, {columns}] (got {rows.dtype}{list(rows.shape)})"
+        )
+
+
+def _are_kinds(kinds: torch.Tensor, count: int) -> bool:
+    return 0 <= int(kinds.min()) <= int(kinds.max()) < count

@@ -29,6 +29,10 @@ and loaders of edges, whose seeds are the ends of edges in the order of their fi
     seed_time          int64[b]     their times, with ``time_attr``
     edge_label_index   int64[2, l]  positions in n_id: the b edges, then the negatives
     edge_label         [l, ...]     with negatives float32: 1 for an edge, 0 for a negative; else rows of ``labels``
+    edge_label_time    int64[l]     the times of these, with ``time_attr``
+
+Where trees are disjoint PyG has a tree for each end of each edge and negative, and numbers in ``batch`` the edges; here
+ends that are one node at one time share a tree, and ``batch`` numbers trees.
 """
 
 from collections.abc import Mapping
@@ -48,6 +52,7 @@ from mpigraph.dataloading.seeds import Chosen
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.typed_ids import EdgeIds, Names, NodeIds, by_ntype, by_relation, unwrap_edges, unwrap_nodes
 from mpigraph.errors import InvalidArgumentError
+from mpigraph.graphs.fields import SEED_TIME
 from mpigraph.graphs.hetero import HeteroGraph
 from mpigraph.graphs.pyg import OF_MINIBATCHES, as_data, check_apart, check_names, need_pyg
 from mpigraph.metadata.schema import Relation
@@ -254,9 +259,12 @@ def _labels(g: DistGraph, sampler: EdgePredictionSampler, labels: Names, pin_mem
 
 
 def _ends(pairs: list[HeteroGraph], relation: Relation) -> _Attributes:
-    """Ends of the edges, and of the negatives if there are any, and which are which."""
+    """Ends of the edges, and of the negatives if there are any, which are which, and their times if they have any."""
     ends = [torch.stack(graph.all_edges(etype=relation)) for graph in pairs]
     attributes = {"edge_label_index": torch.cat(ends, dim=1)}
+    node_times = pairs[0].nodes[relation[0]].data
+    if SEED_TIME in node_times:
+        attributes["edge_label_time"] = node_times[SEED_TIME][attributes["edge_label_index"][0]]
     if len(ends) > 1:
         attributes["edge_label"] = torch.cat([torch.ones(ends[0].shape[1]), torch.zeros(ends[1].shape[1])])
     return attributes

@@ -85,7 +85,9 @@ def check_edge_times(
         return None
     given: dict[Relation, IdsLike] = canonical(g.schema, edge_label_time, "edge_label_time")
     none = torch.empty(0, dtype=torch.int64)
-    return {r: check_times(given.get(r, none), len(some), f"edge_label_time of {r}") for r, some in ids.items()}
+    counts = {r: len(ids.get(r, none)) for r in {**ids, **given}}
+    times = {r: check_times(given.get(r, none), count, f"edge_label_time of {r}") for r, count in counts.items()}
+    return {r: times[r] for r in ids}
 
 
 def check_loader_times(

@@ -95,6 +95,11 @@ class Seeds:
         """The types, in the order of their numbers; None if the ids have none."""
         return self._types
 
+    @property
+    def num_columns(self) -> int:
+        """How many numbers :meth:`rows` has of each seed."""
+        return sum(some is not None for some in (self._types, self._ids, self._times, self._places))
+
     def rows(self, positions: I64) -> I64:
         """The seeds at some positions as numbers: int64[b] ids, or int64[b, c] with all that is known of each."""
         kinds = None if self._types is None else self._kinds

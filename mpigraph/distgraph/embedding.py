@@ -20,7 +20,7 @@ from mpigraph.distgraph.new_tensor import find_policy
 from mpigraph.distgraph.partition_book import PartitionPolicy
 from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.distgraph.typed_ids import to_rows
-from mpigraph.errors import InvalidArgumentError, check_text
+from mpigraph.errors import InvalidArgumentError, check_state, check_text
 from mpigraph.kernels.rng import combine
 from mpigraph.rows.owners import RowOwners
 from mpigraph.session.context import current
@@ -174,10 +174,12 @@ class DistEmbedding:
         """Take over the rows of a state, and forget all reads, with their gradients.
 
         Raises:
+            InvalidArgumentError: it is no such state.
             TensorMismatchError: they are of another shape, dtype or policy.
 
         Collective on the trainers, unless the rows are its own.
         """
+        check_state("an embedding", state_dict, {"weight": DistTensor})
         self.weight.load_state_dict({"rows": state_dict["weight"]})
         self.reset_trace()
 

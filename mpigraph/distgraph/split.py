@@ -210,10 +210,13 @@ def _selected(mask: MaskLike, begin: int, end: int, span: _Span | None = None) -
     if span is not None:
         if tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype == torch.bool:
             raise InvalidArgumentError(f"times must be integers (got {tensor.dtype})")
-        chosen = torch.ones(len(tensor), dtype=torch.bool)
+        times = tensor.long()
+        if tensor.dtype == torch.uint64 and bool((times < 0).any()):
+            raise InvalidArgumentError("times must fit int64 (got uint64 numbers of 2**63 and more)")
+        chosen = torch.ones(len(times), dtype=torch.bool)
         for bound, compare in zip(span, (torch.ge, torch.lt), strict=True):
             if bound is not None:
-                chosen &= compare(tensor.long(), bound)
+                chosen &= compare(times, bound)
         return np.flatnonzero(chosen.numpy()) + begin
     values = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()  # numpy has no bfloat16
     if values.dtype.kind in "iu" and values.dtype.itemsize > 1 and len(values):

@@ -19,6 +19,7 @@ from mpigraph.errors import (
     InvalidArgumentError,
     PartitionError,
     TensorMismatchError,
+    check_state,
 )
 from mpigraph.graphs.accelerators import Accelerator, accelerator_here, accelerator_of
 from mpigraph.graphs.in_memory import exact_device
@@ -155,10 +156,12 @@ class DistTensor:
         """Take over the rows of a tensor of the same shape, dtype and policy; those of itself are as they are.
 
         Raises:
+            InvalidArgumentError: it is no such state.
             TensorMismatchError: it has another shape, dtype or policy.
 
         Collective on the trainers, unless the rows are its own.
         """
+        check_state("a tensor", state_dict, {"rows": DistTensor})
         other = state_dict["rows"]
         if other.rows is self.rows:
             return

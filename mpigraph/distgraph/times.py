@@ -125,7 +125,7 @@ def times_by_ntype(schema: Schema, seeds: Mapping[int, I64], given: NodeIds, wha
     """int64[n] by node type id: times that were given in the same form as the seeds.
 
     Raises:
-        InvalidArgumentError: as :func:`check_times`.
+        InvalidArgumentError: as :func:`check_times`; of a type without seeds there are no times, too.
         NodeTypeError: as :func:`.by_ntype`.
     """
     if isinstance(given, Mapping):
@@ -134,4 +134,4 @@ def times_by_ntype(schema: Schema, seeds: Mapping[int, I64], given: NodeIds, wha
         by_ntype(schema, torch.empty(0, dtype=torch.int64) if len(schema.ntypes) == 1 else given, what)
         named = {0: given}
     none = torch.empty(0, dtype=torch.int64)
-    return {t: check_times(named.get(t, none), len(ids), what) for t, ids in seeds.items()}
+    return {t: check_times(named.get(t, none), len(seeds.get(t, none)), what) for t in {**seeds, **named}}

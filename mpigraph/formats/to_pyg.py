@@ -151,10 +151,10 @@ class _Writer:
     def _edge_times(self, features: Features, src_type: int, src: I64, begin: int, end: int) -> tuple[Array, ...]:
         """Return what edges of one destination are sorted by: their times, else those of their sources."""
         if _TIME in features:
-            return (np.asarray(features[_TIME].values[begin:end]).reshape(end - begin, -1)[:, 0],)
+            return (_first_column(np.asarray(features[_TIME].values[begin:end])),)
         of_nodes = self.node_feats[self.schema.ntypes[src_type]]
         if _TIME in of_nodes:
-            return (self._times(src_type, of_nodes)[src].reshape(len(src), -1)[:, 0],)
+            return (_first_column(self._times(src_type, of_nodes)[src]),)
         return ()
 
     def maps(self) -> None:
@@ -168,6 +168,10 @@ class _Writer:
             for number, name in enumerate(names):
                 path = self.folder / what / f"{name}.pt" if self.typed else self.folder / f"{what}.pt"
                 _save(torch.from_numpy(parts_of(number).astype(np.int64)), path)
+
+
+def _first_column(times: Array) -> Array:
+    return times if times.ndim == 1 else times[:, 0]
 
 
 def _save(content: object, path: Path) -> None:

@@ -33,6 +33,7 @@ OF_MINIBATCHES = OF_GRAPHS | {
     "e_id",
     "edge_label",
     "edge_label_index",
+    "edge_label_time",
     "input_id",
     "n_id",
     "num_sampled_edges",

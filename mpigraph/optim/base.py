@@ -16,7 +16,7 @@ push, or at the end, and raised on all.
 import json
 import os
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, ClassVar, TypeAlias
 
@@ -28,7 +28,7 @@ from mpigraph.arrays import F32, I64
 from mpigraph.distgraph.dtypes import to_storage, to_torch
 from mpigraph.distgraph.embedding import DistEmbedding
 from mpigraph.distgraph.tensor import DistTensor
-from mpigraph.errors import CollectiveError, InvalidArgumentError
+from mpigraph.errors import CollectiveError, InvalidArgumentError, check_state
 from mpigraph.kernels.compact import LocalIds
 from mpigraph.kernels.row_ops import split_by_range
 from mpigraph.kernels.updates import Gradients, collect
@@ -159,20 +159,24 @@ class SparseOptimizer:
         rate and so on) become the saved ones. Gradients computed so far are dropped.
 
         Raises:
-            InvalidArgumentError: it is the state of another kind of optimizer, or of other embeddings.
+            InvalidArgumentError: it is no state, or that of another kind of optimizer, or of other embeddings.
 
         Collective on the trainers, unless the tensors are its own.
         """
-        settings, state = dict(state_dict["settings"]), state_dict["state"]
+        check_state("an optimizer", state_dict, {"kind": str, "settings": Mapping, "state": Mapping})
+        settings, state = state_dict["settings"], state_dict["state"]
         _same("the optimizer is", state_dict["kind"], type(self).__name__)
-        _same("the settings are", sorted(settings), sorted(self.settings))
+        _same("the settings are", sorted(map(str, settings)), sorted(self.settings))
+        settings = check_settings(dict(settings))
         for name in self.FIXED:
             _same(f"{name} is", settings[name], self.settings[name])
-        _same("the embeddings are", sorted(state), sorted(self.state))
+        _same("the embeddings are", sorted(map(str, state)), sorted(self.state))
+        for emb, tensors in self.state.items():
+            check_state(f"embedding {emb!r} of an optimizer", state[emb], dict.fromkeys(tensors, DistTensor))
         for emb, tensors in self.state.items():
             for name, tensor in tensors.items():
                 tensor.load_state_dict({"rows": state[emb][name]})
-        self.settings = check_settings(settings)
+        self.settings = settings
         self.zero_grad()
 
     def local_state_dict(self) -> LocalState:

@@ -201,11 +201,11 @@ class GraphSource:
 
     def _check_times(self, what: str, times: RowArray, begin: int, end: int) -> None:
         if times.dtype.kind == "f":
-            chunk = np.asarray(times[begin:end]).reshape(end - begin, -1)
+            chunk = np.asarray(times[begin:end])
             if not np.isfinite(chunk).all():
-                row, column = np.argwhere(~np.isfinite(chunk))[0].tolist()
-                origin = self._origin(times, begin + row)
-                raise GraphDataError(f"{origin}{what.format(begin + row)} has time {chunk[row, column]}")
+                place = tuple(np.argwhere(~np.isfinite(chunk))[0].tolist())
+                origin = self._origin(times, begin + place[0])
+                raise GraphDataError(f"{origin}{what.format(begin + place[0])} has time {chunk[place]}")
 
     def _origin(self, array: RowArray, row: int) -> str:
         """The beginning of a message about a row: its file and row, else what the graph was read from."""

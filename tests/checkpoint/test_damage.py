@@ -18,10 +18,13 @@ from oracle import open_graph
 import mpigraph.distributed as dist
 from mpigraph import checkpoint
 from mpigraph.checkpoint import manifest
+from mpigraph.checkpoint.export import export
 from mpigraph.checkpoint.manifest import Manifest
+from mpigraph.checkpoint.state_tree import Decoder, Leaves, check_tree, encode
 from mpigraph.dataloading import NeighborSampler
-from mpigraph.errors import MPIGraphError, ShardFormatError
+from mpigraph.errors import InvalidArgumentError, MPIGraphError, ShardFormatError
 from mpigraph.log import get_logger
+from mpigraph.session.of_trainer import OfTrainer
 
 Draw = random.Random
 
@@ -145,13 +148,27 @@ def test_deep_nesting_is_damage() -> None:
             Manifest.parse(text, Path("here"))
 
 
+def test_what_is_saved_is_not_too_deep_to_be_read() -> None:
+    for kind in (lambda some: [some], lambda some: (some,), lambda some: {(some if some == 0 else "a"): some}):
+        deep: Any = 0
+        for depth in range(202):
+            if depth < 201:
+                tree = encode(deep, Leaves())
+                check_tree(tree, {})
+                assert Decoder(torch.empty, "").decode(tree) == deep
+            else:
+                with pytest.raises(InvalidArgumentError, match="inside of each other"):
+                    encode(deep, Leaves())
+            deep = kind(deep)
+
+
 SOUND: dict[str, Any] = {
     "format": "mpigraph-checkpoint", "version": 1, "word": "0123456789ab", "number": 1, "job": {"dict": []},
     "state": {"dict": [["a", {"tensor": 0}], ["b", {"tuple": [1, {"float": "inf"}]}], ["c", {"object": [None]}]]},
     "tensors": [{"dtype": "float32", "shape": [2, 0]}],
     "rows": [{"name": "r", "dtype": "int8", "shape": [4, 1], "of": "", "identity": "", "ranges": [[[0, 4]]]}],
     "own": [{"dtype": "bool", "row_shape": [], "lengths": [3]}],
-    "files": [{"seal": "", "nbytes": 1, "node": "", "place": 0}],
+    "files": [{"seal": "", "nbytes": 7, "node": "", "place": 0}],
 }  # fmt: skip
 
 
@@ -164,8 +181,9 @@ def forged(**parts: Any) -> str:
     "tree",
     [{"tensor": 1}, {"tensor": -1}, {"array": True}, {"rows": 1}, {"own": "0"}, {"dtype": "load"}, {"dtype": "none"},
      {}, {"device": 0}, {"float": "x"}, {"dict": [["a"]]}, {"dict": [[[], 0]]}, {"tuple": {}},
-     {"x": 0}, {"tensor": 0, "rows": 0}],
-    ids=str,
+     {"x": 0}, {"tensor": 0, "rows": 0}, {"dict": [], "metadata": 0}, {"tensor": 0, "metadata": 0},
+     {"dict": [[{"tuple": [[1]]}, 0]]}, json.loads("[" * 300 + "]" * 300)],
+    ids=lambda tree: str(tree)[:40],
 )  # fmt: skip
 def test_a_tree_that_nobody_writes_is_damage(tree: Any) -> None:
     """Whoever forges one gets nothing but an error: no name of a file is looked up, no memory is made."""
@@ -180,12 +198,53 @@ def test_a_tree_that_nobody_writes_is_damage(tree: Any) -> None:
     "parts",
     [{"word": "../../x"}, {"tensors": [{"dtype": "float32", "shape": [-1]}]}, {"number": "x"}, {"files": []},
      {"tensors": [{"dtype": "object", "shape": [1]}]}, {"tensors": [{"dtype": "int8", "shape": [0.5]}]},
+     {"number": -1}, {"tensors": [{"dtype": "float32", "shape": [2**62, 4]}]},
+     {"files": [SOUND["files"][0] | {"nbytes": 6}]}, {"own": [SOUND["own"][0] | {"row_shape": [2]}]},
      {"rows": [SOUND["rows"][0] | {"ranges": [[[0, 4.0]]]}]}, {"own": [SOUND["own"][0] | {"lengths": [-3]}]}],
     ids=str,
 )  # fmt: skip
 def test_sizes_and_names_that_nobody_writes_are_damage(parts: dict[str, Any]) -> None:
     with pytest.raises(ShardFormatError, match="here: damaged manifest"):
         Manifest.parse(forged(**parts), Path("here"))
+
+
+@pytest.mark.parametrize(
+    ("tree", "said"),
+    [({"tensor": 0}, "too large for memory"), ({"device": "none"}, "a device that torch does not know"),
+     ({"own": 0}, "of several trainers"), ({"rows": 0}, "rows of a DistTensor")],
+    ids=str,
+)  # fmt: skip
+def test_what_cannot_be_exported_is_one_error(tmp_path: Path, tree: Any, said: str) -> None:
+    huge = {"tensors": [{"dtype": "int8", "shape": [2**60]}], "files": [SOUND["files"][0] | {"nbytes": 2**61}]}
+    (tmp_path / "manifest.json").write_text(forged(state={"dict": [["model", tree]]}, **huge))
+    with pytest.raises(MPIGraphError, match=said):
+        export(tmp_path, tmp_path / "model.pt")
+
+
+def generators(**other: torch.Tensor) -> dict[str, OfTrainer]:
+    """A state of generators, of which numbers are others."""
+    return checkpoint.RandomState().state_dict() | {name: OfTrainer(rows) for name, rows in other.items()}
+
+
+def test_states_that_no_object_gives_are_one_error(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    emb = embedding()
+    optimizer = MAKE["adam"]([emb])
+    sound = optimizer.state_dict()
+    other = {"emb": dict.fromkeys(optimizer.state["emb"], 0)}
+    for target, states in (
+        (emb, [{}, {"weight": torch.zeros(2)}, None]),
+        (emb.weight, [{}, {"rows": 0}, []]),
+        (optimizer, [{}, sound | {"settings": 0}, sound | {"settings": {}}, sound | {"state": {"emb": {}}},
+                     sound | {"state": other}, sound | {"settings": sound["settings"] | {"lr": "high"}}]),
+        (checkpoint.RandomState(), [{}, generators(python=torch.full((625,), -1)), generators(numpy=torch.rand(624, 2)),
+                                    *(generators(numbers=torch.tensor([pos, 0, 0, 0])) for pos in (-1, 10**9))]),
+    ):  # fmt: skip
+        for state in states:
+            with pytest.raises(InvalidArgumentError):
+                target.load_state_dict(state)
+    optimizer.load_state_dict(sound)
+    g.barrier()
 
 
 def test_a_damaged_one_is_one_error_on_every_trainer(

@@ -18,7 +18,9 @@ from mpigraph.dataloading.negative_sampler import Uniform
 from mpigraph.dataloading.passes import Pass
 from mpigraph.dataloading.seeds import Seeds, batch_bounds
 from mpigraph.distgraph.graph import DistGraph
+from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.fields import EID, SEED_TIME
+from mpigraph.session.of_trainer import OfTrainer
 
 Batch = tuple[list[int], Any]
 DEPTHS = {"inline": 0, "ahead": 3}
@@ -274,3 +276,39 @@ def test_a_place_is_no_part_of_what_a_seed_is() -> None:
     assert found == [{"b": [1], "a": [1]}, {"b": [5], "a": [7]}, {"b": [1], "a": [1]}]
     assert seeds.digest() == Seeds(ids, "seeds", times).digest() != Seeds(ids, "seeds").digest()
     assert seeds.sequence() != Seeds(ids, "seeds", ids).sequence()
+
+
+def forged(state: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """States that no loader gives: of other forms, with numbers that are no places in a pass, of other seeds."""
+    progress, left = state["progress"].rows, state["left"].rows
+    yield {}
+    for name in state:
+        yield {other: value for other, value in state.items() if other != name}
+        yield state | {name: torch.zeros(2)}
+    for column in range(5):
+        for number in (-1, 2**62 + 1):
+            yield state | {"progress": OfTrainer(progress.index_fill(1, torch.tensor([column]), number))}
+    for kind in (1, 2):  # more batches than there are, and other seeds than are left
+        yield state | {"progress": OfTrainer(torch.tensor([[0, kind, 80, 80, 80, progress[0, 5]]]))}
+    for rows in (progress[:, :5], progress.double()):
+        yield state | {"progress": OfTrainer(rows)}
+    for rows in (left[:, :1], left.float(), left.repeat(50, 1), left + torch.tensor([2, 0])):
+        yield state | {"left": OfTrainer(rows)}
+    yield state | {"fingerprint": state["fingerprint"] | {"seed": torch.zeros(2)}}
+
+
+def test_a_forged_state_is_one_error_on_every_trainer(job: SharedJob, oracle) -> None:
+    """Also where only one has it; and the loader goes on as if there had been none."""
+    g = job.open(oracle(3))
+    loader = ids(g)
+    batches = iter(loader)
+    some(batches, 1)
+    state = loader.state_dict()
+    batches.close()
+    wanted = [one(batch) for batch in loader]
+    for number, wrong in enumerate(forged(state)):
+        with pytest.raises(InvalidArgumentError, match="state") as caught:
+            loader.load_state_dict(wrong if number % job.trainers.size == job.rank else state)
+        on_all(job.trainers, caught.value.everywhere)
+    loader.set_epoch(1)
+    assert [one(batch) for batch in loader] == wanted

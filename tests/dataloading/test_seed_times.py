@@ -106,6 +106,22 @@ def test_pyg_minibatches(job: SharedJob, typed: bool, of_nodes: bool) -> None:
                 assert torch.equal(store.time, torch.from_numpy(edge_times)[store.e_id])
 
 
+def test_pyg_minibatches_of_edges_have_their_times(job: SharedJob) -> None:
+    pytest.importorskip("torch_geometric")
+    some = temporal(SEED, True, False)
+    g = job.open(job.write(write, SEED, True, False))
+    eids = {r: np.arange(min(len(ends[0]), 20)) for r, ends in some.ends.items()}
+    times = {r: ids % 9 for r, ids in eids.items()}
+    options = dict(edge_label_time=times, negative_sampler=Uniform(2), batch_size=16, output="pyg")
+    for data in dist.DistEdgeDataLoader(g, eids, SAMPLERS[0], **options):
+        for relation in eids:
+            store = data[relation]
+            now = torch.from_numpy(times[relation])[store.input_id]
+            assert torch.equal(store.seed_time, now)
+            assert torch.equal(store.edge_label_time, torch.cat([now, now.repeat_interleave(2)]))
+            assert store.edge_label_index.shape == (2, len(store.edge_label_time))
+
+
 @pytest.mark.parametrize("of_edges", [False, True])
 def test_what_is_left_for_others_keeps_its_time(job: SharedJob, tmp_path: Path, of_edges: bool) -> None:
     """In a loader of other batches, which shares it anew; a place tells where a seed was first."""
@@ -223,6 +239,12 @@ def test_loaders_of_graphs_in_memory_give_the_same(job: SharedJob, typed: bool, 
         theirs = [told(blocks, some) for *_, blocks in make(g, wrapped(ids), of, **times, **how)]
         mine = [told(blocks, some) for *_, blocks in DataLoader(memory, wrapped(ids), of, **times, **how)]
         on_all(job.trainers, mine == theirs and len(mine) > 2)
+    if typed:
+        with pytest.raises(InvalidArgumentError, match="input_time must have one time for each of 0"):
+            DataLoader(memory, {"a": [0]}, sampler, input_time={"a": [1], "b": [1]})
+        first, second = some.schema.relations[:2]
+        with pytest.raises(InvalidArgumentError, match="edge_label_time of .* must have one time for each of 0"):
+            DataLoader(memory, {first: [0]}, pairs, edge_label_time={first: [1], second: [1]})
     with pytest.raises(InvalidArgumentError, match="nodes have input_time"):
         DataLoader(memory, wrapped(seeds), sampler, edge_label_time=[0])
     if not of_nodes:

@@ -248,3 +248,7 @@ def test_splits_by_time_have_nothing_in_common(job: SharedJob, oracle) -> None:
             split(times, since=1.5)
     with pytest.raises(InvalidArgumentError, match="times must be integers"):
         dist.node_split(torch.rand(g.num_nodes()), g.get_partition_book(), before=3)
+    late = np.full(g.num_nodes(), 2**64 - 1, np.uint64)  # which are not before all others, as the bits of -1 would be
+    for times in (late, late.tolist()):
+        with pytest.raises(InvalidArgumentError, match="times must fit int64"):
+            dist.node_split(times, g.get_partition_book(), before=3)

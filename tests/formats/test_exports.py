@@ -136,6 +136,20 @@ def test_pyg_reads_its_parts(tmp_path, make):
     assert seen == sum(source.edge_counts)
 
 
+@pytest.mark.parametrize("of_nodes", [False, True])
+def test_times_where_there_are_no_edges(tmp_path, of_nodes):
+    source = typed()
+    kind, count, feats = ("field", 2, source.node_feats) if of_nodes else ("field:hosts:author", 0, source.edge_feats)
+    timed = feats | {kind: feats.get(kind, {}) | {"time": Feature.of(np.arange(count))}}
+    source = replace(source, **{"node_feats" if of_nodes else "edge_feats": timed})
+    given = partition_source(source, "g", 2, tmp_path / "in", "random").config_path
+    run("export", given, "--format", "pyg", "-o", tmp_path / "out")
+    run("partition", tmp_path / "out", "--name", "g", "-o", tmp_path / "again")
+    found = read_partition(tmp_path / "again" / "g.json")
+    assert found.edge_counts == source.edge_counts
+    assert len((found.node_feats if of_nodes else found.edge_feats)[kind]["time"].values) == count
+
+
 def test_times_come_along_and_sort_the_edges(tmp_path):
     source = plain()
     times = np.random.default_rng(0).integers(0, 5, 400)
