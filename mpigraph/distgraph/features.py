@@ -8,7 +8,7 @@ import torch
 
 from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.distgraph.typed_ids import Names
-from mpigraph.errors import FieldNameError, InvalidArgumentError, TensorMismatchError
+from mpigraph.errors import FieldNameError, InvalidArgumentError, TensorMismatchError, check_text
 from mpigraph.metadata.schema import Relation, Schema
 from mpigraph.rows.row_tensor import Policy
 
@@ -41,6 +41,7 @@ class FeatureMap(MutableMapping[str, DistTensor]):
             raise FieldNameError(f"no feature {name!r} on {self._what} (there are {list(self)})") from None
 
     def __setitem__(self, name: str, tensor: DistTensor) -> None:
+        check_text("the name of a feature", name)
         if not isinstance(tensor, DistTensor):
             raise InvalidArgumentError(f"feature {name!r} must be a DistTensor (got {type(tensor).__name__})")
         if tensor.rows.policy != self._policy:

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from mpigraph.arrays import I64
-from mpigraph.errors import GraphDataError, InvalidArgumentError, StorageError
+from mpigraph.errors import GraphDataError, InvalidArgumentError
 from mpigraph.mpi.alltoall import exchange_rows
 from mpigraph.partition.exchange import even_bounds, owners_of
-from mpigraph.partition.npy_files import NpyShape, new_npy_files
+from mpigraph.partition.npy_files import NpyShape, new_npy_files, storage_errors
 from mpigraph.partition.over_mpi import MPIExchange
 from mpigraph.rows.owners import RowOwners
 from mpigraph.rows.row_tensor import RowTensor
@@ -98,12 +98,9 @@ def write_npy(
     plain = torch.empty(0, dtype=_PLAIN.get(dtype, dtype))
     exchange = MPIExchange(session.world.trainers)
     with new_npy_files(exchange, path.parent, {path.stem: NpyShape(shape, plain.numpy().dtype)}) as (_, files):
-        with exchange.together(f"writing {path}"):
-            try:
-                for first, rows in blocks:
-                    files[path.stem].write(rows.to(plain.dtype).numpy(), first)
-            except OSError as error:
-                raise StorageError(f"{path}: cannot write: {error.strerror}") from error
+        with exchange.together(f"writing {path}"), storage_errors(path):
+            for first, rows in blocks:
+                files[path.stem].write(rows.to(plain.dtype).numpy(), first)
 
 
 class NpyRows:

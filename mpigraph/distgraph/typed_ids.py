@@ -87,14 +87,15 @@ def to_rows(index: slice | IdsLike, num_rows: int, name: str) -> I64:
             return np.arange(*index.indices(num_rows), dtype=np.int64)
         except (TypeError, ValueError) as error:
             raise InvalidArgumentError(f"index of tensor {name!r}: {error}") from None
-    if isinstance(index, torch.Tensor):
-        index = index.detach().cpu().numpy()
-    array = np.asarray(index)
-    if array.dtype != np.bool_:
-        return id_array(array, f"index of tensor {name!r}")
-    if array.shape != (num_rows,):
-        raise MaskLengthError(f"mask of tensor {name!r} must have {num_rows} entries (got shape {array.shape})")
-    return np.flatnonzero(array)
+    what = f"index of tensor {name!r}"
+    if isinstance(index, tuple) and any(isinstance(one, slice) for one in index):
+        raise InvalidArgumentError(f"{what}: rows alone can be chosen (tensor[rows][:, columns])")
+    tensor = fields.as_tensor(index, what)
+    if tensor.dtype != torch.bool:
+        return id_array(tensor, what)
+    if tensor.shape != (num_rows,):
+        raise MaskLengthError(f"mask of tensor {name!r} must have {num_rows} entries (got shape {tuple(tensor.shape)})")
+    return np.flatnonzero(tensor.detach().cpu().numpy())
 
 
 def by_ntype(schema: Schema, nodes: NodeIds, what: str = "node ids") -> dict[int, I64]:

@@ -50,20 +50,24 @@ ALL: Final = "__ALL__"
 """Stands for all nodes or all edges where ids are expected."""
 
 
-def as_tensor(values: TensorLike) -> torch.Tensor:
+def as_tensor(values: TensorLike, what: str = "") -> torch.Tensor:
     """View tensors and arrays as a tensor, without a copy where torch allows it.
 
     Args:
         values: a tensor, an array, or nested lists of numbers.
+        what: names the values in the error.
 
     Raises:
         InvalidArgumentError: the values are not numbers.
     """
     if isinstance(values, torch.Tensor):
         return values
-    array = np.asarray(values)
+    try:
+        array = np.asarray(values)
+    except ValueError:
+        raise _no_numbers(what, "lists of several lengths") from None
     if array.dtype.hasobject or array.dtype.kind in "USmM":
-        raise InvalidArgumentError(f"expected numbers (got an array of {array.dtype})")
+        raise _no_numbers(what, "None" if values is None else f"an array of {array.dtype}")
     if not array.flags.writeable or any(stride < 0 for stride in array.strides):
         array = array.copy()  # torch has no read-only tensors and no negative strides
     plain = np.dtype(
@@ -73,7 +77,11 @@ def as_tensor(values: TensorLike) -> torch.Tensor:
     try:
         return torch.from_numpy(array)
     except TypeError:
-        raise InvalidArgumentError(f"expected numbers (got an array of {array.dtype})") from None
+        raise _no_numbers(what, f"an array of {array.dtype}") from None
+
+
+def _no_numbers(what: str, got: str) -> InvalidArgumentError:
+    return InvalidArgumentError(f"{what}{': ' if what else ''}expected numbers (got {got})")
 
 
 def as_ids(ids: IdsLike, what: str) -> torch.Tensor:
@@ -87,8 +95,10 @@ def as_ids(ids: IdsLike, what: str) -> torch.Tensor:
         InvalidArgumentError: the ids are not integers in one dimension, of uint8 like many masks, or above those of
             int64.
     """
-    tensor = as_tensor(ids)
-    no_ids = tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool
+    tensor = as_tensor(ids, what)
+    if tensor.dtype == torch.bool and tensor.numel():
+        raise InvalidArgumentError(f"{what} must be integers (got a mask of bool: give the ids where it is set)")
+    no_ids = tensor.is_floating_point() or tensor.is_complex()
     if tensor.dim() > 1 or (tensor.numel() and no_ids):
         raise InvalidArgumentError(
             f"{what} must be integers in one dimension (got {tensor.dtype}, shape {tuple(tensor.shape)})"

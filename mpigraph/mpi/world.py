@@ -117,6 +117,19 @@ class World:
             threads=self.threads_may_communicate,
         )
 
+    @property
+    def forked(self) -> bool:
+        """Whether this process is a fork of a rank, which has no part in the job: MPI works in one of the two alone."""
+        return os.getpid() != int(self.pids[self.rank])
+
+    def check_process(self) -> None:
+        """Raise ClosedError if this process is a fork of a rank."""
+        if self.forked:
+            raise ClosedError(
+                f"this process was forked from {self.identity}, which alone may communicate: here only rows and "
+                "neighbours of its own node can be read (torch's DataLoader: num_workers=0)"
+            )
+
     def check_threads(self) -> None:
         """Check that a trainer which hosts rows for other nodes can answer for them while it computes.
 

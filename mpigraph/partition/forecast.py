@@ -136,8 +136,8 @@ def check_memory(
         if found.memory <= memory:
             return found
     text = (
-        f"partitioning by {method} on {ranks} rank(s) is forecast to take {_gib(found.memory)} a rank, of which there "
-        f"are {_gib(memory)}"
+        f"partitioning {num_nodes} nodes and {num_edges} edges by {method} on {ranks} rank(s) is forecast to take "
+        f"{_gib(found.memory)} a rank, of which there are {_gib(memory)}"
     )
     enough = ranks
     while enough < _MOST_RANKS:

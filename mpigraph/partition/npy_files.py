@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mpigraph.arrays import Array
-from mpigraph.errors import StorageError
+from mpigraph.errors import MPIGraphError, StorageError
 from mpigraph.partition.exchange import Exchange
 from mpigraph.storage.files import check_space
 
@@ -143,7 +143,7 @@ def storage_errors(directory: Path) -> Iterator[None]:
     """
     try:
         yield
-    except StorageError:  # which is an OSError, too
+    except MPIGraphError:  # some are OSErrors, too, such as those of a damaged shard that is read meanwhile
         raise
     except OSError as error:
         raise StorageError(f"{directory}: cannot write: {error.strerror}") from error

@@ -171,16 +171,23 @@ def _read_npy_directory(path: Path) -> GraphSource:
     src = mapped_npy(path / "edge_src.npy")
     dst = mapped_npy(path / "edge_dst.npy")
     meta = path / "meta.json"
-    return _homogeneous_source(src, dst, arrays, json.loads(read_text(meta)) if os.path.lexists(meta) else {})
+    return _homogeneous_source(src, dst, arrays, _meta(read_text(meta)) if os.path.lexists(meta) else {})
 
 
 def _read_npz(path: Path) -> GraphSource:
     if not zipfile.is_zipfile(path):
         raise GraphDataError("not an .npz file, and neither HDF5, .csv nor .parquet")
     arrays = mapped_npz(path)
-    meta = json.loads(str(arrays.pop("meta"))) if "meta" in arrays else {}
+    meta = _meta(str(arrays.pop("meta"))) if "meta" in arrays else {}
     named = {name: NamedRows(array, f"{path}: {name}") if array.ndim else array for name, array in arrays.items()}
     return _read_arrays(named, meta)
+
+
+def _meta(text: str) -> dict[str, Any]:
+    meta = json.loads(text)
+    if not isinstance(meta, dict):
+        raise GraphDataError(f"meta must be a JSON object (got {text:.60})")
+    return meta
 
 
 def _read_arrays(arrays: Mapping[str, RowArray], meta: Mapping[str, Any]) -> GraphSource:
@@ -196,6 +203,9 @@ def _read_arrays(arrays: Mapping[str, RowArray], meta: Mapping[str, Any]) -> Gra
 def _homogeneous_source(
     src: RowArray, dst: RowArray, arrays: Mapping[str, RowArray], meta: Mapping[str, Any]
 ) -> GraphSource:
+    for name, ends in (("edge_src", src), ("edge_dst", dst)):
+        if ends.ndim != 1 or ends.dtype.kind not in "iu":
+            raise GraphDataError(f"{name} must be integers in one dimension (got {ends.dtype}{list(ends.shape)})")
     num_nodes = meta["num_nodes"] if "num_nodes" in meta else _count_nodes(arrays, (src, dst))
     if type(num_nodes) is not int:
         raise GraphDataError(f"num_nodes in meta must be an integer (got {num_nodes!r})")
@@ -253,6 +263,8 @@ def _relation_in(name: str, ntypes: list[str]) -> Relation | None:
 
 def _node_features(arrays: Mapping[str, RowArray]) -> dict[str, Feature]:
     """Return label, masks and dense or CSR features of one node type."""
+    for name in (*_MASKS, "label", "feat"):
+        _check_rows(arrays, name)
     feats = {name: Feature.of(_as_bool(arrays[name])) for name in _MASKS if name in arrays}
     if "label" in arrays:
         feats["label"] = Feature(as_labels(arrays["label"]), "int64")
@@ -263,6 +275,11 @@ def _node_features(arrays: Mapping[str, RowArray]) -> dict[str, Feature]:
         rows = SparseRows(arrays["feat_indptr"], arrays["feat_indices"], arrays["feat_data"], shape)
         feats["feat"] = Feature.rows(rows)
     return feats
+
+
+def _check_rows(arrays: Mapping[str, RowArray], name: str) -> None:
+    if name in arrays and not arrays[name].ndim:
+        raise GraphDataError(f"{name} must have a row for each node (got one value)")
 
 
 def _as_bool(mask: RowArray) -> RowArray:
@@ -283,6 +300,7 @@ def _count_nodes(arrays: Mapping[str, RowArray], ends: Iterable[RowArray]) -> in
     """Number of nodes: rows of a node array, else the largest endpoint plus one."""
     for name in ("label", "feat", *_MASKS):
         if name in arrays:
+            _check_rows(arrays, name)
             return len(arrays[name])
     if "feat_shape" in arrays:
         return int(arrays["feat_shape"][:][0])

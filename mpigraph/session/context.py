@@ -5,6 +5,7 @@ place; everything below this folder gets it as an argument.
 """
 
 import atexit
+import os
 import sys
 import threading
 from abc import ABC, abstractmethod
@@ -147,8 +148,11 @@ class Session:
         """Check that this thread may communicate; ``far``: whether it is going to.
 
         Raises:
+            ClosedError: this process is a fork of the trainer.
             InvalidArgumentError: MPI lets the main thread alone communicate, and this is another.
         """
+        if far:
+            self.world.check_process()
         if far and not self.world.threads_may_communicate and threading.current_thread() is not threading.main_thread():
             raise InvalidArgumentError(
                 "MPI was started without MPI_THREAD_MULTIPLE: only the main thread may sample, read rows of other "
@@ -363,6 +367,9 @@ def _exit_at_exit() -> None:
     unless they leave, too.
     """
     session, status = current(), exit_status()
+    if session.world.forked:  # the job goes on without it; at exit mpi4py would end MPI, which is the rank's, too
+        sys.stdout.flush()
+        os._exit(status or int(getattr(sys, "last_value", None) is not None))
     left = threading.Event()
 
     def hurry() -> None:
@@ -388,7 +395,7 @@ def exit_client() -> None:
     Collective on the trainers; a second call does nothing.
     """
     session = Session._current
-    if session is None:
+    if session is None or session.world.forked:
         return
     if sys.exc_info()[0] is not None:
         session.left = True

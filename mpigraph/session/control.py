@@ -133,7 +133,7 @@ class Control:
             args: JSON values, the same on every trainer.
 
         Raises:
-            ClosedError: the job was ended.
+            ClosedError: the job was ended, or this process is a fork of a trainer.
             CollectiveError: the trainers are in different calls; on every rank.
             MPIGraphError: what the operation raises, on every rank.
 
@@ -141,6 +141,7 @@ class Control:
         """
         if self._world.closed:
             raise ClosedError(f"{operation.name.lower()}: the job was ended")
+        self._world.check_process()
         for tensor in self._state.tensors.values():
             tensor.window.sync()
         if error is not None:

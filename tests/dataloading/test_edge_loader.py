@@ -389,7 +389,7 @@ def test_bad_arguments(job: SharedJob, oracle) -> None:
         refused("eids of uint8 look like a mask", g, bad, blocks)
         refused("eids of uint8 look like a mask", g, {"_E": bad}, blocks, output="pyg")
         refused("reverse_eids of uint8 look like a mask", exclude="reverse_id", reverse_eids=bad)
-    refused("eids must be integers in one dimension", g, np.ones(NUM_EDGES, bool), blocks)
+    refused("eids must be integers .got a mask of bool", g, np.ones(NUM_EDGES, bool), blocks)
     refused("edge type .x. does not exist", g, {"_E": ids, "x": ids}, blocks, error=EdgeTypeError)
     refused("'x' does not exist", g, {"x": ids}, blocks, error=EdgeTypeError)
     refused("no feature 'nothing'", labels=["nothing"], error=FieldNameError)

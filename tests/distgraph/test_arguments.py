@@ -40,6 +40,8 @@ LOADERS: list[tuple[dict[str, Any], str]] = [
     ({"features": 5}, "features are given by name .got 5"),
     ({"graph_sampler": 5}, "graph_sampler must have sample_blocks .got 5"),
     ({"nids": [2.5]}, "nids must be integers"),
+    ({"nids": None}, "nids: expected numbers .got None"),
+    ({"nids": torch.ones(NUM_NODES, dtype=torch.bool)}, "nids must be integers .got a mask of bool: give the ids"),
 ]
 
 
@@ -90,7 +92,10 @@ def test_what_is_sampled_together_fails_together(job: SharedJob, oracle) -> None
 
 
 CALLS: list[tuple[Callable[[dist.DistGraph], object], type[MPIGraphError], str]] = [
-    (lambda g: g.ndata["feat"]["x"], InvalidArgumentError, "expected numbers"),
+    (lambda g: g.ndata["feat"]["x"], InvalidArgumentError, "index of tensor 'feat': expected numbers"),
+    (lambda g: g.ndata["feat"][[[1], [2, 3]]], InvalidArgumentError, "expected numbers .got lists of several lengths"),
+    (lambda g: g.ndata["feat"][:, 0], InvalidArgumentError, "rows alone can be chosen"),
+    (lambda g: g.ndata.__setitem__(5, g.ndata["feat"]), InvalidArgumentError, "name of a feature must be a string"),
     (lambda g: g.ndata["feat"][np.zeros(2, np.longdouble)], InvalidArgumentError, "expected numbers"),
     (lambda g: g.ndata["feat"][np.zeros(2, "i4,i4")], InvalidArgumentError, "expected numbers"),
     (lambda g: g.ndata["feat"][slice("a", 2)], InvalidArgumentError, "index of tensor 'feat': slice indices"),

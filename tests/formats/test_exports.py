@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from damaged import flip
 from typed_parts import typed_source
 
 from mpigraph.cli.main import main
@@ -17,6 +18,7 @@ from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.readers import read_source
 from mpigraph.partition.shards import read_partition
 from mpigraph.partition.source import Feature, GraphSource
+from mpigraph.storage.shard import ShardReader
 
 COUNTS = {"author": 40, "field": 2, "paper": 90}
 EDGES = {
@@ -176,6 +178,21 @@ def test_wrong_options_are_one_line(tmp_path, capsys, arguments, message):
     given = partition_source(typed(), "g", 2, tmp_path / "in", "random").config_path
     assert main(["export", str(given), "-o", str(tmp_path / "out"), *arguments]) == 2
     assert re.search(f"mpigraph export: error: .*{message}", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("target", ["dgl", "pyg"])
+def test_a_damaged_shard_is_named(tmp_path, capsys, target):
+    """Its error is an OSError, too, and is not taken for one of writing."""
+    path = partition_source(plain(), "g", 2, tmp_path / "parts", "random", seed=3).config_path
+    shard = tmp_path / "parts/part1/node_feat.h5"
+    flip(shard, next(name for name in names_in(shard) if name.startswith(DEFAULT_NTYPE)))
+    assert main(["export", str(path), "--format", target, "-o", str(tmp_path / "out")]) == 2
+    assert f"{shard}: dataset" in capsys.readouterr().err
+
+
+def names_in(shard: Path) -> list[str]:
+    with ShardReader(shard) as reader:
+        return reader.names()
 
 
 def test_nothing_is_written_over(tmp_path, capsys):

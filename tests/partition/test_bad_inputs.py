@@ -113,6 +113,23 @@ def test_meta_that_cannot_be(tmp_path, meta):
         read_source(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"edge_src": 0}, r"edge_src must be integers in one dimension \(got int64\[\]\)"),
+        ({"edge_dst": ["a", "b"]}, r"edge_dst must be integers in one dimension \(got <U1\[2\]\)"),
+        ({"edge_dst": [0.0, np.nan]}, r"edge_dst must be integers in one dimension \(got float64"),
+        ({"feat": 1.0}, "feat must have a row for each node"),
+        ({"label": np.zeros(2), "feat": 1.0}, "feat must have a row for each node"),
+        ({"meta": "[]"}, r"meta must be a JSON object \(got \[\]\)"),
+    ],
+)
+def test_arrays_of_another_form(tmp_path, changes, words):
+    np.savez(tmp_path / "g.npz", **{"edge_src": [0, 1], "edge_dst": [1, 0]} | changes)
+    with pytest.raises(GraphDataError, match=rf"g\.npz: {words}"):
+        read_source(tmp_path / "g.npz")
+
+
 def test_counts_that_int64_does_not_have(tmp_path):
     with pytest.raises(GraphDataError, match=r"node type 'u' has -3 nodes"):
         read_source(_typed(tmp_path, -3))

@@ -252,6 +252,27 @@ time.sleep(300)
     assert status != 0 and seconds < SOON and "ZeroDivisionError" in output
 
 
+def test_a_forked_process_has_no_part_in_the_job(tmp_path: Path, oracle) -> None:
+    """Such as a worker of torch's DataLoader. Its messages would be taken for the rank's."""
+    body = """
+def of_the_child():
+    for call in (lambda: g.ndata["feat"][[0]], lambda: g.sample_neighbors([0], 2), g.barrier):
+        try:
+            call()
+        except RuntimeError as error:
+            print(error, flush=True)
+    sys.exit(3)
+child = os.fork()
+if child == 0:
+    of_the_child()
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+g.barrier()
+"""
+    status, output, _ = run_script(tmp_path, oracle(2), body, 2, 0, MPIGRAPH_RANKS_PER_NODE="1")
+    assert status == 0, output
+    assert all(output.count(f"this process was forked from trainer {k}/2") == 3 for k in (0, 1)), output
+
+
 NO_WAY_BACK = {
     "a round": ("mpigraph.sampling.in_step.exchange_requests", "dist.sample_neighbors(g, torch.arange(40), 2)"),
     "a control call": ("mpigraph.session.control.allgather_bytes", "g.barrier()"),
