@@ -36,7 +36,7 @@ class OutDegrees:
         self._offsets = g.loaded.topology.hosts.node_offsets[g.schema.ends(relation)[0]]
         self._read = read
         self._far = LocalIds(int(self._offsets[-1]))
-        self._degrees = np.empty(0, np.int64)  # of the first so many of these that are known, and room for more
+        self._degrees = np.empty(0, np.int64)  # of the first so many of these that are known, and memory for more
         self._known = 0
         self._lock = Lock()
 
