@@ -30,6 +30,7 @@ ONLY_IN = {
     "h5py": ("storage",),
     "pymetis": ("partition/metis.py",),
     "pyarrow": ("partition/arrow_files.py",),
+    "yaml": ("partition/layouts/yaml_files.py",),
     "torch_geometric": ("graphs/pyg.py",),
     "torch": tuple(name for name, layer in LAYER_OF.items() if layer >= FIRST_WITH_TORCH),
 }

@@ -2,7 +2,7 @@
 
 An edge list has the columns ``src`` and ``dst``; text of numbers alone needs no names, its first two columns are the
 ends. Every other column of numbers becomes an edge feature, in parquet also lists of one length. Several files are one
-edge list, in the order of their names.
+edge list, in the natural order of their names: ``part-2`` before ``part-10``.
 
 **Ids** that are 0, 1, ..., n - 1 are taken as they are, and so is every id if the number of nodes is given. Others
 (strings, negative numbers, numbers with gaps) are numbered in their order (``id_maps.py``); the node feature "id" then
@@ -23,6 +23,7 @@ from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Schema, relat
 from mpigraph.partition.arrow_files import Tables, distinct_in, is_table, open_tables, to_numpy
 from mpigraph.partition.chunks import GrowingFile, NamedRows, concatenated
 from mpigraph.partition.id_maps import Distinct, distinct_numbers, kept_keys, numbers_of
+from mpigraph.partition.natural_order import in_natural_order
 from mpigraph.partition.row_arrays import RowArray
 from mpigraph.partition.source import Feature, GraphSource
 
@@ -34,7 +35,7 @@ _NO_NUMBERS = ("string", "other")
 
 def table_files(path: Path) -> list[Path]:
     """Return the csv or parquet files of an input: the file itself, or those in a directory; none if it is no such."""
-    files = [path] if path.is_file() else sorted(path.iterdir())
+    files = [path] if path.is_file() else in_natural_order(path.iterdir())
     return [file for file in files if is_table(file) and not file.name.startswith((".", "_"))]
 
 

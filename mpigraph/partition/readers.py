@@ -3,7 +3,8 @@
 The inputs: an ``.npz`` or HDF5 file, a text file of METIS (``metis_files.py``), a directory of ``.npy`` files as
 ``python -m mpigraph generate`` writes it, the directory of an OGB node-property dataset (``ogb.py``), of OGB-LSC's
 MAG240M (``lsc.py``), and of DGL's chunked format (``dgl_chunked.py``), edge lists in csv and parquet files
-(``arrow_tables.py``), and graphs that are cut into parts, by this library (``shards.py``) or by DGL (``dgl_parts.py``).
+(``arrow_tables.py``), what other programs write in layouts of their own (``layouts/``), and graphs that are cut into
+parts, by this library (``shards.py``) or by DGL (``dgl_parts.py``).
 Arrays are mapped, not read, wherever the file allows it. Labels become the node feature "label" (int64), masks bool,
 features "feat" (float32, or float16 where they are).
 """
@@ -26,6 +27,8 @@ from mpigraph.partition.arrow_tables import read_edge_list, table_files
 from mpigraph.partition.chunks import UNREADABLE, Concatenated, NamedRows, both_ways, mapped_npy, mapped_npz
 from mpigraph.partition.dgl_chunked import METADATA, read_chunked
 from mpigraph.partition.dgl_parts import is_dgl_partition, read_dgl_partition
+from mpigraph.partition.layouts.layout import ReadOptions
+from mpigraph.partition.layouts.registry import layout_of, marks_of_directories
 from mpigraph.partition.lsc import is_lsc, read_lsc
 from mpigraph.partition.metis_files import is_metis, read_metis
 from mpigraph.partition.ogb import read_ogb
@@ -79,7 +82,8 @@ def read_source(
             return read_dgl_partition(path, None if scratch is None else Path(scratch))
         return read_partition(path)
     try:
-        return replace(_read(path, num_nodes, None if scratch is None else Path(scratch)), path=str(path))
+        options = ReadOptions(num_nodes, None if scratch is None else Path(scratch))
+        return replace(_read(path, options), path=str(path))
     except StorageError:
         raise
     except GraphDataError as error:
@@ -88,7 +92,13 @@ def read_source(
         raise GraphDataError(f"{path}: cannot be read: {error}") from error
 
 
-def _read(path: Path, num_nodes: int | None, scratch: Path | None) -> GraphSource:
+def _read(path: Path, options: ReadOptions) -> GraphSource:
+    num_nodes, scratch = options.num_nodes, options.scratch
+    layout = layout_of(path)
+    if layout is not None:
+        if num_nodes is not None and not layout.takes_num_nodes:
+            raise GraphDataError(f"the number of nodes cannot be given for {layout.name}: its files say it")
+        return layout.read(path, options)
     source = _read_directory(path, scratch) if path.is_dir() else None
     tables = table_files(path) if source is None else []
     if tables:
@@ -100,7 +110,7 @@ def _read(path: Path, num_nodes: int | None, scratch: Path | None) -> GraphSourc
     if path.is_dir():
         raise GraphDataError(
             f"a directory with neither edge_src.npy nor {METADATA} (DGL), raw/ (OGB), edges in processed/ (MAG240M), "
-            "csv or parquet files"
+            f"csv or parquet files{''.join(f', nor {marks}' for marks in marks_of_directories())}"
         )
     if is_metis(path):
         return read_metis(path, scratch)

@@ -1,0 +1,1 @@
+"""Layouts in which other programs keep graphs: one module for each, all in ``registry.py``."""

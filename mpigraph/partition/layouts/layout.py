@@ -1,0 +1,41 @@
+"""What a module of a layout gives to the registry, and what it is told."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from mpigraph.partition.source import GraphSource
+
+__all__ = ["Layout", "ReadOptions"]
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """Options of reading a graph.
+
+    Attributes:
+        num_nodes: number of nodes, where ids are to be taken as they are; None if the user gave none.
+        scratch: folder of temporary files; None for the system's.
+    """
+
+    num_nodes: int | None = None
+    scratch: Path | None = None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A layout of files.
+
+    Attributes:
+        name: the layout in messages, such as "Matrix Market".
+        marks: the files by which a directory of this layout is recognised, for a message; "" if it is a single file.
+        is_at: returns whether a path, a file or a directory, has this layout; looks at names and first lines alone.
+        read: reads the graph. Errors are GraphDataErrors that name the file and, in text, the line.
+        takes_num_nodes: whether ``ReadOptions.num_nodes`` is used; else it is an error.
+    """
+
+    name: str
+    marks: str
+    is_at: Callable[[Path], bool]
+    read: Callable[[Path, ReadOptions], GraphSource]
+    takes_num_nodes: bool = False

@@ -1,0 +1,20 @@
+"""The layouts that ``readers.py`` asks for; a new one is a module here and a line in ``LAYOUTS``."""
+
+from pathlib import Path
+
+from mpigraph.partition.layouts.layout import Layout
+
+__all__ = ["LAYOUTS", "layout_of", "marks_of_directories"]
+
+LAYOUTS: tuple[Layout, ...] = ()
+"""In the order in which they are tried."""
+
+
+def layout_of(path: Path) -> Layout | None:
+    """Return the layout of a file or directory; None if it has none of these."""
+    return next((layout for layout in LAYOUTS if layout.is_at(path)), None)
+
+
+def marks_of_directories() -> list[str]:
+    """Return how directories are recognised, for a message: the files of each layout, and its name."""
+    return [f"{layout.marks} ({layout.name})" for layout in LAYOUTS if layout.marks]
