@@ -13,7 +13,6 @@ is in the step, so whoever still computes reads the old rows. What is wrong on o
 push, or at the end, and raised on all.
 """
 
-import json
 import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import torch
+from torch.optim import Optimizer
 
 from mpigraph import checkpoint
 from mpigraph.arrays import F32, I64
@@ -49,7 +49,7 @@ _NONE = np.empty(0, np.int64)
 _BLOCK = 1 << 13  # rows of 16 bits that are widened at a time
 
 
-class SparseOptimizer:
+class SparseOptimizer(Optimizer):
     """The base of sparse optimizers; users make :class:`SparseAdagrad`, :class:`SparseAdam` or :class:`SparseSGD`.
 
     Gradients of one row, of one trainer or of several, are averaged (``reduction="mean"``, as in DGL) or added up
@@ -62,11 +62,15 @@ class SparseOptimizer:
     threads, but do not read embeddings unless they are told to. Gradients are applied to the rows as they are at the
     step, also where others have changed them since the read.
 
+    **Schedules.** The classes of ``torch.optim.lr_scheduler`` take these optimizers, and ``group["lr"] = ...`` for the
+    one group of ``param_groups`` sets the learning rate of the next step. It must be the same on every trainer.
+
     Attributes:
         params: the embeddings.
+        param_groups: as torch's, a list of one dict: the embeddings ("params"), the settings by name, and what a
+            schedule adds.
         state: by embedding and state the DistTensors that the optimizer keeps, in float32. They begin as zeros: a new
             optimizer does not go on with the state of an older one.
-        settings: the learning rate and so on, by name.
 
     Collective on the trainers: construction, :meth:`step`, :meth:`load_state_dict`, :meth:`load_local_state_dict`,
     :meth:`save`, :meth:`load`.
@@ -74,6 +78,7 @@ class SparseOptimizer:
 
     FIXED: ClassVar[tuple[str, ...]] = ("reduction",)
     """Settings that must be those of a saved state; the others are restored from it."""
+    state: dict[str, dict[str, DistTensor]]  # type: ignore[assignment]
 
     def __init__(self, params: Sequence[DistEmbedding], settings: dict[str, Any], states: dict[str, bool]) -> None:
         """Begin.
@@ -87,11 +92,11 @@ class SparseOptimizer:
         kind = type(self).__name__
         with session.world.together(f"creating {kind}"):
             self.params = check_embeddings(params)
-            self.settings = check_settings(settings)
+            super().__init__(self.params, check_settings(settings))  # type: ignore[arg-type]
             if session.world.local_trainer == 0:
                 self._warm_up(states)
         self._what = f"step of {kind} for {', '.join(repr(emb.name) for emb in self.params)}"
-        self._key = self._check_alike()
+        self._check_alike()
         self.state = {emb.name: {name: _zeros(emb, name, wide) for name, wide in states.items()} for emb in self.params}
         self._owners = [emb.owners for emb in self.params]
         self._places = [LocalIds(emb.num_embeddings) for emb in self.params]
@@ -100,6 +105,17 @@ class SparseOptimizer:
         if session.world.local_trainer:
             self._warm_up(states)  # from the cache that the node's first trainer has filled
 
+    def add_param_group(self, param_group: dict[str, list[DistEmbedding]]) -> None:
+        """Make the one group of parameters. Raises InvalidArgumentError if it is there."""
+        if self.param_groups:
+            raise InvalidArgumentError(f"{type(self).__name__} has one group of parameters: make another optimizer")
+        self.param_groups.append(param_group | self.defaults)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The learning rate and so on, by name."""
+        return {name: self.param_groups[0].get(name) for name in self.defaults}
+
     @property
     def lr(self) -> float:
         """The learning rate. May be set, to the same on every trainer."""
@@ -107,39 +123,55 @@ class SparseOptimizer:
 
     @lr.setter
     def lr(self, lr: float) -> None:
-        """Set the learning rate. Raises InvalidArgumentError if it is not > 0."""
-        self.settings = check_settings(self.settings | {"lr": lr})
+        """Set the learning rate. Raises InvalidArgumentError if it is not >= 0."""
+        self.param_groups[0].update(check_settings(self.settings | {"lr": lr}))
 
-    def step(self) -> None:
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Apply the gradients of all reads, and take them: the tensors that were read have none afterwards.
 
         A read whose tensor is alive stays known, and may get a gradient later: batches that a loader reads ahead, or
         rows that are used in several steps. A trainer without gradients takes part all the same.
 
+        Args:
+            closure: computes the loss and its gradients; called first, as by torch's optimizers.
+
+        Returns:
+            The loss that ``closure`` returned.
+
         Raises:
-            InvalidArgumentError: a gradient is not finite, or has not the shape of what was read; on every trainer,
-                before any update.
-            CollectiveError: the trainers step different optimizers; on every trainer.
+            InvalidArgumentError: a gradient is not finite, or has not the shape of what was read, or a setting was
+                changed to what is out of its range; on every trainer, before any update.
+            CollectiveError: the trainers step different optimizers, or with different settings, such as learning rates;
+                on every trainer, before any update.
             ClosedError: an embedding was closed; on every trainer.
 
         Collective on the trainers.
         """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
         error: Exception | None = None
         taken = [emb.take_gradients() for emb in self.params]
         outgoing = [Outgoing.nothing(self._session.num_trainers, *_wire(emb)) for emb in self.params]
         try:
+            self._check_group()
             for number, found in enumerate(taken):
                 outgoing[number] = self._route(number, found) or outgoing[number]
         except Exception as exc:  # raised on every trainer by the first push
             error = exc
         with self._session.world.watchdog.step_after_meeting(self._what, TRAINERS) as met:
             run(self._exchange(outgoing, error, met))
+        return loss
 
-    def zero_grad(self) -> None:
+    def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients computed so far.
 
         What was read and is alive may still get one: ``zero_grad, forward, backward, step`` and ``forward, zero_grad,
         backward, step`` both train.
+
+        Args:
+            set_to_none: of torch's optimizers; either way a row without a new gradient is not updated.
         """
         for emb in self.params:
             emb.take_gradients()
@@ -148,9 +180,10 @@ class SparseOptimizer:
         """The state and settings of this optimizer, for checkpoints; the rows are in those of the embeddings.
 
         Returns:
-            ``kind``, the name of the class; ``settings``; and ``state``: name of the embedding -> name -> DistTensor.
+            ``kind``, the name of the class; ``settings``, with what a schedule has added to them; and ``state``: name
+            of the embedding -> name -> DistTensor.
         """
-        return {"kind": type(self).__name__, "settings": dict(self.settings), "state": self.state}
+        return {"kind": type(self).__name__, "settings": self._saved_settings(), "state": self.state}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a state of :meth:`state_dict`.
@@ -166,8 +199,7 @@ class SparseOptimizer:
         check_state("an optimizer", state_dict, {"kind": str, "settings": Mapping, "state": Mapping})
         settings, state = state_dict["settings"], state_dict["state"]
         _same("the optimizer is", state_dict["kind"], type(self).__name__)
-        _same("the settings are", sorted(map(str, settings)), sorted(self.settings))
-        settings = check_settings(dict(settings))
+        settings = self._check_saved(settings)
         for name in self.FIXED:
             _same(f"{name} is", settings[name], self.settings[name])
         _same("the embeddings are", sorted(map(str, state)), sorted(self.state))
@@ -176,7 +208,7 @@ class SparseOptimizer:
         for emb, tensors in self.state.items():
             for name, tensor in tensors.items():
                 tensor.load_state_dict({"rows": state[emb][name]})
-        self.settings = settings
+        self.param_groups[0].update(settings)
         self.zero_grad()
 
     def local_state_dict(self) -> LocalState:
@@ -193,7 +225,7 @@ class SparseOptimizer:
             )
             kept = {name: tensor[ids] for name, tensor in self.state[emb.name].items()}
             states[emb.name] = {"ids": ids, "states": kept}
-        return {"params": self.settings | {"world_size": self._session.num_trainers}, "emb_states": states}
+        return {"params": self._saved_settings() | {"world_size": self._session.num_trainers}, "emb_states": states}
 
     def load_local_state_dict(self, local_state_dict: LocalState) -> None:
         """Go on from what :meth:`local_state_dict` has returned; together the trainers give all rows, whoever which.
@@ -204,15 +236,15 @@ class SparseOptimizer:
         Collective on the trainers.
         """
         with self._session.world.together(f"loading the state of {type(self).__name__}"):
-            settings = {name: value for name, value in local_state_dict["params"].items() if name != "world_size"}
+            saved = {name: value for name, value in local_state_dict["params"].items() if name != "world_size"}
+            settings = self._check_saved(saved)
             given = local_state_dict["emb_states"]
-            _same("the settings are", sorted(settings), sorted(self.settings))
             _same("the embeddings are", sorted(given), sorted(self.state))
             for emb, tensors in self.state.items():
                 _same(f"the states of {emb!r} are", sorted(given[emb]["states"]), sorted(tensors))
                 for name, tensor in tensors.items():
                     tensor[given[emb]["ids"]] = given[emb]["states"][name]
-            self.settings = check_settings(settings)
+            self.param_groups[0].update(settings)
         self.zero_grad()
         self._session.control.call(Operation.BARRIER)
 
@@ -240,6 +272,21 @@ class SparseOptimizer:
     def _with_rows(self) -> dict[str, Any]:
         return {"optimizer": self, "embeddings": {emb.name: emb for emb in self.params}}
 
+    def _check_group(self) -> None:
+        """Raise InvalidArgumentError if ``param_groups`` has a setting that is not allowed, or cannot be changed."""
+        for name in self.FIXED:
+            if self.settings[name] != self.defaults[name]:
+                raise InvalidArgumentError(f"{name} cannot be changed (got {self.settings[name]!r})")
+        self.param_groups[0].update(check_settings(self.settings))
+
+    def _saved_settings(self) -> dict[str, Any]:
+        return {name: value for name, value in self.param_groups[0].items() if name != "params"}
+
+    def _check_saved(self, settings: Mapping[str, object]) -> dict[str, Any]:
+        """Return settings of a state, which may have what a schedule has added. Raises InvalidArgumentError."""
+        _same("the settings are", sorted(settings.keys() & self.defaults.keys()), sorted(self.defaults))
+        return check_settings(dict(settings))
+
     def _apply(
         self, gradients: Gradients, which: I64, table: F32, places: I64, states: dict[str, F32], rows: I64
     ) -> None:
@@ -265,10 +312,12 @@ class SparseOptimizer:
     def _exchange(self, outgoing: list[Outgoing], error: Exception | None, met: Callable[[], None]) -> Coroutine[None]:
         comm = self._session.world.trainers
         empty = self._session.pool.empty
+        described = self._described()
+        key = zlib.crc32(described.encode()) << 16
         for tensor in self._tensors():
             tensor.rows.note_write()  # whichever trainer writes them: copies of far rows are old from now on
         for number, mine in enumerate(outgoing):
-            pushed = yield from push_rows(comm, self._what, self._key + number, mine, empty, error, met)
+            pushed = yield from push_rows(comm, self._what, key + number, described, mine, empty, error, met)
             try:
                 self._update(number, pushed)
             except Exception as exc:  # raised on every trainer by the next push, or at the end
@@ -323,16 +372,17 @@ class SparseOptimizer:
         zeros = {name: np.zeros((1, 1) if wide else 1, np.float32) for name, wide in states.items()}
         self._apply(gradients, one, np.zeros((1, 1), np.float32), one, zeros, one)
 
-    def _check_alike(self) -> int:
-        """Every trainer must make the same optimizer; return a number that tells it from others."""
+    def _check_alike(self) -> None:
+        """Raise CollectiveError, on every trainer, if the trainers make different optimizers."""
         world = self._session.world
-        mine = json.dumps([type(self).__name__, self.settings, [[emb.name, *emb.weight.shape] for emb in self.params]])
         with world.watch(f"creating {type(self).__name__}"):
-            texts = [text.decode() for text in allgather_bytes(world.trainers, mine.encode())]
+            texts = [text.decode() for text in allgather_bytes(world.trainers, self._described().encode())]
         for trainer, text in enumerate(texts):
             if text != texts[0]:
                 raise everywhere(CollectiveError(f"trainers make different optimizers: 0 {texts[0]}, {trainer} {text}"))
-        return zlib.crc32(mine.encode()) << 16
+
+    def _described(self) -> str:
+        return repr([type(self).__name__, self.settings, [[emb.name, *emb.weight.shape] for emb in self.params]])
 
 
 def _same(what: str, saved: object, here: object) -> None:

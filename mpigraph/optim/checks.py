@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from numbers import Real
 from typing import Any
 
-import numpy as np
 import torch
 
 from mpigraph.arrays import I64
@@ -14,7 +13,6 @@ from mpigraph.errors import InvalidArgumentError
 
 __all__ = ["check_embeddings", "check_settings", "dense_gradient"]
 
-_TINY = float(np.finfo(np.float32).tiny)
 _BELOW_ONE = math.nextafter(1.0, 0.0)
 
 
@@ -46,7 +44,7 @@ def check_settings(settings: dict[str, Any]) -> dict[str, Any]:
         InvalidArgumentError: one is out of its range.
     """
     checked = dict(settings)
-    checked["lr"] = _number("lr", settings["lr"], _TINY, 1e30)
+    checked["lr"] = _number("lr", settings["lr"], 0.0, 1e30)  # schedules begin and end with 0
     if "eps" in settings:
         checked["eps"] = _number("eps", settings["eps"], 0.0, 1e30)
     if "betas" in settings:

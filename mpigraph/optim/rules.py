@@ -35,7 +35,7 @@ class SparseAdagrad(SparseOptimizer):
 
         Args:
             params: embeddings, each with a name of its own.
-            lr: learning rate, > 0.
+            lr: learning rate, >= 0.
             eps: keeps the divisor from 0, >= 0.
             reduction: "mean" or "sum" of the gradients of one row.
             row_wise: one sum for each row, of the mean of ``g * g`` over the row's elements, in place of one for each
@@ -80,7 +80,7 @@ class SparseAdam(SparseOptimizer):
 
         Args:
             params: embeddings, each with a name of its own.
-            lr: learning rate, > 0.
+            lr: learning rate, >= 0.
             betas: decay of the two averages, each in [0, 1).
             eps: keeps the divisor from 0, >= 0.
             reduction: "mean" or "sum" of the gradients of one row.
@@ -112,7 +112,7 @@ class SparseSGD(SparseOptimizer):
 
         Args:
             params: embeddings, each with a name of its own.
-            lr: learning rate, > 0.
+            lr: learning rate, >= 0.
             reduction: "mean" or "sum" of the gradients of one row.
 
         Raises:

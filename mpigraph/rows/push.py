@@ -78,6 +78,7 @@ def push_rows(
     comm: MPI.Comm,
     what: str,
     key: int,
+    described: str,
     outgoing: Outgoing,
     empty: _Empty,
     error: BaseException | None = None,
@@ -89,6 +90,7 @@ def push_rows(
         comm: who takes part.
         what: what this is, for messages.
         key: a number that says what this is; ranks that push different things get an error.
+        described: what the number stands for, for that error.
         outgoing: what this rank pushes.
         empty: makes the large arrays, as ``np.empty`` does.
         error: why this rank cannot push.
@@ -112,7 +114,7 @@ def push_rows(
         yield request
         met()
         if (headers[:, 0] != headers[0, 0]).any():
-            astray = CollectiveError(f"here it is {what}")
+            astray = CollectiveError(f"here it is {what}: {described}")
             yield from raise_jointly(comm, "a push of different gradients", astray, "trainer")
         if (headers[:, 1] == FAILED).any():
             yield from raise_jointly(comm, what, error, "trainer")
