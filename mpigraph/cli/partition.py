@@ -37,7 +37,7 @@ _INPUTS = (
 )
 _METHOD = "metis"
 _OF_PYG = "META.json"
-_ENDINGS = re.compile(r"\.(npz|json|graph|metis|h5|hdf5|pq|parquet|(csv|tsv|txt)(\.gz)?)$")
+_ENDINGS = re.compile(r"\.(npz|json|graph|metis|h5|hdf5|pq|parquet|(csv|tsv|txt|mtx)(\.(gz|bz2))?)$")
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

@@ -100,6 +100,8 @@ class GraphSource:
         node_ids: for each node type the original id of each node, int64; None: its position.
         edge_ids: for each relation the original id of each edge, int64; None: its position.
         parts: the parts that it was cut into before; None if it was not.
+        left_out: names each thing in the input that is not part of the graph, with the reason; for people.
+        has_reverse: the input says that every edge has its reverse, or reading has added them: none are added again.
     """
 
     schema: Schema
@@ -111,6 +113,8 @@ class GraphSource:
     node_ids: tuple[RowArray, ...] | None = None
     edge_ids: tuple[RowArray, ...] | None = None
     parts: Parts | None = None
+    left_out: tuple[str, ...] = ()
+    has_reverse: bool = False
 
     def __post_init__(self) -> None:
         if len(self.num_nodes) != len(self.schema.ntypes):
