@@ -2,6 +2,7 @@
 
 import json
 import os.path
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 
 from mpigraph.arrays import Array
 from mpigraph.checkpoint.job_state import load_job
-from mpigraph.checkpoint.manifest import GRAPH, MANIFEST, Manifest, Rows
+from mpigraph.checkpoint.manifest import GRAPH, MANIFEST, SMALL, Manifest, Rows
 from mpigraph.checkpoint.peers import Peers
 from mpigraph.checkpoint.state_tree import Decoder, Wanted
 from mpigraph.distgraph.dtypes import dtype_name, to_storage, to_torch
@@ -84,8 +85,34 @@ class CheckpointFiles:
 
     def read_tensors(self, tensors: dict[int, torch.Tensor]) -> None:
         """Fill tensors that are the same on every trainer, by number. Raises ShardFormatError."""
+        small = self.read_small() if any(self.manifest.tensors[number].crc is not None for number in tensors) else {}
         for number, tensor in sorted(tensors.items()):
-            self.open(0).read_into(f"tensors/{number}", _memory(tensor))
+            if number in small:
+                _memory(tensor).reshape(-1).view(np.uint8)[:] = small[number]
+            else:
+                self.open(0).read_into(f"tensors/{number}", _memory(tensor))
+
+    def read_small(self) -> dict[int, Array]:
+        """Read the bytes of all small tensors, by number.
+
+        Raises:
+            ShardFormatError: one is damaged; names it.
+        """
+        reader = self.open(0)
+        small = self.manifest.small_tensors()
+        path = self.directory / self.manifest.file(0)
+        size = max((where.stop for where in small.values()), default=0)
+        if reader.info(SMALL) != ((size,), "uint8"):
+            raise ShardFormatError(f"{path}: dataset {SMALL!r} does not hold the {len(small)} tensors of the manifest")
+        data = reader.read(SMALL, verify=False)  # each tensor has a checksum
+        found = {number: data[where] for number, where in small.items()}
+        for number, some in found.items():
+            tensor = self.manifest.tensors[number]
+            if zlib.crc32(some.data) != tensor.crc:
+                raise ShardFormatError(f"{path}: tensor {number} is damaged: its checksum does not match")
+            if tensor.dtype == "bool" and some.max(initial=0) > 1:
+                raise ShardFormatError(f"{path}: tensor {number} contradicts itself: a bool is neither 0 nor 1")
+        return found
 
     def missing(self, trainer: int) -> str:
         """What to say of a file that is not there."""
@@ -149,6 +176,9 @@ def verify(peers: Peers, manifest: Manifest, directory: Path, doing: str) -> Non
                 if reader == peers.world.trainers.rank:
                     shard = files.open(k)
                     for name in shard.names():
+                        if name == SMALL:
+                            files.read_small()
+                            continue
                         for _ in read_chunks(shard, name):
                             pass
 
@@ -225,19 +255,35 @@ def _read_tensors(peers: Peers, files: CheckpointFiles, wanted: Wanted, doing: s
     """
     reader = _readers(peers, files, doing)[0]
     mine = reader == peers.world.trainers.rank
-    numbers = sorted(wanted.tensors)
     with peers.together(doing):
         if reader < 0:
             raise ShardFormatError(files.missing(0))
         if mine:
             files.read_tensors(wanted.tensors)
     if peers.world.trainers.size > 1:
-        for number in numbers:
-            memory = _memory(wanted.tensors[number]).reshape(-1).view(np.uint8)
-            for begin in range(0, len(memory), _BLOCK):
-                some = memory[begin : begin + _BLOCK]
-                data = peers.gather_bytes(doing, some.tobytes() if mine else b"")[reader]
-                some[:] = np.frombuffer(data, np.uint8)
+        memory = [_memory(wanted.tensors[number]).reshape(-1).view(np.uint8) for number in sorted(wanted.tensors)]
+        for pieces in _blocks(memory):
+            data = peers.gather_bytes(doing, b"".join(piece.data for piece in pieces) if mine else b"")[reader]
+            begin = 0
+            for piece in pieces:
+                piece[:] = np.frombuffer(data, np.uint8, len(piece), begin)
+                begin += len(piece)
+
+
+def _blocks(memory: Sequence[Array]) -> Iterator[list[Array]]:
+    """Yield pieces of arrays of bytes, in order, about so many at a time as a block has."""
+    pieces: list[Array] = []
+    size = 0
+    for array in memory:
+        for begin in range(0, len(array), _BLOCK):
+            pieces.append(array[begin : begin + _BLOCK])
+            size += len(pieces[-1])
+            if size >= _BLOCK:
+                yield pieces
+                pieces = []
+                size = 0
+    if pieces:
+        yield pieces
 
 
 def _memory(tensor: torch.Tensor) -> Array:

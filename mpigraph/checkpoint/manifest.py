@@ -7,11 +7,13 @@ A checkpoint is a folder::
                               rows/<tensor>/<range>    rows of DistTensors that it owned, which lie on its node
                               own/<number>             what is its own (``OfTrainer``)
                               tensors/<number>         all other tensors, in the file of trainer 0
+                              tensors/small            the bytes of the small ones among them, in order of number
 
 The files are shards (``storage/shard.py``) with checksums of their rows. ``<save>`` is a word that is new each time;
 each file carries it as its identity, and the manifest lists the *seal* of each, a hash of its checksums: so files of
-two saves are never mixed. The manifest has a checksum of its own. Numbers, strings and the structure of the state dict
-are in the manifest. Rows are saved by their ids, not by host: any number of ranks can load them.
+two saves are never mixed. The manifest has a checksum of its own. Numbers, strings, the structure of the state dict and
+the checksum of each small tensor are in the manifest. Rows are saved by their ids, not by host: any number of ranks can
+load them.
 """
 
 import hashlib
@@ -29,13 +31,15 @@ from mpigraph.errors import InvalidArgumentError, ShardFormatError
 from mpigraph.storage.files import NewFile, read_text
 from mpigraph.storage.format import storage_dtype
 
-__all__ = ["FILE", "GRAPH", "MANIFEST", "File", "Manifest", "Own", "Rows", "Tensor", "file_name"]
+__all__ = ["FILE", "GRAPH", "MANIFEST", "SMALL", "File", "Manifest", "Own", "Rows", "Tensor", "file_name"]
 
 MANIFEST = "manifest.json"
 FILE = re.compile(r"([0-9a-f]{12})-([0-9]+)\.h5")
 GRAPH = "checkpoint"  # what shards call the graph that they belong to
+SMALL = "tensors/small"
 _FORMAT = "mpigraph-checkpoint"
-_VERSION = 1
+_VERSION = 2
+_READ = (1, 2)  # version 1 has no small tensors: each has a dataset of its own
 
 
 def file_name(word: str, trainer: int) -> str:
@@ -45,10 +49,22 @@ def file_name(word: str, trainer: int) -> str:
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor that is the same on every trainer."""
+    """A tensor that is the same on every trainer.
+
+    Attributes:
+        dtype: logical dtype.
+        shape: full shape.
+        crc: CRC-32 of its bytes if it is small, so that it shares the dataset ``SMALL``; None: it has its own.
+    """
 
     dtype: str
     shape: list[int]
+    crc: int | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes as it is stored."""
+        return _nbytes(self.dtype, self.shape)
 
 
 @dataclass(frozen=True)
@@ -137,6 +153,16 @@ class Manifest:
         """The name of the file of a trainer."""
         return file_name(self.word, trainer)
 
+    def small_tensors(self) -> dict[int, slice]:
+        """Return the numbers of the small tensors, and which bytes of their dataset each has."""
+        found: dict[int, slice] = {}
+        end = 0
+        for number, tensor in enumerate(self.tensors):
+            if tensor.crc is not None:
+                found[number] = slice(end, end + tensor.nbytes)
+                end += tensor.nbytes
+        return found
+
     def to_text(self) -> str:
         """The text of the file."""
         lists = {name: [vars(item) for item in getattr(self, name)] for name in ("tensors", "rows", "own", "files")}
@@ -182,9 +208,10 @@ class Manifest:
             raise ShardFormatError(f"{path}: damaged manifest: {error}") from error
         if not isinstance(content, dict) or content.get("format") != _FORMAT:
             raise ShardFormatError(f"{path}: not the manifest of a checkpoint")
-        if content.get("version") != _VERSION:
+        if content.get("version") not in _READ:
+            known = " and ".join(map(str, _READ))
             raise ShardFormatError(
-                f"{path}: a checkpoint of version {content.get('version')!r} (this library reads {_VERSION})"
+                f"{path}: a checkpoint of version {content.get('version')!r} (this library reads {known})"
             )
         try:
             if content.pop("checksum", None) != _checksum(content):
@@ -211,6 +238,8 @@ class Manifest:
             raise ValueError(f"{len(manifest.files)} files, and number {manifest.number}")
         for tensor in manifest.tensors:
             _check_kind(tensor.dtype, tensor.shape)
+            if tensor.crc is not None and not (type(tensor.crc) is int and 0 <= tensor.crc < 2**32):
+                raise ValueError(f"{tensor.crc!r} is no checksum")
         for rows in manifest.rows:
             _check_kind(rows.dtype, rows.shape)
             _check_cover(rows, manifest.num_trainers)
@@ -241,7 +270,7 @@ def _check_kind(dtype: str, sizes: list[int]) -> None:
 
 def _check_sizes(manifest: Manifest) -> None:
     """Raise ValueError for what is larger than its file, so that a forged size asks for no more memory than that."""
-    held = [sum(_nbytes(tensor.dtype, tensor.shape) for tensor in manifest.tensors)] + [0] * manifest.num_trainers
+    held = [sum(tensor.nbytes for tensor in manifest.tensors)] + [0] * manifest.num_trainers
     for rows in manifest.rows:
         for k, ranges in enumerate(rows.ranges):
             held[k] += _nbytes(rows.dtype, [sum(b - a for a, b in ranges), *rows.shape[1:]])

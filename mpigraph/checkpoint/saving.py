@@ -11,6 +11,7 @@ Exposition: a save, the same on every trainer::
 import json
 import os
 import secrets
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -24,7 +25,7 @@ import torch
 from mpigraph.arrays import Array
 from mpigraph.checkpoint import folder
 from mpigraph.checkpoint.job_state import of_job
-from mpigraph.checkpoint.manifest import GRAPH, File, Manifest, Own, Rows, Tensor, file_name
+from mpigraph.checkpoint.manifest import GRAPH, SMALL, File, Manifest, Own, Rows, Tensor, file_name
 from mpigraph.checkpoint.peers import Peers
 from mpigraph.checkpoint.state_tree import Leaves, encode
 from mpigraph.distgraph.dtypes import dtype_name, to_storage
@@ -42,7 +43,8 @@ from mpigraph.storage.shard import ShardWriter
 __all__ = ["Save", "as_directory"]
 
 _BLOCK = 8 << 20  # bytes that are written at a time
-_SMALL = 1 << 20  # the same beside training, which waits for the interpreter meanwhile
+_BLOCK_BESIDE = 1 << 20  # the same beside training, which waits for the interpreter meanwhile
+_SMALL_BYTES = 1 << 16  # of a tensor: a dataset of its own takes more time than that many bytes
 
 
 def as_directory(checkpoint_id: str | os.PathLike[str]) -> Path:
@@ -99,7 +101,7 @@ class Save:
         main = Peers(session.world)
         with main.together(self.doing):
             tree = encode(state_dict, self._leaves)
-            tensors = [Tensor(dtype_name(tensor.dtype), list(tensor.shape)) for tensor in self._leaves.tensors]
+            tensors = [_describe_tensor(tensor) for tensor in self._leaves.tensors]
             rows = [self._describe(tensor) for tensor in self._leaves.rows]
             text = json.dumps([tree, *map(vars, tensors), *map(vars, rows)])
             job = encode(of_job(session), self._leaves, "the job's state")
@@ -233,9 +235,17 @@ class Save:
         for number, own in enumerate(self._leaves.own):
             yield f"own/{number}", partial(_own_rows, own if self._copies is None else own.copy())
         if self._session.rank == 0:
-            for number, dense in enumerate(self._leaves.tensors):
+            yield from self._take_tensors()
+
+    def _take_tensors(self) -> Iterator[_Dataset]:
+        small = self._manifest.small_tensors()
+        for number, dense in enumerate(self._leaves.tensors):
+            if number not in small:
                 found = dense if self._copies is None else dense.clone(memory_format=torch.contiguous_format)
                 yield f"tensors/{number}", partial(_stored, found)
+        if small:
+            pack = partial(_packed, [self._leaves.tensors[number] for number in small])
+            yield SMALL, pack if self._copies is None else partial(_given, *pack())
 
     def _begin(self, token: Path) -> None:
         """Make the folder, and leave there what tells the other nodes that this one sees it."""
@@ -256,18 +266,22 @@ class Save:
 
     def _write(self, path: Path) -> dict[str, Any]:
         own = []
+        crcs = []
         with ShardWriter(path, GRAPH, self._session.rank, self._manifest.word, durable=True) as writer:
             while self._datasets:
                 name, make = self._datasets.pop(0)  # what was copied is freed once it is written
                 rows, dtype = make()
                 if name.startswith("own/"):
                     own.append([dtype, list(rows.shape[1:]), len(rows)])
+                if name == SMALL:
+                    crcs = [zlib.crc32(rows[where].data) for where in self._manifest.small_tensors().values()]
                 self._write_rows(writer.create(name, rows.shape, dtype), rows)
-        return {"own": own, "seal": writer.seal, "nbytes": path.stat().st_size, "node": os.uname().nodename}
+        report = {"own": own, "crcs": crcs, "seal": writer.seal}
+        return report | {"nbytes": path.stat().st_size, "node": os.uname().nodename}
 
     def _write_rows(self, out: ShardRows, rows: Array) -> None:
         row_bytes = max(1, rows.itemsize * int(np.prod(rows.shape[1:], dtype=np.int64)))
-        step = max(1, (_BLOCK if self._pause is None else _SMALL) // row_bytes)
+        step = max(1, (_BLOCK if self._pause is None else _BLOCK_BESIDE) // row_bytes)
         for begin in range(0, len(rows), step):
             out.write(rows[begin : begin + step])
             if self._pause is not None:
@@ -288,7 +302,10 @@ class Save:
             owns.append(Own(dtype, row_shape, [report["own"][number][2] for report in reports]))
         files = [File(r["seal"], r["nbytes"], r["node"], r["place"]) for r in reports]
         number = 1 + max(report["number"] for report in reports)
-        return replace(self._manifest, number=number, own=owns, files=files)
+        tensors = list(self._manifest.tensors)
+        for small, crc in zip(self._manifest.small_tensors(), reports[0]["crcs"], strict=True):
+            tensors[small] = replace(tensors[small], crc=crc)
+        return replace(self._manifest, number=number, tensors=tensors, own=owns, files=files)
 
     def _publish(self, manifest: Manifest) -> None:
         """Write the manifest once every file of this folder is seen."""
@@ -300,6 +317,16 @@ class Save:
         with ExitStack() as stack:
             stack.enter_context(self._writer.holding(self._directory.parent))
             manifest.write(self._directory)
+
+
+def _describe_tensor(tensor: torch.Tensor) -> Tensor:
+    found = Tensor(dtype_name(tensor.dtype), list(tensor.shape))
+    return replace(found, crc=0) if found.nbytes <= _SMALL_BYTES else found  # the checksum is known once it is written
+
+
+def _packed(tensors: list[torch.Tensor]) -> tuple[Array, str]:
+    """The bytes of tensors one after another, and their logical dtype."""
+    return np.concatenate([_stored(tensor)[0].reshape(-1).view(np.uint8) for tensor in tensors]), "uint8"
 
 
 def _given(rows: Array, dtype: str) -> tuple[Array, str]:
