@@ -138,8 +138,8 @@ def reduce_rows(in_edges: InEdges, rows: torch.Tensor, op: str, empty: float = 0
     if not rows.is_floating_point() and math.isinf(empty):
         limits = torch.iinfo(rows.dtype)
         empty = limits.min if empty < 0 else limits.max
-    if in_edges.num_edges == 0:
-        return rows.new_full((in_edges.num_dst, *rows.shape[1:]), empty)
+    if in_edges.num_edges == 0:  # plus a sum of no rows: what made the messages gets a gradient of 0, not none
+        return rows.new_full((in_edges.num_dst, *rows.shape[1:]), empty) + rows.sum().to(rows.dtype)
     best: torch.Tensor = _Extreme.apply(rows, in_edges, op)  # type: ignore[no-untyped-call]
     zero_in_degree = (in_edges.degrees == 0).reshape(-1, *[1] * (rows.dim() - 1))
     return best.masked_fill(zero_in_degree, empty)

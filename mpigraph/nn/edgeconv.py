@@ -2,6 +2,7 @@
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 import mpigraph.function as fn
 from mpigraph.graphs.message_passing import MessagePassing
@@ -62,6 +63,13 @@ class EdgeConv(nn.Module):
             g.dstdata["own"] = self.theta(dst) + self.phi(dst)
             g.apply_edges(fn.v_sub_u("own", "far", "m"))
             if self.batch_norm:
-                g.edata["m"] = self.bn(g.edata["m"])
+                g.edata["m"] = self._normalised(g.edata["m"])
             g.update_all(fn.copy_e("m", "m"), fn.max("m", "x"))
             return torch.as_tensor(g.dstdata["x"])
+
+    def _normalised(self, messages: torch.Tensor) -> torch.Tensor:
+        """Normalise the messages; one alone has no variance, so the running statistics serve for fewer than two."""
+        if messages.shape[0] > 1:
+            return torch.as_tensor(self.bn(messages))
+        bn = self.bn
+        return F.batch_norm(messages, bn.running_mean, bn.running_var, bn.weight, bn.bias, eps=bn.eps)

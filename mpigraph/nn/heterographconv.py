@@ -26,8 +26,9 @@ class HeteroGraphConv(nn.Module):
     """Apply a module to each relation, then combine the outputs for the same destination type.
 
     A module is called with the graph or block of its relation and a pair of features, of the sources and of the
-    destinations. It is called even if the relation has no edge, so that every rank of a job has gradients of the same
-    parameters. ``set_allow_zero_in_degree(True)`` is called on modules that have it.
+    destinations, even if the relation has no edge. Modules and inputs that a minibatch does not need get gradients of
+    0, so that every rank of a job has gradients of the same parameters. ``set_allow_zero_in_degree(True)`` is called on
+    modules that have it.
 
     Args:
         mods: module by relation, a triple or the name alone; a triple takes precedence over a name.
@@ -73,20 +74,28 @@ class HeteroGraphConv(nn.Module):
             EdgeTypeError: there is no module for a relation.
         """
         src_inputs, dst_inputs = sides(g, inputs)
-        found: dict[str, list[torch.Tensor]] = {ntype: [] for ntype in g.dsttypes}
+        by_type: dict[str, list[torch.Tensor]] = {ntype: [] for ntype in g.dsttypes}
+        idle = dict(self.mods.items())
+        unread = dict(src_inputs)
         for relation in g.canonical_etypes:
             src, _, dst = relation
             if src in src_inputs and dst in dst_inputs:
+                key = self._key_of(relation)
+                idle.pop(key, None)
+                unread.pop(src, None)
                 args = _of(relation, mod_args, ())
                 kwargs = _of(relation, mod_kwargs, {})
                 pair = src_inputs[src], dst_inputs[dst]
-                found[dst].append(self._module(relation)(g[relation], pair, *args, **kwargs))
-        return {ntype: self._aggregate(outputs, ntype) for ntype, outputs in found.items() if outputs}
+                by_type[dst].append(self.mods[key](g[relation], pair, *args, **kwargs))
+        results = {ntype: self._aggregate(outputs, ntype) for ntype, outputs in by_type.items() if outputs}
+        nothing = _sum_of_none([p for module in idle.values() for p in module.parameters()] + list(unread.values()))
+        return results if nothing is None else {ntype: rows + nothing for ntype, rows in results.items()}
 
-    def _module(self, relation: Relation) -> nn.Module:
+    def _key_of(self, relation: Relation) -> str:
+        """Return the key of a relation's module."""
         for key in (_key(relation), _key(relation[1])):
             if key in self.mods:
-                return self.mods[key]
+                return key
         raise EdgeTypeError(f"there is no module for relation {relation} (have {list(self.mods)})")
 
 
@@ -105,3 +114,9 @@ def _of(relation: Relation, given: Mapping[Any, Any] | None, default: Any) -> An
 def _combined(op: str, outputs: list[torch.Tensor], ntype: str) -> torch.Tensor:
     """Reduce by a built-in operation, as a function like those that users give."""
     return outputs[0] if len(outputs) == 1 and op != "stack" else combine(outputs, op)
+
+
+def _sum_of_none(tensors: list[torch.Tensor]) -> torch.Tensor | None:
+    """Return 0 as the sum of no element of each tensor, which gives each a gradient of 0; None if none needs one."""
+    sums = [tensor.flatten()[:0].sum() for tensor in tensors if tensor.requires_grad]
+    return torch.stack(sums).sum() if sums and torch.is_grad_enabled() else None

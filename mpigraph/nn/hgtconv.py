@@ -139,7 +139,8 @@ class HGTConv(nn.Module):
         h = self.drop(self.linear_a.of_groups(h, rows.dst_counts))
         own = rows.dst if self.in_size == h.shape[1] else rows.dst @ self.residual_w
         gate = torch.repeat_interleave(torch.sigmoid(self.skip), rows.dst_counts, output_size=h.shape[0])
-        h = own.lerp(h, gate.unsqueeze(-1))
+        dtype = torch.promote_types(own.dtype, h.dtype)  # under autocast they differ, which lerp refuses
+        h = own.to(dtype).lerp(h.to(dtype), gate.unsqueeze(-1).to(dtype))
         return h if self.norm is None else torch.as_tensor(self.norm(h))
 
     def _by_head(self, rows: torch.Tensor) -> torch.Tensor:

@@ -140,10 +140,11 @@ class SAGEConv(nn.Module):
             graph.srcdata["h"] = F.relu(self.fc_pool(src))
             graph.update_all(send, fn.max("m", "h"))
         elif self._aggregator == "lstm":
-            # on a graph without edges nothing is reduced, and this stays
-            graph.dstdata["last"] = src.new_zeros(graph.num_dst_nodes(), src.shape[1])
             graph.srcdata["h"] = src
-            graph.update_all(send, lambda nodes: {"last": self.lstm(nodes.mailbox["m"])[1][0].squeeze(0)})
+            graph.update_all(send, lambda nodes: {"last": self._last_state(nodes.mailbox["m"])})
+            if graph.num_edges() == 0:  # nothing was reduced: the LSTM meets no sequence, and so has a gradient of 0
+                none = self._last_state(src[:0].unsqueeze(1)).sum()
+                graph.dstdata["last"] = src.new_zeros(graph.num_dst_nodes(), src.shape[1]) + none
             return torch.as_tensor(self.fc_neigh(graph.dstdata["last"]))
         else:
             before = project_first(graph, *self.fc_neigh.weight.T.shape)
@@ -152,6 +153,10 @@ class SAGEConv(nn.Module):
             if before:
                 return torch.as_tensor(graph.dstdata["h"])
         return torch.as_tensor(self.fc_neigh(graph.dstdata["h"]))
+
+    def _last_state(self, sequences: torch.Tensor) -> torch.Tensor:
+        """Run the LSTM on [n, length, width]; return its last states, [n, width]."""
+        return torch.as_tensor(self.lstm(sequences)[1][0].squeeze(0))
 
     def _gcn(self, graph: MessagePassing, src: torch.Tensor, dst: torch.Tensor, send: Message) -> torch.Tensor:
         """Average over the neighbours and the node itself."""
