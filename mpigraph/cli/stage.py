@@ -36,8 +36,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument("part_config", metavar="PART_CONFIG", help="<name>.json, where every node sees it")
     parser.add_argument("--to", required=True, metavar="DIR", help="directory on every node's own disk")
     parser.add_argument(
-        "--num-servers", type=int, metavar="N", help="servers on each node; 0: trainers host the graph (default: 1)"
+        "--num_servers", type=int, metavar="N", help="servers on each node; 0: trainers host the graph (default: 1)"
     )
+    parser.add_argument("--num-servers", type=int, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     parser.set_defaults(run=_run)
 
 

@@ -210,6 +210,8 @@ class BlockFetcher:
         input_nodes, output_nodes, blocks = sample
         if not blocks and (self.inputs.tensors or self._outputs.tensors):
             raise InvalidArgumentError("features and labels come with blocks: the sampler has no layer")
+        if hasattr(blocks, "explain_missing"):  # a sampler of the user's may give a plain list
+            blocks.explain_missing()
         self.inputs.fetch(lambda t: _of_type(input_nodes, t), lambda t: blocks[0].srcnodes[t].data)
         self._outputs.fetch(lambda t: _of_type(output_nodes, t), lambda t: blocks[-1].dstnodes[t].data)
         return sample

@@ -197,6 +197,9 @@ class DistDataLoader:
         """Number of batches that this rank yields in an epoch; of one that was resumed, fewer are left."""
         return len(self._passes.bounds) - 1
 
+    def __repr__(self) -> str:
+        return repr(self._passes)
+
     @property
     def dataset(self) -> TypedIds:
         """What the loader iterates over: ids, or type -> ids, of this rank."""

@@ -161,6 +161,9 @@ class DataLoader:
         self._passes = Passes(session, seeds, batch_size, shuffle, drop_last, self._seed)
         self._passes.fingerprint |= {"loader": type(self).__name__, "sampler": describe(graph_sampler)}
 
+    def __repr__(self) -> str:
+        return repr(self._passes)
+
     def __len__(self) -> int:
         """Number of minibatches of an epoch."""
         return len(self._passes.bounds) - 1

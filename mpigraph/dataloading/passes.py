@@ -122,6 +122,12 @@ class Passes:
             "types of seeds": types,
         }
 
+    def __repr__(self) -> str:
+        of = self.fingerprint
+        sampler = f", {of['sampler']}" if "sampler" in of else ""
+        batches = f"{len(self.bounds) - 1} minibatches of at most {self._batch_size} from {len(self.seeds)} seeds"
+        return f"{of.get('loader', 'Passes')}({batches}{sampler}, epoch {self.epoch})"
+
     @property
     def epoch(self) -> int:
         """Number of the epoch in progress, else of the next one."""

@@ -216,7 +216,7 @@ class NeighborSampler(BlockSampler):
             seed_nodes, self.fanouts, exclude_edges=exclude_eids, seed_times=input_time, **self._options
         )
         if not self.empty_relations and isinstance(g, DistGraph) and len(g.canonical_etypes) > 1:
-            blocks = [block.without_empty_relations() for block in blocks]
+            blocks = type(blocks)(block.without_empty_relations() for block in blocks)
         return inputs, outputs, blocks
 
     def sample_subgraph(

@@ -43,12 +43,21 @@ class FeatureMap(MutableMapping[str, DistTensor]):
     def __setitem__(self, name: str, tensor: DistTensor) -> None:
         check_text("the name of a feature", name)
         if not isinstance(tensor, DistTensor):
-            raise InvalidArgumentError(f"feature {name!r} must be a DistTensor (got {type(tensor).__name__})")
+            raise InvalidArgumentError(self._not_distributed(name, tensor))
         if tensor.rows.policy != self._policy:
             raise TensorMismatchError(
                 f"feature {name!r}: the rows of tensor {tensor.name!r} are not {self._what} (give part_policy)"
             )
         self._features[self._policy, name] = tensor
+
+    def _not_distributed(self, name: str, value: object) -> str:
+        if not isinstance(value, torch.Tensor):
+            return f"feature {name!r} must be a DistTensor (got {type(value).__name__})"
+        return (
+            f"feature {name!r} must be a DistTensor, whose rows are spread over the hosts (got a Tensor). Make one on "
+            f"all trainers: t = mpigraph.distributed.DistTensor({tuple(value.shape)}, {value.dtype}, {name!r}); write "
+            "rows, each trainer some of them: t[ids] = rows; call g.barrier(), and set the feature to t"
+        )
 
     def __delitem__(self, name: str) -> None:
         self[name]

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from mpigraph.graphs.block import Block
+from mpigraph.graphs.block import Block, Blocks
 from mpigraph.graphs.fields import EID, SEED_TIME, TREE
 from mpigraph.metadata.schema import Schema
 from mpigraph.sampling.minibatch import SampledHops, Trees
@@ -13,10 +13,10 @@ __all__ = ["hop_blocks"]
 _NONE = np.empty(0, np.int64)
 
 
-def hop_blocks(sampled: SampledHops) -> list[Block]:
+def hop_blocks(sampled: SampledHops) -> Blocks:
     """Message-flow graphs of the hops, input side first."""
     schema = sampled.schema
-    blocks = []
+    blocks = Blocks()
     of_trees = {} if sampled.trees is None else _columns(sampled.trees, schema)
     for hop in reversed(sampled.hops):
         edges = {

@@ -6,12 +6,13 @@ destinations at ``h[:block.number_of_dst_nodes()]``. Ids inside are positions; g
 """
 
 from collections.abc import Callable, Mapping
+from typing import Any, SupportsIndex
 
 import numpy as np
 import torch
 
 from mpigraph.arrays import I32, I64
-from mpigraph.errors import GraphDataError, InvalidArgumentError, NodeTypeError
+from mpigraph.errors import GraphDataError, InvalidArgumentError, NodeTypeError, OutOfRangeError
 from mpigraph.graphs.fields import EID, NID, EdgeType, IdsLike, as_ids, as_tensor, by_first_appearance
 from mpigraph.graphs.frame import Frame, Frames
 from mpigraph.graphs.hetero import HeteroGraph
@@ -20,10 +21,14 @@ from mpigraph.graphs.inedges import InEdges
 from mpigraph.graphs.queries import Queries
 from mpigraph.metadata.schema import Relation, Schema
 
-__all__ = ["Block", "to_block"]
+__all__ = ["Block", "Blocks", "to_block"]
 
 Csc = tuple[I64, I32, I64 | None]
 _NO_INDEX = np.zeros(0, np.int32)
+_OF_LOADERS = (
+    "; a loader gathers the features that it is told: features=[{name!r}] for blocks[0].srcdata, labels=[{name!r}] for "
+    "blocks[-1].dstdata"
+)
 
 
 class Block(Queries):
@@ -206,6 +211,26 @@ def to_block(
         frames.edge[relation].update(g.edges[relation].data)
         frames.edge[relation][EID] = torch.arange(dst.shape[0], device=g.device)
     return Block(g.schema, structures, frames, g.device)
+
+
+class Blocks(list[Block]):
+    """The blocks of a minibatch, input side first: a list whose IndexError says how many fanouts there were."""
+
+    def __getitem__(self, which: SupportsIndex | slice) -> Any:
+        try:
+            return super().__getitem__(which)
+        except IndexError:
+            raise OutOfRangeError(
+                f"there is no block {which}: this minibatch has {len(self)}, one for each fanout of the sampler. "
+                "Give the sampler a fanout for each layer of the model"
+            ) from None
+
+    def explain_missing(self) -> None:
+        """Have errors about features that are not there say how a loader puts them there."""
+        for block in self:
+            for nodes in (block._frames.src, block._frames.dst):
+                for frame in nodes.values():
+                    frame.hint = _OF_LOADERS
 
 
 def _empty_frames(schema: Schema, src_ids: Mapping[str, torch.Tensor], num_dst: Mapping[str, int]) -> Frames:

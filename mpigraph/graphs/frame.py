@@ -31,7 +31,12 @@ class Frame(MutableMapping[str, torch.Tensor]):
     Args:
         num_rows: how many rows every tensor has.
         owner: what the rows are, for messages ("nodes of type 'paper'").
+
+    Attributes:
+        hint: what to say of a feature, ``name``, that is not there.
     """
+
+    hint = ""
 
     def __init__(self, num_rows: int, owner: str) -> None:
         self.num_rows = num_rows
@@ -42,7 +47,7 @@ class Frame(MutableMapping[str, torch.Tensor]):
         try:
             column = self._columns[name]
         except KeyError:
-            raise FieldNameError(f"no feature {name!r} on {self.owner} (have {list(self)})") from None
+            raise FieldNameError(self._missing(name)) from None
         if not isinstance(column, torch.Tensor):
             self[name] = column = column()
         return column
@@ -61,7 +66,7 @@ class Frame(MutableMapping[str, torch.Tensor]):
 
     def __delitem__(self, name: str) -> None:
         if name not in self._columns:
-            raise FieldNameError(f"no feature {name!r} on {self.owner} (have {list(self)})")
+            raise FieldNameError(self._missing(name))
         del self._columns[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -74,15 +79,20 @@ class Frame(MutableMapping[str, torch.Tensor]):
         known = self._columns.items()
         return repr({name: (tuple(t.shape), t.dtype) if isinstance(t, torch.Tensor) else ... for name, t in known})
 
+    def _missing(self, name: str) -> str:
+        return f"no feature {name!r} on {self.owner} (have {list(self)}){self.hint.format(name=name)}"
+
     def copy(self) -> "Frame":
         """Return a frame with the same tensors; fields set on one do not show on the other."""
         twin = Frame(self.num_rows, self.owner)
+        twin.hint = self.hint
         twin._columns = dict(self._columns)
         return twin
 
     def changed(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "Frame":
         """Return a frame with ``change(tensor)`` in place of every tensor."""
         twin = Frame(self.num_rows, self.owner)
+        twin.hint = self.hint
         for name, column in self._columns.items():
             if isinstance(column, torch.Tensor):
                 twin._columns[name] = change(column)
@@ -137,7 +147,8 @@ class TypedFields(MutableMapping[str, dict[K, torch.Tensor]]):
     def __getitem__(self, name: str) -> dict[K, torch.Tensor]:
         found = {key: frame[name] for key, frame in self._frames.items() if name in frame}
         if not found:
-            raise FieldNameError(f"no feature {name!r} on any of {list(self._frames)} (have {list(self)})")
+            hint = next(iter(self._frames.values())).hint.format(name=name)
+            raise FieldNameError(f"no feature {name!r} on any of {list(self._frames)} (have {list(self)}){hint}")
         return found
 
     def __setitem__(self, name: str, values: Mapping[K, torch.Tensor]) -> None:

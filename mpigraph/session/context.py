@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, ClassVar
 from weakref import WeakValueDictionary
@@ -80,6 +80,7 @@ class Session:
         pool: memory for gathered rows and for gradients.
         num_threads: threads with which this rank samples, unless a sampler says otherwise.
         unnamed: how many embeddings without a name were made.
+        arguments: with which ``initialize()`` was called.
         left: whether the script has called ``exit_client()`` while it handled an exception.
         num_draws: how many draws were made outside loaders. With the job's seed it says what the next one depends on:
             whoever resumes a job sets it.
@@ -103,6 +104,7 @@ class Session:
         self._thread = threading.local()
         self._drawing = threading.Lock()
         self.unnamed = 0
+        self.arguments: dict[str, object] = {}
         self.left = False
         self.num_draws = 0
         self.loaders: WeakValueDictionary[int, Any] = WeakValueDictionary()
@@ -278,25 +280,30 @@ def initialize(
         use_graphbolt: accepted for DGL's scripts.
 
     Raises:
-        InvalidArgumentError: called twice, an argument or its variable out of range, ``RANK`` or ``WORLD_SIZE`` set to
-            something else than the job's, or a node would have no trainer; on every rank. Or a launcher started several
-            processes that MPI does not connect; on the first of them.
+        InvalidArgumentError: called again with other arguments, an argument or its variable out of range, ``RANK`` or
+            ``WORLD_SIZE`` set to something else than the job's, or a node would have no trainer; on every rank. Or a
+            launcher started several processes that MPI does not connect; on the first of them.
         SystemExit: on a server, when the job is over; on processes that MPI does not connect, except the first.
 
-    After an error that every rank catches, it may be called again.
+    While the job runs, a call with the same arguments does nothing, as when a cell of a notebook is run again. After an
+    error that every rank catches, it may be called again.
 
     Collective on ``comm``.
     """
-    if is_initialized():
-        if not current().left:
-            raise InvalidArgumentError("initialize() was called twice; call exit_client() between")
-        _leave(current())
+    arguments: dict[str, object] = {"comm": comm, "seed": seed}
     given = {
         "ranks_per_node": ranks_per_node,
         "timeout": timeout,
         "num_servers": num_servers,
         "num_worker_threads": num_worker_threads,
     }
+    arguments |= given
+    if is_initialized():
+        session = current()
+        if not session.left:
+            _check_same(session.arguments, arguments)
+            return
+        _leave(session)
     if comm is not None and not isinstance(comm, MPI.Intracomm):
         raise InvalidArgumentError(f"comm must be an mpi4py.MPI.Intracomm (got {comm!r})")
     everyone = job_comm(comm)
@@ -345,7 +352,18 @@ def initialize(
         sys.exit(0)
     if config.keep_memory:
         keep_freed_memory()
-    _start_session(Session(state, control, config.num_worker_threads))
+    session = Session(state, control, config.num_worker_threads)
+    session.arguments = arguments
+    _start_session(session)
+
+
+def _check_same(before: Mapping[str, object], now: Mapping[str, object]) -> None:
+    """Raise InvalidArgumentError if a second ``initialize()`` has other arguments than the first."""
+    other = [f"{name}={now[name]!r}, before {before[name]!r}" for name in now if now[name] != before[name]]
+    if other:
+        raise InvalidArgumentError(
+            f"initialize() was called again with other arguments ({'; '.join(other)}): call exit_client() between"
+        )
 
 
 def _start_session(session: Session) -> None:

@@ -168,9 +168,11 @@ class PartConfig:
         try:
             content = json.loads(read_text(path))
         except OSError as error:
-            raise PartitionError(f"{path}: cannot read the partition configuration: {error.strerror}") from error
+            what = _not_cut(path) if path.is_dir() else str(error.strerror)
+            raise PartitionError(f"{path}: cannot read the partition configuration: {what}") from error
         except (ValueError, RecursionError) as error:
-            raise PartitionError(f"{path}: not a valid JSON file: {error}") from error
+            what = f"not a valid JSON file: {error}" if path.suffix == ".json" else _not_cut(path)
+            raise PartitionError(f"{path}: {what}") from error
         _check_format(path, content)
         try:
             return cls._from_json(path, content)
@@ -280,6 +282,17 @@ def _offsets(what: str, table: dict[str, Any], names: list[str], num_parts: int,
     if sum(int(table[-1]) for table in offsets) != total:
         raise PartitionError(f"{what} covers {sum(int(table[-1]) for table in offsets)} ids, expected {total}")
     return offsets
+
+
+def _not_cut(path: Path) -> str:
+    """Say what to give in place of a file or folder that holds a graph, or parts."""
+    configs = sorted(map(str, path.glob("*.json")))
+    if configs:
+        return f"it is a folder: give the configuration of a partitioned graph, as {' or '.join(configs)}"
+    return (
+        "no configuration of a partitioned graph (<name>.json): partition the graph first, by python -m mpigraph "
+        f"partition {path} --parts 2 -o FOLDER, and give the <name>.json in FOLDER"
+    )
 
 
 def _check_format(path: Path, content: object) -> None:

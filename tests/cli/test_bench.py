@@ -125,10 +125,10 @@ def test_the_number_of_servers_is_the_jobs_unless_it_is_given(monkeypatch):
     monkeypatch.setenv("MPIGRAPH_NUM_SERVERS", "3")
     given = []
     monkeypatch.setattr(job, "initialize", lambda **options: given.append(options["num_servers"]) or sys.exit(0))
-    for arguments in ([], ["--num-servers", "0"]):
+    for arguments in ([], ["--num_servers", "0"], ["--num-servers", "0"]):
         with pytest.raises(SystemExit):
             main(["bench", *arguments])
-    assert given == [None, 0]
+    assert given == [None, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ BAD_OPTIONS = [
     (["--fanouts", "10,x"], "--fanouts must be integers.*10,x"),
     (["--seconds", "nan"], "--seconds must be >= 0.01"),
     (["--part-config", "/nowhere/x.json"], "/nowhere/x.json"),
-    (["--num-servers", "-1"], "--num-servers must be >= 0"),
+    (["--num_servers", "-1"], "--num_servers must be >= 0"),
     (["--nodes", "100", "--edges", "100000", "--seconds", "1"], "num_edges must be <= 4950"),
 ]
 

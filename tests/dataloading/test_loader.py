@@ -22,6 +22,20 @@ def seeds_of(rank: int, sizes: list[int]) -> np.ndarray:
     return np.arange(begin, begin + sizes[rank])
 
 
+def test_missing_layers_and_features_say_what_to_give(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    loader = dist.DistNodeDataLoader(g, [1, 2], NeighborSampler([2]), batch_size=5, labels="label")
+    words = "DistNodeDataLoader(1 minibatches of at most 5 from 2 seeds, NeighborSampler([2], prob=None), epoch 0)"
+    assert repr(loader) == words
+    for _, _, blocks in loader:
+        with pytest.raises(IndexError, match="no block 1: this minibatch has 1, one for each fanout"):
+            blocks[1]
+        assert blocks[-1] is blocks[0] is next(iter(blocks)) and len(blocks[:1]) == 1
+        with blocks[0].local_scope(), pytest.raises(KeyError, match=r"features=\['feat'\] for blocks\[0\].srcdata"):
+            blocks[0].srcdata["feat"]
+        assert "label" in blocks[0].dstdata
+
+
 @everywhere
 def test_every_seed_once_per_epoch_in_agreed_steps(job: SharedJob, oracle) -> None:
     path = oracle(3)

@@ -11,10 +11,11 @@ import torch
 from layouts import ALONE, Layout, SharedJob, on_layouts
 from oracle import NUM_NODES
 
+import mpigraph
 import mpigraph.distributed as dist
 from mpigraph.dataloading import NeighborSampler
 from mpigraph.errors import InvalidArgumentError, MaskLengthError, MPIGraphError, PartitionError
-from mpigraph.session.context import Session
+from mpigraph.session.context import Session, current
 
 some = on_layouts([ALONE, Layout(2, 0, 1)])
 far = on_layouts([ALONE, Layout(2, 0, 1), Layout(3, 1, 0)])
@@ -43,6 +44,26 @@ LOADERS: list[tuple[dict[str, Any], str]] = [
     ({"nids": None}, "nids: expected numbers .got None"),
     ({"nids": torch.ones(NUM_NODES, dtype=torch.bool)}, "nids must be integers .got a mask of bool: give the ids"),
 ]
+
+
+def test_a_tensor_is_told_how_to_become_a_feature(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    with pytest.raises(InvalidArgumentError, match=r"DistTensor\(\(101, 2\), torch.float32, 'x'\)") as caught:
+        g.ndata["x"] = torch.zeros(NUM_NODES, 2)
+    x = eval(str(caught.value).split("t = ")[1].split(";")[0], {"mpigraph": mpigraph, "torch": torch})
+    x[[3]] = torch.ones(1, 2)
+    g.ndata["x"] = x
+    assert g.ndata["x"][3].tolist() == [[1, 1]]
+    g.barrier()
+
+
+def test_initialize_again_is_harmless_with_the_same_arguments(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    session = current()
+    dist.initialize(**session.arguments)
+    assert current() is session and g.num_nodes() == NUM_NODES
+    with pytest.raises(InvalidArgumentError, match=r"other arguments .seed=7, before 0.: call exit_client"):
+        dist.initialize(**session.arguments | {"seed": 7})
 
 
 @pytest.mark.slow

@@ -29,6 +29,22 @@ def config():
     )
 
 
+@pytest.mark.parametrize("name", ["mine.npz", "mine.h5", "folder", "edges.csv"])
+def test_a_graph_that_is_not_cut_is_told_to_be(tmp_path, name: str):
+    path = tmp_path / name
+    path.mkdir() if name == "folder" else path.write_bytes(b"PK\x03\x04\xff")
+    with pytest.raises(
+        PartitionError, match=f"partition the graph first, by python -m mpigraph partition {path} --parts"
+    ):
+        PartConfig.read(path)
+
+
+def test_the_folder_of_a_partitioned_graph_says_which_file_it_is(tmp_path):
+    path = config().write(tmp_path)
+    with pytest.raises(PartitionError, match=f"give the configuration of a partitioned graph, as {path}"):
+        PartConfig.read(tmp_path)
+
+
 def test_configuration_round_trip(tmp_path):
     written = config()
     read = PartConfig.read(written.write(tmp_path))

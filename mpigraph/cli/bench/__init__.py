@@ -23,7 +23,10 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "time goes. Start it as a job is started: python, mpiexec or srun. Takes about a minute.",
     )
     for name, (default, text) in Settings.options().items():
-        parser.add_argument(f"--{name}", default=default, metavar=name.rpartition("-")[2].upper(), help=text)
+        parser.add_argument(
+            f"--{name}", default=default, metavar=name.replace("_", "-").rpartition("-")[2].upper(), help=text
+        )
+    parser.add_argument("--num-servers", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     parser.add_argument("-o", "--out", default="", metavar="FILE.json", help="write all figures here")
     parser.add_argument("--plot", default="", metavar="FILE.png", help="draw the time of each stage (needs matplotlib)")
     parser.set_defaults(run=_run)

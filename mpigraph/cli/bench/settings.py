@@ -13,6 +13,10 @@ def _option(default: Any, text: str, least: float | None = None, kind: Callable[
     return field(default=default, metadata={"text": text, "least": least, "kind": kind or type(default)})
 
 
+def _spelled(name: str) -> str:
+    return name if name == "num_servers" else name.replace("_", "-")  # as in initialize() and launch
+
+
 @dataclass(frozen=True)
 class Settings:
     """What to measure on, and for how long."""
@@ -38,7 +42,7 @@ class Settings:
             if "text" in entry.metadata:
                 default = None if entry.default is None else str(entry.default)
                 note = f" ({default})" if default else ""
-                options[entry.name.replace("_", "-")] = (default, entry.metadata["text"] + note)
+                options[_spelled(entry.name)] = (default, entry.metadata["text"] + note)
         return options
 
     @classmethod
@@ -50,7 +54,7 @@ class Settings:
         """
         values: dict[str, Any] = {}
         for entry in fields(cls):
-            name = f"--{entry.name.replace('_', '-')}"
+            name = f"--{_spelled(entry.name)}"
             text = texts[entry.name]
             if text is None:
                 continue
