@@ -118,7 +118,10 @@ def load_tensors(filename: Path, return_dgl_ndarray: bool = False) -> Tensors:
 
     Raises:
         GraphDataError: it is another file, such as one that DGL has written.
+        InvalidArgumentError: ``return_dgl_ndarray`` is true: there are only tensors.
     """
+    if return_dgl_ndarray:
+        raise InvalidArgumentError("return_dgl_ndarray must be False: tensors are returned, which have .numpy()")
     with _opened(filename) as arrays:
         return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
 

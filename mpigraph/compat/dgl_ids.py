@@ -60,7 +60,7 @@ def in_subgraph(g: Any, nodes: Any, **options: Any) -> Any:
     Collective on the trainers when hosts are far; local when all are near.
     """
     if isinstance(g, DistGraph):
-        return sample_neighbors(g, nodes, -1)
+        return sample_neighbors(g, nodes, -1, **options)
     return g.in_subgraph(nodes, **options)
 
 

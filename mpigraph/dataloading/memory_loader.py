@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from inspect import signature
 from types import SimpleNamespace
 from typing import Any, Protocol, cast
 
@@ -91,14 +92,15 @@ class DataLoader:
     Collective on the trainers: construction with a DistGraph. With a graph in memory all is local.
     """
 
-    def __new__(
-        cls, graph: HeteroGraph | DistGraph, indices: TypedIds, graph_sampler: Sampler, *_: object, **options: object
-    ) -> Any:
+    def __new__(cls, *given: object, **options: object) -> Any:
         """Make the loader of a distributed graph, if it is one."""
+        named = signature(cls.__init__).bind(None, *given, **options).arguments  # type: ignore[misc]
+        _, graph, ids, sampler = (named.pop(name) for name in list(named)[:4])
         if isinstance(graph, HeteroGraph):
             return super().__new__(cls)
-        make: Any = DistEdgeDataLoader if isinstance(graph_sampler, EdgePredictionSampler) else DistNodeDataLoader
-        return make(graph, indices, graph_sampler, *_[:1], **without_processes(options))
+        of_edges = issubclass(cls, EdgeDataLoader) or isinstance(sampler, EdgePredictionSampler)
+        make: Any = DistEdgeDataLoader if of_edges else DistNodeDataLoader
+        return make(graph, ids, sampler, **without_processes(named.pop("foreign", {}) | named))
 
     def __init__(
         self,
@@ -116,7 +118,7 @@ class DataLoader:
         collate_fn: Callable[..., object] | None = None,
         input_time: NodeIds | None = None,
         edge_label_time: EdgeIds | None = None,
-        **ignored: object,
+        **foreign: object,
     ) -> None:
         """Plan the minibatches.
 
@@ -136,8 +138,8 @@ class DataLoader:
             collate_fn: makes what is yielded of a minibatch.
             input_time: the time of each node, as in :class:`.DistNodeDataLoader`.
             edge_label_time: the time of each edge, with a sampler of edges, as in :class:`.DistEdgeDataLoader`.
-            ignored: ``num_workers``, ``use_uva``, ``use_prefetch_thread``, ``pin_prefetcher`` and so on, accepted for
-                DGL's scripts.
+            foreign: what else DGL's and PyTorch's loaders take, see :mod:`.foreign_options`; ``num_prefetch``,
+                ``pin_memory`` and ``queue_size`` change nothing, as there is no thread that is ahead.
 
         Raises:
             InvalidArgumentError: an argument is not what it says above.
@@ -146,7 +148,7 @@ class DataLoader:
         assert isinstance(graph, HeteroGraph)  # of the others __new__ made another loader
         if not callable(getattr(graph_sampler, "sample", None)):
             raise InvalidArgumentError(f"graph_sampler must have sample(g, ids) (got {graph_sampler!r})")
-        check_foreign(type(self), {name: value for name, value in ignored.items() if name not in _OF_OTHERS})
+        check_foreign(type(self), {name: value for name, value in foreign.items() if name not in _OF_OTHERS})
         self.graph = graph
         self.graph_sampler = graph_sampler
         self.dataset, times, self._sample = _plan(graph, graph_sampler, indices, input_time, edge_label_time)
@@ -196,7 +198,9 @@ class DataLoader:
         return batch if self._collate is None else self._collate(batch)
 
     @contextmanager
-    def enable_cpu_affinity(self, *args: object, **options: object) -> Iterator[None]:
+    def enable_cpu_affinity(
+        self, loader_cores: object = None, compute_cores: object = None, verbose: bool = True
+    ) -> Iterator[None]:
         """Accepted for DGL's scripts: nothing is bound, as no other process samples."""
         yield
 
@@ -223,22 +227,13 @@ class EdgeDataLoader(DataLoader):
         reverse_etypes: as there.
         negative_sampler: as there.
         g_sampling: only None.
-        options: those of :class:`DataLoader`.
+        foreign: the other options of :class:`DataLoader`.
 
     Raises:
         InvalidArgumentError, EdgeTypeError: as there.
 
     Collective on the trainers: construction with a DistGraph. With a graph in memory all is local.
     """
-
-    def __new__(
-        cls, g: HeteroGraph | DistGraph, eids: EdgeIds, graph_sampler: BlockSampler, *_: object, **options: object
-    ) -> Any:
-        """Make the loader of a distributed graph, if it is one."""
-        if isinstance(g, HeteroGraph):
-            return object.__new__(cls)
-        make: Any = DistEdgeDataLoader
-        return make(g, eids, graph_sampler, *_[:1], **without_processes(options))
 
     def __init__(
         self,
@@ -254,10 +249,10 @@ class EdgeDataLoader(DataLoader):
         negative_sampler: NegativesOf | None = None,
         *,
         g_sampling: None = None,
-        **options: object,
+        **foreign: object,
     ) -> None:
         check_foreign(type(self), {"g_sampling": g_sampling})
-        more: dict[str, Any] = dict(options)
+        more: dict[str, Any] = dict(foreign)
         sampler = as_edge_prediction_sampler(graph_sampler, exclude, reverse_eids, reverse_etypes, negative_sampler)
         super().__init__(g, eids, sampler, device, use_ddp, ddp_seed, **more)
 

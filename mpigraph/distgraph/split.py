@@ -44,7 +44,8 @@ def node_split(
 
     Args:
         nodes: a mask with one entry for each node of the type (tensor, ndarray or DistTensor); non-zero is selected. Or
-            ``arange`` of their number, which means all of them; for DGL it is a mask, which leaves out the first.
+            ``arange`` of their number, which means all of them; for DGL it is a mask, which leaves out the first. Of
+            one or two nodes ``[0]`` and ``[0, 1]`` could be either: give a mask of bool.
         partition_book: the book; needed for plain masks when several graphs are open.
         ntype: the node type; may be left out if there is one, or if the mask is a DistTensor, which knows.
         rank: whose share; this trainer's by default.
@@ -68,8 +69,8 @@ def node_split(
 
     Raises:
         MaskLengthError: the mask does not have one entry for each node.
-        InvalidArgumentError: it has integers other than 0 and 1, as ids are, or no numbers, or ``rank`` is none; or
-            times, ``since`` or ``before`` are no integers.
+        InvalidArgumentError: it has integers other than 0 and 1, as ids are, or integers that could be both, or no
+            numbers, or ``rank`` is none; or times, ``since`` or ``before`` are no integers.
         NodeTypeError: the type does not exist, or was left out where there are several (EdgeTypeError for edges).
         TensorMismatchError: the mask is a DistTensor of another type.
 
@@ -117,7 +118,7 @@ def _split(
     policy = _policy_of(topology.config.schema, mask, is_node, kind)
     offsets = policy.offsets(topology.hosts)
     _check_length(mask, int(offsets[-1]), "node" if is_node else "edge")
-    if span is None and isinstance(mask, torch.Tensor | np.ndarray) and _is_every_id(as_tensor(mask)):
+    if span is None and isinstance(mask, torch.Tensor | np.ndarray | list | tuple) and _is_every_id(as_tensor(mask)):
         mask = np.ones(len(mask), np.bool_)
     if even:
         hosts, index, pieces = list(range(len(offsets) - 1)), rank, session.num_trainers
@@ -190,10 +191,22 @@ def _check_length(mask: MaskLike, count: int, what: str) -> None:
 
 
 def _is_every_id(values: torch.Tensor) -> bool:
-    """Whether it is ``arange``: not a mask, but the ids of all nodes or edges, as DGL's scripts give them to infer."""
-    if values.dtype not in (torch.int32, torch.int64) or len(values) < 3 or int(values[0]) != 0:
+    """Tell whether it is ``arange``: the ids of all nodes or edges, as DGL's scripts give them to infer, and no mask.
+
+    Raises:
+        InvalidArgumentError: it could be both, as of one or two nodes or edges.
+    """
+    no_integers = values.dtype.is_floating_point or values.dtype.is_complex or values.dtype == torch.bool
+    if no_integers or values.element_size() == 1 or not len(values):  # integers of a byte are DGL's masks
         return False
-    return bool((values.diff() == 1).all())
+    if int(values[-1]) != len(values) - 1 or not torch.equal(values.long().cpu(), torch.arange(len(values))):
+        return False
+    if len(values) < 3:
+        raise InvalidArgumentError(
+            f"the integers {values.tolist()} are a mask as well as the ids of all {len(values)} nodes or edges: give a "
+            "mask of bool (torch.ones(n, dtype=torch.bool) selects all)"
+        )
+    return True
 
 
 def _span(since: int | None, before: int | None) -> _Span:

@@ -20,7 +20,7 @@ from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.distgraph.typed_ids import Fanout, FeatureName
 from mpigraph.errors import InvalidArgumentError, TensorMismatchError, check_integer
 from mpigraph.graphs.in_memory import exact_device
-from mpigraph.graphs.table_rows import TableRows, first_rows
+from mpigraph.graphs.table_rows import TableRows
 from mpigraph.inference.batches import Batch, batches_of
 from mpigraph.inference.halo import HaloReader, far_sources, open_readers
 from mpigraph.inference.neighbourhoods import Neighbourhoods
@@ -66,7 +66,8 @@ def layerwise(
         model_or_layers: what maps rows of one layer to the next:
 
             * a list of layers, each called as ``layer(block, (h_src, h_dst)) -> h_dst``, such as those of
-              :mod:`mpigraph.nn` and functions of the user's own; nothing is done between them;
+              :mod:`mpigraph.nn` and functions of the user's own; nothing is done between them. Both are the layer's
+              to write to in place: neither shares memory with the other, or with ``x``;
             * a module with ``layers`` and a method ``forward_layer(i, block, h) -> h_dst``, where ``h`` are the rows of
               the sources, the destinations first. It does what belongs between layers: activation, dropout,
               normalisation; ``forward`` can be a loop over it;
@@ -334,7 +335,7 @@ class Inference:
         """The new rows of some nodes of a type, on the CPU; None if the layer gives none of this type."""
         block, src_ids = self._neighbourhoods.block({self._g.schema.ntype_id(ntype): ids}, number)
         h_src = {t: self._input(reader.read(src_ids[t])) for t, reader in readers.items()}
-        h_dst = {t: first_rows(h, block.num_dst_nodes(t)) for t, h in h_src.items()}
+        h_dst = {t: _own_rows(h, block.num_dst_nodes(t)) for t, h in h_src.items()}
         block = block.to(self._device)
         if self._typed:
             made: Any = step(block, (h_src, h_dst))
@@ -394,6 +395,11 @@ class Inference:
         if not found:
             raise everywhere(InvalidArgumentError(f"layer {number + 1} of inference gives no rows"))
         return found
+
+
+def _own_rows(h: torch.Tensor, n: int) -> torch.Tensor:
+    """Copy the first ``n`` rows: what a layer writes to its sources in place never shows in its destinations."""
+    return h.first(n) if isinstance(h, TableRows) else h[:n].clone()
 
 
 def _write(out: DistTensor, batch: Batch, values: Array) -> None:

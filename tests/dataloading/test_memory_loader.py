@@ -236,6 +236,35 @@ def test_old_names_on_a_distributed_graph(job: SharedJob, oracle) -> None:
     assert isinstance(edges, dist.DistEdgeDataLoader)
 
 
+def test_positional_options_in_the_order_of_dgl(job: SharedJob, oracle) -> None:
+    """The same minibatches on a distributed graph, whether options have names or not, as on the graph in memory."""
+    g = job.open(oracle(3))
+    copy, ids = in_memory(g), torch.arange(30)
+    plain, pairs = NeighborSampler([2]), as_edge_prediction_sampler(NeighborSampler([2]))
+    named = {"batch_size": 8, "drop_last": True, "shuffle": True, "seed": 1}
+    for sampler in (plain, pairs):
+        there = DataLoader(g, ids, sampler, "cpu", False, 0, 8, True, True, seed=1)
+        also = DataLoader(g, ids, sampler, **named)
+        assert len(there) == len(also) == 3 and type(there).__name__.startswith("Dist")
+        for first, second in zip(there, also, strict=True):
+            assert torch.equal(first[0], second[0])
+        here = DataLoader(copy, ids, sampler, "cpu", False, 0, 8, True, True, seed=1)
+        assert len(here) == 3
+    negative = Uniform(2)
+    for graph in (g, copy):
+        more = EdgeDataLoader(graph, ids, plain, "cpu", False, 0, "self", None, None, negative, batch_size=10)
+        batches = list(more)
+        assert len(batches) == 3 and all(len(batch) == 4 for batch in batches)  # with negatives
+        for _, positive, _, (block,) in batches:
+            assert not torch.isin(block.edata[EID], positive.edata[EID]).any()  # which are excluded
+        with pytest.raises(TypeError, match="too many positional"):
+            DataLoader(graph, ids, plain, "cpu", False, 0, 8, True, True, 4)
+        with pytest.raises(TypeError, match="multiple values for argument 'batch_size'"):
+            DataLoader(graph, ids, plain, "cpu", False, 0, 8, batch_size=4)
+        with pytest.raises(InvalidArgumentError, match="do you mean batch_size"):
+            DataLoader(graph, ids, plain, batchsize=4)
+
+
 def test_shares_of_ddp(monkeypatch):
     g, seeds = plain(), torch.arange(10)
     with pytest.raises(InvalidArgumentError, match="init_process_group"):

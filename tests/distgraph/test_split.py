@@ -1,5 +1,7 @@
 """Splits: every selected node and edge goes to one trainer, near where it lies; how much of the mask is read."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,9 @@ from oracle import NAME, NUM_NODES, open_graph
 import mpigraph.distributed as dist
 from mpigraph.distgraph.split import _bounds, _counted_share
 from mpigraph.errors import InvalidArgumentError, MaskLengthError
+from mpigraph.metadata.schema import Schema
+from mpigraph.partition.pipeline import partition_source
+from mpigraph.partition.source import GraphSource
 from mpigraph.rows import mask_counts
 from mpigraph.rows.mask_counts import MaskCounts, block_bounds
 from mpigraph.rows.row_tensor import RowTensor
@@ -75,6 +80,34 @@ def test_arange_means_every_id(job: SharedJob, oracle) -> None:
             assert sorted(sum(job.trainers.allgather(mine), [])) == list(range(NUM_NODES))
     with pytest.raises(InvalidArgumentError, match="not their ids"):
         dist.node_split(np.roll(np.arange(NUM_NODES), 1), g.get_partition_book())
+
+
+def write_tiny(directory: Path) -> str:
+    """Types of one, two and three nodes."""
+    ids = np.arange(3)
+    schema = Schema(("one", "three", "two"), (("three", "to", "three"),))
+    source = GraphSource(schema, (1, 3, 2), ((ids, ids),), {})
+    return str(partition_source(source, "tiny", 1, directory, "random").config_path)
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.int32, np.int16, np.uint32])
+def test_ids_of_one_or_two_nodes_are_no_mask(job: SharedJob, dtype: type) -> None:
+    """Selecting none of one node, or the second of two, in place of all."""
+    book = job.open(job.write(write_tiny)).get_partition_book()
+    for ntype, count in (("one", 1), ("two", 2)):
+        ids = np.arange(count, dtype=dtype)
+        for given in (ids, torch.from_numpy(ids), ids.tolist()):
+            with pytest.raises(InvalidArgumentError, match=f"ids of all {count} nodes or edges: give a mask of bool"):
+                dist.node_split(given, book, ntype)
+        for mask in (ids > -1, ids.astype(np.uint8) + 1, np.ones(count, dtype)):
+            found = job.trainers.allgather(dist.node_split(mask, book, ntype).tolist())
+            assert sum(found, []) == list(range(count))
+    assert not len(dist.node_split(np.zeros(2, dtype), book, "two"))
+    assert sum(job.trainers.allgather(dist.node_split(np.arange(3, dtype=dtype), book, "three").tolist()), []) == [
+        0,
+        1,
+        2,
+    ]
 
 
 class Watched:

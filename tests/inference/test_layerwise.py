@@ -344,6 +344,28 @@ def test_rows_that_a_layer_keeps_outlive_the_inference(job: SharedJob, oracle) -
     on_all(job.trainers, all(torch.equal(rows + 0, wanted[ids]) for rows, ids in kept))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("cache", [None, "auto"])
+def test_what_a_layer_writes_to_its_sources_is_not_in_its_destinations(
+    job: SharedJob, oracle, cache: str | None, dtype: torch.dtype
+) -> None:
+    g = job.open(oracle(3))
+    x = rows_of(g, g.ntypes[0], dtype)
+    wanted = x[:].clone()
+
+    def writes_sources(block: Any, h: Any) -> torch.Tensor:
+        h[0].zero_()
+        return torch.as_tensor(h[1])
+
+    def writes_destinations(block: Any, h: Any) -> torch.Tensor:
+        h[1].zero_()
+        return h[0][: block.num_dst_nodes()] + 0
+
+    for layer in (writes_sources, writes_destinations):
+        found = layerwise(g, [layer, layer], x, batch_size=5, cache=cache)
+        on_all(job.trainers, torch.equal(found[:], wanted) and torch.equal(x[:], wanted), layer.__name__)
+
+
 @pytest.mark.parametrize("cache", [None, "auto"])
 def test_two_tensors_whatever_the_number_of_layers(job: SharedJob, oracle, cache: str | None) -> None:
     """Beside x. One of them and a copy of the near rows are the same memory, and far rows that are read come to it."""
