@@ -248,11 +248,11 @@ def _empty_frames(schema: Schema, src_ids: Mapping[str, torch.Tensor], num_dst: 
 
 
 def _side_frame(frames: Frames, ntype: str) -> Frame:
-    """Find the frame of "SRC/x", "DST/x" or "x" (the source side first)."""
-    side, _, name = ntype.rpartition("/")
-    for prefix, candidates in (("SRC", frames.src), ("DST", frames.dst)):
-        if side in (prefix, "") and name in candidates:
-            return candidates[name]
+    """Find the frame of "x" (the source side first), "SRC/x" or "DST/x"."""
+    for prefix, frames_of_side in (("", frames.src), ("", frames.dst), ("SRC/", frames.src), ("DST/", frames.dst)):
+        name = ntype.removeprefix(prefix)
+        if ntype.startswith(prefix) and name in frames_of_side:
+            return frames_of_side[name]
     raise NodeTypeError(f"node type {ntype!r} does not exist (there are {list(frames.src)}, {list(frames.dst)})")
 
 

@@ -4,24 +4,48 @@ A homogeneous graph has one node type and one relation; it is the one-element ca
 second code path. Users name types; inside the library they have ids, which are their positions here.
 """
 
+import re
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from mpigraph.errors import EdgeTypeError, InvalidArgumentError, NodeTypeError, check_text
 
-__all__ = ["DEFAULT_ETYPE", "DEFAULT_NTYPE", "Relation", "Schema", "parse_relation", "relation_key"]
+__all__ = [
+    "DEFAULT_ETYPE",
+    "DEFAULT_NTYPE",
+    "Relation",
+    "Schema",
+    "check_name",
+    "escape",
+    "parse_relation",
+    "relation_key",
+    "unescape",
+]
 
 Relation: TypeAlias = tuple[str, str, str]
 
 DEFAULT_NTYPE = "_N"
 DEFAULT_ETYPE: Relation = ("_N", "_E", "_N")
 
-_FORBIDDEN = ":/~"  # separators of relation keys, of HDF5 paths and of policy strings ("node~paper")
+
+def escape(name: str, separators: str, mark: str = "~") -> str:
+    """Return a name without separators: each, and ``mark``, becomes ``mark`` and two hexadecimal digits.
+
+    ``~`` marks escapes in files of this library, because no name in an older file has one.
+    """
+    for character in mark + separators:
+        name = name.replace(character, f"{mark}{ord(character):02X}")
+    return name
+
+
+def unescape(name: str, mark: str = "~") -> str:
+    """Undo :func:`escape`."""
+    return re.sub(f"{mark}([0-9A-F]{{2}})", lambda digits: chr(int(digits[1], 16)), name)
 
 
 def relation_key(relation: Relation) -> str:
-    """Return ``"src:rel:dst"``, the name of a relation in files."""
-    return ":".join(relation)
+    """Return ``"src:rel:dst"``, the name of a relation in files; ``:`` and ``~`` inside a name are escaped."""
+    return ":".join([escape(name, ":") for name in relation])
 
 
 def parse_relation(key: str) -> Relation:
@@ -33,7 +57,19 @@ def parse_relation(key: str) -> Relation:
     names = key.split(":")
     if len(names) != 3 or not all(names):
         raise EdgeTypeError(f"edge type {key!r} is not of the form 'src:rel:dst'")
-    return names[0], names[1], names[2]
+    return unescape(names[0]), unescape(names[1]), unescape(names[2])
+
+
+def check_name(what: str, name: object) -> str:
+    """Return the name of a type or feature, which may have any characters but NUL and surrogates.
+
+    Raises:
+        InvalidArgumentError: it is no string, empty, or has one of those; names it.
+    """
+    text = check_text(what, name)
+    if not text:
+        raise InvalidArgumentError(f"{what} must not be empty")
+    return text
 
 
 @dataclass(frozen=True)
@@ -53,8 +89,10 @@ class Schema:
     def __post_init__(self) -> None:
         object.__setattr__(self, "ntypes", tuple(self.ntypes))
         object.__setattr__(self, "relations", tuple(_as_triple(relation) for relation in self.relations))
-        for name in self.ntypes + tuple(relation[1] for relation in self.relations):
-            _check_name(name)
+        for ntype in self.ntypes:
+            check_name("a node type's name", ntype)
+        for _, name, _ in self.relations:
+            check_name("a relation's name", name)
         if not self.ntypes:
             raise InvalidArgumentError("a graph needs at least one node type (got none)")
         for what, names in (("node type", self.ntypes), ("relation", self.relations)):
@@ -69,8 +107,11 @@ class Schema:
         # alone may be ambiguous
         ids: dict[str | Relation, list[int]] = {}
         for number, relation in enumerate(self.relations):
-            for given in (relation, relation[1], relation_key(relation)):
+            spellings: set[str | Relation] = {relation, relation[1], ":".join(relation)}
+            for given in spellings:
                 ids.setdefault(given, []).append(number)
+        for number, relation in enumerate(self.relations):
+            ids[relation_key(relation)] = [number]  # also where another relation's name looks like it
         object.__setattr__(self, "_ids", ids)
         object.__setattr__(
             self, "_ends", [(self.ntypes.index(src), self.ntypes.index(dst)) for src, _, dst in self.relations]
@@ -136,11 +177,3 @@ def _as_triple(relation: Relation) -> Relation:
     if isinstance(relation, str) or len(relation) != 3:
         raise EdgeTypeError(f"an edge type is a triple (src_type, rel, dst_type) (got {relation!r})")
     return relation[0], relation[1], relation[2]
-
-
-def _check_name(name: str) -> None:
-    if not check_text("a type name", name):
-        raise InvalidArgumentError("a type name must not be empty")
-    bad = [character for character in _FORBIDDEN if character in name]
-    if bad:
-        raise InvalidArgumentError(f"type name {name!r} contains {bad[0]!r}, which separates names in files")

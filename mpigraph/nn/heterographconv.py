@@ -9,7 +9,7 @@ from torch import nn
 
 from mpigraph.errors import EdgeTypeError, InvalidArgumentError
 from mpigraph.graphs.message_passing import combine
-from mpigraph.metadata.schema import Relation
+from mpigraph.metadata.schema import Relation, escape
 from mpigraph.nn.typed import TypedFeatures, TypedGraph, sides
 
 __all__ = ["HeteroGraphConv"]
@@ -101,7 +101,7 @@ class HeteroGraphConv(nn.Module):
 
 def _key(etype: str | Relation) -> str:
     """Return a key that a ModuleDict takes: no dot, and not the name of an attribute of it ("to", "items")."""
-    name = str(etype).replace(".", "%2E")
+    name = escape(str(etype), ".", "%")
     return f"{name}%" if name in _TAKEN else name
 
 

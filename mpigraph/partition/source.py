@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from mpigraph.arrays import I32, I64, Array
-from mpigraph.errors import GraphDataError, check_text
-from mpigraph.metadata.schema import Schema, relation_key
+from mpigraph.errors import GraphDataError
+from mpigraph.metadata.schema import Schema, check_name, relation_key
 from mpigraph.partition.row_arrays import (
     CastRows,
     MadeRows,
@@ -332,11 +332,7 @@ def _check_features(kind: str, features: Features, counts: Mapping[str, int]) ->
             raise GraphDataError(f"{kind} features for unknown type {type_name!r} (there are {list(counts)})")
         for name, feature in table.items():
             title = f"{kind} feature {name!r} of {type_name!r}"
-            check_text(f"name of a {kind} feature of {type_name!r}", name)
-            if not name or any(character in name for character in ":/~"):
-                raise GraphDataError(
-                    f"{kind} feature name {name!r} of {type_name!r} is empty or contains ':', '/' or '~'"
-                )
+            check_name(f"name of a {kind} feature of {type_name!r}", name)
             if len(feature.values.shape) < 1 or len(feature.values) != counts[type_name]:
                 raise GraphDataError(
                     f"{title} must have {counts[type_name]} rows (got shape {list(feature.values.shape)})"

@@ -7,6 +7,8 @@ A partitioned graph is a directory::
     part<k>/node_feat.h5     <ntype>/<name>
     part<k>/edge_feat.h5     <src:rel:dst>/<name>
 
+Types, relations and features may have any names: a ``/`` inside one is written as ``~2F``, ``:`` in a relation's as
+``~3A`` and ``~`` as ``~7E`` (:func:`~mpigraph.metadata.schema.escape`).
 Datasets are contiguous, so that a reader can fill a buffer with any range of rows in one call. Each carries its
 logical dtype (torch's name; bfloat16 is stored as uint16 and bool as uint8) and one CRC-32 for each segment
 of ``segment_rows`` rows. For a feature stored in 16 bits (narrow.py) that is float16 or bfloat16; the configuration has
@@ -21,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mpigraph.errors import InvalidArgumentError
+from mpigraph.metadata.schema import escape
 
 __all__ = [
     "FORMAT_NAME",
@@ -87,19 +90,29 @@ def relation_dataset_name(relation_key: str, field: str) -> str:
         relation_key: ``"src:rel:dst"``.
         field: ``"indptr"``, ``"indices"``, ``"out_degrees"`` or ``"orig_ids"``.
     """
-    return f"relations/{relation_key}/{field}"
+    return f"relations/{_of_relation(relation_key)}/{field}"
 
 
 def node_orig_ids_name(ntype: str) -> str:
     """Return the dataset of a node type's original ids in ``graph.h5``."""
-    return f"nodes/{ntype}/orig_ids"
+    return f"nodes/{_step(ntype)}/orig_ids"
 
 
 def node_feature_name(ntype: str, name: str) -> str:
     """Return the dataset of a feature in ``node_feat.h5``."""
-    return f"{ntype}/{name}"
+    return f"{_step(ntype)}/{_step(name)}"
 
 
 def edge_feature_name(relation_key: str, name: str) -> str:
     """Return the dataset of a feature in ``edge_feat.h5``."""
-    return f"{relation_key}/{name}"
+    return f"{_of_relation(relation_key)}/{_step(name)}"
+
+
+def _step(name: str) -> str:
+    """Return a name as one step of an HDF5 path, where "." means the group itself."""
+    return "~2E" if name == "." else escape(name, "/")
+
+
+def _of_relation(key: str) -> str:
+    """Return a relation's key as one step of an HDF5 path; what else had to be escaped is."""
+    return key.replace("/", "~2F")

@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpigraph.arrays import I64
-from mpigraph.errors import InvalidArgumentError, MPIGraphError, PartitionError, check_text
+from mpigraph.errors import InvalidArgumentError, MPIGraphError, PartitionError
 from mpigraph.metadata.book import RangeBook
-from mpigraph.metadata.schema import Schema, parse_relation, relation_key
+from mpigraph.metadata.schema import Schema, check_name, parse_relation, relation_key
 from mpigraph.storage.files import NewFile, read_text
 from mpigraph.storage.format import NARROW, WIDE, storage_dtype
 
@@ -214,6 +214,9 @@ class PartConfig:
         ntypes = _by_id(content["ntypes"])
         etypes = _by_id(content["etypes"])
         schema = Schema(tuple(ntypes), tuple(parse_relation(key) for key in etypes))
+        escaped = [relation_key(relation) for relation in schema.relations]
+        if escaped != etypes:
+            raise PartitionError(f"edge types must be escaped as {escaped} (got {etypes})")
         num_parts = _count(content["num_parts"])
         book = RangeBook(
             schema,
@@ -336,7 +339,7 @@ def _features_from_json(content: dict[str, Any], names: list[str]) -> Features:
         raise PartitionError(f"features of unknown type {unknown[0]!r}")
     return {
         owner: {
-            check_text(f"name of a feature of {owner!r}", name): FeatureInfo(
+            check_name(f"name of a feature of {owner!r}", name): FeatureInfo(
                 _a_dtype(info["dtype"]), tuple(_count(size) for size in info["shape"]), _a_narrow(info)
             )
             for name, info in content.get(owner, {}).items()

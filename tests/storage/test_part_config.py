@@ -90,7 +90,8 @@ def test_wrong_part_paths(tmp_path):
             lambda c: c["node_features"].update(a={"\ud800": {"dtype": "int8", "shape": []}}),
             "feature of 'a' must be with",
         ),
-        (lambda c: c.update(ntypes={"\ud800": 0, "b": 1}), "type name must be without surrogates"),
+        (lambda c: c.update(ntypes={"\ud800": 0, "b": 1}), "node type's name must be without surrogates"),
+        (lambda c: c.update(etypes={"a:~78:b": 0}), r"edge types must be escaped as \['a:x:b'\] .got \['a:~78:b'\]"),
         (lambda c: c.pop("format"), "not a partition configuration of this library"),
         (
             lambda c: (c.pop("format"), c["part-0"].update(part_graph="part0/graph.dgl")),
