@@ -2,13 +2,14 @@
 
 from pathlib import Path
 
+from mpigraph.partition.layouts.hgb import HGB
 from mpigraph.partition.layouts.konect import KONECT
 from mpigraph.partition.layouts.layout import Layout
 from mpigraph.partition.layouts.matrix_market import MATRIX_MARKET
 
 __all__ = ["LAYOUTS", "layout_of", "marks_of_directories"]
 
-LAYOUTS: tuple[Layout, ...] = (MATRIX_MARKET, KONECT)
+LAYOUTS: tuple[Layout, ...] = (MATRIX_MARKET, KONECT, HGB)
 """In the order in which they are tried."""
 
 

@@ -3,6 +3,7 @@
 import bz2
 import gzip
 from collections.abc import Iterator, Sequence
+from itertools import compress
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
@@ -13,7 +14,7 @@ from mpigraph.errors import GraphDataError
 from mpigraph.partition.chunks import UNREADABLE
 from mpigraph.storage.files import open_regular
 
-__all__ = ["NumberBlock", "blocks_of_lines", "comments_of", "first_bytes", "number_blocks"]
+__all__ = ["NumberBlock", "blocks_of_lines", "comments_of", "first_bytes", "number_blocks", "numbers_in"]
 
 _BLOCK_BYTES = 16 << 20
 
@@ -105,14 +106,18 @@ def comments_of(path: Path, mark: bytes) -> tuple[list[str], list[str]]:
 
 
 def number_blocks(
-    path: Path, columns: Sequence[tuple[str, str]], comment: bytes, skipped: int = 0, delimiter: str | None = None
+    path: Path,
+    columns: Sequence[tuple[str, str]],
+    comment: bytes | None = None,
+    skipped: int = 0,
+    delimiter: str | None = None,
 ) -> Iterator[NumberBlock]:
     """Yield the numbers of all lines that are neither blank nor comments.
 
     Args:
         path: the file.
         columns: name and dtype of each column; every line must have all of them and no more.
-        comment: what comments begin with.
+        comment: what comments begin with; None if there are none.
         skipped: how many of these lines are left out, at the beginning.
         delimiter: between fields; None for any blanks.
 
@@ -120,32 +125,51 @@ def number_blocks(
         GraphDataError: a line does not have these numbers; names it.
     """
     dtype = np.dtype(list(columns))
+
+    def has_numbers(line: bytes) -> bool:
+        text = line.lstrip()
+        return bool(text) and (comment is None or not text.startswith(comment))
+
     for first, lines in blocks_of_lines(path):
         numbers: Sequence[int] = range(first, first + len(lines))
-        if not all(lines) or any(line.lstrip().startswith(comment) or not line.strip() for line in lines):
-            kept = [place for place, line in enumerate(lines) if line.strip() and not line.lstrip().startswith(comment)]
-            numbers = [first + place for place in kept]
-            lines = [lines[place] for place in kept]
+        kept = list(map(has_numbers, lines))
+        if not all(kept):
+            numbers = list(compress(numbers, kept))
+            lines = list(compress(lines, kept))
         left_out = min(skipped, len(lines))
         skipped -= left_out
         lines, numbers = lines[left_out:], numbers[left_out:]
         if lines:
-            yield NumberBlock(_parsed(path, lines, numbers, dtype, delimiter), path, numbers)
+            yield NumberBlock(numbers_in(path, lines, numbers, dtype, delimiter), path, numbers)
 
 
-def _parsed(
+def numbers_in(
     path: Path, lines: Sequence[bytes], numbers: Sequence[int], dtype: np.dtype[Any], delimiter: str | None
 ) -> Array:
+    """Return the numbers in some lines, which are not blank, as a structured array.
+
+    Args:
+        path: the file, for messages.
+        lines: the lines, or a piece of each.
+        numbers: their numbers in the file.
+        dtype: structured; every line must have all its columns and no more.
+        delimiter: between fields; None for any blanks.
+
+    Raises:
+        GraphDataError: a line does not have these numbers; names it.
+    """
     try:
         return np.loadtxt(lines, dtype, comments=None, delimiter=delimiter, ndmin=1, encoding="latin-1")
     except ValueError:
         if len(lines) == 1:
-            wanted = ", ".join(f"{name} ({dtype[name].name})" for name in dtype.names or ())
+            wanted = ", ".join(
+                f"{name} ({dtype[name].base}{list(dtype[name].shape) or ''})" for name in dtype.names or ()
+            )
             text = lines[0][:80].decode("utf-8", "replace")
             raise GraphDataError(f"{path}, line {numbers[0]}: must have {wanted} (got {text!r})") from None
         half = len(lines) // 2
-        _parsed(path, lines[:half], numbers[:half], dtype, delimiter)
-        return _parsed(path, lines[half:], numbers[half:], dtype, delimiter)
+        numbers_in(path, lines[:half], numbers[:half], dtype, delimiter)
+        return numbers_in(path, lines[half:], numbers[half:], dtype, delimiter)
 
 
 def _unpacked(path: Path, raw: IO[bytes]) -> IO[bytes]:
