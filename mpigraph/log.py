@@ -2,8 +2,10 @@
 
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-__all__ = ["get_logger", "set_identity"]
+__all__ = ["get_logger", "muted", "set_identity"]
 
 _NAME = "mpigraph"
 
@@ -11,6 +13,19 @@ _NAME = "mpigraph"
 def get_logger() -> logging.Logger:
     """Return the library's logger."""
     return logging.getLogger(_NAME)
+
+
+@contextmanager
+def muted(is_muted: bool) -> Iterator[None]:
+    """Hold warnings back in a block, on a rank that would repeat those of another. Errors are still logged."""
+    logger = get_logger()
+    level = logger.level
+    if is_muted:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def set_identity(identity: str, level: str) -> None:

@@ -1,6 +1,7 @@
 """``python -m mpigraph partition``: from a graph on disk to shards."""
 
 import argparse
+import json
 import os
 import re
 import sys
@@ -13,14 +14,16 @@ from mpigraph.arrays import I32, Array
 from mpigraph.cli.progress import ProgressBar
 from mpigraph.cli.ranks import working_ranks
 from mpigraph.errors import InvalidArgumentError
+from mpigraph.log import muted
 from mpigraph.memory import as_bytes, free_memory, held_memory
+from mpigraph.partition.add_reverse import add_reverse_edges
 from mpigraph.partition.assignment_files import read_assignment
 from mpigraph.partition.exchange import Exchange
 from mpigraph.partition.forecast import Forecast, check_memory, ranks_on_this_node
 from mpigraph.partition.options import PART_METHODS, check_options, check_writable
 from mpigraph.partition.pipeline import PartitionResult, partition_source
 from mpigraph.partition.progress import silent
-from mpigraph.partition.readers import add_reverse_edges, read_source
+from mpigraph.partition.readers import read_source
 from mpigraph.partition.shards import check_apart
 from mpigraph.partition.source import GraphSource
 from mpigraph.partition.spill import Scratch
@@ -65,6 +68,12 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument("--name", help="name of the graph (default: name of INPUT)")
     parser.add_argument(
         "--nodes", type=int, metavar="N", help="csv and parquet: ids are 0 to N-1 (default: they are numbered)"
+    )
+    parser.add_argument(
+        "--dataset",
+        metavar="NAME",
+        help="which dataset of OGB INPUT is, such as ogbn-products, if its directory has another name: this says "
+        "whether reverse edges are to be added",
     )
     parser.add_argument("--balance-train", action="store_true", help="spread the training nodes evenly")
     parser.add_argument("--balance-edges", action="store_true", help="spread the edges evenly")
@@ -118,11 +127,11 @@ def _run(arguments: argparse.Namespace) -> int:
             if scratch is not None and not (os.path.isdir(scratch) and os.access(scratch, os.W_OK | os.X_OK)):
                 raise InvalidArgumentError(f"--scratch {scratch}: no directory that can be written to")
             check_apart(arguments.input, arguments.out)
-            source = _read(Path(arguments.input), arguments.nodes, arguments.scratch)
-            if arguments.undirected or arguments.add_reverse:
-                source = add_reverse_edges(source, own_relations=arguments.add_reverse)
+            with muted(exchange.rank > 0):
+                source = _read(arguments)
             classes = _training_nodes(source) if arguments.balance_train else None
             given, num_parts = _parts(source, arguments)
+        left_out = _left_out(source, exchange)
         method = "given" if given is not None else arguments.method or _METHOD
         folder = arguments.scratch or arguments.out
         foreseen = _check_memory(source, num_parts, method, arguments.memory, folder, exchange)
@@ -147,15 +156,33 @@ def _run(arguments: argparse.Namespace) -> int:
             )
         if exchange.rank == 0:
             _print_result(result, method)
+            if left_out:
+                print(f"left out of {arguments.input}: {'; '.join(left_out)}")
     return 0
 
 
-def _read(path: Path, num_nodes: int | None, scratch: str | None) -> GraphSource:
-    if num_nodes is None and (path / _OF_PYG).is_file():
+def _read(arguments: argparse.Namespace) -> GraphSource:
+    path = Path(arguments.input)
+    undirected, add_reverse = arguments.undirected, arguments.add_reverse
+    if arguments.nodes is None and arguments.dataset is None and (path / _OF_PYG).is_file():
         from mpigraph.formats.pyg_parts import read_pyg_partition  # torch takes seconds to load
 
-        return read_pyg_partition(path)
-    return read_source(path, num_nodes, scratch)
+        source = read_pyg_partition(path)
+        return add_reverse_edges(source, own_relations=add_reverse) if undirected or add_reverse else source
+    return read_source(
+        path,
+        arguments.nodes,
+        arguments.scratch,
+        dataset=arguments.dataset,
+        undirected=undirected,
+        add_reverse=add_reverse,
+    )
+
+
+def _left_out(source: GraphSource, exchange: Exchange) -> list[str]:
+    """Return what is left out of the input on any rank. Collective on the ranks."""
+    told = exchange.gather_bytes(json.dumps(source.left_out).encode())
+    return list(dict.fromkeys(thing for data in told for thing in json.loads(data)))
 
 
 def _parts(source: GraphSource, arguments: argparse.Namespace) -> tuple[I32 | None, int]:

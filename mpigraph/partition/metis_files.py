@@ -81,6 +81,7 @@ def read_metis(path: Path, scratch: Path | None = None) -> GraphSource:
         ((rows[:, 0], rows[:, 1]),),
         {DEFAULT_NTYPE: node_feats},
         {relation_key(DEFAULT_ETYPE): edge_feats},
+        has_reverse=True,
     )
 
 

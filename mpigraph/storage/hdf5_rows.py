@@ -1,7 +1,7 @@
 """Datasets of a user's HDF5 file as arrays whose rows are read when they are asked for. Shards are ``shard.py``'s.
 
 Nothing in the file is followed to another one (links, external storage, virtual datasets), and no filter runs that is
-not part of HDF5: an input is data, not code. Datasets must lie in the root group and be numbers; others are left out.
+not part of HDF5: an input is data, not code. Datasets must lie in the root group and be numbers; others are named.
 """
 
 import json
@@ -93,22 +93,27 @@ def is_hdf5(path: Path) -> bool:
         return file.read(len(_SIGNATURE)) == _SIGNATURE
 
 
-def open_hdf5(path: Path) -> dict[str, HDF5Rows | Array]:
+def open_hdf5(path: Path) -> tuple[dict[str, HDF5Rows | Array], list[str]]:
     """Open a file.
 
     Returns:
-        The datasets of numbers in its root group by name; one without dimensions is read.
+        The datasets of numbers in its root group by name, of which one without dimensions is read; and, in words, what
+        else the file holds: groups, datasets of other things, attributes.
 
     Raises:
         GraphDataError: it cannot be read, is shorter than it says, or has data elsewhere; names file and dataset.
     """
     found: dict[str, HDF5Rows | Array] = {}
+    left_out: list[str] = []
     name = ""
     try:
         file = h5py.File(path, "r", locking=False)
+        left_out += [f"attribute {name}" for name in file.attrs if name != _META]
         for name in _own_names(path, file):
             dataset = file[name]
             if not isinstance(dataset, h5py.Dataset) or dataset.dtype.kind not in "biuf":
+                is_group = isinstance(dataset, h5py.Group)
+                left_out.append(f"{name}: {'a group' if is_group else f'{dataset.dtype} is no number'}")
                 continue
             _check_storage(path, name, dataset)
             found[name] = HDF5Rows(path, dataset) if dataset.ndim else np.asarray(dataset[()])
@@ -116,7 +121,7 @@ def open_hdf5(path: Path) -> dict[str, HDF5Rows | Array]:
         if isinstance(error, GraphDataError):
             raise
         raise GraphDataError(f"{path}{': ' + name if name else ''}: cannot be read: {error}") from error
-    return found
+    return found, left_out
 
 
 def read_hdf5_meta(path: Path) -> dict[str, Any]:

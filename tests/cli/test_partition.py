@@ -4,6 +4,7 @@ import gzip
 import json
 import re
 import shutil
+from dataclasses import replace
 from functools import cache
 
 import h5py
@@ -14,8 +15,9 @@ from typed_parts import COUNTS, EDGES, typed_source
 from mpigraph.cli.main import main
 from mpigraph.errors import GraphDataError
 from mpigraph.metadata.schema import Schema
+from mpigraph.partition.add_reverse import add_reverse_edges
 from mpigraph.partition.generate import GRAPH_FILES, Recipe, generate_graph
-from mpigraph.partition.readers import add_reverse_edges, read_source
+from mpigraph.partition.readers import read_source
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.storage.part_config import PartConfig
 from mpigraph.storage.shard import ShardReader
@@ -367,7 +369,8 @@ def test_reverse_relations_hold_the_same_edges():
                 assert relation == cites and edges[cites][0][:].tolist() == [*src, *dst]
                 assert edges[cites][1][:].tolist() == [*dst, *src]
     with pytest.raises(GraphDataError, match=r"there is a relation \('paper', 'rev_reviews', 'author'\) already"):
-        add_reverse_edges(apart)
+        add_reverse_edges(replace(apart, has_reverse=False))
+    assert add_reverse_edges(apart) is apart  # none are added twice
     with pytest.raises(SystemExit):
         run("x.npz", "--parts", 2, "-o", "out", "--undirected", "--add-reverse")
 

@@ -11,8 +11,9 @@ from input_checks import check_all, check_parts, rows
 
 from mpigraph.errors import GraphDataError
 from mpigraph.metadata.schema import Schema
+from mpigraph.partition.add_reverse import add_reverse_edges
 from mpigraph.partition.chunks import Concatenated, concatenated, mapped_npy, mapped_npz
-from mpigraph.partition.readers import add_reverse_edges, read_source
+from mpigraph.partition.readers import read_source
 from mpigraph.partition.row_arrays import CastRows, place_of
 from mpigraph.partition.source import Feature, GraphSource
 
@@ -115,8 +116,9 @@ def test_ogb_in_npz_files_is_mapped(tmp_path):
     edges = np.stack([RNG.integers(0, 40, 300), RNG.integers(0, 40, 300)])
     arrays = {"edge_index": edges, "node_feat": RNG.random((40, 30)).astype(np.float16), "num_nodes_list": [40]}
     label = np.where(np.arange(40) % 2, np.arange(40), np.nan)[:, None]
+    weights = RNG.random((300, 2), dtype=np.float32)
     for save, is_mapped in ((np.savez_compressed, False), (np.savez, True)):
-        save(raw / "data.npz", **arrays, edge_feat=np.ones((300, 9)))
+        save(raw / "data.npz", **arrays, edge_feat=weights, edge_kind=np.arange(300))
         save(raw / "node-label.npz", node_label=label)
         source = read_source(raw.parent)
         assert np.array_equal(rows(source.edges[0][0]), [*edges[0], *edges[1]])  # OGB stores each edge once
@@ -124,7 +126,10 @@ def test_ogb_in_npz_files_is_mapped(tmp_path):
         feats = source.node_feats["_N"]
         assert feats["feat"].dtype == "float16" and np.array_equal(feats["feat"].values, arrays["node_feat"])
         assert np.array_equal(rows(feats["label"].values), np.where(np.arange(40) % 2, np.arange(40), -1))
-        held = edges.nbytes + arrays["node_feat"].nbytes + label.nbytes
+        of_edges = source.edge_feats["_N:_E:_N"]  # they go both ways, too
+        assert np.array_equal(rows(of_edges["feat"].values), np.concatenate([weights, weights]))
+        assert np.array_equal(rows(of_edges["kind"].values), [*range(300), *range(300)])
+        held = edges.nbytes + arrays["node_feat"].nbytes + label.nbytes + weights.nbytes + 300 * 8
         assert source.bytes_in_memory() == (0 if is_mapped else held)
     edges[1, 41] = 40
     np.savez(raw / "data.npz", **arrays)

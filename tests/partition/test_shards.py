@@ -14,8 +14,9 @@ from typed_parts import TYPED, typed_source
 
 from mpigraph.cli.main import main
 from mpigraph.errors import GraphDataError, OutOfRangeError, ShardFormatError
+from mpigraph.partition.add_reverse import add_reverse_edges
 from mpigraph.partition.pipeline import partition_source
-from mpigraph.partition.readers import add_reverse_edges, read_source
+from mpigraph.partition.readers import read_source
 from mpigraph.partition.shards import ShardRows
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.storage import format as shard_format

@@ -16,10 +16,14 @@ class ReadOptions:
     Attributes:
         num_nodes: number of nodes, where ids are to be taken as they are; None if the user gave none.
         scratch: folder of temporary files; None for the system's.
+        dataset: name of a known data set, such as "ogbn-products"; None if the user gave none.
+        adds_reverse: whether the user asks for reverse edges, which the caller adds to what a layout reads.
     """
 
     num_nodes: int | None = None
     scratch: Path | None = None
+    dataset: str | None = None
+    adds_reverse: bool = False
 
 
 @dataclass(frozen=True)
