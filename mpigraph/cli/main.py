@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
+from mpigraph.cli.pipes import Pipes
 from mpigraph.config import launcher_rank
 from mpigraph.errors import MPIGraphError
 
@@ -19,6 +20,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if isinstance(sys.stdout, io.TextIOWrapper):  # names of types may be in letters that a terminal does not have
         sys.stdout.reconfigure(errors="backslashreplace")
+    if words[:1] == ["run"]:  # what the script writes, and to where, is its own
+        return _run(words)
+    with Pipes():
+        return _run(words)
+
+
+def _run(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m mpigraph", description="Distributed graph learning on MPI.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in words[:1] if words and words[0] in _COMMANDS else _COMMANDS:
