@@ -32,7 +32,8 @@ def check_parts(source, folder, method="random"):
         with ShardReader(config.part_path(part, "node_feats")) as feats:
             for t, ntype in enumerate(schema.ntypes):
                 for name, feature in source.node_feats.get(ntype, {}).items():
-                    assert np.array_equal(feats.read(f"{ntype}/{name}"), rows(feature.values)[orig[part][t]])
+                    stored = feats.read(f"{ntype}/{name}")
+                    assert np.array_equal(stored, rows(feature.values)[orig[part][t]], equal_nan=True)
     new_to_old = [np.concatenate([orig[part][t] for part in range(2)]) for t in range(len(schema.ntypes))]
     for r, relation in enumerate(schema.relations):
         src_type, dst_type = schema.ends(r)

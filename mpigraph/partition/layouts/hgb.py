@@ -33,9 +33,9 @@ from mpigraph.partition.layouts.collected_edges import CollectedEdges
 from mpigraph.partition.layouts.hgb_names import Names, read_names, relations_named
 from mpigraph.partition.layouts.layout import Layout, ReadOptions
 from mpigraph.partition.layouts.text_lines import blocks_of_lines, number_blocks, numbers_in
-from mpigraph.partition.natural_order import in_natural_order
 from mpigraph.partition.row_arrays import RowArray
 from mpigraph.partition.source import Feature, GraphSource
+from mpigraph.partition.unread_files import FolderFiles
 
 __all__ = ["HGB"]
 
@@ -65,15 +65,16 @@ def _read(path: Path, options: ReadOptions) -> GraphSource:
     edges = _read_links(path / "link.dat", nodes, names, options.scratch)
     ntypes = tuple(sorted(numbers))
     relations = tuple(sorted(edges))
-    files = {"node.dat", "link.dat", "info.dat", *_LABELS.values()}
-    others = [file.name for file in in_natural_order(path.iterdir()) if file.name not in files]
+    files = FolderFiles(path)
+    for name in ("node.dat", "link.dat", "info.dat", *_LABELS.values()):
+        files.read(path / name)
     return GraphSource(
         Schema(ntypes, relations),
         tuple(int((nodes.types == numbers[ntype]).sum()) for ntype in ntypes),
         tuple((edges[relation][0], edges[relation][1]) for relation in relations),
         {ntype: feats.get(numbers[ntype], {}) | labels.get(numbers[ntype], {}) for ntype in ntypes},
         {relation_key(relation): {"weight": Feature.of(edges[relation][3])} for relation in relations},
-        left_out=("node.dat: names of nodes", *(f"{name}: no file of the graph" for name in others)),
+        left_out=("names of nodes in node.dat", *files.left_out()),
     )
 
 

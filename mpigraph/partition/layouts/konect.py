@@ -28,6 +28,7 @@ from mpigraph.partition.layouts.text_lines import NumberBlock, comments_of, firs
 from mpigraph.partition.natural_order import in_natural_order
 from mpigraph.partition.row_arrays import CastRows
 from mpigraph.partition.source import Feature, GraphSource
+from mpigraph.partition.unread_files import FolderFiles
 
 __all__ = ["KONECT"]
 
@@ -57,8 +58,9 @@ def _read(path: Path, options: ReadOptions) -> GraphSource:
     files = _files(path)
     if len(files) > 1:
         raise GraphDataError(f"{path} has several networks, {', '.join(file.name for file in files)}: give one of them")
-    others = [] if path.is_file() else [file.name for file in in_natural_order(path.iterdir()) if file != files[0]]
-    return replace(_read_network(files[0], options), left_out=tuple(f"{name}: no edges" for name in others))
+    folder = FolderFiles(path)
+    folder.read(files[0])
+    return replace(_read_network(files[0], options), left_out=folder.left_out() if path.is_dir() else ())
 
 
 @dataclass

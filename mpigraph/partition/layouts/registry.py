@@ -2,14 +2,16 @@
 
 from pathlib import Path
 
+from mpigraph.partition.layouts.graphbolt import GRAPHBOLT
 from mpigraph.partition.layouts.hgb import HGB
+from mpigraph.partition.layouts.igb import IGB
 from mpigraph.partition.layouts.konect import KONECT
 from mpigraph.partition.layouts.layout import Layout
 from mpigraph.partition.layouts.matrix_market import MATRIX_MARKET
 
 __all__ = ["LAYOUTS", "layout_of", "marks_of_directories"]
 
-LAYOUTS: tuple[Layout, ...] = (MATRIX_MARKET, KONECT, HGB)
+LAYOUTS: tuple[Layout, ...] = (MATRIX_MARKET, KONECT, HGB, IGB, GRAPHBOLT)
 """In the order in which they are tried."""
 
 

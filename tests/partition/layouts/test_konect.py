@@ -52,7 +52,7 @@ def test_both_sides_of_a_bipartite_network_begin_at_one(tmp_path):
     assert dict(zip(source.schema.ntypes, source.num_nodes, strict=True)) == {"left": 2, "right": 5}
     assert source.schema.relations == (("left", "to", "right"),)
     assert columns_of(source) == ([[0, 1, 1], [4, 0, 1]], {})
-    assert [line.split(":")[0] for line in source.left_out] == ["README.net", "ent.net.left", "meta.net"]
+    assert source.left_out == ("README.net", "ent.net.left", "meta.net")
     (folder / "out.other").write_text("% bip unweighted\n1 1\n")
     with pytest.raises(GraphDataError, match=r"several networks, out\.net, out\.other"):
         read_source(folder)
