@@ -20,6 +20,7 @@ from mpigraph.partition.add_reverse import add_reverse_edges
 from mpigraph.partition.assignment_files import read_assignment
 from mpigraph.partition.exchange import Exchange
 from mpigraph.partition.forecast import Forecast, check_memory, ranks_on_this_node
+from mpigraph.partition.layouts.registry import LAYOUTS
 from mpigraph.partition.options import PART_METHODS, check_options, check_writable
 from mpigraph.partition.pipeline import PartitionResult, partition_source
 from mpigraph.partition.progress import silent
@@ -36,7 +37,7 @@ __all__ = ["add_parser"]
 _INPUTS = (
     "an .npz, HDF5, .csv, .parquet or METIS (.graph) file, or the .json of a partitioned graph, also of DGL; or the "
     "directory of a generated graph, of OGB, MAG240M, DGL's chunked format or PyG's Partitioner, or of .csv or "
-    ".parquet files (examples/README.md)"
+    f".parquet files; or what {', '.join(layout.name for layout in LAYOUTS)} have (examples/README.md)"
 )
 _METHOD = "metis"
 _OF_PYG = "META.json"
