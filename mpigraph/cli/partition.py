@@ -28,6 +28,7 @@ from mpigraph.partition.readers import read_source
 from mpigraph.partition.shards import check_apart
 from mpigraph.partition.source import GraphSource
 from mpigraph.partition.spill import Scratch
+from mpigraph.partition.typed_tables import TableOptions
 from mpigraph.storage.files import check_space
 from mpigraph.storage.narrow import FeatDtype, check_feat_dtype
 from mpigraph.storage.part_config import PartConfig
@@ -36,12 +37,13 @@ __all__ = ["add_parser"]
 
 _INPUTS = (
     "an .npz, HDF5, .csv, .parquet or METIS (.graph) file, or the .json of a partitioned graph, also of DGL; or the "
-    "directory of a generated graph, of OGB, MAG240M, DGL's chunked format or PyG's Partitioner, or of .csv or "
-    f".parquet files; or what {', '.join(layout.name for layout in LAYOUTS)} have (examples/README.md)"
+    "directory of a generated graph, of OGB, MAG240M, DGL's chunked format or PyG's Partitioner, or of tables such as "
+    f"nodes.csv and edges.csv, or .parquet; or what {', '.join(layout.name for layout in LAYOUTS)} have "
+    "(examples/README.md)"
 )
 _METHOD = "metis"
 _OF_PYG = "META.json"
-_ENDINGS = re.compile(r"\.(npz|json|graph|metis|h5|hdf5|pq|parquet|(csv|tsv|txt|mtx)(\.(gz|bz2))?)$")
+_ENDINGS = re.compile(r"\.(npz|json|graph|metis|h5|hdf5|pq|parquet|(csv|tsv|txt|mtx)(\.(gz|bz2))?)$", re.IGNORECASE)
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -67,9 +69,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     parser.add_argument("-o", "--out", required=True, metavar="DIR", help="directory to write")
     parser.add_argument("--name", help="name of the graph (default: name of INPUT)")
-    parser.add_argument(
-        "--nodes", type=int, metavar="N", help="csv and parquet: ids are 0 to N-1 (default: they are numbered)"
-    )
+    _add_table_options(parser)
     parser.add_argument(
         "--dataset",
         metavar="NAME",
@@ -112,6 +112,42 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "all parts are written)",
     )
     parser.set_defaults(run=_run)
+
+
+def _add_table_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say what csv and parquet files hold."""
+    tables = parser.add_argument_group("csv and parquet files")
+    tables.add_argument(
+        "--nodes",
+        action="append",
+        default=[],
+        metavar="FILE|N",
+        help="a file of nodes beside a file of edges: ids, features, labels, masks (may be repeated, as nodes_TYPE.csv "
+        "for each type); or a number: ids are 0 to N-1 (default: nodes are numbered by the ids of edges)",
+    )
+    tables.add_argument(
+        "--columns",
+        action="append",
+        default=[],
+        metavar="NAME=COLUMN[,COLUMN]",
+        help="feature NAME is of this column, or has these side by side (patterns such as 'f*'); NAME id, src or dst: "
+        "the column with the ids of nodes or of the ends of edges (may be repeated)",
+    )
+    tables.add_argument(
+        "--types",
+        action="append",
+        default=[],
+        metavar="COLUMN=DTYPE",
+        help="a column is of this dtype, such as float32; string: ids stay as they are written, other columns are left "
+        "out (default: what all of its values are; may be repeated)",
+    )
+    tables.add_argument(
+        "--categories",
+        action="append",
+        default=[],
+        metavar="COLUMN",
+        help="a column of names is numbered in the order of the names (may be repeated)",
+    )
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -165,19 +201,39 @@ def _run(arguments: argparse.Namespace) -> int:
 def _read(arguments: argparse.Namespace) -> GraphSource:
     path = Path(arguments.input)
     undirected, add_reverse = arguments.undirected, arguments.add_reverse
-    if arguments.nodes is None and arguments.dataset is None and (path / _OF_PYG).is_file():
+    if not arguments.nodes and arguments.dataset is None and (path / _OF_PYG).is_file():
         from mpigraph.formats.pyg_parts import read_pyg_partition  # torch takes seconds to load
 
         source = read_pyg_partition(path)
         return add_reverse_edges(source, own_relations=add_reverse) if undirected or add_reverse else source
+    counts = [text for text in arguments.nodes if text.isdecimal()]
+    files = [text for text in arguments.nodes if not text.isdecimal()]
+    if len(counts) > 1 or (counts and files):
+        raise InvalidArgumentError(f"--nodes is one number, or files (got {' and '.join(arguments.nodes)})")
+    columns = _pairs("--columns", "NAME=COLUMN", arguments.columns)
+    tables = TableOptions(
+        _pairs("--types", "COLUMN=DTYPE", arguments.types),
+        {name: tuple(text.split(",")) for name, text in columns.items()},
+        tuple(arguments.categories),
+    )
     return read_source(
         path,
-        arguments.nodes,
+        int(counts[0]) if counts else None,
         arguments.scratch,
         dataset=arguments.dataset,
         undirected=undirected,
         add_reverse=add_reverse,
+        nodes=files,
+        tables=tables,
     )
+
+
+def _pairs(option: str, form: str, given: list[str]) -> dict[str, str]:
+    """Return what an option says of columns, by what stands before "="."""
+    pairs = dict(text.rpartition("=")[::2] for text in given)
+    if len(pairs) < len(given) or not all(name and value for name, value in pairs.items()):
+        raise InvalidArgumentError(f"{option} must be {form}, once for each name (got {', '.join(given)})")
+    return pairs
 
 
 def _left_out(source: GraphSource, exchange: Exchange) -> list[str]:

@@ -1,36 +1,72 @@
-"""Csv and parquet files by pyarrow, an extra. The only module that knows it.
+"""Csv and parquet files by pyarrow, an extra.
 
-Parquet is read by groups of rows when they are asked for. Text is for one pass, a block at a time; it may be compressed
-(``.gz``) and begin with lines of comments (``#``); its fields are separated by tabs, commas, semicolons or blanks,
-whichever its first line has.
+Parquet is read by groups of rows when they are asked for. Text is for one pass, a block at a time, every field as a
+string (``text_values.py`` says what it means). It may be compressed (``.gz``, ``.bz2``) and begin with lines of
+comments (``#``); its fields are separated by tabs, commas, semicolons or blanks, whichever its first line has.
 """
 
+import bz2
 import gzip
 import os
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import IO, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from mpigraph.arrays import I64, Array
+from mpigraph.arrays import Array
 from mpigraph.errors import GraphDataError
 from mpigraph.partition.chunks import concatenated
 from mpigraph.partition.row_arrays import RowArray
+from mpigraph.partition.text_values import arrow, to_numpy, type_kind, values_of
 from mpigraph.storage.files import open_regular
 
-__all__ = ["ParquetFiles", "Tables", "TextFiles", "distinct_in", "is_table", "open_tables", "to_numpy"]
+__all__ = ["ParquetFiles", "Piece", "Tables", "TextFiles", "TextForm", "check_arrow", "is_table", "open_tables"]
 
-_TEXT = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz", ".txt.gz")
+_TEXT = (".csv", ".tsv", ".txt")
+_PACKED = {".gz": gzip.open, ".bz2": bz2.open}
 _PARQUET = (".parquet", ".pq")
-_ENDS = ("src", "dst")
 _FAILURES = (OSError, ValueError, KeyError, NotImplementedError)  # of pyarrow
 _BLOCK_BYTES = 16 << 20
 _LONGEST_LINE = 1 << 20
 _BATCH_ROWS = 1 << 20
-_MAX_ID_BYTES = 256  # of a string; keys have the width of the longest
+_COUNTED_BYTES = 16 << 20
+_BOM = b"\xef\xbb\xbf"
+_ROW_OF_PIECE = re.compile(r"\bRow #(\d+)")
+
+
+@dataclass(frozen=True)
+class TextForm:
+    """How text is to be read.
+
+    Attributes:
+        delimiter: between fields; None to look at the first line.
+        names: of the columns; None to take those of the first line, or ``src``, ``dst``, ``column2``, ... where the
+            first line has two numbers in front.
+        header: whether the first line that is no comment has names; None to look at it.
+        quoted: whether ``"`` at the beginning of a field quotes it.
+    """
+
+    delimiter: str | None = None
+    names: tuple[str, ...] | None = None
+    header: bool | None = None
+    quoted: bool = True
+
+
+class Piece(NamedTuple):
+    """Consecutive rows of a file, which one rank reads.
+
+    Attributes:
+        file: number of the file.
+        begin: the first byte of a text, the first group of rows of a parquet file.
+        end: one behind the last; -1 for a text that is compressed.
+    """
+
+    file: int
+    begin: int
+    end: int
 
 
 class Tables(Protocol):
@@ -38,48 +74,57 @@ class Tables(Protocol):
 
     Attributes:
         paths: the files.
-        kinds: name of each column -> "integer", "float", "bool", "list" (of numbers), "string" or "other".
-        lengths: rows of each file; of text, only after it was read.
+        names: of the columns.
         lazily: whether groups of rows can be read out of order.
     """
 
     paths: Sequence[Path]
-    kinds: dict[str, str]
-    lengths: list[int]
+    names: list[str]
     lazily: bool
 
-    def first_row(self, file: int) -> int:
-        """What the first row of a file is called in messages."""
+    def pieces(self) -> list[Piece]:
+        """Return what to read, one piece for each file."""
 
-    def batches(self, file: int, names: Sequence[str]) -> Iterator[Any]:
-        """Yield record batches of some columns of a file."""
+    def first_row(self, piece: Piece) -> int:
+        """Return the number that the first row of a piece has in messages."""
 
-    def rows(self, name: str) -> RowArray:
-        """Return a column of all files, if ``lazily``."""
+    def batches(self, piece: Piece, names: Sequence[str]) -> Iterator[Any]:
+        """Yield record batches of some columns."""
 
 
 def is_table(path: Path) -> bool:
     """Return whether a file has the name of a csv or parquet file."""
-    return path.name.endswith(_TEXT + _PARQUET)
+    name = path.name.lower()
+    return name.endswith(_PARQUET) or _without_packing(name).endswith(_TEXT)
 
 
-def open_tables(paths: Sequence[Path], kind: str | None = None, delimiter: str | None = None) -> Tables:
+def open_tables(
+    paths: Sequence[Path], form: TextForm | None = None, kind: str | None = None
+) -> "TextFiles | ParquetFiles":
     """Open files of the same columns.
 
     Args:
         paths: the files, at least one.
-        kind: "parquet", or "csv" without a line of names; None to go by the names of the files and the first line.
-        delimiter: between fields of csv; None to look at the first line.
+        form: how text is to be read.
+        kind: "parquet" or "csv"; None to go by the names of the files.
 
     Raises:
         GraphDataError: they cannot be read, or do not fit together; or there is no pyarrow.
     """
-    is_parquet = {path.name.endswith(_PARQUET) for path in paths} if kind is None else {kind == "parquet"}
+    check_arrow()
+    is_parquet = {path.name.lower().endswith(_PARQUET) for path in paths} if kind is None else {kind == "parquet"}
     if len(is_parquet) > 1:
-        raise GraphDataError(f"{paths[0].parent}: csv and parquet files cannot be one edge list")
-    if is_parquet == {True}:
-        return ParquetFiles(paths)
-    return TextFiles(paths, delimiter, None if kind is None else False)
+        raise GraphDataError(f"{paths[0].parent}: csv and parquet files cannot be one table")
+    return ParquetFiles(paths) if is_parquet == {True} else TextFiles(paths, form or TextForm())
+
+
+def check_arrow() -> None:
+    """Check that pyarrow is there, before anything else is done.
+
+    Raises:
+        GraphDataError: it is not installed; says how to install it.
+    """
+    arrow()
 
 
 class TextFiles:
@@ -87,99 +132,141 @@ class TextFiles:
 
     Args:
         paths: the files.
-        delimiter: between fields; None to look at the first line.
-        is_named: whether the first line has the names of columns; None to look at it.
+        form: how they are to be read.
     """
 
     lazily = False
 
-    def __init__(self, paths: Sequence[Path], delimiter: str | None = None, is_named: bool | None = None) -> None:
+    def __init__(self, paths: Sequence[Path], form: TextForm) -> None:
         self.paths = paths
-        self._csv = _arrow().csv
-        self._first_rows = []
-        self.lengths: list[int] = []
-        names: list[str] = []
+        self._form = form
+        self._delimiter = form.delimiter
+        self._first_rows: list[int] = []
+        self._begins: list[int] = []
+        self.names: list[str] = []
+        self.is_named = False
         for path in paths:
-            comments, line = _first_line(path)
-            if path is paths[0]:
-                self._delimiter = delimiter or next((mark for mark in "\t,;" if mark in line), " ")
-            fields = [name.strip().strip('"') for name in line.split(self._delimiter)]
-            named = not all(map(_is_integer, fields[:2])) if is_named is None else is_named
-            if not named:
-                fields = [*_ENDS, *(f"column{number}" for number in range(2, len(fields)))][: len(fields)]
-            _check_names(path, fields)
-            if path is not paths[0] and fields != names:
-                raise GraphDataError(f"{path}: columns {fields} are not those of {paths[0].name}, {names}")
-            names = fields
-            self._first_rows.append(comments + named + 1)
-        self._names = names
-        self._types: dict[str, Any] = {}
-        self._types = self._guessed_types()
-        self.kinds = {name: _kind(self._types[name]) for name in names}
+            names = self._read_head(path)
+            _check_names(path, names)
+            if path is not paths[0] and names != self.names:
+                raise GraphDataError(f"{path}: columns {names} are not those of {paths[0].name}, {self.names}")
+            self.names = names
 
-    def first_row(self, file: int) -> int:
+    def are_numbers(self, columns: Sequence[str]) -> bool:
+        """Return whether the first rows of some columns are numbers."""
+        for piece in self.pieces():
+            for batch in self.batches(piece, columns):
+                return all(
+                    values_of(batch.column(name), str).kind in ("integer", "float", "bool", None) for name in columns
+                )
+        return False
+
+    def _read_head(self, path: Path) -> list[str]:
+        """Note where the rows of a file begin, and return the names of its columns."""
+        with _opened(path) as file:
+            skipped = 0
+            begin = len(_BOM) if file.read(len(_BOM)) == _BOM else 0
+            file.seek(begin)
+            while (line := file.readline(_LONGEST_LINE)).startswith(b"#"):
+                skipped += 1
+                begin += len(line)
+        text = line.decode("utf-8", "replace").strip("\r\n")
+        if self._delimiter is None:
+            self._delimiter = next((mark for mark in "\t,;" if mark in text), " ")
+        fields = [name.strip().strip('"').strip() for name in text.split(self._delimiter)]
+        named = self._form.header
+        if named is None:
+            named = self._form.names is None and not all(map(_is_integer, fields[:2]))
+        self.is_named = named or self._form.names is not None
+        self._first_rows.append(skipped + named + 1)
+        self._begins.append(begin + len(line) * named)
+        if self._form.names is not None:
+            return list(self._form.names)
+        return fields if named else ["src", "dst", *(f"column{n}" for n in range(2, len(fields)))][: len(fields)]
+
+    def pieces(self) -> list[Piece]:
+        """Return the bytes of each file."""
+        found = []
+        for number, path in enumerate(self.paths):
+            end = -1 if _is_packed(path) else path.stat().st_size
+            found.append(Piece(number, self._begins[number], end))
+        return found
+
+    def first_row(self, piece: Piece) -> int:
         """Rows are the lines of the file, from 1."""
-        return self._first_rows[file]
+        first = self._first_rows[piece.file]
+        with _opened(self.paths[piece.file]) as file:
+            at = file.seek(self._begins[piece.file])
+            while at < piece.begin:
+                data = file.read(min(_COUNTED_BYTES, piece.begin - at))
+                first += data.count(b"\n")
+                at += len(data)
+        return first
 
-    def batches(self, file: int, names: Sequence[str]) -> Iterator[Any]:
-        """Yield record batches."""
+    def batches(self, piece: Piece, names: Sequence[str]) -> Iterator[Any]:
+        """Yield record batches of strings."""
+        csv = arrow().csv
         try:
-            if not self._is_empty(file):
-                yield from self._reader(file, names)
+            stream = self._stream(piece)
+            if stream is None:
+                return
+            with stream:
+                yield from csv.open_csv(
+                    stream,
+                    # one thread, so that errors name the row
+                    csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES, column_names=self.names),
+                    csv.ParseOptions(
+                        delimiter=self._delimiter,
+                        quote_char='"' if self._form.quoted else False,
+                        newlines_in_values=self._form.quoted and self._has_quotes(piece),
+                    ),
+                    csv.ConvertOptions(
+                        column_types=dict.fromkeys(self.names, arrow().string()),
+                        include_columns=list(names),
+                        strings_can_be_null=False,
+                    ),
+                )
         except _FAILURES as error:
-            raise _failure(self.paths[file], error) from error
+            raise self._failure(piece, error) from error
 
-    def rows(self, name: str) -> RowArray:
-        """Not to be asked for."""
-        raise NotImplementedError
+    def _stream(self, piece: Piece) -> Any:
+        """Return the bytes of a piece as a stream of Arrow; None if there are none (pyarrow would raise)."""
+        path = self.paths[piece.file]
+        if piece.end < 0:
+            file = _opened(path)
+            file.seek(piece.begin)
+            if not file.read(1):
+                file.close()
+                return None
+            file.seek(piece.begin)
+            return arrow().PythonFile(file, "r")
+        if piece.begin >= piece.end:
+            return None
+        _check_regular(path)
+        data = np.memmap(path, np.uint8, "r", piece.begin, piece.end - piece.begin)
+        if not data[:_LONGEST_LINE].tobytes().strip() and not data.tobytes().strip():
+            return None
+        return arrow().BufferReader(arrow().py_buffer(data))
 
-    def _guessed_types(self) -> dict[str, Any]:
-        """Return the Arrow type of each column, as the first block of the first file with rows has it."""
-        file = next((file for file in range(len(self.paths)) if not self._is_empty(file)), None)
-        if file is None:
-            return dict.fromkeys(self._names, _arrow().int64())
-        try:
-            batch = self._reader(file).read_next_batch()
-        except _FAILURES as error:
-            raise _failure(self.paths[file], error) from error
-        self._check_integers(file, batch)
-        return {entry.name: entry.type for entry in batch.schema}
+    def _has_quotes(self, piece: Piece) -> bool:
+        """Return whether values may be quoted, and so have ends of lines in them, for which pyarrow takes longer."""
+        with _opened(self.paths[piece.file]) as file:
+            at = file.seek(piece.begin)
+            while piece.end < 0 or at < piece.end:
+                data = file.read(_COUNTED_BYTES if piece.end < 0 else min(_COUNTED_BYTES, piece.end - at))
+                if not data or b'"' in data:
+                    return bool(data)
+                at += len(data)
+        return False
 
-    def _check_integers(self, file: int, batch: Any) -> None:
-        """Check that no integers became floats because one of them is too large."""
-        for number, name in enumerate(self._names):
-            if _kind(batch.column(number).type) != "float":
-                continue
-            values = batch.column(number).to_numpy(zero_copy_only=False)
-            large = np.flatnonzero((np.abs(values) >= 2.0**63) & np.isfinite(values))
-            if not len(large) or (values != np.rint(values))[~np.isnan(values)].any():
-                continue
-            row = self._first_rows[file] + int(large[0])
-            with _lines(self.paths[file]) as lines:
-                fields = next(islice(lines, row - 1, None), "").split(self._delimiter)
-            text = fields[number].strip(' "\r\n') if number < len(fields) else ""
-            if _is_integer(text):
-                raise GraphDataError(f"{self.paths[file]}, row {row}: {name} is {text}, which does not fit int64")
-
-    def _is_empty(self, file: int) -> bool:
-        """Whether there are no rows, which pyarrow takes for an error."""
-        with _lines(self.paths[file]) as lines:
-            return next((line for number, line in enumerate(lines, 1) if number >= self._first_rows[file]), "") == ""
-
-    def _reader(self, file: int, names: Sequence[str] | None = None) -> Any:
-        csv = self._csv
-        return csv.open_csv(
-            str(self.paths[file]),
-            # one thread, so that errors name the row
-            csv.ReadOptions(
-                use_threads=False,
-                block_size=_BLOCK_BYTES,
-                column_names=self._names,
-                skip_rows=self._first_rows[file] - 1,
-            ),
-            csv.ParseOptions(delimiter=self._delimiter),
-            csv.ConvertOptions(column_types=self._types, include_columns=names, strings_can_be_null=False),
-        )
+    def _failure(self, piece: Piece, error: Exception) -> GraphDataError:
+        """Return the error of this library, with the row counted in the file."""
+        path = self.paths[piece.file]
+        if not isinstance(error, GraphDataError) and _ROW_OF_PIECE.search(str(error)):
+            first = self.first_row(piece) - 1
+            text = _ROW_OF_PIECE.sub(lambda match: f"row {first + int(match[1])}", str(error))
+            return GraphDataError(f"{path}: cannot be read: {text}")
+        return _failure(path, error)
 
 
 class ParquetFiles:
@@ -187,13 +274,18 @@ class ParquetFiles:
 
     Args:
         paths: the files.
+
+    Attributes:
+        kinds: name of each column -> "integer", "float", "bool", "time", "list" (of numbers), "string" or "other".
+        lengths: rows of each file.
     """
 
     lazily = True
+    is_named = True
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.paths = paths
-        self._parquet = _arrow().parquet
+        self._parquet = arrow().parquet
         self.metadata = []
         self._schema: Any = None
         for path in paths:
@@ -209,19 +301,29 @@ class ParquetFiles:
             self._schema = schema
             self.metadata.append(file.metadata)
         self.lengths = [metadata.num_rows for metadata in self.metadata]
-        self.kinds = {entry.name: _kind(entry.type) for entry in self._schema}
+        self.names = list(self._schema.names)
+        self.kinds = {entry.name: type_kind(entry.type) for entry in self._schema}
 
-    def first_row(self, file: int) -> int:
+    def pieces(self) -> list[Piece]:
+        """Return the groups of rows of each file."""
+        return [Piece(file, 0, metadata.num_row_groups) for file, metadata in enumerate(self.metadata)]
+
+    def first_row(self, piece: Piece) -> int:
         """Rows are counted from 0."""
-        return 0
+        return sum(self.metadata[piece.file].row_group(group).num_rows for group in range(piece.begin))
 
-    def batches(self, file: int, names: Sequence[str]) -> Iterator[Any]:
+    def batches(self, piece: Piece, names: Sequence[str]) -> Iterator[Any]:
         """Yield record batches."""
         try:
-            with self._reader(file) as reader:
-                yield from reader.iter_batches(_BATCH_ROWS, columns=list(names), use_threads=False)
+            with self._reader(piece.file) as reader:
+                groups = list(range(piece.begin, piece.end))
+                yield from reader.iter_batches(_BATCH_ROWS, groups, columns=list(names), use_threads=False)
         except _FAILURES as error:
-            raise _failure(self.paths[file], error) from error
+            raise _failure(self.paths[piece.file], error) from error
+
+    def are_numbers(self, columns: Sequence[str]) -> bool:
+        """Return whether some columns are numbers."""
+        return all(self.kinds[name] in ("integer", "float", "bool") for name in columns)
 
     def group(self, file: int, group: int, name: str) -> Any:
         """Return a column of a group of rows, as one Arrow array."""
@@ -241,7 +343,7 @@ class ParquetFiles:
         ]
         groups = [group for group in groups if group[2]]
         if not groups:
-            return to_numpy(_arrow().array([], self._schema.field(name).type), str)
+            return to_numpy(arrow().array([], self._schema.field(name).type), str)
         begins = dict.fromkeys(range(len(self.paths)), 0)
         found: list[RowArray] = []
         for file, number, length in groups:
@@ -327,106 +429,24 @@ class _GroupRows:
         return self._last.rows
 
 
-def distinct_in(column: Any, place: Callable[[int], str]) -> tuple[Array, I64]:
-    """Return the distinct strings of a column as dtype S, and for each row which it has."""
-    pyarrow = _arrow()
-    _check_values(column, place)
-    encoded = column.cast(pyarrow.large_string()).dictionary_encode()
-    texts = [text.encode() for text in encoded.dictionary.to_pylist()]
-    positions = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-    for number, text in enumerate(texts):
-        if not 0 < len(text) <= _MAX_ID_BYTES or b"\0" in text:
-            row = int(np.flatnonzero(positions == number)[0])
-            raise GraphDataError(
-                f"{place(row)}: an id must have 1 to {_MAX_ID_BYTES} bytes, none zero (got {text!r:.80})"
-            )
-    width = max(map(len, texts), default=1)
-    return np.array(texts, f"S{width}"), positions
-
-
-def to_numpy(column: Any, place: Callable[[int], str]) -> Array:
-    """Return an Arrow array of numbers, or of lists of as many numbers each; a missing float is NaN.
-
-    Raises:
-        GraphDataError: another value is missing, or lists are of several lengths; names the row.
-    """
-    pyarrow = _arrow()
-    types = pyarrow.types
-    if _kind(column.type) == "list":
-        _check_values(column, place)
-        if types.is_fixed_size_list(column.type):
-            width = column.type.list_size
-        else:
-            lengths = pyarrow.compute.list_value_length(column).to_numpy(zero_copy_only=False)
-            width = int(lengths[0]) if len(lengths) else 0
-            if (lengths != width).any():
-                row = int(np.flatnonzero(lengths != width)[0])
-                raise GraphDataError(f"{place(row)}: a list has {lengths[row]} numbers, {width} before")
-        numbers = to_numpy(column.flatten(), lambda position: place(position // max(width, 1)))
-        return numbers.reshape(len(column), width)
-    if not types.is_floating(column.type):
-        _check_values(column, place)
-    found: Array = column.to_numpy(zero_copy_only=False)
-    return found
-
-
-def _check_values(column: Any, place: Callable[[int], str]) -> None:
-    if column.null_count:
-        row = _arrow().compute.index(column.is_null(), True).as_py()
-        raise GraphDataError(f"{place(row)}: a value is missing")
-
-
-def _kind(found: Any) -> str:
-    """Return what an Arrow type holds, in the words of ``kinds``."""
-    types = _arrow().types
-    if types.is_fixed_size_list(found) or types.is_list(found) or types.is_large_list(found):
-        return "list" if _kind(found.value_type) in ("integer", "float", "bool") else "other"
-    if types.is_dictionary(found):
-        return "string" if _kind(found.value_type) == "string" else "other"
-    for kind, is_it in (
-        ("integer", types.is_integer),
-        ("float", types.is_floating),
-        ("bool", types.is_boolean),
-        ("string", types.is_string),
-        ("string", types.is_large_string),
-    ):
-        if is_it(found):
-            return kind
-    return "other"
-
-
-def _arrow() -> Any:
-    try:
-        import pyarrow
-        import pyarrow.compute
-        import pyarrow.csv
-        import pyarrow.parquet
-    except ImportError:
-        raise GraphDataError("csv and parquet files need pyarrow: pip install 'mpigraph[arrow]'") from None
-    return pyarrow
-
-
 def _check_names(path: Path, names: Sequence[str]) -> None:
     for name in names:
         if names.count(name) > 1:
             raise GraphDataError(f"{path}: there are several columns of the name {name!r}")
 
 
-def _first_line(path: Path) -> tuple[int, str]:
-    """Return the number of comments that a text begins with, and the line after them."""
-    with _lines(path) as lines:
-        number = 0
-        while (line := lines.readline(_LONGEST_LINE)).startswith("#"):
-            number += 1
-    return number, line.strip("\r\n")
+def _without_packing(name: str) -> str:
+    return name.removesuffix(Path(name).suffix) if Path(name).suffix in _PACKED else name
 
 
-def _lines(path: Path) -> TextIO:
+def _is_packed(path: Path) -> bool:
+    return path.suffix.lower() in _PACKED
+
+
+def _opened(path: Path) -> IO[bytes]:
     try:
         _check_regular(path)
-        if path.name.endswith(".gz"):
-            return gzip.open(path, "rt", encoding="utf-8-sig", errors="replace")
-        return open(path, encoding="utf-8-sig", errors="replace")
+        return _PACKED.get(path.suffix.lower(), open)(path, "rb")  # type: ignore[operator, no-any-return]
     except OSError as error:
         raise _failure(path, error) from error
 

@@ -163,13 +163,17 @@ class GrowingFile:
         row_shape: all dimensions except the first.
         folder: where the file takes space; None for the system's folder of temporary files.
 
+    Attributes:
+        dtype: of the rows.
+        row_shape: all dimensions except the first.
+
     Raises:
         StorageError: the file cannot be written; by any method.
     """
 
     def __init__(self, dtype: npt.DTypeLike, row_shape: tuple[int, ...] = (), folder: Path | None = None) -> None:
-        self._dtype = np.dtype(dtype)
-        self._row_shape = row_shape
+        self.dtype = np.dtype(dtype)
+        self.row_shape = row_shape
         self._folder = folder or Path(tempfile.gettempdir())
         self._length = 0
         try:
@@ -189,19 +193,19 @@ class GrowingFile:
     def append(self, rows: Array) -> None:
         """Append rows, which are cast."""
         try:
-            np.ascontiguousarray(rows, self._dtype).tofile(self._file)
+            np.ascontiguousarray(rows, self.dtype).tofile(self._file)
         except OSError as error:
             raise self._failure(error) from error
         self._length += len(rows)
 
     def finish(self) -> Array:
         """Return all rows, mapped, which stay when the file is closed."""
-        shape = (self._length, *self._row_shape)
+        shape = (self._length, *self.row_shape)
         if 0 in shape:
-            return np.zeros(shape, self._dtype)
+            return np.zeros(shape, self.dtype)
         try:
             self._file.flush()
-            return np.memmap(self._file, dtype=self._dtype, mode="r", shape=shape)
+            return np.memmap(self._file, dtype=self.dtype, mode="r", shape=shape)
         except OSError as error:
             raise self._failure(error) from error
 

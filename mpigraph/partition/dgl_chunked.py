@@ -7,7 +7,7 @@ Formats of edges and of node and edge data:
 
 ===========  ==========================================================================================================
 ``numpy``    mapped; edges are integers [m, 2] (or [2, m]), data have one row for each node or edge
-``parquet``  read by groups of rows (``arrow_tables.py``); edges are the first two columns, data one column or several
+``parquet``  read by groups of rows (``arrow_files.py``); edges are the first two columns, data one column or several
 ``csv``      parsed once into a temporary file; no header; else as parquet
 ===========  ==========================================================================================================
 
@@ -22,13 +22,13 @@ from typing import Any
 
 import numpy as np
 
-from mpigraph.arrays import Array
 from mpigraph.errors import GraphDataError, check_text
 from mpigraph.metadata.schema import Relation, Schema, relation_key
-from mpigraph.partition.arrow_tables import read_columns
+from mpigraph.partition.arrow_files import TextForm, open_tables
 from mpigraph.partition.chunks import concatenated, mapped_npy
-from mpigraph.partition.row_arrays import MadeRows, RowArray, as_labels
+from mpigraph.partition.row_arrays import RowArray, as_labels, side_by_side
 from mpigraph.partition.source import Feature, GraphSource
+from mpigraph.partition.table_columns import NO_NUMBERS, read_columns
 from mpigraph.storage.files import read_text
 
 __all__ = ["METADATA", "read_chunked"]
@@ -161,7 +161,7 @@ def _data(metadata: _Metadata, section: str, type_name: str, sizes: Sequence[int
             _check_rows(metadata, what, paths, [chunk.shape[0] if chunk.ndim else 0 for chunk in chunks], sizes)
             values = concatenated(chunks)
         else:
-            values = _side_by_side(_columns(metadata, what, name, options, paths, sizes))
+            values = side_by_side(_columns(metadata, what, name, options, paths, sizes))
         feats[feature] = Feature(as_labels(values), "int64") if feature == "label" else Feature.of(values)
     return feats
 
@@ -183,21 +183,13 @@ def _columns(
         if len(paths) == len(sizes):
             sizes = [sizes[number] for number in filled]
         paths = [paths[number] for number in filled]
-    columns, lengths = read_columns(paths, name, str(options.get("delimiter", " ")), metadata.scratch)
-    _check_rows(metadata, what, paths, lengths, sizes)
-    return columns
-
-
-def _side_by_side(columns: Sequence[RowArray]) -> RowArray:
-    """Return columns as rows of as many values; a single one as it is."""
-    if len(columns) == 1:
-        return columns[0]
-    dtype = np.result_type(*(column.dtype for column in columns))
-
-    def make(*rows: Array) -> Array:
-        return np.stack(rows, 1).astype(dtype, copy=False)
-
-    return MadeRows(make, dtype, *columns, row_shape=(len(columns),))
+    tables = open_tables(paths, TextForm(str(options.get("delimiter", " ")), header=False), name)
+    found = read_columns(tables, (), {column: (column,) for column in tables.names}, {}, metadata.scratch)
+    for column, values in found.values.items():
+        if values.kind in NO_NUMBERS and sum(found.lengths):
+            raise GraphDataError(f"{paths[0]}: column {column} is no numbers")
+    _check_rows(metadata, what, paths, found.lengths, sizes)
+    return [column.rows for column in found.values.values()]
 
 
 def _check_rows(

@@ -2,21 +2,21 @@
 
 The inputs: an ``.npz`` or HDF5 file or a directory of ``.npy`` files, as ``python -m mpigraph generate`` writes it
 (``named_arrays.py``), a text file of METIS (``metis_files.py``), the directory of an OGB node-property dataset
-(``ogb.py``), of OGB-LSC's MAG240M (``lsc.py``), and of DGL's chunked format (``dgl_chunked.py``), edge lists in csv
-and parquet files (``arrow_tables.py``), what other programs write in layouts of their own (``layouts/``), and graphs
+(``ogb.py``), of OGB-LSC's MAG240M (``lsc.py``), and of DGL's chunked format (``dgl_chunked.py``), tables in csv and
+parquet files (``table_folders.py``), what other programs write in layouts of their own (``layouts/``), and graphs
 that are cut into parts, by this library (``shards.py``) or by DGL (``dgl_parts.py``).
 Arrays are mapped, not read, wherever the file allows it. Labels become the node feature "label" (int64), masks bool,
 features "feat" (float32, or float16 where they are).
 """
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from mpigraph.errors import GraphDataError, StorageError
 from mpigraph.log import get_logger
 from mpigraph.partition.add_reverse import add_reverse_edges
-from mpigraph.partition.arrow_tables import read_edge_list, table_files
 from mpigraph.partition.chunks import UNREADABLE
 from mpigraph.partition.dgl_chunked import METADATA, read_chunked
 from mpigraph.partition.dgl_parts import is_dgl_partition, read_dgl_partition
@@ -28,6 +28,8 @@ from mpigraph.partition.named_arrays import is_npy_directory, read_hdf5, read_np
 from mpigraph.partition.ogb import is_ogb, read_ogb
 from mpigraph.partition.shards import read_partition
 from mpigraph.partition.source import GraphSource
+from mpigraph.partition.table_folders import has_tables, read_tables
+from mpigraph.partition.typed_tables import TableOptions
 from mpigraph.storage.hdf5_rows import is_hdf5
 
 __all__ = ["read_source"]
@@ -41,6 +43,8 @@ def read_source(
     dataset: str | None = None,
     undirected: bool = False,
     add_reverse: bool = False,
+    nodes: Sequence[str | os.PathLike[str]] = (),
+    tables: TableOptions | None = None,
 ) -> GraphSource:
     """Read a graph. A warning names each thing in the input that is not part of it (``left_out`` of the result).
 
@@ -53,6 +57,8 @@ def read_source(
         dataset: name of an OGB data set, such as "ogbn-products", if the directory has another name.
         undirected: add the reverse of every edge (:func:`add_reverse_edges`).
         add_reverse: add the reverse of every relation as a relation of its own.
+        nodes: csv or parquet files of nodes, where ``path`` is one of edges.
+        tables: what the columns of csv and parquet files are.
 
     Raises:
         GraphDataError: there is nothing that can be read, or an option is not for such an input; the message names
@@ -67,7 +73,10 @@ def read_source(
     if not path.is_file() and not path.is_dir():
         raise GraphDataError(f"{path}: neither a file nor a directory")
     folder = None if scratch is None else Path(scratch)
-    source = _read_path(path, ReadOptions(num_nodes, folder, dataset, undirected or add_reverse))
+    options = ReadOptions(
+        num_nodes, folder, dataset, undirected or add_reverse, tuple(map(Path, nodes)), tables or TableOptions()
+    )
+    source = _read_path(path, options)
     if source.left_out:
         get_logger().warning("%s: left out: %s", path, "; ".join(source.left_out))
     return add_reverse_edges(source, own_relations=add_reverse) if undirected or add_reverse else source
@@ -96,9 +105,10 @@ def _read(path: Path, options: ReadOptions) -> GraphSource:
             raise GraphDataError(f"the number of nodes cannot be given for {layout.name}: its files say it")
         return layout.read(path, options)
     source = _read_directory(path, options) if path.is_dir() else None
-    tables = table_files(path) if source is None else []
-    if tables:
-        return read_edge_list(tables, num_nodes, scratch)
+    if source is None and has_tables(path):
+        return read_tables(path, options.nodes, num_nodes, scratch, options.tables)
+    if options.nodes or options.tables != TableOptions():
+        raise GraphDataError("files of nodes, and what columns are, can be given only for csv and parquet files")
     if num_nodes is not None:
         raise GraphDataError("the number of nodes can be given only for edge lists in csv and parquet files")
     if source is not None:

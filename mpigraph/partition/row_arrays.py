@@ -12,7 +12,7 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from mpigraph.arrays import I64, Array
+from mpigraph.arrays import I64, Array, Mask
 from mpigraph.errors import GraphDataError
 
 __all__ = [
@@ -25,11 +25,13 @@ __all__ = [
     "as_floats",
     "as_int64",
     "as_labels",
+    "as_mask",
     "largest",
     "mapping_of",
     "numpy_under",
     "place_of",
     "release",
+    "side_by_side",
 ]
 
 _CHUNK = 1 << 20  # rows
@@ -187,6 +189,34 @@ class SparseRows:
         """Raise an error about the value at a position."""
         place = place_of(self._data, int(position))
         raise GraphDataError(f"{place}{': ' if place else ''}sparse features: {reason}")
+
+
+def side_by_side(columns: Sequence[RowArray]) -> RowArray:
+    """Return columns as rows of as many values; a single one as it is."""
+    if len(columns) == 1:
+        return columns[0]
+    dtype = np.result_type(*(column.dtype for column in columns))
+
+    def make(*rows: Array) -> Array:
+        return np.stack(rows, 1).astype(dtype, copy=False)
+
+    return MadeRows(make, dtype, *columns, row_shape=(len(columns),))
+
+
+def as_mask(mask: RowArray) -> RowArray:
+    """Return numbers as bool, made when they are asked for: whether they are not 0.
+
+    Raises:
+        GraphDataError: they are no real numbers; or, when they are asked for, one is NaN.
+    """
+    _check_real("masks", mask)
+    return mask if mask.dtype == np.bool_ else MadeRows(_is_set, np.bool_, mask)
+
+
+def _is_set(mask: Array) -> Mask:
+    if mask.dtype.kind == "f" and np.isnan(mask).any():
+        raise RowError(int(np.argwhere(np.isnan(mask))[0][0]), "a mask has NaN")
+    return np.asarray(mask != 0)
 
 
 def as_floats(rows: RowArray) -> RowArray:

@@ -1,10 +1,11 @@
 """What a module of a layout gives to the registry, and what it is told."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from mpigraph.partition.source import GraphSource
+from mpigraph.partition.typed_tables import TableOptions
 
 __all__ = ["Layout", "ReadOptions"]
 
@@ -18,12 +19,16 @@ class ReadOptions:
         scratch: folder of temporary files; None for the system's.
         dataset: name of a known data set, such as "ogbn-products"; None if the user gave none.
         adds_reverse: whether the user asks for reverse edges, which the caller adds to what a layout reads.
+        nodes: files of nodes beside a file of edges.
+        tables: what the user says of columns of csv and parquet files.
     """
 
     num_nodes: int | None = None
     scratch: Path | None = None
     dataset: str | None = None
     adds_reverse: bool = False
+    nodes: tuple[Path, ...] = ()
+    tables: TableOptions = field(default_factory=TableOptions)
 
 
 @dataclass(frozen=True)

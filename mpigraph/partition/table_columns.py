@@ -1,0 +1,458 @@
+"""Columns of csv and parquet files: parsed once into temporary files, or read from parquet when they are asked for.
+
+A column of ids keeps what stands there: int64 where every id of a stretch of the file is a plain integer, else text.
+A column of values has the type that all of its rows have: each block is looked at, and the wider type wins, so that
+integers become floats where a later row has a fraction or no value.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpigraph.arrays import I64, Array
+from mpigraph.errors import GraphDataError
+from mpigraph.partition.arrow_files import ParquetFiles, Piece, TextFiles
+from mpigraph.partition.chunks import GrowingFile, NamedRows, concatenated
+from mpigraph.partition.row_arrays import CastRows, MadeRows, RowArray, RowError, as_floats, place_of, side_by_side
+from mpigraph.partition.text_values import (
+    EXACT,
+    Place,
+    Values,
+    are_floats,
+    arrow,
+    as_text,
+    bytes_of,
+    distinct_in,
+    ids_of,
+    strings_of,
+    values_as,
+    values_of,
+)
+
+__all__ = ["NO_NUMBERS", "IdColumn", "TableColumns", "TextRows", "ValueColumn", "read_columns"]
+
+NO_NUMBERS = ("string", "other", "none")
+"""Kinds of columns that cannot be features."""
+
+_CHUNK = 1 << 20  # rows
+
+
+class TextRows:
+    """Strings, one after another.
+
+    Args:
+        ends: int64[n], where each string ends.
+        data: uint8[bytes].
+        name: the file, for messages.
+        first_row: what the first row is called there.
+    """
+
+    def __init__(self, ends: I64, data: Array, name: str, first_row: int) -> None:
+        self._ends = ends
+        self._data = data
+        self._name = name
+        self._first_row = first_row
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def strings(self, begin: int, end: int) -> Any:
+        """Return a range of rows as an Arrow array."""
+        return strings_of(self._ends, self._data, begin, end)
+
+    def place(self, row: int) -> str:
+        """File and row."""
+        return f"{self._name}, row {self._first_row + row}"
+
+
+@dataclass(frozen=True)
+class IdColumn:
+    """Ids, in stretches that are integers or text.
+
+    Attributes:
+        stretches: integers, or :class:`TextRows`.
+    """
+
+    stretches: Sequence[RowArray | TextRows]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.stretches))
+
+    @property
+    def is_text(self) -> bool:
+        """Whether not all ids are integers."""
+        return any(isinstance(stretch, TextRows) for stretch in self.stretches)
+
+    @property
+    def numbers(self) -> RowArray:
+        """The ids, all of which are integers."""
+        return concatenated([stretch for stretch in self.stretches if not isinstance(stretch, TextRows)])
+
+    def texts(self, blanks: bool = False) -> Iterator[tuple[Array, I64, Place]]:
+        """Yield the ids as text, a chunk at a time: distinct ones (dtype S), the position of each row, and its place.
+
+        Args:
+            blanks: whether an id may be missing; it is empty then.
+
+        Raises:
+            GraphDataError: an id is missing or too long; names file and row.
+        """
+        for stretch in self.stretches:
+            for begin in range(0, len(stretch), _CHUNK):
+                end = min(begin + _CHUNK, len(stretch))
+                place = partial(_place_from, stretch, begin)
+                if isinstance(stretch, TextRows):
+                    strings = stretch.strings(begin, end)
+                else:
+                    strings = as_text(np.asarray(stretch[begin:end], np.int64))
+                yield *distinct_in(strings, place, blanks), place
+
+    def text_place(self) -> str:
+        """File and row of the first id that is text."""
+        return next(stretch.place(0) for stretch in self.stretches if isinstance(stretch, TextRows))
+
+    def place(self, row: int) -> str:
+        """File and row."""
+        for stretch in self.stretches:
+            if row < len(stretch):
+                return _place_from(stretch, 0, row)
+            row -= len(stretch)
+        return ""
+
+
+class ValueColumn(NamedTuple):
+    """Values of a column.
+
+    Attributes:
+        kind: "integer", "float", "bool", "time", "list", or "string", "other" or "none" (no row has a value), which are
+            no numbers.
+        rows: [n] or [n, width]; of what is no numbers nothing.
+    """
+
+    kind: str
+    rows: RowArray
+
+
+class TableColumns(NamedTuple):
+    """Columns of one table.
+
+    Attributes:
+        lengths: rows of each file.
+        ids: columns that were asked for as ids, by name.
+        values: the others, by name.
+    """
+
+    lengths: list[int]
+    ids: dict[str, IdColumn]
+    values: dict[str, ValueColumn]
+
+
+def _place_from(rows: Any, begin: int, row: int) -> str:
+    return place_of(rows, begin + row)
+
+
+@dataclass(frozen=True)
+class _PlaceInPiece:
+    """Names a row of a column of a block, which begins at row ``done`` of a piece."""
+
+    tables: TextFiles | ParquetFiles
+    piece: Piece
+    done: int
+    column: str
+
+    def __call__(self, row: int) -> str:
+        first = self.tables.first_row(self.piece) + self.done
+        return f"{self.tables.paths[self.piece.file]}, row {first + row}, column {self.column}"
+
+
+def read_columns(
+    tables: TextFiles | ParquetFiles,
+    ids: Collection[str],
+    values: Mapping[str, Sequence[str]],
+    types: Mapping[str, str],
+    scratch: Path | None,
+) -> TableColumns:
+    """Read columns of a table.
+
+    Args:
+        tables: the files.
+        ids: columns whose values are names, which are kept as they are written.
+        values: columns of numbers, by the name that they get; several side by side are the columns of a matrix.
+        types: dtypes that the user has named, by column of ids or name; "string" keeps ids as text, and leaves values
+            out. A matrix is float32 if it has none.
+        scratch: folder of temporary files; None for the system's.
+
+    Raises:
+        GraphDataError: a value cannot be read or is missing; names file and row.
+        StorageError: a temporary file cannot be written.
+    """
+    lazy_ids: dict[str, IdColumn] = {}
+    lazy_values: dict[str, ValueColumn] = {}
+    if isinstance(tables, ParquetFiles):
+        for name in ids:
+            if tables.kinds[name] not in ("integer", "string"):
+                raise GraphDataError(
+                    f"{tables.paths[0]}: ids must be integers or text (column {name!r} is {tables.kinds[name]})"
+                )
+        lazy_ids = {name: IdColumn([tables.rows(name)]) for name in ids if tables.kinds[name] == "integer"}
+        lazy_values = {name: _lazy_values(tables, columns, types.get(name, "")) for name, columns in values.items()}
+    ids_to_parse = [name for name in ids if name not in lazy_ids]
+    to_parse: dict[str, Sequence[str]] = {name: (name,) for name in ids_to_parse}
+    to_parse |= {name: columns for name, columns in values.items() if name not in lazy_values}
+    if not to_parse and isinstance(tables, ParquetFiles):
+        return TableColumns(tables.lengths, lazy_ids, lazy_values)
+    parsed = []
+    with ExitStack() as stack:
+
+        def grow(dtype: Any, row_shape: tuple[int, ...]) -> GrowingFile:
+            return stack.enter_context(GrowingFile(dtype, row_shape, scratch))
+
+        for piece in tables.pieces():
+            writers = {name: _writer(grow, name in ids, to_parse[name], types.get(name, "")) for name in to_parse}
+            parsed.append(_parse(tables, piece, to_parse, writers))
+    lengths = [rows for rows, _ in parsed]
+    first_rows = [tables.first_row(piece) for piece in tables.pieces()]
+    names = list(zip(map(str, tables.paths), first_rows, strict=True))
+    parts = {name: [columns[name] for _, columns in parsed] for name in to_parse}
+    found_ids = {name: _id_column(parts[name], names) for name in ids_to_parse}
+    found_values = {name: _value_column(name, parts[name], names) for name in to_parse if name not in found_ids}
+    return TableColumns(lengths, lazy_ids | found_ids, lazy_values | found_values)
+
+
+def _lazy_values(tables: ParquetFiles, columns: Sequence[str], dtype: str) -> ValueColumn:
+    """Return columns of parquet, side by side if there are several."""
+    kinds = {tables.kinds[name] for name in columns}
+    for kind in ("other", "string"):
+        if kind in kinds or dtype == kind:
+            return ValueColumn(kind, np.zeros(0))
+    rows = side_by_side([tables.rows(name) for name in columns])
+    if not dtype and len(columns) > 1:
+        return ValueColumn("list", as_floats(rows))
+    return ValueColumn(tables.kinds[columns[0]], CastRows(rows, dtype) if dtype not in ("", rows.dtype.name) else rows)
+
+
+def _writer(grow: "_Grow", is_id: bool, columns: Sequence[str], dtype: str) -> "_Ids | _Numbers":
+    if is_id:
+        return _Ids(grow, dtype)
+    return _Numbers(grow, dtype or ("float32" if len(columns) > 1 else ""))
+
+
+def _parse(
+    tables: TextFiles | ParquetFiles,
+    piece: Piece,
+    columns: Mapping[str, Sequence[str]],
+    writers: "Mapping[str, _Ids | _Numbers]",
+) -> "tuple[int, dict[str, list[_Stretch]]]":
+    """Read columns of a piece; return the number of its rows, and the stretches of each column."""
+    done = 0
+    wanted = list(dict.fromkeys(column for name in columns for column in columns[name]))
+    for batch in tables.batches(piece, wanted):
+        for name, writer in writers.items():
+            writer.add([(batch.column(c), _PlaceInPiece(tables, piece, done, c)) for c in columns[name]])
+        done += batch.num_rows
+    return done, {name: writer.stretches() for name, writer in writers.items()}
+
+
+class _Stretch(NamedTuple):
+    """Consecutive rows of one kind of a column of a piece.
+
+    Attributes:
+        kind: as in :class:`ValueColumn`.
+        length: number of rows.
+        missing: the first of them without a value, where its kind cannot say so; -1 if there is none.
+        arrays: the rows; of text their ends and bytes; nothing if there are no numbers.
+    """
+
+    kind: str
+    length: int
+    missing: int
+    arrays: tuple[Array, ...]
+
+
+class _Ids:
+    """Keeps the ids of a piece: integers as long as there are no others, then text.
+
+    Args:
+        grow: returns a new temporary file of a dtype and shape of rows.
+        dtype: "string" to keep integers as text, too; an integer dtype to have ``007`` read as 7; else "".
+    """
+
+    def __init__(self, grow: "_Grow", dtype: str) -> None:
+        self._grow = grow
+        self._dtype = dtype
+        self._files: dict[str, tuple[GrowingFile, ...]] = {}
+
+    def add(self, columns: Sequence[tuple[Any, Place]]) -> None:
+        """Add a block of one column."""
+        pyarrow = arrow()
+        ((column, place),) = columns
+        if not pyarrow.types.is_string(column.type) or self._dtype == "string":  # parquet's are as they are meant
+            column = column.cast(pyarrow.string())
+            if column.null_count:
+                column = column.fill_null("")
+            ids = pyarrow.compute.utf8_trim_whitespace(column) if self._dtype == "string" else column
+        else:
+            ids = values_as(np.dtype(np.int64), column, place) if self._dtype else ids_of(column)
+        if isinstance(ids, np.ndarray):
+            if "string" not in self._files:
+                self._file("integer", np.int64)[0].append(ids)
+                return
+            ids = as_text(ids)
+        elif "string" not in self._files and self._dtype != "string" and are_floats(ids):
+            raise GraphDataError(
+                f"{place(0)}: ids must be integers or text (got {ids[0].as_py()}); "
+                "--types COLUMN=string takes them as text"
+            )
+        ends, data = self._file("string", np.int64, np.uint8)
+        block_ends, block = bytes_of(ids)
+        ends.append(len(data) + block_ends)
+        data.append(block)
+
+    def _file(self, kind: str, *dtypes: Any) -> tuple[GrowingFile, ...]:
+        if kind not in self._files:
+            self._files[kind] = tuple(self._grow(dtype, ()) for dtype in dtypes)
+        return self._files[kind]
+
+    def stretches(self) -> list[_Stretch]:
+        """Return what was added."""
+        return [
+            _Stretch(kind, len(files[0]), -1, tuple(file.finish() for file in files))
+            for kind, files in self._files.items()
+        ]
+
+
+class _Numbers:
+    """Keeps the values of a piece.
+
+    Args:
+        grow: returns a new temporary file of a dtype and shape of rows.
+        dtype: a dtype that the user has named, or "".
+    """
+
+    def __init__(self, grow: "_Grow", dtype: str) -> None:
+        self._grow = grow
+        self._dtype = dtype
+        self._parts: list[_Part] = []
+
+    def add(self, columns: Sequence[tuple[Any, Place]]) -> None:
+        """Add a block."""
+        column, place = columns[0]
+        if self._dtype == "string" or (self._parts and self._parts[-1].kind == "string"):
+            values = Values("string", np.zeros(0), -1)
+        elif self._dtype:
+            rows = [values_as(np.dtype(self._dtype), *given) for given in columns]
+            values = Values(self._dtype, rows[0] if len(rows) == 1 else np.stack(rows, 1), -1)
+        else:
+            values = values_of(column, place)
+        part = self._part_for(values, place)
+        if values.missing >= 0 and part.missing < 0:
+            part.missing = part.length + values.missing
+        part.length += len(column)
+        if part.file is not None:
+            rows = values.rows
+            if values.kind is None:
+                rows = np.full((len(column), *part.file.row_shape), np.nan if part.kind == "float" else 0)
+            part.file.append(rows)
+
+    def _part_for(self, values: Values, place: Place) -> "_Part":
+        """Return the stretch that a block goes to: the last one if its file can hold the block."""
+        last = self._parts[-1] if self._parts else None
+        kind = values.kind or "none"
+        if last is not None:
+            if last.kind == kind == "list" and last.file is not None and last.file.row_shape != values.rows.shape[1:]:
+                raise GraphDataError(
+                    f"{place(0)}: a list has {values.rows.shape[1]} numbers, {last.file.row_shape[0]} before; "
+                    "--types COLUMN=string leaves the column out"
+                )
+            holds = last.file is None or np.can_cast(values.rows.dtype, last.file.dtype, "same_kind")
+            if last.kind == kind and holds:
+                return last
+            if (kind == "none" and last.kind != "integer") or (last.kind, kind) == ("float", "integer"):
+                return last
+        file = None if kind in ("none", "string") else self._grow(values.rows.dtype, values.rows.shape[1:])
+        self._parts.append(_Part(kind, file))
+        return self._parts[-1]
+
+    def stretches(self) -> list[_Stretch]:
+        """Return what was added."""
+        return [
+            _Stretch(part.kind, part.length, part.missing, () if part.file is None else (part.file.finish(),))
+            for part in self._parts
+        ]
+
+
+@dataclass
+class _Part:
+    """A stretch that grows; of no numbers there is no file."""
+
+    kind: str
+    file: GrowingFile | None
+    length: int = 0
+    missing: int = -1
+
+
+_Grow = Callable[[Any, tuple[int, ...]], GrowingFile]
+
+
+def _id_column(pieces: Sequence[Sequence[_Stretch]], names: Sequence[tuple[str, int]]) -> IdColumn:
+    """Join the stretches of all pieces, which are called by a file and the number of its first row."""
+    found: list[RowArray | TextRows] = []
+    for stretches, (path, row) in zip(pieces, names, strict=True):
+        for stretch in stretches:
+            if stretch.kind == "string":
+                found.append(TextRows(*stretch.arrays, path, row))
+            elif stretch.length:
+                found.append(NamedRows(stretch.arrays[0], path, row))
+            row += stretch.length
+    return IdColumn(found or [np.zeros(0, np.int64)])
+
+
+def _value_column(name: str, pieces: Sequence[Sequence[_Stretch]], names: Sequence[tuple[str, int]]) -> ValueColumn:
+    """As :func:`_id_column`, with the type that all stretches have in common."""
+    kinds = {stretch.kind for stretches in pieces for stretch in stretches if stretch.length}
+    kind = _common_kind(kinds)
+    if kind in ("none", "string"):
+        return ValueColumn(kind, np.zeros(0))
+    found: list[RowArray] = []
+    for stretches, (path, row) in zip(pieces, names, strict=True):
+        for stretch in stretches:
+            missing = 0 if stretch.kind == "none" else stretch.missing
+            if missing >= 0 and stretch.length and kind not in ("float", *_FLOATS):
+                raise GraphDataError(f"{path}, row {row + missing}: {name} has no value")
+            if stretch.length:
+                found.append(_rows_of(stretch, path, row))
+            row += stretch.length
+    floats = {rows.dtype.kind for rows in found} == {"i", "f"}
+    if floats:
+        found = [MadeRows(_exact_floats, np.float64, rows) if rows.dtype.kind == "i" else rows for rows in found]
+    return ValueColumn(kind, concatenated(found))
+
+
+_FLOATS = ("float16", "float32", "float64")
+
+
+def _common_kind(kinds: set[str]) -> str:
+    if kinds <= {"none"}:
+        return "none"
+    some = kinds - {"none"}
+    if some == {"integer", "float"} or (some == {"integer"} and "none" in kinds):
+        return "float"
+    return some.pop() if len(some) == 1 else "string"
+
+
+def _rows_of(stretch: _Stretch, path: str, row: int) -> RowArray:
+    rows = stretch.arrays[0] if stretch.arrays else np.broadcast_to(np.float64(np.nan), (stretch.length,))
+    return NamedRows(rows, path, row)
+
+
+def _exact_floats(rows: Array) -> Array:
+    lost = np.abs(rows.reshape(len(rows), -1)).max(1, initial=0) > EXACT
+    if lost.any():
+        row = int(lost.argmax())
+        raise RowError(row, f"{rows[row]} does not fit float64, which other rows of the column ask for")
+    return rows.astype(np.float64)

@@ -1,0 +1,363 @@
+"""Values of Arrow's columns: numbers, lists and times; and the same from text, where a column has no type.
+
+With ``arrow_files.py`` the only module that knows pyarrow.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpigraph.arrays import I64, Array, Mask
+from mpigraph.errors import GraphDataError
+
+__all__ = [
+    "EXACT",
+    "Place",
+    "Values",
+    "are_floats",
+    "arrow",
+    "as_text",
+    "bytes_of",
+    "distinct_in",
+    "ids_of",
+    "strings_of",
+    "to_numpy",
+    "type_kind",
+    "values_as",
+    "values_of",
+]
+
+Place = Callable[[int], str]
+"""Returns the file and row of a row of a block, for messages."""
+
+EXACT = 2**53
+"""The integers up to this one are floats, too."""
+
+_MAX_ID_BYTES = 256  # of a string; keys have the width of the longest
+_POWERS: I64 = 10 ** np.arange(1, 19, dtype=np.int64)
+_MISSING = ("", "na", "n/a", "nan", "null", "none", "nil", "#n/a", "<na>")  # in small letters
+_LIST_MARKS = ",;|"
+_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+
+
+class Values(NamedTuple):
+    """What a block of a column of text holds.
+
+    Attributes:
+        kind: "integer", "float", "bool", "time", "list" or "string"; None if no row has a value.
+        rows: [n] or [n, width]; a missing float is NaN, any other missing value 0; of strings nothing.
+        missing: the first row without a value, -1 if all have one.
+    """
+
+    kind: str | None
+    rows: Array
+    missing: int
+
+
+def arrow() -> Any:
+    """Return pyarrow.
+
+    Raises:
+        GraphDataError: it is not installed; says how to install it.
+    """
+    try:
+        import pyarrow
+        import pyarrow.compute
+        import pyarrow.csv
+        import pyarrow.parquet
+    except ImportError:
+        raise GraphDataError("csv and parquet files need pyarrow: pip install 'mpigraph[arrow]'") from None
+    return pyarrow
+
+
+def type_kind(of: Any) -> str:
+    """Return what an Arrow type holds, in the words of :class:`Values`, or "other"."""
+    types = arrow().types
+    if types.is_fixed_size_list(of) or types.is_list(of) or types.is_large_list(of):
+        return "list" if type_kind(of.value_type) in ("integer", "float", "bool") else "other"
+    if types.is_dictionary(of):
+        return "string" if type_kind(of.value_type) == "string" else "other"
+    for kind, holds in (
+        ("integer", types.is_integer),
+        ("float", types.is_floating),
+        ("float", types.is_decimal),
+        ("bool", types.is_boolean),
+        ("time", types.is_timestamp),
+        ("time", types.is_date),
+        ("string", types.is_string),
+        ("string", types.is_large_string),
+    ):
+        if holds(of):
+            return kind
+    return "other"
+
+
+def to_numpy(column: Any, place: Place) -> Array:
+    """Return an Arrow array of numbers, or of lists of as many numbers each; a missing float is NaN.
+
+    Times become int64 seconds since 1970, decimal numbers float64.
+
+    Raises:
+        GraphDataError: another value is missing, or lists are of several lengths; names the row.
+    """
+    pyarrow = arrow()
+    types = pyarrow.types
+    kind = type_kind(column.type)
+    if kind == "list":
+        _check_values(column, place)
+        if types.is_fixed_size_list(column.type):
+            width = column.type.list_size
+        else:
+            width = _common_length(pyarrow.compute.list_value_length(column).to_numpy(zero_copy_only=False), place)
+        numbers = to_numpy(column.flatten(), lambda position: place(position // max(width, 1)))
+        return numbers.reshape(len(column), width)
+    if kind != "float":
+        _check_values(column, place)
+    elif types.is_decimal(column.type):
+        column = column.cast(pyarrow.float64())
+    rows: Array = (_seconds(column) if kind == "time" else column).to_numpy(zero_copy_only=False)
+    return rows
+
+
+def distinct_in(column: Any, place: Place, blanks: bool = False) -> tuple[Array, I64]:
+    """Return the distinct strings of a column as dtype S, and for each row its position among them.
+
+    Args:
+        column: strings.
+        place: names a row.
+        blanks: whether a string may be empty.
+
+    Raises:
+        GraphDataError: a string is missing or longer than an id may be; names the row.
+    """
+    _check_values(column, place)
+    encoded = column.cast(arrow().large_string()).dictionary_encode()
+    texts = [text.encode() for text in encoded.dictionary.to_pylist()]
+    positions = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    for number, text in enumerate(texts):
+        if not text and blanks:
+            continue
+        if not 0 < len(text) <= _MAX_ID_BYTES or b"\0" in text:
+            row = int(np.flatnonzero(positions == number)[0])
+            if not text:
+                raise GraphDataError(f"{place(row)}: a value is missing")
+            raise GraphDataError(
+                f"{place(row)}: an id must have 1 to {_MAX_ID_BYTES} bytes, none zero (got {text!r:.80})"
+            )
+    width = max(map(len, texts), default=1)
+    return np.array(texts, f"S{width}"), positions
+
+
+def ids_of(text: Any) -> Array | Any:
+    """Return the ids in a column of text: int64[n] if every one is written as Python writes integers, else strings.
+
+    So ``007``, ``0x1F`` and ``1.0`` are strings, and two ids are never taken for one. Blanks around ids do not count.
+    """
+    for column in (text, arrow().compute.utf8_trim_whitespace(text)):
+        try:
+            numbers: I64 = column.cast(arrow().int64()).to_numpy(zero_copy_only=False)
+        except arrow().ArrowInvalid:
+            continue
+        lengths = arrow().compute.binary_length(column).to_numpy(zero_copy_only=False)
+        digits = np.searchsorted(_POWERS, np.abs(numbers), side="right") + 1
+        if np.array_equal(digits + (numbers < 0), lengths):
+            return numbers
+        break
+    return arrow().compute.utf8_trim_whitespace(text)
+
+
+def bytes_of(strings: Any) -> tuple[I64, Array]:
+    """Return where each string of an Arrow array ends, and the bytes of all of them."""
+    large = strings.cast(arrow().large_string())
+    offsets: I64 = np.frombuffer(large.buffers()[1], np.int64)[large.offset : large.offset + len(large) + 1]
+    data = large.buffers()[2]
+    content = np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]]
+    return offsets[1:] - offsets[0], content
+
+
+def strings_of(ends: I64, data: Array, begin: int, end: int) -> Any:
+    """Return rows of what :func:`bytes_of` gives as an Arrow array."""
+    offsets: I64 = np.zeros(end - begin + 1, np.int64)
+    offsets[0] = ends[begin - 1] if begin else 0
+    offsets[1:] = ends[begin:end]
+    buffers = arrow().py_buffer(offsets), arrow().py_buffer(data)
+    return arrow().LargeStringArray.from_buffers(end - begin, *buffers)
+
+
+def are_floats(strings: Any) -> bool:
+    """Return whether all strings are numbers with a point in them."""
+    compute = arrow().compute
+    if not compute.all(compute.match_substring(strings, ".")).as_py():
+        return False
+    try:
+        strings.cast(arrow().float64())
+    except arrow().ArrowInvalid:
+        return False
+    return True
+
+
+def as_text(numbers: I64) -> Any:
+    """Return integers as strings, as :func:`ids_of` reads them."""
+    return arrow().array(numbers).cast(arrow().string())
+
+
+def values_of(text: Any, place: Place) -> Values:
+    """Return the values in a column of text: integers, else floats, bools, times, lists of numbers, else strings.
+
+    Args:
+        text: a string array, none of which is null. Blanks around values do not count; "", NA, NaN and null are
+            missing values.
+        place: names a row.
+
+    Raises:
+        GraphDataError: an integer does not fit int64, or lists are of several lengths; names the row.
+    """
+    pyarrow = arrow()
+    try:  # as it stands, as most columns can be
+        return Values("integer", text.cast(pyarrow.int64()).to_numpy(zero_copy_only=False), -1)
+    except pyarrow.ArrowInvalid:
+        pass
+    compute = pyarrow.compute
+    text = compute.utf8_trim_whitespace(text)
+    blank = compute.is_in(compute.utf8_lower(text), value_set=pyarrow.array(_MISSING))
+    is_blank: Mask = blank.to_numpy(zero_copy_only=False)
+    missing = int(is_blank.argmax()) if is_blank.any() else -1
+    if is_blank.all():
+        return Values(None, np.zeros(0), missing)
+    if missing >= 0:
+        text = compute.if_else(blank, pyarrow.scalar(None, pyarrow.string()), text)
+    for kind, rows_of in _KINDS.items():
+        try:
+            rows = rows_of(text, place)
+        except pyarrow.ArrowInvalid:
+            continue
+        return Values("float" if kind == "integer" and missing >= 0 else kind, rows, missing)
+    return Values("string", np.zeros(0), missing)
+
+
+def values_as(dtype: np.dtype[Any], text: Any, place: Place) -> Array:
+    """Return the values in a column of text in a dtype that the user has named.
+
+    Raises:
+        GraphDataError: one does not fit; names the row.
+    """
+    values = values_of(text, place)
+    if values.kind == "string":
+        row = _first_that(lambda part: values_of(part, place).kind == "string", text)
+        raise GraphDataError(f"{place(row)}: {text[row].as_py()!r:.80} is no {dtype.name}")
+    if values.missing >= 0 and dtype.kind != "f":
+        raise GraphDataError(f"{place(values.missing)}: a value is missing, which {dtype.name} cannot say")
+    if values.kind is None:
+        return np.full(len(text), np.nan, dtype)
+    with np.errstate(over="ignore", invalid="ignore"):
+        rows = values.rows.astype(dtype)
+        fits = rows == values.rows if dtype.kind in "iu" else np.isfinite(rows) | ~np.isfinite(values.rows)
+    if dtype.kind != "b" and not fits.all():
+        row = int(np.argwhere(~fits)[0][0])
+        raise GraphDataError(f"{place(row)}: {text[row].as_py()!r:.80} does not fit {dtype.name}")
+    return rows
+
+
+def _integers(text: Any, place: Place) -> Array:
+    """Return integers, as floats where some are missing."""
+    numbers = text.cast(arrow().int64())
+    if numbers.null_count:
+        inexact = np.flatnonzero(np.abs(numbers.fill_null(0).to_numpy(zero_copy_only=False)) > EXACT)
+        if len(inexact):
+            row = int(inexact[0])
+            raise GraphDataError(f"{place(row)}: {numbers[row]} does not fit float64, which missing values ask for")
+    return numbers.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+
+
+def _floats(text: Any, place: Place) -> Array:
+    rows: Array = text.cast(arrow().float64()).to_numpy(zero_copy_only=False)
+    large = np.flatnonzero((np.abs(rows) >= 2.0**63) & np.isfinite(rows))
+    if len(large) and not (rows != np.rint(rows))[~np.isnan(rows)].any():
+        number = text[int(large[0])].as_py()
+        if number.lstrip("-").isdecimal():
+            raise GraphDataError(f"{place(int(large[0]))}: {number} does not fit int64")
+    return rows
+
+
+def _bools(text: Any, place: Place) -> Array:
+    return text.cast(arrow().bool_()).fill_null(False).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+
+
+def _times(text: Any, place: Place) -> Array:
+    pyarrow = arrow()
+    for zone in (None, "UTC"):
+        for unit in _PER_SECOND:
+            try:
+                return _seconds(text.cast(pyarrow.timestamp(unit, zone))).fill_null(0).to_numpy(zero_copy_only=False)
+            except pyarrow.ArrowInvalid:
+                continue
+    raise pyarrow.ArrowInvalid("no times")
+
+
+def _seconds(column: Any) -> Any:
+    """Return times as int64 seconds since 1970, rounded down."""
+    pyarrow = arrow()
+    if pyarrow.types.is_date(column.type):
+        column = column.cast(pyarrow.timestamp("s"))
+    ticks = column.cast(pyarrow.int64())
+    per_second = _PER_SECOND[column.type.unit]
+    if per_second == 1:
+        return ticks
+    numbers = ticks.fill_null(0).to_numpy(zero_copy_only=False) // per_second
+    return pyarrow.array(numbers, mask=ticks.is_null().to_numpy(zero_copy_only=False))
+
+
+def _lists(text: Any, place: Place) -> Array:
+    """Return lists of numbers, such as "0.1,0.2" or "[0.1 0.2]", of one length."""
+    pyarrow = arrow()
+    compute = pyarrow.compute
+    first = text.drop_null()[0].as_py()
+    mark = next((mark for mark in _LIST_MARKS if mark in first), None)
+    bare = compute.utf8_trim(text, "[]() ")
+    if mark is None and len(first.split()) < 2 and first[0] not in "[(":
+        raise pyarrow.ArrowInvalid("no lists")
+    parts = compute.utf8_split_whitespace(bare) if mark is None else compute.split_pattern(bare, mark)
+    fields = compute.utf8_trim_whitespace(parts.flatten())
+    try:
+        numbers = fields.cast(pyarrow.int64())
+    except pyarrow.ArrowInvalid:
+        numbers = fields.cast(pyarrow.float64())
+    there = parts.is_valid().to_numpy(zero_copy_only=False)
+    lengths = compute.list_value_length(parts).fill_null(0).to_numpy(zero_copy_only=False)
+    rows_there = np.flatnonzero(there)
+    width = _common_length(lengths[there], lambda row: place(int(rows_there[row])))
+    rows = np.zeros((len(text), width), numbers.to_numpy(zero_copy_only=False).dtype)
+    rows[there] = numbers.to_numpy(zero_copy_only=False).reshape(-1, width)
+    return rows
+
+
+_KINDS = {"integer": _integers, "float": _floats, "bool": _bools, "time": _times, "list": _lists}
+
+
+def _common_length(lengths: Array, place: Place) -> int:
+    width = int(lengths[0]) if len(lengths) else 0
+    if (lengths != width).any():
+        row = int(np.flatnonzero(lengths != width)[0])
+        raise GraphDataError(f"{place(row)}: a list has {lengths[row]} numbers, {width} before")
+    return width
+
+
+def _first_that(is_bad: Callable[[Any], bool], text: Any) -> int:
+    """Return the first row for which a condition holds that holds of any block with such a row."""
+    first = 0
+    count = len(text)
+    while count > 1:
+        half = count // 2
+        if is_bad(text.slice(first, half)):
+            count = half
+        else:
+            first += half
+            count -= half
+    return first
+
+
+def _check_values(column: Any, place: Place) -> None:
+    if column.null_count:
+        row = arrow().compute.index(column.is_null(), True).as_py()
+        raise GraphDataError(f"{place(row)}: a value is missing")
