@@ -186,7 +186,7 @@ def _columns(
     tables = open_tables(paths, TextForm(str(options.get("delimiter", " ")), header=False), name)
     found = read_columns(tables, (), {column: (column,) for column in tables.names}, {}, metadata.scratch)
     for column, values in found.values.items():
-        if values.kind in NO_NUMBERS and sum(found.lengths):
+        if values.kind in NO_NUMBERS and any(found.lengths):
             raise GraphDataError(f"{paths[0]}: column {column} is no numbers")
     _check_rows(metadata, what, paths, found.lengths, sizes)
     return [column.rows for column in found.values.values()]

@@ -345,8 +345,8 @@ class _Numbers:
         if self._dtype == "string" or (self._parts and self._parts[-1].kind == "string"):
             values = Values("string", np.zeros(0), -1)
         elif self._dtype:
-            rows = [values_as(np.dtype(self._dtype), *given) for given in columns]
-            values = Values(self._dtype, rows[0] if len(rows) == 1 else np.stack(rows, 1), -1)
+            beside = [values_as(np.dtype(self._dtype), *given) for given in columns]
+            values = Values(self._dtype, beside[0] if len(beside) == 1 else np.stack(beside, 1), -1)
         else:
             values = values_of(column, place)
         part = self._part_for(values, place)
@@ -405,7 +405,7 @@ def _id_column(pieces: Sequence[Sequence[_Stretch]], names: Sequence[tuple[str, 
     for stretches, (path, row) in zip(pieces, names, strict=True):
         for stretch in stretches:
             if stretch.kind == "string":
-                found.append(TextRows(*stretch.arrays, path, row))
+                found.append(TextRows(stretch.arrays[0], stretch.arrays[1], path, row))
             elif stretch.length:
                 found.append(NamedRows(stretch.arrays[0], path, row))
             row += stretch.length

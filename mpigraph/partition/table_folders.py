@@ -11,6 +11,7 @@ id, node_id or <type>_id. Without such a column a node is known by the number of
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from mpigraph.errors import GraphDataError
@@ -54,7 +55,7 @@ def read_tables(
         StorageError: a temporary file cannot be written.
     """
     options = options or TableOptions()
-    tables = _tables_in(path)
+    tables, other = _tables_in(path)
     for file in nodes:
         match = _NAME.fullmatch(_stem(file))
         name = match[2] if match is not None and match[1].lower() == "nodes" else None
@@ -72,12 +73,15 @@ def read_tables(
     if num_nodes is not None and (len(edge_tables) > 1 or relations != {"": DEFAULT_ETYPE}):
         raise GraphDataError(f"{path}: the number of nodes can be given only for a graph without types")
     counts = {} if num_nodes is None else {DEFAULT_NTYPE: num_nodes}
-    return read_typed_tables(node_tables, edge_tables, scratch, options, counts)
+    source = read_typed_tables(node_tables, edge_tables, scratch, options, counts)
+    no_tables = tuple(f"{file.name}, by whose name it has neither nodes nor edges" for file in other)
+    return replace(source, left_out=(*source.left_out, *no_tables))
 
 
-def _tables_in(path: Path) -> dict[tuple[str, str], list[Path]]:
-    """Return the files of each table, by "nodes" or "edges" and the name of a type, "" if there is none."""
+def _tables_in(path: Path) -> tuple[dict[tuple[str, str], list[Path]], list[Path]]:
+    """Return the files of each table, by "nodes" or "edges" and the name of a type ("" if none); and other files."""
     found: dict[tuple[str, str], list[Path]] = {}
+    unnamed: list[Path] = []
     other: list[Path] = []
     entries = [path] if path.is_file() else in_natural_order(path.iterdir())
     for entry in entries:
@@ -86,17 +90,15 @@ def _tables_in(path: Path) -> dict[tuple[str, str], list[Path]]:
         if match is not None:
             found.setdefault((match[1].lower(), match[2] or ""), []).extend(files)
         elif entry.is_file():
-            other += files
-    if not found:
-        found[("edges", "")] = other
-    elif other:
-        get_logger().warning(
-            "%s: left out, since their names begin with neither nodes nor edges: %s", path, _listed(other)
-        )
+            (unnamed if files else other).append(entry)
+    if found:
+        other += unnamed
+    else:
+        found[("edges", "")] = unnamed
     for (kind, name), files in found.items():
         if len(files) > 1:
             get_logger().warning("%s: %s%s of %s, in this order", path, kind, name and f" {name!r}", _listed(files))
-    return found
+    return found, [file for file in other if not file.name.startswith((".", "_"))]
 
 
 def _files_of(path: Path) -> list[Path]:

@@ -289,9 +289,11 @@ def _times(text: Any, place: Place) -> Array:
     for zone in (None, "UTC"):
         for unit in _PER_SECOND:
             try:
-                return _seconds(text.cast(pyarrow.timestamp(unit, zone))).fill_null(0).to_numpy(zero_copy_only=False)
+                times = text.cast(pyarrow.timestamp(unit, zone))
             except pyarrow.ArrowInvalid:
                 continue
+            rows: Array = _seconds(times).fill_null(0).to_numpy()
+            return rows
     raise pyarrow.ArrowInvalid("no times")
 
 

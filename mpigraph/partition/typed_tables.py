@@ -14,7 +14,7 @@ strings, which are their UTF-8 filled up with zeros.
 **Columns** become features of their name. Integers, floats, bools and lists of numbers keep their type
 (``table_columns.py``); times become int64 seconds since 1970; columns ``name_0``, ``name_1``, ... of numbers are one
 matrix "name" of float32. "feat" is float32 or float16, "label" int64, masks are bool. "split" has the words train, val
-(valid, dev) and test, and becomes the three masks. Strings are left out, which a line of the log tells, unless they are
+(valid, dev) and test, and becomes the three masks. Strings are left out, and named in ``left_out``, unless they are
 ``categories``: these are numbered in their order.
 """
 
@@ -52,6 +52,11 @@ _SPLITS = {
 }
 _TYPES = (*"bool int8 int16 int32 int64 uint8 uint16 uint32 float16 float32 float64".split(), "string")
 _NUMBERED = re.compile(r"(.*\D)(\d+)")
+_NO_NUMBERS = {
+    "string": "text (--categories COLUMN numbers it)",
+    "other": "no numbers",
+    "none": "empty",
+}
 _LISTED = 20  # categories that a line of the log names
 
 
@@ -140,7 +145,7 @@ class _Plan:
         """Open a table and choose what to read of it."""
         tables = open_tables(table.files, table.form)
         if isinstance(table, NodeTable):
-            ids = () if table.id_column is None else (table.id_column,)
+            ids = tuple(filter(None, [table.id_column]))
         else:
             ids = (table.src_column, table.dst_column)
         if table.columns is None:
@@ -180,7 +185,7 @@ def read_typed_tables(
         StorageError: a temporary file cannot be written.
     """
     options = options or TableOptions()
-    plans = [_Plan.of(table, options) for table in (*nodes, *edges)]
+    plans = [*(_Plan.of(table, options) for table in nodes), *(_Plan.of(table, options) for table in edges)]
     _check_all_used(options, plans)  # before what takes long
     tables = [_Table(plan, options, scratch) for plan in plans]
     node_tables = {table.ntype: tables[number] for number, table in enumerate(nodes)}
@@ -214,6 +219,7 @@ def read_typed_tables(
         tuple((ids[r[0]].numbers(edge_tables[r].ids[0]), ids[r[2]].numbers(edge_tables[r].ids[1])) for r in relations),
         node_feats,
         {relation_key(relation): edge_tables[relation].features for relation in relations},
+        left_out=tuple(thing for table in tables for thing in table.left_out),
     )
 
 
@@ -235,6 +241,7 @@ class _Table:
         length: number of rows.
         ids: the columns of ids.
         features: by name.
+        left_out: names each column that is not among them.
     """
 
     def __init__(self, plan: _Plan, options: TableOptions, scratch: Path | None) -> None:
@@ -256,18 +263,12 @@ class _Table:
                 self.features |= _masks(found.ids[column], scratch)
             else:
                 self.features[feature] = _category(f"{name}: column {column}", found.ids[column], scratch)
-        left_out = []
+        self.left_out: list[str] = []
         for feature, values in found.values.items():
             if values.kind in NO_NUMBERS:
-                left_out.append(feature)
+                self.left_out.append(f"{name}: column {feature} is {_NO_NUMBERS[values.kind]}")
             else:
                 self.features[feature] = self._feature(feature, values)
-        if left_out and self.length:
-            get_logger().warning(
-                "%s: columns %s are no numbers and are left out (--categories COLUMN numbers their values)",
-                name,
-                left_out,
-            )
 
     def _feature(self, name: str, values: ValueColumn) -> Feature:
         if values.kind == "time":
@@ -369,7 +370,7 @@ def _category(title: str, names: IdColumn, scratch: Path | None) -> Feature:
         "%s: %d categories are numbered in their order: %s%s", title, len(keys), listed, ", ..." * (len(keys) > _LISTED)
     )
     if not names.is_text:
-        return Feature.of(MadeRows(lambda rows: np.searchsorted(keys, rows), np.int64, names.numbers))
+        return Feature.of(MadeRows(lambda rows: np.asarray(np.searchsorted(keys, rows)), np.int64, names.numbers))
     with GrowingFile(np.int64, (), scratch) as file:
         for values, positions, _ in names.texts(blanks=True):
             numbers = np.where(values == b"", -1, np.searchsorted(keys, values))

@@ -68,7 +68,7 @@ def test_nodes_and_edges_of_two_csv_files(tmp_path, caplog):
     assert masks == [[1, 0, 0], [0, 1, 0], [0, 0, 0]] and feats["val_mask"].dtype == "bool"
     assert rows(source.edge_feats["_N:_E:_N"]["weight"].values).tolist() == [1, 0.5, 2]
     told = " ".join(caplog.messages)
-    for words in ("columns ['title'] are no numbers", "2 categories", "'bio', 'math'", "seconds since 1970"):
+    for words in ("nodes.csv: column title is text", "2 categories", "'bio', 'math'", "seconds since 1970"):
         assert words in told
     check_parts(source, tmp_path / "out")
 
@@ -152,9 +152,15 @@ def test_what_cannot_be_told_apart_is_an_error(tmp_path):
         read(tmp_path, one, types={"id": "int"})
 
 
-def test_files_that_are_no_tables_of_this_graph_are_named(tmp_path, caplog):
-    read(tmp_path, {"nodes.csv": "id\n1\n", "edges.csv": "src,dst\n1,1\n", "notes.txt": "a b\n"})
-    assert "left out, since their names begin with neither nodes nor edges: notes.txt" in " ".join(caplog.messages)
+def test_what_is_no_table_of_this_graph_is_named(tmp_path):
+    files = {"nodes.csv": "id,a,b\n1,,x\n", "edges.csv": "src,dst\n1,1\n", "notes.txt": "a b\n", "README": "Read"}
+    left_out = read(tmp_path, files).left_out
+    assert [thing.rpartition("/")[2] for thing in left_out] == [
+        "nodes.csv: column a is empty",
+        "nodes.csv: column b is text (--categories COLUMN numbers it)",
+        "README, by whose name it has neither nodes nor edges",
+        "notes.txt, by whose name it has neither nodes nor edges",
+    ]
 
 
 def test_the_builder_takes_chosen_columns(tmp_path, caplog):
