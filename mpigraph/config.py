@@ -155,6 +155,18 @@ class Launch(NamedTuple):
     processes: int
 
 
+_LAUNCHERS = (  # name, how many processes it started, this one's rank; first those that others may have started
+    ("torchrun", "WORLD_SIZE", "RANK"),
+    ("Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+    ("MVAPICH's launcher", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"),
+    ("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
+    ("jsrun", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK"),
+    ("flux run", "FLUX_JOB_SIZE", "FLUX_TASK_RANK"),
+    ("MPICH's mpiexec", "PMI_SIZE", "PMI_RANK"),
+    ("Intel MPI's or MVAPICH's mpiexec", "MPI_LOCALNRANKS", "MPI_LOCALRANKID"),  # those of a node
+)
+
+
 def launch() -> Launch | None:
     """Return what started this process beside others, None if nothing says that it did."""
 
@@ -162,23 +174,36 @@ def launch() -> Launch | None:
         text = os.environ.get(name, "")
         return int(text) if text.isdigit() else 0
 
-    of_srun, of_pmi = number("SLURM_STEP_NUM_TASKS"), number("PMI_SIZE")
-    known = [
-        Launch(
-            "DGL's launcher", number("DGL_NUM_CLIENT") + number("DGL_NUM_SERVER") if "DGL_ROLE" in os.environ else 0
-        ),
-        Launch("torchrun", number("WORLD_SIZE") if "TORCHELASTIC_RUN_ID" in os.environ else 0),
-        Launch("Open MPI's mpirun", number("OMPI_COMM_WORLD_SIZE")),
-        Launch("srun", of_srun if of_pmi in (0, of_srun) else 0),  # mpiexec inside of Slurm has srun start its daemons
-        Launch("MPICH's mpiexec", of_pmi),
-    ]
-    return next((launch for launch in known if launch.processes > 1), None)
+    if "DGL_ROLE" in os.environ and (started := number("DGL_NUM_CLIENT") + number("DGL_NUM_SERVER")) > 1:
+        return Launch("DGL's launcher", started)
+    for launcher, size, _ in _LAUNCHERS:
+        if launcher == "torchrun" and "TORCHELASTIC_RUN_ID" not in os.environ:
+            continue
+        if launcher == "srun" and number("PMI_SIZE") not in (0, number(size)):
+            continue  # mpiexec inside of Slurm has srun start its daemons
+        if number(size) > 1:
+            return Launch(launcher, number(size))
+    return None
 
 
 def alone() -> dict[str, str]:
     """Return the environment for a process that is no rank, although one starts it: :func:`launch` finds nothing."""
-    names = ("DGL_ROLE", "TORCHELASTIC_RUN_ID", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "PMI_SIZE")
+    names = {"DGL_ROLE", "TORCHELASTIC_RUN_ID", *(size for _, size, _ in _LAUNCHERS[1:])}
     return {name: value for name, value in os.environ.items() if name not in names}
+
+
+def timeout() -> float:
+    """Return the seconds that a wait may last, for use before a job has its :class:`Config`."""
+    try:
+        return Config.from_env().timeout
+    except InvalidArgumentError:  # initialize() raises it
+        return Config().timeout
+
+
+def pmi_fd() -> int | None:
+    """Return the descriptor by which this process talks PMI-1 with its launcher, if there is one."""
+    text = os.environ.get("PMI_FD", "")
+    return int(text) if text.isdigit() else None
 
 
 def slurm_pmi() -> str:
@@ -213,8 +238,9 @@ def fast_boxes() -> bool:
 
 def launcher_rank() -> int:
     """Return the rank that a launcher gave this process, 0 where none did; for use before MPI starts."""
-    names = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "RANK")
-    return next((int(os.environ[name]) for name in names if name in os.environ), 0)
+    ranks = [rank for _, _, rank in _LAUNCHERS[1:]]
+    names = ("PMI_RANK", "PMIX_RANK", *ranks, "RANK")
+    return next((int(os.environ[name]) for name in names if os.environ.get(name, "").isdigit()), 0)
 
 
 def check_rendezvous(rank: int, world_size: int) -> None:

@@ -29,7 +29,7 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import mpigraph  # noqa: F401  (before mpi4py.MPI: see mpigraph.config.disable_fast_boxes)
+import started_mpi  # noqa: F401  (before mpi4py.MPI: see mpigraph.config.disable_fast_boxes)
 
 # isort: split
 

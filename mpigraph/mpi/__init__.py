@@ -1,5 +1,5 @@
 """MPI below the graph: roles, agreement, windows, rounds, deadlines. Differences between MPIs end here."""
 
-from mpigraph.mpi.start import start_mpi
+from mpigraph.mpi.start import load_mpi
 
-start_mpi()
+load_mpi()

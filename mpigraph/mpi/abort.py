@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 from mpi4py import MPI
 
 from mpigraph.errors import MPIGraphError
+from mpigraph.mpi.start import end_unstarted
 from mpigraph.mpi.witness import say_goodbye
 
 __all__ = ["abort", "exit_status", "guard", "say", "unguard"]
@@ -70,7 +71,9 @@ def abort(status: int, text: str = "", stacks: bool = False) -> NoReturn:
             _wait_until_read(_READING_TIME)
         # Not COMM_SELF: of that MPICH 5.0 tells its launcher nothing, which then must see that this process has ended,
         # and does not where it is told so before it finds the process's socket closed.
-        MPI.COMM_WORLD.Abort(status)
+        if MPI.Is_initialized():
+            MPI.COMM_WORLD.Abort(status)
+        end_unstarted(status)
     finally:
         os._exit(status)
 

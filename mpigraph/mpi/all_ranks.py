@@ -1,26 +1,40 @@
 """All ranks of a job, and a world of them without a session, for commands that need neither rows nor torch."""
 
+import atexit
+
 from mpi4py import MPI
 
-from mpigraph.config import Config
+from mpigraph.config import Config, launch, launcher_rank
 from mpigraph.errors import MPIGraphError
 from mpigraph.log import set_identity
-from mpigraph.mpi.abort import guard
+from mpigraph.mpi.abort import exit_status, guard
 from mpigraph.mpi.agree import everywhere
 from mpigraph.mpi.compat import library_version, unlink_segments
-from mpigraph.mpi.start import check_connected
+from mpigraph.mpi.start import check_connected, end_unstarted, is_worker, start_mpi
 from mpigraph.mpi.world import World
 
 __all__ = ["job_comm", "open_world"]
 
-unlink_segments()  # MPI has started with its import: from now on what kills this process leaves nothing
+
+def _end_unstarted_job() -> None:
+    """End the job at exit if this process fails before it has started MPI, where the others would wait for it."""
+    status = exit_status()
+    if status and not MPI.Is_initialized():
+        end_unstarted(status)
+
+
+if launch() is not None and not MPI.Is_initialized() and not is_worker():
+    guard(f"process {launcher_rank()}", launcher_rank() == 0)  # its errors end the job from now on
+    atexit.register(_end_unstarted_job)
 
 
 def job_comm(comm: MPI.Intracomm | None) -> MPI.Intracomm:
-    """Return the ranks that take part, by default all.
+    """Return the ranks that take part, by default all; start MPI unless it runs.
 
-    From now on, an exception that nobody catches ends the job; also one of its start.
+    From now on, an uncaught exception ends the job; also one of its start.
     """
+    start_mpi()
+    unlink_segments()  # what kills this process leaves nothing from now on
     everyone = MPI.COMM_WORLD if comm is None else comm
     if comm is None:
         check_connected(everyone.size, library_version())

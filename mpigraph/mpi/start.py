@@ -1,5 +1,7 @@
 """Start MPI where its start can fail: no MPI, ranks that do not know of each other, MPICH under Slurm's ``--mpi=pmi2``.
 
+Importing the library does not start MPI: ``initialize()`` does, or what else needs all ranks (:func:`.job_comm`).
+
 MPICH 5.0 with UCX publishes 4096 bytes from where its address of a few hundred begins (``MPIDU_bc_table_create``), so
 whatever lies behind it on the heap, with runs of zeros made short. Slurm's plugin takes a request to have at most 1024
 bytes (``handle_pmi1_cmd``). With text behind the address a request is longer, and the job ends in ``MPI_Init`` or hangs
@@ -7,17 +9,28 @@ there. Behind an address at the end of the heap there is nothing but zeros.
 """
 
 import ctypes
+import multiprocessing
+import os
+import select
+import signal
+import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+
+import mpi4py
 
 from mpigraph import config
 from mpigraph.errors import InvalidArgumentError
 
-__all__ = ["check_connected", "start_mpi"]
+__all__ = ["WORKER", "check_connected", "end_unstarted", "is_worker", "load_mpi", "start_mpi"]
 
+WORKER = "this is a process that multiprocessing started, which is no rank of the job"
+_SPEAKING_TIME = 30.0  # seconds that the first process has to import the library and say what is wrong
+_PATIENCE = 15.0  # seconds of MPI_Init after which a process says what it may wait for
 _LARGEST, _STEP = 8192, 16  # bytes: beyond what is published; malloc's unit
 
 
@@ -49,22 +62,35 @@ def check_connected(size: int, library: str) -> None:
 
 
 def _leave_to_the_first() -> None:
-    """End this process if a launcher started it beside others, of which another is to speak."""
+    """End this process if a launcher started it beside others, after the first of them had the time to speak.
+
+    A launcher may end the first together with one that ends early (``srun --kill-on-bad-exit=1``), and the first may
+    still import.
+    """
     if config.launcher_rank() > 0:
-        time.sleep(1.0)  # the launcher may end the first with us
+        time.sleep(min(_SPEAKING_TIME, config.timeout()))
         raise SystemExit(1)
 
 
-def start_mpi() -> None:
-    """Import mpi4py.MPI, which calls ``MPI_Init``, if MPI does not run yet.
+def is_worker() -> bool:
+    """Return whether multiprocessing started this process inside a job."""
+    return config.launch() is not None and multiprocessing.parent_process() is not None
+
+
+def load_mpi() -> None:
+    """Import mpi4py.MPI without starting MPI.
+
+    So a process that is no rank can import the library: a worker that multiprocessing spawns, an editor, a build of
+    documentation, a login node. ``mpi4py.MPI`` starts MPI itself where a script imports it before this library.
 
     Raises:
         ImportError: mpi4py finds no MPI; says what to do.
         SystemExit: the same where a launcher started this process beside others: one line of the first of them.
     """
+    before = mpi4py.rc.initialize, mpi4py.rc.finalize
+    mpi4py.rc.initialize, mpi4py.rc.finalize = False, True  # MPI is ended at exit if it was started
     try:
-        with _without_holes() if config.slurm_pmi() == "pmi2" and "mpi4py.MPI" not in sys.modules else nullcontext():
-            import mpi4py.MPI  # noqa: F401
+        from mpi4py import MPI  # noqa: F401
     except (ImportError, RuntimeError) as error:
         why = str(error).partition("\n")[0]
         text = (
@@ -76,6 +102,89 @@ def start_mpi() -> None:
             raise ImportError(text) from None
         _leave_to_the_first()
         raise SystemExit(f"[mpigraph] {text}") from None
+    finally:
+        mpi4py.rc.initialize, mpi4py.rc.finalize = before
+
+
+def start_mpi() -> None:
+    """Call ``MPI_Init_thread``, unless MPI runs already.
+
+    Raises:
+        InvalidArgumentError: multiprocessing started this process inside a job, so it cannot be one of its ranks.
+    """
+    from mpi4py import MPI
+
+    if MPI.Is_initialized():
+        return
+    if is_worker():
+        raise InvalidArgumentError(f'{WORKER}: initialize() belongs under if __name__ == "__main__":')
+    level = mpi4py.rc.thread_level if mpi4py.rc.threads else "single"
+    with _limited() if config.launch() is not None else nullcontext():
+        with _without_holes() if config.slurm_pmi() == "pmi2" else nullcontext():
+            MPI.Init_thread(getattr(MPI, f"THREAD_{level.upper()}"))
+
+
+@contextmanager
+def _limited() -> Iterator[None]:
+    """Limit ``MPI_Init`` to the time that a job's waits have, say what it may wait for, and let Ctrl-C end it.
+
+    mpi4py keeps Python's lock meanwhile: neither a thread nor a signal handler of Python's would run.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    seconds = config.timeout()
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGALRM)}
+    left = signal.setitimer(signal.ITIMER_REAL, seconds)
+    speaker = None
+    if config.launcher_rank() == 0:
+        words = [sys.executable, "-I", "-S", "-c", _SPEAKER, str(min(_PATIENCE, seconds / 2)), _starting(seconds)]
+        speaker = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *left)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if speaker is not None:
+            speaker.communicate()
+
+
+_SPEAKER = """
+import select, sys
+if not select.select([0], [], [], float(sys.argv[1]))[0]:
+    sys.stderr.write(sys.argv[2])
+"""
+"""Prints its second argument unless its input is closed within as many seconds as the first says."""
+
+
+def _starting(seconds: float) -> str:
+    """Return what to say of an ``MPI_Init`` that takes long."""
+    launch = config.launch()
+    assert launch is not None
+    return (
+        f"[mpigraph] MPI_Init waits on process 0 of {launch.processes}. Either other processes have not come to "
+        "initialize() yet, or the processes of a node do not share one /dev/shm, as where each has a container of its "
+        'own: then MPI cannot start (slurm/README.md, "Shared memory"). The job is ended after '
+        f"{seconds:.0f} s (MPIGRAPH_TIMEOUT)\n"
+    )
+
+
+def end_unstarted(status: int) -> None:
+    """Have the launcher end a job in which this process has failed before it started MPI.
+
+    MPICH's Hydra takes a process that ends before ``MPI_Init`` for a program without MPI, and the others would wait
+    there for it. It understands ``abort`` of PMI-1 (Balaji et al., "PMI: a scalable parallel process-management
+    interface for extreme-scale systems", EuroMPI 2010); so does Slurm's pmi2. Other launchers see the exit status.
+    """
+    number = config.pmi_fd()
+    if number is None:
+        return
+    with suppress(OSError):
+        for line in ("cmd=init pmi_version=1 pmi_subversion=1", f"cmd=abort exitcode={status}"):
+            os.write(number, f"{line}\n".encode())
+            if select.select([number], [], [], 1.0)[0]:
+                os.read(number, 4096)
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from mpigraph.mpi.abort import abort, exit_status, guard, unguard
 from mpigraph.mpi.agree import everywhere, together
 from mpigraph.mpi.all_ranks import job_comm
 from mpigraph.mpi.compat import library_version, may_lose_messages
+from mpigraph.mpi.start import WORKER, is_worker
 from mpigraph.mpi.wait import PEERS_COMPUTE, wait
 from mpigraph.mpi.world import World
 from mpigraph.rows.pool import RowPool
@@ -231,7 +232,7 @@ def current() -> Session:
     """
     session = Session._current
     if session is None:
-        raise NotInitializedError("call mpigraph.distributed.initialize() first")
+        raise NotInitializedError(WORKER if is_worker() else "call mpigraph.distributed.initialize() first")
     return session
 
 

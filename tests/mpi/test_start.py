@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from jobs import SOON, clean_environment, run_job, run_script
+from jobs import SOON, clean_environment, mpiexec, run_job, run_script
 from mpi4py import MPI
 
 from mpigraph.errors import InvalidArgumentError
@@ -18,6 +18,10 @@ LAUNCHES = {
     "dgl": ({"DGL_ROLE": "client", "DGL_NUM_CLIENT": "2", "DGL_NUM_SERVER": "1"}, "python -m mpigraph launch"),
     "openmpi": ({"OMPI_COMM_WORLD_SIZE": "4", "SLURM_STEP_NUM_TASKS": "2"}, "Open MPI's mpirun started 4 processes"),
     "mpich": ({"PMI_SIZE": "4", "SLURM_STEP_NUM_TASKS": "2"}, "MPICH's mpiexec started 4 processes"),
+    "mvapich": ({"MV2_COMM_WORLD_SIZE": "4"}, "MVAPICH's launcher started 4 processes"),
+    "intel": ({"MPI_LOCALNRANKS": "4"}, "Intel MPI's or MVAPICH's mpiexec started 4 processes"),
+    "jsrun": ({"JSM_NAMESPACE_SIZE": "4"}, "jsrun started 4 processes"),
+    "flux": ({"FLUX_JOB_SIZE": "4"}, "flux run started 4 processes"),
     "srun": ({"SLURM_STEP_NUM_TASKS": "4"}, "srun started 4 processes.*--mpi=list"),
     "pmi2": ({"SLURM_STEP_NUM_TASKS": "4", "PMI_SIZE": "4"}, "srun started 4 processes.*--mpi=list"),
 }
@@ -41,6 +45,7 @@ def test_processes_that_mpi_does_not_connect_are_one_error(variables: pytest.Mon
         check_connected(1, "an MPI")
     assert "mpi4py runs an MPI" in str(caught.value) and "mpiexec" in str(caught.value)
     variables.setenv("PMI_RANK", "1")
+    variables.setenv("MPIGRAPH_TIMEOUT", "0.1")  # the others leave the word to the first as long as a wait may last
     with pytest.raises(SystemExit):
         check_connected(1, "an MPI")
     check_connected(2, "an MPI")
@@ -56,7 +61,7 @@ def test_a_process_that_was_started_alone_may_be_alone(variables: pytest.MonkeyP
 @pytest.mark.parametrize("rank, lines", [("", None), ("0", 1), ("1", 0)], ids=["alone", "first", "another"])
 def test_no_mpi_is_one_line_of_advice(rank: str, lines: int | None) -> None:
     started = {"PMI_SIZE": "2", "PMI_RANK": rank} if rank else {}
-    env = clean_environment() | {"MPI4PY_LIBMPI": "/nowhere/libmpi.so"} | started
+    env = clean_environment() | {"MPI4PY_LIBMPI": "/nowhere/libmpi.so", "MPIGRAPH_TIMEOUT": "1"} | started
     done = run_job([sys.executable, "-c", "import mpigraph.mpi"], env)
     assert done.status == 1
     assert lines is None or len(done.output.splitlines()) == lines, done.output
@@ -103,3 +108,90 @@ if launcher_rank() == 1: os.environ[{variable!r}] = '7'
     status, output, seconds = run_script(tmp_path, oracle(2), "", before=before)
     assert status != 0 and seconds < SOON
     assert output.count(f"on rank 1: {words}") == 1, output
+
+
+BEFORE_INITIALIZE = """
+import os, sys, time
+import mpigraph.distributed as dist
+from mpi4py import MPI
+from mpigraph.config import launcher_rank
+assert not MPI.Is_initialized()
+if launcher_rank() == 1:
+    {how}
+dist.initialize()
+"""
+
+
+@pytest.mark.parametrize(
+    "how, status, words",
+    [
+        ("raise ValueError('bad argument')", 1, ["uncaught exception on process 1", "ValueError: bad argument"]),
+        ("sys.exit(3)", 3, []),
+        ("os.kill(os.getpid(), 9)", 9, []),
+    ],
+)
+def test_an_error_before_initialize_ends_the_job(how: str, status: int, words: list[str]) -> None:
+    done = run_job([*mpiexec(3), sys.executable, "-c", BEFORE_INITIALIZE.format(how=how)], clean_environment())
+    assert done.status != 0 and done.seconds < SOON
+    assert done.status == status or how.startswith("os.kill")
+    for text in words:
+        assert done.output.count(text) == 1, done.output
+
+
+def test_a_process_that_stays_away_is_named_and_ends_the_job() -> None:
+    script = BEFORE_INITIALIZE.format(how="time.sleep(600)")
+    done = run_job([*mpiexec(2), sys.executable, "-c", script], clean_environment() | {"MPIGRAPH_TIMEOUT": "3"})
+    assert done.status != 0 and done.seconds < SOON
+    assert done.output.count("MPI_Init waits on process 0 of 2") == 1 and "/dev/shm" in done.output
+
+
+WORKERS = """
+import sys
+import torch
+import mpigraph.distributed as dist
+from mpi4py import MPI
+
+class Rows(torch.utils.data.Dataset):
+    def __len__(self): return 6
+    def __getitem__(self, i):
+        assert torch.utils.data.get_worker_info() is not None
+        if sys.argv[1] == "fork": return i
+        assert not MPI.Is_initialized()
+        for call in (dist.initialize, lambda: dist.node_split(torch.ones(3, dtype=torch.bool))):
+            try: call()
+            except Exception as error: assert "process that multiprocessing started" in str(error), error
+            else: raise AssertionError(call)
+        return i
+
+if __name__ == "__main__":
+    dist.initialize()
+    loader = torch.utils.data.DataLoader(Rows(), num_workers=2, multiprocessing_context=sys.argv[1], timeout=100)
+    for _ in range(2):
+        assert sorted(int(i) for i in loader) == list(range(6))
+    if torch.distributed.is_available(): print("read all", flush=True)
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
+def test_workers_of_a_data_loader_are_no_ranks(tmp_path: Path, method: str) -> None:
+    script = tmp_path / "workers.py"
+    script.write_text(WORKERS)
+    done = run_job([*mpiexec(2), sys.executable, script, method], clean_environment() | {"MPIGRAPH_NUM_SERVERS": "0"})
+    assert done.status == 0 and done.output.count("read all") == 2, done.output
+
+
+def test_a_node_where_mpi_does_not_start_imports_the_library() -> None:
+    env = clean_environment() | {"PMI_FD": "99", "PMI_RANK": "0", "PMI_SIZE": "2"}  # MPI_Init would end the process
+    done = run_job([sys.executable, "-c", "import mpigraph.distributed as d; print(d.is_initialized())"], env)
+    assert done.status == 0 and done.output.split() == ["False"], done.output
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(MPI.get_vendor()[0] != "MPICH", reason="other MPIs start without a common /dev/shm")
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a /dev/shm: needs root")
+def test_a_private_shared_memory_for_each_rank_ends_the_job() -> None:
+    own = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=100m tmpfs /dev/shm && exec "$@"', "sh"]
+    script = BEFORE_INITIALIZE.format(how="pass")
+    env = clean_environment() | {"MPIGRAPH_TIMEOUT": "5"}
+    done = run_job([*mpiexec(2), *own, sys.executable, "-c", script], env)
+    assert done.status != 0 and "do not share one /dev/shm" in done.output
