@@ -18,14 +18,16 @@ from mpigraph.errors import MPIGraphError
 from mpigraph.kernels.row_ops import as_words
 from mpigraph.mpi.agree import allgather_bytes, describe
 from mpigraph.mpi.wait import TRANSFER, Backoff
+from mpigraph.mpi.world import World
 from mpigraph.rows.rma import RmaTransport
 from mpigraph.rows.service import RowService
 from mpigraph.rows.transport import RemoteRows, Transport
 from mpigraph.rows.window import RowWindow
 
-__all__ = ["find_working_windows"]
+__all__ = ["find_working_windows", "patience"]
 
-_LONGEST = 60.0  # seconds, on a busy machine; usually 0.1
+_LONGEST = 60.0  # seconds for as many pairs as follow, on a busy machine; usually 0.1
+_PAIRS = 240  # of a trainer and a host that it tries: 62 trainers on two cores have 992 and take minutes
 _HELD = 300  # rows of a host that are read
 _WORDS = 5  # int32, of a row: an odd number of such rows ends, and the next host's begin, at no multiple of 8 bytes
 _SINGLE = 64  # rows of a host read one by one
@@ -50,7 +52,7 @@ def _find_fault(service: RowService) -> str:
     """What goes wrong with the windows in use, "" if nothing does. Collective on ``service.world.comm``."""
     world = service.world
     doing = f"the test of windows of kind {service.kind!r} (MPIGRAPH_TRANSPORT=packed needs none)"
-    with world.watch(doing, min(1.0, _LONGEST / world.config.timeout)):
+    with world.watch(doing, patience(world)):
         try:
             trial = _Trial(service)
         except MPI.Exception as error:  # a library without such windows says so on every rank
@@ -69,6 +71,12 @@ def _find_fault(service: RowService) -> str:
             fault = _first_of_all(service, trial.look() if world.is_host else "")
         trial.window.close()
         return fault
+
+
+def patience(world: World) -> float:
+    """Return how many of the job's timeouts the test may take: more where many pairs of ranks may share few cores."""
+    pairs = len(world.trainer_ranks) * min(len(world.hosts), _TARGETS)
+    return min(1.0, _LONGEST / world.config.timeout) * max(1.0, pairs / _PAIRS)
 
 
 def _meet(service: RowService) -> None:

@@ -11,9 +11,10 @@ import pytest
 from jobs import clean_environment, mpiexec, run_job, warm_python
 from layouts import FAR, Job, Layout, own_on_layouts
 from mpi4py import MPI
-from worlds import meet, row_values, rows_of
+from worlds import meet, pretended_world, row_values, rows_of
 
 from mpigraph.arrays import Array
+from mpigraph.config import Config
 from mpigraph.errors import CollectiveError, InvalidArgumentError
 from mpigraph.mpi.compat import library_version
 from mpigraph.rows import window as windows
@@ -21,7 +22,7 @@ from mpigraph.rows.mutex import HostMutex
 from mpigraph.rows.packed import PackedTransport
 from mpigraph.rows.rma import RmaTransport
 from mpigraph.rows.selection import choose_transport
-from mpigraph.rows.self_test import find_working_windows
+from mpigraph.rows.self_test import find_working_windows, patience
 from mpigraph.rows.service import RowService
 from mpigraph.rows.transport import RemoteRows, WindowHandle
 from mpigraph.rows.window import RowWindow
@@ -202,3 +203,14 @@ def test_a_read_that_hangs_ends_the_job_and_says_what_to_set(tmp_path: Path) -> 
     done = run_job([*mpiexec(2), *warm_python(), script], clean_environment())
     assert done.status != 0
     assert "in the test of windows of kind" in done.stderr and "MPIGRAPH_TRANSPORT=packed" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("timeout", [10.0, 300.0])
+def test_the_test_of_many_ranks_has_more_time(timeout: float) -> None:
+    seconds = []
+    for nodes in (2, 16, 31):  # two trainers on each, which try up to 16 hosts
+        world = pretended_world(nodes, 3, 1)
+        world.config = Config(timeout=timeout)
+        seconds.append(patience(world) * timeout)
+    shortest = min(60, timeout)
+    assert seconds == pytest.approx([shortest, shortest * 32 * 16 / 240, shortest * 62 * 16 / 240])
