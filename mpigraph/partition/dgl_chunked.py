@@ -6,22 +6,27 @@ folder, or absolute, and may lead out of it, as DGL's do: look at the metadata o
 Formats of edges and of node and edge data:
 
 ===========  ==========================================================================================================
-``numpy``    mapped; edges are integers [m, 2] (or [2, m]), data have one row for each node or edge
+``numpy``    mapped; edges are integers [m, 2] or [2, m], data have one row for each node or edge
 ``parquet``  read by groups of rows (``arrow_files.py``); edges are the first two columns, data one column or several
 ``csv``      parsed once into a temporary file; no header; else as parquet
 ===========  ==========================================================================================================
+
+Two edges in a numpy file, [2, 2], stand as those of the other files of their relation, or else of all relations; where
+these do not tell it, either, they are refused.
 
 Types and relations get ids in alphabetical order, as from the other readers. Data keep their names and dtypes, except
 "label", which becomes int64 (NaN: -1).
 """
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from mpigraph.arrays import Array
 from mpigraph.errors import GraphDataError, check_text
 from mpigraph.metadata.schema import Relation, Schema, relation_key
 from mpigraph.partition.arrow_files import TextForm, open_tables
@@ -29,11 +34,15 @@ from mpigraph.partition.chunks import concatenated, mapped_npy
 from mpigraph.partition.row_arrays import RowArray, as_labels, side_by_side
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.partition.table_columns import NO_NUMBERS, read_columns
+from mpigraph.partition.unread_files import FolderFiles
 from mpigraph.storage.files import read_text
 
 __all__ = ["METADATA", "read_chunked"]
 
 METADATA = "metadata.json"
+
+_COUNTS = [f"num_{kind}s_per_{part}" for kind in ("node", "edge") for part in ("chunk", "type")]
+_SECTIONS = ("graph_name", "node_type", "edge_type", "edges", "node_data", "edge_data", *_COUNTS)
 
 
 def read_chunked(folder: Path, scratch: Path | None = None) -> GraphSource:
@@ -54,14 +63,15 @@ def read_chunked(folder: Path, scratch: Path | None = None) -> GraphSource:
     keys = [relation_key(relation) for relation in relations]
     for section, known in (("edges", keys), ("node_data", ntypes), ("edge_data", keys)):
         metadata.check_names(section, known)
-    edges = tuple(_edges(metadata, relation, sizes[relation]) for relation in relations)
-    return GraphSource(
+    edges = _all_edges(metadata, sizes)
+    source = GraphSource(
         Schema(ntypes, relations),
         tuple(sum(counts[ntype]) for ntype in ntypes),
-        edges,
+        tuple(edges[relation] for relation in relations),
         {ntype: _data(metadata, "node_data", ntype, counts[ntype]) for ntype in ntypes},
         {key: _data(metadata, "edge_data", key, sizes[r]) for r in relations for key in [relation_key(r)]},
     )
+    return replace(source, left_out=(*metadata.left_out, *metadata.read.left_out()))
 
 
 class _Metadata:
@@ -69,13 +79,15 @@ class _Metadata:
 
     def __init__(self, folder: Path, scratch: Path | None) -> None:
         self.scratch = scratch
-        self.path = folder / METADATA
+        self.read = FolderFiles(folder)
+        self.path = self.read.read(folder / METADATA)
         try:
             self.content: Any = json.loads(read_text(self.path))
         except ValueError as error:
             raise GraphDataError(f"{self.path}: not JSON: {error}") from error
         if not isinstance(self.content, dict):
             raise GraphDataError(f"{self.path} must be a JSON object")
+        self.left_out = [f"{METADATA}: {name!r}" for name in self.content if name not in _SECTIONS]
 
     def counts(self, kind: str) -> dict[str, list[int]]:
         """Return for each type ("node" or "edge") the rows of each chunk."""
@@ -83,13 +95,15 @@ class _Metadata:
         chunks = self.content.get(f"num_{kind}s_per_chunk")
         totals = self.content.get(f"num_{kind}s_per_type")  # of later versions
         if chunks is None and isinstance(totals, list):
-            chunks = [[total] for total in totals]
+            chunks, totals = [[total] for total in totals], None
         fits = isinstance(names, list) and isinstance(chunks, list) and len(names) == len(chunks)
         if not fits or not all(
             isinstance(name, str) and isinstance(sizes, list) and all(type(size) is int and size >= 0 for size in sizes)
             for name, sizes in zip(names, chunks, strict=True)
         ):
             raise GraphDataError(f"{self.path}: num_{kind}s_per_chunk must have a list of counts for each {kind}_type")
+        if totals not in (None, list(map(sum, chunks))):
+            raise GraphDataError(f"{self.path}: num_{kind}s_per_type and num_{kind}s_per_chunk contradict each other")
         if len(set(names)) < len(names):
             raise GraphDataError(f"{self.path}: {kind}_type has a name twice ({names})")
         return dict(zip(names, chunks, strict=True))
@@ -117,7 +131,7 @@ class _Metadata:
         try:
             options = dict(entry["format"])  # type: ignore[index]
             kind = str(options.pop("name"))
-            files = [self.path.parent / check_text("name of a file", name) for name in names]
+            files = [self.read.read(self.path.parent / check_text("name of a file", name)) for name in names]
         except (TypeError, KeyError, ValueError) as error:
             raise GraphDataError(f"{self.path}: {what} must have a format with a name, and data, a list") from error
         return kind, options, files
@@ -130,24 +144,56 @@ def _as_relation(name: str) -> Relation:
     return names[0], names[1], names[2]
 
 
-def _edges(metadata: _Metadata, relation: Relation, sizes: Sequence[int]) -> tuple[RowArray, RowArray]:
-    what = f"edges of {relation_key(relation)!r}"
-    name, options, paths = metadata.files(what, metadata.tables("edges", relation_key(relation)))
-    if name == "csv" and not sum(sizes):  # whose empty files tell no columns
-        return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    if name != "numpy":
-        columns = _columns(metadata, what, name, options, paths, sizes)
-        if len(columns) < 2:
-            raise GraphDataError(f"{paths[0]} must have two columns (got {len(columns)})")
-        return columns[0], columns[1]
-    chunks = [mapped_npy(path) for path in paths]
-    if any(ends.ndim == 2 and ends.shape[1] != 2 for ends in chunks):  # two edges look the same either way
-        chunks = [ends.T for ends in chunks]
-    for path, ends in zip(paths, chunks, strict=True):
-        if ends.ndim != 2 or ends.shape[1] != 2 or ends.dtype.kind not in "iu":
-            raise GraphDataError(f"{path} must hold two columns of integers (got {ends.dtype}{list(ends.shape)})")
-    _check_rows(metadata, what, paths, [len(ends) for ends in chunks], sizes)
-    return concatenated([ends[:, 0] for ends in chunks]), concatenated([ends[:, 1] for ends in chunks])
+def _all_edges(
+    metadata: _Metadata, sizes: Mapping[Relation, Sequence[int]]
+) -> dict[Relation, tuple[RowArray, RowArray]]:
+    """Return the ends of the edges of all relations."""
+    edges = {}
+    chunks: dict[Relation, dict[Path, Array]] = {}
+    for relation, counts in sizes.items():
+        what = f"edges of {relation_key(relation)!r}"
+        name, options, paths = metadata.files(what, metadata.tables("edges", relation_key(relation)))
+        if name == "numpy":
+            _check_rows(metadata, what, paths, None, counts)
+            chunks[relation] = {path: mapped_npy(path) for path in paths}
+        elif name == "csv" and not sum(counts):  # whose empty files tell no columns
+            edges[relation] = np.zeros(0, np.int64), np.zeros(0, np.int64)
+        else:
+            columns = _columns(metadata, what, name, options, paths, counts)
+            if len(columns) < 2:
+                raise GraphDataError(f"{paths[0]} must have two columns (got {len(columns)})")
+            if len(columns) > 2:
+                metadata.left_out.append(f"{what}: columns 3 to {len(columns)} of {paths[0].name}")
+            edges[relation] = columns[0], columns[1]
+    in_all = _directions([chunk for of_relation in chunks.values() for chunk in of_relation.values()])
+    for relation, by_path in chunks.items():
+        directions = _directions(by_path.values()) or in_all
+        pairs = [_pairs(path, chunk, directions) for path, chunk in by_path.items()]
+        _check_rows(
+            metadata, f"edges of {relation_key(relation)!r}", list(by_path), list(map(len, pairs)), sizes[relation]
+        )
+        edges[relation] = concatenated([ends[:, 0] for ends in pairs]), concatenated([ends[:, 1] for ends in pairs])
+    return edges
+
+
+def _directions(chunks: Iterable[Array]) -> set[int]:
+    """Return in which dimensions the edges of chunks lie, of those chunks that tell."""
+    shapes = {chunk.shape for chunk in chunks}
+    return {shape.index(2) ^ 1 for shape in shapes if len(shape) == 2 and shape.count(2) == 1}
+
+
+def _pairs(path: Path, chunk: Array, directions: set[int]) -> Array:
+    """Return int[m, 2], the ends of the edges of a chunk, which lie in the given dimension if its shape does not tell."""
+    if chunk.ndim != 2 or 2 not in chunk.shape or chunk.dtype.kind not in "iu":
+        raise GraphDataError(f"{path} must hold two columns of integers (got {chunk.dtype}{list(chunk.shape)})")
+    if chunk.shape == (2, 2):
+        if len(directions) != 1:
+            raise GraphDataError(
+                f"{path} has two edges, in rows or in columns, which no other chunk tells: put them into a chunk with "
+                "others, or into csv"
+            )
+        return chunk.T if 1 in directions else chunk
+    return chunk if chunk.shape[1] == 2 else chunk.T
 
 
 def _data(metadata: _Metadata, section: str, type_name: str, sizes: Sequence[int]) -> dict[str, Feature]:

@@ -4,16 +4,17 @@
 under ``processed/``                                what it becomes
 ==================================================  =========================================================
 ``<src>___<rel>___<dst>/edge_index.npy``            the edges of a relation; integers [2, m]
+``<src>___<rel>___<dst>/edge_<x>.npy``              edge feature "<x>" in its dtype
 ``<type>/node_feat.npy``                            node feature "feat" in its dtype (float16 in MAG240M)
 ``<type>/node_label.npy``                           node feature "label", int64; unlabelled (NaN) becomes -1
-``<type>/node_year.npy``                            node feature "year" in its dtype
+``<type>/node_<x>.npy``, such as ``node_year.npy``  node feature "<x>" in its dtype
 ==================================================  =========================================================
 
 ``meta.pt`` and ``split_dict.pt`` are pickles and are not read. The number of nodes of a type is the length of its
 arrays; a type without any (authors and institutions) has as many nodes as its largest id in the edges says. The split
 is that of the benchmark, by year: labelled nodes are in ``train_mask`` until 2018 and in ``val_mask`` in 2019. The
 nodes to test are not labelled, so only ``split_dict`` knows them: where ``split_dict.npz`` lies beside ``processed/``,
-with the ids of ``train``, ``valid`` and ``test``, all three masks come from it.
+with the ids of ``train``, ``valid`` and others (``test``, ``test-dev``, ``test-challenge``), all masks come from it.
 """
 
 import os
@@ -24,10 +25,11 @@ import numpy as np
 
 from mpigraph.arrays import Array, Mask
 from mpigraph.errors import GraphDataError
-from mpigraph.metadata.schema import Relation, Schema
+from mpigraph.metadata.schema import Relation, Schema, relation_key
 from mpigraph.partition.chunks import mapped_npy, mapped_npz
 from mpigraph.partition.row_arrays import MadeRows, RowArray, as_floats, as_labels, largest
 from mpigraph.partition.source import Feature, GraphSource, mask_of
+from mpigraph.partition.unread_files import FolderFiles
 
 __all__ = ["is_lsc", "read_lsc"]
 
@@ -49,30 +51,43 @@ def read_lsc(path: Path) -> GraphSource:
     Raises:
         GraphDataError: a file does not fit the others.
     """
+    files = FolderFiles(path)
     edges: dict[Relation, tuple[Array, Array]] = {}
+    edge_feats: dict[str, dict[str, Feature]] = {}
     for file in sorted((path / "processed").glob(f"*{_SEPARATOR}*{_SEPARATOR}*/edge_index.npy")):
         names = file.parent.name.split(_SEPARATOR)
-        ends = mapped_npy(file)
+        arrays = _arrays(files, file.parent, "edge_")
+        ends = arrays.pop("index")
         if len(names) != 3 or ends.ndim != 2 or len(ends) != 2:
             raise GraphDataError(f"{file} must hold the two rows of edges of one relation (got {list(ends.shape)})")
-        edges[names[0], names[1], names[2]] = ends[0], ends[1]
+        relation = names[0], names[1], names[2]
+        edges[relation] = ends[0], ends[1]
+        edge_feats[relation_key(relation)] = {name: Feature.of(values) for name, values in arrays.items()}
     relations = tuple(sorted(edges))
-    ntypes = tuple(sorted({ntype for relation in relations for ntype in (relation[0], relation[2])}))
-    arrays = {ntype: _arrays(path / "processed" / ntype) for ntype in ntypes}
-    counts = tuple(_count(ntype, arrays[ntype], edges) for ntype in ntypes)
-    feats = {ntype: _features(arrays[ntype]) for ntype in ntypes}
+    with_arrays = {file.parent.name for file in (path / "processed").glob("*/node_*.npy")}
+    ntypes = tuple(sorted(with_arrays.union(*((relation[0], relation[2]) for relation in relations))))
+    of_types = {ntype: _arrays(files, path / "processed" / ntype, "node_") for ntype in ntypes}
+    counts = tuple(_count(ntype, of_types[ntype], edges) for ntype in ntypes)
+    feats = {ntype: _features(of_types[ntype]) for ntype in ntypes}
     split = path / "split_dict.npz"
     if os.path.lexists(split):
         split_type = next((ntype for ntype in ntypes if "label" in feats[ntype]), ntypes[0])
-        feats[split_type] |= _masks(split, counts[ntypes.index(split_type)])
-    return GraphSource(Schema(ntypes, relations), counts, tuple(edges[relation] for relation in relations), feats)
+        feats[split_type] |= _masks(files.read(split), counts[ntypes.index(split_type)])
+    return GraphSource(
+        Schema(ntypes, relations),
+        counts,
+        tuple(edges[relation] for relation in relations),
+        feats,
+        edge_feats,
+        left_out=files.left_out(),
+    )
 
 
-def _arrays(folder: Path) -> dict[str, Array]:
-    """Return the arrays of a node type that are there."""
-    names = ("feat", "label", "year")
-    paths = {name: folder / f"node_{name}.npy" for name in names}
-    return {name: mapped_npy(path) for name, path in paths.items() if os.path.lexists(path)}
+def _arrays(files: FolderFiles, folder: Path, prefix: str) -> dict[str, Array]:
+    """Return the arrays of a node type or a relation, by what follows the prefix in their names."""
+    return {
+        file.stem.removeprefix(prefix): mapped_npy(files.read(file)) for file in sorted(folder.glob(f"{prefix}*.npy"))
+    }
 
 
 def _count(ntype: str, arrays: Mapping[str, Array], edges: Mapping[Relation, tuple[Array, Array]]) -> int:
@@ -82,12 +97,11 @@ def _count(ntype: str, arrays: Mapping[str, Array], edges: Mapping[Relation, tup
     return 1 + max(map(largest, ids))
 
 
-def _features(arrays: Mapping[str, Array]) -> dict[str, Feature]:
-    feats = {}
+def _features(arrays: dict[str, Array]) -> dict[str, Feature]:
+    """Return the features of a node type, and masks of the years of its labels."""
+    feats = {name: Feature.of(values) for name, values in arrays.items() if name not in ("feat", "label")}
     if "feat" in arrays:
         feats["feat"] = Feature.rows(as_floats(arrays["feat"]))
-    if "year" in arrays:
-        feats["year"] = Feature.of(arrays["year"])
     if "label" in arrays:
         label = arrays["label"].reshape(-1) if arrays["label"].ndim == 2 else arrays["label"]
         feats["label"] = Feature(as_labels(label), "int64")
@@ -112,10 +126,10 @@ def _labelled_in(label: Array, year: Array, before: int, last: int) -> RowArray:
 
 
 def _masks(path: Path, num_nodes: int) -> dict[str, Feature]:
+    """Return a mask for each array of ids: train_mask, val_mask (of "valid"), test_mask, test_dev_mask and so on."""
     arrays = mapped_npz(path)
-    masks = {}
-    for name, theirs in (("train", "train"), ("val", "valid"), ("test", "test")):
-        if theirs not in arrays:
-            raise GraphDataError(f"{path} has no array {theirs!r} (it has {sorted(arrays)})")
-        masks[f"{name}_mask"] = mask_of(f"{path}: {theirs}", arrays[theirs], num_nodes)
-    return masks
+    missing = [name for name in ("train", "valid") if name not in arrays]
+    if missing:
+        raise GraphDataError(f"{path} has no array {missing[0]!r} (it has {sorted(arrays)})")
+    names = {name: "val" if name == "valid" else name.replace("-", "_") for name in arrays}
+    return {f"{ours}_mask": mask_of(f"{path}: {name}", arrays[name], num_nodes) for name, ours in names.items()}

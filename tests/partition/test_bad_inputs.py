@@ -305,9 +305,48 @@ def test_chunks_of_two_edges_stand_as_the_others_do(tmp_path):
         assert np.array_equal(np.stack([rows(end) for end in read_source(tmp_path).edges[0]], 1), edges)
 
 
+def test_chunks_of_two_edges_stand_as_those_of_other_relations(tmp_path):
+    pairs = np.array([[0, 1], [2, 3]])
+    others = np.array([[0, 1], [1, 2], [2, 0]])
+    types = {"edge_type": ["a:r:a", "a:q:a"], "num_edges_per_chunk": [[2], [3]]}
+    files = {f"a:{name}:a": {"format": {"name": "numpy"}, "data": [f"e{i}.npy"]} for i, name in enumerate("rq")}
+    for turned in (False, True):
+        write_chunked(tmp_path, [pairs.T, others.T] if turned else [pairs, others], **types, edges=files)
+        source = read_source(tmp_path)
+        assert [np.stack([rows(end) for end in ends], 1).tolist() for ends in source.edges] == [
+            others.tolist(), pairs.tolist()
+        ]  # fmt: skip
+    with pytest.raises(
+        GraphDataError, match=r"e0\.npy has two edges, in rows or in columns, which no other chunk tells"
+    ):
+        alone = {"edge_type": ["a:r:a"], "num_edges_per_chunk": [[2]], "edges": {"a:r:a": files["a:r:a"]}}
+        write_chunked(tmp_path, [pairs], **alone)
+        read_source(tmp_path)
+    with pytest.raises(GraphDataError, match=r"e0\.npy has two edges, in rows or in columns"):  # the others disagree
+        three = {**files, "a:s:a": {"format": {"name": "numpy"}, "data": ["e2.npy"]}}
+        counts = {"edge_type": [*types["edge_type"], "a:s:a"], "num_edges_per_chunk": [[2], [3], [3]]}
+        write_chunked(tmp_path, [pairs, others, others.T], **counts, edges=three)
+        read_source(tmp_path)
+
+
+def test_chunked_folders_name_what_is_left_out(tmp_path):
+    (tmp_path / "edges.txt").write_text("0 1 5\n1 2 6\n")
+    text = {"a:r:a": {"format": {"name": "csv", "delimiter": " "}, "data": ["edges.txt"]}}
+    write_chunked(tmp_path, [np.zeros((9, 2))], edges=text, num_edges_per_chunk=[[2]], splits={"train": []})
+    (tmp_path / "2parts").mkdir()
+    (tmp_path / "2parts" / "a.txt").write_text("0\n")
+    assert read_source(tmp_path).left_out == (
+        "metadata.json: 'splits'",
+        "edges of 'a:r:a': columns 3 to 3 of edges.txt",
+        "2parts/ (1 file)",
+        "e0.npy",
+    )
+
+
 @pytest.mark.parametrize(
     ("changes", "error"),
     [
+        ({"num_edges_per_type": [8]}, "num_edges_per_type and num_edges_per_chunk contradict each other"),
         ({"node_type": ["a", "a"], "num_nodes_per_chunk": [[9], [3, 2]]}, "node_type has a name twice"),
         ({"edge_type": ["a:r:a"] * 2, "num_edges_per_chunk": [[9], [5, 2]]}, "edge_type has a name twice"),
         ({"node_data": {"b": {}}}, "node_data of 'b', which is none of the types"),

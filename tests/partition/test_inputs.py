@@ -110,6 +110,27 @@ def test_mag240m(tmp_path):
         read_source(tmp_path)
 
 
+def test_mag240m_with_more_files(tmp_path):
+    counts, *_ = write_lsc(tmp_path)
+    processed = tmp_path / "processed"
+    np.save(processed / "paper" / "node_venue.npy", np.arange(50, dtype=np.int32))
+    np.save(processed / "paper___cites___paper" / "edge_weight.npy", np.arange(90.0))
+    (processed / "venue").mkdir()
+    np.save(processed / "venue" / "node_feat.npy", np.eye(7, dtype=np.float32))
+    (tmp_path / "meta.pt").write_bytes(b"?")
+    np.savez(tmp_path / "split_dict.npz", train=[1], valid=[2], **{"test-dev": [3], "test-challenge": [4, 5]})
+    source = read_source(tmp_path)
+    assert dict(zip(source.schema.ntypes, source.num_nodes, strict=True)) == counts | {"venue": 7}
+    papers = source.node_feats["paper"]
+    assert papers["venue"].dtype == "int32" and rows(papers["venue"].values).tolist() == list(range(50))
+    assert rows(source.edge_feats["paper:cites:paper"]["weight"].values).tolist() == list(range(90))
+    assert np.flatnonzero(papers["test_challenge_mask"].values).tolist() == [4, 5] and "test_dev_mask" in papers
+    assert source.left_out == ("meta.pt (a pickle, which can run code)",)
+    np.savez(tmp_path / "split_dict.npz", train=[1])
+    with pytest.raises(GraphDataError, match=r"has no array 'valid' \(it has \['train'\]\)"):
+        read_source(tmp_path)
+
+
 def test_ogb_in_npz_files_is_mapped(tmp_path):
     raw = tmp_path / "ogbn_products" / "raw"
     raw.mkdir(parents=True)
