@@ -19,12 +19,14 @@ import torch
 
 from mpigraph.arrays import I32, I64, Array
 from mpigraph.errors import GraphDataError, MPIGraphError
+from mpigraph.log import get_logger
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, Schema, relation_key
 from mpigraph.partition.assignment_files import checked_parts
 from mpigraph.partition.chunks import Reordered, concatenated
 from mpigraph.partition.id_maps import typewise
 from mpigraph.partition.row_arrays import RowArray
 from mpigraph.partition.source import Feature, GraphSource, Parts
+from mpigraph.partition.unread_files import FolderFiles
 from mpigraph.storage.files import open_regular, read_text
 
 __all__ = ["METADATA", "read_pyg_partition"]
@@ -53,11 +55,14 @@ def read_pyg_partition(folder: Path) -> GraphSource:
         ntypes = [str(name) for name in meta["node_types"]] if typed else [DEFAULT_NTYPE]
         relations: list[Relation] = [(r[0], r[1], r[2]) for r in meta["edge_types"]] if typed else [DEFAULT_ETYPE]
         is_sorted = bool(meta.get("is_sorted"))
-        return _Parts(folder, num_parts, typed, ntypes, relations).source(is_sorted)
+        source = _Parts(folder, num_parts, typed, ntypes, relations).source(is_sorted)
     except GraphDataError as error:
         raise error if str(folder) in str(error) else GraphDataError(f"{path}: {error}") from error
     except (OSError, MPIGraphError, LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise GraphDataError(f"{path}: damaged, or not of PyG's Partitioner: {error!r}") from error
+    if source.left_out:
+        get_logger().warning("%s: left out: %s", folder, "; ".join(source.left_out))
+    return source
 
 
 class _Parts:
@@ -67,6 +72,9 @@ class _Parts:
         self, folder: Path, num_parts: int, typed: bool, ntypes: Sequence[str], relations: Sequence[Relation]
     ) -> None:
         self.folder = folder
+        self.files = FolderFiles(folder)
+        for path in (folder / METADATA, folder / "edge_map.pt", *(folder / "edge_map").glob("*.pt")):
+            self.files.read(path)  # an edge is in the part of its destination, so its map is not needed
         self.num_parts = num_parts
         self.typed = typed
         self.ntypes = ntypes
@@ -100,11 +108,12 @@ class _Parts:
             {relation_key(r): feats for r, feats in edge_feats.items()},
             path=str(self.folder),
             parts=Parts(of_nodes, self.num_parts),
+            left_out=self.files.left_out(),
         )
 
     def _node_map(self, ntype: str) -> I32:
         path = self.folder / "node_map" / f"{ntype}.pt" if self.typed else self.folder / "node_map.pt"
-        parts = _load(path)
+        parts = _load(self.files.read(path))
         if not isinstance(parts, torch.Tensor):
             raise GraphDataError(f"{path} must hold one tensor")
         return checked_parts(path, parts.numpy(), len(parts), self.num_parts)
@@ -114,7 +123,7 @@ class _Parts:
         found: dict[Any, list[Table]] = {key: [] for key in types}
         for part in range(self.num_parts):
             path = self.folder / f"part_{part}" / name
-            content = _load(path)
+            content = _load(self.files.read(path))
             for key in types:
                 table = content.get(key, {}) if self.typed else content
                 if not isinstance(table, Mapping):

@@ -148,14 +148,14 @@ def _all_edges(
     metadata: _Metadata, sizes: Mapping[Relation, Sequence[int]]
 ) -> dict[Relation, tuple[RowArray, RowArray]]:
     """Return the ends of the edges of all relations."""
-    edges = {}
-    chunks: dict[Relation, dict[Path, Array]] = {}
+    edges: dict[Relation, tuple[RowArray, RowArray]] = {}
+    chunks: dict[Relation, list[tuple[Path, Array]]] = {}
     for relation, counts in sizes.items():
         what = f"edges of {relation_key(relation)!r}"
         name, options, paths = metadata.files(what, metadata.tables("edges", relation_key(relation)))
         if name == "numpy":
             _check_rows(metadata, what, paths, None, counts)
-            chunks[relation] = {path: mapped_npy(path) for path in paths}
+            chunks[relation] = [(path, mapped_npy(path)) for path in paths]
         elif name == "csv" and not sum(counts):  # whose empty files tell no columns
             edges[relation] = np.zeros(0, np.int64), np.zeros(0, np.int64)
         else:
@@ -163,15 +163,14 @@ def _all_edges(
             if len(columns) < 2:
                 raise GraphDataError(f"{paths[0]} must have two columns (got {len(columns)})")
             if len(columns) > 2:
-                metadata.left_out.append(f"{what}: columns 3 to {len(columns)} of {paths[0].name}")
+                metadata.left_out.append(f"{what}: columns after the second of {paths[0].name}")
             edges[relation] = columns[0], columns[1]
-    in_all = _directions([chunk for of_relation in chunks.values() for chunk in of_relation.values()])
-    for relation, by_path in chunks.items():
-        directions = _directions(by_path.values()) or in_all
-        pairs = [_pairs(path, chunk, directions) for path, chunk in by_path.items()]
-        _check_rows(
-            metadata, f"edges of {relation_key(relation)!r}", list(by_path), list(map(len, pairs)), sizes[relation]
-        )
+    in_all = _directions(chunk for files in chunks.values() for _, chunk in files)
+    for relation, files in chunks.items():
+        what = f"edges of {relation_key(relation)!r}"
+        directions = _directions(chunk for _, chunk in files) or in_all
+        pairs = [_pairs(path, chunk, directions) for path, chunk in files]
+        _check_rows(metadata, what, [path for path, _ in files], [len(ends) for ends in pairs], sizes[relation])
         edges[relation] = concatenated([ends[:, 0] for ends in pairs]), concatenated([ends[:, 1] for ends in pairs])
     return edges
 
@@ -183,7 +182,7 @@ def _directions(chunks: Iterable[Array]) -> set[int]:
 
 
 def _pairs(path: Path, chunk: Array, directions: set[int]) -> Array:
-    """Return int[m, 2], the ends of the edges of a chunk, which lie in the given dimension if its shape does not tell."""
+    """Return int[m, 2], the ends of the edges of a chunk; the others' directions decide if its shape does not."""
     if chunk.ndim != 2 or 2 not in chunk.shape or chunk.dtype.kind not in "iu":
         raise GraphDataError(f"{path} must hold two columns of integers (got {chunk.dtype}{list(chunk.shape)})")
     if chunk.shape == (2, 2):

@@ -14,6 +14,7 @@ run code.
 """
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -33,12 +34,14 @@ from mpigraph.partition.id_maps import typewise
 from mpigraph.partition.row_arrays import MadeRows, RowArray
 from mpigraph.partition.shards import parts_of
 from mpigraph.partition.source import Feature, GraphSource
+from mpigraph.partition.unread_files import FolderFiles
 from mpigraph.storage.files import read_text
 
 __all__ = ["is_dgl_partition", "read_dgl_partition"]
 
 _MASKS = ("train_mask", "val_mask", "test_mask")
 _NID = _EID = "_ID"
+_OWN = (_NID, "_TYPE", "inner_node", "inner_edge", "orig_id", "part_id")  # what DGL puts into the graph of a part
 
 
 def is_dgl_partition(path: Path) -> bool:
@@ -86,6 +89,8 @@ class _Config:
         self.nodes = self._ranges("node_map", content["node_map"], self.ntypes, content["num_nodes"])
         self.edges = self._ranges("edge_map", content["edge_map"], self.etypes, content["num_edges"])
         self.node_ids = _TypedIds(self.nodes)
+        self.folders: dict[Path, FolderFiles] = {}
+        self.unread_data: Counter[str] = Counter()
 
     def _ranges(self, what: str, table: Any, names: Sequence[str], total: object) -> I64:
         """Return int64[types, parts, 2], the homogeneous ids of each type in each part."""
@@ -121,7 +126,20 @@ class _Config:
                 f"part {part} has no graph.dgl, only {', '.join(files.values())}: a .pt file of GraphBolt is a pickle, "
                 "which runs code when it is read, so it is not. Write the parts again with use_graphbolt=False"
             )
-        return self.path.parent / check_text(f"{which} of part {part}", files[which])
+        return self.read(self.path.parent / check_text(f"{which} of part {part}", files[which]))
+
+    def read(self, path: Path) -> Path:
+        """Note that a file of a part is read; return its path."""
+        if path.parent not in self.folders:
+            self.folders[path.parent] = FolderFiles(path.parent)
+            self.folders[path.parent].read(self.path)
+        return self.folders[path.parent].read(path)
+
+    def left_out(self) -> tuple[str, ...]:
+        """Name the data and the files of parts that were not read, and in how many parts they are."""
+        found = self.unread_data.copy()
+        found.update(name for folder in self.folders.values() for name in folder.left_out())
+        return tuple(f"{name} of {count} part{'s' if count > 1 else ''}" for name, count in found.items())
 
 
 def _by_id(table: Mapping[str, int]) -> list[str]:
@@ -202,6 +220,7 @@ def _source(config: _Config, scratch: Path | None) -> GraphSource:
         node_ids=_known(config, "nodes", [node_ids[t] for t in nodes], counts),
         edge_ids=_known(config, "edges", [edge_ids[r] for r in edges], [len(ends[r][0]) for r in edges]),
         parts=parts_of(book),
+        left_out=config.left_out(),
     )
 
 
@@ -214,6 +233,8 @@ class _Part:
         self.path = config.file(part, "part_graph")
         self.graph: PartGraph = read_part_graph(self.path)
         self.inner = self._data("nodes", "inner_node").astype(bool)
+        for what, data in (("node", self.graph.ndata), ("edge", self.graph.edata)):
+            config.unread_data.update(f"{what} data {name!r} in {self.path.name}" for name in data if name not in _OWN)
 
     def _data(self, what: str, name: str) -> Array:
         data = self.graph.ndata if what == "nodes" else self.graph.edata
@@ -230,11 +251,11 @@ class _Part:
         self._check_nodes(nids)
         if len(graph.src) and max(int(graph.src.max()), int(graph.dst.max())) >= graph.num_nodes:
             raise GraphDataError(f"{self.path}: an edge ends in a node that does not exist")
-        beside = self._beside("orig_nids.dgl")
+        beside = self._beside("orig_nids.dgl", config.ntypes)
         for t, name in enumerate(config.ntypes):
             begin, end = config.nodes[t, self.part].tolist()
             self._originals(node_ids[t], graph.ndata.get("orig_id"), nids, self.inner, (begin, end), beside.get(name))
-        beside = self._beside("orig_eids.dgl")
+        beside = self._beside("orig_eids.dgl", config.etypes)
         for r, name in enumerate(config.etypes):
             begin, end = config.edges[r, self.part].tolist()
             chosen = self._in_range(f"edges of {name!r}", eids, inner_edges, begin, end)
@@ -273,10 +294,12 @@ class _Part:
         if (types_src != of_type.ends[0]).any() or (types_dst != of_type.ends[1]).any():
             raise GraphDataError(f"{self.path}: edges of {name!r} join different types of nodes")
 
-    def _beside(self, name: str) -> dict[str, Feature]:
+    def _beside(self, name: str, types: Sequence[str]) -> dict[str, Feature]:
         """Return the original ids in a file that lies beside the part's graph, if there is one."""
         path = self.path.with_name(name)
-        return read_tensors(path) if path.exists() else {}
+        found = read_tensors(self.config.read(path)) if path.exists() else {}
+        self.config.unread_data.update(f"{key!r} in {name}" for key in found if key not in types)
+        return found
 
     def _originals(
         self,

@@ -71,6 +71,9 @@ def test_a_graph_without_types(tmp_path, monkeypatch, time):
     feats = found.node_feats["_N"], found.edge_feats["_N:_E:_N"]
     assert np.array_equal(feats[0]["x"].values[:], data.x)
     assert np.array_equal(feats[1]["edge_attr"].values[:], data.edge_attr)
+    assert found.left_out == ()
+    torch.save(torch.zeros(60), tmp_path / "pyg" / "label.pt")  # as PyG's examples do, beside what it wrote
+    assert read_pyg_partition(tmp_path / "pyg").left_out == ("label.pt (a pickle, which can run code)",)
     if time:
         given = data.time if time == "nodes" else data.edge_time
         assert np.array_equal(feats[time == "edges"]["time"].values[:], given)
@@ -79,6 +82,7 @@ def test_a_graph_without_types(tmp_path, monkeypatch, time):
 def test_a_typed_graph_gives_the_parts_of_the_original_bit_for_bit(tmp_path, monkeypatch):
     data, parts = typed_data(), RNG.permutation(np.arange(130) % 2)
     cut_by_pyg(monkeypatch, data, parts, tmp_path / "pyg")
+    assert read_pyg_partition(tmp_path / "pyg").left_out == ()
     assert main(["partition", str(tmp_path / "pyg"), "--name", "g", "-o", str(tmp_path / "out")]) == 0
     found = read_partition(tmp_path / "out" / "g.json")
     source = typed_source(COUNTS, dict(sorted(EDGES.items())))

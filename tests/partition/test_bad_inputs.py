@@ -337,7 +337,7 @@ def test_chunked_folders_name_what_is_left_out(tmp_path):
     (tmp_path / "2parts" / "a.txt").write_text("0\n")
     assert read_source(tmp_path).left_out == (
         "metadata.json: 'splits'",
-        "edges of 'a:r:a': columns 3 to 3 of edges.txt",
+        "edges of 'a:r:a': columns after the second of edges.txt",
         "2parts/ (1 file)",
         "e0.npy",
     )

@@ -166,6 +166,19 @@ def test_configurations_that_contradict_the_files(tmp_path, change, message):
     assert str(tmp_path) in str(error.value)
 
 
+def test_what_dgl_left_beside_the_parts_is_named(tmp_path):
+    write_partition(tmp_path, typed(), random_parts(typed(), 2), Layout(ids="beside"))
+    assert read_source(tmp_path / "g.json").left_out == ()
+    for part in range(2):
+        (tmp_path / f"part{part}" / "fused_csc_sampling_graph.pt").write_bytes(b"?")
+    (tmp_path / "part1" / "notes.txt").write_text("")
+    (tmp_path / "other.json").write_text("{}")  # of no part
+    assert read_source(tmp_path / "g.json").left_out == (
+        "fused_csc_sampling_graph.pt (a pickle, which can run code) of 2 parts",
+        "notes.txt of 1 part",
+    )
+
+
 def test_a_feature_that_a_part_lacks_is_an_error(tmp_path):
     write_partition(tmp_path, plain(), random_parts(plain(), 2), Layout())
     (tmp_path / "part1" / "node_feat.dgl").write_bytes(tensors({}))
