@@ -71,7 +71,7 @@ def read_chunked(folder: Path, scratch: Path | None = None) -> GraphSource:
         {ntype: _data(metadata, "node_data", ntype, counts[ntype]) for ntype in ntypes},
         {key: _data(metadata, "edge_data", key, sizes[r]) for r in relations for key in [relation_key(r)]},
     )
-    return replace(source, left_out=(*metadata.left_out, *metadata.read.left_out()))
+    return replace(source, left_out=(*metadata.left_out, *metadata.folder_files.left_out()))
 
 
 class _Metadata:
@@ -79,8 +79,8 @@ class _Metadata:
 
     def __init__(self, folder: Path, scratch: Path | None) -> None:
         self.scratch = scratch
-        self.read = FolderFiles(folder)
-        self.path = self.read.read(folder / METADATA)
+        self.folder_files = FolderFiles(folder)
+        self.path = self.folder_files.read(folder / METADATA)
         try:
             self.content: Any = json.loads(read_text(self.path))
         except ValueError as error:
@@ -131,7 +131,7 @@ class _Metadata:
         try:
             options = dict(entry["format"])  # type: ignore[index]
             kind = str(options.pop("name"))
-            files = [self.read.read(self.path.parent / check_text("name of a file", name)) for name in names]
+            files = [self.folder_files.read(self.path.parent / check_text("name of a file", name)) for name in names]
         except (TypeError, KeyError, ValueError) as error:
             raise GraphDataError(f"{self.path}: {what} must have a format with a name, and data, a list") from error
         return kind, options, files
