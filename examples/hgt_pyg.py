@@ -2,7 +2,7 @@
 
     python examples/hgt_pyg.py
     mpiexec -n 4 python examples/hgt_pyg.py --num_servers 1
-    srun -N 8 --ntasks-per-node=9 python examples/hgt_pyg.py --graph_name G --part_config DIR/G.json --target paper
+    srun -N 8 -n 72 --mpi=pmi2 python examples/hgt_pyg.py --graph_name G --part_config DIR/G.json --target paper
 
 The loader makes what PyG's NeighborLoader would (output="pyg"); the model knows nothing of the library. Without
 --part_config it generates a graph of papers, authors and fields, and also trains an MLP on the papers' own features, to

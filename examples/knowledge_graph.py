@@ -2,7 +2,7 @@
 
     python examples/knowledge_graph.py
     mpiexec -n 4 python examples/knowledge_graph.py --num_servers 1
-    srun -N 8 --ntasks-per-node=9 python examples/knowledge_graph.py --graph_name G --part_config DIR/G.json
+    srun -N 8 -n 72 --mpi=pmi2 python examples/knowledge_graph.py --graph_name G --part_config DIR/G.json
 
 The edges are the training triples with edata["rel"], in both directions; the npz file has the triples that are held
 out. graphs.write_triples, which generates such a graph where none is given, tells how both are numbered. Printed are

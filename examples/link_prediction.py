@@ -2,7 +2,7 @@
 
     python examples/link_prediction.py
     mpiexec -n 4 python examples/link_prediction.py --num_servers 1
-    srun -N 8 --ntasks-per-node=9 python examples/link_prediction.py --graph_name G --part_config DIR/G.json
+    srun -N 8 -n 72 --mpi=pmi2 python examples/link_prediction.py --graph_name G --part_config DIR/G.json
 
 The model learns to tell the edges (those that edata["train_mask"] selects, if it is there) from negatives. Nodes
 without ndata["feat"] get embeddings that learn; "--fan_out none" scores these as they are (matrix factorisation). The

@@ -2,7 +2,7 @@
 
     python examples/node_classification.py
     mpiexec -n 4 python examples/node_classification.py --num_servers 1
-    srun -N 8 --ntasks-per-node=9 python examples/node_classification.py --graph_name G --part_config DIR/G.json
+    srun -N 8 -n 72 --mpi=pmi2 python examples/node_classification.py --graph_name G --part_config DIR/G.json
 
 Without --part_config it generates a graph whose labels need both features and neighbours, and also trains an MLP on
 the features alone, to show what the neighbours are worth. The last evaluation is by minibatches of the test nodes and

@@ -2,7 +2,7 @@
 
     python examples/node_embedding.py
     mpiexec -n 4 python examples/node_embedding.py --num_servers 1
-    srun -N 8 --ntasks-per-node=9 python examples/node_embedding.py --graph_name G --part_config DIR/G.json
+    srun -N 8 -n 72 --mpi=pmi2 python examples/node_embedding.py --graph_name G --part_config DIR/G.json
 
 GraphSAGE trains on the embeddings and trains them; then a linear model is trained on the same embeddings, to show what
 the neighbours are worth. Without --part_config a graph is generated.

@@ -2,7 +2,7 @@
 
     python examples/rgcn.py
     mpiexec -n 4 python examples/rgcn.py --num_servers 1
-    srun -N 8 --ntasks-per-node=9 python examples/rgcn.py --graph_name G --part_config DIR/G.json --target paper
+    srun -N 8 -n 72 --mpi=pmi2 python examples/rgcn.py --graph_name G --part_config DIR/G.json --target paper
 
 Types with the feature "feat" enter by a linear map, all others by embeddings that learn. Without --part_config it
 generates a graph of authors, papers and venues, in which an author's subject shows only in the papers.

@@ -2,7 +2,7 @@
 
     python examples/unsupervised.py
     mpiexec -n 4 python examples/unsupervised.py --num_servers 1
-    srun -N 8 --ntasks-per-node=9 python examples/unsupervised.py --graph_name G --part_config DIR/G.json
+    srun -N 8 -n 72 --mpi=pmi2 python examples/unsupervised.py --graph_name G --part_config DIR/G.json
 
 GraphSAGE learns to tell edges from pairs drawn at random (Hamilton et al., "Inductive Representation Learning on Large
 Graphs", NeurIPS 2017). The representations of all nodes are written to a DistTensor, layer by layer, and a linear model

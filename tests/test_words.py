@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).resolve().parents[1] / "mpigraph"
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "mpigraph"
 FILES = {str(path.relative_to(PACKAGE)): path.read_text() for path in sorted(PACKAGE.rglob("*.py"))}
 
 MAX_PACKED = 0.02
@@ -115,3 +116,11 @@ def test_these_checks_can_fail() -> None:
         "x.py:3: 'under way' (say: outstanding, in progress)",
     ]
     assert not unclear("x.py", "error('but for')  # except, outstanding, showroom\n")
+
+
+def test_srun_is_told_how_mpi_connects() -> None:
+    """Without ``--mpi=`` each rank is alone where Slurm's ``MpiDefault`` is none."""
+    documents = [path for end in ("*.md", "*.sbatch", "*.py") for path in ROOT.glob(f"[!.]*/{end}")]
+    lines = [line for path in [ROOT / "README.md", *documents] for line in path.read_text().splitlines()]
+    starts = [line for line in lines if re.search(r"\bsrun -.*\bpython", line)]
+    assert len(starts) >= 9 and [line for line in starts if "--mpi=" not in line] == []

@@ -12,10 +12,10 @@ from layouts import API, WAIT, WORLD, Layout, on_all, own_on_layouts
 from mpigraph.cli.bench import cache_curve, job, report
 from mpigraph.cli.bench import step as step_module
 from mpigraph.cli.bench.caching import SIZES, fetched, figures_of
-from mpigraph.cli.bench.figures import CATALOGUE, STAGES, Figure
+from mpigraph.cli.bench.figures import CATALOGUE, STAGES, Figure, in_digits
 from mpigraph.cli.bench.settings import Settings
 from mpigraph.cli.bench.step import TrainingStep
-from mpigraph.cli.bench.verdict import bottleneck, slowest_trainer, verdict
+from mpigraph.cli.bench.verdict import METIS, NO_SERVERS, bottleneck, slowest_trainer, verdict
 from mpigraph.cli.main import main
 from mpigraph.errors import InvalidArgumentError
 
@@ -241,6 +241,26 @@ def test_the_verdict_names_bottleneck_and_remedy(figures, line):
     said = verdict(crafted(STEP | figures))
     assert re.match(line, said), said
     assert "\n" not in said and "slowest" not in said and "uneven" not in said
+
+
+def test_the_verdict_advises_nothing_that_is_so_already():
+    """Here auto has chosen the transport, servers there are none, METIS has cut the graph."""
+    far = crafted(STEP | {"step_far": 110.0, "far_rma": 0.3, "far_packed": 1.0})
+    assert verdict(far, {"MPIGRAPH_TRANSPORT=rma"}).endswith("; try MPIGRAPH_TRANSPORT=packed")
+    said = verdict(far, {"MPIGRAPH_TRANSPORT=packed", METIS})
+    assert said.endswith("; try float16 features, more memory (fewer, larger nodes)")
+    rounds = crafted(STEP | {"step_exchange": 60.0, "service_latency": 5.0})
+    assert verdict(rounds, {*NO_SERVERS, METIS}).endswith("; try larger minibatches (fewer rounds)")
+
+
+@pytest.mark.parametrize(("value", "text"), [
+    (0, "0"), (0.25, "0.250"), (1.0, "1"), (12.346, "12.35"), (999.96, "1000"), (1030.4, "1030"), (123456.7, "123457"),
+])  # fmt: skip
+def test_numbers_have_no_exponent(value, text):
+    assert in_digits(value) == text
+    uneven = verdict(crafted(COMPUTING, COMPUTING | {"step_total": 1030.4}))
+    assert "a step takes 100 to 1030 ms" in uneven
+    assert "   123457 MB on each node" in cache_curve.bars(CURVE | {"cache_all": 123456.7})[-1]
 
 
 COMPUTING = {"step_sample": 5.0, "step_exchange": 1.0, "step_near": 4.0, "step_compute": 90.0, "step_total": 100.0}

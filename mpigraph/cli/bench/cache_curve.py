@@ -5,6 +5,7 @@ from math import ceil
 from typing import Any
 
 from mpigraph.cli.bench.caching import MOST_FAR_ROWS, MOST_MINIBATCHES, SIZES
+from mpigraph.cli.bench.figures import in_digits
 
 __all__ = ["advice", "bars", "draw"]
 
@@ -36,7 +37,9 @@ def bars(values: Values) -> list[str]:
     lines = [f"far rows that are fetched, by the percentage of what is read that a cache keeps{_simulated(values)}"]
     for size, fetched in points:
         bar = "#" * round(_WIDTH * fetched / 100)
-        lines.append(f"{size:>9} % |{bar:<{_WIDTH}}| {fetched:5.1f} %  {_megabytes(values, size):8.4g} MB on each node")
+        lines.append(
+            f"{size:>9} % |{bar:<{_WIDTH}}| {fetched:5.1f} %  {in_digits(_megabytes(values, size)):>8} MB on each node"
+        )
     return lines
 
 

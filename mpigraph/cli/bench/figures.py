@@ -10,7 +10,7 @@ from mpigraph.mpi.agree import allgather_bytes
 from mpigraph.mpi.world import World
 from mpigraph.rows.service import TRANSPORTS
 
-__all__ = ["CATALOGUE", "STAGES", "Entry", "Figure", "collect"]
+__all__ = ["CATALOGUE", "STAGES", "Entry", "Figure", "collect", "in_digits"]
 
 
 class Entry(NamedTuple):
@@ -114,6 +114,11 @@ def collect(world: World, mine: Mapping[str, float | None]) -> dict[str, Figure]
         each = [values.get(name) for values in everyone]
         figures[name] = Figure(_combine(entry.combine, each, world.num_nodes), each)
     return figures
+
+
+def in_digits(value: float) -> str:
+    """Return a number as people write it: with four digits that count, never with an exponent."""
+    return f"{value:.0f}" if value >= 1000 or value == 0 else f"{value:.4g}" if value >= 1 else f"{value:.3f}"
 
 
 def _combine(how: str, each: Sequence[float | None], num_nodes: int) -> float | None:

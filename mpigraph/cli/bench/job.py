@@ -16,7 +16,7 @@ from mpigraph.cli.bench.machine import describe, measure_memory
 from mpigraph.cli.bench.micro import measure_copy, measure_rounds, measure_rows
 from mpigraph.cli.bench.settings import Settings
 from mpigraph.cli.bench.step import TrainingStep
-from mpigraph.cli.bench.verdict import verdict
+from mpigraph.cli.bench.verdict import FLOAT16, METIS, NO_SERVERS, verdict
 from mpigraph.config import alone, launcher_rank
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.tensor import DistTensor
@@ -78,9 +78,9 @@ def _measure_and_report(session: Session, settings: Settings, start: dict[str, f
         if session.rank == 0:
             for path in filter(None, (settings.out, settings.plot)):
                 report.check_file_writable(path)
-    mine = start | _measure(session, settings, start)
-    figures = collect(world, mine)
-    found = report.document(world, settings, describe(), figures, verdict(figures))
+    measured, in_force = _measure(session, settings, start)
+    figures = collect(world, start | measured)
+    found = report.document(world, settings, describe(), figures, verdict(figures, in_force))
     with world.together("writing the report"):
         if session.rank == 0:
             print(report.table(found), flush=True)
@@ -90,8 +90,13 @@ def _measure_and_report(session: Session, settings: Settings, start: dict[str, f
                 report.draw(found, settings.plot)
 
 
-def _measure(session: Session, settings: Settings, start: dict[str, float | None]) -> dict[str, float | None]:
-    """Return every figure of this trainer except those of the start. Collective on the trainers."""
+def _measure(
+    session: Session, settings: Settings, start: dict[str, float | None]
+) -> tuple[dict[str, float | None], set[str]]:
+    """Return every figure of this trainer except those of the start, and the advice that the job follows already.
+
+    Collective on the trainers.
+    """
     world = session.world
     seconds = settings.seconds
     with _files_of_graph(world, settings) as files:
@@ -99,6 +104,7 @@ def _measure(session: Session, settings: Settings, start: dict[str, float | None
         begin = time.perf_counter()
         g = DistGraph(files.name, part_config=files.config)
         loaded = time.perf_counter() - begin
+        method = PartConfig.read(files.config).part_method
     _say("making a loader and the first minibatch", session.rank)
     feature = _feature_of(g)
     training = TrainingStep(session, g, feature, settings)
@@ -117,7 +123,18 @@ def _measure(session: Session, settings: Settings, start: dict[str, float | None
     if not world.all_near:
         _say("sampling an epoch, for caches of other sizes", session.rank)
         mine |= training.simulate_caches()
-    return mine | measure_memory(world)
+    return mine | measure_memory(world), _in_force(world, feature, method)
+
+
+def _in_force(world: World, feature: DistTensor, part_method: str) -> set[str]:
+    """Return the advice that a job follows already."""
+    found = set() if world.num_servers else set(NO_SERVERS)
+    if part_method != "random":
+        found.add(METIS)
+    if feature.storage_dtype.itemsize == 2:
+        found.add(FLOAT16)
+    transport = feature.rows.window.service.transport
+    return found if transport is None else found | {f"MPIGRAPH_TRANSPORT={transport.name}"}
 
 
 class _Files(NamedTuple):

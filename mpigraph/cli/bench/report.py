@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mpigraph.cli.bench import cache_curve
-from mpigraph.cli.bench.figures import CATALOGUE, STAGES, Entry, Figure
+from mpigraph.cli.bench.figures import CATALOGUE, STAGES, Entry, Figure, in_digits
 from mpigraph.cli.bench.settings import Settings
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.mpi.compat import library_version, thread_level
@@ -86,7 +86,7 @@ def table(found: Mapping[str, Any]) -> str:
             continue
         heading = entry.section if entry.section != section else ""
         section = entry.section
-        number = _number(figure["value"])
+        number = in_digits(figure["value"])
         known = [value for value in figure["trainers"] if value is not None]
         row = f"{heading:<9} {number:>9} {entry.unit:<5} {_whose(entry, len(known)):<24} {entry.text}"
         lines.append(row + _spread(entry, known))
@@ -167,10 +167,6 @@ def _values(found: Mapping[str, Any]) -> dict[str, float | None]:
     return {name: figure["value"] for name, figure in found["figures"].items()}
 
 
-def _number(value: float) -> str:
-    return f"{value:.0f}" if value >= 1000 or value == 0 else f"{value:.4g}" if value >= 1 else f"{value:.3f}"
-
-
 def _whose(entry: Entry, count: int) -> str:
     """Return what the value in a row of the table is of, where ``count`` values were measured."""
     if entry.of == "server":
@@ -188,7 +184,7 @@ def _spread(entry: Entry, known: list[float]) -> str:
     is_sum = entry.combine in ("sum", "node sum")
     if len(known) < 2 or (max(known) <= 1.1 * min(known) and not is_sum):
         return ""
-    return f" (each {entry.of}: {_number(min(known))} to {_number(max(known))})"
+    return f" (each {entry.of}: {in_digits(min(known))} to {in_digits(max(known))})"
 
 
 def _bars(figures: Mapping[str, Any], trainer: int) -> list[list[tuple[str, str, float]]]:

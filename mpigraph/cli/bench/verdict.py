@@ -1,11 +1,11 @@
 """The verdict: which stage of the slowest trainer's step to work on, and what to try. A table of rules over figures."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from itertools import permutations
 from statistics import median
 from typing import NamedTuple
 
-from mpigraph.cli.bench.figures import STAGES, Figure
+from mpigraph.cli.bench.figures import STAGES, Figure, in_digits
 from mpigraph.rows.service import TRANSPORTS
 
 __all__ = ["bottleneck", "slowest_trainer", "verdict"]
@@ -19,11 +19,11 @@ _UNEVEN_STEP = 1.2  # how much longer the longest step of even trainers may be t
 
 
 class Rule(NamedTuple):
-    """What to try for a stage, where it applies."""
+    """Settings to try for a stage, where the rule applies; those that the job has already are left out."""
 
     stage: str
     applies: Callable[[Values], bool]
-    advice: str
+    advice: tuple[str, ...]
 
 
 def _below(factor: float, small: str, large: str) -> Callable[[Values], bool]:
@@ -49,31 +49,41 @@ def _always(values: Values) -> bool:
     return True
 
 
+METIS = "partitioning by METIS"
+FLOAT16 = "float16 features"
+NO_SERVERS = ("leaving a core to each server", "num_servers=0")
 RULES = (
     *(
-        Rule("step_far", _below(0.8, f"far_{slow.name}", f"far_{fast.name}"), f"MPIGRAPH_TRANSPORT={fast.name}")
+        Rule("step_far", _below(0.8, f"far_{slow.name}", f"far_{fast.name}"), (f"MPIGRAPH_TRANSPORT={fast.name}",))
         for slow, fast in permutations(TRANSPORTS, 2)
     ),
-    Rule("step_far", _always, "partitioning by METIS, float16 features, more memory (fewer, larger nodes)"),
-    Rule("step_near", _below(0.6, "near_one", "rows_one"), "binding ranks to cores and their memory (--bind-to core)"),
-    Rule("step_near", _always, "float16 features, smaller fanouts: rows come as fast as this memory gives them"),
-    Rule("step_exchange", _above("round_latency", 1.0), "binding ranks to cores, fewer ranks than cores"),
-    Rule("step_exchange", _above("service_latency", 1.0), "leaving a core to each server, or num_servers=0"),
-    Rule("step_exchange", _always, "larger minibatches (fewer rounds), partitioning by METIS"),
-    Rule("step_sample", _always, "more trainers per node, return_eids=False, smaller fanouts"),
-    Rule("step_compute", _always, "a GPU, more threads (OMP_NUM_THREADS), a smaller model"),
+    Rule("step_far", _always, (METIS, FLOAT16, "more memory (fewer, larger nodes)")),
+    Rule(
+        "step_near", _below(0.6, "near_one", "rows_one"), ("binding ranks to cores and their memory (--bind-to core)",)
+    ),
+    Rule("step_near", _always, (FLOAT16, "smaller fanouts: rows come as fast as this memory gives them")),
+    Rule("step_exchange", _above("round_latency", 1.0), ("binding ranks to cores", "fewer ranks than cores")),
+    Rule("step_exchange", _above("service_latency", 1.0), NO_SERVERS),
+    Rule("step_exchange", _always, ("larger minibatches (fewer rounds)", METIS)),
+    Rule("step_sample", _always, ("more trainers per node", "return_eids=False", "smaller fanouts")),
+    Rule("step_compute", _always, ("a GPU", "more threads (OMP_NUM_THREADS)", "a smaller model")),
 )
 
 
-def verdict(figures: Mapping[str, Figure]) -> str:
-    """Return one line: the bottleneck of the slowest trainer, how much of its step that is, and what to try.
+def verdict(figures: Mapping[str, Figure], in_force: Collection[str] = ()) -> str:
+    """Return one line: the bottleneck of the slowest trainer, how much of its step that is, and settings to try.
 
     Where trainers are uneven it says so: work that is spread evenly would then help more than any setting.
+
+    Args:
+        figures: of the run.
+        in_force: advice of :data:`RULES` that the job follows already, such as the transport that it has chosen.
     """
     trainer = slowest_trainer(figures)
     values = _values_of(figures, trainer)
     stage, fraction = bottleneck(values)
-    advice = next(rule.advice for rule in RULES if rule.stage == stage and rule.applies(values))
+    rules = [rule for rule in RULES if rule.stage == stage and rule.applies(values)]
+    advice = ", ".join(next(filter(None, ([a for a in rule.advice if a not in in_force] for rule in rules))))
     if _below(1.05, "step_total", "step_prefetch")(values):
         advice += "; prefetching gains nothing here: leave it a core (fewer ranks or threads)"
     whose = "the step" if _num_trainers(figures) == 1 else f"the step of trainer {trainer}, the slowest"
@@ -123,7 +133,7 @@ def _unevenness(figures: Mapping[str, Figure]) -> str:
     if max(waits) - min(waits) <= _UNEVEN_WAIT and longest <= _UNEVEN_STEP * shortest:
         return ""
     return (
-        f"; trainers are uneven: a step takes {shortest:.3g} to {longest:.3g} ms, of which models wait "
+        f"; trainers are uneven: a step takes {in_digits(shortest)} to {in_digits(longest)} ms, of which models wait "
         f"{min(waits):.0%} to {max(waits):.0%} (median {median(waits):.0%}): give each rank cores of its own"
     )
 
