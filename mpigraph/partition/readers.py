@@ -22,6 +22,7 @@ from mpigraph.partition.dgl_chunked import METADATA, read_chunked
 from mpigraph.partition.dgl_parts import is_dgl_partition, read_dgl_partition
 from mpigraph.partition.layouts.layout import ReadOptions
 from mpigraph.partition.layouts.registry import layout_of, marks_of_directories
+from mpigraph.partition.layouts.snap import checked_by_comments
 from mpigraph.partition.lsc import is_lsc, read_lsc
 from mpigraph.partition.metis_files import is_metis, read_metis
 from mpigraph.partition.named_arrays import is_npy_directory, read_hdf5, read_npy_directory, read_npz
@@ -106,7 +107,8 @@ def _read(path: Path, options: ReadOptions) -> GraphSource:
         return layout.read(path, options)
     source = _read_directory(path, options) if path.is_dir() else None
     if source is None and has_tables(path):
-        return read_tables(path, options.nodes, num_nodes, scratch, options.tables)
+        source = read_tables(path, options.nodes, num_nodes, scratch, options.tables)
+        return checked_by_comments(path, source, options.adds_reverse)
     if options.nodes or options.tables != TableOptions():
         raise GraphDataError("files of nodes, and what columns are, can be given only for csv and parquet files")
     if num_nodes is not None:

@@ -11,6 +11,7 @@ the reverse of each edge (skew-symmetric: of the opposite weight), except loops.
 refused.
 """
 
+import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,7 +43,8 @@ class _Head(NamedTuple):
 
 
 def _is_at(path: Path) -> bool:
-    return path.is_file() and first_bytes(path, len(_MARK)).lower() == _MARK.lower()
+    is_named = re.search(r"\.mtx(\.(gz|bz2))?$", path.name, re.IGNORECASE) is not None
+    return path.is_file() and (is_named or first_bytes(path, len(_MARK)).lower() == _MARK.lower())
 
 
 def _read(path: Path, options: ReadOptions) -> GraphSource:
@@ -84,10 +86,16 @@ def _read(path: Path, options: ReadOptions) -> GraphSource:
 
 def _head(path: Path) -> _Head:
     comments, sizes = comments_of(path, b"%")
-    words = comments[0].lower().split()
-    if len(words) != 5 or words[1] != "matrix" or words[2] not in ("coordinate", "array"):
+    first = comments[0] if comments else ""
+    words = first.lower().split()
+    if (
+        first_bytes(path, len(_MARK)).lower() != _MARK.lower()
+        or len(words) != 5
+        or words[1] != "matrix"
+        or words[2] not in ("coordinate", "array")
+    ):
         raise GraphDataError(
-            f"{path}, line 1: must be %%MatrixMarket matrix coordinate, field, symmetry (got {comments[0]!r:.80})"
+            f"{path}, line 1: must be %%MatrixMarket matrix coordinate, field, symmetry (got {first!r:.80})"
         )
     if words[2] == "array":
         raise GraphDataError(f"{path} is a dense matrix (array), which is no graph: write it as coordinate")

@@ -73,6 +73,9 @@ HEAD = "%%MatrixMarket matrix coordinate real general\n"
     [
         (HEAD, "after the comments must come numbers of rows"),
         ("%%MatrixMarket", "line 1: must be"),
+        ("", "line 1: must be"),
+        ("3", "line 1: must be"),
+        ("% x\n3 3 0\n", "line 1: must be"),
         (HEAD + "3 3\n", "after the comments must come numbers of rows"),
         (HEAD + "3 3 x\n", "after the comments must come numbers of rows"),
         (HEAD + "-3 3 1\n1 1 1\n", "after the comments must come numbers of rows"),

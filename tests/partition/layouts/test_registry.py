@@ -23,7 +23,7 @@ def test_help_and_tutorial_name_every_layout(capsys):
 
 def test_files_of_no_layout(tmp_path):
     (tmp_path / "empty").mkdir()
-    for name in ("empty.bin", "one.bin", "out.x", "x.mtx"):
+    for name in ("empty.bin", "one.bin", "out.x"):
         (tmp_path / name).write_bytes(b"" if name == "empty.bin" else b"%")
     for path in tmp_path.iterdir():
         assert not any(layout.is_at(path) for layout in LAYOUTS)
