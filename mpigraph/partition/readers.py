@@ -84,7 +84,7 @@ def read_source(
 
 
 def _read_path(path: Path, options: ReadOptions) -> GraphSource:
-    if path.is_file() and path.suffix == ".json":
+    if path.is_file() and path.suffix == ".json" and layout_of(path) is None:
         return read_dgl_partition(path, options.scratch) if is_dgl_partition(path) else read_partition(path)
     try:
         return replace(_read(path, options), path=str(path))
@@ -104,6 +104,8 @@ def _read(path: Path, options: ReadOptions) -> GraphSource:
     if layout is not None:
         if num_nodes is not None and not layout.takes_num_nodes:
             raise GraphDataError(f"the number of nodes cannot be given for {layout.name}: its files say it")
+        if options.nodes or (options.tables != TableOptions() and not layout.takes_tables):
+            raise GraphDataError(f"files of nodes, or what columns are, cannot be given for {layout.name}")
         return layout.read(path, options)
     source = _read_directory(path, options) if path.is_dir() else None
     if source is None and has_tables(path):

@@ -208,7 +208,7 @@ def read_typed_tables(
     for ntype in ntypes:
         original = ids[ntype].original
         if original is not None:
-            node_feats[ntype] = {"id": _of_ids(original), **node_feats[ntype]}
+            node_feats[ntype] = {"id": ids_feature(original), **node_feats[ntype]}
             if ntype not in node_tables:
                 get_logger().warning(
                     'nodes of %r are numbered in the order of their ids, which are node feature "id"', ntype
@@ -223,7 +223,7 @@ def read_typed_tables(
     )
 
 
-def _of_ids(original: Array) -> Feature:
+def ids_feature(original: Array) -> Feature:
     is_text = original.dtype.kind == "S"
     return Feature.of(original.view(np.uint8).reshape(len(original), -1) if is_text else original)
 

@@ -41,6 +41,7 @@ class Layout:
         is_at: returns whether a path, a file or a directory, has this layout; looks at names and first lines alone.
         read: reads the graph. Errors are GraphDataErrors that name the file and, in text, the line.
         takes_num_nodes: whether ``ReadOptions.num_nodes`` is used; else it is an error.
+        takes_tables: the same of ``ReadOptions.tables``.
     """
 
     name: str
@@ -48,3 +49,4 @@ class Layout:
     is_at: Callable[[Path], bool]
     read: Callable[[Path, ReadOptions], GraphSource]
     takes_num_nodes: bool = False
+    takes_tables: bool = False
