@@ -8,6 +8,7 @@ from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE
 from mpigraph.sampling.protocol import Operation
 from mpigraph.session import context
 from mpigraph.session.context import current
+from mpigraph.session.draws import seed_in_memory
 
 __all__ = [
     "BACKEND_NAME",
@@ -112,5 +113,14 @@ def shutdown_servers() -> None:
 
 
 def seed(val: int) -> None:
-    """Accepted for DGL's scripts, with a warning: draws are hashes of what ``initialize(seed=)`` was told."""
-    get_logger().warning("dgl.seed(%s) changes nothing: draws depend on initialize(seed=) and a loader's seed=", val)
+    """Seed draws from graphs in memory, and loaders of these; a DistGraph's depend on ``initialize(seed=)``.
+
+    Raises:
+        InvalidArgumentError: it is no integer of 64 bits.
+    """
+    seed_in_memory(context.check_seed(val))
+    if context.is_initialized():
+        text = (
+            "dgl.seed(%s) seeds graphs in memory: a DistGraph's draws depend on initialize(seed=) and a loader's seed="
+        )
+        get_logger().warning(text, val)

@@ -20,7 +20,7 @@ from mpigraph.dataloading.edge_loader import DistEdgeDataLoader
 from mpigraph.dataloading.edge_sampler import EdgePredictionSampler, as_edge_prediction_sampler
 from mpigraph.dataloading.exclusion import Exclude, ReverseEids
 from mpigraph.dataloading.foreign_options import check_foreign, without_processes
-from mpigraph.dataloading.memory_sampling import InMemorySampling
+from mpigraph.dataloading.memory_sampling import InMemorySampling, job_seed
 from mpigraph.dataloading.negative_sampler import NegativesOf
 from mpigraph.dataloading.node_loader import DistNodeDataLoader
 from mpigraph.dataloading.passes import Pass, Passes
@@ -43,6 +43,7 @@ from mpigraph.graphs.hetero import HeteroGraph
 from mpigraph.graphs.in_memory import InMemoryGraph, exact_device
 from mpigraph.sampling.minibatch import RandomContext
 from mpigraph.session.context import Session, check_seed
+from mpigraph.session.draws import default_seed
 
 __all__ = ["DataLoader", "EdgeDataLoader", "NodeDataLoader", "Sampler"]
 
@@ -134,7 +135,8 @@ class DataLoader:
             batch_size: most ids of a minibatch.
             drop_last: leave out ids that do not fill a minibatch.
             shuffle: another order in each epoch.
-            seed: of order and draws; by default the job's if one is running, else 0.
+            seed: of order and draws; by default the job's if one is running, else 0 (or that of the alias's
+                ``dgl.seed``).
             collate_fn: makes what is yielded of a minibatch.
             input_time: the time of each node, as in :class:`.DistNodeDataLoader`.
             edge_label_time: the time of each edge, with a sampler of edges, as in :class:`.DistEdgeDataLoader`.
@@ -155,7 +157,7 @@ class DataLoader:
         self._device = None if device is None else exact_device(device)
         self._collate = collate_fn
         self._session = InMemorySampling(graph).session
-        self._seed = self._session.state.seed if seed is None else check_seed(seed)
+        self._seed = default_seed(job_seed()) if seed is None else check_seed(seed)
         share = _Share.of_ddp() if use_ddp else _Share()
         session = cast(Session, SimpleNamespace(world=self._session.world, rank=share.rank))
         seeds = share.of(Seeds(self.dataset, "indices", times))

@@ -23,7 +23,7 @@ from mpigraph.distgraph.sampled_graph import SampledGraph
 from mpigraph.distgraph.times import Times
 from mpigraph.distgraph.typed_ids import Blocks, EdgeIds, Fanout, FeatureName, NodeIds
 from mpigraph.errors import GraphDataError, InvalidArgumentError
-from mpigraph.graphs.fields import EID, NID, EdgeType, IdsLike
+from mpigraph.graphs.fields import EID, NID, Contents, EdgeType, IdsLike, contents_of
 from mpigraph.graphs.frame import Frame
 from mpigraph.graphs.hetero import HeteroGraph
 from mpigraph.kernels.masked import list_allowed
@@ -32,13 +32,21 @@ from mpigraph.kernels.weighted import alias_tables
 from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import Relation, Schema
 from mpigraph.rows.row_tensor import Policy
-from mpigraph.sampling.minibatch import Subgraph
+from mpigraph.sampling.minibatch import RandomContext, Subgraph
 from mpigraph.sampling.neighbor_service import NeighborService
 from mpigraph.session.context import Session, current, is_initialized
+from mpigraph.session.draws import next_in_memory
 from mpigraph.storage.format import index_dtype
 from mpigraph.store.topology import Adjacency
 
 __all__ = ["InMemorySampling", "sample_neighbors", "sampled", "take_later"]
+
+_SORTED = "sorted for sampling"  # what a graph keeps of its structure
+
+
+def job_seed() -> int:
+    """Return the running job's seed; 0 without a job."""
+    return current().state.seed if is_initialized() else 0
 
 
 def sampled(g: DistGraph | HeteroGraph) -> DistGraph:
@@ -73,7 +81,8 @@ def sample_neighbors(
         copy_edata: carry the edge features of a graph in memory, of the sampled edges.
         exclude_edges: int[k], ids of edges not to be drawn, or a dict of them by edge type.
         output_device: where to put the graph; the CPU by default.
-        seed: makes the draw a function of the arguments alone.
+        seed: makes the draw a function of the arguments alone. By default two calls differ; those on graphs in memory
+            take a number from torch's generator, so that ``torch.manual_seed`` repeats them.
 
     Returns:
         A graph with all nodes and relations of ``g`` and the sampled edges, ordered by their node's place in ``nodes``;
@@ -88,11 +97,14 @@ def sample_neighbors(
         plain = (nodes, fanout, edge_dir, prob, exclude_edges, replace)
         return g.sample_neighbors(*plain, output_device=output_device, seed=seed)
     turned = edge_dir == "out"
+    graph = g
     if turned:  # edges keep their ids when they are turned, and their features
         fanout, prob, exclude_edges = (_turned_keys(g, some) for some in (fanout, prob, exclude_edges))
-    sampling = InMemorySampling(g.reverse(copy_edata=True) if turned else g)
-    edge_dir = "in" if turned else edge_dir
-    drawn = sampling.sample_neighbors(nodes, fanout, edge_dir, prob, exclude_edges, replace, seed=seed)
+        graph = g.reverse(copy_edata=True)
+        graph._once(_SORTED, lambda: g._once((_SORTED, "out"), lambda: _Structure(graph)))
+    sampling = InMemorySampling(graph)
+    direction = "in" if turned else edge_dir
+    drawn = sampling.sample_neighbors(nodes, fanout, direction, prob, exclude_edges, replace, seed=seed)
     if turned:
         drawn = drawn.reverse(copy_edata=True)
     for ntype in g.ntypes if not copy_ndata else ():
@@ -113,7 +125,7 @@ class InMemorySampling(SampledGraph):
 
     def __init__(self, graph: HeteroGraph) -> None:
         self.graph = graph
-        self._structure: _Structure = graph._once("sampling", lambda: _Structure(graph))
+        self._structure: _Structure = graph._once(_SORTED, lambda: _Structure(graph))
         loaded: Any = self._structure.loaded
         super().__init__(self._structure.session, loaded, {})
 
@@ -213,10 +225,6 @@ class InMemorySampling(SampledGraph):
             for (relation, name), frame in cast(Mapping[tuple[Relation, str], Any], named).items()
         }
 
-    def get_partition_book(self) -> Any:
-        """One part that has everything."""
-        return SimpleNamespace(book=self._structure.hosts, partid=0)
-
     def _excluded(self, edges: EdgeIds | None) -> dict[int, I64]:
         found = super()._excluded(edges)
         return {r: np.sort(self._structure.places(self.schema.relations[r])[ids]) for r, ids in found.items()}
@@ -229,6 +237,8 @@ class _World:
     config: Config = field(default_factory=Config.from_env)
     all_near: bool = True
     near: tuple[bool, ...] = (True,)
+    local_trainer: int = 0
+    num_local_trainers: int = 1
     closed: bool = False
     threads_may_communicate: bool = True
     trainers: Any = field(default_factory=lambda: SimpleNamespace(rank=0, size=1))
@@ -240,6 +250,13 @@ class _World:
     def allreduce_sum(self, value: int) -> int:
         """The value."""
         return value
+
+
+class _Session(Session):
+    """Draws as the process says: the graph that it belongs to may be one of many."""
+
+    def _outside_loaders(self) -> RandomContext:
+        return next_in_memory(job_seed())
 
 
 class _Structure:
@@ -266,10 +283,8 @@ class _Structure:
             index_dtype=lambda relation: self._relations[relation].adjacency.indices.dtype,
         )
         self.loaded = SimpleNamespace(number=0, topology=topology)
-        seed = current().state.seed if is_initialized() else 0
         state: Any = SimpleNamespace(
             world=_World(),
-            seed=seed,
             graph_of_number={0: self.loaded},
             weights=self._weights,
             tensors=self._weights,
@@ -277,7 +292,7 @@ class _Structure:
             times_number=self._times_number,
         )
         nobody: Any = None  # to ask: nothing is far, and nothing is agreed on
-        self.session = Session(state, nobody, state.world.config.num_worker_threads)
+        self.session = _Session(state, nobody, state.world.config.num_worker_threads)
         self.session._main = NeighborService(state, nobody)
 
     def eids(self, relation: Relation, places: torch.Tensor) -> torch.Tensor:
@@ -291,19 +306,19 @@ class _Structure:
     def weights_number(self, relation: Relation, name: str, values: torch.Tensor) -> int:
         """The number under which requests name some edge weights, whose tables are made if they are new."""
         number = self._numbers.setdefault((relation, name), len(self._numbers) + 1)
-        known = self._weights.get(number)
-        if known is None or known.source is not values or known.version != values._version:
-            self._weights[number] = _Weights(self._of(relation), name, values)
+        contents = contents_of(values)
+        if number not in self._weights or self._weights[number].contents != contents:
+            self._weights[number] = _Weights(self._of(relation), name, values, contents)
         return number
 
     def time_column(self, policy: Policy, name: str, values: torch.Tensor) -> "_TimeColumn":
         """Times as samplers read them; what was sorted by earlier ones of this name is dropped."""
         known = self._columns.get((policy, name))
-        if known is None or known.source is not values or known.version != values._version:
-            if known is not None:
-                for number in [n for n, edges in self._sorted.items() if edges.column is known]:
-                    del self._sorted[number]
-            known = self._columns[policy, name] = _TimeColumn(policy, next(self._counter), values)
+        contents = contents_of(values)
+        if known is None or known.contents != contents:
+            for number in [n for n, edges in self._sorted.items() if edges.column is known]:
+                del self._sorted[number]
+            known = self._columns[policy, name] = _TimeColumn(policy, next(self._counter), values, contents)
         return known
 
     def sort_by_time(self, column: "_TimeColumn", relation: int) -> None:
@@ -354,11 +369,10 @@ class _Sorted:
 class _TimeColumn:
     """The times of nodes of a type, or of edges of a relation, with what samplers ask of a DistTensor."""
 
-    def __init__(self, policy: Policy, number: int, values: torch.Tensor) -> None:
+    def __init__(self, policy: Policy, number: int, values: torch.Tensor, contents: Contents) -> None:
         self.is_node = policy.is_node
         self.number = number
-        self.source = values
-        self.version = values._version
+        self.contents = contents
         self.values: I64 = values.detach().cpu().numpy()
 
     @property
@@ -399,7 +413,7 @@ class _SortedByTime:
 class _Weights:
     """Edge weights as samplers read them, with their tables; as :class:`mpigraph.store.edge_weights.EdgeWeights`."""
 
-    def __init__(self, edges: _Sorted, name: str, values: torch.Tensor) -> None:
+    def __init__(self, edges: _Sorted, name: str, values: torch.Tensor, contents: Contents) -> None:
         """Make the tables.
 
         Raises:
@@ -411,8 +425,7 @@ class _Weights:
                 f"edge weights {name!r} must be one bool, uint8, float32 or float64 for each edge "
                 f"(got {values.dtype}, shape {tuple(values.shape)})"
             )
-        self.source = values
-        self.version = values._version
+        self.contents = contents
         self.is_mask = values.dtype == torch.bool
         self.name = name
         self.dtype = str(values.dtype).removeprefix("torch.")

@@ -10,7 +10,7 @@ sampler             destinations                                new nodes of a b
 ==================  ==========================================  ============================
 PerSourceUniform    k of all nodes for each edge                n * k
 GlobalUniform       (sources too) of all nodes                  2 * n * k
-LocalUniform        k of the trainer's own part for each edge   n * k, none of them far
+LocalUniform        k of its host's nodes for each edge         n * k, none of them far
 JointUniform        k of all nodes for the batch                k
 InBatch             k of the other edges' destinations          none
 ==================  ==========================================  ============================
@@ -28,6 +28,7 @@ from mpigraph.arrays import I64
 from mpigraph.dataloading.edges import NO_EDGES, Edges, find_edges
 from mpigraph.dataloading.memory_sampling import sampled
 from mpigraph.distgraph.graph import DistGraph
+from mpigraph.distgraph.local_rows import local_nodes
 from mpigraph.distgraph.typed_ids import EdgeIds, EdgeTensors, unwrap_edges
 from mpigraph.errors import InvalidArgumentError, check_integer
 from mpigraph.graphs.hetero import HeteroGraph
@@ -205,16 +206,15 @@ class GlobalUniform(NegativeSampler):
 
 
 class LocalUniform(_PerRelation):
-    """Keeps the source of each edge and draws ``k`` destinations in the trainer's own part.
+    """Keeps the source of each edge and draws ``k`` destinations among the nodes that the trainer hosts.
 
-    Their neighbours and features are near. By nature the draws depend on the part that a trainer has, and so on the
-    layout of the job. A trainer whose part has no node of the type draws among all nodes. One-sided; the target does
-    nothing.
+    Or those that a host on its node has, where servers do: one part, or as many as there are for each host. Their
+    neighbours and features are near. By nature the draws depend on the layout of the job. A trainer whose host has no
+    node of the type draws among all nodes. One-sided; the target does nothing.
     """
 
     def _pairs(self, g: DistGraph, relation: Relation, edges: Edges, key: np.uint64) -> tuple[I64, I64]:
-        mine = g.get_partition_book()
-        first, last = mine.book.node_range(mine.partid, g.schema.ntype_id(relation[2]))
+        first, last = local_nodes(g.session.world, g.loaded.topology.hosts, g.schema.ntype_id(relation[2]))
         if first == last:
             first, last = 0, g.num_nodes(relation[2])
         return np.repeat(edges.src, self.k), _nodes(key, edges.eids, self.k, last - first, first)

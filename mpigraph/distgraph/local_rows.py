@@ -3,17 +3,27 @@
 import numpy as np
 
 from mpigraph.errors import PartitionError
+from mpigraph.metadata.book import RangeBook
 from mpigraph.mpi.world import World
 from mpigraph.rows.row_tensor import RowTensor
 
-__all__ = ["in_memory", "local_part"]
+__all__ = ["in_memory", "local_nodes", "local_part"]
 
 
 def local_part(world: World, num_parts: int) -> int:
     """The part that is mostly on this trainer's node; trainers of a node take turns."""
+    return int((_local_host(world) + 0.5) * num_parts / len(world.hosts))
+
+
+def local_nodes(world: World, hosts: RangeBook, ntype_id: int) -> tuple[int, int]:
+    """The range of nodes of a type that this trainer's host has, in as many parts as these are."""
+    return hosts.node_range(_local_host(world), ntype_id)
+
+
+def _local_host(world: World) -> int:
+    """A host on this trainer's node, itself if it is one; trainers of a node take turns."""
     near = np.flatnonzero(world.near)
-    middles = ((near + 0.5) * num_parts / len(world.hosts)).astype(np.int64)
-    return int(middles[world.local_trainer * len(near) // world.num_local_trainers % len(middles)])
+    return int(near[world.local_trainer * len(near) // world.num_local_trainers % len(near)])
 
 
 def in_memory(world: World, rows: RowTensor, part: int, first: int, last: int) -> tuple[int, slice]:

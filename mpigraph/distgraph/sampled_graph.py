@@ -320,16 +320,14 @@ class SampledGraph:
         pairs = [[tensor.rows.number, r] for r, tensor in self.times(name).by_relation(self.schema).items()]
         self.session.control.call(Operation.PREPARE_TIMES, pairs=pairs)
 
-    def _temporal(self, how: TimeFilter) -> Temporal:
+    def _temporal(self, how: TimeFilter, known: Times) -> Temporal:
         """How edges are filtered. Collective on the trainers at the first use of a time, else local."""
-        state, tensors = self.session.state, self.times(how.attr).by_relation(self.schema)
-        numbers = {r: state.times_number(tensor.rows.number, r) for r, tensor in tensors.items()}
-        if None in numbers.values():
+        state, tensors = self.session.state, known.by_relation(self.schema)
+        if any(state.times_number(tensor.rows.number, r) is None for r, tensor in tensors.items()):
             self.prepare_times(how.attr)
-            numbers = {r: state.times_number(tensor.rows.number, r) for r, tensor in tensors.items()}
         window = -1 if how.window is None else how.window
-        found = {r: number for r, number in numbers.items() if number is not None}
-        return Temporal(found, how.strategy == "last", how.comparison == "<", window)
+        numbers: Any = {r: state.times_number(tensor.rows.number, r) for r, tensor in tensors.items()}
+        return Temporal(numbers, how.strategy == "last", how.comparison == "<", window)
 
     def _masks_only(self, weights: Mapping[int, int], temporal: Temporal) -> None:
         """Raise InvalidArgumentError for weights of relations with times."""
@@ -346,22 +344,24 @@ class SampledGraph:
     ) -> tuple[dict[int, I64], dict[int, I64] | None, SamplingPlan, MPIGraphError | None]:
         """As :meth:`_plan`, with the times of the seeds. Collective on the trainers at the first use of a time."""
         disjoint, time_filter, given = trees
+        known: Times | None = None
         temporal: Temporal | None = None
         error: MPIGraphError | None = None
         try:
             if given is not None and time_filter is None:
                 raise InvalidArgumentError("the times of seeds are given, but the sampler has no time_attr")
             if time_filter is not None:
-                temporal = self._temporal(time_filter)
+                known = self.times(time_filter.attr)
+                temporal = self._temporal(time_filter, known)
         except MPIGraphError as failed:
             error = failed
         seeds, plan, wrong = self._plan(draw, *how)
         error = error or wrong
         times = None
         try:
-            if error is None and time_filter is not None and temporal is not None:
+            if error is None and known is not None and temporal is not None:
                 self._masks_only(plan.weights, temporal)
-                times = self.times(time_filter.attr).of_seeds(self.schema, seeds, given)
+                times = known.of_seeds(self.schema, seeds, given)
         except MPIGraphError as failed:
             error = failed
         if error is not None:

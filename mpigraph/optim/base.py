@@ -171,7 +171,7 @@ class SparseOptimizer(Optimizer):
         backward, step`` both train.
 
         Args:
-            set_to_none: of torch's optimizers; either way a row without a new gradient is not updated.
+            set_to_none: changes nothing; either way a row without a new gradient is not updated.
         """
         for emb in self.params:
             emb.take_gradients()

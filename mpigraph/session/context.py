@@ -35,6 +35,7 @@ from mpigraph.sampling.minibatch import RandomContext
 from mpigraph.sampling.neighbor_service import NeighborService
 from mpigraph.sampling.protocol import Operation
 from mpigraph.session.control import Control
+from mpigraph.session.draws import fork_key
 from mpigraph.session.malloc import keep_freed_memory
 from mpigraph.session.server import serve
 from mpigraph.session.state import State
@@ -191,8 +192,8 @@ class Session:
         """What this thread's next draw depends on. Raises InvalidArgumentError if ``seed`` is no integer of 64 bits.
 
         The given seed alone, if there is one. Inside a loader: its seed and epoch, and the number of draws made so far
-        for this batch. Outside: the job's seed and the number of draws made so far. So two calls differ, and the same
-        program repeats the same draws.
+        for this batch. Outside: the job's seed and the number of draws made so far, and in a fork of this trainer the
+        fork. So two calls differ, and the same program repeats the same draws.
         """
         context: RandomContext | None = getattr(self._thread, "context", None)
         if seed is not None:
@@ -201,9 +202,14 @@ class Session:
             number = self._thread.num_draws
             self._thread.num_draws = self._thread.num_draws + 1
             return RandomContext(context.seed, int(combine(context.epoch, number))) if number else context
+        return self._outside_loaders()
+
+    def _outside_loaders(self) -> RandomContext:
         with self._drawing:
             self.num_draws += 1
-            return RandomContext(self.state.seed ^ _CALLS, self.num_draws)
+            number = self.num_draws
+        seed = self.state.seed ^ _CALLS
+        return RandomContext(int(combine(seed, fork_key())) if self.world.forked else seed, number)
 
     def close(self) -> None:
         """Stop the loaders, end the servers, free everything. Collective on the trainers."""

@@ -95,7 +95,7 @@ def test_minibatches_of_edges_are_those_of_a_distributed_graph(job: SharedJob, o
     copy = in_memory(g)
     seeds = torch.arange(g.rank() * 40, g.rank() * 40 + 40)
     negatives = [None, Uniform(2), InBatch(1), GlobalUniform(2)]
-    if g.get_partition_book().num_partitions() == 1:
+    if len(g.session.world.hosts) == 1:  # it has all nodes
         negatives.append(LocalUniform(2))
     for negative in negatives:
         how = {"exclude": "self", "negative_sampler": negative}
@@ -199,6 +199,54 @@ def test_sampled_neighbours():
     g.edata["w"][:] = -1
     with pytest.raises(GraphDataError, match="weight 'w' of edge 0 must be finite and >= 0"):
         sample_neighbors(g, [12], 5, prob="w")
+
+
+def _by_numpy(values: torch.Tensor, at: int, value: float) -> None:
+    values.numpy()[at] = value
+
+
+def _by_data(values: torch.Tensor, at: int, value: float) -> None:
+    with torch.inference_mode(values.is_inference()):
+        values.data[at] = value
+
+
+@pytest.mark.parametrize("write", [_by_numpy, _by_data])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.uint8, torch.bool])
+def test_weights_count_as_they_are_however_they_were_written(write, dtype):
+    g = mg.graph(([1, 2, 3], [0, 0, 0]))
+    with torch.inference_mode():
+        made = torch.ones(3, dtype=dtype)
+    for weights in (made, torch.ones(3, dtype=dtype)):
+        g.edata["w"] = weights
+        for edge_dir, nodes in (("in", [0]), ("out", [1, 2, 3])):
+            for place in range(3):
+                write(weights, place, 1)
+            found = {edge: None for edge in range(3)}
+            for place in range(3):
+                drawn = sample_neighbors(g, nodes, -1, edge_dir, "w")
+                assert drawn.edata[EID].tolist() == list(found)
+                write(weights, place, 0)
+                del found[place]
+            assert sample_neighbors(g, nodes, -1, edge_dir, "w").num_edges() == 0
+
+
+@pytest.mark.parametrize("write", [_by_numpy, _by_data])
+@pytest.mark.parametrize("of_nodes", [True, False])
+def test_times_count_as_they_are_however_they_were_written(write, of_nodes):
+    g = mg.graph(([1, 2, 3], [0, 0, 0]))
+    with torch.inference_mode():
+        made = torch.arange(4 if of_nodes else 3)
+    sampler = NeighborSampler([3], time_attr="t")
+    for times in (made, made.clone()):
+        (g.ndata if of_nodes else g.edata)["t"] = times
+        shift = int(of_nodes)  # node 1 has time 1, edge 0 time 0
+        for place, now in ((0, 0), (1, 9), (1, 1), (2, 8)):
+            write(times, place + shift, now)
+            wanted = [edge for edge in range(3) if int(times[edge + shift]) <= 2]
+            block = sampler.sample_blocks(g, torch.tensor([0]), input_time=torch.tensor([2]))[2][0]
+            assert sorted(block.edata[EID].tolist()) == wanted
+        for place in range(3):
+            write(times, place + shift, place + shift)
 
 
 def test_samplers_of_ones_own():

@@ -240,13 +240,17 @@ def test_joint_negatives_are_shared(job: SharedJob, oracle) -> None:
     on_all(job.trainers, body() == job.alone(body))
 
 
-def test_local_negatives_are_of_the_own_part(job: SharedJob, oracle) -> None:
+def test_local_negatives_are_of_all_that_the_host_has(job: SharedJob, oracle) -> None:
+    """In plain python that is all nodes, whatever the number of parts."""
     g = job.open(oracle(3))
-    book = g.get_partition_book()
-    src, dst = LocalUniform(20)(g, torch.arange(50))
-    assert (book.nid2partid(dst) == book.partid).all()
-    assert torch.equal(torch.unique(dst), book.partid2nids(book.partid))
-    assert torch.equal(src[::20], g.find_edges(torch.arange(50))[0])
+    world, hosts = g.session.world, g.loaded.topology.hosts
+    src, dst = LocalUniform(100)(g, torch.arange(50))
+    ranges = {k: list(range(*hosts.node_range(k, 0))) for k in np.flatnonzero(world.near).tolist()}
+    if world.is_host:
+        ranges = {world.host_index: ranges[world.host_index]}
+    assert torch.unique(dst).tolist() in list(ranges.values())
+    assert len(world.hosts) > 1 or len(dst.unique()) == NUM_NODES
+    assert torch.equal(src[::100], g.find_edges(torch.arange(50))[0])
 
 
 def test_in_batch_negatives_add_no_nodes(job: SharedJob, oracle) -> None:

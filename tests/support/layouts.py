@@ -338,7 +338,7 @@ class SharedJob:
     def begin(self, test: Any) -> None:
         """Make the job what it was at its start, as far as draws depend on it; ``test`` is the same on all layouts."""
         self._test = test
-        self.session._calls = self.session.unnamed = 0
+        self.session.num_draws = self.session.unnamed = 0
 
     def finish(self, failed: bool) -> None:
         """After a test: keep the job if all trainers are well and nothing is left in it, else end it."""

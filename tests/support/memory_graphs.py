@@ -20,8 +20,11 @@ class InMemory:
         self.graph, self.schema = graph, graph.schema
         service = SimpleNamespace(sample=self._raise)
         self.session = SimpleNamespace(
-            next_context=lambda: RandomContext(seed, epoch), sampling=lambda: nullcontext(service)
+            next_context=lambda: RandomContext(seed, epoch),
+            sampling=lambda: nullcontext(service),
+            world=SimpleNamespace(near=[True, False], local_trainer=0, num_local_trainers=1),
         )
+        self.loaded = SimpleNamespace(topology=SimpleNamespace(hosts=self._hosts()))
         self.asked: list[Any] = []
 
     @staticmethod
@@ -40,8 +43,8 @@ class InMemory:
             found[relation] = torch.tensor([pair in pairs for pair in ends], dtype=torch.bool)
         return found
 
-    def get_partition_book(self) -> Any:
-        """Two parts, of which the local one has no node."""
+    def _hosts(self) -> RangeBook:
+        """Two hosts, of which the local one has no node."""
         nodes = tuple([0, 0, self.graph.num_nodes(ntype)] for ntype in self.schema.ntypes)
         edges = tuple([0, 0, self.graph.num_edges(relation)] for relation in self.schema.relations)
-        return SimpleNamespace(book=RangeBook(self.schema, nodes, edges), partid=0)
+        return RangeBook(self.schema, nodes, edges)
