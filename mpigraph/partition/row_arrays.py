@@ -21,6 +21,7 @@ __all__ = [
     "RowArray",
     "RowError",
     "SparseRows",
+    "as_dtype",
     "as_float32",
     "as_floats",
     "as_int64",
@@ -244,6 +245,21 @@ def as_float32(rows: Array) -> Array:
             column = "".join(f", column {number}" for number in columns)
             raise RowError(row, f"{rows[(row, *columns)]}{column} does not fit float32")
     return found
+
+
+def as_dtype(rows: Array, dtype: np.dtype[Any]) -> Array:
+    """Return numbers in another dtype; floats are rounded, and everything but 0 is True.
+
+    Raises:
+        RowError: one is too large, or would become another integer.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        cast: Array = rows.astype(dtype)
+        fits = cast == rows if dtype.kind in "iu" else np.isfinite(cast) | ~np.isfinite(rows)
+    if dtype.kind != "b" and not fits.all():
+        place = tuple(np.argwhere(~fits)[0].tolist())
+        raise RowError(place[0], f"{rows[place]} does not fit {dtype.name}")
+    return cast
 
 
 def as_labels(label: RowArray) -> RowArray:

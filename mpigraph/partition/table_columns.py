@@ -16,9 +16,10 @@ import numpy as np
 
 from mpigraph.arrays import I64, Array
 from mpigraph.errors import GraphDataError
+from mpigraph.log import get_logger
 from mpigraph.partition.arrow_files import ParquetFiles, Piece, TextFiles
 from mpigraph.partition.chunks import GrowingFile, NamedRows, concatenated
-from mpigraph.partition.row_arrays import CastRows, MadeRows, RowArray, RowError, as_floats, place_of, side_by_side
+from mpigraph.partition.row_arrays import MadeRows, RowArray, RowError, as_dtype, as_floats, place_of, side_by_side
 from mpigraph.partition.text_values import (
     EXACT,
     Place,
@@ -233,7 +234,9 @@ def _lazy_values(tables: ParquetFiles, columns: Sequence[str], dtype: str) -> Va
     rows = side_by_side([tables.rows(name) for name in columns])
     if not dtype and len(columns) > 1:
         return ValueColumn("list", as_floats(rows))
-    return ValueColumn(tables.kinds[columns[0]], CastRows(rows, dtype) if dtype not in ("", rows.dtype.name) else rows)
+    if dtype not in ("", rows.dtype.name):
+        rows = MadeRows(partial(as_dtype, dtype=np.dtype(dtype)), dtype, rows)
+    return ValueColumn(tables.kinds[columns[0]], rows)
 
 
 def _writer(grow: "_Grow", is_id: bool, columns: Sequence[str], dtype: str) -> "_Ids | _Numbers":
@@ -419,21 +422,26 @@ def _value_column(name: str, pieces: Sequence[Sequence[_Stretch]], names: Sequen
     if kind in ("none", "string"):
         return ValueColumn(kind, np.zeros(0))
     found: list[RowArray] = []
+    holes: list[str] = []
     for stretches, (path, row) in zip(pieces, names, strict=True):
         for stretch in stretches:
             missing = 0 if stretch.kind == "none" else stretch.missing
-            if missing >= 0 and stretch.length and kind not in ("float", *_FLOATS):
-                raise GraphDataError(f"{path}, row {row + missing}: {name} has no value")
+            if missing >= 0 and stretch.length:
+                holes.append(f"{path}, row {row + missing}: {name} has no value")
             if stretch.length:
                 found.append(_rows_of(stretch, path, row))
             row += stretch.length
+    if holes and kind not in _FLOATS:
+        raise GraphDataError(holes[0])
+    if holes:
+        get_logger().warning("%s: it is NaN, as in all such rows", holes[0])
     floats = {rows.dtype.kind for rows in found} == {"i", "f"}
     if floats:
         found = [MadeRows(_exact_floats, np.float64, rows) if rows.dtype.kind == "i" else rows for rows in found]
     return ValueColumn(kind, concatenated(found))
 
 
-_FLOATS = ("float16", "float32", "float64")
+_FLOATS = ("float", "float16", "float32", "float64")
 
 
 def _common_kind(kinds: set[str]) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 
 from mpigraph.arrays import I64, Array, Mask
 from mpigraph.errors import GraphDataError
+from mpigraph.partition.row_arrays import RowError, as_dtype
 
 __all__ = [
     "EXACT",
@@ -250,13 +251,10 @@ def values_as(dtype: np.dtype[Any], text: Any, place: Place) -> Array:
         raise GraphDataError(f"{place(values.missing)}: a value is missing, which {dtype.name} cannot say")
     if values.kind is None:
         return np.full(len(text), np.nan, dtype)
-    with np.errstate(over="ignore", invalid="ignore"):
-        rows = values.rows.astype(dtype)
-        fits = rows == values.rows if dtype.kind in "iu" else np.isfinite(rows) | ~np.isfinite(values.rows)
-    if dtype.kind != "b" and not fits.all():
-        row = int(np.argwhere(~fits)[0][0])
-        raise GraphDataError(f"{place(row)}: {text[row].as_py()!r:.80} does not fit {dtype.name}")
-    return rows
+    try:
+        return as_dtype(values.rows, dtype)
+    except RowError as error:
+        raise GraphDataError(f"{place(error.row)}: {error}") from None
 
 
 def _integers(text: Any, place: Place) -> Array:

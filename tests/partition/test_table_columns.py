@@ -15,6 +15,7 @@ from mpigraph.errors import GraphDataError, StorageError
 from mpigraph.partition import arrow_files
 from mpigraph.partition.id_maps import Distinct
 from mpigraph.partition.readers import read_source
+from mpigraph.partition.typed_tables import TableOptions
 
 RNG = np.random.default_rng(1)
 NUM_NODES = 30
@@ -175,6 +176,101 @@ def test_lists_of_parquet_are_rows(tmp_path):
     ragged_feats = read_source(write_parquet(tmp_path / "r.parquet", ragged=ragged)).edge_feats["_N:_E:_N"]
     with pytest.raises(GraphDataError, match=r"r.parquet: ragged, row 90: a list has 2 numbers, 1 before"):
         rows(ragged_feats["ragged"].values)
+
+
+def feature(source, name):
+    return source.edge_feats["_N:_E:_N"][name]
+
+
+def texts(source):
+    return [bytes(row).rstrip(b"\0").decode() for row in rows(source.node_feats["_N"]["id"].values)]
+
+
+def write_files(folder, files):
+    folder.mkdir()
+    for name, lines in files.items():
+        write_text(folder / name, lines, "src,dst,w")
+    return folder
+
+
+def test_the_type_of_a_column_is_that_of_all_its_rows(tmp_path, caplog):
+    blank, whole, broken = [f"0,1,{value}" for value in [""] * 60], ["0,1,3"] * 60, ["0,1,0.5", "1,0,"]
+    path = write_files(tmp_path / "a", {"1.csv": blank, "2.csv": whole, "3.csv": broken})
+    values = feature(read_source(path), "w")
+    assert values.dtype == "float64"
+    assert np.array_equal(rows(values.values), [np.nan] * 60 + [3] * 60 + [0.5, np.nan], equal_nan=True)
+    assert "1.csv, row 2: w has no value: it is NaN" in " ".join(caplog.messages)
+    source = read_source(write_text(tmp_path / "b.csv", whole, "src,dst,w"))
+    assert feature(source, "w").dtype == "int64"
+    source = read_source(write_files(tmp_path / "c", {"1.csv": whole, "2.csv": ["0,1,x"]}))
+    assert source.left_out == (f"{tmp_path}/c/1.csv: column w is text (--categories COLUMN numbers it)",)
+    path = write_text(tmp_path / "d.csv", [*["0,1,9007199254740993"] * 60, "0,1,0.5"], "src,dst,w")
+    with pytest.raises(GraphDataError, match=r"d.csv, row 2: 9007199254740993 does not fit float64, which other rows"):
+        rows(feature(read_source(path), "w").values)
+    path = write_text(tmp_path / "e.csv", ["0,1,True", *["0,1,False"] * 60, "0,1,"], "src,dst,w")
+    with pytest.raises(GraphDataError, match=r"e.csv, row 63: w has no value"):
+        read_source(path)
+
+
+def test_ids_become_text_where_a_later_one_is(tmp_path):
+    path = write_text(tmp_path / "g.csv", [*["10,9"] * 60, "9,x"], "src,dst")
+    source = read_source(path)
+    assert texts(source) == ["10", "9", "x"] and rows(source.edges[0][0])[[0, -1]].tolist() == [0, 1]
+
+
+def test_ids_that_look_alike_are_not_merged(tmp_path):
+    path = write_text(tmp_path / "g.csv", ["alice, bob", "bob , carol"])
+    assert read_source(path, tables=TableOptions(columns={"src": ("alice",), "dst": ("bob",)})).num_nodes == (2,)
+    path = write_text(tmp_path / "g.csv", ["alice, bob", "bob , carol"], " src ,dst")
+    assert texts(read_source(path)) == ["alice", "bob", "carol"]
+    path = write_text(tmp_path / "g.csv", ["007,07", "7,0x1F", "31,-0", "0,+7"], "src,dst")
+    assert texts(read_source(path)) == sorted(["007", "07", "7", "0x1F", "31", "-0", "0", "+7"])
+    path = write_text(tmp_path / "g.csv", ["9223372036854775808,1"], "src,dst")
+    assert texts(read_source(path)) == ["1", "9223372036854775808"]
+    path = write_text(tmp_path / "g.csv", ["-9223372036854775807, 5"], "src,dst")
+    assert rows(read_source(path).node_feats["_N"]["id"].values).tolist() == [-(2**63) + 1, 5]
+
+
+def test_types_that_the_user_names(tmp_path):
+    path = write_text(tmp_path / "g.csv", ["007,1,3", "7,1,4", "1,1,"], "src,dst,w")
+    source = read_source(path, tables=TableOptions(types={"src": "int64", "w": "float32"}))
+    assert rows(source.edges[0][0]).tolist() == [1, 1, 0] and feature(source, "w").dtype == "float32"
+    assert texts(read_source(path, tables=TableOptions(types={"dst": "string"}))) == ["007", "1", "7"]
+    assert "w" not in read_source(path, tables=TableOptions(types={"w": "string"})).edge_feats["_N:_E:_N"]
+    lines = ["0,1,300", *["1,0,1"] * 60]
+    for dtype, bad, message in (
+        ("uint8", "1,0,1", "g.csv, row 2, column w: 300 does not fit uint8"),
+        ("int16", "1,0,0.5", r"g.csv, row 63, column w: 0.5 does not fit int16"),
+        ("int64", "1,0,x", r"g.csv, row 63, column w: 'x' is no int64"),
+        ("int64", "1,0,", r"g.csv, row 63, column w: a value is missing, which int64 cannot say"),
+    ):
+        path = write_text(tmp_path / "g.csv", [*lines, bad], "src,dst,w")
+        with pytest.raises(GraphDataError, match=message):
+            read_source(path, tables=TableOptions(types={"w": dtype}))
+    source = read_source(write_parquet(tmp_path / "g.parquet"), tables=TableOptions(types={"weight": "int64"}))
+    with pytest.raises(GraphDataError, match=r"g.parquet: weight, row 0: 0.* does not fit int64"):
+        rows(feature(source, "weight").values)
+
+
+def test_files_come_in_natural_order_which_is_said(tmp_path, caplog):
+    path = write_files(tmp_path / "in", {"part-10.csv": ["0,1,10"], "part-2.csv": ["1,0,2"]})
+    assert rows(feature(read_source(path), "w").values).tolist() == [2, 10]
+    assert "edges of part-2.csv, part-10.csv, in this order" in " ".join(caplog.messages)
+
+
+@pytest.mark.parametrize("lists", ['"0.5,1"', "[0.5; 1]", "0.5|1", "[0.5 1]"])
+def test_lists_in_text(tmp_path, lists):
+    path = write_text(tmp_path / "g.csv", [*[f"0,1,{lists}"] * 60], "src,dst,w")
+    values = feature(read_source(path), "w")
+    assert rows(values.values).tolist() == [[0.5, 1]] * 60
+
+
+def test_lists_of_several_lengths(tmp_path):
+    for count in (1, 60):
+        path = write_text(tmp_path / "g.csv", [*['0,1,"1,2"'] * count, '0,1,"1,2,3"'], "src,dst,w")
+        with pytest.raises(GraphDataError, match=rf"g.csv, row {count + 2}, column w: a list has 3 numbers, 2 before"):
+            read_source(path)
+        assert "w" not in read_source(path, tables=TableOptions(types={"w": "string"})).edge_feats["_N:_E:_N"]
 
 
 LINES = ["0,1,0.5", "1,2,1.5", "2,0,2.5", *["0,1,0.25"] * 60]
