@@ -114,6 +114,32 @@ def test_the_script_in_the_readme(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_two_csv_files_in_the_tutorial(tmp_path: Path) -> None:
+    """From files as it shows them to a model that has learned, with its commands."""
+    rng = np.random.default_rng(0)
+    subjects = np.arange(2000) % 4
+    rows = rng.normal(0, 1, (2000, 4)).round(3) + np.eye(4)[subjects]
+    lines = ["id,subject,split,f0,f1,f2,f3"]
+    for node, subject in enumerate(subjects):
+        split = ("train", "valid", "test")[node // 4 % 3]
+        fields = [f"p{7 * node}", ("art", "biology", "physics", "law")[subject], split, *map(str, rows[node])]
+        lines.append(",".join(fields))
+    (tmp_path / "nodes.csv").write_text("\n".join(lines))
+    src = rng.integers(0, 2000, 12_000)
+    dst = (src + 4 * rng.integers(0, 500, len(src))) % 2000  # of the same subject
+    edges = [f"p{7 * a},p{7 * b}" for a, b in zip(src, dst, strict=True)]
+    (tmp_path / "edges.csv").write_text("\n".join(["src,dst", *edges]))
+    tutorial = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
+    commands = re.findall(r"### Two csv files.*?```sh\n(.*?)```", tutorial, re.DOTALL)[0].splitlines()
+    assert len(commands) <= 5 and commands[0].startswith("pip install")
+    run(*warm_python(), *shlex.split(commands[1])[1:], cwd=tmp_path)
+    _, _, ranks, _, script, *flags = shlex.split(commands[2])
+    output = run(*mpiexec(int(ranks)), *warm_python(), ROOT / script, *flags, cwd=tmp_path)
+    (accuracy,) = numbers(r"^test accuracy ([\d.]+)", output)
+    assert accuracy > 0.8, output  # 0.25 by chance
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(bool(cannot_mount()), reason=cannot_mount())
 def test_quickstart_on_two_nodes_with_disks_of_their_own(tmp_path: Path) -> None:
     """The files of a generated graph come to both; one has another directory at the path of temporary files."""

@@ -2,6 +2,7 @@
 
 import bz2
 import logging
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -9,10 +10,12 @@ import pytest
 from input_checks import check_all, check_parts, rows
 from pyarrow import parquet
 
+from mpigraph.cli.main import main
 from mpigraph.errors import GraphDataError, InvalidArgumentError
 from mpigraph.partition import arrow_files
 from mpigraph.partition.readers import read_source
 from mpigraph.partition.typed_tables import EdgeTable, NodeTable, TableOptions, read_typed_tables
+from mpigraph.storage.part_config import PartConfig
 
 NODES = """id,title,subject,split,f0,f1,seen
 p30,"On, and
@@ -171,3 +174,37 @@ def test_the_builder_takes_chosen_columns(tmp_path, caplog):
     source = read_typed_tables(nodes, edges, Path(tmp_path))
     assert set(source.node_feats["paper"]) == {"id", "x", "time"} and source.edge_feats["paper:cites:paper"] == {}
     assert rows(source.node_feats["paper"]["x"].values).tolist() == [[1, 0.5], [2, 1.5], [3, 2.5]]
+
+
+def test_the_options_of_the_command(tmp_path, capsys):
+    folder = folder_of(tmp_path / "in", {"n.csv": NODES, "e.csv": EDGES})
+    start = ["partition", str(folder / "e.csv"), "--parts", "2", "-o", str(tmp_path / "out"), "--name", "g"]
+    options = [
+        "--columns",
+        "feat=f0,f1",
+        "--columns",
+        "label=subject",
+        "--categories",
+        "label",
+        "--types",
+        "seen=string",
+    ]
+    assert main([*start, "--nodes", str(folder / "n.csv"), *options]) == 0
+    assert "column seen is text" in capsys.readouterr().out
+    features = PartConfig.read(tmp_path / "out" / "g.json").node_features["_N"]
+    masks = {f"{name}_mask": "bool" for name in ("train", "val", "test")}
+    dtypes = {name: info.dtype for name, info in features.items()}
+    assert dtypes == {"id": "uint8", "label": "int64", "feat": "float32", **masks}
+    for wrong, message in (
+        (["--nodes", "3", "--nodes", str(folder / "n.csv")], "--nodes is one number, or files"),
+        (["--types", "float32"], "--types must be COLUMN=DTYPE, once for each name (got float32)"),
+        (["--types", "weight=float33"], "the type of column 'weight' must be one of bool,"),
+    ):
+        assert main([*start, *wrong]) == 2 and message in capsys.readouterr().err
+
+
+def test_pyarrow_is_asked_for_before_anything_is_read(tmp_path, monkeypatch, capsys):
+    folder = folder_of(tmp_path / "in", {"nodes.csv": "id\n1\n1\n", "edges.csv": "no edges"})
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert main(["partition", str(folder), "--parts", "2", "-o", str(tmp_path / "out")]) == 2
+    assert "csv and parquet files need pyarrow: pip install 'mpigraph[arrow]'" in capsys.readouterr().err
