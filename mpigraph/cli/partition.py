@@ -159,13 +159,13 @@ def _run(arguments: argparse.Namespace) -> int:
             parts = 1 if arguments.parts is None else arguments.parts
             check_options(name, parts, arguments.method or _METHOD, seed=arguments.seed)  # reading may take minutes
             feat_dtype = None if arguments.feat_dtype is None else _feat_dtype(arguments.feat_dtype)
-            check_writable(arguments.out)
+            nearest = check_writable(arguments.out)
             scratch = arguments.scratch
             if scratch is not None and not (os.path.isdir(scratch) and os.access(scratch, os.W_OK | os.X_OK)):
                 raise InvalidArgumentError(f"--scratch {scratch}: no directory that can be written to")
             check_apart(arguments.input, arguments.out)
             with muted(exchange.rank > 0):
-                source = _read(arguments)
+                source = _read(arguments, scratch or nearest)
             classes = _training_nodes(source) if arguments.balance_train else None
             given, num_parts = _parts(source, arguments)
         left_out = _left_out(source, exchange)
@@ -198,7 +198,7 @@ def _run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _read(arguments: argparse.Namespace) -> GraphSource:
+def _read(arguments: argparse.Namespace, scratch: str | Path) -> GraphSource:
     path = Path(arguments.input)
     undirected, add_reverse = arguments.undirected, arguments.add_reverse
     if not arguments.nodes and arguments.dataset is None and (path / _OF_PYG).is_file():
@@ -219,7 +219,7 @@ def _read(arguments: argparse.Namespace) -> GraphSource:
     return read_source(
         path,
         int(counts[0]) if counts else None,
-        arguments.scratch,
+        scratch,
         dataset=arguments.dataset,
         undirected=undirected,
         add_reverse=add_reverse,

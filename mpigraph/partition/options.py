@@ -52,8 +52,11 @@ def check_options(
     check_integer("seed", seed, -(2**63), 2**64 - 1)
 
 
-def check_writable(directory: str | os.PathLike[str]) -> None:
+def check_writable(directory: str | os.PathLike[str]) -> Path:
     """Check that files can be written to a directory, or that it can be made.
+
+    Returns:
+        The directory, or the nearest one above it that is there.
 
     Raises:
         InvalidArgumentError: they cannot; the message says why.
@@ -65,6 +68,7 @@ def check_writable(directory: str | os.PathLike[str]) -> None:
             file.write(b"\0")  # which a full disk has no place for
     except OSError as error:
         raise InvalidArgumentError(f"{directory}: cannot write there: {error.strerror or error}") from error
+    return nearest
 
 
 def check_same(
