@@ -21,6 +21,7 @@ from mpigraph.graphs.frame import Frame
 from mpigraph.graphs.hetero import HeteroGraph, graph, heterograph
 from mpigraph.graphs.pyg import from_pyg, to_pyg
 from mpigraph.metadata.schema import DEFAULT_ETYPE, Relation, relation_key
+from mpigraph.partition.add_reverse import add_reverse_edges
 from mpigraph.partition.readers import read_source
 from mpigraph.partition.row_arrays import RowArray
 from mpigraph.partition.source import Feature
@@ -64,7 +65,9 @@ def as_graph(obj: Any) -> HeteroGraph:
     )
 
 
-def from_files(path: str | os.PathLike[str], num_nodes: int | None = None) -> HeteroGraph:
+def from_files(
+    path: str | os.PathLike[str], num_nodes: int | None = None, *, undirected: bool = False, dataset: str | None = None
+) -> HeteroGraph:
     """Read a graph from any file or folder that ``python -m mpigraph partition`` reads.
 
     That includes graphs that are cut into parts, of this library, DGL or PyG. Where original ids are known that differ
@@ -73,13 +76,20 @@ def from_files(path: str | os.PathLike[str], num_nodes: int | None = None) -> He
     Args:
         path: an ``.npz``, HDF5, csv, parquet or METIS file, the ``.json`` of a partitioned graph, or a folder.
         num_nodes: of an edge list in csv or parquet, if its ids are to be taken as they are.
+        undirected: add the reverse of every edge, unless the files have it: within a type to the same relation, else
+            as a relation ``rev_<name>``.
+        dataset: name of an OGB data set, such as "ogbn-products", if its directory has another name.
 
     Raises:
         GraphDataError: there is nothing that can be read; the message names the path.
         PartitionError, ShardFormatError: a partitioned graph is damaged.
     """
     path = Path(path)
-    source = read_pyg_partition(path) if (path / METADATA).is_file() else read_source(path, num_nodes)
+    if (path / METADATA).is_file():
+        source = read_pyg_partition(path)
+        source = add_reverse_edges(source) if undirected else source
+    else:
+        source = read_source(path, num_nodes, dataset=dataset, undirected=undirected)
     schema = source.schema
     edges = {
         relation: (np.array(src[:], np.int64), np.array(dst[:], np.int64))

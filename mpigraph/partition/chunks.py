@@ -265,6 +265,8 @@ def mapped_npz(path: Path, names: Container[str] | None = None) -> dict[str, Arr
                 name = entry.removesuffix(".npy")
                 if names is not None and name not in names:
                     continue
+                if name in arrays:
+                    raise GraphDataError(f"{path}: {name} is there twice")
                 with archive.open(info) as stream:  # which checks that the entry is there
                     if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & _ENCRYPTED:
                         arrays[name] = _unpacked(f"{path}: {name}", stream, info.file_size)

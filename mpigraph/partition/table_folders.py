@@ -21,6 +21,7 @@ from mpigraph.partition.arrow_files import is_table, open_tables
 from mpigraph.partition.natural_order import in_natural_order
 from mpigraph.partition.source import GraphSource
 from mpigraph.partition.typed_tables import EdgeTable, NodeTable, TableOptions, read_typed_tables
+from mpigraph.partition.unread_files import FolderFiles
 
 __all__ = ["has_tables", "read_tables"]
 
@@ -55,7 +56,7 @@ def read_tables(
         StorageError: a temporary file cannot be written.
     """
     options = options or TableOptions()
-    tables, other = _tables_in(path)
+    tables = _tables_in(path)
     for file in nodes:
         match = _NAME.fullmatch(_stem(file))
         name = match[2] if match is not None and match[1].lower() == "nodes" else None
@@ -74,31 +75,33 @@ def read_tables(
         raise GraphDataError(f"{path}: the number of nodes can be given only for a graph without types")
     counts = {} if num_nodes is None else {DEFAULT_NTYPE: num_nodes}
     source = read_typed_tables(node_tables, edge_tables, scratch, options, counts)
-    no_tables = tuple(f"{file.name}, by whose name it has neither nodes nor edges" for file in other)
-    return replace(source, left_out=(*source.left_out, *no_tables))
+    if path.is_dir():
+        folder = FolderFiles(path)
+        for file in (file for files in tables.values() for file in files):
+            folder.read(file)
+        no_tables = (f"{name}, by whose name it has neither nodes nor edges" for name in folder.left_out())
+        source = replace(source, left_out=(*source.left_out, *no_tables))
+    return source
 
 
-def _tables_in(path: Path) -> tuple[dict[tuple[str, str], list[Path]], list[Path]]:
-    """Return the files of each table, by "nodes" or "edges" and the name of a type ("" if none); and other files."""
+def _tables_in(path: Path) -> dict[tuple[str, str], list[Path]]:
+    """Return the files of each table, by "nodes" or "edges" and the name of a type ("" if none)."""
     found: dict[tuple[str, str], list[Path]] = {}
     unnamed: list[Path] = []
-    other: list[Path] = []
     entries = [path] if path.is_file() else in_natural_order(path.iterdir())
     for entry in entries:
         files = _files_of(entry)
         match = _NAME.fullmatch(_stem(entry)) if files and path.is_dir() else None
         if match is not None:
             found.setdefault((match[1].lower(), match[2] or ""), []).extend(files)
-        elif entry.is_file():
-            (unnamed if files else other).append(entry)
-    if found:
-        other += unnamed
-    else:
+        elif files and entry.is_file():
+            unnamed.append(entry)
+    if not found:
         found[("edges", "")] = unnamed
     for (kind, name), files in found.items():
         if len(files) > 1:
             get_logger().warning("%s: %s%s of %s, in this order", path, kind, name and f" {name!r}", _listed(files))
-    return found, [file for file in other if not file.name.startswith((".", "_"))]
+    return found
 
 
 def _files_of(path: Path) -> list[Path]:

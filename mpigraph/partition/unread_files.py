@@ -5,6 +5,7 @@ from pathlib import Path
 
 __all__ = ["FolderFiles"]
 
+_MARKERS = ("_SUCCESS", "_metadata", "_common_metadata")  # of Spark and of parquet
 _PICKLES = (".pt", ".pth", ".pkl", ".pickle")
 
 
@@ -34,12 +35,16 @@ class FolderFiles:
             folders[:] = sorted(folder for folder in folders if here / folder in with_read_files)
             for path in unread:
                 count = sum(len(names) for _, _, names in os.walk(path))
-                if count and not path.name.startswith("."):
+                if count and not _is_hidden(path):
                     found.append(f"{path.relative_to(self._folder)}/ ({count} file{'s' if count > 1 else ''})")
             for path in (here / file for file in sorted(files)):
-                if path.resolve() not in self._read and not path.name.startswith("."):
+                if path.resolve() not in self._read and not _is_hidden(path):
                     found.append(f"{path.relative_to(self._folder)}{_reason(path)}")
         return tuple(found)
+
+
+def _is_hidden(path: Path) -> bool:
+    return path.name.startswith(".") or path.name in _MARKERS
 
 
 def _reason(path: Path) -> str:

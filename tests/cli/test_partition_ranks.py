@@ -50,6 +50,17 @@ def test_an_error_is_told_once(data: Path, tmp_path: Path, damage, text: str) ->
 
 
 @pytest.mark.slow
+def test_what_is_left_out_is_told_once_and_at_the_end(data: Path, tmp_path: Path) -> None:
+    np.save(data / "of_nothing.npy", np.zeros(7))
+    command = partition(2, data, "--parts", 2, "--method", "random", "-o", tmp_path / "out")
+    done = run_job(command, clean_environment())
+    assert done.status == 0 and done.output.count("of_nothing: float64[7]") == 2, (
+        done.output
+    )  # a warning, the last line
+    assert done.stdout.splitlines()[-1].startswith(f"left out of {data}: of_nothing: float64[7]")
+
+
+@pytest.mark.slow
 def test_an_error_of_one_rank_ends_the_others(data: Path, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(

@@ -6,7 +6,7 @@ import torch
 from dgl_files import Layout, write_partition
 from typed_parts import typed_source
 
-from mpigraph.convert import as_graph
+from mpigraph.convert import as_graph, from_files
 from mpigraph.errors import GraphDataError, InvalidArgumentError
 from mpigraph.formats.to_pyg import write_pyg_parts
 from mpigraph.graphs.fields import EID, NID
@@ -83,3 +83,16 @@ def test_of_nothing(tmp_path):
         as_graph(tmp_path / "none.npz")
     with pytest.raises(InvalidArgumentError, match="got str 'none.npz', which is no file"):
         as_graph("none.npz")
+
+
+def test_reverse_edges_by_option_or_name(tmp_path):
+    np.savez(tmp_path / "g.npz", edge_src=[0, 1], edge_dst=[1, 2], w=[5, 6])
+    graph = from_files(tmp_path / "g.npz", undirected=True)
+    assert torch.stack(graph.edges(order="eid")).tolist() == [[0, 1, 1, 2], [1, 2, 0, 1]]
+    assert graph.edata["w"].tolist() == [5, 6, 5, 6]
+    raw = tmp_path / "ogb" / "raw"
+    raw.mkdir(parents=True)
+    np.savez(raw / "data.npz", edge_index=np.array([[0, 1], [1, 2]]), num_nodes_list=[3])
+    np.savez(raw / "node-label.npz", node_label=np.zeros((3, 1)))
+    assert from_files(raw.parent).num_edges() == 2
+    assert from_files(raw.parent, dataset="ogbn-proteins").num_edges() == 4

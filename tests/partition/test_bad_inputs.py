@@ -102,6 +102,13 @@ def test_entries_of_an_npz_file_that_overlap_or_are_another(tmp_path):
         edit(42, None, 1)  # its place becomes that of the first
 
 
+def test_two_entries_of_one_name(tmp_path):
+    with zipfile.ZipFile(save(tmp_path), "a") as archive:
+        archive.writestr("edge_src", archive.read("edge_dst.npy"))
+    with pytest.raises(GraphDataError, match=r"g\.npz: edge_src is there twice"):
+        read_source(tmp_path / "g.npz")
+
+
 @pytest.mark.parametrize(
     "meta", ['{"num_nodes": 1e999}', '{"num_nodes": 3.7}', '{"num_nodes": -3}', '{"num_nodes": true}', "[" * 100000]
 )
