@@ -18,6 +18,7 @@ from mpigraph.log import muted
 from mpigraph.memory import as_bytes, free_memory, held_memory
 from mpigraph.partition.add_reverse import add_reverse_edges
 from mpigraph.partition.assignment_files import read_assignment
+from mpigraph.partition.carried_rows import carried_sizes
 from mpigraph.partition.exchange import Exchange
 from mpigraph.partition.forecast import Forecast, check_memory, ranks_on_this_node
 from mpigraph.partition.layouts.registry import LAYOUTS
@@ -102,7 +103,10 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         help="what a rank may take, such as 8GiB (default: its share of the node's free memory)",
     )
     parser.add_argument(
-        "--scratch", metavar="DIR", help="directory of temporary files, as large as the edges (default: --out)"
+        "--scratch",
+        metavar="DIR",
+        help="directory of temporary files, as large as the edges and, of parquet, HDF5 and partitioned input, the "
+        "features (default: --out)",
     )
     parser.add_argument(
         "--resume",
@@ -297,7 +301,8 @@ def _check_memory(
     num_nodes, num_edges = int(source.node_bases[-1]), sum(source.edge_counts)
     held = int(exchange.gather(np.array([[held_memory()]], np.int64)).max())  # so that all ranks decide alike
     with exchange.together("looking at the memory"):
-        found = check_memory(num_nodes, num_edges, num_parts, method, exchange.size, held, memory)
+        carried = carried_sizes(source)
+        found = check_memory(num_nodes, num_edges, num_parts, method, exchange.size, held, memory, carried)
         check_space(folder, neighbours * found.scratch, f"temporary files of {neighbours} rank(s)")
     return found
 

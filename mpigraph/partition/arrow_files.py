@@ -402,6 +402,7 @@ class _GroupRows:
         self.ndim = len(self.shape)
         self.dtype: np.dtype[Any] = like.dtype
         self.nbytes: int = length * self.dtype.itemsize * int(np.prod(self.shape[1:]))
+        self.block_bytes = self.nbytes
 
     def __len__(self) -> int:
         return self._length

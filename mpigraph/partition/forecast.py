@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mpigraph.errors import InvalidArgumentError
+from mpigraph.partition.carried_rows import NOTHING_CARRIED, Carried
 from mpigraph.partition.exchange import Exchange
 from mpigraph.partition.relabel import EDGES_PER_BUCKET
 from mpigraph.partition.spill import Scratch
@@ -26,6 +27,9 @@ _COARSEST_LEAST = 30_000
 _METIS_EDGES = 6_000_000
 _METIS_EDGE = 56
 _METIS_NODE = 180
+_CARRYING = (
+    140 << 20
+)  # rows on their way to their parts, and what their spill keeps; the same when they are put in order
 _METIS_LEVELS = (70, 1600)  # METIS's own levels: so many bytes for an edge, and at most for a node
 _MOST_RANKS = 1 << 16
 # Bytes in temporary files for each edge of a rank
@@ -62,6 +66,7 @@ def forecast(
     ranks: int = 1,
     held: int = 200 << 20,
     mapping: bool = False,
+    carried: Carried = NOTHING_CARRIED,
 ) -> Forecast:
     """Return an estimate of what partitioning takes.
 
@@ -73,6 +78,7 @@ def forecast(
         ranks: number of ranks.
         held: what each rank holds before, of Python, libraries and the input (memory-mapped files do not count).
         mapping: whether the edges of the levels lie in temporary files; of "multilevel" alone.
+        carried: what travels with nodes and edges.
     """
     own_nodes = -(-num_nodes // ranks)
     own_edges = -(-num_edges // ranks)
@@ -97,6 +103,10 @@ def forecast(
     bucket = min(EDGES_PER_BUCKET, -(-num_edges // num_parts))
     stages["relabel edges"] = held + (_ROUND_ALONE if ranks == 1 else _ROUND) + _RELABELLED_NODE * own_nodes
     stages["write parts"] = held + _BUCKET_EDGE * bucket + 20 * own_nodes
+    if carried.total:
+        stages["relabel edges"] += _CARRYING + 2 * carried.block  # as it is stored and as numbers
+        stages["write parts"] += _CARRYING
+        scratch += -(-carried.total // ranks)
     return Forecast(stages, mapping, scratch)
 
 
@@ -115,7 +125,14 @@ def ranks_on_this_node(exchange: Exchange) -> int:
 
 
 def check_memory(
-    num_nodes: int, num_edges: int, num_parts: int, method: str, ranks: int, held: int, memory: int
+    num_nodes: int,
+    num_edges: int,
+    num_parts: int,
+    method: str,
+    ranks: int,
+    held: int,
+    memory: int,
+    carried: Carried = NOTHING_CARRIED,
 ) -> Forecast:
     """Return the forecast, if the ranks have so much memory; with edges in temporary files, if it takes that.
 
@@ -127,12 +144,13 @@ def check_memory(
         ranks: see there.
         held: see there.
         memory: bytes that a rank may take.
+        carried: see there.
 
     Raises:
         InvalidArgumentError: it cannot work; says what would.
     """
     for mapping in (False, True) if method == "multilevel" else (False,):
-        found = forecast(num_nodes, num_edges, num_parts, method, ranks, held, mapping)
+        found = forecast(num_nodes, num_edges, num_parts, method, ranks, held, mapping, carried)
         if found.memory <= memory:
             return found
     text = (
@@ -141,7 +159,8 @@ def check_memory(
     )
     enough = ranks
     while enough < _MOST_RANKS:
-        if forecast(num_nodes, num_edges, num_parts, "multilevel", enough, held, mapping=True).memory <= memory:
+        there = forecast(num_nodes, num_edges, num_parts, "multilevel", enough, held, True, carried)
+        if there.memory <= memory:
             raise InvalidArgumentError(
                 f"{text}: --method multilevel takes so much on {enough} ranks; --memory says what a rank may take"
             )

@@ -1,6 +1,6 @@
 """The three files of a part, from what has arrived at the rank that writes it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
@@ -9,9 +9,10 @@ import numpy as np
 
 from mpigraph.arrays import I64, Array
 from mpigraph.metadata.schema import relation_key
+from mpigraph.partition.carried_rows import ORIGINAL_IDS, arrays_of
 from mpigraph.partition.numbering import Numbering
 from mpigraph.partition.relabel import Arrivals
-from mpigraph.partition.row_arrays import release
+from mpigraph.partition.row_arrays import RowArray, reads_blocks, release
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.storage.format import (
     edge_feature_name,
@@ -63,6 +64,7 @@ class PartWriter:
         self._source = source
         self._numbering = numbering
         self._arrivals = arrivals
+        self._node_arrays, self._edge_arrays = arrays_of(source)
         self._graph_name = graph_name
         self._identity = identity
         self._out = out
@@ -76,23 +78,28 @@ class PartWriter:
         schema = self._source.schema
         num_edges = np.zeros(len(schema.relations), np.int64)
         num_cut = 0
-        nodes = [self._arrivals.orig_ids(ntype_id, part) for ntype_id in range(len(schema.ntypes))]
         with ExitStack() as stack:
             graph = stack.enter_context(self._open(part, "part_graph"))
             feats = stack.enter_context(self._open(part, "edge_feats"))
-            for ntype_id, (ntype, ids) in enumerate(zip(schema.ntypes, nodes, strict=True)):
-                given = self._source.node_ids
-                graph.add(node_orig_ids_name(ntype), ids if given is None else given[ntype_id][ids])
+            node_feats = stack.enter_context(self._open(part, "node_feats"))
+            for ntype_id in range(len(schema.ntypes)):
+                self._write_nodes(graph, node_feats, ntype_id, part)
             for relation_id in range(len(schema.relations)):
                 num_edges[relation_id] = self._arrivals.num_edges(relation_id, part)
                 num_cut += self._write_relation(graph, feats, relation_id, part)
-        with self._open(part, "node_feats") as node_feats:
-            for ntype, ids in zip(schema.ntypes, nodes, strict=True):
-                for name, feature in self._source.node_feats.get(ntype, {}).items():
-                    rows = self._begin(node_feats, node_feature_name(ntype, name), feature, len(ids))
-                    _write_rows(rows, feature, ids)
         seals = {"part_graph": graph.seal, "edge_feats": feats.seal, "node_feats": node_feats.seal}
         return WrittenPart(seals, num_edges, num_cut)
+
+    def _write_nodes(self, graph: ShardWriter, feats: ShardWriter, ntype_id: int, part: int) -> None:
+        """Write the original ids and the features of a part's nodes."""
+        ntype = self._source.schema.ntypes[ntype_id]
+        ids = self._arrivals.orig_ids(ntype_id, part)
+        rows = {
+            name: self._begin(feats, node_feature_name(ntype, name), feature, len(ids))
+            for name, feature in self._source.node_feats.get(ntype, {}).items()
+        }
+        rows[ORIGINAL_IDS] = graph.create(node_orig_ids_name(ntype), (len(ids),), "int64")
+        _write_rows(rows, self._node_arrays[ntype_id], ids, self._arrivals.node_rows(ntype_id, part))
 
     def _write_relation(self, graph: ShardWriter, feats: ShardWriter, relation_id: int, part: int) -> int:
         """Write the in-edges of a part's nodes; return how many come from other parts."""
@@ -104,20 +111,16 @@ class PartWriter:
         count = self._arrivals.num_edges(relation_id, part)
         width = index_dtype(self._source.num_nodes[src_type]).name
         indices = graph.create(relation_dataset_name(key, "indices"), (count,), width)
-        orig_ids = graph.create(relation_dataset_name(key, "orig_ids"), (count,), "int64")
         features = self._source.edge_feats.get(key, {})
         rows = {name: self._begin(feats, edge_feature_name(key, name), f, count) for name, f in features.items()}
+        rows[ORIGINAL_IDS] = graph.create(relation_dataset_name(key, "orig_ids"), (count,), "int64")
         in_degrees = [np.zeros(1, np.int64)]
         num_cut = 0
         for bucket in self._arrivals.buckets(relation_id, part):
             num_cut += int(np.count_nonzero((bucket.indices < first_src) | (bucket.indices >= last_src)))
             in_degrees.append(bucket.in_degrees)
             indices.write(bucket.indices)
-            given = self._source.edge_ids
-            positions = bucket.orig_ids.astype(np.int64)
-            orig_ids.write(positions if given is None else given[relation_id][positions])
-            for name, feature in features.items():
-                _write_rows(rows[name], feature, bucket.orig_ids)
+            _write_rows(rows, self._edge_arrays[relation_id], bucket.orig_ids, bucket.rows)
         indptr = np.cumsum(np.concatenate(in_degrees))
         assert len(indptr) == last_dst - first_dst + 1
         graph.add(relation_dataset_name(key, "indptr"), indptr)
@@ -132,13 +135,27 @@ class PartWriter:
         return ShardWriter(path, self._graph_name, part, self._identity)
 
 
-def _write_rows(rows: Rows, feature: Feature, ids: Array) -> None:
-    """Append chosen rows of a feature, a chunk at a time."""
-    values = feature.values
-    row_bytes = values.dtype.itemsize * int(np.prod(values.shape[1:]))
-    for chunk in _chunks(len(ids), row_bytes):
-        rows.write(np.asarray(values[ids[chunk]]))
-        release(values)
+def _write_rows(
+    rows: Mapping[str, Rows], arrays: Mapping[str, RowArray], ids: Array, carried: Iterator[dict[str, Array]]
+) -> None:
+    """Append the rows of some nodes or edges to all that is known of them.
+
+    Args:
+        rows: where to, by name.
+        arrays: all rows, by name; original ids are not among them if they are the positions of rows.
+        ids: int[n], the positions of the rows.
+        carried: of some of the arrays, the rows.
+    """
+    for piece in carried:
+        for name, values in piece.items():
+            rows[name].write(values)
+    for name, array in arrays.items():
+        if not reads_blocks(array):
+            for chunk in _chunks(len(ids), array.dtype.itemsize * int(np.prod(array.shape[1:]))):
+                rows[name].write(np.asarray(array[ids[chunk]]))
+                release(array)
+    if ORIGINAL_IDS not in arrays:
+        rows[ORIGINAL_IDS].write(ids.astype(np.int64))
 
 
 def _chunks(count: int, row_bytes: int) -> Iterator[slice]:

@@ -2,21 +2,24 @@
 
 Edges are sorted by (new destination, new source, original edge). They arrive in the order of the input, since ranks
 read them in turn, and wait in a :class:`.Spill` by ranges of destinations, each of which is then sorted on its own. So
-neither the number of ranks nor the size of these *buckets* shows in the result.
+neither the number of ranks nor the size of these *buckets* shows in the result. Rows that are slow to choose
+(``carried_rows.py``) travel along.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
 from mpigraph.arrays import I64, Array, Mask
 from mpigraph.kernels.csr import sort_rows
+from mpigraph.partition.carried_rows import CarriedRows, arrays_of, evenly_cut, to_carry
 from mpigraph.partition.exchange import Route, even_bounds, owners_of
 from mpigraph.partition.numbering import Numbering
 from mpigraph.partition.progress import Progress
 from mpigraph.partition.ranged_rows import sorted_by_row
-from mpigraph.partition.source import GraphSource, edge_chunks
+from mpigraph.partition.row_arrays import RowArray
+from mpigraph.partition.source import EDGES_PER_CHUNK, GraphSource, edge_chunks
 from mpigraph.partition.spill import Scratch
 from mpigraph.storage.format import index_dtype
 
@@ -30,11 +33,13 @@ class Bucket(NamedTuple):
 
     in_degrees int64[nodes].  indices int32 or int64[m]: new source ids, rising inside a row.
     orig_ids int[m]: the position of each edge in the input.
+    rows: of what is carried, by name; some edges at a time.
     """
 
     in_degrees: I64
     indices: Array
     orig_ids: Array
+    rows: Iterator[dict[str, Array]]
 
 
 class Arrivals:
@@ -68,11 +73,25 @@ class Arrivals:
         self._edges = scratch.spill(int(self._first_group[-1]), 3, np.int64 if wide else np.int32)
         # by part: the original ids of each type's nodes, then the out degrees in each relation
         self._nodes = scratch.spill((len(source.num_nodes) + num_relations) * len(self.parts), 1, np.int64)
+        of_nodes, of_edges = arrays_of(source)
+        self._node_rows = [self._to_carry(arrays, t, 1, scratch) for t, arrays in enumerate(of_nodes)]
+        self._edge_rows = [
+            self._to_carry(arrays, source.schema.ends(r)[1], self._buckets[r], scratch)
+            for r, arrays in enumerate(of_edges)
+        ]
 
     def receive_nodes(self) -> None:
         """Send the own nodes' original ids on their way, and take what comes. Collective on the ranks."""
         for ntype_id in range(len(self._source.num_nodes)):
-            self._receive_values(ntype_id, ntype_id, self._numbering.own_ids(ntype_id))
+            ids = self._numbering.own_ids(ntype_id)
+            self._receive_values(ntype_id, ntype_id, ids)
+            rows = self._node_rows[ntype_id]
+            if rows is not None:
+                new_ids = self._numbering.new_ids[self._numbering.own(ntype_id)]
+                most = int(self._numbering.exchange.gather(np.array([[len(ids)]], np.int64)).max())
+                first = int(ids[0]) if len(ids) else 0
+                rows.send(most, first, new_ids, new_ids, self._leaving(ntype_id, new_ids))
+                rows.settle()
 
     def receive_relation(self, relation_id: int, progress: Progress) -> None:
         """Send edges on their way as they are read, and take what comes. Collective on the ranks."""
@@ -82,6 +101,8 @@ class Arrivals:
         out_degrees = np.zeros(len(numbering.new_ids), np.int64)
         rank_bounds = numbering.offsets[dst_type][self._part_bounds]
         cuts = self._cuts(relation_id)
+        carried = self._edge_rows[relation_id]
+        most = min(EDGES_PER_CHUNK, self._source.num_edges(relation_id))
         for first, src, dst in edge_chunks(self._source, relation_id, rank=exchange.rank, ranks=exchange.size):
             progress("relabel edges", self._received, self._total)
             self._received = min(self._received + len(src) * exchange.size, self._total)
@@ -95,6 +116,10 @@ class Arrivals:
             came = Route(exchange, owners_of(rank_bounds, new_dst[leaving])).there(rows[leaving])
             groups = np.searchsorted(cuts, came[:, 0], side="right") - 1
             self._edges.add(groups + self._first_group[relation_id], came)
+            if carried is not None:
+                carried.send(most, first, new_dst, rows[:, 2], leaving)
+        if carried is not None:
+            carried.settle()
         own = numbering.own(src_type)
         self._receive_values(len(self._source.num_nodes) + relation_id, src_type, out_degrees[own])
 
@@ -106,6 +131,12 @@ class Arrivals:
         """Return int64[n], of a part's own sources; once."""
         return self._values(len(self._source.num_nodes) + relation_id, part)
 
+    def node_rows(self, ntype_id: int, part: int) -> Iterator[dict[str, Array]]:
+        """Yield what is carried of a part's nodes, by name, in the order of their new ids; once."""
+        rows = self._node_rows[ntype_id]
+        first, last = self._numbering.offsets[ntype_id][part : part + 2].tolist()
+        return iter(()) if rows is None else rows.take(part, 0, np.arange(first, last), np.arange(last - first + 1))
+
     def num_edges(self, relation_id: int, part: int) -> int:
         """Return how many edges of a relation a part has."""
         groups = self._groups(relation_id, part)
@@ -116,28 +147,40 @@ class Arrivals:
         src_type, _ = self._source.schema.ends(relation_id)
         cuts = self._cuts(relation_id)
         dtype = index_dtype(self._source.num_nodes[src_type])
+        carried = self._edge_rows[relation_id]
         begin = (part - self.parts.start) * self._buckets[relation_id]
-        for number, group in enumerate(self._groups(relation_id, part), begin):
-            first, last = (int(cut) for cut in cuts[number : number + 2])
+        for number, group in enumerate(self._groups(relation_id, part)):
+            first, last = (int(cut) for cut in cuts[begin + number : begin + number + 2])
             indptr, (sources, orig_ids) = sorted_by_row(self._edges.take(group), first, last - first)
             indices = sources.astype(dtype, copy=False)
             sort_rows(indptr, indices, orig_ids)
-            yield Bucket(np.diff(indptr), indices, orig_ids)
+            rows = iter(()) if carried is None else carried.take(part, number, orig_ids, indptr)
+            yield Bucket(np.diff(indptr), indices, orig_ids, rows)
 
     def close(self) -> None:
         """Forget all."""
         self._edges.close()
         self._nodes.close()
+        for rows in (*self._node_rows, *self._edge_rows):
+            if rows is not None:
+                rows.close()
+
+    def _to_carry(
+        self, arrays: Mapping[str, RowArray], ntype_id: int, buckets: int, scratch: Scratch
+    ) -> CarriedRows | None:
+        """Return what carries rows to where nodes of a type are; None if none of the arrays needs it."""
+        carried = to_carry(arrays)
+        if not carried:
+            return None
+        numbering = self._numbering
+        offsets = numbering.offsets[ntype_id]
+        return CarriedRows(carried, numbering.exchange, scratch, offsets, self._part_bounds, buckets)
 
     def _cuts(self, relation_id: int) -> I64:
         """Return int64[buckets + 1]: the ranges of new destination ids of this rank's buckets."""
         _, dst_type = self._source.schema.ends(relation_id)
-        offsets = self._numbering.offsets[dst_type]
-        number = self._buckets[relation_id]
-        begins = offsets[self.parts.start : self.parts.stop]
-        sizes = np.diff(offsets[self.parts.start : self.parts.stop + 1])
-        cuts = begins[:, None] + sizes[:, None] * np.arange(number) // number
-        return np.append(cuts.reshape(-1), offsets[self.parts.stop]).astype(np.int64)
+        offsets = self._numbering.offsets[dst_type][self.parts.start : self.parts.stop + 1]
+        return evenly_cut(offsets, self._buckets[relation_id])
 
     def _groups(self, relation_id: int, part: int) -> range:
         first = int(self._first_group[relation_id]) + (part - self.parts.start) * self._buckets[relation_id]

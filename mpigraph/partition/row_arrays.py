@@ -27,10 +27,12 @@ __all__ = [
     "as_int64",
     "as_labels",
     "as_mask",
+    "block_bytes",
     "largest",
     "mapping_of",
     "numpy_under",
     "place_of",
+    "reads_blocks",
     "release",
     "side_by_side",
 ]
@@ -42,8 +44,8 @@ _REAL = "biuf"  # kinds of dtypes
 class RowArray(Protocol):
     """What partitioning needs of edges and features: numpy arrays, memory maps and the classes below have it.
 
-    One that is not numpy's may have ``sources``, the arrays that it is made from (none if it reads a file itself), and
-    ``place(row)``, the file and row that a row was read from.
+    One that is not numpy's may have ``sources``, the arrays that it is made from (none if it reads a file itself),
+    ``place(row)``, the file and row that a row was read from, and ``block_bytes``, what it reads of a file at once.
     """
 
     @property
@@ -314,6 +316,23 @@ def place_of(array: object, row: int) -> str:
         return str(place(row))
     file_name = getattr(array, "filename", None)  # of memory maps
     return "" if file_name is None else f"{file_name}, row {row}"
+
+
+def reads_blocks(array: object) -> bool:
+    """Return whether rows are read from a file by whole blocks, so that to choose some rows costs about as much as all.
+
+    Arrays in memory and memory maps are not; arrays that are made from others are, if one of these is.
+    """
+    if isinstance(array, np.ndarray):
+        return False
+    sources = getattr(array, "sources", ())
+    return not sources or any(map(reads_blocks, sources))
+
+
+def block_bytes(array: object) -> int:
+    """Return the size of the largest block of a file that is in memory while rows are read; 0 if nothing tells."""
+    own = int(getattr(array, "block_bytes", 0))
+    return max([own, *map(block_bytes, getattr(array, "sources", ()))])
 
 
 def release(array: object) -> None:

@@ -42,8 +42,15 @@ class Scratch:
         Raises:
             StorageError: it lies in a file, for which there is no space.
         """
-        size = count * np.dtype(dtype).itemsize
-        return self._mapped(count, dtype) if self.mapping and size > self.limit else np.empty(count, dtype)
+        return self.new(count, dtype) if self.mapping else np.empty(count, dtype)
+
+    def new(self, count: int, dtype: npt.DTypeLike) -> Array:
+        """Return an array to be filled, [count], in a file if it is large.
+
+        Raises:
+            StorageError: there is no space for the file.
+        """
+        return self._mapped(count, dtype) if count * np.dtype(dtype).itemsize > self.limit else np.empty(count, dtype)
 
     def park(self, values: Array) -> Array:
         """Return an array of :meth:`empty` that nobody needs for a while: if it is large, it now lies in a file.
@@ -132,9 +139,16 @@ class Spill:
         if self._in_memory > self._scratch.limit:
             self._write_out()
 
-    def take(self, group: int) -> Array:
-        """Return the rows of a group, [n, columns], and forget them."""
-        rows = np.empty((int(self.counts[group]), self._columns), self.dtype)
+    def take(self, group: int, mapped: bool = False) -> Array:
+        """Return the rows of a group, [n, columns], and forget them.
+
+        Args:
+            group: which.
+            mapped: where they are more than is kept in memory, they lie in another temporary file.
+        """
+        count = int(self.counts[group])
+        new = self._scratch.new if mapped else np.empty
+        rows = new(count * self._columns, self.dtype).reshape(count, self._columns)
         at = 0
         for offset, count in self._written[group]:
             self._read(rows[at : at + count], offset)
@@ -145,6 +159,11 @@ class Spill:
         self._written[group] = []
         self._pending[group] = []
         return rows
+
+    def flush(self) -> None:
+        """Keep nothing in memory."""
+        if self._in_memory:
+            self._write_out()
 
     def close(self) -> None:
         """Forget all."""

@@ -37,6 +37,7 @@ class HDF5Rows:
 
     Attributes:
         sources: nothing in memory.
+        block_bytes: of what is read at once.
     """
 
     sources = ()
@@ -53,6 +54,7 @@ class HDF5Rows:
         # whole chunks, since HDF5 reads (and unpacks) no less
         chunk_rows = dataset.chunks[0] if dataset.chunks else 1
         self._block = chunk_rows * max(1, _BLOCK_BYTES // max(1, row_bytes * chunk_rows))
+        self.block_bytes = min(self._block * row_bytes, self.nbytes)
 
     def __len__(self) -> int:
         return self.shape[0]
