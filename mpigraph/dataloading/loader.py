@@ -24,7 +24,7 @@ from mpigraph.dataloading.fetcher import Stages
 from mpigraph.dataloading.foreign_options import check_foreign
 from mpigraph.dataloading.passes import Pass, Passes
 from mpigraph.dataloading.prefetch import Prefetch
-from mpigraph.dataloading.sampler import describe
+from mpigraph.dataloading.sampler import describe, is_random
 from mpigraph.dataloading.seeds import Seeds, TypedIds
 from mpigraph.dataloading.to_device import ToDevice
 from mpigraph.dataloading.work_ahead import Answering, LoaderStats, Pipeline
@@ -133,7 +133,8 @@ class DistDataLoader:
 
     Every rank yields its own ids, each once, in the same number of batches (see ``dataloading/seeds.py``). One epoch
     runs at a time: beginning another one ends the one before, whose iterator then raises ClosedError. Order, batches
-    and draws depend on ``seed`` and the number of the epoch alone.
+    and draws depend on ``seed`` and the number of the epoch alone. So a loader that is made anew in each epoch repeats
+    the first one, of which a job is warned, unless it is told its number (:meth:`set_epoch`) or another ``seed``.
 
     Collective on the trainers: construction, :meth:`load_state_dict`, :meth:`close`. Iterating is collective when hosts
     are far, but trainers may take different numbers of steps and leave early.
@@ -175,6 +176,7 @@ class DistDataLoader:
             check_foreign(type(self), foreign)
             batch_size = check_integer("batch_size", batch_size, 1)
             depth = check_integer("num_prefetch", num_prefetch if queue_size is None else queue_size, 0)
+            given = seed is not None
             seed = session.state.seed if seed is None else check_seed(seed)
             if collate_fn is not None and not callable(collate_fn):
                 raise InvalidArgumentError(f"collate_fn must be callable (got {collate_fn!r})")
@@ -188,6 +190,8 @@ class DistDataLoader:
         self._retire = weakref.finalize(self, self._epochs.retire)
         self._retire.atexit = False
         self._passes = Passes(session, seeds, batch_size, shuffle, drop_last, seed)
+        if not given and (shuffle or collate_fn is not None):
+            self._passes.begun = session.loaders_begun
         self._running: Iterator[Any] | None = None
         self._passes.fingerprint["loader"] = type(self).__name__
         session.num_loaders += 1
@@ -363,6 +367,8 @@ class SampledDataLoader(DistDataLoader):
             fetcher.counts = self._epochs.pipeline.stats
         self._stages = mover.of(stages, own_thread=self._epochs.depth > 0)
         self._passes.fingerprint |= {"graph": g.identity, "sampler": describe(of_batches)}
+        if seed is None and (shuffle or is_random(of_batches)):
+            self._passes.begun = g.session.loaders_begun
         self._open_caches(Epochs(g, sampler, batch_size, len(self), stages), caching)
         if time_filter is not None:
             g.prepare_times(time_filter.attr)

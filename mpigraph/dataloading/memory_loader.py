@@ -24,7 +24,7 @@ from mpigraph.dataloading.memory_sampling import InMemorySampling, job_seed
 from mpigraph.dataloading.negative_sampler import NegativesOf
 from mpigraph.dataloading.node_loader import DistNodeDataLoader
 from mpigraph.dataloading.passes import Pass, Passes
-from mpigraph.dataloading.sampler import BlockSampler, describe
+from mpigraph.dataloading.sampler import BlockSampler, describe, is_random
 from mpigraph.dataloading.seed_times import check_input_time, check_loader_times
 from mpigraph.dataloading.seeds import Seeds, TypedIds, as_seed_tensors
 from mpigraph.distgraph.graph import DistGraph
@@ -164,6 +164,8 @@ class DataLoader:
         batch_size = check_integer("batch_size", batch_size, 1)
         self._passes = Passes(session, seeds, batch_size, shuffle, drop_last, self._seed)
         self._passes.fingerprint |= {"loader": type(self).__name__, "sampler": describe(graph_sampler)}
+        if seed is None and (shuffle or is_random(graph_sampler)):
+            self._passes.begun = _BEGUN
 
     def __repr__(self) -> str:
         return repr(self._passes)
@@ -207,6 +209,7 @@ class DataLoader:
         yield
 
 
+_BEGUN: set[int] = set()  # of this process, see Passes.begun
 _OF_OTHERS = frozenset({"num_prefetch", "pin_memory", "queue_size"})  # loaders that have threads
 
 

@@ -4,6 +4,7 @@ A pass is an epoch, or what is left of one that was begun on another number of t
 is that of hashes of its seeds: so what is left of it later comes in the same order.
 """
 
+import json
 from collections.abc import Iterator, Mapping
 from functools import cached_property, partial
 from itertools import pairwise
@@ -16,6 +17,7 @@ from mpigraph.arrays import I64
 from mpigraph.dataloading.seeds import Seeds, agreed_steps, batch_bounds, shuffled
 from mpigraph.errors import InvalidArgumentError, check_state
 from mpigraph.kernels.rng import combine
+from mpigraph.log import get_logger
 from mpigraph.session.context import Session
 from mpigraph.session.of_trainer import OfTrainer
 
@@ -26,6 +28,7 @@ _FORMS = {"fingerprint": dict, "trainers": int, "batches": list, "progress": OfT
 _NO_PASS = 0
 _EPOCH = 1
 _REMAINDER = 2
+_WARNED = -1  # no hash of Python's
 
 
 class Pass:
@@ -96,6 +99,8 @@ class Passes:
         current: the pass in progress, if any.
         loaded: the pass to begin with, if a state has told one.
         fingerprint: what a state must agree with, JSON values by name.
+        begun: hashes of the loaders of this job that began with the first epoch, to warn of one that is made anew in
+            each epoch and repeats it; None for a loader that was given its seed or epoch, or draws nothing.
     """
 
     def __init__(
@@ -114,6 +119,7 @@ class Passes:
         self.next = 0
         self.current: Pass | None = None
         self.loaded: Pass | None = None
+        self.begun: set[int] | None = None
         types = None if seeds.types is None else [kind if isinstance(kind, str) else list(kind) for kind in seeds.types]
         self.fingerprint: dict[str, Any] = {
             "seed": seed,
@@ -137,14 +143,30 @@ class Passes:
     def set_epoch(self, epoch: int) -> None:
         """Number the next epoch; what a state has told of it is kept, of another one forgotten."""
         self.next = epoch
+        self.begun = None
         if self.loaded is not None and self.loaded.epoch != epoch:
             self.loaded = None
 
     def begin(self) -> Pass:
         """Begin a pass: the next epoch, or what is left of it."""
+        if self.begun is not None:
+            self._check_repetition(self.begun)
+        self.begun = None
         self.current, self.loaded = self.loaded or self._of_epoch(self.next, 0), None
         self.next = self.current.epoch + 1
         return self.current
+
+    def _check_repetition(self, begun: set[int]) -> None:
+        """Warn, once a job, if another loader like this one has begun with the same epoch."""
+        kind = hash(json.dumps([self.fingerprint, self._batching, self.next]))
+        if kind in begun and _WARNED not in begun and self._rank == 0:
+            get_logger().warning(
+                "%r was made before, and repeats its order and draws: each new loader begins with epoch 0. Make one "
+                "for all epochs, or call set_epoch(epoch) or give seed= (said once a job)",
+                self,
+            )
+            begun.add(_WARNED)
+        begun.add(kind)
 
     def end(self, some: Pass) -> None:
         """A pass is over, or was left."""
@@ -197,7 +219,7 @@ class Passes:
             except RuntimeError as error:  # as torch raises where tensors stand in place of numbers
                 raise InvalidArgumentError(f"the state is not that of a loader: {error}") from error
         progress, left = state["progress"].rows, state["left"].rows.numpy()
-        self.current = self.loaded = None
+        self.current = self.loaded = self.begun = None
         if self._world.allreduce_minmax(int(alike), False):
             self._go_on(progress[0, :6].tolist(), left)
         else:

@@ -31,6 +31,7 @@ __all__ = [
     "MultiLayerNeighborSampler",
     "NeighborSampler",
     "describe",
+    "is_random",
     "session_of",
 ]
 
@@ -41,6 +42,15 @@ def describe(sampler: object) -> str:
     if callable(known):
         return str(known())
     return str(getattr(sampler, "__qualname__", type(sampler).__qualname__))
+
+
+def is_random(sampler: object) -> bool:
+    """Tell whether two minibatches of the same seeds may differ, as far as the sampler is known."""
+    of_blocks = getattr(sampler, "sampler", sampler)
+    layers = getattr(of_blocks, "fanouts", None)
+    if layers is None or getattr(sampler, "negative_sampler", None) is not None:
+        return True
+    return any(set(layer.values() if isinstance(layer, Mapping) else [layer]) - {-1, 0} for layer in layers)
 
 
 def session_of(g: object) -> Session:

@@ -88,6 +88,7 @@ class Session:
             whoever resumes a job sets it.
         loaders: those that are alive, by the order in which they were made.
         num_loaders: how many were made.
+        loaders_begun: see :attr:`.Passes.begun`.
         saver: saves checkpoints, once there was one.
     """
 
@@ -111,6 +112,7 @@ class Session:
         self.num_draws = 0
         self.loaders: WeakValueDictionary[int, Any] = WeakValueDictionary()
         self.num_loaders = 0
+        self.loaders_begun = set[int]()
         self.saver: BackgroundLoop | None = None
 
     @property

@@ -1,0 +1,88 @@
+"""A loader that is made anew in each epoch repeats the first one: a job is warned of it, once."""
+
+import pytest
+import torch
+from layouts import SharedJob, on_all
+
+import mpigraph as mg
+import mpigraph.distributed as dist
+from mpigraph.dataloading import DataLoader, MultiLayerFullNeighborSampler, NeighborSampler, memory_loader
+from mpigraph.dataloading.negative_sampler import Uniform
+
+SAYS = "was made before, and repeats its order and draws"
+OPTIONS = {"batch_size": 8, "shuffle": True}
+
+
+@pytest.fixture(params=["memory", "distributed"])
+def loader(request, job: SharedJob, oracle, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+    """Makes loaders in a job that has made none; and counts warnings on the first trainer."""
+    g = job.open(oracle(2))
+    monkeypatch.setattr(g.session, "loaders_begun", set())
+    monkeypatch.setattr(memory_loader, "_BEGUN", set())
+    plain = mg.graph((torch.arange(30), (torch.arange(30) + 1) % 30))
+
+    def make(sampler: object = None, seeds: int = 20, **options: object):
+        where, kind = (plain, DataLoader) if request.param == "memory" else (g, dist.DistNodeDataLoader)
+        made = kind(where, torch.arange(seeds), sampler or NeighborSampler([2]), **(OPTIONS | options))
+        return made
+
+    def warned() -> int:
+        return caplog.text.count(SAYS)
+
+    def epoch(made: object) -> list[int]:
+        return torch.cat([nodes for _, nodes, _ in made]).tolist()
+
+    expected = int(request.param == "memory" or g.rank() == 0)
+    return make, epoch, warned, expected, job.trainers
+
+
+def test_a_loader_that_is_made_in_each_epoch_is_warned_of_once(loader) -> None:
+    make, epoch, warned, expected, comm = loader
+    kept = make()
+    orders = [epoch(kept) for _ in range(3)]
+    assert len(set(map(str, orders))) == 3 and warned() == 0
+    assert epoch(make()) == orders[0]  # bits stay
+    first = warned()
+    epoch(make())
+    epoch(make(batch_size=5))
+    epoch(make(batch_size=5))
+    on_all(comm, first == warned() == expected, str(first))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"sampler": MultiLayerFullNeighborSampler(1), "shuffle": False},
+        {"seed": 5},
+        {"seed": 0},
+    ],
+    ids=["nothing drawn", "a seed", "seed 0"],
+)
+def test_loaders_that_are_told_or_draw_nothing_are_not_warned_of(loader, options: dict) -> None:
+    make, epoch, warned, _, comm = loader
+    for _ in range(3):
+        epoch(make(**options))
+    on_all(comm, warned() == 0)
+
+
+def test_loaders_that_are_told_their_epoch_or_differ_are_not_warned_of(loader) -> None:
+    make, epoch, warned, _, comm = loader
+    orders = []
+    for number in range(3):
+        made = make()
+        made.set_epoch(number)
+        orders.append(str(epoch(made)))
+    assert len(set(orders)) == 3
+    for options in ({}, {"seeds": 19}, {"batch_size": 9}, {"sampler": NeighborSampler([3])}, {"drop_last": True}):
+        epoch(make(**options))
+    on_all(comm, warned() == 0)
+
+
+def test_negatives_are_draws(job: SharedJob, oracle, monkeypatch: pytest.MonkeyPatch, caplog) -> None:
+    """Also where neighbours are all, and the order is the same."""
+    g = job.open(oracle(2))
+    monkeypatch.setattr(g.session, "loaders_begun", set())
+    for _ in range(2):
+        how = {"batch_size": 3, "negative_sampler": Uniform(1)}
+        assert len(list(dist.DistEdgeDataLoader(g, torch.arange(6), MultiLayerFullNeighborSampler(1), **how))) == 2
+    on_all(job.trainers, caplog.text.count(SAYS) == int(g.rank() == 0))
