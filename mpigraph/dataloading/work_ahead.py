@@ -9,6 +9,7 @@ from typing import Any
 
 from mpigraph.arrays import I64
 from mpigraph.dataloading.fetcher import Stages
+from mpigraph.mpi.interrupts import UNINTERRUPTED
 from mpigraph.mpi.world import World
 from mpigraph.rows.lookahead import ReadCounts
 
@@ -95,9 +96,10 @@ class Pipeline:
             for number, positions in enumerate(batches, 1):
                 begin = time.perf_counter()
                 try:
-                    sampled = sample(positions)
-                    drawn = time.perf_counter()
-                    self._announce(sampled, stages)
+                    with UNINTERRUPTED:  # what was announced and what is fetched stay in step
+                        sampled = sample(positions)
+                        drawn = time.perf_counter()
+                        self._announce(sampled, stages)
                 except Exception as failed:
                     error = failed
                     break
@@ -124,7 +126,8 @@ class Pipeline:
         stats = self.stats
         begin = time.perf_counter()
         fetched = stats.fetch_seconds
-        batch = stages.fetch(sample)
+        with UNINTERRUPTED:
+            batch = stages.fetch(sample)
         stats.place_seconds += time.perf_counter() - begin - (stats.fetch_seconds - fetched)
         stats.minibatches += 1
         return batch

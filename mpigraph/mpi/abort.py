@@ -25,12 +25,12 @@ from mpigraph.errors import MPIGraphError
 from mpigraph.mpi.start import end_unstarted
 from mpigraph.mpi.witness import say_goodbye
 
-__all__ = ["abort", "exit_status", "guard", "say", "unguard"]
+__all__ = ["INTERRUPTED", "abort", "exit_status", "guard", "say", "unguard"]
 
 _SPEAKING_TIME = 15.0  # seconds that the speaker has to print an error that every rank raises, and MPI to end them
 _PRINTING_TIME = 10.0  # seconds that printing and MPI_Abort may take before the process just ends, and with it the job
 _READING_TIME = 5.0  # seconds that the launcher has to read what was printed: some drop what they have not read
-_INTERRUPTED = 130  # a shell's status of what Ctrl-C has ended
+INTERRUPTED = 130  # a shell's status of what Ctrl-C has ended
 
 
 def say(text: str) -> None:
@@ -132,7 +132,7 @@ def _stop_on(error: BaseException, identity: str) -> NoReturn:
     status = error.status if isinstance(error, MPIGraphError) else 1
     try:
         if isinstance(error, KeyboardInterrupt):
-            status, text = _INTERRUPTED, f"[mpigraph] {identity} was interrupted; the job is ended\n"
+            status, text = INTERRUPTED, f"[mpigraph] {identity} was interrupted; the job is ended\n"
         else:
             lines = traceback.format_exception(type(error), error, error.__traceback__)
             text = f"[mpigraph] uncaught exception on {identity}; the job is ended\n{''.join(lines)}"

@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from mpi4py import MPI
 
+from mpigraph.mpi.interrupts import UNINTERRUPTED
 from mpigraph.mpi.wait import IN_ROUND, Backoff, Policy, wait
 
 __all__ = ["Coroutine", "Task", "finish", "run"]
@@ -27,14 +28,15 @@ Coroutine = Generator[MPI.Request, MPI.Status, T]
 def run(steps: Coroutine[T], policy: Policy = IN_ROUND) -> T:
     """Take all steps and return what they return. Blocking; collective if the steps are."""
     status = MPI.Status()
-    try:
-        request = next(steps)
-        while True:
-            wait(request, policy, status)
-            request = steps.send(status)
-    except StopIteration as end:
-        result: T = end.value
-        return result
+    with UNINTERRUPTED:
+        try:
+            request = next(steps)
+            while True:
+                wait(request, policy, status)
+                request = steps.send(status)
+        except StopIteration as end:
+            result: T = end.value
+    return result
 
 
 class Task(Generic[T]):
@@ -60,16 +62,17 @@ class Task(Generic[T]):
         self._status = MPI.Status()
         self._lock = Lock()
         self._after: list[Callable[[], None]] = []
-        try:
-            self._request = next(steps)
-        except StopIteration as end:  # it had nothing to do
-            self._value, self.done = end.value, True
+        with UNINTERRUPTED:
+            try:
+                self._request = next(steps)
+            except StopIteration as end:  # it had nothing to do
+                self._value, self.done = end.value, True
 
     def advance(self) -> bool:
         """Take the next step if its request has completed, and return whether it has. Never waits, never raises."""
         if self.done:
             return False
-        with self._lock:
+        with UNINTERRUPTED, self._lock:
             try:
                 if self.done or not self._request.Test(self._status):
                     return False

@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 from mpi4py import MPI
 
+from mpigraph.mpi.interrupts import UNINTERRUPTED, end_if_overdue
+
 __all__ = [
     "BLOCKED",
     "BULK",
@@ -91,6 +93,8 @@ class Backoff:
 
     def pause(self, policy: Policy) -> None:
         """Wait one turn."""
+        if UNINTERRUPTED.since:
+            end_if_overdue()
         turn = self._turn
         self._turn += 1
         seconds = policy.seconds(turn)

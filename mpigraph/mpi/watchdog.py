@@ -169,11 +169,11 @@ class Watchdog:
     @contextmanager
     def _waiting(self, kind: _Kind, what: str, place: str, limit: float) -> Iterator[None]:
         token = next(self._tokens)  # waits begin in several threads
-        self._waits[token] = _Wait(kind, what, place, self._now, limit, threading.get_ident())
-        try:
+        try:  # Ctrl-C may come anywhere
+            self._waits[token] = _Wait(kind, what, place, self._now, limit, threading.get_ident())
             yield
         finally:
-            del self._waits[token]
+            self._waits.pop(token, None)
             self._before = what, self._now
 
     @contextmanager

@@ -17,6 +17,7 @@ from mpigraph.arrays import I32, I64, Array
 from mpigraph.errors import ClosedError
 from mpigraph.kernels.row_ops import as_words, load_rows, order_by_range, scatter_rows, split_by_range
 from mpigraph.mpi.compat import advise_large_pages, as_array
+from mpigraph.mpi.interrupts import UNINTERRUPTED
 from mpigraph.rows.pool import RowPool
 from mpigraph.rows.service import RowService
 from mpigraph.rows.shm_check import check_shared_memory
@@ -142,7 +143,7 @@ class RowWindow:
         Raises:
             ClosedError: the window was closed, here or at a host.
         """
-        with self._using():
+        with UNINTERRUPTED, self._using():
             return self._gather(ids, out, transport)
 
     def _gather(self, ids: I64, out: Array | None, transport: Transport | None) -> Array:
@@ -178,7 +179,7 @@ class RowWindow:
         Raises:
             ClosedError: the window was closed.
         """
-        with self._using():
+        with UNINTERRUPTED, self._using():
             hosts = list(self._words)
             by_host = [(hosts[0], positions)]
             if len(hosts) > 1:
@@ -211,7 +212,7 @@ class RowWindow:
             for host in np.flatnonzero(np.diff(bounds)).tolist()
         ]
         reader = self.service.transport
-        with self._using():
+        with UNINTERRUPTED, self._using():
             if wanted and reader is not None:
                 reader.read(self.handle, wanted, found, meanwhile)
             else:
@@ -255,7 +256,7 @@ class RowWindow:
         Raises:
             ClosedError: the window was closed, here or at a host.
         """
-        with self._using():
+        with UNINTERRUPTED, self._using():
             self._scatter(ids, values)
 
     def _scatter(self, ids: I64, values: Array) -> None:

@@ -19,6 +19,7 @@ from mpigraph.errors import CollectiveError, MPIGraphError
 from mpigraph.log import get_logger
 from mpigraph.mpi.agree import no_way_back, raise_jointly
 from mpigraph.mpi.coroutine import Coroutine, Task, finish, run
+from mpigraph.mpi.interrupts import UNINTERRUPTED
 from mpigraph.mpi.rounds import FAILED, OK, Header, exchange_answers, exchange_requests, in_rank_order
 from mpigraph.mpi.wait import IN_ROUND, PEERS_COMPUTE, wait
 from mpigraph.mpi.world import World
@@ -64,26 +65,28 @@ class RoundChannel(Channel):
         begin = time.perf_counter()
         meanwhile = self._timed(meanwhile) if meanwhile is not None else None
         words, counts = in_rank_order(asked, self.world.size)
-        with self.world.meeting(f"sampling round {self.rounds} of {self.name}", self._place):
-            header = Header(self._comm, Operation.SAMPLE, FAILED if error else OK, counts)
-            wait(header.request, IN_ROUND)
-        words = _NO_WORDS if words is None else words
-        try:
-            return run(self._round(header, self._timed(self._answer), words, counts, meanwhile, error))
-        finally:
-            self.seconds += time.perf_counter() - begin
+        with UNINTERRUPTED:
+            with self.world.meeting(f"sampling round {self.rounds} of {self.name}", self._place):
+                header = Header(self._comm, Operation.SAMPLE, FAILED if error else OK, counts)
+                wait(header.request, IN_ROUND)
+            words = _NO_WORDS if words is None else words
+            try:
+                return run(self._round(header, self._timed(self._answer), words, counts, meanwhile, error))
+            finally:
+                self.seconds += time.perf_counter() - begin
 
     def serve_until_idle(self) -> None:
         """Answer the others until every trainer is idle. Collective on the channel's trainers."""
         if self._comm == MPI.COMM_NULL:
             return
-        while True:
-            header = Header(self._comm, Operation.IDLE, OK, self._nothing)
-            with self.world.meeting(f"the end of every trainer's rounds on {self.name}", self._place):
-                wait(header.request, PEERS_COMPUTE)
-            if self._doing(header) == {Operation.IDLE}:
-                return
-            run(self._answer_only(header))
+        with UNINTERRUPTED:
+            while True:
+                header = Header(self._comm, Operation.IDLE, OK, self._nothing)
+                with self.world.meeting(f"the end of every trainer's rounds on {self.name}", self._place):
+                    wait(header.request, PEERS_COMPUTE)
+                if self._doing(header) == {Operation.IDLE}:
+                    return
+                run(self._answer_only(header))
 
     def poll(self) -> bool:
         """On a server: advance the round if the others have; return whether anything moved.

@@ -29,6 +29,7 @@ from mpigraph.errors import ClosedError, CollectiveError, MPIGraphError
 from mpigraph.log import get_logger
 from mpigraph.mpi.agree import describe, no_way_back
 from mpigraph.mpi.coroutine import Coroutine, Task, finish
+from mpigraph.mpi.interrupts import UNINTERRUPTED
 from mpigraph.mpi.rounds import FAILED, OK
 from mpigraph.mpi.wait import IN_ROUND, TRANSFER, Backoff
 from mpigraph.mpi.world import World
@@ -201,7 +202,7 @@ class SparseChannel(Channel):
         if error is not None:
             raise error
         begin = time.perf_counter()
-        with self._exchange.asking():
+        with UNINTERRUPTED, self._exchange.asking():
             self.rounds += 1
             try:
                 return self._ask(asked, meanwhile)

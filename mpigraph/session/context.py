@@ -27,6 +27,7 @@ from mpigraph.mpi.abort import abort, exit_status, guard, unguard
 from mpigraph.mpi.agree import everywhere, together
 from mpigraph.mpi.all_ranks import job_comm
 from mpigraph.mpi.compat import library_version, may_lose_messages
+from mpigraph.mpi.interrupts import UNINTERRUPTED
 from mpigraph.mpi.start import WORKER, is_worker
 from mpigraph.mpi.wait import PEERS_COMPUTE, wait
 from mpigraph.mpi.world import World
@@ -326,6 +327,7 @@ def initialize(
     set_identity(world.identity, config.log_level)
     if world.size > 1:
         guard(world.identity, world.is_trainer and world.trainers.rank == 0)
+        UNINTERRUPTED.begin(world.identity, serves=not world.is_trainer)
         if comm is None:
             world.start_witness()
     if world.rank == 0 and world.node.size > 1 and may_lose_messages():
@@ -357,6 +359,7 @@ def initialize(
     control = Control(state)
     if not world.is_trainer:
         serve(state, control)
+        UNINTERRUPTED.end()
         unguard()
         sys.exit(0)
     if config.keep_memory:
@@ -378,6 +381,7 @@ def _check_same(before: Mapping[str, object], now: Mapping[str, object]) -> None
 def _start_session(session: Session) -> None:
     world = session.world
     session.closing.callback(unguard)
+    session.closing.callback(UNINTERRUPTED.end)
     with world.watch("agreeing on a rendezvous"):
         address, port = world.rendezvous()
     ours = settings.set_rendezvous(session.rank, session.num_trainers, world.local_trainer, address, port)

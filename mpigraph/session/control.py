@@ -18,6 +18,7 @@ import numpy as np
 from mpigraph.errors import ClosedError, CollectiveError, MPIGraphError
 from mpigraph.mpi.agree import allgather_bytes, everywhere, no_way_back, raise_jointly
 from mpigraph.mpi.coroutine import run
+from mpigraph.mpi.interrupts import UNINTERRUPTED
 from mpigraph.mpi.rounds import FAILED, OK, Header
 from mpigraph.mpi.wait import IN_ROUND, wait
 from mpigraph.rows.row_tensor import Policy
@@ -146,12 +147,13 @@ class Control:
             tensor.window.sync()
         if error is not None:
             status = FAILED
-        with self._world.meeting(f"{operation.name.lower()} (waiting for the other trainers)", "control calls"):
-            header = Header(self._world.comm, operation, status, self._nobody)
-            wait(header.request, IN_ROUND)
-        self._world.watchdog.stopping.meet()
-        with no_way_back(self._world.comm):
-            return self._run(header, args, have, doing or operation.name.lower(), error)
+        with UNINTERRUPTED:
+            with self._world.meeting(f"{operation.name.lower()} (waiting for the other trainers)", "control calls"):
+                header = Header(self._world.comm, operation, status, self._nobody)
+                wait(header.request, IN_ROUND)
+            self._world.watchdog.stopping.meet()
+            with no_way_back(self._world.comm):
+                return self._run(header, args, have, doing or operation.name.lower(), error)
 
     def poll(self, meanwhile: Callable[[], AbstractContextManager[None]] = nullcontext) -> Operation | None:
         """On a server: join a call if the trainers began one, inside of ``meanwhile``, and return which."""

@@ -1,0 +1,120 @@
+"""Ctrl-C that a script catches, at random moments: rows and minibatches stay right, and the job ends."""
+
+from pathlib import Path
+
+import pytest
+from jobs import SOON, run_script
+
+INTERRUPTED = """
+import random, signal, threading, time
+import numpy as np
+import torch
+import mpigraph as mg
+from mpigraph.session.context import current
+
+armed, over, count = threading.Event(), threading.Event(), 0
+
+def interrupt():
+    global count
+    pauses = random.Random(7 + g.rank())
+    while not over.is_set():
+        time.sleep(pauses.random() * 0.01)
+        if armed.is_set():
+            count += 1
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+def rest():
+    armed.clear()
+    time.sleep(0.03)
+
+nodes = torch.arange(g.num_nodes())
+rows = dist.DistTensor((len(nodes), 1000), torch.float32, "rows")
+def values(ids): return ids.float()[:, None].expand(-1, 1000).contiguous()
+if g.rank() == 0:
+    rows[nodes] = values(nodes)
+g.barrier()
+sampler = mg.dataloading.NeighborSampler([3, 3])
+loader = dist.DistNodeDataLoader(g, nodes, sampler, batch_size=7, features=["feat"], num_prefetch=0, shuffle=True)
+draws = np.random.default_rng(g.rank())
+threading.Thread(target=interrupt, daemon=True).start()
+caught = wrong = 0
+while caught < {many}:
+    ids = torch.from_numpy(draws.integers(0, len(nodes), 2000))
+    try:
+        armed.set()
+        for _ in range(100):
+            rows[ids]
+            rows[ids[:100]] = values(ids[:100])
+            if {alone}:
+                for _ in range(3):
+                    dist.sample_neighbors(g, nodes[:20], 3)
+    except KeyboardInterrupt:
+        caught += 1
+    try:
+        rest()
+    except KeyboardInterrupt:
+        time.sleep(0.03)
+    some = rows[ids[:500]]
+    everything = rows[ids]
+    wrong += int((some != values(ids[:500])).sum() + (everything != values(ids)).sum())
+over.set()
+assert wrong == 0, wrong
+g.barrier()
+for input_nodes, seeds, blocks in loader:
+    assert torch.equal(blocks[0].srcdata["feat"][:, 0].long(), g.ndata["orig"][input_nodes])
+print("right on", g.rank(), flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    "ranks, servers, transport, many",
+    [
+        (2, 0, "packed", 8),
+        (4, 1, "rma", 8),
+        *(
+            pytest.param(*layout, transport, 125, marks=pytest.mark.study)
+            for layout in [(2, 0), (4, 1)]
+            for transport in ("packed", "rma")
+        ),
+    ],
+)
+def test_rows_stay_right_after_interrupts(
+    tmp_path: Path, oracle, ranks: int, servers: int, transport: str, many: int
+) -> None:
+    body = INTERRUPTED.replace("{many}", str(many)).replace("{alone}", "True")
+    env = {"MPIGRAPH_TRANSPORT": transport, "MPIGRAPH_SAMPLING": "sparse"}
+    env["MPIGRAPH_RANKS_PER_NODE"] = "2" if servers else "1"
+    status, output, _ = run_script(tmp_path, oracle(2), body, ranks=ranks, servers=servers, **env)
+    assert status == 0 and output.count("right on") == 2, output
+
+
+WAITING = """
+import os, signal, threading, time
+def stop(*_): raise SystemExit(3)
+signal.signal(signal.SIGUSR1, stop)
+if g.rank() == 0:
+    threading.Timer(1.0, os.kill, (os.getpid(), signal.{number})).start()
+    try:
+        while True:
+            {call}
+    except {error}:
+        print("went on")
+        time.sleep(60)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    "number, call, error, words",
+    [
+        ("SIGINT", "g.barrier()", "KeyboardInterrupt", "trainer 0/2 (rank 0) was interrupted while it waits"),
+        ("SIGUSR1", "g.barrier()", "SystemExit", "uncaught exception on trainer 0/2"),
+    ],
+)
+def test_what_cannot_go_on_ends_the_job_with_a_line(
+    tmp_path: Path, oracle, number: str, call: str, error: str, words: str
+) -> None:
+    body = WAITING.replace("{number}", number).replace("{call}", call).replace("{error}", error)
+    status, output, seconds = run_script(tmp_path, oracle(2), body, ranks=2, servers=0)
+    assert status != 0 and "went on" not in output and words in output, output
+    assert seconds < SOON
