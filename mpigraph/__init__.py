@@ -1,13 +1,15 @@
 """mpigraph: MPI-native distributed GNN training with DGL's distributed API.
 
 Importing this package does no work: names are looked up on first use, so that what needs no torch never loads it. It
-only sets a variable that Open MPI reads when it starts.
+only sets a variable that Open MPI reads when it starts, and shows uncaught errors of its own in short.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from mpigraph import tracebacks
 from mpigraph.config import disable_fast_boxes
+from mpigraph.namespaces import missing
 
 if TYPE_CHECKING:
     from mpigraph import checkpoint, convert, data, dataloading, distributed, function, inference, nn
@@ -117,6 +119,7 @@ _DGL_NAMES = {
 }
 
 disable_fast_boxes()
+tracebacks.install()
 
 
 def __getattr__(name: str) -> Any:
@@ -127,5 +130,5 @@ def __getattr__(name: str) -> Any:
         if name in names:
             home = module
     if not home:
-        raise AttributeError(f"module 'mpigraph' has no attribute {name!r}")
+        raise missing("mpigraph", name)
     return getattr(import_module(home), original)

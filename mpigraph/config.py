@@ -19,6 +19,7 @@ __all__ = [
     "Launch",
     "alone",
     "check_rendezvous",
+    "debugging",
     "disable_fast_boxes",
     "fast_boxes",
     "launch",
@@ -234,6 +235,11 @@ def disable_fast_boxes() -> None:
 def fast_boxes() -> bool:
     """Return whether Open MPI was not told to do without its fast boxes."""
     return os.environ.get(_FAST_BOXES) != "0"
+
+
+def debugging() -> bool:
+    """Return whether the library's own frames are to be shown, too (``MPIGRAPH_LOG_LEVEL=DEBUG``)."""
+    return os.environ.get(f"{_PREFIX}LOG_LEVEL", "").upper() == "DEBUG"
 
 
 def launcher_rank() -> int:

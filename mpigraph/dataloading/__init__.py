@@ -3,6 +3,8 @@
 ``Dist...`` loaders are of distributed graphs, the others of graphs in memory.
 """
 
+from typing import TYPE_CHECKING, NoReturn
+
 from mpigraph.dataloading import negative_sampler
 from mpigraph.dataloading.collators import EdgeCollator, NodeCollator
 from mpigraph.dataloading.edge_loader import DistEdgeDataLoader
@@ -27,6 +29,7 @@ from mpigraph.dataloading.sampler import (
     MultiLayerNeighborSampler,
     NeighborSampler,
 )
+from mpigraph.namespaces import missing
 
 __all__ = [
     "BlockSampler",
@@ -54,3 +57,8 @@ __all__ = [
     "reverse_edges",
     "sample_neighbors",
 ]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> NoReturn:
+        raise missing(__name__, name)

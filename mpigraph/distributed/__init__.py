@@ -1,5 +1,7 @@
 """DGL's distributed namespace on MPI."""
 
+from typing import TYPE_CHECKING, NoReturn
+
 from mpigraph.dataloading.collators import EdgeCollator, NodeCollator
 from mpigraph.dataloading.edge_loader import DistEdgeDataLoader
 from mpigraph.dataloading.loader import DistDataLoader
@@ -18,6 +20,7 @@ from mpigraph.distgraph.split import edge_split, node_split
 from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.distributed import nn, optim
 from mpigraph.distributed.optim import SparseAdagrad, SparseAdam, SparseSGD
+from mpigraph.namespaces import missing
 from mpigraph.process_group.process_group import MPIProcessGroup
 from mpigraph.session.context import exit_client, initialize, is_initialized
 
@@ -53,3 +56,8 @@ __all__ = [
     "sample_etype_neighbors",
     "sample_neighbors",
 ]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> NoReturn:
+        raise missing(__name__, name)

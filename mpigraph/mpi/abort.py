@@ -13,7 +13,6 @@ import sys
 import termios
 import threading
 import time
-import traceback
 import weakref
 from contextlib import suppress
 from types import TracebackType
@@ -24,10 +23,12 @@ from mpi4py import MPI
 from mpigraph.errors import MPIGraphError
 from mpigraph.mpi.start import end_unstarted
 from mpigraph.mpi.witness import say_goodbye
+from mpigraph.tracebacks import format_error
 
 __all__ = ["INTERRUPTED", "abort", "exit_status", "guard", "say", "unguard"]
 
 _SPEAKING_TIME = 15.0  # seconds that the speaker has to print an error that every rank raises, and MPI to end them
+_MOMENT = 1.0  # seconds that others give the speaker, who may have the same error
 _PRINTING_TIME = 10.0  # seconds that printing and MPI_Abort may take before the process just ends, and with it the job
 _READING_TIME = 5.0  # seconds that the launcher has to read what was printed: some drop what they have not read
 INTERRUPTED = 130  # a shell's status of what Ctrl-C has ended
@@ -134,8 +135,7 @@ def _stop_on(error: BaseException, identity: str) -> NoReturn:
         if isinstance(error, KeyboardInterrupt):
             status, text = INTERRUPTED, f"[mpigraph] {identity} was interrupted; the job is ended\n"
         else:
-            lines = traceback.format_exception(type(error), error, error.__traceback__)
-            text = f"[mpigraph] uncaught exception on {identity}; the job is ended\n{''.join(lines)}"
+            text = f"[mpigraph] uncaught exception on {identity}; the job is ended\n{format_error(error)}"
     except Exception:  # no memory, or an error that cannot be printed
         text = f"[mpigraph] uncaught {type(error).__name__} on {identity}; the job is ended\n"
     finally:
@@ -146,14 +146,16 @@ def guard(identity: str, speaker: bool) -> None:
     """From now on an uncaught exception in any thread prints one traceback and aborts the whole job.
 
     Of an error that every rank raises, and of Ctrl-C, only the rank with ``speaker`` prints; the others give it the
-    time to. A second call says who this rank is from then on.
+    time to. Of other errors they wait for a moment: all ranks may have made the same mistake. A second call says who
+    this rank is from then on.
     """
 
     def stop(kind: type[BaseException], error: BaseException | None, tb: TracebackType | None) -> None:
         error = kind() if error is None else error
-        if not speaker and (getattr(error, "everywhere", False) or isinstance(error, KeyboardInterrupt)):
+        if not speaker:
+            shared = getattr(error, "everywhere", False) or isinstance(error, KeyboardInterrupt)
             with suppress(KeyboardInterrupt):
-                time.sleep(_SPEAKING_TIME)
+                time.sleep(_SPEAKING_TIME if shared else _MOMENT)
         _stop_on(error, identity)
 
     def stop_thread(args: threading.ExceptHookArgs) -> None:

@@ -18,6 +18,7 @@ from mpigraph.errors import CollectiveError, InvalidArgumentError, MPIGraphError
 from mpigraph.mpi.abort import abort
 from mpigraph.mpi.coroutine import Coroutine, run
 from mpigraph.mpi.wait import PEERS_COMPUTE
+from mpigraph.tracebacks import line_of
 
 __all__ = [
     "agree",
@@ -65,8 +66,11 @@ def first_choice(comm: MPI.Comm, what: str, mine: str, choices: Sequence[str]) -
 
 
 def describe(error: BaseException) -> str:
-    """One line for an error: its own words, with the class where the words are not ours."""
-    return str(error) if isinstance(error, MPIGraphError) else f"{type(error).__name__}: {error}"
+    """One line for an error: its own words; of one that is not ours also the class, and the line of the user's code."""
+    if isinstance(error, MPIGraphError):
+        return str(error)
+    line = line_of(error)
+    return f"{type(error).__name__}: {error}{f' (at {line})' if line else ''}"
 
 
 def everywhere(error: Error) -> Error:

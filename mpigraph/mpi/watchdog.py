@@ -36,6 +36,7 @@ from mpigraph.mpi.abort import abort
 from mpigraph.mpi.board import Board, Record, Summary
 from mpigraph.mpi.reports import Reports
 from mpigraph.mpi.stopping import NEVER, STOP, Decider, Node, Stopping
+from mpigraph.tracebacks import is_users
 
 __all__ = ["Meeting", "Watchdog"]
 
@@ -51,8 +52,6 @@ _SURE = 6.0  # seconds for which that must be seen again and again, more than _F
 _FIRST_WARNING = 0.2  # of the timeout; the next one comes when the time has doubled
 _FRESH = 5.0  # seconds: an older report of a node does not count as what it does now
 _SPEAKING_TIME = 5.0  # seconds that the others of a node give to the one that speaks
-_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_NOT_THE_USERS = (_HERE + os.sep, "<frozen", f"{os.sep}site-packages{os.sep}", os.path.dirname(os.__file__) + os.sep)
 _STUCK = 124  # status of a job that is ended
 
 
@@ -369,7 +368,7 @@ def _line_of_script(thread: int) -> str:
         frame = sys._current_frames().get(thread)
         while frame is not None:
             path = frame.f_code.co_filename
-            if not path.startswith(_NOT_THE_USERS) and f"{os.sep}site-packages{os.sep}" not in path:
+            if is_users(path):
                 return f" at {os.path.basename(path)}:{frame.f_lineno}"
             frame = frame.f_back
         return ""

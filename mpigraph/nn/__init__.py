@@ -1,5 +1,8 @@
 """Graph neural network layers on blocks and graphs, with the names and numerics of ``dgl.nn``."""
 
+from typing import TYPE_CHECKING, NoReturn
+
+from mpigraph.namespaces import missing
 from mpigraph.nn.appnpconv import APPNPConv
 from mpigraph.nn.drop import Dropout, dropout, relu_dropout
 from mpigraph.nn.edge_predictor import EdgePredictor
@@ -45,3 +48,8 @@ __all__ = [
     "edge_softmax",
     "relu_dropout",
 ]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> NoReturn:
+        raise missing(__name__, name)

@@ -54,6 +54,10 @@ __all__ = [
 
 _LEAVING_TIME = 10.0  # seconds that the trainers have to leave, once one of them has with a status that is not 0
 _PATIENCE = 12.0  # timeouts that compiling the kernels may take
+_NOT_STARTED = (
+    "call mpigraph.distributed.initialize() first, at the start of the script: it divides the processes into trainers "
+    "and servers, and sets what torch.distributed.init_process_group() needs"
+)
 _ENDED = "the job was ended by exit_client()"
 CREATING = "creating a loader"
 
@@ -241,7 +245,7 @@ def current() -> Session:
     """
     session = Session._current
     if session is None:
-        raise NotInitializedError(WORKER if is_worker() else "call mpigraph.distributed.initialize() first")
+        raise NotInitializedError(WORKER if is_worker() else _NOT_STARTED)
     return session
 
 

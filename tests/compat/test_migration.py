@@ -275,6 +275,8 @@ def embeddings(at: At) -> None:
         emb.weight[:] = 0
         emb.load(at.folder / "emb.npy")
         assert torch.equal(emb.weight[:], trained)
+        torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.5)
+        assert [group["lr"] for group in optimizer.param_groups] == [0.05]
 
 
 @line("`dgl.nn.EdgePredictor`")

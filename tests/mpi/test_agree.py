@@ -1,5 +1,6 @@
 """Agreement: what fails on one rank is raised on every rank."""
 
+import re
 from contextlib import AbstractContextManager
 
 import pytest
@@ -57,9 +58,9 @@ def test_different_failures_are_all_named(comm: MPI.Intracomm) -> None:
 def test_foreign_errors_become_collective_errors(comm: MPI.Intracomm) -> None:
     joint = raised(together(comm, "dividing"), ZeroDivisionError("by 0") if comm.rank == 0 else None)
     assert type(joint) is CollectiveError
-    assert str(joint).endswith(": ZeroDivisionError: by 0")
+    assert re.search(r": ZeroDivisionError: by 0 \(at test_agree.py:\d+\)$", str(joint))
     joint = raised(together(comm, "reading"), StopIteration("no more") if comm.rank == 0 else None)
-    assert type(joint) is CollectiveError and str(joint).endswith(": StopIteration: no more")
+    assert type(joint) is CollectiveError and ": StopIteration: no more (at test_agree.py:" in str(joint)
     with pytest.raises(CollectiveError, match=r"every rank|on trainer 0: OSError: gone"):
         run(agree(comm, "opening", OSError("gone") if comm.rank == 0 else None, "trainer"))
     run(agree(comm, "opening", None))

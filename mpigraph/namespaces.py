@@ -1,0 +1,26 @@
+"""Names that are asked of the wrong namespace: which one has them."""
+
+import ast
+from pathlib import Path
+
+__all__ = ["missing"]
+
+_NAMESPACES = ("", "distributed", "dataloading", "nn", "inference", "checkpoint", "convert", "data", "function")
+
+
+def missing(module: str, name: str) -> AttributeError:
+    """Return the error of a module that lacks a name; says where the name is, without importing that."""
+    text = f"module {module!r} has no attribute {name!r}"
+    homes = [] if name.startswith("_") else [f"mpigraph.{home}".rstrip(".") for home in _NAMESPACES]
+    listed = [f"{home}.{name}" for home in homes if name in _names(home)]
+    return AttributeError(f"{text}; there is {listed[0]}" if listed else text, name=name)
+
+
+def _names(module: str) -> list[str]:
+    """Return the names in the ``__all__`` of a module."""
+    path = Path(__file__).parent.joinpath(*module.split(".")[1:])
+    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Assign) and any(isinstance(to, ast.Name) and to.id == "__all__" for to in node.targets):
+            return list(ast.literal_eval(node.value))
+    return []

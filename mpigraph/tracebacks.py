@@ -1,0 +1,83 @@
+"""Tracebacks of this library's errors: the user's lines and the message.
+
+``import mpigraph`` puts a hook before ``sys.excepthook``, which only uncaught errors reach: a caught one has all its
+frames. With ``MPIGRAPH_LOG_LEVEL=DEBUG`` all are shown.
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from types import TracebackType
+
+from mpigraph.config import debugging, launcher_rank
+from mpigraph.errors import MPIGraphError, NotInitializedError
+
+__all__ = ["format_error", "install", "is_users", "line_of"]
+
+_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_INSTALLED = f"{os.sep}site-packages{os.sep}"
+_NOT_THE_USERS = (_HERE, "<frozen", os.path.dirname(os.__file__) + os.sep)
+_LINK = "\nThe above exception was the direct cause of the following exception:\n\n"
+_MOST = 10  # errors that are shown of a chain
+_NOT_STARTED = (
+    "mpigraph.distributed.initialize() sets RANK and what else torch asks for here: call it before "
+    "torch.distributed.init_process_group()\n"
+)
+
+
+def is_users(path: str) -> bool:
+    """Return whether a source file is the user's: neither of this library, nor of Python, nor installed."""
+    return not path.startswith(_NOT_THE_USERS) and _INSTALLED not in path
+
+
+def line_of(error: BaseException) -> str:
+    """Return the last of the user's lines that an error has passed, as "train.py:12"; "" if there is none."""
+    line, trace = "", error.__traceback__
+    while trace is not None:
+        path = trace.tb_frame.f_code.co_filename
+        if is_users(path):
+            line = f"{os.path.basename(path)}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return line
+
+
+def format_error(error: BaseException) -> str:
+    """Return the traceback of an uncaught error; of one of this library's only the user's lines and the message.
+
+    What the error came of is shown, too, where it has passed the user's code: an ``init_func``, a layer.
+    """
+    import traceback  # at the first error: what needs no torch starts fast
+
+    if not isinstance(error, MPIGraphError) or debugging():
+        return "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    parts: list[str] = []
+    shown: BaseException | None = error
+    while shown is not None and len(parts) < _MOST:
+        ours = isinstance(shown, MPIGraphError)
+        if shown is error or (not ours and line_of(shown)):
+            stack = traceback.extract_tb(shown.__traceback__)
+            users = [i for i, frame in enumerate(stack) if is_users(frame.filename)]
+            if ours:
+                stack[:] = [stack[i] for i in users] or stack
+            else:  # what the user's code has called belongs to it
+                stack[:] = [frame for frame in stack[users[0] :] if not frame.filename.startswith(_HERE)]
+            lines = [*stack.format(), *traceback.format_exception_only(type(shown), shown)]
+            parts.insert(0, "Traceback (most recent call last):\n" + "".join(lines))
+        shown = shown.__cause__ or (None if shown.__suppress_context__ else shown.__context__)
+    return _LINK.join(parts)
+
+
+def install() -> None:
+    """Show uncaught errors of this library in short; others as they were shown before."""
+    before: Callable[..., object] = sys.excepthook
+
+    def show(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
+        if isinstance(error, MPIGraphError) and sys.stderr is not None:
+            alike = isinstance(error, NotInitializedError) and launcher_rank() > 0  # the first rank shows more
+            sys.stderr.write(f"{type(error).__name__}: {error}\n" if alike else format_error(error))
+            return
+        before(kind, error, trace)
+        if isinstance(error, ValueError) and "environment variable RANK expected" in str(error):
+            sys.stderr.write(_NOT_STARTED)
+
+    sys.excepthook = show

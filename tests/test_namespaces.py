@@ -1,0 +1,33 @@
+"""Names that are asked of the wrong namespace."""
+
+import pytest
+
+import mpigraph
+from mpigraph import dataloading, distributed, nn
+from mpigraph.namespaces import missing
+
+WRONG = [
+    (mpigraph, "initialize", "mpigraph.distributed.initialize"),
+    (mpigraph, "DistGraph", "mpigraph.distributed.DistGraph"),
+    (mpigraph, "NeighborSampler", "mpigraph.dataloading.NeighborSampler"),
+    (mpigraph, "SAGEConv", "mpigraph.nn.SAGEConv"),
+    (mpigraph, "layerwise", "mpigraph.inference.layerwise"),
+    (mpigraph, "async_save", "mpigraph.checkpoint.async_save"),
+    (distributed, "NeighborSampler", "mpigraph.dataloading.NeighborSampler"),
+    (distributed, "heterograph", "mpigraph.heterograph"),
+    (dataloading, "DistGraph", "mpigraph.distributed.DistGraph"),
+    (nn, "DistEmbedding", "mpigraph.distributed.DistEmbedding"),
+]
+
+
+@pytest.mark.parametrize(("module", "name", "there"), WRONG, ids=lambda value: getattr(value, "__name__", value))
+def test_an_error_names_where_it_is(module, name: str, there: str) -> None:
+    with pytest.raises(
+        AttributeError, match=f"module '{module.__name__}' has no attribute '{name}'; there is {there}$"
+    ):
+        getattr(module, name)
+
+
+def test_names_that_are_nowhere() -> None:
+    assert str(missing("mpigraph", "nowhere")) == "module 'mpigraph' has no attribute 'nowhere'"
+    assert "there is" not in str(missing("mpigraph", "__wrapped__"))
