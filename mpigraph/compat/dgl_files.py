@@ -16,6 +16,7 @@ import torch
 from mpigraph.errors import GraphDataError, InvalidArgumentError
 from mpigraph.graphs.fields import IdsLike, as_ids
 from mpigraph.graphs.hetero import HeteroGraph, heterograph
+from mpigraph.metadata.schema import check_name, escape, parse_relation, unescape
 
 __all__ = [
     "Subset",
@@ -107,9 +108,11 @@ def save_tensors(filename: Path, tensor_dict: Mapping[str, torch.Tensor]) -> boo
     Raises:
         InvalidArgumentError: a value is no tensor, or of a dtype that numpy lacks (bfloat16).
     """
-    with open(filename, "wb") as file:  # numpy would add an ending to a name
-        arrays: Any = {name: _array(name, values) for name, values in tensor_dict.items()}
-        np.savez(file, **arrays)
+    arrays = {check_name("the name of a tensor", name): _array(name, values) for name, values in tensor_dict.items()}
+    with zipfile.ZipFile(filename, "w") as archive:  # numpy.savez takes some names for its own arguments
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, array, allow_pickle=False)
     return True
 
 
@@ -123,7 +126,8 @@ def load_tensors(filename: Path, return_dgl_ndarray: bool = False) -> Tensors:
     if return_dgl_ndarray:
         raise InvalidArgumentError("return_dgl_ndarray must be False: tensors are returned, which have .numpy()")
     with _opened(filename) as arrays:
-        return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
+        # by the entry's own name: numpy gives "x" for "x.npy"
+        return {entry.removesuffix(".npy"): torch.from_numpy(arrays[entry]) for entry in arrays.zip.namelist()}
 
 
 def save_graphs(filename: Path, g_list: HeteroGraph | Sequence[HeteroGraph], labels: Tensors | None = None) -> None:
@@ -140,9 +144,9 @@ def save_graphs(filename: Path, g_list: HeteroGraph | Sequence[HeteroGraph], lab
     for number, g in enumerate(graphs):
         for ntype in g.ntypes:
             arrays[f"{number}/num_nodes/{ntype}"] = torch.tensor(g.num_nodes(ntype))
-            arrays |= {f"{number}/ndata/{ntype}/{name}": x for name, x in g.nodes[ntype].data.items()}
+            arrays |= {f"{number}/ndata/{escape(ntype, '/')}/{name}": x for name, x in g.nodes[ntype].data.items()}
         for relation in g.canonical_etypes:
-            key = ":".join(relation)
+            key = ":".join(escape(name, ":/") for name in relation)
             arrays[f"{number}/edges/{key}"] = torch.stack(g.all_edges(etype=relation))
             arrays |= {f"{number}/edata/{key}/{name}": x for name, x in g.edges[relation].data.items()}
     save_tensors(filename, arrays)
@@ -191,15 +195,14 @@ def _graph(parts: dict[str, Tensors]) -> HeteroGraph:
     counts = {ntype: int(count) for ntype, count in parts["num_nodes"].items()}
     edges: dict[tuple[str, str, str], tuple[torch.Tensor, torch.Tensor]] = {}
     for key, ends in parts.get("edges", {}).items():
-        src, rel, dst = key.split(":")
-        edges[src, rel, dst] = (ends[0], ends[1])
+        edges[parse_relation(key)] = (ends[0], ends[1])
     made = heterograph(edges, counts)
     for key, values in parts.get("ndata", {}).items():
         ntype, _, name = key.partition("/")
-        made.nodes[ntype].data[name] = values
+        made.nodes[unescape(ntype)].data[name] = values
     for key, values in parts.get("edata", {}).items():
         etype, _, name = key.partition("/")
-        made.edges[etype].data[name] = values
+        made.edges[parse_relation(etype)].data[name] = values
     return made
 
 

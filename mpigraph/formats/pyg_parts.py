@@ -23,6 +23,7 @@ from mpigraph.log import get_logger
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, Schema, relation_key
 from mpigraph.partition.assignment_files import checked_parts
 from mpigraph.partition.chunks import Reordered, concatenated
+from mpigraph.partition.foreign_names import with_original_names
 from mpigraph.partition.id_maps import typewise
 from mpigraph.partition.row_arrays import RowArray
 from mpigraph.partition.source import Feature, GraphSource, Parts
@@ -55,7 +56,7 @@ def read_pyg_partition(folder: Path) -> GraphSource:
         ntypes = [str(name) for name in meta["node_types"]] if typed else [DEFAULT_NTYPE]
         relations: list[Relation] = [(r[0], r[1], r[2]) for r in meta["edge_types"]] if typed else [DEFAULT_ETYPE]
         is_sorted = bool(meta.get("is_sorted"))
-        source = _Parts(folder, num_parts, typed, ntypes, relations).source(is_sorted)
+        source = with_original_names(_Parts(folder, num_parts, typed, ntypes, relations).source(is_sorted), path, meta)
     except GraphDataError as error:
         raise error if str(folder) in str(error) else GraphDataError(f"{path}: {error}") from error
     except (OSError, MPIGraphError, LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
@@ -112,6 +113,8 @@ class _Parts:
         )
 
     def _node_map(self, ntype: str) -> I32:
+        if "/" in ntype:
+            raise GraphDataError(f"a node type is the name of a file, without '/' (got {ntype!r})")
         path = self.folder / "node_map" / f"{ntype}.pt" if self.typed else self.folder / "node_map.pt"
         parts = _load(self.files.read(path))
         if not isinstance(parts, torch.Tensor):

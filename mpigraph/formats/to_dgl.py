@@ -8,7 +8,8 @@ What is written (``partition/dgl_chunked.py`` reads it again)::
     partition/<type>.txt                    the part of each node, a line each, and partition_meta.json
 
 The last is what DGL's ``dispatch_data.py --partitions-dir`` takes, and ``partition --assignment``. numpy has no
-bfloat16: such data are written as float32.
+bfloat16: such data are written as float32. Names that DGL cannot have are changed, and noted in ``metadata.json``
+(``partition/foreign_names.py``).
 """
 
 import json
@@ -23,14 +24,16 @@ from mpigraph.arrays import I64
 from mpigraph.errors import check_integer
 from mpigraph.formats.feature_tensors import as_numpy
 from mpigraph.formats.original import Original, exporting, renamed
-from mpigraph.metadata.schema import relation_key
 from mpigraph.partition.dgl_chunked import METADATA
+from mpigraph.partition.foreign_names import ForeignNames, unique
 from mpigraph.partition.progress import Progress, silent
 from mpigraph.partition.source import Feature
 from mpigraph.partition.spill import Scratch
 from mpigraph.storage.files import NewFile
 
 __all__ = ["write_chunked"]
+
+_MOST_BYTES = 200  # of a file's name, without the number of its chunk
 
 
 def write_chunked(
@@ -80,28 +83,34 @@ class _Writer:
         self.num_chunks = num_chunks
         self.names = names
         self.progress = progress
+        self.foreign = ForeignNames(graph.source.schema, "dgl")
 
     def write(self) -> dict[str, Any]:
         """Write all arrays; return the metadata."""
         graph, source = self.graph, self.graph.source
-        ntypes = source.schema.ntypes
-        keys = [relation_key(relation) for relation in source.schema.relations]
+        ntypes = list(self.foreign.ntypes.values())
+        relations = list(self.foreign.relations.values())
+        keys = [":".join(relation) for relation in relations]
+        files: set[str] = set()
+        stems = [unique("__".join(relation), files, _MOST_BYTES) for relation in relations]
         self._parts()
         edges = {}
         edge_data = {}
-        for r, key in enumerate(keys):
+        for r, (key, stem) in enumerate(zip(keys, stems, strict=True)):
             self.progress("write edges", r, len(keys))
-            edges[key] = self._edges(r, key.replace(":", "__"))
-            edge_data[key] = self._data("edge_data", key, source.edge_feats.get(key, {}), graph.edge_ids(r))
+            edges[key] = self._edges(r, stem)
+            features = source.edge_feats.get(source.schema.relation_key(r), {})
+            edge_data[key] = self._data(f"edge_data/{stem}", features, graph.edge_ids(r))
         self.progress("write edges", len(keys), len(keys))
         node_data = {}
         for t, ntype in enumerate(ntypes):
             self.progress("write nodes", t, len(ntypes))
-            node_data[ntype] = self._data("node_data", ntype, source.node_feats.get(ntype, {}), graph.node_ids[t])
+            features = source.node_feats.get(source.schema.ntypes[t], {})
+            node_data[ntype] = self._data(f"node_data/{ntype}", features, graph.node_ids[t])
         self.progress("write nodes", len(ntypes), len(ntypes))
         return {
             "graph_name": graph.config.graph_name,
-            "node_type": list(ntypes),
+            "node_type": ntypes,
             "num_nodes_per_chunk": [np.diff(self._bounds(count)).tolist() for count in source.num_nodes],
             "num_nodes_per_type": list(source.num_nodes),  # which later versions read instead
             "edge_type": keys,
@@ -110,6 +119,7 @@ class _Writer:
             "edges": edges,
             "node_data": {ntype: tables for ntype, tables in node_data.items() if tables},
             "edge_data": {key: tables for key, tables in edge_data.items() if tables},
+            **self.foreign.note(self.folder / METADATA),
         }
 
     def _bounds(self, count: int) -> I64:
@@ -119,7 +129,7 @@ class _Writer:
     def _parts(self) -> None:
         folder = self.folder / "partition"
         folder.mkdir(exist_ok=True)
-        for t, ntype in enumerate(self.graph.source.schema.ntypes):
+        for t, ntype in enumerate(self.foreign.ntypes.values()):
             np.savetxt(folder / f"{ntype}.txt", self.graph.node_parts(t), "%d")
         config = self.graph.config
         method = config.part_method if config.part_method == "random" else "metis"  # DGL knows no others
@@ -135,15 +145,17 @@ class _Writer:
             np.savetxt(self.folder / file, ends[bounds[chunk] : bounds[chunk + 1]], "%d", delimiter=" ")
         return {"format": {"name": "csv", "delimiter": " "}, "data": files}
 
-    def _data(self, section: str, type_name: str, features: Mapping[str, Feature], ids: I64) -> dict[str, Any]:
+    def _data(self, folder: str, features: Mapping[str, Feature], ids: I64) -> dict[str, Any]:
         found = {}
+        files_of: set[str] = set()
         for name, feature in renamed(self.names, features).items():
-            folder = f"{section}/{type_name.replace(':', '__')}"
+            foreign = self.foreign.feature(name)
+            stem = unique(foreign, files_of, _MOST_BYTES)
             (self.folder / folder).mkdir(parents=True, exist_ok=True)
             rows = self.graph.in_order(feature.values, ids)
             bounds = self._bounds(len(rows))
-            files = [f"{folder}/{name}-{chunk}.npy" for chunk in range(self.num_chunks)]
+            files = [f"{folder}/{stem}-{chunk}.npy" for chunk in range(self.num_chunks)]
             for chunk, file in enumerate(files):
                 np.save(self.folder / file, as_numpy(feature, rows[bounds[chunk] : bounds[chunk + 1]]))
-            found[name] = {"format": {"name": "numpy"}, "data": files}
+            found[foreign] = {"format": {"name": "numpy"}, "data": files}
         return found

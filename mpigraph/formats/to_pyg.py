@@ -2,7 +2,8 @@
 
 The parts stay as they are. Edges lie with their destination and are sorted by it, then by time where edges or sources
 have the feature "time", as PyG's temporal sampling needs it. PyG's loaders call features ``x`` and ``edge_attr``:
-rename those that they are to find. PyG is not needed.
+rename those that they are to find. PyG is not needed. Types that cannot be names of files are changed, and noted in
+``META.json`` (``partition/foreign_names.py``).
 """
 
 import json
@@ -20,6 +21,7 @@ from mpigraph.formats.feature_tensors import as_tensor_rows
 from mpigraph.formats.original import Original, exporting, renamed
 from mpigraph.formats.pyg_parts import METADATA
 from mpigraph.metadata.schema import Schema, relation_key
+from mpigraph.partition.foreign_names import ForeignNames
 from mpigraph.partition.progress import Progress, silent
 from mpigraph.partition.source import Feature
 from mpigraph.partition.spill import Scratch
@@ -86,25 +88,27 @@ class _Writer:
         self.node_bases = np.concatenate([[0], np.cumsum(source.num_nodes)]).tolist()
         self.edge_bases = np.concatenate([[0], np.cumsum(source.edge_counts)]).tolist()
         self.edge_ids = [graph.edge_ids(r) for r in range(len(self.keys))]
+        self.foreign = ForeignNames(source.schema, "pyg")
 
     def meta(self) -> dict[str, Any]:
         """Return what ``META.json`` says."""
         return {
             "num_parts": self.graph.config.num_parts,
-            "node_types": list(self.schema.ntypes) if self.typed else None,
-            "edge_types": [list(relation) for relation in self.schema.relations] if self.typed else None,
+            "node_types": list(self.foreign.ntypes.values()) if self.typed else None,
+            "edge_types": list(map(list, self.foreign.relations.values())) if self.typed else None,
             "node_offset": self.node_bases[:-1] if self.typed else None,
             "is_hetero": self.typed,
             "is_sorted": True,
+            **(self.foreign.note(self.folder / METADATA) if self.typed else {}),
         }
 
     def part(self, part: int) -> None:
         """Write the files of a part."""
         graphs = {}
         edge_feats = {}
-        for r, relation in enumerate(self.schema.relations):
+        for r, relation in enumerate(self.foreign.relations.values()):
             graphs[relation], edge_feats[relation] = self._edges(part, r)
-        node_feats = {ntype: self._nodes(part, t) for t, ntype in enumerate(self.schema.ntypes)}
+        node_feats = {ntype: self._nodes(part, t) for t, ntype in enumerate(self.foreign.ntypes.values())}
         folder = self.folder / f"part_{part}"
         folder.mkdir(exist_ok=True)
         for name, tables in (("graph", graphs), ("node_feats", node_feats), ("edge_feats", edge_feats)):
@@ -160,8 +164,8 @@ class _Writer:
     def maps(self) -> None:
         """Write which part has which node and which edge."""
         for what, names, parts_of in (
-            ("node_map", self.schema.ntypes, self.graph.node_parts),
-            ("edge_map", [key.replace(":", "__") for key in self.keys], self.graph.edge_parts),
+            ("node_map", list(self.foreign.ntypes.values()), self.graph.node_parts),
+            ("edge_map", list(map("__".join, self.foreign.relations.values())), self.graph.edge_parts),
         ):
             if self.typed:
                 (self.folder / what).mkdir(exist_ok=True)

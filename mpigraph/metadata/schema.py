@@ -5,6 +5,7 @@ second code path. Users name types; inside the library they have ids, which are 
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -19,6 +20,7 @@ __all__ = [
     "escape",
     "parse_relation",
     "relation_key",
+    "relations_in",
     "unescape",
 ]
 
@@ -58,6 +60,21 @@ def parse_relation(key: str) -> Relation:
     if len(names) != 3 or not all(names):
         raise EdgeTypeError(f"edge type {key!r} is not of the form 'src:rel:dst'")
     return unescape(names[0]), unescape(names[1]), unescape(names[2])
+
+
+def relations_in(text: str, ntypes: Sequence[str], separator: str = ":") -> list[Relation]:
+    """Return each relation between node types whose names, joined by a separator, are a text of another program.
+
+    They are several where names have the separator in them, and one of them is the end of another.
+    """
+    found = []
+    for src in ntypes:
+        for dst in ntypes:
+            before, after = f"{src}{separator}", f"{separator}{dst}"
+            fits = text.startswith(before) and text.endswith(after)
+            if fits and (name := text[len(before) : max(len(before), len(text) - len(after))]):
+                found.append((src, name, dst))
+    return found
 
 
 def check_name(what: str, name: object) -> str:

@@ -1,7 +1,8 @@
 """Parts of nodes that other programs have chosen, read from their files.
 
 One file is of all nodes, types one after the other; a folder has one file for each node type, ``<type>.txt`` or
-``<type>.npy``, as DGL's ``random_partition.py`` and ``parmetis_postprocess.py`` write it. A file holds
+``<type>.npy``, as DGL's ``random_partition.py`` and ``parmetis_postprocess.py`` write it; an export has changed the
+names of types that DGL cannot have (``foreign_names.py``). A file holds
 
 - an array of integers (``.npy``), one for each node;
 - a line for each node, with its part: METIS and ParMETIS (``graph.part.4``), DGL's ``<type>.txt``;
@@ -18,6 +19,7 @@ from mpigraph.arrays import I32, I64, Array
 from mpigraph.errors import GraphDataError
 from mpigraph.metadata.schema import Schema
 from mpigraph.partition.chunks import UNREADABLE, mapped_npy
+from mpigraph.partition.foreign_names import dgl_name
 from mpigraph.partition.row_arrays import RowArray
 from mpigraph.storage.files import open_regular
 
@@ -63,12 +65,14 @@ def read_assignment(
 
 def _file_of(folder: Path, ntype: str, count: int) -> Path | None:
     """Return the file of a node type; None if there is none, and there are no nodes."""
-    files = [folder / f"{ntype}{ending}" for ending in _ENDINGS if os.path.lexists(folder / f"{ntype}{ending}")]
+    names = [name for name in dict.fromkeys([ntype, dgl_name(ntype)]) if "/" not in name]
+    every = [folder / f"{name}{ending}" for name in names for ending in _ENDINGS]
+    files = [file for file in every if os.path.lexists(file)]
     if len(files) > 1:
         raise GraphDataError(f"{folder} has both {files[0].name} and {files[1].name}: which one is meant?")
     if not files and count:
         raise GraphDataError(
-            f"{folder} has no parts of the {count} nodes of type {ntype!r}: {ntype}.txt or {ntype}.npy"
+            f"{folder} has no parts of the {count} nodes of type {ntype!r}: {names[-1]}.txt or {names[-1]}.npy"
         )
     return files[0] if files else None
 

@@ -28,9 +28,10 @@ import numpy as np
 
 from mpigraph.arrays import Array
 from mpigraph.errors import GraphDataError, check_text
-from mpigraph.metadata.schema import Relation, Schema, relation_key
+from mpigraph.metadata.schema import Relation, Schema, relation_key, relations_in
 from mpigraph.partition.arrow_files import TextForm, open_tables
 from mpigraph.partition.chunks import concatenated, mapped_npy
+from mpigraph.partition.foreign_names import NOTE, with_original_names
 from mpigraph.partition.row_arrays import RowArray, as_labels, side_by_side
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.partition.table_columns import NO_NUMBERS, read_columns
@@ -42,7 +43,7 @@ __all__ = ["METADATA", "read_chunked"]
 METADATA = "metadata.json"
 
 _COUNTS = [f"num_{kind}s_per_{part}" for kind in ("node", "edge") for part in ("chunk", "type")]
-_SECTIONS = ("graph_name", "node_type", "edge_type", "edges", "node_data", "edge_data", *_COUNTS)
+_SECTIONS = ("graph_name", "node_type", "edge_type", "edges", "node_data", "edge_data", NOTE, *_COUNTS)
 
 
 def read_chunked(folder: Path, scratch: Path | None = None) -> GraphSource:
@@ -57,10 +58,10 @@ def read_chunked(folder: Path, scratch: Path | None = None) -> GraphSource:
     """
     metadata = _Metadata(folder, scratch)
     counts = metadata.counts("node")
-    sizes = {_as_relation(name): chunks for name, chunks in metadata.counts("edge").items()}
     ntypes = tuple(sorted(counts))
+    sizes = {_as_relation(name, ntypes): chunks for name, chunks in metadata.counts("edge").items()}
     relations = tuple(sorted(sizes))
-    keys = [relation_key(relation) for relation in relations]
+    keys = [":".join(relation) for relation in relations]
     for section, known in (("edges", keys), ("node_data", ntypes), ("edge_data", keys)):
         metadata.check_names(section, known)
     edges = _all_edges(metadata, sizes)
@@ -69,8 +70,9 @@ def read_chunked(folder: Path, scratch: Path | None = None) -> GraphSource:
         tuple(sum(counts[ntype]) for ntype in ntypes),
         tuple(edges[relation] for relation in relations),
         {ntype: _data(metadata, "node_data", ntype, counts[ntype]) for ntype in ntypes},
-        {key: _data(metadata, "edge_data", key, sizes[r]) for r in relations for key in [relation_key(r)]},
+        {relation_key(r): _data(metadata, "edge_data", ":".join(r), sizes[r]) for r in relations},
     )
+    source = with_original_names(source, metadata.path, metadata.content)
     return replace(source, left_out=(*metadata.left_out, *metadata.folder_files.left_out()))
 
 
@@ -137,11 +139,13 @@ class _Metadata:
         return kind, options, files
 
 
-def _as_relation(name: str) -> Relation:
-    names = name.split(":")
-    if len(names) != 3:
-        raise GraphDataError(f"{METADATA}: an edge type is <src>:<rel>:<dst> (got {name!r})")
-    return names[0], names[1], names[2]
+def _as_relation(name: str, ntypes: Sequence[str]) -> Relation:
+    found = relations_in(name, ntypes)
+    if len(found) != 1:
+        raise GraphDataError(
+            f"{METADATA}: an edge type is <src>:<rel>:<dst>, with types of {list(ntypes)} (got {name!r})"
+        )
+    return found[0]
 
 
 def _all_edges(
@@ -151,8 +155,8 @@ def _all_edges(
     edges: dict[Relation, tuple[RowArray, RowArray]] = {}
     chunks: dict[Relation, list[tuple[Path, Array]]] = {}
     for relation, counts in sizes.items():
-        what = f"edges of {relation_key(relation)!r}"
-        name, options, paths = metadata.files(what, metadata.tables("edges", relation_key(relation)))
+        what = f"edges of {':'.join(relation)!r}"
+        name, options, paths = metadata.files(what, metadata.tables("edges", ":".join(relation)))
         if name == "numpy":
             _check_rows(metadata, what, paths, None, counts)
             chunks[relation] = [(path, mapped_npy(path)) for path in paths]
@@ -167,7 +171,7 @@ def _all_edges(
             edges[relation] = columns[0], columns[1]
     in_all = _directions(chunk for files in chunks.values() for _, chunk in files)
     for relation, files in chunks.items():
-        what = f"edges of {relation_key(relation)!r}"
+        what = f"edges of {':'.join(relation)!r}"
         directions = _directions(chunk for _, chunk in files) or in_all
         pairs = [_pairs(path, chunk, directions) for path, chunk in files]
         _check_rows(metadata, what, [path for path, _ in files], [len(ends) for ends in pairs], sizes[relation])

@@ -27,7 +27,7 @@ from mpigraph.arrays import I64, Array
 from mpigraph.errors import GraphDataError, MPIGraphError, check_text
 from mpigraph.log import get_logger
 from mpigraph.metadata.book import RangeBook
-from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, Schema, relation_key
+from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, Schema, relation_key, relations_in
 from mpigraph.partition.chunks import GrowingFile, concatenated
 from mpigraph.partition.dgl_binary import PartGraph, read_part_graph, read_tensors
 from mpigraph.partition.id_maps import typewise
@@ -349,13 +349,15 @@ def _known(
 def _relation(config: _Config, name: str, ends: tuple[int, int] | None) -> Relation:
     """Return the triple of an edge type, of which older configurations have only the name."""
     if ":" in name:
-        names = name.split(":")
-        if len(names) != 3:
-            raise GraphDataError(f"an edge type is <src>:<rel>:<dst> (got {name!r})")
-        found = names[0], names[1], names[2]
-        if ends is not None and (config.ntypes[ends[0]], config.ntypes[ends[1]]) != found[::2]:
-            raise GraphDataError(f"edges of {name!r} join {config.ntypes[ends[0]]!r} and {config.ntypes[ends[1]]!r}")
-        return found
+        found = relations_in(name, config.ntypes)
+        if ends is not None:
+            joined = config.ntypes[ends[0]], config.ntypes[ends[1]]
+            if found and joined not in {relation[::2] for relation in found}:
+                raise GraphDataError(f"edges of {name!r} join {joined[0]!r} and {joined[1]!r}")
+            found = [relation for relation in found if relation[::2] == joined]
+        if len(found) != 1:
+            raise GraphDataError(f"an edge type is <src>:<rel>:<dst>, with types of {config.ntypes} (got {name!r})")
+        return found[0]
     if ends is None:
         if len(config.ntypes) > 1:
             raise GraphDataError(
@@ -377,7 +379,7 @@ def _features(
     of_nodes = {name: name for name in config.ntypes}
     of_edges: dict[str, Relation] = {}
     for name, relation in zip(config.etypes, relations, strict=True):
-        of_edges |= {name: relation, relation_key(relation): relation}
+        of_edges |= {name: relation, ":".join(relation): relation}
     nodes = _joined(config, "node_feats", of_nodes, dict(zip(config.ntypes, config.nodes, strict=True)))
     edges = _joined(config, "edge_feats", of_edges, dict(zip(relations, config.edges, strict=True)))
     return nodes, edges
@@ -406,14 +408,19 @@ def _joined(config: _Config, which: str, known: Mapping[str, Any], ranges: Mappi
 
 
 def _owner(path: Path, key: str, known: Mapping[str, Any]) -> tuple[Any, str]:
-    """Return type and name of a feature."""
-    type_name, slash, name = key.partition("/")
-    if slash and type_name not in known:
+    """Return type and name of a feature; DGL does not escape a "/" in either."""
+    types = [name for name in known if key.startswith(f"{name}/")]
+    owners = {known[name] for name in types}
+    if len(owners) > 1:
+        raise GraphDataError(f"{path}: feature {key!r} can be of several types: {types}")
+    if types:
+        return known[types[0]], key.removeprefix(f"{types[0]}/")
+    if "/" in key:
         raise GraphDataError(f"{path}: feature {key!r} of a type that does not exist")
-    owners = set(known.values())
-    if not slash and len(owners) > 1:
+    every = set(known.values())
+    if len(every) > 1:
         raise GraphDataError(f"{path}: feature {key!r} has no type")
-    return (known[type_name], name) if slash else (owners.pop(), key)
+    return every.pop(), key
 
 
 def _feature(name: str, chunks: Sequence[Feature]) -> Feature:

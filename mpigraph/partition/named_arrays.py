@@ -32,7 +32,7 @@ import numpy as np
 
 from mpigraph.arrays import Array, Mask
 from mpigraph.errors import GraphDataError, InvalidArgumentError
-from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, Schema, relation_key
+from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, Schema, relation_key, relations_in
 from mpigraph.partition.add_reverse import add_reverse_edges
 from mpigraph.partition.chunks import NamedRows, mapped_npy, mapped_npz
 from mpigraph.partition.row_arrays import (
@@ -272,17 +272,17 @@ def _relation_in(name: str, ntypes: list[str]) -> Relation | None:
     Raises:
         GraphDataError: the name can be read in several ways, or names a type that does not exist.
     """
-    *fields, end = name.split("__")
-    if end == "num_nodes" and len(fields) > 1:
-        raise GraphDataError(f"{name}: a node type's name must not contain '__', which separates names")
-    if end not in ("src", "dst") or len(fields) < 3 or (len(fields) > 3 and fields[0] not in ntypes):
+    joined, _, end = name.rpartition("__")
+    if end not in ("src", "dst"):
         return None
-    if len(fields) > 3:
-        raise GraphDataError(f"{name}: a relation's name must not contain '__', which separates names")
-    for ntype in (fields[0], fields[2]):
+    found = relations_in(joined, ntypes, "__")
+    if len(found) > 1:
+        raise GraphDataError(f"{name} can be read as {' and as '.join(map(str, found))}: rename a type or the relation")
+    fields = joined.split("__")
+    for ntype in (fields[0], fields[2]) if len(fields) == 3 and not found else ():
         if ntype not in ntypes:
             raise GraphDataError(f"{name}: node type {ntype!r} does not exist, there is no {ntype}{_COUNT}")
-    return fields[0], fields[1], fields[2]
+    return found[0] if found else None
 
 
 def _node_features(arrays: Arrays) -> dict[str, Feature]:

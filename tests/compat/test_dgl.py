@@ -13,6 +13,7 @@ import pytest
 import torch
 from jobs import ROOT, clean_environment, run_job
 from layouts import SharedJob
+from odd_names import NAMES
 from oracle import NUM_NODES
 
 import mpigraph as mg
@@ -285,6 +286,17 @@ def test_helpers_of_data(dgl: ModuleType, tmp_path: Path) -> None:
     g = mg.heterograph({("a", "r", "b"): ([0, 1], [2, 0]), ("b", "s", "b"): ([], [])}, {"a": 2, "b": 3})
     g.nodes["a"].data["x"] = torch.rand(2, 3)
     g.edges["r"].data["w"] = torch.tensor([1, 2])
+    odd = mg.heterograph({("/m/0", "/a:b/~", "c:d"): ([0, 1], [2, 0])})
+    odd.nodes["/m/0"].data["x/y:z"], odd.edges["/a:b/~"].data["/w"] = torch.tensor([7, 8]), torch.tensor([9, 6])
+    dgl.save_graphs(tmp_path / "odd.bin", [odd])
+    (found,), _ = dgl.load_graphs(tmp_path / "odd.bin")
+    assert found.canonical_etypes == odd.canonical_etypes and found.edges["/a:b/~"].data["/w"].tolist() == [9, 6]
+    assert found.nodes["/m/0"].data["x/y:z"].tolist() == [7, 8]
+    tensors = {name: torch.tensor([number]) for number, name in enumerate((*NAMES, "x", "file", "allow_pickle"))}
+    dgl.data.utils.save_tensors(tmp_path / "t.bin", tensors)
+    assert dgl.data.utils.load_tensors(tmp_path / "t.bin") == tensors
+    with pytest.raises(InvalidArgumentError, match=r"name of a tensor must be without surrogates and NUL"):
+        dgl.data.utils.save_tensors(tmp_path / "t.bin", {"a\0b": torch.zeros(1)})
     dgl.save_graphs(str(tmp_path / "g.bin"), [g, mg.graph(([0], [1]))], {"y": torch.tensor([5])})
     (first, second), labels = dgl.load_graphs(str(tmp_path / "g.bin"))
     assert first.canonical_etypes == g.canonical_etypes and first.num_nodes("b") == 3 and second.num_edges() == 1

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 import torch
 from damaged import flip
+from odd_names import NAMES, odd_source
 from typed_parts import typed_source
 
 from mpigraph.cli.main import main
+from mpigraph.errors import GraphDataError
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, relation_key
 from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.readers import read_source
@@ -75,6 +77,83 @@ def test_export_and_partition_again(tmp_path, make, target):
     kept = ["--assignment", out / "partition", "--parts", 3] if target == "dgl" else []
     run("partition", out, *kept, "--name", "g", "-o", tmp_path / "again")
     check_equal(tmp_path / "again" / "g.json", given)
+
+
+def rows_by_name(path: Path) -> dict[tuple[object, ...], list[object]]:
+    """All rows of a partition by the names and the original ids."""
+    source = read_partition(path)
+    found: dict[tuple[object, ...], list[object]] = {}
+    for t, ntype in enumerate(source.schema.ntypes):
+        order = np.argsort(source.node_ids[t][:])
+        for name, feature in source.node_feats[ntype].items():
+            found[ntype, name] = np.asarray(feature.values[:])[order].tolist()
+    for r, relation in enumerate(source.schema.relations):
+        order = np.argsort(source.edge_ids[r][:])
+        for name, feature in source.edge_feats[relation_key(relation)].items():
+            found[relation, name] = np.asarray(feature.values[:])[order].tolist()
+    return found
+
+
+@pytest.mark.parametrize("target", ["dgl", "pyg"])
+def test_odd_names_are_changed_and_come_back(tmp_path, target, caplog):
+    given = partition_source(odd_source(), "g", 2, tmp_path / "in", "random", seed=4).config_path
+    run("export", given, "--format", target, "-o", tmp_path / "out")
+    assert re.search("names were changed, as (DGL|PyG) cannot have .*'/m/0' as '%2Fm%2F0'.*, and .* more", caplog.text)
+    kept = ["--assignment", tmp_path / "out" / "partition", "--parts", 2] if target == "dgl" else []
+    run("partition", tmp_path / "out", *kept, "--name", "g", "-o", tmp_path / "again")
+    assert rows_by_name(tmp_path / "again" / "g.json") == rows_by_name(given)
+    found, wanted = read_partition(tmp_path / "again" / "g.json"), read_partition(given)
+    assert np.array_equal(found.parts.of_nodes, wanted.parts.of_nodes)
+    told = json.loads((tmp_path / "out" / ("metadata.json" if target == "dgl" else "META.json")).read_text())
+    if target == "dgl":
+        assert told["node_type"] == ["%2Fm%2F0", "a%3Ab", "paper"] and len(told["node_data"]["paper"]) == len(NAMES) + 2
+        assert all(name.count(":") == 2 and not {"/", "~"} & set(name) for name in told["edge_type"])
+        assert not any({":", "/", "~"} & set(name) for name in told["node_data"]["paper"])
+    else:
+        assert told["node_types"] == ["%2Fm%2F0", "a:b", "paper"]
+        assert all(len(triple) == 3 and "/" not in "".join(triple) for triple in told["edge_types"])
+
+
+@pytest.mark.parametrize("target", ["dgl", "pyg"])
+def test_relations_that_join_to_one_name_have_files_of_their_own(tmp_path, target):
+    """By "__" both are a__b__c__d."""
+    edges = {("a", "b__c", "d"): 20, ("a__b", "c", "d"): 30}
+    source = typed_source({"a": 9, "a__b": 8, "d": 7}, edges)
+    given = partition_source(source, "g", 2, tmp_path / "in", "random").config_path
+    run("export", given, "--format", target, "-o", tmp_path / "out")
+    run("partition", tmp_path / "out", "--parts", 2, "--method", "random", "--name", "g", "-o", tmp_path / "again")
+    assert read_partition(tmp_path / "again" / "g.json").schema.relations == tuple(edges)
+    assert rows_by_name(tmp_path / "again" / "g.json") == rows_by_name(given)
+
+
+def test_names_that_dgl_can_have_stay(tmp_path, caplog):
+    given = partition_source(typed(), "g", 2, tmp_path / "in", "random").config_path
+    run("export", given, "--format", "dgl", "-o", tmp_path / "out")
+    metadata = json.loads((tmp_path / "out" / "metadata.json").read_text())
+    assert "original_names" not in metadata and "names were changed" not in caplog.text
+    key, stem = "author:writes:paper", "author__writes__paper"
+    assert metadata["edges"][key]["data"][0] == f"edges/{stem}-0.csv"
+    assert metadata["edge_data"][key]["told"]["data"][0] == f"edge_data/{stem}/told-0.npy"
+
+
+def test_a_feature_cannot_be_renamed_out_of_the_folder(tmp_path):
+    given = partition_source(typed(), "g", 1, tmp_path / "in", "random").config_path
+    run("export", given, "--format", "dgl", "--rename", "half=../../../out", "-o", tmp_path / "a" / "b")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "in"]
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["b"]
+    run("partition", tmp_path / "a" / "b", "--parts", 1, "--name", "g", "-o", tmp_path / "again")
+    assert "../../../out" in read_partition(tmp_path / "again" / "g.json").node_feats["paper"]
+
+
+@pytest.mark.parametrize("note", ["x", {"node types": ["a"]}, {"edge types": {"author:writes:paper": ["a", "b"]}},
+                                  {"node types": {"author": 5}}, {"features": {"id": "third"}}])  # fmt: skip
+def test_a_malformed_note_is_named(tmp_path, note):
+    given = partition_source(typed(), "g", 1, tmp_path / "in", "random").config_path
+    run("export", given, "--format", "dgl", "-o", tmp_path / "out")
+    content = json.loads((tmp_path / "out" / "metadata.json").read_text())
+    (tmp_path / "out" / "metadata.json").write_text(json.dumps(content | {"original_names": note}))
+    with pytest.raises(GraphDataError, match=r"metadata\.json: original_names"):
+        read_source(tmp_path / "out")
 
 
 def test_the_chunks_of_dgl_are_as_documented(tmp_path):

@@ -43,6 +43,14 @@ def plain() -> GraphSource:
     return typed_source({DEFAULT_NTYPE: 70}, {DEFAULT_ETYPE: 400})
 
 
+def slashed() -> GraphSource:
+    """Relations as FB15k has them; DGL writes names as they are, and joins them by ":" and "/"."""
+    edges = {("/m/0", "/people/a:b/c", "x"): 80, ("x", "~", "/m/0"): 60}
+    source = typed_source({"/m/0": 30, "x": 20}, edges)
+    nodes = source.node_feats["x"] | {"a/b:c": Feature.of(np.arange(20) * 3)}
+    return replace(source, node_feats=source.node_feats | {"x": nodes})
+
+
 def random_parts(source: GraphSource, number: int) -> list[np.ndarray]:
     return [RNG.permutation(np.arange(count) % number) for count in source.num_nodes]
 
@@ -52,6 +60,7 @@ LAYOUTS = {
     "csc, original ids in the graph": (typed, Layout(CSC, ids="graph")),
     "csr and csc, original ids beside": (typed, Layout(CSR | CSC, ids="beside")),
     "relations by name": (typed, Layout(COO | CSR, etypes="names")),
+    "names with separators": (slashed, Layout(ids="graph")),
     "no types": (plain, Layout(ids="graph")),
     "no types in the configuration": (plain, Layout(etypes="none", ends_only=True)),
 }

@@ -73,6 +73,23 @@ def test_arrays_become_features_by_name_or_length(tmp_path, write):
 
 
 @WAYS
+def test_names_with_the_separator_in_them(tmp_path, write):
+    """They are taken apart at the types that there are."""
+    arrays = {
+        "u__num_nodes": 2,
+        "big__v__num_nodes": 3,
+        "u__has__rated__big__v__src": np.array([0, 1]),
+        "u__has__rated__big__v__dst": np.array([2, 1]),
+        "u__has__rated__big__v__stars": np.array([3, 4]),
+        "big__v__feat": np.eye(3),
+    }
+    source = read_source(write(tmp_path, arrays))
+    assert source.schema.relations == (("u", "has__rated", "big__v"),) and source.left_out == ()
+    assert source.edges[0][1][:].tolist() == [2, 1] and source.node_feats["big__v"]["feat"].values.shape == (3, 3)
+    assert features(source.edge_feats["u:has__rated:big__v"]) == {"stars": ("int64", [3, 4])}
+
+
+@WAYS
 def test_typed_arrays_become_features(tmp_path, write):
     arrays = {
         "u__num_nodes": 2,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mpigraph.metadata.schema import relation_key
+from mpigraph.metadata.schema import parse_relation
 
 COO, CSR, CSC = 1, 2, 4
 CODES = {"i": 0, "u": 1, "f": 2}
@@ -93,10 +93,10 @@ def write_partition(folder, source, parts, layout, name="g"):
     bases = np.concatenate([[0], np.cumsum(source.num_nodes)])
     edge_bases = np.concatenate([[0], np.cumsum(source.edge_counts)])
     node_map = {ntype: [] for ntype in schema.ntypes}
-    edge_map = {relation_key(r): [] for r in schema.relations}
+    edge_map = {":".join(r): [] for r in schema.relations}
     new_ids = np.zeros(bases[-1], np.int64)
     nids = {t: [] for t in schema.ntypes}
-    eids = {relation_key(r): [] for r in schema.relations}
+    eids = {":".join(r): [] for r in schema.relations}
     owned = []
     node_at = edge_at = 0
     edges = []  # of all parts: homogeneous ends by old ids, relation, old id, new id, owner
@@ -111,8 +111,8 @@ def write_partition(folder, source, parts, layout, name="g"):
         for r, rel in enumerate(schema.relations):
             src, dst = (np.asarray(end[:]) for end in source.edges[r])
             own = np.flatnonzero(parts[schema.ends(r)[1]][dst] == part)
-            edge_map[relation_key(rel)].append([edge_at, edge_at + len(own)])
-            eids[relation_key(rel)].append(own)
+            edge_map[":".join(rel)].append([edge_at, edge_at + len(own)])
+            eids[":".join(rel)].append(own)
             ends = [bases[t] + some[own] for t, some in zip(schema.ends(r), (src, dst), strict=True)]
             new = edge_at + np.arange(len(own))
             edges.append(np.stack([*ends, np.full(len(own), r), own, new, np.full(len(own), part)], 1))
@@ -149,7 +149,8 @@ def write_partition(folder, source, parts, layout, name="g"):
             (path / "orig_eids.dgl").write_bytes(tensors({key: found[part] for key, found in eids.items()}))
         content = graph(local[ends[:, 0]], local[ends[:, 1]], ndata, edata, len(old), layout.formats)
         (path / "graph.dgl").write_bytes(content)
-        for what, feats, found in (("node", source.node_feats, nids), ("edge", source.edge_feats, eids)):
+        edge_feats = {":".join(parse_relation(key)): features for key, features in source.edge_feats.items()}
+        for what, feats, found in (("node", source.node_feats, nids), ("edge", edge_feats, eids)):
             written = {}
             for key, features in feats.items():
                 by_name = key.split(":")[1] if ":" in key else key
