@@ -24,6 +24,13 @@ EdgeList = tuple[IdsLike, IdsLike]
 T = TypeVar("T")
 
 
+class _Derived(dict[Hashable, Any]):
+    """What follows from the structure; a deep copy of the graph derives it anew, as some of it holds locks."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _Derived, ()
+
+
 class HeteroGraph(Subgraphs):
     """A graph of typed relations in memory; made by :func:`graph` and :func:`heterograph`.
 
@@ -46,7 +53,7 @@ class HeteroGraph(Subgraphs):
         super().__init__(schema, Frames(nodes, nodes, edge), device)
         self._edges = dict(edges)
         self._structures: dict[Relation, InEdges] = {}
-        self._cache: dict[Hashable, Any] = {}
+        self._cache = _Derived()
 
     def __repr__(self) -> str:
         if self.is_homogeneous:
@@ -92,7 +99,7 @@ class HeteroGraph(Subgraphs):
         destinations = sources if src == dst else {dst: frames.dst[dst]}
         single._frames = Frames(sources, destinations, {relation: frames.edge[relation]})
         single._edges = {relation: self._edges[relation]}
-        single._cache = {}  # keys of _once do not name the relations
+        single._cache = _Derived()  # keys of _once do not name the relations
         return single
 
     def changed(self, change: Callable[[torch.Tensor], torch.Tensor], device: torch.device) -> "HeteroGraph":

@@ -1,5 +1,6 @@
 """Nothing is drawn twice: two calls differ on whatever graph, in whatever process, and seeds repeat them."""
 
+import copy
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -96,6 +97,14 @@ def test_out_edges_are_sorted_once(monkeypatch: pytest.MonkeyPatch) -> None:
         assert torch.equal(drawn.edata["x"], drawn.edata[EID] + number)
         assert torch.equal(torch.stack(g.find_edges(drawn.edata[EID])), torch.stack(drawn.edges()))
     assert sorts == [g.num_edges()] * 2
+
+
+def test_graphs_that_were_sampled_can_be_copied() -> None:
+    """As workers of torch's DataLoader that are spawned get one."""
+    g = ring()
+    first = sample_neighbors(g, [3], 4, seed=1)
+    other = copy.deepcopy(g)
+    assert torch.equal(sample_neighbors(other, [3], 4, seed=1).edata[EID], first.edata[EID])
 
 
 BODY = """
