@@ -6,6 +6,7 @@ comments (``#``); its fields are separated by tabs, commas, semicolons or blanks
 """
 
 import bz2
+import csv
 import gzip
 import os
 import re
@@ -23,7 +24,17 @@ from mpigraph.partition.row_arrays import RowArray
 from mpigraph.partition.text_values import arrow, to_numpy, type_kind, values_of
 from mpigraph.storage.files import open_regular
 
-__all__ = ["ParquetFiles", "Piece", "Tables", "TextFiles", "TextForm", "check_arrow", "is_table", "open_tables"]
+__all__ = [
+    "ParquetFiles",
+    "Piece",
+    "Tables",
+    "TextFiles",
+    "TextForm",
+    "check_arrow",
+    "fields_of",
+    "is_table",
+    "open_tables",
+]
 
 _TEXT = (".csv", ".tsv", ".txt")
 _PACKED = {".gz": gzip.open, ".bz2": bz2.open}
@@ -45,7 +56,7 @@ class TextForm:
         delimiter: between fields; None to look at the first line.
         names: of the columns; None to take those of the first line, or ``src``, ``dst``, ``column2``, ... where the
             first line has two numbers in front.
-        header: whether the first line that is no comment has names; None to look at it.
+        header: whether the first line has names, after comments where ``names`` are not given; None to look at it.
         quoted: whether ``"`` at the beginning of a field quotes it.
     """
 
@@ -167,13 +178,14 @@ class TextFiles:
             skipped = 0
             begin = len(_BOM) if file.read(len(_BOM)) == _BOM else 0
             file.seek(begin)
-            while (line := file.readline(_LONGEST_LINE)).startswith(b"#"):
+            while (line := file.readline(_LONGEST_LINE)).startswith(b"#") and self._form.names is None:
                 skipped += 1
                 begin += len(line)
         text = line.decode("utf-8", "replace").strip("\r\n")
         if self._delimiter is None:
             self._delimiter = next((mark for mark in "\t,;" if mark in text), " ")
-        fields = [name.strip().strip('"').strip() for name in text.split(self._delimiter)]
+        fields = fields_of(text, self._delimiter) if self._form.quoted else text.split(self._delimiter)
+        fields = [name.strip() for name in fields]
         named = self._form.header
         if named is None:
             named = self._form.names is None and not all(map(_is_integer, fields[:2]))
@@ -205,22 +217,22 @@ class TextFiles:
 
     def batches(self, piece: Piece, names: Sequence[str]) -> Iterator[Any]:
         """Yield record batches of strings."""
-        csv = arrow().csv
+        arrow_csv = arrow().csv
         try:
             stream = self._stream(piece)
             if stream is None:
                 return
             with stream:
-                yield from csv.open_csv(
+                yield from arrow_csv.open_csv(
                     stream,
                     # one thread, so that errors name the row
-                    csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES, column_names=self.names),
-                    csv.ParseOptions(
+                    arrow_csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES, column_names=self.names),
+                    arrow_csv.ParseOptions(
                         delimiter=self._delimiter,
                         quote_char='"' if self._form.quoted else False,
                         newlines_in_values=self._form.quoted and self._has_quotes(piece),
                     ),
-                    csv.ConvertOptions(
+                    arrow_csv.ConvertOptions(
                         column_types=dict.fromkeys(self.names, arrow().string()),
                         include_columns=list(names),
                         strings_can_be_null=False,
@@ -434,6 +446,14 @@ def _check_names(path: Path, names: Sequence[str]) -> None:
     for name in names:
         if names.count(name) > 1:
             raise GraphDataError(f"{path}: there are several columns of the name {name!r}")
+
+
+def fields_of(line: str, delimiter: str) -> list[str]:
+    """Return the fields of a line, without the quotes around them."""
+    try:
+        return next(csv.reader([line], delimiter=delimiter), [""])
+    except csv.Error:  # of bytes that no text has
+        return line.split(delimiter)
 
 
 def _without_packing(name: str) -> str:

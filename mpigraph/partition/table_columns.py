@@ -18,8 +18,9 @@ from mpigraph.arrays import I64, Array
 from mpigraph.errors import GraphDataError
 from mpigraph.log import get_logger
 from mpigraph.partition.arrow_files import ParquetFiles, Piece, TextFiles
-from mpigraph.partition.chunks import GrowingFile, NamedRows, concatenated
+from mpigraph.partition.chunks import NamedRows, concatenated
 from mpigraph.partition.row_arrays import MadeRows, RowArray, RowError, as_dtype, as_floats, place_of, side_by_side
+from mpigraph.partition.segments import Segment, SegmentedFiles
 from mpigraph.partition.text_values import (
     EXACT,
     Place,
@@ -209,13 +210,12 @@ def read_columns(
         return TableColumns(tables.lengths, lazy_ids, lazy_values)
     parsed = []
     with ExitStack() as stack:
-
-        def grow(dtype: Any, row_shape: tuple[int, ...]) -> GrowingFile:
-            return stack.enter_context(GrowingFile(dtype, row_shape, scratch))
-
+        growing = {name: SegmentedFiles(stack, scratch) for name in to_parse}
         for piece in tables.pieces():
-            writers = {name: _writer(grow, name in ids, to_parse[name], types.get(name, "")) for name in to_parse}
+            writers = {n: _writer(growing[n].grow, n in ids, to_parse[n], types.get(n, "")) for n in to_parse}
             parsed.append(_parse(tables, piece, to_parse, writers))
+        for files in growing.values():
+            files.finish()
     lengths = [rows for rows, _ in parsed]
     first_rows = [tables.first_row(piece) for piece in tables.pieces()]
     names = list(zip(map(str, tables.paths), first_rows, strict=True))
@@ -268,13 +268,13 @@ class _Stretch(NamedTuple):
         kind: as in :class:`ValueColumn`.
         length: number of rows.
         missing: the first of them without a value, where its kind cannot say so; -1 if there is none.
-        arrays: the rows; of text their ends and bytes; nothing if there are no numbers.
+        segments: the rows; of text their ends and bytes; nothing if there are no numbers.
     """
 
     kind: str
     length: int
     missing: int
-    arrays: tuple[Array, ...]
+    segments: tuple[Segment, ...]
 
 
 class _Ids:
@@ -288,7 +288,7 @@ class _Ids:
     def __init__(self, grow: "_Grow", dtype: str) -> None:
         self._grow = grow
         self._dtype = dtype
-        self._files: dict[str, tuple[GrowingFile, ...]] = {}
+        self._files: dict[str, tuple[Segment, ...]] = {}
 
     def add(self, columns: Sequence[tuple[Any, Place]]) -> None:
         """Add a block of one column."""
@@ -316,17 +316,14 @@ class _Ids:
         ends.append(len(data) + block_ends)
         data.append(block)
 
-    def _file(self, kind: str, *dtypes: Any) -> tuple[GrowingFile, ...]:
+    def _file(self, kind: str, *dtypes: Any) -> tuple[Segment, ...]:
         if kind not in self._files:
             self._files[kind] = tuple(self._grow(dtype, ()) for dtype in dtypes)
         return self._files[kind]
 
     def stretches(self) -> list[_Stretch]:
         """Return what was added."""
-        return [
-            _Stretch(kind, len(files[0]), -1, tuple(file.finish() for file in files))
-            for kind, files in self._files.items()
-        ]
+        return [_Stretch(kind, len(segments[0]), -1, segments) for kind, segments in self._files.items()]
 
 
 class _Numbers:
@@ -384,7 +381,7 @@ class _Numbers:
     def stretches(self) -> list[_Stretch]:
         """Return what was added."""
         return [
-            _Stretch(part.kind, part.length, part.missing, () if part.file is None else (part.file.finish(),))
+            _Stretch(part.kind, part.length, part.missing, () if part.file is None else (part.file,))
             for part in self._parts
         ]
 
@@ -394,12 +391,12 @@ class _Part:
     """A stretch that grows; of no numbers there is no file."""
 
     kind: str
-    file: GrowingFile | None
+    file: Segment | None
     length: int = 0
     missing: int = -1
 
 
-_Grow = Callable[[Any, tuple[int, ...]], GrowingFile]
+_Grow = Callable[[Any, tuple[int, ...]], Segment]
 
 
 def _id_column(pieces: Sequence[Sequence[_Stretch]], names: Sequence[tuple[str, int]]) -> IdColumn:
@@ -408,9 +405,9 @@ def _id_column(pieces: Sequence[Sequence[_Stretch]], names: Sequence[tuple[str, 
     for stretches, (path, row) in zip(pieces, names, strict=True):
         for stretch in stretches:
             if stretch.kind == "string":
-                found.append(TextRows(stretch.arrays[0], stretch.arrays[1], path, row))
+                found.append(TextRows(stretch.segments[0].rows, stretch.segments[1].rows, path, row))
             elif stretch.length:
-                found.append(NamedRows(stretch.arrays[0], path, row))
+                found.append(NamedRows(stretch.segments[0].rows, path, row))
             row += stretch.length
     return IdColumn(found or [np.zeros(0, np.int64)])
 
@@ -454,7 +451,7 @@ def _common_kind(kinds: set[str]) -> str:
 
 
 def _rows_of(stretch: _Stretch, path: str, row: int) -> RowArray:
-    rows = stretch.arrays[0] if stretch.arrays else np.broadcast_to(np.float64(np.nan), (stretch.length,))
+    rows = stretch.segments[0].rows if stretch.segments else np.broadcast_to(np.float64(np.nan), (stretch.length,))
     return NamedRows(rows, path, row)
 
 

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import sys
 
 import numpy as np
@@ -398,3 +399,14 @@ def test_without_pyarrow_the_error_says_what_to_install(tmp_path, monkeypatch, c
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert main(["partition", str(path), "--parts", "2", "-o", str(tmp_path / "out")]) == 2
     assert "csv and parquet files need pyarrow: pip install 'mpigraph[arrow]'" in capsys.readouterr().err
+
+
+def test_many_files_take_few_open_ones(tmp_path):
+    """Spark writes hundreds: the columns of all of them share their temporary files."""
+    for number in range(60):
+        (tmp_path / f"part-{number}.csv").write_text(f"src,dst,weight,name\na{number},b{number},{number}.5,{number}\n")
+    before = len(os.listdir("/proc/self/fd"))
+    source = read_source(tmp_path)
+    assert len(os.listdir("/proc/self/fd")) - before < 20
+    assert rows(source.edge_feats["_N:_E:_N"]["weight"].values).tolist() == [number + 0.5 for number in range(60)]
+    assert rows(source.edge_feats["_N:_E:_N"]["name"].values).tolist() == list(range(60))

@@ -41,6 +41,8 @@ def _read(path: Path, options: ReadOptions) -> GraphSource:
     meta = read_yaml(path / _META)
     if str(meta.get("version", "1.0.0")) != "1.0.0":
         raise GraphDataError(f"{path / _META}: version {meta['version']!r} is not known (known: '1.0.0')")
+    if options.tables.columns:
+        raise GraphDataError(f"{path / _META}: features are the columns of the files, which cannot be put together")
     if meta.get("graph_data") is not None:
         raise GraphDataError(f"{path / _META}: graph_data tells of several graphs, a partitioned graph is one")
     separator = meta.get("separator", ",")
@@ -140,9 +142,10 @@ def _in_order_of_ids(source: GraphSource) -> GraphSource:
             ids = np.asarray(features["id"].values[:])
             keys = ids if ids.ndim == 1 else np.ascontiguousarray(ids).view(f"S{ids.shape[1]}").reshape(-1)
             order = np.argsort(keys, kind="stable")
-            ranks[ntype] = np.empty(len(order), np.int64)
-            ranks[ntype][order] = np.arange(len(order))
-            node_feats[ntype] = {n: f._replace(values=Reordered(f.values, order)) for n, f in features.items()}
+            if not np.array_equal(order, np.arange(len(order))):
+                ranks[ntype] = np.empty(len(order), np.int64)
+                ranks[ntype][order] = np.arange(len(order))
+                node_feats[ntype] = {n: f._replace(values=Reordered(f.values, order)) for n, f in features.items()}
             if ids.ndim == 1 and np.array_equal(ids[order], np.arange(len(ids))):
                 del node_feats[ntype]["id"]
 

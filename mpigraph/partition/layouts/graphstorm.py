@@ -78,22 +78,21 @@ def read_graphstorm(path: Path, options: ReadOptions) -> GraphSource:
                 raise GraphDataError(f"{path}: the {what} {name!r} is there twice")
     nodes.sort(key=lambda node: node.name)
     edges.sort(key=lambda edge: edge.name)
+    ends: dict[str, list[IdColumn]] = {node.name: [] for node in nodes}
+    for edge in edges:
+        for ntype, column in zip(edge.name[::2], edge.ids, strict=True):
+            if ntype not in ends:
+                raise GraphDataError(f"{edge.title}: there is no node type {ntype!r} under nodes")
+            ends[ntype].append(column)
     ids = {}
     for node in nodes:
-        given = node.ids[0] if node.ids else None
-        ids[node.name] = NodeIds(node.name, given, (), options.scratch, None if node.ids else node.count)
-    ends = []
-    for edge in edges:
-        src, _, dst = edge.name
-        for ntype in (src, dst):
-            if ntype not in ids:
-                raise GraphDataError(f"{edge.title}: there is no node type {ntype!r} under nodes")
-        ends.append((ids[src].numbers(edge.ids[0]), ids[dst].numbers(edge.ids[1])))
+        given, count = (node.ids[0], None) if node.ids else (None, node.count)
+        ids[node.name] = NodeIds(repr(node.name), given, ends[node.name], options.scratch, count)
     left_out = [f"{key!r} of the configuration" for key in sorted(set(content) - {"version", "nodes", "edges"})]
     return GraphSource(
         Schema(tuple(node.name for node in nodes), tuple(edge.name for edge in edges)),
         tuple(node.count for node in nodes),
-        tuple(ends),
+        tuple((ids[edge.name[0]].numbers(edge.ids[0]), ids[edge.name[2]].numbers(edge.ids[1])) for edge in edges),
         {node.name: _with_ids(node.features, ids[node.name].original) for node in nodes},
         {relation_key(edge.name): edge.features for edge in edges},
         left_out=tuple(left_out + [line for entry in (*nodes, *edges) for line in entry.left_out]),
@@ -190,10 +189,13 @@ class _Entry:
             raise GraphDataError(f"{self.title}: files must be a path or a list of paths (got {names!r:.60})")
         files: set[str] = set()
         for pattern in patterns:
-            places = [str(self._folder / pattern), pattern]
-            there = next((found for place in places if (found := glob.glob(place) or _as_list(place))), [])
-            if not there:
-                raise GraphDataError(f"{self.title}: there is no file {places[0]}")
+            for folder in (self._folder, Path()):
+                whole = os.path.join(glob.escape(str(folder)), pattern)
+                there = [str(folder / pattern)] if (folder / pattern).exists() else glob.glob(whole)
+                if there:
+                    break
+            else:
+                raise GraphDataError(f"{self.title}: there is no file {self._folder / pattern}")
             files.update(there)
         return [Path(file) for file in sorted(files)]
 
@@ -270,10 +272,6 @@ class _Entry:
             masks[name] = mask_of(title, np.flatnonzero(is_in & ~taken), self.count)
             taken |= is_in
         return masks
-
-
-def _as_list(place: str) -> list[str]:
-    return [place] if os.path.exists(place) else []
 
 
 def _hdf5_columns(files: Sequence[Path], ids: Sequence[str], values: Sequence[str]) -> TableColumns:

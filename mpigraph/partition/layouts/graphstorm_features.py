@@ -10,6 +10,7 @@ import numpy as np
 from mpigraph.arrays import I64, Array
 from mpigraph.errors import GraphDataError
 from mpigraph.partition.chunks import GrowingFile
+from mpigraph.partition.id_maps import Distinct
 from mpigraph.partition.multilevel.hashes import hashes
 from mpigraph.partition.row_arrays import MadeRows, RowArray, RowError
 from mpigraph.partition.source import Feature, mask_of
@@ -109,7 +110,7 @@ def categories(column: IdColumn, conf: Mapping[str, Any], title: str, scratch: P
 
     Args:
         column: their names.
-        conf: the entry of "features"; names that its "mapping" does not have are rows of zeros.
+        conf: the entry of "features". Rows without a name, or with one that its "mapping" has not, are zeros.
         title: file and feature, for messages.
         scratch: folder of temporary files; None for the system's.
     """
@@ -118,12 +119,15 @@ def categories(column: IdColumn, conf: Mapping[str, Any], title: str, scratch: P
         raise GraphDataError(f"{title}: to_categorical with a separator is not read")
     mapping = options.get("mapping")
     if mapping is None:
-        names = np.unique(np.concatenate([np.zeros(0, "S1"), *(values for values, _, _ in column.texts())]))
-        mapping = {name.decode(): number for number, name in enumerate(names.tolist())}
+        found = Distinct()
+        for values, _, _ in column.texts(blanks=True):
+            found.add(values)
+        names = [name.decode() for name in found.sorted().tolist() if name]
+        mapping = {name: number for number, name in enumerate(names)}
     if not isinstance(mapping, dict) or sorted(mapping.values()) != list(range(len(mapping))):
         raise GraphDataError(f"{title}: the mapping of to_categorical must give its names the numbers from 0")
     with GrowingFile(np.int32, (), scratch) as codes:
-        for values, positions, _ in column.texts():
+        for values, positions, _ in column.texts(blanks=True):
             of_values = np.array([mapping.get(value.decode(), -1) for value in values.tolist()], np.int32)
             codes.append(of_values[positions] if len(positions) else of_values)
         return MadeRows(partial(_one_hot, len(mapping)), np.int8, codes.finish(), row_shape=(len(mapping),))

@@ -26,7 +26,7 @@ from mpigraph.arrays import I64, Array
 from mpigraph.errors import GraphDataError
 from mpigraph.metadata.schema import Relation, Schema, relation_key
 from mpigraph.partition.arrow_files import Piece, TextFiles
-from mpigraph.partition.chunks import GrowingFile, Reordered, concatenated
+from mpigraph.partition.chunks import GrowingFile, concatenated
 from mpigraph.partition.id_maps import Distinct
 from mpigraph.partition.layouts.stored_rows import Grow, Property, StoredRows, features_of
 from mpigraph.partition.row_arrays import MadeRows, RowArray
@@ -186,10 +186,7 @@ class _Nodes:
     def features(self, ntype: int, left_out: list[str]) -> dict[str, Feature]:
         """Return the features of a type."""
         tables = [number for number, stored in enumerate(self._stored) if stored.counts[ntype]]
-        ids = [
-            Reordered(self._ids[self._spaces[number]], self._key_of_row[number][self._stored[number].positions(ntype)])
-            for number in tables
-        ]
+        ids = [self._ids_of(number, ntype) for number in tables]
         features = features_of(self._stored, ntype, self.types[ntype], left_out)
         features["id"] = Feature.of(concatenated(ids))
         codes = concatenated([self._stored[number].rows(self._stored[number].codes, ntype) for number in tables])
@@ -198,6 +195,11 @@ class _Nodes:
             has_label = np.array([label in labels[1:] for labels in self._labels])
             features[f"label_{label}"] = Feature.of(MadeRows(has_label.__getitem__, np.bool_, codes))
         return features
+
+    def _ids_of(self, table: int, ntype: int) -> RowArray:
+        ids = self._ids[self._spaces[table]]
+        keys = self._stored[table].rows(self._key_of_row[table], ntype)
+        return MadeRows(ids.__getitem__, ids.dtype, keys, row_shape=ids.shape[1:])
 
 
 class _Edges:
@@ -287,10 +289,15 @@ def _codes_of(table: LabelledTable, batch: Any, codes: dict[str, int]) -> I64:
     """Return numbers for the labels or types of rows, int64[rows]; new ones are added to ``codes``."""
     if not table.label:
         return np.full(batch.num_rows, codes.setdefault(table.default, len(codes)))
-    encoded = arrow().compute.utf8_trim_whitespace(batch.column(table.label)).dictionary_encode()
-    texts = [text or table.default for text in encoded.dictionary.to_pylist()]
+    encoded = batch.column(table.label).dictionary_encode()
+    texts = [_label(text, len(table.ids) == 1) or table.default for text in encoded.dictionary.to_pylist()]
     numbers = np.array([codes.setdefault(text, len(codes)) for text in texts], np.int64)
     return np.asarray(numbers[encoded.indices.to_numpy(zero_copy_only=False)])
+
+
+def _label(text: str, is_of_node: bool) -> str:
+    labels = (label.strip() for label in (text.split(_LABEL_MARK) if is_of_node else [text]))
+    return _LABEL_MARK.join(label for label in labels if label)
 
 
 def _kept(keys: Array, grow: Grow) -> Array:

@@ -19,7 +19,6 @@ names no type. A file whose name ends in ``header`` is the header of the files t
 edges that of their file; of Neptune they are "vertex" and "edge". ``labelled_tables.py`` says what becomes of labels.
 """
 
-import csv
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -29,7 +28,7 @@ from typing import NamedTuple
 
 from mpigraph.errors import GraphDataError
 from mpigraph.metadata.schema import DEFAULT_NTYPE
-from mpigraph.partition.arrow_files import TextFiles, TextForm, is_table
+from mpigraph.partition.arrow_files import TextFiles, TextForm, fields_of, is_table
 from mpigraph.partition.layouts.labelled_tables import IdColumn, LabelledTable, read_labelled_tables
 from mpigraph.partition.layouts.layout import Layout, ReadOptions
 from mpigraph.partition.layouts.stored_rows import Property
@@ -212,8 +211,7 @@ def _header_in(dialect: _Dialect, file: Path) -> _Header | None:
     """Return the header in the first line of a file; None if it is none."""
     line = (_first_lines(file) or [""])[0]
     delimiter = next((mark for mark in dialect.marks if mark in line), ",")
-    texts = next(csv.reader([line], delimiter=delimiter), [])
-    fields = tuple(dialect.field_of(text.strip()) for text in texts)
+    fields = tuple(dialect.field_of(text.strip()) for text in fields_of(line, delimiter))
     roles = {field.role for field in fields}
     if not roles & {"id", "from", "to"}:
         return None

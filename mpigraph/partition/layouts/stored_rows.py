@@ -64,6 +64,7 @@ class StoredRows:
         self._lengths = [0] * len(tables.paths)
         self.columns = {entry.name: _Column(entry, grow) for entry in properties}
         self._codes = grow(np.int32)
+        self._grow = grow
 
     def append(self, piece: Piece, codes: I64, batch: Any, place: Place) -> None:
         """Append the rows of a block of a file; a code, from 0, tells the owner of each."""
@@ -83,7 +84,11 @@ class StoredRows:
             self.codes = self._codes.finish()
         owner = owner_of_code[self.codes]
         self.counts = np.bincount(owner, minlength=owners)
-        self._order = np.argsort(owner, kind="stable") if np.count_nonzero(self.counts) > 1 else None
+        self._order: Array | None = None
+        if np.count_nonzero(self.counts) > 1:
+            with self._grow(np.int64) as order:
+                order.append(np.argsort(owner, kind="stable"))
+                self._order = order.finish()
         for column in self.columns.values():
             column.finish(owner_of_code, owners)
 

@@ -222,3 +222,26 @@ def test_wrong_files_are_named_with_their_rows(tmp_path, name, text, message):
     with pytest.raises(GraphDataError, match=message) as error:
         check_all(read_source(path))
     assert str(tmp_path) in str(error.value)
+
+
+def test_ids_of_one_kind_in_files_of_several_formats(tmp_path):
+    """What one file has as a number another has as text; a folder's name is no pattern."""
+    folder = tmp_path / "a[b]*"
+    folder.mkdir()
+    (folder / "n.csv").write_text("id,kind\n1,x\n2,\nb,x\n")
+    (folder / "e.json").write_text('{"s": 1, "d": "b"}\n\n{"s": "2", "d": 1}\n')
+    kind = {"feature_col": "kind", "transform": {"name": "to_categorical"}}
+    node = {"node_type": "n", "format": {"name": "csv"}, "files": "n*.csv", "node_id_col": "id", "features": [kind]}
+    edge = {"relation": ["n", "e", "n"], "format": {"name": "JSON"}, "files": "e.json"}
+    edge |= {"source_id_col": "s", "dest_id_col": "d"}
+    (folder / "c.json").write_text(json.dumps({"nodes": [node], "edges": [edge]}))
+    source = read_source(folder / "c.json")
+    assert [rows(end).tolist() for end in source.edges[0]] == [[0, 1], [2, 0]]
+    assert rows(source.node_feats["n"]["kind"].values).tolist() == [[1], [0], [1]]
+    (folder / "n.csv").write_text("id,kind\n1,x\n2,y\n3,z\n")
+    with pytest.raises(GraphDataError, match=r"e.json, row 1.*b"):
+        check_all(read_source(folder / "c.json"))
+    del node["node_id_col"]
+    (folder / "c.json").write_text(json.dumps({"nodes": [node], "edges": [edge]}))
+    with pytest.raises(GraphDataError, match=r"e.json, row 1: ids of 'n' are strings"):
+        read_source(folder / "c.json")

@@ -1,6 +1,7 @@
 """Property graphs as Neo4j imports and Neptune exports them: what the files say is what is partitioned."""
 
 import gzip
+import os
 
 import numpy as np
 import pytest
@@ -216,3 +217,37 @@ def test_wrong_files_are_named_with_their_rows(tmp_path, files, message):
     with pytest.raises(GraphDataError, match=message) as error:
         check_all(read_source(tmp_path / "in"))
     assert str(tmp_path) in str(error.value)
+
+
+def test_labels_are_stripped_and_edges_may_be_missing(tmp_path):
+    nodes = ":ID,:LABEL\na, A ; B\nb,;A\nc,B\nd,\n"
+    edges = ":START_ID,:END_ID,:TYPE\n"
+    source = read_source(write(tmp_path / "in", nodes=nodes, edges=edges))
+    assert source.schema.ntypes == ("A", "B", "_N") and source.num_nodes == (2, 1, 1) and source.schema.relations == ()
+    assert rows(source.node_feats["A"]["label_B"].values).tolist() == [1, 0]
+
+
+def test_first_rows_that_look_like_comments_are_rows(tmp_path):
+    files = {"n_header": ":ID,x:int\n", "n": "#a,1\n#b,2\n", "e": ':START_ID,":END_ID",:TYPE\n#a,"#b",R\n'}
+    source = read_source(write(tmp_path / "in", **files))
+    assert source.num_nodes == (2,) and edges_of(source) == {("_N", "R", "_N"): [(0, 1)]}
+
+
+def test_large_ids(tmp_path):
+    """Integers keep their value as far as int64 has it; else ids are bytes."""
+    ids = [2**31, 2**63 - 1, -(2**63)]
+    nodes = ":ID\n" + "".join(f"{number}\n" for number in ids)
+    edges = f":START_ID,:END_ID,:TYPE\n{ids[0]},{ids[1]},R\n{ids[2]},{ids[0]},R\n"
+    source = read_source(write(tmp_path / "in", nodes=nodes, edges=edges))
+    assert rows(source.node_feats["_N"]["id"].values).tolist() == ids
+    assert edges_of(source) == {("_N", "R", "_N"): [(0, 1), (2, 0)]}
+    source = read_source(write(tmp_path / "in", nodes=f"{nodes}{2**63}\n"))
+    assert ids_of(source.node_feats["_N"]["id"]) == [str(number) for number in [*ids, 2**63]]
+
+
+def test_many_files_take_few_open_ones(tmp_path):
+    files = {f"n{number}": f":ID,x:int,y:float\n{number},{number},1\n" for number in range(60)}
+    before = len(os.listdir("/proc/self/fd"))
+    source = read_source(write(tmp_path / "in", e=":START_ID,:END_ID,:TYPE\n1,2,R\n", **files))
+    assert len(os.listdir("/proc/self/fd")) - before < 20
+    assert rows(source.node_feats["_N"]["x"].values).tolist() == list(range(60))
