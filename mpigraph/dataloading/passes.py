@@ -116,6 +116,7 @@ class Passes:
         self._rank = session.rank
         self._steps = agreed_steps(len(seeds), batch_size, drop_last, world.allreduce_minmax)
         self.bounds = batch_bounds(len(seeds), batch_size, drop_last, self._steps)
+        self._warn_if_uneven()
         self.next = 0
         self.current: Pass | None = None
         self.loaded: Pass | None = None
@@ -127,6 +128,22 @@ class Passes:
             "hash of seeds": world.allreduce_sum(seeds.digest()) % 2**48,
             "types of seeds": types,
         }
+
+    def _warn_if_uneven(self) -> None:
+        """Warn on one trainer if others have another number of minibatches. Collective on the trainers."""
+        trainers, made = self._world.trainers.size, len(self.bounds) - 1
+        ends = [self._world.allreduce_minmax(made * trainers + self._rank, largest) for largest in (False, True)]
+        (fewest, some), (most, other) = (divmod(end, trainers) for end in ends)
+        if fewest < most and self._rank == some:
+            get_logger().warning(
+                "trainer %d has %d minibatches in an epoch (%d seeds), trainer %d has %d: DistributedDataParallel needs "
+                "equal numbers. Wrap the epoch in `with model.join():`, or use fewer trainers or other batch sizes",
+                some,
+                fewest,
+                len(self.seeds),
+                other,
+                most,
+            )
 
     def __repr__(self) -> str:
         of = self.fingerprint

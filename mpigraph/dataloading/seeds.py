@@ -187,7 +187,10 @@ def _joined(lists: list[I64]) -> I64:
 
 
 def agreed_steps(num_seeds: int, batch_size: int, drop_last: bool, allreduce: Callable[[int, bool], int]) -> int:
-    """The number of steps of an epoch.
+    """Return the number of steps of an epoch, which is that of every trainer that can make as many minibatches.
+
+    That is as many as the trainer with most seeds needs; one with fewer seeds makes smaller minibatches, down to one
+    seed each. With ``drop_last``, as many as every trainer can fill, except those that cannot fill one.
 
     Args:
         num_seeds: seeds of this rank.

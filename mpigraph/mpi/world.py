@@ -30,6 +30,7 @@ from mpigraph.config import Config
 from mpigraph.errors import ClosedError, CollectiveError, InvalidArgumentError
 from mpigraph.mpi.agree import allgather_bytes, everywhere, together
 from mpigraph.mpi.compat import remove_dead_segments, unlink_segments
+from mpigraph.mpi.interrupts import UNINTERRUPTED
 from mpigraph.mpi.numa import choose_servers, memory_domain
 from mpigraph.mpi.progress_thread import Progress
 from mpigraph.mpi.wait import PEERS_COMPUTE, wait
@@ -307,7 +308,7 @@ class World:
 
     def _allreduce(self, value: int, op: MPI.Op) -> int:
         answer = np.array([value], np.int64)
-        with self.meeting("agreeing on a number", TRAINERS):
+        with UNINTERRUPTED, self.meeting("agreeing on a number", TRAINERS):
             wait(self.trainers.Iallreduce(MPI.IN_PLACE, answer, op=op), PEERS_COMPUTE)
         return int(answer[0])
 

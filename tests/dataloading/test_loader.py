@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from batches import digest
-from layouts import SharedJob, everywhere, on_all, rotated
+from layouts import Layout, SharedJob, everywhere, on_all, on_layouts, rotated
 from oracle import NUM_NODES, open_graph
 
 import mpigraph.distributed as dist
@@ -306,3 +306,24 @@ def test_two_graphs_are_sampled_in_different_orders_and_numbers(job: SharedJob, 
         loader = dist.DistDataLoader(seeds, 4, collate_fn=collate, num_prefetch=depth)
         for _ in range(2):
             assert len(list(loader)) == len(loader)
+
+
+@on_layouts([Layout(3, 0, 0), Layout(4, 1, 2)])
+@pytest.mark.parametrize("sizes, drop_last, counts", [([11, 10, 10], False, (10, 11)), ([5, 3, 4], True, (0, 1))])
+def test_unequal_numbers_of_minibatches_are_one_warning(
+    job: SharedJob, oracle, caplog: pytest.LogCaptureFixture, sizes: list[int], drop_last: bool, counts: tuple[int, int]
+) -> None:
+    g = job.open(oracle(3))
+    mine = seeds_of(g.rank(), sizes)
+    caplog.clear()
+    batch_size = 4 if drop_last else 1
+    loader = dist.DistNodeDataLoader(g, mine, NeighborSampler([2]), batch_size=batch_size, drop_last=drop_last)
+    warned = job.trainers.allgather([m for m in caplog.messages if "DistributedDataParallel" in m])
+    made = job.trainers.allgather(len(loader))
+    assert (min(made), max(made)) == counts
+    (message,) = sum(warned, [])
+    assert f"trainer {made.index(counts[0])} has {counts[0]} minibatches" in message
+    assert f"has {counts[1]}:" in message and "model.join()" in message
+    caplog.clear()
+    dist.DistNodeDataLoader(g, seeds_of(g.rank(), [12, 10, 10]), NeighborSampler([2]), batch_size=2)
+    assert not any("DistributedDataParallel" in m for m in caplog.messages)
