@@ -136,8 +136,8 @@ class Passes:
         (fewest, some), (most, other) = (divmod(end, trainers) for end in ends)
         if fewest < most and self._rank == some:
             get_logger().warning(
-                "trainer %d has %d minibatches in an epoch (%d seeds), trainer %d has %d: DistributedDataParallel needs "
-                "equal numbers. Wrap the epoch in `with model.join():`, or use fewer trainers or other batch sizes",
+                "trainer %d has %d minibatches in an epoch (%d seeds), trainer %d has %d: DDP needs equal "
+                "numbers. Wrap the epoch in `with model.join():`, or use fewer trainers or other batch sizes",
                 some,
                 fewest,
                 len(self.seeds),
