@@ -37,7 +37,7 @@ from mpigraph.partition.row_arrays import MadeRows, as_floats, as_labels, as_mas
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.partition.table_columns import NO_NUMBERS, IdColumn, ValueColumn, read_columns
 
-__all__ = ["OF_IDS", "EdgeTable", "NodeTable", "TableOptions", "read_typed_tables"]
+__all__ = ["OF_IDS", "EdgeTable", "NodeTable", "TableOptions", "ids_feature", "log_categories", "read_typed_tables"]
 
 OF_IDS = ("src", "dst", "id")
 """What ``TableOptions.columns`` calls columns of ids."""
@@ -224,6 +224,7 @@ def read_typed_tables(
 
 
 def ids_feature(original: Array) -> Feature:
+    """Return original ids as a feature: int64[n], or of strings uint8[n, width]."""
     is_text = original.dtype.kind == "S"
     return Feature.of(original.view(np.uint8).reshape(len(original), -1) if is_text else original)
 
@@ -355,6 +356,12 @@ class _Is:
         return np.asarray(rows == self.number)
 
 
+def log_categories(title: str, names: Sequence[object]) -> None:
+    """Tell in the log which categories a column has, in the order in which they are numbered."""
+    listed = ", ".join(map(repr, names[:_LISTED])) + ", ..." * (len(names) > _LISTED)
+    get_logger().warning("%s: %d categories are numbered in their order: %s", title, len(names), listed)
+
+
 def _category(title: str, names: IdColumn, scratch: Path | None) -> Feature:
     """Return the number of each name in the order of all names, int64; -1 where there is none."""
     if names.is_text:
@@ -365,10 +372,7 @@ def _category(title: str, names: IdColumn, scratch: Path | None) -> Feature:
         keys = keys[keys != b""] if len(keys) else np.zeros(0, "S1")
     else:
         keys = np.unique(names.numbers[:]) if len(names) else np.zeros(0, np.int64)
-    listed = ", ".join(repr(key.decode()) if names.is_text else str(key) for key in keys[:_LISTED].tolist())
-    get_logger().warning(
-        "%s: %d categories are numbered in their order: %s%s", title, len(keys), listed, ", ..." * (len(keys) > _LISTED)
-    )
+    log_categories(title, [key.decode() if names.is_text else key for key in keys.tolist()])
     if not names.is_text:
         return Feature.of(MadeRows(lambda rows: np.asarray(np.searchsorted(keys, rows)), np.int64, names.numbers))
     with GrowingFile(np.int64, (), scratch) as file:

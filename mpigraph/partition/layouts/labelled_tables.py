@@ -28,7 +28,7 @@ from mpigraph.metadata.schema import Relation, Schema, relation_key
 from mpigraph.partition.arrow_files import Piece, TextFiles
 from mpigraph.partition.chunks import GrowingFile, concatenated
 from mpigraph.partition.id_maps import Distinct
-from mpigraph.partition.layouts.stored_rows import Grow, Property, StoredRows, features_of
+from mpigraph.partition.layouts.stored_rows import Grow, Property, StoredRows, codes_of, features_of
 from mpigraph.partition.row_arrays import MadeRows, RowArray
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.partition.text_values import Place, arrow, distinct_in
@@ -289,15 +289,13 @@ def _codes_of(table: LabelledTable, batch: Any, codes: dict[str, int]) -> I64:
     """Return numbers for the labels or types of rows, int64[rows]; new ones are added to ``codes``."""
     if not table.label:
         return np.full(batch.num_rows, codes.setdefault(table.default, len(codes)))
-    encoded = batch.column(table.label).dictionary_encode()
-    texts = [_label(text, len(table.ids) == 1) or table.default for text in encoded.dictionary.to_pylist()]
-    numbers = np.array([codes.setdefault(text, len(codes)) for text in texts], np.int64)
-    return np.asarray(numbers[encoded.indices.to_numpy(zero_copy_only=False)])
+    is_of_nodes = len(table.ids) == 1
 
+    def cleaned(text: str) -> str:
+        labels = [label.strip() for label in (text.split(_LABEL_MARK) if is_of_nodes else [text])]
+        return _LABEL_MARK.join(label for label in labels if label) or table.default
 
-def _label(text: str, is_of_node: bool) -> str:
-    labels = (label.strip() for label in (text.split(_LABEL_MARK) if is_of_node else [text]))
-    return _LABEL_MARK.join(label for label in labels if label)
+    return codes_of(batch.column(table.label), codes, cleaned)
 
 
 def _kept(keys: Array, grow: Grow) -> Array:

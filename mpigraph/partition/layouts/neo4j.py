@@ -14,13 +14,15 @@ property           ``name:int``, ``name:float[]``                 ``name:Int``, 
 
 Properties that are numbers, truth values, dates or lists of as many numbers for each row become features: integers
 int64, ``float`` float32, ``double`` float64, dates int64 seconds since 1970. Text is left out, also where a header
-names no type. A file whose name ends in ``header`` is the header of the files that begin as it does and have none
+names no type, unless the user names one or takes it for categories, which are numbered alike in all types.
+
+A file whose name ends in ``header`` is the header of the files that begin as it does and have none
 (``movies-header.csv``, ``movies-1.csv``). Without a column of labels, nodes have the name of their id space (or "_N"),
 edges that of their file; of Neptune they are "vertex" and "edge". ``labelled_tables.py`` says what becomes of labels.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -35,6 +37,7 @@ from mpigraph.partition.layouts.stored_rows import Property
 from mpigraph.partition.layouts.text_lines import first_bytes
 from mpigraph.partition.natural_order import in_natural_order
 from mpigraph.partition.source import GraphSource
+from mpigraph.partition.typed_tables import log_categories
 
 __all__ = ["NEO4J", "NEPTUNE"]
 
@@ -126,6 +129,13 @@ def _is_at(dialect: _Dialect, path: Path) -> bool:
 
 def _read(dialect: _Dialect, path: Path, options: ReadOptions) -> GraphSource:
     files, left_out = _files_by_header(dialect, path)
+    if options.tables.columns:
+        raise GraphDataError(f"{path}: features are the properties of the files, which cannot be put together")
+    categories: dict[str, dict[str, int]] = {name: {} for name in options.tables.categories}
+    names = {field.name for header in files for field in header.fields}
+    unknown = sorted({*categories, *options.tables.types} - names)
+    if unknown:
+        raise GraphDataError(f"{path}: no file has a property {unknown[0]!r} (there are {', '.join(sorted(names))})")
     nodes: list[LabelledTable] = []
     edges: list[LabelledTable] = []
     for header, paths in files.items():
@@ -134,9 +144,12 @@ def _read(dialect: _Dialect, path: Path, options: ReadOptions) -> GraphSource:
         for role in {*wanted, "label"}:
             if roles.count(role) > 1 or (role in wanted and role not in roles):
                 raise GraphDataError(f"{paths[0]}: the header needs one column of {role}s (got {roles.count(role)})")
-        table = _table(dialect, header, paths, wanted)
+        table = _table(dialect, header, paths, wanted, options.tables.types, categories)
         (edges if len(wanted) > 1 else nodes).append(table)
     source = read_labelled_tables(nodes, edges, options.scratch)
+    for name, codes in categories.items():
+        ordered = sorted(codes, key=str.encode)
+        log_categories(f"{path}: property {name}", ordered)
     return replace(source, left_out=(*source.left_out, *left_out))
 
 
@@ -167,7 +180,14 @@ def _files_by_header(dialect: _Dialect, path: Path) -> tuple[dict[_Header, list[
     return found, left_out
 
 
-def _table(dialect: _Dialect, header: _Header, paths: Sequence[Path], id_roles: Sequence[str]) -> LabelledTable:
+def _table(
+    dialect: _Dialect,
+    header: _Header,
+    paths: Sequence[Path],
+    id_roles: Sequence[str],
+    types: Mapping[str, str],
+    categories: Mapping[str, dict[str, int]],
+) -> LabelledTable:
     names: list[str] = []
     ids = {}
     label = ""
@@ -175,15 +195,17 @@ def _table(dialect: _Dialect, header: _Header, paths: Sequence[Path], id_roles: 
     left_out = {}
     list_mark = ";" if header.delimiter != ";" else ","
     for number, field in enumerate(header.fields):
-        name = field.name or field.role
+        name = field.name if field.role == "property" else f"{field.name}:{field.role}"
         name = name if name not in names else f"{name} (column {number + 1})"
         names.append(name)
         if field.role in id_roles:
             ids[field.role] = IdColumn(name, field.space)
         elif field.role == "label":
             label = name
-        elif field.role == "property" and field.type in _NUMBERS:
-            properties.append(Property(name, _NUMBERS[field.type], list_mark if field.is_list else ""))
+        elif field.role == "property" and name in categories:
+            properties.append(Property(name, "int64", names=categories[name]))
+        elif field.role == "property" and (dtype := types.get(name, _NUMBERS.get(field.type, "string"))) != "string":
+            properties.append(Property(name, dtype, list_mark if field.is_list else ""))
         elif field.role:
             left_out[name] = "ids of edges" if field.role == "id" else field.type or "text"
     if len(id_roles) > 1:
@@ -224,9 +246,17 @@ def _stem(file: Path) -> str:
 
 
 NEO4J = Layout(
-    "Neo4j's csv", "csv files with :ID and :START_ID in headers", partial(_is_at, _NEO4J), partial(_read, _NEO4J)
+    "Neo4j's csv",
+    "csv files with :ID and :START_ID in headers",
+    partial(_is_at, _NEO4J),
+    partial(_read, _NEO4J),
+    takes_tables=True,
 )
 NEPTUNE = Layout(
-    "Neptune's csv", "csv files with ~id and ~from in headers", partial(_is_at, _NEPTUNE), partial(_read, _NEPTUNE)
+    "Neptune's csv",
+    "csv files with ~id and ~from in headers",
+    partial(_is_at, _NEPTUNE),
+    partial(_read, _NEPTUNE),
+    takes_tables=True,
 )
 """The layouts."""

@@ -21,7 +21,7 @@ from mpigraph.partition.row_arrays import CastRows, MadeRows, RowArray, as_label
 from mpigraph.partition.source import Feature
 from mpigraph.partition.text_values import Place, arrow, values_as, values_of
 
-__all__ = ["Grow", "Property", "StoredRows", "features_of"]
+__all__ = ["Grow", "Property", "StoredRows", "codes_of", "features_of"]
 
 Grow = Callable[[npt.DTypeLike], GrowingFile]
 """Opens a temporary file for values of a dtype; the caller closes all of them in the end."""
@@ -38,11 +38,14 @@ class Property:
         dtype: of its values, "int64", "float32", "float64" or "bool"; "time" for dates and times, which become int64
             seconds since 1970.
         list_mark: separates the values of one row; "" if each row has one value.
+        names: of categories, the code of each name so far, which all tables share; they are numbered in the order of
+            the names, and -1 where there is none.
     """
 
     name: str
     dtype: str
     list_mark: str = ""
+    names: dict[str, int] | None = None
 
 
 class StoredRows:
@@ -122,7 +125,8 @@ class _Column:
         self._dtype = np.dtype(np.int64 if entry.dtype == "time" else entry.dtype)
         self._length = 0
         self._values = grow(self._dtype)  # flat
-        self._missing = grow(np.bool_) if self._dtype.kind == "i" else None  # a float is NaN, a truth value False
+        self.has_gaps = self._dtype.kind == "i" and entry.names is None  # a missing float is NaN, a category -1
+        self._missing = grow(np.bool_) if self.has_gaps else None
         self._present = np.zeros(0, np.int64)
 
     def append(self, text: Any, codes: I64, place: Place) -> None:
@@ -158,7 +162,7 @@ class _Column:
 
     @property
     def _fill(self) -> float:
-        return np.nan if self._dtype.kind == "f" else 0
+        return np.nan if self._dtype.kind == "f" else 0 if self.entry.names is None else -1
 
     def _fit(self, lengths: Array) -> None:
         """Take the length of the first lists as that of all."""
@@ -172,6 +176,8 @@ class _Column:
             self.reason = f"lists of {self.row_shape[0]} and of {int(widths[widths != self.row_shape[0]][0])} values"
 
     def _numbers(self, text: Any, place: Place) -> Array:
+        if self.entry.names is not None:
+            return codes_of(text, self.entry.names)
         if self.entry.dtype != "time":
             return values_as(self._dtype, text, place)
         values = values_of(text, place)
@@ -219,26 +225,40 @@ def _feature(name: str, tables: Sequence[StoredRows], given: Sequence[_Column], 
     """Put the values of a property in all tables one after another."""
     dtype = np.result_type(*(column.values.dtype for column in given))
     is_whole = sum(column.present[owner] for column in given) == sum(table.counts[owner] for table in tables)
-    if not is_whole and dtype.kind == "i":
+    names = given[0].entry.names
+    if not is_whole and names is None and dtype.kind == "i":
         dtype = np.dtype(np.float64)
     shape = given[0].row_shape or ()
     pieces: list[RowArray] = []
     for table in tables:
         column = table.columns.get(name)
         if column is None or not column.present[owner]:
-            make = partial(_missing_rows, shape, dtype)
+            make = partial(_missing_rows, shape, dtype, -1 if names is not None else np.nan if dtype.kind == "f" else 0)
             pieces.append(MadeRows(make, dtype, table.positions(owner), row_shape=shape))
             continue
         piece: RowArray = table.rows(column.values, owner)
-        if column.present[owner] < table.counts[owner] and column.values.dtype.kind == "i":
+        if column.present[owner] < table.counts[owner] and column.has_gaps:
             piece = MadeRows(partial(_with_gaps, dtype), dtype, piece, table.rows(column.missing, owner))
         pieces.append(piece if piece.dtype == dtype else CastRows(piece, dtype))
     values = concatenated(pieces)
+    if names is not None:
+        order = sorted(range(len(names)), key=[name.encode() for name in names].__getitem__)
+        ranks = np.full(len(names) + 1, -1)  # the last is that of rows without a name, whose code is -1
+        ranks[order] = np.arange(len(names))
+        values = MadeRows(ranks.__getitem__, np.int64, values)
     return Feature(as_labels(values), "int64") if name == "label" else Feature.of(values)
 
 
-def _missing_rows(shape: tuple[int, ...], dtype: np.dtype[Any], positions: I64) -> Array:
-    return np.full((len(positions), *shape), np.nan if dtype.kind == "f" else 0, dtype)
+def codes_of(column: Any, codes: dict[str, int], cleaned: Callable[[str], str] = str) -> I64:
+    """Return the code of each string of a column, once it is cleaned; new ones are added to ``codes``. int64[rows]."""
+    encoded = column.dictionary_encode()
+    texts = map(cleaned, encoded.dictionary.to_pylist())
+    numbers = np.array([codes.setdefault(text, len(codes)) for text in texts], np.int64)
+    return np.asarray(numbers[encoded.indices.to_numpy(zero_copy_only=False)], np.int64)
+
+
+def _missing_rows(shape: tuple[int, ...], dtype: np.dtype[Any], fill: float, positions: I64) -> Array:
+    return np.full((len(positions), *shape), fill, dtype)
 
 
 def _with_gaps(dtype: np.dtype[Any], values: Array, missing: Array) -> Array:

@@ -6,6 +6,7 @@ from input_checks import check_all, check_parts, rows
 
 from mpigraph.errors import GraphDataError
 from mpigraph.partition.readers import read_source
+from mpigraph.partition.typed_tables import TableOptions
 
 NODES = """\
 node_id,label,train_mask,feat,note
@@ -115,3 +116,13 @@ def test_wrong_files_are_named(tmp_path, files, message):
     with pytest.raises(GraphDataError, match=message) as error:
         check_all(read_source(tmp_path / "in"))
     assert str(tmp_path) in str(error.value)
+
+
+def test_categories_that_the_user_names(tmp_path):
+    path = write(tmp_path / "in", {"meta.yaml": ONE, "nodes.csv": NODES, "edges.csv": EDGES})
+    source = read_source(path, tables=TableOptions(categories=("note",)))
+    assert values(source.node_feats["_N"])["note"] == [1, 2, 0] and source.left_out == ()
+    with pytest.raises(GraphDataError, match="features are the columns of the files"):
+        read_source(path, tables=TableOptions(columns={"x": ("feat",)}))
+    with pytest.raises(GraphDataError, match="files of nodes, or what columns are, cannot be given"):
+        read_source(path, nodes=[path / "nodes.csv"])

@@ -10,6 +10,7 @@ from input_checks import check_all, check_parts, rows
 from mpigraph.errors import GraphDataError
 from mpigraph.partition import arrow_files
 from mpigraph.partition.readers import read_source
+from mpigraph.partition.typed_tables import TableOptions
 
 MOVIES = """\
 movieId:ID,title,year:int,:LABEL,score:double,seen:boolean,tags:string[],vector:float[],released:date
@@ -251,3 +252,25 @@ def test_many_files_take_few_open_ones(tmp_path):
     source = read_source(write(tmp_path / "in", e=":START_ID,:END_ID,:TYPE\n1,2,R\n", **files))
     assert len(os.listdir("/proc/self/fd")) - before < 20
     assert rows(source.node_feats["_N"]["x"].values).tolist() == list(range(60))
+
+
+def test_categories_and_types_that_the_user_names(tmp_path):
+    """Names have one numbering in all files and types, in their order; without a name there is -1."""
+    files = {
+        "a": ":ID,:LABEL,topic,year,label\n1,A,physics,1,no\n2,B,,,yes\n3,A, art ,3,\n",
+        "b": ":ID,:LABEL,topic\n4,A,été\n5,C,art\n",
+        "e": ":START_ID,:END_ID,:TYPE\n1,2,R\n",
+    }
+    path = write(tmp_path / "in", **files)
+    assert len(read_source(path).left_out) == 4
+    options = TableOptions(types={"year": "int64"}, categories=("topic", "label"))
+    source = read_source(path, tables=options)
+    found = {ntype: values_of(source.node_feats[ntype]) for ntype in "ABC"}
+    assert found["A"]["topic"] == [1, 0, 2] and found["C"] == {"topic": [0], "id": [5]}  # art, physics, été
+    assert found["A"]["label"] == [0, -1, -1] and found["B"] == {"label": [1], "id": [2]}
+    assert np.array_equal(found["A"]["year"], [1, 3, np.nan], equal_nan=True) and source.left_out == ()
+    check_parts(source, tmp_path / "out")
+    with pytest.raises(GraphDataError, match="no file has a property 'no' "):
+        read_source(path, tables=TableOptions(categories=("no",)))
+    with pytest.raises(GraphDataError, match="features are the properties of the files"):
+        read_source(path, tables=TableOptions(columns={"x": ("year",)}))
