@@ -37,7 +37,6 @@ import jobs
 import layouts
 import pytest
 import torch
-from compiling import compile_once
 from jobs import DEADLINE, GRACE, SLOW
 from layouts import API, LAYOUTS, THREADS, WORLD, Job, Layout, SharedJob, exactly, first_ranks, path_of, quiet_barrier
 from mpi4py import MPI
@@ -317,7 +316,6 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     folder = WORLD.bcast(tempfile.mkdtemp(prefix="mpigraph-tests-") if WORLD.rank == 0 else None)
     layouts.FOLDER = Path(folder)
     jobs.ZYGOTE = layouts.FOLDER / "zygote"
-    compile_once(layouts.FOLDER)
     signal.signal(signal.SIGTERM, leave)
     if WORLD.rank == 0:
         warm_up()

@@ -7,9 +7,12 @@ import shutil
 import sys
 import threading
 import time
+from functools import partial
 from types import TracebackType
 
 from tqdm import tqdm
+
+from mpigraph.compiling import REPORT
 
 __all__ = ["ProgressBar"]
 
@@ -48,11 +51,13 @@ class ProgressBar:
 
     def __enter__(self) -> "ProgressBar":
         self._thread.start()
+        REPORT.tell = partial(tqdm.write, file=sys.stderr)  # which draws the bar again below the line
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        REPORT.tell = None
         self._stop.set()
         self._thread.join()
         self._end(finished=False)
@@ -69,10 +74,16 @@ class ProgressBar:
                     self._shown.draw()
 
 
+def _described(stage: str) -> str:
+    """The stage, with what stands in its way."""
+    return f"{stage} ({status})" if (status := REPORT.status()) else stage
+
+
 class _Bar:
     """A stage in a terminal; a clock where progress is not known."""
 
     def __init__(self, stage: str, total: int) -> None:
+        self._stage = stage
         self._is_clock = total == 1
         size = shutil.get_terminal_size()  # tqdm's own guess is 0 where the terminal does not say, and shows nothing
         self._tqdm = tqdm(
@@ -91,9 +102,11 @@ class _Bar:
         self._tqdm.total = total
 
     def draw(self) -> None:
+        self._tqdm.desc = _described(self._stage)
         self._tqdm.refresh()
 
     def close(self, finished: bool) -> None:
+        self._tqdm.desc = self._stage
         if self._is_clock and finished:
             self._tqdm.bar_format = _CLOCK_STOPPED
         self._tqdm.close()
@@ -127,7 +140,7 @@ class _Lines:
             self._done,
             self._total,
             seconds,
-            prefix=self._stage,
+            prefix=_described(self._stage),
             unit="",
             unit_scale=self._total >= _SCALED,
             bar_format=bar_format,

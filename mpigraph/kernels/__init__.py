@@ -1,6 +1,5 @@
 """Compiled loops over plain arrays. :func:`warm_up` compiles (or loads from the cache) all that training uses."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -48,20 +47,14 @@ from mpigraph.kernels.upcoming import add_reads, split_near
 __all__ = ["warm_up"]
 
 
-def warm_up(compiling: Callable[[], None] | None = None) -> None:
-    """Run each kernel of the usual path once on tiny arrays, so that training never waits for a compiler.
-
-    ``compiling`` is called once the first of them had to be compiled, since the cache did not have it.
-    """
+def warm_up() -> None:
+    """Run each kernel of the usual path once on tiny arrays, so that training never waits for a compiler."""
     ids = np.arange(2, dtype=np.int64)
     indptr = np.array([0, 1, 2], np.int64)
     counts = np.zeros(2, np.int64)
     key = combine(np.uint64(1), fingerprint(ids))
     ranges = np.array([0, 2])
     order_by_range(ids, ranges)
-    stats: Any = getattr(order_by_range, "stats", None)  # Python's own functions have none (NUMBA_DISABLE_JIT=1)
-    if compiling is not None and stats is not None and stats.cache_misses:
-        compiling()
     ranges.setflags(write=False)  # to numba another type, for which it compiles again; that of books
     order_by_range(ids, ranges)
     find_runs(ids)

@@ -351,10 +351,7 @@ def initialize(
         world.close()
         raise
     with world.watch("compiling kernels", _PATIENCE):
-        say_so = get_logger().warning if world.node_index == 0 else get_logger().info
-        text = "compiling kernels (once), which takes a minute or so; NUMBA_CACHE_DIR sets where they are kept"
-        # the other ranks of a node load what they need from its cache
-        world.once_per_node(lambda: warm_up(lambda: say_so(text)))
+        world.once_per_node(warm_up)  # the other ranks of a node load what they need from its cache
         wait(world.comm.Ibarrier(), PEERS_COMPUTE)  # what comes next has a shorter deadline
     cores = world.cores_per_rank()
     if world.size > 1 and not config.threads_chosen:

@@ -10,6 +10,7 @@ import pytest
 from mpigraph.cli import progress
 from mpigraph.cli.main import main
 from mpigraph.cli.progress import ProgressBar
+from mpigraph.compiling import REPORT
 
 
 class Terminal(io.StringIO):
@@ -60,6 +61,19 @@ def test_a_bar_shows_a_total_that_grows(terminal):
         wait_for(lambda: "45%" in terminal.getvalue())
         report("draw edges", 20, 20)
     assert terminal.getvalue().count("\n") == 1
+
+
+def test_a_bar_says_that_kernels_are_compiled(terminal):
+    with redirect_stderr(terminal), ProgressBar() as report:
+        report("write parts", 0, 4)
+        REPORT.begin()
+        try:
+            wait_for(lambda: "write parts (compiling kernels: " in terminal.getvalue())
+        finally:
+            REPORT.end(False)
+        report("write parts", 4, 4)
+    assert re.match("write parts +100%", terminal.getvalue().split("\r")[-1])
+    assert REPORT.tell is None
 
 
 def test_a_stage_that_fails_is_not_done(terminal):

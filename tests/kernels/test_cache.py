@@ -1,14 +1,19 @@
 """Where compiled kernels are kept, and kernels that are not compiled."""
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from jobs import cannot_mount, clean_environment, run_job
-from numba import config
+from numba import config, njit
+from numba.core.caching import FunctionCache
+from numba.core.errors import TypingError
 
+from mpigraph.compiling import REPORT
 from mpigraph.errors import StorageError
 from mpigraph.kernels import cache
+from mpigraph.kernels.search import find_in_rows
 
 
 def nowhere(*_: object) -> None:
@@ -49,6 +54,46 @@ def test_with_a_place_nothing_is_changed(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(config, "CACHE_DIR", "")
     cache.prepare()
     assert config.CACHE_DIR == ""
+
+
+COMPILES = """
+import numpy as np
+from mpigraph.compiling import REPORT
+from mpigraph.kernels.float16 import widen
+from mpigraph.kernels.rng import combine
+key = combine(np.uint64(1), np.uint64(2))
+for brain in (False, True):
+    widen(np.zeros(2, np.float32), brain)
+print("compiled", REPORT.compiled, int(key), repr(REPORT.status()))
+"""
+
+
+def test_one_of_several_processes_compiles_a_kernel_and_says_so(tmp_path: Path) -> None:
+    """Also where another kernel is in the cache already."""
+    env = clean_environment() | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", COMPILES]
+    first = run_job([sys.executable, "-c", COMPILES.partition("for brain")[0] + "print(REPORT.compiled)"], env)
+    assert first.status == 0 and int(first.stdout) > 0
+    with ThreadPoolExecutor(2) as pool:
+        both = list(pool.map(lambda _: run_job(command, env), range(2)))
+    later = run_job(command, env)
+    assert [done.status for done in (*both, later)] == [0, 0, 0], both
+    counts = [int(done.stdout.split()[1]) for done in both]
+    assert sum(counts) == len(list(tmp_path.rglob("*.nbc"))) - int(first.stdout)
+    for count, done in zip(counts, both, strict=True):
+        assert count == 0 or "compiling kernels (first use)" in done.stderr
+    assert later.stdout.startswith("compiled 0 ") and later.stderr == ""
+    assert all(done.stdout.endswith(" ''\n") for done in (*both, later))
+
+
+def test_what_cannot_be_compiled_keeps_no_other_process_waiting() -> None:
+    with pytest.raises(TypingError):
+        find_in_rows(*["text"] * 7)
+    assert find_in_rows._cache._lock is None and not find_in_rows._cache._missing and REPORT.status() == ""
+
+
+def test_caches_of_other_functions_stay_numbas() -> None:
+    assert type(njit(cache=True)(nowhere)._cache) is FunctionCache
 
 
 def test_kernels_run_without_a_compiler() -> None:

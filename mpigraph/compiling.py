@@ -1,0 +1,84 @@
+"""Says that kernels are compiled, how many there were, and for how long it has taken.
+
+Numba compiles a kernel when it is first called and its cache lacks it; ``kernels/cache.py`` tells :data:`REPORT`.
+"""
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+from mpigraph.config import launcher_rank
+from mpigraph.log import get_logger
+
+__all__ = ["REPORT", "Report"]
+
+_FIRST = "compiling kernels (first use), which takes a minute or so; NUMBA_CACHE_DIR sets where they are kept"
+_SECONDS = 10.0  # between two lines
+_CLEAR = "\r\x1b[K"
+
+
+class Report:
+    """What this process has compiled.
+
+    Attributes:
+        tell: prints a line in place of the log; who sets it shows :meth:`status`, which a terminal otherwise shows.
+        compiled: how many kernels.
+    """
+
+    def __init__(self) -> None:
+        self.tell: Callable[[str], None] | None = None
+        self.compiled = 0
+        self._lock = threading.Lock()
+        self._depth = 0  # kernels that call each other are compiled inside each other
+        self._begin = self._spoke = 0.0
+        self._seconds = 0.0
+
+    def status(self) -> str:
+        """Return what is shown while a kernel is compiled, "" when none is."""
+        if not self._depth:
+            return ""
+        seconds = self._seconds + time.monotonic() - self._begin
+        return f"compiling kernels: {self.compiled} done, {seconds:.0f} s"
+
+    def begin(self) -> None:
+        """A kernel is not in the cache: this process compiles it, or waits for another that does."""
+        with self._lock:
+            now = time.monotonic()
+            if not self._depth:
+                self._begin = now
+            self._depth += 1
+            if not self._spoke:
+                self._say(_FIRST)
+            elif self.tell is None and not self._draws() and now - self._spoke >= _SECONDS:
+                self._say(self.status())
+            if self._draws():
+                sys.stderr.write(_CLEAR + self.status())
+                sys.stderr.flush()
+
+    def end(self, compiled: bool) -> None:
+        """The kernel is there; ``compiled``: by this process."""
+        with self._lock:
+            self.compiled += compiled
+            self._depth -= 1
+            if not self._depth:
+                self._seconds += time.monotonic() - self._begin
+                if self._draws():
+                    sys.stderr.write(_CLEAR)
+                    sys.stderr.flush()
+
+    def _draws(self) -> bool:
+        return self.tell is None and launcher_rank() == 0 and sys.stderr is not None and sys.stderr.isatty()
+
+    def _say(self, text: str) -> None:
+        self._spoke = time.monotonic()
+        if self.tell is not None:
+            self.tell(text)
+        elif launcher_rank() == 0:  # the others wait for the same kernels
+            get_logger().warning(text)
+        else:
+            get_logger().info(text)
+
+
+REPORT = Report()
+"""That of this process."""

@@ -1,0 +1,59 @@
+"""What is said while kernels are compiled."""
+
+import io
+import logging
+import sys
+
+import pytest
+
+from mpigraph import compiling
+from mpigraph.compiling import Report
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def first_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling, "launcher_rank", lambda: 0)
+
+
+def compile_two(report: Report) -> None:
+    """One kernel calls another."""
+    report.begin()
+    report.begin()
+    report.end(True)
+    report.end(True)
+
+
+def test_a_log_has_a_line_at_first_and_then_now_and_then(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
+    monkeypatch.setattr(logging.getLogger("mpigraph"), "propagate", True)
+    report, clock = Report(), iter(range(100, 1000, 4))
+    monkeypatch.setattr(compiling.time, "monotonic", lambda: next(clock))
+    for _ in range(3):
+        compile_two(report)
+    assert caplog.messages[0].startswith("compiling kernels (first use)")
+    assert caplog.messages[1].startswith("compiling kernels: ") and 2 <= len(caplog.messages) <= 6
+    assert report.compiled == 6 and report.status() == ""
+
+
+def test_a_terminal_has_a_line_while_a_kernel_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    report = Report()
+    compile_two(report)
+    assert "compiling kernels: 0 done, 0 s" in sys.stderr.getvalue() and sys.stderr.getvalue().endswith("\r\x1b[K")
+    report.begin()
+    assert report.status() == "compiling kernels: 2 done, 0 s"
+    report.end(False)
+    assert report.compiled == 2
+
+
+def test_who_shows_the_status_gets_the_first_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    report, lines = Report(), []
+    report.tell = lines.append
+    compile_two(report)
+    compile_two(report)
+    assert len(lines) == 1 and sys.stderr.getvalue() == ""
