@@ -39,6 +39,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument("--signal", type=float, default=Recipe.signal, help="strength of the features (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="equal seeds give equal graphs (%(default)s)")
     parser.add_argument("-o", "--out", required=True, metavar="DIR", help="directory to write, which every rank sees")
+    parser.add_argument("--overwrite", action="store_true", help="write over another graph in --out (default: refuse)")
     parser.set_defaults(run=_run)
 
 
@@ -58,7 +59,7 @@ def _run(arguments: argparse.Namespace) -> int:
                 signal=arguments.signal,
             )
         with ProgressBar() if exchange.rank == 0 else nullcontext() as progress:
-            path = write_graph(recipe, arguments.out, progress, exchange)
+            path = write_graph(recipe, arguments.out, progress, exchange, arguments.overwrite)
         if exchange.rank == 0:
             edges = 2 * recipe.num_pairs
             print(f"{path}: {recipe.num_nodes} nodes, {edges} directed edges, {recipe.num_classes} classes")

@@ -22,6 +22,7 @@ from mpigraph.partition.carried_rows import carried_sizes
 from mpigraph.partition.exchange import Exchange
 from mpigraph.partition.forecast import Forecast, check_memory, ranks_on_this_node
 from mpigraph.partition.layouts.registry import LAYOUTS
+from mpigraph.partition.occupied import check_vacant
 from mpigraph.partition.options import PART_METHODS, check_options, check_writable
 from mpigraph.partition.pipeline import PartitionResult, partition_source
 from mpigraph.partition.progress import silent
@@ -115,6 +116,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "another input or other options all are written (without --resume the assignment of nodes is taken up, and "
         "all parts are written)",
     )
+    parser.add_argument(
+        "--overwrite", action="store_true", help="write over another graph in --out (default: refuse before reading)"
+    )
     parser.set_defaults(run=_run)
 
 
@@ -168,6 +172,8 @@ def _run(arguments: argparse.Namespace) -> int:
             if scratch is not None and not (os.path.isdir(scratch) and os.access(scratch, os.W_OK | os.X_OK)):
                 raise InvalidArgumentError(f"--scratch {scratch}: no directory that can be written to")
             check_apart(arguments.input, arguments.out)
+            if not arguments.overwrite:
+                check_vacant(Path(arguments.out), name, None)
             with muted(exchange.rank > 0):
                 source = _read(arguments, scratch or nearest)
             classes = _training_nodes(source) if arguments.balance_train else None
@@ -194,6 +200,7 @@ def _run(arguments: argparse.Namespace) -> int:
                 scratch=Scratch(folder, mapping=foreseen.mapping),
                 resume=arguments.resume,
                 feat_dtype=feat_dtype,
+                overwrite=arguments.overwrite,
             )
         if exchange.rank == 0:
             _print_result(result, method)

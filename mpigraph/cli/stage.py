@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpigraph.config import Config, slurm_allocation
 from mpigraph.errors import MPIGraphError
+from mpigraph.partition.occupied import Sizes, check_vacant, remove_other_graphs, remove_stale_parts
 from mpigraph.storage.part_config import PartConfig
 from mpigraph.store.staging import Shard, check_fit, copy_shard, hosts_of_nodes, is_staged, parts_of_hosts, shards_of
 
@@ -39,14 +40,17 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "--num_servers", type=int, metavar="N", help="servers on each node; 0: trainers host the graph (default: 1)"
     )
     parser.add_argument("--num-servers", type=int, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    parser.add_argument("--overwrite", action="store_true", help="write over another graph in --to (default: refuse)")
     parser.set_defaults(run=_run)
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    return run(arguments.part_config, arguments.to, arguments.num_servers)
+    return run(arguments.part_config, arguments.to, arguments.num_servers, overwrite=arguments.overwrite)
 
 
-def run(part_config: str, directory: str, num_servers: int | None = None, comm: Any = None) -> int:
+def run(
+    part_config: str, directory: str, num_servers: int | None = None, comm: Any = None, overwrite: bool = False
+) -> int:
     """Stage a graph; print where its configuration is, or one error.
 
     Args:
@@ -54,6 +58,7 @@ def run(part_config: str, directory: str, num_servers: int | None = None, comm: 
         directory: where to, on every node's own disk.
         num_servers: servers on each node of the job that follows (default: ``MPIGRAPH_NUM_SERVERS``, else 1).
         comm: the ranks that take part; all by default.
+        overwrite: write over another graph in the directory.
 
     Returns:
         The exit status.
@@ -68,7 +73,7 @@ def run(part_config: str, directory: str, num_servers: int | None = None, comm: 
     world = open_world(comm)  # every rank takes part
     status = 0
     try:
-        path = _stage(world, part_config, Path(directory).absolute(), config.num_servers)
+        path = _stage(world, part_config, Path(directory).absolute(), config.num_servers, overwrite)
         if world.rank == 0:
             print(path, flush=True)
     except MPIGraphError as error:  # on every rank
@@ -80,7 +85,7 @@ def run(part_config: str, directory: str, num_servers: int | None = None, comm: 
     return status
 
 
-def _stage(world: "World", part_config: str, directory: Path, num_servers: int) -> Path:
+def _stage(world: "World", part_config: str, directory: Path, num_servers: int, overwrite: bool) -> Path:
     """Stage, report, and return the path of the staged configuration. Collective on ``world.comm``."""
     from mpigraph.mpi.agree import allgather_bytes, together
     from mpigraph.store.host_ranges import check_same
@@ -99,16 +104,22 @@ def _stage(world: "World", part_config: str, directory: Path, num_servers: int) 
     step = f"staging to {directory}"
     node = f"node {world.node_index} ({socket.gethostname()})"
     with together(world.comm, step):
+        if shards and not overwrite:
+            check_vacant(directory, config.graph_name, Sizes.of(config))
+    with together(world.comm, step):
         missing = [shard for shard in shards if not is_staged(shard, config)]
         check_fit(missing, directory, node)
         if missing:  # a configuration lies there only where all its shards do
             (directory / config.path.name).unlink(missing_ok=True)
+        if shards:
+            remove_other_graphs(directory, config.graph_name)
     with together(world.comm, step):
         for shard in missing:
             copy_shard(shard, config)
     with together(world.comm, step):  # last, now that every node has its parts
         if shards:
             replace(config, files=config.default_files(config.num_parts)).write(directory)
+            remove_stale_parts(directory, config.num_parts)
     seconds = time.monotonic() - begin
     _report(world, f"{node}: {_summary(parts, shards, missing)}, {seconds:.1f} s" if shards else "")
     return directory / config.path.name

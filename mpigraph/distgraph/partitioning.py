@@ -69,6 +69,7 @@ def partition_graph(
     store_inner_node: bool = False,
     store_inner_edge: bool = False,
     n_jobs: int = 1,
+    overwrite: bool = False,
 ) -> tuple[Any, Any] | None:
     """Cut a graph into parts and write them to ``out_path``.
 
@@ -107,13 +108,15 @@ def partition_graph(
         store_inner_node: without effect.
         store_inner_edge: without effect.
         n_jobs: without effect; ``comm`` has several ranks do it.
+        overwrite: write over another graph in ``out_path``. One of the same name and of as many nodes and edges is
+            replaced in any case.
 
     Returns:
         None, or ``(orig_nids, orig_eids)``: new id -> original id, int64 tensors; dicts by node type and by
         ``(src, rel, dst)`` unless the graph is homogeneous.
 
     Raises:
-        InvalidArgumentError: an argument is not usable.
+        InvalidArgumentError: an argument is not usable, or another graph lies in ``out_path``.
         FieldNameError: ``feat_dtype`` names a feature that does not exist.
         GraphDataError: the graph contradicts itself, or a finite number would become infinite in 16 bits, as beyond
             65504 in float16; names feature and row.
@@ -152,6 +155,7 @@ def partition_graph(
             exchange=exchange,
             resume=resume,
             feat_dtype=names,
+            overwrite=overwrite,
         )
     return _mapping(graph, result) if return_mapping else None
 

@@ -11,11 +11,13 @@ of them makes the public ids.
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -23,14 +25,16 @@ from mpigraph.arrays import F32, I32, I64, Array
 from mpigraph.errors import InvalidArgumentError, check_integer
 from mpigraph.kernels.rng import combine
 from mpigraph.partition.exchange import ALONE, Exchange
-from mpigraph.partition.npy_files import NpyFile, NpyShape, new_npy_files, storage_errors
+from mpigraph.partition.npy_files import UNFINISHED, NpyFile, NpyShape, new_npy_files, storage_errors
+from mpigraph.partition.occupied import OVERWRITE
 from mpigraph.partition.progress import Progress, silent
 from mpigraph.partition.random_pairs import Communities, Rows, draw_pairs
+from mpigraph.storage.files import read_text
 
 __all__ = ["GRAPH_FILES", "Recipe", "generate_graph", "write_graph"]
 
 GRAPH_FILES = ("edge_src", "edge_dst", "feat", "label", "train_mask", "val_mask", "test_mask")
-
+_META = "meta.json"
 _ROWS_PER_CHUNK = 1 << 17  # of features; each chunk has a stream of its own, so another size makes other features
 
 
@@ -120,6 +124,7 @@ def write_graph(
     directory: str | os.PathLike[str],
     progress: Progress | None = None,
     exchange: Exchange = ALONE,
+    overwrite: bool = False,
 ) -> Path:
     """Write a generated graph as ``.npy`` files and ``meta.json``, in chunks; the same files on any number of ranks.
 
@@ -130,18 +135,23 @@ def write_graph(
         directory: created if missing; every rank must see it. Files in it are replaced when the new ones are whole.
         progress: what to report to; only the first rank's is called, and told what that rank does.
         exchange: the ranks; by default this process alone.
+        overwrite: write over another graph in the directory. What this recipe has made there is not another one.
 
     Returns:
         The directory.
 
     Raises:
-        InvalidArgumentError: the graph is too dense or too large; on every rank.
+        InvalidArgumentError: the graph is too dense or too large, or another one lies there; on every rank.
         StorageError: a rank cannot write; on every rank.
 
     Collective on the ranks.
     """
     progress = progress if progress is not None and exchange.rank == 0 else silent
     out = Path(directory)
+    about = json.dumps(_meta(recipe), indent=2) + "\n"
+    with exchange.together(f"looking into {out}"):
+        if exchange.rank == 0 and not overwrite:
+            _check_vacant(out, about)
     with new_npy_files(exchange, out, _shapes(recipe)) as (folder, files):
         public_ids, rng = _public_ids(recipe)
         rows = _draw(recipe, exchange, progress)
@@ -156,9 +166,34 @@ def write_graph(
             if exchange.rank == 0:
                 for name, array in {"label": labels, **_masks(recipe, rng)}.items():
                     files[name].write(array, at=0)
-                meta = {**asdict(recipe), "num_edges": 2 * recipe.num_pairs, "both_directions": True}
-                (folder / "meta.json").write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
+                (folder / _META).write_text(about, encoding="utf-8")
+    if exchange.rank == 0:
+        for left in out.glob(f"{UNFINISHED}*"):  # by runs that were killed
+            shutil.rmtree(left, ignore_errors=True)
     return out
+
+
+def _meta(recipe: Recipe) -> dict[str, Any]:
+    return {**asdict(recipe), "num_edges": 2 * recipe.num_pairs, "both_directions": True}
+
+
+def _check_vacant(out: Path, about: str) -> None:
+    """Check that no graph lies in a directory, or the one that ``about`` describes, or what a killed run has left.
+
+    Raises:
+        InvalidArgumentError: another graph lies there.
+    """
+    names = [_META, *(f"{name}.npy" for name in GRAPH_FILES)]
+    there = [name for name in names if (out / name).exists()]
+    if _META in there:
+        try:
+            is_other = read_text(out / _META) != about
+        except (OSError, ValueError):
+            is_other = True
+    else:
+        is_other = bool(there) and not any(out.glob(f"{UNFINISHED}*"))
+    if is_other:
+        raise InvalidArgumentError(f"{out} holds another graph, whose {there[0]} would be overwritten: {OVERWRITE}")
 
 
 def _shapes(recipe: Recipe) -> dict[str, NpyShape]:

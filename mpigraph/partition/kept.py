@@ -26,9 +26,18 @@ from mpigraph.partition.part_writer import WrittenPart
 from mpigraph.storage.files import NewFile, open_regular, read_text
 from mpigraph.storage.part_config import PartConfig
 
-__all__ = ["KeptAssignment", "PartRecords", "bytes_recorded", "is_anything_left", "remove_all", "sole_writer"]
+__all__ = [
+    "KeptAssignment",
+    "PartRecords",
+    "bytes_recorded",
+    "is_anything_left",
+    "names_left",
+    "remove_all",
+    "sole_writer",
+]
 
 _WORD = 16  # digits of the hash in the name
+_LEFT = re.compile(rf"\.?(.+)\.[0-9a-f]{{{_WORD}}}\.(assignment|part([0-9]+))(\.tmp)?")
 _DIGEST = 32  # bytes at the beginning of a file: the hash of the rest
 
 
@@ -130,8 +139,8 @@ class PartRecords:
     def remove_others(self, parts: Iterable[int]) -> None:
         """Remove all records for a graph of this name, of whatever hash, except those of some parts."""
         kept = {self._path(part) for part in parts}
-        for path, part in _files(self._folder, self._graph_name):
-            if part is not None and path not in kept:
+        for path, name, part in _files(self._folder):
+            if name == self._graph_name and part is not None and path not in kept:
                 path.unlink(missing_ok=True)
 
     def _path(self, part: int) -> Path:
@@ -143,12 +152,17 @@ class PartRecords:
 
 def is_anything_left(folder: Path, graph_name: str) -> bool:
     """Return whether an interrupted run has left anything for a graph of this name, of whatever hash."""
-    return any(not path.name.endswith(".tmp") for path, _ in _files(folder, graph_name))
+    return any(name == graph_name and not path.name.endswith(".tmp") for path, name, _ in _files(folder))
+
+
+def names_left(folder: Path) -> set[str]:
+    """Return the names of the graphs of which interrupted runs have left anything."""
+    return {name for _, name, _ in _files(folder)}
 
 
 def bytes_recorded(folder: Path, graph_name: str) -> int:
     """Return the size of the files of all parts that are recorded."""
-    recorded = {part for _, part in _files(folder, graph_name) if part is not None}
+    recorded = {part for _, name, part in _files(folder) if name == graph_name and part is not None}
     files = PartConfig.default_files(max(recorded, default=-1) + 1)
     paths = [folder / name for part in recorded for name in files[part].values()]
     return sum(path.stat().st_size for path in paths if path.is_file())
@@ -157,8 +171,9 @@ def bytes_recorded(folder: Path, graph_name: str) -> int:
 def remove_all(folder: Path, graph_name: str) -> None:
     """Remove what any run for a graph of this name has left, now that the graph is written."""
     with suppress(OSError):  # the graph stands
-        for path, _ in sorted(_files(folder, graph_name), key=lambda found: found[1] is None):  # assignments last
-            path.unlink(missing_ok=True)
+        for path, name, _ in sorted(_files(folder), key=lambda found: found[2] is None):  # assignments last
+            if name == graph_name:
+                path.unlink(missing_ok=True)
 
 
 def sole_writer(folder: Path) -> NewFile:
@@ -170,11 +185,10 @@ def sole_writer(folder: Path) -> NewFile:
     return NewFile(folder / "partition", busy=f"{folder}: another run is writing to this folder")
 
 
-def _files(folder: Path, graph_name: str) -> list[tuple[Path, int | None]]:
-    """Return what runs have left for a graph, and the part of which each file is the record; None for an assignment."""
-    ours = re.compile(rf"\.?{re.escape(graph_name)}\.[0-9a-f]{{{_WORD}}}\.(assignment|part([0-9]+))(\.tmp)?")
-    found = [(path, ours.fullmatch(path.name)) for path in folder.iterdir()]
-    return [(path, None if match[2] is None else int(match[2])) for path, match in found if match is not None]
+def _files(folder: Path) -> list[tuple[Path, str, int | None]]:
+    """Return what runs have left, the graph's name, and the part of which it is the record; None for an assignment."""
+    left = [(path, _LEFT.fullmatch(path.name)) for path in folder.iterdir()]
+    return [(path, match[1], None if match[3] is None else int(match[3])) for path, match in left if match is not None]
 
 
 def _plain(written: WrittenPart) -> dict[str, Any]:

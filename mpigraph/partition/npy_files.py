@@ -15,7 +15,9 @@ from mpigraph.errors import MPIGraphError, StorageError
 from mpigraph.partition.exchange import Exchange
 from mpigraph.storage.files import check_space
 
-__all__ = ["NpyFile", "NpyShape", "new_npy_files", "storage_errors"]
+__all__ = ["UNFINISHED", "NpyFile", "NpyShape", "new_npy_files", "storage_errors"]
+
+UNFINISHED = ".generating-"  # how the name of a folder begins whose files are being written
 
 
 class NpyShape:
@@ -93,7 +95,7 @@ def new_npy_files(
     """Make ``.npy`` files that the ranks fill inside the ``with`` block.
 
     Yields the folder in which they lie meanwhile, and the files by name. At the end of the block all files in that
-    folder move to the directory; if it raises, on every rank, they are removed.
+    folder move to the directory, those that are not ``.npy`` last; if it raises, on every rank, they are removed.
 
     Args:
         exchange: the ranks.
@@ -106,7 +108,7 @@ def new_npy_files(
     Collective on the ranks.
     """
     number = exchange.sum_of(secrets.randbits(48) if exchange.rank == 0 else 0)  # so that no rank finds an older folder
-    folder = directory / f".generating-{number:012x}"
+    folder = directory / f"{UNFINISHED}{number:012x}"
     try:
         with exchange.together(f"creating files in {directory}"), storage_errors(directory):
             if exchange.rank == 0:
@@ -127,7 +129,11 @@ def new_npy_files(
                     file.close()
         with exchange.together(f"writing to {directory}"), storage_errors(directory):
             if exchange.rank == 0:
-                for path in sorted(folder.iterdir()):
+                # what describes the files goes first, and comes last: it is there only while all others are
+                described = [path for path in folder.iterdir() if path.suffix != ".npy"]
+                for path in described:
+                    (directory / path.name).unlink(missing_ok=True)
+                for path in [*sorted(set(folder.iterdir()) - set(described)), *described]:
                     path.replace(directory / path.name)
     finally:
         if exchange.rank == 0:

@@ -45,6 +45,7 @@ from mpigraph.partition.kept import (
 from mpigraph.partition.metis import metis_assign
 from mpigraph.partition.multilevel.assign import multilevel_assign
 from mpigraph.partition.numbering import Numbering
+from mpigraph.partition.occupied import Sizes, check_vacant, remove_other_graphs, remove_stale_parts
 from mpigraph.partition.options import Method, check_assignment, check_options, check_same, check_writable
 from mpigraph.partition.part_writer import PartWriter, WrittenPart
 from mpigraph.partition.progress import Progress, silent
@@ -107,6 +108,7 @@ def partition_source(
     scratch: Scratch | None = None,
     resume: bool = False,
     feat_dtype: FeatDtype = None,
+    overwrite: bool = False,
 ) -> PartitionResult:
     """Partition a graph and write it. Equal arguments give equal files, on any number of ranks.
 
@@ -137,9 +139,11 @@ def partition_source(
             Edges are compared with those that the parts were made from, features by their dtypes, their shapes and a
             few of their rows. Where nothing can be taken up, a line of the log tells, and all parts are written.
         feat_dtype: which features are stored in 16 bits, besides those that are so in the input.
+        overwrite: write over another graph that lies in the directory. A graph of the same name and of as many nodes
+            and edges is not another one.
 
     Raises:
-        InvalidArgumentError: an argument is not usable, or the directory cannot be written to.
+        InvalidArgumentError: an argument is not usable, the directory cannot be written to, or another graph is there.
         FieldNameError: ``feat_dtype`` names a feature that does not exist.
         StorageError: the disk is full, or another run is writing there.
         GraphDataError: the graph contradicts itself, or a feature does not fit 16 bits.
@@ -157,6 +161,8 @@ def partition_source(
                 check_writable(out)
                 out.mkdir(parents=True, exist_ok=True)
                 stack.callback(sole_writer(out).discard)
+                if not overwrite:
+                    check_vacant(out, graph_name, Sizes(sum(source.num_nodes), sum(source.edge_counts)))
                 there = bytes_recorded(out, graph_name) if resume else 0
                 check_space(out, _bytes_on_disk(source, num_parts) - there, f"graph {graph_name!r}")
         method = Method(part_method, int(num_parts), int(seed), objtype, recursive, bool(balance_edges))
@@ -219,12 +225,14 @@ class _Run:
         with self.exchange.together("removing the old configuration"):
             if self.exchange.rank == 0:
                 (self.out / f"{self.graph_name}.json").unlink(missing_ok=True)
+                remove_other_graphs(self.out, self.graph_name)
                 records.remove_others(np.flatnonzero(done).tolist())
         if not done.all():
             written |= self.write_parts(identity, numbering, done, records)
         path = self.write_config(method, identity, numbering, written, report)
         if self.exchange.rank == 0:
             remove_all(self.out, self.graph_name)
+            remove_stale_parts(self.out, method.num_parts)
         return PartitionResult(path, report)
 
     def check_edges(self) -> str:

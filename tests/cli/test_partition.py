@@ -145,11 +145,11 @@ def test_temporary_files_of_reading_lie_at_out(tmp_path, monkeypatch, name):
 
 def test_a_csv_file_gives_its_name_and_numbers_or_keeps_ids(tmp_path, capsys):
     (tmp_path / "g.csv").write_text("src,dst\n0,5\n5,9\n9,0\n")
-    for given, count in ((), 3), (("--nodes", 20), 20):
+    for given, count in ((), 3), (("--nodes", 20, "--overwrite"), 20):
         assert run(tmp_path / "g.csv", *given, "--parts", 2, "-o", tmp_path / "out", "--scratch", tmp_path) == 0
         assert f"{count} nodes, 3 directed edges" in capsys.readouterr().err
         assert PartConfig.read(tmp_path / "out" / "g.json").book.num_nodes(0) == count
-    assert run(tmp_path / "g.csv", "--nodes", 9, "--parts", 2, "-o", tmp_path / "out") == 2
+    assert run(tmp_path / "g.csv", "--nodes", 9, "--parts", 2, "-o", tmp_path / "other") == 2
     assert "g.csv, row 4: edge 2 of ('_N', '_E', '_N') has source 9, but" in capsys.readouterr().err
 
 

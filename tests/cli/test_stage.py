@@ -17,8 +17,10 @@ from layouts import Job, on_all, rotated
 from mpi4py import MPI
 from oracle import NAME, write_oracle
 
+import mpigraph
 import mpigraph.distributed as dist
 from mpigraph.cli.stage import run as run_command
+from mpigraph.distributed import partition_graph
 from mpigraph.errors import PartitionError, ShardFormatError, StorageError
 from mpigraph.storage.part_config import PartConfig
 from mpigraph.storage.shard import ShardReader
@@ -234,6 +236,24 @@ def test_the_command_gives_each_node_its_parts(oracle, tmp_path: Path) -> None:
 
 def check_nodes(report: str) -> None:
     assert re.findall(r"node (\d) .*part\(s\) (.*): 6 files", report) == [("0", "0, 1"), ("1", "2, 3")], report
+
+
+@pytest.mark.parametrize("comm", [1, 2], indirect=True)
+def test_another_graph_is_not_staged_over(
+    comm: MPI.Intracomm, oracle, tmp_path: Path, run_stage: Callable[..., Outcome]
+) -> None:
+    """The same graph in fewer parts is, and leaves none of the others."""
+    to = comm.bcast(tmp_path / "to")
+    if comm.rank == 0:
+        partition_graph(mpigraph.graph(([0, 1], [1, 2])), "other", 3, to)
+    comm.Barrier()
+    status, out, err = run_stage(oracle(2), to)
+    assert status == 2 and out == "" and err.count("error: ") == 1
+    assert "holds the graph 'other' of 3 nodes and 2 edges, which would be overwritten" in err and "--overwrite" in err
+    assert PartConfig.read(to / "other.json").num_parts == 3
+    assert run_stage(oracle(4), to, overwrite=True)[0] == 0
+    assert run_stage(oracle(2), to)[0] == 0
+    assert sorted(path.name for path in to.iterdir()) == ["oracle.json", "part0", "part1"]
 
 
 @pytest.mark.parametrize("comm", [2], indirect=True)

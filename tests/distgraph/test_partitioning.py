@@ -120,9 +120,9 @@ def test_balance_by_type(tmp_path):
     classes = {"paper": (torch.arange(90) < 30).to(torch.int8)}
     partition_graph(g, "g", 2, tmp_path, balance_ntypes=classes, balance_edges=True)
     for dtype in (torch.bool, torch.bfloat16):
-        partition_graph(ring(), "h", 2, tmp_path, balance_ntypes=(torch.arange(60) < 20).to(dtype))
+        partition_graph(ring(), "h", 2, tmp_path / "h", balance_ntypes=(torch.arange(60) < 20).to(dtype))
     with pytest.raises(InvalidArgumentError, match="numbers in balance_ntypes must be .*got nan"):
-        partition_graph(ring(), "h", 2, tmp_path, balance_ntypes=[float("nan")] * 60)
+        partition_graph(ring(), "h", 2, tmp_path / "h", balance_ntypes=[float("nan")] * 60)
     with pytest.raises(InvalidArgumentError, match="dict by node type"):
         partition_graph(library(), "g", 2, tmp_path, balance_ntypes=torch.zeros(3))
     with pytest.raises(NodeTypeError, match="'editor' does not exist"):
@@ -199,5 +199,5 @@ def test_a_part_without_types_has_homogeneous_ids(tmp_path):
             for there, here in zip(ends, (src, dst), strict=True):
                 assert torch.equal(there, ids[here[mine]])
             assert torch.equal(typed.edges[r].data[EID], eids[mine])
-    partition_graph(ring(), "h", 2, tmp_path)
-    assert NTYPE not in load_partition(tmp_path / "h.json", 0, homogeneous=True)[0].ndata
+    partition_graph(ring(), "h", 2, tmp_path / "h")
+    assert NTYPE not in load_partition(tmp_path / "h" / "h.json", 0, homogeneous=True)[0].ndata

@@ -3,10 +3,12 @@
 import errno
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from layouts import shared_folder
 from mpi4py import MPI
 
 from mpigraph.errors import InvalidArgumentError, MPIGraphError, StorageError
@@ -167,8 +169,39 @@ def test_what_is_there_stays_until_all_is_written(tmp_path, monkeypatch):
 
     monkeypatch.setattr(generate, "_feature_chunks", broken)
     with pytest.raises(MPIGraphError, match="broken"):
-        write_graph(Recipe(2000, 30000, 16, 6, seed=4), tmp_path)
+        write_graph(Recipe(2000, 30000, 16, 6, seed=4), tmp_path, overwrite=True)
     assert contents(tmp_path) == before
+
+
+def test_another_graph_is_refused_on_every_rank(comm: MPI.Intracomm) -> None:
+    """Before anything is written; the same graph, and what a killed run has left of it, are written again."""
+    one = Recipe(num_nodes=100, num_edges=200, feat_dim=2, num_classes=2)
+    other = replace(one, seed=1)
+    exchange = MPIExchange(comm)
+    with shared_folder(comm) as folder:
+        out = folder / "out"
+        write_graph(one, out, exchange=exchange)
+        before = (out / "feat.npy").read_bytes()
+        comm.Barrier()
+        for what in ("complete", "without meta.json"):
+            with pytest.raises(InvalidArgumentError, match="out holds another graph, whose .* --overwrite"):
+                write_graph(other, out, exchange=exchange)
+            comm.Barrier()
+            assert (out / "feat.npy").read_bytes() == before
+            if what == "complete":
+                write_graph(one, out, exchange=exchange)
+            comm.Barrier()
+            if comm.rank == 0:
+                (out / "meta.json").unlink(missing_ok=True)
+            comm.Barrier()
+        if comm.rank == 0:
+            (out / ".generating-000000000000").mkdir()  # a run was killed while it gave the files their names
+        comm.Barrier()
+        write_graph(one, out, exchange=exchange)
+        write_graph(other, out, exchange=exchange, overwrite=True)
+        comm.Barrier()
+        assert (out / "feat.npy").read_bytes() != before
+        assert sorted(path.name for path in out.iterdir()) == sorted([*(f"{n}.npy" for n in GRAPH_FILES), "meta.json"])
 
 
 def test_disks_that_are_too_small_are_noticed_before_drawing(tmp_path):

@@ -192,8 +192,8 @@ def test_planted_communities_are_found(tmp_path, method):
     dst = np.where(inside, block[src] * 250 + rng.integers(0, 250, 8000), rng.integers(0, 1000, 8000))
     shuffle = rng.permutation(1000)
     source = homogeneous(1000, shuffle[src], shuffle[dst])
-    found = partition_source(source, "m", 4, tmp_path, method).report
-    random = partition_source(source, "r", 4, tmp_path, "random").report
+    found = partition_source(source, "m", 4, tmp_path / "m", method).report
+    random = partition_source(source, "r", 4, tmp_path / "r", "random").report
     assert found["edge_cut_fraction"] < 0.06 and random["edge_cut_fraction"] > 0.7
     assert found["balance"]["nodes"] <= 1.05
 
@@ -356,7 +356,7 @@ def test_types_without_nodes_or_relations(tmp_path, method):
     nothing = typed_source(dict.fromkeys(COUNTS, 0), dict.fromkeys(EDGES, 0))
     check_round_trip(nothing, partition_source(nothing, "n", 2, tmp_path, method), 2)
     bare = typed_source({"a": 5, "b": 1}, {})
-    result = partition_source(bare, "b", 3, tmp_path, method)
+    result = partition_source(bare, "b", 3, tmp_path / "b", method)
     check_round_trip(bare, result, 3)
     assert result.report["edges_cut"] == 0 and result.orig_eids == ()
 
