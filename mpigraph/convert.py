@@ -7,6 +7,7 @@ what is not one number or one row of numbers for each node or edge is left out. 
 
 import os
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from mpigraph.graphs.hetero import HeteroGraph, graph, heterograph
 from mpigraph.graphs.pyg import from_pyg, to_pyg
 from mpigraph.metadata.schema import DEFAULT_ETYPE, Relation, relation_key
 from mpigraph.partition.add_reverse import add_reverse_edges
+from mpigraph.partition.exchange import ALONE
 from mpigraph.partition.readers import read_source
 from mpigraph.partition.row_arrays import RowArray
 from mpigraph.partition.source import Feature
@@ -89,7 +91,8 @@ def from_files(
         source = read_pyg_partition(path)
         source = add_reverse_edges(source) if undirected else source
     else:
-        source = read_source(path, num_nodes, dataset=dataset, undirected=undirected)
+        read = partial(read_source, exchange=ALONE)  # of one process, and so not collective on others
+        source = read(path, num_nodes, dataset=dataset, undirected=undirected)
     schema = source.schema
     edges = {
         relation: (np.array(src[:], np.int64), np.array(dst[:], np.int64))

@@ -175,7 +175,7 @@ def _run(arguments: argparse.Namespace) -> int:
             if not arguments.overwrite:
                 check_vacant(Path(arguments.out), name, None)
             with muted(exchange.rank > 0):
-                source = _read(arguments, scratch or nearest)
+                source = _read(arguments, scratch or nearest, exchange)
             classes = _training_nodes(source) if arguments.balance_train else None
             given, num_parts = _parts(source, arguments)
         left_out = _left_out(source, exchange)
@@ -209,7 +209,7 @@ def _run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _read(arguments: argparse.Namespace, scratch: str | Path) -> GraphSource:
+def _read(arguments: argparse.Namespace, scratch: str | Path, exchange: Exchange) -> GraphSource:
     path = Path(arguments.input)
     undirected, add_reverse = arguments.undirected, arguments.add_reverse
     if not arguments.nodes and arguments.dataset is None and (path / _OF_PYG).is_file():
@@ -236,6 +236,7 @@ def _read(arguments: argparse.Namespace, scratch: str | Path) -> GraphSource:
         add_reverse=add_reverse,
         nodes=files,
         tables=tables,
+        exchange=exchange,
     )
 
 

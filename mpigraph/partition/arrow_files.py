@@ -1,6 +1,6 @@
-"""Csv and parquet files by pyarrow, an extra.
+"""Csv files by pyarrow, an extra; and what kind of files tables are in.
 
-Parquet is read by groups of rows when they are asked for. Text is for one pass, a block at a time, every field as a
+Text is for one pass, a block at a time, every field as a
 string (``text_values.py`` says what it means). It may be compressed (``.gz``, ``.bz2``) and begin with lines of
 comments (``#``); its fields are separated by tabs, commas, semicolons or blanks, whichever its first line has.
 """
@@ -8,41 +8,27 @@ comments (``#``); its fields are separated by tabs, commas, semicolons or blanks
 import bz2
 import csv
 import gzip
-import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, NamedTuple, Protocol
+from typing import IO, Any
 
 import numpy as np
 
-from mpigraph.arrays import Array
 from mpigraph.errors import GraphDataError
-from mpigraph.partition.chunks import concatenated
-from mpigraph.partition.row_arrays import RowArray
-from mpigraph.partition.text_values import arrow, to_numpy, type_kind, values_of
-from mpigraph.storage.files import open_regular
+from mpigraph.partition.node_ranks import NodeRanks
+from mpigraph.partition.parquet_files import ParquetFiles
+from mpigraph.partition.table_pieces import FAILURES, Piece, Tables, check_names, check_regular, failure
+from mpigraph.partition.text_values import arrow, values_of
 
-__all__ = [
-    "ParquetFiles",
-    "Piece",
-    "Tables",
-    "TextFiles",
-    "TextForm",
-    "check_arrow",
-    "fields_of",
-    "is_table",
-    "open_tables",
-]
+__all__ = ["TextFiles", "TextForm", "check_arrow", "cut", "fields_of", "is_table", "open_tables"]
 
 _TEXT = (".csv", ".tsv", ".txt")
 _PACKED = {".gz": gzip.open, ".bz2": bz2.open}
 _PARQUET = (".parquet", ".pq")
-_FAILURES = (OSError, ValueError, KeyError, NotImplementedError)  # of pyarrow
 _BLOCK_BYTES = 16 << 20
 _LONGEST_LINE = 1 << 20
-_BATCH_ROWS = 1 << 20
 _COUNTED_BYTES = 16 << 20
 _BOM = b"\xef\xbb\xbf"
 _ROW_OF_PIECE = re.compile(r"\bRow #(\d+)")
@@ -64,43 +50,6 @@ class TextForm:
     names: tuple[str, ...] | None = None
     header: bool | None = None
     quoted: bool = True
-
-
-class Piece(NamedTuple):
-    """Consecutive rows of a file, which one rank reads.
-
-    Attributes:
-        file: number of the file.
-        begin: the first byte of a text, the first group of rows of a parquet file.
-        end: one behind the last; -1 for a text that is compressed.
-    """
-
-    file: int
-    begin: int
-    end: int
-
-
-class Tables(Protocol):
-    """Files of the same columns.
-
-    Attributes:
-        paths: the files.
-        names: of the columns.
-        lazily: whether groups of rows can be read out of order.
-    """
-
-    paths: Sequence[Path]
-    names: list[str]
-    lazily: bool
-
-    def pieces(self) -> list[Piece]:
-        """Return what to read, one piece for each file."""
-
-    def first_row(self, piece: Piece) -> int:
-        """Return the number that the first row of a piece has in messages."""
-
-    def batches(self, piece: Piece, names: Sequence[str]) -> Iterator[Any]:
-        """Yield record batches of some columns."""
 
 
 def is_table(path: Path) -> bool:
@@ -127,6 +76,26 @@ def open_tables(
     if len(is_parquet) > 1:
         raise GraphDataError(f"{paths[0].parent}: csv and parquet files cannot be one table")
     return ParquetFiles(paths) if is_parquet == {True} else TextFiles(paths, form or TextForm())
+
+
+def cut(tables: Tables, ranks: NodeRanks) -> list[Piece]:
+    """Return the pieces that this rank of its node reads: as many bytes, or groups of rows, as the others.
+
+    Text is cut between lines; of files that cannot be cut each is read by one rank. Collective on the ranks.
+    """
+    pieces = tables.pieces()
+    total = sum(piece.end - piece.begin for piece in pieces if piece.end >= 0)
+    begin, end = (total * index // ranks.count for index in (ranks.index, ranks.index + 1))
+    own = []
+    for piece in pieces:
+        if piece.end >= 0:
+            first, last = (piece.begin + min(max(at, 0), piece.end - piece.begin) for at in (begin, end))
+            own += [Piece(piece.file, first, last)] if first < last else []
+            begin -= piece.end - piece.begin
+            end -= piece.end - piece.begin
+    if isinstance(tables, TextFiles):
+        own = tables.between_lines(own, ranks)
+    return sorted([*own, *[piece for piece in pieces if piece.end < 0][ranks.index :: ranks.count]])
 
 
 def check_arrow() -> None:
@@ -158,7 +127,7 @@ class TextFiles:
         self.is_named = False
         for path in paths:
             names = self._read_head(path)
-            _check_names(path, names)
+            check_names(path, names)
             if path is not paths[0] and names != self.names:
                 raise GraphDataError(f"{path}: columns {names} are not those of {paths[0].name}, {self.names}")
             self.names = names
@@ -204,16 +173,48 @@ class TextFiles:
             found.append(Piece(number, self._begins[number], end))
         return found
 
+    def between_lines(self, own: Sequence[Piece], ranks: NodeRanks) -> list[Piece]:
+        """Return this rank's pieces from the beginning of a line to that of another, as the other ranks cut them.
+
+        Ends of lines between quotes are none, so all quotes before a piece are counted. Collective on the ranks.
+        """
+        quotes = {}
+        if ranks.count > 1 and self._form.quoted:
+            quotes = {str(piece.file): sum(data.count(b'"') for _, data in self._bytes(piece)) for piece in own}
+        counted = [found.note for found in ranks.gather(f"reading {self.paths[0]}", quotes)]
+        pieces = []
+        for file, *bounds in own:
+            before = sum(its.get(str(file), 0) for its in counted[: ranks.index])
+            for number, at in enumerate(bounds):
+                if at not in (self._begins[file], self.pieces()[file].end):
+                    bounds[number] = self._next_line(file, at, (before + quotes.get(str(file), 0) * number) % 2 == 1)
+            pieces.append(Piece(file, *bounds))
+        return pieces
+
+    def _next_line(self, file: int, at: int, is_quoted: bool) -> int:
+        """Return where the first line after a place in a file begins."""
+        marks = re.compile(rb'["\n]' if self._form.quoted else rb"\n")
+        end = self.pieces()[file].end
+        for begin, data in self._bytes(Piece(file, at, end)):
+            for match in marks.finditer(data):
+                if match[0] == b'"':
+                    is_quoted = not is_quoted
+                elif not is_quoted:
+                    return begin + match.end()
+        return end
+
+    def _bytes(self, piece: Piece) -> Iterator[tuple[int, bytes]]:
+        """Yield the content of a piece, and where it begins."""
+        with _opened(self.paths[piece.file]) as file:
+            at = file.seek(piece.begin)
+            while data := file.read(_COUNTED_BYTES if piece.end < 0 else min(_COUNTED_BYTES, piece.end - at)):
+                yield at, data
+                at += len(data)
+
     def first_row(self, piece: Piece) -> int:
         """Rows are the lines of the file, from 1."""
-        first = self._first_rows[piece.file]
-        with _opened(self.paths[piece.file]) as file:
-            at = file.seek(self._begins[piece.file])
-            while at < piece.begin:
-                data = file.read(min(_COUNTED_BYTES, piece.begin - at))
-                first += data.count(b"\n")
-                at += len(data)
-        return first
+        before = piece._replace(begin=self._begins[piece.file], end=max(piece.begin, self._begins[piece.file]))
+        return self._first_rows[piece.file] + sum(data.count(b"\n") for _, data in self._bytes(before))
 
     def batches(self, piece: Piece, names: Sequence[str]) -> Iterator[Any]:
         """Yield record batches of strings."""
@@ -238,8 +239,8 @@ class TextFiles:
                         strings_can_be_null=False,
                     ),
                 )
-        except _FAILURES as error:
-            raise self._failure(piece, error) from error
+        except FAILURES as error:
+            raise self._located(piece, error) from error
 
     def _stream(self, piece: Piece) -> Any:
         """Return the bytes of a piece as a stream of Arrow; None if there are none (pyarrow would raise)."""
@@ -254,7 +255,7 @@ class TextFiles:
             return arrow().PythonFile(file, "r")
         if piece.begin >= piece.end:
             return None
-        _check_regular(path)
+        check_regular(path)
         data = np.memmap(path, np.uint8, "r", piece.begin, piece.end - piece.begin)
         if not data[:_LONGEST_LINE].tobytes().strip() and not data.tobytes().strip():
             return None
@@ -262,190 +263,16 @@ class TextFiles:
 
     def _has_quotes(self, piece: Piece) -> bool:
         """Return whether values may be quoted, and so have ends of lines in them, for which pyarrow takes longer."""
-        with _opened(self.paths[piece.file]) as file:
-            at = file.seek(piece.begin)
-            while piece.end < 0 or at < piece.end:
-                data = file.read(_COUNTED_BYTES if piece.end < 0 else min(_COUNTED_BYTES, piece.end - at))
-                if not data or b'"' in data:
-                    return bool(data)
-                at += len(data)
-        return False
+        return any(b'"' in data for _, data in self._bytes(piece))
 
-    def _failure(self, piece: Piece, error: Exception) -> GraphDataError:
+    def _located(self, piece: Piece, error: Exception) -> GraphDataError:
         """Return the error of this library, with the row counted in the file."""
         path = self.paths[piece.file]
         if not isinstance(error, GraphDataError) and _ROW_OF_PIECE.search(str(error)):
             first = self.first_row(piece) - 1
             text = _ROW_OF_PIECE.sub(lambda match: f"row {first + int(match[1])}", str(error))
             return GraphDataError(f"{path}: cannot be read: {text}")
-        return _failure(path, error)
-
-
-class ParquetFiles:
-    """Parquet files.
-
-    Args:
-        paths: the files.
-
-    Attributes:
-        kinds: name of each column -> "integer", "float", "bool", "time", "list" (of numbers), "string" or "other".
-        lengths: rows of each file.
-    """
-
-    lazily = True
-    is_named = True
-
-    def __init__(self, paths: Sequence[Path]) -> None:
-        self.paths = paths
-        self._parquet = arrow().parquet
-        self.metadata = []
-        self._schema: Any = None
-        for path in paths:
-            try:
-                _check_regular(path)
-                file = self._parquet.ParquetFile(path, memory_map=True)
-            except _FAILURES as error:
-                raise _failure(path, error) from error
-            schema = file.schema_arrow.remove_metadata()
-            _check_names(path, schema.names)
-            if self._schema is not None and not schema.equals(self._schema):
-                raise GraphDataError(f"{path}: columns are not those of {paths[0].name}")
-            self._schema = schema
-            self.metadata.append(file.metadata)
-        self.lengths = [metadata.num_rows for metadata in self.metadata]
-        self.names = list(self._schema.names)
-        self.kinds = {entry.name: type_kind(entry.type) for entry in self._schema}
-
-    def pieces(self) -> list[Piece]:
-        """Return the groups of rows of each file."""
-        return [Piece(file, 0, metadata.num_row_groups) for file, metadata in enumerate(self.metadata)]
-
-    def first_row(self, piece: Piece) -> int:
-        """Rows are counted from 0."""
-        return sum(self.metadata[piece.file].row_group(group).num_rows for group in range(piece.begin))
-
-    def batches(self, piece: Piece, names: Sequence[str]) -> Iterator[Any]:
-        """Yield record batches."""
-        try:
-            with self._reader(piece.file) as reader:
-                groups = list(range(piece.begin, piece.end))
-                yield from reader.iter_batches(_BATCH_ROWS, groups, columns=list(names), use_threads=False)
-        except _FAILURES as error:
-            raise _failure(self.paths[piece.file], error) from error
-
-    def are_numbers(self, columns: Sequence[str]) -> bool:
-        """Return whether some columns are numbers."""
-        return all(self.kinds[name] in ("integer", "float", "bool") for name in columns)
-
-    def group(self, file: int, group: int, name: str) -> Any:
-        """Return a column of a group of rows, as one Arrow array."""
-        try:
-            with self._reader(file) as reader:
-                return reader.read_row_group(group, columns=[name], use_threads=False).column(0).combine_chunks()
-        except _FAILURES as error:
-            raise _failure(self.paths[file], error) from error
-
-    def rows(self, name: str) -> RowArray:
-        """Return a column whose groups are read when they are asked for."""
-        last = _Last()
-        groups = [
-            (file, number, self.metadata[file].row_group(number).num_rows)
-            for file in range(len(self.paths))
-            for number in range(self.metadata[file].num_row_groups)
-        ]
-        groups = [group for group in groups if group[2]]
-        if not groups:
-            return to_numpy(arrow().array([], self._schema.field(name).type), str)
-        begins = dict.fromkeys(range(len(self.paths)), 0)
-        found: list[RowArray] = []
-        for file, number, length in groups:
-            found.append(_GroupRows(self, file, number, name, begins[file], length, last, found[0] if found else None))
-            begins[file] += length
-        return concatenated(found)
-
-    def _reader(self, file: int) -> Any:
-        return self._parquet.ParquetFile(self.paths[file], metadata=self.metadata[file], memory_map=True)
-
-
-@dataclass
-class _Last:
-    """The group of a column that was read last, since slices end within groups."""
-
-    key: tuple[int, int] = (-1, -1)
-    rows: Array = field(default_factory=lambda: np.zeros(0))
-
-
-class _GroupRows:
-    """A column of one group of rows; nothing but the group that was read last is in memory.
-
-    Args:
-        tables: the files.
-        file: which of them.
-        group: which of its groups.
-        name: the column.
-        begin: the first row of the group in its file.
-        length: its rows.
-        last: of this column.
-        like: another group, of the same dtype and shape of rows; None to read this one.
-    """
-
-    sources = ()
-
-    def __init__(
-        self,
-        tables: ParquetFiles,
-        file: int,
-        group: int,
-        name: str,
-        begin: int,
-        length: int,
-        last: _Last,
-        like: RowArray | None,
-    ) -> None:
-        self._tables = tables
-        self._key = (file, group)
-        self._name = name
-        self._begin = begin
-        self._length = length
-        self._last = last
-        self._row_shape = None if like is None else like.shape[1:]
-        like = self._read() if like is None else like
-        self.shape: tuple[int, ...] = (length, *like.shape[1:])
-        self.ndim = len(self.shape)
-        self.dtype: np.dtype[Any] = like.dtype
-        self.nbytes: int = length * self.dtype.itemsize * int(np.prod(self.shape[1:]))
-        self.block_bytes = self.nbytes
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, rows: Any) -> Array:
-        found: Array = self._read()[rows]
-        return found
-
-    def place(self, row: int) -> str:
-        """File, column and row."""
-        return f"{self._tables.paths[self._key[0]]}: {self._name}, row {self._begin + row}"
-
-    def _read(self) -> Array:
-        if self._last.key != self._key:
-            column = self._tables.group(*self._key, self._name)
-            rows = to_numpy(column, self.place)
-            if len(rows) != self._length:
-                raise GraphDataError(f"{self.place(0)}: {len(rows)} rows, where the file says {self._length}")
-            if self._row_shape is not None and rows.shape[1:] != self._row_shape:
-                raise GraphDataError(
-                    f"{self.place(0)}: lists have {rows.shape[1]} numbers, {self._row_shape[0]} before"
-                )
-            self._last.rows = rows
-            self._last.key = self._key
-        return self._last.rows
-
-
-def _check_names(path: Path, names: Sequence[str]) -> None:
-    for name in names:
-        if names.count(name) > 1:
-            raise GraphDataError(f"{path}: there are several columns of the name {name!r}")
+        return failure(path, error)
 
 
 def fields_of(line: str, delimiter: str) -> list[str]:
@@ -466,22 +293,11 @@ def _is_packed(path: Path) -> bool:
 
 def _opened(path: Path) -> IO[bytes]:
     try:
-        _check_regular(path)
+        check_regular(path)
         return _PACKED.get(path.suffix.lower(), open)(path, "rb")  # type: ignore[operator, no-any-return]
     except OSError as error:
-        raise _failure(path, error) from error
-
-
-def _check_regular(path: Path) -> None:
-    os.close(open_regular(path))
+        raise failure(path, error) from error
 
 
 def _is_integer(text: str) -> bool:
     return text.strip().lstrip("-").isdecimal()
-
-
-def _failure(path: Path, error: Exception) -> GraphDataError:
-    if isinstance(error, GraphDataError):
-        return error
-    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return GraphDataError(f"{path}: cannot be read: {reason}")

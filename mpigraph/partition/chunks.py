@@ -190,6 +190,10 @@ class GrowingFile:
     def __len__(self) -> int:
         return self._length
 
+    def fileno(self) -> int:
+        """Return the descriptor of the file."""
+        return self._file.fileno()
+
     def append(self, rows: Array) -> None:
         """Append rows, which are cast."""
         try:

@@ -32,6 +32,7 @@ from mpigraph.metadata.schema import Relation, Schema, relation_key, relations_i
 from mpigraph.partition.arrow_files import TextForm, open_tables
 from mpigraph.partition.chunks import concatenated, mapped_npy
 from mpigraph.partition.foreign_names import NOTE, with_original_names
+from mpigraph.partition.node_ranks import NodeRanks
 from mpigraph.partition.row_arrays import RowArray, as_labels, side_by_side
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.partition.table_columns import NO_NUMBERS, read_columns
@@ -46,17 +47,17 @@ _COUNTS = [f"num_{kind}s_per_{part}" for kind in ("node", "edge") for part in ("
 _SECTIONS = ("graph_name", "node_type", "edge_type", "edges", "node_data", "edge_data", NOTE, *_COUNTS)
 
 
-def read_chunked(folder: Path, scratch: Path | None = None) -> GraphSource:
-    """Read a chunked graph.
+def read_chunked(folder: Path, ranks: NodeRanks | None = None) -> GraphSource:
+    """Read a chunked graph. Collective on the ranks.
 
     Args:
         folder: where ``metadata.json`` lies.
-        scratch: folder of temporary files, which csv needs; None for the system's.
+        ranks: the ranks that read it, and the folder of temporary files, which csv needs; None for this process.
 
     Raises:
         GraphDataError: the metadata contradict themselves or the files; names the file.
     """
-    metadata = _Metadata(folder, scratch)
+    metadata = _Metadata(folder, ranks or NodeRanks())
     counts = metadata.counts("node")
     ntypes = tuple(sorted(counts))
     sizes = {_as_relation(name, ntypes): chunks for name, chunks in metadata.counts("edge").items()}
@@ -79,8 +80,8 @@ def read_chunked(folder: Path, scratch: Path | None = None) -> GraphSource:
 class _Metadata:
     """What ``metadata.json`` says, checked while it is asked for."""
 
-    def __init__(self, folder: Path, scratch: Path | None) -> None:
-        self.scratch = scratch
+    def __init__(self, folder: Path, ranks: NodeRanks) -> None:
+        self.ranks = ranks
         self.folder_files = FolderFiles(folder)
         self.path = self.folder_files.read(folder / METADATA)
         try:
@@ -233,7 +234,7 @@ def _columns(
             sizes = [sizes[number] for number in filled]
         paths = [paths[number] for number in filled]
     tables = open_tables(paths, TextForm(str(options.get("delimiter", " ")), header=False), name)
-    found = read_columns(tables, (), {column: (column,) for column in tables.names}, {}, metadata.scratch)
+    found = read_columns(tables, (), {column: (column,) for column in tables.names}, {}, metadata.ranks)
     for column, values in found.values.items():
         if values.kind in NO_NUMBERS and any(found.lengths):
             raise GraphDataError(f"{paths[0]}: column {column} is no numbers")

@@ -2,22 +2,23 @@
 
 Where a table has a row for each node, the row is the number. Else the ids of the edges are numbered in their order:
 integers by value and strings by their UTF-8 bytes. Ids that are 0, 1, ..., n - 1 already are their own numbers. The
-distinct ids are collected from chunks, sorted, and kept in a mapped temporary file. One process.
+distinct ids are collected from chunks, sorted, and kept in a mapped temporary file; the ranks of a node divide this.
 """
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 
 import numpy as np
 
 from mpigraph.arrays import I64, Array
 from mpigraph.errors import GraphDataError
 from mpigraph.partition.chunks import GrowingFile
+from mpigraph.partition.node_ranks import Grow, NodeRanks
 from mpigraph.partition.row_arrays import MadeRows, RowArray, RowError, place_of, release
 from mpigraph.partition.source import EDGES_PER_CHUNK
 from mpigraph.partition.table_columns import IdColumn
 
-__all__ = ["Distinct", "NodeIds", "typewise"]
+__all__ = ["Distinct", "NodeIds", "distinct_texts", "typewise"]
 
 _LARGEST = np.iinfo(np.int64).max
 
@@ -56,7 +57,7 @@ class NodeIds:
         what: the node type, for messages.
         given: ids of a table of nodes, one for each row; None if there is no table.
         ends: ids of the type's nodes that edges have.
-        scratch: folder of temporary files; None for the system's.
+        ranks: the ranks that read them.
         count: the number of nodes, whose ids are 0 to count - 1; None to take the ids as they come.
 
     Attributes:
@@ -66,6 +67,8 @@ class NodeIds:
     Raises:
         GraphDataError: two rows have the same id, or an id is missing; names file and row.
         StorageError: a temporary file cannot be written.
+
+    Collective on the ranks: construction and :meth:`numbers`.
     """
 
     def __init__(
@@ -73,11 +76,12 @@ class NodeIds:
         what: str,
         given: IdColumn | None,
         ends: Sequence[IdColumn],
-        scratch: Path | None,
+        ranks: NodeRanks,
         count: int | None = None,
     ) -> None:
         self._what = what
-        self._scratch = scratch
+        self._ranks = ranks
+        self._doing = f"numbering {what}"
         self.is_text = any(column.is_text for column in (*ends, *([] if given is None else [given])))
         self.original: Array | None = None
         self._keys: Array | None = None
@@ -94,22 +98,23 @@ class NodeIds:
             self.count = self._collect(ends)
 
     def numbers(self, ids: IdColumn) -> RowArray:
-        """Return the number of the node of each id, int64[n].
+        """Return the number of the node of each id, int64[n]. Collective on the ranks.
 
         Raises:
             GraphDataError: there is no such node; names file and row; of integers when they are asked for.
         """
-        if not self.is_text:
-            return ids.numbers if self._keys is None else MadeRows(self._find, np.int64, ids.numbers)
-        with GrowingFile(np.int64, (), self._scratch) as file:
-            for values, positions, place in ids.texts():
-                numbers = self._positions(values)
-                if len(numbers) and numbers.min() < 0:
-                    row = int((numbers[positions] < 0).argmax())
-                    raise GraphDataError(f"{place(row)}: {self._unknown(values[positions[row]].decode())}")
-                file.append(numbers[positions])
-            numbers = file.finish()
-        return _Numbered(numbers, ids)
+        if self.is_text:
+            return _Numbered(self._ranks.rows(self._doing, np.int64, lambda: self._of_texts(ids)), ids)
+        return ids.numbers if self._keys is None else MadeRows(self._find, np.int64, ids.numbers)
+
+    def _of_texts(self, ids: IdColumn) -> Iterator[I64]:
+        """Yield the numbers of this rank's share of ids."""
+        for values, positions, place in ids.texts(ranks=self._ranks):
+            numbers = self._positions(values)[positions]
+            if len(numbers) and numbers.min() < 0:
+                row = int((numbers < 0).argmax())
+                raise GraphDataError(f"{place(row)}: {self._unknown(values[positions[row]].decode())}")
+            yield numbers
 
     def _find(self, ids: Array) -> I64:
         numbers = self._positions(_as_int64(ids))
@@ -133,46 +138,52 @@ class NodeIds:
 
     def _take(self, given: IdColumn) -> None:
         """Take the ids of a table, whose rows are the nodes."""
-        if self.is_text:
-            ids = np.concatenate([np.zeros(0, "S1"), *(values[positions] for values, positions, _ in given.texts())])
-        else:
-            ids = np.concatenate([np.zeros(0, np.int64), *_chunks([given.numbers])])
-            if np.array_equal(ids, np.arange(len(ids))):
-                return
-        order = np.argsort(ids, kind="stable")
-        keys = ids[order]
-        twice = np.flatnonzero(keys[1:] == keys[:-1])
-        if len(twice):
-            first, second = order[twice[0]], order[twice[0] + 1]
-            name = ids[first].decode() if self.is_text else ids[first]
-            raise GraphDataError(
-                f"{given.place(int(second))}: the id {name!s:.80} is there already: {given.place(int(first))}"
-            )
-        self.original = _kept(ids, self._scratch)
-        self._keys = _kept(keys, self._scratch)
-        self._order = _kept(order, self._scratch)
+
+        def sort(grow: Grow) -> tuple[None, list[GrowingFile]]:
+            if self.is_text:
+                chunks = [values[positions] for values, positions, _ in given.texts()]
+                ids = np.concatenate([np.zeros(0, "S1"), *chunks])
+            else:
+                ids = np.concatenate([np.zeros(0, np.int64), *_chunks([given.numbers])])
+                if np.array_equal(ids, np.arange(len(ids))):
+                    return None, []
+            order = np.argsort(ids, kind="stable")
+            keys = ids[order]
+            _check_unlike(keys, order, given)
+            return None, [_kept(values, grow) for values in (ids, keys, order)]
+
+        arrays = self._ranks.once(self._doing, sort).arrays
+        if arrays:
+            self.original, self._keys, self._order = arrays
 
     def _collect(self, ends: Sequence[IdColumn]) -> int:
         """Number the ids that edges have; return how many there are."""
-        keys: Array | None
         if self.is_text:
-            found = Distinct()
-            for column in ends:
-                for values, _, _ in column.texts():
-                    found.add(values)
-            keys = found.sorted()
-            count = len(keys)
+            keys = distinct_texts(self._ranks, self._doing, ends)
         else:
-            count, keys = _distinct_numbers([column.numbers for column in ends])
-        if keys is not None:
-            self._keys = self.original = _kept(keys, self._scratch)
-        return count
+            count, numbers = _distinct_numbers(self._ranks, self._doing, [column.numbers for column in ends])
+            if numbers is None:
+                return count
+            keys = numbers
+        self._keys = self.original = keys
+        return len(keys)
+
+
+def _check_unlike(keys: Array, order: I64, given: IdColumn) -> None:
+    """Check that ids in ascending order are all different."""
+    twice = np.flatnonzero(keys[1:] == keys[:-1])
+    if len(twice):
+        first, second = order[twice[0]], order[twice[0] + 1]
+        name = keys[twice[0]].decode() if keys.dtype.kind == "S" else keys[twice[0]]
+        raise GraphDataError(
+            f"{given.place(int(second))}: the id {name!s:.80} is there already: {given.place(int(first))}"
+        )
 
 
 class _Numbered(MadeRows):
     """Numbers of ids, which stood in the file of the ids."""
 
-    def __init__(self, numbers: I64, ids: IdColumn) -> None:
+    def __init__(self, numbers: RowArray, ids: IdColumn) -> None:
         super().__init__(lambda rows: rows, np.int64, numbers)
         self._ids = ids
 
@@ -181,42 +192,78 @@ class _Numbered(MadeRows):
         return self._ids.place(row)
 
 
-def _distinct_numbers(columns: Sequence[RowArray]) -> tuple[int, I64 | None]:
+def distinct_texts(ranks: NodeRanks, doing: str, columns: Sequence[IdColumn], blanks: bool = False) -> Array:
+    """Return the distinct ids of columns as text, ascending, of dtype S; in a mapped file. Collective on the ranks."""
+
+    def own() -> Iterator[Array]:
+        for column in columns:
+            for values, _, _ in column.texts(blanks, ranks):
+                yield values
+
+    return _distinct_of(ranks, doing, own)
+
+
+def _distinct_of(ranks: NodeRanks, doing: str, own: Callable[[], Iterator[Array]]) -> Array:
+    """Return the distinct values among those that all ranks of a node have, ascending, in a mapped file."""
+    with ExitStack() as stack:
+        with ranks.together(doing):
+            distinct = Distinct()
+            for values in own():
+                distinct.add(values)
+            files = [_kept(distinct.sorted(), ranks.growing(stack))]
+        runs = [its.arrays[0] for its in ranks.gather(doing, files=files)]
+        filled = [run for run in runs if len(run)]
+        if len(filled) < 2:
+            return (filled or runs)[0]
+        return ranks.once(doing, lambda grow: (None, [_kept(_distinct(*filled), grow)])).arrays[0]
+
+
+def _distinct_numbers(ranks: NodeRanks, doing: str, columns: Sequence[RowArray]) -> tuple[int, I64 | None]:
     """Return how many distinct integers there are, and which, ascending; None if they are 0, 1, ..., n - 1.
 
     Args:
+        ranks: the ranks of a node, each of which looks at its share.
+        doing: what, for the message of an error.
         columns: integers.
 
     Raises:
         GraphDataError: one does not fit int64; names file and row.
     """
-    low = 0
-    high = -1
-    for chunk in _chunks(columns):
-        low = min(low, int(chunk.min()))
-        high = max(high, int(chunk.max()))
-    if low >= 0 and high < sum(map(len, columns)):  # else they have gaps
-        is_there = np.zeros(high + 1, bool)
-        for chunk in _chunks(columns):
-            is_there[chunk] = True
-        keys = np.flatnonzero(is_there)
-        return len(keys), None if len(keys) == len(is_there) else keys.astype(np.int64)
-    found = Distinct()
-    for chunk in _chunks(columns):
-        found.add(chunk)
-    keys = found.sorted()
-    return len(keys), keys
+    with ranks.together(doing):
+        bounds = [0, -1]
+        for chunk in _chunks(columns, ranks):
+            bounds = [min(bounds[0], int(chunk.min())), max(bounds[1], int(chunk.max()))]
+    every = [its.note for its in ranks.gather(doing, bounds)]
+    low, high = min(low for low, _ in every), max(high for _, high in every)
+    if low < 0 or high >= sum(map(len, columns)):  # they have gaps
+        keys = _distinct_of(ranks, doing, lambda: _chunks(columns, ranks))
+        return len(keys), keys
+    with ExitStack() as stack:
+        with ranks.together(doing):
+            is_there = np.zeros(high + 1, bool)
+            for chunk in _chunks(columns, ranks):
+                is_there[chunk] = True
+            files = [_kept(is_there, ranks.growing(stack))] if ranks.count > 1 else []
+        for its in ranks.gather(doing, files=files):
+            for there in its.arrays:
+                is_there |= there
+    count = int(np.count_nonzero(is_there))
+    if count == len(is_there):
+        return count, None
+    return count, ranks.once(doing, lambda grow: (None, [_kept(np.flatnonzero(is_there), grow)])).arrays[0]
 
 
-def _chunks(columns: Sequence[RowArray]) -> Iterator[I64]:
-    for column in columns:
-        for first in range(0, len(column), EDGES_PER_CHUNK):
-            chunk = column[first : first + EDGES_PER_CHUNK]
-            try:
-                yield _as_int64(chunk)
-            except RowError as error:
-                raise GraphDataError(f"{place_of(column, first + error.row)}: {error}") from None
-        release(column)
+def _chunks(columns: Sequence[RowArray], ranks: NodeRanks | None = None) -> Iterator[I64]:
+    """Yield chunks of integers, if ranks are given this rank's share of them."""
+    places = [(column, first) for column in columns for first in range(0, len(column), EDGES_PER_CHUNK)]
+    for column, first in places if ranks is None else ranks.share_of(places):
+        chunk = column[first : first + EDGES_PER_CHUNK]
+        try:
+            yield _as_int64(chunk)
+        except RowError as error:
+            raise GraphDataError(f"{place_of(column, first + error.row)}: {error}") from None
+        if first + EDGES_PER_CHUNK >= len(column):
+            release(column)
 
 
 def _as_int64(ids: Array) -> I64:
@@ -226,11 +273,11 @@ def _as_int64(ids: Array) -> I64:
     return ids.astype(np.int64)
 
 
-def _kept(values: Array, folder: Path | None) -> Array:
-    """Return the same values, in a mapped temporary file."""
-    with GrowingFile(values.dtype, (), folder) as file:
-        file.append(values)
-        return file.finish()
+def _kept(values: Array, grow: Grow) -> GrowingFile:
+    """Return values in a temporary file."""
+    file = grow(values.dtype, ())
+    file.append(values)
+    return file
 
 
 def typewise(ids: Sequence[I64], counts: Sequence[int]) -> list[I64] | None:

@@ -2,12 +2,14 @@
 
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 
 from mpigraph.arrays import I64, Array
 from mpigraph.mpi.abort import abort
-from mpigraph.mpi.agree import together
+from mpigraph.mpi.agree import agree
 from mpigraph.mpi.alltoall import Comm, exchange_rows, sum_over_ranks
+from mpigraph.mpi.coroutine import run
+from mpigraph.mpi.wait import PEERS_COMPUTE
 from mpigraph.partition.exchange import Exchange
 
 __all__ = ["MPIExchange"]
@@ -25,9 +27,20 @@ class MPIExchange(Exchange):
         """As in the base class. Collective on the ranks."""
         return exchange_rows(self._comm, rows, counts)
 
-    def together(self, doing: str) -> AbstractContextManager[None]:
-        """As in the base class. Collective on the ranks."""
-        return together(self._comm, doing)
+    @contextmanager
+    def together(self, doing: str) -> Iterator[None]:
+        """As in the base class. Collective on the ranks.
+
+        Blocks may be nested: an error that every rank has raised already, inside, is not agreed on again.
+        """
+        error: Exception | None = None
+        try:
+            yield
+        except Exception as raised:  # carried to every rank by the next lines
+            if getattr(raised, "everywhere", False):
+                raise
+            error = raised
+        run(agree(self._comm, doing, error), PEERS_COMPUTE)
 
     @contextmanager
     def no_way_back(self) -> Iterator[None]:

@@ -20,12 +20,14 @@ from mpigraph.partition.add_reverse import add_reverse_edges
 from mpigraph.partition.chunks import UNREADABLE
 from mpigraph.partition.dgl_chunked import METADATA, read_chunked
 from mpigraph.partition.dgl_parts import is_dgl_partition, read_dgl_partition
+from mpigraph.partition.exchange import ALONE, Exchange
 from mpigraph.partition.layouts.layout import ReadOptions
 from mpigraph.partition.layouts.registry import layout_of, marks_of_directories
 from mpigraph.partition.layouts.snap import checked_by_comments
 from mpigraph.partition.lsc import is_lsc, read_lsc
 from mpigraph.partition.metis_files import is_metis, read_metis
 from mpigraph.partition.named_arrays import is_npy_directory, read_hdf5, read_npy_directory, read_npz
+from mpigraph.partition.node_ranks import NodeRanks
 from mpigraph.partition.ogb import is_ogb, read_ogb
 from mpigraph.partition.shards import read_partition
 from mpigraph.partition.source import GraphSource
@@ -46,8 +48,11 @@ def read_source(
     add_reverse: bool = False,
     nodes: Sequence[str | os.PathLike[str]] = (),
     tables: TableOptions | None = None,
+    exchange: Exchange = ALONE,
 ) -> GraphSource:
     """Read a graph. A warning names each thing in the input that is not part of it (``left_out`` of the result).
+
+    Collective on the ranks, inside a block of ``exchange.together``.
 
     Args:
         path: an ``.npz`` or HDF5 file, a csv, parquet or METIS file, the ``.json`` of a partitioned graph, of this
@@ -60,6 +65,7 @@ def read_source(
         add_reverse: add the reverse of every relation as a relation of its own.
         nodes: csv or parquet files of nodes, where ``path`` is one of edges.
         tables: what the columns of csv and parquet files are.
+        exchange: ranks that read the same graph; those of a node divide text among them, and share its temporary files.
 
     Raises:
         GraphDataError: there is nothing that can be read, or an option is not for such an input; the message names
@@ -73,9 +79,9 @@ def read_source(
         raise GraphDataError(f"{path}: no such file or directory")
     if not path.is_file() and not path.is_dir():
         raise GraphDataError(f"{path}: neither a file nor a directory")
-    folder = None if scratch is None else Path(scratch)
+    ranks = NodeRanks(None if scratch is None else Path(scratch), exchange)
     options = ReadOptions(
-        num_nodes, folder, dataset, undirected or add_reverse, tuple(map(Path, nodes)), tables or TableOptions()
+        num_nodes, ranks, dataset, undirected or add_reverse, tuple(map(Path, nodes)), tables or TableOptions()
     )
     source = _read_path(path, options)
     if source.left_out:
@@ -109,7 +115,7 @@ def _read(path: Path, options: ReadOptions) -> GraphSource:
         return layout.read(path, options)
     source = _read_directory(path, options) if path.is_dir() else None
     if source is None and has_tables(path):
-        source = read_tables(path, options.nodes, num_nodes, scratch, options.tables)
+        source = read_tables(path, options.nodes, num_nodes, options.ranks, options.tables)
         return checked_by_comments(path, source, options.adds_reverse)
     if options.nodes or options.tables != TableOptions():
         raise GraphDataError("files of nodes, and what columns are, can be given only for csv and parquet files")
@@ -134,7 +140,7 @@ def _read_directory(path: Path, options: ReadOptions) -> GraphSource | None:
     if is_npy_directory(path):
         return read_npy_directory(path)
     if (path / METADATA).is_file():
-        return read_chunked(path, options.scratch)
+        return read_chunked(path, options.ranks)
     if is_ogb(path):
         return read_ogb(path, options)
     if is_lsc(path):

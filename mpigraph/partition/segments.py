@@ -1,13 +1,12 @@
 """Stretches of rows that share temporary files: open files are few, the tables that are read may be many."""
 
-from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mpigraph.arrays import Array
 from mpigraph.partition.chunks import GrowingFile
+from mpigraph.partition.node_ranks import Grow
 
 __all__ = ["Segment", "SegmentedFiles"]
 
@@ -16,14 +15,12 @@ class Segment:
     """Rows that follow one another in a file.
 
     Attributes:
+        file: where they lie.
         begin: the first of them.
-        rows: all of them, after the file is finished.
     """
 
-    rows: Array
-
     def __init__(self, file: GrowingFile) -> None:
-        self._file = file
+        self.file = file
         self._length = 0
         self.begin = len(file)
         self.dtype = file.dtype
@@ -34,7 +31,7 @@ class Segment:
 
     def append(self, rows: Array) -> None:
         """Append rows."""
-        self._file.append(rows)
+        self.file.append(rows)
         self._length += len(rows)
 
 
@@ -42,27 +39,21 @@ class SegmentedFiles:
     """The temporary files of a column, one for each dtype and shape of rows.
 
     Args:
-        stack: closes the files.
-        scratch: their folder; None for the system's.
+        grow: makes a file.
     """
 
-    def __init__(self, stack: ExitStack, scratch: Path | None) -> None:
-        self._stack = stack
-        self._scratch = scratch
-        self._files: dict[tuple[np.dtype[Any], tuple[int, ...]], tuple[GrowingFile, list[Segment]]] = {}
+    def __init__(self, grow: Grow) -> None:
+        self._grow = grow
+        self._files: dict[tuple[np.dtype[Any], tuple[int, ...]], GrowingFile] = {}
 
     def grow(self, dtype: Any, row_shape: tuple[int, ...]) -> Segment:
         """Return an empty stretch of a file; the stretches before it in the same file are complete."""
         key = np.dtype(dtype), row_shape
         if key not in self._files:
-            self._files[key] = self._stack.enter_context(GrowingFile(dtype, row_shape, self._scratch)), []
-        file, segments = self._files[key]
-        segments.append(Segment(file))
-        return segments[-1]
+            self._files[key] = self._grow(dtype, row_shape)
+        return Segment(self._files[key])
 
-    def finish(self) -> None:
-        """Map the files, and give every stretch its rows."""
-        for file, segments in self._files.values():
-            whole = file.finish()
-            for segment in segments:
-                segment.rows = whole[segment.begin : segment.begin + len(segment)]
+    @property
+    def files(self) -> list[GrowingFile]:
+        """All files."""
+        return list(self._files.values())

@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,10 +16,13 @@ import numpy as np
 from mpigraph.arrays import I64, Array
 from mpigraph.errors import GraphDataError
 from mpigraph.log import get_logger
-from mpigraph.partition.arrow_files import ParquetFiles, Piece, TextFiles
+from mpigraph.partition.arrow_files import TextFiles, cut
 from mpigraph.partition.chunks import NamedRows, concatenated
+from mpigraph.partition.node_ranks import NodeRanks
+from mpigraph.partition.parquet_files import ParquetFiles
 from mpigraph.partition.row_arrays import MadeRows, RowArray, RowError, as_dtype, as_floats, place_of, side_by_side
 from mpigraph.partition.segments import Segment, SegmentedFiles
+from mpigraph.partition.table_pieces import Piece
 from mpigraph.partition.text_values import (
     EXACT,
     Place,
@@ -95,24 +97,25 @@ class IdColumn:
         """The ids, all of which are integers."""
         return concatenated([stretch for stretch in self.stretches if not isinstance(stretch, TextRows)])
 
-    def texts(self, blanks: bool = False) -> Iterator[tuple[Array, I64, Place]]:
+    def texts(self, blanks: bool = False, ranks: NodeRanks | None = None) -> Iterator[tuple[Array, I64, Place]]:
         """Yield the ids as text, a chunk at a time: distinct ones (dtype S), the position of each row, and its place.
 
         Args:
             blanks: whether an id may be missing; it is empty then.
+            ranks: ranks that divide the chunks; None for all chunks.
 
         Raises:
             GraphDataError: an id is missing or too long; names file and row.
         """
-        for stretch in self.stretches:
-            for begin in range(0, len(stretch), _CHUNK):
-                end = min(begin + _CHUNK, len(stretch))
-                place = partial(_place_from, stretch, begin)
-                if isinstance(stretch, TextRows):
-                    strings = stretch.strings(begin, end)
-                else:
-                    strings = as_text(np.asarray(stretch[begin:end], np.int64))
-                yield *distinct_in(strings, place, blanks), place
+        chunks = [(stretch, begin) for stretch in self.stretches for begin in range(0, len(stretch), _CHUNK)]
+        for stretch, begin in chunks if ranks is None else ranks.share_of(chunks):
+            end = min(begin + _CHUNK, len(stretch))
+            place = partial(_place_from, stretch, begin)
+            if isinstance(stretch, TextRows):
+                strings = stretch.strings(begin, end)
+            else:
+                strings = as_text(np.asarray(stretch[begin:end], np.int64))
+            yield *distinct_in(strings, place, blanks), place
 
     def text_place(self) -> str:
         """File and row of the first id that is text."""
@@ -177,9 +180,9 @@ def read_columns(
     ids: Collection[str],
     values: Mapping[str, Sequence[str]],
     types: Mapping[str, str],
-    scratch: Path | None,
+    ranks: NodeRanks,
 ) -> TableColumns:
-    """Read columns of a table.
+    """Read columns of a table; text is divided among the ranks of a node. Collective on the ranks.
 
     Args:
         tables: the files.
@@ -187,7 +190,7 @@ def read_columns(
         values: columns of numbers, by the name that they get; several side by side are the columns of a matrix.
         types: dtypes that the user has named, by column of ids or name; "string" keeps ids as text, and leaves values
             out. A matrix is float32 if it has none.
-        scratch: folder of temporary files; None for the system's.
+        ranks: the ranks that read it.
 
     Raises:
         GraphDataError: a value cannot be read or is missing; names file and row.
@@ -208,21 +211,57 @@ def read_columns(
     to_parse |= {name: columns for name, columns in values.items() if name not in lazy_values}
     if not to_parse and isinstance(tables, ParquetFiles):
         return TableColumns(tables.lengths, lazy_ids, lazy_values)
-    parsed = []
-    with ExitStack() as stack:
-        growing = {name: SegmentedFiles(stack, scratch) for name in to_parse}
-        for piece in tables.pieces():
-            writers = {n: _writer(growing[n].grow, n in ids, to_parse[n], types.get(n, "")) for n in to_parse}
-            parsed.append(_parse(tables, piece, to_parse, writers))
-        for files in growing.values():
-            files.finish()
-    lengths = [rows for rows, _ in parsed]
-    first_rows = [tables.first_row(piece) for piece in tables.pieces()]
-    names = list(zip(map(str, tables.paths), first_rows, strict=True))
-    parts = {name: [columns[name] for _, columns in parsed] for name in to_parse}
+    parsed = _parsed(tables, ranks, to_parse, types, ids_to_parse)
+    lengths = [0] * len(tables.paths)
+    names = []
+    for piece, rows, _ in parsed:
+        first = tables.first_row(Piece(piece.file, 0, 0)) + lengths[piece.file]
+        names.append((str(tables.paths[piece.file]), first))
+        lengths[piece.file] += rows
+    parts = {name: [columns[name] for _, _, columns in parsed] for name in to_parse}
     found_ids = {name: _id_column(parts[name], names) for name in ids_to_parse}
     found_values = {name: _value_column(name, parts[name], names) for name in to_parse if name not in found_ids}
     return TableColumns(lengths, lazy_ids | found_ids, lazy_values | found_values)
+
+
+def _parsed(
+    tables: TextFiles | ParquetFiles,
+    ranks: NodeRanks,
+    columns: Mapping[str, Sequence[str]],
+    types: Mapping[str, str],
+    ids: Collection[str],
+) -> "list[tuple[Piece, int, dict[str, list[_Stretch]]]]":
+    """Return the pieces that the ranks of a node have read: where, how many rows, and the stretches of each column."""
+    doing = f"reading {tables.paths[0]}"
+    own = cut(tables, ranks)
+    with ExitStack() as stack:
+        growing = {name: SegmentedFiles(ranks.growing(stack)) for name in columns}
+        note: list[Any] = []
+        with ranks.together(doing):
+            for piece in own:
+                writers = {
+                    name: _Ids(growing[name].grow, types.get(name, ""), not tables.lazily)
+                    if name in ids
+                    else _Numbers(
+                        growing[name].grow, types.get(name, "") or ("float32" if len(columns[name]) > 1 else "")
+                    )
+                    for name in columns
+                }
+                rows = _parse(tables, piece, columns, writers)
+                parts = [(name, part) for name, writer in writers.items() for part in writer.parts]
+                note.append((piece, rows, parts))
+        files = [file for its in growing.values() for file in its.files]
+        number = {id(file): n for n, file in enumerate(files)}
+        told = [(piece, rows, [(name, *part.described(number)) for name, part in parts]) for piece, rows, parts in note]
+        found = []
+        for its_note, arrays in ranks.gather(doing, told, files):
+            for piece, rows, parts in its_note:
+                stretches: dict[str, list[_Stretch]] = {name: [] for name in columns}
+                for name, kind, length, missing, places in parts:
+                    of_kind = [arrays[file][begin:end] for file, begin, end in places]
+                    stretches[name].append(_Stretch(kind, length, missing, of_kind))
+                found.append((Piece(*piece), rows, stretches))
+    return sorted(found, key=lambda item: item[0])
 
 
 def _lazy_values(tables: ParquetFiles, columns: Sequence[str], dtype: str) -> ValueColumn:
@@ -239,26 +278,20 @@ def _lazy_values(tables: ParquetFiles, columns: Sequence[str], dtype: str) -> Va
     return ValueColumn(tables.kinds[columns[0]], rows)
 
 
-def _writer(grow: "_Grow", is_id: bool, columns: Sequence[str], dtype: str) -> "_Ids | _Numbers":
-    if is_id:
-        return _Ids(grow, dtype)
-    return _Numbers(grow, dtype or ("float32" if len(columns) > 1 else ""))
-
-
 def _parse(
     tables: TextFiles | ParquetFiles,
     piece: Piece,
     columns: Mapping[str, Sequence[str]],
     writers: "Mapping[str, _Ids | _Numbers]",
-) -> "tuple[int, dict[str, list[_Stretch]]]":
-    """Read columns of a piece; return the number of its rows, and the stretches of each column."""
+) -> int:
+    """Read columns of a piece; return the number of its rows."""
     done = 0
     wanted = list(dict.fromkeys(column for name in columns for column in columns[name]))
     for batch in tables.batches(piece, wanted):
         for name, writer in writers.items():
             writer.add([(batch.column(c), _PlaceInPiece(tables, piece, done, c)) for c in columns[name]])
         done += batch.num_rows
-    return done, {name: writer.stretches() for name, writer in writers.items()}
+    return done
 
 
 class _Stretch(NamedTuple):
@@ -274,7 +307,22 @@ class _Stretch(NamedTuple):
     kind: str
     length: int
     missing: int
-    segments: tuple[Segment, ...]
+    arrays: list[Array]
+
+
+@dataclass
+class _Part:
+    """A stretch that grows."""
+
+    kind: str
+    segments: list[Segment]
+    length: int = 0
+    missing: int = -1
+
+    def described(self, number: Mapping[int, int]) -> tuple[str, int, int, list[tuple[int, int, int]]]:
+        """Return kind, length, missing row, and where its rows lie: number of the file, begin, end."""
+        places = [(number[id(its.file)], its.begin, its.begin + len(its)) for its in self.segments]
+        return self.kind, self.length, self.missing, places
 
 
 class _Ids:
@@ -283,47 +331,47 @@ class _Ids:
     Args:
         grow: returns a new temporary file of a dtype and shape of rows.
         dtype: "string" to keep integers as text, too; an integer dtype to have ``007`` read as 7; else "".
+        trims: whether blanks around ids do not count.
+
+    Attributes:
+        parts: what was added.
     """
 
-    def __init__(self, grow: "_Grow", dtype: str) -> None:
+    def __init__(self, grow: "_Grow", dtype: str, trims: bool) -> None:
         self._grow = grow
         self._dtype = dtype
-        self._files: dict[str, tuple[Segment, ...]] = {}
+        self._trims = trims
+        self.parts: list[_Part] = []
 
     def add(self, columns: Sequence[tuple[Any, Place]]) -> None:
         """Add a block of one column."""
-        pyarrow = arrow()
         ((column, place),) = columns
-        if not pyarrow.types.is_string(column.type) or self._dtype == "string":  # parquet's are as they are meant
-            column = column.cast(pyarrow.string())
-            if column.null_count:
-                column = column.fill_null("")
-            ids = pyarrow.compute.utf8_trim_whitespace(column) if self._dtype == "string" else column
+        text = column.cast(arrow().string()).fill_null("")
+        if self._dtype not in ("", "string"):
+            ids = values_as(np.dtype(np.int64), text, place)
         else:
-            ids = values_as(np.dtype(np.int64), column, place) if self._dtype else ids_of(column)
+            ids = ids_of(text, self._trims, self._dtype == "string")
         if isinstance(ids, np.ndarray):
-            if "string" not in self._files:
-                self._file("integer", np.int64)[0].append(ids)
+            if not self.parts or self.parts[-1].kind == "integer":
+                self._part("integer", np.int64).segments[0].append(ids)
+                self.parts[-1].length += len(ids)
                 return
             ids = as_text(ids)
-        elif "string" not in self._files and self._dtype != "string" and are_floats(ids):
+        elif self._dtype != "string" and are_floats(ids):
             raise GraphDataError(
                 f"{place(0)}: ids must be integers or text (got {ids[0].as_py()}); "
                 "--types COLUMN=string takes them as text"
             )
-        ends, data = self._file("string", np.int64, np.uint8)
+        part = self._part("string", np.int64, np.uint8)
         block_ends, block = bytes_of(ids)
-        ends.append(len(data) + block_ends)
-        data.append(block)
+        part.segments[0].append(len(part.segments[1]) + block_ends)
+        part.segments[1].append(block)
+        part.length += len(block_ends)
 
-    def _file(self, kind: str, *dtypes: Any) -> tuple[Segment, ...]:
-        if kind not in self._files:
-            self._files[kind] = tuple(self._grow(dtype, ()) for dtype in dtypes)
-        return self._files[kind]
-
-    def stretches(self) -> list[_Stretch]:
-        """Return what was added."""
-        return [_Stretch(kind, len(segments[0]), -1, segments) for kind, segments in self._files.items()]
+    def _part(self, kind: str, *dtypes: Any) -> _Part:
+        if not self.parts or self.parts[-1].kind != kind:
+            self.parts.append(_Part(kind, [self._grow(dtype, ()) for dtype in dtypes]))
+        return self.parts[-1]
 
 
 class _Numbers:
@@ -332,17 +380,20 @@ class _Numbers:
     Args:
         grow: returns a new temporary file of a dtype and shape of rows.
         dtype: a dtype that the user has named, or "".
+
+    Attributes:
+        parts: what was added.
     """
 
     def __init__(self, grow: "_Grow", dtype: str) -> None:
         self._grow = grow
         self._dtype = dtype
-        self._parts: list[_Part] = []
+        self.parts: list[_Part] = []
 
     def add(self, columns: Sequence[tuple[Any, Place]]) -> None:
         """Add a block."""
         column, place = columns[0]
-        if self._dtype == "string" or (self._parts and self._parts[-1].kind == "string"):
+        if self._dtype == "string" or (self.parts and self.parts[-1].kind == "string"):
             values = Values("string", np.zeros(0), -1)
         elif self._dtype:
             beside = [values_as(np.dtype(self._dtype), *given) for given in columns]
@@ -353,47 +404,29 @@ class _Numbers:
         if values.missing >= 0 and part.missing < 0:
             part.missing = part.length + values.missing
         part.length += len(column)
-        if part.file is not None:
+        for segment in part.segments:
             rows = values.rows
             if values.kind is None:
-                rows = np.full((len(column), *part.file.row_shape), np.nan if part.kind == "float" else 0)
-            part.file.append(rows)
+                rows = np.full((len(column), *segment.row_shape), np.nan if part.kind == "float" else 0)
+            segment.append(rows)
 
-    def _part_for(self, values: Values, place: Place) -> "_Part":
+    def _part_for(self, values: Values, place: Place) -> _Part:
         """Return the stretch that a block goes to: the last one if its file can hold the block."""
-        last = self._parts[-1] if self._parts else None
         kind = values.kind or "none"
-        if last is not None:
-            if last.kind == kind == "list" and last.file is not None and last.file.row_shape != values.rows.shape[1:]:
+        for last in self.parts[-1:]:
+            file = last.segments[0] if last.segments else None
+            if last.kind == kind == "list" and file is not None and file.row_shape != values.rows.shape[1:]:
                 raise GraphDataError(
-                    f"{place(0)}: a list has {values.rows.shape[1]} numbers, {last.file.row_shape[0]} before; "
+                    f"{place(0)}: a list has {values.rows.shape[1]} numbers, {file.row_shape[0]} before; "
                     "--types COLUMN=string leaves the column out"
                 )
-            holds = last.file is None or np.can_cast(values.rows.dtype, last.file.dtype, "same_kind")
-            if last.kind == kind and holds:
+            if last.kind == kind and (file is None or np.can_cast(values.rows.dtype, file.dtype, "same_kind")):
                 return last
             if (kind == "none" and last.kind != "integer") or (last.kind, kind) == ("float", "integer"):
                 return last
-        file = None if kind in ("none", "string") else self._grow(values.rows.dtype, values.rows.shape[1:])
-        self._parts.append(_Part(kind, file))
-        return self._parts[-1]
-
-    def stretches(self) -> list[_Stretch]:
-        """Return what was added."""
-        return [
-            _Stretch(part.kind, part.length, part.missing, () if part.file is None else (part.file,))
-            for part in self._parts
-        ]
-
-
-@dataclass
-class _Part:
-    """A stretch that grows; of no numbers there is no file."""
-
-    kind: str
-    file: Segment | None
-    length: int = 0
-    missing: int = -1
+        is_stored = kind not in ("none", "string")
+        self.parts.append(_Part(kind, [self._grow(values.rows.dtype, values.rows.shape[1:])] if is_stored else []))
+        return self.parts[-1]
 
 
 _Grow = Callable[[Any, tuple[int, ...]], Segment]
@@ -405,9 +438,9 @@ def _id_column(pieces: Sequence[Sequence[_Stretch]], names: Sequence[tuple[str, 
     for stretches, (path, row) in zip(pieces, names, strict=True):
         for stretch in stretches:
             if stretch.kind == "string":
-                found.append(TextRows(stretch.segments[0].rows, stretch.segments[1].rows, path, row))
+                found.append(TextRows(stretch.arrays[0], stretch.arrays[1], path, row))
             elif stretch.length:
-                found.append(NamedRows(stretch.segments[0].rows, path, row))
+                found.append(NamedRows(stretch.arrays[0], path, row))
             row += stretch.length
     return IdColumn(found or [np.zeros(0, np.int64)])
 
@@ -451,7 +484,7 @@ def _common_kind(kinds: set[str]) -> str:
 
 
 def _rows_of(stretch: _Stretch, path: str, row: int) -> RowArray:
-    rows = stretch.segments[0].rows if stretch.segments else np.broadcast_to(np.float64(np.nan), (stretch.length,))
+    rows = stretch.arrays[0] if stretch.arrays else np.broadcast_to(np.float64(np.nan), (stretch.length,))
     return NamedRows(rows, path, row)
 
 

@@ -19,6 +19,7 @@ from mpigraph.log import get_logger
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation
 from mpigraph.partition.arrow_files import is_table, open_tables
 from mpigraph.partition.natural_order import in_natural_order
+from mpigraph.partition.node_ranks import NodeRanks
 from mpigraph.partition.source import GraphSource
 from mpigraph.partition.typed_tables import EdgeTable, NodeTable, TableOptions, read_typed_tables
 from mpigraph.partition.unread_files import FolderFiles
@@ -39,16 +40,16 @@ def read_tables(
     path: Path,
     nodes: Sequence[Path] = (),
     num_nodes: int | None = None,
-    scratch: Path | None = None,
+    ranks: NodeRanks | None = None,
     options: TableOptions | None = None,
 ) -> GraphSource:
-    """Read a graph from csv or parquet files.
+    """Read a graph from csv or parquet files. Collective on the ranks.
 
     Args:
         path: a file of edges, or a directory.
         nodes: files of nodes that are not in the directory.
         num_nodes: number of nodes, if their ids are to be taken as they are.
-        scratch: folder of temporary files; None for the system's.
+        ranks: as for :func:`~mpigraph.partition.typed_tables.read_typed_tables`.
         options: what the user says of columns.
 
     Raises:
@@ -74,7 +75,7 @@ def read_tables(
     if num_nodes is not None and (len(edge_tables) > 1 or relations != {"": DEFAULT_ETYPE}):
         raise GraphDataError(f"{path}: the number of nodes can be given only for a graph without types")
     counts = {} if num_nodes is None else {DEFAULT_NTYPE: num_nodes}
-    source = read_typed_tables(node_tables, edge_tables, scratch, options, counts)
+    source = read_typed_tables(node_tables, edge_tables, ranks, options, counts)
     if path.is_dir():
         folder = FolderFiles(path)
         for file in (file for files in tables.values() for file in files):

@@ -150,12 +150,18 @@ def distinct_in(column: Any, place: Place, blanks: bool = False) -> tuple[Array,
     return np.array(texts, f"S{width}"), positions
 
 
-def ids_of(text: Any) -> Array | Any:
+def ids_of(text: Any, trims: bool = True, as_written: bool = False) -> Array | Any:
     """Return the ids in a column of text: int64[n] if every one is written as Python writes integers, else strings.
 
-    So ``007``, ``0x1F`` and ``1.0`` are strings, and two ids are never taken for one. Blanks around ids do not count.
+    So ``007``, ``0x1F`` and ``1.0`` are strings, and two ids are never taken for one.
+
+    Args:
+        text: strings.
+        trims: whether blanks around ids do not count.
+        as_written: return strings in any case.
     """
-    for column in (text, arrow().compute.utf8_trim_whitespace(text)):
+    trimmed = arrow().compute.utf8_trim_whitespace(text) if trims else text
+    for column in () if as_written else (text, trimmed):
         try:
             numbers: I64 = column.cast(arrow().int64()).to_numpy(zero_copy_only=False)
         except arrow().ArrowInvalid:
@@ -165,7 +171,7 @@ def ids_of(text: Any) -> Array | Any:
         if np.array_equal(digits + (numbers < 0), lengths):
             return numbers
         break
-    return arrow().compute.utf8_trim_whitespace(text)
+    return trimmed
 
 
 def bytes_of(strings: Any) -> tuple[I64, Array]:
@@ -279,6 +285,9 @@ def _floats(text: Any, place: Place) -> Array:
 
 
 def _bools(text: Any, place: Place) -> Array:
+    digits = arrow().compute.is_in(text, value_set=arrow().array(["0", "1"]))
+    if arrow().compute.any(digits).as_py():  # a block of them alone would be integers
+        raise arrow().ArrowInvalid("no bools")
     return text.cast(arrow().bool_()).fill_null(False).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
 
 

@@ -4,7 +4,7 @@
 
     nodes = [NodeTable("paper", files=(Path("papers.csv"),), id_column="paper_id")]
     edges = [EdgeTable(("paper", "cites", "paper"), files=(Path("cites.parquet"),), src_column="from", dst_column="to")]
-    source = read_typed_tables(nodes, edges, scratch)
+    source = read_typed_tables(nodes, edges)
 
 **Nodes** have the order of the rows of their table; edges name them by its column of ids, or by the number of the row.
 An id that no row has is an error. A type without a table gets its nodes from its edges, in the order of the ids
@@ -19,7 +19,7 @@ matrix "name" of float32. "feat" is float32 or float16, "label" int64, masks are
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -30,9 +30,10 @@ from mpigraph.arrays import Array
 from mpigraph.errors import GraphDataError, InvalidArgumentError
 from mpigraph.log import get_logger
 from mpigraph.metadata.schema import Relation, Schema, relation_key
-from mpigraph.partition.arrow_files import ParquetFiles, TextFiles, TextForm, open_tables
-from mpigraph.partition.chunks import GrowingFile
-from mpigraph.partition.id_maps import Distinct, NodeIds
+from mpigraph.partition.arrow_files import TextFiles, TextForm, open_tables
+from mpigraph.partition.id_maps import NodeIds, distinct_texts
+from mpigraph.partition.node_ranks import NodeRanks
+from mpigraph.partition.parquet_files import ParquetFiles
 from mpigraph.partition.row_arrays import MadeRows, as_floats, as_labels, as_mask
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.partition.table_columns import NO_NUMBERS, IdColumn, ValueColumn, read_columns
@@ -167,16 +168,16 @@ class _Plan:
 def read_typed_tables(
     nodes: Sequence[NodeTable],
     edges: Sequence[EdgeTable],
-    scratch: Path | None = None,
+    ranks: NodeRanks | None = None,
     options: TableOptions | None = None,
     num_nodes: Mapping[str, int] | None = None,
 ) -> GraphSource:
-    """Read a graph from tables.
+    """Read a graph from tables. Collective on the ranks.
 
     Args:
         nodes: at most one for each type.
         edges: one for each relation.
-        scratch: folder of temporary files; None for the system's.
+        ranks: the ranks that read it, and the folder of temporary files; None for this process and the system's.
         options: what the user says of columns.
         num_nodes: number of nodes of types without a table, whose ids are then the numbers of nodes.
 
@@ -185,9 +186,10 @@ def read_typed_tables(
         StorageError: a temporary file cannot be written.
     """
     options = options or TableOptions()
+    ranks = ranks or NodeRanks()
     plans = [*(_Plan.of(table, options) for table in nodes), *(_Plan.of(table, options) for table in edges)]
     _check_all_used(options, plans)  # before what takes long
-    tables = [_Table(plan, options, scratch) for plan in plans]
+    tables = [_Table(plan, options, ranks) for plan in plans]
     node_tables = {table.ntype: tables[number] for number, table in enumerate(nodes)}
     edge_tables = {table.relation: tables[len(nodes) + number] for number, table in enumerate(edges)}
     ntypes = sorted({*node_tables, *(end for relation in edge_tables for end in (relation[0], relation[2]))})
@@ -203,7 +205,7 @@ def read_typed_tables(
             if count is not None and count != given.length:
                 raise GraphDataError(f"{given.name}: has {given.length} rows, but there are to be {count} nodes")
             count = None if given.ids else given.length
-        ids[ntype] = NodeIds(repr(ntype), given.ids[0] if given and given.ids else None, ends, scratch, count)
+        ids[ntype] = NodeIds(repr(ntype), given.ids[0] if given and given.ids else None, ends, ranks, count)
     node_feats = {ntype: node_tables[ntype].features if ntype in node_tables else {} for ntype in ntypes}
     for ntype in ntypes:
         original = ids[ntype].original
@@ -235,7 +237,7 @@ class _Table:
     Args:
         plan: what to read.
         options: what the user says of columns.
-        scratch: folder of temporary files.
+        ranks: the ranks that read it.
 
     Attributes:
         name: its first file, for messages.
@@ -245,7 +247,7 @@ class _Table:
         left_out: names each column that is not among them.
     """
 
-    def __init__(self, plan: _Plan, options: TableOptions, scratch: Path | None) -> None:
+    def __init__(self, plan: _Plan, options: TableOptions, ranks: NodeRanks) -> None:
         self.name = name = str(plan.tables.paths[0])
         ids = (*plan.ids, *plan.words.values())
         columns_of = {**plan.features, **{column: (column,) for column in ids}}
@@ -255,15 +257,15 @@ class _Table:
             for feature, columns in columns_of.items()
             if not given.keys().isdisjoint((feature, *columns))
         }
-        found = read_columns(plan.tables, ids, plan.features, types, scratch)
+        found = read_columns(plan.tables, ids, plan.features, types, ranks)
         self.length = sum(found.lengths)
         self.ids = [found.ids[column] for column in plan.ids]
         self.features: dict[str, Feature] = {}
         for feature, column in plan.words.items():
             if feature == _SPLIT:
-                self.features |= _masks(found.ids[column], scratch)
+                self.features |= _masks(found.ids[column], ranks)
             else:
-                self.features[feature] = _category(f"{name}: column {column}", found.ids[column], scratch)
+                self.features[feature] = _category(f"{name}: column {column}", found.ids[column], ranks)
         self.left_out: list[str] = []
         for feature, values in found.values.items():
             if values.kind in NO_NUMBERS:
@@ -332,18 +334,21 @@ def _check_all_used(options: TableOptions, plans: Sequence[_Plan]) -> None:
                 )
 
 
-def _masks(words: IdColumn, scratch: Path | None) -> dict[str, Feature]:
+def _masks(words: IdColumn, ranks: NodeRanks) -> dict[str, Feature]:
     """Return the masks of a column of the words train, val and test."""
-    with GrowingFile(np.uint8, (), scratch) as file:
-        for values, positions, place in words.texts(blanks=True):
-            parts = np.array([_SPLITS.get(value.lower(), 4) for value in values.tolist()], np.uint8)[positions]
-            if len(parts) and parts.max() == 4:
-                row = int((parts == 4).argmax())
-                word = values[positions[row]].decode()
-                raise GraphDataError(f"{place(row)}: split must be train, val or test, or nothing (got {word!r:.80})")
-            file.append(parts)
-        parts = file.finish()
+    parts = ranks.rows("reading the split", np.uint8, lambda: _splits(words, ranks))
     return {name: Feature.of(MadeRows(_Is(part), np.bool_, parts)) for part, name in enumerate(_MASKS)}
+
+
+def _splits(words: IdColumn, ranks: NodeRanks) -> Iterator[Array]:
+    """Yield the number of the split of this rank's share of rows."""
+    for values, positions, place in words.texts(True, ranks):
+        parts = np.array([_SPLITS.get(value.lower(), 4) for value in values.tolist()], np.uint8)[positions]
+        if len(parts) and parts.max() == 4:
+            row = int((parts == 4).argmax())
+            word = values[positions[row]].decode()
+            raise GraphDataError(f"{place(row)}: split must be train, val or test, or nothing (got {word!r:.80})")
+        yield parts
 
 
 @dataclass(frozen=True)
@@ -362,21 +367,20 @@ def log_categories(title: str, names: Sequence[object]) -> None:
     get_logger().warning("%s: %d categories are numbered in their order: %s", title, len(names), listed)
 
 
-def _category(title: str, names: IdColumn, scratch: Path | None) -> Feature:
+def _category(title: str, names: IdColumn, ranks: NodeRanks) -> Feature:
     """Return the number of each name in the order of all names, int64; -1 where there is none."""
+    doing = "numbering categories"
     if names.is_text:
-        distinct = Distinct()
-        for values, _, _ in names.texts(blanks=True):
-            distinct.add(values)
-        keys = distinct.sorted()
+        keys = distinct_texts(ranks, doing, [names], blanks=True)
         keys = keys[keys != b""] if len(keys) else np.zeros(0, "S1")
     else:
         keys = np.unique(names.numbers[:]) if len(names) else np.zeros(0, np.int64)
     log_categories(title, [key.decode() if names.is_text else key for key in keys.tolist()])
     if not names.is_text:
         return Feature.of(MadeRows(lambda rows: np.asarray(np.searchsorted(keys, rows)), np.int64, names.numbers))
-    with GrowingFile(np.int64, (), scratch) as file:
-        for values, positions, _ in names.texts(blanks=True):
-            numbers = np.where(values == b"", -1, np.searchsorted(keys, values))
-            file.append(numbers[positions])
-        return Feature.of(file.finish())
+
+    def own() -> Iterator[Array]:
+        for values, positions, _ in names.texts(True, ranks):
+            yield np.where(values == b"", -1, np.searchsorted(keys, values))[positions]
+
+    return Feature.of(ranks.rows(doing, np.int64, own))

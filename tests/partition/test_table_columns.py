@@ -13,7 +13,7 @@ from pyarrow import parquet
 
 from mpigraph.cli.main import main
 from mpigraph.errors import GraphDataError, StorageError
-from mpigraph.partition import arrow_files
+from mpigraph.partition import arrow_files, parquet_files
 from mpigraph.partition.id_maps import Distinct
 from mpigraph.partition.readers import read_source
 from mpigraph.partition.typed_tables import TableOptions
@@ -69,7 +69,7 @@ WRITERS = {
 def small_blocks(monkeypatch):
     """Several blocks of every file."""
     monkeypatch.setattr(arrow_files, "_BLOCK_BYTES", 200)
-    monkeypatch.setattr(arrow_files, "_BATCH_ROWS", 13)
+    monkeypatch.setattr(parquet_files, "_BATCH_ROWS", 13)
 
 
 @pytest.mark.parametrize("kind", WRITERS)

@@ -65,7 +65,7 @@ def _read(path: Path, options: ReadOptions) -> GraphSource:
         for ntype in (relation[0], relation[2]):
             if ntype not in nodes:
                 raise GraphDataError(f"{path / _META}: node_data has no file for node type {ntype!r} of {relation}")
-    source = read_typed_tables(list(nodes.values()), list(edges.values()), options.scratch, options.tables)
+    source = read_typed_tables(list(nodes.values()), list(edges.values()), options.ranks, options.tables)
     source = _of_one_graph(source, graph_ids)
     return replace(_in_order_of_ids(source), left_out=(*source.left_out, *left_out))
 

@@ -32,6 +32,7 @@ from mpigraph.partition.id_maps import NodeIds
 from mpigraph.partition.layouts.graphstorm_features import categories, mask_names, numbers, split_masks, transform_of
 from mpigraph.partition.layouts.json_files import JsonFiles, json_values
 from mpigraph.partition.layouts.layout import Layout, ReadOptions
+from mpigraph.partition.node_ranks import NodeRanks
 from mpigraph.partition.row_arrays import RowArray, as_labels
 from mpigraph.partition.source import Feature, GraphSource, mask_of
 from mpigraph.partition.table_columns import NO_NUMBERS, IdColumn, TableColumns, ValueColumn, read_columns
@@ -61,7 +62,7 @@ def is_graphstorm(path: Path) -> bool:
 
 
 def read_graphstorm(path: Path, options: ReadOptions) -> GraphSource:
-    """Read what a configuration describes.
+    """Read what a configuration describes. Collective on the ranks.
 
     Raises:
         GraphDataError: the configuration is wrong or asks for what is not read, or a file is; names it, and the row.
@@ -70,8 +71,8 @@ def read_graphstorm(path: Path, options: ReadOptions) -> GraphSource:
     content = json.loads(read_text(path))
     if not isinstance(content["edges"], list):
         raise GraphDataError(f"{path}: edges must be a list")
-    nodes = [_Entry(path, conf, "nodes", options.scratch) for conf in content["nodes"]]
-    edges = [_Entry(path, conf, "edges", options.scratch) for conf in content["edges"]]
+    nodes = [_Entry(path, conf, "nodes", options.ranks) for conf in content["nodes"]]
+    edges = [_Entry(path, conf, "edges", options.ranks) for conf in content["edges"]]
     for what, names in (("node type", [node.name for node in nodes]), ("relation", [edge.name for edge in edges])):
         for name in names:
             if names.count(name) > 1:
@@ -87,7 +88,7 @@ def read_graphstorm(path: Path, options: ReadOptions) -> GraphSource:
     ids = {}
     for node in nodes:
         given, count = (node.ids[0], None) if node.ids else (None, node.count)
-        ids[node.name] = NodeIds(repr(node.name), given, ends[node.name], options.scratch, count)
+        ids[node.name] = NodeIds(repr(node.name), given, ends[node.name], options.ranks, count)
     left_out = [f"{key!r} of the configuration" for key in sorted(set(content) - {"version", "nodes", "edges"})]
     return GraphSource(
         Schema(tuple(node.name for node in nodes), tuple(edge.name for edge in edges)),
@@ -110,7 +111,7 @@ class _Entry:
         path: the configuration.
         conf: the entry.
         kind: "nodes" or "edges".
-        scratch: folder of temporary files; None for the system's.
+        ranks: the ranks that read it.
 
     Attributes:
         name: the node type, or the relation.
@@ -121,12 +122,12 @@ class _Entry:
         left_out: what does not.
     """
 
-    def __init__(self, path: Path, conf: object, kind: str, scratch: Path | None) -> None:
+    def __init__(self, path: Path, conf: object, kind: str, ranks: NodeRanks) -> None:
         if not isinstance(conf, dict):
             raise GraphDataError(f"{path}: {kind} must be a list of objects (got {conf!r:.60})")
         self._conf: dict[str, Any] = conf
         self._folder = path.parent
-        self._scratch = scratch
+        self._ranks = ranks
         self.name: Any = conf.get("node_type" if kind == "nodes" else "relation")
         self.title = f"{path}: {kind} {self.name!r}"
         if kind == "edges" and isinstance(self.name, list):
@@ -180,7 +181,7 @@ class _Entry:
         missing = [name for name in (*ids, *values) if name not in tables.names]
         if missing:
             raise GraphDataError(f"{files[0]}: there is no column {missing[0]!r} (there are {tables.names})")
-        return read_columns(tables, ids, {name: (name,) for name in values}, {}, self._scratch)
+        return read_columns(tables, ids, {name: (name,) for name in values}, {}, self._ranks)
 
     def _files(self, names: object) -> list[Path]:
         """Return the files of names and patterns, in the order of their names as text."""
@@ -226,7 +227,7 @@ class _Entry:
         elif len(columns) > 1:
             raise GraphDataError(f"{title}: to_categorical takes one column")
         else:
-            values = categories(self._columns.ids[columns[0]], entry, title, self._scratch)
+            values = categories(self._columns.ids[columns[0]], entry, title, self._ranks.folder)
         self._add(name, Feature.of(values), title)
 
     def _add_label(self, entry: Mapping[str, Any]) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from mpigraph.errors import GraphDataError
-from mpigraph.partition.arrow_files import Piece
 from mpigraph.partition.chunks import UNREADABLE
+from mpigraph.partition.table_pieces import Piece
 from mpigraph.partition.text_values import arrow
 from mpigraph.storage.files import open_regular
 

@@ -25,12 +25,13 @@ import numpy.typing as npt
 from mpigraph.arrays import I64, Array
 from mpigraph.errors import GraphDataError
 from mpigraph.metadata.schema import Relation, Schema, relation_key
-from mpigraph.partition.arrow_files import Piece, TextFiles
+from mpigraph.partition.arrow_files import TextFiles
 from mpigraph.partition.chunks import GrowingFile, concatenated
 from mpigraph.partition.id_maps import Distinct
 from mpigraph.partition.layouts.stored_rows import Grow, Property, StoredRows, codes_of, features_of
 from mpigraph.partition.row_arrays import MadeRows, RowArray
 from mpigraph.partition.source import Feature, GraphSource
+from mpigraph.partition.table_pieces import Piece
 from mpigraph.partition.text_values import Place, arrow, distinct_in
 
 __all__ = ["IdColumn", "LabelledTable", "read_labelled_tables"]

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mpigraph.partition.node_ranks import NodeRanks
 from mpigraph.partition.source import GraphSource
 from mpigraph.partition.typed_tables import TableOptions
 
@@ -16,7 +17,7 @@ class ReadOptions:
 
     Attributes:
         num_nodes: number of nodes, where ids are to be taken as they are; None if the user gave none.
-        scratch: folder of temporary files; None for the system's.
+        ranks: the ranks that read it, and where their temporary files lie.
         dataset: name of a known data set, such as "ogbn-products"; None if the user gave none.
         adds_reverse: whether the user asks for reverse edges, which the caller adds to what a layout reads.
         nodes: files of nodes beside a file of edges.
@@ -24,11 +25,16 @@ class ReadOptions:
     """
 
     num_nodes: int | None = None
-    scratch: Path | None = None
+    ranks: NodeRanks = field(default_factory=NodeRanks)
     dataset: str | None = None
     adds_reverse: bool = False
     nodes: tuple[Path, ...] = ()
     tables: TableOptions = field(default_factory=TableOptions)
+
+    @property
+    def scratch(self) -> Path | None:
+        """The folder of temporary files; None for the system's."""
+        return self.ranks.folder
 
 
 @dataclass(frozen=True)

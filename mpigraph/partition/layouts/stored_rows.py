@@ -15,10 +15,11 @@ import numpy.typing as npt
 
 from mpigraph.arrays import I64, Array, Mask
 from mpigraph.errors import GraphDataError
-from mpigraph.partition.arrow_files import Piece, TextFiles
+from mpigraph.partition.arrow_files import TextFiles
 from mpigraph.partition.chunks import GrowingFile, NamedRows, Reordered, concatenated
 from mpigraph.partition.row_arrays import CastRows, MadeRows, RowArray, as_labels
 from mpigraph.partition.source import Feature
+from mpigraph.partition.table_pieces import Piece
 from mpigraph.partition.text_values import Place, arrow, values_as, values_of
 
 __all__ = ["Grow", "Property", "StoredRows", "codes_of", "features_of"]
