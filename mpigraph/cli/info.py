@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from mpigraph.arrays import I64
+from mpigraph.cli.pipes import printable
 from mpigraph.cli.progress import ProgressBar
 from mpigraph.cli.ranks import read_config, working_ranks
 from mpigraph.cli.verify import bytes_on_disk, in_units
@@ -148,7 +149,7 @@ def _features(infos: Mapping[str, FeatureInfo]) -> dict[str, Any]:
 
 def _as_text(content: Mapping[str, Any]) -> str:
     """Return the tables."""
-    balance = ", ".join(f"{name} {value:.3f}" for name, value in content["balance"].items())
+    balance = ", ".join(f"{printable(name)} {value:.3f}" for name, value in content["balance"].items())
     lines = [
         f"{content['path']}: {content['num_parts']} parts by {content['part_method']}",
         f"edges cut: {content['edges_cut']} ({content['edge_cut_fraction']:.1%})",
@@ -157,7 +158,7 @@ def _as_text(content: Mapping[str, Any]) -> str:
     ]
     for kind in ("node", "edge"):
         rows = [
-            [name, str(count), _in_words(content[f"{kind}_features"][name])]
+            [printable(name), str(count), _in_words(content[f"{kind}_features"][name])]
             for name, count in content[f"num_{kind}s"].items()
         ]
         lines += [*_table([f"{kind}s of type", "count", "features"], rows, left=(0, 2)), ""]
@@ -179,7 +180,7 @@ def _as_text(content: Mapping[str, Any]) -> str:
 
 def _in_words(features: Mapping[str, Any]) -> str:
     return ", ".join(
-        f"{name} {info['dtype']}{info['shape'] or ''}{' as ' + info['stored'] if 'stored' in info else ''}"
+        f"{printable(name)} {info['dtype']}{info['shape'] or ''}{' as ' + info['stored'] if 'stored' in info else ''}"
         for name, info in features.items()
     )
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from mpigraph.arrays import I32, Array
+from mpigraph.cli.pipes import printable
 from mpigraph.cli.progress import ProgressBar
 from mpigraph.cli.ranks import working_ranks
 from mpigraph.errors import InvalidArgumentError
@@ -272,7 +273,7 @@ def _print_result(result: PartitionResult, method: str) -> None:
     print(f"{result.config_path}: {PartConfig.read(result.config_path).num_parts} parts by {method}")
     print(f"edges cut: {report['edges_cut']} ({report['edge_cut_fraction']:.1%})")
     for name, balance in report["balance"].items():
-        print(f"largest part / mean, {name}: {balance:.3f}")
+        print(f"largest part / mean, {printable(name)}: {balance:.3f}")
 
 
 def _feat_dtype(given: list[str]) -> FeatDtype:
@@ -330,7 +331,9 @@ def _types(source: GraphSource) -> str:
     schema = source.schema
     if schema.is_homogeneous:
         return ""
-    counts = ", ".join(f"{ntype} {count}" for ntype, count in zip(schema.ntypes, source.num_nodes, strict=True))
+    counts = ", ".join(
+        f"{printable(ntype)} {count}" for ntype, count in zip(schema.ntypes, source.num_nodes, strict=True)
+    )
     return f" in {len(schema.relations)} relations; nodes by type: {counts}"
 
 

@@ -1,13 +1,18 @@
-"""Standard streams whose reader may leave, as in ``python -m mpigraph info parts/g.json | head``."""
+"""Standard streams: names that a terminal shows as they are, and readers that leave (``info parts/g.json | head``)."""
 
 import io
 import sys
 from types import TracebackType
 from typing import Any
 
-__all__ = ["Pipes"]
+__all__ = ["Pipes", "printable"]
 
 _STATUS = 141  # what a shell reports of a program that SIGPIPE has ended
+
+
+def printable(name: str) -> str:
+    """Return a name without what would move the cursor or colour a terminal: escaped as in Python."""
+    return name if name.isprintable() else repr(name)[1:-1]
 
 
 class Pipes:

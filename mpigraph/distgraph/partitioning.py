@@ -34,7 +34,7 @@ from mpigraph.partition.pipeline import PartitionResult, partition_source
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.storage.contents import PartFiles, check_sources
 from mpigraph.storage.format import edge_feature_name, node_feature_name, relation_dataset_name
-from mpigraph.storage.part_config import PartConfig
+from mpigraph.storage.part_config import Features, PartConfig
 
 __all__ = ["load_partition", "load_partition_book", "load_partition_feats", "partition_graph"]
 
@@ -212,17 +212,16 @@ def load_partition_feats(
 
     Returns:
         ``(node_feats, edge_feats)``: ``"<ntype>/<name>"`` and ``"<src>:<rel>:<dst>/<name>"`` -> tensor; None for what
-        was not asked for. What is stored in 16 bits has the dtype that it had before.
+        was not asked for. Of features that would have one key, because names have a ``/`` in them, the later have the
+        names of their datasets. What is stored in 16 bits has the dtype that it had before.
     """
     config = PartConfig.read(part_config)
-    nodes = {node_feature_name(t, n): i.dtype for t, table in config.node_features.items() for n, i in table.items()}
-    edges = {edge_feature_name(r, n): i.dtype for r, table in config.edge_features.items() for n, i in table.items()}
     _check_part(config, part_id)
     with PartFiles(config) as files:
         files.check(part_id)
         return (
-            _read_features(files, part_id, "node_feats", nodes) if load_nodes else None,
-            _read_features(files, part_id, "edge_feats", edges) if load_edges else None,
+            _read_features(files, part_id, "node_feats", config.node_features) if load_nodes else None,
+            _read_features(files, part_id, "edge_feats", config.edge_features) if load_edges else None,
         )
 
 
@@ -360,12 +359,17 @@ def _mapping(graph: HeteroGraph, result: PartitionResult) -> tuple[Any, Any]:
     return dict(zip(schema.ntypes, nids, strict=True)), dict(zip(schema.relations, eids, strict=True))
 
 
-def _read_features(files: PartFiles, part_id: int, which: str, dtypes: Mapping[str, str]) -> Tensors:
-    if not dtypes:
-        return {}
-    reader = files.open(part_id, which)
-    stored = {name: to_torch(reader.read(name), reader.info(name).dtype) for name in sorted(dtypes)}
-    return {name: rows.to(getattr(torch, dtypes[name])) for name, rows in stored.items()}
+def _read_features(files: PartFiles, part_id: int, which: str, features: Features) -> Tensors:
+    found: Tensors = {}
+    dataset_of = node_feature_name if which == "node_feats" else edge_feature_name
+    for owner, table in sorted(features.items()):
+        for name, info in sorted(table.items()):
+            dataset = dataset_of(owner, name)
+            reader = files.open(part_id, which)
+            rows = to_torch(reader.read(dataset), reader.info(dataset).dtype).to(getattr(torch, info.dtype))
+            key = f"{owner}/{name}"
+            found[dataset if key in found else key] = rows
+    return found
 
 
 def _part_graph(files: PartFiles, part_id: int) -> HeteroGraph:

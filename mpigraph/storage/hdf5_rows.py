@@ -1,12 +1,14 @@
 """Datasets of a user's HDF5 file as arrays whose rows are read when they are asked for. Shards are ``shard.py``'s.
 
 Nothing in the file is followed to another one (links, external storage, virtual datasets), and no filter runs that is
-not part of HDF5: an input is data, not code. Datasets must lie in the root group and be numbers; others are named.
+not part of HDF5: an input is data, not code. HDF5 takes a ``/`` in a name for a group, so a dataset's name is its whole
+path. Datasets that are not numbers are named.
 """
 
 import json
 import math
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -99,8 +101,8 @@ def open_hdf5(path: Path) -> tuple[dict[str, HDF5Rows | Array], list[str]]:
     """Open a file.
 
     Returns:
-        The datasets of numbers in its root group by name, of which one without dimensions is read; and, in words, what
-        else the file holds: groups, datasets of other things, attributes.
+        The datasets of numbers by path, of which one without dimensions is read; and, in words, what else the file
+        holds: datasets of other things, attributes.
 
     Raises:
         GraphDataError: it cannot be read, is shorter than it says, or has data elsewhere; names file and dataset.
@@ -111,11 +113,10 @@ def open_hdf5(path: Path) -> tuple[dict[str, HDF5Rows | Array], list[str]]:
     try:
         file = h5py.File(path, "r", locking=False)
         left_out += [f"attribute {name}" for name in file.attrs if name != _META]
-        for name in _own_names(path, file):
-            dataset = file[name]
+        for name, dataset in _own_items(path, file, "", set()):
             if not isinstance(dataset, h5py.Dataset) or dataset.dtype.kind not in "biuf":
-                is_group = isinstance(dataset, h5py.Group)
-                left_out.append(f"{name}: {'a group' if is_group else f'{dataset.dtype} is no number'}")
+                what = f"{dataset.dtype} is no number" if isinstance(dataset, h5py.Dataset) else "no dataset"
+                left_out.append(f"{name}: {what}")
                 continue
             _check_storage(path, name, dataset)
             found[name] = HDF5Rows(path, dataset) if dataset.ndim else np.asarray(dataset[()])
@@ -142,13 +143,27 @@ def read_hdf5_meta(path: Path) -> dict[str, Any]:
     return meta
 
 
-def _own_names(path: Path, file: Any) -> list[str]:
-    """Return the names in the root group, none of which is a link to another place."""
-    links = file.id.links
-    for name in file:
-        if links.get_info(name.encode()).type != h5py.h5l.TYPE_HARD:
-            raise GraphDataError(f"{path}: {name} is a link to another place")
-    return list(file)
+def _own_items(path: Path, group: Any, prefix: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    """Yield path and object of all that lies in a group and in the groups in it; a link to another place is an error.
+
+    Args:
+        path: the file, for messages.
+        group: where to begin.
+        prefix: its path, with a slash at the end.
+        seen: addresses of the groups so far.
+    """
+    seen.add(h5py.h5o.get_info(group.id).addr)
+    for name in group:
+        title = f"{prefix}{name}"
+        if group.id.links.get_info(name.encode()).type != h5py.h5l.TYPE_HARD:
+            raise GraphDataError(f"{path}: {title} is a link to another place")
+        item = group[name]
+        if not isinstance(item, h5py.Group):
+            yield title, item
+        elif h5py.h5o.get_info(item.id).addr in seen:
+            raise GraphDataError(f"{path}: {title} is another name of a group")
+        else:
+            yield from _own_items(path, item, f"{title}/", seen)
 
 
 def _check_storage(path: Path, name: str, dataset: Any) -> None:

@@ -16,6 +16,7 @@ import pytest
 from damaged import flip, rewrite
 from layouts import on_all
 from mpi4py import MPI
+from odd_names import odd_source
 from oracle import NUM_NODES, oracle_source
 from typed_oracle import NUM_NODES as TYPED_NODES
 from typed_oracle import RELATIONS, SCHEMA, edges_of
@@ -214,3 +215,11 @@ def test_letters_that_the_terminal_lacks(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, encoding="ascii"))
     assert main(["info", str(tmp_path / "g.json")]) == 0
     assert b"\\xe4:r:\\xe4" in printed.getvalue()
+
+
+def test_names_do_not_move_the_cursor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = partition_source(odd_source(), "g", 1, tmp_path, "random").config_path
+    assert main(["info", str(path)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.isprintable() or all(line.isprintable() for line in printed.splitlines()), printed
+    assert "\\x1b[31m" in printed and "two words\\t\\n" in printed and "/people/person/place_of_birth" in printed

@@ -10,7 +10,7 @@ from mpigraph.distgraph.partitioning import (
     load_partition_feats,
     partition_graph,
 )
-from mpigraph.errors import GraphDataError, InvalidArgumentError, NodeTypeError, PartitionError
+from mpigraph.errors import InvalidArgumentError, NodeTypeError, PartitionError
 from mpigraph.graphs.fields import EID, ETYPE, NID, NTYPE
 from mpigraph.graphs.hetero import graph, heterograph
 
@@ -136,10 +136,6 @@ def test_bad_arguments(tmp_path):
         partition_graph(ring(), "g", 2, tmp_path, num_hops=-1)
     with pytest.raises(InvalidArgumentError, match=r"graph_name .*\(got 5\)"):
         partition_graph(ring(), 5, 2, tmp_path)
-    g = ring()
-    g.ndata["a/b"] = torch.zeros(60)
-    with pytest.raises(GraphDataError, match="feature name 'a/b'"):
-        partition_graph(g, "g", 2, tmp_path)
     for name in ("\ud800", "a\0"):
         g = ring()
         g.ndata[name] = torch.zeros(60)

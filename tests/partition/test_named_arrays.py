@@ -89,6 +89,15 @@ def test_names_with_the_separator_in_them(tmp_path, write):
     assert features(source.edge_feats["u:has__rated:big__v"]) == {"stars": ("int64", [3, 4])}
 
 
+@pytest.mark.parametrize("write", [as_npz, as_hdf5])
+def test_names_with_slashes(tmp_path, write):
+    """HDF5 makes groups of them."""
+    relation = "/award/nominee./award/nomination"
+    arrays = {"e__num_nodes": 2, f"e__{relation}__e__src": np.array([0]), f"e__{relation}__e__dst": np.array([1])}
+    source = read_source(write(tmp_path, arrays))
+    assert source.schema.relations == (("e", relation, "e"),) and source.edge_counts == [1] and not source.left_out
+
+
 @WAYS
 def test_typed_arrays_become_features(tmp_path, write):
     arrays = {
@@ -157,9 +166,18 @@ def test_what_else_a_file_holds_is_named(tmp_path):
     path = as_hdf5(tmp_path, ENDS)
     with h5py.File(path, "a") as file:
         file.attrs["num_nodes"] = 9
-        file["more/feat"] = np.zeros(3)
+        file["more/feat"] = np.zeros(7)
+        file["more/x"] = np.zeros(3)
         file["text"] = "words"
-    assert read_source(path).left_out == ("attribute num_nodes", "more: a group", "text: object is no number")
+    source = read_source(path)
+    assert source.left_out[:2] == ("attribute num_nodes", "text: object is no number")
+    assert source.left_out[2].startswith("more/feat: float64[7] has no row") and len(source.left_out) == 3
+    assert list(source.node_feats["_N"]) == ["more/x"]
+    with h5py.File(tmp_path / "twice.h5", "w") as file:
+        file["more/x"] = np.zeros(3)
+        file["more/again"] = file["more"]
+    with pytest.raises(GraphDataError, match="twice.h5: more/again is another name of a group"):
+        read_source(tmp_path / "twice.h5")
     folder = as_directory(tmp_path, ENDS)
     (folder / "readme.txt").write_text("")
     (folder / "old").mkdir()

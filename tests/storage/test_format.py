@@ -101,3 +101,16 @@ def test_a_step_and_a_checkpoint_with_odd_names(job: SharedJob, tmp_path: Path) 
     table[rows] = 2.0
     mg.checkpoint.load(state, checkpoint_id=folder / "saved")
     assert table[rows].unique().tolist() == [1.0] and list(state["names"]) == list(NAMES)
+
+
+def test_features_of_a_part_have_their_own_names(tmp_path: Path) -> None:
+    path = write_odd(tmp_path)
+    nodes, edges = dist.load_partition_feats(path, 1)
+    assert nodes is not None and edges is not None
+    assert {f"{ntype}/{name}" for ntype in TYPES for name in NAMES} < set(nodes)
+    assert "/m/0:/people/person/place_of_birth:a~3Ab/a:b:c" in edges and all(len(key.split(":")) > 2 for key in edges)
+    schema = Schema(("a", "a/b"), ())
+    feats = {"a": {"b/x": Feature.of(np.zeros(2))}, "a/b": {"x": Feature.of(np.ones(2))}}
+    path = str(partition_source(GraphSource(schema, (2, 2), (), feats), "g", 1, tmp_path / "two", "random").config_path)
+    nodes, _ = dist.load_partition_feats(path, 0)
+    assert {name: rows.tolist() for name, rows in (nodes or {}).items()} == {"a/b/x": [0, 0], "a~2Fb/x": [1, 1]}
