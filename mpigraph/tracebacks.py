@@ -7,12 +7,13 @@ frames. With ``MPIGRAPH_LOG_LEVEL=DEBUG`` all are shown.
 import os
 import sys
 from collections.abc import Callable
-from types import TracebackType
+from functools import cache
+from types import FrameType, TracebackType
 
 from mpigraph.config import debugging, launcher_rank
 from mpigraph.errors import MPIGraphError, NotInitializedError
 
-__all__ = ["format_error", "install", "is_users", "line_of"]
+__all__ = ["format_error", "install", "is_users", "line_calling", "line_of"]
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _INSTALLED = f"{os.sep}site-packages{os.sep}"
@@ -25,9 +26,19 @@ _NOT_STARTED = (
 )
 
 
+@cache
 def is_users(path: str) -> bool:
     """Return whether a source file is the user's: neither of this library, nor of Python, nor installed."""
     return not path.startswith(_NOT_THE_USERS) and _INSTALLED not in path
+
+
+def line_calling(frame: FrameType | None) -> str:
+    """Return the innermost of the user's lines among a frame and its callers, as "train.py:12"; "" if there is none."""
+    while frame is not None:
+        if is_users(frame.f_code.co_filename):
+            return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
 
 
 def line_of(error: BaseException) -> str:

@@ -61,7 +61,7 @@ class Task(Generic[T]):
         self._steps = steps
         self._status = MPI.Status()
         self._lock = Lock()
-        self._after: list[Callable[[], None]] = []
+        self._after: list[Callable[[], object]] = []
         with UNINTERRUPTED:
             try:
                 self._request = next(steps)
@@ -94,7 +94,7 @@ class Task(Generic[T]):
             if not self.done:
                 self._request.Cancel()
 
-    def then(self, call: Callable[[], None]) -> None:
+    def then(self, call: Callable[[], object]) -> None:
         """Call something once done, in the thread that notices, or now. It must not raise."""
         with self._lock:
             if not self.done:

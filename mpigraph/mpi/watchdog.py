@@ -20,7 +20,6 @@ A wait costs one dictionary entry.
 import gc
 import itertools
 import math
-import os
 import sys
 import threading
 import time
@@ -36,7 +35,7 @@ from mpigraph.mpi.abort import abort
 from mpigraph.mpi.board import Board, Record, Summary
 from mpigraph.mpi.reports import Reports
 from mpigraph.mpi.stopping import NEVER, STOP, Decider, Node, Stopping
-from mpigraph.tracebacks import is_users
+from mpigraph.tracebacks import line_calling
 
 __all__ = ["Meeting", "Watchdog"]
 
@@ -365,13 +364,8 @@ def _line_of_script(thread: int) -> str:
     collects = gc.isenabled()
     gc.disable()
     try:
-        frame = sys._current_frames().get(thread)
-        while frame is not None:
-            path = frame.f_code.co_filename
-            if is_users(path):
-                return f" at {os.path.basename(path)}:{frame.f_lineno}"
-            frame = frame.f_back
-        return ""
+        line = line_calling(sys._current_frames().get(thread))
+        return f" at {line}" if line else ""
     finally:
         if collects:
             gc.enable()

@@ -45,6 +45,7 @@ from mpigraph.mpi.coroutine import Coroutine, Task, finish
 from mpigraph.mpi.progress_thread import Progress
 from mpigraph.mpi.wait import BLOCKED
 from mpigraph.mpi.watchdog import Meeting
+from mpigraph.process_group.outstanding import Operation, Outstanding
 from mpigraph.process_group.tensors import (
     apart,
     check,
@@ -104,7 +105,7 @@ class MPIProcessGroup(dist.ProcessGroup):
         self._progress = progress
         self._seconds = seconds
         self._place = place
-        self._outstanding: list[Task[Any]] = []
+        self._outstanding = Outstanding(progress)
         self._names = {"name": "", "description": ""}
 
     @property
@@ -118,22 +119,20 @@ class MPIProcessGroup(dist.ProcessGroup):
             raise ClosedError("the process group was closed, by destroy_process_group() or exit_client()")
         return self._comm
 
+    @property
+    def outstanding(self) -> list[Operation]:
+        """The operations that nobody waits for and that are not complete, in the order in which they were begun.
+
+        Any thread may ask.
+        """
+        return self._outstanding.operations
+
     def _begin(self, what: str, steps: Coroutine[Any], outputs: list[Tensor], opts: Any) -> MPIWork:
         task = Task(steps, what)
         if getattr(opts, "asyncOp", True):
-            self._keep(task)
+            self._outstanding.keep(task)
         soon = what in _FOR_ALL and sum(tensor.nbytes for tensor in outputs) <= _SMALL
         return MPIWork(self, task, outputs, self._place if soon else "")
-
-    def _keep(self, task: Task[Any]) -> None:
-        """Keep an operation that may not be waited for, and have it advanced if a thread can do that."""
-        for kept in self._outstanding:
-            kept.advance()
-        self._outstanding = [kept for kept in self._outstanding if not kept.done and kept is not task]
-        if not task.done:
-            self._outstanding.append(task)
-            if self._progress is not None:
-                self._progress.add(task)
 
     def wait_for(self, task: Task[Any], seconds: float = 0.0, place: str = "") -> None:
         """Wait until a task is done, for some seconds, or the group's where these are 0. Blocking.
@@ -146,12 +145,12 @@ class MPIProcessGroup(dist.ProcessGroup):
         limit = seconds if seconds > 0 else self._seconds
         with self._meeting(task.name, place, limit < math.inf):
             if not finish([task], BLOCKED, limit):
-                self._keep(task)  # with the memory that MPI will write to
+                self._outstanding.keep(task)  # with the memory that MPI will write to
                 raise TimeoutError(f"{task.name} is not complete after {limit} s")
 
     def complete_unattended(self, task: Task[Any]) -> None:
         """See that a task completes though nobody will wait for it: without a progress thread, wait here."""
-        self._keep(task)
+        self._outstanding.keep(task)
         if self._progress is None:
             self.wait_for(task)
 
@@ -432,9 +431,10 @@ class MPIProcessGroup(dist.ProcessGroup):
         Collective on the group.
         """
         if self._comm:
-            receives = [task for task in self._outstanding if task.name.startswith(_RECEIVE)]
+            outstanding = self._outstanding.tasks
+            receives = [task for task in outstanding if task.name.startswith(_RECEIVE)]
             with self._meeting(_REST):
-                finish([task for task in self._outstanding if task not in receives], BLOCKED)
+                finish([task for task in outstanding if not task.name.startswith(_RECEIVE)], BLOCKED)
                 finish(receives, BLOCKED, _ARRIVING)
                 for task in receives:
                     task.cancel()

@@ -27,6 +27,7 @@ from mpigraph.errors import ClosedError, InvalidArgumentError, NotInitializedErr
 from mpigraph.mpi.coroutine import Coroutine, Task
 from mpigraph.mpi.progress_thread import Progress
 from mpigraph.mpi.world import World
+from mpigraph.process_group.outstanding import Outstanding
 from mpigraph.process_group.process_group import MPIProcessGroup
 from mpigraph.session.context import current
 
@@ -197,6 +198,32 @@ def test_messages(job: SharedJob) -> None:
             dist.recv(torch.zeros(5), source)
         works[0].wait()
         dist.barrier()
+
+
+@groups_of_several
+def test_a_begin_costs_the_same_however_many_are_outstanding(job: SharedJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[int] = []
+    advance = Task.advance
+    monkeypatch.setattr(Task, "advance", lambda task: (looks.append(threading.get_ident()), advance(task))[1])
+    with started() as (rank, _):
+        for progress in (True, False):
+            if not progress:
+                dist.group.WORLD._outstanding._progress = None
+            parts = torch.zeros(300, 2)
+            looks.clear()
+            works = [dist.irecv(part, 1) for part in parts] if rank == 0 else []
+            assert looks.count(threading.get_ident()) <= 3 * len(parts)
+            if rank == 0:
+                outstanding = dist.group.WORLD.outstanding
+                assert [operation.what for operation in outstanding] == ["recv from 1"] * 300
+                assert re.fullmatch(r"test_process_group.py:\d+", outstanding[0].line)
+            dist.barrier()
+            for i in range(300 if rank == 1 else 0):
+                dist.send(torch.full((2,), float(i)), 0)
+            for work in works:
+                work.wait()
+            same(parts, np.arange(300)[:, None] * np.ones(2) * (rank == 0))
+            assert not dist.group.WORLD.outstanding
 
 
 @groups
@@ -518,8 +545,8 @@ def test_a_group_has_the_users_time(job: SharedJob) -> None:
 def test_memory_of_what_nobody_waits_for_any_more_is_kept(job: SharedJob, monkeypatch: pytest.MonkeyPatch) -> None:
     """MPI writes to it when the others come."""
     kept: list[Task[Any]] = []
-    keep = MPIProcessGroup._keep
-    monkeypatch.setattr(MPIProcessGroup, "_keep", lambda group, task: (kept.append(task), keep(group, task))[1])
+    keep = Outstanding.keep
+    monkeypatch.setattr(Outstanding, "keep", lambda some, task: (kept.append(task), keep(some, task))[1])
     with started(seconds=0.05) as (rank, _):
         if rank == 0:
             with pytest.raises(TimeoutError, match="all_reduce is not complete"):
