@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from enum import Enum
+from types import FrameType
 from typing import NamedTuple
 
 from mpi4py import MPI
@@ -33,6 +34,7 @@ from mpi4py import MPI
 from mpigraph.log import get_logger
 from mpigraph.mpi.abort import abort
 from mpigraph.mpi.board import Board, Record, Summary
+from mpigraph.mpi.idle import ForeignWait, Idle
 from mpigraph.mpi.reports import Reports
 from mpigraph.mpi.stopping import NEVER, STOP, Decider, Node, Stopping
 from mpigraph.tracebacks import line_calling
@@ -116,6 +118,7 @@ class Watchdog:
         self._tokens = itertools.count()
         self._home = threading.get_ident()
         self._workers: set[int] = set()
+        self._idle: Idle | None = None
         self._before = ("starting", 0.0)
         self._warned = _FIRST_WARNING * timeout
         self._apart_since = 0.0
@@ -159,6 +162,10 @@ class Watchdog:
                 waiting.enter_context(self.watch(what))
 
             yield met
+
+    def recognise(self, waits: Callable[[FrameType], ForeignWait | None]) -> None:
+        """Count the main thread's waits inside code of others as meetings; ``waits`` knows them by their frames."""
+        self._idle = Idle(self._home, waits)
 
     def own(self, what: str) -> AbstractContextManager[None]:
         """Watch this thread's wait for another thread of this rank, which is inside :meth:`working`."""
@@ -325,6 +332,10 @@ class Watchdog:
         """What this rank does now."""
         identity, number, trains = self._who
         innermost = {wait.thread: wait for wait in list(self._waits.values())}
+        if self._home not in innermost and self._idle is not None and (found := self._idle.wait(self._now)):
+            (what, place, limited), since = found
+            kind = _Kind.LIMITED if limited else _Kind.MEETING
+            innermost[self._home] = _Wait(kind, what, place, since, math.inf, self._home)
         record = Record(identity, number, trains)
         record.in_step = any(wait.kind is _Kind.STEP for wait in innermost.values())
         waits = [innermost.get(thread) for thread in (self._home, *list(self._workers))]

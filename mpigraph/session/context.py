@@ -40,6 +40,7 @@ from mpigraph.session.draws import fork_key
 from mpigraph.session.malloc import keep_freed_memory
 from mpigraph.session.server import serve
 from mpigraph.session.state import State
+from mpigraph.session.torch_waits import TorchWaits
 
 __all__ = [
     "CREATING",
@@ -365,6 +366,7 @@ def initialize(
         sys.exit(0)
     if config.keep_memory:
         keep_freed_memory()
+    world.watchdog.recognise(TorchWaits(len(world.trainer_ranks)))
     session = Session(state, control, config.num_worker_threads)
     session.arguments = arguments
     _start_session(session)

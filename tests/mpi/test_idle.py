@@ -1,0 +1,68 @@
+"""Whether a thread waits inside code of others: told from its stack and from what its process does."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from mpigraph.mpi.idle import ForeignWait, Idle
+
+
+def in_event(frame: FrameType) -> ForeignWait | None:
+    return ForeignWait("an event", "there") if frame.f_code.co_filename == threading.__file__ else None
+
+
+@contextmanager
+def waiting_thread() -> Iterator[Idle]:
+    event = threading.Event()
+    thread = threading.Thread(target=event.wait)
+    thread.start()
+    yield Idle(thread.ident, in_event)
+    event.set()
+    thread.join()
+
+
+def until_idle(idle: Idle) -> tuple[ForeignWait, float] | None:
+    """What it tells in looks 0.2 s apart, at most 10; another test's threads may work meanwhile."""
+    for now in range(10):
+        if found := idle.wait(float(now)):
+            return found
+        time.sleep(0.2)
+    return None
+
+
+def test_a_thread_that_waits_is_idle_from_when_it_was_first_seen_so() -> None:
+    with waiting_thread() as idle:
+        found = until_idle(idle)
+        assert found is not None and found[0] == ForeignWait("an event", "there")
+        time.sleep(0.2)
+        later = idle.wait(100.0)
+        assert later is None or later == found  # None: something in this process has run
+
+
+def test_what_works_is_not_idle() -> None:
+    over = threading.Event()
+
+    def compute() -> None:
+        while not over.is_set():
+            sum(range(1000))
+
+    worker = threading.Thread(target=compute)
+    worker.start()
+    with waiting_thread() as idle:  # it waits for a thread that works
+        for now in range(4):
+            assert idle.wait(float(now)) is None
+            time.sleep(0.2)
+    idle = Idle(worker.ident, lambda frame: ForeignWait("anything"))
+    for now in range(4):
+        assert idle.wait(float(now)) is None
+        time.sleep(0.2)
+    over.set()
+    worker.join()
+
+
+def test_what_is_not_recognised_is_not_idle() -> None:
+    with waiting_thread() as idle:
+        other = Idle(idle._thread, lambda frame: None)
+        assert all(other.wait(float(now)) is None for now in range(3))

@@ -1,0 +1,86 @@
+"""Waits inside torch that cannot end are ended, with the lines of both sides; slow jobs are not."""
+
+from pathlib import Path
+
+import pytest
+from jobs import SOON, run_script
+
+TRAIN = """
+import sys, time
+import torch
+import mpigraph as mg
+torch.distributed.init_process_group("{backend}", **({"init_method": "mpi4py://"} if "{backend}" == "mpi4py" else {}))
+model = torch.nn.parallel.DistributedDataParallel(mg.nn.SAGEConv(3, 2, "mean"))
+sampler = mg.dataloading.NeighborSampler([3])
+def loader_of(count):
+    return dist.DistNodeDataLoader(g, torch.arange(count), sampler, batch_size=5, features=["feat"])
+def step(blocks, backward=None):
+    out = model(blocks[0], blocks[0].srcdata["feat"])
+    (out if backward is None else backward(out)).sum().backward()
+def leave_early(leave):
+    for number, (_, _, blocks) in enumerate(loader_of(20)):
+        if number == 2 and g.rank() == 0:
+            leave()
+        step(blocks)
+"""
+STUCK = {
+    "exit": "leave_early(lambda: (dist.exit_client(), time.sleep(100)))",
+    "return": "leave_early(sys.exit)",
+    "loader": "loader_of(5) if g.rank() == 0 else torch.distributed.barrier()",
+    "barrier": "g.barrier() if g.rank() == 0 else torch.distributed.barrier()",
+    "epochs": "for _ in range(2):\n for _, _, blocks in loader_of(25 if g.rank() else 30): step(blocks)\ng.barrier()",
+}
+SLOW = {
+    "backward": """
+class Slow(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x): return x.clone()
+    @staticmethod
+    def backward(ctx, grad):
+        if g.rank() == 1: time.sleep({seconds})
+        return grad
+for _, _, blocks in loader_of(10): step(blocks, Slow.apply)
+""",
+    "kernel": """
+x = torch.randn(1500, 1500)
+end = time.monotonic() + {seconds}
+while g.rank() == 1 and time.monotonic() < end: x = torch.nn.functional.normalize(x @ x)
+for _, _, blocks in loader_of(10): step(blocks)
+""",
+    "evaluation": "time.sleep({seconds} if g.rank() == 0 else 0)\ntorch.distributed.barrier()",
+    "loader": "time.sleep({seconds} if g.rank() == 0 else 0)\nloader_of(10)",
+    "join": """
+with model.join():
+    for number, (_, _, blocks) in enumerate(loader_of(15 if g.rank() == 0 else 5)):
+        if number: time.sleep({seconds} / 2)
+        step(blocks)
+""",
+}
+NEAR, FAR = {"servers": 1}, {"servers": 0, "MPIGRAPH_RANKS_PER_NODE": "1"}
+
+
+def cases(bodies: dict[str, str], quick: list[tuple[str, str]]) -> list[object]:
+    """Each body with each group, near and far; of which the suite has some."""
+    every = [(name, backend, layout) for name in bodies for backend in ("gloo", "mpi4py") for layout in (NEAR, FAR)]
+    marks = [() if case[:2] in quick and case[2] is FAR else pytest.mark.study for case in every]
+    return [pytest.param(*case, marks=mark) for case, mark in zip(every, marks, strict=True)]
+
+
+@pytest.mark.parametrize("name, backend, where", cases(STUCK, [("return", "gloo"), ("loader", "mpi4py")]))
+def test_what_cannot_end_is_ended(tmp_path: Path, oracle, name: str, backend: str, where: dict[str, object]) -> None:
+    body = TRAIN.replace("{backend}", backend) + STUCK[name]
+    status, output, seconds = run_script(tmp_path, oracle(2), body, MPIGRAPH_TIMEOUT="6", **where)
+    assert status == 124 and seconds < SOON, output
+    last = output[output.rindex("[mpigraph]") :]
+    assert "the job is stuck and is ended" in last, last
+    if name not in ("return", "epochs"):
+        assert last.count(" at script.py:") == 2, last
+
+
+@pytest.mark.parametrize("name, backend, where", cases(SLOW, [("backward", "gloo")]))
+def test_slow_jobs_are_not_ended(tmp_path: Path, oracle, name: str, backend: str, where: dict[str, object]) -> None:
+    seconds = 4 if name == "backward" else 9
+    body = TRAIN.replace("{backend}", backend) + SLOW[name].replace("{seconds}", str(seconds)) + "\nprint('done')"
+    env = {"MPIGRAPH_TIMEOUT": str(seconds / 3)}
+    status, output, _ = run_script(tmp_path, oracle(2), body, **env, **where)
+    assert status == 0 and "done" in output, output
