@@ -3,7 +3,8 @@
 A folder has ``nodes.csv`` and ``edges.csv``; with types ``nodes_<type>.csv`` and ``edges_<src>__<rel>__<dst>.csv``, or
 ``edges_<rel>.csv`` where there is one type of nodes. Parquet files are called alike. A table in several files is a
 folder of that name, or its files end in numbers, ``nodes_paper-0.csv``, ``nodes_paper-1.csv``; in their natural order.
-Without any such name all files are one list of edges.
+Without any such name all files are one list of edges. What no name of a file can have is written as "%" and its two
+hexadecimal digits, as in URLs: ``edges_person__%2Fpeople%2Fplace_of_birth__place.csv``.
 
 Ids of edges are in the columns src and dst, src_id and dst_id, source and target, or from and to; those of nodes in
 id, node_id or <type>_id. Without such a column a node is known by the number of its row.
@@ -13,10 +14,11 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import unquote
 
 from mpigraph.errors import GraphDataError
 from mpigraph.log import get_logger
-from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation
+from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, relations_in
 from mpigraph.partition.arrow_files import is_table, open_tables
 from mpigraph.partition.natural_order import in_natural_order
 from mpigraph.partition.node_ranks import NodeRanks
@@ -68,9 +70,9 @@ def read_tables(
         raise GraphDataError(f"{path}: has files of nodes, but none of edges (edges*.csv, edges*.parquet)")
     only = DEFAULT_NTYPE if not node_files or set(node_files) == {""} else None
     if len(node_files) == 1 and only is None:
-        only = next(iter(node_files))
-    relations = {name: _relation(path, name, only) for name in edge_files}
-    node_tables = [_node_table(name or DEFAULT_NTYPE, files, options) for name, files in node_files.items()]
+        only = unquote(next(iter(node_files)))
+    relations = {name: _relation(path, name, only, [*node_files]) for name in edge_files}
+    node_tables = [_node_table(unquote(name) or DEFAULT_NTYPE, files, options) for name, files in node_files.items()]
     edge_tables = [_edge_table(relations[name], files, options) for name, files in edge_files.items()]
     if num_nodes is not None and (len(edge_tables) > 1 or relations != {"": DEFAULT_ETYPE}):
         raise GraphDataError(f"{path}: the number of nodes can be given only for a graph without types")
@@ -125,16 +127,26 @@ def _listed(paths: Iterable[Path]) -> str:
     return ", ".join(names if len(names) <= 8 else [*names[:3], "...", names[-1]])
 
 
-def _relation(path: Path, name: str, only: str | None) -> Relation:
-    """Return the relation of a file of edges; ``only`` is the type of nodes if there is one."""
-    fields = name.split("__")
+def _relation(path: Path, name: str, only: str | None, ntypes: Sequence[str]) -> Relation:
+    """Return the relation of a file of edges.
+
+    Args:
+        path: the folder, for messages.
+        name: of the file, behind "edges_".
+        only: the type of nodes if there is one.
+        ntypes: the types of nodes that have files, as these are called.
+    """
+    found = relations_in(name, ntypes, "__")  # a name may have "__" in it
+    if len(found) > 1:
+        raise GraphDataError(f"{path}: edges_{name} can be read as {' and as '.join(map(str, found))}: write %5F for _")
+    fields = found[0] if found else name.split("__")
     if len(fields) == 3 and all(fields):
-        return fields[0], fields[1], fields[2]
+        return unquote(fields[0]), unquote(fields[1]), unquote(fields[2])
     if only is None or (name and len(fields) > 1):
         raise GraphDataError(
             f"{path}: edges of several types of nodes are in files edges_<src>__<rel>__<dst> (got edges_{name})"
         )
-    return only, name or DEFAULT_ETYPE[1], only
+    return only, unquote(name) or DEFAULT_ETYPE[1], only
 
 
 def _node_table(ntype: str, files: Sequence[Path], options: TableOptions) -> NodeTable:

@@ -97,6 +97,24 @@ def test_types_by_names_of_files(tmp_path):
     assert rows(source.edge_feats["paper:cites:paper"]["year"].values).tolist() == [1999]
 
 
+def test_names_that_no_file_can_have(tmp_path):
+    """Knowledge graphs call relations /people/born_in."""
+    files = {
+        "nodes_%2Fm%2Fcaf%C3%A9.csv": "id,x\n1,5\n2,6\n",
+        "nodes_a__b.csv": "id\n7\n",
+        "edges_%2Fm%2Fcaf%C3%A9__%2Fpeople%2Fborn_in__a__b.csv": "src,dst\n2,7\n",
+        "edges_a__b__to__the__a__b.csv": "src,dst\n7,7\n",
+    }
+    source = read(tmp_path, files)
+    assert source.schema.ntypes == ("/m/caf\u00e9", "a__b")
+    assert source.schema.relations == (("/m/caf\u00e9", "/people/born_in", "a__b"), ("a__b", "to__the", "a__b"))
+    assert [ends(source, number) for number in range(2)] == [[[1], [0]], [[0], [0]]] and not source.left_out
+    files["nodes_a.csv"] = files["nodes_b__to.csv"] = "id\n7\n"
+    files["edges_a__b__to__a.csv"] = "src,dst\n7,7\n"
+    with pytest.raises(GraphDataError, match=r"edges_a__b__to__a can be read as .*: write %5F for _"):
+        read(tmp_path, files)
+
+
 def test_files_of_nodes_beside_a_file_of_edges(tmp_path):
     folder = folder_of(tmp_path / "in", {"n.csv": "id,label\n1,0\n0,1\n", "e.csv": "0,1\n1,1\n"})
     source = read_source(folder / "e.csv", nodes=[folder / "n.csv"])
