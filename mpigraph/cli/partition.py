@@ -29,6 +29,7 @@ from mpigraph.partition.pipeline import PartitionResult, partition_source
 from mpigraph.partition.progress import silent
 from mpigraph.partition.readers import read_source
 from mpigraph.partition.shards import check_apart
+from mpigraph.partition.shared_source import temporary_bytes
 from mpigraph.partition.source import GraphSource
 from mpigraph.partition.spill import Scratch
 from mpigraph.partition.typed_tables import TableOptions
@@ -324,6 +325,9 @@ def _print_forecast(source: GraphSource, foreseen: Forecast, ranks: int) -> None
         print(f"memory forecast, {stage}: {size / 2**30:.2f} GiB{of}", file=sys.stderr)
     why = "; edges are mapped from there, since memory does not hold them" if foreseen.mapping else ""
     print(f"temporary files: at most {foreseen.scratch / 2**30:.2f} GiB{of}{why}", file=sys.stderr)
+    read = temporary_bytes(source)
+    if read:
+        print(f"besides, temporary files hold what was read: {read / 2**30:.2f} GiB on each node", file=sys.stderr)
 
 
 def _types(source: GraphSource) -> str:

@@ -185,7 +185,7 @@ class _Numbered(MadeRows):
 
     def __init__(self, numbers: RowArray, ids: IdColumn) -> None:
         super().__init__(lambda rows: rows, np.int64, numbers)
-        self._ids = ids
+        self._ids = ids.without_text()  # so that its temporary files go
 
     def place(self, row: int) -> str:
         """File and row."""

@@ -60,6 +60,11 @@ class NodeRanks:
         self.index = self._members.index(exchange.rank)
         self.count = len(self._members)
 
+    @property
+    def are_one(self) -> bool:
+        """Whether there is only one rank in all."""
+        return self._exchange.size == 1
+
     def together(self, doing: str) -> AbstractContextManager[None]:
         """Run local code; if it raised on any rank, raise on every rank. Collective on the ranks."""
         return self._exchange.together(doing)

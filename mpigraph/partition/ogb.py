@@ -47,7 +47,7 @@ from mpigraph.partition.row_arrays import RowArray, RowError, as_float32, as_flo
 from mpigraph.partition.source import Feature, GraphSource, mask_of
 from mpigraph.partition.unread_files import FolderFiles
 
-__all__ = ["is_ogb", "read_ogb"]
+__all__ = ["is_ogb", "is_text_of_ogb", "read_ogb"]
 
 
 class _Known(NamedTuple):
@@ -75,6 +75,11 @@ _OLD_NAMES = {"species.csv.gz": "node_species.csv.gz"}  # of ogbn-proteins, whic
 def is_ogb(path: Path) -> bool:
     """Return whether a directory has this layout."""
     return (path / "raw").is_dir()
+
+
+def is_text_of_ogb(path: Path) -> bool:
+    """Return whether such a directory has its graph as text."""
+    return any((path / "raw" / name).is_file() for name in ("edge.csv.gz", "triplet-type-list.csv.gz"))
 
 
 def read_ogb(path: Path, options: ReadOptions) -> GraphSource:

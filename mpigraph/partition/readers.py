@@ -10,8 +10,10 @@ features "feat" (float32, or float16 where they are).
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from mpigraph.errors import GraphDataError, StorageError
@@ -28,8 +30,9 @@ from mpigraph.partition.lsc import is_lsc, read_lsc
 from mpigraph.partition.metis_files import is_metis, read_metis
 from mpigraph.partition.named_arrays import is_npy_directory, read_hdf5, read_npy_directory, read_npz
 from mpigraph.partition.node_ranks import NodeRanks
-from mpigraph.partition.ogb import is_ogb, read_ogb
+from mpigraph.partition.ogb import is_ogb, is_text_of_ogb, read_ogb
 from mpigraph.partition.shards import read_partition
+from mpigraph.partition.shared_source import read_once
 from mpigraph.partition.source import GraphSource
 from mpigraph.partition.table_folders import has_tables, read_tables
 from mpigraph.partition.typed_tables import TableOptions
@@ -89,11 +92,11 @@ def read_source(
     return add_reverse_edges(source, own_relations=add_reverse) if undirected or add_reverse else source
 
 
-def _read_path(path: Path, options: ReadOptions) -> GraphSource:
-    if path.is_file() and path.suffix == ".json" and layout_of(path) is None:
-        return read_dgl_partition(path, options.scratch) if is_dgl_partition(path) else read_partition(path)
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Make every error name the path, and be of this library."""
     try:
-        return replace(_read(path, options), path=str(path))
+        yield
     except StorageError:
         raise
     except GraphDataError as error:
@@ -102,8 +105,27 @@ def _read_path(path: Path, options: ReadOptions) -> GraphSource:
         raise GraphDataError(f"{path}: cannot be read: {error}") from error
 
 
+def _read_path(path: Path, options: ReadOptions) -> GraphSource:
+    if path.is_file() and path.suffix == ".json" and layout_of(path) is None:
+        if not is_dgl_partition(path):
+            return read_partition(path)
+        return read_once(options.ranks, f"reading {path}", partial(read_dgl_partition, path, options.scratch))
+    with _naming(path):
+        return replace(_read(path, options), path=str(path))
+
+
+def _by_one_rank(path: Path, options: ReadOptions, read: Callable[[], GraphSource]) -> GraphSource:
+    """Return what ``read`` does, which one rank of each node calls."""
+
+    def named() -> GraphSource:
+        with _naming(path):
+            return read()
+
+    return read_once(options.ranks, f"reading {path}", named)
+
+
 def _read(path: Path, options: ReadOptions) -> GraphSource:
-    num_nodes, scratch = options.num_nodes, options.scratch
+    num_nodes = options.num_nodes
     if options.dataset is not None and not is_ogb(path):
         raise GraphDataError(f"the name of a data set ({options.dataset!r}) can be given only for OGB's directories")
     layout = layout_of(path)
@@ -112,7 +134,8 @@ def _read(path: Path, options: ReadOptions) -> GraphSource:
             raise GraphDataError(f"the number of nodes cannot be given for {layout.name}: its files say it")
         if options.nodes or (options.tables != TableOptions() and not layout.takes_tables):
             raise GraphDataError(f"files of nodes, or what columns are, cannot be given for {layout.name}")
-        return layout.read(path, options)
+        read = partial(layout.read, path, options)
+        return read() if layout.by_all_ranks else _by_one_rank(path, options, read)
     source = _read_directory(path, options) if path.is_dir() else None
     if source is None and has_tables(path):
         source = read_tables(path, options.nodes, num_nodes, options.ranks, options.tables)
@@ -129,7 +152,7 @@ def _read(path: Path, options: ReadOptions) -> GraphSource:
             f"csv or parquet files{''.join(f', nor {marks}' for marks in marks_of_directories())}"
         )
     if is_metis(path):
-        return read_metis(path, scratch)
+        return _by_one_rank(path, options, partial(read_metis, path, options.scratch))
     if is_hdf5(path):
         return read_hdf5(path)
     return read_npz(path)
@@ -142,7 +165,8 @@ def _read_directory(path: Path, options: ReadOptions) -> GraphSource | None:
     if (path / METADATA).is_file():
         return read_chunked(path, options.ranks)
     if is_ogb(path):
-        return read_ogb(path, options)
+        read = partial(read_ogb, path, options)
+        return _by_one_rank(path, options, read) if is_text_of_ogb(path) else read()
     if is_lsc(path):
         return read_lsc(path)
     return None

@@ -25,6 +25,7 @@ from mpigraph.storage.part_config import FeatureInfo
 
 __all__ = [
     "Feature",
+    "Features",
     "GraphSource",
     "Parts",
     "edge_chunks",

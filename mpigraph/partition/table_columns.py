@@ -5,7 +5,7 @@ A column of values has the type that all of its rows have: each block is looked 
 integers become floats where a later row has a fraction or no value.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -18,24 +18,18 @@ from mpigraph.errors import GraphDataError
 from mpigraph.log import get_logger
 from mpigraph.partition.arrow_files import TextFiles, cut
 from mpigraph.partition.chunks import NamedRows, concatenated
+from mpigraph.partition.column_writers import IdWriter, NumberWriter
 from mpigraph.partition.node_ranks import NodeRanks
 from mpigraph.partition.parquet_files import ParquetFiles
 from mpigraph.partition.row_arrays import MadeRows, RowArray, RowError, as_dtype, as_floats, place_of, side_by_side
-from mpigraph.partition.segments import Segment, SegmentedFiles
+from mpigraph.partition.segments import SegmentedFiles
 from mpigraph.partition.table_pieces import Piece
 from mpigraph.partition.text_values import (
     EXACT,
     Place,
-    Values,
-    are_floats,
-    arrow,
     as_text,
-    bytes_of,
     distinct_in,
-    ids_of,
     strings_of,
-    values_as,
-    values_of,
 )
 
 __all__ = ["NO_NUMBERS", "IdColumn", "TableColumns", "TextRows", "ValueColumn", "read_columns"]
@@ -61,9 +55,16 @@ class TextRows:
         self._data = data
         self._name = name
         self._first_row = first_row
+        self._length = len(ends)
 
     def __len__(self) -> int:
-        return len(self._ends)
+        return self._length
+
+    def without_text(self) -> "TextRows":
+        """Return what knows the places of the rows alone."""
+        rows = TextRows(np.zeros(0, np.int64), np.zeros(0, np.uint8), self._name, self._first_row)
+        rows._length = self._length
+        return rows
 
     def strings(self, begin: int, end: int) -> Any:
         """Return a range of rows as an Arrow array."""
@@ -116,6 +117,10 @@ class IdColumn:
             else:
                 strings = as_text(np.asarray(stretch[begin:end], np.int64))
             yield *distinct_in(strings, place, blanks), place
+
+    def without_text(self) -> "IdColumn":
+        """Return what knows the places of the rows, and the ids that are integers."""
+        return IdColumn([its.without_text() if isinstance(its, TextRows) else its for its in self.stretches])
 
     def text_place(self) -> str:
         """File and row of the first id that is text."""
@@ -240,9 +245,9 @@ def _parsed(
         with ranks.together(doing):
             for piece in own:
                 writers = {
-                    name: _Ids(growing[name].grow, types.get(name, ""), not tables.lazily)
+                    name: IdWriter(growing[name].grow, types.get(name, ""), not tables.lazily)
                     if name in ids
-                    else _Numbers(
+                    else NumberWriter(
                         growing[name].grow, types.get(name, "") or ("float32" if len(columns[name]) > 1 else "")
                     )
                     for name in columns
@@ -282,7 +287,7 @@ def _parse(
     tables: TextFiles | ParquetFiles,
     piece: Piece,
     columns: Mapping[str, Sequence[str]],
-    writers: "Mapping[str, _Ids | _Numbers]",
+    writers: "Mapping[str, IdWriter | NumberWriter]",
 ) -> int:
     """Read columns of a piece; return the number of its rows."""
     done = 0
@@ -308,128 +313,6 @@ class _Stretch(NamedTuple):
     length: int
     missing: int
     arrays: list[Array]
-
-
-@dataclass
-class _Part:
-    """A stretch that grows."""
-
-    kind: str
-    segments: list[Segment]
-    length: int = 0
-    missing: int = -1
-
-    def described(self, number: Mapping[int, int]) -> tuple[str, int, int, list[tuple[int, int, int]]]:
-        """Return kind, length, missing row, and where its rows lie: number of the file, begin, end."""
-        places = [(number[id(its.file)], its.begin, its.begin + len(its)) for its in self.segments]
-        return self.kind, self.length, self.missing, places
-
-
-class _Ids:
-    """Keeps the ids of a piece: integers as long as there are no others, then text.
-
-    Args:
-        grow: returns a new temporary file of a dtype and shape of rows.
-        dtype: "string" to keep integers as text, too; an integer dtype to have ``007`` read as 7; else "".
-        trims: whether blanks around ids do not count.
-
-    Attributes:
-        parts: what was added.
-    """
-
-    def __init__(self, grow: "_Grow", dtype: str, trims: bool) -> None:
-        self._grow = grow
-        self._dtype = dtype
-        self._trims = trims
-        self.parts: list[_Part] = []
-
-    def add(self, columns: Sequence[tuple[Any, Place]]) -> None:
-        """Add a block of one column."""
-        ((column, place),) = columns
-        text = column.cast(arrow().string()).fill_null("")
-        if self._dtype not in ("", "string"):
-            ids = values_as(np.dtype(np.int64), text, place)
-        else:
-            ids = ids_of(text, self._trims, self._dtype == "string")
-        if isinstance(ids, np.ndarray):
-            if not self.parts or self.parts[-1].kind == "integer":
-                self._part("integer", np.int64).segments[0].append(ids)
-                self.parts[-1].length += len(ids)
-                return
-            ids = as_text(ids)
-        elif self._dtype != "string" and are_floats(ids):
-            raise GraphDataError(
-                f"{place(0)}: ids must be integers or text (got {ids[0].as_py()}); "
-                "--types COLUMN=string takes them as text"
-            )
-        part = self._part("string", np.int64, np.uint8)
-        block_ends, block = bytes_of(ids)
-        part.segments[0].append(len(part.segments[1]) + block_ends)
-        part.segments[1].append(block)
-        part.length += len(block_ends)
-
-    def _part(self, kind: str, *dtypes: Any) -> _Part:
-        if not self.parts or self.parts[-1].kind != kind:
-            self.parts.append(_Part(kind, [self._grow(dtype, ()) for dtype in dtypes]))
-        return self.parts[-1]
-
-
-class _Numbers:
-    """Keeps the values of a piece.
-
-    Args:
-        grow: returns a new temporary file of a dtype and shape of rows.
-        dtype: a dtype that the user has named, or "".
-
-    Attributes:
-        parts: what was added.
-    """
-
-    def __init__(self, grow: "_Grow", dtype: str) -> None:
-        self._grow = grow
-        self._dtype = dtype
-        self.parts: list[_Part] = []
-
-    def add(self, columns: Sequence[tuple[Any, Place]]) -> None:
-        """Add a block."""
-        column, place = columns[0]
-        if self._dtype == "string" or (self.parts and self.parts[-1].kind == "string"):
-            values = Values("string", np.zeros(0), -1)
-        elif self._dtype:
-            beside = [values_as(np.dtype(self._dtype), *given) for given in columns]
-            values = Values(self._dtype, beside[0] if len(beside) == 1 else np.stack(beside, 1), -1)
-        else:
-            values = values_of(column, place)
-        part = self._part_for(values, place)
-        if values.missing >= 0 and part.missing < 0:
-            part.missing = part.length + values.missing
-        part.length += len(column)
-        for segment in part.segments:
-            rows = values.rows
-            if values.kind is None:
-                rows = np.full((len(column), *segment.row_shape), np.nan if part.kind == "float" else 0)
-            segment.append(rows)
-
-    def _part_for(self, values: Values, place: Place) -> _Part:
-        """Return the stretch that a block goes to: the last one if its file can hold the block."""
-        kind = values.kind or "none"
-        for last in self.parts[-1:]:
-            file = last.segments[0] if last.segments else None
-            if last.kind == kind == "list" and file is not None and file.row_shape != values.rows.shape[1:]:
-                raise GraphDataError(
-                    f"{place(0)}: a list has {values.rows.shape[1]} numbers, {file.row_shape[0]} before; "
-                    "--types COLUMN=string leaves the column out"
-                )
-            if last.kind == kind and (file is None or np.can_cast(values.rows.dtype, file.dtype, "same_kind")):
-                return last
-            if (kind == "none" and last.kind != "integer") or (last.kind, kind) == ("float", "integer"):
-                return last
-        is_stored = kind not in ("none", "string")
-        self.parts.append(_Part(kind, [self._grow(values.rows.dtype, values.rows.shape[1:])] if is_stored else []))
-        return self.parts[-1]
-
-
-_Grow = Callable[[Any, tuple[int, ...]], Segment]
 
 
 def _id_column(pieces: Sequence[Sequence[_Stretch]], names: Sequence[tuple[str, int]]) -> IdColumn:

@@ -10,10 +10,17 @@ from layouts import shared_folder
 from mpi4py import MPI
 
 from mpigraph.errors import GraphDataError
-from mpigraph.partition import arrow_files, node_ranks, table_columns
+from mpigraph.metadata.schema import Schema
+from mpigraph.partition import arrow_files, node_ranks, readers, table_columns
+from mpigraph.partition.chunks import concatenated, mapped_npy
 from mpigraph.partition.exchange import ALONE
+from mpigraph.partition.metis_files import read_metis
+from mpigraph.partition.node_ranks import NodeRanks
 from mpigraph.partition.over_mpi import MPIExchange
 from mpigraph.partition.readers import read_source
+from mpigraph.partition.row_arrays import MadeRows
+from mpigraph.partition.shared_source import read_once, temporary_bytes
+from mpigraph.partition.source import Feature, GraphSource, Parts, feature_infos
 from mpigraph.partition.typed_tables import TableOptions
 
 SIZES = [1, 2, 3]
@@ -82,6 +89,68 @@ def test_all_ranks_have_what_one_has(comm: MPI.Intracomm, monkeypatch, blocks, k
         comm.Barrier()
         names = {"nodes.csv", "edges-0.csv", "edges-1.csv.gz" if kind == "packed" else "edges-1.csv"}
         assert set(os.listdir(folder)) == names  # temporary files have no names
+
+
+@pytest.mark.parametrize("comm", SIZES, indirect=True)
+def test_other_text_is_parsed_by_one_rank_of_a_node(comm: MPI.Intracomm, monkeypatch) -> None:
+    calls = []
+    monkeypatch.setattr(readers, "read_metis", lambda *a: calls.append(a) or read_metis(*a))
+    with shared_folder(comm) as folder:
+        if comm.rank == 0:
+            (folder / "g.graph").write_text("3 2 11\n5 2 7\n6 1 7 3 8\n7 2 8\n")
+            (folder / "g.mtx").write_text("%%MatrixMarket matrix coordinate real general\n3 3 2\n1 2 0.5\n3 1 2\n")
+        comm.Barrier()
+        for name in ("g.graph", "g.mtx"):
+            wanted = contents(read_source(folder / name, scratch=folder))
+            calls.clear()
+            source = read_source(folder / name, scratch=folder, exchange=MPIExchange(comm))
+            found = contents(source)
+            assert wanted.keys() == found.keys() and temporary_bytes(source) > 0
+            assert all(np.array_equal(found[key], values) for key, values in wanted.items())
+            assert comm.allreduce(len(calls)) == (name == "g.graph")
+        comm.Barrier()
+        if comm.rank == 0:
+            (folder / "g.graph").write_text("3 2\n2\n1 9\n2\n")
+        comm.Barrier()
+        with pytest.raises(GraphDataError, match=r"g.graph, line 3: there is no node 9") as error:
+            read_source(folder / "g.graph", scratch=folder, exchange=MPIExchange(comm))
+        assert error.value.everywhere or comm.size == 1
+
+
+@pytest.mark.parametrize("comm", SIZES, indirect=True)
+def test_everything_of_a_graph_is_shared(comm: MPI.Intracomm) -> None:
+    def read() -> GraphSource:
+        ends = mapped_npy(folder / "ends.npy")
+        feat = MadeRows(lambda rows: rows + 1, np.float32, np.arange(4, dtype=np.float32))
+        return GraphSource(
+            Schema(("a", "b"), (("a", "r", "b"), ("b", "s/:", "b"))),
+            (4, 3),
+            ((ends[0], ends[1]), (concatenated([ends[0], ends[1]]), concatenated([ends[1], ends[1]]))),
+            {"a": {"m": Feature.of(np.array([1, 0, 0, 1], bool)), "feat": Feature.rows(feat)}},
+            {"a:r:b": {"h": Feature(np.arange(5, dtype=np.uint16), "float32", "bfloat16")}},
+            path="somewhere",
+            node_ids=(np.arange(4)[::-1], np.arange(3)),
+            edge_ids=(np.arange(5), np.arange(10)[::-1]),
+            parts=Parts(np.array([0, 1, 0, 1, 1, 1, 0], np.int32), 2),
+            left_out=("x", "y"),
+            has_reverse=True,
+        )
+
+    with shared_folder(comm) as folder:
+        if comm.rank == 0:
+            np.save(folder / "ends.npy", np.arange(10).reshape(2, 5) % 3)
+        comm.Barrier()
+        source, wanted = read_once(NodeRanks(folder, MPIExchange(comm)), "reading", read), read()
+        assert all(np.array_equal(value, contents(source)[name]) for name, value in contents(wanted).items())
+        for name in ("schema", "num_nodes", "path", "left_out", "has_reverse"):
+            assert getattr(source, name) == getattr(wanted, name)
+        for name in ("node_ids", "edge_ids"):
+            both = zip(getattr(source, name), getattr(wanted, name), strict=True)
+            assert all(np.array_equal(found[:], ids) for found, ids in both)
+        assert np.array_equal(source.parts.of_nodes, wanted.parts.of_nodes) and source.parts.number == 2
+        assert feature_infos(source) == feature_infos(wanted)
+        if comm.size > 1:  # named files are mapped where they lie
+            assert source.edges[0][0].filename == str(folder / "ends.npy")
 
 
 @pytest.mark.parametrize("comm", SIZES, indirect=True)

@@ -298,5 +298,5 @@ def _hdf5_columns(files: Sequence[Path], ids: Sequence[str], values: Sequence[st
     )
 
 
-GRAPHSTORM = Layout("GraphStorm's gconstruct", "", is_graphstorm, read_graphstorm)
+GRAPHSTORM = Layout("GraphStorm's gconstruct", "", is_graphstorm, read_graphstorm, by_all_ranks=True)
 """The layout."""

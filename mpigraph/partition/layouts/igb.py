@@ -145,4 +145,4 @@ def _runs(runs: Sequence[tuple[int, int]], dtype: type[np.generic] | np.dtype[np
     return concatenated([np.broadcast_to(np.array(value, dtype), times) for value, times in runs])
 
 
-IGB = Layout("IGB", "processed/<src>__<rel>__<dst>/", _is_at, _read)
+IGB = Layout("IGB", "processed/<src>__<rel>__<dst>/", _is_at, _read, by_all_ranks=True)

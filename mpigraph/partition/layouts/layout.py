@@ -48,6 +48,8 @@ class Layout:
         read: reads the graph. Errors are GraphDataErrors that name the file and, in text, the line.
         takes_num_nodes: whether ``ReadOptions.num_nodes`` is used; else it is an error.
         takes_tables: the same of ``ReadOptions.tables``.
+        by_all_ranks: whether every rank calls ``read``, which only maps files, or divides the work; else one rank of
+            each node calls it for all.
     """
 
     name: str
@@ -56,3 +58,4 @@ class Layout:
     read: Callable[[Path, ReadOptions], GraphSource]
     takes_num_nodes: bool = False
     takes_tables: bool = False
+    by_all_ranks: bool = False
