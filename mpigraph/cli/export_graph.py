@@ -32,6 +32,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         help="name that a feature gets, such as feat=x (may be repeated)",
     )
     parser.add_argument("--scratch", metavar="DIR", help="directory of temporary files (default: --out)")
+    parser.add_argument("--overwrite", action="store_true", help="write over another graph in --out (default: refuse)")
     parser.set_defaults(run=_run)
 
 
@@ -47,12 +48,20 @@ def _run(arguments: argparse.Namespace) -> int:
                 with ProgressBar() as progress:
                     if arguments.format == "dgl":
                         path = write_chunked(
-                            arguments.part_config, arguments.out, arguments.chunks, names, scratch, progress
+                            arguments.part_config,
+                            arguments.out,
+                            arguments.chunks,
+                            names,
+                            scratch,
+                            progress,
+                            arguments.overwrite,
                         )
                     else:
                         from mpigraph.formats.to_pyg import write_pyg_parts  # torch takes seconds to load
 
-                        path = write_pyg_parts(arguments.part_config, arguments.out, names, scratch, progress)
+                        path = write_pyg_parts(
+                            arguments.part_config, arguments.out, names, scratch, progress, arguments.overwrite
+                        )
                 print(path)
     return 0
 

@@ -1,10 +1,12 @@
 """A partitioned graph by its original ids, part by part and as a whole: what files for other packages are made from."""
 
+import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -13,10 +15,12 @@ from mpigraph.errors import GraphDataError, InvalidArgumentError
 from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import relation_key
 from mpigraph.partition.npy_files import storage_errors
+from mpigraph.partition.occupied import OVERWRITE
 from mpigraph.partition.row_arrays import RowArray
 from mpigraph.partition.shards import read_partition
 from mpigraph.partition.source import EDGES_PER_CHUNK, Feature, GraphSource
 from mpigraph.partition.spill import Scratch
+from mpigraph.storage.files import read_text
 from mpigraph.storage.part_config import PartConfig
 
 __all__ = ["Original", "exporting", "renamed"]
@@ -101,8 +105,21 @@ class Original:
 
 
 @contextmanager
-def exporting(part_config: str | os.PathLike[str], path: Path, scratch: Scratch | None) -> Iterator[Original]:
-    """Open a graph to be written to the folder of ``path``, a file that is written last.
+def exporting(
+    part_config: str | os.PathLike[str],
+    path: Path,
+    scratch: Scratch | None,
+    files_of: Callable[[dict[str, Any]], Iterable[str]],
+    overwrite: bool = False,
+) -> Iterator[Original]:
+    """Open a graph to be written to the folder of ``path``, a JSON file that is written last.
+
+    Args:
+        part_config: the configuration of the partitioned graph.
+        path: the file, which names the others.
+        scratch: for what does not fit into memory; in the folder by default.
+        files_of: returns the files that the content of such a file names, relative to the folder.
+        overwrite: write over another graph in the folder; files of it that the new one does not have are removed.
 
     Raises:
         InvalidArgumentError: the file is there already.
@@ -110,11 +127,26 @@ def exporting(part_config: str | os.PathLike[str], path: Path, scratch: Scratch 
         StorageError: a file cannot be written.
     """
     folder = path.parent
-    if os.path.lexists(path):
-        raise InvalidArgumentError(f"{path} is there already: write to another folder")
+    if os.path.lexists(path) and not overwrite:
+        raise InvalidArgumentError(f"{path} is there already, and would be overwritten: {OVERWRITE}")
     with storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        yield Original.open(part_config, scratch or Scratch(folder))
+        graph = Original.open(part_config, scratch or Scratch(folder))
+        old = _files_named(path, files_of)
+        path.unlink(missing_ok=True)
+        yield graph
+        for name in old - _files_named(path, files_of):
+            (folder / name).unlink(missing_ok=True)
+            with suppress(OSError):
+                (folder / name).parent.rmdir()  # if it is empty
+
+
+def _files_named(path: Path, files_of: Callable[[dict[str, Any]], Iterable[str]]) -> set[str]:
+    """Return the files in the folder of ``path`` that its content names; none if it is not there, or something else."""
+    with suppress(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        names = set(files_of(json.loads(read_text(path))))
+        return {name for name in names if (path.parent / name).resolve().is_relative_to(path.parent.resolve())}
+    return set()
 
 
 def renamed(names: Mapping[str, str], features: Mapping[str, Feature]) -> dict[str, Feature]:

@@ -43,33 +43,42 @@ def write_chunked(
     names: Mapping[str, str] | None = None,
     scratch: Scratch | None = None,
     progress: Progress = silent,
+    overwrite: bool = False,
 ) -> Path:
     """Write a partitioned graph in DGL's chunked format.
 
     Args:
         part_config: the configuration of the partitioned graph.
-        out: folder to write to, which has no ``metadata.json``.
+        out: folder to write to.
         num_chunks: how many files each array is cut into; None: as many as parts.
         names: names that features get instead of theirs.
         scratch: for arrays that do not fit into memory; in ``out`` by default.
         progress: what to report to.
+        overwrite: write over another graph in the folder.
 
     Returns:
         The path of ``metadata.json``, which is written last.
 
     Raises:
-        InvalidArgumentError: an argument is not usable.
+        InvalidArgumentError: an argument is not usable, or another graph lies in the folder.
         PartitionError, ShardFormatError: the partitioned graph is damaged.
         StorageError: a file cannot be written.
     """
     folder = Path(out)
     path = folder / METADATA
-    with exporting(part_config, path, scratch) as graph:
+    with exporting(part_config, path, scratch, _files_of, overwrite) as graph:
         number = graph.config.num_parts if num_chunks is None else check_integer("num_chunks", num_chunks, 1)
         content = _Writer(graph, folder, number, names or {}, progress).write()
         with NewFile(path) as file:
             file.write((json.dumps(content, indent=2) + "\n").encode())
     return path
+
+
+def _files_of(metadata: Mapping[str, Any]) -> list[str]:
+    """Return the files of a graph that are named by the number of a chunk or by a type."""
+    tables = [metadata["edges"], *metadata["node_data"].values(), *metadata["edge_data"].values()]
+    files = [file for table in tables for array in table.values() for file in array["data"]]
+    return [*files, *(f"partition/{ntype}.txt" for ntype in metadata["node_type"])]
 
 
 class _Writer:

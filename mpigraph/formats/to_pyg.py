@@ -30,6 +30,7 @@ from mpigraph.storage.files import NewFile
 __all__ = ["write_pyg_parts"]
 
 _TIME = "time"
+_FILES = ("graph", "node_feats", "edge_feats")  # of a part
 
 Features = Mapping[str, Feature]
 
@@ -40,27 +41,29 @@ def write_pyg_parts(
     names: Mapping[str, str] | None = None,
     scratch: Scratch | None = None,
     progress: Progress = silent,
+    overwrite: bool = False,
 ) -> Path:
     """Write a partitioned graph in the layout of PyG's ``Partitioner``.
 
     Args:
         part_config: the configuration of the partitioned graph.
-        out: folder to write to, which has no ``META.json``.
+        out: folder to write to.
         names: names that features get instead of theirs.
         scratch: for arrays that do not fit into memory; in ``out`` by default.
         progress: what to report to.
+        overwrite: write over another graph in the folder.
 
     Returns:
         The path of ``META.json``, which is written last.
 
     Raises:
-        InvalidArgumentError: there is a graph already.
+        InvalidArgumentError: another graph lies in the folder.
         PartitionError, ShardFormatError: the partitioned graph is damaged.
         StorageError: a file cannot be written.
     """
     folder = Path(out)
     path = folder / METADATA
-    with exporting(part_config, path, scratch) as graph:
+    with exporting(part_config, path, scratch, _files_of, overwrite) as graph:
         writer = _Writer(graph, folder, names or {})
         number = graph.config.num_parts
         for part in range(number):
@@ -71,6 +74,15 @@ def write_pyg_parts(
         with NewFile(path) as file:
             file.write(json.dumps(writer.meta()).encode())
     return path
+
+
+def _files_of(meta: Mapping[str, Any]) -> list[str]:
+    """Return the files of a graph: those of each part, and the maps of each type."""
+    files = [f"part_{part}/{name}.pt" for part in range(meta["num_parts"]) for name in _FILES]
+    if not meta["is_hetero"]:
+        return [*files, "node_map.pt", "edge_map.pt"]
+    files += [f"node_map/{ntype}.pt" for ntype in meta["node_types"]]
+    return files + [f"edge_map/{'__'.join(relation)}.pt" for relation in meta["edge_types"]]
 
 
 class _Writer:
@@ -111,7 +123,7 @@ class _Writer:
         node_feats = {ntype: self._nodes(part, t) for t, ntype in enumerate(self.foreign.ntypes.values())}
         folder = self.folder / f"part_{part}"
         folder.mkdir(exist_ok=True)
-        for name, tables in (("graph", graphs), ("node_feats", node_feats), ("edge_feats", edge_feats)):
+        for name, tables in zip(_FILES, (graphs, node_feats, edge_feats), strict=True):
             _save(tables if self.typed else next(iter(tables.values())), folder / f"{name}.pt")
 
     def _nodes(self, part: int, ntype_id: int) -> dict[str, Any]:

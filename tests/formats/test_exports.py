@@ -274,9 +274,31 @@ def names_in(shard: Path) -> list[str]:
         return reader.names()
 
 
-def test_nothing_is_written_over(tmp_path, capsys):
-    given = partition_source(plain(), "g", 2, tmp_path / "in", "random").config_path
-    for target, name in (("dgl", "metadata.json"), ("pyg", "META.json")):
-        run("export", given, "--format", target, "-o", tmp_path / target)
-        assert main(["export", str(given), "--format", target, "-o", str(tmp_path / target)]) == 2
-        assert f"{name} is there already: write to another folder" in capsys.readouterr().err
+@pytest.mark.parametrize("target, name", [("dgl", "metadata.json"), ("pyg", "META.json")])
+def test_nothing_is_written_over_without_being_told(tmp_path, capsys, target, name):
+    """Written over, the folder has the files of the new graph and no others, except what is not of a graph."""
+    many = partition_source(typed(), "g", 7, tmp_path / "many", "random").config_path
+    few = partition_source(plain(), "g", 2, tmp_path / "few", "random").config_path
+    words = ["--format", target, "-o", tmp_path / "out"]
+    run("export", many, *words)
+    before = contents(tmp_path / "out")
+    for more in ([], ["--overwrite"]):  # to write over it, what is to be written must be there
+        missing = few if not more else tmp_path / "missing.json"
+        assert main(["export", str(missing), *map(str, words), *more]) == 2
+        said = capsys.readouterr().err
+        assert more or f"{name} is there already, and would be overwritten: write to another folder, or say" in said
+        assert contents(tmp_path / "out") == before
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    run("export", few, *words, "--overwrite")
+    run("export", few, "--format", target, "-o", tmp_path / "fresh")
+    found = contents(tmp_path / "out")
+    assert found.pop("notes.txt") == b"mine"
+    fresh = contents(tmp_path / "fresh")
+    assert sorted(found) == sorted(fresh)
+    assert all(found[file] == fresh[file] for file in found if not file.endswith(".pt"))
+    (tmp_path / "out" / name).write_text('{"num_parts": 2, "is_hetero": true}')  # of something else
+    run("export", few, *words, "--overwrite")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
