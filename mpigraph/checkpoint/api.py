@@ -21,6 +21,7 @@ def save(
     *,
     checkpoint_id: str | os.PathLike[str],
     keep: int | None = None,
+    overwrite: bool = False,
 ) -> None:
     """Save a job, so that any number of ranks can go on from there.
 
@@ -37,16 +38,18 @@ def save(
             made if it does not exist. A checkpoint that lies there is replaced once the new one is whole.
         keep: how many checkpoints to keep in the folder around this one, at least 2 so that there is one if the newest
             is damaged; all by default.
+        overwrite: write into a folder that holds something else and no checkpoint. What lies there stays, except files
+            of the names that a checkpoint has.
 
     Raises:
-        InvalidArgumentError: an argument is not what it says above; names it.
+        InvalidArgumentError: an argument is not what it says above, which it names; or the folder holds something else.
         StorageError: a file cannot be written, or another job writes into the same folder. What was saved before stays.
 
     All of these are raised on every trainer, as is what a save in the background (:func:`async_save`) has failed with.
 
     Collective on the trainers.
     """
-    _save(state_dict, checkpoint_id, keep, background=False)
+    _save(state_dict, checkpoint_id, keep, overwrite, background=False)
 
 
 def async_save(
@@ -54,6 +57,7 @@ def async_save(
     *,
     checkpoint_id: str | os.PathLike[str],
     keep: int | None = None,
+    overwrite: bool = False,
 ) -> None:
     """:func:`save` in the background: copies are made in memory, and a thread writes them while training goes on.
 
@@ -64,7 +68,7 @@ def async_save(
 
     Collective on the trainers.
     """
-    _save(state_dict, checkpoint_id, keep, background=True)
+    _save(state_dict, checkpoint_id, keep, overwrite, background=True)
 
 
 def wait() -> None:
@@ -77,7 +81,11 @@ def wait() -> None:
 
 
 def _save(
-    state_dict: dict[str, Any], checkpoint_id: str | os.PathLike[str], keep: int | None, background: bool
+    state_dict: dict[str, Any],
+    checkpoint_id: str | os.PathLike[str],
+    keep: int | None,
+    overwrite: bool,
+    background: bool,
 ) -> None:
     session = current()
     with session.world.together("saving a checkpoint"):
@@ -85,6 +93,8 @@ def _save(
         _check_dict(state_dict)
         if keep is not None:
             check_integer("keep", keep, 1)
+        if not overwrite:
+            folder.check_vacant(directory)
     saver_of(session).save(state_dict, directory, keep, background)
 
 

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from mpigraph.checkpoint.manifest import FILE, MANIFEST, Manifest
-from mpigraph.errors import ShardFormatError, StorageError
+from mpigraph.errors import InvalidArgumentError, ShardFormatError, StorageError
 from mpigraph.log import get_logger
 from mpigraph.storage.files import temporary_name
 
-__all__ = ["Writer", "checkpoints", "newest_number", "remove_old", "remove_other_saves", "token_name"]
+__all__ = ["Writer", "check_vacant", "checkpoints", "newest_number", "remove_old", "remove_other_saves", "token_name"]
 
 _WRITER = ".mpigraph-writer"
 _PATIENCE = 60.0  # seconds for what takes another process milliseconds
@@ -77,6 +77,25 @@ def _is_ours(name: str, but: str = "") -> bool:
     inner = name.removeprefix(".").removesuffix(".tmp")
     found = FILE.fullmatch(inner) or _TOKEN.fullmatch(name)
     return name == _UNFINISHED or (found is not None and found[1] != but)
+
+
+def check_vacant(directory: Path) -> None:
+    """Check that a folder holds a checkpoint, what is left of a save that was killed, or nothing.
+
+    Raises:
+        InvalidArgumentError: it holds something else; hidden files do not count.
+    """
+    try:
+        names = os.listdir(directory)
+    except OSError:  # it is not there yet, or writing there says what is wrong
+        return
+    ours = set(filter(_is_ours, names))
+    others = sorted(name for name in names if name not in ours and not name.startswith("."))
+    if others and not (ours and MANIFEST in names):
+        raise InvalidArgumentError(
+            f"checkpoint_id: {directory} holds {others[0]!r} and no checkpoint: give a folder of its own, or say "
+            "overwrite=True"
+        )
 
 
 def remove_other_saves(directory: Path, word: str) -> None:

@@ -18,7 +18,7 @@ from layouts import SharedJob, alone, needs_threads, several
 
 from mpigraph import checkpoint
 from mpigraph.checkpoint.folder import Writer
-from mpigraph.errors import CollectiveError, ShardFormatError, StorageError
+from mpigraph.errors import CollectiveError, InvalidArgumentError, ShardFormatError, StorageError
 from mpigraph.session.context import current
 from mpigraph.storage.shard import ShardWriter
 
@@ -50,6 +50,34 @@ def test_a_folder_that_cannot_be_written_is_one_error(
                 checkpoint.save(state, checkpoint_id=shared_path / name)
     checkpoint.save(state, checkpoint_id=shared_path / "c")
     assert checkpoint.latest(shared_path) == shared_path / "c"
+
+
+@pytest.mark.parametrize("save", [checkpoint.save, checkpoint.async_save])
+@pytest.mark.parametrize("name", ["notes.txt", "manifest.json", "g.json"])
+def test_a_folder_that_holds_something_else_is_refused(
+    job: SharedJob, oracle, shared_path: Path, save: Any, name: str
+) -> None:
+    """On every trainer, before anything is written; beside a checkpoint, files of others do no harm."""
+    g = job.open(oracle(3))
+    directory = shared_path / "mine"
+    if g.rank() == 0:
+        directory.mkdir()
+        (directory / name).write_text("mine")
+    g.barrier()
+    with pytest.raises(InvalidArgumentError, match=f"/mine holds '{name}' and no checkpoint.*overwrite=True") as caught:
+        save({"step": 1}, checkpoint_id=directory)
+    assert caught.value.everywhere
+    there = [path.name for path in directory.iterdir()]
+    g.barrier()
+    assert there == [name] and (directory / name).read_text() == "mine"
+    g.barrier()
+    for overwrite in (True, False):
+        save({"step": 2}, checkpoint_id=directory, overwrite=overwrite)
+        checkpoint.wait()
+    state = {"step": 0}
+    checkpoint.load(state, checkpoint_id=directory)
+    assert state == {"step": 2}
+    assert name == "manifest.json" or (directory / name).read_text() == "mine"
 
 
 @needs_threads
