@@ -22,11 +22,28 @@ from mpigraph.cli.launchers import slurm_nodes
 from mpigraph.cli.remote import HERE, Local, Site, SlurmNode, Ssh, add_ssh_options, both_have_rsync, ssh_options
 from mpigraph.config import slurm_allocation
 from mpigraph.errors import InvalidArgumentError, MPIGraphError, PartitionError
-from mpigraph.storage.part_config import PartConfig
+from mpigraph.partition.occupied import OVERWRITE, Sizes
+from mpigraph.storage.part_config import CONFIG_FORMAT, PartConfig
 from mpigraph.store.staging import parts_of_hosts
 
 __all__ = ["add_parser"]
 
+_OCCUPIED = 77  # with what status _LOOK ends where another graph lies
+# Names the first configuration in folder $1 that is not $2, or is not of a graph of $3 nodes and $4 edges. With $5 all
+# of other names are removed instead.
+_LOOK = f'''
+cd "$1" 2>/dev/null || exit 0
+for file in *.json; do
+  [ -e "./$file" ] || continue
+  own=; [ "$file" != "$2" ] || own=1
+  if grep -qs '"format": "{CONFIG_FORMAT}"' "./$file"; then
+    [ -z "$own" ] || ! grep -qs '"num_nodes": '"$3"',' "./$file" ||
+      ! grep -qs '"num_edges": '"$4"',' "./$file" || continue
+  elif [ -z "$own" ]; then continue; fi
+  if [ -z "$5" ]; then echo "$file"; exit {_OCCUPIED}; fi
+  [ -n "$own" ] || rm -f "./$file"
+done
+'''
 _KINDS = ("part_graph", "node_feats", "edge_feats")
 
 Command = tuple[str, list[str]]  # the name of whom it copies to, and its arguments
@@ -48,6 +65,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     add("--script_folder", metavar="DIR", help="goes into the workspace of every host")
     add_ssh_options(parser)
     add("--tool", default="auto", choices=("auto", "rsync", "scp"), help="auto: rsync where both ends have it")
+    add("--overwrite", action="store_true", help="write over another graph on a host (default: refuse)")
     add("--dry-run", action="store_true", help="print the commands and run none; no host is asked for its rsync")
     parser.set_defaults(run=_run)
 
@@ -86,13 +104,19 @@ class _Plan:
 def _run(arguments: argparse.Namespace) -> int:
     plan = _read_plan(arguments)
     hosts = read_hosts(Path(arguments.ip_config)) if arguments.ip_config else []
+    sites: list[Site]
     if slurm_allocation() is not None:
+        sites = [_all_nodes(slurm_nodes(hosts))]
         commands = _through_slurm(plan, slurm_nodes(hosts))
     elif hosts:
-        commands = _to_hosts(plan, [_site(host, arguments) for host in hosts])
+        sites = [_site(host, arguments) for host in hosts]
+        commands = _to_hosts(plan, sites)
     else:
         raise InvalidArgumentError("--ip_config is needed outside of a Slurm allocation")
-    for name, argv in list(commands):  # as a list, so that every mistake shows before the first copy
+    planned = list(commands)  # so that every mistake shows before the first copy
+    for site in [] if arguments.dry_run else sites:
+        _look(plan, site, arguments.overwrite)
+    for name, argv in planned:
         print(shlex.join(argv), flush=True)
         if arguments.dry_run:
             continue
@@ -100,6 +124,32 @@ def _run(arguments: argparse.Namespace) -> int:
         if status != 0:
             raise MPIGraphError(f"copying to {name} failed: {argv[0]} ended with status {status}")
     return 0
+
+
+def _look(plan: _Plan, site: Site, overwrite: bool) -> None:
+    """Look for another graph where the parts are to go, and make way if it may be overwritten.
+
+    Raises:
+        InvalidArgumentError: there is one, and it may not.
+        MPIGraphError: nothing can be run there.
+    """
+    sizes = Sizes.of(plan.config)
+    told = [plan.data, os.path.basename(plan.config_path), sizes.num_nodes, sizes.num_edges, "yes" if overwrite else ""]
+    argv = site.run(["sh", "-c", _LOOK, "sh", *map(str, told)])
+    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if done.returncode == _OCCUPIED:
+        there = os.path.join(plan.data, done.stdout.splitlines()[0])
+        raise InvalidArgumentError(f"{site.name}: {there} is of another graph, which would be overwritten: {OVERWRITE}")
+    if done.returncode != 0:
+        raise MPIGraphError(
+            f"copying to {site.name} failed: {argv[0]} ended with status {done.returncode}: {done.stderr.strip()}"
+        )
+
+
+def _all_nodes(num_nodes: int) -> SlurmNode:
+    """Return all nodes of the allocation: sbcast copies to all of them, never to fewer."""
+    allocation = slurm_allocation()
+    return SlurmNode(allocation.nodes if allocation else num_nodes)
 
 
 def _read_plan(arguments: argparse.Namespace) -> _Plan:
@@ -147,8 +197,7 @@ def _to_hosts(plan: _Plan, sites: list[Site]) -> Iterator[Command]:
 
 
 def _through_slurm(plan: _Plan, num_nodes: int) -> Iterator[Command]:
-    allocation = slurm_allocation()
-    all_nodes = SlurmNode(allocation.nodes if allocation else num_nodes)  # sbcast copies to all of them, never to fewer
+    all_nodes = _all_nodes(num_nodes)
     yield all_nodes.name, all_nodes.make([plan.workspace, plan.data])
     for index in range(num_nodes):
         site = SlurmNode(1, index)

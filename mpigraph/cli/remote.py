@@ -55,6 +55,9 @@ class Site(Protocol):
     def name(self) -> str:
         """What to call it in messages."""
 
+    def run(self, words: Sequence[str]) -> list[str]:
+        """Return the command that runs words there, each as it is."""
+
     def make(self, directories: Sequence[str]) -> list[str]:
         """Return the command that makes directories."""
 
@@ -67,6 +70,10 @@ class Local:
     """This machine."""
 
     name: str = "localhost"
+
+    def run(self, words: Sequence[str]) -> list[str]:
+        """Run words."""
+        return [*words]
 
     def make(self, directories: Sequence[str]) -> list[str]:
         """Make directories."""
@@ -94,17 +101,18 @@ class SlurmNode:
         """What to call it in messages."""
         return f"node {self.first} of the allocation" if self.count == 1 else "the nodes of the allocation"
 
+    def run(self, words: Sequence[str]) -> list[str]:
+        """Run words, on each node."""
+        counts = [f"--nodes={self.count}", f"--ntasks={self.count}", "--ntasks-per-node=1"]
+        return ["srun", *counts, f"--relative={self.first}", "--input=none", "--kill-on-bad-exit=1", *words]
+
     def make(self, directories: Sequence[str]) -> list[str]:
         """Make directories."""
-        return [*self._step(), *Local().make(directories)]
+        return self.run(Local().make(directories))
 
     def send(self, sources: Sequence[str], directory: str) -> list[str]:
         """Copy into a directory."""
-        return [*self._step(), *Local().send(sources, directory)]
-
-    def _step(self) -> list[str]:
-        counts = [f"--nodes={self.count}", f"--ntasks={self.count}", "--ntasks-per-node=1"]
-        return ["srun", *counts, f"--relative={self.first}", "--input=none", "--kill-on-bad-exit=1"]
+        return self.run(Local().send(sources, directory))
 
 
 @dataclass(frozen=True)

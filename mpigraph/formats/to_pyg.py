@@ -123,7 +123,8 @@ class _Writer:
         node_feats = {ntype: self._nodes(part, t) for t, ntype in enumerate(self.foreign.ntypes.values())}
         folder = self.folder / f"part_{part}"
         folder.mkdir(exist_ok=True)
-        for name, tables in zip(_FILES, (graphs, node_feats, edge_feats), strict=True):
+        contents: tuple[dict[Any, Any], ...] = (graphs, node_feats, edge_feats)
+        for name, tables in zip(_FILES, contents, strict=True):
             _save(tables if self.typed else next(iter(tables.values())), folder / f"{name}.pt")
 
     def _nodes(self, part: int, ntype_id: int) -> dict[str, Any]:

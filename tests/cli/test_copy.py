@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+import mpigraph
 from mpigraph.cli.main import main
+from mpigraph.distributed import partition_graph
 from mpigraph.storage.part_config import PartConfig
 from mpigraph.storage.shard import ShardReader
 
@@ -38,6 +40,10 @@ def do(words, host):
             os.makedirs(there(host, path), exist_ok=True)
     elif words[:3] == ["cp", "-Rp", "--"]:
         put(words[3:-1], host, words[-1])
+    elif words[:2] == ["sh", "-c"]:
+        status = subprocess.call([*words[:4], there(host, words[4]), *words[5:]])
+        if status:
+            sys.exit(status)
     else:
         sys.exit(0 if words == ["rsync", "--version"] and host != "bare" else 127)
 
@@ -153,6 +159,27 @@ def test_copies_on_this_machine_are_real(tmp_path, oracle):
     moved = Path(workspace) / "my data" / "oracle.json"
     assert copy(moved, ["localhost"], workspace) == 0  # what lies there already is left alone
     assert found_parts(Path("/"), oracle(2), workspace) == [0, 1]
+
+
+@pytest.mark.parametrize("way", ["here", "ssh", "slurm"])
+def test_another_graph_is_not_copied_over(far, oracle, monkeypatch, capsys, tmp_path, way):
+    """On no host, before the first copy; the same graph is, in other parts, too."""
+    hosts = {"here": ["localhost"], "ssh": ["10.0.0.1", "10.0.0.2"], "slurm": None}[way]
+    if way == "slurm":
+        slurm(monkeypatch, 2)
+    workspace = str(tmp_path / HOSTILE[1:].replace("touch pwned", "x"))
+    last = {"here": Path("/"), "ssh": far / "10.0.0.2", "slurm": far / "node1"}[way] / workspace[1:] / "my data"
+    partition_graph(mpigraph.graph(([0, 1], [1, 2])), "other", 3, last)
+    assert copy(oracle(2), hosts, workspace) == 2
+    said = capsys.readouterr()
+    assert "my data/other.json is of another graph" in said.err and "--overwrite" in said.err and said.out == ""
+    assert PartConfig.read(last / "other.json").num_parts == 3 and not (last / "oracle.json").exists()
+    assert copy(oracle(2), hosts, workspace, "--overwrite") == 0
+    assert not (last / "other.json").exists()
+    assert copy(oracle(4), hosts, workspace) == 0
+    partition_graph(mpigraph.graph(([0, 1], [1, 2])), "oracle", 2, last, overwrite=True)
+    assert copy(oracle(2), hosts, workspace) == 2  # of the same name
+    assert "my data/oracle.json is of another graph" in capsys.readouterr().err
 
 
 GOLDEN = {
