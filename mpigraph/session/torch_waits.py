@@ -8,9 +8,9 @@ and asks here whether that is one of these places.
 import sys
 from datetime import timedelta
 from types import FrameType
-from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from mpigraph.mpi.idle import ForeignWait
@@ -59,7 +59,7 @@ class TorchWaits:
         limited = name in _ENDING_BY_THEMSELVES or _timeout_given(group)
         return ForeignWait(f"torch.distributed.{name}", place, limited)
 
-    def _place(self, group: Any) -> str:
+    def _place(self, group: dist.ProcessGroup | None) -> str:
         """Return the name of the default group if all trainers must come to it, and ``group`` is no other one."""
         if not distributed_c10d.is_initialized():
             return _DEFAULT_GROUP  # it is being made
@@ -73,7 +73,7 @@ class TorchWaits:
         return _DEFAULT_GROUP if mine and default.size() == self._trainers and not slow else ""
 
 
-def _timeout_given(group: Any = None) -> bool:
+def _timeout_given(group: dist.ProcessGroup | None = None) -> bool:
     """Return whether the user has chosen how long a group waits."""
     try:
         default = distributed_c10d._get_default_group() if group is None else group
