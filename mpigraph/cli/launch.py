@@ -20,6 +20,7 @@ from mpigraph.errors import InvalidArgumentError
 __all__ = ["add_parser"]
 
 _PYTHON = re.compile(r"python[0-9.]*")
+_QUOTED = re.compile(r"""\\.|'[^']*'|"(?:\\.|[^"\\])*\"""", re.DOTALL)
 _SMALLEST = {"num_trainers": 1, "num_servers": 0, "num_samplers": 0, "num_omp_threads": 1, "num_server_threads": 1}
 
 
@@ -64,6 +65,7 @@ def _run(arguments: argparse.Namespace) -> int:
         raise InvalidArgumentError('the command is missing: give it as one argument, not directly after "--extra_envs"')
     workspace = os.path.abspath(arguments.workspace)
     family, program = find_family(arguments.launcher, arguments.mpiexec)
+    _check_needs_no_shell(arguments.job)
     command = _words(arguments.job, "the command")
     job = Job(
         command=_as_dgl(command) if arguments.as_dgl else command,
@@ -107,6 +109,17 @@ def _variables(arguments: argparse.Namespace, workspace: str) -> dict[str, str]:
             raise InvalidArgumentError(f"--extra_envs takes NAME=VALUE (got {text!r})")
         variables[name] = value
     return variables
+
+
+def _check_needs_no_shell(text: str) -> None:
+    """Raise an InvalidArgumentError for a command with what DGL's launch.py leaves to a shell, such as ``a && b``."""
+    bare = _QUOTED.sub(lambda word: re.sub("[^$`]", "", word[0]) if word[0].startswith('"') else "", text)
+    found = re.search(r"&&|\|\||[;&|<>()`$]", bare)
+    if found:
+        raise InvalidArgumentError(
+            f"the command has {found[0]!r}, which needs a shell: quote it by '...' if it is part of an argument, else "
+            f"write \"sh -c '...'\" (got {text!r})"
+        )
 
 
 def _words(text: str, what: str) -> list[str]:

@@ -235,8 +235,7 @@ def _check_or_infer(
             limit = counts[ntype] if ntype in given else max(high + 1, 0)
             if low < 0 or high >= limit:
                 edge = int(((ids < 0) | (ids >= limit)).nonzero()[0])
-                raise GraphDataError(
-                    f"relation {relation}, edge {edge}: {what} {int(ids[edge])} is not in [0, {limit})"
-                )
+                wrong = f"is not in [0, {limit})" if ntype in given else "is negative"
+                raise GraphDataError(f"relation {relation}, edge {edge}: {what} {int(ids[edge])} {wrong}")
             if ntype not in given:
                 counts[ntype] = max(counts.get(ntype, 0), limit)

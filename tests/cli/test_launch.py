@@ -203,6 +203,9 @@ WRONG = [
     (("  ",), "the command is empty"),
     (("python 'x",), "No closing quotation"),
     (("python a.py : b",), "a second program"),
+    (("cd x && python a.py",), "the command has '&&', which needs a shell"),
+    (("python a.py > log 2>&1",), "the command has '>', which needs a shell"),
+    (('python a.py "b $HOME"',), "the command has '$', which needs a shell"),
     (("--num_trainers", 0, "c"), "--num_trainers must be >= 1 (got 0)"),
     (("--num_servers", -1, "c"), "--num_servers must be >= 0 (got -1)"),
     (("--num_samplers", -1, "c"), "--num_samplers must be >= 0 (got -1)"),
@@ -224,6 +227,14 @@ WRONG = [
 def test_wrong_arguments_are_one_line(capsys, tmp_path, more, message):
     more = more if "--mpiexec" in more else ("--mpiexec", stand_in(tmp_path), *more)
     assert message in dry_run(capsys, tmp_path, *more, status=2)
+
+
+def test_what_a_shell_would_read_may_be_quoted(capsys, tmp_path):
+    command = """sh -c 'cd x && python a.py > "$LOG"' --a='1;2' b\\&c "d;e" """
+    given = ["--ip_config", write_hosts(tmp_path), "--mpiexec", stand_in(tmp_path), "--workspace", tmp_path, command]
+    assert main(["launch", "--num_trainers", "2", "--dry-run", *map(str, given)]) == 0
+    found = shlex.split(capsys.readouterr().out)
+    assert found[-6:] == ["sh", "-c", 'cd x && python a.py > "$LOG"', "--a=1;2", "b&c", "d;e"]
 
 
 def test_what_cannot_be_started_is_said(capsys, tmp_path, monkeypatch):

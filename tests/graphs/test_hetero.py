@@ -114,7 +114,7 @@ def test_to_bidirected_adds_reverses_once():
     ("edges", "counts", "error", "message"),
     [
         ({RATES: ([0, 9], [1, 1])}, {"user": 3, "item": 2}, GraphDataError, "rates.*edge 1: source 9 is"),
-        ({RATES: ([0, 1], [0, -1])}, None, GraphDataError, r"edge 1: destination -1"),
+        ({RATES: ([0, 1], [0, -1])}, None, GraphDataError, "edge 1: destination -1 is negative"),
         ({RATES: ([0, 1], [0])}, None, GraphDataError, "2 sources but 1 destinations"),
         ({RATES: ([0.5], [0])}, None, InvalidArgumentError, "must be integers"),
         ({RATES: ([[0]], [0])}, None, InvalidArgumentError, "in one dimension"),

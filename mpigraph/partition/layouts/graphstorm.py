@@ -11,7 +11,8 @@ labels            under the name of their column, of "classification" int64; mas
                   JSON value a line) or "split_pct": as many rows as GraphStorm takes, chosen by a hash of their numbers
 ================  =====================================================================================================
 
-Every other transform, task and format is an error that names it.
+Every other transform, task and format is an error that names it. A node type of which only edges know has the ends of
+these as nodes.
 """
 
 import glob
@@ -25,6 +26,7 @@ import numpy as np
 
 from mpigraph.arrays import Array
 from mpigraph.errors import GraphDataError
+from mpigraph.log import get_logger
 from mpigraph.metadata.schema import Schema, relation_key
 from mpigraph.partition.arrow_files import TextForm, open_tables
 from mpigraph.partition.chunks import concatenated
@@ -79,22 +81,28 @@ def read_graphstorm(path: Path, options: ReadOptions) -> GraphSource:
                 raise GraphDataError(f"{path}: the {what} {name!r} is there twice")
     nodes.sort(key=lambda node: node.name)
     edges.sort(key=lambda edge: edge.name)
-    ends: dict[str, list[IdColumn]] = {node.name: [] for node in nodes}
+    tables = {node.name: node for node in nodes}
+    ends: dict[str, list[IdColumn]] = {name: [] for name in tables}
     for edge in edges:
         for ntype, column in zip(edge.name[::2], edge.ids, strict=True):
-            if ntype not in ends:
-                raise GraphDataError(f"{edge.title}: there is no node type {ntype!r} under nodes")
-            ends[ntype].append(column)
+            ends.setdefault(ntype, []).append(column)
     ids = {}
-    for node in nodes:
-        given, count = (node.ids[0], None) if node.ids else (None, node.count)
-        ids[node.name] = NodeIds(repr(node.name), given, ends[node.name], options.ranks, count)
+    for ntype in sorted(ends):
+        node = tables.get(ntype)
+        if node is None:  # allowed by GraphStorm 0.4.2, for types without features
+            get_logger().warning(
+                "%s: there is no node type %r under nodes: its nodes are the ends of edges", path, ntype
+            )
+        given = node.ids[0] if node and node.ids else None
+        count = node.count if node and given is None else None
+        ids[ntype] = NodeIds(repr(ntype), given, ends[ntype], options.ranks, count)
+    features = {ntype: tables[ntype].features if ntype in tables else {} for ntype in ids}
     left_out = [f"{key!r} of the configuration" for key in sorted(set(content) - {"version", "nodes", "edges"})]
     return GraphSource(
-        Schema(tuple(node.name for node in nodes), tuple(edge.name for edge in edges)),
-        tuple(node.count for node in nodes),
+        Schema(tuple(ids), tuple(edge.name for edge in edges)),
+        tuple(numbered.count for numbered in ids.values()),
         tuple((ids[edge.name[0]].numbers(edge.ids[0]), ids[edge.name[2]].numbers(edge.ids[1])) for edge in edges),
-        {node.name: _with_ids(node.features, ids[node.name].original) for node in nodes},
+        {ntype: _with_ids(features[ntype], ids[ntype].original) for ntype in ids},
         {relation_key(edge.name): edge.features for edge in edges},
         left_out=tuple(left_out + [line for entry in (*nodes, *edges) for line in entry.left_out]),
     )

@@ -120,6 +120,16 @@ def test_a_configuration(tmp_path, monkeypatch):
     assert read_source(tmp_path / "else" / "c.json").num_nodes == (3,)  # rows of a file of the working directory
 
 
+def test_a_type_without_files_has_the_nodes_of_its_edges(tmp_path, caplog):
+    source = read_source(write(tmp_path / "in", changed("edges", 0, relation=["reader", "w", "paper"])))
+    assert source.schema.ntypes == ("author", "paper", "reader") and source.num_nodes == (3, 4, 3)
+    assert [rows(end).tolist() for end in source.edges[1]] == [[0, 2, 1], [1, 3, 0]] and source.node_feats[
+        "reader"
+    ] == {}
+    assert "no node type 'reader' under nodes: its nodes are the ends of edges" in caplog.text
+    check_parts(source, tmp_path / "out")
+
+
 def test_a_split_by_shares_is_exact_and_of_labelled_rows(tmp_path):
     (tmp_path / "n.csv").write_text("x,y\n" + "".join(f"{i},{'' if i % 5 == 0 else i % 7}\n" for i in range(1000)))
     label = {"label_col": "y", "task_type": "classification", "split_pct": [0.6, 0.25, 0.1]}
@@ -188,7 +198,6 @@ def paper_feature(**feature):
         (changed("nodes", 0, files="no_*.parquet"), "there is no file .*no_"),
         (changed("nodes", 0, node_type=3), "needs a node_type, a name"),
         (changed("edges", 0, relation=["author", "paper"]), "or a relation, three names"),
-        (changed("edges", 0, relation=["author", "w", "venue"]), "there is no node type 'venue' under nodes"),
         (changed("edges", 0, source_id_col=None), "source_id_col must be a name"),
         (changed("edges", 1, source_id_col="x"), "knows.h5: there is no dataset of numbers 'x'"),
         (conf(nodes=[conf()["nodes"][0]] * 2), "the node type 'paper' is there twice"),
