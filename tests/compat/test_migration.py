@@ -404,6 +404,8 @@ def launch(at: At) -> None:
     more = ["--keep_alive", "--server_name", "x", "--num_server_threads", 1, "--graph_format", "csc"]
     command = printed(*words, *more, "--num_servers", 1, "--part_config", "g.json", "python3 train.py")
     assert re.search(r"\b(srun|mpiexec)\b", command) and command.rstrip().endswith("train.py")
+    in_a_shell = printed(*words, "--num_servers", 1, "sh -c 'cd x && python3 $NAME'")
+    assert in_a_shell.rstrip().endswith("sh -c 'cd x && python3 $NAME'")
 
 
 @line("`tools/copy_files.py`")
