@@ -30,20 +30,17 @@ from typing import Any
 
 import numpy as np
 
-from mpigraph.arrays import Array, Mask
 from mpigraph.errors import GraphDataError, InvalidArgumentError
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, Schema, relation_key, relations_in
 from mpigraph.partition.add_reverse import add_reverse_edges
 from mpigraph.partition.chunks import NamedRows, mapped_npy, mapped_npz
 from mpigraph.partition.row_arrays import (
-    MadeRows,
     RowArray,
-    RowError,
     SparseRows,
     as_floats,
     as_labels,
+    as_mask,
     largest,
-    place_of,
 )
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.partition.unread_files import FolderFiles
@@ -289,7 +286,7 @@ def _node_features(arrays: Arrays) -> dict[str, Feature]:
     """Take label, masks and dense or CSR features of one node type out of its arrays."""
     for name in _NODE_ARRAYS:
         _check_rows(arrays, name)
-    feats = {name: Feature.of(_as_bool(arrays.pop(name))) for name in _MASKS if name in arrays}
+    feats = {name: Feature.of(as_mask(arrays.pop(name))) for name in _MASKS if name in arrays}
     if "label" in arrays:
         feats["label"] = Feature(as_labels(arrays.pop("label")), "int64")
     if "feat_data" in arrays:
@@ -307,20 +304,6 @@ def _node_features(arrays: Arrays) -> dict[str, Feature]:
 def _check_rows(arrays: Mapping[str, RowArray], name: str) -> None:
     if name in arrays and not arrays[name].ndim:
         raise GraphDataError(f"{name} must have a row for each node (got one value)")
-
-
-def _as_bool(mask: RowArray) -> RowArray:
-    if mask.dtype.kind not in "biuf":
-        place = place_of(mask, 0)
-        got = f"{mask.dtype}{list(mask.shape)}"
-        raise GraphDataError(f"{place}{': ' if place else ''}a mask must be numbers (got {got})")
-    return mask if mask.dtype == np.bool_ else MadeRows(_is_set, np.bool_, mask)
-
-
-def _is_set(mask: Array) -> Mask:
-    if mask.dtype.kind == "f" and np.isnan(mask).any():
-        raise RowError(int(np.argwhere(np.isnan(mask))[0][0]), "a mask has NaN")
-    return np.asarray(mask != 0)
 
 
 def _num_nodes(arrays: Arrays, meta: Mapping[str, Any], ends: Iterable[RowArray]) -> int:

@@ -38,6 +38,7 @@ EXACT = 2**53
 _MAX_ID_BYTES = 256  # of a string; keys have the width of the longest
 _POWERS: I64 = 10 ** np.arange(1, 19, dtype=np.int64)
 _MISSING = ("", "na", "n/a", "nan", "null", "none", "nil", "#n/a", "<na>")  # in small letters
+_TRIED = 64  # rows
 _LIST_MARKS = ",;|"
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
@@ -134,20 +135,21 @@ def distinct_in(column: Any, place: Place, blanks: bool = False) -> tuple[Array,
     """
     _check_values(column, place)
     encoded = column.cast(arrow().large_string()).dictionary_encode()
-    texts = [text.encode() for text in encoded.dictionary.to_pylist()]
     positions = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-    for number, text in enumerate(texts):
-        if not text and blanks:
-            continue
-        if not 0 < len(text) <= _MAX_ID_BYTES or b"\0" in text:
-            row = int(np.flatnonzero(positions == number)[0])
-            if not text:
-                raise GraphDataError(f"{place(row)}: a value is missing")
-            raise GraphDataError(
-                f"{place(row)}: an id must have 1 to {_MAX_ID_BYTES} bytes, none zero (got {text!r:.80})"
-            )
-    width = max(map(len, texts), default=1)
-    return np.array(texts, f"S{width}"), positions
+    ends, data = bytes_of(encoded.dictionary)
+    lengths = np.diff(ends, prepend=0)
+    bad = (lengths > _MAX_ID_BYTES) | ((lengths == 0) & (not blanks))
+    bad[np.searchsorted(ends, np.flatnonzero(data == 0), side="right")] = True
+    if bad.any():
+        row = int(bad[positions].argmax())
+        text = column[row].as_py().encode()
+        if not text:
+            raise GraphDataError(f"{place(row)}: a value is missing")
+        raise GraphDataError(f"{place(row)}: an id must have 1 to {_MAX_ID_BYTES} bytes, none zero (got {text!r:.80})")
+    width = max(int(lengths.max(initial=1)), 1)
+    rows = np.zeros((len(lengths), width), np.uint8)
+    rows[np.repeat(np.arange(len(lengths)), lengths), np.arange(len(data)) - np.repeat(ends - lengths, lengths)] = data
+    return rows.view(f"S{width}").reshape(-1), positions
 
 
 def ids_of(text: Any, trims: bool = True, as_written: bool = False) -> Array | Any:
@@ -163,7 +165,7 @@ def ids_of(text: Any, trims: bool = True, as_written: bool = False) -> Array | A
     trimmed = arrow().compute.utf8_trim_whitespace(text) if trims else text
     for column in () if as_written else (text, trimmed):
         try:
-            numbers: I64 = column.cast(arrow().int64()).to_numpy(zero_copy_only=False)
+            numbers: I64 = _parsed(column, arrow().int64()).to_numpy(zero_copy_only=False)
         except arrow().ArrowInvalid:
             continue
         lengths = arrow().compute.binary_length(column).to_numpy(zero_copy_only=False)
@@ -222,7 +224,7 @@ def values_of(text: Any, place: Place) -> Values:
     """
     pyarrow = arrow()
     try:  # as it stands, as most columns can be
-        return Values("integer", text.cast(pyarrow.int64()).to_numpy(zero_copy_only=False), -1)
+        return Values("integer", _parsed(text, pyarrow.int64()).to_numpy(zero_copy_only=False), -1)
     except pyarrow.ArrowInvalid:
         pass
     compute = pyarrow.compute
@@ -241,6 +243,16 @@ def values_of(text: Any, place: Place) -> Values:
             continue
         return Values("float" if kind == "integer" and missing >= 0 else kind, rows, missing)
     return Values("string", np.zeros(0), missing)
+
+
+def _parsed(text: Any, to: Any) -> Any:
+    """Return text as another type; the first rows are tried alone, since pyarrow words an error for every row.
+
+    Raises:
+        ArrowInvalid: a row is no value of this type.
+    """
+    text.slice(0, _TRIED).cast(to)
+    return text.cast(to)
 
 
 def values_as(dtype: np.dtype[Any], text: Any, place: Place) -> Array:
@@ -265,7 +277,7 @@ def values_as(dtype: np.dtype[Any], text: Any, place: Place) -> Array:
 
 def _integers(text: Any, place: Place) -> Array:
     """Return integers, as floats where some are missing."""
-    numbers = text.cast(arrow().int64())
+    numbers = _parsed(text, arrow().int64())
     if numbers.null_count:
         inexact = np.flatnonzero(np.abs(numbers.fill_null(0).to_numpy(zero_copy_only=False)) > EXACT)
         if len(inexact):
@@ -275,7 +287,7 @@ def _integers(text: Any, place: Place) -> Array:
 
 
 def _floats(text: Any, place: Place) -> Array:
-    rows: Array = text.cast(arrow().float64()).to_numpy(zero_copy_only=False)
+    rows: Array = _parsed(text, arrow().float64()).to_numpy(zero_copy_only=False)
     large = np.flatnonzero((np.abs(rows) >= 2.0**63) & np.isfinite(rows))
     if len(large) and not (rows != np.rint(rows))[~np.isnan(rows)].any():
         number = text[int(large[0])].as_py()
@@ -288,7 +300,7 @@ def _bools(text: Any, place: Place) -> Array:
     digits = arrow().compute.is_in(text, value_set=arrow().array(["0", "1"]))
     if arrow().compute.any(digits).as_py():  # a block of them alone would be integers
         raise arrow().ArrowInvalid("no bools")
-    return text.cast(arrow().bool_()).fill_null(False).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+    return _parsed(text, arrow().bool_()).fill_null(False).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
 
 
 def _times(text: Any, place: Place) -> Array:
@@ -296,7 +308,7 @@ def _times(text: Any, place: Place) -> Array:
     for zone in (None, "UTC"):
         for unit in _PER_SECOND:
             try:
-                times = text.cast(pyarrow.timestamp(unit, zone))
+                times = _parsed(text, pyarrow.timestamp(unit, zone))
             except pyarrow.ArrowInvalid:
                 continue
             rows: Array = _seconds(times).fill_null(0).to_numpy()
@@ -329,9 +341,9 @@ def _lists(text: Any, place: Place) -> Array:
     parts = compute.utf8_split_whitespace(bare) if mark is None else compute.split_pattern(bare, mark)
     fields = compute.utf8_trim_whitespace(parts.flatten())
     try:
-        numbers = fields.cast(pyarrow.int64())
+        numbers = _parsed(fields, pyarrow.int64())
     except pyarrow.ArrowInvalid:
-        numbers = fields.cast(pyarrow.float64())
+        numbers = _parsed(fields, pyarrow.float64())
     there = parts.is_valid().to_numpy(zero_copy_only=False)
     lengths = compute.list_value_length(parts).fill_null(0).to_numpy(zero_copy_only=False)
     rows_there = np.flatnonzero(there)

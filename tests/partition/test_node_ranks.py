@@ -5,14 +5,17 @@ import os
 
 import numpy as np
 import pytest
+from dgl_files import Layout, write_partition
 from input_checks import rows
 from layouts import shared_folder
 from mpi4py import MPI
+from typed_parts import typed_source
 
 from mpigraph.errors import GraphDataError
 from mpigraph.metadata.schema import Schema
-from mpigraph.partition import arrow_files, node_ranks, readers, table_columns
+from mpigraph.partition import arrow_files, dgl_parts, node_ranks, readers, table_columns
 from mpigraph.partition.chunks import concatenated, mapped_npy
+from mpigraph.partition.dgl_binary import read_part_graph
 from mpigraph.partition.exchange import ALONE
 from mpigraph.partition.metis_files import read_metis
 from mpigraph.partition.node_ranks import NodeRanks
@@ -115,6 +118,25 @@ def test_other_text_is_parsed_by_one_rank_of_a_node(comm: MPI.Intracomm, monkeyp
         with pytest.raises(GraphDataError, match=r"g.graph, line 3: there is no node 9") as error:
             read_source(folder / "g.graph", scratch=folder, exchange=MPIExchange(comm))
         assert error.value.everywhere or comm.size == 1
+
+
+@pytest.mark.parametrize("comm", SIZES, indirect=True)
+def test_parts_of_dgl_are_read_by_one_rank_of_a_node(comm: MPI.Intracomm, monkeypatch) -> None:
+    calls = []
+    monkeypatch.setattr(dgl_parts, "read_part_graph", lambda path: calls.append(path) or read_part_graph(path))
+    with shared_folder(comm) as folder:
+        if comm.rank == 0:
+            parts = [np.arange(count) % 2 for count in typed_source().num_nodes]
+            write_partition(folder, typed_source(), parts, Layout(ids="beside"))
+        comm.Barrier()
+        (path,) = folder.glob("*.json")
+        wanted = read_source(path)
+        calls.clear()
+        source = read_source(path, scratch=folder, exchange=MPIExchange(comm))
+        assert comm.allreduce(len(calls)) == 2
+        assert all(np.array_equal(value, contents(source)[name]) for name, value in contents(wanted).items())
+        assert source.left_out == wanted.left_out and np.array_equal(source.parts.of_nodes, wanted.parts.of_nodes)
+        comm.Barrier()
 
 
 @pytest.mark.parametrize("comm", SIZES, indirect=True)
