@@ -6,11 +6,9 @@ from typing import Any
 
 from mpigraph.checkpoint import folder, loading
 from mpigraph.checkpoint.background import saver_of
-from mpigraph.checkpoint.manifest import Manifest
 from mpigraph.checkpoint.peers import Peers
 from mpigraph.checkpoint.saving import as_directory
-from mpigraph.errors import InvalidArgumentError, ShardFormatError, check_integer
-from mpigraph.log import get_logger
+from mpigraph.errors import InvalidArgumentError, check_integer
 from mpigraph.session.context import current
 
 __all__ = ["async_save", "latest", "load", "save", "wait"]
@@ -36,16 +34,22 @@ def save(
             for what is inside of :class:`.OfTrainer`; of tensors, trainer 0's values are saved.
         checkpoint_id: the folder to write; one that each node has on a disk of its own will do. The folder around is
             made if it does not exist. A checkpoint that lies there is replaced once the new one is whole.
-        keep: how many checkpoints to keep in the folder around this one, at least 2 so that there is one if the newest
-            is damaged; all by default.
+        keep: how many checkpoints to keep in the folder around this one, itself among them, at least 2 so that there
+            is one if the newest is damaged; all by default. Damaged ones do not count: they stay until there are as
+            many newer ones that are whole. Those that this job has not written are read once to see that.
         overwrite: write into a folder that holds something else and no checkpoint. What lies there stays, except files
             of the names that a checkpoint has.
 
     Raises:
         InvalidArgumentError: an argument is not what it says above, which it names; or the folder holds something else.
-        StorageError: a file cannot be written, or another job writes into the same folder. What was saved before stays.
+        StorageError: a file cannot be written, or a job that came later writes into the same folder. What was saved
+            before stays.
 
     All of these are raised on every trainer, as is what a save in the background (:func:`async_save`) has failed with.
+
+    One job at a time writes into a folder: the one that came last, where a job comes by its first :func:`latest` or
+    :func:`load` there, else by its first save. So a job that was stopped and forgotten cannot overwrite the checkpoints
+    of its successor. Jobs that only load take the folder from no other.
 
     Collective on the trainers.
     """
@@ -63,8 +67,9 @@ def async_save(
 
     The thread takes a twelfth of a core, until :func:`wait` or the next save waits for it. A save waits for the one
     before, and raises what that one failed with. Each trainer needs memory for the rows that it owns, their optimizer's
-    states included, and keeps it for the next save. Leaving the job waits for what is being written. Where MPI lacks
-    MPI_THREAD_MULTIPLE it is the same as :func:`save`. Arguments and errors are those of :func:`save`.
+    states included, and keeps it for the next save. Leaving the job waits for what is being written, and raises what it
+    failed with. Where MPI lacks MPI_THREAD_MULTIPLE it is the same as :func:`save`. Arguments and errors are those of
+    :func:`save`.
 
     Collective on the trainers.
     """
@@ -92,7 +97,7 @@ def _save(
         directory = as_directory(checkpoint_id)
         _check_dict(state_dict)
         if keep is not None:
-            check_integer("keep", keep, 1)
+            check_integer("keep", keep, 2)
         if not overwrite:
             folder.check_vacant(directory)
     saver_of(session).save(state_dict, directory, keep, background)
@@ -119,7 +124,8 @@ def load(state_dict: dict[str, Any], *, checkpoint_id: str | os.PathLike[str]) -
 
     Raises:
         ShardFormatError: a file is missing or damaged; names it. Some values may have been overwritten.
-        InvalidArgumentError: it holds something else; says what.
+        InvalidArgumentError: it holds something else; says what. All values are as they were, unless an object of the
+            user's has rows of a DistTensor in its state, and refuses them.
 
     All of these are raised on every trainer, as is what a save in the background has failed with.
 
@@ -129,7 +135,9 @@ def load(state_dict: dict[str, Any], *, checkpoint_id: str | os.PathLike[str]) -
     with session.world.together("loading a checkpoint"):
         directory = as_directory(checkpoint_id)
         _check_dict(state_dict)
-    saver_of(session).finish()
+    saver = saver_of(session)
+    saver.finish()
+    saver.writer.come(Peers(session.world), f"loading the checkpoint {str(directory)!r}", directory.parent)
     loading.load(session, state_dict, directory)
 
 
@@ -147,22 +155,13 @@ def latest(folder_of_checkpoints: str | os.PathLike[str]) -> Path | None:
     session = current()
     with session.world.together("looking for checkpoints"):
         around = as_directory(folder_of_checkpoints)
-    saver_of(session).finish()
+    saver = saver_of(session)
+    saver.finish()
     peers = Peers(session.world)
     doing = f"looking for checkpoints in {str(around)!r}"
-    with peers.together(doing):
-        seen: dict[str, Manifest] = folder.checkpoints(around, warn=session.world.local_trainer == 0)
-    found: dict[str, int] = {}
-    for numbers in peers.gather(doing, {name: manifest.number for name, manifest in seen.items()}):
-        for name, number in numbers.items():
-            found[name] = max(number, found.get(name, 0))
-    for name in sorted(found, key=lambda name: (found[name], name), reverse=True):
-        directory = around / name
-        try:
-            loading.verify(peers, loading.find_manifest(peers, directory, doing), directory, doing)
-        except ShardFormatError as error:  # on every trainer
-            if session.rank == 0:
-                get_logger().warning("checkpoint %s is passed over, and the one before is taken: %s", directory, error)
-            continue
-        return directory
+    saver.writer.come(peers, doing, around)
+    for name, word in loading.newest_first(peers, around, doing, warn=True):
+        saver.writer.whole.pop(word, None)  # read it again
+        if loading.is_whole(peers, around / name, doing, saver.writer.whole, word):
+            return around / name
     return None

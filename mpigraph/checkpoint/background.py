@@ -29,12 +29,15 @@ class Saver(BackgroundLoop):
     """What saves a job's checkpoints.
 
     Collective on the trainers: :meth:`save`, :meth:`stop`.
+
+    Attributes:
+        writer: the job's right to write.
     """
 
     def __init__(self, session: Session) -> None:
         """Save nothing yet."""
         self._session = session
-        self._writer = Writer()
+        self.writer = Writer()
         self._copies = RowPool(kept=_KEPT, largest=sys.maxsize)
         self._comm: Comm | None = None
         self._thread: threading.Thread | None = None
@@ -54,7 +57,7 @@ class Saver(BackgroundLoop):
         background = background and session.world.threads_may_communicate
         self._pace = Pace()
         copies, pause = (self._copies, self._pace.pause) if background else (None, None)
-        save = Save(session, self._writer, state_dict, directory, keep, copies, pause)
+        save = Save(session, self.writer, state_dict, directory, keep, copies, pause)
         if not background:
             save.run(Peers(session.world))
             return
@@ -86,7 +89,7 @@ class Saver(BackgroundLoop):
     def stop(self, because: str) -> None:
         """Wait for what is being written. Collective on the trainers."""
         self._join()
-        if self._error is not None:
+        if self._error is not None and self._session.rank == 0:
             get_logger().error("the last checkpoint was not written: %s", self._error)
         if self._comm is not None:
             self._comm.Free()

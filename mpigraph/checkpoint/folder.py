@@ -1,24 +1,37 @@
 """Folders of checkpoints on this machine's disk: which there are, who writes there, and what may be removed."""
 
+import errno
 import fcntl
 import json
 import os
 import re
 import secrets
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
 from mpigraph.checkpoint.manifest import FILE, MANIFEST, Manifest
+from mpigraph.checkpoint.peers import Peers
 from mpigraph.errors import InvalidArgumentError, ShardFormatError, StorageError
 from mpigraph.log import get_logger
 from mpigraph.storage.files import temporary_name
 
-__all__ = ["Writer", "check_vacant", "checkpoints", "newest_number", "remove_old", "remove_other_saves", "token_name"]
+__all__ = [
+    "Writer",
+    "check_vacant",
+    "checkpoints",
+    "newest_number",
+    "remove_checkpoints",
+    "remove_other_saves",
+    "token_name",
+]
 
 _WRITER = ".mpigraph-writer"
+_RECORD = 1024  # bytes of that file
 _PATIENCE = 60.0  # seconds for what takes another process milliseconds
 _UNFINISHED = temporary_name(Path(MANIFEST)).name
 _TOKEN = re.compile(r"\.([0-9a-f]{12})-([0-9]+)\.node")
@@ -29,15 +42,21 @@ def token_name(word: str, node: int) -> str:
     return f".{word}-{node}.node"
 
 
-def checkpoints(folder: Path, warn: bool) -> dict[str, Manifest]:
-    """The checkpoints in a folder, by name, as far as their manifests can be read; ``warn`` of the others."""
-    found = {}
-    for name in _names(folder):
+def checkpoints(folder: Path, warn: bool, links: bool = True) -> dict[str, Manifest]:
+    """The checkpoints in a folder, by name, as far as their manifests can be read; ``warn`` of the others.
+
+    A link to a folder is looked at if ``links``, and left out if the folder is there under its own name.
+    """
+    found: dict[str, Manifest] = {}
+    for name in sorted(_names(folder, links), key=lambda name: (os.path.islink(folder / name), name)):
         try:
-            found[name] = Manifest.read(folder / name)
+            manifest = Manifest.read(folder / name)
         except ShardFormatError as error:
             if warn and not _lacks_manifest(folder / name):
                 get_logger().warning("checkpoint %s is passed over: %s", folder / name, error)
+            continue
+        if not os.path.islink(folder / name) or all(other.word != manifest.word for other in found.values()):
+            found[name] = manifest
     return found
 
 
@@ -50,11 +69,13 @@ def newest_number(folder: Path) -> int:
     return newest
 
 
-def _names(folder: Path) -> list[str]:
-    """The folders in a folder, no links."""
+def _names(folder: Path, links: bool = True) -> list[str]:
+    """The folders in a folder, and if ``links`` the links to folders."""
     try:
         with os.scandir(folder) as entries:
-            return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+            return sorted(
+                entry.name for entry in entries if (links or not entry.is_symlink()) and os.path.isdir(entry.path)
+            )
     except FileNotFoundError:
         return []
     except OSError as error:  # not to begin anew where checkpoints are
@@ -107,27 +128,18 @@ def remove_other_saves(directory: Path, word: str) -> None:
                     (directory / name).unlink()
 
 
-def remove_old(directory: Path, keep: int) -> None:
-    """Beside a checkpoint, keep so many, the newest, itself among them, and remove the others and unfinished saves.
-
-    Folders that hold anything else keep it.
-    """
+def remove_checkpoints(directory: Path, names: list[str]) -> None:
+    """Beside a checkpoint, remove others by name, and unfinished saves. Folders that hold anything else keep it."""
     folder = directory.parent
-    complete, broken = [], []
-    for name in _names(folder):
-        if name != directory.name:
-            try:
-                complete.append((Manifest.read(folder / name).number, name))
-            except ShardFormatError:
-                if _lacks_manifest(folder / name):
-                    broken.append(name)
-    complete.sort(reverse=True)
-    for name in [name for _, name in complete[keep - 1 :]] + broken:
+    unfinished = [name for name in _names(folder, links=False) if _lacks_manifest(folder / name)]
+    for name in names + unfinished:
+        if name == directory.name or os.path.islink(folder / name):
+            continue
         with suppress(OSError):
-            names = os.listdir(folder / name)
-            if MANIFEST in names:  # first: what is left is no checkpoint
+            inside = os.listdir(folder / name)
+            if MANIFEST in inside:  # first: what is left is no checkpoint
                 (folder / name / MANIFEST).unlink()
-            elif not any(map(_is_ours, names)):
+            elif not any(map(_is_ours, inside)):
                 continue
             remove_other_saves(folder / name, "")
             (folder / name).rmdir()
@@ -150,60 +162,104 @@ def _lock(file: Any, folder: Path) -> None:
 
 
 class Writer:
-    """A job's right to write checkpoints into a folder: the job that came last has it.
+    """A job's right to write checkpoints into a folder: of several jobs the one that came last has it.
 
-    A job that was cut off from the others, or forgotten, must not overwrite what the job writes that goes on in its
-    place; nor may a lock keep that one waiting, which the file system holds for a node that is gone.
+    A job that was cut off from the others, or forgotten, must not overwrite the checkpoints of the job that goes on in
+    its place, and a lock cannot tell: the file system may hold it for a node that is gone. So each job has a
+    generation in a folder, one more than any job had before it looked there. A file in the folder holds the largest
+    generation and that of the job which writes. A job takes over from an older one, and is refused after a newer one.
+    Jobs that only load have a generation, too, and take over from no other. The first save makes the file; of jobs that
+    looked before, the first to save has the folder.
 
     Attributes:
         token: what tells this job from others; all trainers are given the first one's.
+        whole: checkpoints, by the words of their saves, that this job wrote (True) or read: True if they were whole.
     """
 
     def __init__(self) -> None:
+        """Have no generation yet."""
         self.token = secrets.token_hex(8)
-        self._folders: set[Path] = set()
+        self.whole: dict[str, bool] = {}
+        self._generations: dict[Path, int] = {}
+
+    def come(self, peers: Peers, doing: str, folder: Path) -> None:
+        """Take a generation in a folder, unless this job has one there. Collective on the trainers."""
+        leads = peers.world.local_trainer == 0
+        said = peers.gather(doing, [self.token, self._largest(folder) if leads else 0])
+        self.token = said[0][0]
+        known = Path(os.path.realpath(folder))
+        if leads and known not in self._generations:
+            self._generations[known] = 1 + max(largest for _, largest in said)
+            with suppress(OSError), _open(folder, os.O_RDWR) as file:  # if it is there, and may be written
+                _lock(file, folder)
+                record = _read(file)
+                _write(file, record | {"largest": max(self._generations[known], record["largest"])})
+
+    def _largest(self, folder: Path) -> int:
+        """The largest generation in a folder so far; 0 if there is no job, or none can be read."""
+        try:
+            with _open(folder, os.O_RDONLY) as file:
+                return int(_read(file)["largest"])
+        except OSError:
+            return 0
 
     @contextmanager
     def holding(self, folder: Path) -> Iterator[None]:
         """Inside, no other job begins or ends a save in the folder, where the file system has locks.
 
         Raises:
-            StorageError: another job has begun to write there since this one did, or the folder cannot be written.
+            StorageError: a job that came later writes there, or the folder cannot be written.
         """
         path = folder / _WRITER
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+            file = _open(folder, os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise StorageError(f"{path}: cannot write: {error.strerror}") from error
-        with os.fdopen(number, "r+") as file:
+        with file:
             _lock(file, folder)
             self._claim(file, folder)
             yield
 
-    def _claim(self, file: Any, folder: Path) -> None:
-        known = folder.resolve()
-        try:
-            said = json.load(file)
-        except ValueError:
-            said = None
-        if not isinstance(said, dict):
-            said = {}
-        if said.get("job") == self.token:
-            self._folders.add(known)
+    def _claim(self, file: FileIO, folder: Path) -> None:
+        record = _read(file)
+        generation = self._generations.setdefault(Path(os.path.realpath(folder)), 1 + record["largest"])
+        if record["job"] == self.token:
             return
-        if known in self._folders and said:
+        if record["generation"] >= generation:
             raise StorageError(
-                f"{folder}: another job writes checkpoints here since {said.get('since')}, from process "
-                f"{said.get('process')} on {said.get('node')}: give each job a folder"
+                f"{folder}: another job, which came later (generation {record['generation']}, this one has "
+                f"{generation}), writes checkpoints here since {record.get('since')}, from process "
+                f"{record.get('process')} on {record.get('node')}: end this job, or give each job a folder"
             )
-        self._folders.add(known)
-        since = time.strftime("%Y-%m-%d %H:%M:%S")
-        text = json.dumps({"job": self.token, "node": os.uname().nodename, "process": os.getpid(), "since": since})
+        record |= {"job": self.token, "generation": generation, "largest": max(generation, record["largest"])}
+        record |= {"node": os.uname().nodename, "process": os.getpid(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
         try:
-            file.seek(0)
-            file.truncate()
-            file.write(text + "\n")
-            file.flush()
+            _write(file, record)
         except OSError as error:
             raise StorageError(f"{folder / _WRITER}: cannot write: {error.strerror}") from error
+
+
+def _open(folder: Path, flags: int) -> FileIO:
+    """Open the file of generations. Raises OSError if it cannot be, or is no regular file."""
+    number = os.open(folder / _WRITER, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise OSError(errno.EEXIST, "not a regular file")
+    return FileIO(number, "r" if flags == os.O_RDONLY else "r+")
+
+
+def _read(file: FileIO) -> dict[str, Any]:
+    """What the file of generations says; zeros if it says nothing that can be read."""
+    try:
+        record: dict[str, Any] = json.loads(os.pread(file.fileno(), _RECORD, 0))
+        numbers = {name: int(record.get(name, 0)) for name in ("largest", "generation")}
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
+        return {"largest": 0, "generation": 0, "job": None}
+    return {"job": None} | record | numbers
+
+
+def _write(file: FileIO, record: dict[str, Any]) -> None:
+    """Overwrite the file at once, in the same size: a kill leaves the one record or the other, also on a full disk."""
+    os.pwrite(file.fileno(), json.dumps(record).ljust(_RECORD - 1).encode() + b"\n", 0)
+    file.truncate(_RECORD)

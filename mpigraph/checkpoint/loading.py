@@ -12,13 +12,15 @@ import numpy as np
 import torch
 
 from mpigraph.arrays import Array
+from mpigraph.checkpoint import folder
 from mpigraph.checkpoint.job_state import load_job
 from mpigraph.checkpoint.manifest import GRAPH, MANIFEST, SMALL, Manifest, Rows
 from mpigraph.checkpoint.peers import Peers
-from mpigraph.checkpoint.state_tree import Decoder, Wanted
+from mpigraph.checkpoint.state_tree import Decoder, LoadedObject, Wanted
 from mpigraph.distgraph.dtypes import dtype_name, to_storage, to_torch
 from mpigraph.distgraph.tensor import DistTensor
-from mpigraph.errors import InvalidArgumentError, ShardFormatError
+from mpigraph.errors import InvalidArgumentError, MPIGraphError, ShardFormatError
+from mpigraph.log import get_logger
 from mpigraph.mpi.agree import everywhere
 from mpigraph.rows.owners import OwnedRange, RowOwners
 from mpigraph.sampling.protocol import Operation
@@ -27,7 +29,7 @@ from mpigraph.storage.format import storage_dtype
 from mpigraph.storage.shard import ShardReader, seal_of
 from mpigraph.storage.verify import fingerprint, read_chunks
 
-__all__ = ["CheckpointFiles", "find_manifest", "load", "memory_of", "verify"]
+__all__ = ["CheckpointFiles", "find_manifest", "is_whole", "load", "memory_of", "newest_first", "verify"]
 
 _BLOCK = 64 << 20  # bytes of a tensor that one trainer gives to the others at a time
 
@@ -159,7 +161,62 @@ def memory_of(manifest: Manifest) -> Callable[[int], torch.Tensor]:
     return memory
 
 
-def verify(peers: Peers, manifest: Manifest, directory: Path, doing: str) -> None:
+def newest_first(
+    peers: Peers, around: Path, doing: str, warn: bool = False, links: bool = True
+) -> list[tuple[str, str]]:
+    """The checkpoints in a folder that any node sees, the newest first: their names, and the words of their saves.
+
+    Args:
+        peers: the trainers.
+        around: the folder.
+        doing: what to say in errors.
+        warn: of manifests that are damaged.
+        links: look at links to folders, too.
+
+    Raises:
+        StorageError: the folder cannot be read; on every trainer.
+
+    Collective on the trainers.
+    """
+    with peers.together(doing):
+        leads = peers.world.local_trainer == 0
+        seen = folder.checkpoints(around, warn, links) if leads else {}
+    newest: dict[str, tuple[int, str]] = {}
+    for node in peers.gather(doing, {name: (manifest.number, manifest.word) for name, manifest in seen.items()}):
+        for name, (number, word) in node.items():
+            newest[name] = max((number, word), newest.get(name, (0, "")))
+    return [(name, newest[name][1]) for name in sorted(newest, key=lambda name: (newest[name], name), reverse=True)]
+
+
+def is_whole(
+    peers: Peers,
+    directory: Path,
+    doing: str,
+    known: dict[str, bool],
+    word: str,
+    pause: Callable[[], None] | None = None,
+) -> bool:
+    """Whether a checkpoint is whole: as it is known by the word of its save, else all of it is read.
+
+    A warning says what is damaged. ``pause`` is called after each piece that was read.
+
+    Collective on the trainers.
+    """
+    if word not in known:
+        try:
+            verify(peers, find_manifest(peers, directory, doing), directory, doing, pause)
+        except ShardFormatError as error:  # on every trainer
+            known[word] = False
+            if peers.world.trainers.rank == 0:
+                get_logger().warning("checkpoint %s is passed over: %s", directory, error)
+        else:
+            known[word] = True
+    return known[word]
+
+
+def verify(
+    peers: Peers, manifest: Manifest, directory: Path, doing: str, pause: Callable[[], None] | None = None
+) -> None:
     """Read all files of a checkpoint, each on one trainer that sees it, and compare them with their checksums.
 
     Raises:
@@ -180,7 +237,8 @@ def verify(peers: Peers, manifest: Manifest, directory: Path, doing: str) -> Non
                             files.read_small()
                             continue
                         for _ in read_chunks(shard, name):
-                            pass
+                            if pause is not None:
+                                pause()
 
 
 def load(session: Session, state_dict: dict[str, Any], directory: Path) -> None:
@@ -205,6 +263,10 @@ def load(session: Session, state_dict: dict[str, Any], directory: Path) -> None:
         with peers.together(doing):
             _read_own(session, files, wanted)
         with peers.together(doing):
+            for some in wanted.objects:
+                some.check()
+        _load_or_restore(peers, [some for some in wanted.objects if not some.waits_for_rows], doing)
+        with peers.together(doing):
             for number, tensor in wanted.rows:
                 _read_rows(session, files, number, tensor)
     for _, tensor in wanted.rows:
@@ -218,14 +280,30 @@ def load(session: Session, state_dict: dict[str, Any], directory: Path) -> None:
             raise ShardFormatError(f"{directory / MANIFEST}: damaged manifest: state of the job: {error!r}") from error
         for put in wanted.put:
             put()
-    for action in wanted.apply:
-        with peers.together(doing):
-            action()
+    for some in wanted.objects:
+        if some.waits_for_rows:
+            with peers.together(doing):
+                some.load()
+
+
+def _load_or_restore(peers: Peers, objects: list[LoadedObject], doing: str) -> None:
+    """Load the states of objects; if one refuses, put back all that they had. Collective on the trainers."""
+    before: list[tuple[LoadedObject, Any]] = []
+    try:
+        for some in objects:
+            with peers.together(doing):
+                before.append((some, some.copied_state()))
+                some.load()
+    except MPIGraphError:  # on every trainer
+        for some, state in before:
+            if state is not None:
+                some.target.load_state_dict(state)
+        raise
 
 
 def _check_alike(peers: Peers, wanted: Wanted, doing: str) -> None:
     """Raise InvalidArgumentError on every trainer if two ask for different values. Collective on the trainers."""
-    numbers = [sorted(wanted.tensors), [number for number, _ in wanted.rows], sorted(wanted.own), len(wanted.apply)]
+    numbers = [sorted(wanted.tensors), [number for number, _ in wanted.rows], sorted(wanted.own), len(wanted.objects)]
     found = peers.difference(doing, json.dumps([wanted.places, numbers]))
     if found is None:
         return

@@ -38,8 +38,8 @@ FILE = re.compile(r"([0-9a-f]{12})-([0-9]+)\.h5")
 GRAPH = "checkpoint"  # what shards call the graph that they belong to
 SMALL = "tensors/small"
 _FORMAT = "mpigraph-checkpoint"
-_VERSION = 2
-_READ = (1, 2)  # version 1 has no small tensors: each has a dataset of its own
+_VERSION = 3
+_READ = (1, 2, 3)  # version 1 has a dataset for each small tensor; before 3 no optimizer says its class
 
 
 def file_name(word: str, trainer: int) -> str:

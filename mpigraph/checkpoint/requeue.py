@@ -27,7 +27,9 @@ def requeue() -> NoReturn:
     Slurm ends what it requeues by SIGTERM, which is ignored from here on.
 
     Raises:
-        SystemExit: always.
+        SystemExit: always, unless another error is raised.
+        StorageError: the checkpoint that was being written in the background cannot be; on every trainer. Nothing is
+            requeued.
         NotInitializedError: ``initialize()`` was not called.
 
     Collective on the trainers.

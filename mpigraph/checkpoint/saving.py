@@ -13,7 +13,7 @@ import os
 import secrets
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ import torch
 from mpigraph.arrays import Array
 from mpigraph.checkpoint import folder
 from mpigraph.checkpoint.job_state import of_job
+from mpigraph.checkpoint.loading import is_whole, newest_first
 from mpigraph.checkpoint.manifest import GRAPH, SMALL, File, Manifest, Own, Rows, Tensor, file_name
 from mpigraph.checkpoint.peers import Peers
 from mpigraph.checkpoint.state_tree import Leaves, encode
@@ -108,8 +109,9 @@ class Save:
             lent = [number for number, tensor in enumerate(self._leaves.rows) if tensor.rows.lent]
             mine = {"name": directory.name, "lent": lent}
             if session.rank == 0:
-                mine |= {"word": secrets.token_hex(6), "token": writer.token, "job": job}
+                mine |= {"word": secrets.token_hex(6), "job": job}
         self._check_alike(main, text)
+        writer.come(main, self.doing, directory.parent)
         reports = main.gather(self.doing, mine)
         names, lents = ([report[key] for report in reports] for key in ("name", "lent"))
         other = next((k for k, name in enumerate(names) if name != names[0]), None)
@@ -121,7 +123,6 @@ class Save:
                 )
             )
         said = reports[0]
-        writer.token = said["token"]
         self._manifest = Manifest(
             word=said["word"],
             number=0,
@@ -168,7 +169,7 @@ class Save:
         world = self._session.world
         leads = world.local_trainer == 0
         word = self._manifest.word
-        written = False
+        published = False
         token = self._directory / folder.token_name(word, world.node_index)
         mine = self._directory / file_name(word, self._session.rank)
         try:
@@ -180,12 +181,13 @@ class Save:
                 report["place"] = self._place()
                 report["number"] = folder.newest_number(self._directory.parent) if leads else 0
             manifest = self._complete(peers.gather(self.doing, report))
-            written = True
+            speaks = leads and manifest.files[self._session.rank].place == world.node_index  # for a folder
             with peers.together(self.doing):
-                if leads and manifest.files[self._session.rank].place == world.node_index:
+                if speaks:
                     self._publish(manifest)
+                    published = True
         except MPIGraphError:  # on every trainer
-            if not written:  # else a manifest may be there, if not in every folder: that makes a checkpoint
+            if not any(peers.gather(self.doing, published)):  # else one manifest makes a checkpoint of all files
                 with suppress(OSError):
                     mine.unlink()
             raise
@@ -193,14 +195,35 @@ class Save:
             if leads:
                 with suppress(OSError):
                     token.unlink()
-            if not written:
-                with suppress(OSError):
-                    self._directory.rmdir()  # it is empty once the last trainer has come here
+            with suppress(OSError):
+                self._directory.rmdir()  # if nothing was saved, it is empty once the last trainer has come here
+        self._writer.whole[word] = True
+        old = self._old(peers)
         with peers.together(self.doing):
-            if leads and manifest.files[self._session.rank].place == world.node_index:
-                folder.remove_other_saves(self._directory, word)
-                if self._keep is not None:
-                    folder.remove_old(self._directory, self._keep)
+            if speaks:
+                with self._writer.holding(self._directory.parent):
+                    folder.remove_other_saves(self._directory, word)
+                    if old is not None:
+                        folder.remove_checkpoints(self._directory, old)
+
+    def _old(self, peers: Peers) -> list[str] | None:
+        """Names of the checkpoints that are not kept any more; None if all are.
+
+        Damaged ones do not count, and stay until there are as many newer ones that are whole.
+
+        Collective on the trainers.
+        """
+        if self._keep is None:
+            return None
+        around, old, wanted = self._directory.parent, [], self._keep - 1
+        for name, word in newest_first(peers, around, self.doing, links=False):
+            if name == self._directory.name:
+                continue
+            if not wanted:
+                old.append(name)
+            elif is_whole(peers, around / name, self.doing, self._writer.whole, word, self._pause):
+                wanted -= 1
+        return old
 
     def _check_alike(self, peers: Peers, text: str) -> None:
         """Raise InvalidArgumentError on every trainer if two have different trees; ``text`` is of this trainer's."""
@@ -314,8 +337,7 @@ class Save:
             path = self._directory / manifest.file(k)
             if file.place == place and (not path.exists() or path.stat().st_size != file.nbytes):
                 raise StorageError(f"{path}: what trainer {k} wrote is not seen on node {file.node}")
-        with ExitStack() as stack:
-            stack.enter_context(self._writer.holding(self._directory.parent))
+        with self._writer.holding(self._directory.parent):
             manifest.write(self._directory)
 
 

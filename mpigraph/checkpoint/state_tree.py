@@ -7,19 +7,22 @@ JSON values stand for themselves. Everything else is an object with one key that
 import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
 
 import numpy as np
 import torch
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from mpigraph.distgraph.dtypes import dtype_name
 from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.session.of_trainer import OfTrainer
 
-__all__ = ["Decoder", "Leaves", "Stateful", "Tree", "Wanted", "check_tree", "encode"]
+__all__ = ["Decoder", "Leaves", "LoadedObject", "Stateful", "Tree", "Wanted", "check_tree", "encode"]
 
 Tree: TypeAlias = Any
 """A JSON value."""
@@ -30,7 +33,11 @@ _DEEPEST = 200  # values inside of each other: what Python can always follow
 
 @runtime_checkable
 class Stateful(Protocol):
-    """What has a state: modules, optimizers and schedulers of torch, loaders, embeddings, sparse optimizers."""
+    """What has a state: modules, optimizers and schedulers of torch, loaders, embeddings, sparse optimizers.
+
+    It may also have ``check_state_dict(state_dict)``, which raises InvalidArgumentError if the state does not fit, and
+    changes nothing. Without it, a load that another object refuses gives it back its own state.
+    """
 
     def state_dict(self) -> dict[str, Any]:
         """The state."""
@@ -100,7 +107,8 @@ def encode(value: object, leaves: Leaves, where: str = "state_dict", depth: int 
         if type(value) is kind:
             return _encode_dict(name, value, leaves, where, deeper)
     if isinstance(value, Stateful):
-        return {"object": encode(value.state_dict(), leaves, where, deeper)}
+        tree = {"object": encode(value.state_dict(), leaves, where, deeper)}
+        return tree | ({} if (compared := _compared_class(value)) is None else {"class": compared})
     raise InvalidArgumentError(
         f"{where} is a {type(value).__name__}, which a checkpoint cannot hold (it holds tensors, arrays, numbers, "
         "strings, lists, tuples, dicts, and objects with state_dict and load_state_dict)"
@@ -126,7 +134,8 @@ def check_tree(tree: Tree, counts: Mapping[str, int], depth: int = 0) -> None:
             check_tree(item, counts, depth)
     if not isinstance(tree, dict):
         return
-    (tag,) = tree.keys() - ({"metadata"} if tree.keys() & _WITH_METADATA else set())
+    more = {"metadata"} if tree.keys() & _WITH_METADATA else {"class"} if "object" in tree else set()
+    (tag,) = tree.keys() - more
     inner = tree[tag]
     if tag in _MAPPINGS:
         check_tree(tree.get("metadata"), counts, depth)
@@ -204,7 +213,7 @@ class Wanted:
         rows: numbers of rows, and the tensors that they are to overwrite.
         own: what belongs to trainers, by number; a list into which it is put.
         put: what to call afterwards, to put values where they belong; none of it communicates.
-        apply: what to call then, to load the states of objects, in this order.
+        objects: that get a state, in this order.
         places: where in the state dict.
     """
 
@@ -212,7 +221,7 @@ class Wanted:
     rows: list[tuple[int, DistTensor]] = field(default_factory=list)
     own: dict[int, list[torch.Tensor]] = field(default_factory=dict)
     put: list[Callable[[], object]] = field(default_factory=list)
-    apply: list[Callable[[], object]] = field(default_factory=list)
+    objects: list["LoadedObject"] = field(default_factory=list)
     places: list[str] = field(default_factory=list)
 
 
@@ -270,8 +279,13 @@ class Decoder:
             return self._decode(tree, value, where)
         if isinstance(value, Stateful):
             self._check(tree, "object", where)
+            there, here = tree.get("class"), _compared_class(value)
+            if there and here and there != here:
+                raise InvalidArgumentError(f"{self._what}: {where} is a {there} there, and a {here} here")
+            rows = len(self.wanted.rows)
             state = self._decode(tree["object"], _Once(value), where)
-            self.wanted.apply.append(lambda: _load(value, state, f"{self._what}: {where}"))
+            loaded = LoadedObject(value, state, f"{self._what}: {where}", len(self.wanted.rows) > rows)
+            self.wanted.objects.append(loaded)
             return value
         if isinstance(value, list | tuple) and _is_overwritten(value):
             return self._ask_each(value, tree, where)
@@ -362,6 +376,12 @@ class Decoder:
         value = _MAPPINGS[name]()
         for key, item in tree[name]:
             key = self._decode(key, None, where)
+            if isinstance(here, Mapping | _Once) and _holds_rows(item) and _at(here, key) is None:
+                names = here.value if isinstance(here, _Once) else here
+                raise InvalidArgumentError(
+                    f"{self._what}: {where} has {key!r} with rows of a DistTensor there, and no {key!r} here (it has "
+                    f"{', '.join(map(repr, names)) or 'nothing'})"
+                )
             value[key] = self._decode(item, _at(here, key), f"{where}[{key!r}]")
         if "metadata" in tree:
             value._metadata = self._decode(tree["metadata"], None, where)  # type: ignore[attr-defined]
@@ -387,7 +407,9 @@ class _Once:
     @property
     def value(self) -> Any:
         if self._value is None:
-            self._value = self._of.state_dict()
+            self._value = {}
+            with suppress(Exception):  # some must be made ready for it, and have no rows
+                self._value = self._of.state_dict()
         return self._value
 
 
@@ -401,11 +423,74 @@ def _at(here: Any, key: Any) -> Any:
     return None
 
 
-def _load(target: Stateful, state: dict[str, Any], where: str) -> None:
-    """Load a state. Raises InvalidArgumentError with the place, where the object says that it does not fit."""
-    try:
-        target.load_state_dict(state)
-    except (RuntimeError, ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
-        if isinstance(error, InvalidArgumentError):
-            raise
-        raise InvalidArgumentError(f"{where} does not fit: {error}") from error
+def _compared_class(value: Stateful) -> str | None:
+    """The name of a class whose states do not fit other classes, which often take them all the same."""
+    return type(value).__name__ if isinstance(value, Optimizer | LRScheduler) else None
+
+
+def _holds_rows(tree: Tree) -> bool:
+    """Whether there are rows of a DistTensor in a tree."""
+    if isinstance(tree, list):
+        return any(map(_holds_rows, tree))
+    return isinstance(tree, dict) and ("rows" in tree or any(map(_holds_rows, tree.values())))
+
+
+@dataclass
+class LoadedObject:
+    """An object that gets a state.
+
+    Attributes:
+        target: the object.
+        state: what it gets.
+        where: names it in errors.
+        has_rows: whether rows of DistTensors are in its state.
+    """
+
+    target: Stateful
+    state: dict[str, Any]
+    where: str
+    has_rows: bool
+
+    @property
+    def waits_for_rows(self) -> bool:
+        """Whether it is loaded once rows are: it may want to see them, or has been asked whether the state fits."""
+        return self.has_rows or hasattr(self.target, "check_state_dict")
+
+    def check(self) -> None:
+        """Ask the object whether the state fits, if it can say so. Raises InvalidArgumentError if not."""
+        check = getattr(self.target, "check_state_dict", None)
+        if check is not None:
+            self._call(check)
+
+    def load(self) -> None:
+        """Load the state. Raises InvalidArgumentError with the place, where the object says that it does not fit."""
+        self._call(self.target.load_state_dict)
+
+    def copied_state(self) -> Any:
+        """A copy of its state as it is, on the CPU; None if it gives none."""
+        with suppress(Exception):  # some must be made ready for it
+            return _copied(self.target.state_dict())
+        return None
+
+    def _call(self, method: Callable[[dict[str, Any]], object]) -> None:
+        try:
+            method(self.state)
+        except (RuntimeError, ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
+            if isinstance(error, InvalidArgumentError):
+                raise
+            raise InvalidArgumentError(f"{self.where} does not fit: {error}") from error
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if type(value) in (list, tuple):
+        return type(value)(map(_copied, value))
+    if type(value) in _MAPPINGS.values():
+        copy = type(value)((key, _copied(item)) for key, item in value.items())
+        if hasattr(value, "_metadata"):
+            copy._metadata = value._metadata
+        return copy
+    return value

@@ -231,10 +231,7 @@ class Passes:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state; see :meth:`.DistDataLoader.load_state_dict`. Collective on the trainers."""
         with self._world.together(_GOING_ON):
-            try:
-                alike = self._check_state(state)
-            except RuntimeError as error:  # as torch raises where tensors stand in place of numbers
-                raise InvalidArgumentError(f"the state is not that of a loader: {error}") from error
+            alike = self.check_state_dict(state)
         progress, left = state["progress"].rows, state["left"].rows.numpy()
         self.current = self.loaded = self.begun = None
         if self._world.allreduce_minmax(int(alike), False):
@@ -242,8 +239,19 @@ class Passes:
         else:
             self._share(progress, left)
 
-    def _check_state(self, state: Mapping[str, Any]) -> bool:
+    def check_state_dict(self, state: Mapping[str, Any]) -> bool:
         """Whether a state is of a pass that is this trainer's own.
+
+        Raises:
+            InvalidArgumentError: it is of another loader, or something that no loader gives.
+        """
+        try:
+            return self._check_state(state)
+        except RuntimeError as error:  # as torch raises where tensors stand in place of numbers
+            raise InvalidArgumentError(f"the state is not that of a loader: {error}") from error
+
+    def _check_state(self, state: Mapping[str, Any]) -> bool:
+        """The same.
 
         Raises:
             InvalidArgumentError: it is of another loader, or something that no loader gives.

@@ -196,6 +196,15 @@ class SparseOptimizer(Optimizer):
 
         Collective on the trainers, unless the tensors are its own.
         """
+        settings = self.check_state_dict(state_dict)
+        for emb, tensors in self.state.items():
+            for name, tensor in tensors.items():
+                tensor.load_state_dict({"rows": state_dict["state"][emb][name]})
+        self.param_groups[0].update(settings)
+        self.zero_grad()
+
+    def check_state_dict(self, state_dict: Mapping[str, Mapping[str, object]]) -> dict[str, Any]:
+        """Return the settings in a state, having checked all of it; raises as :meth:`load_state_dict` does."""
         check_state("an optimizer", state_dict, {"kind": str, "settings": Mapping, "state": Mapping})
         settings, state = state_dict["settings"], state_dict["state"]
         _same("the optimizer is", state_dict["kind"], type(self).__name__)
@@ -205,11 +214,7 @@ class SparseOptimizer(Optimizer):
         _same("the embeddings are", sorted(map(str, state)), sorted(self.state))
         for emb, tensors in self.state.items():
             check_state(f"embedding {emb!r} of an optimizer", state[emb], dict.fromkeys(tensors, DistTensor))
-        for emb, tensors in self.state.items():
-            for name, tensor in tensors.items():
-                tensor.load_state_dict({"rows": state[emb][name]})
-        self.param_groups[0].update(settings)
-        self.zero_grad()
+        return settings
 
     def local_state_dict(self) -> LocalState:
         """The state of the rows that this trainer owns, as DGL's optimizers give it; read from the hosts' memory.

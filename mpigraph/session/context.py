@@ -119,7 +119,7 @@ class Session:
         self.loaders: WeakValueDictionary[int, Any] = WeakValueDictionary()
         self.num_loaders = 0
         self.loaders_begun = set[int]()
-        self.saver: BackgroundLoop | None = None
+        self.saver: Any = None
 
     @property
     def rank(self) -> int:
@@ -418,6 +418,7 @@ def _exit_at_exit() -> None:
         left.set()
     except BaseException as error:
         sys.excepthook(type(error), error, error.__traceback__)
+        abort(1)  # alone: else the hook has done it
 
 
 def exit_client() -> None:
@@ -425,6 +426,10 @@ def exit_client() -> None:
 
     While an exception is being handled, as in ``finally: exit_client()``, this call leaves the job to its end at exit:
     the other trainers may be anywhere and not come, and an exception that nobody catches is to be printed at once.
+
+    Raises:
+        StorageError: a checkpoint that was being written in the background cannot be; on every trainer. The job goes
+            on, and the next call ends it.
 
     Collective on the trainers; a second call does nothing.
     """
@@ -438,6 +443,8 @@ def exit_client() -> None:
 
 
 def _leave(session: Session) -> None:
+    if session.saver is not None and not exit_status():
+        session.saver.finish()  # the job fails if its last checkpoint does
     session.close()  # if it raises, as the others are in another call, the job goes on
     Session._current = None
     atexit.unregister(_exit_at_exit)

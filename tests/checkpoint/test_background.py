@@ -1,12 +1,20 @@
-"""How fast a checkpoint is written beside training."""
+"""How fast a checkpoint is written beside training, and what comes of one that cannot be."""
 
+import signal
 import threading
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
+from jobs import clean_environment, mpiexec, run_job, warm_python
+from layouts import SharedJob, needs_threads
 
+import mpigraph.distributed as dist
+from mpigraph import checkpoint
 from mpigraph.checkpoint import background
 from mpigraph.checkpoint.background import Pace
+from mpigraph.errors import StorageError
 
 
 @pytest.fixture
@@ -50,3 +58,49 @@ def test_who_waits_makes_it_hurry(pace: Pace) -> None:
     pace.pause()
     assert time.perf_counter() - begin < 100
     thread.join()
+
+
+@needs_threads
+@pytest.mark.parametrize("end", [dist.exit_client, checkpoint.requeue])
+def test_a_job_does_not_end_well_if_its_last_checkpoint_fails(
+    job: SharedJob, oracle, tmp_path: Path, end: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    g = job.open(oracle(3))
+    folder = job.one_has(lambda: tmp_path)
+    if g.rank() == 0:
+        (folder / "file").write_text("")
+    g.barrier()
+    monkeypatch.setattr(signal, "signal", lambda number, handler: None)  # this process lives on
+    checkpoint.async_save({}, checkpoint_id=folder / "file")
+    with pytest.raises(StorageError, match="file: cannot write") as caught:
+        end()
+    assert caught.value.everywhere and dist.is_initialized()
+    checkpoint.save({}, checkpoint_id=folder / "c")  # instead
+    g.barrier()
+
+
+ENDS = """
+import sys
+import mpigraph.distributed as dist
+from mpigraph import checkpoint
+
+folder, status = sys.argv[1:]
+dist.initialize(num_servers=0)
+checkpoint.async_save({}, checkpoint_id=f"{folder}/file")
+if int(status):
+    sys.exit(int(status))
+print("trained", flush=True)
+"""
+
+
+@needs_threads
+@pytest.mark.parametrize("ranks, leaves", [(1, 0), (2, 0), (2, 3)])
+def test_the_status_of_a_job_whose_last_checkpoint_fails(tmp_path: Path, ranks: int, leaves: int) -> None:
+    """Its own, if it has one that is not 0."""
+    (tmp_path / "file").write_text("")
+    (tmp_path / "script.py").write_text(ENDS)
+    words = [*mpiexec(ranks), *warm_python(), tmp_path / "script.py", tmp_path, leaves]
+    done = run_job(words, clean_environment())
+    assert done.status == (leaves or 1), done.output
+    assert leaves or done.stdout.count("trained") == ranks, done.output
+    assert done.stderr.count("file: cannot write: File exists") == 1, done.output

@@ -18,6 +18,7 @@ from layouts import SharedJob, alone, needs_threads, several
 
 from mpigraph import checkpoint
 from mpigraph.checkpoint.folder import Writer
+from mpigraph.checkpoint.manifest import Manifest
 from mpigraph.errors import CollectiveError, InvalidArgumentError, ShardFormatError, StorageError
 from mpigraph.session.context import current
 from mpigraph.storage.shard import ShardWriter
@@ -94,15 +95,17 @@ def test_an_error_in_the_background_is_raised_by_the_next_save(job: SharedJob, o
 
 
 @pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("what", [ShardWriter.close, Manifest.write], ids=["file", "manifest"])
 def test_what_one_trainer_cannot_write_leaves_nothing(
-    job: SharedJob, oracle, shared_path: Path, monkeypatch: pytest.MonkeyPatch, background: bool
+    job: SharedJob, oracle, shared_path: Path, monkeypatch: pytest.MonkeyPatch, background: bool, what: Any
 ) -> None:
     g = job.open(oracle(3))
+    writes = (job.layout.trainers - 1) if what is ShardWriter.close else 0
     checkpoint.save({}, checkpoint_id=shared_path / "c0")
     save = checkpoint.async_save if background else checkpoint.save
     with monkeypatch.context() as patch:
-        if g.rank() == job.layout.trainers - 1:
-            patch.setattr(ShardWriter, "close", broken)
+        if g.rank() == writes:
+            patch.setattr(ShardWriter if what is ShardWriter.close else Manifest, what.__name__, broken)
         with pytest.raises(CollectiveError, match="Input/output error"):
             save({"x": torch.rand(3)}, checkpoint_id=shared_path / "c1")
             checkpoint.wait()
@@ -113,7 +116,7 @@ def test_what_one_trainer_cannot_write_leaves_nothing(
     assert checkpoint.latest(shared_path) == shared_path / "c1"
 
 
-def broken(writer: ShardWriter) -> None:
+def broken(*args: Any) -> None:
     raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
@@ -126,7 +129,9 @@ def test_the_job_that_came_last_writes(job: SharedJob, oracle, shared_path: Path
         with Writer().holding(shared_path):
             pass
     g.barrier()
-    with pytest.raises(StorageError, match=r"another job writes checkpoints here since .* from process \d+ on "):
+    with pytest.raises(
+        StorageError, match=r"another job, which came later .*, writes checkpoints here since .* from process \d+ on "
+    ):
         checkpoint.save({"x": 2}, checkpoint_id=shared_path / "c")
     found = {"x": 0}
     checkpoint.load(found, checkpoint_id=shared_path / "c")
@@ -163,8 +168,8 @@ def test_folders_that_cannot_be_looked_at() -> None:
         def body() -> None:
             with another_user():
                 for step in range(3):
-                    checkpoint.save({}, checkpoint_id=around / f"c{step}", keep=1)
-                assert checkpoint.latest(around) == around / "c2" and not (around / "c1").exists()
+                    checkpoint.save({}, checkpoint_id=around / f"c{step}", keep=2)
+                assert checkpoint.latest(around) == around / "c2" and not (around / "c0").exists()
                 assert checkpoint.latest(around / "nothing") is None
                 for name, words in (("hidden", "Permission denied"), ("file", "Not a directory")):
                     with pytest.raises(StorageError, match=f"{name}: cannot look for checkpoints: {words}"):

@@ -1,0 +1,167 @@
+"""A load that is refused changes nothing, and says what does not fit."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gradients import MAKE, embedding
+from layouts import SharedJob
+from oracle import NUM_NODES
+
+import mpigraph.distributed as dist
+from mpigraph import checkpoint
+from mpigraph.dataloading import NeighborSampler
+from mpigraph.errors import InvalidArgumentError
+
+
+class Counter:
+    """An object of the user's that takes states of its own kind, and any state of others in part."""
+
+    def __init__(self, count: int, kind: str = "a") -> None:
+        self.count = count
+        self.kind = kind
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count, "kind": self.kind}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.count = state["count"]
+        if state["kind"] != self.kind:
+            raise ValueError(f"a counter of kind {state['kind']}")
+
+
+class WithoutState(Counter):
+    """Gives no state, as optimizers of parts of a model until they have collected it."""
+
+    def state_dict(self) -> dict[str, Any]:
+        raise RuntimeError("call collect() first")
+
+
+def whole_state(g: dist.DistGraph, seed: int, **other: Any) -> dict[str, Any]:
+    """One of everything; the last are those of which a test has another kind."""
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    emb = embedding()
+    emb.weight[torch.arange(NUM_NODES)] = torch.full(emb.weight.shape, float(seed))
+    dense = torch.optim.Adam(model.parameters(), lr=seed)
+    model(torch.rand(5, 3)).sum().backward()
+    dense.step()
+    loader = dist.DistNodeDataLoader(g, range(20), NeighborSampler([2]), batch_size=3)
+    loader.set_epoch(seed)
+    made = {"emb": emb, "model": model, "dense": dense, "counter": Counter(seed), "x": torch.full((2,), seed)}
+    made |= {"schedule": torch.optim.lr_scheduler.StepLR(dense, seed), "loader": loader, "step": seed, "list": [seed]}
+    g.barrier()
+    return made | {"sparse": MAKE["adagrad"]([emb]), "other": torch.nn.Linear(2, 2), "last": Counter(seed)} | other
+
+
+def plain(state: dict[str, Any], g: dist.DistGraph) -> list[Any]:
+    """All values, and what else a checkpoint holds, to compare."""
+    model, dense = state["model"].state_dict(), state["dense"].state_dict()
+    found = [model[name].tolist() for name in model]
+    found += [[value.tolist() for value in kept.values()] for kept in dense["state"].values()]
+    found += [dense["param_groups"], state["schedule"].state_dict(), state["counter"].count, state["last"].count]
+    found += [state["emb"].weight[:].tolist(), state["x"].tolist(), state["step"], state["list"]]
+    found += [state["loader"].epoch, g.session.num_draws, torch.get_rng_state().tolist(), state["sparse"].lr]
+    return found
+
+
+MISFITS: dict[str, tuple[str, Callable[[Any, dict[str, Any]], Any], str]] = {
+    "module": ("other", lambda g, state: torch.nn.Linear(3, 2), r"(?s)\['other'\] does not fit: .*size mismatch"),
+    "optimizer": (
+        "dense",
+        lambda g, state: torch.optim.Adam([torch.zeros(1)]),
+        r"\['dense'\] does not fit: .*parameter group",
+    ),
+    "class of an optimizer": (
+        "dense",
+        lambda g, state: torch.optim.SGD(state["model"].parameters(), lr=1),
+        r"\['dense'\] is a Adam there, and a SGD here",
+    ),
+    "class of a schedule": (
+        "schedule",
+        lambda g, state: torch.optim.lr_scheduler.ExponentialLR(state["dense"], 0.5),
+        "is a StepLR there, and a ExponentialLR here",
+    ),
+    "loader": (
+        "loader",
+        lambda g, state: dist.DistNodeDataLoader(g, range(21), NeighborSampler([2]), batch_size=3),
+        "the state is of another loader: number of seeds",
+    ),
+    "class of a sparse optimizer": (
+        "sparse",
+        lambda g, state: MAKE["adam"]([state["emb"]]),
+        "is a SparseAdagrad there, and a SparseAdam here",
+    ),
+    "setting of a sparse optimizer": (
+        "sparse",
+        lambda g, state: MAKE["adagrad"]([state["emb"]], reduction="sum"),
+        "reduction is 'mean' in the state, and 'sum' here",
+    ),
+    "embedding of another name": (
+        "sparse",
+        lambda g, state: MAKE["adagrad"]([embedding("another")]),
+        r"\['state'\] has 'emb' with rows of a DistTensor there, and no 'emb' here \(it has 'another'\)",
+    ),
+    "object": ("last", lambda g, state: Counter(5, "b"), r"\['last'\] does not fit: a counter of kind a"),
+}
+
+
+@pytest.mark.parametrize("misfit", MISFITS)
+def test_a_load_that_is_refused_changes_nothing(job: SharedJob, oracle, tmp_path: Path, misfit: str) -> None:
+    g = job.open(oracle(3))
+    path = job.one_has(lambda: tmp_path) / "c"
+    saved = whole_state(g, 1)
+    checkpoint.save(saved, checkpoint_id=path)
+    del saved
+    name, make, words = MISFITS[misfit]
+    here = whole_state(g, 2)
+    fits = here[name]
+    here[name] = make(g, here)
+    shown = here if name not in ("dense", "schedule", "last", "loader") else here | {name: fits}
+    torch.manual_seed(7)
+    before = plain(shown, g)
+    with pytest.raises(InvalidArgumentError, match=words) as caught:
+        checkpoint.load(here, checkpoint_id=path)
+    after = plain(shown, g)
+    g.barrier()
+    assert caught.value.everywhere and after == before
+    here[name] = fits
+    checkpoint.load(here, checkpoint_id=path)
+    assert here["step"] == 1 and here["counter"].count == 1 and here["dense"].param_groups[0]["lr"] == 1
+    assert (here["emb"].weight[:] == 1).all()
+    g.barrier()
+
+
+def test_objects_that_give_no_state_are_loaded(job: SharedJob, oracle, tmp_path: Path) -> None:
+    job.open(oracle(3))
+    path = job.one_has(lambda: tmp_path) / "c"
+    checkpoint.save({"a": Counter(3), "b": Counter(3)}, checkpoint_id=path)
+    here = {"a": WithoutState(0), "b": Counter(0, "b")}
+    with pytest.raises(InvalidArgumentError, match="a counter of kind a"):
+        checkpoint.load(here, checkpoint_id=path)
+    assert here["b"].count == 0
+    checkpoint.load({"a": here["a"]}, checkpoint_id=path)
+    assert here["a"].count == 3
+
+
+class Checked(Counter):
+    """Says beforehand that a state does not fit."""
+
+    def check_state_dict(self, state: dict[str, Any]) -> None:
+        if state["kind"] != self.kind:
+            raise ValueError(f"checked {state['kind']}")
+
+
+def test_objects_may_say_that_a_state_does_not_fit(job: SharedJob, oracle, tmp_path: Path) -> None:
+    job.open(oracle(3))
+    path = job.one_has(lambda: tmp_path) / "c"
+    checkpoint.save({"a": Counter(3), "b": Checked(3)}, checkpoint_id=path)
+    here = {"a": Counter(0), "b": Checked(0, "b")}
+    with pytest.raises(InvalidArgumentError, match=r"state_dict\['b'\] does not fit: checked a"):
+        checkpoint.load(here, checkpoint_id=path)
+    assert (here["a"].count, here["b"].count) == (0, 0)
+    here["b"].kind = "a"
+    checkpoint.load(here, checkpoint_id=path)
+    assert (here["a"].count, here["b"].count) == (3, 3)
