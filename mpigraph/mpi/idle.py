@@ -1,14 +1,18 @@
 """Whether the main thread waits inside code of others, such as torch's, without a word.
 
-A thread that waits for a message sleeps, and uses no processor time; nor do the other threads of its process, except
-those that look around. A thread that swaps, or reads a disk, does not sleep as the kernel sees it. So what
-:func:`Idle.wait` tells is: the thread has been at one place for some time, where it may wait for others, and this
-process has done nothing meanwhile.
+A thread that waits for a message sleeps, and uses no processor time at all; nor do the other threads of its process,
+except those that look around, and nothing of what the process has sent is on its way. A thread that swaps, or reads a
+disk, does not sleep as the kernel sees it. So what :func:`Idle.wait` tells is: the thread has been at one place for
+some time, where it may wait for others, and this process has done nothing meanwhile.
 """
 
+import fcntl
 import gc
+import os
 import resource
+import struct
 import sys
+import termios
 import threading
 import time
 from collections.abc import Callable
@@ -17,9 +21,9 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
-__all__ = ["ForeignWait", "Idle"]
+__all__ = ["ForeignWait", "Idle", "unsent"]
 
-_LOOKING_AROUND = 0.005  # of a core: what threads use that poll, such as gloo's
+_LOOKING_AROUND = 0.01  # of a core: what a thread uses that polls, such as that of each of gloo's groups
 _OURS = "mpigraph-"  # how the names of the library's own threads begin, which poll, too
 
 
@@ -47,12 +51,13 @@ class Idle:
 
     def __init__(self, thread: int, recognise: Callable[[FrameType], ForeignWait | None]) -> None:
         self._thread = thread
+        self._task = next(t.native_id or 0 for t in threading.enumerate() if t.ident == thread)
         self._recognise = recognise
-        main = threading.main_thread()
-        self._state = Path(f"/proc/self/task/{main.native_id}/stat") if main.ident == thread else None
         self._since = 0.0
         self._last: tuple[ForeignWait, str] | None = None
-        self._used = (0.0, 0.0, 0)
+        self._used: dict[int, float] = {}  # by each thread
+        self._total = 0.0
+        self._moved = (0, 0)
         self._looked = 0.0
 
     def wait(self, now: float) -> tuple[ForeignWait, float] | None:
@@ -62,10 +67,11 @@ class Idle:
             now: a clock that the answer is in.
         """
         known = self._look()
-        used = self._usage()
-        busy = used[0] - self._used[0] > 1e-3 or used[2] != self._used[2] or not self._sleeps()
-        busy |= used[1] - self._used[1] > max(_LOOKING_AROUND * (now - self._looked), 2e-3)
-        self._used, self._looked = used, now
+        try:
+            busy = self._works(now - self._looked) or not self._sleeps()
+        except OSError:  # the kernel does not say
+            busy = True
+        self._looked = now
         if known is None or known != self._last or busy:
             self._last, self._since = known, now
             return None
@@ -88,19 +94,39 @@ class Idle:
             if collects:
                 gc.enable()
 
-    def _usage(self) -> tuple[float, float, int]:
-        """Return seconds of processor time of the thread, of all threads but the library's, and pages from disks."""
-        ours = [t.ident for t in threading.enumerate() if t.name.startswith(_OURS) and t.ident is not None]
-        mine = _seconds(self._thread)
-        return mine, time.process_time() - sum(map(_seconds, ours)), resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+    def _works(self, passed: float) -> bool:
+        """Return whether this process has done anything in the seconds since it was looked at before."""
+        ours = {t.native_id for t in threading.enumerate() if t.name.startswith(_OURS)}
+        used = _seconds()
+        more = {task: seconds - self._used.get(task, 0.0) for task, seconds in used.items()}
+        total = time.process_time()
+        ended = total - self._total - sum(more.values())  # by threads that are no more
+        moved = resource.getrusage(resource.RUSAGE_SELF).ru_majflt, unsent()
+        limit = max(_LOOKING_AROUND * passed, 2e-3)
+        works = more.get(self._task, 1.0) > 0 or moved != self._moved or ended > limit
+        works |= any(seconds > limit for task, seconds in more.items() if task not in ours)
+        self._used, self._total, self._moved = used, total, moved
+        return works
 
     def _sleeps(self) -> bool:
         """Return whether the kernel says that the thread sleeps, rather than reads a disk."""
-        with suppress(OSError, AttributeError):
-            return self._state.read_text().rpartition(")")[2].split()[0] == "S"  # type: ignore[union-attr]
-        return True
+        return Path(f"/proc/self/task/{self._task}/stat").read_text().rpartition(")")[2].split()[0] == "S"
 
 
-def _seconds(thread: int) -> float:
-    """Return the processor time of a thread that is alive."""
-    return time.clock_gettime(time.pthread_getcpuclockid(thread))
+def unsent() -> int:
+    """Return how many bytes have left this process by sockets and were not received: a message may be on its way."""
+    count = 0
+    for number in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # it was closed meanwhile
+            if os.readlink(f"/proc/self/fd/{number}").startswith("socket:"):
+                count += struct.unpack("i", fcntl.ioctl(int(number), termios.TIOCOUTQ, bytes(4)))[0]
+    return count
+
+
+def _seconds() -> dict[int, float]:
+    """Return the processor time of each thread of this process."""
+    used = {}
+    for task in map(int, os.listdir("/proc/self/task")):
+        with suppress(OSError):  # it has ended meanwhile; pthread_getcpuclockid would crash
+            used[task] = time.clock_gettime(~task << 3 | 6)  # the kernel's number of a thread's clock
+    return used

@@ -34,7 +34,7 @@ from mpi4py import MPI
 from mpigraph.log import get_logger
 from mpigraph.mpi.abort import abort
 from mpigraph.mpi.board import Board, Record, Summary
-from mpigraph.mpi.idle import ForeignWait, Idle
+from mpigraph.mpi.idle import ForeignWait, Idle, unsent
 from mpigraph.mpi.reports import Reports
 from mpigraph.mpi.stopping import NEVER, STOP, Decider, Node, Stopping
 from mpigraph.tracebacks import line_calling
@@ -345,6 +345,8 @@ class Watchdog:
             if meetings:
                 record.blocked = max(self._now - max(wait.since for wait in mine), 1e-3)
                 record.known = all(wait.place for wait in meetings) and not _strangers(self._workers)
+                if record.known and self._idle is not None and record.blocked > 1:  # who waits in torch may get it
+                    record.known = not unsent()
         record.places = sorted({wait.place for wait in innermost.values() if wait.place})
         where = _line_of_script(self._home) if trains else ""
         if mine:

@@ -5,13 +5,16 @@ puts behind a backward pass, in a rendezvous. The watchdog finds that a thread d
 and asks here whether that is one of these places.
 """
 
+import dis
 import sys
 from datetime import timedelta
-from types import FrameType
+from functools import lru_cache
+from types import CodeType, FrameType
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
+from torch.distributed.distributed_c10d import default_pg_timeout
 
 from mpigraph.mpi.idle import ForeignWait
 
@@ -22,6 +25,7 @@ _BACKWARD = ("autograd/graph.py", "_engine_run_backward")
 _FORWARD = "nn/parallel/distributed.py"
 _COLLECTIVES = "distributed/distributed_c10d.py"
 _RENDEZVOUS = "distributed/rendezvous.py"
+_OTHERS = tuple(f"distributed/{name}" for name in ("fsdp/", "_composable/", "_functional_", "algorithms/", "optim/"))
 _OF_TWO = frozenset({"send", "recv", "isend", "irecv", "batch_isend_irecv", "send_object_list", "recv_object_list"})
 _ENDING_BY_THEMSELVES = frozenset({"monitored_barrier"})
 
@@ -39,30 +43,38 @@ class TorchWaits:
 
     def __call__(self, frame: FrameType) -> ForeignWait | None:
         """Return what the innermost frame of a thread may wait for; None if that is nothing of torch's."""
-        path = frame.f_code.co_filename
-        if not path.startswith(self._torch):
+        try:
+            return self._wait(frame)
+        except Exception:  # the thread goes on meanwhile, and may just destroy the group
             return None
-        path, name = path.removeprefix(self._torch), frame.f_code.co_name
-        if path == _RENDEZVOUS:
-            return ForeignWait("torch.distributed.init_process_group", self._place(None))
-        if not distributed_c10d.is_initialized():
+
+    def _wait(self, frame: FrameType) -> ForeignWait | None:
+        path, name = frame.f_code.co_filename, frame.f_code.co_name
+        ours = path.startswith(self._torch)
+        path = path.removeprefix(self._torch)
+        if ours and path == _RENDEZVOUS:
+            given = frame.f_locals
+            everybody = given.get("world_size") == self._trainers
+            limited = given.get("timeout", default_pg_timeout) != default_pg_timeout
+            return ForeignWait("torch.distributed.init_process_group", _DEFAULT_GROUP if everybody else "", limited)
+        if not distributed_c10d.is_initialized() or distributed_c10d.get_world_size() > self._trainers:
+            return None  # processes outside this job may do anything
+        if ours and path == _COLLECTIVES:
+            group = frame.f_locals.get("group")
+            place = "" if name in _OF_TWO or "group" not in frame.f_locals else self._place(group)
+            limited = name in _ENDING_BY_THEMSELVES or _timeout_given(group)
+            limited |= (frame.f_locals.get("timeout") or default_pg_timeout) != default_pg_timeout
+            return ForeignWait(f"torch.distributed.{name}", place, limited)
+        if _accelerator_started():  # whose kernels are waited for without using the processor
             return None
-        if (path, name) == _BACKWARD or path == _FORWARD:
-            # a backward pass on an accelerator waits for its kernels without using the processor
-            if _accelerator_started():
-                return None
+        if ours and ((path, name) == _BACKWARD or path == _FORWARD):
             return ForeignWait("DistributedDataParallel", self._place(None), _timeout_given())
-        if path != _COLLECTIVES:
-            return None
-        group = frame.f_locals.get("group")
-        place = "" if name in _OF_TWO else self._place(group)
-        limited = name in _ENDING_BY_THEMSELVES or _timeout_given(group)
-        return ForeignWait(f"torch.distributed.{name}", place, limited)
+        if (ours and path.startswith(_OTHERS)) or (not ours and _calls_wait(frame.f_code, frame.f_lasti)):
+            return ForeignWait("torch.distributed", "", _timeout_given())
+        return None
 
     def _place(self, group: dist.ProcessGroup | None) -> str:
         """Return the name of the default group if all trainers must come to it, and ``group`` is no other one."""
-        if not distributed_c10d.is_initialized():
-            return _DEFAULT_GROUP  # it is being made
         others = len(distributed_c10d._world.pg_map) > 1
         default = distributed_c10d._get_default_group()
         if group is None:
@@ -73,6 +85,19 @@ class TorchWaits:
         return _DEFAULT_GROUP if mine and default.size() == self._trainers and not slow else ""
 
 
+@lru_cache(64)
+def _calls_wait(code: CodeType, at: int) -> bool:
+    """Return whether an instruction calls a method ``wait`` without arguments, such as that of ``dist.Work``."""
+    before: list[dis.Instruction] = []
+    for instruction in dis.get_instructions(code):
+        if instruction.offset == at:
+            called = [known.argval for known in before[-2:]]
+            return instruction.opname.startswith("CALL") and called[1:] == ["wait"] and called[0] != "os"
+        if instruction.opname not in ("PRECALL", "CACHE", "PUSH_NULL"):
+            before.append(instruction)
+    return False
+
+
 def _timeout_given(group: dist.ProcessGroup | None = None) -> bool:
     """Return whether the user has chosen how long a group waits."""
     try:
@@ -80,7 +105,7 @@ def _timeout_given(group: dist.ProcessGroup | None = None) -> bool:
         known: timedelta = default._get_backend(torch.device("cpu")).options._timeout
     except (RuntimeError, AttributeError, ValueError):
         return False
-    return known != distributed_c10d.default_pg_timeout
+    return known != default_pg_timeout
 
 
 def _accelerator_started() -> bool:

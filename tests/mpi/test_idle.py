@@ -1,12 +1,13 @@
 """Whether a thread waits inside code of others: told from its stack and from what its process does."""
 
+import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
-from mpigraph.mpi.idle import ForeignWait, Idle
+from mpigraph.mpi.idle import ForeignWait, Idle, unsent
 
 
 def in_event(frame: FrameType) -> ForeignWait | None:
@@ -60,6 +61,42 @@ def test_what_works_is_not_idle() -> None:
         time.sleep(0.2)
     over.set()
     worker.join()
+
+
+def test_a_thread_that_wakes_for_a_moment_is_not_idle() -> None:
+    """Such as one that does one collective after another in a network of long delays."""
+    event, over = threading.Event(), threading.Event()
+
+    def wait_again() -> None:
+        while not over.is_set():
+            event.wait(0.05)
+
+    thread = threading.Thread(target=wait_again)
+    thread.start()
+    idle = Idle(thread.ident, in_event)
+    for now in range(6):
+        assert idle.wait(float(now)) is None
+        time.sleep(0.2)
+    over.set()
+    thread.join()
+
+
+def test_a_process_whose_messages_leave_it_is_not_idle() -> None:
+    before = unsent()
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as sender:
+        receiver, _ = server.accept()
+        sender.setblocking(False)
+        with receiver, waiting_thread() as idle:
+            while unsent() == before:  # until the receiver takes no more
+                sender.send(bytes(1 << 16))
+            with suppress(BlockingIOError):
+                while True:
+                    sender.send(bytes(1 << 16))
+            assert until_idle(idle)
+            receiver.recv(1 << 24)
+            while unsent() != before:
+                receiver.recv(1 << 24)
+            assert idle.wait(100.0) is None
 
 
 def test_what_is_not_recognised_is_not_idle() -> None:

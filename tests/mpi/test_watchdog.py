@@ -73,6 +73,15 @@ def test_a_wait_for_others_does_not_end_while_one_of_them_runs(caplog: pytest.Lo
         assert len(texts) == 3 and "trainer(s) 1: running at evaluate.py:7 for 0 s" in texts[0]  # 300, 5000, 11000
 
 
+def test_trainers_may_still_meet_while_a_message_is_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    with watching() as watchdog, watchdog.meeting("barrier", "barrier"):
+        watchdog.recognise(lambda frame: None)
+        watchdog._now += 10
+        for waiting in (1, 0):
+            monkeypatch.setattr("mpigraph.mpi.watchdog.unsent", lambda waiting=waiting: waiting)
+            assert watchdog._record().known == (not waiting)
+
+
 def test_time_in_which_the_process_was_stopped_does_not_count() -> None:
     watchdog = Watchdog(MPI.COMM_SELF, "trainer 0/1 (rank 0)", TIMEOUT)
     with watchdog.watch("rows"):

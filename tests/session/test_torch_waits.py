@@ -1,9 +1,14 @@
 """Waits inside torch that cannot end are ended, with the lines of both sides; slow jobs are not."""
 
+import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 from jobs import SOON, run_script
+
+from mpigraph.session.torch_waits import TorchWaits, _calls_wait
 
 TRAIN = """
 import sys, time
@@ -28,6 +33,9 @@ STUCK = {
     "return": "leave_early(sys.exit)",
     "loader": "loader_of(5) if g.rank() == 0 else torch.distributed.barrier()",
     "barrier": "g.barrier() if g.rank() == 0 else torch.distributed.barrier()",
+    "groups": "for _ in range(8): torch.distributed.new_group()\n"
+    "g.barrier() if g.rank() == 0 else torch.distributed.barrier()",
+    "work": "g.barrier() if g.rank() == 0 else torch.distributed.all_reduce(torch.ones(3), async_op=True).wait()",
     "epochs": "for _ in range(2):\n for _, _, blocks in loader_of(25 if g.rank() else 30): step(blocks)\ng.barrier()",
 }
 SLOW = {
@@ -84,3 +92,33 @@ def test_slow_jobs_are_not_ended(tmp_path: Path, oracle, name: str, backend: str
     env = {"MPIGRAPH_TIMEOUT": str(seconds / 3)}
     status, output, _ = run_script(tmp_path, oracle(2), body, **env, **where)
     assert status == 0 and "done" in output, output
+
+
+class Lock:
+    """What waits in C, by a method called ``wait``."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.lock.acquire()
+        self.wait = self.lock.acquire
+
+
+@pytest.mark.parametrize(
+    "call, waits", [("lock.wait()", True), ("lock.lock.acquire()", False), ("lock.wait(True)", False)]
+)
+def test_a_line_of_the_script_that_waits_for_work_is_known(call: str, waits: bool) -> None:
+    lock = Lock()
+    thread = threading.Thread(target=exec, args=(call, {"lock": lock}))
+    thread.start()
+    while (frame := sys._current_frames().get(thread.ident)) is None or frame.f_code.co_name != "<module>":
+        time.sleep(0.01)
+    time.sleep(0.1)
+    known = _calls_wait(frame.f_code, frame.f_lasti)
+    lock.lock.release()
+    thread.join()
+    assert known == waits
+
+
+def test_a_group_that_is_destroyed_just_now_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.distributed.distributed_c10d.is_initialized", lambda: True)  # as seen a moment ago
+    assert TorchWaits(2)(sys._getframe()) is None
