@@ -117,8 +117,9 @@ def finish(tasks: Sequence[Task[Any]], policy: Policy, seconds: float = math.inf
     for task in tasks:
         task.awaited = True
     try:
-        while not all(task.done for task in tasks):
-            if any([task.advance() for task in tasks]):
+        waiting = list(tasks)
+        while waiting := [task for task in waiting if not task.done]:
+            if any([task.advance() for task in waiting]):
                 backoff.reset()
             elif time.monotonic() > end:
                 return False

@@ -10,12 +10,22 @@ trainers, for CPU tensors. Two ways to start it::
 With ``mpi4py://`` each rank has a key-value store of its own: collectives go by MPI and ask for no keys. Code that
 passes keys through torch's store needs ``env://``.
 
+All ranks must make the same collective calls in the same order. Each call is compared before its operation begins
+(``calls.py``): kind, counts, dtypes, reduction and root. Where they differ every rank raises a ``CollectiveError`` that
+names the calls, their lines and trainers; from a future it comes as a ``RuntimeError``. The group can be used further.
+
 A call begins a non-blocking MPI operation, as a :class:`~mpigraph.mpi.coroutine.Task`. Whoever waits for it polls it;
 with ``async_op=True``, and for DDP's gradients, the progress thread does so while the caller computes. Measured between
 two hosts over a 1 Gbit/s link: an all_reduce of 4 MB takes 32 ms, beside 52 ms of computing 6 ms more than the
 computing alone; of 52 ms for DDP's gradients 20 to 31 ms remain. Within one node the bytes are moved by the cores that
-compute, and there is little to hide. Below ``MPI_THREAD_MULTIPLE`` operations advance when they are waited for, and
-DDP's are completed one after the other.
+compute, and there is little to hide. Below ``MPI_THREAD_MULTIPLE`` operations advance when they are waited for, DDP's
+are completed one after the other, and an operation begins beside its comparison: MPI may crash where calls differ.
+
+What is attached to a future (``then``) runs in a thread of the group's and may wait for other operations. Where several
+such calls begin collectives, their order is that in which operations end, which may differ between ranks.
+
+A message that is longer than its tensor, or shorter, is an error of the receiver. One that is never received is dropped
+when the group is closed, with a warning.
 
 Whoever waits for an operation waits for others who may do something else first, as long as it takes
 (``mpi/watchdog.py``), or as long as the user said: ``Work.wait(timeout)``, or the ``timeout`` of the group where it is
@@ -29,49 +39,54 @@ the order of sums by size and layout: the same job gives the same bits again, an
 # (torch overloads each method; it calls the form that is here)
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from datetime import timedelta
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch.distributed as dist
 from mpi4py import MPI
 from torch import Tensor
-from torch.distributed import HashStore, register_rendezvous_handler  # type: ignore[attr-defined]
-from torch.distributed.distributed_c10d import default_pg_timeout
 
 from mpigraph.arrays import Array
-from mpigraph.errors import ClosedError, InvalidArgumentError
+from mpigraph.errors import ClosedError
 from mpigraph.mpi.coroutine import Coroutine, Task, finish
 from mpigraph.mpi.progress_thread import Progress
 from mpigraph.mpi.wait import BLOCKED
 from mpigraph.mpi.watchdog import Meeting
+from mpigraph.process_group.callbacks import Callbacks
+from mpigraph.process_group.calls import Call, Calls
 from mpigraph.process_group.outstanding import Operation, Outstanding
+from mpigraph.process_group.point_to_point import finish_messages, receive, send
 from mpigraph.process_group.tensors import (
     apart,
     check,
+    dtypes,
     even_counts,
+    fits,
     flat,
     join,
     one_each,
+    op_name,
     reduction,
     refill,
+    row_counts,
     sizes,
     split,
     words,
 )
+from mpigraph.process_group.untraced import untraced
 from mpigraph.process_group.work import MPIWork
-from mpigraph.session.context import current
 
-__all__ = ["MPIProcessGroup"]
+__all__ = ["NAME", "REST", "MPIProcessGroup"]
 
-_NAME = "mpi4py"
+NAME = "mpi4py"
 _FOR_ALL = {"barrier", "all_reduce"}
-_RECEIVE = "recv from"
-_REST = "what is outstanding in a process group"
+_RECEIVE, _SEND = "recv from", "send to"
+REST = "what is outstanding in a process group"
 _ARRIVING = 5.0  # seconds that a message may be on its way when a group is shut down
 _SMALL = 1 << 20  # bytes: whoever has the result knows that the others will have it at once, too
 
 
+@untraced
 class MPIProcessGroup(dist.ProcessGroup):
     """Carries torch's collectives over a communicator of its own. Users meet it through ``torch.distributed``.
 
@@ -89,6 +104,8 @@ class MPIProcessGroup(dist.ProcessGroup):
         progress: Progress | None,
         seconds: float = math.inf,
         place: str = "",
+        name: str = "the process group",
+        trainers: Sequence[int] = (),
     ) -> None:
         """Begin.
 
@@ -98,6 +115,10 @@ class MPIProcessGroup(dist.ProcessGroup):
             progress: advances what nobody waits for, if there is a thread that may.
             seconds: how long an operation may be waited for.
             place: names the group if all trainers are in it.
+            name: names the group.
+            trainers: the numbers of its ranks; if empty, their ranks.
+
+        Collective on ``comm``.
         """
         super().__init__(comm.rank, comm.size)  # type: ignore[call-arg]
         self._comm: MPI.Comm = comm
@@ -106,6 +127,9 @@ class MPIProcessGroup(dist.ProcessGroup):
         self._seconds = seconds
         self._place = place
         self._outstanding = Outstanding(progress)
+        self._trainers = trainers or range(comm.size)
+        self._calls = Calls(comm, self._trainers, name, progress is None)
+        self._callbacks = Callbacks()
         self._names = {"name": "", "description": ""}
 
     @property
@@ -126,6 +150,11 @@ class MPIProcessGroup(dist.ProcessGroup):
         Any thread may ask.
         """
         return self._outstanding.operations
+
+    def _together(self, call: Call, begin: Callable[[MPI.Comm], list[MPI.Request]]) -> Coroutine[list[MPI.Request]]:
+        """Begin an operation once every rank has made the same call."""
+        comm = self.comm
+        return (yield from self._calls.together(call, lambda: begin(comm)))
 
     def _begin(self, what: str, steps: Coroutine[Any], outputs: list[Tensor], opts: Any) -> MPIWork:
         task = Task(steps, what)
@@ -154,9 +183,16 @@ class MPIProcessGroup(dist.ProcessGroup):
         if self._progress is None:
             self.wait_for(task)
 
+    def call_back(self, call: Callable[[], None]) -> None:
+        """Do what follows a completed operation, which may wait for others: not in the thread that polls them."""
+        if self._progress is None:
+            call()
+        else:
+            self._callbacks.run(call)
+
     def getBackendName(self) -> str:
         """The name that it is registered by."""
-        return _NAME
+        return NAME
 
     def setGroupName(self, name: str) -> None:
         """Torch's name for the group."""
@@ -174,18 +210,22 @@ class MPIProcessGroup(dist.ProcessGroup):
         """What torch says of the group."""
         return self._names["description"]
 
-    def _reduced(self, what: str, tensor: Tensor, opts: Any) -> tuple[MPI.Op, Tensor, int]:
+    def _reduced(self, what: str, tensor: Tensor, name: str) -> tuple[MPI.Op, Tensor, int]:
         """The operation, the values to reduce, and what to divide the result by."""
         check(what, tensor)
-        op, dtype, mean = reduction(what, tensor.dtype, getattr(opts, "reduceOp", dist.ReduceOp.SUM))
-        return op, flat(tensor, dtype), self.size() if mean else 1
+        op, dtype = reduction(what, tensor.dtype, name)
+        return op, flat(tensor, dtype), self.size() if name == "AVG" else 1
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> MPIWork:
         """``torch.distributed.all_reduce``. Collective on the group."""
 
         def steps() -> Coroutine[None]:
-            todo = [self._reduced("all_reduce", tensor, opts) for tensor in tensors]
-            requests = [self.comm.Iallreduce(MPI.IN_PLACE, vector.numpy(), op=op) for op, vector, _ in todo]
+            name = op_name(opts)
+            todo = [self._reduced("all_reduce", tensor, name) for tensor in tensors]
+            requests = yield from self._together(
+                Call("all_reduce", dtypes(tensors), sizes(tensors), name),
+                lambda comm: [comm.Iallreduce(MPI.IN_PLACE, vector.numpy(), op=op) for op, vector, _ in todo],
+            )
             for request, tensor, (_, vector, divisor) in zip(requests, tensors, todo, strict=True):
                 yield request
                 refill(tensor, vector, divisor)
@@ -200,10 +240,15 @@ class MPIProcessGroup(dist.ProcessGroup):
         """``torch.distributed.reduce``. Collective on the group."""
 
         def steps() -> Coroutine[None]:
-            op, vector, divisor = self._reduced("reduce", tensors[0], opts)
-            at_root = self.rank() == opts.rootRank
+            name, root = op_name(opts), opts.rootRank
+            op, vector, divisor = self._reduced("reduce", tensors[0], name)
+            at_root = self.rank() == root
             send: Any = MPI.IN_PLACE if at_root else vector.numpy()
-            yield self.comm.Ireduce(send, vector.numpy() if at_root else None, op=op, root=opts.rootRank)
+            requests = yield from self._together(
+                Call("reduce", dtypes(tensors), sizes(tensors), name, root),
+                lambda comm: [comm.Ireduce(send, vector.numpy() if at_root else None, op=op, root=root)],
+            )
+            yield requests[0]
             if at_root:
                 refill(tensors[0], vector, divisor)
 
@@ -216,7 +261,10 @@ class MPIProcessGroup(dist.ProcessGroup):
             for tensor in tensors:
                 check("broadcast", tensor)
             vectors = [flat(tensor) for tensor in tensors]
-            requests = [self.comm.Ibcast(words(vector), root=opts.rootRank) for vector in vectors]
+            requests = yield from self._together(
+                Call("broadcast", dtypes(tensors), sizes(tensors), root=opts.rootRank),
+                lambda comm: [comm.Ibcast(words(vector), root=opts.rootRank) for vector in vectors],
+            )
             for request, tensor, vector in zip(requests, tensors, vectors, strict=True):
                 yield request
                 refill(tensor, vector)
@@ -230,8 +278,14 @@ class MPIProcessGroup(dist.ProcessGroup):
             one_each("all_gather", outputs[0], self.size())
             check("all_gather", tensors[0], *outputs[0])
             counts = sizes(outputs[0])
+            fits("all_gather", tensors[0], counts[self.rank()])
             vector = outputs[0][0].new_empty(sum(counts))
-            yield self.comm.Iallgatherv(words(flat(tensors[0])), [words(vector), counts])
+            array = words(flat(tensors[0]))
+            requests = yield from self._together(
+                Call("all_gather", dtypes(tensors), counts),
+                lambda comm: [comm.Iallgatherv(array, [words(vector), counts])],
+            )
+            yield requests[0]
             split(outputs[0], vector)
 
         return self._begin("all_gather", steps(), outputs[0], opts)
@@ -248,10 +302,13 @@ class MPIProcessGroup(dist.ProcessGroup):
             for output, tensor in zip(outputs, tensors, strict=True):
                 check("all_gather", tensor, output)
                 todo.append((output, flat(output), tensor, even_counts("all_gather", output, tensor, self.size())))
-            requests = [
-                self.comm.Iallgatherv(words(apart(flat(tensor), vector)), [words(vector), counts])
-                for _, vector, tensor, counts in todo
-            ]
+            requests = yield from self._together(
+                Call("all_gather", dtypes(tensors), [count for *_, counts in todo for count in counts]),
+                lambda comm: [
+                    comm.Iallgatherv(words(apart(flat(tensor), vector)), [words(vector), counts])
+                    for _, vector, tensor, counts in todo
+                ],
+            )
             for request, (output, vector, _, _) in zip(requests, todo, strict=True):
                 yield request
                 refill(output, vector)
@@ -263,17 +320,22 @@ class MPIProcessGroup(dist.ProcessGroup):
         at_root = self.rank() == opts.rootRank
 
         def steps() -> Coroutine[None]:
-            check("gather", tensors[0])
-            array = words(flat(tensors[0]))
-            if not at_root:
-                yield self.comm.Igatherv(array, None, root=opts.rootRank)
-                return
-            one_each("gather", outputs[0], self.size())
-            check("gather", tensors[0], *outputs[0])
-            counts = sizes(outputs[0])
-            vector = outputs[0][0].new_empty(sum(counts))
-            yield self.comm.Igatherv(array, [words(vector), counts], root=opts.rootRank)
-            split(outputs[0], vector)
+            root = opts.rootRank
+            counts: list[int] = []
+            if at_root:
+                one_each("gather", outputs[0], self.size())
+                counts = sizes(outputs[0])
+            check("gather", tensors[0], *(outputs[0] if at_root else []))
+            vector = tensors[0].new_empty(sum(counts))
+            array, taken = words(flat(tensors[0])), [words(vector), counts] if at_root else None
+            sends, takes = [(root, tensors[0].numel())], list(enumerate(counts))
+            requests = yield from self._together(
+                Call("gather", dtypes(tensors), root=root, sends=sends, takes=takes),
+                lambda comm: [comm.Igatherv(array, taken, root=root)],
+            )
+            yield requests[0]
+            if at_root:
+                split(outputs[0], vector)
 
         return self._begin("gather", steps(), outputs[0] if at_root else [], opts)
 
@@ -281,14 +343,20 @@ class MPIProcessGroup(dist.ProcessGroup):
         """``torch.distributed.scatter``. Collective on the group."""
 
         def steps() -> Coroutine[None]:
+            root = opts.rootRank
             check("scatter", outputs[0])
             given: tuple[Array, list[int]] | None = None
-            if self.rank() == opts.rootRank:
+            if self.rank() == root:
                 one_each("scatter", tensors[0], self.size())
                 check("scatter", outputs[0], *tensors[0])
                 given = words(join(tensors[0])), sizes(tensors[0])
             vector = flat(outputs[0])
-            yield self.comm.Iscatterv(given, words(vector), root=opts.rootRank)
+            sends, takes = list(enumerate(given[1] if given else [])), [(root, vector.numel())]
+            requests = yield from self._together(
+                Call("scatter", dtypes(outputs), root=root, sends=sends, takes=takes),
+                lambda comm: [comm.Iscatterv(given, words(vector), root=root)],
+            )
+            yield requests[0]
             refill(outputs[0], vector)
 
         return self._begin("scatter", steps(), outputs, opts)
@@ -298,10 +366,7 @@ class MPIProcessGroup(dist.ProcessGroup):
         one_each("reduce_scatter", tensors[0], self.size())
         check("reduce_scatter", outputs[0], *tensors[0])
         counts = sizes(tensors[0])
-        if counts[self.rank()] != outputs[0].numel():
-            raise InvalidArgumentError(
-                f"reduce_scatter: {counts[self.rank()]} values do not fit an output of {outputs[0].numel()}"
-            )
+        fits("reduce_scatter", outputs[0], counts[self.rank()])
         return self._reduce_scatter(outputs, [join(tensors[0])], lambda output, tensor: counts, opts)
 
     def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> MPIWork:
@@ -325,15 +390,19 @@ class MPIProcessGroup(dist.ProcessGroup):
 
         def steps() -> Coroutine[None]:
             todo = []
+            name = op_name(opts)
             for output, tensor in zip(outputs, tensors, strict=True):
                 check("reduce_scatter", tensor, output)
-                op, vector, divisor = self._reduced("reduce_scatter", tensor, opts)
+                op, vector, divisor = self._reduced("reduce_scatter", tensor, name)
                 mine = flat(output, vector.dtype)
                 todo.append((op, apart(vector, mine), mine, divisor, counts(output, tensor)))
-            requests = [
-                self.comm.Ireduce_scatter(vector.numpy(), mine.numpy(), recvcounts=each, op=op)
-                for op, vector, mine, _, each in todo
-            ]
+            requests = yield from self._together(
+                Call("reduce_scatter", dtypes(tensors), [count for *_, each in todo for count in each], name),
+                lambda comm: [
+                    comm.Ireduce_scatter(vector.numpy(), mine.numpy(), recvcounts=each, op=op)
+                    for op, vector, mine, _, each in todo
+                ],
+            )
             for request, output, (_, _, mine, divisor, _) in zip(requests, outputs, todo, strict=True):
                 yield request
                 refill(output, mine, divisor)
@@ -347,26 +416,22 @@ class MPIProcessGroup(dist.ProcessGroup):
 
         def steps() -> Coroutine[None]:
             check("all_to_all", tensor, output)
-            counts = self._row_counts(tensor, rows)
-            output_counts = self._row_counts(output, output_rows)
+            counts = row_counts(tensor, rows, self.size())
+            output_counts = row_counts(output, output_rows, self.size())
             vector = flat(output)
-            array = words(apart(flat(tensor), vector))
-            yield self.comm.Ialltoallv([array, counts], [words(vector), output_counts])
+            yield from self._exchange(apart(flat(tensor), vector), counts, vector, output_counts)
             refill(output, vector)
 
         return self._begin("all_to_all", steps(), [output], opts)
 
-    def _row_counts(self, tensor: Tensor, rows: Sequence[int]) -> list[int]:
-        """How many values of a tensor are for or from each rank."""
-        height = tensor.shape[0] if tensor.dim() else 1
-        if not rows:
-            if height % self.size():
-                raise InvalidArgumentError(f"all_to_all: {height} row(s) do not divide among {self.size()} rank(s)")
-            rows = [height // self.size()] * self.size()
-        if len(rows) != self.size() or sum(rows) != height:
-            raise InvalidArgumentError(f"all_to_all: {list(rows)} rows are not the {height} of {self.size()} rank(s)")
-        width = tensor.numel() // max(1, height)
-        return [width * count for count in rows]
+    def _exchange(self, sent: Tensor, counts: list[int], taken: Tensor, taken_counts: list[int]) -> Coroutine[None]:
+        """Send each rank its values of one vector, and take those for this rank into another."""
+        sends, takes = list(enumerate(counts)), list(enumerate(taken_counts))
+        requests = yield from self._together(
+            Call("all_to_all", dtypes([sent]), sends=sends, takes=takes),
+            lambda comm: [comm.Ialltoallv([words(sent), counts], [words(taken), taken_counts])],
+        )
+        yield requests[0]
 
     def alltoall(self, outputs: list[Tensor], tensors: list[Tensor], opts: Any = None) -> MPIWork:
         """``torch.distributed.all_to_all``. Collective on the group."""
@@ -376,7 +441,7 @@ class MPIProcessGroup(dist.ProcessGroup):
                 one_each("all_to_all", given, self.size())
             check("all_to_all", *tensors, *outputs)
             vector = outputs[0].new_empty(sum(sizes(outputs)))
-            yield self.comm.Ialltoallv([words(join(tensors)), sizes(tensors)], [words(vector), sizes(outputs)])
+            yield from self._exchange(join(tensors), sizes(tensors), vector, sizes(outputs))
             split(outputs, vector)
 
         return self._begin("all_to_all", steps(), outputs, opts)
@@ -385,35 +450,19 @@ class MPIProcessGroup(dist.ProcessGroup):
         """``torch.distributed.barrier``. Collective on the group."""
 
         def steps() -> Coroutine[None]:
-            yield self.comm.Ibarrier()
+            requests = yield from self._together(Call("barrier"), lambda comm: [comm.Ibarrier()])
+            yield requests[0]
 
         return self._begin("barrier", steps(), [], opts)
 
     def send(self, tensors: list[Tensor], to: int, tag: int) -> MPIWork:
         """``torch.distributed.send``; the receiver must receive."""
-
-        def steps() -> Coroutine[None]:
-            check("send", tensors[0])
-            yield self.comm.Isend(words(flat(tensors[0])), to, tag)
-
-        return self._begin(f"send to {to}", steps(), [], None)
+        return self._begin(f"{_SEND} {to}", send(self.comm, tensors[0], to, tag), [], None)
 
     def recv(self, tensors: list[Tensor], source: int, tag: int) -> MPIWork:
         """``torch.distributed.recv``; the sender must send exactly as many bytes as the tensor has."""
         name = f"{_RECEIVE} {'anyone' if source == MPI.ANY_SOURCE else source}"
-
-        def steps() -> Coroutine[int]:
-            check("recv", tensors[0])
-            vector = flat(tensors[0])
-            array = words(vector)
-            status = yield self.comm.Irecv(array, source, tag)
-            sender, nbytes = status.Get_source(), status.Get_count(MPI.BYTE)
-            if nbytes != array.nbytes:
-                raise InvalidArgumentError(f"{name}: rank {sender} sent {nbytes} bytes, the tensor has {array.nbytes}")
-            refill(tensors[0], vector)
-            return sender
-
-        return self._begin(name, steps(), tensors, None)
+        return self._begin(name, receive(name, self.comm, tensors[0], source, tag), tensors, None)
 
     def recv_anysource(self, tensors: list[Tensor], tag: int) -> MPIWork:
         """:meth:`recv` from whoever sends."""
@@ -426,56 +475,23 @@ class MPIProcessGroup(dist.ProcessGroup):
     def shutdown(self) -> None:
         """Complete what is outstanding and free the communicator; a second call does nothing.
 
-        A receive that nothing was sent for is given up.
+        A receive that nothing was sent for is given up. A message that was not received is dropped, with a warning.
 
         Collective on the group.
         """
         if self._comm:
-            outstanding = self._outstanding.tasks
-            receives = [task for task in outstanding if task.name.startswith(_RECEIVE)]
-            with self._meeting(_REST):
-                finish([task for task in outstanding if not task.name.startswith(_RECEIVE)], BLOCKED)
-                finish(receives, BLOCKED, _ARRIVING)
-                for task in receives:
-                    task.cancel()
-                finish(receives, BLOCKED)
+            tasks = self._outstanding.tasks
+            receives = [task for task in tasks if task.name.startswith(_RECEIVE)]
+            sends = [task for task in tasks if task.name.startswith(_SEND)]
+            with self._meeting(REST):
+                finish([task for task in tasks if not task.name.startswith((_RECEIVE, _SEND))], BLOCKED)
+                finish_messages(self.comm, sends, receives, _ARRIVING, self._trainers)
+            self._callbacks.close()
             comm, self._comm = self._comm, MPI.COMM_NULL
-            comm.Free()
+            self._calls.close()
+            if not self._calls.broken:
+                comm.Free()
 
     def abort(self) -> None:
         """The same as :meth:`shutdown`: an MPI collective cannot be taken back. Collective on the group."""
         self.shutdown()
-
-
-def _create(options: Any, _: Any = None) -> MPIProcessGroup:
-    """Make a group of the trainers that torch names. Collective on those trainers."""
-    session = current()
-    world = session.world
-    members = list(options.global_ranks_in_group) or list(range(session.num_trainers))
-    expected = members.index(session.rank), len(members)
-    if (options.group_rank, options.group_size) != expected:
-        raise InvalidArgumentError(
-            f"torch's rank and world size are {options.group_rank} and {options.group_size}, "
-            f"the trainer's are {expected[0]} and {expected[1]}: unset RANK and WORLD_SIZE"
-        )
-    given = getattr(options, "timeout", None) or default_pg_timeout
-    seconds = math.inf if given == default_pg_timeout else given.total_seconds()
-    place = f"process group {options.group_id}" if len(members) == session.num_trainers else ""
-    group = MPIProcessGroup(world.group(members), world.meeting, world.progress, seconds, place)
-
-    def end() -> None:
-        with world.watch(_REST):  # every trainer is here
-            group.shutdown()
-
-    world.at_close(end)
-    return group
-
-
-def _rendezvous(url: str, timeout: timedelta | None = None, **_: Any) -> Iterator[tuple[HashStore, int, int]]:
-    """The rank and size by MPI, and a store that nobody else sees."""
-    session = current()
-    yield HashStore(), session.rank, session.num_trainers
-
-
-dist.Backend.register_backend(_NAME, _create, extended_api=True, devices=["cpu"])
-register_rendezvous_handler(_NAME, _rendezvous)  # type: ignore[no-untyped-call]

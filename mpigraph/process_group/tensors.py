@@ -1,9 +1,11 @@
 """What lies between torch and MPI in a process group: tensors as arrays, and which reductions there are."""
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from mpi4py import MPI
 from torch import Tensor
 
@@ -13,12 +15,16 @@ from mpigraph.errors import InvalidArgumentError
 __all__ = [
     "apart",
     "check",
+    "dtypes",
     "even_counts",
+    "fits",
     "flat",
     "join",
     "one_each",
+    "op_name",
     "reduction",
     "refill",
+    "row_counts",
     "sizes",
     "split",
     "words",
@@ -26,27 +32,31 @@ __all__ = [
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64)
-_SUMMED_IN = {dtype: dtype for dtype in (*_INTEGERS, torch.float32, torch.float64)}
+_EXACT = (*_INTEGERS, torch.float32, torch.float64, torch.complex64, torch.complex128)
+_SUMMED_IN = {dtype: dtype for dtype in _EXACT}
 _SUMMED_IN |= {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.bool: torch.uint8}
 _OF_NUMBERS = {"SUM": MPI.SUM, "PRODUCT": MPI.PROD, "MAX": MPI.MAX, "MIN": MPI.MIN}
 _OF_FLOATS = _OF_NUMBERS | {"AVG": MPI.SUM}
 _OF_INTEGERS = _OF_NUMBERS | {"BAND": MPI.BAND, "BOR": MPI.BOR, "BXOR": MPI.BXOR}
-_OF_BOOL = {"SUM": MPI.MAX, "PRODUCT": MPI.MIN, "MAX": MPI.MAX, "MIN": MPI.MIN, "BOR": MPI.MAX, "BAND": MPI.MIN}
+_OF_COMPLEX = {"SUM": MPI.SUM, "AVG": MPI.SUM}
+_OF_BOOL = {"SUM": MPI.MAX, "PRODUCT": MPI.MIN, "MAX": MPI.MAX, "MIN": MPI.MIN}
+_OF_BOOL |= {"BOR": MPI.MAX, "BAND": MPI.MIN, "BXOR": MPI.BXOR}
 
 
 def flat(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """The values as a contiguous vector (of ``dtype``): the tensor's own memory where it is one."""
     dtype = tensor.dtype if dtype is None else dtype
     if tensor.dtype is dtype and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
-        return tensor.detach().view(-1)
+        vector = tensor.detach() if tensor.requires_grad else tensor
+        return vector if vector.dim() == 1 else vector.view(-1)
     return torch.empty(tensor.shape, dtype=dtype).copy_(tensor.detach()).view(-1)
 
 
 def refill(tensor: Tensor, vector: Tensor, divisor: int = 1) -> None:
     """Divide a vector that :func:`flat` made of a tensor, and write it back unless it is the tensor's memory."""
     if divisor > 1:
-        vector.div_(divisor)
-    if vector.data_ptr() != tensor.data_ptr():
+        (torch.view_as_real(vector) if vector.is_complex() else vector).div_(divisor)
+    if vector is not tensor and vector.data_ptr() != tensor.data_ptr():
         tensor.detach().copy_(vector.view(tensor.shape))
 
 
@@ -67,6 +77,11 @@ def split(tensors: Sequence[Tensor], vector: Tensor) -> None:
 def sizes(tensors: Sequence[Tensor]) -> list[int]:
     """How many values each tensor has."""
     return [tensor.numel() for tensor in tensors]
+
+
+def dtypes(tensors: Sequence[Tensor]) -> list[torch.dtype]:
+    """The dtype of each tensor."""
+    return [tensor.dtype for tensor in tensors]
 
 
 def words(vector: Tensor) -> Array:
@@ -92,20 +107,32 @@ def check(what: str, *tensors: Tensor) -> None:
             raise InvalidArgumentError(f"{what} needs one dtype (got {tensors[0].dtype} and {tensor.dtype})")
 
 
-def reduction(what: str, dtype: torch.dtype, op: Any) -> tuple[MPI.Op, torch.dtype, bool]:
-    """How to reduce tensors of a dtype: the operation, the dtype to do it in, whether to divide by the ranks.
+def op_name(opts: Any) -> str:
+    """The name of the reduction that torch's options ask for, such as "SUM"."""
+    return _name(getattr(opts, "reduceOp", dist.ReduceOp.SUM))
+
+
+@cache
+def _name(op: Any) -> str:
+    name: str = getattr(op, "op", op).name
+    return name
+
+
+def reduction(what: str, dtype: torch.dtype, name: str) -> tuple[MPI.Op, torch.dtype]:
+    """How to reduce tensors of a dtype: the operation, and the dtype to do it in.
 
     Raises:
         InvalidArgumentError: there is no such reduction; the message names both.
     """
-    name = getattr(op, "op", op).name
     if dtype is torch.bool:
         known = _OF_BOOL
+    elif dtype.is_complex:
+        known = _OF_COMPLEX
     else:
         known = _OF_INTEGERS if dtype in _INTEGERS else _OF_FLOATS
     if dtype not in _SUMMED_IN or name not in known:
         raise InvalidArgumentError(f"{what} by mpi4py cannot do {name} of {dtype}")
-    return known[name], _SUMMED_IN[dtype], name == "AVG"
+    return known[name], _SUMMED_IN[dtype]
 
 
 def even_counts(what: str, whole: Tensor, each: Tensor, ranks: int) -> list[int]:
@@ -117,6 +144,25 @@ def even_counts(what: str, whole: Tensor, each: Tensor, ranks: int) -> list[int]
     if whole.numel() != ranks * each.numel():
         raise InvalidArgumentError(f"{what}: {whole.numel()} values are not {each.numel()} for each of {ranks} rank(s)")
     return [each.numel()] * ranks
+
+
+def fits(what: str, tensor: Tensor, count: int) -> None:
+    """Raise an InvalidArgumentError unless a tensor has as many values as the rank's place in a list."""
+    if tensor.numel() != count:
+        raise InvalidArgumentError(f"{what}: {count} value(s) in the list do not fit a tensor of {tensor.numel()}")
+
+
+def row_counts(tensor: Tensor, rows: Sequence[int], ranks: int) -> list[int]:
+    """How many values of a tensor are for or from each rank; no rows mean as many for each."""
+    height = tensor.shape[0] if tensor.dim() else 1
+    if not rows:
+        if height % ranks:
+            raise InvalidArgumentError(f"all_to_all: {height} row(s) do not divide among {ranks} rank(s)")
+        rows = [height // ranks] * ranks
+    if len(rows) != ranks or sum(rows) != height:
+        raise InvalidArgumentError(f"all_to_all: {list(rows)} rows are not the {height} of {ranks} rank(s)")
+    width = tensor.numel() // max(1, height)
+    return [width * count for count in rows]
 
 
 def one_each(what: str, tensors: Sequence[Tensor], ranks: int) -> None:

@@ -3,7 +3,9 @@
 # mypy: disable-error-code="override"
 # (torch overloads each method; it calls the form that is here)
 
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -11,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mpigraph.mpi.coroutine import Task
+from mpigraph.process_group.untraced import untraced
 
 __all__ = ["MPIWork"]
 
@@ -24,7 +27,11 @@ class Waits(Protocol):
     def complete_unattended(self, task: Task[Any]) -> None:
         """See that a task completes though nobody will wait for it."""
 
+    def call_back(self, call: Callable[[], None]) -> None:
+        """Do what follows a completed operation, which may wait for others."""
 
+
+@untraced
 class MPIWork(dist.Work):
     """One outstanding operation, as torch waits for it."""
 
@@ -73,16 +80,18 @@ class MPIWork(dist.Work):
         return self.source_rank()
 
     def get_future(self) -> "torch.futures.Future[list[Tensor]]":
-        """A future of :meth:`result`, which comes without a call of :meth:`wait`."""
+        """A future of :meth:`result`, which comes without a call of :meth:`wait`.
+
+        An error becomes a RuntimeError with its words: only what a callback raises reaches those who wait in C++, such
+        as DDP, which takes the argument of ``set_exception`` for tensors and crashes.
+        """
         if self._future is None:
-            self._future = torch.futures.Future()
-            self._task.then(self._settle)
+            done: torch.futures.Future[None] = torch.futures.Future()
+            self._future = done.then(self._finished)
+            self._task.then(partial(self._group.call_back, partial(done.set_result, None)))
             self._group.complete_unattended(self._task)
         return self._future
 
-    def _settle(self) -> None:
-        assert self._future is not None
-        if self._task.error is None:
-            self._future.set_result(self._outputs)
-        else:
-            self._future.set_exception(self._task.error)  # type: ignore[arg-type]
+    def _finished(self, _: "torch.futures.Future[None]") -> list[Tensor]:
+        self._task.result()
+        return self._outputs

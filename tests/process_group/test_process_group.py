@@ -1,5 +1,6 @@
 """torch.distributed over MPI: every collective beside numpy, DDP beside gloo, handles, errors, and how it ends."""
 
+import copy
 import queue
 import re
 import threading
@@ -21,9 +22,10 @@ from layouts import WAIT, Job, Layout, SharedJob, api, needs_threads, on_layouts
 from mpi4py import MPI
 from torch import Tensor, nn
 from torch.distributed import ReduceOp
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from mpigraph.errors import ClosedError, InvalidArgumentError, NotInitializedError
+from mpigraph.errors import ClosedError, CollectiveError, InvalidArgumentError, NotInitializedError
 from mpigraph.mpi.coroutine import Coroutine, Task
 from mpigraph.mpi.progress_thread import Progress
 from mpigraph.mpi.world import World
@@ -105,11 +107,21 @@ def test_averages_bits_and_bools(job: SharedJob) -> None:
             x = mine(rank, (9,), torch.int64)
             dist.all_reduce(x, op)
             same(x, numpy_op.reduce(everyone(size, (9,)).astype(np.int64)))
-        for op, joined in ((ReduceOp.SUM, np.any), (ReduceOp.PRODUCT, np.all)):
+        for op, joined in ((ReduceOp.SUM, np.any), (ReduceOp.PRODUCT, np.all), (ReduceOp.BXOR, np.logical_xor.reduce)):
             x = mine(rank, (9,)) > 1
             dist.all_reduce(x, op)
             assert x.dtype is torch.bool
             same(x, joined(everyone(size, (9,)) > 1, axis=0))
+        for op, divisor in ((ReduceOp.SUM, 1), (ReduceOp.AVG, size)):
+            for dtype in (torch.complex64, torch.complex128):
+                z = torch.complex(mine(rank, (4,)), mine(rank + 1, (4,))).to(dtype)
+                want = sum(torch.complex(mine(r, (4,)), mine(r + 1, (4,))).to(dtype) for r in range(size)) / divisor
+                x, y, part = z.clone(), z.conj().clone().conj(), torch.zeros(4, dtype=dtype)
+                dist.all_reduce(x, op)
+                dist.reduce(y, 0, op)
+                dist.reduce_scatter(part, [z] * size, op)
+                for got in (x, part, *([y] if rank == 0 else [])):
+                    torch.testing.assert_close(got, want)
         half = torch.tensor([256.0 if rank == 0 else 0.5 / max(1, size - 1)], dtype=torch.bfloat16)
         dist.all_reduce(half)  # added one by one in bfloat16 the small ones would be lost
         assert half.item() == torch.tensor(256.0 + (0.5 if size > 1 else 0)).bfloat16().item()
@@ -197,6 +209,11 @@ def test_messages(job: SharedJob) -> None:
         with pytest.raises(InvalidArgumentError, match=f"rank {source} sent 12 bytes, the tensor has 20"):
             dist.recv(torch.zeros(5), source)
         works[0].wait()
+        for values in (3, 300_000):
+            work = dist.isend(torch.zeros(values), to)
+            with pytest.raises(InvalidArgumentError, match=f"recv from {source}: a message has more than the 8 bytes"):
+                dist.recv(torch.zeros(2), source)
+            work.wait()
         dist.barrier()
 
 
@@ -275,6 +292,177 @@ def test_handles(job: SharedJob) -> None:
         assert many[0][0] == sum(range(size)) and many[1][0] == size
 
 
+CROSSINGS: list[tuple[Callable[[int], object], Callable[[int], object], str, str]] = [
+    (
+        lambda n: dist.all_reduce(torch.ones(35)),
+        lambda n: dist.all_reduce(torch.ones(1)),
+        "all_reduce(SUM) of 35 torch.float32",
+        "all_reduce(SUM) of 1 torch.float32",
+    ),
+    (
+        lambda n: dist.all_reduce(torch.ones(4, dtype=torch.int64)),
+        lambda n: dist.all_reduce(torch.ones(4)),
+        "all_reduce(SUM) of 4 torch.int64",
+        "all_reduce(SUM) of 4 torch.float32",
+    ),
+    (
+        lambda n: dist.all_reduce(torch.ones(4), ReduceOp.MAX),
+        lambda n: dist.all_reduce(torch.ones(4)),
+        "all_reduce(MAX) of 4",
+        "all_reduce(SUM) of 4",
+    ),
+    (
+        lambda n: dist.broadcast(torch.ones(4), 0),
+        lambda n: dist.broadcast(torch.ones(4), n - 1),
+        "broadcast of 4 torch.float32 with root 0",
+        "broadcast of 4 torch.float32 with root {last}",
+    ),
+    (
+        lambda n: dist.all_gather([torch.ones(4)] * n, torch.ones(4)),
+        lambda n: dist.all_gather([torch.ones(5)] * n, torch.ones(5)),
+        "all_gather of 4, 4",
+        "all_gather of 5, 5",
+    ),
+    (
+        lambda n: dist.reduce(torch.ones(4), 0),
+        lambda n: dist.reduce_scatter_single(torch.ones(4), torch.ones(4 * n)),
+        "reduce(SUM) of 4 torch.float32 with root 0",
+        "reduce_scatter(SUM) of 4, 4",
+    ),
+    (
+        lambda n: dist.all_to_all([torch.ones(4)] * n, [torch.ones(4)] * n),
+        lambda n: dist.all_to_all([torch.ones(5)] * n, [torch.ones(4)] * n),
+        "all_to_all sending 4, 4",
+        "all_to_all sending 4, 4",
+    ),
+    (
+        lambda n: dist.gather(torch.ones(4), [torch.ones(4)] * n, 0),
+        lambda n: dist.gather(torch.ones(3), None, 0),
+        "gather sending 4 taking 4, 4",
+        "gather sending 3 torch.float32 with root 0",
+    ),
+    (
+        lambda n: dist.scatter(torch.ones(4), [torch.ones(4)] * n, 0),
+        lambda n: dist.scatter(torch.ones(5), None, 0),
+        "scatter sending 4, 4",
+        "scatter taking 5 torch.float32 with root 0",
+    ),
+    (
+        lambda n: dist.barrier(),
+        lambda n: dist.all_reduce(torch.ones(300_000), async_op=True).wait(),
+        "barrier",
+        "all_reduce(SUM) of 300000",
+    ),
+]
+
+
+@groups_of_several
+def test_calls_that_differ_raise_on_every_trainer(job: SharedJob) -> None:
+    with started() as (rank, size):
+        for number, (first, others, one, another) in enumerate(CROSSINGS):
+            with pytest.raises(
+                CollectiveError, match=f"call {2 * number + 1} of process group .* is not the same"
+            ) as caught:
+                (others if rank else first)(size)
+            text = str(caught.value)
+            assert re.search(rf"trainer\(s\) 0: {re.escape(one)}.* at test_process_group.py:\d+", text), text
+            others_text = re.escape(another.format(last=size - 1))
+            numbers = ", ".join(map(str, range(1, size)))
+            assert re.search(rf"trainer\(s\) {numbers}: {others_text}.* at test_process_group.py:\d+", text), text
+            x = mine(rank, (6,))
+            dist.all_reduce(x)  # nothing was begun by the wrong calls
+            same(x, everyone(size, (6,)).sum(0))
+
+
+@groups_of_several
+def test_outstanding_calls_that_differ(job: SharedJob) -> None:
+    """Some are begun before, some after; a call that one trainer leaves out shifts all that follow."""
+    with started() as (rank, size):
+        tensors = [torch.full((100,), float(rank)) for _ in range(6)]
+        works = [
+            dist.all_reduce(x[: 9 if rank == 0 and i in (2, 3) else 100], async_op=True) for i, x in enumerate(tensors)
+        ]
+        for i, (x, work) in enumerate(zip(tensors, works, strict=True)):
+            with pytest.raises(CollectiveError, match=f"call {i + 1} ") if i in (2, 3) else nullcontext():
+                work.wait()
+            same(x, np.full(100, rank if i in (2, 3) else sum(range(size))))
+        if rank == 0:
+            model = DistributedDataParallel(nn.Linear(3, 2))
+            with pytest.raises(
+                RuntimeError, match=r"CollectiveError: call \d+ (.*\n)*.*trainer\(s\) 1.*: barrier at test_proc"
+            ):
+                model(torch.ones(1, 3)).sum().backward()
+        else:
+            DistributedDataParallel(nn.Linear(3, 2))
+            with pytest.raises(
+                CollectiveError, match=r"trainer\(s\) 0: all_reduce\(SUM\) of 8 torch.float32 at test_process"
+            ):
+                dist.barrier()
+
+
+@groups
+def test_a_callback_may_wait_for_other_operations(job: SharedJob) -> None:
+    def again(future: torch.futures.Future[list[Tensor]]) -> Tensor:
+        return dist.all_reduce(future.value()[0].clone(), async_op=True).get_future().then(last).wait()
+
+    def last(future: torch.futures.Future[list[Tensor]]) -> Tensor:
+        return dist.all_reduce(future.value()[0].clone(), async_op=True).get_future().wait()[0]
+
+    with started() as (rank, size):
+        for _ in range(5):
+            work = dist.all_reduce(torch.ones(3), async_op=True)
+            result = work.get_future().then(again).wait()
+            same(result, np.full(3, size**3))
+        state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2)
+        model = DistributedDataParallel(nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32)))
+        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        for step in range(5):
+            model(torch.ones(2, 32) * (rank + step)).sum().backward()
+        sums = [p.grad.double().sum().reshape(1) for p in model.parameters()]
+        for one in sums:
+            everywhere = one.clone()
+            dist.broadcast(everywhere, 0)
+            assert torch.equal(one, everywhere)
+    assert wait_until(lambda: not [t for t in threading.enumerate() if t.name == "mpigraph-callbacks"])
+
+
+def wait_until(true: Callable[[], bool]) -> bool:
+    end = time.monotonic() + WAIT
+    while not true() and time.monotonic() < end:
+        time.sleep(0.01)
+    return true()
+
+
+@groups_of_several
+def test_a_message_that_is_never_received_is_dropped(job: SharedJob, caplog: pytest.LogCaptureFixture) -> None:
+    """By an isend whose handle is kept, by one that is waited for, and by a small one."""
+    with started() as (rank, _):
+        if rank == 0:
+            works = [dist.isend(torch.zeros(count), 1, tag=5) for count in (1_000_000, 3)]
+        elif rank == 1:
+            dist.send(torch.zeros(1_000_000), 0)  # who is in destroy_process_group()
+    if rank == 0:
+        assert all(work.is_success() for work in works)
+    if rank < 2:
+        assert f"4000000 bytes from trainer {1 - rank} (tag {5 * rank})" in caplog.text
+
+
+@pytest.mark.slow
+@on_layouts([Layout(2, 0, 0)])
+def test_compiled_ddp(job: SharedJob) -> None:
+    with started() as (rank, _):
+        torch.manual_seed(3)
+        plain = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+        nets = [DistributedDataParallel(copy.deepcopy(plain)) for _ in range(2)]
+        steps = [nets[0], torch.compile(nets[1], backend="eager")]
+        for step in range(4):
+            for net in steps:
+                net.zero_grad()
+                net(torch.full((3, 8), float(rank + step))).sum().backward()
+            for one, other in zip(*[net.parameters() for net in nets], strict=True):
+                torch.testing.assert_close(one.grad, other.grad)
+
+
 @needs_threads
 @groups_of_several
 def test_an_operation_goes_on_without_being_waited_for(job: SharedJob, tmp_path: Path) -> None:
@@ -334,6 +522,10 @@ def test_without_threads(layout: Job, monkeypatch: pytest.MonkeyPatch) -> None:
             dist.barrier()
             assert work.get_future().done() and total[0] == sum(range(size))
             assert progress_threads() == before
+            if size > 1:
+                group = dist.new_group()
+                with pytest.raises(CollectiveError, match=r"trainer\(s\) 0: .* torch.int32.*\n.* torch.float32"):
+                    dist.all_reduce(torch.ones(2, dtype=torch.float32 if rank else torch.int32), group=group)
 
     def progress_threads() -> set[threading.Thread]:
         return {thread for thread in threading.enumerate() if thread.name == "mpigraph-progress"}
@@ -378,10 +570,12 @@ def test_errors_name_the_thing(job: SharedJob) -> None:
             dist.all_reduce(torch.ones(3, dtype=torch.int64), ReduceOp.AVG)
         with pytest.raises(InvalidArgumentError, match="cannot do BXOR of torch.float32"):
             dist.all_reduce(torch.ones(3), ReduceOp.BXOR)
-        with pytest.raises(InvalidArgumentError, match="cannot do SUM of torch.complex64"):
-            dist.reduce_scatter(torch.ones(1) + 0j, [torch.ones(1) + 0j] * size)
+        with pytest.raises(InvalidArgumentError, match="cannot do MAX of torch.complex64"):
+            dist.reduce_scatter(torch.ones(1) + 0j, [torch.ones(1) + 0j] * size, ReduceOp.MAX)
         with pytest.raises(InvalidArgumentError, match="is not|are not"):
             dist.all_gather_single(torch.zeros(size + 1), torch.ones(1))
+        with pytest.raises(InvalidArgumentError, match=r"2 value\(s\) in the list do not fit a tensor of 3"):
+            dist.all_gather([torch.ones(2)] * size, torch.ones(3))
         with pytest.raises(InvalidArgumentError, match="a tensor for each of"):
             dist.all_to_all([torch.ones(1)] * (size + 1), [torch.ones(1)] * (size + 1))
         dist.all_reduce(torch.ones(1))  # nothing was begun by the wrong calls

@@ -1,0 +1,221 @@
+"""The collective calls of a process group, compared across its ranks before they begin.
+
+MPI believes that all ranks mean the same: where counts, dtypes, roots or calls differ it gives wrong values, crashes or
+hangs. So each call begins with a sum over the ranks of two words: a hash of what must be the same on all of them, which
+so must be ``size`` times each rank's own, and a hash of what one rank sends another, added by the one and subtracted by
+the other, which must be zero. It is the same MPI operation for every call, on a communicator of its own. The call's own
+operation begins when the sum is complete, in the order of the calls; nothing was begun of calls that differ.
+"""
+
+import sys
+import zlib
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from threading import Lock
+from typing import NamedTuple, NoReturn
+
+import numpy as np
+import torch
+from mpi4py import MPI
+
+from mpigraph.errors import CollectiveError
+from mpigraph.mpi.agree import everywhere
+from mpigraph.mpi.coroutine import Coroutine
+from mpigraph.tracebacks import line_calling
+
+__all__ = ["Call", "Calls"]
+
+_MASK = 2**64 - 1
+_LONGEST = 400  # bytes of a call's description
+_TAGS = 2**15 - 1  # MPI has as many at least
+_SHOWN = 6  # counts in a description
+
+Pairs = Iterable[tuple[int, int]]
+
+
+@cache
+def _number(names: tuple[object, ...]) -> int:
+    """A number for names and dtypes, the same on every rank."""
+    return zlib.crc32(str(names).encode())
+
+
+class Call(NamedTuple):
+    """A collective call of one rank.
+
+    Attributes:
+        kind: such as "all_reduce".
+        dtypes: of the tensors.
+        counts: numbers of values that must be the same on all ranks.
+        op: the reduction, such as "SUM"; "" for none.
+        root: the rank that is the source or the destination, or None.
+        sends: pairs of a rank and how many values go to it.
+        takes: pairs of a rank and how many values come from it.
+    """
+
+    kind: str
+    dtypes: Sequence[torch.dtype] = ()
+    counts: Sequence[int] = ()
+    op: str = ""
+    root: int | None = None
+    sends: Pairs = ()
+    takes: Pairs = ()
+
+    def words(self, rank: int) -> tuple[int, int]:
+        """The two words to sum, below 2**64; hashes of tuples of numbers are the same in each process."""
+        pairs = 0
+        if self.sends or self.takes:
+            pairs = sum([hash((rank, to, count)) for to, count in self.sends])
+            pairs -= sum([hash((source, rank, count)) for source, count in self.takes])
+        return hash((_number((self.kind, self.op, self.root, *self.dtypes)), *self.counts)) & _MASK, pairs & _MASK
+
+    def text(self, trainers: Sequence[int]) -> str:
+        """What it is, for people."""
+        parts = [f"{self.kind}({self.op})" if self.op else self.kind]
+        if self.counts:
+            parts.append(f"of {_few(self.counts)}")
+        if self.sends:
+            parts.append(f"sending {_few([count for _, count in self.sends])}")
+        if self.takes:
+            parts.append(f"taking {_few([count for _, count in self.takes])}")
+        parts += dict.fromkeys(map(str, self.dtypes))
+        if self.root is not None:
+            parts.append(f"with root {trainers[self.root]}")
+        return " ".join(parts)
+
+
+def _few(numbers: Sequence[int]) -> str:
+    more = ["..."] if len(numbers) > _SHOWN else []
+    return ", ".join([*map(str, numbers[:_SHOWN]), *more])
+
+
+class _Turn:
+    """A call that waits for its operation to begin: a request, for coroutines."""
+
+    __slots__ = ("begin", "call", "calls", "compared", "done", "error", "hash", "line", "requests", "same", "sum")
+
+    def __init__(self, calls: "Calls", call: Call, begin: Callable[[], list[MPI.Request]]) -> None:
+        self.calls, self.call, self.begin = calls, call, begin
+        self.line = line_calling(sys._getframe(1))
+        words = call.words(calls.rank)
+        self.hash = words[0]
+        self.sum = array("Q", words)
+        self.compared = calls.comm.Iallreduce(MPI.IN_PLACE, self.sum, MPI.SUM)
+        self.requests: list[MPI.Request] | None = None
+        self.error: Exception | None = None
+        self.same = True
+        self.done = False
+
+    def Test(self, status: MPI.Status | None = None) -> bool:
+        """Return whether the operation was begun, or the calls differ."""
+        if not self.done:
+            self.calls.proceed()
+        return self.done
+
+    def conclude(self) -> None:
+        """Begin the operation if the sum, which is complete, shows that all ranks have made the same call."""
+        self.same = self.sum[0] == self.hash * self.calls.size & _MASK and not self.sum[1]
+        if self.same and self.requests is None:
+            try:
+                self.requests = self.begin()
+            except Exception as error:  # for the thread that waits, which need not be this one
+                self.error = error
+        self.done = True
+
+
+class Calls:
+    """Compares the calls of a group and begins their operations, in the same order on every rank.
+
+    Attributes:
+        comm: carries comparisons.
+        rank: this rank.
+        size: how many ranks there are.
+
+    Collective on the group: construction.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, trainers: Sequence[int], name: str, at_once: bool) -> None:
+        """Begin.
+
+        Args:
+            comm: the group's.
+            trainers: the numbers of its ranks.
+            name: names the group in messages.
+            at_once: begin each operation beside its comparison: no thread would begin it while this one computes.
+        """
+        self.comm = comm.Dup()
+        self.rank, self.size = comm.rank, comm.size
+        self._trainers, self._name, self._at_once = trainers, name, at_once
+        self._lock = Lock()
+        self._turns: deque[_Turn] = deque()
+        self._in_vain: list[_Turn] = []
+        self._number = 0
+
+    def together(self, call: Call, begin: Callable[[], list[MPI.Request]]) -> Coroutine[list[MPI.Request]]:
+        """Begin an operation once every rank has made the same call, and return its requests.
+
+        Raises:
+            CollectiveError: they have not; on every rank, with all their calls, lines and trainers.
+
+        Collective on the group.
+        """
+        if self.size == 1:
+            return begin()
+        with self._lock:
+            self._number += 1
+            number = self._number
+            turn = _Turn(self, call, begin)
+            self._turns.append(turn)
+            if self._at_once:
+                turn.requests = begin()
+        yield turn  # type: ignore[misc]
+        if not turn.same:
+            yield from self._explain(turn, number)
+        if turn.error is not None:
+            raise turn.error
+        assert turn.requests is not None
+        return turn.requests
+
+    def proceed(self) -> None:
+        """Begin the operations whose calls were compared, in order. Any thread may."""
+        with self._lock:
+            while self._turns and self._turns[0].compared.Test():
+                turn = self._turns.popleft()
+                turn.conclude()
+                if not turn.same and turn.requests is not None:
+                    self._in_vain.append(turn)  # with the memory that MPI may write to
+
+    def _explain(self, turn: _Turn, number: int) -> Coroutine[NoReturn]:
+        """Say on every rank what each has called.
+
+        By messages, not by a collective: another call's sum may have begun on some ranks.
+        """
+        line = f" at {turn.line}" if turn.line else ""
+        sent = np.zeros(_LONGEST, np.uint8)
+        text = (turn.call.text(self._trainers) + line).encode(errors="backslashreplace")[-_LONGEST:]
+        sent[: len(text)] = np.frombuffer(text, np.uint8)
+        texts = np.zeros((self.size, _LONGEST), np.uint8)
+        tag = number % _TAGS
+        requests = [self.comm.Irecv(texts[rank], rank, tag) for rank in range(self.size)]
+        requests += [self.comm.Isend(sent, rank, tag) for rank in range(self.size)]
+        while requests:
+            yield requests.pop()
+        calls: dict[str, list[int]] = {}
+        for trainer, words in zip(self._trainers, texts, strict=True):
+            calls.setdefault(words.tobytes().rstrip(b"\0").decode(errors="replace"), []).append(trainer)
+        lines = [f"\n  trainer(s) {', '.join(map(str, ranks))}: {text}" for text, ranks in calls.items()]
+        error = CollectiveError(
+            f"call {number} of {self._name} is not the same on all its trainers, which must make the same calls in the "
+            f"same order:{''.join(lines)}"
+        )
+        raise everywhere(error) if 0 in self._trainers else error
+
+    @property
+    def broken(self) -> bool:
+        """Whether operations of calls that differ were begun, which MPI may never complete."""
+        return bool(self._in_vain)
+
+    def close(self) -> None:
+        """Free the communicator. Collective on the group."""
+        self.comm.Free()

@@ -1,0 +1,114 @@
+"""Messages between two ranks of a process group: what is too long, and what was never received."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+from torch import Tensor
+
+from mpigraph.errors import InvalidArgumentError
+from mpigraph.log import get_logger
+from mpigraph.mpi.coroutine import Coroutine, Task
+from mpigraph.mpi.wait import PEERS_COMPUTE, Backoff
+from mpigraph.process_group.tensors import check, flat, refill, words
+
+__all__ = ["finish_messages", "receive", "send"]
+
+
+class _Receive:
+    """A receive whose message may be longer than its tensor: a request, for coroutines."""
+
+    def __init__(self, name: str, nbytes: int, request: MPI.Request) -> None:
+        self._name, self._nbytes, self._request = name, nbytes, request
+
+    def Test(self, status: MPI.Status) -> bool:
+        """Return whether the message is here.
+
+        Raises:
+            InvalidArgumentError: it is longer.
+        """
+        try:
+            return self._request.Test(status)
+        except MPI.Exception as error:
+            if error.Get_error_class() != MPI.ERR_TRUNCATE:
+                raise
+            raise InvalidArgumentError(
+                f"{self._name}: a message has more than the {self._nbytes} bytes of the tensor"
+            ) from None
+
+    def Cancel(self) -> None:
+        """Give it up."""
+        self._request.Cancel()
+
+
+def send(comm: MPI.Comm, tensor: Tensor, to: int, tag: int) -> Coroutine[None]:
+    """Send the values of a tensor."""
+    check("send", tensor)
+    yield comm.Isend(words(flat(tensor)), to, tag)
+
+
+def receive(name: str, comm: MPI.Comm, tensor: Tensor, source: int, tag: int) -> Coroutine[int]:
+    """Receive the values of a tensor and return who has sent them.
+
+    Raises:
+        InvalidArgumentError: the message has not the size of the tensor; says ``name``.
+    """
+    check("recv", tensor)
+    vector = flat(tensor)
+    array = words(vector)
+    status = yield _Receive(name, array.nbytes, comm.Irecv(array, source, tag))  # type: ignore[misc]
+    sender, nbytes = status.Get_source(), status.Get_count(MPI.BYTE)
+    if nbytes != array.nbytes:
+        raise InvalidArgumentError(f"{name}: rank {sender} sent {nbytes} bytes, the tensor has {array.nbytes}")
+    refill(tensor, vector)
+    return sender
+
+
+def _drop(message: MPI.Message, nbytes: int) -> Coroutine[None]:
+    yield message.Irecv([np.empty(nbytes, np.uint8), MPI.BYTE])
+
+
+def finish_messages(
+    comm: MPI.Comm, sends: Sequence[Task[Any]], receives: Sequence[Task[Any]], seconds: float, trainers: Sequence[int]
+) -> None:
+    """Complete messages between ranks that begin no more of them.
+
+    A receive that nothing has come for is given up after some seconds. A message that is not received is received here
+    and dropped, with a warning: else its sender would wait for ever.
+
+    Args:
+        comm: carries them.
+        sends: the sends of this rank that are not complete.
+        receives: its receives.
+        seconds: how long a message may be on its way.
+        trainers: the numbers of the ranks, for messages.
+
+    Blocking, and collective on ``comm``.
+    """
+    status = MPI.Status()
+    tasks, lost = [*sends, *receives], list[str]()
+    end, backoff = time.monotonic() + seconds, Backoff()
+    everyone: MPI.Request | None = None
+    while everyone is None or not everyone.Test():
+        moved = any([task.advance() for task in tasks])
+        if (message := comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)) is not None:
+            nbytes = status.Get_count(MPI.BYTE)
+            tasks.append(Task(_drop(message, nbytes), "a message that is dropped"))
+            lost.append(f"{nbytes} bytes from trainer {trainers[status.Get_source()]} (tag {status.Get_tag()})")
+            moved = True
+        tasks = [task for task in tasks if not task.done]
+        if not tasks and everyone is None:
+            everyone = comm.Ibarrier()
+        elif time.monotonic() > end:
+            end = float("inf")
+            for task in receives:
+                task.cancel()
+        if moved:
+            backoff.reset()
+        else:
+            backoff.pause(PEERS_COMPUTE)
+    if lost:
+        shown = ", ".join(lost[:5]) + (", ..." if len(lost) > 5 else "")
+        get_logger().warning("%d message(s) were never received and are dropped: %s", len(lost), shown)
