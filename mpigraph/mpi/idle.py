@@ -51,7 +51,9 @@ class Idle:
 
     def __init__(self, thread: int, recognise: Callable[[FrameType], ForeignWait | None]) -> None:
         self._thread = thread
-        self._task = next(t.native_id or 0 for t in threading.enumerate() if t.ident == thread)
+        known = next(t for t in threading.enumerate() if t.ident == thread)
+        main = known is threading.main_thread()  # whose native_id is the parent's in a process that was forked
+        self._task = os.getpid() if main else known.native_id or 0
         self._recognise = recognise
         self._since = 0.0
         self._last: tuple[ForeignWait, str] | None = None

@@ -1,6 +1,8 @@
 """Whether a thread waits inside code of others: told from its stack and from what its process does."""
 
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -87,16 +89,30 @@ def test_a_process_whose_messages_leave_it_is_not_idle() -> None:
         receiver, _ = server.accept()
         sender.setblocking(False)
         with receiver, waiting_thread() as idle:
-            while unsent() == before:  # until the receiver takes no more
-                sender.send(bytes(1 << 16))
-            with suppress(BlockingIOError):
+            with suppress(BlockingIOError):  # until the receiver takes no more
                 while True:
                     sender.send(bytes(1 << 16))
             assert until_idle(idle)
-            receiver.recv(1 << 24)
+            receiver.setblocking(False)
             while unsent() != before:
-                receiver.recv(1 << 24)
+                with suppress(BlockingIOError):
+                    receiver.recv(1 << 24)
             assert idle.wait(100.0) is None
+
+
+def test_the_main_thread_of_a_forked_process_is_looked_at() -> None:
+    """Until CPython 3.12 it has its parent's native_id there."""
+    code = """
+import os, threading
+from mpigraph.mpi.idle import Idle
+if pid := os.fork():
+    os.waitpid(pid, 0)
+else:
+    Idle(threading.main_thread().ident, lambda frame: None)._sleeps()
+    print("seen")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "seen\n", done.stderr
 
 
 def test_what_is_not_recognised_is_not_idle() -> None:
