@@ -347,7 +347,7 @@ def _value_column(name: str, pieces: Sequence[Sequence[_Stretch]], names: Sequen
     if holes and kind not in _FLOATS:
         raise GraphDataError(holes[0])
     if holes:
-        get_logger().warning("%s: it is NaN, as in all such rows", holes[0])
+        get_logger().warning("%s: it is %s, as in all such rows", holes[0], "-1" if name == "label" else "NaN")
     floats = {rows.dtype.kind for rows in found} == {"i", "f"}
     if floats:
         found = [MadeRows(_exact_floats, np.float64, rows) if rows.dtype.kind == "i" else rows for rows in found]
@@ -375,5 +375,6 @@ def _exact_floats(rows: Array) -> Array:
     lost = np.abs(rows.reshape(len(rows), -1)).max(1, initial=0) > EXACT
     if lost.any():
         row = int(lost.argmax())
-        raise RowError(row, f"{rows[row]} does not fit float64, which other rows of the column ask for")
+        wanted = "which other rows of the column ask for; --types COLUMN=float64 rounds it"
+        raise RowError(row, f"{rows[row]} does not fit float64, {wanted}")
     return rows.astype(np.float64)

@@ -227,15 +227,10 @@ def values_of(text: Any, place: Place) -> Values:
         return Values("integer", _parsed(text, pyarrow.int64()).to_numpy(zero_copy_only=False), -1)
     except pyarrow.ArrowInvalid:
         pass
-    compute = pyarrow.compute
-    text = compute.utf8_trim_whitespace(text)
-    blank = compute.is_in(compute.utf8_lower(text), value_set=pyarrow.array(_MISSING))
-    is_blank: Mask = blank.to_numpy(zero_copy_only=False)
+    text, is_blank = _without_blanks(text)
     missing = int(is_blank.argmax()) if is_blank.any() else -1
     if is_blank.all():
         return Values(None, np.zeros(0), missing)
-    if missing >= 0:
-        text = compute.if_else(blank, pyarrow.scalar(None, pyarrow.string()), text)
     for kind, rows_of in _KINDS.items():
         try:
             rows = rows_of(text, place)
@@ -255,13 +250,24 @@ def _parsed(text: Any, to: Any) -> Any:
     return text.cast(to)
 
 
+def _without_blanks(text: Any) -> tuple[Any, Mask]:
+    """Return text without blanks around it, null where a value is missing, and where that is."""
+    pyarrow = arrow()
+    compute = pyarrow.compute
+    text = compute.utf8_trim_whitespace(text)
+    blank = compute.is_in(compute.utf8_lower(text), value_set=pyarrow.array(_MISSING))
+    return compute.if_else(blank, pyarrow.scalar(None, text.type), text), blank.to_numpy(zero_copy_only=False)
+
+
 def values_as(dtype: np.dtype[Any], text: Any, place: Place) -> Array:
     """Return the values in a column of text in a dtype that the user has named.
 
     Raises:
         GraphDataError: one does not fit; names the row.
     """
-    values = values_of(text, place)
+    values = _as_floats(text) if dtype.kind == "f" else None
+    if values is None:
+        values = values_of(text, place)
     if values.kind == "string":
         row = _first_that(lambda part: values_of(part, place).kind == "string", text)
         raise GraphDataError(f"{place(row)}: {text[row].as_py()!r:.80} is no {dtype.name}")
@@ -282,18 +288,38 @@ def _integers(text: Any, place: Place) -> Array:
         inexact = np.flatnonzero(np.abs(numbers.fill_null(0).to_numpy(zero_copy_only=False)) > EXACT)
         if len(inexact):
             row = int(inexact[0])
-            raise GraphDataError(f"{place(row)}: {numbers[row]} does not fit float64, which missing values ask for")
+            raise GraphDataError(
+                f"{place(row)}: {numbers[row]} does not fit float64, which missing values ask for; "
+                "--types COLUMN=float64 rounds it"
+            )
     return numbers.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
 
 
 def _floats(text: Any, place: Place) -> Array:
     rows: Array = _parsed(text, arrow().float64()).to_numpy(zero_copy_only=False)
-    large = np.flatnonzero((np.abs(rows) >= 2.0**63) & np.isfinite(rows))
-    if len(large) and not (rows != np.rint(rows))[~np.isnan(rows)].any():
-        number = text[int(large[0])].as_py()
-        if number.lstrip("-").isdecimal():
-            raise GraphDataError(f"{place(int(large[0]))}: {number} does not fit int64")
+    are_whole = not (rows != np.rint(rows))[~np.isnan(rows)].any()
+    for row in np.flatnonzero((np.abs(rows) > EXACT - 1) & np.isfinite(rows)).tolist():
+        number = text[row].as_py()
+        if not number.lstrip("+-").isdecimal():
+            continue
+        if are_whole and abs(int(number)) >= 2**63:
+            raise GraphDataError(f"{place(row)}: {number} does not fit int64; --types COLUMN=float64 rounds it")
+        if int(number) != int(rows[row]):
+            raise GraphDataError(
+                f"{place(row)}: {number} does not fit float64, which other rows of the column ask for; "
+                "--types COLUMN=float64 rounds it"
+            )
     return rows
+
+
+def _as_floats(text: Any) -> Values | None:
+    """Return floats that are rounded, as the user has asked; None if some are written in another way."""
+    text, is_missing = _without_blanks(text)
+    try:
+        rows = _parsed(text, arrow().float64()).to_numpy(zero_copy_only=False)
+    except arrow().ArrowInvalid:
+        return None
+    return Values("float", rows, int(is_missing.argmax()) if is_missing.any() else -1)
 
 
 def _bools(text: Any, place: Place) -> Array:

@@ -275,7 +275,9 @@ class _Table:
 
     def _feature(self, name: str, values: ValueColumn) -> Feature:
         if values.kind == "time":
-            get_logger().warning("%s: times in %s become int64, seconds since 1970 (UTC)", self.name, name)
+            get_logger().warning(
+                "%s: times in %s become int64, seconds since 1970 (UTC), rounded down", self.name, name
+            )
         if name == "label" and values.rows.ndim == 1:
             return Feature(as_labels(values.rows), "int64")
         if name in _MASKS:

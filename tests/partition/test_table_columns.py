@@ -206,11 +206,24 @@ def test_the_type_of_a_column_is_that_of_all_its_rows(tmp_path, caplog):
     source = read_source(write_files(tmp_path / "c", {"1.csv": whole, "2.csv": ["0,1,x"]}))
     assert source.left_out == (f"{tmp_path}/c/1.csv: column w is text (--categories COLUMN numbers it)",)
     path = write_text(tmp_path / "d.csv", [*["0,1,9007199254740993"] * 60, "0,1,0.5"], "src,dst,w")
-    with pytest.raises(GraphDataError, match=r"d.csv, row 2: 9007199254740993 does not fit float64, which other rows"):
+    with pytest.raises(GraphDataError, match=r"d.csv, row .*: 9007199254740993 does not fit float64, which other rows"):
         rows(feature(read_source(path), "w").values)
+    as_asked = read_source(path, tables=TableOptions(types={"w": "float64"}))
+    assert rows(feature(as_asked, "w").values).tolist() == [2.0**53] * 60 + [0.5]
+    path = write_text(tmp_path / "d.csv", ["0,1,9007199254740994", "1,0,0.5", "1,0,1e300"], "src,dst,w")
+    assert rows(feature(read_source(path), "w").values).tolist() == [2.0**53 + 2, 0.5, 1e300]
     path = write_text(tmp_path / "e.csv", ["0,1,True", *["0,1,False"] * 60, "0,1,"], "src,dst,w")
     with pytest.raises(GraphDataError, match=r"e.csv, row 63: w has no value"):
         read_source(path)
+
+
+@pytest.mark.parametrize("lines", [["0,1,9223372036854775808"], ["0,1,9007199254740993", "1,0,"]])
+def test_integers_are_rounded_only_where_the_user_says_so(tmp_path, lines):
+    path = write_text(tmp_path / "g.csv", lines, "src,dst,w")
+    with pytest.raises(GraphDataError, match=r"g.csv, row 2.* does not fit .*; --types COLUMN=float64 rounds it"):
+        read_source(path)
+    values = feature(read_source(path, tables=TableOptions(types={"w": "float64"})), "w").values
+    assert rows(values)[0] == float(lines[0].rpartition(",")[2]) and len(rows(values)) == len(lines)
 
 
 def test_ids_become_text_where_a_later_one_is(tmp_path):
