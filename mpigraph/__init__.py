@@ -1,14 +1,15 @@
 """mpigraph: MPI-native distributed GNN training with DGL's distributed API.
 
 Importing this package does no work: names are looked up on first use, so that what needs no torch never loads it. It
-only sets a variable that Open MPI reads when it starts, and shows uncaught errors of its own in short.
+only sets a variable that Open MPI reads when it starts, shows uncaught errors of its own in short, and, in a process
+that a launcher started, ends the job with them.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from mpigraph import tracebacks
-from mpigraph.config import disable_fast_boxes
+from mpigraph.config import disable_fast_boxes, launch
 from mpigraph.namespaces import missing
 
 if TYPE_CHECKING:
@@ -120,6 +121,8 @@ _DGL_NAMES = {
 
 disable_fast_boxes()
 tracebacks.install()
+if launch() is not None:
+    import_module("mpigraph.mpi.abort").guard_launched()
 
 
 def __getattr__(name: str) -> Any:

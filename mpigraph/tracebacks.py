@@ -10,14 +10,15 @@ from collections.abc import Callable
 from functools import cache
 from types import FrameType, TracebackType
 
-from mpigraph.config import debugging, launcher_rank
+from mpigraph.config import debugging, launch, launcher_rank
 from mpigraph.errors import MPIGraphError, NotInitializedError
 
-__all__ = ["format_error", "install", "is_users", "line_calling", "line_of"]
+__all__ = ["INTERRUPTED", "format_error", "install", "is_users", "line_calling", "line_of"]
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _INSTALLED = f"{os.sep}site-packages{os.sep}"
 _NOT_THE_USERS = (_HERE, "<frozen", os.path.dirname(os.__file__) + os.sep)
+INTERRUPTED = 130  # a shell's status of what Ctrl-C has ended
 _LINK = "\nThe above exception was the direct cause of the following exception:\n\n"
 _MOST = 10  # errors that are shown of a chain
 _NOT_STARTED = (
@@ -87,6 +88,10 @@ def install() -> None:
             alike = isinstance(error, NotInitializedError) and launcher_rank() > 0  # the first rank shows more
             sys.stderr.write(f"{type(error).__name__}: {error}\n" if alike else format_error(error))
             return
+        if kind is KeyboardInterrupt and launch() is not None and not debugging():  # while this library is imported
+            if launcher_rank() == 0:
+                os.write(2, b"[mpigraph] process 0 was interrupted; the job is ended\n")
+            os._exit(INTERRUPTED)
         before(kind, error, trace)
         if isinstance(error, ValueError) and "environment variable RANK expected" in str(error):
             sys.stderr.write(_NOT_STARTED)

@@ -5,6 +5,7 @@ pipe that nobody reads.
 """
 
 import array
+import atexit
 import faulthandler
 import fcntl
 import os
@@ -20,18 +21,20 @@ from typing import Any, NoReturn
 
 from mpi4py import MPI
 
+from mpigraph.config import debugging, launch, launcher_rank
 from mpigraph.errors import MPIGraphError
-from mpigraph.mpi.start import end_unstarted
+from mpigraph.mpi.start import end_unstarted, is_worker
 from mpigraph.mpi.witness import say_goodbye
-from mpigraph.tracebacks import format_error
+from mpigraph.tracebacks import INTERRUPTED, format_error
 
-__all__ = ["INTERRUPTED", "abort", "exit_status", "guard", "say", "unguard"]
+__all__ = ["abort", "exit_status", "guard", "guard_launched", "say", "unguard"]
 
-_SPEAKING_TIME = 15.0  # seconds that the speaker has to print an error that every rank raises, and MPI to end them
-_MOMENT = 1.0  # seconds that others give the speaker, who may have the same error
+_SPEAKING_TIME = 15.0  # seconds that the first has to print an error that every rank raises, and MPI to end them
+_INTERRUPTED_TIME = 2.0  # the same for Ctrl-C: the first may be where Python cannot be interrupted
+_MOMENT = 1.0  # seconds that others give the first, who may have the same error, and each the witness
+_APART = 0.05  # seconds between one rank and the next, so that the launcher ends the others before they speak, too
 _PRINTING_TIME = 10.0  # seconds that printing and MPI_Abort may take before the process just ends, and with it the job
 _READING_TIME = 5.0  # seconds that the launcher has to read what was printed: some drop what they have not read
-INTERRUPTED = 130  # a shell's status of what Ctrl-C has ended
 
 
 def say(text: str) -> None:
@@ -59,10 +62,12 @@ def abort(status: int, text: str = "", stacks: bool = False) -> NoReturn:
         stacks: whether to print what each thread does, too.
     """
     try:
+        while not _ending.acquire(blocking=False):
+            time.sleep(1.0)  # another thread ends the job
         with suppress(Exception):
             faulthandler.dump_traceback_later(_PRINTING_TIME, exit=True, file=open(os.devnull, "w"))
         say(text)
-        say_goodbye()
+        say_goodbye(failed=True)
         if stacks and sys.__stderr__ is not None:
             with suppress(Exception):
                 faulthandler.dump_traceback(sys.__stderr__.fileno(), all_threads=True)
@@ -100,6 +105,7 @@ class _Exit(SystemExit):
 
 _exits: list[weakref.ref[_Exit]] = []
 _uncaught: list[Any] = []  # what ``sys.exit`` was given, if nobody has caught it
+_ending = threading.RLock()
 _before: list[tuple[Any, Any, Any]] = []  # the hooks, and ``sys.exit``, in whose place ours are
 
 
@@ -134,6 +140,7 @@ def _stop_on(error: BaseException, identity: str) -> NoReturn:
     try:
         if isinstance(error, KeyboardInterrupt):
             status, text = INTERRUPTED, f"[mpigraph] {identity} was interrupted; the job is ended\n"
+            text = format_error(error) + text if debugging() else text
         else:
             text = f"[mpigraph] uncaught exception on {identity}; the job is ended\n{format_error(error)}"
     except Exception:  # no memory, or an error that cannot be printed
@@ -142,20 +149,33 @@ def _stop_on(error: BaseException, identity: str) -> NoReturn:
         abort(status, text)
 
 
-def guard(identity: str, speaker: bool) -> None:
+def _pause(error: BaseException, order: int) -> float:
+    """Return the seconds that a rank waits before it prints an error and ends the job: another may do so for all."""
+    if not order:
+        lost = isinstance(error, (RuntimeError, OSError)) and not isinstance(error, MPIGraphError)
+        return _MOMENT if lost else 0.0
+    interrupted = isinstance(error, KeyboardInterrupt)
+    shared = getattr(error, "everywhere", False)
+    return (_SPEAKING_TIME if shared else _INTERRUPTED_TIME if interrupted else _MOMENT) + order * _APART
+
+
+def guard(identity: str, order: int) -> None:
     """From now on an uncaught exception in any thread prints one traceback and aborts the whole job.
 
-    Of an error that every rank raises, and of Ctrl-C, only the rank with ``speaker`` prints; the others give it the
-    time to. Of other errors they wait for a moment: all ranks may have made the same mistake. A second call says who
-    this rank is from then on.
+    Of an error that every rank raises, and of Ctrl-C, only the rank of order 0 prints; the others give it the time to.
+    Of other errors they wait for a moment: all ranks may have made the same mistake. Where a connection may have been
+    lost, as in gloo, each waits: the launcher or the witness ends the job if another rank has died. A second call says
+    who this rank is from then on.
+
+    Args:
+        identity: names this rank.
+        order: how many ranks speak before this one.
     """
 
     def stop(kind: type[BaseException], error: BaseException | None, tb: TracebackType | None) -> None:
         error = kind() if error is None else error
-        if not speaker:
-            shared = getattr(error, "everywhere", False) or isinstance(error, KeyboardInterrupt)
-            with suppress(KeyboardInterrupt):
-                time.sleep(_SPEAKING_TIME if shared else _MOMENT)
+        with suppress(KeyboardInterrupt):
+            time.sleep(_pause(error, order))
         _stop_on(error, identity)
 
     def stop_thread(args: threading.ExceptHookArgs) -> None:
@@ -167,6 +187,24 @@ def guard(identity: str, speaker: bool) -> None:
     sys.excepthook = stop
     threading.excepthook = stop_thread
     sys.exit = _exit
+
+
+def guard_launched() -> None:
+    """Have errors of this process end the job before ``initialize()``, where the other processes would wait for it.
+
+    They wait when they start MPI, or when they end it, where ``mpi4py.MPI`` was imported first.
+    """
+    if launch() is not None and not is_worker():
+        guard(f"process {launcher_rank()}", launcher_rank())
+        atexit.register(_end_failed_job)
+
+
+def _end_failed_job() -> None:
+    status = exit_status()
+    if status and _before:  # no session has ended
+        if MPI.Is_initialized() and not MPI.Is_finalized():
+            abort(status)
+        end_unstarted(status)
 
 
 def unguard() -> None:

@@ -1,31 +1,17 @@
 """All ranks of a job, and a world of them without a session, for commands that need neither rows nor torch."""
 
-import atexit
-
 from mpi4py import MPI
 
-from mpigraph.config import Config, launch, launcher_rank
+from mpigraph.config import Config
 from mpigraph.errors import MPIGraphError
 from mpigraph.log import set_identity
-from mpigraph.mpi.abort import exit_status, guard
+from mpigraph.mpi.abort import guard
 from mpigraph.mpi.agree import everywhere
 from mpigraph.mpi.compat import library_version, unlink_segments
-from mpigraph.mpi.start import check_connected, end_unstarted, is_worker, start_mpi
+from mpigraph.mpi.start import check_connected, start_mpi
 from mpigraph.mpi.world import World
 
 __all__ = ["job_comm", "open_world"]
-
-
-def _end_unstarted_job() -> None:
-    """End the job at exit if this process fails before it has started MPI, where the others would wait for it."""
-    status = exit_status()
-    if status and not MPI.Is_initialized():
-        end_unstarted(status)
-
-
-if launch() is not None and not MPI.Is_initialized() and not is_worker():
-    guard(f"process {launcher_rank()}", launcher_rank() == 0)  # its errors end the job from now on
-    atexit.register(_end_unstarted_job)
 
 
 def job_comm(comm: MPI.Intracomm | None) -> MPI.Intracomm:
@@ -39,7 +25,7 @@ def job_comm(comm: MPI.Intracomm | None) -> MPI.Intracomm:
     if comm is None:
         check_connected(everyone.size, library_version())
     if everyone.size > 1:
-        guard(f"rank {everyone.rank}", everyone.rank == 0)
+        guard(f"rank {everyone.rank}", everyone.rank)
     return everyone
 
 

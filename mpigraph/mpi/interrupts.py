@@ -15,7 +15,8 @@ import time
 from types import FrameType, TracebackType
 from typing import Any
 
-from mpigraph.mpi.abort import INTERRUPTED, abort
+from mpigraph.mpi.abort import abort
+from mpigraph.tracebacks import INTERRUPTED
 
 __all__ = ["UNINTERRUPTED", "Uninterrupted", "end_if_overdue"]
 

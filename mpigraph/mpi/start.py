@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import select
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -74,7 +75,9 @@ def _leave_to_the_first() -> None:
 
 def is_worker() -> bool:
     """Return whether multiprocessing started this process inside a job."""
-    return config.launch() is not None and multiprocessing.parent_process() is not None
+    inside = multiprocessing.parent_process() is not None
+    inherits = getattr(multiprocessing.current_process(), "_inheriting", False)  # a forkserver imports the script, too
+    return config.launch() is not None and (inside or inherits)
 
 
 def load_mpi() -> None:
@@ -139,7 +142,7 @@ def _limited() -> Iterator[None]:
     speaker = None
     if config.launcher_rank() == 0:
         words = [sys.executable, "-I", "-S", "-c", _SPEAKER, str(min(_PATIENCE, seconds / 2)), _starting(seconds)]
-        speaker = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+        speaker = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
     try:
         yield
     finally:
@@ -147,15 +150,17 @@ def _limited() -> Iterator[None]:
         for number, handler in before.items():
             signal.signal(number, handler)
         if speaker is not None:
-            speaker.communicate()
+            speaker.communicate(b"started")
 
 
 _SPEAKER = """
-import select, sys
+import os, select, sys
 if not select.select([0], [], [], float(sys.argv[1]))[0]:
-    sys.stderr.write(sys.argv[2])
+    os.write(2, sys.argv[2].encode())
+if not os.read(0, 1):
+    os.write(2, b"[mpigraph] process 0 was ended in MPI_Init; the job is ended\\n")
 """
-"""Prints its second argument unless its input is closed within as many seconds as the first says."""
+"""Prints its second argument after the seconds of its first, and a line if the input ends before MPI has started."""
 
 
 def _starting(seconds: float) -> str:
@@ -181,6 +186,8 @@ def end_unstarted(status: int) -> None:
     if number is None:
         return
     with suppress(OSError):
+        if not stat.S_ISSOCK(os.fstat(number).st_mode):
+            return  # a subprocess of a rank has its variables, and another file of this number
         for line in ("cmd=init pmi_version=1 pmi_subversion=1", f"cmd=abort exitcode={status}"):
             os.write(number, f"{line}\n".encode())
             if select.select([number], [], [], 1.0)[0]:

@@ -5,6 +5,9 @@ several have died, which was the first. The witness has a session of its own, wh
 ranks of its node, and ends with the last of them. On several nodes each has one: they do not talk to each other, and
 the earliest time names the cause.
 
+A rank that ends the job because of an error says goodbye first. Its error may come of the death of another rank, whose
+sockets the kernel closes before anybody hears of the end: the witness names those that are ending by then.
+
 This file is also the program that the process runs: it imports nothing else of the library, and only what starts fast.
 """
 
@@ -15,10 +18,14 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 __all__ = ["Witness", "pid_namespace", "say_goodbye"]
 
 _addresses: list[str] = []  # of the witnesses that look at this process
+_SPEAKING_TIME = 5.0  # seconds that the witness has to speak
+_FAILED = b"!"
+_EXITING = 4  # PF_EXITING of Linux's include/linux/sched.h: set before a process gives back what it has
 
 
 def pid_namespace() -> str:
@@ -30,14 +37,18 @@ def pid_namespace() -> str:
         return ""
 
 
-def say_goodbye() -> None:
-    """Tell the witness that this process ends, or has ended the job, by itself and has said why."""
+def say_goodbye(failed: bool) -> None:
+    """Tell the witness that this process ends and has said why; wait until the witness has spoken, too.
+
+    Args:
+        failed: whether that is because of an error, which may come of another rank's death.
+    """
     while _addresses:
-        try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
-                out.sendto(b"", _addresses.pop())
-        except OSError:
-            continue  # it is gone
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as out:
+            out.settimeout(_SPEAKING_TIME)
+            out.connect(_addresses.pop())
+            out.sendall(_FAILED if failed else b"-")
+            out.recv(1)  # fails when the witness has ended
 
 
 class Witness:
@@ -56,8 +67,9 @@ class Witness:
         if first:
             import subprocess  # what runs as the witness does not need it
 
-            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as inbox:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as inbox:
                 inbox.bind(_addresses[-1])
+                inbox.listen()
                 words = [json.dumps([list(map(int, pids)), list(names)]), str(inbox.fileno())]
                 null = subprocess.DEVNULL
                 self._process = subprocess.Popen(
@@ -70,38 +82,54 @@ class Witness:
 
     def close(self) -> None:
         """End the process, unless another rank has done so."""
-        say_goodbye()
+        say_goodbye(failed=False)
         if hasattr(self, "_process"):
             self._process.wait()
 
 
-def _look(pids: list[int], names: list[str], inbox: int) -> str:
-    """Wait for a goodbye, or for the first rank that dies without one; return what to say of it."""
+def _look(pids: list[int], names: list[str], inbox: socket.socket) -> None:
+    """Wait for a goodbye, or for the first rank that dies without one, and print which rank died."""
     poll = select.poll()
     poll.register(inbox, select.POLLIN)
-    ranks = {}
+    ranks, dead = {}, []
     for pid, name in zip(pids, names, strict=True):
         try:
             handle = os.pidfd_open(pid)
         except ProcessLookupError:
-            return _obituary([name])
+            dead.append(name)
+            continue
         ranks[handle] = name
         poll.register(handle, select.POLLIN)
-    ready = {handle for handle, _ in poll.poll()}
+    ready = set() if dead else {handle for handle, _ in poll.poll()}
     ready |= {handle for handle, _ in poll.poll(0)}  # a goodbye comes before the end
-    return "" if inbox in ready else _obituary([ranks[handle] for handle in ready])
+    dead += [name for handle, name in ranks.items() if handle in ready]
+    if inbox.fileno() not in ready:
+        _print_obituary(dead)
+        return
+    with inbox.accept()[0] as connection:  # the other end waits until it is closed
+        if connection.recv(1) == _FAILED:
+            _print_obituary([name for pid, name in zip(pids, names, strict=True) if _ends(pid)])
 
 
-def _obituary(names: list[str]) -> str:
+def _ends(pid: int) -> bool:
+    """Return whether a process is ending, or has ended."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return bool(int(file.read().rpartition(b")")[2].split()[6]) & _EXITING)
+    except FileNotFoundError:
+        return True
+
+
+def _print_obituary(names: list[str]) -> None:
+    if not names:
+        return
     now = time.time()
     at = time.strftime("%H:%M:%S", time.localtime(now)) + f".{int(now % 1 * 1000):03d}"
-    return f"[mpigraph] {', '.join(sorted(names))} on host {os.uname().nodename} died at {at}; the job is ended\n"
+    text = f"[mpigraph] {', '.join(sorted(names))} on host {os.uname().nodename} died at {at}; the job is ended\n"
+    with suppress(OSError):
+        os.write(2, text.encode())
 
 
 if __name__ == "__main__":
     looked_at, called = json.loads(sys.argv[1])
-    text = _look(looked_at, called, int(sys.argv[2]))
-    try:
-        os.write(2, text.encode())
-    except OSError:
-        pass
+    _look(looked_at, called, socket.socket(fileno=int(sys.argv[2])))

@@ -331,7 +331,7 @@ def initialize(
         raise
     set_identity(world.identity, config.log_level)
     if world.size > 1:
-        guard(world.identity, world.is_trainer and world.trainers.rank == 0)
+        guard(world.identity, world.rank if world.is_trainer else world.size + world.rank)
         UNINTERRUPTED.begin(world.identity, serves=not world.is_trainer)
         if comm is None:
             world.start_witness()

@@ -1,11 +1,18 @@
 """How a process ends its job."""
 
+import os
 import select
+import socket
 import subprocess
 import sys
+import threading
 import time
+from pathlib import Path
 
-from jobs import clean_environment
+import pytest
+from jobs import SOON, clean_environment, run_script
+
+from mpigraph.mpi import witness
 
 PATIENT = """
 from mpigraph.mpi import abort
@@ -23,3 +30,49 @@ def test_what_was_printed_is_read_before_the_launcher_hears_of_the_end() -> None
         assert process.poll() is None
         assert b"the text of an error\n" in process.stderr.read()
     assert process.returncode == 3
+
+
+@pytest.mark.parametrize("failed", [True, False])
+def test_who_dies_while_another_says_goodbye_is_named(failed: bool, monkeypatch, capfd) -> None:
+    """The kernel closes sockets of a process before its end can be seen, and others have errors of that."""
+    with subprocess.Popen([sys.executable, "-S", "-c", ""]) as dead, socket.socket(socket.AF_UNIX) as inbox:
+        os.waitid(os.P_PID, dead.pid, os.WEXITED | os.WNOWAIT)  # it stays where /proc shows it
+        address = f"\0mpigraph-test-{os.getpid()}"
+        inbox.bind(address)
+        inbox.listen()
+        monkeypatch.setattr(witness, "_addresses", [address])
+        says = threading.Thread(target=witness.say_goodbye, args=[failed])
+        says.start()
+        select.select([inbox], [], [])
+        witness._look([os.getpid(), dead.pid], ["trainer 0", "trainer 1"], inbox)
+        says.join()
+    printed = capfd.readouterr().err
+    assert printed.startswith("[mpigraph] trainer 1 on host") if failed else not printed
+
+
+DIES = """
+torch.distributed.init_process_group({group})
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(100, 100))
+for step in range(20):
+    if step == 9 and rank == {who}:
+        {how}
+    model(torch.ones(2, 100)).sum().backward()
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("group", "who", "how"),
+    [
+        ("'gloo'", 1, "os._exit(5)"),
+        pytest.param("'gloo'", 0, "os.kill(os.getpid(), 9)", marks=pytest.mark.slow),
+        pytest.param("'mpi4py', init_method='mpi4py://'", 1, "os._exit(5)", marks=pytest.mark.slow),
+    ],
+)
+def test_who_dies_in_ddp_is_named_alone(tmp_path: Path, oracle, group: str, who: int, how: str) -> None:
+    body = DIES.format(group=group, who=who, how=how)
+    status, output, seconds = run_script(tmp_path, oracle(2), body, ranks=2, servers=0)
+    ours = [line for line in output.splitlines() if line.startswith("[mpigraph]")]
+    assert status != 0 and seconds < SOON
+    assert ours[-1].startswith(f"[mpigraph] trainer {who}/2 (rank {who}) on host"), output
+    assert "Traceback" not in output

@@ -1,5 +1,6 @@
 """Processes that were started together and that MPI does not connect, and variables that contradict the job."""
 
+import multiprocessing
 import os
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from jobs import SOON, clean_environment, mpiexec, run_job, run_script
 from mpi4py import MPI
 
 from mpigraph.errors import InvalidArgumentError
-from mpigraph.mpi.start import check_connected
+from mpigraph.mpi.start import check_connected, end_unstarted, is_worker
 
 FAST_BOXES = "OMPI_MCA_btl_sm_fbox_max"
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "4", "RANK": "0"}
@@ -136,6 +137,34 @@ def test_an_error_before_initialize_ends_the_job(how: str, status: int, words: l
     assert done.status == status or how.startswith("os.kill")
     for text in words:
         assert done.output.count(text) == 1, done.output
+
+
+@pytest.mark.parametrize("how", ["sys.exit(3)", "raise ValueError('no such file')"])
+@pytest.mark.parametrize("first", ["mpigraph", "mpi4py.MPI, mpigraph"])
+def test_an_error_after_the_first_import_ends_the_job(first: str, how: str) -> None:
+    script = (
+        f"import sys, {first}\nif mpigraph.config.launcher_rank() == 1:\n    {how}\nmpigraph.distributed.initialize()"
+    )
+    done = run_job([*mpiexec(2), sys.executable, "-c", script], clean_environment())
+    assert done.status != 0 and done.seconds < SOON
+    assert done.output.count("no such file") == how.count("no such file"), done.output
+
+
+def test_a_subprocess_of_a_rank_writes_to_no_file_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the rank's variables, in which PMI_FD is the number of a socket that it does not have."""
+    path = tmp_path / "data"
+    with open(path, "w") as file:
+        monkeypatch.setenv("PMI_FD", str(file.fileno()))
+        end_unstarted(1)
+    assert path.read_bytes() == b""
+
+
+def test_the_server_of_forkserver_is_no_rank(variables: pytest.MonkeyPatch) -> None:
+    """It imports the script, as the workers do, but has no parent process."""
+    variables.setenv("PMI_SIZE", "2")
+    assert not is_worker()
+    variables.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
+    assert is_worker()
 
 
 def test_a_process_that_stays_away_is_named_and_ends_the_job() -> None:

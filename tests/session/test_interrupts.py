@@ -1,9 +1,13 @@
 """Ctrl-C that a script catches, at random moments: rows and minibatches stay right, and the job ends."""
 
+import signal
+import sys
+import time
 from pathlib import Path
 
 import pytest
-from jobs import SOON, run_script
+from jobs import PRELUDE, SOON, clean_environment, mpiexec, run_script, started, wait_for
+from mpi4py import MPI
 
 INTERRUPTED = """
 import random, signal, threading, time
@@ -12,19 +16,22 @@ import torch
 import mpigraph as mg
 from mpigraph.session.context import current
 
-armed, over, count = threading.Event(), threading.Event(), 0
+armed, over, sending, count = threading.Event(), threading.Event(), threading.Lock(), 0
 
 def interrupt():
     global count
     pauses = random.Random(7 + g.rank())
     while not over.is_set():
         time.sleep(pauses.random() * 0.01)
-        if armed.is_set():
-            count += 1
-            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        with sending:
+            if armed.is_set():  # once: what catches it must not be interrupted, too
+                armed.clear()
+                count += 1
+                signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
 def rest():
-    armed.clear()
+    with sending:
+        armed.clear()
     time.sleep(0.03)
 
 nodes = torch.arange(g.num_nodes())
@@ -53,7 +60,7 @@ while caught < {many}:
     try:
         rest()
     except KeyboardInterrupt:
-        time.sleep(0.03)
+        pass
     some = rows[ids[:500]]
     everything = rows[ids]
     wrong += int((some != values(ids[:500])).sum() + (everything != values(ids)).sum())
@@ -118,3 +125,37 @@ def test_what_cannot_go_on_ends_the_job_with_a_line(
     status, output, seconds = run_script(tmp_path, oracle(2), body, ranks=2, servers=0)
     assert status != 0 and "went on" not in output and words in output, output
     assert seconds < SOON
+
+
+HERE = "from pathlib import Path\nimport os, time\nPath(f'here-{os.environ[\"PMI_RANK\"]}').touch()\n"
+PHASES = {
+    "importing": HERE + "import mpigraph.distributed",
+    "starting MPI": "import mpigraph.distributed as dist\n"
+    + HERE
+    + "if os.environ['PMI_RANK'] == '1': time.sleep(600)\ndist.initialize()",
+    "in gloo": PRELUDE
+    + "torch.distributed.init_process_group('gloo')\n"
+    + HERE
+    + "if rank == 1: time.sleep(600)\ntorch.distributed.barrier()",
+    "in a barrier": PRELUDE + HERE + "if rank == 1: time.sleep(600)\ng.barrier()",
+}
+
+
+@pytest.mark.skipif(MPI.get_vendor()[0] != "MPICH", reason="names ranks by a variable of MPICH's")
+@pytest.mark.parametrize("phase", ["importing", *(pytest.param(p, marks=pytest.mark.slow) for p in list(PHASES)[1:])])
+def test_ctrl_c_ends_the_job_with_a_line(tmp_path: Path, oracle, phase: str) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(PHASES[phase].replace("{servers}", "0").replace("{path!r}", repr(str(oracle(2)))))
+    output = tmp_path / "output"
+    with (
+        open(output, "w") as file,
+        started(
+            [*mpiexec(2), sys.executable, script], clean_environment(), cwd=tmp_path, stdout=file, stderr=file
+        ) as job,
+    ):
+        assert wait_for([tmp_path / f"here-{rank}" for rank in range(2)])
+        time.sleep(0.5)
+        job.send_signal(signal.SIGINT)
+        assert job.wait(SOON) != 0
+    text = output.read_text()
+    assert text.count("[mpigraph] ") == 1 and "Traceback" not in text, text
