@@ -139,7 +139,7 @@ def test_the_number_of_servers_is_the_jobs_unless_it_is_given(monkeypatch):
     ],
 )
 def test_one_rank_speaks_before_mpi_starts(monkeypatch, capsys, name):
-    for variable in ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"):
+    for variable in ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "MPI_LOCALRANKID"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(job, "run", lambda settings, age: 0)
     said = []

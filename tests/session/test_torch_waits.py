@@ -36,7 +36,7 @@ STUCK = {
     "groups": "for _ in range(8): torch.distributed.new_group()\n"
     "g.barrier() if g.rank() == 0 else torch.distributed.barrier()",
     "work": "g.barrier() if g.rank() == 0 else torch.distributed.all_reduce(torch.ones(3), async_op=True).wait()",
-    "epochs": "for _ in range(2):\n for _, _, blocks in loader_of(25 if g.rank() else 30): step(blocks)\ng.barrier()",
+    "epochs": "for _ in range(2):\n for _, _, blocks in loader_of(5 if g.rank() else 30): step(blocks)\ng.barrier()",
 }
 SLOW = {
     "backward": """
