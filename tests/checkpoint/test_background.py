@@ -35,7 +35,7 @@ def test_it_rests_for_the_share_that_it_does_not_take(pace: Pace) -> None:
     begin = time.perf_counter()
     work(0.02)
     pace.pause()
-    assert time.perf_counter() - begin >= 0.02 / background._SHARE
+    assert time.perf_counter() - begin >= 0.9 * 0.02 / background._SHARE  # two clocks
 
 
 def test_waiting_for_the_disk_is_rest(pace: Pace, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,11 +21,12 @@ NODES, DEGREE = 40, 20
 
 @pytest.fixture(autouse=True)
 def unseeded() -> Iterator[None]:
-    """Leave the generators as they were."""
-    before = torch.get_rng_state(), draws._Process.generator, draws._Process.seed
+    """Begin as a new process does, whatever other tests have seeded, and leave the generators so."""
+    before = torch.get_rng_state()
+    draws._Process.generator, draws._Process.seed = torch.default_generator, None
     yield
-    torch.set_rng_state(before[0])
-    draws._Process.generator, draws._Process.seed = before[1:]
+    torch.set_rng_state(before)
+    draws._Process.generator, draws._Process.seed = torch.default_generator, None
 
 
 def ring() -> mg.HeteroGraph:
