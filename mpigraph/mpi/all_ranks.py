@@ -14,6 +14,10 @@ from mpigraph.mpi.world import World
 __all__ = ["job_comm", "open_world"]
 
 
+if MPI.Is_initialized():  # by the script: from now on what kills this process leaves nothing
+    unlink_segments()
+
+
 def job_comm(comm: MPI.Intracomm | None) -> MPI.Intracomm:
     """Return the ranks that take part, by default all; start MPI unless it runs.
 
