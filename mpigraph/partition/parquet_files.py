@@ -9,10 +9,11 @@ import numpy as np
 
 from mpigraph.arrays import Array
 from mpigraph.errors import GraphDataError
+from mpigraph.log import get_logger
 from mpigraph.partition.chunks import concatenated
 from mpigraph.partition.row_arrays import RowArray
 from mpigraph.partition.table_pieces import FAILURES, Piece, check_names, check_regular, failure
-from mpigraph.partition.text_values import arrow, to_numpy, type_kind
+from mpigraph.partition.text_values import EXACT, arrow, to_numpy, type_kind
 
 __all__ = ["ParquetFiles"]
 
@@ -83,9 +84,28 @@ class ParquetFiles:
         except FAILURES as error:
             raise failure(self.paths[file], error) from error
 
-    def rows(self, name: str) -> RowArray:
-        """Return a column whose groups are read when they are asked for."""
-        last = _Last()
+    def _lacks_values(self, name: str) -> bool:
+        """Return whether a column of integers has rows without a value, as the groups' statistics say."""
+        if self.kinds[name] != "integer":
+            return False
+        for metadata in self.metadata:
+            for group in map(metadata.row_group, range(metadata.num_row_groups)):
+                columns = map(group.column, range(group.num_columns))
+                statistics = next(column.statistics for column in columns if column.path_in_schema == name)
+                if statistics is not None and statistics.null_count:
+                    return True
+        return False
+
+    def rows(self, name: str, gaps: bool = False) -> RowArray:
+        """Return a column whose groups are read when they are asked for.
+
+        Args:
+            name: the column.
+            gaps: whether integers may be missing: all become float64 then, and those NaN, as in csv.
+        """
+        last = _Last(as_floats=gaps and self._lacks_values(name))
+        if last.as_floats:
+            get_logger().warning("%s: %s has rows without a value, which become NaN", self.paths[0], name)
         groups = [
             (file, number, self.metadata[file].row_group(number).num_rows)
             for file in range(len(self.paths))
@@ -107,8 +127,9 @@ class ParquetFiles:
 
 @dataclass
 class _Last:
-    """The group of a column that was read last, since slices end within groups."""
+    """The group of a column that was read last, since slices end within groups; ``as_floats`` of all groups."""
 
+    as_floats: bool = False
     key: tuple[int, int] = (-1, -1)
     rows: Array = field(default_factory=lambda: np.zeros(0))
 
@@ -168,6 +189,8 @@ class _GroupRows:
     def _read(self) -> Array:
         if self._last.key != self._key:
             column = self._tables.group(*self._key, self._name)
+            if self._last.as_floats:
+                column = self._with_gaps(column)
             rows = to_numpy(column, self.place)
             if len(rows) != self._length:
                 raise GraphDataError(f"{self.place(0)}: {len(rows)} rows, where the file says {self._length}")
@@ -178,3 +201,13 @@ class _GroupRows:
             self._last.rows = rows
             self._last.key = self._key
         return self._last.rows
+
+    def _with_gaps(self, integers: Any) -> Any:
+        """Return integers, some of which are missing, as float64."""
+        large = np.flatnonzero(np.abs(integers.fill_null(0).to_numpy(zero_copy_only=False)) > EXACT)
+        if len(large):
+            raise GraphDataError(
+                f"{self.place(large[0])}: {integers[int(large[0])]} does not fit float64, which the column is read as "
+                "since rows have no value; --types COLUMN=string leaves the column out"
+            )
+        return integers.cast(arrow().float64())

@@ -275,12 +275,13 @@ def _lazy_values(tables: ParquetFiles, columns: Sequence[str], dtype: str) -> Va
     for kind in ("other", "string"):
         if kind in kinds or dtype == kind:
             return ValueColumn(kind, np.zeros(0))
-    rows = side_by_side([tables.rows(name) for name in columns])
+    rows = side_by_side([tables.rows(name, gaps=True) for name in columns])
+    kind = "float" if rows.dtype.kind == "f" and kinds == {"integer"} else tables.kinds[columns[0]]
     if not dtype and len(columns) > 1:
         return ValueColumn("list", as_floats(rows))
     if dtype not in ("", rows.dtype.name):
         rows = MadeRows(partial(as_dtype, dtype=np.dtype(dtype)), dtype, rows)
-    return ValueColumn(tables.kinds[columns[0]], rows)
+    return ValueColumn(kind, rows)
 
 
 def _parse(

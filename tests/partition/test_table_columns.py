@@ -423,3 +423,24 @@ def test_many_files_take_few_open_ones(tmp_path):
     assert len(os.listdir("/proc/self/fd")) - before < 20
     assert rows(source.edge_feats["_N:_E:_N"]["weight"].values).tolist() == [number + 0.5 for number in range(60)]
     assert rows(source.edge_feats["_N:_E:_N"]["name"].values).tolist() == list(range(60))
+
+
+def test_integers_of_parquet_may_be_missing(tmp_path, caplog):
+    def write(name, **columns):
+        ends = {"src": pa.array([0, 1, 2, 0]), "dst": pa.array([1, 2, 0, 2])}
+        parquet.write_table(pa.table(ends | columns), tmp_path / name, row_group_size=2)
+        return tmp_path / name
+
+    path = write("g.parquet", k=pa.array([5, None, 7, 8]), w=pa.array([1, 2, 3, 4]))
+    source = read_source(path)
+    assert np.array_equal(rows(feature(source, "k").values), [5, np.nan, 7, 8], equal_nan=True)
+    assert feature(source, "w").dtype == "int64"
+    assert f"{path}: k has rows without a value, which become NaN" in caplog.messages
+    with pytest.raises(GraphDataError, match="nan does not fit int64"):
+        rows(feature(read_source(path, tables=TableOptions(types={"k": "int64"})), "k").values)
+    path = write("large.parquet", k=pa.array([5, None, 8, 2**53 + 1]))
+    with pytest.raises(GraphDataError, match=r"large.parquet: k, row 3: 9007199254740993 does not fit float64"):
+        rows(feature(read_source(path), "k").values)
+    path = write("ends.parquet", src=pa.array([0, None, 2, 0]))
+    with pytest.raises(GraphDataError, match=r"ends.parquet: src, row 1: a value is missing"):
+        read_source(path)
