@@ -26,7 +26,7 @@ def working_ranks(command: str, comm: Any = None) -> Iterator[Exchange]:
     if comm is None and launch() is None:
         yield ALONE
         return
-    from mpigraph.mpi.abort import abort, unguard  # MPI starts with its import, and one process needs none
+    from mpigraph.mpi.abort import abort, unguard  # they load MPI, and one process needs none
     from mpigraph.mpi.all_ranks import open_world
     from mpigraph.partition.over_mpi import MPIExchange
 

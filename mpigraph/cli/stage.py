@@ -19,7 +19,7 @@ from mpigraph.partition.occupied import Sizes, check_vacant, remove_other_graphs
 from mpigraph.storage.part_config import PartConfig
 from mpigraph.store.staging import Shard, check_fit, copy_shard, hosts_of_nodes, is_staged, parts_of_hosts, shards_of
 
-if TYPE_CHECKING:  # MPI starts with its import, and a parser needs none
+if TYPE_CHECKING:  # it loads MPI, and a parser needs none
     from mpigraph.mpi.world import World
 
 __all__ = ["add_parser", "run"]

@@ -10,9 +10,10 @@ Of the processes of a machine that need a kernel one compiles it; the others wai
 import os
 import stat
 import tempfile
+import time
 import warnings
 from contextlib import suppress
-from fcntl import LOCK_EX, LOCK_UN, flock
+from fcntl import LOCK_EX, LOCK_NB, LOCK_UN, flock
 from functools import cache
 from io import TextIOWrapper
 from pathlib import Path
@@ -23,9 +24,12 @@ from numba.core import dispatcher, event
 from numba.core.caching import FunctionCache
 
 from mpigraph.compiling import REPORT
+from mpigraph.config import timeout
 from mpigraph.errors import StorageError
 
 __all__ = ["prepare"]
+
+_POLL = 0.02  # seconds between looks at a lock
 
 
 def prepare() -> None:
@@ -58,6 +62,18 @@ def _temporary_folder() -> Path:
 _folder_of_locks = cache(_temporary_folder)
 
 
+def _wait_for(lock: TextIOWrapper, seconds: float) -> None:
+    """Take a lock; go on without it if another process, which may be stopped, holds it for so many seconds."""
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            return flock(lock, LOCK_EX | LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > end:
+                return
+        time.sleep(_POLL)
+
+
 class _SharedCache:
     """numba's cache of one kernel. Between a miss and what is saved then, other processes of the machine wait."""
 
@@ -79,7 +95,7 @@ class _SharedCache:
             self._missing = True
             with suppress(OSError):  # without a place for locks each process compiles
                 self._lock = open(_folder_of_locks() / f"{self._name}.lock", "w")
-                flock(self._lock, LOCK_EX)
+                _wait_for(self._lock, timeout())
             loaded = self._own.load_overload(*what)
             if loaded is not None:
                 self.leave()

@@ -1,7 +1,10 @@
 """Where compiled kernels are kept, and kernels that are not compiled."""
 
+import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from fcntl import LOCK_EX, flock
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ from numba.core.errors import TypingError
 from mpigraph.compiling import REPORT
 from mpigraph.errors import StorageError
 from mpigraph.kernels import cache
+from mpigraph.kernels.rng import combine
 from mpigraph.kernels.search import find_in_rows
 
 
@@ -84,6 +88,18 @@ def test_one_of_several_processes_compiles_a_kernel_and_says_so(tmp_path: Path) 
         assert count == 0 or "compiling kernels (first use)" in done.stderr
     assert later.stdout.startswith("compiled 0 ") and later.stderr == ""
     assert all(done.stdout.endswith(" ''\n") for done in (*both, later))
+
+
+def test_a_process_that_holds_a_lock_for_ever_keeps_no_other_one_waiting(tmp_path: Path) -> None:
+    locks = tmp_path / f"mpigraph-kernels-{os.getuid()}"
+    locks.mkdir(mode=0o700)
+    script = "import numpy as np; from mpigraph.kernels.rng import combine; print(int(combine(1, np.uint64(2))))"
+    env = {"TMPDIR": str(tmp_path), "NUMBA_CACHE_DIR": str(tmp_path / "kernels"), "MPIGRAPH_TIMEOUT": "0.5"}
+    with ExitStack() as stack:
+        for kernel in ("mix64", "_combine"):
+            flock(stack.enter_context(open(locks / f"mpigraph.kernels.rng.{kernel}.lock", "w")), LOCK_EX)
+        done = run_job([sys.executable, "-c", script], clean_environment() | env)
+    assert done.status == 0 and int(done.stdout) == int(combine(1, 2)), done.output
 
 
 def test_what_cannot_be_compiled_keeps_no_other_process_waiting() -> None:
