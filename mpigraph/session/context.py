@@ -272,6 +272,7 @@ def initialize(
     """Split the ranks into servers and trainers; on a server, serve until the trainers are done.
 
     The three starts of a script need nothing else: ``python`` (one rank does everything), ``mpiexec -n 4``, ``srun``.
+    It starts MPI, which importing this library does not: a script that uses mpi4py before calls ``MPI.Init()``.
     On a server this call does not return: it raises ``SystemExit(0)`` when the job is over. On a trainer it sets
     ``RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT`` where they are not set, so that
     ``torch.distributed.init_process_group`` works next, with gloo, NCCL, or over MPI and without a port

@@ -150,6 +150,7 @@ def test_the_way_of_a_minibatch_is_short(comm: Any, tmp_path: Path, monkeypatch:
 
 
 def main() -> None:
+    import started_mpi  # noqa: F401
     from mpi4py import MPI
 
     with tempfile.TemporaryDirectory() as folder:

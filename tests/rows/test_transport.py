@@ -362,8 +362,8 @@ def test_an_idle_server_leaves_its_core_to_others(tmp_path) -> None:
     script = tmp_path / "idle.py"
     script.write_text(
         "import os, time\n"
+        "from mpi4py import MPI\n"  # starts MPI, which the library's import does not
         "import mpigraph.distributed as dist\n"
-        "from mpi4py import MPI\n"
         "pids = MPI.COMM_WORLD.allgather(os.getpid())\n"
         "dist.initialize(num_servers=1)\n"
         "def used():\n"
