@@ -120,7 +120,8 @@ def finish(tasks: Sequence[Task[Any]], policy: Policy, seconds: float = math.inf
         waiting = list(tasks)
         while waiting := [task for task in waiting if not task.done]:
             if any([task.advance() for task in waiting]):
-                backoff.reset()
+                if not policy.yields:  # else ranks that share a core would spin again in each step
+                    backoff.reset()
             elif time.monotonic() > end:
                 return False
             else:

@@ -30,6 +30,7 @@ __all__ = ["Call", "Calls"]
 _MASK = 2**64 - 1
 _LONGEST = 400  # bytes of a call's description
 _TAGS = 2**15 - 1  # MPI has as many at least
+_LOOKS = 20  # a few microseconds: where the ranks come at the same time, it is faster than to yield
 _SHOWN = 6  # counts in a description
 
 Pairs = Iterable[tuple[int, int]]
@@ -97,7 +98,7 @@ class _Turn:
 
     def __init__(self, calls: "Calls", call: Call, begin: Callable[[], list[MPI.Request]]) -> None:
         self.calls, self.call, self.begin = calls, call, begin
-        self.line = line_calling(sys._getframe(1))
+        self.line = ""
         words = call.words(calls.rank)
         self.hash = words[0]
         self.sum = array("Q", words)
@@ -169,7 +170,13 @@ class Calls:
             self._turns.append(turn)
             if self._at_once:
                 turn.requests = begin()
-        yield turn  # type: ignore[misc]
+        looks = 0
+        while not turn.Test() and looks < _LOOKS:
+            looks += 1
+        if not turn.done or not turn.same:
+            turn.line = line_calling(sys._getframe())  # the caller is on the stack until the first yield
+        if not turn.done:
+            yield turn  # type: ignore[misc]
         if not turn.same:
             yield from self._explain(turn, number)
         if turn.error is not None:
