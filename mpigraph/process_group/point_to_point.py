@@ -18,7 +18,10 @@ __all__ = ["finish_messages", "receive", "send"]
 
 
 class _Receive:
-    """A receive whose message may be longer than its tensor: a request, for coroutines."""
+    """A receive whose message may be longer than its tensor: a request, for coroutines.
+
+    Open MPI 5.0 itself ends the job where such a message is too long to be sent at once (some kilobytes).
+    """
 
     def __init__(self, name: str, nbytes: int, request: MPI.Request) -> None:
         self._name, self._nbytes, self._request = name, nbytes, request

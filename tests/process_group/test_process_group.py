@@ -209,7 +209,7 @@ def test_messages(job: SharedJob) -> None:
         with pytest.raises(InvalidArgumentError, match=f"rank {source} sent 12 bytes, the tensor has 20"):
             dist.recv(torch.zeros(5), source)
         works[0].wait()
-        for values in (3, 300_000):
+        for values in (3, 300_000) if MPI.get_vendor()[0] == "MPICH" else (3,):  # Open MPI aborts at a long one
             work = dist.isend(torch.zeros(values), to)
             with pytest.raises(InvalidArgumentError, match=f"recv from {source}: a message has more than the 8 bytes"):
                 dist.recv(torch.zeros(2), source)
