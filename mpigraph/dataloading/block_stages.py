@@ -40,5 +40,4 @@ def block_stages(
 
     seeds: NodeTensors = unwrap_nodes(g.schema, ids)
     sample: Callable[[Any], Blocks] = partial(sampler.sample_blocks, g) if times is None else sample_at
-    seed_nodes = partial(by_ntype, g.schema, nids)
-    return Stages(seeds, sample, fetch, announce, [fetch.inputs], seed_nodes, times=times)
+    return Stages(seeds, sample, fetch, announce, [fetch.inputs], times=times)

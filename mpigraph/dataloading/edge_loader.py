@@ -8,7 +8,6 @@ import torch
 
 from mpigraph.dataloading.caches import Sizes
 from mpigraph.dataloading.edge_sampler import EdgePredictionSampler, PairSample, as_edge_prediction_sampler
-from mpigraph.dataloading.edges import ends_of
 from mpigraph.dataloading.exclusion import Exclude, ReverseEids
 from mpigraph.dataloading.fetcher import BlockFetcher, FeatureFetcher, Stages
 from mpigraph.dataloading.foreign_options import check_foreign
@@ -82,7 +81,6 @@ class DistEdgeDataLoader(SampledDataLoader):
         num_prefetch: int = 2,
         seed: int | None = None,
         cache: Sizes = "auto",
-        cache_policy: str = "lookahead",
         lookahead: int | None = None,
         num_workers: int = 0,
         pin_memory: bool = False,
@@ -112,7 +110,7 @@ class DistEdgeDataLoader(SampledDataLoader):
             graph_sampler.look_up_reverse(g, eids)
         options = (batch_size, shuffle, drop_last, queue_size, num_prefetch, seed)
         of_blocks = getattr(graph_sampler, "sampler", None)
-        super().__init__(g, stages, mover, of_blocks, graph_sampler, *options, cache, cache_policy, lookahead)
+        super().__init__(g, stages, mover, of_blocks, graph_sampler, *options, cache, lookahead)
 
 
 def _pair_stages(
@@ -145,6 +143,5 @@ def _pair_stages(
         return sampler.sample(g, chosen.ids, edge_label_time=chosen.times)
 
     sample: Callable[[Any], PairSample] = partial(sampler.sample, g) if times is None else sample_at
-    seed_nodes = partial(ends_of, g, eids)
     seeds = unwrap_edges(g.schema, ids)
-    return Stages(seeds, sample, fetch, announce, [of_blocks.inputs], seed_nodes, nodes_per_seed=2, times=times)
+    return Stages(seeds, sample, fetch, announce, [of_blocks.inputs], times=times)

@@ -9,7 +9,7 @@ from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.typed_ids import EdgeIds, by_relation
 from mpigraph.metadata.schema import Relation
 
-__all__ = ["NO_EDGES", "Edges", "ends_of", "find_edges"]
+__all__ = ["NO_EDGES", "Edges", "find_edges"]
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,3 @@ def find_edges(g: DistGraph, eids: EdgeIds) -> dict[Relation, Edges]:
         src, dst = g.find_edges(ids, relation)
         found[relation] = Edges(ids.numpy(), src.numpy(), dst.numpy())
     return found
-
-
-def ends_of(g: DistGraph, eids: EdgeIds) -> dict[int, I64]:
-    """The nodes that edges have as ends, by node type id, ascending, each once. As :func:`find_edges`."""
-    ends: dict[int, list[I64]] = {}
-    for (src, _, dst), edges in find_edges(g, eids).items():
-        ends.setdefault(g.schema.ntype_id(src), []).append(edges.src)
-        ends.setdefault(g.schema.ntype_id(dst), []).append(edges.dst)
-    return {ntype: np.unique(np.concatenate(some)) for ntype, some in ends.items()}

@@ -4,14 +4,13 @@ All loaders gather here, in :meth:`FeatureFetcher.fetch`.
 """
 
 import time
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
 
-from mpigraph.arrays import I64
 from mpigraph.dataloading.sampler import BlockSampler
 from mpigraph.dataloading.seeds import TypedIds
 from mpigraph.distgraph.features import Kind, Spaces
@@ -49,9 +48,6 @@ class Stages(Generic[Sample]):
         fetch: makes of it what the loader yields. One-sided.
         announce: tells ``inputs`` what :attr:`fetch` of this sample will read, with the number of the minibatch. Local.
         inputs: gather the features of what a minibatch reaches, which may be far.
-        seed_nodes: int64[n] by node type id, the nodes from which this trainer's minibatches begin.
-        nodes_per_seed: how many of them belong to one of ``seeds``.
-        expand_once: whether a hop draws only for what the hop before has found.
         receive: makes what the consumer gets of what :attr:`fetch` returned, in the consumer's thread. Local.
     """
 
@@ -60,9 +56,6 @@ class Stages(Generic[Sample]):
     fetch: Callable[[Sample], Any]
     announce: Callable[[Sample, int], None] = _tell_nobody
     inputs: Sequence["FeatureFetcher[Any]"] = ()
-    seed_nodes: Callable[[], Mapping[int, I64]] = dict
-    nodes_per_seed: int = 1
-    expand_once: bool = False
     receive: Callable[[Any], Any] = _as_made
     times: TypedIds | None = None
     placed: bool = False

@@ -42,6 +42,9 @@ _INSTEAD = {
     "exclude=, a fanout of 0 for a relation, or a sampler of your own",
     "load_input": "name the features: features=[...] gathers them for the input nodes",
     "load_output": "name the features: labels=[...] gathers them for the output nodes",
+    "cache_policy": "there are no cache policies any more: a cache keeps the rows that the minibatches ahead read "
+    "soonest, which no fixed choice of rows was better than; cache= says how large it is, lookahead= how many "
+    "minibatches are known",
     "collate_fn": "the sampler makes the minibatches: change them in the loop, or use DistDataLoader(ids, batch_size, "
     "collate_fn=...)",
     "generator": "order and draws depend on seed=",

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 from mpigraph.arrays import I64
-from mpigraph.dataloading.caches import CacheOptions, Epochs, Sizes, check_cache, open_caches
+from mpigraph.dataloading.caches import CacheOptions, Sizes, check_cache, open_caches
 from mpigraph.dataloading.fetcher import Stages
 from mpigraph.dataloading.foreign_options import check_foreign
 from mpigraph.dataloading.passes import Pass, Passes
@@ -348,7 +348,6 @@ class SampledDataLoader(DistDataLoader):
         num_prefetch: int,
         seed: int | None,
         cache: Sizes,
-        cache_policy: str,
         lookahead: int | None,
     ) -> None:
         """Plan the batches, and have the hosts prepare the edge weights of the sampler of blocks, if any.
@@ -359,7 +358,7 @@ class SampledDataLoader(DistDataLoader):
         with arguments(g.session):
             prob = getattr(sampler, "prob", None)
             weights = {} if prob is None else g.edge_weights(prob)
-            caching = check_cache(cache, cache_policy, lookahead)
+            caching = check_cache(cache, lookahead)
             time_filter = getattr(sampler, "time_filter", None)
             if time_filter is not None:
                 g.times(time_filter.attr)
@@ -373,21 +372,21 @@ class SampledDataLoader(DistDataLoader):
         self._passes.fingerprint |= {"graph": g.identity, "sampler": describe(of_batches)}
         if seed is None and (shuffle or is_random(of_batches)):
             self._passes.begun = g.session.loaders_begun
-        self._open_caches(Epochs(g, sampler, batch_size, len(self), stages), caching)
+        self._open_caches(g.session, caching)
         if time_filter is not None:
             g.prepare_times(time_filter.attr)
         if weights:
             g.session.control.call(Operation.PREPARE_WEIGHTS, numbers=sorted(weights.values()))
 
-    def _open_caches(self, epochs: Epochs, options: CacheOptions) -> None:
+    def _open_caches(self, session: Session, options: CacheOptions) -> None:
         """Make the caches, where rows may be far and a thread may answer others while minibatches are ahead."""
-        world = epochs.g.session.world
+        world, fetchers = session.world, self._stages.inputs
         if world.all_near or not world.threads_may_communicate:
             return
         wanted = options.lookahead or options.total or options.named
-        if wanted and any(fetcher.tensors for fetcher in epochs.stages.inputs):
+        if wanted and any(fetcher.tensors for fetcher in fetchers):
             pipeline = self._epochs.pipeline
-            caches = open_caches(options, epochs, pipeline.stats)
+            caches = open_caches(session, options, fetchers, pipeline.stats)
             self._epochs.numbers += [cache.number for cache in caches]
             self.cache_bytes = sum(cache.nbytes for cache in caches)
             pipeline.lookahead = options.lookahead

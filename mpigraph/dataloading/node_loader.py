@@ -44,7 +44,6 @@ class DistNodeDataLoader(SampledDataLoader):
         num_prefetch: int = 2,
         seed: int | None = None,
         cache: Sizes = "auto",
-        cache_policy: str = "lookahead",
         lookahead: int | None = None,
         num_workers: int = 0,
         pin_memory: bool = False,
@@ -79,11 +78,8 @@ class DistNodeDataLoader(SampledDataLoader):
             cache: memory on each node for copies of rows of ``features`` (and of the sampler's) that other nodes hold,
                 shared by its trainers: a size for all of them, such as "2GiB"; sizes by name, as in ``{"node": {"feat":
                 "2GiB"}}``; "auto" for a quarter of what is free; or None. The minibatches are the same.
-            cache_policy: which rows are kept: "lookahead", those that the minibatches ahead read soonest; "vip" or
-                "degree", the same ones all the time, those that are most likely to be read or have most out-edges; of
-                times they know nothing, so that under ``time_attr`` "lookahead" keeps better ones.
-            lookahead: how many minibatches are sampled ahead, so that it is known what they read; their blocks are kept
-                meanwhile (8 by default, 0 without a cache).
+            lookahead: how many minibatches are sampled ahead, so that it is known what they read: a full cache keeps
+                the rows that they read soonest. Their blocks are kept meanwhile (8 by default, 0 without a cache).
             num_workers: accepted for DGL's scripts; see ``num_prefetch``.
             pin_memory: put minibatches that stay on the CPU into pinned memory, as PyTorch's loader does, so that
                 ``.to("cuda", non_blocking=True)`` does not wait. With a GPU as ``device`` it makes no difference.
@@ -109,7 +105,6 @@ class DistNodeDataLoader(SampledDataLoader):
                 raise InvalidArgumentError(f"graph_sampler must have sample_blocks (got {graph_sampler!r})")
             make = pyg_node_stages if output == "pyg" else block_stages
             stages: Stages[Any] = make(g, nids, graph_sampler, features, labels, mover.pin_memory, input_time)
-        caching = (cache, cache_policy, lookahead)
         super().__init__(
             g,
             stages,
@@ -122,5 +117,6 @@ class DistNodeDataLoader(SampledDataLoader):
             queue_size,
             num_prefetch,
             seed,
-            *caching,
+            cache,
+            lookahead,
         )

@@ -36,7 +36,6 @@ ends that are one node at one time share a tree, and ``batch`` numbers trees.
 """
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -44,7 +43,6 @@ import torch
 
 from mpigraph.arrays import I64
 from mpigraph.dataloading.edge_sampler import EdgePredictionSampler
-from mpigraph.dataloading.edges import ends_of
 from mpigraph.dataloading.fetcher import FeatureFetcher, Stages
 from mpigraph.dataloading.sampler import BlockSampler
 from mpigraph.dataloading.seed_times import check_input_time, check_loader_times
@@ -117,8 +115,7 @@ def pyg_node_stages(
         attributes.announce(sampled[1], batch)
 
     seeds = unwrap_nodes(schema, ids)
-    how: dict[str, Any] = {"times": times, "placed": True, "expand_once": True}
-    return Stages(seeds, sample, fetch, announce, attributes.inputs, lambda: ids, **how)
+    return Stages(seeds, sample, fetch, announce, attributes.inputs, times=times, placed=True)
 
 
 def pyg_edge_stages(
@@ -178,8 +175,7 @@ def pyg_edge_stages(
         attributes.announce(sampled[2], batch)
 
     seeds = unwrap_edges(schema, ids)
-    how: dict[str, Any] = {"times": times, "placed": True, "expand_once": True}
-    return Stages(seeds, sample, fetch, announce, attributes.inputs, partial(ends_of, g, eids), 2, **how)
+    return Stages(seeds, sample, fetch, announce, attributes.inputs, times=times, placed=True)
 
 
 class _Fetcher:

@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 
 from mpigraph.kernels import cache  # noqa: F401  first: it gives the others a place to be kept
-from mpigraph.kernels.access import add_amounts, add_to_sources, as_amounts, draw_odds, list_sources, reach
 from mpigraph.kernels.compact import LocalIds
 from mpigraph.kernels.dropout import drop, relu_drop, relu_drop_backward
 from mpigraph.kernels.exclude import shorten_rows, step_over
@@ -144,21 +143,3 @@ def _warm_up_caches() -> None:
     forget_uses(mine)
     empty(mine)
     take_free(rows, slots, hint, times, mine, given, listed)
-    _warm_up_access()
-
-
-def _warm_up_access() -> None:
-    """Run what tells how likely nodes are in a minibatch, with an edge from node 0 to node 1."""
-    rows = np.array([1], np.int64)
-    indptr = np.array([0, 0, 1], np.int64)
-    odds = np.ones(1)
-    amounts = np.zeros(1, np.int64)
-    positions = np.zeros(1, np.int32)
-    dtype: Any
-    for dtype in (np.int32, np.int64):
-        list_sources(rows, indptr, np.zeros(1, dtype), np.zeros(1, np.int64), np.empty(1, np.int64))
-    draw_odds(rows, indptr, np.ones(1), 2, False, odds)
-    as_amounts(odds, amounts)
-    add_to_sources(rows, indptr, amounts, positions, np.zeros(1, np.int64))
-    add_amounts(positions, amounts, amounts.copy())
-    reach(np.zeros(1), odds, amounts)

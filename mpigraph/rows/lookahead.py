@@ -183,7 +183,6 @@ class CachedRows:
         upcoming: UpcomingReads,
         counts: ReadCounts,
         pool: RowPool,
-        hot: I64 | None = None,
     ) -> None:
         """Begin with an empty cache.
 
@@ -193,11 +192,7 @@ class CachedRows:
             upcoming: where what will be read is announced.
             counts: where to count.
             pool: memory for what is fetched.
-            hot: int64[n], rows that are kept all the time, and no others; those that are read soonest if None.
         """
-        self._hot = hot
-        self._filled = -1
-        self._version = -1
         self.rows = rows
         self.cache = cache
         self._upcoming = upcoming
@@ -240,9 +235,6 @@ class CachedRows:
             self._count(len(read.rows), 0, len(read.rows))
             return
         version = self.rows.version
-        if self._hot is not None and self._filled != version and self._version == version:
-            self._fill(self._hot, version)
-        self._version = version  # rows that are written at every step are not worth filling a cache with
         slots, seen = self.cache.find(read.rows)
         stage = self._stage
         if stage is None or stage.version != version or read.batch not in stage.places:
@@ -260,7 +252,7 @@ class CachedRows:
         if len(late):
             self._fetch_late(read, late, words)
         self._count(len(read.rows), len(read.rows) - len(absent), len(late))
-        if self._hot is None and self.cache.per_trainer:
+        if self.cache.per_trainer:
             self._keep(read, slots, len(absent), words)
 
     def _keep(self, read: Read, slots: I32, absent: int, words: Array) -> None:
@@ -277,16 +269,6 @@ class CachedRows:
             for other in self._upcoming.reads:
                 cache.announce(other.rows, np.ones(len(other.rows), np.bool_), other.batch)
         cache.keep(read.rows, slots, read.far, words, read.batch, read.first, self._upcoming.ring_next)
-
-    def _fill(self, hot: I64, version: int) -> None:
-        """Put rows into the empty slots, some at a time."""
-        step = max(1, _FETCHED_TOGETHER // self.rows.window.row_bytes)
-        for begin in range(0, len(hot), step):
-            some = hot[begin : begin + step]
-            places, fetched = self.rows.window.fetch(some, self._pool, nothing)
-            self.cache.fill(some, places, fetched)
-            self._count(0, 0, len(some))
-        self._filled = version
 
     def _fetch(self, read: Read, slots: I32, version: int, words: Array) -> _Stage:
         """Fetch what this minibatch misses, and what the next ones miss as long as that is little.

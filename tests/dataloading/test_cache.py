@@ -39,8 +39,6 @@ CACHES: list[dict[str, Any]] = [
     {"cache": SOME, "lookahead": 0},
     {"cache": {"node": {"feat": "1MiB"}}},
     {"cache": 0, "lookahead": 2},
-    {"cache": FEW, "cache_policy": "vip", "lookahead": 2},
-    {"cache": FEW, "cache_policy": "degree", "lookahead": 0},
 ]
 
 
@@ -259,7 +257,7 @@ def test_options(job: SharedJob, oracle) -> None:
         ({"cache": True}, "cache"),
         ({"cache": {"feat": "1GiB"}}, "cache must be {'node'"),
         ({"cache": {"node": {"feat": "1 potato"}}}, "cache of node feature 'feat' must be a size"),
-        ({"cache_policy": "best"}, "cache_policy must be one of"),
+        ({"cache_policy": "vip"}, "no cache policies any more"),
         ({"lookahead": -1}, "lookahead"),
         ({"lookahead": 1.5}, "lookahead"),
     ]
@@ -270,7 +268,7 @@ def test_options(job: SharedJob, oracle) -> None:
         with pytest.raises(FieldNameError, match="the loader gathers no"):
             loader_of(g, cache=sizes)
     with pytest.raises(CollectiveError, match="different arguments"):
-        loader_of(g, cache_policy="vip" if g.rank() == 0 else "lookahead")
+        loader_of(g, lookahead=5 if g.rank() == 0 else 6)
 
 
 @two_trainers_a_node
@@ -364,7 +362,6 @@ def test_a_slot_that_changes_hands_meanwhile_is_noticed(job: SharedJob, oracle) 
 POLICIES: list[dict[str, Any]] = [
     {"cache": "auto", "lookahead": 5},
     {"cache": "2KB"},
-    {"cache": "2KB", "cache_policy": "vip"},
 ]
 
 

@@ -164,7 +164,6 @@ def write_what_loaders_read(t: Trainer) -> None:
     loaders = []
     for _ in range(int(t.rng.integers(1, 3))):
         options["cache"] = [None, 0, 4 * NUM_NODES + int(t.rng.integers(800)), "auto"][int(t.rng.integers(4))]
-        options["cache_policy"] = str(t.rng.choice(["lookahead", "vip", "degree"]))
         seeds, sampler = torch.arange(t.own(40)), NeighborSampler([2, 3])
         loaders.append(dist.DistNodeDataLoader(t.g, seeds, sampler, lookahead=int(t.rng.integers(9)), **options))
     now = 0.0

@@ -1,4 +1,4 @@
-"""Far rows that a trainer fetches in an epoch, by what a cache of some size keeps: SALIENT++'s experiment.
+"""Far rows that a trainer fetches in an epoch, by the size of its cache: SALIENT++'s experiment.
 
     python -m mpigraph partition DATA/products/data --parts 4 --method multilevel --balance-train --name products -o OUT
     mpiexec -n 4 python tests/perf/cache_policies.py OUT/products.json
@@ -9,8 +9,6 @@ rows. Columns, in millions of rows, mean of the trainers, and beside the oracle:
 
 none        every far row of every minibatch
 oracle      a fixed cache of the rows that this epoch reads most often
-vip         a fixed cache of what ``sampling/hot_rows.py`` expects to be read most often
-degree      a fixed cache of the nodes with most out-edges
 look-ahead  a cache that knows the whole epoch (Belady with bypass), and begins with the rows of the oracle
 cold        the same, beginning with nothing, beside the oracle with what it takes to fill it
 floor       rows that are read at all: what the best cache fetches in an epoch that begins with nothing
@@ -32,12 +30,7 @@ import torch
 import mpigraph as mg
 import mpigraph.distributed as dist
 from mpigraph.cli.bench.caching import fetched
-from mpigraph.rows.row_tensor import Policy
-from mpigraph.sampling.hot_rows import hot_rows
-from mpigraph.sampling.minibatch import SamplingPlan
 from mpigraph.session.context import current
-
-NODES = Policy(True, 0)
 
 
 def main():
@@ -54,20 +47,10 @@ def main():
     sizes = [int(alpha * g.num_nodes() / world.size) for alpha in args.alpha]
     begin, end = g.loaded.topology.hosts.node_range(world.host_index)
     seeds = np.arange(begin, end)[np.asarray(g.ndata["train_mask"][torch.arange(begin, end)]).astype(bool)]
-    plan = SamplingPlan([{0: fanout} for fanout in fanouts], False, {}, False)
-    steps = -(-len(seeds) // args.batch)
-    kept = {}
-    for policy in ("vip", "degree"):
-        start = time.perf_counter()
-        given = {NODES: max(sizes)}
-        kept[policy] = hot_rows(world, g.loaded, plan, {0: seeds}, args.batch, steps, policy, given, expand_once=False)[
-            NODES
-        ]
-        say(world, f"{policy}: {time.perf_counter() - start:.1f} s")
     start = time.perf_counter()
     trace = far_reads(g, seeds, fanouts, args.batch, begin, end)
     say(world, f"{len(trace[0]):,} far rows of {len(trace)} minibatches: {time.perf_counter() - start:.1f} s")
-    found = simulate([batch.numpy() for batch in trace], g.num_nodes(), kept, sizes)
+    found = simulate([batch.numpy() for batch in trace], g.num_nodes(), sizes)
     found = [[world.allreduce_sum(int(value)) / world.size for value in line] for line in found]
     if world.rank == 0:
         show(args.alpha, sizes, found)
@@ -82,8 +65,8 @@ def far_reads(g, seeds, fanouts, batch, begin, end):
     return [ids[(ids < begin) | (ids >= end)] for ids, _, _ in loader]
 
 
-def simulate(trace, num_nodes, kept, sizes):
-    """For each size the rows fetched: none, oracle, vip, degree, look-ahead, cold, oracle with filling, floor."""
+def simulate(trace, num_nodes, sizes):
+    """For each size the rows fetched: none, oracle, look-ahead, cold, oracle with filling, floor."""
     counts = np.zeros(num_nodes, np.int64)
     for ids in trace:
         counts[ids] += 1
@@ -92,22 +75,22 @@ def simulate(trace, num_nodes, kept, sizes):
     found = []
     for size in sizes:
         oracle = most[: min(size, floor)]
-        fixed = [total - int(counts[rows[:size]].sum()) for rows in (oracle, kept["vip"], kept["degree"])]
+        fixed = total - int(counts[oracle].sum())
         warm = fetched([oracle, *trace], num_nodes, size) - len(oracle)  # as if a minibatch before had read these
         cold = fetched(trace, num_nodes, size)
-        found.append([total, *fixed, warm, cold, fixed[0] + len(oracle), floor])
+        found.append([total, fixed, warm, cold, fixed + len(oracle), floor])
     return found
 
 
 def show(alphas, sizes, found):
     """Print the table, and what must hold."""
-    print("| alpha (rows) | none | oracle | vip | degree | look-ahead | cold | floor | vip fewer than none |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    print("| alpha (rows) | none | oracle | look-ahead | cold | floor |")
+    print("|---|---|---|---|---|---|")
     for alpha, size, values in zip(alphas, sizes, found, strict=True):
-        none, oracle, vip, degree, warm, cold, filled, floor = values
-        beside = [(oracle, oracle), (vip, oracle), (degree, oracle), (warm, oracle), (cold, filled)]
+        none, oracle, warm, cold, filled, floor = values
+        beside = [(oracle, oracle), (warm, oracle), (cold, filled)]
         cells = [f"{value / 1e6:.3f} ({value / max(base, 1):.2f})" for value, base in beside]
-        cells = [f"{alpha} ({size})", f"{none / 1e6:.3f}", *cells, f"{floor / 1e6:.3f}", f"{none / max(vip, 1):.1f}x"]
+        cells = [f"{alpha} ({size})", f"{none / 1e6:.3f}", *cells, f"{floor / 1e6:.3f}"]
         print(f"| {' | '.join(cells)} |")
 
 
