@@ -23,8 +23,8 @@ from mpigraph.errors import InvalidArgumentError, MPIGraphError, ShardFormatErro
 from mpigraph.log import get_logger
 from mpigraph.mpi.agree import everywhere
 from mpigraph.rows.owners import OwnedRange, RowOwners
-from mpigraph.sampling.protocol import Operation
 from mpigraph.session.context import Session
+from mpigraph.session.control import Operation
 from mpigraph.storage.format import storage_dtype
 from mpigraph.storage.shard import ShardReader, seal_of
 from mpigraph.storage.verify import fingerprint, read_chunks

@@ -5,9 +5,9 @@ from typing import Any, Final
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.log import get_logger
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE
-from mpigraph.sampling.protocol import Operation
 from mpigraph.session import context
 from mpigraph.session.context import current
+from mpigraph.session.control import Operation
 from mpigraph.session.draws import seed_in_memory
 
 __all__ = [

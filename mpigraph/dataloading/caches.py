@@ -10,8 +10,8 @@ from mpigraph.log import get_logger
 from mpigraph.memory import as_bytes
 from mpigraph.rows.lookahead import CachedRows, ReadCounts, UpcomingReads
 from mpigraph.rows.row_cache import RowCache
-from mpigraph.sampling.protocol import Operation
 from mpigraph.session.context import Session
+from mpigraph.session.control import Operation
 
 __all__ = ["LOOKAHEAD", "CacheOptions", "Sizes", "check_cache", "open_caches"]
 

@@ -32,8 +32,8 @@ from mpigraph.distgraph.graph import DistGraph
 from mpigraph.errors import ClosedError, InvalidArgumentError, check_integer
 from mpigraph.log import get_logger
 from mpigraph.sampling.minibatch import RandomContext
-from mpigraph.sampling.protocol import Operation
 from mpigraph.session.context import CREATING, Session, check_seed, current
+from mpigraph.session.control import Operation
 
 __all__ = ["DistDataLoader", "SampledDataLoader", "arguments", "check_output"]
 

@@ -21,8 +21,8 @@ from mpigraph.errors import FieldNameError, InvalidArgumentError, PartitionError
 from mpigraph.graphs.fields import ALL, EID, NID, EdgeType, IdsLike
 from mpigraph.graphs.hetero import HeteroGraph
 from mpigraph.metadata.schema import Relation
-from mpigraph.sampling.protocol import Operation
 from mpigraph.session.context import current
+from mpigraph.session.control import Operation
 from mpigraph.store.graph_store import LoadedGraph
 
 __all__ = ["DistGraph", "Scheme"]

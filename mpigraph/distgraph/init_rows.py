@@ -14,8 +14,8 @@ from mpigraph.errors import InvalidArgumentError
 from mpigraph.kernels.rng import combine
 from mpigraph.rows.owners import RowOwners
 from mpigraph.rows.row_tensor import RowTensor
-from mpigraph.sampling.protocol import Operation
 from mpigraph.session.context import Session
+from mpigraph.session.control import Operation
 
 __all__ = ["Fill", "InitFunc", "by_chunk", "by_range", "fill_rows"]
 

@@ -12,8 +12,8 @@ from mpigraph.distgraph.init_rows import Fill, InitFunc, fill_rows
 from mpigraph.distgraph.partition_book import PartitionPolicy
 from mpigraph.errors import InvalidArgumentError, PartitionError, TensorMismatchError, check_integer, check_text
 from mpigraph.rows.row_tensor import Policy, RowTensor
-from mpigraph.sampling.protocol import Operation
 from mpigraph.session.context import Session, current
+from mpigraph.session.control import Operation
 from mpigraph.storage.format import storage_dtype
 
 __all__ = ["Handle", "Wanted", "create", "find_policy", "held"]

@@ -41,8 +41,9 @@ from mpigraph.sampling.minibatch import (
     sampling_key,
 )
 from mpigraph.sampling.neighbor_service import NeighborService
-from mpigraph.sampling.protocol import EdgeQuery, Operation
+from mpigraph.sampling.protocol import EdgeQuery
 from mpigraph.session.context import Session, check_seed
+from mpigraph.session.control import Operation
 from mpigraph.store.graph_store import LoadedGraph
 
 __all__ = ["SampledGraph", "in_subgraph", "sample_etype_neighbors", "sample_neighbors"]

@@ -26,8 +26,8 @@ from mpigraph.graphs.in_memory import exact_device
 from mpigraph.rows.lookahead import CachedRows, Read
 from mpigraph.rows.owners import OwnedRange, RowOwners
 from mpigraph.rows.row_tensor import RowTensor
-from mpigraph.sampling.protocol import Operation
 from mpigraph.session.context import Session
+from mpigraph.session.control import Operation
 from mpigraph.storage.format import storage_dtype
 
 __all__ = ["DistTensor"]

@@ -25,7 +25,7 @@ from mpigraph.rows.lookahead import ReadCounts
 from mpigraph.rows.owners import RowOwners
 from mpigraph.rows.row_cache import RowCache, cache_memory, free_for_caches
 from mpigraph.rows.transport import nothing
-from mpigraph.sampling.protocol import Operation
+from mpigraph.session.control import Operation
 
 __all__ = ["HaloReader", "far_sources", "open_readers"]
 

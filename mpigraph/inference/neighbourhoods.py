@@ -19,7 +19,7 @@ from mpigraph.graphs.block import Block
 from mpigraph.inference.degrees import OutDegrees, masked_out_degrees
 from mpigraph.kernels.rng import combine
 from mpigraph.sampling.minibatch import SamplingPlan, hop_requests
-from mpigraph.sampling.protocol import Operation
+from mpigraph.session.control import Operation
 
 __all__ = ["Neighbourhoods"]
 

@@ -37,8 +37,8 @@ from mpigraph.mpi.coroutine import Coroutine, run
 from mpigraph.mpi.world import TRAINERS
 from mpigraph.optim.checks import check_embeddings, check_settings, dense_gradient
 from mpigraph.rows.push import Outgoing, Pushed, push_rows
-from mpigraph.sampling.protocol import Operation
 from mpigraph.session.context import current
+from mpigraph.session.control import Operation
 from mpigraph.storage.format import index_dtype
 
 __all__ = ["SparseOptimizer"]

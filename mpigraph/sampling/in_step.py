@@ -9,6 +9,7 @@ In a job on one node every host is near, nothing is ever asked, and a channel is
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from enum import IntEnum
 from threading import Lock
 
 import numpy as np
@@ -25,11 +26,19 @@ from mpigraph.mpi.wait import IN_ROUND, PEERS_COMPUTE, wait
 from mpigraph.mpi.world import World
 from mpigraph.sampling.answering import NotOpenHere
 from mpigraph.sampling.channel import HEAD, Answer, Channel, Exchange
-from mpigraph.sampling.protocol import Operation
 
-__all__ = ["InStep", "RoundChannel"]
+__all__ = ["InStep", "RoundChannel", "RoundOperation"]
 
 _NO_WORDS = np.empty(0, np.int64)
+
+
+class RoundOperation(IntEnum):
+    """A rank's part in a round."""
+
+    SERVE = 0
+    IDLE = 1
+    SAMPLE = 2
+    CLOSE = 3
 
 
 class RoundChannel(Channel):
@@ -67,7 +76,7 @@ class RoundChannel(Channel):
         words, counts = in_rank_order(asked, self.world.size)
         with UNINTERRUPTED:
             with self.world.meeting(f"sampling round {self.rounds} of {self.name}", self._place):
-                header = Header(self._comm, Operation.SAMPLE, FAILED if error else OK, counts)
+                header = Header(self._comm, RoundOperation.SAMPLE, FAILED if error else OK, counts)
                 wait(header.request, IN_ROUND)
             words = _NO_WORDS if words is None else words
             try:
@@ -81,10 +90,10 @@ class RoundChannel(Channel):
             return
         with UNINTERRUPTED:
             while True:
-                header = Header(self._comm, Operation.IDLE, OK, self._nothing)
+                header = Header(self._comm, RoundOperation.IDLE, OK, self._nothing)
                 with self.world.meeting(f"the end of every trainer's rounds on {self.name}", self._place):
                     wait(header.request, PEERS_COMPUTE)
-                if self._doing(header) == {Operation.IDLE}:
+                if self._doing(header) == {RoundOperation.IDLE}:
                     return
                 run(self._answer_only(header))
 
@@ -103,7 +112,7 @@ class RoundChannel(Channel):
             if serving.done:
                 self._serving = None
                 doing = serving.result()
-                self._ending = doing if Operation.CLOSE in doing else set()
+                self._ending = doing if RoundOperation.CLOSE in doing else set()
             return moved
 
     @property
@@ -118,10 +127,10 @@ class RoundChannel(Channel):
 
     def _serve_once(self) -> Coroutine[set[int]]:
         """A server's part in what the trainers do next; the result is what they did."""
-        header = Header(self._comm, Operation.SERVE, OK, self._nothing)
+        header = Header(self._comm, RoundOperation.SERVE, OK, self._nothing)
         yield header.request
         doing = self._doing(header)
-        if Operation.SAMPLE in doing and Operation.CLOSE not in doing:
+        if RoundOperation.SAMPLE in doing and RoundOperation.CLOSE not in doing:
             yield from self._answer_only(header)
         return doing
 
@@ -193,21 +202,21 @@ class RoundChannel(Channel):
             return
         with self._polling, self.world.watch(f"closing channel {self.number}"):
             doing = self._begin_close() if self.world.is_trainer else self._await_close()
-            if doing != {Operation.CLOSE}:
+            if doing != {RoundOperation.CLOSE}:
                 raise CollectiveError(f"channel {self.number} was closed in the middle of a round")
             self._serving = None
             comm, self._comm = self._comm, MPI.COMM_NULL
             comm.Free()
 
     def _begin_close(self) -> set[int]:
-        header = Header(self._comm, Operation.CLOSE, OK, self._nothing)
+        header = Header(self._comm, RoundOperation.CLOSE, OK, self._nothing)
         wait(header.request, PEERS_COMPUTE)
         return self._doing(header)
 
     def _await_close(self) -> set[int]:
         """On a server, which may not have seen yet what the trainers did last, or have seen already that they close."""
         doing = self._ending
-        while Operation.CLOSE not in doing:
+        while RoundOperation.CLOSE not in doing:
             serving = self._serving or Task(self._serve_once())
             self._serving = None
             finish([serving], IN_ROUND)

@@ -1,4 +1,4 @@
-"""The wire: operations, and how the questions of a round are asked and answered.
+"""The wire: how the questions of a round are asked and answered.
 
 Requests are int64 words, answers are bytes; no pickle, no code. What one rank asks of another in a round is any number
 of requests, one after the other. A request is a header (:class:`_Header`) and two lists of ids, the destinations first.
@@ -29,7 +29,6 @@ __all__ = [
     "EdgeQuery",
     "Joined",
     "Kind",
-    "Operation",
     "Part",
     "RelationRequest",
     "Request",
@@ -41,24 +40,6 @@ __all__ = [
     "pack_request",
     "unpack_requests",
 ]
-
-
-class Operation(IntEnum):
-    """What a rank does in a round or in a control call."""
-
-    SERVE = 0
-    IDLE = 1
-    SAMPLE = 2
-    CLOSE = 3
-    OPEN_GRAPH = 10
-    CREATE_TENSOR = 11
-    OPEN_CHANNEL = 12
-    PREPARE_WEIGHTS = 13
-    FREE = 14
-    BARRIER = 15
-    SHUTDOWN = 16
-    OPEN_CACHES = 17
-    PREPARE_TIMES = 18
 
 
 class Kind(IntEnum):

@@ -34,8 +34,7 @@ from mpigraph.mpi.world import World
 from mpigraph.rows.pool import RowPool
 from mpigraph.sampling.minibatch import RandomContext
 from mpigraph.sampling.neighbor_service import NeighborService
-from mpigraph.sampling.protocol import Operation
-from mpigraph.session.control import Control
+from mpigraph.session.control import Control, Operation
 from mpigraph.session.draws import fork_key
 from mpigraph.session.malloc import keep_freed_memory
 from mpigraph.session.server import serve

@@ -11,6 +11,7 @@ next call, and is freed once every trainer has dropped it.
 import json
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from enum import IntEnum
 from typing import Any, NoReturn
 
 import numpy as np
@@ -22,10 +23,25 @@ from mpigraph.mpi.interrupts import UNINTERRUPTED
 from mpigraph.mpi.rounds import FAILED, OK, Header
 from mpigraph.mpi.wait import IN_ROUND, wait
 from mpigraph.rows.row_tensor import Policy
-from mpigraph.sampling.protocol import Operation
 from mpigraph.session.state import State
 
-__all__ = ["Control"]
+__all__ = ["Control", "Operation"]
+
+
+class Operation(IntEnum):
+    """A rank's part in a control call: servers join what the trainers call."""
+
+    SERVE = 0
+    OPEN_GRAPH = 10
+    CREATE_TENSOR = 11
+    OPEN_CHANNEL = 12
+    PREPARE_WEIGHTS = 13
+    FREE = 14
+    BARRIER = 15
+    SHUTDOWN = 16
+    OPEN_CACHES = 17
+    PREPARE_TIMES = 18
+
 
 Arguments = dict[str, Any]
 _PATIENCE = 12.0  # timeouts that an operation may take as a whole: a slow disk may make ranks wait for one that loads

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from mpigraph.mpi.wait import IDLE_SERVER_FAR, IDLE_SERVER_NEAR, IN_ROUND, TRANSFER, Backoff, Policy
-from mpigraph.sampling.protocol import Operation
-from mpigraph.session.control import Control
+from mpigraph.session.control import Control, Operation
 from mpigraph.session.state import State
 
 __all__ = ["serve"]

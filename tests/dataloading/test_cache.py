@@ -17,9 +17,9 @@ from mpigraph.dataloading.caches import Sizes
 from mpigraph.errors import CollectiveError, FieldNameError, InvalidArgumentError, OutOfRangeError, SharedMemoryError
 from mpigraph.kernels.upcoming import NEVER
 from mpigraph.rows.row_cache import RowCache
-from mpigraph.sampling.protocol import Operation
 from mpigraph.session import state as session_state
 from mpigraph.session.context import current
+from mpigraph.session.control import Operation
 
 far = on_layouts([Layout(2, 0, 1), Layout(3, 0, 2), Layout(4, 1, 2)])
 two_trainers_a_node = on_layouts([Layout(4, 0, 2)])

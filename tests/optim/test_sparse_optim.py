@@ -14,8 +14,8 @@ from oracle import NUM_NODES, open_graph
 import mpigraph.distributed as dist
 from mpigraph.errors import ClosedError, CollectiveError, InvalidArgumentError, MPIGraphError
 from mpigraph.optim import base
-from mpigraph.sampling.protocol import Operation
 from mpigraph.session.context import current
+from mpigraph.session.control import Operation
 
 SUPPORT = Path(__file__).resolve().parents[1] / "support"
 STEPS = 4

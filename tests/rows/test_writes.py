@@ -18,10 +18,11 @@ from mpigraph.distributed.optim import SparseAdam
 from mpigraph.kernels.row_ops import split_by_range
 from mpigraph.mpi.agree import allgather_bytes
 from mpigraph.sampling.local import Buffers, LocalSampling
-from mpigraph.sampling.protocol import Kind, Operation, RelationRequest
+from mpigraph.sampling.protocol import Kind, RelationRequest
 from mpigraph.sampling.workers import Workers
 from mpigraph.session import control
 from mpigraph.session.context import current
+from mpigraph.session.control import Operation
 
 Write = Callable[[dist.DistTensor, torch.Tensor], None]
 

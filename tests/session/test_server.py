@@ -9,8 +9,8 @@ from layouts import Job, Layout, own_on_layouts
 from oracle import open_graph
 
 import mpigraph.distributed as dist
-from mpigraph.sampling.protocol import Operation
 from mpigraph.session import control
+from mpigraph.session.control import Operation
 from mpigraph.session.state import State
 
 LONG = 20  # seconds that the server works at most

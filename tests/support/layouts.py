@@ -27,9 +27,9 @@ from mpi4py import MPI
 
 import mpigraph.distributed as dist
 from mpigraph.errors import MPIGraphError
-from mpigraph.sampling.protocol import Operation
 from mpigraph.session import context
 from mpigraph.session.context import Session
+from mpigraph.session.control import Operation
 
 os.environ.setdefault("MPIGRAPH_SELF_TEST", "0")  # once for hundreds of jobs: tests/rows/test_self_test.py
 

@@ -19,9 +19,9 @@ from mpigraph.metadata.schema import Schema
 from mpigraph.mpi.rounds import OK
 from mpigraph.sampling.answering import Answers
 from mpigraph.sampling.channel import HEAD
-from mpigraph.sampling.in_step import RoundChannel
+from mpigraph.sampling.in_step import RoundChannel, RoundOperation
 from mpigraph.sampling.neighbor_service import NeighborService
-from mpigraph.sampling.protocol import Operation, RelationRequest
+from mpigraph.sampling.protocol import RelationRequest
 from mpigraph.sampling.sparse import REQUEST, Sparse
 from mpigraph.store.topology import Adjacency
 
@@ -104,7 +104,7 @@ class AllToAll:
         self._traffic.moved(2 * (self.size - 1), 2 * (self.size - 1) * sent.nbytes // self.size)
         received[:] = 0
         if sent.ndim == 2:
-            received[:, 0], received[:, 1] = Operation.SAMPLE, OK
+            received[:, 0], received[:, 1] = RoundOperation.SAMPLE, OK
         else:
             for rank, answer in self._answers.items():
                 received[rank] = len(answer)

@@ -17,9 +17,10 @@ from mpigraph.mpi.wait import IN_ROUND, PEERS_COMPUTE, wait
 from mpigraph.mpi.world import World
 from mpigraph.rows.window import RowWindow
 from mpigraph.sampling.channel import Channel
+from mpigraph.sampling.in_step import RoundOperation
 from mpigraph.sampling.neighbor_service import NeighborService
-from mpigraph.sampling.protocol import Operation
 from mpigraph.session.context import Session
+from mpigraph.session.control import Operation
 
 __all__ = ["is_far", "measure_copy", "measure_rounds", "measure_rows", "open_service"]
 
@@ -141,7 +142,7 @@ def _round(world: World, comm: Any, nbytes: int) -> None:
     """Make one round in which every trainer sends every other one ``nbytes`` of requests and of answers."""
     counts = np.full(comm.size, nbytes // 8, np.int64)
     counts[comm.rank] = 0
-    header = Header(comm, Operation.SAMPLE, OK, counts)
+    header = Header(comm, RoundOperation.SAMPLE, OK, counts)
     with world.meeting("a round of the benchmark"):
         wait(header.request, IN_ROUND)
     with world.watch("a round of the benchmark"):
