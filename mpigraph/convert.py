@@ -15,16 +15,16 @@ import numpy as np
 import torch
 
 from mpigraph.errors import GraphDataError, InvalidArgumentError
+from mpigraph.formats.add_reverse import add_reverse_edges
 from mpigraph.formats.feature_tensors import as_tensor_rows
 from mpigraph.formats.pyg_parts import METADATA, read_pyg_partition
+from mpigraph.formats.readers import read_source
 from mpigraph.graphs.fields import EID, NID
 from mpigraph.graphs.frame import Frame
 from mpigraph.graphs.hetero import HeteroGraph, graph, heterograph
 from mpigraph.graphs.pyg import from_pyg, to_pyg
 from mpigraph.metadata.schema import DEFAULT_ETYPE, Relation, relation_key
-from mpigraph.partition.add_reverse import add_reverse_edges
 from mpigraph.partition.exchange import ALONE
-from mpigraph.partition.readers import read_source
 from mpigraph.partition.row_arrays import RowArray
 from mpigraph.partition.source import Feature
 

@@ -15,24 +15,24 @@ from mpigraph.cli.pipes import printable
 from mpigraph.cli.progress import ProgressBar
 from mpigraph.cli.ranks import working_ranks
 from mpigraph.errors import InvalidArgumentError
+from mpigraph.formats.add_reverse import add_reverse_edges
+from mpigraph.formats.assignment_files import read_assignment
+from mpigraph.formats.readers import read_source
+from mpigraph.formats.registry import LAYOUTS
+from mpigraph.formats.shards import check_apart
+from mpigraph.formats.shared_source import temporary_bytes
+from mpigraph.formats.typed_tables import TableOptions
 from mpigraph.log import muted
 from mpigraph.memory import as_bytes, free_memory, held_memory
-from mpigraph.partition.add_reverse import add_reverse_edges
-from mpigraph.partition.assignment_files import read_assignment
 from mpigraph.partition.carried_rows import carried_sizes
 from mpigraph.partition.exchange import Exchange
 from mpigraph.partition.forecast import Forecast, check_memory, ranks_on_this_node
-from mpigraph.partition.layouts.registry import LAYOUTS
 from mpigraph.partition.occupied import check_vacant
 from mpigraph.partition.options import PART_METHODS, check_options, check_writable
 from mpigraph.partition.pipeline import PartitionResult, partition_source
 from mpigraph.partition.progress import silent
-from mpigraph.partition.readers import read_source
-from mpigraph.partition.shards import check_apart
-from mpigraph.partition.shared_source import temporary_bytes
 from mpigraph.partition.source import GraphSource
 from mpigraph.partition.spill import Scratch
-from mpigraph.partition.typed_tables import TableOptions
 from mpigraph.storage.files import check_space
 from mpigraph.storage.narrow import FeatDtype, check_feat_dtype
 from mpigraph.storage.part_config import PartConfig

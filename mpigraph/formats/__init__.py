@@ -1,1 +1,1 @@
-"""Partitions that PyG has written, and partitioned graphs written for DGL and PyG."""
+"""Graphs in files: readers and writers of layouts of this library and of other programs; tables, edge lists, ids."""

@@ -12,12 +12,12 @@ import numpy as np
 
 from mpigraph.arrays import I32, I64, Array
 from mpigraph.errors import GraphDataError, InvalidArgumentError
+from mpigraph.formats.shards import read_partition
 from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import relation_key
 from mpigraph.partition.npy_files import storage_errors
 from mpigraph.partition.occupied import OVERWRITE
 from mpigraph.partition.row_arrays import RowArray
-from mpigraph.partition.shards import read_partition
 from mpigraph.partition.source import EDGES_PER_CHUNK, Feature, GraphSource
 from mpigraph.partition.spill import Scratch
 from mpigraph.storage.files import read_text

@@ -19,15 +19,15 @@ import torch
 
 from mpigraph.arrays import I32, I64, Array
 from mpigraph.errors import GraphDataError, MPIGraphError
+from mpigraph.formats.assignment_files import checked_parts
+from mpigraph.formats.foreign_names import with_original_names
+from mpigraph.formats.id_maps import typewise
+from mpigraph.formats.unread_files import FolderFiles
 from mpigraph.log import get_logger
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, Schema, relation_key
-from mpigraph.partition.assignment_files import checked_parts
 from mpigraph.partition.chunks import Reordered, concatenated
-from mpigraph.partition.foreign_names import with_original_names
-from mpigraph.partition.id_maps import typewise
 from mpigraph.partition.row_arrays import RowArray
 from mpigraph.partition.source import Feature, GraphSource, Parts
-from mpigraph.partition.unread_files import FolderFiles
 from mpigraph.storage.files import open_regular, read_text
 
 __all__ = ["METADATA", "read_pyg_partition"]

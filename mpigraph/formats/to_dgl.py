@@ -1,6 +1,6 @@
 """Write a partitioned graph in DGL's chunked format, in its original order, for DGL's distributed partitioning.
 
-What is written (``partition/dgl_chunked.py`` reads it again)::
+What is written (``formats/dgl_chunked.py`` reads it again)::
 
     metadata.json                           names all files, relative to the folder
     edges/<src>__<rel>__<dst>-<chunk>.csv   a line "src dst" for each edge
@@ -9,7 +9,7 @@ What is written (``partition/dgl_chunked.py`` reads it again)::
 
 The last is what DGL's ``dispatch_data.py --partitions-dir`` takes, and ``partition --assignment``. numpy has no
 bfloat16: such data are written as float32. Names that DGL cannot have are changed, and noted in ``metadata.json``
-(``partition/foreign_names.py``).
+(``formats/foreign_names.py``).
 """
 
 import json
@@ -22,10 +22,10 @@ import numpy as np
 
 from mpigraph.arrays import I64
 from mpigraph.errors import check_integer
+from mpigraph.formats.dgl_chunked import METADATA
 from mpigraph.formats.feature_tensors import as_numpy
+from mpigraph.formats.foreign_names import ForeignNames, unique
 from mpigraph.formats.original import Original, exporting, renamed
-from mpigraph.partition.dgl_chunked import METADATA
-from mpigraph.partition.foreign_names import ForeignNames, unique
 from mpigraph.partition.progress import Progress, silent
 from mpigraph.partition.source import Feature
 from mpigraph.partition.spill import Scratch

@@ -3,7 +3,7 @@
 The parts stay as they are. Edges lie with their destination and are sorted by it, then by time where edges or sources
 have the feature "time", as PyG's temporal sampling needs it. PyG's loaders call features ``x`` and ``edge_attr``:
 rename those that they are to find. PyG is not needed. Types that cannot be names of files are changed, and noted in
-``META.json`` (``partition/foreign_names.py``).
+``META.json`` (``formats/foreign_names.py``).
 """
 
 import json
@@ -18,10 +18,10 @@ import torch
 from mpigraph.arrays import I64, Array
 from mpigraph.errors import StorageError
 from mpigraph.formats.feature_tensors import as_tensor_rows
+from mpigraph.formats.foreign_names import ForeignNames
 from mpigraph.formats.original import Original, exporting, renamed
 from mpigraph.formats.pyg_parts import METADATA
 from mpigraph.metadata.schema import Schema, relation_key
-from mpigraph.partition.foreign_names import ForeignNames
 from mpigraph.partition.progress import Progress, silent
 from mpigraph.partition.source import Feature
 from mpigraph.partition.spill import Scratch

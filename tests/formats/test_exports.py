@@ -15,10 +15,10 @@ from typed_parts import typed_source
 
 from mpigraph.cli.main import main
 from mpigraph.errors import GraphDataError
+from mpigraph.formats.readers import read_source
+from mpigraph.formats.shards import read_partition
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, relation_key
 from mpigraph.partition.pipeline import partition_source
-from mpigraph.partition.readers import read_source
-from mpigraph.partition.shards import read_partition
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.storage.shard import ShardReader
 

@@ -16,9 +16,9 @@ from mpigraph.cli.main import main
 from mpigraph.convert import as_graph
 from mpigraph.errors import GraphDataError
 from mpigraph.formats.pyg_parts import read_pyg_partition
+from mpigraph.formats.shards import read_partition
 from mpigraph.metadata.schema import relation_key
 from mpigraph.partition.pipeline import partition_source
-from mpigraph.partition.shards import read_partition
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

@@ -16,15 +16,15 @@ from typed_parts import typed_source
 
 from mpigraph.arrays import Array
 from mpigraph.errors import GraphDataError, MPIGraphError
+from mpigraph.formats.arrow_files import ParquetFiles
+from mpigraph.formats.readers import read_source
 from mpigraph.metadata.schema import Schema
 from mpigraph.partition import carried_rows, identity, relabel, source
-from mpigraph.partition.arrow_files import ParquetFiles
 from mpigraph.partition.carried_rows import Carried, carried_sizes
 from mpigraph.partition.exchange import ALONE
 from mpigraph.partition.forecast import forecast
 from mpigraph.partition.over_mpi import MPIExchange
 from mpigraph.partition.pipeline import partition_source
-from mpigraph.partition.readers import read_source
 from mpigraph.partition.row_arrays import MadeRows, reads_blocks
 from mpigraph.partition.source import Feature, Features, GraphSource
 from mpigraph.partition.spill import Scratch

@@ -13,12 +13,12 @@ from typed_parts import typed_source
 
 import mpigraph
 from mpigraph.errors import CollectiveError, GraphDataError, InvalidArgumentError, MPIGraphError
+from mpigraph.formats.readers import read_source
 from mpigraph.metadata.schema import Schema
 from mpigraph.partition import pipeline, relabel, source
 from mpigraph.partition.exchange import Exchange
 from mpigraph.partition.over_mpi import MPIExchange
 from mpigraph.partition.pipeline import partition_source
-from mpigraph.partition.readers import read_source
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.partition.spill import Scratch
 

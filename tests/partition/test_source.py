@@ -12,12 +12,12 @@ from mpi4py import MPI
 import mpigraph
 from mpigraph.cli.main import main
 from mpigraph.errors import CollectiveError, FieldNameError, GraphDataError, InvalidArgumentError
+from mpigraph.formats.add_reverse import add_reverse_edges
+from mpigraph.formats.readers import read_source
 from mpigraph.metadata.schema import Schema
-from mpigraph.partition.add_reverse import add_reverse_edges
 from mpigraph.partition.over_mpi import MPIExchange
 from mpigraph.partition.part_writer import PartWriter
 from mpigraph.partition.pipeline import partition_source
-from mpigraph.partition.readers import read_source
 from mpigraph.partition.source import Feature, GraphSource, in_16_bits
 from mpigraph.storage.part_config import FeatureInfo, PartConfig
 

@@ -18,11 +18,11 @@ from pathlib import Path
 
 import numpy as np
 
+from mpigraph.formats.readers import read_source
 from mpigraph.metadata.schema import Schema
 from mpigraph.partition.balance import balance_criteria, loads_of, measured_balance
 from mpigraph.partition.metis import metis_assign
 from mpigraph.partition.multilevel.assign import multilevel_assign
-from mpigraph.partition.readers import read_source
 from mpigraph.partition.source import GraphSource, edge_chunks
 
 METHODS = {"metis": metis_assign, "multilevel": multilevel_assign}

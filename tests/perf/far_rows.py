@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 
 import mpigraph as mg
+from mpigraph.formats.readers import read_source
 from mpigraph.partition.pipeline import partition_source
-from mpigraph.partition.readers import read_source
 
 METHODS = ("metis", "multilevel")
 

@@ -16,12 +16,12 @@ import numpy as np
 
 from mpigraph.cli.partition import _bytes
 from mpigraph.cli.ranks import working_ranks
+from mpigraph.formats.readers import read_source
 from mpigraph.kernels import warm_up
 from mpigraph.memory import held_memory
 from mpigraph.partition.forecast import check_memory
 from mpigraph.partition.options import PART_METHODS
 from mpigraph.partition.pipeline import partition_source
-from mpigraph.partition.readers import read_source
 from mpigraph.partition.spill import Scratch
 
 

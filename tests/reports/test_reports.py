@@ -19,8 +19,8 @@ from mpigraph.dataloading import (
     as_edge_prediction_sampler,
     sample_neighbors,
 )
+from mpigraph.formats.readers import read_source
 from mpigraph.graphs.fields import EID, NID
-from mpigraph.partition.readers import read_source
 
 # ------------------------------------------------------------------------------------------------ graphs in memory
 

@@ -1,0 +1,438 @@
+"""Read a graph that DGL's ``partition_graph`` or its distributed partitioning has cut, without DGL.
+
+A configuration ``<name>.json`` names for each part ``graph.dgl``, ``node_feat.dgl`` and ``edge_feat.dgl``
+(``dgl_binary.py``). The graph of a part has homogeneous ids in ``_ID``, of which the configuration tells the types, and
+copies of nodes and edges of other parts (``inner_node``, ``inner_edge`` are 0), which are left out. In older ones there
+are no types at all, relations by name alone, or only the ends of the parts' ranges.
+
+Nodes and edges keep the type-wise ids that DGL gave them. Original ids are known where a part's graph has ``orig_id``,
+or where ``orig_nids.dgl`` and ``orig_eids.dgl`` lie beside it; else DGL's ids are taken for the original ones, which a
+line of the log tells. Data keep their names and dtypes, except ``train_mask``, ``val_mask`` and ``test_mask``: DGL
+stores them as uint8, and they become bool again. Names of files may lead out of the folder: look at the configuration
+of strangers before you read it. ``fused_csc_sampling_graph.pt`` is not read: it is a pickle, which can
+run code.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mpigraph.arrays import I64, Array
+from mpigraph.errors import GraphDataError, MPIGraphError, check_text
+from mpigraph.formats.dgl_binary import PartGraph, read_part_graph, read_tensors
+from mpigraph.formats.id_maps import typewise
+from mpigraph.formats.shards import parts_of
+from mpigraph.formats.unread_files import FolderFiles
+from mpigraph.log import get_logger
+from mpigraph.metadata.book import RangeBook
+from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, Schema, relation_key, relations_in
+from mpigraph.partition.chunks import GrowingFile, concatenated
+from mpigraph.partition.row_arrays import MadeRows, RowArray
+from mpigraph.partition.source import Feature, GraphSource
+from mpigraph.storage.files import read_text
+
+__all__ = ["is_dgl_partition", "read_dgl_partition"]
+
+_MASKS = ("train_mask", "val_mask", "test_mask")
+_NID = _EID = "_ID"
+_OWN = (_NID, "_TYPE", "inner_node", "inner_edge", "orig_id", "part_id")  # what DGL puts into the graph of a part
+
+
+def is_dgl_partition(path: Path) -> bool:
+    """Return whether a JSON file is the configuration of parts that DGL has written; reads no parts."""
+    try:
+        content = json.loads(read_text(path))
+        part = content["part-0"]
+        return "format" not in content and any(str(name).endswith((".dgl", ".pt")) for name in part.values())
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        return False
+
+
+def read_dgl_partition(path: Path, scratch: Path | None = None) -> GraphSource:
+    """Read a graph that DGL has cut into parts; the source has these parts.
+
+    Args:
+        path: the configuration.
+        scratch: folder of temporary files, as large as the edges; None for the system's.
+
+    Raises:
+        GraphDataError: a file is missing or damaged, or they contradict one another; names the file.
+        StorageError: a temporary file cannot be written.
+    """
+    try:
+        config = _Config(path)
+        return _source(config, scratch)
+    except GraphDataError as error:
+        raise error if str(path.parent) in str(error) else GraphDataError(f"{path}: {error}") from error
+    except (MPIGraphError, KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise GraphDataError(f"{path}: damaged partition configuration: {error!r}") from error
+
+
+class _Config:
+    """What the configuration says. Types are in DGL's order."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        content: dict[str, Any] = json.loads(read_text(path))
+        self.num_parts = int(content["num_parts"])
+        if self.num_parts < 1:
+            raise GraphDataError(f"num_parts must be at least 1 (got {self.num_parts})")
+        self.files: list[Mapping[str, str]] = [content[f"part-{part}"] for part in range(self.num_parts)]
+        self.ntypes = _by_id(content.get("ntypes", {DEFAULT_NTYPE: 0}))
+        self.etypes = _by_id(content.get("etypes", {relation_key(DEFAULT_ETYPE): 0}))
+        self.nodes = self._ranges("node_map", content["node_map"], self.ntypes, content["num_nodes"])
+        self.edges = self._ranges("edge_map", content["edge_map"], self.etypes, content["num_edges"])
+        self.node_ids = _TypedIds(self.nodes)
+        self.folders: dict[Path, FolderFiles] = {}
+        self.unread_data: Counter[str] = Counter()
+
+    def _ranges(self, what: str, table: Any, names: Sequence[str], total: object) -> I64:
+        """Return int64[types, parts, 2], the homogeneous ids of each type in each part."""
+        if isinstance(table, list):
+            table = {names[0]: table}
+        if not isinstance(table, dict):
+            raise GraphDataError(
+                f"{what} names a file, as DGL wrote before version 0.5 or without reshuffling: cut the graph again"
+            )
+        if set(table) != set(names):
+            raise GraphDataError(f"{what} has the types {sorted(table)}, expected {sorted(names)}")
+        found = np.zeros((len(names), self.num_parts, 2), np.int64)
+        for number, name in enumerate(names):
+            rows = table[name]
+            if rows and not isinstance(rows[0], list):  # only the ends of the ranges
+                rows = list(zip([0, *rows[:-1]], rows, strict=True))
+            ranges = np.asarray(rows)
+            if ranges.shape != (self.num_parts, 2) or ranges.dtype.kind != "i":
+                raise GraphDataError(f"{what} of {name!r} must have {self.num_parts} ranges (got {rows!r:.60})")
+            found[number] = ranges
+        flat = found.transpose(1, 0, 2).reshape(-1, 2)  # part by part, and inside a part type by type
+        if flat[0, 0] != 0 or (flat[:, 0] > flat[:, 1]).any() or (flat[1:, 0] != flat[:-1, 1]).any():
+            raise GraphDataError(f"the ranges in {what} do not follow each other")
+        if flat[-1, 1] != total:
+            raise GraphDataError(f"{what} covers {flat[-1, 1]} ids, expected {total}")
+        return found
+
+    def file(self, part: int, which: str) -> Path:
+        """Return a file of a part."""
+        files = self.files[part]
+        if which == "part_graph" and which not in files:
+            raise GraphDataError(
+                f"part {part} has no graph.dgl, only {', '.join(files.values())}: a .pt file of GraphBolt is a pickle, "
+                "which runs code when it is read, so it is not. Write the parts again with use_graphbolt=False"
+            )
+        return self.read(self.path.parent / check_text(f"{which} of part {part}", files[which]))
+
+    def read(self, path: Path) -> Path:
+        """Note that a file of a part is read; return its path."""
+        if path.parent not in self.folders:
+            self.folders[path.parent] = FolderFiles(path.parent)
+            self.folders[path.parent].read(self.path)
+        return self.folders[path.parent].read(path)
+
+    def left_out(self) -> tuple[str, ...]:
+        """Name the data and the files of parts that were not read, and in how many parts they are."""
+        found = self.unread_data.copy()
+        found.update(name for folder in self.folders.values() for name in folder.left_out())
+        return tuple(f"{name} of {count} part{'s' if count > 1 else ''}" for name, count in found.items())
+
+
+def _by_id(table: Mapping[str, int]) -> list[str]:
+    """Return names in the order of their ids, which must be 0 to n - 1."""
+    names = sorted(table, key=lambda name: table[name])
+    if [table[name] for name in names] != list(range(len(names))):
+        raise GraphDataError(f"type ids must be 0 to {len(names) - 1} (got {table})")
+    return names
+
+
+class _TypedIds:
+    """Homogeneous ids as ids of their type.
+
+    Args:
+        ranges: int64[types, parts, 2].
+    """
+
+    def __init__(self, ranges: I64) -> None:
+        num_types, num_parts, _ = ranges.shape
+        sizes = np.diff(ranges, axis=2)[:, :, 0]
+        first = np.cumsum(sizes, axis=1) - sizes  # [types, parts], the first id of a type in a part
+        order = ranges.transpose(1, 0, 2).reshape(-1, 2)
+        self._ends = order[:, 1]
+        self._shift = first.T.reshape(-1) - order[:, 0]
+        self._types = np.tile(np.arange(num_types), num_parts)
+
+    def of(self, ids: Array) -> tuple[I64, I64]:
+        """Return type and type-wise id of each.
+
+        Raises:
+            IndexError: an id does not exist.
+        """
+        ids = ids.astype(np.int64)
+        if len(ids) and ids.min() < 0:
+            raise IndexError(f"there is no node {ids.min()}")
+        place = np.searchsorted(self._ends, ids, side="right")
+        return self._types[place], ids + self._shift[place]
+
+
+@dataclass
+class _OfType:
+    """What is collected of one relation, part after part."""
+
+    src: GrowingFile
+    dst: GrowingFile
+    ends: tuple[int, int] | None = None
+
+
+def _source(config: _Config, scratch: Path | None) -> GraphSource:
+    node_ids = [_Originals() for _ in config.ntypes]
+    edge_ids = [_Originals() for _ in config.etypes]
+    with ExitStack() as stack:
+        growing = [
+            _OfType(
+                stack.enter_context(GrowingFile(np.int64, (), scratch)),
+                stack.enter_context(GrowingFile(np.int64, (), scratch)),
+            )
+            for _ in config.etypes
+        ]
+        for part in range(config.num_parts):
+            _Part(config, part).collect(growing, node_ids, edge_ids)
+        ends = [(of_type.src.finish(), of_type.dst.finish()) for of_type in growing]
+    relations = [_relation(config, name, of_type.ends) for name, of_type in zip(config.etypes, growing, strict=True)]
+    node_feats, edge_feats = _features(config, relations)
+    # in alphabetical order, as from the other readers
+    nodes = sorted(range(len(config.ntypes)), key=config.ntypes.__getitem__)
+    edges = sorted(range(len(relations)), key=relations.__getitem__)
+    schema = Schema(tuple(config.ntypes[t] for t in nodes), tuple(relations[r] for r in edges))
+    book = RangeBook(schema, _offsets(config.nodes, nodes), _offsets(config.edges, edges))
+    counts = tuple(book.num_nodes(t) for t in range(len(nodes)))
+    return GraphSource(
+        schema,
+        counts,
+        tuple(ends[r] for r in edges),
+        {name: node_feats.get(name, {}) for name in schema.ntypes},
+        {relation_key(relation): edge_feats.get(relation, {}) for relation in schema.relations},
+        path=str(config.path),
+        node_ids=_known(config, "nodes", [node_ids[t] for t in nodes], counts),
+        edge_ids=_known(config, "edges", [edge_ids[r] for r in edges], [len(ends[r][0]) for r in edges]),
+        parts=parts_of(book),
+        left_out=config.left_out(),
+    )
+
+
+class _Part:
+    """The graph of a part."""
+
+    def __init__(self, config: _Config, part: int) -> None:
+        self.config = config
+        self.part = part
+        self.path = config.file(part, "part_graph")
+        self.graph: PartGraph = read_part_graph(self.path)
+        self.inner = self._data("nodes", "inner_node").astype(bool)
+        for what, data in (("node", self.graph.ndata), ("edge", self.graph.edata)):
+            config.unread_data.update(f"{what} data {name!r} in {self.path.name}" for name in data if name not in _OWN)
+
+    def _data(self, what: str, name: str) -> Array:
+        data = self.graph.ndata if what == "nodes" else self.graph.edata
+        if name not in data or data[name].ndim != 1 or data[name].dtype.kind not in "iu":
+            raise GraphDataError(f"{self.path}: {what} have no integers {name!r}")
+        return data[name]
+
+    def collect(self, edges: Sequence[_OfType], node_ids: "list[_Originals]", edge_ids: "list[_Originals]") -> None:
+        """Add the part's own edges to those of each relation, and its original ids."""
+        graph, config = self.graph, self.config
+        nids = self._data("nodes", _NID)
+        eids = np.asarray(self._data("edges", _EID), np.int64)
+        inner_edges = self._data("edges", "inner_edge").astype(bool)
+        self._check_nodes(nids)
+        if len(graph.src) and max(int(graph.src.max()), int(graph.dst.max())) >= graph.num_nodes:
+            raise GraphDataError(f"{self.path}: an edge ends in a node that does not exist")
+        beside = self._beside("orig_nids.dgl", config.ntypes)
+        for t, name in enumerate(config.ntypes):
+            begin, end = config.nodes[t, self.part].tolist()
+            self._originals(node_ids[t], graph.ndata.get("orig_id"), nids, self.inner, (begin, end), beside.get(name))
+        beside = self._beside("orig_eids.dgl", config.etypes)
+        for r, name in enumerate(config.etypes):
+            begin, end = config.edges[r, self.part].tolist()
+            chosen = self._in_range(f"edges of {name!r}", eids, inner_edges, begin, end)
+            types_src, src = self._typed(nids, graph.src[chosen])
+            types_dst, dst = self._typed(nids, graph.dst[chosen])
+            if len(chosen):
+                self._check_ends(name, edges[r], types_src, types_dst)
+            edges[r].src.append(src)
+            edges[r].dst.append(dst)
+            self._originals(edge_ids[r], graph.edata.get("orig_id"), eids, inner_edges, (begin, end), beside.get(name))
+
+    def _check_nodes(self, nids: Array) -> None:
+        """Check that the part has all its nodes."""
+        wanted = self.config.nodes[:, self.part]
+        found = np.sort(nids[self.inner])
+        if not np.array_equal(found, np.concatenate([np.arange(*ids) for ids in wanted.tolist()])):
+            raise GraphDataError(f"{self.path}: its own nodes are not those that {self.config.path.name} says")
+
+    def _typed(self, nids: Array, local: Array) -> tuple[I64, I64]:
+        try:
+            return self.config.node_ids.of(nids[local])
+        except IndexError as error:
+            raise GraphDataError(f"{self.path}: an edge ends in a node that does not exist") from error
+
+    def _in_range(self, what: str, ids: Array, inner: Array, begin: int, end: int) -> I64:
+        """Return the positions of the ids ``begin`` to ``end - 1``, in the order of these ids."""
+        chosen = np.flatnonzero(inner & (ids >= begin) & (ids < end))
+        order = np.argsort(ids[chosen], kind="stable")
+        if not np.array_equal(ids[chosen][order], np.arange(begin, end)):
+            raise GraphDataError(f"{self.path}: its {what} are not the {end - begin} that the configuration says")
+        return chosen[order]
+
+    def _check_ends(self, name: str, of_type: _OfType, types_src: I64, types_dst: I64) -> None:
+        ends = int(types_src[0]), int(types_dst[0])
+        of_type.ends = of_type.ends or ends
+        if (types_src != of_type.ends[0]).any() or (types_dst != of_type.ends[1]).any():
+            raise GraphDataError(f"{self.path}: edges of {name!r} join different types of nodes")
+
+    def _beside(self, name: str, types: Sequence[str]) -> dict[str, Feature]:
+        """Return the original ids in a file that lies beside the part's graph, if there is one."""
+        path = self.path.with_name(name)
+        found = read_tensors(self.config.read(path)) if path.exists() else {}
+        self.config.unread_data.update(f"{key!r} in {name}" for key in found if key not in types)
+        return found
+
+    def _originals(
+        self,
+        found: "_Originals",
+        data: Array | None,
+        ids: Array,
+        inner: Array,
+        bounds: tuple[int, int],
+        beside: Feature | None,
+    ) -> None:
+        """Add the original ids of one type, which are data of the graph, or lie beside it."""
+        if beside is not None:
+            found.add(np.asarray(beside.values[:]), bounds[1] - bounds[0])
+        elif data is not None:
+            chosen = self._in_range("ids", ids, inner, *bounds)
+            found.add(np.asarray(data[chosen]), bounds[1] - bounds[0])
+        else:
+            found.add(np.zeros(0, np.int64), bounds[1] - bounds[0])
+
+
+class _Originals:
+    """Original ids of a type, part after part."""
+
+    def __init__(self) -> None:
+        self.chunks: list[I64] = []
+        self.are_known = True
+
+    def add(self, ids: Array, count: int) -> None:
+        """Add those of a part, or as many as are known."""
+        self.are_known &= ids.shape == (count,) and ids.dtype.kind in "iu"
+        self.chunks.append(ids.astype(np.int64))
+
+
+def _known(
+    config: _Config, what: str, found: Sequence[_Originals], counts: Sequence[int]
+) -> tuple[RowArray, ...] | None:
+    """Return the original ids of "nodes" or "edges" by type, None if they are not known."""
+    if all(ids.are_known for ids in found):
+        typed = typewise([np.concatenate(ids.chunks) for ids in found], counts)
+        if typed is not None:
+            return tuple(typed)
+        raise GraphDataError(f"original ids of {what} are not those of {list(counts)} {what}")
+    get_logger().warning("%s: DGL kept no original ids of %s: those that it gave are taken for them", config.path, what)
+    return None
+
+
+def _relation(config: _Config, name: str, ends: tuple[int, int] | None) -> Relation:
+    """Return the triple of an edge type, of which older configurations have only the name."""
+    if ":" in name:
+        found = relations_in(name, config.ntypes)
+        if ends is not None:
+            joined = config.ntypes[ends[0]], config.ntypes[ends[1]]
+            if found and joined not in {relation[::2] for relation in found}:
+                raise GraphDataError(f"edges of {name!r} join {joined[0]!r} and {joined[1]!r}")
+            found = [relation for relation in found if relation[::2] == joined]
+        if len(found) != 1:
+            raise GraphDataError(f"an edge type is <src>:<rel>:<dst>, with types of {config.ntypes} (got {name!r})")
+        return found[0]
+    if ends is None:
+        if len(config.ntypes) > 1:
+            raise GraphDataError(
+                f"edge type {name!r} has no edges that tell which types it joins: name it <src>:<rel>:<dst>"
+            )
+        ends = 0, 0
+    return config.ntypes[ends[0]], name, config.ntypes[ends[1]]
+
+
+def _offsets(ranges: I64, order: Sequence[int]) -> tuple[I64, ...]:
+    """Return for each type int64[parts + 1]: where each part begins."""
+    return tuple(np.concatenate([[0], np.cumsum(np.diff(ranges[t], axis=1)[:, 0])]) for t in order)
+
+
+def _features(
+    config: _Config, relations: Sequence[Relation]
+) -> tuple[dict[str, dict[str, Feature]], dict[Relation, dict[str, Feature]]]:
+    """Return the features of all node types and relations, part after part."""
+    of_nodes = {name: name for name in config.ntypes}
+    of_edges: dict[str, Relation] = {}
+    for name, relation in zip(config.etypes, relations, strict=True):
+        of_edges |= {name: relation, ":".join(relation): relation}
+    nodes = _joined(config, "node_feats", of_nodes, dict(zip(config.ntypes, config.nodes, strict=True)))
+    edges = _joined(config, "edge_feats", of_edges, dict(zip(relations, config.edges, strict=True)))
+    return nodes, edges
+
+
+def _joined(config: _Config, which: str, known: Mapping[str, Any], ranges: Mapping[Any, I64]) -> dict[Any, Any]:
+    """Return the features in the files of all parts, which are "<type>/<name>", or "<name>" of the only type."""
+    chunks: dict[tuple[Any, str], dict[int, Feature]] = {}
+    for part in range(config.num_parts):
+        path = config.file(part, which)
+        for key, feature in read_tensors(path).items():
+            owner, name = _owner(path, key, known)
+            rows = int(np.diff(ranges[owner][part])[0])
+            if feature.values.ndim < 1 or len(feature.values) != rows:
+                raise GraphDataError(f"{path}: {key!r} must have {rows} rows (got {list(feature.values.shape)})")
+            chunks.setdefault((owner, name), {})[part] = feature
+    found: dict[Any, dict[str, Feature]] = {}
+    for (owner, name), by_part in chunks.items():
+        sizes = np.diff(ranges[owner], axis=1)[:, 0]
+        missing = [part for part in range(config.num_parts) if part not in by_part and sizes[part]]
+        if missing:
+            path = config.file(missing[0], which)
+            raise GraphDataError(f"{path}: feature {name!r} of {owner!r} is missing, which other parts have")
+        found.setdefault(owner, {})[name] = _feature(name, [by_part[part] for part in sorted(by_part)])
+    return found
+
+
+def _owner(path: Path, key: str, known: Mapping[str, Any]) -> tuple[Any, str]:
+    """Return type and name of a feature; DGL does not escape a "/" in either."""
+    types = [name for name in known if key.startswith(f"{name}/")]
+    owners = {known[name] for name in types}
+    if len(owners) > 1:
+        raise GraphDataError(f"{path}: feature {key!r} can be of several types: {types}")
+    if types:
+        return known[types[0]], key.removeprefix(f"{types[0]}/")
+    if "/" in key:
+        raise GraphDataError(f"{path}: feature {key!r} of a type that does not exist")
+    every = set(known.values())
+    if len(every) > 1:
+        raise GraphDataError(f"{path}: feature {key!r} has no type")
+    return every.pop(), key
+
+
+def _feature(name: str, chunks: Sequence[Feature]) -> Feature:
+    filled = [chunk for chunk in chunks if len(chunk.values)] or chunks[:1]
+    dtypes = sorted({chunk.dtype for chunk in filled})
+    if len(dtypes) > 1:
+        raise GraphDataError(f"feature {name!r} is {' and '.join(dtypes)} in different parts")
+    values = concatenated([chunk.values for chunk in filled])
+    if name in _MASKS and values.dtype == np.uint8:
+        return Feature(MadeRows(_zero_or_one, np.uint8, values), "bool")
+    return Feature(values, dtypes[0])
+
+
+def _zero_or_one(rows: Array) -> Array:
+    return np.asarray(rows != 0, np.uint8)

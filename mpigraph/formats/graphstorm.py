@@ -1,0 +1,310 @@
+"""Read what the configuration of GraphStorm's ``gconstruct`` describes: nodes and edges in parquet, csv, HDF5 and JSON.
+
+================  =====================================================================================================
+files             a path, a pattern with ``*``, or a list; relative to the configuration's folder, else to the working
+                  directory. They are read in the order of their names as text, as by GraphStorm: rows of nodes without
+                  "node_id_col" are numbered so
+format            ``parquet``, ``csv`` ("separator"; with a header), ``json`` (an object a line), ``hdf5`` (numbers)
+features          float32[rows, columns], or as "out_dtype" says; the transforms ``max_min_norm`` and ``to_categorical``
+                  (int8, a column for each name), those that are wanted of all columns side by side
+labels            under the name of their column, of "classification" int64; masks by "custom_split_filenames" (ids, one
+                  JSON value a line) or "split_pct": as many rows as GraphStorm takes, chosen by a hash of their numbers
+================  =====================================================================================================
+
+Every other transform, task and format is an error that names it. A node type of which only edges know has the ends of
+these as nodes.
+"""
+
+import glob
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mpigraph.arrays import Array
+from mpigraph.errors import GraphDataError
+from mpigraph.formats.arrow_files import TextForm, open_tables
+from mpigraph.formats.graphstorm_features import categories, mask_names, numbers, split_masks, transform_of
+from mpigraph.formats.id_maps import NodeIds
+from mpigraph.formats.json_files import JsonFiles, json_values
+from mpigraph.formats.layout import Layout, ReadOptions
+from mpigraph.formats.node_ranks import NodeRanks
+from mpigraph.formats.table_columns import NO_NUMBERS, IdColumn, TableColumns, ValueColumn, read_columns
+from mpigraph.formats.typed_tables import ids_feature
+from mpigraph.log import get_logger
+from mpigraph.metadata.schema import Schema, relation_key
+from mpigraph.partition.chunks import concatenated
+from mpigraph.partition.row_arrays import RowArray, as_labels
+from mpigraph.partition.source import Feature, GraphSource, mask_of
+from mpigraph.storage.files import read_text
+from mpigraph.storage.hdf5_rows import open_hdf5
+
+__all__ = ["GRAPHSTORM"]
+
+_FORMATS = ("parquet", "csv", "json", "hdf5")
+_TASKS = ("classification", "regression", "link_prediction")
+_KNOWN = {
+    "node_type", "relation", "format", "files", "node_id_col", "source_id_col", "dest_id_col", "features", "labels",
+}  # fmt: skip
+_SPLITS = ("train", "valid", "test")
+
+
+def is_graphstorm(path: Path) -> bool:
+    """Return whether a file is such a configuration."""
+    if path.suffix != ".json" or not path.is_file():
+        return False
+    try:
+        content = json.loads(read_text(path))
+    except (ValueError, RecursionError, OSError):
+        return False
+    return isinstance(content, dict) and isinstance(content.get("nodes"), list) and "edges" in content
+
+
+def read_graphstorm(path: Path, options: ReadOptions) -> GraphSource:
+    """Read what a configuration describes. Collective on the ranks.
+
+    Raises:
+        GraphDataError: the configuration is wrong or asks for what is not read, or a file is; names it, and the row.
+        StorageError: a temporary file cannot be written.
+    """
+    content = json.loads(read_text(path))
+    if not isinstance(content["edges"], list):
+        raise GraphDataError(f"{path}: edges must be a list")
+    nodes = [_Entry(path, conf, "nodes", options.ranks) for conf in content["nodes"]]
+    edges = [_Entry(path, conf, "edges", options.ranks) for conf in content["edges"]]
+    for what, names in (("node type", [node.name for node in nodes]), ("relation", [edge.name for edge in edges])):
+        for name in names:
+            if names.count(name) > 1:
+                raise GraphDataError(f"{path}: the {what} {name!r} is there twice")
+    nodes.sort(key=lambda node: node.name)
+    edges.sort(key=lambda edge: edge.name)
+    tables = {node.name: node for node in nodes}
+    ends: dict[str, list[IdColumn]] = {name: [] for name in tables}
+    for edge in edges:
+        for ntype, column in zip(edge.name[::2], edge.ids, strict=True):
+            ends.setdefault(ntype, []).append(column)
+    ids = {}
+    for ntype in sorted(ends):
+        node = tables.get(ntype)
+        if node is None:  # allowed by GraphStorm 0.4.2, for types without features
+            get_logger().warning(
+                "%s: there is no node type %r under nodes: its nodes are the ends of edges", path, ntype
+            )
+        given = node.ids[0] if node and node.ids else None
+        count = node.count if node and given is None else None
+        ids[ntype] = NodeIds(repr(ntype), given, ends[ntype], options.ranks, count)
+    features = {ntype: tables[ntype].features if ntype in tables else {} for ntype in ids}
+    left_out = [f"{key!r} of the configuration" for key in sorted(set(content) - {"version", "nodes", "edges"})]
+    return GraphSource(
+        Schema(tuple(ids), tuple(edge.name for edge in edges)),
+        tuple(numbered.count for numbered in ids.values()),
+        tuple((ids[edge.name[0]].numbers(edge.ids[0]), ids[edge.name[2]].numbers(edge.ids[1])) for edge in edges),
+        {ntype: _with_ids(features[ntype], ids[ntype].original) for ntype in ids},
+        {relation_key(edge.name): edge.features for edge in edges},
+        left_out=tuple(left_out + [line for entry in (*nodes, *edges) for line in entry.left_out]),
+    )
+
+
+def _with_ids(features: dict[str, Feature], original: Array | None) -> dict[str, Feature]:
+    return features if original is None else {"id": ids_feature(original), **features}
+
+
+class _Entry:
+    """A node type or a relation in the configuration, and what its files hold.
+
+    Args:
+        path: the configuration.
+        conf: the entry.
+        kind: "nodes" or "edges".
+        ranks: the ranks that read it.
+
+    Attributes:
+        name: the node type, or the relation.
+        title: the same for messages, with the configuration.
+        count: rows.
+        ids: the columns of ids; nothing if there are none.
+        features: what becomes of the other columns.
+        left_out: what does not.
+    """
+
+    def __init__(self, path: Path, conf: object, kind: str, ranks: NodeRanks) -> None:
+        if not isinstance(conf, dict):
+            raise GraphDataError(f"{path}: {kind} must be a list of objects (got {conf!r:.60})")
+        self._conf: dict[str, Any] = conf
+        self._folder = path.parent
+        self._ranks = ranks
+        self.name: Any = conf.get("node_type" if kind == "nodes" else "relation")
+        self.title = f"{path}: {kind} {self.name!r}"
+        if kind == "edges" and isinstance(self.name, list):
+            self.name = tuple(self.name)
+        names = self.name if kind == "edges" else (self.name,)
+        if not isinstance(names, tuple) or len(names) not in (1, 3) or not all(isinstance(name, str) for name in names):
+            raise GraphDataError(f"{self.title}: needs a node_type, a name, or a relation, three names")
+        self.left_out = [f"{key!r} of {kind} {self.name!r}" for key in sorted(set(conf) - _KNOWN)]
+        keys = ["source_id_col", "dest_id_col"] if kind == "edges" else ["node_id_col"] if "node_id_col" in conf else []
+        self._columns: TableColumns = self._read([self._name(conf, key) for key in keys])
+        self.count = sum(self._columns.lengths)
+        self.ids = [self._columns.ids[conf[key]] for key in keys]
+        self.features: dict[str, Feature] = {}
+        for entry in self._list("features"):
+            self._add_feature(entry)
+        for entry in self._list("labels"):
+            self._add_label(entry)
+
+    def _name(self, conf: Mapping[str, Any], key: str) -> str:
+        if not isinstance(conf.get(key), str) or not conf[key]:
+            raise GraphDataError(f"{self.title}: {key} must be a name (got {conf.get(key)!r:.60})")
+        return str(conf[key])
+
+    def _list(self, key: str) -> list[dict[str, Any]]:
+        entries = self._conf.get(key, [])
+        if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+            raise GraphDataError(f"{self.title}: {key} must be a list of objects")
+        return entries
+
+    def _read(self, ids: Sequence[str]) -> TableColumns:
+        """Read every column that is used."""
+        values = [self._name(label, "label_col") for label in self._list("labels") if "label_col" in label]
+        names: list[str] = []
+        for entry in self._list("features"):
+            is_of_names = transform_of(entry, self._feature_title(entry))[0] == "to_categorical"
+            (names if is_of_names else values).extend(self._columns_of(entry))
+        ids = list(dict.fromkeys([*ids, *names]))
+        both = sorted(set(ids) & set(values))
+        if both:
+            raise GraphDataError(f"{self.title}: the column {both[0]!r} cannot be names and numbers at once")
+        form = self._conf.get("format")
+        kind = str(form.get("name")).lower() if isinstance(form, dict) else None
+        if not isinstance(form, dict) or kind not in _FORMATS:
+            raise GraphDataError(f"{self.title}: the format {kind!r} is not read (known: {', '.join(_FORMATS)})")
+        files = self._files(self._conf.get("files"))
+        if kind == "hdf5":
+            return _hdf5_columns(files, ids, values)
+        tables: Any = JsonFiles(files) if kind == "json" else None
+        if tables is None:
+            tables = open_tables(files, TextForm(form.get("separator", ","), None, True), kind)
+        missing = [name for name in (*ids, *values) if name not in tables.names]
+        if missing:
+            raise GraphDataError(f"{files[0]}: there is no column {missing[0]!r} (there are {tables.names})")
+        return read_columns(tables, ids, {name: (name,) for name in values}, {}, self._ranks)
+
+    def _files(self, names: object) -> list[Path]:
+        """Return the files of names and patterns, in the order of their names as text."""
+        patterns = [names] if isinstance(names, str) else names
+        if not isinstance(patterns, list) or not patterns or not all(isinstance(name, str) for name in patterns):
+            raise GraphDataError(f"{self.title}: files must be a path or a list of paths (got {names!r:.60})")
+        files: set[str] = set()
+        for pattern in patterns:
+            for folder in (self._folder, Path()):
+                whole = os.path.join(glob.escape(str(folder)), pattern)
+                there = [str(folder / pattern)] if (folder / pattern).exists() else glob.glob(whole)
+                if there:
+                    break
+            else:
+                raise GraphDataError(f"{self.title}: there is no file {self._folder / pattern}")
+            files.update(there)
+        return [Path(file) for file in sorted(files)]
+
+    def _columns_of(self, entry: Mapping[str, Any]) -> list[str]:
+        columns = entry.get("feature_col")
+        columns = [columns] if isinstance(columns, str) else columns
+        if not isinstance(columns, list) or not columns or not all(isinstance(name, str) for name in columns):
+            raise GraphDataError(f"{self.title}: feature_col must be a column or a list of these (got {columns!r:.60})")
+        return columns
+
+    def _feature_title(self, entry: Mapping[str, Any]) -> str:
+        return f"{self.title}: feature {entry.get('feature_name', entry.get('feature_col'))!r:.80}"
+
+    def _numbers(self, name: str, title: str) -> RowArray:
+        column = self._columns.values[name]
+        if column.kind in NO_NUMBERS:
+            raise GraphDataError(f"{title}: the column {name!r} has no numbers ({column.kind})")
+        return column.rows
+
+    def _add_feature(self, entry: Mapping[str, Any]) -> None:
+        columns = self._columns_of(entry)
+        title = self._feature_title(entry)
+        name = entry.get("feature_name", columns[0] if len(columns) == 1 else None)
+        if not isinstance(name, str) or not name:
+            raise GraphDataError(f"{title}: feature_name must be a name (got {name!r:.60})")
+        if transform_of(entry, title)[0] != "to_categorical":
+            values = numbers([self._numbers(column, title) for column in columns], entry, title)
+        elif len(columns) > 1:
+            raise GraphDataError(f"{title}: to_categorical takes one column")
+        else:
+            values = categories(self._columns.ids[columns[0]], entry, title, self._ranks.folder)
+        self._add(name, Feature.of(values), title)
+
+    def _add_label(self, entry: Mapping[str, Any]) -> None:
+        task = entry.get("task_type")
+        title = f"{self.title}: label {entry.get('label_col', task)!r:.80}"
+        if task not in _TASKS:
+            raise GraphDataError(f"{title}: the task {task!r} is not read (known: {', '.join(_TASKS)})")
+        labels = self._numbers(entry["label_col"], title) if "label_col" in entry else None
+        if labels is not None:
+            made = Feature(as_labels(labels), "int64") if task == "classification" else Feature.of(labels)
+            self._add(entry["label_col"], made, title)
+        elif task != "link_prediction" and "custom_split_filenames" not in entry:
+            raise GraphDataError(f"{title}: {task} needs a label_col")
+        custom = entry.get("custom_split_filenames")
+        masks = split_masks(labels, self.count, entry, title) if custom is None else self._chosen(custom, entry, title)
+        for name, mask in masks.items():
+            self._add(name, mask, title)
+
+    def _add(self, name: str, feature: Feature, title: str) -> None:
+        if name in self.features:
+            raise GraphDataError(f"{title}: there are two features {name!r}")
+        self.features[name] = feature
+
+    def _chosen(self, custom: object, entry: Mapping[str, Any], title: str) -> dict[str, Feature]:
+        """Return the masks of files of ids."""
+        if not isinstance(custom, dict) or set(custom) - set(_SPLITS) or len(self.ids) != 1:
+            raise GraphDataError(
+                f"{title}: custom_split_filenames must name files for {', '.join(_SPLITS)}, of nodes with a node_id_col"
+            )
+        masks = {}
+        taken = np.zeros(self.count, bool)
+        for name, split in zip(mask_names(entry, title), _SPLITS, strict=True):
+            names = custom.get(split, [])
+            files = self._files(names) if names else []
+            wanted = np.unique(np.array([text for file in files for text in json_values(file)], "S"))
+            is_in = np.zeros(self.count, bool)
+            done = 0
+            for values, positions, _ in self.ids[0].texts() if len(wanted) else ():
+                is_in[done : done + len(positions)] = np.isin(values, wanted)[positions]
+                done += len(positions)
+            if is_in.sum() != len(wanted):
+                raise GraphDataError(f"{title}: {len(wanted)} ids of {split!r} are {is_in.sum()} nodes")
+            masks[name] = mask_of(title, np.flatnonzero(is_in & ~taken), self.count)
+            taken |= is_in
+        return masks
+
+
+def _hdf5_columns(files: Sequence[Path], ids: Sequence[str], values: Sequence[str]) -> TableColumns:
+    """Return datasets of HDF5 files one after another."""
+    contents = [open_hdf5(file)[0] for file in files]
+    columns = {}
+    for name in dict.fromkeys([*ids, *values]):
+        for file, content in zip(files, contents, strict=True):
+            if name not in content or not content[name].ndim:
+                raise GraphDataError(f"{file}: there is no dataset of numbers {name!r} (there are {sorted(content)})")
+        columns[name] = concatenated([content[name] for content in contents])
+    lengths = [len(next(iter(content[name] for name in columns), ())) for content in contents]
+    for name, column in columns.items():
+        if len(column) != sum(lengths):
+            raise GraphDataError(f"{files[0]}: {name!r} has {len(column)} rows, others {sum(lengths)}")
+        if name in ids and (column.ndim > 1 or column.dtype.kind not in "iu"):
+            got = f"{column.dtype}{list(column.shape)}"
+            raise GraphDataError(f"{files[0]}: ids must be integers in one dimension (got {got})")
+    return TableColumns(
+        lengths,
+        {name: IdColumn([columns[name]]) for name in ids},
+        {name: ValueColumn("list" if columns[name].ndim > 1 else "float", columns[name]) for name in values},
+    )
+
+
+GRAPHSTORM = Layout("GraphStorm's gconstruct", "", is_graphstorm, read_graphstorm, by_all_ranks=True)
+"""The layout."""

@@ -1,0 +1,233 @@
+"""Read a graph of the Heterogeneous Graph Benchmark (HGB), a directory of text files with tabs between fields.
+
+===================  ====================================  ============================================================
+file                 fields of a line                      what they become
+===================  ====================================  ============================================================
+``node.dat``         id, name, type, numbers with commas   the nodes of each type, in the order of their ids; the
+                                                           numbers, where there are any, are feature "feat" (float32)
+``link.dat``         source, destination, type, weight     the edges of each relation; feature "weight" (float64)
+``label.dat``        id, name, type, labels with commas    feature "label" (int64, -1 where there is none) and
+                                                           "train_mask"; where nodes have several labels [n, classes],
+                                                           1 for those of a node
+``label.dat.test``   the same                              the same, and "test_mask"
+``info.dat``                                               names of types and relations (``hgb_names.py``)
+===================  ====================================  ============================================================
+
+Ids count the nodes of all types through. Names of nodes are left out. In HGB's public files the labels of test nodes
+are random.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from mpigraph.arrays import I64, Array
+from mpigraph.errors import GraphDataError
+from mpigraph.formats.collected_edges import CollectedEdges
+from mpigraph.formats.hgb_names import Names, read_names, relations_named
+from mpigraph.formats.layout import Layout, ReadOptions
+from mpigraph.formats.text_lines import blocks_of_lines, number_blocks, numbers_in
+from mpigraph.formats.unread_files import FolderFiles
+from mpigraph.metadata.schema import Relation, Schema, relation_key
+from mpigraph.partition.chunks import GrowingFile, Reordered
+from mpigraph.partition.row_arrays import RowArray
+from mpigraph.partition.source import Feature, GraphSource
+
+__all__ = ["HGB"]
+
+_LINK = (("source", "i8"), ("destination", "i8"), ("type", "i8"), ("weight", "f8"))
+_LABELS = {"train_mask": "label.dat", "test_mask": "label.dat.test"}
+_MAX_CLASSES = 1 << 12  # where a node has several labels: a row has a number for each class
+
+
+class _Nodes(NamedTuple):
+    """All nodes: int64[nodes] number of the type of each, and id among those of its type."""
+
+    types: I64
+    local: I64
+
+
+def _is_at(path: Path) -> bool:
+    return (path / "node.dat").is_file() and (path / "link.dat").is_file()
+
+
+def _read(path: Path, options: ReadOptions) -> GraphSource:
+    names = read_names(path / "info.dat")
+    numbers = {name: number for number, name in names.ntypes.items()}
+    if len(numbers) < len(names.ntypes):
+        raise GraphDataError(f"{path / 'info.dat'}: several node types have one name ({names.ntypes})")
+    nodes, feats = _read_nodes(path / "node.dat", names, options.scratch)
+    labels = _read_labels(path, nodes)
+    edges = _read_links(path / "link.dat", nodes, names, options.scratch)
+    ntypes = tuple(sorted(numbers))
+    relations = tuple(sorted(edges))
+    files = FolderFiles(path)
+    for name in ("node.dat", "link.dat", "info.dat", *_LABELS.values()):
+        files.read(path / name)
+    return GraphSource(
+        Schema(ntypes, relations),
+        tuple(int((nodes.types == numbers[ntype]).sum()) for ntype in ntypes),
+        tuple((edges[relation][0], edges[relation][1]) for relation in relations),
+        {ntype: feats.get(numbers[ntype], {}) | labels.get(numbers[ntype], {}) for ntype in ntypes},
+        {relation_key(relation): {"weight": Feature.of(edges[relation][3])} for relation in relations},
+        left_out=("names of nodes in node.dat", *files.left_out()),
+    )
+
+
+class _Records(NamedTuple):
+    """Some lines of id, name, type and perhaps more.
+
+    Attributes:
+        lines: int64[k], their numbers in the file.
+        ids: int64[k].
+        types: int64[k].
+        texts: for each the fourth field, b"" if there is none.
+    """
+
+    lines: I64
+    ids: I64
+    types: I64
+    texts: list[bytes]
+
+
+def _records(path: Path, types: Sequence[int]) -> Iterator[_Records]:
+    """Yield the lines of a file, some at a time."""
+    known = {str(number).encode() for number in types}
+    for first, lines in blocks_of_lines(path):
+        numbers = []
+        texts = []
+        for number, line in enumerate(lines, first):
+            fields = line.split(b"\t")
+            if len(fields) in (3, 4) and fields[0].isdigit() and len(fields[0]) < 19 and fields[2].strip() in known:
+                numbers.append((number, int(fields[0]), int(fields[2])))
+                texts.append(fields[3].strip() if len(fields) == 4 else b"")
+            elif line.strip():
+                raise GraphDataError(
+                    f"{path}, line {number}: must have id, name and a type of {list(types)}, with tabs between them "
+                    f"(got {line[:80].decode('utf-8', 'replace')!r})"
+                )
+        if numbers:
+            lines_in_file, ids, ntypes = np.array(numbers, np.int64).T
+            yield _Records(lines_in_file, ids, ntypes, texts)
+
+
+class _Numbers:
+    """The numbers of the nodes of a type, in a temporary file; as many for each as the first one has."""
+
+    def __init__(self, first: bytes, scratch: Path | None, stack: ExitStack) -> None:
+        self._width = len(first.split(b",")) if first else 0
+        self._file = stack.enter_context(GrowingFile(np.float32, (self._width,), scratch))
+
+    def add(self, path: Path, lines: Sequence[int], texts: Sequence[bytes]) -> None:
+        for line, text in zip(lines, texts, strict=True):
+            if bool(text) != bool(self._width):
+                wanted = self._width or "no"
+                raise GraphDataError(f"{path}, line {line}: must have {wanted} numbers, as others of its type")
+        if self._width:
+            dtype = np.dtype([("numbers", "f4", (self._width,))])
+            self._file.append(numbers_in(path, texts, lines, dtype, ",")["numbers"])
+
+    def finish(self, order: I64) -> dict[str, Feature]:
+        """Return the feature, with rows in an order."""
+        if not self._width:
+            return {}
+        rows: RowArray = self._file.finish()
+        return {"feat": Feature.rows(rows if (np.diff(order) > 0).all() else Reordered(rows, order))}
+
+
+def _read_nodes(path: Path, names: Names, scratch: Path | None) -> tuple[_Nodes, dict[int, dict[str, Feature]]]:
+    """Return the nodes, and the features of each type."""
+    tables: dict[int, _Numbers] = {}
+    blocks = []
+    with ExitStack() as stack:
+        for block in _records(path, list(names.ntypes)):
+            blocks.append(np.stack([block.lines, block.ids, block.types]))
+            for ntype in np.unique(block.types).tolist():
+                rows = np.flatnonzero(block.types == ntype).tolist()
+                if ntype not in tables:
+                    tables[ntype] = _Numbers(block.texts[rows[0]], scratch, stack)
+                tables[ntype].add(path, block.lines[rows].tolist(), [block.texts[row] for row in rows])
+        lines, ids, types = np.concatenate(blocks, axis=1) if blocks else np.zeros((3, 0), np.int64)
+        feats = {ntype: table.finish(np.argsort(ids[types == ntype])) for ntype, table in tables.items()}
+    order = np.argsort(ids, kind="stable")
+    wrong = np.flatnonzero(ids[order] != np.arange(len(ids)))
+    if len(wrong):
+        row = order[wrong[0]]
+        raise GraphDataError(f"{path}, line {lines[row]}: ids must be 0 to {len(ids) - 1}, each once (got {ids[row]})")
+    nodes = _Nodes(types[order], np.empty(len(ids), np.int64))
+    for ntype in tables:
+        nodes.local[nodes.types == ntype] = np.arange((types == ntype).sum())
+    return nodes, feats
+
+
+def _read_links(path: Path, nodes: _Nodes, names: Names, scratch: Path | None) -> dict[Relation, list[RowArray]]:
+    """Return the columns of each relation's links."""
+    with ExitStack() as stack:
+        links = {number: stack.enter_context(CollectedEdges(_LINK, scratch)) for number in names.links}
+        for block in number_blocks(path, _LINK, delimiter="\t"):
+            rows = block.rows
+            block.check(np.isin(rows["type"], list(links)), f"the third field must be a type of {list(links)}")
+            for end in ("source", "destination"):
+                block.check((rows[end] >= 0) & (rows[end] < len(nodes.local)), f"{end} is not in node.dat")
+            for number, edges in links.items():
+                about = names.links[number]
+                is_it = rows["type"] == number
+                for end, ntype in (("source", about.start), ("destination", about.end)):
+                    fits = nodes.types[rows[end]] == ntype
+                    block.check(fits | ~is_it, f"{end} is not of node type {ntype}, as links of type {number} need")
+                chosen = rows[is_it]
+                for end in ("source", "destination"):
+                    chosen[end] = nodes.local[chosen[end]]
+                edges.add(chosen)
+        relations = relations_named(names)
+        return {relations[number]: edges.finish() for number, edges in links.items()}
+
+
+def _read_labels(path: Path, nodes: _Nodes) -> dict[int, dict[str, Feature]]:
+    """Return labels and masks of each type that has any."""
+    labels = _all_labels(path, nodes)
+    classes = 1 + int(labels[:, 1].max(initial=-1))
+    is_single = len(np.unique(labels[:, 0])) == len(labels)
+    if not is_single and classes > _MAX_CLASSES:
+        raise GraphDataError(
+            f"{path / 'label.dat'}: a node has several labels of {classes} classes (allowed: {_MAX_CLASSES})"
+        )
+    feats: dict[int, dict[str, Feature]] = {}
+    for ntype in np.unique(nodes.types[labels[:, 0]]).tolist():
+        ids, values, are_test = labels[nodes.types[labels[:, 0]] == ntype].T
+        rows = nodes.local[ids]
+        count = int((nodes.types == ntype).sum())
+        label: Array = np.full(count, -1) if is_single else np.zeros((count, classes), np.int64)
+        label[rows if is_single else (rows, values)] = values if is_single else 1
+        feats[ntype] = {"label": Feature.of(label)}
+        for is_test, name in enumerate(_LABELS):
+            mask = np.zeros(count, bool)
+            mask[rows[are_test == is_test]] = True
+            feats[ntype][name] = Feature.of(mask)
+    return feats
+
+
+def _all_labels(path: Path, nodes: _Nodes) -> I64:
+    """Return int64[labels, 3]: node, label and whether it is for testing; checks that each node is there once."""
+    seen = np.zeros(len(nodes.local), bool)
+    rows: list[tuple[int, int, int]] = []
+    for is_test, file in enumerate(path / name for name in _LABELS.values()):
+        for block in _records(file, np.unique(nodes.types).tolist()) if os.path.lexists(file) else ():
+            for line, node, ntype, text in zip(*map(np.ndarray.tolist, block[:3]), block.texts, strict=True):
+                values = text.split(b",")
+                if node >= len(seen) or nodes.types[node] != ntype or seen[node]:
+                    raise GraphDataError(
+                        f"{file}, line {line}: node {node} of type {ntype} is not there, or labelled twice"
+                    )
+                if not all(value.isdigit() and len(value) < 19 for value in values) or len({*values}) < len(values):
+                    raise GraphDataError(f"{file}, line {line}: labels must be integers with commas (got {text!r:.80})")
+                seen[node] = True
+                rows += [(node, int(value), is_test) for value in values]
+    return np.array(rows, np.int64).reshape(-1, 3)
+
+
+HGB = Layout("HGB", "node.dat and link.dat", _is_at, _read)

@@ -1,0 +1,61 @@
+"""What a module of a layout gives to the registry, and what it is told."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mpigraph.formats.node_ranks import NodeRanks
+from mpigraph.formats.typed_tables import TableOptions
+from mpigraph.partition.source import GraphSource
+
+__all__ = ["Layout", "ReadOptions"]
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """Options of reading a graph.
+
+    Attributes:
+        num_nodes: number of nodes, where ids are to be taken as they are; None if the user gave none.
+        ranks: the ranks that read it, and where their temporary files lie.
+        dataset: name of a known data set, such as "ogbn-products"; None if the user gave none.
+        adds_reverse: whether the user asks for reverse edges, which the caller adds to what a layout reads.
+        nodes: files of nodes beside a file of edges.
+        tables: what the user says of columns of csv and parquet files.
+    """
+
+    num_nodes: int | None = None
+    ranks: NodeRanks = field(default_factory=NodeRanks)
+    dataset: str | None = None
+    adds_reverse: bool = False
+    nodes: tuple[Path, ...] = ()
+    tables: TableOptions = field(default_factory=TableOptions)
+
+    @property
+    def scratch(self) -> Path | None:
+        """The folder of temporary files; None for the system's."""
+        return self.ranks.folder
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A layout of files.
+
+    Attributes:
+        name: the layout in messages, such as "Matrix Market".
+        marks: the files by which a directory of this layout is recognised, for a message; "" if it is a single file.
+        is_at: returns whether a path, a file or a directory, has this layout; looks at names and first lines alone.
+        read: reads the graph. Errors are GraphDataErrors that name the file and, in text, the line.
+        takes_num_nodes: whether ``ReadOptions.num_nodes`` is used; else it is an error.
+        takes_tables: the same of ``ReadOptions.tables``.
+        by_all_ranks: whether every rank calls ``read``, which only maps files, or divides the work; else one rank of
+            each node calls it for all.
+    """
+
+    name: str
+    marks: str
+    is_at: Callable[[Path], bool]
+    read: Callable[[Path, ReadOptions], GraphSource]
+    takes_num_nodes: bool = False
+    takes_tables: bool = False
+    by_all_ranks: bool = False

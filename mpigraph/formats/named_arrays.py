@@ -1,0 +1,326 @@
+"""Read graphs whose arrays have names: ``.npz`` and HDF5 files, and directories of ``.npy`` files.
+
+==================================  ===================================================================================
+without types                       with types
+==================================  ===================================================================================
+``edge_src``, ``edge_dst``          ``<src>__<rel>__<dst>__src`` and ``__dst``
+``num_nodes``, or in ``meta``       ``<type>__num_nodes``
+``label``, ``train_mask``,          ``<type>__label``, ``<type>__train_mask``, ...
+``val_mask``, ``test_mask``
+``feat``, or ``feat_data``,         ``<type>__feat``, ``<type>__feat_data``, ...
+``feat_indices``, ``feat_indptr``
+and ``feat_shape``, a CSR matrix
+``node_<name>``, ``edge_<name>``    ``<type>__<name>``, ``<src>__<rel>__<dst>__<name>``
+``<name>``
+==================================  ===================================================================================
+
+Every other array of numbers with a row for each node, or for each edge, becomes a feature: of nodes or edges as its
+name begins, else by its length. Where there are as many edges as nodes, a name that does not tell is an error. What
+fits neither is named in ``left_out``.
+"""
+
+import json
+import operator
+import os
+import zipfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mpigraph.errors import GraphDataError, InvalidArgumentError
+from mpigraph.formats.add_reverse import add_reverse_edges
+from mpigraph.formats.unread_files import FolderFiles
+from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, Schema, relation_key, relations_in
+from mpigraph.partition.chunks import NamedRows, mapped_npy, mapped_npz
+from mpigraph.partition.row_arrays import (
+    RowArray,
+    SparseRows,
+    as_floats,
+    as_labels,
+    as_mask,
+    largest,
+)
+from mpigraph.partition.source import Feature, GraphSource
+from mpigraph.storage.files import read_text
+from mpigraph.storage.format import logical_dtype
+from mpigraph.storage.hdf5_rows import open_hdf5, read_hdf5_meta
+
+__all__ = ["is_npy_directory", "read_hdf5", "read_npy_directory", "read_npz"]
+
+_MASKS = ("train_mask", "val_mask", "test_mask")
+_NODE_ARRAYS = ("label", "feat", *_MASKS)
+_SPARSE = ("feat_indptr", "feat_indices", "feat_data", "feat_shape")
+_COUNT = "__num_nodes"
+_NODE, _EDGE = "node_", "edge_"
+
+Arrays = dict[str, RowArray]
+
+
+def is_npy_directory(path: Path) -> bool:
+    """Return whether a directory holds the arrays of a graph as ``.npy`` files, by their names."""
+    return (path / "edge_src.npy").is_file() or any(path.glob(f"*{_COUNT}.npy"))
+
+
+def read_npy_directory(path: Path) -> GraphSource:
+    """Map the ``.npy`` files of a directory, such as ``generate`` writes it; only pages in use are in memory.
+
+    Args:
+        path: the directory, with one file for each array, and perhaps ``meta.json``.
+
+    Raises:
+        GraphDataError: a file is missing or damaged, or arrays do not fit together.
+    """
+    files = FolderFiles(path)
+    arrays: Arrays = {file.stem: mapped_npy(files.read(file)) for file in sorted(path.glob("*.npy"))}
+    meta = path / "meta.json"
+    content = _meta(read_text(files.read(meta))) if os.path.lexists(meta) else {}
+    return _source(arrays, content, files.left_out())
+
+
+def read_npz(path: Path) -> GraphSource:
+    """Read an ``.npz`` file; arrays that it stores as they are, are mapped.
+
+    Args:
+        path: the file; its array ``meta`` is a JSON object.
+
+    Raises:
+        GraphDataError: it is damaged or no such file, or arrays do not fit together.
+    """
+    if not zipfile.is_zipfile(path):
+        raise GraphDataError("not an .npz file, and neither HDF5, .csv nor .parquet")
+    arrays = mapped_npz(path)
+    meta = _meta(str(arrays.pop("meta"))) if "meta" in arrays else {}
+    named = {name: NamedRows(array, f"{path}: {name}") for name, array in arrays.items() if array.ndim}
+    return _source({**arrays, **named}, meta, ())
+
+
+def read_hdf5(path: Path) -> GraphSource:
+    """Read an HDF5 file, slice by slice when rows are asked for.
+
+    Args:
+        path: the file; its attribute ``meta`` is a JSON object.
+
+    Raises:
+        GraphDataError: it is damaged, or arrays do not fit together.
+    """
+    arrays, left_out = open_hdf5(path)
+    return _source(dict(arrays), read_hdf5_meta(path), left_out)
+
+
+def _meta(text: str) -> dict[str, Any]:
+    meta = json.loads(text)
+    if not isinstance(meta, dict):
+        raise GraphDataError(f"meta must be a JSON object (got {text:.60})")
+    return meta
+
+
+@dataclass
+class _Leftover:
+    """The arrays whose names do not say it all, as features by their lengths.
+
+    Attributes:
+        left_out: names what is no feature.
+        feats: owner (a node type, or the key of a relation) -> name -> feature.
+    """
+
+    left_out: list[str]
+    feats: dict[str, dict[str, Feature]] = field(default_factory=dict)
+
+    def add(self, name: str, values: RowArray, owners: Mapping[str, tuple[str, str, int]]) -> None:
+        """Make a feature of the one owner that has as many rows.
+
+        Args:
+            name: of the array.
+            values: the array.
+            owners: in words, such as "nodes" -> the owner, the name of its feature, its number of rows.
+
+        Raises:
+            GraphDataError: several owners fit, or the owner has such a feature already.
+        """
+        got = f"{name}: {values.dtype}{list(values.shape)}"
+        if not _is_number(values):
+            self.left_out.append(f"{got} are no numbers")
+            return
+        fitting = [words for words, (*_, count) in owners.items() if values.shape[:1] == (count,)]
+        if len(fitting) > 1:
+            raise GraphDataError(
+                f"{name} may be of the {len(values)} nodes or of as many edges: call it {_NODE}{name} or {_EDGE}{name}"
+            )
+        if not fitting:
+            wanted = " or ".join(f"{count} {words}" for words, (*_, count) in owners.items())
+            self.left_out.append(f"{got} has no row for each of {wanted}" if wanted else f"{got} is of no type here")
+            return
+        owner, short, _ = owners[fitting[0]]
+        table = self.feats.setdefault(owner, {})
+        if short in table:
+            raise GraphDataError(f"{name}: feature {short!r} of {fitting[0]} is there twice")
+        table[short] = Feature.of(values)
+
+
+def _is_number(values: RowArray) -> bool:
+    try:
+        return bool(logical_dtype(values.dtype))
+    except InvalidArgumentError:
+        return False
+
+
+def _source(arrays: Arrays, meta: Mapping[str, Any], left_out: Iterable[str]) -> GraphSource:
+    """Return the graph of all arrays, and of what "meta" says."""
+    leftover = _Leftover(list(left_out))
+    is_typed = "edge_src" not in arrays or "edge_dst" not in arrays
+    if not is_typed:
+        source = _homogeneous(arrays, meta, leftover)
+    elif any(name.endswith(_COUNT) for name in arrays):
+        source = _typed(arrays, leftover)
+    else:
+        raise GraphDataError("holds neither edge_src and edge_dst nor <type>__num_nodes")
+    both = meta.get("both_directions")
+    if both is None or both:
+        return replace(source, has_reverse=bool(both))
+    return add_reverse_edges(source, own_relations=is_typed)
+
+
+def _homogeneous(arrays: Arrays, meta: Mapping[str, Any], leftover: _Leftover) -> GraphSource:
+    rest = dict(arrays)
+    ends = rest.pop("edge_src"), rest.pop("edge_dst")
+    for name, ids in zip(("edge_src", "edge_dst"), ends, strict=True):
+        if ids.ndim != 1 or ids.dtype.kind not in "iu":
+            raise GraphDataError(f"{name} must be integers in one dimension (got {ids.dtype}{list(ids.shape)})")
+    for name in (*_NODE_ARRAYS, *_SPARSE):
+        if _NODE + name in rest:
+            if name in rest:
+                raise GraphDataError(f"{_NODE}{name} is there twice, also as {name}")
+            rest[name] = rest.pop(_NODE + name)
+    num_nodes = _num_nodes(rest, meta, ends)
+    feats = _node_features(rest)
+    key = relation_key(DEFAULT_ETYPE)
+    leftover.feats[DEFAULT_NTYPE] = feats
+    for name, values in rest.items():
+        short = name.removeprefix(_EDGE if name.startswith(_EDGE) else _NODE)
+        owners = {"nodes": (DEFAULT_NTYPE, short, num_nodes), "edges": (key, short, len(ends[0]))}
+        if short != name:
+            del owners["nodes" if name.startswith(_EDGE) else "edges"]
+        leftover.add(name, values, owners)
+    edge_feats = {key: leftover.feats.get(key, {})}
+    return GraphSource(
+        Schema.homogeneous(),
+        (num_nodes,),
+        (ends,),
+        {DEFAULT_NTYPE: feats},
+        edge_feats,
+        left_out=tuple(leftover.left_out),
+    )
+
+
+def _typed(arrays: Arrays, leftover: _Leftover) -> GraphSource:
+    rest = dict(arrays)
+    names = [name for name in rest if name.endswith(_COUNT)]
+    counts = {name.removesuffix(_COUNT): _number(name, rest.pop(name)) for name in names}
+    ntypes = sorted(counts)
+    relations = sorted({relation for name in arrays if (relation := _relation_in(name, ntypes)) is not None})
+    edges = {}
+    for relation in relations:
+        ends = ["__".join([*relation, end]) for end in ("src", "dst")]
+        missing = [name for name in ends if name not in rest]
+        if missing:
+            raise GraphDataError(f"{missing[0]} is missing")
+        edges[relation] = rest.pop(ends[0]), rest.pop(ends[1])
+    owners = {f"{ntype}__": ("nodes", ntype, count) for ntype, count in counts.items()}
+    owners |= {"__".join(r) + "__": ("edges", relation_key(r), len(src)) for r, (src, _) in edges.items()}
+    for ntype in ntypes:
+        of_type = {name: rest.pop(f"{ntype}__{name}") for name in _known_names(rest, f"{ntype}__")}
+        leftover.feats[ntype] = _node_features(of_type)
+        rest |= {f"{ntype}__{name}": values for name, values in of_type.items()}
+    for name, values in rest.items():
+        prefix = max((prefix for prefix in owners if name.startswith(prefix)), key=len, default="")
+        kind, owner, count = owners.get(prefix, ("", "", 0))
+        fitting = {f"{kind} of {owner!r}": (owner, name.removeprefix(prefix), count)} if prefix else {}
+        leftover.add(name, values, fitting)
+    keys = [relation_key(relation) for relation in relations]
+    return GraphSource(
+        Schema(tuple(ntypes), tuple(relations)),
+        tuple(counts[ntype] for ntype in ntypes),
+        tuple(edges[relation] for relation in relations),
+        {ntype: leftover.feats.get(ntype, {}) for ntype in ntypes},
+        {key: leftover.feats.get(key, {}) for key in keys},
+        left_out=tuple(leftover.left_out),
+    )
+
+
+def _known_names(arrays: Iterable[str], prefix: str) -> list[str]:
+    return [name for name in (*_NODE_ARRAYS, *_SPARSE) if prefix + name in arrays]
+
+
+def _number(name: str, array: RowArray) -> int:
+    values = np.asarray(array[...] if array.ndim == 0 else array[:])
+    if values.size != 1 or values.dtype.kind not in "iu":
+        raise GraphDataError(f"{name} must be one integer (got {values.dtype}{list(values.shape)})")
+    return int(values.reshape(-1)[0])
+
+
+def _relation_in(name: str, ntypes: list[str]) -> Relation | None:
+    """Return the relation whose sources or destinations an array holds, None if it holds something else.
+
+    A name with one field more, such as ``test__user__buys__item__src``, is of edges held out of the graph.
+
+    Raises:
+        GraphDataError: the name can be read in several ways, or names a type that does not exist.
+    """
+    joined, _, end = name.rpartition("__")
+    if end not in ("src", "dst"):
+        return None
+    found = relations_in(joined, ntypes, "__")
+    if len(found) > 1:
+        raise GraphDataError(f"{name} can be read as {' and as '.join(map(str, found))}: rename a type or the relation")
+    fields = joined.split("__")
+    for ntype in (fields[0], fields[2]) if len(fields) == 3 and not found else ():
+        if ntype not in ntypes:
+            raise GraphDataError(f"{name}: node type {ntype!r} does not exist, there is no {ntype}{_COUNT}")
+    return found[0] if found else None
+
+
+def _node_features(arrays: Arrays) -> dict[str, Feature]:
+    """Take label, masks and dense or CSR features of one node type out of its arrays."""
+    for name in _NODE_ARRAYS:
+        _check_rows(arrays, name)
+    feats = {name: Feature.of(as_mask(arrays.pop(name))) for name in _MASKS if name in arrays}
+    if "label" in arrays:
+        feats["label"] = Feature(as_labels(arrays.pop("label")), "int64")
+    if "feat_data" in arrays:
+        missing = [name for name in _SPARSE if name not in arrays]
+        if missing or "feat" in arrays:
+            raise GraphDataError(f"feat_data needs {', '.join(_SPARSE)}, and no feat beside them")
+        indptr, indices, data, given = (arrays.pop(name) for name in _SPARSE)
+        shape = tuple(operator.index(size) for size in given[:])
+        feats["feat"] = Feature.rows(SparseRows(indptr, indices, data, shape))
+    elif "feat" in arrays:
+        feats["feat"] = Feature.rows(as_floats(arrays.pop("feat")))
+    return feats
+
+
+def _check_rows(arrays: Mapping[str, RowArray], name: str) -> None:
+    if name in arrays and not arrays[name].ndim:
+        raise GraphDataError(f"{name} must have a row for each node (got one value)")
+
+
+def _num_nodes(arrays: Arrays, meta: Mapping[str, Any], ends: Iterable[RowArray]) -> int:
+    """Return the number of nodes: as the file says, else rows of a node array, else the largest endpoint plus one."""
+    said = [_number("num_nodes", arrays.pop("num_nodes"))] if "num_nodes" in arrays else []
+    if "num_nodes" in meta:
+        if type(meta["num_nodes"]) is not int:
+            raise GraphDataError(f"num_nodes in meta must be an integer (got {meta['num_nodes']!r})")
+        said.append(meta["num_nodes"])
+    if len(set(said)) > 1:
+        raise GraphDataError(f"num_nodes is {said[0]}, but {said[1]} in meta")
+    if said:
+        return said[0]
+    for name in (*_NODE_ARRAYS, *(name for name in arrays if name.startswith(_NODE))):
+        if name in arrays:
+            _check_rows(arrays, name)
+            return len(arrays[name])
+    if "feat_shape" in arrays:
+        return int(arrays["feat_shape"][:][0])
+    return 1 + max(largest(end) for end in ends)

@@ -1,0 +1,175 @@
+"""Which tables a user's csv and parquet files are, by the names of the files and of their columns.
+
+A folder has ``nodes.csv`` and ``edges.csv``; with types ``nodes_<type>.csv`` and ``edges_<src>__<rel>__<dst>.csv``, or
+``edges_<rel>.csv`` where there is one type of nodes. Parquet files are called alike. A table in several files is a
+folder of that name, or its files end in numbers, ``nodes_paper-0.csv``, ``nodes_paper-1.csv``; in their natural order.
+Without any such name all files are one list of edges. What no name of a file can have is written as "%" and its two
+hexadecimal digits, as in URLs: ``edges_person__%2Fpeople%2Fplace_of_birth__place.csv``.
+
+Ids of edges are in the columns src and dst, src_id and dst_id, source and target, or from and to; those of nodes in
+id, node_id or <type>_id. Without such a column a node is known by the number of its row.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import unquote
+
+from mpigraph.errors import GraphDataError
+from mpigraph.formats.arrow_files import is_table, open_tables
+from mpigraph.formats.natural_order import in_natural_order
+from mpigraph.formats.node_ranks import NodeRanks
+from mpigraph.formats.typed_tables import EdgeTable, NodeTable, TableOptions, read_typed_tables
+from mpigraph.formats.unread_files import FolderFiles
+from mpigraph.log import get_logger
+from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, relations_in
+from mpigraph.partition.source import GraphSource
+
+__all__ = ["has_tables", "read_tables"]
+
+_NAME = re.compile(r"(nodes|edges)(?:[_.](.+?))?(?:-\d+)?", re.IGNORECASE)
+_ENDS = (("src", "dst"), ("src_id", "dst_id"), ("source", "target"), ("from", "to"))
+_IDS = ("id", "node_id", "{ntype}_id")
+
+
+def has_tables(path: Path) -> bool:
+    """Return whether a path is a csv or parquet file, or a directory with such files or with folders of tables."""
+    return bool(_files_of(path)) or (path.is_dir() and any(_named_folder(entry) for entry in path.iterdir()))
+
+
+def read_tables(
+    path: Path,
+    nodes: Sequence[Path] = (),
+    num_nodes: int | None = None,
+    ranks: NodeRanks | None = None,
+    options: TableOptions | None = None,
+) -> GraphSource:
+    """Read a graph from csv or parquet files. Collective on the ranks.
+
+    Args:
+        path: a file of edges, or a directory.
+        nodes: files of nodes that are not in the directory.
+        num_nodes: number of nodes, if their ids are to be taken as they are.
+        ranks: as for :func:`~mpigraph.formats.typed_tables.read_typed_tables`.
+        options: what the user says of columns.
+
+    Raises:
+        GraphDataError: a file cannot be read, names do not say what it is, or files contradict one another.
+        StorageError: a temporary file cannot be written.
+    """
+    options = options or TableOptions()
+    tables = _tables_in(path)
+    for file in nodes:
+        match = _NAME.fullmatch(_stem(file))
+        name = match[2] if match is not None and match[1].lower() == "nodes" else None
+        tables.setdefault(("nodes", name or ""), []).extend(_files_of(file) or [file])
+    node_files = {name: files for (kind, name), files in tables.items() if kind == "nodes"}
+    edge_files = {name: files for (kind, name), files in tables.items() if kind == "edges"}
+    if not edge_files:
+        raise GraphDataError(f"{path}: has files of nodes, but none of edges (edges*.csv, edges*.parquet)")
+    only = DEFAULT_NTYPE if not node_files or set(node_files) == {""} else None
+    if len(node_files) == 1 and only is None:
+        only = unquote(next(iter(node_files)))
+    relations = {name: _relation(path, name, only, [*node_files]) for name in edge_files}
+    node_tables = [_node_table(unquote(name) or DEFAULT_NTYPE, files, options) for name, files in node_files.items()]
+    edge_tables = [_edge_table(relations[name], files, options) for name, files in edge_files.items()]
+    if num_nodes is not None and (len(edge_tables) > 1 or relations != {"": DEFAULT_ETYPE}):
+        raise GraphDataError(f"{path}: the number of nodes can be given only for a graph without types")
+    counts = {} if num_nodes is None else {DEFAULT_NTYPE: num_nodes}
+    source = read_typed_tables(node_tables, edge_tables, ranks, options, counts)
+    if path.is_dir():
+        folder = FolderFiles(path)
+        for file in (file for files in tables.values() for file in files):
+            folder.read(file)
+        no_tables = (f"{name}, by whose name it has neither nodes nor edges" for name in folder.left_out())
+        source = replace(source, left_out=(*source.left_out, *no_tables))
+    return source
+
+
+def _tables_in(path: Path) -> dict[tuple[str, str], list[Path]]:
+    """Return the files of each table, by "nodes" or "edges" and the name of a type ("" if none)."""
+    found: dict[tuple[str, str], list[Path]] = {}
+    unnamed: list[Path] = []
+    entries = [path] if path.is_file() else in_natural_order(path.iterdir())
+    for entry in entries:
+        files = _files_of(entry)
+        match = _NAME.fullmatch(_stem(entry)) if files and path.is_dir() else None
+        if match is not None:
+            found.setdefault((match[1].lower(), match[2] or ""), []).extend(files)
+        elif files and entry.is_file():
+            unnamed.append(entry)
+    if not found:
+        found[("edges", "")] = unnamed
+    for (kind, name), files in found.items():
+        if len(files) > 1:
+            get_logger().warning("%s: %s%s of %s, in this order", path, kind, name and f" {name!r}", _listed(files))
+    return found
+
+
+def _files_of(path: Path) -> list[Path]:
+    """Return a table's files: the file itself, or those in a directory, in their natural order."""
+    files = in_natural_order(path.iterdir()) if path.is_dir() else [path]
+    return [file for file in files if file.is_file() and is_table(file) and not file.name.startswith((".", "_"))]
+
+
+def _named_folder(path: Path) -> bool:
+    return path.is_dir() and _NAME.fullmatch(_stem(path)) is not None and bool(_files_of(path))
+
+
+def _stem(path: Path) -> str:
+    """Return a name without the endings of tables."""
+    return re.sub(r"(\.(csv|tsv|txt|parquet|pq))?(\.(gz|bz2))?$", "", path.name, flags=re.IGNORECASE)
+
+
+def _listed(paths: Iterable[Path]) -> str:
+    names = [path.name for path in paths]
+    return ", ".join(names if len(names) <= 8 else [*names[:3], "...", names[-1]])
+
+
+def _relation(path: Path, name: str, only: str | None, ntypes: Sequence[str]) -> Relation:
+    """Return the relation of a file of edges.
+
+    Args:
+        path: the folder, for messages.
+        name: of the file, behind "edges_".
+        only: the type of nodes if there is one.
+        ntypes: the types of nodes that have files, as these are called.
+    """
+    found = relations_in(name, ntypes, "__")  # a name may have "__" in it
+    if len(found) > 1:
+        raise GraphDataError(f"{path}: edges_{name} can be read as {' and as '.join(map(str, found))}: write %5F for _")
+    fields = found[0] if found else name.split("__")
+    if len(fields) == 3 and all(fields):
+        return unquote(fields[0]), unquote(fields[1]), unquote(fields[2])
+    if only is None or (name and len(fields) > 1):
+        raise GraphDataError(
+            f"{path}: edges of several types of nodes are in files edges_<src>__<rel>__<dst> (got edges_{name})"
+        )
+    return only, unquote(name) or DEFAULT_ETYPE[1], only
+
+
+def _node_table(ntype: str, files: Sequence[Path], options: TableOptions) -> NodeTable:
+    names = open_tables(files).names
+    known = [*options.columns.get("id", ()), *(name.format(ntype=ntype) for name in _IDS)]
+    column = next((name for name in known if name in names), None)
+    if column is None:
+        get_logger().warning(
+            "%s: has no column of ids (%s): a node is known by the number of its row, from 0",
+            files[0],
+            ", ".join(known),
+        )
+    return NodeTable(ntype, tuple(files), column)
+
+
+def _edge_table(relation: Relation, files: Sequence[Path], options: TableOptions) -> EdgeTable:
+    names = open_tables(files).names
+    given = [options.columns.get(end, ()) for end in ("src", "dst")]
+    pairs = [*zip(*given, strict=False), *_ENDS]
+    for pair in pairs:
+        if all(end in names for end in pair):
+            return EdgeTable(relation, tuple(files), *pair)
+    raise GraphDataError(
+        f"{files[0]}: needs columns src and dst with the ids of nodes (or source and target; or say "
+        f"--columns src=NAME --columns dst=NAME; got {', '.join(names)})"
+    )

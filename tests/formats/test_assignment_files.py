@@ -1,0 +1,165 @@
+"""Parts made elsewhere: every format gives the parts that it says; what is wrong is one error with file and row."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typed_parts import COUNTS, typed_source
+
+from mpigraph.cli.main import main
+from mpigraph.errors import GraphDataError
+from mpigraph.formats.assignment_files import read_assignment
+from mpigraph.formats.shards import read_partition
+from mpigraph.metadata.schema import Schema
+
+RNG = np.random.default_rng(1)
+PARTS = {ntype: RNG.integers(0, 4, count).astype(np.int32) for ntype, count in COUNTS.items()}
+WHOLE = np.concatenate(list(PARTS.values()))
+TYPED = typed_source().schema
+SIZES = tuple(COUNTS.values())
+PLAIN = Schema.homogeneous()
+
+
+def write_folder(path: Path) -> Path:
+    """As DGL's ``random_partition.py``: a text file for each type, and one with JSON; one type has an array instead."""
+    path.mkdir()
+    for ntype, parts in PARTS.items():
+        if len(parts):
+            np.savetxt(path / f"{ntype}.txt", parts, "%d")
+    (path / "paper.txt").unlink()
+    np.save(path / "paper.npy", PARTS["paper"].astype(np.uint8))
+    (path / "partition_meta.json").write_text('{"num_parts": 4}')
+    return path
+
+
+def write_npy(path: Path) -> Path:
+    np.save(path / "all.npy", WHOLE)
+    return path / "all.npy"
+
+
+def test_of_a_typed_graph(tmp_path):
+    for path in (write_folder(tmp_path / "of_types"), write_npy(tmp_path)):
+        assert np.array_equal(read_assignment(path, TYPED, SIZES, 4), WHOLE)
+
+
+def test_of_a_graph_without_types(tmp_path):
+    parts = RNG.integers(0, 3, 50)
+    np.savetxt(tmp_path / "graph.part.3", parts, "%d")  # METIS and ParMETIS
+    order = RNG.permutation(50)
+    np.savetxt(tmp_path / "pm.txt", np.stack([order, parts[order]], 1), "%d")  # DGL's ParMETIS: node and part
+    (tmp_path / "of_types").mkdir()
+    np.savetxt(tmp_path / "of_types" / "_N.txt", parts, "%d")
+    for name in ("graph.part.3", "pm.txt", "of_types"):
+        assert np.array_equal(read_assignment(tmp_path / name, PLAIN, (50,)), parts)
+    (tmp_path / "empty.txt").write_text("")
+    assert len(read_assignment(tmp_path / "empty.txt", PLAIN, (0,))) == 0
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("0\n1\n2\n", "a.txt, row 2: there is no part 2 among 2"),
+        ("0\n-1\n1\n", "a.txt, row 1: there is no part -1 among 2"),
+        ("0\n1\n", "a.txt has parts of 2 nodes, but there are 3"),
+        ("0\n1\n1\n0\n", "a.txt has parts of 4 nodes, but there are 3"),
+        ("0\n0.5\n1\n", "a.txt: must have one part in each line"),
+        ("0\nx\n1\n", "a.txt: must have one part in each line"),
+        ("", "a.txt has parts of 0 nodes, but there are 3"),
+        ("0 1 1\n" * 3, r"a.txt must have lines with a part, or with a node and its part \(got 3\)"),
+        ("0 1\n1 1\n3 0\n", "a.txt, row 2: there is no node 3 among 3"),
+        ("0 1\n1 1\n1 0\n", r"a.txt must have every node once \(got node 1 2 times\)"),
+        ("0 1\n1 1\n", r"a.txt must have every node once \(got node 2 0 times\)"),
+    ],
+)
+def test_wrong_text(tmp_path, text, message):
+    (tmp_path / "a.txt").write_text(text)
+    with pytest.raises(GraphDataError, match=message):
+        read_assignment(tmp_path / "a.txt", PLAIN, (3,), 2)
+
+
+def cut_npy(path: Path) -> None:
+    content = (path / "paper.npy").read_bytes()
+    (path / "paper.npy").write_bytes(content[:-3])
+
+
+@pytest.mark.parametrize(
+    "spoil, message",
+    [
+        (
+            lambda p: (p / "reader.txt").unlink(),
+            "has no parts of the 40 nodes of type 'reader': reader.txt or reader.npy",
+        ),
+        (lambda p: np.save(p / "author.npy", PARTS["author"]), "has both author.txt and author.npy"),
+        (lambda p: np.save(p / "paper.npy", np.zeros(90)), "paper.npy must hold one integer for each node .*float64"),
+        (
+            lambda p: np.save(p / "paper.npy", PARTS["paper"].astype(int) + 2**40),
+            r"paper.npy, row \d+: there is no part",
+        ),
+        (cut_npy, "paper.npy is too short"),
+    ],
+)
+def test_wrong_files_of_types(tmp_path, spoil: Callable[[Path], object], message):
+    spoil(write_folder(tmp_path / "in"))
+    with pytest.raises(GraphDataError, match=message) as error:
+        read_assignment(tmp_path / "in", TYPED, SIZES, 4)
+    assert str(tmp_path) in str(error.value)
+
+
+def test_lines_of_node_and_part_do_not_tell_the_order_of_types(tmp_path):
+    np.savetxt(tmp_path / "pm.txt", np.stack([np.arange(len(WHOLE)), WHOLE], 1), "%d")
+    with pytest.raises(GraphDataError, match="numbers nodes of several types, in an order that it does not tell"):
+        read_assignment(tmp_path / "pm.txt", TYPED, SIZES)
+
+
+def write_graph(path: Path) -> Path:
+    ends = {}
+    for (src, rel, dst), (of_src, of_dst) in zip(TYPED.relations, typed_source().edges, strict=True):
+        ends |= {f"{src}__{rel}__{dst}__src": of_src, f"{src}__{rel}__{dst}__dst": of_dst}
+    np.savez(path, **ends, **{f"{ntype}__num_nodes": count for ntype, count in COUNTS.items()})
+    return path
+
+
+def test_partition_takes_the_parts_and_their_number(tmp_path, capsys):
+    graph = write_graph(tmp_path / "g.npz")
+    for given in (write_folder(tmp_path / "of_types"), write_npy(tmp_path)):
+        assert (
+            main(["partition", str(graph), "--assignment", str(given), "-o", str(tmp_path / f"{given.name}.out")]) == 0
+        )
+        assert "4 parts by given" in capsys.readouterr().out
+        found = read_partition(tmp_path / f"{given.name}.out" / "g.json")
+        begin = 0
+        for t, ntype in enumerate(found.schema.ntypes):
+            ids = np.asarray(found.node_ids[t][:])
+            assert np.array_equal(found.parts.of_nodes[begin : begin + len(ids)], PARTS[ntype][ids])
+            begin += len(ids)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--parts", "3"], r"author.txt, row \d+: there is no part 3 among 3"),
+        (["--method", "random"], "give --method or --assignment, not both"),
+    ],
+)
+def test_options_that_contradict_the_parts(tmp_path, capsys, arguments, message):
+    given = ["--assignment", str(write_folder(tmp_path / "in")), "-o", str(tmp_path / "out")]
+    assert main(["partition", str(write_graph(tmp_path / "g.npz")), *given, *arguments]) == 2
+    assert re.search(f"mpigraph partition: error: .*{message}", capsys.readouterr().err)
+
+
+def test_a_graph_without_parts_needs_their_number(tmp_path, capsys):
+    assert main(["partition", str(write_graph(tmp_path / "g.npz")), "-o", str(tmp_path / "out")]) == 2
+    assert "--parts is needed, the number of parts" in capsys.readouterr().err
+
+
+def test_a_partitioned_graph_keeps_its_parts(tmp_path):
+    graph = write_graph(tmp_path / "g.npz")
+    given = ["--assignment", str(write_npy(tmp_path)), "--parts", "6"]
+    assert main(["partition", str(graph), *given, "-o", str(tmp_path / "a")]) == 0
+    assert main(["partition", str(tmp_path / "a" / "g.json"), "-o", str(tmp_path / "b")]) == 0
+    first, second = (read_partition(tmp_path / name / "g.json") for name in "ab")
+    assert second.parts.number == 6 and np.array_equal(first.parts.of_nodes, second.parts.of_nodes)
+    for some, other in zip(first.node_ids + first.edge_ids, second.node_ids + second.edge_ids, strict=True):
+        assert np.array_equal(some[:], other[:])

@@ -1,0 +1,437 @@
+"""Inputs that lie, are damaged, or say what cannot be: each is one error of ours, and none is read wrong."""
+
+import gzip
+import io
+import json
+import os
+import struct
+import zipfile
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pyarrow
+import pytest
+from input_checks import check_all, rows
+from pyarrow import parquet
+
+from mpigraph.errors import GraphDataError
+from mpigraph.formats.readers import read_source
+from mpigraph.partition.chunks import concatenated, mapped_npy, mapped_npz
+from mpigraph.partition.source import Feature
+
+ENDS = {"edge_src": np.array([0, 1, 2]), "edge_dst": np.array([1, 2, 0])}
+
+
+def header(shape, descr="<i8"):
+    """A ``.npy`` header alone."""
+    text = f"{{'descr': {descr!r}, 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text.encode()
+
+
+def save(folder, **arrays):
+    """A graph of three edges in ``.npz``, with more arrays."""
+    np.savez(folder / "g.npz", **(ENDS | arrays))
+    return folder / "g.npz"
+
+
+def deflated(path, **contents):
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in contents.items():
+            archive.writestr(f"{name}.npy", content)
+
+
+def read_everything(path):
+    source = read_source(path)
+    check_all(source)
+    for features in source.node_feats.values():
+        for feature in features.values():
+            rows(feature.values)
+
+
+@pytest.mark.parametrize(
+    ("shape", "descr", "error"),
+    [
+        ((2**60,), "|S0", "can be no array"),
+        ((-1, -8), "<i8", "can be no array"),
+        ((2**40,), "<i8", "too short"),
+    ],
+)
+def test_headers_that_lie(tmp_path, shape, descr, error):
+    (tmp_path / "a.npy").write_bytes(header(shape, descr) + bytes(64))
+    deflated(tmp_path / "a.npz", a=header(shape, descr) + bytes(64))
+    for read in (mapped_npy, mapped_npz):
+        with pytest.raises(GraphDataError, match=error):
+            read(tmp_path / ("a.npy" if read is mapped_npy else "a.npz"))
+
+
+def test_headers_that_are_no_python(tmp_path):
+    for text in ("(" * 9000, "-" * 9000 + "1"):
+        (tmp_path / "a.npy").write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text.encode())
+        with pytest.raises(GraphDataError, match=r"a\.npy: cannot be read"):
+            mapped_npy(tmp_path / "a.npy")
+
+
+def test_damaged_compressed_arrays(tmp_path):
+    for kind in (zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA):
+        with zipfile.ZipFile(tmp_path / "a.npz", "w", kind) as archive:
+            content = io.BytesIO()
+            np.save(content, np.random.default_rng(0).random(999))
+            archive.writestr("a.npy", content.getvalue())
+        damaged = bytearray((tmp_path / "a.npz").read_bytes())
+        damaged[50:90] = bytes(byte ^ 0x55 for byte in damaged[50:90])
+        (tmp_path / "a.npz").write_bytes(damaged)
+        with pytest.raises(GraphDataError, match=r"a\.npz: a\.npy: cannot be read"):
+            mapped_npz(tmp_path / "a.npz")
+
+
+def test_entries_of_an_npz_file_that_overlap_or_are_another(tmp_path):
+    def edit(offset, value, number):
+        content = bytearray(save(tmp_path).read_bytes())
+        places = [content.find(b"PK\x01\x02")]
+        places.append(content.find(b"PK\x01\x02", places[0] + 4))
+        if value is None:
+            value = bytes(content[places[0] + offset : places[0] + offset + 4])
+        content[places[number] + offset : places[number] + offset + 4] = value
+        (tmp_path / "g.npz").write_bytes(content)
+        return mapped_npz(tmp_path / "g.npz")
+
+    with pytest.raises(GraphDataError, match="edge_src overlaps what follows it"):
+        edit(24, struct.pack("<I", 400), 0)  # its size
+    with pytest.raises(GraphDataError, match=r"edge_dst\.npy: cannot be read: File name in directory"):
+        edit(42, None, 1)  # its place becomes that of the first
+
+
+def test_two_entries_of_one_name(tmp_path):
+    with zipfile.ZipFile(save(tmp_path), "a") as archive:
+        archive.writestr("edge_src", archive.read("edge_dst.npy"))
+    with pytest.raises(GraphDataError, match=r"g\.npz: edge_src is there twice"):
+        read_source(tmp_path / "g.npz")
+
+
+@pytest.mark.parametrize(
+    "meta", ['{"num_nodes": 1e999}', '{"num_nodes": 3.7}', '{"num_nodes": -3}', '{"num_nodes": true}', "[" * 100000]
+)
+def test_meta_that_cannot_be(tmp_path, meta):
+    for name, values in ENDS.items():
+        np.save(tmp_path / f"{name}.npy", values)
+    (tmp_path / "meta.json").write_text(meta)
+    with pytest.raises(GraphDataError):
+        read_source(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"edge_src": 0}, r"edge_src must be integers in one dimension \(got int64\[\]\)"),
+        ({"edge_dst": ["a", "b"]}, r"edge_dst must be integers in one dimension \(got <U1\[2\]\)"),
+        ({"edge_dst": [0.0, np.nan]}, r"edge_dst must be integers in one dimension \(got float64"),
+        ({"feat": 1.0}, "feat must have a row for each node"),
+        ({"label": np.zeros(2), "feat": 1.0}, "feat must have a row for each node"),
+        ({"meta": "[]"}, r"meta must be a JSON object \(got \[\]\)"),
+    ],
+)
+def test_arrays_of_another_form(tmp_path, changes, words):
+    np.savez(tmp_path / "g.npz", **{"edge_src": [0, 1], "edge_dst": [1, 0]} | changes)
+    with pytest.raises(GraphDataError, match=rf"g\.npz: {words}"):
+        read_source(tmp_path / "g.npz")
+
+
+def test_counts_that_int64_does_not_have(tmp_path):
+    with pytest.raises(GraphDataError, match=r"node type 'u' has -3 nodes"):
+        read_source(_typed(tmp_path, -3))
+    with pytest.raises(GraphDataError, match="more than int64 can count"):
+        read_source(_typed(tmp_path, 2**62))
+    with h5py.File(tmp_path / "g.h5", "w") as file:
+        file["edge_src"] = np.array([2**64 - 1, 0], np.uint64)
+        file["edge_dst"] = np.zeros(2, np.int64)
+    with pytest.raises(GraphDataError, match="more than int64 can count"):
+        read_source(tmp_path / "g.h5")
+
+
+def _typed(folder, count):
+    np.savez(folder / "t.npz", u__num_nodes=count, v__num_nodes=2**62)
+    return folder / "t.npz"
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("label", [0.5, 1, 2]),
+        ("label", [np.inf, 1, 2]),
+        ("label", np.array([2**64 - 1, 1, 2], np.uint64)),
+        ("label", [1 + 2j, 1, 2]),
+        ("label", ["1", "2", "x"]),
+        ("feat", np.full((3, 2), 1j)),
+        ("feat", [["a"], ["b"], ["c"]]),
+        ("feat", np.zeros(3, [("a", "i4")])),
+        ("train_mask", ["a", "", "b"]),
+        ("train_mask", [np.nan, 0, 1]),
+    ],
+)
+def test_values_that_would_be_others(tmp_path, name, values):
+    with pytest.raises(GraphDataError):
+        read_everything(save(tmp_path, **{name: np.array(values)}))
+
+
+@pytest.mark.parametrize("write", [np.savez, np.savez_compressed])
+def test_refused_values_are_told_by_file_and_row(tmp_path, write):
+    refused = {
+        "label": (np.array([0, 1, 0.5]), "row 2: 0.5 is no integer"),
+        "train_mask": (np.array([0, np.nan, 1]), "row 1: a mask has NaN"),
+        "feat": (np.array([[0, 1], [2, 3], [4, 1e300]]), r"row 2: 1e\+300, column 1 does not fit float32"),
+    }
+    for name, (values, error) in refused.items():
+        write(tmp_path / "g.npz", **(ENDS | {name: values}))
+        with pytest.raises(GraphDataError, match=rf"g\.npz: {name}, {error}"):
+            read_everything(tmp_path / "g.npz")
+    values = np.array([[0, np.inf], [1, 1e-300], [2, np.nan]])  # float32 has these, or zero
+    write(tmp_path / "g.npz", **(ENDS | {"feat": values}))
+    found = rows(read_source(tmp_path / "g.npz").node_feats["_N"]["feat"].values)
+    assert np.array_equal(found, values.astype(np.float32), equal_nan=True)
+
+
+def test_ids_that_are_larger_than_int64_has(tmp_path):
+    with pytest.raises(GraphDataError, match=f"edge_src, row 1: edge 1 of .* has source {2**64 - 1}"):
+        read_everything(save(tmp_path, edge_src=np.array([0, 2**64 - 1, 1], np.uint64), label=np.arange(3)))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"feat_data": np.array([1, 1e300, 2])},
+        {"feat_data": np.array([6e4, 6e4, 2], np.float16)},  # their sum
+        {"feat_indices": np.array([0, -1, 2])},
+        {"feat_indices": np.array([0, 9, 2])},
+        {"feat_indices": np.array([0.0, 1, 2])},
+        {"feat_indptr": np.array([0, 3, 1, 3])},
+        {"feat_indptr": np.array([0, 1, 2, 9])},
+        {"feat_indptr": np.array([0, 1, 1, 2])},
+        {"feat_indptr": np.array([-1, 1, 2, 3])},
+        {"feat_shape": np.array([3, 2**62])},
+        {"feat_shape": np.array([3.0, 4.0])},
+        {"feat_data": np.array([1j, 2, 3])},
+    ],
+)
+def test_sparse_features_that_are_no_csr_matrix(tmp_path, wrong):
+    right = {
+        "feat_indptr": np.array([0, 2, 2, 3]),
+        "feat_indices": np.array([1, 1, 3]),
+        "feat_data": np.array([1.0, 2, 5]),
+        "feat_shape": np.array([3, 4]),
+    }
+    found = rows(read_source(save(tmp_path, **right)).node_feats["_N"]["feat"].values)
+    assert found.tolist() == [[0, 3, 0, 0], [0, 0, 0, 0], [0, 0, 0, 5]]  # values of one place are summed
+    with pytest.raises(GraphDataError):
+        read_everything(save(tmp_path, **(right | wrong)))
+
+
+def test_ids_of_several_dtypes_that_do_not_fit_int64():
+    mixed = concatenated([np.arange(2, dtype=np.int32), np.array([2**63], np.uint64)])
+    with pytest.raises(GraphDataError, match="9223372036854775808 is no integer that fits int64"):
+        mixed[:]
+
+
+def test_features_of_another_byte_order():
+    feature = Feature.of(np.arange(3, dtype=">f4"))
+    assert feature.dtype == "float32" and feature.values.dtype == np.float32
+    assert feature.values[:].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("name", ["feat.npy", "train_mask.npy", "meta.json"])
+def test_what_is_no_file_is_not_left_out(tmp_path, name):
+    for end, values in ENDS.items():
+        np.save(tmp_path / f"{end}.npy", values)
+    path = tmp_path / name
+    for make in (os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/zero"), lambda path: path.symlink_to("x")):
+        make(path)
+        with pytest.raises(GraphDataError, match=f"{name}.*cannot be read|cannot be read.*{name}"):
+            read_source(tmp_path)
+        path.rmdir() if path.is_dir() else path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(GraphDataError, match="neither a file nor a directory"):
+        read_source(path)
+
+
+def test_hdf5_that_was_not_written_to_the_end(tmp_path):
+    for count in (100, 2**60):
+        with h5py.File(tmp_path / f"{count}.h5", "w") as file:
+            for name, values in ENDS.items():
+                file[name] = values
+            file.create_dataset("feat", (count, 4), "f4", chunks=(16, 4))[:50] = 1
+        with pytest.raises(GraphDataError, match=r"\.h5: feat was not written to the end: it has 4 of"):
+            read_source(tmp_path / f"{count}.h5")
+
+
+def test_columns_of_integers_that_int64_does_not_have(tmp_path):
+    path = tmp_path / "e.csv"
+    for text, error in (
+        (f"src,dst,w\n0,1,5\n1,0,{2**63}\n", f"e.csv, row 3, column w: {2**63}"),
+        (f"0,1,5\n1,0,{-(2**63) - 1}\n", f"e.csv, row 2, column column2: {-(2**63) - 1}"),
+    ):
+        path.write_text(text)
+        with pytest.raises(GraphDataError, match=f"{error} does not fit int64"):
+            read_source(path)
+    path.write_text(f"src,dst,w\n0,1,0.5\n1,0,{2**63}\n")
+    weights = read_source(path).edge_feats["_N:_E:_N"]["w"].values
+    assert rows(weights).tolist() == [0.5, 2.0**63]
+
+
+def test_columns(tmp_path):
+    path = tmp_path / "e.csv"
+    for text in ("\ufeffsrc,dst\n0,1\n1,0\n", "\ufeff0,1\n1,0\n"):
+        path.write_text(text, encoding="utf-8")
+        assert [rows(end).tolist() for end in read_source(path).edges[0]] == [[0, 1], [1, 0]]
+    path.write_text("src,dst,w,w\n0,1,5,6\n1,0,7,8\n")
+    with pytest.raises(GraphDataError, match=r"several columns of the name 'w'"):
+        read_source(path)
+    columns = [pyarrow.array([0, 1]), pyarrow.array([1, 0]), pyarrow.array([5, 6]), pyarrow.array([7, 8])]
+    parquet.write_table(pyarrow.table(columns, names=["src", "dst", "w", "w"]), tmp_path / "e.parquet")
+    with pytest.raises(GraphDataError, match=r"several columns of the name 'w'"):
+        read_source(tmp_path / "e.parquet")
+
+
+def write_chunked(folder, ends_of_chunks, **changes):
+    """DGL's chunked format; five nodes, seven edges in two chunks."""
+    for number, ends in enumerate(ends_of_chunks):
+        np.save(folder / f"e{number}.npy", ends)
+    content = {
+        "node_type": ["a"],
+        "num_nodes_per_chunk": [[3, 2]],
+        "edge_type": ["a:r:a"],
+        "num_edges_per_chunk": [[5, 2]],
+        "edges": {"a:r:a": {"format": {"name": "numpy"}, "data": ["e0.npy", "e1.npy"]}},
+    }
+    (folder / "metadata.json").write_text(json.dumps(content | changes))
+
+
+def test_chunks_of_two_edges_stand_as_the_others_do(tmp_path):
+    edges = np.array([[0, 1], [1, 2], [2, 3], [3, 4], [4, 0], [0, 2], [1, 3]])
+    for chunks in ([edges[:5], edges[5:]], [edges[:5].T, edges[5:].T]):
+        write_chunked(tmp_path, chunks)
+        assert np.array_equal(np.stack([rows(end) for end in read_source(tmp_path).edges[0]], 1), edges)
+
+
+def test_chunks_of_two_edges_stand_as_those_of_other_relations(tmp_path):
+    pairs = np.array([[0, 1], [2, 3]])
+    others = np.array([[0, 1], [1, 2], [2, 0]])
+    types = {"edge_type": ["a:r:a", "a:q:a"], "num_edges_per_chunk": [[2], [3]]}
+    files = {f"a:{name}:a": {"format": {"name": "numpy"}, "data": [f"e{i}.npy"]} for i, name in enumerate("rq")}
+    for turned in (False, True):
+        write_chunked(tmp_path, [pairs.T, others.T] if turned else [pairs, others], **types, edges=files)
+        source = read_source(tmp_path)
+        assert [np.stack([rows(end) for end in ends], 1).tolist() for ends in source.edges] == [
+            others.tolist(), pairs.tolist()
+        ]  # fmt: skip
+    with pytest.raises(
+        GraphDataError, match=r"e0\.npy has two edges, in rows or in columns, which no other chunk tells"
+    ):
+        alone = {"edge_type": ["a:r:a"], "num_edges_per_chunk": [[2]], "edges": {"a:r:a": files["a:r:a"]}}
+        write_chunked(tmp_path, [pairs], **alone)
+        read_source(tmp_path)
+    with pytest.raises(GraphDataError, match=r"e0\.npy has two edges, in rows or in columns"):  # the others disagree
+        three = {**files, "a:s:a": {"format": {"name": "numpy"}, "data": ["e2.npy"]}}
+        counts = {"edge_type": [*types["edge_type"], "a:s:a"], "num_edges_per_chunk": [[2], [3], [3]]}
+        write_chunked(tmp_path, [pairs, others, others.T], **counts, edges=three)
+        read_source(tmp_path)
+
+
+def test_chunked_folders_name_what_is_left_out(tmp_path):
+    (tmp_path / "edges.txt").write_text("0 1 5\n1 2 6\n")
+    text = {"a:r:a": {"format": {"name": "csv", "delimiter": " "}, "data": ["edges.txt"]}}
+    write_chunked(tmp_path, [np.zeros((9, 2))], edges=text, num_edges_per_chunk=[[2]], splits={"train": []})
+    (tmp_path / "2parts").mkdir()
+    (tmp_path / "2parts" / "a.txt").write_text("0\n")
+    assert read_source(tmp_path).left_out == (
+        "metadata.json: 'splits'",
+        "edges of 'a:r:a': columns after the second of edges.txt",
+        "2parts/ (1 file)",
+        "e0.npy",
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"num_edges_per_type": [8]}, "num_edges_per_type and num_edges_per_chunk contradict each other"),
+        ({"node_type": ["a", "a"], "num_nodes_per_chunk": [[9], [3, 2]]}, "node_type has a name twice"),
+        ({"edge_type": ["a:r:a"] * 2, "num_edges_per_chunk": [[9], [5, 2]]}, "edge_type has a name twice"),
+        ({"node_data": {"b": {}}}, "node_data of 'b', which is none of the types"),
+        ({"edge_data": {"a:q:a": {}}}, "edge_data of 'a:q:a', which is none of the types"),
+        ({"num_edges_per_chunk": [[100]]}, "must have 100 rows"),
+        (
+            {"edges": {"a:r:a": {"format": {"name": "numpy"}, "data": ["/not/there/e.npy", "e1.npy"]}}},
+            "/not/there/e.npy: cannot be read: No such file",
+        ),
+        ({"edges": {"a:r:a": {"format": {"name": "numpy"}, "data": "e0.npy"}}}, "data, a list"),
+        ({"edges": {"a:r:a": {"format": {"name": "numpy"}, "data": ["a\0b", "e1.npy"]}}}, "data, a list"),
+    ],
+)
+def test_chunked_metadata_that_contradict_themselves(tmp_path, changes, error):
+    write_chunked(tmp_path, [np.zeros((5, 2), int), np.zeros((2, 2), int)], **changes)
+    with pytest.raises(GraphDataError, match=error):
+        read_source(tmp_path)
+
+
+def write_text(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(text.encode()))
+
+
+def test_ogb_text(tmp_path):
+    raw = tmp_path / "raw"
+    write_text(raw / "num-node-list.csv.gz", "4\n")
+    write_text(raw / "node-label.csv.gz", "0\n1\n2\n3\n")
+    write_text(raw / "edge.csv.gz", f"0,1\n{2**32 + 1},2\n2,3\n")  # whose low half is a node
+    with pytest.raises(GraphDataError, match=f"edge 1 of .* has source {2**32 + 1}"):
+        check_all(read_source(tmp_path))
+    write_text(raw / "edge.csv.gz", "0,1\n1,2\n")
+    write_text(raw / "node-feat.csv.gz", "0,1\n2,3\n4,1e300\n5,6\n")
+    with pytest.raises(GraphDataError, match=r"node-feat.csv.gz, row 2: 1e\+300, column 1 does not fit float32"):
+        read_source(tmp_path)
+    (raw / "node-feat.csv.gz").unlink()
+    write_text(raw / "edge.csv.gz", "0,1\n#1,2\n2,3\n")
+    with pytest.raises(GraphDataError, match="#1"):
+        read_source(tmp_path)
+    damaged = bytearray(gzip.compress(b"0,1\n" * 9000))
+    damaged[20:40] = b"\xff" * 20
+    (raw / "edge.csv.gz").write_bytes(damaged)
+    with pytest.raises(GraphDataError, match="cannot be read"):
+        read_source(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("names", "triplets", "error"),
+    [
+        ("a\n4\n", "../../x___a,r,a\n", "is no name of a type"),
+        ("a,/tmp\n4,4\n", "a,r,a\n", "is no name of a type"),
+        ("a,a\n4,5\n", "a,r,a\n", "a node type is there twice"),
+        ("a\n4\n", "a,r,a\na,r,a\n", "is there twice"),
+    ],
+)
+def test_ogb_types_stay_in_their_folder(tmp_path, names, triplets, error):
+    raw = tmp_path / "data" / "raw"
+    write_text(raw / "num-node-dict.csv.gz", names)
+    write_text(raw / "triplet-type-list.csv.gz", triplets)
+    for folder in ("a___r___a", "../../x___a___r___a"):
+        write_text(raw / "relations" / folder / "edge.csv.gz", "0,1\n1,2\n")
+    with pytest.raises(GraphDataError, match=error):
+        read_source(raw.parent)
+
+
+def test_lsc_splits_and_years(tmp_path):
+    folder = tmp_path / "processed"
+    (folder / "a___r___a").mkdir(parents=True)
+    (folder / "a").mkdir()
+    np.save(folder / "a___r___a" / "edge_index.npy", np.array([[0, 1, 2], [1, 2, 3]]))
+    np.save(folder / "a" / "node_label.npy", np.arange(4.0))
+    np.savez(tmp_path / "split_dict.npz", train=[0], valid=[], test=[])  # an empty list is saved as float64
+    masks = read_source(tmp_path).node_feats["a"]
+    assert rows(masks["train_mask"].values).tolist() == [1, 0, 0, 0] and not rows(masks["val_mask"].values).any()
+    for train in ([0.0], np.array([True, False, True, False]), 3):
+        np.savez(tmp_path / "split_dict.npz", train=train, valid=[], test=[])
+        with pytest.raises(GraphDataError, match="train must be ids of nodes"):
+            read_source(tmp_path)
+    np.save(folder / "a" / "node_year.npy", np.full((4, 1), 2018))
+    with pytest.raises(GraphDataError, match="one year for each label"):
+        read_source(tmp_path)

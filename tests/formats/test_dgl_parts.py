@@ -1,0 +1,326 @@
+"""Partitions that DGL has written: the same graph and the same parts, whatever version wrote them; damage is one error.
+
+The files come from ``support/dgl_files.py``. With ``DGL_PYTHON`` DGL itself writes some.
+"""
+
+import os
+import re
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from dgl_files import COO, CSC, CSR, Layout, tensors, write_partition
+from typed_parts import typed_source
+
+from mpigraph.cli.main import main
+from mpigraph.errors import GraphDataError
+from mpigraph.formats.readers import read_source
+from mpigraph.formats.shards import read_partition
+from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, relation_key
+from mpigraph.partition.pipeline import partition_source
+from mpigraph.partition.source import Feature, GraphSource
+
+COUNTS = {"author": 40, "field": 6, "paper": 90}
+EDGES = {
+    ("author", "writes", "paper"): 200,
+    ("paper", "cites", "paper"): 150,
+    ("paper", "in", "field"): 90,
+    ("paper", "of", "field"): 1,
+}
+RNG = np.random.default_rng(7)
+
+
+def typed() -> GraphSource:
+    """A typed graph in which "id" of a node is the node, and "told" of an edge its ends and its position."""
+    source = typed_source(COUNTS, EDGES)
+    papers = source.node_feats["paper"] | {"train_mask": Feature.of(np.arange(90) % 3 == 0)}
+    return replace(source, node_feats=source.node_feats | {"paper": papers})
+
+
+def plain() -> GraphSource:
+    return typed_source({DEFAULT_NTYPE: 70}, {DEFAULT_ETYPE: 400})
+
+
+def slashed() -> GraphSource:
+    """Relations as FB15k has them; DGL writes names as they are, and joins them by ":" and "/"."""
+    edges = {("/m/0", "/people/a:b/c", "x"): 80, ("x", "~", "/m/0"): 60}
+    source = typed_source({"/m/0": 30, "x": 20}, edges)
+    nodes = source.node_feats["x"] | {"a/b:c": Feature.of(np.arange(20) * 3)}
+    return replace(source, node_feats=source.node_feats | {"x": nodes})
+
+
+def random_parts(source: GraphSource, number: int) -> list[np.ndarray]:
+    return [RNG.permutation(np.arange(count) % number) for count in source.num_nodes]
+
+
+LAYOUTS = {
+    "2.1": (typed, Layout()),
+    "csc, original ids in the graph": (typed, Layout(CSC, ids="graph")),
+    "csr and csc, original ids beside": (typed, Layout(CSR | CSC, ids="beside")),
+    "relations by name": (typed, Layout(COO | CSR, etypes="names")),
+    "names with separators": (slashed, Layout(ids="graph")),
+    "no types": (plain, Layout(ids="graph")),
+    "no types in the configuration": (plain, Layout(etypes="none", ends_only=True)),
+}
+
+
+def told(source: GraphSource, key: str) -> np.ndarray:
+    return np.asarray(source.edge_feats[key]["told"].values[:])
+
+
+def check_same_graph(found: GraphSource, source: GraphSource) -> None:
+    """Check nodes, edges and their features by what they tell of themselves."""
+    assert found.schema == source.schema
+    assert found.num_nodes == source.num_nodes and found.edge_counts == source.edge_counts
+    ids = {t: np.asarray(found.node_feats[t]["id"].values[:]) for t in found.schema.ntypes}
+    for ntype, rows in ids.items():
+        assert np.array_equal(np.sort(rows), np.arange(len(rows)))
+        assert set(found.node_feats[ntype]) == set(source.node_feats[ntype])
+        for name, feature in found.node_feats[ntype].items():
+            given = source.node_feats[ntype][name]
+            if name in ("id", "train_mask"):
+                assert feature.dtype == given.dtype
+            assert np.array_equal(feature.values[:], np.asarray(given.values[:])[rows])
+    for r, relation in enumerate(found.schema.relations):
+        src, dst = (np.asarray(end[:]) for end in found.edges[r])
+        rows = told(found, relation_key(relation))
+        assert np.array_equal(np.stack([ids[relation[0]][src], ids[relation[2]][dst]], 1), rows[:, :2])
+        assert np.array_equal(rows[np.argsort(rows[:, 2])], told(source, relation_key(relation)))
+
+
+@pytest.mark.parametrize("kind", LAYOUTS)
+def test_a_partition_of_dgl_keeps_graph_and_parts(tmp_path, caplog, kind):
+    make, layout = LAYOUTS[kind]
+    source = make()
+    parts = random_parts(source, 3)
+    write_partition(tmp_path / "dgl", source, parts, layout)
+    assert main(["partition", str(tmp_path / "dgl" / "g.json"), "-o", str(tmp_path / "out")]) == 0
+    found = read_partition(tmp_path / "out" / "g.json")
+    check_same_graph(found, source)
+    begin = 0
+    for t, ntype in enumerate(found.schema.ntypes):
+        ids = np.asarray(found.node_feats[ntype]["id"].values[:])
+        part = found.parts.of_nodes[begin : begin + len(ids)]
+        assert found.parts.number == 3 and np.array_equal(part, parts[t][ids])
+        assert np.array_equal(np.lexsort((ids, part)), np.arange(len(ids)))  # the ids that DGL gave
+        if layout.ids:
+            assert np.array_equal(found.node_ids[t][:], ids)
+        begin += len(ids)
+    for r, relation in enumerate(found.schema.relations) if layout.ids else ():
+        assert np.array_equal(found.edge_ids[r][:], told(found, relation_key(relation))[:, 2])
+    assert ("DGL kept no original ids of nodes" in caplog.text) == (not layout.ids)
+
+
+def test_parts_of_dgl_are_cut_anew_if_asked(tmp_path, capsys):
+    write_partition(tmp_path / "dgl", typed(), random_parts(typed(), 3), Layout(ids="graph"))
+    for number, given in enumerate((["--parts", "2"], ["--method", "random"])):
+        out = tmp_path / str(number)
+        assert main(["partition", str(tmp_path / "dgl" / "g.json"), *given, "-o", str(out)]) == 0
+        assert f"{2 + number} parts by {'random' if number else 'metis'}" in capsys.readouterr().out
+        check_same_graph(read_partition(out / "g.json"), typed())
+
+
+@pytest.mark.parametrize("name", ["graph.dgl", "node_feat.dgl", "edge_feat.dgl"])
+def test_files_that_are_cut_or_damaged_are_one_error_that_names_them(tmp_path, name):
+    write_partition(tmp_path, typed(), random_parts(typed(), 2), Layout())
+    path = tmp_path / "part1" / name
+    content = path.read_bytes()
+    sizes = [0, 7, 12, 4096, 4200, len(content) // 2, len(content) - 40 if name != "graph.dgl" else 4300]
+    for size in sizes:
+        if size < len(content):
+            path.write_bytes(content[:size])
+            with pytest.raises(GraphDataError, match=re.escape(str(path))):
+                read_source(tmp_path / "g.json")
+    rng = np.random.default_rng(0)
+    for place in rng.integers(0, len(content), 60).tolist():
+        damaged = bytearray(content)
+        damaged[place] ^= 1 << int(rng.integers(8))
+        path.write_bytes(damaged)
+        try:
+            read_source(tmp_path / "g.json")  # a bit inside a feature is not seen, as the format has no checksums
+        except GraphDataError as error:
+            assert str(tmp_path) in str(error)
+
+
+def rewrite(path: Path, change) -> None:
+    text = path.read_text()
+    changed = change(text)
+    assert changed != text
+    path.write_text(changed)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda text: text.replace('"num_parts": 2', '"num_parts": 3'), "damaged partition configuration: KeyError"),
+        (lambda text: text.replace('"num_nodes": 136', '"num_nodes": 137'), "node_map covers 136 ids, expected 137"),
+        (
+            lambda text: text.replace('"author": [[0, ', '"author": [[1, '),
+            "ranges in node_map do not follow each other",
+        ),
+        (lambda text: text.replace("part0/graph.dgl", "part1/graph.dgl"), "its own nodes are not those that g.json"),
+        (lambda text: text.replace("author:writes", "paper:writes"), "edges of 'paper:writes:paper' join 'author' and"),
+        (lambda text: text.replace('"part_graph": "part1/graph.dgl"', '"part_graph_graphbolt": "a.pt"'), "is a pickle"),
+        (lambda text: text.replace('"node_feats": "part0', '"node_feats": "part1'), "must have .* rows"),
+    ],
+)
+def test_configurations_that_contradict_the_files(tmp_path, change, message):
+    parts = [np.arange(count) * 3 // count % 2 for count in COUNTS.values()]
+    write_partition(tmp_path, typed(), parts, Layout())
+    rewrite(tmp_path / "g.json", change)
+    with pytest.raises(GraphDataError, match=message) as error:
+        read_source(tmp_path / "g.json")
+    assert str(tmp_path) in str(error.value)
+
+
+def test_what_dgl_left_beside_the_parts_is_named(tmp_path):
+    write_partition(tmp_path, typed(), random_parts(typed(), 2), Layout(ids="beside"))
+    assert read_source(tmp_path / "g.json").left_out == ()
+    for part in range(2):
+        (tmp_path / f"part{part}" / "fused_csc_sampling_graph.pt").write_bytes(b"?")
+    (tmp_path / "part1" / "notes.txt").write_text("")
+    (tmp_path / "other.json").write_text("{}")  # of no part
+    assert read_source(tmp_path / "g.json").left_out == (
+        "fused_csc_sampling_graph.pt (a pickle, which can run code) of 2 parts",
+        "notes.txt of 1 part",
+    )
+
+
+def test_a_feature_that_a_part_lacks_is_an_error(tmp_path):
+    write_partition(tmp_path, plain(), random_parts(plain(), 2), Layout())
+    (tmp_path / "part1" / "node_feat.dgl").write_bytes(tensors({}))
+    with pytest.raises(GraphDataError, match="part1/node_feat.dgl: feature 'id' of '_N' is missing, which other parts"):
+        read_source(tmp_path / "g.json")
+
+
+# DGL itself
+
+WRITE = """
+import sys
+
+import dgl
+import numpy as np
+import torch
+
+arrays = dict(np.load(sys.argv[1]))
+edges = {}
+counts = {}
+for name in arrays:
+    if name.endswith("|src"):
+        relation = tuple(name[:-4].split(":"))
+        edges[relation] = tuple(torch.from_numpy(arrays[f"{name[:-4]}|{end}"]) for end in ("src", "dst"))
+    if name.endswith("|count"):
+        counts[name[:-6]] = int(arrays[name])
+typed = len(edges) > 1
+g = dgl.heterograph(edges, counts)
+for name, values in arrays.items():
+    kind, _, feature = name.partition("/")
+    if feature:
+        data = g.edges[tuple(kind.split(":"))].data if ":" in kind else g.nodes[kind].data
+        data[feature] = torch.from_numpy(values)
+dgl.seed(0)
+settings = {
+    "plain": {"num_parts": 3},
+    "far": {"num_parts": 3, "num_hops": 2, "graph_formats": ["csc"]},
+    "one": {"num_parts": 1, "graph_formats": ["coo", "csr", "csc"]},
+}
+for name, setting in settings.items():
+    out = sys.argv[2] + "/" + name
+    told = {"part_method": "random", "return_mapping": True} | setting
+    nids, eids = dgl.distributed.partition_graph(g, "g", out_path=out, **told)
+    nids = nids if typed else {"_N": nids}
+    eids = eids if typed else {("_N", "_E", "_N"): eids}
+    found = {key: ids.numpy() for key, ids in nids.items()} | {":".join(key): ids.numpy() for key, ids in eids.items()}
+    np.savez(out + "/mapping.npz", **found)
+"""
+
+
+def write_by_dgl(python: str, folder: Path, source: GraphSource) -> list[Path]:
+    """Have DGL cut a graph in some ways; return the folders, each with the original ids, which DGL tells no file."""
+    arrays = {f"{t}|count": np.array(n) for t, n in zip(source.schema.ntypes, source.num_nodes, strict=True)}
+    for relation, ends in zip(source.schema.relations, source.edges, strict=True):
+        arrays |= {f"{relation_key(relation)}|{e}": np.asarray(a[:]) for e, a in zip(("src", "dst"), ends, strict=True)}
+    for feats in (source.node_feats, source.edge_feats):
+        for key, table in feats.items():
+            for name, feature in table.items():
+                rows = np.asarray(feature.values[:])
+                arrays[f"{key}/{name}"] = rows.astype(bool) if feature.dtype == "bool" else rows
+    folder.mkdir()
+    (folder / "parts").mkdir()
+    np.savez(folder / "in.npz", **arrays)
+    (folder / "write.py").write_text(WRITE)
+    out = str(folder / "parts")
+    done = subprocess.run(
+        [python, folder / "write.py", folder / "in.npz", out], capture_output=True, text=True, timeout=250
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return sorted((folder / "parts").iterdir())
+
+
+def check_same_blocks(found: GraphSource, source: GraphSource, mapping: dict[str, np.ndarray], folder: Path) -> None:
+    """Check that the original graph with DGL's assignment has the same nodes, edges and neighbours in each part.
+
+    By original ids, since DGL numbers the nodes of a part in an order of its own.
+    """
+    parts = np.empty(sum(source.num_nodes), np.int64)
+    begin = 0
+    for ntype, count in zip(found.schema.ntypes, found.num_nodes, strict=True):
+        parts[begin + mapping[ntype]] = found.parts.of_nodes[begin : begin + count]
+        begin += count
+    number = found.parts.number
+    direct = read_partition(partition_source(source, "g", number, folder, "given", assignment=parts).config_path)
+    assert np.array_equal(found.parts.of_nodes, direct.parts.of_nodes)  # as many in each part, and in order
+    for r, (src_type, _, dst_type) in enumerate(found.schema.relations):
+        edges = []
+        for graph, ids in ((found, mapping), (direct, dict(zip(found.schema.ntypes, direct.node_ids, strict=True)))):
+            t = graph.schema.ntypes.index(dst_type)
+            src, dst = (np.asarray(end[:]) for end in graph.edges[r])
+            part = graph.parts.of_nodes[sum(graph.num_nodes[:t]) + dst]
+            assert (np.diff(part) >= 0).all()
+            columns = part, np.asarray(ids[dst_type][:])[dst], np.asarray(ids[src_type][:])[src]
+            edges.append(np.stack(columns, 1)[np.lexsort(columns[::-1])])
+        assert np.array_equal(*edges)
+
+
+@pytest.mark.parametrize("make", [typed, plain])
+def test_what_dgl_itself_writes(tmp_path, make):
+    python = os.environ.get("DGL_PYTHON")
+    if not python:
+        pytest.skip("DGL_PYTHON is not set: a python with dgl")
+    source = make()
+    if make is typed:  # DGL cannot cut a graph in which a part has no edge of a relation
+        source = typed_source(COUNTS, {r: m for r, m in EDGES.items() if m > 1})
+    folders = write_by_dgl(python, tmp_path / "dgl", source)
+    assert len(folders) == 3
+    for folder in folders:
+        mapping = dict(np.load(folder / "mapping.npz"))
+        out = tmp_path / folder.name
+        assert main(["partition", str(folder / "g.json"), "-o", str(out / "out")]) == 0
+        found = read_partition(out / "out" / "g.json")
+        check_same_graph(found, source)
+        for ntype in found.schema.ntypes:
+            assert np.array_equal(found.node_feats[ntype]["id"].values[:], mapping[ntype])
+        check_same_blocks(found, source, mapping, out / "direct")
+        for r, relation in enumerate(found.schema.relations):
+            of_dgl = mapping[relation_key(relation)]
+            assert np.array_equal(of_dgl[found.edge_ids[r][:]], told(found, relation_key(relation))[:, 2])
+
+
+@pytest.mark.parametrize("make", [typed, plain])
+def test_the_same_assignment_gives_the_same_files(tmp_path, make):
+    """DGL's parts, brought in, are the parts of the original graph with DGL's assignment, bit for bit."""
+    source = make()
+    parts = random_parts(source, 3)
+    write_partition(tmp_path / "dgl", source, parts, Layout(ids="graph"))
+    assert main(["partition", str(tmp_path / "dgl" / "g.json"), "-o", str(tmp_path / "out")]) == 0
+    assignment = np.concatenate(parts)
+    partition_source(source, "g", 3, tmp_path / "direct", "given", assignment=assignment)
+    found, direct = (read_partition(tmp_path / name / "g.json") for name in ("out", "direct"))
+    for r in range(len(found.schema.relations)):
+        for some, other in zip(found.edges[r], direct.edges[r], strict=True):
+            assert np.array_equal(some[:], other[:])
+        assert np.array_equal(found.edge_ids[r][:], direct.edge_ids[r][:])
+    for t in range(len(found.schema.ntypes)):
+        assert np.array_equal(found.node_ids[t][:], direct.node_ids[t][:])

@@ -1,0 +1,228 @@
+"""Ranks of a node that read csv together: all have what one rank has, and none parses what another has parsed."""
+
+import gzip
+import os
+
+import numpy as np
+import pytest
+from dgl_files import Layout, write_partition
+from input_checks import rows
+from layouts import shared_folder
+from mpi4py import MPI
+from typed_parts import typed_source
+
+from mpigraph.errors import GraphDataError
+from mpigraph.formats import arrow_files, dgl_parts, node_ranks, readers, table_columns
+from mpigraph.formats.dgl_binary import read_part_graph
+from mpigraph.formats.metis_files import read_metis
+from mpigraph.formats.node_ranks import NodeRanks
+from mpigraph.formats.readers import read_source
+from mpigraph.formats.shared_source import read_once, temporary_bytes
+from mpigraph.formats.typed_tables import TableOptions
+from mpigraph.metadata.schema import Schema
+from mpigraph.partition.chunks import concatenated, mapped_npy
+from mpigraph.partition.exchange import ALONE
+from mpigraph.partition.over_mpi import MPIExchange
+from mpigraph.partition.row_arrays import MadeRows
+from mpigraph.partition.source import Feature, GraphSource, Parts, feature_infos
+
+SIZES = [1, 2, 3]
+NAMES = ["plain", "quoted, with\nends of lines", 'say ""so""', "7", "007", ""]
+
+
+def write_tables(folder, kind):
+    """Nodes with a column of text in quotes, edges in two files; ids are integers with gaps, or text."""
+    rng = np.random.default_rng(0)
+    ids = [f"n{i}" for i in range(60)] if kind == "text" else [str(7 * i) for i in range(60)]
+    nodes = ["id,note,split,label,f0,f1"]
+    for i, name in enumerate(ids):
+        nodes.append(f'{name},"{NAMES[i % 6]}",{("train", "val", "test")[i % 3]},{"ab"[i % 2]},{i / 8},{-i}')
+    (folder / "nodes.csv").write_text("\n".join(nodes))
+    for number in range(2):
+        lines = [f"{ids[a]},{ids[b]},{'' if a < 30 else a + 0.5 * number}" for a, b in rng.integers(0, 60, (90, 2))]
+        text = "\n".join(["src,dst,weight", *lines])
+        if number and kind == "packed":
+            (folder / "edges-1.csv.gz").write_bytes(gzip.compress(text.encode()))
+        else:
+            (folder / f"edges-{number}.csv").write_text(text)
+
+
+def contents(source):
+    """Everything in a source, as numpy."""
+    found = {"counts": np.array(source.num_nodes)}
+    for number, ends in enumerate(source.edges):
+        found |= {f"edges{number}{end}": rows(ids) for end, ids in enumerate(ends)}
+    for tables in (source.node_feats, source.edge_feats):
+        found |= {f"{owner} {name}": rows(f.values) for owner, feats in tables.items() for name, f in feats.items()}
+    return found
+
+
+@pytest.fixture
+def blocks(monkeypatch):
+    """Several blocks in each piece."""
+    monkeypatch.setattr(arrow_files, "_BLOCK_BYTES", 300)
+    monkeypatch.setattr(table_columns, "_CHUNK", 17)
+
+
+@pytest.mark.parametrize("comm", SIZES, indirect=True)
+@pytest.mark.parametrize("kind", ["numbers", "text", "packed"])
+def test_all_ranks_have_what_one_has(comm: MPI.Intracomm, monkeypatch, blocks, kind: str) -> None:
+    parsed = []
+    parse = table_columns._parse
+
+    def counted(*arguments):
+        parsed.append(parse(*arguments))
+        return parsed[-1]
+
+    with shared_folder(comm) as folder:
+        if comm.rank == 0:
+            write_tables(folder, kind)
+        comm.Barrier()
+        options = TableOptions(categories=("label",))
+        wanted = contents(read_source(folder, scratch=folder, tables=options))
+        comm.Barrier()
+        monkeypatch.setattr(table_columns, "_parse", counted)
+        source = read_source(folder, scratch=folder, tables=options, exchange=MPIExchange(comm))
+        found = contents(source)
+        assert wanted.keys() == found.keys()
+        for name, values in wanted.items():
+            assert np.array_equal(values, found[name], equal_nan=values.dtype.kind == "f"), name
+        assert comm.allreduce(sum(parsed)) == 60 + 180  # each row by one rank
+        assert comm.size == 1 or kind == "packed" or sum(parsed) < 200
+        comm.Barrier()
+        names = {"nodes.csv", "edges-0.csv", "edges-1.csv.gz" if kind == "packed" else "edges-1.csv"}
+        assert set(os.listdir(folder)) == names  # temporary files have no names
+
+
+@pytest.mark.parametrize("comm", SIZES, indirect=True)
+def test_other_text_is_parsed_by_one_rank_of_a_node(comm: MPI.Intracomm, monkeypatch) -> None:
+    calls = []
+    monkeypatch.setattr(readers, "read_metis", lambda *a: calls.append(a) or read_metis(*a))
+    with shared_folder(comm) as folder:
+        if comm.rank == 0:
+            (folder / "g.graph").write_text("3 2 11\n5 2 7\n6 1 7 3 8\n7 2 8\n")
+            (folder / "g.mtx").write_text("%%MatrixMarket matrix coordinate real general\n3 3 2\n1 2 0.5\n3 1 2\n")
+        comm.Barrier()
+        for name in ("g.graph", "g.mtx"):
+            wanted = contents(read_source(folder / name, scratch=folder))
+            calls.clear()
+            source = read_source(folder / name, scratch=folder, exchange=MPIExchange(comm))
+            found = contents(source)
+            assert wanted.keys() == found.keys() and temporary_bytes(source) > 0
+            assert all(np.array_equal(found[key], values) for key, values in wanted.items())
+            assert comm.allreduce(len(calls)) == (name == "g.graph")
+        comm.Barrier()
+        if comm.rank == 0:
+            (folder / "g.graph").write_text("3 2\n2\n1 9\n2\n")
+        comm.Barrier()
+        with pytest.raises(GraphDataError, match=r"g.graph, line 3: there is no node 9") as error:
+            read_source(folder / "g.graph", scratch=folder, exchange=MPIExchange(comm))
+        assert error.value.everywhere or comm.size == 1
+
+
+@pytest.mark.parametrize("comm", SIZES, indirect=True)
+def test_parts_of_dgl_are_read_by_one_rank_of_a_node(comm: MPI.Intracomm, monkeypatch) -> None:
+    calls = []
+    monkeypatch.setattr(dgl_parts, "read_part_graph", lambda path: calls.append(path) or read_part_graph(path))
+    with shared_folder(comm) as folder:
+        if comm.rank == 0:
+            parts = [np.arange(count) % 2 for count in typed_source().num_nodes]
+            write_partition(folder, typed_source(), parts, Layout(ids="beside"))
+        comm.Barrier()
+        (path,) = folder.glob("*.json")
+        wanted = read_source(path)
+        calls.clear()
+        source = read_source(path, scratch=folder, exchange=MPIExchange(comm))
+        assert comm.allreduce(len(calls)) == 2
+        assert all(np.array_equal(value, contents(source)[name]) for name, value in contents(wanted).items())
+        assert source.left_out == wanted.left_out and np.array_equal(source.parts.of_nodes, wanted.parts.of_nodes)
+        comm.Barrier()
+
+
+@pytest.mark.parametrize("comm", SIZES, indirect=True)
+def test_everything_of_a_graph_is_shared(comm: MPI.Intracomm) -> None:
+    def read() -> GraphSource:
+        ends = mapped_npy(folder / "ends.npy")
+        feat = MadeRows(lambda rows: rows + 1, np.float32, np.arange(4, dtype=np.float32))
+        return GraphSource(
+            Schema(("a", "b"), (("a", "r", "b"), ("b", "s/:", "b"))),
+            (4, 3),
+            ((ends[0], ends[1]), (concatenated([ends[0], ends[1]]), concatenated([ends[1], ends[1]]))),
+            {"a": {"m": Feature.of(np.array([1, 0, 0, 1], bool)), "feat": Feature.rows(feat)}},
+            {"a:r:b": {"h": Feature(np.arange(5, dtype=np.uint16), "float32", "bfloat16")}},
+            path="somewhere",
+            node_ids=(np.arange(4)[::-1], np.arange(3)),
+            edge_ids=(np.arange(5), np.arange(10)[::-1]),
+            parts=Parts(np.array([0, 1, 0, 1, 1, 1, 0], np.int32), 2),
+            left_out=("x", "y"),
+            has_reverse=True,
+        )
+
+    with shared_folder(comm) as folder:
+        if comm.rank == 0:
+            np.save(folder / "ends.npy", np.arange(10).reshape(2, 5) % 3)
+        comm.Barrier()
+        source, wanted = read_once(NodeRanks(folder, MPIExchange(comm)), "reading", read), read()
+        assert all(np.array_equal(value, contents(source)[name]) for name, value in contents(wanted).items())
+        for name in ("schema", "num_nodes", "path", "left_out", "has_reverse"):
+            assert getattr(source, name) == getattr(wanted, name)
+        for name in ("node_ids", "edge_ids"):
+            both = zip(getattr(source, name), getattr(wanted, name), strict=True)
+            assert all(np.array_equal(found[:], ids) for found, ids in both)
+        assert np.array_equal(source.parts.of_nodes, wanted.parts.of_nodes) and source.parts.number == 2
+        assert feature_infos(source) == feature_infos(wanted)
+        if comm.size > 1:  # named files are mapped where they lie
+            assert source.edges[0][0].filename == str(folder / "ends.npy")
+
+
+@pytest.mark.parametrize("comm", SIZES, indirect=True)
+def test_a_wrong_row_is_one_error_of_all_ranks(comm: MPI.Intracomm, blocks) -> None:
+    exchange = MPIExchange(comm)
+    with shared_folder(comm) as folder:
+        path = folder / "e.csv"
+        for row in (3, 90, 177):
+            for wrong, message in (
+                ("0,1,2", f"row {row}: Expected 2 columns, got 3"),
+                ("1,", f"row {row}: a value is"),
+            ):
+                if comm.rank == 0:
+                    lines = ["src,dst", *["0,1"] * 177]
+                    lines[row - 1] = wrong
+                    path.write_text("\n".join(lines))
+                comm.Barrier()
+                with pytest.raises(GraphDataError, match=message) as error, exchange.together("reading"):
+                    read_source(path, scratch=folder, exchange=exchange)
+                assert error.value.everywhere or comm.size == 1
+                comm.Barrier()
+
+
+@pytest.mark.parametrize("comm", [2], indirect=True)
+def test_an_error_of_one_rank_between_two_steps_is_that_of_all(comm: MPI.Intracomm) -> None:
+    exchange = MPIExchange(comm)
+    with (
+        pytest.raises(GraphDataError, match="reading failed on rank 1: no|step failed on rank 1: no"),
+        exchange.together("reading"),
+    ):
+        with exchange.together("step"):
+            pass
+        if comm.rank == 1:
+            raise GraphDataError("no")
+        with exchange.together("step"):
+            pass
+    assert exchange.sum_of(1) == 2  # in step
+
+
+@pytest.mark.parametrize("comm", [2], indirect=True)
+def test_ranks_that_do_not_see_each_other_read_alone(comm: MPI.Intracomm, monkeypatch) -> None:
+    if comm.rank == 1:
+        monkeypatch.setattr(node_ranks, "_sees", lambda *place: False)
+    with shared_folder(comm) as folder:
+        if comm.rank == 0:
+            write_tables(folder, "text")
+        comm.Barrier()
+        ranks = node_ranks.NodeRanks(folder, MPIExchange(comm))
+        assert (ranks.index, ranks.count) == (0, 1)
+        found = contents(read_source(folder, scratch=folder, exchange=MPIExchange(comm)))
+        wanted = contents(read_source(folder, scratch=folder, exchange=ALONE))
+        assert all(np.array_equal(found[name], values) for name, values in wanted.items() if values.dtype.kind != "f")
+        comm.Barrier()

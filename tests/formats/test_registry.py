@@ -1,0 +1,37 @@
+"""Every layout is known to readers, help and tutorial, and told apart from the others by its files."""
+
+from pathlib import Path
+
+import pytest
+
+from mpigraph.cli.main import main
+from mpigraph.errors import GraphDataError
+from mpigraph.formats.readers import read_source
+from mpigraph.formats.registry import LAYOUTS
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_help_and_tutorial_name_every_layout(capsys):
+    with pytest.raises(SystemExit):
+        main(["partition", "--help"])
+    help_text = " ".join(capsys.readouterr().out.split())
+    tutorial = (ROOT / "examples" / "README.md").read_text()
+    for layout in LAYOUTS:
+        assert layout.name in help_text and layout.name in tutorial
+
+
+def test_files_of_no_layout(tmp_path):
+    (tmp_path / "empty").mkdir()
+    for name in ("empty.bin", "one.bin", "out.x"):
+        (tmp_path / name).write_bytes(b"" if name == "empty.bin" else b"%")
+    for path in tmp_path.iterdir():
+        assert not any(layout.is_at(path) for layout in LAYOUTS)
+        with pytest.raises(GraphDataError, match=path.name):
+            read_source(path)
+
+
+def test_a_number_of_nodes_is_refused_where_files_say_it(tmp_path):
+    (tmp_path / "m.mtx").write_text("%%MatrixMarket matrix coordinate pattern general\n1 1 0\n")
+    with pytest.raises(GraphDataError, match="number of nodes cannot be given for Matrix Market"):
+        read_source(tmp_path / "m.mtx", num_nodes=3)

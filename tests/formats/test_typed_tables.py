@@ -1,0 +1,228 @@
+"""Graphs from tables of nodes and edges: which node an id is, and what columns become."""
+
+import bz2
+import logging
+import sys
+
+import pyarrow as pa
+import pytest
+from input_checks import check_all, check_parts, rows
+from pyarrow import parquet
+
+from mpigraph.cli.main import main
+from mpigraph.errors import GraphDataError, InvalidArgumentError
+from mpigraph.formats import arrow_files
+from mpigraph.formats.node_ranks import NodeRanks
+from mpigraph.formats.readers import read_source
+from mpigraph.formats.typed_tables import EdgeTable, NodeTable, TableOptions, read_typed_tables
+from mpigraph.storage.part_config import PartConfig
+
+NODES = """id,title,subject,split,f0,f1,seen
+p30,"On, and
+on",bio,train,0.5,1,2024-01-02
+p10,Two,math,valid,1.5,2,2024-01-03 12:00:00
+p20,,bio,,2.5,3,1970-01-01
+"""
+EDGES = """src, dst ,weight
+p10, p20 ,1
+p20,p30,0.5
+p10,p10,2
+"""
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    """Several blocks of every file."""
+    monkeypatch.setattr(arrow_files, "_BLOCK_BYTES", 100)
+
+
+def folder_of(folder, files):
+    folder.mkdir(exist_ok=True)
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        if isinstance(content, dict):
+            parquet.write_table(pa.table(content), path)
+        else:
+            path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return folder
+
+
+def read(folder, files, **options):
+    return read_source(folder_of(folder / "in", files), tables=TableOptions(**options))
+
+
+def ends(source, relation=0):
+    return [rows(end).tolist() for end in source.edges[relation]]
+
+
+def test_nodes_and_edges_of_two_csv_files(tmp_path, caplog):
+    options = {"columns": {"feat": ("f*",), "label": ("subject",)}, "categories": ("subject",)}
+    source = read(tmp_path, {"nodes.csv": NODES, "edges.csv": EDGES}, **options)
+    assert source.num_nodes == (3,) and source.schema.is_homogeneous
+    assert ends(source) == [[1, 2, 1], [2, 0, 1]]  # rows of the table of nodes
+    feats = {name: feature for name, feature in source.node_feats["_N"].items()}
+    assert set(feats) == {"id", "label", "feat", "seen", "train_mask", "val_mask", "test_mask"}
+    assert [bytes(row).decode() for row in rows(feats["id"].values)] == ["p30", "p10", "p20"]
+    assert feats["feat"].dtype == "float32" and rows(feats["feat"].values).tolist() == [[0.5, 1], [1.5, 2], [2.5, 3]]
+    assert feats["label"].dtype == "int64" and rows(feats["label"].values).tolist() == [0, 1, 0]
+    assert rows(feats["seen"].values).tolist() == [1704153600, 1704283200, 0] and feats["seen"].dtype == "int64"
+    masks = [rows(feats[f"{name}_mask"].values).tolist() for name in ("train", "val", "test")]
+    assert masks == [[1, 0, 0], [0, 1, 0], [0, 0, 0]] and feats["val_mask"].dtype == "bool"
+    assert rows(source.edge_feats["_N:_E:_N"]["weight"].values).tolist() == [1, 0.5, 2]
+    told = " ".join(caplog.messages)
+    for words in ("nodes.csv: column title is text", "2 categories", "'bio', 'math'", "seconds since 1970"):
+        assert words in told
+    check_parts(source, tmp_path / "out")
+
+
+def test_types_by_names_of_files(tmp_path):
+    files = {
+        "nodes_paper-2.csv": "paper_id,x_1,x_0\n7,1,2\n",
+        "nodes_paper-10.CSV": "paper_id,x_1,x_0\n5,3,4\n",  # natural order: after 2
+        "edges_author__writes__paper.csv.bz2": bz2.compress(b"source,target\nann,5\nbob,7\nann,7\n"),
+        "edges_paper__cites__paper": None,
+        "edges_paper__cites__paper/part-0.parquet": {"from": [5], "to": [7], "year": [1999]},
+        "nodes_venue.parquet": {"feat": [[1.0, 2.0], [3.0, 4.0]]},
+        "edges_paper__in__venue.parquet": {"src": [7, 5], "dst": [0, 1]},
+    }
+    source = read(tmp_path, {name: content for name, content in files.items() if content is not None})
+    assert source.schema.ntypes == ("author", "paper", "venue") and source.num_nodes == (2, 2, 2)
+    relations = [relation[1] for relation in source.schema.relations]
+    assert relations == ["writes", "cites", "in"]
+    assert [ends(source, number) for number in range(3)] == [[[0, 1, 0], [1, 0, 0]], [[1], [0]], [[0, 1], [0, 1]]]
+    assert rows(source.node_feats["paper"]["x"].values).tolist() == [[2, 1], [4, 3]]
+    assert rows(source.node_feats["paper"]["id"].values).tolist() == [7, 5]
+    assert rows(source.node_feats["venue"]["feat"].values).tolist() == [[1, 2], [3, 4]]
+    assert rows(source.edge_feats["paper:cites:paper"]["year"].values).tolist() == [1999]
+
+
+def test_names_that_no_file_can_have(tmp_path):
+    """Knowledge graphs call relations /people/born_in."""
+    files = {
+        "nodes_%2Fm%2Fcaf%C3%A9.csv": "id,x\n1,5\n2,6\n",
+        "nodes_a__b.csv": "id\n7\n",
+        "edges_%2Fm%2Fcaf%C3%A9__%2Fpeople%2Fborn_in__a__b.csv": "src,dst\n2,7\n",
+        "edges_a__b__to__the__a__b.csv": "src,dst\n7,7\n",
+    }
+    source = read(tmp_path, files)
+    assert source.schema.ntypes == ("/m/caf\u00e9", "a__b")
+    assert source.schema.relations == (("/m/caf\u00e9", "/people/born_in", "a__b"), ("a__b", "to__the", "a__b"))
+    assert [ends(source, number) for number in range(2)] == [[[1], [0]], [[0], [0]]] and not source.left_out
+    files["nodes_a.csv"] = files["nodes_b__to.csv"] = "id\n7\n"
+    files["edges_a__b__to__a.csv"] = "src,dst\n7,7\n"
+    with pytest.raises(GraphDataError, match=r"edges_a__b__to__a can be read as .*: write %5F for _"):
+        read(tmp_path, files)
+
+
+def test_files_of_nodes_beside_a_file_of_edges(tmp_path):
+    folder = folder_of(tmp_path / "in", {"n.csv": "id,label\n1,0\n0,1\n", "e.csv": "0,1\n1,1\n"})
+    source = read_source(folder / "e.csv", nodes=[folder / "n.csv"])
+    assert ends(source) == [[1, 0], [0, 0]] and rows(source.node_feats["_N"]["label"].values).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_an_edge_to_a_node_that_no_table_has(tmp_path, kind):
+    for ids, bad in (("abc", "x"), ((5, 6, 9), 7)):
+        if kind == "csv":
+            edges = f"src,dst\n{ids[0]},{ids[1]}\n{ids[1]},{bad}\n"
+            place = "edges.csv, row 3"
+        else:
+            edges = {"src": [ids[0], ids[1]], "dst": [ids[1], bad]}
+            place = "edges.parquet(: dst)?, row 1"
+        nodes = "id\n" + "".join(f"{name}\n" for name in ids)
+        files = {"nodes.csv": nodes, f"edges.{kind}": edges}
+        with pytest.raises(GraphDataError, match=rf"{place}: an edge has the id '?{bad}'?, which no row of the table"):
+            check_all(read(tmp_path, files))
+
+
+def test_an_id_twice_is_an_error(tmp_path):
+    for ids in ("a b a", "5 6 5"):
+        files = {"nodes.csv": "id\n" + ids.replace(" ", "\n") + "\n", "edges.csv": "src,dst\n"}
+        with pytest.raises(GraphDataError, match=r"nodes.csv, row 4: the id .* is there already: .*nodes.csv, row 2"):
+            read(tmp_path, files)
+
+
+def test_rows_are_ids_where_there_is_no_column_of_ids(tmp_path, caplog):
+    files = {"nodes.csv": "label\n3\n\n4\n".replace("\n\n", "\n"), "edges.csv": "src,dst\n0,1\n1,2\n"}
+    source = read(tmp_path, files)
+    assert source.num_nodes == (2,) and "a node is known by the number of its row" in " ".join(caplog.messages)
+    with pytest.raises(GraphDataError, match=r"edges.csv, row 3: edge 1 of .* has destination 2, but .* 2 nodes"):
+        check_all(source)
+    with pytest.raises(GraphDataError, match=r"edges.csv, row 2: ids of '_N' are strings"):
+        read(tmp_path, {**files, "edges.csv": "src,dst\na,b\n"})
+
+
+def test_what_cannot_be_told_apart_is_an_error(tmp_path):
+    two = {"nodes_a.csv": "id\n1\n", "nodes_b.csv": "id\n1\n"}
+    with pytest.raises(GraphDataError, match=r"are in files edges_<src>__<rel>__<dst> \(got edges_to\)"):
+        read(tmp_path, {**two, "edges_to.csv": "src,dst\n1,1\n"})
+    (tmp_path / "in" / "edges_to.csv").unlink()
+    with pytest.raises(GraphDataError, match=r"has files of nodes, but none of edges"):
+        read(tmp_path, two)
+    one = {"nodes.csv": "id,split\n1,train\n2,third\n", "edges.csv": "src,dst\n1,1\n"}
+    for path in (tmp_path / "in").iterdir():
+        path.unlink()
+    with pytest.raises(GraphDataError, match=r"nodes.csv, row 3: split must be train, val or test, .*'third'"):
+        read(tmp_path, one)
+    with pytest.raises(GraphDataError, match=r"types: no table has a column 'x'"):
+        read(tmp_path, one, types={"x": "int64"})
+    with pytest.raises(GraphDataError, match=r"columns of 'feat': no table has a column 'f\*'"):
+        read(tmp_path, one, columns={"feat": ("f*",)})
+    with pytest.raises(InvalidArgumentError, match=r"must be one of bool, int8, .* \(got 'int'\)"):
+        read(tmp_path, one, types={"id": "int"})
+
+
+def test_what_is_no_table_of_this_graph_is_named(tmp_path):
+    files = {"nodes.csv": "id,a,b\n1,,x\n", "edges.csv": "src,dst\n1,1\n", "notes.txt": "a b\n", "README": "Read"}
+    left_out = read(tmp_path, files).left_out
+    assert [thing.rpartition("/")[2] for thing in left_out] == [
+        "nodes.csv: column a is empty",
+        "nodes.csv: column b is text (--categories COLUMN numbers it)",
+        "README, by whose name it has neither nodes nor edges",
+        "notes.txt, by whose name it has neither nodes nor edges",
+    ]
+
+
+def test_the_builder_takes_chosen_columns(tmp_path, caplog):
+    caplog.set_level(logging.WARNING)
+    folder = folder_of(tmp_path / "in", {"n.csv": NODES, "e.csv": EDGES})
+    nodes = [NodeTable("paper", (folder / "n.csv",), "id", {"x": ("f1", "f0"), "time": "seen"})]
+    edges = [EdgeTable(("paper", "cites", "paper"), (folder / "e.csv",), columns={})]
+    source = read_typed_tables(nodes, edges, NodeRanks(tmp_path))
+    assert set(source.node_feats["paper"]) == {"id", "x", "time"} and source.edge_feats["paper:cites:paper"] == {}
+    assert rows(source.node_feats["paper"]["x"].values).tolist() == [[1, 0.5], [2, 1.5], [3, 2.5]]
+
+
+def test_the_options_of_the_command(tmp_path, capsys):
+    folder = folder_of(tmp_path / "in", {"n.csv": NODES, "e.csv": EDGES})
+    start = ["partition", str(folder / "e.csv"), "--parts", "2", "-o", str(tmp_path / "out"), "--name", "g"]
+    options = [
+        "--columns",
+        "feat=f0,f1",
+        "--columns",
+        "label=subject",
+        "--categories",
+        "label",
+        "--types",
+        "seen=string",
+    ]
+    assert main([*start, "--nodes", str(folder / "n.csv"), *options]) == 0
+    assert "column seen is text" in capsys.readouterr().out
+    features = PartConfig.read(tmp_path / "out" / "g.json").node_features["_N"]
+    masks = {f"{name}_mask": "bool" for name in ("train", "val", "test")}
+    dtypes = {name: info.dtype for name, info in features.items()}
+    assert dtypes == {"id": "uint8", "label": "int64", "feat": "float32", **masks}
+    for wrong, message in (
+        (["--nodes", "3", "--nodes", str(folder / "n.csv")], "--nodes is one number, or files"),
+        (["--types", "float32"], "--types must be COLUMN=DTYPE, once for each name (got float32)"),
+        (["--types", "weight=float33"], "the type of column 'weight' must be one of bool,"),
+    ):
+        assert main([*start, *wrong]) == 2 and message in capsys.readouterr().err
+
+
+def test_pyarrow_is_asked_for_before_anything_is_read(tmp_path, monkeypatch, capsys):
+    folder = folder_of(tmp_path / "in", {"nodes.csv": "id\n1\n1\n", "edges.csv": "no edges"})
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert main(["partition", str(folder), "--parts", "2", "-o", str(tmp_path / "out")]) == 2
+    assert "csv and parquet files need pyarrow: pip install 'mpigraph[arrow]'" in capsys.readouterr().err
