@@ -5,6 +5,7 @@ Started by ``mpiexec`` or ``srun``, the ranks divide the work and write the same
 
 import argparse
 from contextlib import nullcontext
+from dataclasses import fields
 
 from mpigraph.cli.progress import ProgressBar
 from mpigraph.cli.ranks import working_ranks
@@ -22,22 +23,21 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "the label, as .npy files that 'partition' reads. Started by mpiexec or srun, the ranks divide the work and "
         "write the same files.",
     )
-    parser.add_argument("--nodes", type=int, required=True, help="number of nodes")
-    parser.add_argument("--edges", type=int, required=True, help="number of directed edges (both directions count)")
-    parser.add_argument("--feat-dim", type=int, default=Recipe.feat_dim, help="length of a feature row (%(default)s)")
-    parser.add_argument("--classes", type=int, default=Recipe.num_classes, help="number of labels (%(default)s)")
-    parser.add_argument(
-        "--homophily", type=float, default=Recipe.homophily, help="fraction of the edges inside a class (%(default)s)"
-    )
-    parser.add_argument(
-        "--block-share", type=float, default=Recipe.block_share, help="fraction of those inside a block (%(default)s)"
-    )
-    parser.add_argument("--block-size", type=int, default=0, help="nodes of a block (0: by the mean degree)")
-    parser.add_argument(
-        "--train-fraction", type=float, default=Recipe.train_fraction, help="fraction of training nodes (%(default)s)"
-    )
-    parser.add_argument("--signal", type=float, default=Recipe.signal, help="strength of the features (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="equal seeds give equal graphs (%(default)s)")
+    for name, field, text in (
+        ("--nodes", "num_nodes", "number of nodes"),
+        ("--edges", "num_edges", "number of directed edges (both directions count)"),
+        ("--feat-dim", "feat_dim", "length of a feature row (%(default)s)"),
+        ("--classes", "num_classes", "number of labels (%(default)s)"),
+        ("--homophily", "homophily", "fraction of the edges inside a class (%(default)s)"),
+        ("--block-share", "block_share", "fraction of those inside a block (%(default)s)"),
+        ("--block-size", "block_size", "nodes of a block (0: by the mean degree)"),
+        ("--train-fraction", "train_fraction", "fraction of training nodes (%(default)s)"),
+        ("--signal", "signal", "strength of the features (%(default)s)"),
+        ("--seed", "seed", "equal seeds give equal graphs (%(default)s)"),
+    ):
+        default = getattr(Recipe, field, None)  # the fields without one are required
+        kind = float if isinstance(default, float) else int
+        parser.add_argument(name, dest=field, type=kind, default=default, required=default is None, help=text)
     parser.add_argument("-o", "--out", required=True, metavar="DIR", help="directory to write, which every rank sees")
     parser.add_argument("--overwrite", action="store_true", help="write over another graph in --out (default: refuse)")
     parser.set_defaults(run=_run)
@@ -46,18 +46,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def _run(arguments: argparse.Namespace) -> int:
     with working_ranks("generate") as exchange:
         with exchange.together("checking the options"):
-            recipe = Recipe(
-                num_nodes=arguments.nodes,
-                num_edges=arguments.edges,
-                feat_dim=arguments.feat_dim,
-                num_classes=arguments.classes,
-                seed=arguments.seed,
-                homophily=arguments.homophily,
-                block_share=arguments.block_share,
-                block_size=arguments.block_size,
-                train_fraction=arguments.train_fraction,
-                signal=arguments.signal,
-            )
+            given = vars(arguments)
+            recipe = Recipe(**{field.name: given[field.name] for field in fields(Recipe) if field.name in given})
         with ProgressBar() if exchange.rank == 0 else nullcontext() as progress:
             path = write_graph(recipe, arguments.out, progress, exchange, arguments.overwrite)
         if exchange.rank == 0:

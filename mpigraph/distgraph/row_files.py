@@ -15,12 +15,13 @@ from mpigraph.arrays import I64
 from mpigraph.errors import GraphDataError, InvalidArgumentError
 from mpigraph.mpi.alltoall import exchange_rows
 from mpigraph.partition.exchange import even_bounds, owners_of
-from mpigraph.partition.npy_files import NpyShape, new_npy_files, storage_errors
+from mpigraph.partition.npy_files import NpyShape, new_npy_files
 from mpigraph.partition.over_mpi import MPIExchange
 from mpigraph.rows.owners import RowOwners
 from mpigraph.rows.row_tensor import RowTensor
 from mpigraph.session.context import Session
 from mpigraph.storage.contents import PartFiles, read_rows
+from mpigraph.storage.files import storage_errors
 from mpigraph.storage.format import node_orig_ids_name, relation_dataset_name
 from mpigraph.storage.part_config import PartConfig
 

@@ -15,12 +15,11 @@ from mpigraph.errors import GraphDataError, InvalidArgumentError
 from mpigraph.formats.shards import read_partition
 from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import relation_key
-from mpigraph.partition.npy_files import storage_errors
 from mpigraph.partition.occupied import OVERWRITE
 from mpigraph.partition.row_arrays import RowArray
 from mpigraph.partition.source import EDGES_PER_CHUNK, Feature, GraphSource
 from mpigraph.partition.spill import Scratch
-from mpigraph.storage.files import read_text
+from mpigraph.storage.files import read_text, storage_errors
 from mpigraph.storage.part_config import PartConfig
 
 __all__ = ["Original", "exporting", "renamed"]

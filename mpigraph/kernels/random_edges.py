@@ -1,7 +1,7 @@
 """Draw the edges of a planted-community graph.
 
-Every edge is a hash of its number, so that any chunk of edges can be drawn at any time, by any rank, and twice with the
-same result.
+Each edge is a hash of its number. A row holds the edges of one node, and rows are drawn independently: any rank can
+draw any of them.
 """
 
 from typing import Any
@@ -9,25 +9,34 @@ from typing import Any
 import numba
 import numpy as np
 
-from mpigraph.arrays import I64, Array
+from mpigraph.arrays import I32, I64, Array
 from mpigraph.kernels.rng import draw_below, mix64, uniform01
 
-__all__ = ["draw_edges"]
+__all__ = ["draw_rows"]
+
+_MAX_DRAWS = 64  # of one edge; where communities are nearly complete, the next free node is taken then
 
 
 @numba.njit(nogil=True, cache=True, inline="always")
 def _node_of(stub: Any, stub_ends: Array, guide: Array, shift: int) -> Any:
-    """Find the node to which a stub belongs, from that of the first stub of its interval on."""
+    """Return the node to which a stub belongs, searching from the node of the first stub of its interval on."""
     node = np.int64(guide[stub >> shift])
     while stub >= np.int64(stub_ends[node]):
         node += 1
     return node
 
 
+@numba.njit(nogil=True, cache=True, inline="always")
+def _draws(u: Any, v: Any) -> Any:
+    """Return whether ``u`` may draw ``v``: of two nodes, exactly one may draw the other, so no pair is drawn twice."""
+    return u != v and (u < v) == ((u ^ v) & 1 == 1)
+
+
 @numba.njit(nogil=True, cache=True)
-def draw_edges(
+def draw_rows(
     key: np.uint64,
     first: int,
+    indptr: I64,
     stub_ends: Array,
     guide: Array,
     shift: int,
@@ -37,32 +46,42 @@ def draw_edges(
     class_stubs: I64,
     p_block: float,
     p_class: float,
-    pairs: Array,
+    last_row: I32,
+    ends: I32,
 ) -> None:
-    """Draw edges number ``first`` onwards.
+    """Draw the other ends of the edges of nodes ``first`` onwards; no pair of nodes occurs twice in the graph.
 
-    Both ends are stubs (half-edges, as in the configuration model), so a node is drawn in proportion to its weight. The
-    second is drawn from the block of the first with probability ``p_block``, from its class with ``p_class``, else from
-    all nodes.
+    The other end is a stub (a half-edge, as in the configuration model), so a node is drawn in proportion to its
+    weight: from the block of the first end with probability ``p_block``, from its class with ``p_class``, else from all
+    nodes. A node that a row holds already, or must leave to the other's row, is drawn again.
 
-    key: hash of the seed.  stub_ends: uint32[n], where the stubs of each node end and those of the next one begin; each
-    has at least one.  guide: int32[intervals], the nodes of stubs 0, 2**shift, 2 * 2**shift and so on.
-    block_of: int32[n].  block_stubs: int64[blocks + 1], class_stubs: int64[classes + 1], ranges of stubs.
-    class_of_block: int32[blocks].  pairs: int32[m, 2], filled here with the smaller and the larger end (equal for a
-    self loop).
+    key: hash of the seed.  indptr: int64[rows + 1], numbers of the edges of each row.  stub_ends: uint32[n], where the
+    stubs of each node end and those of the next one begin; each has at least one.  guide: int32[intervals], the nodes
+    of stubs 0, 2**shift, 2 * 2**shift and so on.  block_of: int32[n].  block_stubs: int64[blocks + 1], class_stubs:
+    int64[classes + 1], ranges of stubs.  class_of_block: int32[blocks].  last_row: int32[n], the last row that holds
+    each node, at first -1.  ends: int32[edges], filled here.
     """
-    num_stubs = np.int64(stub_ends[len(stub_ends) - 1])
-    for i in range(len(pairs)):
-        word = mix64(key ^ mix64(np.uint64(first + i)))
-        u = _node_of(draw_below(word, num_stubs), stub_ends, guide, shift)
-        word = mix64(word)
-        where = uniform01(word)
-        begin, end = np.int64(0), num_stubs
+    num_nodes = np.int64(len(stub_ends))
+    num_stubs = np.int64(stub_ends[num_nodes - 1])
+    for row in range(len(indptr) - 1):
+        u = first + row
         block = block_of[u]
-        if where < p_block:
-            begin, end = block_stubs[block], block_stubs[block + 1]
-        elif where < p_block + p_class:
-            begin, end = class_stubs[class_of_block[block]], class_stubs[class_of_block[block] + 1]
-        v = _node_of(begin + draw_below(mix64(word), end - begin), stub_ends, guide, shift)
-        pairs[i, 0] = min(u, v)
-        pairs[i, 1] = max(u, v)
+        for edge in range(indptr[row], indptr[row + 1]):
+            word = mix64(key ^ mix64(np.uint64(edge)))
+            v = np.int64(u)
+            draws = 0
+            while draws < _MAX_DRAWS and not (_draws(u, v) and last_row[v] != u):
+                draws += 1
+                word = mix64(word)
+                where = uniform01(word)
+                begin, end = np.int64(0), num_stubs
+                if where < p_block:
+                    begin, end = block_stubs[block], block_stubs[block + 1]
+                elif where < p_block + p_class:
+                    begin, end = class_stubs[class_of_block[block]], class_stubs[class_of_block[block] + 1]
+                word = mix64(word)
+                v = _node_of(begin + draw_below(word, end - begin), stub_ends, guide, shift)
+            while not (_draws(u, v) and last_row[v] != u):
+                v = np.int64((v + 1) % num_nodes)
+            last_row[v] = u
+            ends[edge - indptr[0]] = v

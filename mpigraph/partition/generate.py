@@ -2,8 +2,10 @@
 
 A node's label is its class. Classes are cut into blocks (communities), and most edges stay inside a block or a
 class. The features are a weak class centroid under unit noise: alone they say little, and the mean over neighbours,
-most of the same class, says much more. Everything follows from the seed, and is the same on any number of ranks, which
-divide edges and features.
+most of the same class, says much more.
+
+Everything follows from the seed. Each rank computes its slice of the edges from their numbers, and its chunks of the
+features, so the files are the same on any number of ranks, and the ranks send each other nothing.
 
 Nodes are drawn and wired by *sorted* ids, by which the nodes of a class or block are contiguous; a random permutation
 of them makes the public ids.
@@ -14,28 +16,28 @@ import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from mpigraph.arrays import F32, I32, I64, Array
 from mpigraph.errors import InvalidArgumentError, check_integer
+from mpigraph.kernels.random_edges import draw_rows
 from mpigraph.kernels.rng import combine
 from mpigraph.partition.exchange import ALONE, Exchange
-from mpigraph.partition.npy_files import UNFINISHED, NpyFile, NpyShape, new_npy_files, storage_errors
+from mpigraph.partition.npy_files import UNFINISHED, NpyShape, new_npy_files
 from mpigraph.partition.occupied import OVERWRITE
 from mpigraph.partition.progress import Progress, silent
-from mpigraph.partition.random_pairs import Communities, Rows, draw_pairs
-from mpigraph.storage.files import read_text
+from mpigraph.storage.files import read_text, storage_errors
 
 __all__ = ["GRAPH_FILES", "Recipe", "generate_graph", "write_graph"]
 
 GRAPH_FILES = ("edge_src", "edge_dst", "feat", "label", "train_mask", "val_mask", "test_mask")
 _META = "meta.json"
+_EDGES_PER_CHUNK = 1 << 20
 _ROWS_PER_CHUNK = 1 << 17  # of features; each chunk has a stream of its own, so another size makes other features
+_MAX_STUBS = 2**32 - 1  # what draw_below can choose from
 
 
 @dataclass(frozen=True)
@@ -102,21 +104,22 @@ def generate_graph(recipe: Recipe) -> dict[str, Array]:
 
     Returns:
         edge_src, edge_dst int32[m]; feat float32[n, d]; label int64[n]; train_mask, val_mask, test_mask bool[n].
+
+    Raises:
+        InvalidArgumentError: the graph is too large.
     """
-    draw = partial(_draw, exchange=ALONE)  # of one rank, and so not collective on anybody
     public_ids, rng = _public_ids(recipe)
-    rows = draw(recipe, progress=silent)
-    low = np.empty(len(rows), np.int32)
-    high = np.empty(len(rows), np.int32)
-    done = 0
-    for some_low, some_high in rows.chunks():
-        low[done : done + len(some_low)] = public_ids[some_low]
-        high[done : done + len(some_low)] = public_ids[some_high]
-        done += len(some_low)
-    ends = {"edge_src": np.concatenate([low, high]), "edge_dst": np.concatenate([high, low])}
+    ends = np.empty((2, recipe.num_pairs), np.int32)
+    for first, pairs in _PairDraws(recipe).chunks(0, 1):
+        ends[:, first : first + pairs.shape[1]] = public_ids[pairs]
     labels = _labels(recipe, public_ids)
-    feat = np.concatenate([chunk for _, chunk in _feature_chunks(recipe, labels, ALONE)])
-    return {**ends, "feat": feat, "label": labels, **_masks(recipe, rng)}
+    return {
+        "edge_src": ends.reshape(-1),
+        "edge_dst": ends[::-1].reshape(-1),
+        "feat": np.concatenate([rows for _, rows in _feature_chunks(recipe, labels, 0, 1)]),
+        "label": labels,
+        **_masks(recipe, rng),
+    }
 
 
 def write_graph(
@@ -128,7 +131,7 @@ def write_graph(
 ) -> Path:
     """Write a generated graph as ``.npy`` files and ``meta.json``, in chunks; the same files on any number of ranks.
 
-    Every rank needs about 60 bytes of memory for each node; what grows with the edges is divided.
+    Every rank needs about 60 bytes of memory for each node; edges and features are divided.
 
     Args:
         recipe: the settings, the same on every rank.
@@ -141,27 +144,41 @@ def write_graph(
         The directory.
 
     Raises:
-        InvalidArgumentError: the graph is too dense or too large, or another one lies there; on every rank.
+        InvalidArgumentError: the graph is too large, or another one lies there; on every rank.
         StorageError: a rank cannot write; on every rank.
 
     Collective on the ranks.
     """
     progress = progress if progress is not None and exchange.rank == 0 else silent
     out = Path(directory)
-    about = json.dumps(_meta(recipe), indent=2) + "\n"
+    about = json.dumps({**asdict(recipe), "num_edges": 2 * recipe.num_pairs, "both_directions": True}, indent=2) + "\n"
     with exchange.together(f"looking into {out}"):
         if exchange.rank == 0 and not overwrite:
             _check_vacant(out, about)
-    with new_npy_files(exchange, out, _shapes(recipe)) as (folder, files):
-        public_ids, rng = _public_ids(recipe)
-        rows = _draw(recipe, exchange, progress)
+    edges = NpyShape((2 * recipe.num_pairs,), np.int32)
+    mask = NpyShape((recipe.num_nodes,), np.bool_)
+    shapes = {
+        "edge_src": edges,
+        "edge_dst": edges,
+        "feat": NpyShape((recipe.num_nodes, recipe.feat_dim), np.float32),
+        "label": NpyShape((recipe.num_nodes,), np.int64),
+        "train_mask": mask,
+        "val_mask": mask,
+        "test_mask": mask,
+    }
+    with new_npy_files(exchange, out, shapes) as (folder, files):
         with exchange.together(f"writing to {out}"), storage_errors(out):
-            _write_edges(recipe, rows, public_ids, files, progress)
-            del rows
+            public_ids, rng = _public_ids(recipe)
+            for first, pairs in _PairDraws(recipe).chunks(exchange.rank, exchange.size):
+                progress("write edges", first, recipe.num_pairs // exchange.size)
+                ends = public_ids[pairs]
+                for name, halves in (("edge_src", ends), ("edge_dst", ends[::-1])):
+                    files[name].write(halves[0], at=first)
+                    files[name].write(halves[1], at=recipe.num_pairs + first)
             labels = _labels(recipe, public_ids)
-            for first, chunk in _feature_chunks(recipe, labels, exchange):
+            for first, rows in _feature_chunks(recipe, labels, exchange.rank, exchange.size):
                 progress("write features", first, recipe.num_nodes)
-                files["feat"].write(chunk, at=first)
+                files["feat"].write(rows, at=first)
             progress("write features", recipe.num_nodes, recipe.num_nodes)
             if exchange.rank == 0:
                 for name, array in {"label": labels, **_masks(recipe, rng)}.items():
@@ -173,12 +190,8 @@ def write_graph(
     return out
 
 
-def _meta(recipe: Recipe) -> dict[str, Any]:
-    return {**asdict(recipe), "num_edges": 2 * recipe.num_pairs, "both_directions": True}
-
-
 def _check_vacant(out: Path, about: str) -> None:
-    """Check that no graph lies in a directory, or the one that ``about`` describes, or what a killed run has left.
+    """Check that a directory holds no graph, the one that ``about`` describes, or what a killed run has left.
 
     Raises:
         InvalidArgumentError: another graph lies there.
@@ -196,60 +209,75 @@ def _check_vacant(out: Path, about: str) -> None:
         raise InvalidArgumentError(f"{out} holds another graph, whose {there[0]} would be overwritten: {OVERWRITE}")
 
 
-def _shapes(recipe: Recipe) -> dict[str, NpyShape]:
-    edges = NpyShape((2 * recipe.num_pairs,), np.int32)
-    mask = NpyShape((recipe.num_nodes,), np.bool_)
-    return {
-        "edge_src": edges,
-        "edge_dst": edges,
-        "feat": NpyShape((recipe.num_nodes, recipe.feat_dim), np.float32),
-        "label": NpyShape((recipe.num_nodes,), np.int64),
-        "train_mask": mask,
-        "val_mask": mask,
-        "test_mask": mask,
-    }
+class _PairDraws:
+    """The pairs of nodes that the edges join, by sorted ids.
+
+    Each node has a row of pairs that it draws. Row lengths and the choice of the other end both follow the nodes'
+    weights, which fall by a power law.
+
+    Raises:
+        InvalidArgumentError: there are 2**32 stubs (half-edges) or more.
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        num_nodes = recipe.num_nodes
+        rng = np.random.default_rng([recipe.seed, 1])
+        degree = 2 * recipe.num_pairs / num_nodes
+        weights = 1.0 + rng.pareto(2.5, num_nodes) * max(degree - 1.0, 0.0) * 1.5
+        weights *= max(recipe.num_pairs, num_nodes) / weights.sum()
+        counts = np.maximum(np.floor(weights + rng.random(num_nodes)).astype(np.int64), 1)
+        stubs = np.concatenate([[0], np.cumsum(counts)])
+        num_stubs = int(stubs[-1])
+        if num_stubs > _MAX_STUBS:
+            raise InvalidArgumentError(f"the graph is too large: {num_stubs} ends of edges, at most {_MAX_STUBS}")
+        self._indptr = _row_offsets(weights, recipe.num_pairs, rng)
+        shift = max(0, (num_stubs // num_nodes).bit_length() - 1)  # about one interval for each node
+        guide = (np.searchsorted(stubs, np.arange(0, num_stubs, 1 << shift), "right") - 1).astype(np.int32)
+
+        class_offsets = _class_offsets(recipe)
+        block_size = recipe.block_size or max(30, min(800, round(8 * degree)))
+        begins = []
+        for begin, end in pairwise(class_offsets):
+            blocks = max(1, round((end - begin) / block_size))
+            begins.append(np.linspace(begin, end, blocks + 1)[:-1].astype(np.int64))
+        block_offsets = np.concatenate([*begins, [num_nodes]])
+        block_of = np.repeat(np.arange(len(block_offsets) - 1, dtype=np.int32), np.diff(block_offsets))
+        class_of_block = np.repeat(np.arange(len(begins), dtype=np.int32), list(map(len, begins)))
+
+        p_block = recipe.homophily * recipe.block_share
+        self._key = combine(recipe.seed, 0x67726170)
+        self._tables = (
+            stubs[1:].astype(np.uint32), guide, shift, block_of, stubs[block_offsets], class_of_block,
+            stubs[class_offsets], p_block, recipe.homophily - p_block, np.full(num_nodes, -1, np.int32),
+        )  # fmt: skip
+
+    def chunks(self, rank: int, size: int) -> Iterator[tuple[int, I32]]:
+        """Yield a rank's slice: the number of a chunk's first pair, and int32[2, m], its pairs."""
+        row, end = np.searchsorted(self._indptr[1:-1], self._indptr[-1] * np.arange(rank, rank + 2) // size)
+        if rank == size - 1:
+            end = len(self._indptr) - 1
+        while row < end:
+            first = self._indptr[row]
+            last = min(end, max(row + 1, np.searchsorted(self._indptr, first + _EDGES_PER_CHUNK)))
+            indptr = self._indptr[row : last + 1]
+            pairs = np.empty((2, indptr[-1] - first), np.int32)
+            pairs[0] = np.repeat(np.arange(row, last), np.diff(indptr))
+            draw_rows(self._key, int(row), indptr, *self._tables, pairs[1])
+            yield int(first), pairs
+            row = last
 
 
-def _write_edges(recipe: Recipe, rows: Rows, public_ids: I32, files: dict[str, NpyFile], progress: Progress) -> None:
-    """Write the pairs that this rank has, in both directions."""
-    src_file = files["edge_src"]
-    dst_file = files["edge_dst"]
-    at = rows.begin
-    for some_low, some_high in rows.chunks():
-        progress("write edges", at - rows.begin, len(rows))
-        low = public_ids[some_low]
-        high = public_ids[some_high]
-        src_file.write(low, at=at)
-        dst_file.write(high, at=at)
-        src_file.write(high, at=recipe.num_pairs + at)
-        dst_file.write(low, at=recipe.num_pairs + at)
-        at += len(low)
-    progress("write edges", len(rows), len(rows))
-
-
-def _draw(recipe: Recipe, exchange: Exchange, progress: Progress) -> Rows:
-    """Draw the pairs of the graph, by sorted ids. Collective on the ranks."""
-    with exchange.together("planning the graph"):
-        communities = _communities(recipe)
-        dropping = np.random.default_rng([recipe.seed, 3])
-    return draw_pairs(exchange, communities, recipe.num_pairs, dropping, progress)
-
-
-def _communities(recipe: Recipe) -> Communities:
-    rng = np.random.default_rng([recipe.seed, 1])
-    class_offsets = _class_offsets(recipe)
-    degree = 2 * recipe.num_pairs / recipe.num_nodes
-    block_size = recipe.block_size or max(30, min(800, round(8 * degree)))
-    begins = []
-    for begin, end in pairwise(class_offsets):
-        count = max(1, round((end - begin) / block_size))
-        begins.append(np.linspace(begin, end, count + 1)[:-1].astype(np.int64))
-    block_offsets = np.concatenate([*begins, [recipe.num_nodes]])
-    weights = 1.0 + rng.pareto(2.5, recipe.num_nodes) * max(degree - 1.0, 0.0) * 1.5
-    weights *= max(recipe.num_pairs, recipe.num_nodes) / weights.sum()
-    p_block = recipe.homophily * recipe.block_share
-    key = combine(recipe.seed, 0x67726170)
-    return Communities(key, weights, rng, class_offsets, block_offsets, p_block, recipe.homophily - p_block)
+def _row_offsets(weights: Array, num_pairs: int, rng: np.random.Generator) -> I64:
+    """Return int64[n + 1]: rows in proportion to the weights, none longer than the nodes that it may draw."""
+    num_nodes = len(weights)
+    nodes = np.arange(num_nodes)
+    longest = (num_nodes - nodes) // 2 + nodes // 2  # see kernels/random_edges.py: half of the other nodes
+    total = np.cumsum(weights)
+    lengths = np.minimum(np.diff(np.floor(total * (num_pairs / total[-1])), prepend=0).astype(np.int64), longest)
+    while (missing := num_pairs - int(lengths.sum())) > 0:
+        short = np.flatnonzero(lengths < longest)
+        lengths[rng.choice(short, min(missing, len(short)), replace=False)] += 1
+    return np.concatenate([[0], np.cumsum(lengths)])
 
 
 def _class_offsets(recipe: Recipe) -> I64:
@@ -261,8 +289,7 @@ def _class_offsets(recipe: Recipe) -> I64:
 
 
 def _permutation(rng: np.random.Generator, size: int) -> I32:
-    """Return what ``rng.permutation`` does, in half the memory."""
-    ids = np.arange(size, dtype=np.int32)
+    ids = np.arange(size, dtype=np.int32)  # rng.permutation(size) takes twice the memory
     rng.shuffle(ids)
     return ids
 
@@ -290,13 +317,12 @@ def _masks(recipe: Recipe, rng: np.random.Generator) -> dict[str, Array]:
     return masks
 
 
-def _feature_chunks(recipe: Recipe, labels: I64, exchange: Exchange) -> Iterator[tuple[int, F32]]:
-    """Yield this rank's chunks, every ``exchange.size``-th one, as (first node, rows)."""
+def _feature_chunks(recipe: Recipe, labels: I64, rank: int, size: int) -> Iterator[tuple[int, F32]]:
+    """Yield a rank's chunks, every ``size``-th one, as (first node, rows)."""
     rng = np.random.default_rng([recipe.seed, 4])
     centroids = rng.standard_normal((recipe.num_classes, recipe.feat_dim), dtype=np.float32)
     centroids *= np.float32(recipe.signal / np.sqrt(recipe.feat_dim))
-    step = exchange.size * _ROWS_PER_CHUNK
-    for first in range(exchange.rank * _ROWS_PER_CHUNK, recipe.num_nodes, step):
+    for first in range(rank * _ROWS_PER_CHUNK, recipe.num_nodes, size * _ROWS_PER_CHUNK):
         if first > 0:  # the first chunk goes on with the generator of the centroids
             rng = np.random.default_rng([recipe.seed, 4, first // _ROWS_PER_CHUNK])
         chunk = labels[first : first + _ROWS_PER_CHUNK]

@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from mpigraph.arrays import Array
-from mpigraph.errors import MPIGraphError, StorageError
+from mpigraph.errors import StorageError
 from mpigraph.partition.exchange import Exchange
-from mpigraph.storage.files import check_space
+from mpigraph.storage.files import check_space, storage_errors
 
-__all__ = ["UNFINISHED", "NpyFile", "NpyShape", "new_npy_files", "storage_errors"]
+__all__ = ["UNFINISHED", "NpyFile", "NpyShape", "new_npy_files"]
 
 UNFINISHED = ".generating-"  # how the name of a folder begins whose files are being written
 
@@ -138,18 +138,3 @@ def new_npy_files(
     finally:
         if exchange.rank == 0:
             shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextmanager
-def storage_errors(directory: Path) -> Iterator[None]:
-    """Make what the system says an error of this library.
-
-    Raises:
-        StorageError: instead of an OSError.
-    """
-    try:
-        yield
-    except MPIGraphError:  # some are OSErrors, too, such as those of a damaged shard that is read meanwhile
-        raise
-    except OSError as error:
-        raise StorageError(f"{directory}: cannot write: {error.strerror}") from error

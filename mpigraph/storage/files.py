@@ -10,7 +10,8 @@ import mmap
 import os
 import shutil
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
@@ -18,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from mpigraph.errors import StorageError
+from mpigraph.errors import MPIGraphError, StorageError
 
-__all__ = ["NewFile", "check_space", "open_regular", "read_text", "temporary_name"]
+__all__ = ["NewFile", "check_space", "open_regular", "read_text", "storage_errors", "temporary_name"]
 
 _PAGE = 4096  # what disks want offsets and sizes of direct writes to be a multiple of
 _SECTOR = 512  # the same of addresses
@@ -75,6 +76,17 @@ def check_space(directory: str | os.PathLike[str], needed: int, what: str) -> No
     if needed > free:
         sizes = f"needs {needed / 2**20:.1f} MiB, but {free / 2**20:.1f} MiB are free"
         raise StorageError(f"{directory} lacks space: {what} {sizes}")
+
+
+@contextmanager
+def storage_errors(directory: Path) -> Iterator[None]:
+    """Raise StorageError instead of an OSError inside; errors of this library pass."""
+    try:
+        yield
+    except MPIGraphError:  # some are OSErrors, too, such as those of a damaged shard that is read meanwhile
+        raise
+    except OSError as error:
+        raise StorageError(f"{directory}: cannot write: {error.strerror}") from error
 
 
 class NewFile(FileIO):

@@ -15,13 +15,13 @@ import re
 import sys
 from mpigraph.cli.main import main
 from mpigraph.config import launcher_rank
-from mpigraph.partition import random_pairs
+from mpigraph.partition import generate
 
 def fail(*args):
     raise MemoryError("no memory for pairs")
 
 if launcher_rank() == 1:
-    random_pairs.place_values = fail
+    generate.draw_rows = fail
 sys.exit(main(sys.argv[1:]))
 """
 

@@ -12,16 +12,15 @@ from layouts import shared_folder
 from mpi4py import MPI
 
 from mpigraph.errors import InvalidArgumentError, MPIGraphError, StorageError
-from mpigraph.partition import generate, random_pairs
-from mpigraph.partition.exchange import Exchange
+from mpigraph.partition import generate
 from mpigraph.partition.generate import GRAPH_FILES, Recipe, generate_graph, write_graph
 from mpigraph.partition.npy_files import NpyFile
 from mpigraph.partition.over_mpi import MPIExchange
 
 RECIPE = Recipe(num_nodes=2000, num_edges=30000, feat_dim=16, num_classes=6, seed=3)
 KNOWN = {
-    "edge_src": "c6450d8bcf0b5d41",
-    "edge_dst": "d9460af09d61b7da",
+    "edge_src": "53d346b8e4007949",
+    "edge_dst": "41f205d6b1c0c75a",
     "label": "6713ad3bee9d71f6",
     "train_mask": "e81c5b80a714ca0e",
     "val_mask": "69723250bf3c1758",
@@ -29,12 +28,8 @@ KNOWN = {
 }
 
 
-def test_counts_simple_edges_and_both_directions():
+def test_dtypes_and_shapes():
     g = generate_graph(RECIPE)
-    key = g["edge_src"].astype(np.int64) * 2000 + g["edge_dst"]
-    assert len(key) == 30000 == len(np.unique(key))
-    assert (g["edge_src"] != g["edge_dst"]).all()
-    assert np.array_equal(np.sort(g["edge_dst"].astype(np.int64) * 2000 + g["edge_src"]), np.sort(key))
     assert g["edge_src"].dtype == np.int32 and g["feat"].dtype == np.float32 and g["label"].dtype == np.int64
     assert g["feat"].shape == (2000, 16) and set(np.unique(g["label"])) == set(range(6))
 
@@ -42,6 +37,14 @@ def test_counts_simple_edges_and_both_directions():
 def test_degrees_follow_a_power_law():
     degrees = np.bincount(generate_graph(RECIPE)["edge_dst"], minlength=2000)
     assert np.median(degrees) < 0.8 * degrees.mean() and degrees.max() > 10 * degrees.mean()
+
+
+def test_homophily_is_the_share_of_edges_that_stay_in_a_class():
+    g = generate_graph(Recipe(20_000, 200_000, 1, 16, homophily=0.6))
+    sizes = np.bincount(g["label"]) / 20_000
+    inside = (g["label"][g["edge_src"]] == g["label"][g["edge_dst"]]).mean()
+    by_chance = 0.4 * (sizes**2).sum()  # of those that are drawn from all nodes
+    assert abs(inside - 0.6 - by_chance) < 0.05
 
 
 def test_masks_split_all_nodes():
@@ -59,7 +62,7 @@ def test_the_seed_decides_everything():
 
 def test_chunks_change_nothing(tmp_path, monkeypatch):
     whole = generate_graph(RECIPE)
-    monkeypatch.setattr(random_pairs, "EDGES_PER_CHUNK", 1000)
+    monkeypatch.setattr(generate, "_EDGES_PER_CHUNK", 1000)
     write_graph(RECIPE, tmp_path)
     for name in ("label", "train_mask", "feat"):
         assert np.array_equal(np.load(tmp_path / f"{name}.npy"), whole[name])
@@ -78,7 +81,7 @@ def test_todays_seeds_give_yesterdays_graphs():
 
 def small_chunks(monkeypatch):
     """Several rounds of draws, several chunks of features for each rank."""
-    monkeypatch.setattr(random_pairs, "EDGES_PER_CHUNK", 1000)
+    monkeypatch.setattr(generate, "_EDGES_PER_CHUNK", 1000)
     monkeypatch.setattr(generate, "_ROWS_PER_CHUNK", 128)
 
 
@@ -90,7 +93,7 @@ def contents(directory):
     "recipe",
     [
         RECIPE,
-        Recipe(300, 20_000, 2, 2),  # draws again
+        Recipe(300, 20_000, 2, 2),  # dense
         Recipe(2, 0, 1, 1),
         Recipe(3, 2, 1, 3),
         Recipe(5, 10, 2, 2),
@@ -112,18 +115,16 @@ def test_the_number_of_ranks_does_not_show(comm: MPI.Intracomm, monkeypatch, tmp
         assert np.array_equal(np.load(alone / f"{name}.npy"), values)
 
 
-def test_draws_and_pairs_are_divided(comm: MPI.Intracomm, monkeypatch):
-    """No rank draws or holds much more than its part: not by node ids, of which the low ones have most pairs."""
-    small_chunks(monkeypatch)
-    drawn = []
-    original = random_pairs.Communities.draw
-    monkeypatch.setattr(
-        random_pairs.Communities, "draw", lambda self, first, count: drawn.append(count) or original(self, first, count)
-    )
-    rows = generate._draw(RECIPE, MPIExchange(comm), lambda *call: None)
-    assert sum(drawn) <= comm.allreduce(sum(drawn)) / comm.size + 4000  # two attempts of two passes, by chunks
-    assert len(rows.high) <= 1.2 * comm.allreduce(len(rows.high)) / comm.size
-    assert comm.allreduce(len(rows)) == 15000
+def test_slices_are_even_and_make_the_graph():
+    for size in (1, 2, 5):
+        slices = [list(generate._PairDraws(RECIPE).chunks(rank, size)) for rank in range(size)]
+        pairs = np.concatenate([chunk for chunks in slices for _, chunk in chunks], 1)
+        firsts = [first for chunks in slices for first, _ in chunks]
+        assert firsts == np.cumsum([0] + [chunk.shape[1] for chunks in slices for _, chunk in chunks])[:-1].tolist()
+        assert np.array_equal(generate._public_ids(RECIPE)[0][pairs].reshape(-1), generate_graph(RECIPE)["edge_src"])
+        assert (
+            max(sum(chunk.shape[1] for _, chunk in chunks) for chunks in slices) <= 15_000 / size + 400
+        )  # a hub's row
 
 
 @pytest.mark.parametrize("comm", [1, 3], indirect=True)
@@ -150,15 +151,6 @@ def test_every_rank_must_see_the_directory(comm: MPI.Intracomm, tmp_path: Path):
     (tmp_path / str(comm.rank)).mkdir()
     with pytest.raises(StorageError, match="on rank 1: .*is not the directory that rank 0 sees"):
         write_graph(RECIPE, tmp_path / str(comm.rank), exchange=MPIExchange(comm))
-
-
-@pytest.mark.parametrize("comm", [2], indirect=True)
-def test_a_graph_that_cannot_be_drawn_is_an_error_on_every_rank(comm: MPI.Intracomm, tmp_path: Path):
-    folder = comm.bcast(tmp_path)
-    with pytest.raises(InvalidArgumentError, match="too dense for 40 nodes"):
-        write_graph(Recipe(40, 700, 1, 20, homophily=1.0), folder, exchange=MPIExchange(comm))
-    comm.Barrier()
-    assert list(folder.iterdir()) == []
 
 
 def test_what_is_there_stays_until_all_is_written(tmp_path, monkeypatch):
@@ -211,20 +203,9 @@ def test_disks_that_are_too_small_are_noticed_before_drawing(tmp_path):
 
 
 def test_more_ends_than_can_be_told_apart_are_refused(monkeypatch):
-    monkeypatch.setattr(random_pairs, "_MAX_STUBS", 10_000)
+    monkeypatch.setattr(generate, "_MAX_STUBS", 10_000)
     with pytest.raises(InvalidArgumentError, match=r"too large: 1\d{4} ends of edges, at most 10000"):
         generate_graph(RECIPE)
-
-
-def test_drawing_fills_one_bar_however_often_it_draws():
-    calls = []
-    dense = Recipe(num_nodes=300, num_edges=20_000, feat_dim=2, num_classes=2)
-    generate._draw(dense, Exchange(), lambda *call: calls.append(call))
-    assert {stage for stage, _, _ in calls} == {"draw edges"}
-    done = [done for _, done, _ in calls]
-    assert done[0] == 0 and done == sorted(done) and len(set(done)) == len(done)
-    assert [done >= total for _, done, total in calls] == [False] * (len(calls) - 1) + [True]
-    assert len({total for _, _, total in calls}) > 1  # it did draw again
 
 
 def nearest_centroid(rows, g):
@@ -246,12 +227,26 @@ def test_neighbours_tell_more_than_features_alone(num_classes):
 
 
 @pytest.mark.parametrize(
-    "num_nodes, num_edges, num_classes", [(2, 0, 1), (3, 2, 3), (5, 10, 2), (50, 51, 50), (40, 700, 1)]
+    "recipe",
+    [
+        RECIPE,
+        Recipe(2, 0, 1, 1),
+        Recipe(3, 2, 1, 3),
+        Recipe(5, 10, 1, 2),
+        Recipe(50, 51, 1, 50),
+        Recipe(40, 780, 1, 1),  # half of all pairs, the most there can be
+        Recipe(41, 820, 1, 1),
+        Recipe(40, 700, 1, 20, homophily=1.0),  # more than the classes hold
+    ],
+    ids=lambda recipe: f"{recipe.num_nodes}-{recipe.num_edges}",
 )
-def test_tiny_graphs(num_nodes, num_edges, num_classes):
-    g = generate_graph(Recipe(num_nodes, num_edges, 1, num_classes))
-    assert len(g["edge_src"]) == num_edges // 2 * 2
-    assert (g["edge_src"] != g["edge_dst"]).all()
+def test_each_pair_is_there_once_and_in_both_directions(recipe: Recipe):
+    g = generate_graph(recipe)
+    src, dst = g["edge_src"].astype(np.int64), g["edge_dst"]
+    assert (src != dst).all()
+    key = np.unique(src * recipe.num_nodes + dst)
+    assert len(src) == recipe.num_edges // 2 * 2 == len(key)
+    assert np.array_equal(np.unique(dst.astype(np.int64) * recipe.num_nodes + src), key)
 
 
 @pytest.mark.parametrize(
