@@ -183,7 +183,7 @@ BAD = [
     (wrong_layers, "kernels/x.py", "from mpigraph.mpi.world import World"),
     (wrong_layers, "mpi/x.py", "from mpigraph.metadata.book import RangeBook"),
     (wrong_layers, "store/x.py", "def f():\n    from mpigraph import service"),
-    (wrong_layers, "store/x.py", "if TYPE_CHECKING:\n    import mpigraph.session.state"),
+    (wrong_layers, "store/x.py", "if TYPE_CHECKING:\n    import mpigraph.session.store"),
     (wrong_layers, "rows/x.py", "import mpigraph.partition.pipeline"),
     (wrong_layers, "nn/x.py", "from mpigraph.dataloading import MultiLayerFullNeighborSampler"),
     (wrong_layers, "graphbase.py", "from mpigraph.graphs.hetero import HeteroGraph"),

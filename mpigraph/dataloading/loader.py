@@ -177,7 +177,7 @@ class DistDataLoader:
             batch_size = check_integer("batch_size", batch_size, 1)
             depth = check_integer("num_prefetch", num_prefetch if queue_size is None else queue_size, 0)
             given = seed is not None
-            seed = session.state.seed if seed is None else check_seed(seed)
+            seed = session.store.seed if seed is None else check_seed(seed)
             if collate_fn is not None and not callable(collate_fn):
                 raise InvalidArgumentError(f"collate_fn must be callable (got {collate_fn!r})")
             seeds = dataset if isinstance(dataset, Seeds) else Seeds(dataset, "dataset")

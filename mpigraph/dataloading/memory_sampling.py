@@ -37,6 +37,7 @@ from mpigraph.sampling.neighbor_service import NeighborService
 from mpigraph.session.context import Session, current, is_initialized
 from mpigraph.session.draws import next_in_memory
 from mpigraph.storage.format import index_dtype
+from mpigraph.store.derived import EdgeWeights
 from mpigraph.store.topology import Adjacency
 
 __all__ = ["InMemorySampling", "sample_neighbors", "sampled", "take_later"]
@@ -46,7 +47,7 @@ _SORTED = "sorted for sampling"  # what a graph keeps of its structure
 
 def job_seed() -> int:
     """Return the running job's seed; 0 without a job."""
-    return current().state.seed if is_initialized() else 0
+    return current().store.seed if is_initialized() else 0
 
 
 def sampled(g: DistGraph | HeteroGraph) -> DistGraph:
@@ -274,7 +275,7 @@ class _Structure:
         self._numbers: dict[tuple[Relation, str], int] = {}
         self._weights: dict[int, _Weights] = {}
         self._columns: dict[tuple[Policy, str], _TimeColumn] = {}
-        self._sorted: dict[int, _SortedByTime] = {}
+        self._sorted: dict[tuple[int, ...], _SortedByTime] = {}
         self._counter = count(1)
         topology = SimpleNamespace(
             config=SimpleNamespace(schema=self.schema, book=self.hosts),
@@ -285,11 +286,13 @@ class _Structure:
         self.loaded = SimpleNamespace(number=0, topology=topology)
         state: Any = SimpleNamespace(
             world=_World(),
+            seed=0,
             graph_of_number={0: self.loaded},
-            weights=self._weights,
+            graph=lambda number: self.loaded,
             tensors=self._weights,
-            times=self._sorted,
-            times_number=self._times_number,
+            tensor=self._weights.__getitem__,
+            derived=lambda kind, *numbers: self._weights[numbers[0]] if kind is EdgeWeights else self._sorted[numbers],
+            is_prepared=lambda kind, *numbers: numbers in self._sorted,
         )
         nobody: Any = None  # to ask: nothing is far, and nothing is agreed on
         self.session = _Session(state, nobody, state.world.config.num_worker_threads)
@@ -316,19 +319,15 @@ class _Structure:
         known = self._columns.get((policy, name))
         contents = contents_of(values)
         if known is None or known.contents != contents:
-            for number in [n for n, edges in self._sorted.items() if edges.column is known]:
-                del self._sorted[number]
+            for key in [key for key, edges in self._sorted.items() if edges.column is known]:
+                del self._sorted[key]
             known = self._columns[policy, name] = _TimeColumn(policy, next(self._counter), values, contents)
         return known
 
     def sort_by_time(self, column: "_TimeColumn", relation: int) -> None:
         """Sort the edges of a relation by times, if they are not."""
-        if self._times_number(column.number, relation) is None:
-            self._sorted[next(self._counter)] = _SortedByTime(column, relation, self._relations[relation])
-
-    def _times_number(self, column: int, relation: int) -> int | None:
-        found = self._sorted.items()
-        return next((n for n, of in found if (of.column.number, of.relation) == (column, relation)), None)
+        if (column.number, relation) not in self._sorted:
+            self._sorted[column.number, relation] = _SortedByTime(column, relation, self._relations[relation])
 
     def _of(self, relation: Relation) -> "_Sorted":
         return self._relations[self.schema.relation_id(relation)]
@@ -386,7 +385,7 @@ class _TimeColumn:
 
 
 class _SortedByTime:
-    """The edges of a relation by destination and time; as :class:`mpigraph.store.edge_times.EdgeTimes`."""
+    """The edges of a relation by destination and time; as :class:`mpigraph.store.derived.EdgeTimes`."""
 
     def __init__(self, column: _TimeColumn, relation: int, edges: _Sorted) -> None:
         self.column = column
@@ -411,7 +410,7 @@ class _SortedByTime:
 
 
 class _Weights:
-    """Edge weights as samplers read them, with their tables; as :class:`mpigraph.store.edge_weights.EdgeWeights`."""
+    """Edge weights as samplers read them, with their tables; as :class:`mpigraph.store.derived.EdgeWeights`."""
 
     def __init__(self, edges: _Sorted, name: str, values: torch.Tensor, contents: Contents) -> None:
         """Make the tables.

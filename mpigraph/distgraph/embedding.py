@@ -100,7 +100,7 @@ class DistEmbedding:
         if name is None:
             session.unnamed += 1
         label = f"embedding#{session.unnamed}" if name is None else name
-        fill = None if init_func is None else by_chunk(init_func, dtype, _seed(session.state.seed, label))
+        fill = None if init_func is None else by_chunk(init_func, dtype, _seed(session.store.seed, label))
         shape = (int(num_embeddings), int(embedding_dim))
         self.weight = DistTensor.filled(shape, dtype, name, label, part_policy, fill)
         self.num_embeddings, self.embedding_dim = shape

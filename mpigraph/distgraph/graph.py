@@ -23,7 +23,7 @@ from mpigraph.graphs.hetero import HeteroGraph
 from mpigraph.metadata.schema import Relation
 from mpigraph.session.context import current
 from mpigraph.session.control import Operation
-from mpigraph.store.graph_store import LoadedGraph
+from mpigraph.store.store import LoadedGraph
 
 __all__ = ["DistGraph", "Scheme"]
 
@@ -80,7 +80,7 @@ class DistGraph(SampledGraph):
         graph: LoadedGraph = opening(name=graph_name, part_config=part_config, feat_dtype=names)
         session.open_main_service()
         features = {
-            key: DistTensor.of_rows(session, graph_name, session.state.tensors[number], upcast)
+            key: DistTensor.of_rows(session, graph_name, session.store.tensors[number], upcast)
             for key, number in graph.features.items()
         }
         super().__init__(session, graph, features)

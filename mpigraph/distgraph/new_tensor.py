@@ -71,9 +71,9 @@ def create(wanted: Wanted, label: str, fill: Fill | None) -> Handle:
     dtype = dtype_name(wanted.dtype)
     key = None if wanted.name is None else (graph, policy, wanted.name, bool(wanted.attach))
     handle = held(session, key)
-    feature = None if wanted.attach else session.state.graphs[graph].features.get((policy, label))
+    feature = None if wanted.attach else session.store.graphs[graph].features.get((policy, label))
     if handle is None and feature is not None:
-        handle = Handle(session, graph, session.state.tensors[feature], owned=False)
+        handle = Handle(session, graph, session.store.tensors[feature], owned=False)
     rows = session.control.call(
         Operation.CREATE_TENSOR,
         have=None if handle is None or handle.closed else handle.rows.number,
@@ -141,9 +141,9 @@ def find_policy(session: Session, shape: tuple[int, ...], part_policy: Partition
     """
     if part_policy is not None and not isinstance(part_policy, PartitionPolicy):
         raise InvalidArgumentError(f"part_policy must be a PartitionPolicy (got {part_policy!r})")
-    if not session.state.graphs:
+    if not session.store.graphs:
         raise PartitionError("a DistTensor needs a DistGraph: create the graph first")
-    books = {graph: loaded.topology.config.book for graph, loaded in session.state.graphs.items()}
+    books = {graph: loaded.topology.config.book for graph, loaded in session.store.graphs.items()}
     if part_policy is not None:
         graphs = [graph for graph, book in books.items() if book is part_policy.book]
         if not graphs:

@@ -44,7 +44,8 @@ from mpigraph.sampling.neighbor_service import NeighborService
 from mpigraph.sampling.protocol import EdgeQuery
 from mpigraph.session.context import Session, check_seed
 from mpigraph.session.control import Operation
-from mpigraph.store.graph_store import LoadedGraph
+from mpigraph.store.derived import EdgeTimes
+from mpigraph.store.store import LoadedGraph
 
 __all__ = ["SampledGraph", "in_subgraph", "sample_etype_neighbors", "sample_neighbors"]
 
@@ -323,17 +324,16 @@ class SampledGraph:
 
     def _temporal(self, how: TimeFilter, known: Times) -> Temporal:
         """How edges are filtered. Collective on the trainers at the first use of a time, else local."""
-        state, tensors = self.session.state, known.by_relation(self.schema)
-        if any(state.times_number(tensor.rows.number, r) is None for r, tensor in tensors.items()):
+        numbers = {r: tensor.rows.number for r, tensor in known.by_relation(self.schema).items()}
+        if not all(self.session.store.is_prepared(EdgeTimes, number, r) for r, number in numbers.items()):
             self.prepare_times(how.attr)
         window = -1 if how.window is None else how.window
-        numbers: Any = {r: state.times_number(tensor.rows.number, r) for r, tensor in tensors.items()}
         return Temporal(numbers, how.strategy == "last", how.comparison == "<", window)
 
     def _masks_only(self, weights: Mapping[int, int], temporal: Temporal) -> None:
         """Raise InvalidArgumentError for weights of relations with times."""
         for relation in weights.keys() & temporal.times.keys():
-            tensor = self.session.state.tensors[weights[relation]]
+            tensor = self.session.store.tensors[weights[relation]]
             if tensor.dtype != "bool":
                 raise InvalidArgumentError(
                     f"prob {tensor.name!r} and times: edges that are filtered by time are drawn uniformly, or where a "

@@ -17,6 +17,7 @@ from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.errors import InvalidArgumentError, MaskLengthError, PartitionError, TensorMismatchError, check_integer
 from mpigraph.graphs.fields import EdgeType, as_tensor
 from mpigraph.metadata.schema import Schema
+from mpigraph.rows.mask_counts import MaskCounts
 from mpigraph.rows.row_tensor import Policy
 from mpigraph.session.context import Session, current
 
@@ -114,7 +115,7 @@ def _split(
     if partition_book is not None and not isinstance(partition_book, RangePartitionBook):
         raise InvalidArgumentError(f"partition_book must be a RangePartitionBook (got {partition_book!r})")
     graph = _graph_of(session, mask, partition_book)
-    topology = session.state.graphs[graph].topology
+    topology = session.store.graphs[graph].topology
     policy = _policy_of(topology.config.schema, mask, is_node, kind)
     offsets = policy.offsets(topology.hosts)
     _check_length(mask, int(offsets[-1]), "node" if is_node else "edge")
@@ -132,8 +133,8 @@ def _split(
             per_part = pieces // topology.config.num_parts
             index, pieces = rank // per_part, topology.config.num_parts
     counted = span is None and isinstance(mask, DistTensor)
-    counts = session.state.counts_of(cast(DistTensor, mask).rows) if counted else None
-    ids = None if counts is None else _counted_share(mask, counts.blocks(hosts), index, pieces)
+    counts = session.store.derived(MaskCounts, cast(DistTensor, mask).rows.number) if counted else None
+    ids = None if counts is None or not counts.current else _counted_share(mask, counts.blocks(hosts), index, pieces)
     if ids is None:
         ranges = [(0, len(mask))] if even else [(int(offsets[h]), int(offsets[h + 1])) for h in hosts]
         ids = _share(mask, ranges, index, pieces, span)
@@ -162,7 +163,7 @@ def _of_trainer(ids: I64, owners: I64, part: int, trainer: int, trainers: int) -
 def _graph_of(session: Session, mask: MaskLike, partition_book: RangePartitionBook | None) -> str:
     if isinstance(mask, DistTensor):
         return mask.graph_name
-    graphs = session.state.graphs
+    graphs = session.store.graphs
     if partition_book is not None:
         graphs = {n: g for n, g in graphs.items() if g.topology.config.book is partition_book.book}
     if len(graphs) != 1:

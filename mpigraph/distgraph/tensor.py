@@ -146,7 +146,7 @@ class DistTensor:
     @property
     def graph_identity(self) -> str:
         """What tells the partitioning of the graph from others, in which nodes and edges have other ids."""
-        return self._handle.session.state.graphs[self._handle.graph].topology.config.identity
+        return self._handle.session.store.graphs[self._handle.graph].topology.config.identity
 
     def state_dict(self) -> dict[str, "DistTensor"]:
         """The rows, for checkpoints: ``{"rows": self}``."""
@@ -192,7 +192,7 @@ class DistTensor:
         session = self._handle.session
         with session.world.together(f"saving tensor {self.name!r}"):
             where = npy_path(path)
-        config = session.state.graphs[self._handle.graph].topology.config
+        config = session.store.graphs[self._handle.graph].topology.config
         blocks = pieces(session, config, self.rows)
         write_npy(session, where, self.shape, self.dtype, ((first, self[ids]) for first, ids in blocks))
 
@@ -212,7 +212,7 @@ class DistTensor:
         doing = f"loading tensor {self.name!r}"
         with session.world.together(doing):
             saved = NpyRows(npy_path(path), self.shape)
-        blocks = pieces(session, session.state.graphs[self._handle.graph].topology.config, self.rows)
+        blocks = pieces(session, session.store.graphs[self._handle.graph].topology.config, self.rows)
         with session.world.together(doing):
             for first, ids in blocks:
                 self[ids] = saved.read(first, len(ids))
@@ -370,7 +370,7 @@ class DistTensor:
         """Which nodes or edges the rows are."""
         session = self._handle.session
         policy = self._handle.rows.policy
-        topology = session.state.graphs[self._handle.graph].topology
+        topology = session.store.graphs[self._handle.graph].topology
         return PartitionPolicy.of(topology.config.book, policy.is_node, policy.type_id)
 
     @property
@@ -393,7 +393,7 @@ class DistTensor:
                 f"{rows.stored}: read and write by ids, or open the graph with upcast=False"
             )
         session = self._handle.session
-        part = local_part(session.world, session.state.graphs[self._handle.graph].topology.config.num_parts)
+        part = local_part(session.world, session.store.graphs[self._handle.graph].topology.config.num_parts)
         first, last = self.part_policy._offsets[part : part + 2].tolist()
         return to_torch(rows.lend(*in_memory(session.world, rows, part, first, last)), rows.stored)
 

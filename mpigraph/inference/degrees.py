@@ -78,7 +78,7 @@ def masked_out_degrees(g: DistGraph, relation: int, mask: int) -> DistTensor:
         counts: I32 = np.zeros(g.num_nodes(ntype), np.int32)
         for owned in RowOwners(world, hosts[dst]).ranges():
             near = topology.adjacency(relation, owned.host)
-            kept = g.session.state.tensors[mask].segment(owned.host)
+            kept = g.session.store.tensors[mask].segment(owned.host)
             begin, end = near.indptr[[owned.rows.start, owned.rows.stop]].tolist()
             for first in range(begin, end, _EDGES_AT_A_TIME):
                 some = slice(first, min(first + _EDGES_AT_A_TIME, end))

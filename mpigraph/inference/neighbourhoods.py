@@ -50,7 +50,7 @@ class Neighbourhoods:
         with g.session.world.together("inference: fanout and edge_mask"):
             self.plan: SamplingPlan = g.plan([fanout], edge_mask, False, True)
             for number in self.plan.weights.values():
-                rows = g.session.state.tensors[number]
+                rows = g.session.store.tensors[number]
                 if rows.dtype not in ("bool", "uint8"):
                     raise InvalidArgumentError(f"edge_mask {rows.name!r} must be bool or uint8 (got {rows.dtype})")
         read = g.loaded.topology.out_degrees
@@ -81,7 +81,7 @@ class Neighbourhoods:
         """
         g = self._g
         schema = g.schema
-        key = combine(g.session.state.seed ^ _DRAWS, layer)
+        key = combine(g.session.store.seed ^ _DRAWS, layer)
         with g.session.sampling() as service:
             tables = service.local_ids(g.loaded)
             for ntype, table in enumerate(tables):

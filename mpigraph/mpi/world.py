@@ -43,6 +43,9 @@ TRAINERS = "what trainers agree on"
 """Where trainers wait for one another on their communicator; see :meth:`World.meeting`."""
 
 
+_SPARE = 8  # communicators that are to be left
+
+
 class World:
     """The ranks of one job and their roles.
 
@@ -317,6 +320,25 @@ class World:
         if self.closed:
             raise ClosedError("the world was closed")
         return self._own(self.comm.Dup())
+
+    def check_communicators(self, purpose: str) -> None:
+        """Check that MPI has some communicators left.
+
+        Raises:
+            CollectiveError: it has not, ``purpose``; on every rank.
+
+        Collective on ``comm``.
+        """
+        spare: list[MPI.Intracomm] = []
+        try:
+            while len(spare) < _SPARE:
+                spare.append(self.comm.Dup())
+        except MPI.Exception as error:  # on every rank
+            reason = str(error).splitlines()[0]
+            raise everywhere(CollectiveError(f"MPI has no communicators left ({reason}) {purpose}")) from None
+        finally:
+            for comm in spare:
+                comm.Free()
 
     def group(self, members: Sequence[int]) -> MPI.Intracomm:
         """A communicator of some trainers, in the order given; whoever asks frees it. Collective on those trainers."""

@@ -27,13 +27,33 @@ class MaskCounts:
     Attributes:
         bounds: int64[H, B + 1]; block b of host h has the rows ``[bounds[h, b], bounds[h, b + 1])``.
         counts: int64[H, B], how many of them are not zero.
-        version: of the rows that were counted.
     """
 
-    def __init__(self, bounds: I64, counts: I64, version: int) -> None:
+    __slots__ = ("_mask", "_version", "bounds", "counts")
+
+    def __init__(self, mask: RowTensor, bounds: I64, counts: I64, version: int) -> None:
         self.bounds = bounds
         self.counts = counts
-        self.version = version
+        self._mask = mask
+        self._version = version
+
+    @classmethod
+    def unprepared(cls, topology: object, mask: RowTensor) -> "MaskCounts":
+        """Return counts that are stale."""
+        return cls(mask, np.empty((0, 1), np.int64), np.empty((0, 0), np.int64), -1)
+
+    @property
+    def stale(self) -> bool:
+        """Whether rows were written since they were counted; the same on every rank."""
+        return self._version != self._mask.version
+
+    @property
+    def current(self) -> bool:
+        """Whether the counts are those of the rows as this rank knows them."""
+        return not self.stale and not self._mask.written
+
+    def close(self) -> None:
+        """Do nothing: the counts lie in this rank's memory."""
 
     def blocks(self, hosts: Sequence[int] | slice = slice(None)) -> tuple[I64, I64, I64]:
         """The blocks of some hosts that have selected rows: first rows, rows behind them, counts, each int64[n]."""
@@ -80,7 +100,7 @@ def count_masks(world: World, masks: Sequence[RowTensor]) -> list[MaskCounts]:
         wait(world.comm.Iallgatherv(mine, [counted, of_ranks]), IN_ROUND)
     ends = np.cumsum([table.shape[1] - 1 for table in bounds])[:-1]
     return [
-        MaskCounts(table, counts, mask.version)
+        MaskCounts(mask, table, counts, mask.version)
         for mask, table, counts in zip(masks, bounds, np.split(counted, ends, axis=1), strict=True)
     ]
 

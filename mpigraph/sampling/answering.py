@@ -11,7 +11,6 @@ from dataclasses import replace
 import numpy as np
 
 from mpigraph.arrays import I64
-from mpigraph.errors import ClosedError, CollectiveError
 from mpigraph.sampling.channel import HEAD
 from mpigraph.sampling.local import Buffers, LocalSampling, look_up_edges
 from mpigraph.sampling.protocol import (
@@ -25,21 +24,18 @@ from mpigraph.sampling.protocol import (
     unpack_requests,
 )
 from mpigraph.sampling.workers import Workers
-from mpigraph.store.graph_store import GraphStore
+from mpigraph.store.derived import EdgeTimes
+from mpigraph.store.store import Store
 
-__all__ = ["Answers", "NotOpenHere"]
+__all__ = ["Answers"]
 
 _TOGETHER = 1 << 16  # words of requests from which on joining more saves nothing, and takes memory
-
-
-class NotOpenHere(CollectiveError):
-    """What is asked for was not opened on this rank, or not yet: an owner may leave a collective call last."""
 
 
 class Answers:
     """Answers requests, with buffers of its own. For one thread at a time."""
 
-    def __init__(self, state: GraphStore) -> None:
+    def __init__(self, state: Store) -> None:
         self._state = state
         self._buffers = Buffers()
         self._workers = Workers(state.world.config.num_worker_threads)
@@ -65,21 +61,13 @@ class Answers:
         return pack_answers(unpacked, len(messages), parts, HEAD)
 
     def _check_open(self, request: Request) -> None:
-        state = self._state
-        if request.graph not in state.graph_of_number:
-            raise NotOpenHere(f"graph number {request.graph} is not open on rank {state.world.rank}")
+        self._state.graph(request.graph)
         if isinstance(request, EdgeQuery):
             return
-        if request.kind is Kind.TEMPORAL and request.times not in state.times:
-            if request.times <= state.newest_times:
-                raise ClosedError(f"times of edges number {request.times} were closed")
-            raise NotOpenHere(f"times of edges number {request.times} are not open on rank {state.world.rank}")
-        if not request.weights:
-            return
-        if request.weights not in state.tensors:
-            if request.weights <= state.newest_tensor:
-                raise ClosedError(f"edge weights number {request.weights} were closed")
-            raise NotOpenHere(f"edge weights number {request.weights} are not open on rank {state.world.rank}")
+        if request.kind is Kind.TEMPORAL:
+            self._state.derived(EdgeTimes, request.times, request.relation)
+        if request.weights:
+            self._state.tensor(request.weights)
 
     def _answer_joined(self, joined: Joined, keep: bool) -> list[Part]:
         """The arrays that answer joined requests; unless to ``keep``, to be used before the next for the relation."""

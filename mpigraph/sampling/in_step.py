@@ -24,8 +24,8 @@ from mpigraph.mpi.interrupts import UNINTERRUPTED
 from mpigraph.mpi.rounds import FAILED, OK, Header, exchange_answers, exchange_requests, in_rank_order
 from mpigraph.mpi.wait import IN_ROUND, PEERS_COMPUTE, wait
 from mpigraph.mpi.world import World
-from mpigraph.sampling.answering import NotOpenHere
 from mpigraph.sampling.channel import HEAD, Answer, Channel, Exchange
+from mpigraph.store.derived import NotOpenHere
 
 __all__ = ["InStep", "RoundChannel", "RoundOperation"]
 

@@ -18,8 +18,8 @@ from mpigraph.kernels.temporal import choose_temporal, count_temporal
 from mpigraph.kernels.weighted import choose_weighted, count_weighted
 from mpigraph.sampling.protocol import EdgeQuery, Kind, RelationRequest, SampledNeighbors
 from mpigraph.sampling.workers import Workers
-from mpigraph.store.edge_weights import EdgeWeights
-from mpigraph.store.graph_store import GraphStore, LoadedGraph
+from mpigraph.store.derived import EdgeTimes, EdgeWeights
+from mpigraph.store.store import LoadedGraph, Store
 from mpigraph.store.topology import Adjacency
 
 __all__ = ["Buffers", "LocalSampling", "PositionsByHost", "look_up_edges"]
@@ -68,7 +68,7 @@ class LocalSampling:
 
     def __init__(
         self,
-        state: GraphStore,
+        state: Store,
         request: RelationRequest,
         by_host: PositionsByHost,
         buffers: Buffers,
@@ -131,7 +131,7 @@ class LocalSampling:
         return SampledNeighbors(offsets, src, picks if request.want_eids else picks[:0])
 
 
-def look_up_edges(state: GraphStore, query: EdgeQuery, by_host: PositionsByHost, workers: Workers, found: Mask) -> None:
+def look_up_edges(state: Store, query: EdgeQuery, by_host: PositionsByHost, workers: Workers, found: Mask) -> None:
     """Fill which edges exist on near hosts."""
     topology = state.graph_of_number[query.graph].topology
     for host, positions in by_host:
@@ -155,7 +155,7 @@ def _candidates(request: RelationRequest, buffers: Buffers, scratch: int) -> Can
 class _Uniform:
     """Every edge alike."""
 
-    def __init__(self, state: GraphStore, graph: LoadedGraph, request: RelationRequest, rows: Candidates) -> None:
+    def __init__(self, state: Store, graph: LoadedGraph, request: RelationRequest, rows: Candidates) -> None:
         self._dst = Destinations(request.ids, request.fanout, request.replace, np.atleast_1d(request.key))
         self._rows = rows
 
@@ -175,10 +175,9 @@ class _Uniform:
 class _Weighted(_Uniform):
     """In proportion to edge weights, or where a mask is set."""
 
-    def __init__(self, state: GraphStore, graph: LoadedGraph, request: RelationRequest, rows: Candidates) -> None:
+    def __init__(self, state: Store, graph: LoadedGraph, request: RelationRequest, rows: Candidates) -> None:
         super().__init__(state, graph, request, rows)
-        prepared = state.weights.get(request.weights)
-        self._weights = prepared or EdgeWeights(graph.topology, state.tensors[request.weights])
+        self._weights = state.derived(EdgeWeights, request.weights)
         self._tables = self._weights.tables  # one object for all passes, whatever is written meanwhile
 
     def count(self, part: _HostSlice, positions: I64, counts: I64) -> None:
@@ -222,11 +221,11 @@ class _Weighted(_Uniform):
 class _Temporal(_Uniform):
     """Among the edges that a destination's root may see; of these every edge alike, or where a mask is set."""
 
-    def __init__(self, state: GraphStore, graph: LoadedGraph, request: RelationRequest, rows: Candidates) -> None:
+    def __init__(self, state: Store, graph: LoadedGraph, request: RelationRequest, rows: Candidates) -> None:
         super().__init__(state, graph, request, rows)
         self._request = request
-        self._edges = state.times[request.times].edges  # one object for all passes, whatever is written meanwhile
-        self._mask = state.tensors[request.weights].window if request.weights else None
+        self._edges = state.derived(EdgeTimes, request.times, request.relation).edges  # one object for all passes
+        self._mask = state.tensor(request.weights).window if request.weights else None
 
     def count(self, part: _HostSlice, positions: I64, counts: I64) -> None:
         """Fill how many neighbours the nodes at ``positions`` get."""

@@ -24,7 +24,7 @@ from mpigraph.kernels.temporal import root_keys, tree_keys
 from mpigraph.metadata.schema import Schema
 from mpigraph.sampling.neighbor_service import NeighborService
 from mpigraph.sampling.protocol import Kind, RelationRequest, SampledNeighbors
-from mpigraph.store.graph_store import LoadedGraph
+from mpigraph.store.store import LoadedGraph
 
 __all__ = [
     "Hop",

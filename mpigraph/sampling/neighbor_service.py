@@ -27,7 +27,7 @@ from mpigraph.sampling.protocol import (
     pack_request,
 )
 from mpigraph.sampling.workers import Workers
-from mpigraph.store.graph_store import GraphStore, LoadedGraph
+from mpigraph.store.store import LoadedGraph, Store
 
 __all__ = ["NeighborService"]
 
@@ -52,7 +52,7 @@ class NeighborService:
         lock: held by the thread that samples.
     """
 
-    def __init__(self, state: GraphStore, channel: Channel) -> None:
+    def __init__(self, state: Store, channel: Channel) -> None:
         self.lock = Lock()
         self._state = state
         self._channel = channel

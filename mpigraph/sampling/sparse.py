@@ -33,8 +33,8 @@ from mpigraph.mpi.interrupts import UNINTERRUPTED
 from mpigraph.mpi.rounds import FAILED, OK
 from mpigraph.mpi.wait import IN_ROUND, TRANSFER, Backoff
 from mpigraph.mpi.world import World
-from mpigraph.sampling.answering import NotOpenHere
 from mpigraph.sampling.channel import HEAD, Answer, Channel, Exchange
+from mpigraph.store.derived import NotOpenHere
 
 __all__ = ["FIRST", "HELD", "MOST_TOGETHER", "TOGETHER", "Owner", "Sparse", "SparseChannel"]
 

@@ -32,14 +32,16 @@ from mpigraph.mpi.start import WORKER, is_worker
 from mpigraph.mpi.wait import PEERS_COMPUTE, wait
 from mpigraph.mpi.world import World
 from mpigraph.rows.pool import RowPool
+from mpigraph.sampling.answering import Answers
+from mpigraph.sampling.exchanges import open_exchange
 from mpigraph.sampling.minibatch import RandomContext
 from mpigraph.sampling.neighbor_service import NeighborService
 from mpigraph.session.control import Control, Operation
 from mpigraph.session.draws import fork_key
 from mpigraph.session.malloc import keep_freed_memory
 from mpigraph.session.server import serve
-from mpigraph.session.state import State
 from mpigraph.session.torch_waits import TorchWaits
+from mpigraph.store.store import Store
 
 __all__ = [
     "CREATING",
@@ -80,7 +82,7 @@ class Session:
     """One job, on a trainer.
 
     Attributes:
-        state: what this rank holds.
+        store: what this rank holds.
         control: how the trainers act together.
         loops: epochs in progress by number of their channel, to be stopped before the job ends.
         handles: named tensors that are alive, by graph, policy and name.
@@ -99,11 +101,11 @@ class Session:
 
     _current: ClassVar["Session | None"] = None
 
-    def __init__(self, state: State, control: Control, num_threads: int = 1) -> None:
-        self.state = state
+    def __init__(self, store: Store, control: Control, num_threads: int = 1) -> None:
+        self.store = store
         self.pool = RowPool()
         self.num_threads = num_threads
-        self.world = state.world
+        self.world = store.world
         self.control = control
         self.loops: WeakValueDictionary[int, BackgroundLoop] = WeakValueDictionary()
         self.handles: dict[tuple[Any, ...], Any] = {}
@@ -132,7 +134,7 @@ class Session:
 
     def open_service(self) -> NeighborService:
         """A sampling service with a channel of its own. Collective on the trainers."""
-        return NeighborService(self.state, self.control.call(Operation.OPEN_CHANNEL, doing=CREATING))
+        return NeighborService(self.store, self.control.call(Operation.OPEN_CHANNEL, doing=CREATING))
 
     def open_main_service(self) -> None:
         """Make the service that the main thread samples with, once. Collective on the trainers."""
@@ -215,7 +217,7 @@ class Session:
         with self._drawing:
             self.num_draws += 1
             number = self.num_draws
-        seed = self.state.seed ^ _CALLS
+        seed = self.store.seed ^ _CALLS
         return RandomContext(int(combine(seed, fork_key())) if self.world.forked else seed, number)
 
     def close(self) -> None:
@@ -228,7 +230,7 @@ class Session:
                 loop.stop(_ENDED)
         self.world.watchdog.stopping.leave()
         self.control.call(Operation.SHUTDOWN, status=exit_status())
-        self.state.close()
+        self.store.close()
         self.closing.close()
 
 
@@ -357,17 +359,17 @@ def initialize(
     cores = world.cores_per_rank()
     if world.size > 1 and not config.threads_chosen:
         torch.set_num_threads(cores)
-    state = State(world, seed)
-    control = Control(state)
+    store = Store(world, seed, lambda store: open_exchange(world, lambda: Answers(store).answer))
+    control = Control(store)
     if not world.is_trainer:
-        serve(state, control)
+        serve(store, control)
         UNINTERRUPTED.end()
         unguard()
         sys.exit(0)
     if config.keep_memory:
         keep_freed_memory()
     world.watchdog.recognise(TorchWaits(len(world.trainer_ranks)))
-    session = Session(state, control, config.num_worker_threads)
+    session = Session(store, control, config.num_worker_threads)
     session.arguments = arguments
     _start_session(session)
 

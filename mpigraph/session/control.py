@@ -23,7 +23,8 @@ from mpigraph.mpi.interrupts import UNINTERRUPTED
 from mpigraph.mpi.rounds import FAILED, OK, Header
 from mpigraph.mpi.wait import IN_ROUND, wait
 from mpigraph.rows.row_tensor import Policy
-from mpigraph.session.state import State
+from mpigraph.store.derived import EdgeTimes, EdgeWeights
+from mpigraph.store.store import Store
 
 __all__ = ["Control", "Operation"]
 
@@ -47,59 +48,58 @@ Arguments = dict[str, Any]
 _PATIENCE = 12.0  # timeouts that an operation may take as a whole: a slow disk may make ranks wait for one that loads
 
 
-def _open_graph(state: State, args: Arguments) -> Any:
-    return state.open_graph(args["name"], args["part_config"], args["feat_dtype"])
+def _open_graph(store: Store, args: Arguments) -> Any:
+    return store.open_graph(args["name"], args["part_config"], args["feat_dtype"])
 
 
-def _create_tensor(state: State, args: Arguments) -> Any:
+def _create_tensor(store: Store, args: Arguments) -> Any:
     if args["have"] is not None:
-        return state.tensors[args["have"]]
+        return store.tensors[args["have"]]
     policy = Policy(args["is_node"], args["type_id"])
-    topology = state.graphs[args["graph"]].topology
-    return state.create_tensor(topology, args["name"], policy, args["row_shape"], args["dtype"])
+    topology = store.graphs[args["graph"]].topology
+    return store.create_tensor(topology, args["name"], policy, args["row_shape"], args["dtype"])
 
 
-def _open_channel(state: State, args: Arguments) -> Any:
-    return state.open_channel()
+def _open_channel(store: Store, args: Arguments) -> Any:
+    return store.open_channel()
 
 
-def _open_caches(state: State, args: Arguments) -> Any:
-    return state.open_caches(args["groups"], args["ahead"], args.get("near_too", False))
+def _open_caches(store: Store, args: Arguments) -> Any:
+    return store.open_caches(args["groups"], args["ahead"], args.get("near_too", False))
 
 
-def _prepare_weights(state: State, args: Arguments) -> Any:
-    sound = {number for number, weights in state.weights.items() if weights.sound}
-    state.prepare_weights(set(args["numbers"]) - sound)
+def _prepare_weights(store: Store, args: Arguments) -> Any:
+    store.prepare(EdgeWeights, ([number] for number in args["numbers"]))
 
 
-def _prepare_times(state: State, args: Arguments) -> Any:
-    state.prepare_times(args["pairs"])
+def _prepare_times(store: Store, args: Arguments) -> Any:
+    store.prepare(EdgeTimes, args["pairs"])
 
 
-def _free(state: State, args: Arguments) -> Any:
-    _retire(state, args["numbers"])
-    state.free(args["numbers"])
+def _free(store: Store, args: Arguments) -> Any:
+    _retire(store, args["numbers"])
+    store.free(args["numbers"])
 
 
-def _shut_down(state: State, args: Arguments) -> Any:
-    state.exchange.retire()
-    _retire(state, state.tensors)
+def _shut_down(store: Store, args: Arguments) -> Any:
+    store.exchange.retire()
+    _retire(store, store.tensors)
 
 
-def _retire(state: State, numbers: Iterable[int]) -> None:
+def _retire(store: Store, numbers: Iterable[int]) -> None:
     """Wait for the threads of all trainers that read or write tensors, while hosts answer them, and refuse others."""
     for number in numbers:
-        if number in state.tensors:
-            state.tensors[number].window.retire()
-    wait(state.world.comm.Ibarrier(), IN_ROUND)
+        if number in store.tensors:
+            store.tensors[number].window.retire()
+    wait(store.world.comm.Ibarrier(), IN_ROUND)
 
 
-def _nothing(state: State, args: Arguments) -> Any:
-    for tensor in state.tensors.values():
+def _nothing(store: Store, args: Arguments) -> Any:
+    for tensor in store.tensors.values():
         tensor.window.sync()
 
 
-_HANDLERS: dict[Operation, Callable[[State, Arguments], Any]] = {
+_HANDLERS: dict[Operation, Callable[[Store, Arguments], Any]] = {
     Operation.OPEN_GRAPH: _open_graph,
     Operation.CREATE_TENSOR: _create_tensor,
     Operation.OPEN_CHANNEL: _open_channel,
@@ -118,12 +118,12 @@ class Control:
     Collective on ``world.comm``, in step: :meth:`call` on trainers, :meth:`poll` on servers.
     """
 
-    def __init__(self, state: State) -> None:
-        self._state = state
-        self._world = state.world
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._world = store.world
         self._dropped: set[int] = set()
         self._pending: Header | None = None
-        self._nobody = np.zeros(state.world.size, np.int64)
+        self._nobody = np.zeros(store.world.size, np.int64)
 
     def drop(self, number: int) -> None:
         """Note that this trainer no longer uses a tensor or channel."""
@@ -159,7 +159,7 @@ class Control:
         if self._world.closed:
             raise ClosedError(f"{operation.name.lower()}: the job was ended")
         self._world.check_process()
-        for tensor in self._state.tensors.values():
+        for tensor in self._store.tensors.values():
             tensor.window.sync()
         if error is not None:
             status = FAILED
@@ -200,7 +200,7 @@ class Control:
         if operation is not Operation.SHUTDOWN and (header.statuses == FAILED).any():
             self._fail(doing, error)
         with self._world.watch(operation.name.lower()):
-            written = {n: tensor.last_write for n, tensor in self._state.tensors.items() if tensor.written}
+            written = {n: tensor.last_write for n, tensor in self._store.tensors.items() if tensor.written}
             mine = json.dumps({"args": args, "have": have, "dropped": sorted(self._dropped), "written": list(written)})
             replies = allgather_bytes(self._world.comm, mine.encode())
             parsed = {reply: json.loads(reply) for reply in set(replies)}  # most ranks say the same
@@ -216,13 +216,13 @@ class Control:
                             f"trainer 0 with {meant}, trainer {trainer} with {other['args']}"
                         )
                     )
-            self._state.advance(set().union(*(other["written"] for other in parsed.values())), written)
+            self._store.advance(set().union(*(other["written"] for other in parsed.values())), written)
             self._free_dropped([set(other["dropped"]) for other in of_trainers])
             if operation is not Operation.SHUTDOWN:
-                self._state.refresh()
+                self._store.refresh()
         held = {other["have"] for other in of_trainers}
         with self._world.watch(operation.name.lower(), _PATIENCE):
-            return _HANDLERS[operation](self._state, meant | {"have": held.pop() if len(held) == 1 else None})
+            return _HANDLERS[operation](self._store, meant | {"have": held.pop() if len(held) == 1 else None})
 
     def _fail(self, doing: str, error: Exception | None) -> NoReturn:
         """Raise what some trainers cannot do on all of them; a server only learns that there is nothing to do."""
@@ -233,7 +233,7 @@ class Control:
 
     def _free_dropped(self, dropped: list[set[int]]) -> None:
         by_all = set.intersection(*dropped)
-        self._state.free(by_all)
+        self._store.free(by_all)
         self._dropped -= by_all
 
 

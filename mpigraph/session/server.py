@@ -7,32 +7,33 @@ from contextlib import contextmanager
 
 from mpigraph.mpi.wait import IDLE_SERVER_FAR, IDLE_SERVER_NEAR, IN_ROUND, TRANSFER, Backoff, Policy
 from mpigraph.session.control import Control, Operation
-from mpigraph.session.state import State
+from mpigraph.session.control import Control
+from mpigraph.store.store import Store
 
 __all__ = ["serve"]
 
 _LONG = 0.1  # seconds of a control call after which a second thread answers rounds
 
 
-def serve(state: State, control: Control) -> None:
+def serve(store: Store, control: Control) -> None:
     """Serve until the trainers call shutdown, then free everything.
 
     An idle server sleeps between polls, so that it leaves its core to a trainer; it may be idle for hours. Where
     every trainer reads its memory directly it has only control calls to wait for, and sleeps longer.
 
-    Collective on ``state.world.comm``, in step with the trainers' calls.
+    Collective on ``store.world.comm``, in step with the trainers' calls.
     """
-    rounds = _Rounds(state)
+    rounds = _Rounds(store)
     backoff = Backoff()
     while True:
         operation = control.poll(rounds.answered_meanwhile)
         moved = rounds.poll() or operation is not None
-        if state.world.watchdog.needs_exchange:
-            state.world.watchdog.exchange()
+        if store.world.watchdog.needs_exchange:
+            store.world.watchdog.exchange()
         if operation is Operation.SHUTDOWN:
-            if state.world.watchdog.stopping.agreed:  # who has the job requeued ends it so, and it ends by itself
+            if store.world.watchdog.stopping.agreed:  # who has the job requeued ends it so, and it ends by itself
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            state.close()
+            store.close()
             return
         if moved:
             backoff.reset()
@@ -43,21 +44,21 @@ def serve(state: State, control: Control) -> None:
 class _Rounds:
     """What other ranks may ask of a server beside control calls: neighbours, and rows."""
 
-    def __init__(self, state: State) -> None:
-        self._state = state
-        self._idle = IDLE_SERVER_NEAR if state.world.all_near else IDLE_SERVER_FAR
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._idle = IDLE_SERVER_NEAR if store.world.all_near else IDLE_SERVER_FAR
 
     def poll(self) -> bool:
         """Advance what was asked, without waiting; return whether anything moved. One thread at a time."""
-        moved = self._state.rows.progress()
-        return self._state.exchange.progress() or moved
+        moved = self._store.rows.progress()
+        return self._store.exchange.progress() or moved
 
     @property
     def policy(self) -> Policy:
         """How to wait when nothing moves."""
-        if self._state.rows.outstanding:
+        if self._store.rows.outstanding:
             return TRANSFER
-        return IN_ROUND if self._state.exchange.outstanding else self._idle
+        return IN_ROUND if self._store.exchange.outstanding else self._idle
 
     @contextmanager
     def answered_meanwhile(self) -> Iterator[None]:
@@ -65,7 +66,7 @@ class _Rounds:
 
         Where MPI does not allow that, no trainer samples beside a control call.
         """
-        world = self._state.world
+        world = self._store.world
         if world.all_near or not world.threads_may_communicate:
             yield
             return

@@ -17,6 +17,7 @@ from mpigraph.graphs.fields import EID
 from mpigraph.rows.pool import RowPool
 from mpigraph.sampling.workers import Workers
 from mpigraph.session.context import current
+from mpigraph.store.derived import EdgeWeights
 
 
 @pytest.mark.parametrize("depth", [0, 2])
@@ -50,11 +51,12 @@ def test_prepared_weights_draw_alike(job: SharedJob, oracle) -> None:
             draws += [digest(g.sample_blocks(batch(k), sampler.fanouts, seed=3, **sampler._options)) for k in (0, 1)]
         return draws
 
-    before = draw_all()
-    assert not current().state.weights
+    before, store = draw_all(), current().store
+    numbers = {g.edata[name].rows.number for name in ("weight", "mask")}
+    assert not any(store.is_prepared(EdgeWeights, number) for number in numbers)
     for name in names:
         dist.DistNodeDataLoader(g, np.arange(3), SAMPLERS[name])
-    assert len(current().state.weights) == 2
+    assert all(store.is_prepared(EdgeWeights, number) for number in numbers)
     assert draw_all() == before
 
 

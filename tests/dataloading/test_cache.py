@@ -233,7 +233,7 @@ def test_a_tensor_of_two_names_has_one_cache(job: SharedJob, oracle) -> None:
 @far
 def test_caches_that_are_too_large_leave_none_behind(job: SharedJob, oracle, monkeypatch: pytest.MonkeyPatch) -> None:
     g = job.open(oracle(3))
-    state = current().state
+    state = current().store
 
     def made(*args: Any) -> RowCache:
         if state.caches:

@@ -200,7 +200,7 @@ def test_loaders_give_the_rows_with_every_cache_and_half_the_bytes(job: SharedJo
             assert stats.fetched_bytes == stats.fetched_rows * WIDTH * (4, 2)[number]
             fetched.append(stats.fetched_rows)
             loader.close()
-        traffic = current().state.rows.transport.traffic
+        traffic = current().store.rows.transport.traffic
         g.barrier()
         before = traffic.bytes_received
         g.ndata["feat"][:]

@@ -19,6 +19,7 @@ from mpigraph.rows.mask_counts import MaskCounts, block_bounds
 from mpigraph.rows.row_tensor import RowTensor
 from mpigraph.session.context import current
 
+NO_MASK: None = None
 MASKS = {
     "all": np.ones(NUM_NODES, np.int64),
     "third": np.arange(NUM_NODES) % 3 == 0,
@@ -37,8 +38,11 @@ def shares_of(g: dist.DistGraph, mask: np.ndarray, even: bool) -> tuple[list[int
             dist.node_split(counted, rank=0), dist.node_split(mask, book, rank=0)
         )  # who wrote it reads it
     g.barrier()
-    assert all(current().state.counts_of(m.rows) for m in (counted, small))
-    assert current().state.counts_of(t.rows) is None
+    assert [current().store.derived(MaskCounts, m.rows.number).current for m in (counted, small, t)] == [
+        True,
+        True,
+        False,
+    ]
     shares = [dist.node_split(m, book, force_even=even) for m in (mask, torch.from_numpy(mask), t, counted, small)]
     assert all(torch.equal(shares[0], share) for share in shares)
     assert shares[0].dtype == torch.int64
@@ -158,7 +162,7 @@ def test_a_trainer_of_a_thousand_reads_its_own_piece(hosts: int, step: int) -> N
     count, trainers = 10**8, 1024
     bounds = block_bounds(np.arange(hosts + 1) * count // hosts)
     selected = (bounds + step - 1) // step
-    counts = MaskCounts(bounds, np.diff(selected, axis=1), 1)
+    counts = MaskCounts(NO_MASK, bounds, np.diff(selected, axis=1), 1)
     table = counts.counts.nbytes
     assert table <= max(1 << 15, 8 * hosts)
     whole = -(-count // step)
@@ -170,7 +174,7 @@ def test_a_trainer_of_a_thousand_reads_its_own_piece(hosts: int, step: int) -> N
         blocks = 2 * count // counts.counts.size  # in which it begins and ends
         assert mask.read <= (end - begin) * step + blocks + 2
         assert mask.read + table <= 2 * count / trainers  # and all of it 500 times less than the mask
-    wrong = MaskCounts(bounds, np.maximum(counts.counts - 1, 0), 1)
+    wrong = MaskCounts(NO_MASK, bounds, np.maximum(counts.counts - 1, 0), 1)
     assert _counted_share(Pretended(count, step), wrong.blocks(), 5, trainers) is None
 
 
@@ -205,12 +209,12 @@ def test_a_mask_is_counted_anew_when_it_was_written(job: SharedJob, oracle, monk
 
 def test_masks_that_came_with_the_graph_are_counted_when_it_is_loaded(job: SharedJob, oracle) -> None:
     g = job.open(oracle(3))
-    state = current().state
+    state = current().store
     masks = [t for t in state.tensors.values() if mask_counts.is_mask(t)]
     assert masks
     for t in masks:
-        counts = state.counts_of(t)
-        assert counts is not None and counts.counts.sum() == np.count_nonzero(t.gather(np.arange(t.shape[0])))
+        counts = state.derived(MaskCounts, t.number)
+        assert counts.current and counts.counts.sum() == np.count_nonzero(t.gather(np.arange(t.shape[0])))
     del g
 
 
@@ -223,7 +227,7 @@ def test_split_is_local_where_parts_are(comm, oracle) -> None:
         open_graph(path)
         mine = dist.node_split(np.ones(NUM_NODES, bool), force_even=False)
         world = current().world
-        offsets = current().state.graphs[NAME].topology.hosts.node_offsets[0]
+        offsets = current().store.graphs[NAME].topology.hosts.node_offsets[0]
         assert torch.equal(mine, torch.arange(offsets[world.host_index], offsets[world.host_index + 1]))
 
     Job(comm, Layout(comm.size, 0, 1)).run(body)

@@ -147,7 +147,7 @@ def test_init_func_that_raises_on_one_trainer_raises_on_all(job: SharedJob, orac
     gc.collect()  # what failed is in a cycle with its error
     t = dist.DistTensor((NUM_NODES,), torch.int32, "x")  # the name is free
     assert t.dtype is torch.int32
-    tensors = current().state.tensors
+    tensors = current().store.tensors
     assert [tensor.number for tensor in tensors.values() if tensor.name == "x"] == [t.rows.number]
 
 
@@ -176,7 +176,7 @@ def test_names_attach_and_mismatches_raise(job: SharedJob, oracle) -> None:
 
 def test_dropped_tensors_are_freed_and_persistent_ones_stay(job: SharedJob, oracle) -> None:
     g = job.open(oracle(3))
-    state = current().state
+    state = current().store
     kept = dist.DistTensor((NUM_NODES,), torch.int64, "kept", persistent=True)
     before = len(state.tensors)
     del kept
@@ -204,7 +204,7 @@ def test_a_tensor_that_one_trainer_dropped_is_made_anew(job: SharedJob, oracle) 
     assert dist.DistTensor((NUM_NODES,), torch.int64, "h").rows is again.rows
     del best
     g.barrier()
-    assert [tensor for tensor in session.state.tensors.values() if tensor.name == "h"] == [again.rows]
+    assert [tensor for tensor in session.store.tensors.values() if tensor.name == "h"] == [again.rows]
 
 
 def test_close_ends_a_tensor(job: SharedJob, oracle) -> None:

@@ -195,7 +195,7 @@ def test_typed_splits_are_local_where_parts_are(comm, tmp_path: Path) -> None:
 
     def body() -> None:
         g = dist.DistGraph(TYPED, part_config=path)
-        hosts, host = current().state.graphs[TYPED].topology.hosts, current().world.host_index
+        hosts, host = current().store.graphs[TYPED].topology.hosts, current().world.host_index
         for kind, ntype in enumerate(COUNTS):
             mine = dist.node_split(np.ones(COUNTS[ntype], bool), ntype=ntype, force_even=False)
             assert torch.equal(mine, torch.arange(*hosts.node_range(host, kind)))

@@ -314,7 +314,7 @@ def test_sums_over_neighbours_gather_no_rows(job: SharedJob, oracle) -> None:
     def watched(layer: nn.Module) -> Callable[[Any, Any], torch.Tensor]:
         def step(block: Any, h: Any) -> torch.Tensor:
             made = torch.as_tensor(layer(block, h))
-            states.append((isinstance(h[0], TableRows) and h[0].in_place, len(g.session.state.tensors)))
+            states.append((isinstance(h[0], TableRows) and h[0].in_place, len(g.session.store.tensors)))
             return made
 
         return step
@@ -370,7 +370,7 @@ def test_what_a_layer_writes_to_its_sources_is_not_in_its_destinations(
 def test_two_tensors_whatever_the_number_of_layers(job: SharedJob, oracle, cache: str | None) -> None:
     """Beside x. One of them and a copy of the near rows are the same memory, and far rows that are read come to it."""
     g = job.open(oracle(3))
-    x, state, world = g.ndata["feat"], g.session.state, g.session.world
+    x, state, world = g.ndata["feat"], g.session.store, g.session.world
     before, tensors, caches = set(state.tensors), [0], [0]
 
     def counting(block: Any, h: Any) -> torch.Tensor:

@@ -86,7 +86,7 @@ def test_what_fails_in_the_middle_leaves_nothing_behind(job: SharedJob, oracle) 
     g = job.open(oracle(3))
     x, last = g.ndata["feat"], job.rank == job.trainers.size - 1
     wanted = run(g, [sums, sums], x)[:]
-    state = g.session.state
+    state = g.session.store
     g.barrier()
     before = len(state.tensors)
     cases: list[tuple[BaseException, int, Any]] = [

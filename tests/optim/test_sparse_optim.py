@@ -286,7 +286,7 @@ def test_a_new_optimizer_begins_anew_and_memory_is_freed(job: SharedJob, oracle)
     g = job.open(oracle(3))
     emb = embedding()
     g.barrier()
-    tensors = len(current().state.tensors)
+    tensors = len(current().store.tensors)
     optimizer = MAKE["adam"]([emb])
     assert {name: t.shape for name, t in emb.optm_state.items()} == {
         "mem": (NUM_NODES, DIM),
@@ -304,7 +304,7 @@ def test_a_new_optimizer_begins_anew_and_memory_is_freed(job: SharedJob, oracle)
     with pytest.raises(InvalidArgumentError, match="lr must be"):
         optimizer.lr = -1
     g.barrier()
-    assert len(current().state.tensors) == tensors + 1
+    assert len(current().store.tensors) == tensors + 1
 
 
 def bad_params(emb: dist.DistEmbedding) -> list[tuple[object, str]]:

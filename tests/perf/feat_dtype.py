@@ -75,10 +75,10 @@ def count(args):
             g, seeds, sampler, batch_size=1000, drop_last=True, features=["feat"], cache=cache
         )
         torch.distributed.barrier()
-        moved, spent = current().state.rows.transport.traffic.bytes_received, time.process_time()
+        moved, spent = current().store.rows.transport.traffic.bytes_received, time.process_time()
         batches = sum(1 for _ in loader)
         torch.distributed.barrier()
-        sums = [current().state.rows.transport.traffic.bytes_received - moved, time.process_time() - spent, batches]
+        sums = [current().store.rows.transport.traffic.bytes_received - moved, time.process_time() - spent, batches]
         sums = torch.tensor(sums, dtype=torch.float64)
         torch.distributed.all_reduce(sums)
         found[f"row_bytes_{name}"] = float(sums[0] / sums[2]) / 1e6

@@ -64,7 +64,7 @@ def count(args):
     loader = mg.distributed.DistNodeDataLoader(g, seeds, sampler, batch_size=1000, drop_last=True)
     torch.distributed.barrier()
     before, batches, inputs, far = counters(), 0, 0, 0
-    first, last = current().state.graphs["S"].topology.hosts.node_range(g.rank(), 0)
+    first, last = current().store.graphs["S"].topology.hosts.node_range(g.rank(), 0)
     for _ in range(2):
         for input_nodes, _, _ in loader:
             g.ndata["feat"][input_nodes]
@@ -84,7 +84,7 @@ def count(args):
 
 def counters():
     """Of this rank so far: rounds, messages and bytes of sampling, messages and bytes of rows."""
-    state = current().state
+    state = current().store
     channels, rows = state.channels.values(), state.rows.traffic
     sampling = [sum(getattr(channel, name) for channel in channels) for name in ("rounds", "messages", "bytes")]
     return np.array([*sampling, rows.messages, rows.bytes_received])

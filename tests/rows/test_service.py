@@ -77,7 +77,7 @@ def test_a_job_reads_through_a_third_transport(
 
     def body() -> None:
         g = dist.DistGraph("oracle", part_config=path)
-        world, rows = current().world, current().state.rows
+        world, rows = current().world, current().store.rows
         before = [way.traffic.messages for way in rows.transports]  # tried at start
         every = np.arange(g.num_nodes())
         assert np.array_equal(g.ndata["feat"][every][:, 0].numpy(), g.ndata["orig"][every].numpy())

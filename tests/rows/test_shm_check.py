@@ -40,7 +40,7 @@ print("went on", int(small[[5]].sum()), flush=True)
 def test_the_forecast_is_what_the_windows_take(layout: Job, oracle) -> None:
     def body() -> None:
         g = dist.DistGraph(NAME, part_config=oracle(3))
-        loaded, tensors = g._topology, current().state.tensors.values()
+        loaded, tensors = g._topology, current().store.tensors.values()
         windows = [*(tables._window for tables in loaded._all()), *(t.window for t in tensors)]
         forecast = host_memory(loaded.config, loaded.hosts)
         for host in range(loaded.hosts.num_parts):

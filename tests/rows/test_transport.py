@@ -287,7 +287,7 @@ def test_a_job_trains_with_each_transport(layout: Job, oracle, monkeypatch, tran
     def body() -> None:
         g = dist.DistGraph("oracle", part_config=path)
         world = current().world
-        chosen = current().state.rows.transport
+        chosen = current().store.rows.transport
         assert chosen.name == transport and world.num_nodes > 1
         every = np.arange(g.num_nodes())
         assert np.array_equal(g.ndata["feat"][every][:, 0].numpy(), g.ndata["orig"][every].numpy())

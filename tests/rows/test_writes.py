@@ -23,6 +23,7 @@ from mpigraph.sampling.workers import Workers
 from mpigraph.session import control
 from mpigraph.session.context import current
 from mpigraph.session.control import Operation
+from mpigraph.store.derived import EdgeWeights
 
 Write = Callable[[dist.DistTensor, torch.Tensor], None]
 
@@ -101,7 +102,7 @@ def test_draws_follow_written_weights(job: SharedJob, oracle, write: Write) -> N
         g.barrier()
         assert torch.equal(drawn(loader), edges)
         assert versions(job, t) == before + 1 + round_
-    tables = current().state.weights[t.rows.number]
+    tables = current().store.derived(EdgeWeights, t.rows.number)
     g.barrier()
     assert versions(job, t) == before + 3 and not tables.stale and tables.sound  # nobody wrote
     del g.edata["w"]
@@ -109,7 +110,7 @@ def test_draws_follow_written_weights(job: SharedJob, oracle, write: Write) -> N
 
 def test_who_draws_while_a_mask_is_prepared_anew_draws_by_the_old_one(job: SharedJob, oracle) -> None:
     g = job.open(oracle(3))
-    state = current().state
+    state = current().store
     t = g.edata["w"] = dist.DistTensor((g.num_edges(),), torch.bool, part_policy=g.edata["weight"].part_policy)
     by_scatter_of_the_first(t, torch.ones(g.num_edges(), dtype=torch.bool))
     weighted_loader(g, "w")

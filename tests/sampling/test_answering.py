@@ -10,7 +10,7 @@ from many_ranks import DEGREE, NODES, state_of
 
 from mpigraph.errors import CollectiveError, GraphDataError
 from mpigraph.sampling import answering
-from mpigraph.sampling.answering import Answers, NotOpenHere
+from mpigraph.sampling.answering import Answers
 from mpigraph.sampling.channel import HEAD
 from mpigraph.sampling.protocol import (
     AnswerReader,
@@ -21,6 +21,7 @@ from mpigraph.sampling.protocol import (
     pack_request,
     unpack_requests,
 )
+from mpigraph.store.derived import EdgeWeights, NotOpenHere
 
 I64 = npt.NDArray[np.int64]
 OWNER, RANKS = 1, 4
@@ -45,9 +46,15 @@ def weights(values: npt.NDArray[np.float32]) -> Any:
 def answers() -> Answers:
     state = state_of(OWNER, RANKS, None)
     values = np.random.default_rng(0).random(NODES * DEGREE, np.float32)
-    state.weights = {WEIGHTS: weights(values), BAD_WEIGHTS: weights(np.where(np.arange(len(values)) == 9, -1, values))}
-    state.tensors = {WEIGHTS: None, BAD_WEIGHTS: None}
-    state.newest_tensor = BAD_WEIGHTS
+    kept = {WEIGHTS: weights(values), BAD_WEIGHTS: weights(np.where(np.arange(len(values)) == 9, -1, values))}
+
+    def derived(kind: type, number: int) -> Any:
+        if number not in kept:
+            raise NotOpenHere(f"tensor number {number} is not open")
+        return kept[number]
+
+    state.derived = derived
+    state.tensor = lambda number: derived(EdgeWeights, number)
     return Answers(state)
 
 
@@ -117,7 +124,7 @@ def test_what_cannot_be_answered(answers: Answers) -> None:
     good = words_of(request(1))
     with pytest.raises(NotOpenHere, match="graph number 2 is not open"):
         answers.answer([good, words_of(EdgeQuery(2, 0, FIRST + np.arange(2), np.arange(2)))])
-    with pytest.raises(NotOpenHere, match="edge weights number 7 are not open"):
+    with pytest.raises(NotOpenHere, match="tensor number 7 is not open"):
         answers.answer([good, words_of(request(2, kind=Kind.WEIGHTED, weights=7))])
     with pytest.raises(GraphDataError, match=f"edge {FIRST_EDGE + 9} has weight -1"):
         answers.answer([good, words_of(request(2, ids=FIRST + np.arange(3), kind=Kind.WEIGHTED, weights=BAD_WEIGHTS))])

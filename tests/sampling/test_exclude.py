@@ -300,7 +300,7 @@ def test_a_loaders_thread_looks_edges_up_and_excludes(job: SharedJob, multi: str
 def test_what_is_wrong_on_one_rank_raises_on_every_rank(job: SharedJob, multi: str) -> None:
     num_edges = len(multigraph(0)[0])
     g = job.open(multi)
-    rank0, far = g.rank() == 0, not current().world.all_near and current().state.exchange.name == "alltoallv"
+    rank0, far = g.rank() == 0, not current().world.all_near and current().store.exchange.name == "alltoallv"
 
     def everybody(kind: type[MPIGraphError], match: str, call: Callable[..., Any], good: tuple, bad: tuple) -> None:
         """Wrong on rank 0 alone: where the call is collective every rank raises, else rank 0."""

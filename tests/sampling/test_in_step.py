@@ -13,8 +13,8 @@ from worlds import answer_to, asked_of, behind_head, flat_world, meet, world_of
 
 from mpigraph.errors import CollectiveError, GraphDataError, InvalidArgumentError
 from mpigraph.mpi.world import World
-from mpigraph.sampling.answering import NotOpenHere
 from mpigraph.sampling.in_step import RoundChannel
+from mpigraph.store.derived import NotOpenHere
 
 Words = npt.NDArray[np.int64]
 

@@ -31,7 +31,7 @@ def dealt_out(number: int) -> GraphSource:
 
 def traffic(*what: str) -> np.ndarray:
     """What this rank's sampling has cost so far: "rounds", "messages", "bytes"."""
-    channels = current().state.channels.values()
+    channels = current().store.channels.values()
     return np.array([[getattr(channel, name) for name in what] for channel in channels]).sum(axis=0)
 
 
@@ -91,7 +91,7 @@ def test_destinations_are_sent_once(job: SharedJob, tmp_path: Path) -> None:
         partition_source(source, "wide", 2, tmp_path, "random")
     folder = job.one_has(lambda: tmp_path)
     g = job.open(str(folder / "wide.json"))
-    begin, end = current().state.graphs["wide"].topology.hosts.node_range(1 - current().world.host_index, 0)
+    begin, end = current().store.graphs["wide"].topology.hosts.node_range(1 - current().world.host_index, 0)
     (before,) = traffic("bytes")
     _, _, (block,) = g.sample_blocks({"n": torch.arange(num_nodes)}, [1])
     (after,) = traffic("bytes")

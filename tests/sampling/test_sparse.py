@@ -22,12 +22,13 @@ from mpigraph.errors import ClosedError, CollectiveError, GraphDataError, Invali
 from mpigraph.mpi.rounds import FAILED, OK
 from mpigraph.mpi.world import World
 from mpigraph.sampling import sparse
-from mpigraph.sampling.answering import Answers, NotOpenHere
+from mpigraph.sampling.answering import Answers
 from mpigraph.sampling.channel import HEAD
 from mpigraph.sampling.exchanges import open_exchange
 from mpigraph.sampling.protocol import Kind, RelationRequest, pack_request
 from mpigraph.sampling.sparse import FIRST, REQUEST, Owner, Sparse
 from mpigraph.session.context import current
+from mpigraph.store.derived import NotOpenHere
 
 pytestmark = needs_threads
 SAMPLING_WAYS = ("sparse",)
@@ -280,7 +281,7 @@ def test_loaders_and_the_main_thread_at_once(job: SharedJob, oracle) -> None:
 def test_who_asks_for_what_was_closed_does_not_wait_for_it(job: SharedJob, oracle) -> None:
     """A thread may ask while others close what it samples with; what is to be opened yet has a higher number."""
     g = job.open(oracle(3))
-    state = current().state
+    state = current().store
     weights = dist.DistTensor((g.num_edges(),), torch.float32, part_policy=g.edata["weight"].part_policy)
     closed = weights.rows.number
     weights.close()
@@ -302,7 +303,7 @@ def test_bad_seeds_are_the_error_of_one_trainer(job: SharedJob, oracle) -> None:
             g.has_edges_between([0], [NUM_NODES])
     else:
         g.sample_blocks(torch.arange(NUM_NODES), [2, 2])
-    on_all(job.trainers, current().state.exchange.name == "sparse")
+    on_all(job.trainers, current().store.exchange.name == "sparse")
     g.sample_blocks(torch.arange(NUM_NODES), [2, 2])
 
 

@@ -15,6 +15,7 @@ from mpigraph.dataloading.memory_sampling import sampled
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.fields import EID, NID, SEED_TIME, TREE
 from mpigraph.metadata.schema import DEFAULT_ETYPE, Relation
+from mpigraph.store.derived import EdgeTimes
 
 SAMPLING_WAYS = ("alltoallv", "sparse")
 
@@ -244,9 +245,9 @@ def test_times_that_are_written_count_after_the_next_barrier(job: SharedJob) -> 
 def test_who_draws_while_times_are_sorted_anew_sees_the_old_ones(job: SharedJob) -> None:
     g = job.open(job.write(write, 0, False, False))
     g.prepare_times("time")
-    tensor, state = g.edata["time"], g.session.state
-    times = state.times[state.times_number(tensor.rows.number, 0)]
-    host = int(np.argmax(state.world.near))
+    tensor = g.edata["time"]
+    times = g.session.store.derived(EdgeTimes, tensor.rows.number, 0)
+    host = int(np.argmax(g.session.world.near))
     old = tensor[torch.arange(g.num_edges())]
 
     def write_all(values: torch.Tensor) -> None:
@@ -262,9 +263,9 @@ def test_who_draws_while_times_are_sorted_anew_sees_the_old_ones(job: SharedJob)
             on_all(job.trainers, now is not held and bool((now.times(host) >= 1000 * step - 100).all()))
             on_all(job.trainers, all(map(np.array_equal, (held.times(host), held.order(host)), before)))
             del now
-        on_all(job.trainers, len(times._sorted._outdated) == 1)  # what nobody held is gone
+        on_all(job.trainers, len(times._outdated) == 1)  # what nobody held is gone
         del held
         write_all(old)
-        on_all(job.trainers, not times._sorted._outdated and np.array_equal(times.edges.times(host), before[0]))
+        on_all(job.trainers, not times._outdated and np.array_equal(times.edges.times(host), before[0]))
     finally:
         write_all(old)

@@ -11,7 +11,7 @@ from oracle import open_graph
 import mpigraph.distributed as dist
 from mpigraph.session import control
 from mpigraph.session.control import Operation
-from mpigraph.session.state import State
+from mpigraph.store.store import Store
 
 LONG = 20  # seconds that the server works at most
 
@@ -23,12 +23,12 @@ def test_a_server_in_a_long_control_call_goes_on_answering(
     """Here the call lasts until a thread of a trainer has made some rounds, which the server must answer."""
     path, answered = oracle(3), []
 
-    def work(state: State, args: dict[str, Any]) -> None:
-        if state.world.is_trainer:
+    def work(store: Store, args: dict[str, Any]) -> None:
+        if store.world.is_trainer:
             return
-        rounds = sum(channel.rounds for channel in state.channels.values())
+        rounds = sum(channel.rounds for channel in store.channels.values())
         end = time.monotonic() + LONG
-        while sum(channel.rounds for channel in state.channels.values()) < rounds + 4 and time.monotonic() < end:
+        while sum(channel.rounds for channel in store.channels.values()) < rounds + 4 and time.monotonic() < end:
             time.sleep(0.01)
         answered.append(time.monotonic() < end)
 

@@ -100,7 +100,7 @@ def digest(*arrays: Any) -> bytes:
 
 def opened(path: str, to: Path) -> bytes:
     """Open the graph in this process's job; a hash of all that a trainer can read of it."""
-    store = current().state
+    store = current().store
     graph = store.open_graph(NAME, path)
     try:
         found = []

@@ -351,11 +351,11 @@ class SharedJob:
             if failed or Session._current is not session:
                 raise MPIGraphError("this trainer failed")
             session.control.call(Operation.BARRIER)  # which frees what all have dropped
-            loaded = {number for graph in session.state.graphs.values() for number in graph.features.values()}
+            loaded = {number for graph in session.store.graphs.values() for number in graph.features.values()}
             held = [
                 handle for handle in session.handles.values() if not isinstance(handle, ref) or handle() is not None
             ]
-            clean = session.state.tensors.keys() <= loaded and len(session.state.graphs) <= 1
+            clean = session.store.tensors.keys() <= loaded and len(session.store.graphs) <= 1
             word = np.array([clean and not held and not session.loops])
             quiet_wait(self._trainers.Iallreduce(MPI.IN_PLACE, word, MPI.LAND))
             clean = bool(word[0])

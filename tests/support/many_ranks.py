@@ -23,6 +23,7 @@ from mpigraph.sampling.in_step import RoundChannel, RoundOperation
 from mpigraph.sampling.neighbor_service import NeighborService
 from mpigraph.sampling.protocol import RelationRequest
 from mpigraph.sampling.sparse import REQUEST, Sparse
+from mpigraph.store.derived import NotOpenHere
 from mpigraph.store.topology import Adjacency
 
 I64 = npt.NDArray[np.int64]
@@ -156,7 +157,13 @@ def state_of(rank: int, ranks: int, comm: Any) -> Any:
         config=SimpleNamespace(num_worker_threads=1),
     )
     graphs = {1: SimpleNamespace(topology=topology)}
-    return SimpleNamespace(world=world, graph_of_number=graphs, tensors={}, weights={})
+
+    def graph(number: int) -> SimpleNamespace:
+        if number not in graphs:
+            raise NotOpenHere(f"graph number {number} is not open on rank {rank}")
+        return graphs[number]
+
+    return SimpleNamespace(world=world, graph_of_number=graphs, graph=graph)
 
 
 class Hop:

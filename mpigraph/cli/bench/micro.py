@@ -95,7 +95,7 @@ def measure_rounds(session: Session, seconds: float) -> dict[str, float | None]:
 def open_service(session: Session) -> tuple[NeighborService, Channel]:
     """Open a sampling service and its channel, which counts what travels. Collective on the trainers."""
     channel = session.control.call(Operation.OPEN_CHANNEL)
-    return NeighborService(session.state, channel), channel
+    return NeighborService(session.store, channel), channel
 
 
 def is_far(window: RowWindow, ids: I64) -> Mask:

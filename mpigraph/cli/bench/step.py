@@ -233,7 +233,7 @@ class TrainingStep:
         """Return what sampling and gathering have moved so far."""
         if self._session.world.all_near:
             return {"rounds_per_batch": 0, "messages_per_batch": 0}
-        rows = self._session.state.rows.traffic
+        rows = self._session.store.rows.traffic
         return {
             "rounds_per_batch": channel.rounds,
             "messages_per_batch": channel.messages + rows.messages,

@@ -10,7 +10,7 @@ from oracle import NUM_NODES
 
 import mpigraph.distributed as dist
 from mpigraph.errors import CollectiveError
-from mpigraph.session import state
+from mpigraph.store import store
 
 MOST = 1 << 12  # communicators; an MPI that has more of them is not brought to its end here
 
@@ -19,7 +19,7 @@ MOST = 1 << 12  # communicators; an MPI that has more of them is not brought to 
 def test_no_communicators_are_left_for_a_tensor(job: SharedJob, oracle, monkeypatch: pytest.MonkeyPatch) -> None:
     g = job.open(oracle(2))
     first = dist.DistTensor((NUM_NODES,), torch.int64)
-    monkeypatch.setattr(state, "MANY", 1)
+    monkeypatch.setattr(store, "MANY", 1)
     held: list[MPI.Intracomm] = []
     try:
         while len(held) < MOST:

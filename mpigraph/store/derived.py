@@ -1,0 +1,311 @@
+"""Tables that hosts derive from the rows of a tensor: to draw by edge weights, or by time; counts of masks.
+
+Each host makes the tables of its own edges, in windows of their own, so that all ranks of a node read the same copy.
+Rows that are written later, in whichever way, count from the next collective call of the trainers on
+(``g.barrier()``): the tables are then made anew beside the old ones, from which a loader's thread may be drawing.
+"""
+
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from mpigraph.arrays import I32, I64, Array
+from mpigraph.errors import CollectiveError, GraphDataError, MPIGraphError
+from mpigraph.kernels.masked import list_allowed
+from mpigraph.kernels.temporal import sort_rows
+from mpigraph.kernels.weighted import alias_tables
+from mpigraph.mpi.agree import together
+from mpigraph.mpi.alltoall import exchange_rows, sum_over_ranks
+from mpigraph.rows.row_tensor import RowTensor
+from mpigraph.rows.window import RowWindow
+from mpigraph.store.topology import Topology
+
+__all__ = ["EdgeTimes", "EdgeWeights", "NotOpenHere", "SortedEdges", "VersionedTables", "WeightTables"]
+
+Tables = TypeVar("Tables")
+_Windows = tuple[RowWindow, ...]
+
+
+class NotOpenHere(CollectiveError):
+    """This rank has not opened a graph or tensor yet: an owner may leave a collective call last."""
+
+
+class VersionedTables(ABC, Generic[Tables]):
+    """Tables of one version of a tensor's rows.
+
+    A reader takes the object that gives access to the tables once, and reads that from its first look to its last. The
+    memory of old tables is freed by a later :meth:`prepare`, once no rank holds their object any more.
+
+    Attributes:
+        tensor: the rows.
+
+    Collective on ``world.comm``: :meth:`prepare` and :meth:`close`.
+    """
+
+    doing: ClassVar[str]
+
+    def __init__(self, topology: Topology, tensor: RowTensor, columns: Sequence[tuple[I64, npt.DTypeLike]]) -> None:
+        """Make nothing yet; ``columns`` are the offsets, int64[H + 1], and the dtype of each window."""
+        self.tensor = tensor
+        self._tables: Tables | None = None
+        self._topology = topology
+        self._columns = columns
+        self._version = -1
+        self._windows: _Windows = ()
+        self._outdated: list[tuple[weakref.ref[Any], _Windows]] = []
+
+    @classmethod
+    @abstractmethod
+    def unprepared(cls, topology: Topology, tensor: RowTensor, *numbers: int) -> "VersionedTables[Tables]":
+        """Return a stand-in for tables that were not prepared on this rank.
+
+        Raises:
+            NotOpenHere: there is none.
+        """
+
+    @abstractmethod
+    def _access(self, *windows: RowWindow) -> Tables:
+        """Return an object that gives access to the windows of the columns."""
+
+    @abstractmethod
+    def _fill(self, tables: Tables, host: int) -> None:
+        """Make the tables of one near host."""
+
+    @property
+    def stale(self) -> bool:
+        """Whether rows were written since the tables were made; the same on every rank."""
+        return self._version != self.tensor.version
+
+    @property
+    def sound(self) -> bool:
+        """Whether the tables are those of the current rows; the same on every rank."""
+        return not self.stale
+
+    def prepare(self) -> None:
+        """Make the tables, or make them anew beside the old ones, and switch to them.
+
+        Raises:
+            GraphDataError: a row cannot be used; on every rank.
+            SharedMemoryError: a node's shared memory cannot hold the tables beside the old ones; on every rank.
+
+        The old tables stay if it fails. Collective on ``world.comm``.
+        """
+        service, world = self.tensor.window.service, self.tensor.window.world
+        version = self.tensor.version
+        doing = f"{self.doing} {self.tensor.name!r}"
+        windows: list[RowWindow] = []
+        try:
+            for offsets, dtype in self._columns:
+                windows.append(RowWindow(service, offsets, (), dtype))
+            tables = self._access(*windows)
+            with together(world.comm, doing):
+                if world.is_host:
+                    self._fill(tables, world.host_index)
+        except MPIGraphError:  # on every rank
+            _close(windows)
+            raise
+        for window in windows:
+            window.sync()
+        with world.watch(doing):
+            world.comm.Barrier()
+        for window in windows:
+            window.sync()
+        if self._tables is not None:
+            self._outdated.append((weakref.ref(self._tables), self._windows))
+        self._tables, self._windows, self._version = tables, tuple(windows), version
+        self._free_outdated(doing)
+
+    def _free_outdated(self, doing: str) -> None:
+        """Free the tables that no rank reads any more. Collective on ``world.comm``."""
+        world = self.tensor.window.world
+        held = np.array([tables() is not None for tables, _ in self._outdated], np.int64)
+        with world.watch(doing):
+            held = sum_over_ranks(world.comm, held)
+        for (_, windows), holders in zip(self._outdated, held, strict=True):
+            _close(() if holders else windows)
+        self._outdated = [one for one, holders in zip(self._outdated, held, strict=True) if holders]
+
+    def close(self) -> None:
+        """Free all memory. Collective on ``world.comm``."""
+        for windows in (*(windows for _, windows in self._outdated), self._windows):
+            _close(windows)
+        self._windows, self._outdated = (), []
+
+
+def _close(windows: Sequence[RowWindow]) -> None:
+    for window in windows:
+        window.close()
+
+
+class WeightTables:
+    """Tables to draw from a relation's edges by weight (``kernels/weighted.py``) or by mask (``kernels/masked.py``)."""
+
+    def __init__(self, dtype: npt.DTypeLike, *windows: RowWindow) -> None:
+        """Give access to a window of edges and one of destinations; to empty tables without windows."""
+        self._dtype = dtype
+        self._windows = windows
+
+    def table(self, host: int) -> Array:
+        """uint64, or uint32 of a mask, [edges of near ``host``], to draw from; [0] if it was not prepared."""
+        return self._windows[0].memory(host) if self._windows else np.empty(0, self._dtype)
+
+    def num_drawable(self, host: int) -> I32:
+        """int32[destinations of near ``host``], how many edges can be drawn; int32[0] if it was not prepared."""
+        return self._windows[1].memory(host) if self._windows else np.empty(0, np.int32)
+
+
+class EdgeWeights(VersionedTables[WeightTables]):
+    """The weights of one relation's edges. Their tables take eight bytes an edge, four for masks.
+
+    Attributes:
+        is_mask: whether the weights are bool.
+    """
+
+    doing = "preparing edge weights"
+
+    def __init__(self, topology: Topology, tensor: RowTensor) -> None:
+        self.is_mask = tensor.dtype == "bool"
+        relation, hosts = tensor.policy.type_id, topology.hosts
+        of_nodes = hosts.node_offsets[hosts.schema.ends(relation)[1]]
+        self._dtype = np.uint32 if self.is_mask else np.uint64
+        super().__init__(topology, tensor, ((hosts.edge_offsets[relation], self._dtype), (of_nodes, np.int32)))
+        self._none = WeightTables(self._dtype)
+        self._bad = False
+
+    @classmethod
+    def unprepared(cls, topology: Topology, tensor: RowTensor, *numbers: int) -> "EdgeWeights":
+        """Return weights that are drawn from without tables, and checked at each draw."""
+        return cls(topology, tensor)
+
+    @property
+    def tables(self) -> WeightTables:
+        """The current tables; empty ones before the first :meth:`prepare`."""
+        return self._tables or self._none
+
+    @property
+    def sound(self) -> bool:
+        """Whether the tables are those of the current weights, and no weight was bad; the same on every rank."""
+        return not self._bad and not self.stale
+
+    def values(self, host: int) -> Array:
+        """[edges of near ``host``], the weights."""
+        return self.tensor.window.memory(host)  # a read-only array would be another type to the compiler
+
+    def complaint(self, edge: int, weight: float) -> str:
+        """Return the error text for a bad weight."""
+        return f"edge weight {self.tensor.name!r} of edge {edge} must be finite and >= 0 (got {weight})"
+
+    def prepare(self) -> None:
+        """See :class:`VersionedTables`. A weight is bad if it is negative, infinite or NaN.
+
+        Collective on ``world.comm``.
+        """
+        version = self.tensor.version
+        self._bad = True
+        try:
+            super().prepare()
+        except GraphDataError:  # on every rank
+            self._version = version  # bad weights are reported once
+            raise
+        self._bad = False
+
+    def _access(self, *windows: RowWindow) -> WeightTables:
+        return WeightTables(self._dtype, *windows)
+
+    def _fill(self, tables: WeightTables, host: int) -> None:
+        near = self._topology.adjacency(self.tensor.policy.type_id, host)
+        weights = self.values(host)
+        make = list_allowed if self.is_mask else alias_tables
+        bad = make(near.indptr, weights, tables.table(host), tables.num_drawable(host))
+        if bad >= 0:
+            raise GraphDataError(self.complaint(near.first_edge + bad, weights[bad]))
+
+
+class SortedEdges:
+    """A relation's edges, sorted by time within each destination."""
+
+    def __init__(self, times: RowWindow, order: RowWindow) -> None:
+        """Give access to two windows of edges."""
+        self._times = times
+        self._order = order
+
+    def times(self, host: int) -> I64:
+        """int64[edges of near ``host``], ascending within each destination."""
+        return self._times.memory(host)
+
+    def order(self, host: int) -> I32:
+        """int32[edges of near ``host``], the place of each among its destination's edges."""
+        return self._order.memory(host)
+
+
+class EdgeTimes(VersionedTables[SortedEdges]):
+    """The times of one relation's edges, their own or those of their sources: twelve bytes an edge.
+
+    The owner of a destination does not hold the times of its neighbours: all ranks fetch them together, once.
+
+    Attributes:
+        relation: relation id.
+    """
+
+    doing = "sorting edges by"
+
+    def __init__(self, topology: Topology, tensor: RowTensor, relation: int) -> None:
+        self.relation = relation
+        offsets = topology.hosts.edge_offsets[relation]
+        super().__init__(topology, tensor, ((offsets, np.int64), (offsets, np.int32)))
+        self._of_edges = np.empty(0, np.int64)
+
+    @classmethod
+    def unprepared(cls, topology: Topology, tensor: RowTensor, *numbers: int) -> "EdgeTimes":
+        """Raise NotOpenHere: edges must be sorted before they are drawn from."""
+        rank = tensor.window.world.rank
+        raise NotOpenHere(f"edges of relation {numbers[0]} are not sorted by {tensor.name!r} on rank {rank}")
+
+    @property
+    def edges(self) -> SortedEdges:
+        """The edges, sorted by the times that count now."""
+        assert self._tables is not None
+        return self._tables
+
+    def prepare(self) -> None:
+        """See :class:`VersionedTables`. Collective on ``world.comm``."""
+        world = self.tensor.window.world
+        with world.watch(f"{self.doing} {self.tensor.name!r}"):
+            if self.tensor.policy.is_node:
+                self._of_edges = self._of_sources()
+            elif world.is_host:
+                self._of_edges = self.tensor.window.memory(world.host_index)
+        super().prepare()
+        self._of_edges = self._of_edges[:0]
+
+    def _access(self, *windows: RowWindow) -> SortedEdges:
+        return SortedEdges(*windows)
+
+    def _fill(self, tables: SortedEdges, host: int) -> None:
+        indptr = self._topology.adjacency(self.relation, host).indptr
+        sort_rows(indptr, self._of_edges, tables.times(host), tables.order(host))
+
+    def _of_sources(self) -> I64:
+        """int64[edges of this host]: the times of their sources, each asked of its host once.
+
+        Collective on ``world.comm``.
+        """
+        world, window = self.tensor.window.world, self.tensor.window
+        sources = np.empty(0, np.int64)
+        if world.is_host:
+            sources = self._topology.adjacency(self.relation, world.host_index).indices.astype(np.int64)
+        wanted, place = np.unique(sources, return_inverse=True)
+        counts = np.zeros(world.size, np.int64)
+        np.add.at(counts, world.hosts[np.searchsorted(window.offsets, wanted, side="right") - 1], 1)
+        asked, coming = exchange_rows(world.comm, wanted[:, None], counts)
+        known = np.empty((0, 1), np.int64)
+        if world.is_host:
+            host = world.host_index
+            known = np.ascontiguousarray(window.memory(host)[asked[:, 0] - window.offsets[host]])[:, None]
+        answers, _ = exchange_rows(world.comm, known, coming)
+        times: I64 = answers[:, 0][place]
+        return times

@@ -1,0 +1,413 @@
+"""The graphs and tensors that a rank of a running job holds. The same on servers and trainers.
+
+The methods that make or free something are collective and change the store of every rank in the same way, so that
+numbers given out by counters agree. They are called through ``session/control.py``.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, TypeVar, cast
+
+from mpigraph.errors import ClosedError, MPIGraphError, PartitionError
+from mpigraph.mpi.agree import allgather_bytes, together
+from mpigraph.mpi.world import World
+from mpigraph.rows.mask_counts import MaskCounts, count_masks, is_mask
+from mpigraph.rows.row_cache import RowCache, slots_for
+from mpigraph.rows.row_tensor import Policy, RowTensor
+from mpigraph.rows.selection import choose_transport
+from mpigraph.rows.service import RowService
+from mpigraph.storage.contents import PartFiles, read_rows
+from mpigraph.storage.format import edge_feature_name, node_feature_name
+from mpigraph.storage.narrow import FeatDtype, narrowed
+from mpigraph.storage.part_config import FeatureInfo, PartConfig
+from mpigraph.store.derived import NotOpenHere, VersionedTables
+from mpigraph.store.host_ranges import check_name, check_same
+from mpigraph.store.topology import Topology
+
+__all__ = ["LoadedGraph", "Store"]
+
+Kind = TypeVar("Kind", bound="VersionedTables[Any] | MaskCounts")
+MANY = 100  # tensors and channels, from which on it is checked whether there can be one more
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedGraph:
+    """One loaded graph.
+
+    Attributes:
+        number: the same on every rank.
+        topology: the relations.
+        features: numbers of the tensors that came with it, by policy and name.
+    """
+
+    number: int
+    topology: Topology
+    features: dict[tuple[Policy, str], int] = field(default_factory=dict)
+
+
+class Store:
+    """Graphs, tensors, and what is derived from them, of this rank; channels and caches of loaders.
+
+    Attributes:
+        world: the ranks.
+        seed: the job's default for every draw.
+        rows: the transports of far rows, and how windows are allocated.
+        measured: bytes a second of each transport, where they were measured at start.
+        exchange: how sampling requests reach the owners of nodes.
+        graphs: by name; :attr:`graph_of_number` the same by number.
+        tensors: by number.
+        channels: open channels by number.
+        caches: caches of rows by number.
+
+    Collective on ``world.comm``: construction, :meth:`close` and every method that makes or frees something.
+    """
+
+    __slots__ = (
+        "_derived",
+        "_newest_tensor",
+        "_next",
+        "caches",
+        "channels",
+        "exchange",
+        "graph_of_number",
+        "graphs",
+        "measured",
+        "rows",
+        "seed",
+        "tensors",
+        "world",
+    )
+
+    def __init__(self, world: World, seed: int, open_exchange: "Callable[[Store], Any]") -> None:
+        """Start with nothing loaded; ``open_exchange`` makes :attr:`exchange`.
+
+        Raises:
+            InvalidArgumentError: a setting of windows, transports or sampling cannot be; on every rank. The world is
+                closed.
+            CollectiveError: no transport works; on every rank. The world is closed.
+        """
+        self.world = world
+        self.seed = seed
+        self.graphs: dict[str, LoadedGraph] = {}
+        self.graph_of_number: dict[int, LoadedGraph] = {}
+        self.tensors: dict[int, RowTensor] = {}
+        self.channels: dict[int, Any] = {}
+        self.caches: dict[int, RowCache] = {}
+        self._derived: dict[tuple[Any, ...], Any] = {}
+        self._newest_tensor = 0
+        self._next = 0
+        try:
+            self.rows = RowService(world)
+            self.measured = choose_transport(self.rows)
+            self.exchange = open_exchange(self)
+        except MPIGraphError:  # on every rank
+            world.close()
+            raise
+
+    def new_number(self) -> int:
+        """Return a number that was not given out before, the same on every rank."""
+        self._next += 1
+        return self._next
+
+    def graph(self, number: int) -> LoadedGraph:
+        """Return a graph. Raises NotOpenHere if this rank has not opened it."""
+        graph = self.graph_of_number.get(number)
+        if graph is None:
+            raise NotOpenHere(f"graph number {number} is not open on rank {self.world.rank}")
+        return graph
+
+    def tensor(self, number: int) -> RowTensor:
+        """Return a tensor.
+
+        Raises:
+            ClosedError: the tensor was closed.
+            NotOpenHere: this rank has not opened it.
+        """
+        tensor = self.tensors.get(number)
+        if tensor is None:
+            if number <= self._newest_tensor:  # numbers only grow
+                raise ClosedError(f"tensor number {number} was closed")
+            raise NotOpenHere(f"tensor number {number} is not open on rank {self.world.rank}")
+        return tensor
+
+    def derived(self, kind: type[Kind], *numbers: int) -> Kind:
+        """Return what was last derived from rows, or ``kind``'s stand-in for what was not.
+
+        Args:
+            kind: what was derived.
+            numbers: of the tensor, and what else the kind depends on.
+
+        Raises:
+            ClosedError: the tensor was closed.
+            NotOpenHere: this rank has not opened the tensor, or not derived this, and there is no stand-in.
+        """
+        tensor = self.tensor(numbers[0])
+        known: Any = self._derived.get((kind, *numbers))
+        if known is None:
+            known = kind.unprepared(self.graphs[tensor.graph].topology, tensor, *numbers[1:])
+        return cast(Kind, known)
+
+    def is_prepared(self, kind: type[Kind], *numbers: int) -> bool:
+        """Whether something was derived from rows; the same on every rank."""
+        return (kind, *numbers) in self._derived
+
+    def prepare(self, kind: type[VersionedTables[Any]], keys: Iterable[Iterable[int]]) -> None:
+        """Derive tables from rows, where that was not done or has failed.
+
+        Args:
+            kind: what to derive.
+            keys: for each the numbers that :meth:`derived` takes.
+
+        Raises:
+            GraphDataError, SharedMemoryError: see :meth:`.VersionedTables.prepare`; on every rank.
+
+        Collective on ``world.comm``.
+        """
+        for numbers in sorted(map(tuple, keys)):
+            known = self._derived.get((kind, *numbers))
+            if known is not None and known.sound:
+                continue
+            tensor = self.tensors[numbers[0]]
+            tables = known or cast(Any, kind)(self.graphs[tensor.graph].topology, tensor, *numbers[1:])
+            try:
+                tables.prepare()
+            except MPIGraphError:  # on every rank; tables of earlier rows stay
+                if known is None:
+                    tables.close()
+                raise
+            self._derived[(kind, *numbers)] = tables
+
+    def refresh(self) -> None:
+        """Derive anew what was derived from rows of an earlier version.
+
+        Raises:
+            GraphDataError, SharedMemoryError: see :meth:`.VersionedTables.prepare`; on every rank.
+
+        Collective on ``world.comm``.
+        """
+        for tables in self._derived.values():
+            if tables.stale and isinstance(tables, VersionedTables):
+                tables.prepare()
+        self._count_masks()
+
+    def _count_masks(self) -> None:
+        """Count the selected rows of masks that were written. Collective on ``world.comm``."""
+        masks = [
+            tensor
+            for number, tensor in sorted(self.tensors.items())
+            if is_mask(tensor) and tensor.version and self._counts_are_stale(number)
+        ]
+        for mask, counts in zip(masks, count_masks(self.world, masks), strict=True):
+            self._derived[MaskCounts, mask.number] = counts
+
+    def _counts_are_stale(self, number: int) -> bool:
+        counts = self._derived.get((MaskCounts, number))
+        return counts is None or counts.stale
+
+    def open_graph(self, name: str, part_config: str, feat_dtype: FeatDtype = None) -> LoadedGraph:
+        """Load a partitioned graph with its features; a second call gives the loaded one.
+
+        Args:
+            name: of the graph.
+            part_config: its configuration.
+            feat_dtype: which features are kept in 16 bits, besides those that are so in the files.
+
+        Raises:
+            PartitionError: the configuration is missing, damaged or of another graph, ranks find different ones, or
+                another one with this name is open, or this one with features in other dtypes; on every rank.
+            ShardFormatError: a shard is missing, damaged or of another partitioning; on every rank.
+            FieldNameError, InvalidArgumentError: ``feat_dtype`` is not for these features; on every rank.
+            GraphDataError: a feature does not fit its narrow dtype; on every rank.
+
+        Collective on ``world.comm``.
+        """
+        with together(self.world.comm, f"opening graph {name!r}"):
+            config = PartConfig.read(part_config)
+            check_name(config, name)
+            known = self.graphs.get(name)
+            if known is not None and known.topology.config.path.resolve() != config.path.resolve():
+                raise PartitionError(f"graph {name!r} is open already, from {known.topology.config.path}")
+            if known is not None and known.topology.config.checksum != config.checksum:
+                raise PartitionError(f"{config.path}: graph {name!r} is open already, and was partitioned again since")
+            nodes, edges = narrowed(config.node_features, config.edge_features, feat_dtype)
+            kept = replace(config, node_features=nodes, edge_features=edges)
+            if known is not None and feat_dtype is not None:
+                self._check_kept(known, kept)
+        with self.world.watch("comparing partition configurations"):
+            check_same(partial(allgather_bytes, self.world.comm), config)
+        if known is not None:
+            return known
+        with PartFiles(config) as files:
+            graph = LoadedGraph(self.new_number(), Topology(self.rows, files, kept))
+            try:
+                self._load_features(graph, files, kept)
+            except MPIGraphError:  # on every rank
+                self.free(graph.features.values())
+                graph.topology.close()
+                raise
+        self.graphs[name] = self.graph_of_number[graph.number] = graph
+        return graph
+
+    def _check_kept(self, graph: LoadedGraph, kept: PartConfig) -> None:
+        """Check that the features of an open graph are kept as they would be now."""
+        for policy, name, info in _features(kept):
+            stored = self.tensors[graph.features[policy, name]].stored
+            if stored != info.stored:
+                raise PartitionError(
+                    f"graph {kept.graph_name!r} is open already, with feature {name!r} as {stored} (asked for as "
+                    f"{info.stored})"
+                )
+
+    def _load_features(self, graph: LoadedGraph, files: PartFiles, kept: PartConfig) -> None:
+        config = files.config
+        schema = config.schema
+        for (policy, name, info), (_, _, in_file) in zip(_features(kept), _features(config), strict=True):
+            if policy.is_node:
+                which, dataset = "node_feats", node_feature_name(schema.ntypes[policy.type_id], name)
+            else:
+                which, dataset = "edge_feats", edge_feature_name(schema.relation_key(policy.type_id), name)
+            tensor = self.create_tensor(graph.topology, name, policy, info.shape, info.dtype, info.stored)
+            graph.features[policy, name] = tensor.number
+            offsets = policy.offsets(config.book)
+            with together(self.world.comm, f"loading {dataset!r} of graph {config.graph_name!r}"):
+                if self.world.is_host:
+                    host = self.world.host_index
+                    with tensor.writing(host) as rows:
+                        narrow = "" if info == in_file else info.narrow
+                        read_rows(files, which, dataset, offsets, int(tensor.window.offsets[host]), rows, narrow)
+        for number in graph.features.values():
+            self.tensors[number].window.sync()
+        with self.world.watch("loading features"):
+            self.world.comm.Barrier()
+        for number in graph.features.values():
+            tensor = self.tensors[number]
+            tensor.advance(tensor.last_write)  # the hosts have written them, as every rank knows
+        self._count_masks()
+
+    def create_tensor(
+        self, topology: Topology, name: str, policy: Policy, row_shape: Iterable[int], dtype: str, stored: str = ""
+    ) -> RowTensor:
+        """Allocate a tensor of zeros over the hosts of a graph, stored in its dtype or a narrower one.
+
+        Raises:
+            SharedMemoryError: a node's shared memory cannot hold its rows; on every rank.
+            CollectiveError: MPI has no communicators left; on every rank.
+
+        Collective on ``world.comm``.
+        """
+        self._check_communicators()
+        tensor = RowTensor(
+            self.rows,
+            topology.hosts,
+            number=self.new_number(),
+            graph=topology.config.graph_name,
+            name=name,
+            policy=policy,
+            row_shape=tuple(row_shape),
+            dtype=dtype,
+            stored=stored,
+        )
+        self.tensors[tensor.number] = tensor
+        self._newest_tensor = tensor.number
+        return tensor
+
+    def advance(self, numbers: Iterable[int], mine: Mapping[int, int]) -> None:
+        """Count up the versions of tensors that some rank wrote, known on every rank.
+
+        ``mine``: by number, the last write of which this rank has told.
+        """
+        for number in numbers:
+            if number in self.tensors:  # else it was freed before all ranks knew
+                self.tensors[number].advance(mine.get(number))
+
+    def open_channel(self) -> Any:
+        """Make a channel for what one thread of every trainer samples.
+
+        Raises:
+            CollectiveError: MPI has no communicators left; on every rank.
+
+        Collective on ``world.comm``.
+        """
+        self._check_communicators()
+        channel = self.exchange.open(self.new_number())
+        self.channels[channel.number] = channel
+        return channel
+
+    def open_caches(
+        self, groups: Iterable[tuple[list[int], int]], ahead: int, near_too: bool = False
+    ) -> dict[int, RowCache]:
+        """Make a cache for each of some tensors.
+
+        Args:
+            groups: numbers of tensors, and how many bytes the caches of these take on each node together; what fits,
+                if it is below 0.
+            ahead: how many minibatches are known before they read, at most.
+            near_too: they have slots for near rows, too.
+
+        Returns:
+            The caches by number of their tensor.
+
+        Raises:
+            SharedMemoryError: a node's shared memory cannot hold them; on every rank.
+            CollectiveError: MPI has no communicators left; on every rank.
+
+        Collective on ``world.comm``.
+        """
+        self._check_communicators()
+        caches: dict[int, RowCache] = {}
+        try:
+            for numbers, nbytes in groups:
+                tensors = [self.tensors[number] for number in numbers]
+                promised = sum(cache.nbytes for cache in self.caches.values())
+                slots = slots_for(self.world, tensors, nbytes, promised, near_too)
+                for tensor, count in zip(tensors, slots, strict=True):
+                    cache = RowCache(self.world, self.new_number(), tensor, count, ahead)
+                    caches[tensor.number] = self.caches[cache.number] = cache
+        except MPIGraphError:  # on every rank
+            self.free([cache.number for cache in caches.values()])
+            raise
+        return caches
+
+    def _check_communicators(self) -> None:
+        """Check that MPI has communicators left. Windows take some, too, and where MPICH has none for one it crashes.
+
+        Collective on ``world.comm`` where this rank holds much.
+        """
+        if len(self.tensors) + len(self.channels) + len(self.caches) < MANY:
+            return
+        self.world.check_communicators(
+            f"for another tensor or loader: there are {len(self.tensors)} tensors and {len(self.channels)} loaders, "
+            "each with one or two (MPICH has 2048 in all): drop or close some, or keep several columns in one tensor"
+        )
+
+    def free(self, numbers: Iterable[int]) -> None:
+        """Free tensors, channels and caches by number, in ascending order; unknown numbers were freed before.
+
+        Collective on ``world.comm``.
+        """
+        kinds: tuple[dict[int, Any], ...] = (self.caches, self.channels, self.tensors)
+        for number in sorted(numbers):
+            for key in [key for key in self._derived if key[1] == number]:
+                self._derived.pop(key).close()
+            for kind in kinds:
+                if number in kind:
+                    kind.pop(number).close()
+
+    def close(self) -> None:
+        """Free everything in an agreed order, the world last. Collective on ``world.comm``."""
+        self.free([*self.channels, *self.caches, *self.tensors])
+        for graph in self.graphs.values():
+            graph.topology.close()
+        self.world.close()
+
+
+def _features(config: PartConfig) -> Iterator[tuple[Policy, str, FeatureInfo]]:
+    """Yield all features, in the order in which their tensors are made."""
+    schema = config.schema
+    for t, ntype in enumerate(schema.ntypes):
+        for name, info in sorted(config.node_features[ntype].items()):
+            yield Policy(True, t), name, info
+    for r in range(len(schema.relations)):
+        for name, info in sorted(config.edge_features[schema.relation_key(r)].items()):
+            yield Policy(False, r), name, info
