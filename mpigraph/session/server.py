@@ -7,7 +7,6 @@ from contextlib import contextmanager
 
 from mpigraph.mpi.wait import IDLE_SERVER_FAR, IDLE_SERVER_NEAR, IN_ROUND, TRANSFER, Backoff, Policy
 from mpigraph.session.control import Control, Operation
-from mpigraph.session.control import Control
 from mpigraph.store.store import Store
 
 __all__ = ["serve"]
