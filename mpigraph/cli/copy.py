@@ -6,20 +6,23 @@ travels last and as it is, since it names the files relative to itself.
 In a Slurm allocation, each node copies its parts and the scripts from the shared file system in a step of its own, one
 node after the other: the workspace may be shared too, and two nodes must not write one file at a time. ``sbcast`` sends
 one file to every node, which is right for the configuration and wrong for the parts.
+
+Commands are lists of arguments. Only ssh puts a shell between, on the far side: it joins its arguments with spaces
+and lets the user's shell there split them again, so what ssh runs is quoted word by word. rsync sends paths past that
+shell (``--protect-args``). scp does or does not, depending on its version; it gets no path that could tell.
 """
 
 import argparse
 import os
 import shlex
+import shutil
 import socket
 import subprocess
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
-from mpigraph.cli.hosts import Host, read_hosts
-from mpigraph.cli.launchers import slurm_nodes
-from mpigraph.cli.remote import HERE, Local, Site, SlurmNode, Ssh, add_ssh_options, both_have_rsync, ssh_options
+from mpigraph.cli.hosts import Host, add_host_options, read_hosts, slurm_nodes, ssh_options
 from mpigraph.config import slurm_allocation
 from mpigraph.errors import InvalidArgumentError, MPIGraphError, PartitionError
 from mpigraph.partition.occupied import OVERWRITE, Sizes
@@ -28,6 +31,8 @@ from mpigraph.store.staging import parts_of_hosts
 
 __all__ = ["add_parser"]
 
+_HERE = ("localhost", "127.0.0.1", "::1")
+_SSH_FAILED = 255  # ssh's own failure, not that of what it runs
 _OCCUPIED = 77  # with what status _LOOK ends where another graph lies
 # Names the first configuration in folder $1 that is not $2, or is not of a graph of $3 nodes and $4 edges. With $5 all
 # of other names are removed instead.
@@ -46,8 +51,6 @@ done
 '''
 _KINDS = ("part_graph", "node_feats", "edge_feats")
 
-Command = tuple[str, list[str]]  # the name of whom it copies to, and its arguments
-
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Register the command."""
@@ -59,33 +62,21 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     add = parser.add_argument
     add("--part_config", required=True, metavar="FILE.json", help="the partitioned graph")
-    add("--ip_config", metavar="FILE", help="the hosts, one 'ADDRESS [PORT]' on each line; in Slurm only their number")
     add("--workspace", required=True, metavar="DIR", help="absolute path of the job's directory on every host")
     add("--rel_data_path", required=True, metavar="DIR", help="where the parts go, relative to the workspace")
     add("--script_folder", metavar="DIR", help="goes into the workspace of every host")
-    add_ssh_options(parser)
+    add_host_options(parser)
     add("--tool", default="auto", choices=("auto", "rsync", "scp"), help="auto: rsync where both ends have it")
     add("--overwrite", action="store_true", help="write over another graph on a host (default: refuse)")
     add("--dry-run", action="store_true", help="print the commands and run none; no host is asked for its rsync")
     parser.set_defaults(run=_run)
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """What goes where; all paths are absolute.
-
-    Attributes:
-        config_path: the configuration, here.
-        config: what it says.
-        workspace: the job's directory on the hosts.
-        data: the parts' directory on the hosts.
-        scripts: a folder of scripts here, or None.
-    """
-
-    config_path: str
+class _Plan(NamedTuple):
+    config_path: str  # absolute, as all paths here
     config: PartConfig
-    workspace: str
-    data: str
+    workspace: str  # on the hosts
+    data: str  # the parts' directory on the hosts
     scripts: str | None
 
     def files_by_directory(self, host: int, num_hosts: int) -> dict[str, list[str]]:
@@ -101,21 +92,91 @@ class _Plan:
         return files
 
 
+class _Site:
+    """Where files are copied to by ``cp``: this machine, or nodes of a Slurm allocation, which share a file system."""
+
+    def __init__(self, name: str, before: Sequence[str] = ()) -> None:
+        self.name = name
+        self._before = before
+
+    @classmethod
+    def of_slurm(cls, count: int, first: int = 0) -> "_Site":
+        """``count`` nodes of the allocation."""
+        counts = [f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1", f"--relative={first}"]
+        name = f"node {first} of the allocation" if count == 1 else "the nodes of the allocation"
+        return cls(name, ["srun", *counts, "--input=none", "--kill-on-bad-exit=1"])
+
+    def run(self, words: Sequence[str]) -> list[str]:
+        """Return the command that runs words there, each as it is."""
+        return [*self._before, *words]
+
+    def make(self, directories: Sequence[str]) -> list[str]:
+        """Return the command that makes directories."""
+        return self.run(["mkdir", "-p", "--", *directories])
+
+    def send(self, sources: Sequence[str], directory: str) -> list[str]:
+        """Return the command that copies files or folders (absolute paths) into a directory."""
+        return self.run(["cp", "-Rp", "--", *sources, f"{directory}/"])
+
+
+class _Ssh(_Site):
+    """A machine that is reached by ssh, with rsync at both ends or scp."""
+
+    def __init__(self, host: Host, arguments: argparse.Namespace) -> None:
+        super().__init__(host.name)
+        self._options = ssh_options(arguments)
+        self._rsync = arguments.tool == "rsync"
+        if arguments.tool == "auto" and shutil.which("rsync") is not None:
+            self._rsync = arguments.dry_run or self._has_rsync(host)
+
+    def run(self, words: Sequence[str]) -> list[str]:
+        """Quoted, since a shell there splits the words."""
+        return ["ssh", *self._options, self.name, shlex.join(words)]
+
+    def send(self, sources: Sequence[str], directory: str) -> list[str]:
+        """By rsync or scp; versions of scp disagree on the meaning of a path that is not plain."""
+        target = f"[{self.name}]" if ":" in self.name else self.name
+        if self._rsync:
+            shell = shlex.join(["ssh", *self._options])
+            return ["rsync", "-a", "--partial", "--protect-args", "-e", shell, "--", *sources, f"{target}:{directory}/"]
+        if shlex.quote(directory) != directory:
+            raise InvalidArgumentError(
+                f"scp cannot be trusted with the path {directory!r}: choose a plain one, or install rsync on both ends"
+            )
+        options = ["-P" if word == "-p" else word for word in self._options]
+        if "-l" in options:  # by -l, scp limits its bandwidth
+            index = options.index("-l")
+            options[index : index + 2] = ["-o", f"User={options[index + 1]}"]
+        return ["scp", "-rpq", *options, "--", *sources, f"{target}:{directory}/"]
+
+    def _has_rsync(self, host: Host) -> bool:
+        done = subprocess.run(
+            self.run(["rsync", "--version"]), stdin=subprocess.DEVNULL, capture_output=True, check=False
+        )
+        if done.returncode == _SSH_FAILED:
+            reason = done.stderr.decode(errors="replace").strip()
+            raise MPIGraphError(f"{host.where}: ssh does not reach {host.name}: {reason or 'it does not say why'}")
+        return done.returncode == 0
+
+
 def _run(arguments: argparse.Namespace) -> int:
     plan = _read_plan(arguments)
     hosts = read_hosts(Path(arguments.ip_config)) if arguments.ip_config else []
-    sites: list[Site]
-    if slurm_allocation() is not None:
-        sites = [_all_nodes(slurm_nodes(hosts))]
-        commands = _through_slurm(plan, slurm_nodes(hosts))
+    allocation = slurm_allocation()
+    if allocation is not None:
+        all_nodes = _Site.of_slurm(allocation.nodes)  # as sbcast, which copies to all of them and never to fewer
+        sites = [_Site.of_slurm(1, node) for node in range(slurm_nodes(hosts))]
+        occupied = [all_nodes]
+        commands = _through_slurm(plan, all_nodes, sites)
     elif hosts:
-        sites = [_site(host, arguments) for host in hosts]
+        here = (*_HERE, socket.gethostname())
+        occupied = sites = [_Site(host.name) if host.name in here else _Ssh(host, arguments) for host in hosts]
         commands = _to_hosts(plan, sites)
     else:
         raise InvalidArgumentError("--ip_config is needed outside of a Slurm allocation")
     planned = list(commands)  # so that every mistake shows before the first copy
-    for site in [] if arguments.dry_run else sites:
-        _look(plan, site, arguments.overwrite)
+    for site in [] if arguments.dry_run else occupied:
+        _make_way(plan, site, arguments.overwrite)
     for name, argv in planned:
         print(shlex.join(argv), flush=True)
         if arguments.dry_run:
@@ -126,16 +187,17 @@ def _run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _look(plan: _Plan, site: Site, overwrite: bool) -> None:
-    """Look for another graph where the parts are to go, and make way if it may be overwritten.
-
-    Raises:
-        InvalidArgumentError: there is one, and it may not.
-        MPIGraphError: nothing can be run there.
-    """
+def _make_way(plan: _Plan, site: _Site, overwrite: bool) -> None:
+    """Look for another graph where the parts are to go, and remove its configuration if it may be overwritten."""
     sizes = Sizes.of(plan.config)
-    told = [plan.data, os.path.basename(plan.config_path), sizes.num_nodes, sizes.num_edges, "yes" if overwrite else ""]
-    argv = site.run(["sh", "-c", _LOOK, "sh", *map(str, told)])
+    words = [
+        plan.data,
+        os.path.basename(plan.config_path),
+        sizes.num_nodes,
+        sizes.num_edges,
+        "yes" if overwrite else "",
+    ]
+    argv = site.run(["sh", "-c", _LOOK, "sh", *map(str, words)])
     done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode == _OCCUPIED:
         there = os.path.join(plan.data, done.stdout.splitlines()[0])
@@ -144,12 +206,6 @@ def _look(plan: _Plan, site: Site, overwrite: bool) -> None:
         raise MPIGraphError(
             f"copying to {site.name} failed: {argv[0]} ended with status {done.returncode}: {done.stderr.strip()}"
         )
-
-
-def _all_nodes(num_nodes: int) -> SlurmNode:
-    """Return all nodes of the allocation: sbcast copies to all of them, never to fewer."""
-    allocation = slurm_allocation()
-    return SlurmNode(allocation.nodes if allocation else num_nodes)
 
 
 def _read_plan(arguments: argparse.Namespace) -> _Plan:
@@ -163,45 +219,27 @@ def _read_plan(arguments: argparse.Namespace) -> _Plan:
     data = os.path.normpath(os.path.join(workspace, arguments.rel_data_path))
     if os.path.realpath(data) == os.path.realpath(os.path.dirname(config_path)) and slurm_allocation() is not None:
         raise InvalidArgumentError(f"{data} is where the parts are: nodes on a shared file system need no copy")
-    return _Plan(
-        config_path=config_path,
-        config=PartConfig.read(config_path),
-        workspace=os.path.normpath(workspace),
-        data=data,
-        scripts=os.path.abspath(scripts) if scripts is not None else None,
-    )
+    scripts = os.path.abspath(scripts) if scripts is not None else None
+    return _Plan(config_path, PartConfig.read(config_path), os.path.normpath(workspace), data, scripts)
 
 
-def _site(host: Host, arguments: argparse.Namespace) -> Site:
-    if host.name in (*HERE, socket.gethostname()):
-        return Local(host.name)
-    options = ssh_options(arguments)
-    rsync = arguments.tool == "rsync"
-    if arguments.tool == "auto":
-        rsync = both_have_rsync(Ssh(host, options), ask=not arguments.dry_run)
-    return Ssh(host, options, rsync)
-
-
-def _to_hosts(plan: _Plan, sites: list[Site]) -> Iterator[Command]:
+def _to_hosts(plan: _Plan, sites: list[_Site]) -> Iterator[tuple[str, list[str]]]:
     for index, site in enumerate(sites):
         files = plan.files_by_directory(index, len(sites))
         yield site.name, site.make([plan.workspace, plan.data, *files])
-        copies = [*files.items()]
+        copies = [*files.items(), (plan.data, [plan.config_path])]
         if plan.scripts is not None:
-            copies.append((plan.workspace, [plan.scripts]))
-        copies.append((plan.data, [plan.config_path]))
+            copies.insert(-1, (plan.workspace, [plan.scripts]))
         for directory, sources in copies:
-            missing = [source for source in sources if not (isinstance(site, Local) and _is_there(source, directory))]
+            missing = [source for source in sources if isinstance(site, _Ssh) or not _is_there(source, directory)]
             if missing:
                 yield site.name, site.send(missing, directory)
 
 
-def _through_slurm(plan: _Plan, num_nodes: int) -> Iterator[Command]:
-    all_nodes = _all_nodes(num_nodes)
+def _through_slurm(plan: _Plan, all_nodes: _Site, sites: list[_Site]) -> Iterator[tuple[str, list[str]]]:
     yield all_nodes.name, all_nodes.make([plan.workspace, plan.data])
-    for index in range(num_nodes):
-        site = SlurmNode(1, index)
-        files = plan.files_by_directory(index, num_nodes)
+    for index, site in enumerate(sites):
+        files = plan.files_by_directory(index, len(sites))
         yield site.name, site.make([*files])
         for directory, sources in files.items():
             yield site.name, site.send(sources, directory)
@@ -212,5 +250,5 @@ def _through_slurm(plan: _Plan, num_nodes: int) -> Iterator[Command]:
 
 
 def _is_there(source: str, directory: str) -> bool:
-    """Whether a file or folder of this machine already lies where it is to go."""
+    """Return whether a file or folder of this machine already lies where it is to go."""
     return os.path.realpath(source) == os.path.realpath(os.path.join(directory, os.path.basename(source)))

@@ -1,18 +1,20 @@
-"""``ip_config.txt``, DGL's list of machines: one ``ADDRESS [PORT]`` on each line.
+"""``ip_config.txt``, DGL's list of machines: one ``ADDRESS [PORT]`` on each line; and how ssh reaches them.
 
 Only what can be an address or a host name passes: the names end up in host lists, where a comma or a colon would
 mean something else, and beside options, where a leading dash would.
 """
 
+import argparse
 import re
-from collections.abc import Iterator
+from collections.abc import Sequence
 from ipaddress import ip_address
 from pathlib import Path
 from typing import NamedTuple
 
+from mpigraph.config import slurm_allocation
 from mpigraph.errors import InvalidArgumentError
 
-__all__ = ["Host", "read_hosts"]
+__all__ = ["Host", "add_host_options", "read_hosts", "slurm_nodes", "ssh_options"]
 
 _LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?"
 _NAME = re.compile(rf"{_LABEL}(\.{_LABEL})*")
@@ -20,20 +22,46 @@ _ADDRESS = re.compile(r"[0-9.]+|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(%[A-Za-z0-9_.-]+)?
 
 
 class Host(NamedTuple):
-    """One machine.
-
-    Attributes:
-        name: host name or address as it was written.
-        where: file and line, for messages.
-    """
+    """A host name or address as it was written, and its file and line, for messages."""
 
     name: str
     where: str
 
-    @property
-    def has_colons(self) -> bool:
-        """Whether the name is an IPv6 address."""
-        return ":" in self.name
+
+def add_host_options(parser: argparse.ArgumentParser) -> None:
+    """Add ``--ip_config``, ``--ssh_port`` and ``--ssh_username``."""
+    text = "the hosts, one 'ADDRESS [PORT]' on each line; in Slurm only their number"
+    parser.add_argument("--ip_config", metavar="FILE", help=text)
+    parser.add_argument("--ssh_port", type=int, metavar="PORT", help="where ssh is used (default: ssh's own)")
+    parser.add_argument("--ssh_username", default="", metavar="NAME", help="where ssh is used (default: ssh's own)")
+
+
+def ssh_options(arguments: argparse.Namespace) -> list[str]:
+    """Return the arguments of ssh that the two options ask for; raise InvalidArgumentError if they cannot be right."""
+    port = arguments.ssh_port
+    user = arguments.ssh_username
+    if port is not None and not 1 <= port <= 65535:
+        raise InvalidArgumentError(f"--ssh_port must be 1 to 65535 (got {port})")
+    if user and not re.fullmatch(r"[A-Za-z0-9_.][A-Za-z0-9_.@-]*", user):
+        raise InvalidArgumentError(f"--ssh_username is no user name (got {user!r})")
+    return [*(["-p", str(port)] if port is not None else []), *(["-l", user] if user else [])]
+
+
+def slurm_nodes(hosts: Sequence[Host]) -> int:
+    """Return how many nodes of the allocation to use: one for each host, or all where no host is named.
+
+    Slurm calls nodes by names of its own, so ``ip_config.txt`` only says how many.
+
+    Raises:
+        InvalidArgumentError: there are fewer nodes.
+    """
+    allocation = slurm_allocation()
+    available = allocation.nodes if allocation else 1
+    if len(hosts) > available:
+        raise InvalidArgumentError(
+            f"{hosts[-1].where}: {len(hosts)} hosts, but the Slurm allocation has {available} node(s)"
+        )
+    return len(hosts) or available
 
 
 def read_hosts(path: Path) -> list[Host]:
@@ -48,31 +76,26 @@ def read_hosts(path: Path) -> list[Host]:
         raise InvalidArgumentError(f"{path}: cannot read the list of hosts: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise InvalidArgumentError(f"{path}: not a text file: {error}") from error
-    hosts = list(_parse(path, lines))
-    if not hosts:
-        raise InvalidArgumentError(f"{path}: names no host")
-    return hosts
-
-
-def _parse(path: Path, lines: list[str]) -> Iterator[Host]:
-    seen: dict[str, str] = {}  # where each host stands
+    hosts: dict[str, Host] = {}
     for number, line in enumerate(lines, 1):
         words = line.partition("#")[0].split()
+        where = f"{path}:{number}"
         if not words:
             continue
-        where = f"{path}:{number}"
         if len(words) > 2:
             raise InvalidArgumentError(f"{where}: expected 'ADDRESS [PORT]' (got {line.strip()!r})")
-        key = _check_name(where, words[0])
+        key = _normalized(where, words[0])
         if len(words) == 2 and not (re.fullmatch("[0-9]{1,5}", words[1]) and 1 <= int(words[1]) <= 65535):
             raise InvalidArgumentError(f"{where}: a port is a number from 1 to 65535 (got {words[1]!r})")
-        if key in seen:
-            raise InvalidArgumentError(f"{where}: {words[0]} is already on {seen[key]}")
-        seen[key] = where
-        yield Host(words[0], where)
+        if key in hosts:
+            raise InvalidArgumentError(f"{where}: {words[0]} is already on {hosts[key].where}")
+        hosts[key] = Host(words[0], where)
+    if not hosts:
+        raise InvalidArgumentError(f"{path}: names no host")
+    return [*hosts.values()]
 
 
-def _check_name(where: str, name: str) -> str:
+def _normalized(where: str, name: str) -> str:
     """Check an address or name; return one spelling for all spellings of it."""
     if _ADDRESS.fullmatch(name):
         try:

@@ -2,23 +2,32 @@
 
 It turns DGL's arguments into one ``srun`` or ``mpiexec`` command and *becomes* that command (``exec``): signals reach
 the launcher directly, its exit status is this one's, and no process stands between that could be lost.
+
+A command is a list of arguments; no shell reads it. The variables of the job stand in front of the user's command as
+arguments of ``env``, for every launcher alike: the launchers' own flags change some values on the way (``srun
+--export`` splits at commas, Open MPI's ``-x`` takes quotes off), and arguments they pass on as they are.
 """
 
 import argparse
 import os
 import re
 import shlex
+import shutil
 import signal
+import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
-from mpigraph.cli.hosts import Host, read_hosts
-from mpigraph.cli.launchers import FAMILIES, Job, command_line, find_family
-from mpigraph.cli.remote import add_ssh_options, ssh_options
+from mpigraph.cli.hosts import Host, add_host_options, read_hosts, slurm_nodes, ssh_options
+from mpigraph.config import slurm_allocation
 from mpigraph.errors import InvalidArgumentError
 
 __all__ = ["add_parser"]
 
+_VERSIONS = {"hydra": "HYDRA build details", "intel": r"Intel\(R\) MPI", "openmpi": r"\((Open MPI|OpenRTE|PRRTE)\)"}
+_VERSION_TIMEOUT = 20  # seconds
 _PYTHON = re.compile(r"python[0-9.]*")
 _QUOTED = re.compile(r"""\\.|'[^']*'|"(?:\\.|[^"\\])*\"""", re.DOTALL)
 _SMALLEST = {"num_trainers": 1, "num_servers": 0, "num_samplers": 0, "num_omp_threads": 1, "num_server_threads": 1}
@@ -38,7 +47,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     add("--num_servers", type=int, default=1, help="servers on each host; 0: trainers host the graph (%(default)s)")
     add("--num-servers", type=int, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     add("--num_samplers", type=int, default=0, help="threads with which each trainer samples; 0 is 1 (%(default)s)")
-    add("--ip_config", metavar="FILE", help="the hosts, one 'ADDRESS [PORT]' on each line; in Slurm only their number")
+    add_host_options(parser)
     add("--part_config", metavar="FILE.json", help="becomes MPIGRAPH_PART_CONFIG")
     add("--workspace", default=".", metavar="DIR", help="working directory on every host (default: this one)")
     add("--num_omp_threads", type=int, metavar="N", help="becomes OMP_NUM_THREADS (default: share the cores)")
@@ -47,8 +56,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     add("--server_name", metavar="NAME", help="accepted for DGL's sake")
     add("--keep_alive", action="store_true", help="accepted for DGL's sake: servers end with their job")
     add("--graph_format", default="csc", metavar="FORMAT", help="accepted for DGL's sake: shards serve every use")
-    add_ssh_options(parser)
-    add("--launcher", default="auto", choices=("auto", *FAMILIES), help="(%(default)s)")
+    add("--launcher", default="auto", choices=("auto", "srun", *_VERSIONS), help="(%(default)s)")
     add("--mpiexec", default="", metavar="PROGRAM", help="default: the one beside this Python, else on PATH")
     add("--launcher_flags", default="", metavar="=FLAGS", help="for srun or mpiexec, such as =--mpi=pmi2")
     add("--as-dgl", action="store_true", help="'import dgl' of the script gives mpigraph, as python -m mpigraph run")
@@ -61,40 +69,53 @@ def _run(arguments: argparse.Namespace) -> int:
         value = getattr(arguments, name)
         if value is not None and value < smallest:
             raise InvalidArgumentError(f"--{name} must be >= {smallest} (got {value})")
-    if not arguments.job:
-        raise InvalidArgumentError('the command is missing: give it as one argument, not directly after "--extra_envs"')
     workspace = os.path.abspath(arguments.workspace)
-    family, program = find_family(arguments.launcher, arguments.mpiexec)
-    _check_needs_no_shell(arguments.job)
-    command = _words(arguments.job, "the command")
-    job = Job(
-        command=_as_dgl(command) if arguments.as_dgl else command,
-        ranks_per_node=arguments.num_trainers + arguments.num_servers,
-        hosts=_hosts(arguments.ip_config, workspace, family),
+    command = _command(arguments)
+    family, program = _find_launcher(arguments.launcher, arguments.mpiexec)
+    if arguments.ip_config is None and family != "srun":
+        raise InvalidArgumentError("--ip_config is needed outside of a Slurm allocation")
+    flags = _words(arguments.launcher_flags, "--launcher_flags")
+    job = _Job(
+        ranks=arguments.num_trainers + arguments.num_servers,
+        hosts=read_hosts(Path(workspace, arguments.ip_config)) if arguments.ip_config is not None else [],
         workspace=workspace,
-        variables=_variables(arguments, workspace),
-        ssh_options=ssh_options(arguments),
-        flags=_words(arguments.launcher_flags, "--launcher_flags"),
+        ssh=" ".join(ssh_options(arguments)),
+        tail=[*flags, *_env(_variables(arguments, workspace)), *command],
     )
-    argv = command_line(family, program, job)
-    if arguments.dry_run:
-        print(shlex.join(argv))
-        return 0
-    print(shlex.join(argv), file=sys.stderr, flush=True)
-    _become(argv)
+    argv = _srun(program, job) if family == "srun" else _mpiexec(family, program, job)
+    print(shlex.join(argv), file=sys.stdout if arguments.dry_run else sys.stderr, flush=True)
+    if not arguments.dry_run:
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores, and a program would inherit that
+            signal.signal(number, signal.SIG_DFL)
+        os.execvp(argv[0], argv)
     return 0
 
 
-def _hosts(ip_config: str | None, workspace: str, family: str) -> list[Host]:
-    if ip_config is None:
-        if family != "srun":
-            raise InvalidArgumentError("--ip_config is needed outside of a Slurm allocation")
-        return []
-    return read_hosts(Path(workspace, ip_config))
+def _command(arguments: argparse.Namespace) -> list[str]:
+    """The user's command in words."""
+    text = arguments.job
+    if not text:
+        raise InvalidArgumentError('the command is missing: give it as one argument, not directly after "--extra_envs"')
+    unquoted = _QUOTED.sub(lambda word: re.sub("[^$`]", "", word[0]) if word[0].startswith('"') else "", text)
+    operator = re.search(r"&&|\|\||[;&|<>()`$]", unquoted)  # DGL's launch.py leaves these to a shell
+    if operator:
+        raise InvalidArgumentError(
+            f"the command has {operator[0]!r}, which needs a shell: quote it by '...' if it is part of an argument, "
+            f"else write \"sh -c '...'\" (got {text!r})"
+        )
+    words = _words(text, "the command")
+    if not words:
+        raise InvalidArgumentError("the command is empty")
+    if ":" in words:
+        raise InvalidArgumentError(
+            "the command has ':' as an argument of its own, which every launcher takes for the beginning of a second "
+            "program"
+        )
+    return _as_dgl(words) if arguments.as_dgl else words
 
 
 def _variables(arguments: argparse.Namespace, workspace: str) -> dict[str, str]:
-    """Return what the arguments become in the environment of every rank; the user's own variables win."""
+    """The arguments as environment variables of every rank; the user's own variables win."""
     variables = {
         "MPIGRAPH_NUM_SERVERS": str(arguments.num_servers),
         "MPIGRAPH_NUM_WORKER_THREADS": str(max(1, arguments.num_samplers)),
@@ -104,22 +125,11 @@ def _variables(arguments: argparse.Namespace, workspace: str) -> dict[str, str]:
     if arguments.num_omp_threads is not None:
         variables["OMP_NUM_THREADS"] = str(arguments.num_omp_threads)
     for text in arguments.extra_envs:
-        name, _, value = text.partition("=")
-        if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name) or "=" not in text:
+        name, equals, value = text.partition("=")
+        if not equals or not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name):
             raise InvalidArgumentError(f"--extra_envs takes NAME=VALUE (got {text!r})")
         variables[name] = value
     return variables
-
-
-def _check_needs_no_shell(text: str) -> None:
-    """Raise an InvalidArgumentError for a command with what DGL's launch.py leaves to a shell, such as ``a && b``."""
-    bare = _QUOTED.sub(lambda word: re.sub("[^$`]", "", word[0]) if word[0].startswith('"') else "", text)
-    found = re.search(r"&&|\|\||[;&|<>()`$]", bare)
-    if found:
-        raise InvalidArgumentError(
-            f"the command has {found[0]!r}, which needs a shell: quote it by '...' if it is part of an argument, else "
-            f"write \"sh -c '...'\" (got {text!r})"
-        )
 
 
 def _words(text: str, what: str) -> list[str]:
@@ -131,11 +141,7 @@ def _words(text: str, what: str) -> list[str]:
 
 
 def _as_dgl(command: list[str]) -> list[str]:
-    """Have ``python -m mpigraph run --as-dgl`` run the script of a command that begins with some Python.
-
-    Raises:
-        InvalidArgumentError: it names no Python, or no script for it.
-    """
+    """Have ``python -m mpigraph run --as-dgl`` run the script of a command that begins with some Python."""
     python = next((at for at, word in enumerate(command) if _PYTHON.fullmatch(os.path.basename(word))), len(command))
     at = python + 1
     while at < len(command) and command[at].startswith("-") and command[at] not in ("-m", "-c", "-"):
@@ -145,8 +151,108 @@ def _as_dgl(command: list[str]) -> list[str]:
     return [*command[:at], "-m", "mpigraph", "run", "--as-dgl", *command[at:]]
 
 
-def _become(argv: list[str]) -> None:
-    """Replace this process by a program. Does not return; raises OSError where the program cannot start."""
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores, and a program would inherit that
-        signal.signal(number, signal.SIG_DFL)
-    os.execvp(argv[0], argv)
+class _Job(NamedTuple):
+    ranks: int  # on each host
+    hosts: list[Host]
+    workspace: str
+    ssh: str  # how mpiexec is to call ssh
+    tail: list[str]  # the user's flags of the launcher, variables and command
+
+
+def _srun(program: str, job: _Job) -> list[str]:
+    nodes = slurm_nodes(job.hosts)
+    allocation = slurm_allocation()
+    cpus = allocation.cpus if allocation else 0
+    return [
+        program,
+        f"--nodes={nodes}",
+        f"--ntasks={nodes * job.ranks}",
+        f"--ntasks-per-node={job.ranks}",
+        *([f"--cpus-per-task={max(1, cpus // job.ranks)}"] if cpus else []),
+        *(["--overcommit"] if 0 < cpus < job.ranks else []),
+        "--distribution=block",  # part k is on the k-th node
+        "--kill-on-bad-exit=1",
+        f"--chdir={job.workspace}",
+        "--export=ALL",
+        *job.tail,
+    ]
+
+
+def _mpiexec(family: str, program: str, job: _Job) -> list[str]:
+    for host in job.hosts:
+        if ":" in host.name:
+            raise InvalidArgumentError(
+                f"{host.where}: mpiexec's host lists take no IPv6 address (got {host.name}): write a host name"
+            )
+    size = str(len(job.hosts) * job.ranks)
+    if family.startswith("openmpi"):
+        hosts = ",".join(f"{host.name}:{job.ranks}" for host in job.hosts)
+        # bound to one core, a rank's threads would share it
+        placement = ["--host", hosts, "--map-by", f"ppr:{job.ranks}:node", "-np", size, "--bind-to", "none"]
+        ssh = ["--mca", "plm_rsh_args"] if family == "openmpi4" else ["--prtemca", "plm_ssh_args"]
+        return [program, *placement, "--wdir", job.workspace, *([*ssh, job.ssh] if job.ssh else []), *job.tail]
+    variables = {}
+    if family == "intel":  # else a batch system's counts would win over -ppn
+        variables["I_MPI_JOB_RESPECT_PROCESS_PLACEMENT"] = "disable"
+    if job.ssh:
+        name = "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS" if family == "intel" else "HYDRA_LAUNCHER_EXTRA_ARGS"
+        variables[name] = job.ssh
+    placement = ["-hosts", ",".join(host.name for host in job.hosts), "-ppn", str(job.ranks), "-n", size]
+    return [*_env(variables), program, *placement, "-wdir", job.workspace, *job.tail]
+
+
+def _env(variables: Mapping[str, str]) -> list[str]:
+    return ["env", *(f"{name}={value}" for name, value in variables.items())] if variables else []
+
+
+def _find_launcher(wanted: str, mpiexec: str) -> tuple[str, str]:
+    """Return which launcher starts a job here: ``srun`` in a Slurm allocation, else the mpiexec that is installed.
+
+    Returns:
+        The family ("srun", "hydra", "openmpi4", "openmpi5" or "intel") and the path of the program.
+    """
+    if wanted == "srun" or (wanted == "auto" and slurm_allocation() and not mpiexec):
+        if slurm_allocation() is None:
+            raise InvalidArgumentError("--launcher srun works in a Slurm allocation (SLURM_JOB_ID is not set)")
+        srun = shutil.which("srun")
+        if srun is None:
+            raise InvalidArgumentError("in a Slurm allocation (SLURM_JOB_ID is set), but there is no srun on PATH")
+        return "srun", srun
+    program = _find_mpiexec(mpiexec)
+    version = _version_of(program)
+    family = next((name for name, pattern in _VERSIONS.items() if re.search(pattern, version)), None)
+    if family is None:
+        line = version.strip().splitlines()[0] if version.strip() else "nothing"
+        raise InvalidArgumentError(f"{program} is of no MPI that is known here (--version says {line!r})")
+    if wanted not in ("auto", family):
+        raise InvalidArgumentError(f"--launcher {wanted}, but {program} is {family}'s: name another by --mpiexec")
+    if family == "openmpi":  # PRRTE has versions of its own, from 1, and is Open MPI 5
+        family = "openmpi4" if re.search(r"\((Open MPI|OpenRTE)\) [1-4]\.", version) else "openmpi5"
+    return family, program
+
+
+def _find_mpiexec(named: str) -> str:
+    """Return the mpiexec that is named; else a wheel's, beside this Python; else the first on ``PATH``."""
+    if named:
+        program = shutil.which(named)
+        if program is None:
+            raise InvalidArgumentError(f"--mpiexec {named}: no such program")
+        return program
+    beside = str(Path(sys.executable).parent)
+    program = shutil.which("mpiexec", path=beside) or shutil.which("mpiexec") or shutil.which("mpirun")
+    if program is None:
+        raise InvalidArgumentError(
+            f"no launcher: no mpiexec beside {sys.executable} or on PATH, and this is no Slurm allocation"
+        )
+    return program
+
+
+def _version_of(program: str) -> str:
+    command = [program, "--version"]
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_VERSION_TIMEOUT, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise InvalidArgumentError(f"{program} --version: {error}") from error
+    return (done.stdout + done.stderr).decode(errors="replace")

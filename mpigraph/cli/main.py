@@ -4,7 +4,7 @@ import argparse
 import io
 import sys
 from collections.abc import Sequence
-from types import ModuleType
+from importlib import import_module
 
 from mpigraph.cli.pipes import Pipes
 from mpigraph.config import launcher_rank
@@ -12,7 +12,10 @@ from mpigraph.errors import MPIGraphError
 
 __all__ = ["main"]
 
-_COMMANDS = ("generate", "partition", "export", "info", "verify", "run", "launch", "copy", "stage", "bench")
+_COMMANDS = {  # and their modules, each imported when needed: some need libraries that take seconds to load
+    **{name: name for name in ("generate", "partition", "info", "verify", "run", "launch", "copy", "stage", "bench")},
+    "export": "export_graph",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -30,7 +33,7 @@ def _run(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m mpigraph", description="Distributed graph learning on MPI.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in words[:1] if words and words[0] in _COMMANDS else _COMMANDS:
-        _module(name).add_parser(commands)
+        import_module(f"mpigraph.cli.{_COMMANDS[name]}").add_parser(commands)
     arguments = parser.parse_args(words)
     if getattr(arguments, "raises", False):
         return int(arguments.run(arguments))
@@ -46,46 +49,3 @@ def _run(words: Sequence[str]) -> int:
         if launcher_rank() == 0:
             print(f"mpigraph {arguments.command}: interrupted", file=sys.stderr)
         return 130
-
-
-def _module(command: str) -> ModuleType:
-    """Import the module of one command. Not all at once: some need libraries that take seconds to load."""
-    if command == "generate":
-        from mpigraph.cli import generate
-
-        return generate
-    if command == "partition":
-        from mpigraph.cli import partition
-
-        return partition
-    if command == "export":
-        from mpigraph.cli import export_graph
-
-        return export_graph
-    if command == "info":
-        from mpigraph.cli import info
-
-        return info
-    if command == "verify":
-        from mpigraph.cli import verify
-
-        return verify
-    if command == "run":
-        from mpigraph.cli import run
-
-        return run
-    if command == "launch":
-        from mpigraph.cli import launch
-
-        return launch
-    if command == "copy":
-        from mpigraph.cli import copy
-
-        return copy
-    if command == "stage":
-        from mpigraph.cli import stage
-
-        return stage
-    from mpigraph.cli import bench
-
-    return bench

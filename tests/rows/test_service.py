@@ -10,7 +10,7 @@ from worlds import rows_of
 
 import mpigraph.distributed as dist
 from mpigraph.arrays import Array
-from mpigraph.cli.bench.figures import CATALOGUE
+from mpigraph.cli.bench.report import CATALOGUE
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.mpi.world import World
 from mpigraph.rows import service

@@ -1,5 +1,9 @@
 """One run: start the job, measure part by part, report once."""
 
+import json
+import os
+import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -8,25 +12,25 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from mpigraph.cli.bench import report
-from mpigraph.cli.bench.figures import collect
-from mpigraph.cli.bench.machine import describe, measure_memory
+import numpy as np
+import torch
+
 from mpigraph.cli.bench.micro import measure_copy, measure_rounds, measure_rows
+from mpigraph.cli.bench.report import check_file_writable, document, table
 from mpigraph.cli.bench.settings import Settings
 from mpigraph.cli.bench.step import TrainingStep
-from mpigraph.cli.bench.verdict import FLOAT16, METIS, NO_SERVERS, verdict
 from mpigraph.config import alone, launcher_rank
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.tensor import DistTensor
-from mpigraph.errors import InvalidArgumentError
+from mpigraph.errors import InvalidArgumentError, MPIGraphError
 from mpigraph.mpi.agree import allgather_bytes, together
 from mpigraph.mpi.world import World
 from mpigraph.session.context import Session, current, exit_client, initialize
 from mpigraph.storage.part_config import PartConfig
 
-__all__ = ["run"]
+__all__ = ["process_age", "run"]
 
 # fractions of Settings.seconds
 _COPY = 0.1
@@ -54,99 +58,70 @@ def run(settings: Settings, age: float | None, comm: Any = None) -> int:
 
     Collective on ``comm``.
     """
-    if settings.plot:
-        report.need_matplotlib()
     rank = launcher_rank() if comm is None else comm.rank
     _say("starting the ranks; kernels are compiled where they are not cached", rank)
     begin = time.perf_counter()
     initialize(num_servers=settings.num_servers, comm=comm)
     start = {"start_python": age, "start_initialize": time.perf_counter() - begin}
     session = current()
+    failure: MPIGraphError | None = None
     try:
         _measure_and_report(session, settings, start)
     except Exception as error:
         if session.world.size > 1 and not getattr(error, "everywhere", False):
             sys.excepthook(type(error), error, error.__traceback__)  # the others wait for this rank: end the job
-        raise
-    exit_client()
+        if not isinstance(error, MPIGraphError):
+            raise
+        failure = error
+    exit_client()  # which does not end a job while an exception is being handled
+    if failure is not None:
+        raise failure
     return 0
 
 
 def _measure_and_report(session: Session, settings: Settings, start: dict[str, float | None]) -> None:
     world = session.world
-    with together(world.trainers, "checking --out and --plot"):
-        if session.rank == 0:
-            for path in filter(None, (settings.out, settings.plot)):
-                report.check_file_writable(path)
-    measured, in_force = _measure(session, settings, start)
-    figures = collect(world, start | measured)
-    found = report.document(world, settings, describe(), figures, verdict(figures, in_force))
+    with together(world.trainers, "checking --out"):
+        if session.rank == 0 and settings.out:
+            check_file_writable(settings.out)
+    report = document(world, settings, _machine(), start | _measure(session, settings, start))
     with world.together("writing the report"):
         if session.rank == 0:
-            print(report.table(found), flush=True)
+            print(table(report), flush=True)
             if settings.out:
-                report.write(found, settings.out)
-            if settings.plot:
-                report.draw(found, settings.plot)
+                Path(settings.out).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
-def _measure(
-    session: Session, settings: Settings, start: dict[str, float | None]
-) -> tuple[dict[str, float | None], set[str]]:
-    """Return every figure of this trainer except those of the start, and the advice that the job follows already.
-
-    Collective on the trainers.
-    """
+def _measure(session: Session, settings: Settings, start: dict[str, float | None]) -> dict[str, float | None]:
+    """Return every figure of this trainer except those of the start. Collective on the trainers."""
     world = session.world
     seconds = settings.seconds
-    with _files_of_graph(world, settings) as files:
+    with _files_of_graph(world, settings) as (name, config):
         _say("loading the graph", session.rank)
         begin = time.perf_counter()
-        g = DistGraph(files.name, part_config=files.config)
+        g = DistGraph(name, part_config=config)
         loaded = time.perf_counter() - begin
-        method = PartConfig.read(files.config).part_method
     _say("making a loader and the first minibatch", session.rank)
     feature = _feature_of(g)
     training = TrainingStep(session, g, feature, settings)
-    mine: dict[str, float | None] = {"start_load": loaded, "start_first": training.measure_first()}
-    stages = [*start.values(), *mine.values()]
-    mine["start_total"] = None if None in stages else sum(stage for stage in stages if stage is not None)
+    figures: dict[str, float | None] = {"start_load": loaded, "start_first": training.measure_first()}
+    stages = [*start.values(), *figures.values()]
+    figures["start_total"] = None if None in stages else sum(stage for stage in stages if stage is not None)
     _say("measuring memory and rows", session.rank)
-    mine |= measure_copy(world, _COPY * seconds)
-    mine |= measure_rows(world, feature, _ROWS * seconds)
+    figures |= measure_copy(world, _COPY * seconds)
+    figures |= measure_rows(world, feature, _ROWS * seconds)
     _say("measuring rounds", session.rank)
-    mine |= measure_rounds(session, _ROUNDS * seconds)
+    figures |= measure_rounds(session, _ROUNDS * seconds)
     _say("measuring the training step, stage by stage", session.rank)
-    mine |= training.measure_stages(_STAGES * seconds)
+    figures |= training.measure_stages(_STAGES * seconds)
     _say("measuring the training step with prefetching", session.rank)
-    mine |= training.measure_prefetching(_PREFETCHING * seconds, mine["step_total"] or 1.0)
-    if not world.all_near:
-        _say("sampling an epoch, for caches of other sizes", session.rank)
-        mine |= training.simulate_caches()
-    return mine | measure_memory(world), _in_force(world, feature, method)
-
-
-def _in_force(world: World, feature: DistTensor, part_method: str) -> set[str]:
-    """Return the advice that a job follows already."""
-    found = set() if world.num_servers else set(NO_SERVERS)
-    if part_method != "random":
-        found.add(METIS)
-    if feature.storage_dtype.itemsize == 2:
-        found.add(FLOAT16)
-    transport = feature.rows.window.service.transport
-    return found if transport is None else found | {f"MPIGRAPH_TRANSPORT={transport.name}"}
-
-
-class _Files(NamedTuple):
-    """A partitioned graph on disk: its name and its configuration."""
-
-    name: str
-    config: str
+    figures |= training.measure_prefetching(_PREFETCHING * seconds, figures["step_total"] or 1.0)
+    return figures | _memory(world)
 
 
 @contextmanager
-def _files_of_graph(world: World, settings: Settings) -> Iterator[_Files]:
-    """The files of the user's graph, or of one that trainer 0 generates for the job and that is removed at the end.
+def _files_of_graph(world: World, settings: Settings) -> Iterator[tuple[str, str]]:
+    """Name and configuration of the user's graph, or of one that trainer 0 generates and removes at the end.
 
     Raises:
         InvalidArgumentError: the recipe cannot be met; on every trainer.
@@ -157,24 +132,20 @@ def _files_of_graph(world: World, settings: Settings) -> Iterator[_Files]:
     if settings.part_config:
         with together(world.trainers, f"reading {settings.part_config}"):
             name = PartConfig.read(settings.part_config).graph_name
-        yield _Files(name, settings.part_config)
+        yield name, settings.part_config
         return
     directory = ""
+    place = tempfile.gettempdir() if world.all_near else "."  # temporary directories are each node's own
     try:
         with together(world.trainers, "generating a graph"):  # without a deadline: large graphs take minutes
             if world.trainers.rank == 0:
-                directory = tempfile.mkdtemp(prefix="mpigraph-bench-", dir=settings.dir or _shared_directory(world))
+                directory = tempfile.mkdtemp(prefix="mpigraph-bench-", dir=settings.dir or place)
                 _generate(settings, directory, len(world.hosts))
         shared = allgather_bytes(world.trainers, directory.encode())[0].decode()
-        yield _Files(_NAME, str(Path(shared).absolute() / f"{_NAME}.json"))
+        yield _NAME, str(Path(shared).absolute() / f"{_NAME}.json")
     finally:
         if directory:
             shutil.rmtree(directory, ignore_errors=True)
-
-
-def _shared_directory(world: World) -> str:
-    """Where every node sees the files: here if there are several nodes, since temporary directories are local."""
-    return tempfile.gettempdir() if world.all_near else "."
 
 
 def _generate(settings: Settings, directory: str, num_parts: int) -> None:
@@ -212,3 +183,54 @@ def _say(what: str, rank: int) -> None:
     """Say on rank 0 what begins."""
     if rank == 0:
         print(f"bench: {what}", file=sys.stderr, flush=True)
+
+
+def process_age() -> float | None:
+    """Return the seconds since this process was started, None where the system does not say."""
+    try:
+        after_name = Path("/proc/self/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2]
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - int(after_name.split()[19]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError):  # not Linux
+        return None
+
+
+def _machine() -> dict[str, Any]:
+    return {
+        "processor": _field("/proc/cpuinfo", "model name") or platform.machine(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_GiB": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "torch_threads": torch.get_num_threads(),
+    }
+
+
+def _memory(world: World) -> dict[str, float | None]:
+    """Peaks in MB: of this trainer; on the first trainer of a node also of its servers and of the whole node."""
+    figures = {"memory_trainer": _megabytes(os.getpid(), "status", "VmHWM")}
+    if world.local_trainer == 0:
+        near_hosts = np.flatnonzero(world.near)
+        trainers = world.trainers_of_host(int(near_hosts[0]))
+        servers = sorted(set(world.hosts[near_hosts].tolist()) - set(trainers))
+        peaks = [_megabytes(int(world.pids[rank]), "status", "VmHWM") for rank in servers]
+        figures["memory_server"] = max((peak for peak in peaks if peak is not None), default=None)
+        sizes = [_megabytes(int(world.pids[rank]), "smaps_rollup", "Pss") for rank in [*trainers, *servers]]
+        figures["memory_node"] = None if None in sizes else sum(size for size in sizes if size is not None)
+    return figures
+
+
+def _megabytes(pid: int, name: str, field: str) -> float | None:
+    """A field of ``/proc/PID/NAME``, None where it cannot be read."""
+    text = _field(f"/proc/{pid}/{name}", field)
+    return int(text.removesuffix(" kB")) * 1024 / 1e6 if text else None
+
+
+def _field(path: str, name: str) -> str:
+    """The value of the first line ``name: value`` of a file of Linux's ``/proc``, empty where it cannot be read."""
+    try:
+        text = Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    line = re.search(rf"^{name}\s*:\s*(.*)$", text, re.MULTILINE)
+    return line.group(1) if line else ""

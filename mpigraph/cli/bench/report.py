@@ -1,43 +1,118 @@
-"""What a run reports: a table, the verdict's line, a JSON document, and with ``--plot`` each stage's time as bars."""
+"""The report of a run: the catalogue of figures, how the trainers' values become one, a table and a JSON document."""
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, NamedTuple
 
-from mpigraph.cli.bench import cache_curve
-from mpigraph.cli.bench.figures import CATALOGUE, STAGES, Entry, Figure, in_digits
 from mpigraph.cli.bench.settings import Settings
 from mpigraph.errors import InvalidArgumentError
+from mpigraph.mpi.agree import allgather_bytes
 from mpigraph.mpi.compat import library_version, thread_level
 from mpigraph.mpi.world import World
+from mpigraph.rows.service import TRANSPORTS
 
-__all__ = ["SCHEMA", "VERSION", "check_file_writable", "document", "draw", "need_matplotlib", "table", "write"]
+__all__ = ["CATALOGUE", "SCHEMA", "VERSION", "Entry", "check_file_writable", "document", "table"]
 
 SCHEMA = "mpigraph-bench"
-VERSION = 2
+VERSION = 3
 
-_COLORS = {  # told apart without colour vision (Okabe and Ito)
-    "step_sample": "#0072B2",
-    "step_exchange": "#56B4E9",
-    "step_near": "#009E73",
-    "step_far": "#D55E00",
-    "step_compute": "#999999",
+
+class Entry(NamedTuple):
+    """One line of the catalogue.
+
+    Attributes:
+        section: heading.
+        unit: of the one value and of each trainer's.
+        text: what is measured.
+        of: what one measured value is of: a trainer, a server or a node. Servers and nodes are measured by the first
+            trainer of each node.
+        combine: how the measured values become one: their "median", "max", "min" or "sum", or, of trainers that
+            share a node's memory, the "node sum", a mean over nodes.
+    """
+
+    section: str
+    unit: str
+    text: str
+    of: str = "trainer"
+    combine: str = "median"
+
+
+CATALOGUE: dict[str, Entry] = {
+    "memcpy_one": Entry("machine", "GB/s", "copy of memory, one trainer alone on its node"),
+    "memcpy_all": Entry("machine", "GB/s", "copy of memory, all at once", combine="node sum"),
+    "rows_one": Entry("machine", "GB/s", "random rows by torch.index_select(out=), one trainer alone on its node"),
+    "rows_all": Entry("machine", "GB/s", "random rows by torch.index_select(out=), all at once", combine="node sum"),
+    "near_one": Entry("rows", "GB/s", "random near rows, one trainer alone on its node"),
+    "near_all": Entry("rows", "GB/s", "random near rows, all at once", combine="node sum"),
+    **{
+        f"far_{transport.name}": Entry("rows", "GB/s", f"random far rows {transport.how}, all at once")
+        for transport in TRANSPORTS
+    },
+    "round_latency": Entry("rounds", "ms", "empty round between the trainers", combine="max"),
+    "rounds_per_s": Entry("rounds", "1/s", "empty rounds between the trainers", combine="min"),
+    "round_rate": Entry("rounds", "GB/s", "rounds of 256 KiB of requests and of answers for each peer", combine="min"),
+    "service_latency": Entry("rounds", "ms", "empty sampling round, servers included", combine="max"),
+    "edges_per_s": Entry("sampling", "M/s", "sampled edges", combine="sum"),
+    "step_sample": Entry("step", "ms", "sample and renumber"),
+    "step_exchange": Entry("step", "ms", "rounds: transfer and waiting for others"),
+    "step_near": Entry("step", "ms", "gather near rows"),
+    "step_far": Entry("step", "ms", "gather far rows"),
+    "step_compute": Entry("step", "ms", "forward, backward, optimizer"),
+    "step_total": Entry("step", "ms", "all of it, one after the other (num_prefetch=0)"),
+    "step_prefetch": Entry("step", "ms", "with num_prefetch=2: sampling and gathering are ahead"),
+    "step_wait": Entry("step", "ms", "of that, waiting for the prefetched minibatch"),
+    "batches_per_s": Entry("step", "1/s", "minibatches with num_prefetch=2", combine="sum"),
+    "loader_sample": Entry("loader", "ms", "a minibatch with num_prefetch=2: sample and renumber, rounds included"),
+    "loader_plan": Entry("loader", "ms", "find out which rows are far, and which minibatch reads them next"),
+    "loader_fetch": Entry("loader", "ms", "fetch far rows, and load near ones meanwhile"),
+    "loader_place": Entry("loader", "ms", "the rest of gathering: rows into the cache and out of it"),
+    "loader_bytes": Entry("loader", "MB", "far rows that were fetched for a minibatch"),
+    "rounds_per_batch": Entry("traffic", "", "sampling rounds of a minibatch", combine="max"),
+    "messages_per_batch": Entry("traffic", "", "messages of a minibatch: asked and answered, sampling and rows"),
+    "sampling_bytes_per_batch": Entry("traffic", "MB", "requests and answers of a minibatch's sampling"),
+    "row_bytes_per_batch": Entry("traffic", "MB", "far rows of a minibatch, and their ids"),
+    "cache_saved": Entry("cache", "%", "far rows that the loader did not fetch, with its default cache"),
+    "cache_default": Entry("cache", "MB", "memory of that cache", of="node"),
+    "start_python": Entry("start", "s", "process start to this command (imports)", combine="max"),
+    "start_initialize": Entry("start", "s", "initialize(), with compiling if kernels are not cached", combine="max"),
+    "start_load": Entry("start", "s", "DistGraph(): graph and features in memory", combine="max"),
+    "start_first": Entry("start", "s", "loader made, first minibatch here", combine="max"),
+    "start_total": Entry("start", "s", "process start to first minibatch", combine="max"),
+    "memory_trainer": Entry("memory", "MB", "peak resident memory", combine="max"),
+    "memory_server": Entry("memory", "MB", "peak resident memory", of="server", combine="max"),
+    "memory_node": Entry("memory", "MB", "all ranks, shared pages counted once, at the end", of="node", combine="max"),
 }
-_WAIT_COLOR = "#F0E442"
-_REST_COLOR = "#CCCCCC"
-_MAX_TRAINERS_DRAWN = 16
 
 
 def document(
-    world: World, settings: Settings, machine: Mapping[str, Any], figures: Mapping[str, Figure], verdict: str
+    world: World, settings: Settings, machine: Mapping[str, Any], measured: Mapping[str, float | None]
 ) -> dict[str, Any]:
-    """Return everything about a run as JSON values.
+    """Put all trainers' figures together; return everything about a run as JSON values.
 
     ``schema`` and ``version`` say how to read it: names, units and meanings within a version do not change.
+
+    Collective on ``world.trainers``.
     """
+    unknown = measured.keys() - CATALOGUE.keys()
+    if unknown:
+        raise KeyError(f"not in the catalogue: {sorted(unknown)}")
+    with world.meeting("collecting figures"):
+        everyone = [json.loads(text) for text in allgather_bytes(world.trainers, json.dumps(dict(measured)).encode())]
+    figures = {}
+    for name, entry in CATALOGUE.items():
+        each = [values.get(name) for values in everyone]
+        figures[name] = {
+            "value": _combine(entry.combine, each, world.num_nodes),
+            "unit": entry.unit,
+            "meaning": entry.text,
+            "of": entry.of,
+            "combined": entry.combine,
+            "trainers": each,
+        }
     return {
         "schema": SCHEMA,
         "version": VERSION,
@@ -53,35 +128,36 @@ def document(
             "ranks_per_node": world.config.ranks_per_node,
         },
         "settings": asdict(settings),
-        "figures": {
-            name: {
-                "value": figures[name].value,
-                "unit": entry.unit,
-                "meaning": entry.text,
-                "of": entry.of,
-                "combined": entry.combine,
-                "trainers": figures[name].each,
-            }
-            for name, entry in CATALOGUE.items()
-        },
-        "verdict": verdict,
-        "cache": cache_curve.advice({name: figure.value for name, figure in figures.items()}, world.num_nodes),
+        "figures": figures,
     }
 
 
-def table(found: Mapping[str, Any]) -> str:
+def in_digits(value: float) -> str:
+    """Return a number as people write it: with four digits that count, never with an exponent."""
+    return f"{value:.0f}" if value >= 1000 or value == 0 else f"{value:.4g}" if value >= 1 else f"{value:.3f}"
+
+
+def _combine(how: str, each: Sequence[float | None], num_nodes: int) -> float | None:
+    known = [value for value in each if value is not None]
+    if not known:
+        return None
+    ways: dict[str, Callable[[list[float]], float]] = {"median": median, "max": max, "min": min, "sum": sum}
+    return sum(known) / num_nodes if how == "node sum" else float(ways[how](known))
+
+
+def table(report: Mapping[str, Any]) -> str:
     """Return the figures of a document for people."""
-    layout = found["layout"]
-    machine = found["machine"]
+    layout = report["layout"]
+    machine = report["machine"]
     lines = [
-        f"{machine['processor']}, {machine['cores']} cores, {machine['memory_GiB']} GiB; {found['mpi']['library']}",
+        f"{machine['processor']}, {machine['cores']} cores, {machine['memory_GiB']} GiB; {report['mpi']['library']}",
         f"{layout['ranks']} ranks on {layout['nodes']} node(s): {layout['trainers']} trainers, "
         f"{layout['servers_per_node']} server(s) on each node",
         "",
     ]
     section = ""
     for name, entry in CATALOGUE.items():
-        figure = found["figures"][name]
+        figure = report["figures"][name]
         if figure["value"] is None:
             continue
         heading = entry.section if entry.section != section else ""
@@ -90,13 +166,7 @@ def table(found: Mapping[str, Any]) -> str:
         known = [value for value in figure["trainers"] if value is not None]
         row = f"{heading:<9} {number:>9} {entry.unit:<5} {_whose(entry, len(known)):<24} {entry.text}"
         lines.append(row + _spread(entry, known))
-    curve = cache_curve.bars(_values(found))
-    return "\n".join([*lines, "", *([*curve, ""] if curve else []), found["cache"], "", found["verdict"]])
-
-
-def write(found: Mapping[str, Any], path: str) -> None:
-    """Write a document."""
-    Path(path).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return "\n".join(lines)
 
 
 def check_file_writable(path: str) -> None:
@@ -114,57 +184,6 @@ def check_file_writable(path: str) -> None:
         raise InvalidArgumentError(f"{path}: cannot be written: {error.strerror or error}") from error
     if not existed:
         Path(path).unlink()
-
-
-def need_matplotlib() -> None:
-    """Check that drawing is possible.
-
-    Raises:
-        InvalidArgumentError: matplotlib is not installed.
-    """
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ImportError:
-        raise InvalidArgumentError("--plot needs matplotlib: pip install 'mpigraph[plot]'") from None
-
-
-def draw(found: Mapping[str, Any], path: str) -> None:
-    """Draw where the time of a document's step goes, and what caches of far rows would fetch.
-
-    For each trainer the stages of a step one after the other, and below them the step with prefetching: what the model
-    waited and the rest.
-    """
-    from matplotlib.figure import Figure as Picture
-
-    layout = found["layout"]
-    count = min(layout["trainers"], _MAX_TRAINERS_DRAWN)
-    values = _values(found)
-    curve = bool(cache_curve.bars(values))
-    picture = Picture(figsize=(12 if curve else 9, max(3, 2 + 0.7 * count)), layout="constrained")
-    axes, *beside = picture.subplots(1, 1 + curve, width_ratios=[3, 1][: 1 + curve], squeeze=False)[0]
-    for other in beside:
-        cache_curve.draw(values, other)
-    for trainer in range(count):
-        for y, sections in enumerate(_bars(found["figures"], trainer)):
-            left = 0.0
-            for label, color, width in sections:
-                axes.barh(2.5 * trainer + y, width, left=left, height=0.9, color=color, label=label)
-                left += width
-    axes.set_yticks([2.5 * trainer + y for trainer in range(count) for y in (0, 1)])
-    axes.set_yticklabels([text for t in range(count) for text in (f"trainer {t}, in turn", "prefetching")])
-    axes.invert_yaxis()
-    axes.set_xlabel("milliseconds of a step")
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.tick_params(axis="y", length=0)
-    handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    picture.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, frameon=False)
-    axes.set_title(f"{layout['trainers']} trainers, {layout['nodes']} node(s): {found['verdict'].partition(' (')[0]}")
-    picture.savefig(path, dpi=150)
-
-
-def _values(found: Mapping[str, Any]) -> dict[str, float | None]:
-    """The one value of each figure of a document."""
-    return {name: figure["value"] for name, figure in found["figures"].items()}
 
 
 def _whose(entry: Entry, count: int) -> str:
@@ -185,15 +204,3 @@ def _spread(entry: Entry, known: list[float]) -> str:
     if len(known) < 2 or (max(known) <= 1.1 * min(known) and not is_sum):
         return ""
     return f" (each {entry.of}: {in_digits(min(known))} to {in_digits(max(known))})"
-
-
-def _bars(figures: Mapping[str, Any], trainer: int) -> list[list[tuple[str, str, float]]]:
-    """Return the two bars of a trainer: label, color and width of each section."""
-
-    def value(name: str) -> float:
-        return figures[name]["trainers"][trainer] or 0.0
-
-    in_turn = [(STAGES[name], color, value(name)) for name, color in _COLORS.items() if value(name)]
-    wait = value("step_wait")
-    rest = value("step_prefetch") - wait
-    return [in_turn, [("waiting for a minibatch", _WAIT_COLOR, wait), ("not waiting", _REST_COLOR, rest)]]

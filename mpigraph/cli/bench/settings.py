@@ -32,7 +32,6 @@ class Settings:
     seconds: float = _option(20.0, "about how long to measure in all, after the start", 0.01)
     num_servers: int | None = _option(None, "servers on each node (MPIGRAPH_NUM_SERVERS, else 1)", 0, int)
     out: str = ""
-    plot: str = ""
 
     @classmethod
     def options(cls) -> dict[str, tuple[str | None, str]]:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from itertools import islice, pairwise
+from itertools import pairwise
 from statistics import median
 
 import numpy as np
@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from mpigraph.arrays import I64
-from mpigraph.cli.bench.caching import MOST_FAR_ROWS, MOST_MINIBATCHES, figures_of
 from mpigraph.cli.bench.micro import is_far, open_service
 from mpigraph.cli.bench.settings import Settings
 from mpigraph.dataloading.node_loader import DistNodeDataLoader
@@ -23,7 +22,6 @@ from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.graphs.block import Block
 from mpigraph.graphs.fields import NID
 from mpigraph.nn.sageconv import SAGEConv
-from mpigraph.rows.row_cache import cache_memory
 from mpigraph.sampling.channel import Channel
 from mpigraph.sampling.minibatch import RandomContext
 from mpigraph.session.context import Session
@@ -103,48 +101,22 @@ class TrainingStep:
             begin = time.perf_counter()
             ends.append(begin)
         stats = loader.stats()
-        made = max(1, stats.minibatches)
-        found: dict[str, float | None] = {
-            "loader_sample": stats.sample_seconds * 1e3 / made,
-            "loader_plan": stats.plan_seconds * 1e3 / made,
-            "loader_fetch": stats.fetch_seconds * 1e3 / made,
-            "loader_place": stats.place_seconds * 1e3 / made,
+        count = max(1, stats.minibatches)
+        figures: dict[str, float | None] = {
+            "loader_sample": stats.sample_seconds * 1e3 / count,
+            "loader_plan": stats.plan_seconds * 1e3 / count,
+            "loader_fetch": stats.fetch_seconds * 1e3 / count,
+            "loader_place": stats.place_seconds * 1e3 / count,
         }
         if not self._session.world.all_near:
-            found["loader_bytes"] = stats.fetched_bytes / 1e6 / made
-            found["cache_saved"] = 100 * stats.hit_rate if stats.far_rows else None
+            figures["loader_bytes"] = stats.fetched_bytes / 1e6 / count
+            figures["cache_saved"] = 100 * stats.hit_rate if stats.far_rows else None
             if self._session.world.local_trainer == 0:
-                found["cache_default"] = loader.cache_bytes / 1e6
+                figures["cache_default"] = loader.cache_bytes / 1e6
         loader.close()
         step = (ends[-1] - ends[_WARM_UP_STEPS - 1]) / steps
         wait = sum(waits[_WARM_UP_STEPS:]) / steps
-        return found | {"step_prefetch": step * 1e3, "step_wait": wait * 1e3, "batches_per_s": 1 / step}
-
-    def simulate_caches(self) -> dict[str, float | None]:
-        """Return what caches of some sizes would fetch in an epoch, or the beginning of one.
-
-        Collective on the trainers.
-        """
-        world, rows = self._session.world, self._feature.rows
-        epoch = -(-len(self._nodes) // max(1, self._batch_size))
-        batches = min(MOST_MINIBATCHES, world.allreduce_minmax(epoch, largest=True))
-        seeds = self._batches(batches)
-        trace = [self._far_rows_of(next(seeds))]
-        batches = min(batches, world.allreduce_minmax(MOST_FAR_ROWS // max(1, len(trace[0])), largest=False))
-        trace += [self._far_rows_of(some) for some in islice(seeds, max(0, batches - 1))]
-        figures = figures_of(trace)
-        figures |= {"cache_batches": len(trace), "cache_epoch": epoch}
-        read = len(np.unique(np.concatenate(trace)))
-        tables, in_all = (cache_memory(len(rows.window), slots, rows.window.row_bytes) / 1e6 for slots in (0, read))
-        if world.local_trainer == 0:
-            figures["cache_tables"] = tables
-        figures["cache_all"] = in_all - tables * (world.local_trainer > 0)  # a node's trainers share them
-        return figures
-
-    def _far_rows_of(self, seeds: torch.Tensor) -> I64:
-        """Sample a minibatch; return the far rows that it reads. Collective on the trainers."""
-        ids: I64 = self._sampler.sample_blocks(self._g, seeds)[2][0].srcdata[NID].numpy()
-        return ids[is_far(self._feature.rows.window, ids)]
+        return figures | {"step_prefetch": step * 1e3, "step_wait": wait * 1e3, "batches_per_s": 1 / step}
 
     def _measure_stages(self, channel: Channel, seconds: float) -> dict[str, float | None]:
         warm_up = [self._one_step(channel, seeds) for seeds in self._batches(_WARM_UP_STEPS)]
