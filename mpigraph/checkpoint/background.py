@@ -13,7 +13,7 @@ from mpigraph.checkpoint.peers import Peers
 from mpigraph.checkpoint.saving import Save
 from mpigraph.errors import MPIGraphError
 from mpigraph.log import get_logger
-from mpigraph.mpi.alltoall import Comm
+from mpigraph.mpi.messages import Comm
 from mpigraph.rows.pool import RowPool
 from mpigraph.session.context import BackgroundLoop, Session
 

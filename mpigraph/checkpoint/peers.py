@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from mpigraph.mpi.agree import allgather_bytes, together
-from mpigraph.mpi.alltoall import Comm
+from mpigraph.mpi.messages import Comm
 from mpigraph.mpi.world import TRAINERS, World
 
 __all__ = ["Peers"]

@@ -24,7 +24,7 @@ from mpigraph.graphs.hetero import HeteroGraph
 from mpigraph.graphs.hetero import graph as make_graph
 from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import Relation, relation_key
-from mpigraph.mpi.alltoall import Comm
+from mpigraph.mpi.messages import Comm
 from mpigraph.partition.balance import balance_criteria
 from mpigraph.partition.exchange import ALONE, Exchange
 from mpigraph.partition.metis import metis_assign

@@ -13,7 +13,7 @@ import torch
 
 from mpigraph.arrays import I64
 from mpigraph.errors import GraphDataError, InvalidArgumentError
-from mpigraph.mpi.alltoall import exchange_rows
+from mpigraph.mpi.messages import exchange_rows
 from mpigraph.partition.exchange import even_bounds, owners_of
 from mpigraph.partition.npy_files import NpyShape, new_npy_files
 from mpigraph.partition.over_mpi import MPIExchange

@@ -10,7 +10,7 @@ from mpigraph.arrays import I32, I64
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.kernels.compact import LocalIds
-from mpigraph.mpi.alltoall import exchange_rows
+from mpigraph.mpi.messages import exchange_rows
 from mpigraph.rows.owners import RowOwners
 
 __all__ = ["OutDegrees", "masked_out_degrees"]

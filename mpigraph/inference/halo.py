@@ -20,7 +20,7 @@ from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.graphs.table_rows import TableRows
 from mpigraph.kernels.row_ops import as_words, gather_rows
-from mpigraph.mpi.alltoall import exchange_rows
+from mpigraph.mpi.messages import exchange_rows
 from mpigraph.rows.lookahead import ReadCounts
 from mpigraph.rows.owners import RowOwners
 from mpigraph.rows.row_cache import RowCache, cache_memory, free_for_caches

@@ -1,7 +1,7 @@
 """Fail together: a check that can fail on one rank is agreed on, so that every rank raises the same error.
 
 One mechanism: :func:`agree`, a coroutine; :func:`together` is the same around a block of local code. Where a status
-rides in headers that are exchanged anyway (``mpi/rounds.py``, ``rows/push.py``) only :func:`raise_jointly` is left to
+rides in headers that are exchanged anyway (``mpi/messages.py``) only :func:`raise_jointly` is left to
 do. Runs on the communicator that it is given.
 """
 

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from mpigraph.arrays import I64, Array
 from mpigraph.mpi.abort import abort
 from mpigraph.mpi.agree import agree
-from mpigraph.mpi.alltoall import Comm, exchange_rows, sum_over_ranks
 from mpigraph.mpi.coroutine import run
+from mpigraph.mpi.messages import Comm, exchange_rows, sum_over_ranks
 from mpigraph.mpi.wait import PEERS_COMPUTE
 from mpigraph.partition.exchange import Exchange
 

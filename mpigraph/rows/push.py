@@ -13,8 +13,7 @@ is fixed: by rank, then as pushed. So what is made of it does not depend on whic
 Main thread, on the trainers' communicator. All steps are non-blocking (``mpi/coroutine.py``).
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,7 +25,7 @@ from mpigraph.errors import CollectiveError
 from mpigraph.kernels.row_ops import as_words, gather_rows
 from mpigraph.mpi.agree import no_way_back, raise_jointly
 from mpigraph.mpi.coroutine import Coroutine
-from mpigraph.mpi.rounds import FAILED, OK
+from mpigraph.mpi.messages import FAILED, OK, Header, alltoall
 from mpigraph.rows.transport import nothing
 
 __all__ = ["Outgoing", "Pushed", "push_rows"]
@@ -103,24 +102,18 @@ def push_rows(
     Collective on ``comm``.
     """
     begin, end = _own(outgoing.counts, comm.rank)
-    header = np.empty((comm.size, 3), np.int64)
-    header[:, 0] = key
-    header[:, 1] = OK if error is None else FAILED
-    header[:, 2] = outgoing.counts
-    headers = np.empty_like(header)
     with no_way_back(comm):
-        request = comm.Ialltoall(header, headers)
+        header = Header(comm, key, OK if error is None else FAILED, outgoing.counts)
         leaving = _pack(outgoing, begin, end, empty)  # while the headers travel
-        yield request
+        yield header.request
         met()
-        if (headers[:, 0] != headers[0, 0]).any():
+        if (header.operations != header.operations[0]).any():
             astray = CollectiveError(f"here it is {what}: {described}")
             yield from raise_jointly(comm, "a push of different gradients", astray, "trainer")
-        if (headers[:, 1] == FAILED).any():
+        if (header.statuses == FAILED).any():
             yield from raise_jointly(comm, what, error, "trainer")
-        coming = np.ascontiguousarray(headers[:, 2])
-        ids = np.empty(int(coming.sum()), outgoing.ids.dtype)
-        yield comm.Ialltoallv([outgoing.ids, outgoing.counts], [ids, coming])
+        coming = header.counts.copy()
+        ids = yield from alltoall(comm, outgoing.ids, outgoing.counts, coming)
         first, last = _own(coming, comm.rank)
         sources = np.empty(len(ids), np.int64)
         sources[:first] = np.arange(first)
@@ -129,8 +122,7 @@ def push_rows(
         going = outgoing.counts.copy()
         going[comm.rank] = coming[comm.rank] = 0
         arrived = empty((int(coming.sum()), outgoing.rows.shape[1]), np.float32)
-        with _row_type(outgoing.rows.shape[1]) as row:
-            yield comm.Ialltoallv([leaving, going, row], [arrived, coming, row])
+        yield from alltoall(comm, leaving, going, coming, arrived)
         return Pushed(ids, sources, outgoing.rows, arrived)
 
 
@@ -152,13 +144,3 @@ def _own(counts: I64, rank: int) -> tuple[int, int]:
     """Where the rows of one rank begin and end, of rows sorted by rank."""
     begin = int(counts[:rank].sum())
     return begin, begin + int(counts[rank])
-
-
-@contextmanager
-def _row_type(width: int) -> Iterator[MPI.Datatype]:
-    """A datatype of one row, freed behind the ``with`` block."""
-    row = MPI.FLOAT.Create_contiguous(width).Commit()
-    try:
-        yield row
-    finally:
-        row.Free()

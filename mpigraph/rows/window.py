@@ -5,9 +5,7 @@ One ``Lock_all`` at birth, ``Unlock_all`` at close; between them only ``Get``, `
 reads while the near rows are loaded. ``rows/service.py`` knows how to allocate and which transport to use.
 """
 
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +16,7 @@ from mpigraph.errors import ClosedError
 from mpigraph.kernels.row_ops import as_words, load_rows, order_by_range, scatter_rows, split_by_range
 from mpigraph.mpi.compat import advise_large_pages, as_array
 from mpigraph.mpi.interrupts import UNINTERRUPTED
+from mpigraph.mpi.messages import Gate
 from mpigraph.rows.pool import RowPool
 from mpigraph.rows.service import RowService
 from mpigraph.rows.shm_check import check_shared_memory
@@ -56,9 +55,7 @@ class RowWindow:
         self.dtype = np.dtype(dtype)
         self.row_bytes = self.dtype.itemsize * int(np.prod(self.row_shape, dtype=np.int64))
         self._shared = MPI.WIN_NULL
-        self._no_user = threading.Condition()
-        self._num_users = 0
-        self._retired = False
+        self._gate = Gate("this window was closed")
         largest = int(np.diff(self.offsets).max(initial=0)) * self.row_bytes  # bytes of a host, who zeroes them
         patience = 1 + largest / _ZEROED_PER_SECOND / world.config.timeout
         what = f"{name} ({int(offsets[-1])} rows of {self.row_bytes} bytes)"
@@ -143,7 +140,7 @@ class RowWindow:
         Raises:
             ClosedError: the window was closed, here or at a host.
         """
-        with UNINTERRUPTED, self._using():
+        with UNINTERRUPTED, self._gate:
             return self._gather(ids, out, transport)
 
     def _gather(self, ids: I64, out: Array | None, transport: Transport | None) -> Array:
@@ -179,7 +176,7 @@ class RowWindow:
         Raises:
             ClosedError: the window was closed.
         """
-        with UNINTERRUPTED, self._using():
+        with UNINTERRUPTED, self._gate:
             hosts = list(self._words)
             by_host = [(hosts[0], positions)]
             if len(hosts) > 1:
@@ -212,35 +209,20 @@ class RowWindow:
             for host in np.flatnonzero(np.diff(bounds)).tolist()
         ]
         reader = self.service.transport
-        with UNINTERRUPTED, self._using():
+        with UNINTERRUPTED, self._gate:
             if wanted and reader is not None:
                 reader.read(self.handle, wanted, found, meanwhile)
             else:
                 meanwhile()
         return places, found
 
-    @contextmanager
-    def _using(self) -> Iterator[None]:
-        """Inside, a thread reads or writes rows, and :meth:`retire` waits for it."""
-        with self._no_user:
-            if self._retired or not self._win:
-                raise ClosedError("this window was closed")
-            self._num_users += 1
-        try:
-            yield
-        finally:
-            with self._no_user:
-                self._num_users -= 1
-                self._no_user.notify_all()
-
     def retire(self) -> None:
         """Refuse reads and writes from now on, and wait for those of other threads.
 
         Before :meth:`close`, while hosts answer.
         """
-        with self._no_user, self.world.watch("reads and writes of rows that are freed"):
-            self._retired = True
-            self._no_user.wait_for(lambda: self._num_users == 0)
+        with self.world.watch("reads and writes of rows that are freed"):
+            self._gate.drain()
 
     def _far_rows(self, host: int, ids: I64, positions: I64) -> RemoteRows:
         begin, end = self.offsets[host : host + 2].tolist()
@@ -256,7 +238,7 @@ class RowWindow:
         Raises:
             ClosedError: the window was closed, here or at a host.
         """
-        with UNINTERRUPTED, self._using():
+        with UNINTERRUPTED, self._gate:
             self._scatter(ids, values)
 
     def _scatter(self, ids: I64, values: Array) -> None:
@@ -285,6 +267,7 @@ class RowWindow:
 
     def close(self) -> None:
         """Free the memory; a second call does nothing."""
+        self._gate.shut()
         win, self._win = self._win, MPI.WIN_NULL
         if not win:
             return

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from mpigraph.arrays import I64
-from mpigraph.sampling.channel import HEAD
+from mpigraph.mpi.messages import HEAD
 from mpigraph.sampling.local import Buffers, LocalSampling, look_up_edges
 from mpigraph.sampling.protocol import (
     EdgeQuery,

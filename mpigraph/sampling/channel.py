@@ -8,18 +8,14 @@ setting.
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import ClassVar, ParamSpec, TypeVar
 
 from mpigraph.arrays import I64, U8
+from mpigraph.mpi.messages import Answer
 from mpigraph.mpi.world import World
 
-__all__ = ["HEAD", "Answer", "Channel", "Exchange"]
-
-HEAD = 2  # words
-Answer = Callable[[Sequence[I64]], Sequence[I64]]
-"""Makes the answers to what some ranks ask: the request words of each. Before an answer are ``HEAD`` words for the
-exchange. If it raises, what one of them asks is at fault."""
+__all__ = ["Channel", "Exchange"]
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -9,8 +9,9 @@ from mpigraph.errors import InvalidArgumentError
 from mpigraph.log import get_logger
 from mpigraph.mpi.agree import everywhere, first_choice
 from mpigraph.mpi.compat import library_version
+from mpigraph.mpi.messages import Answer
 from mpigraph.mpi.world import World
-from mpigraph.sampling.channel import Answer, Exchange
+from mpigraph.sampling.channel import Exchange
 from mpigraph.sampling.in_step import InStep
 from mpigraph.sampling.sparse import Sparse
 

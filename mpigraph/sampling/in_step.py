@@ -1,6 +1,6 @@
 """Sampling requests in rounds of all ranks: each trainer's channel has a communicator, every rank answers in turn.
 
-Four collective steps a round (``mpi/rounds.py``), whoever asks. A trainer that has nothing (more) to ask is *idle*: it
+A round has four collective steps (``mpi/messages.py``). A trainer that has nothing (more) to ask is *idle*: it
 answers the others until all trainers are idle. So trainers may make different numbers of rounds, or none: uneven, tiny
 and empty training sets and early breaks cannot hang.
 
@@ -21,11 +21,20 @@ from mpigraph.log import get_logger
 from mpigraph.mpi.agree import no_way_back, raise_jointly
 from mpigraph.mpi.coroutine import Coroutine, Task, finish, run
 from mpigraph.mpi.interrupts import UNINTERRUPTED
-from mpigraph.mpi.rounds import FAILED, OK, Header, exchange_answers, exchange_requests, in_rank_order
+from mpigraph.mpi.messages import (
+    FAILED,
+    HEAD,
+    OK,
+    Answer,
+    Header,
+    NotOpenHere,
+    exchange_answers,
+    exchange_requests,
+    in_rank_order,
+)
 from mpigraph.mpi.wait import IN_ROUND, PEERS_COMPUTE, wait
 from mpigraph.mpi.world import World
-from mpigraph.sampling.channel import HEAD, Answer, Channel, Exchange
-from mpigraph.store.derived import NotOpenHere
+from mpigraph.sampling.channel import Channel, Exchange
 
 __all__ = ["InStep", "RoundChannel", "RoundOperation"]
 
@@ -78,7 +87,6 @@ class RoundChannel(Channel):
             with self.world.meeting(f"sampling round {self.rounds} of {self.name}", self._place):
                 header = Header(self._comm, RoundOperation.SAMPLE, FAILED if error else OK, counts)
                 wait(header.request, IN_ROUND)
-            words = _NO_WORDS if words is None else words
             try:
                 return run(self._round(header, self._timed(self._answer), words, counts, meanwhile, error))
             finally:
@@ -160,19 +168,19 @@ class RoundChannel(Channel):
                 yield from raise_jointly(self._comm, "sampling", error)
             self._count(counts * words.itemsize)
             requests = yield from exchange_requests(self._comm, words, counts, header)
-            answers: dict[int, U8] | None = None
+            answers: dict[int, I64] | None = None
             try:
                 ranks = requests.senders
                 made = yield from self._made(answer, [requests.of(rank) for rank in ranks])
-                answers = {rank: one[HEAD:].view(np.uint8) for rank, one in zip(ranks, made, strict=True)}
+                answers = {rank: one[HEAD:] for rank, one in zip(ranks, made, strict=True)}
             except Exception as exc:  # told to every rank by the exchange, and raised there
                 error = exc
             received = yield from exchange_answers(self._comm, answers, meanwhile)
             if received is None:
                 yield from raise_jointly(self._comm, "answering a sampling request", error)
             assert received is not None
-            self._count(np.diff(received.bounds))
-        return {rank: received.of(rank) for rank in np.flatnonzero(counts).tolist()}
+            self._count(8 * np.diff(received.bounds))
+        return {rank: received.of(rank).view(np.uint8) for rank in np.flatnonzero(counts).tolist()}
 
     def _made(self, answer: Answer, messages: Sequence[I64]) -> Coroutine[Sequence[I64]]:
         """The answers; a server's second thread waits until the first has left the call that opens what they need."""

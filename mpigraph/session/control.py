@@ -20,7 +20,7 @@ from mpigraph.errors import ClosedError, CollectiveError, MPIGraphError
 from mpigraph.mpi.agree import allgather_bytes, everywhere, no_way_back, raise_jointly
 from mpigraph.mpi.coroutine import run
 from mpigraph.mpi.interrupts import UNINTERRUPTED
-from mpigraph.mpi.rounds import FAILED, OK, Header
+from mpigraph.mpi.messages import FAILED, OK, Header
 from mpigraph.mpi.wait import IN_ROUND, wait
 from mpigraph.rows.row_tensor import Policy
 from mpigraph.store.derived import EdgeTimes, EdgeWeights

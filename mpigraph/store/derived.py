@@ -14,24 +14,20 @@ import numpy as np
 import numpy.typing as npt
 
 from mpigraph.arrays import I32, I64, Array
-from mpigraph.errors import CollectiveError, GraphDataError, MPIGraphError
+from mpigraph.errors import GraphDataError, MPIGraphError
 from mpigraph.kernels.masked import list_allowed
 from mpigraph.kernels.temporal import sort_rows
 from mpigraph.kernels.weighted import alias_tables
 from mpigraph.mpi.agree import together
-from mpigraph.mpi.alltoall import exchange_rows, sum_over_ranks
+from mpigraph.mpi.messages import NotOpenHere, exchange_rows, sum_over_ranks
 from mpigraph.rows.row_tensor import RowTensor
 from mpigraph.rows.window import RowWindow
 from mpigraph.store.topology import Topology
 
-__all__ = ["EdgeTimes", "EdgeWeights", "NotOpenHere", "SortedEdges", "VersionedTables", "WeightTables"]
+__all__ = ["EdgeTimes", "EdgeWeights", "SortedEdges", "VersionedTables", "WeightTables"]
 
 Tables = TypeVar("Tables")
 _Windows = tuple[RowWindow, ...]
-
-
-class NotOpenHere(CollectiveError):
-    """This rank has not opened a graph or tensor yet: an owner may leave a collective call last."""
 
 
 class VersionedTables(ABC, Generic[Tables]):

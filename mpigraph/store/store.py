@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 
 from mpigraph.errors import ClosedError, MPIGraphError, PartitionError
 from mpigraph.mpi.agree import allgather_bytes, together
+from mpigraph.mpi.messages import NotOpenHere
 from mpigraph.mpi.world import World
 from mpigraph.rows.mask_counts import MaskCounts, count_masks, is_mask
 from mpigraph.rows.row_cache import RowCache, slots_for
@@ -21,7 +22,7 @@ from mpigraph.storage.contents import PartFiles, read_rows
 from mpigraph.storage.format import edge_feature_name, node_feature_name
 from mpigraph.storage.narrow import FeatDtype, narrowed
 from mpigraph.storage.part_config import FeatureInfo, PartConfig
-from mpigraph.store.derived import NotOpenHere, VersionedTables
+from mpigraph.store.derived import VersionedTables
 from mpigraph.store.host_ranges import check_name, check_same
 from mpigraph.store.topology import Topology
 

@@ -200,7 +200,7 @@ def use_for_a_while(window: RowWindow, done: list[bool]) -> None:
     using = threading.Event()
 
     def use() -> None:
-        with window._using():
+        with window._gate:
             using.set()
             time.sleep(0.3)
             done.append(True)

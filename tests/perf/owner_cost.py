@@ -21,9 +21,10 @@ from mpi4py import MPI
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from many_ranks import NODES, state_of
 
+from mpigraph.mpi.messages import FIRST, REQUEST, RequestServer, answering
 from mpigraph.sampling.answering import Answers
 from mpigraph.sampling.protocol import RelationRequest, pack_request
-from mpigraph.sampling.sparse import FIRST, REQUEST, Owner
+from mpigraph.sampling.sparse import HELD, MOST_TOGETHER
 
 NODES_OF_JOB, TRAINERS = 64, 127  # of the projected job: beside each server, one of which is a node's
 
@@ -54,7 +55,7 @@ def answer(comm: MPI.Comm, answers: Answers, count: int, profile: Callable[..., 
         answered[0] += len(messages)
         return answers.answer(messages)
 
-    owner = Owner(comm, make)
+    owner = RequestServer(comm, answering(make), max_bytes=HELD, together=MOST_TOGETHER)
     comm.Barrier()
     comm.Iprobe()  # lets MPI take what has come off its hands
     profile()

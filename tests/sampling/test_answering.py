@@ -9,9 +9,9 @@ import pytest
 from many_ranks import DEGREE, NODES, state_of
 
 from mpigraph.errors import CollectiveError, GraphDataError
+from mpigraph.mpi.messages import HEAD, NotOpenHere
 from mpigraph.sampling import answering
 from mpigraph.sampling.answering import Answers
-from mpigraph.sampling.channel import HEAD
 from mpigraph.sampling.protocol import (
     AnswerReader,
     EdgeQuery,
@@ -21,7 +21,7 @@ from mpigraph.sampling.protocol import (
     pack_request,
     unpack_requests,
 )
-from mpigraph.store.derived import EdgeWeights, NotOpenHere
+from mpigraph.store.derived import EdgeWeights
 
 I64 = npt.NDArray[np.int64]
 OWNER, RANKS = 1, 4

@@ -12,23 +12,20 @@ import pytest
 import torch
 from batches import NUM_BATCHES, SAMPLERS, batch, digest
 from jobs import SOON, run_script
-from layouts import WAIT, Job, Layout, SharedJob, needs_threads, on_all, on_layouts, own_on_layouts
-from mpi4py import MPI
+from layouts import Job, Layout, SharedJob, needs_threads, on_all, on_layouts, own_on_layouts
 from oracle import NAME, NUM_NODES, open_graph
 from worlds import behind_head, meet, world_of
 
 import mpigraph.distributed as dist
 from mpigraph.errors import ClosedError, CollectiveError, GraphDataError, InvalidArgumentError, OutOfRangeError
-from mpigraph.mpi.rounds import FAILED, OK
+from mpigraph.mpi.messages import FIRST, NotOpenHere
 from mpigraph.mpi.world import World
 from mpigraph.sampling import sparse
 from mpigraph.sampling.answering import Answers
-from mpigraph.sampling.channel import HEAD
 from mpigraph.sampling.exchanges import open_exchange
 from mpigraph.sampling.protocol import Kind, RelationRequest, pack_request
-from mpigraph.sampling.sparse import FIRST, REQUEST, Owner, Sparse
+from mpigraph.sampling.sparse import Sparse
 from mpigraph.session.context import current
-from mpigraph.store.derived import NotOpenHere
 
 pytestmark = needs_threads
 SAMPLING_WAYS = ("sparse",)
@@ -104,80 +101,6 @@ def test_owners_answer_whoever_asks(layout: Job, monkeypatch: pytest.MonkeyPatch
             for thread in threads:
                 thread.join()
             ask(world, exchange, 9, LATER)
-
-
-def answered_by(owner: Owner, done: Callable[[], bool]) -> None:
-    end = time.monotonic() + WAIT
-    while not done() or owner.outstanding:
-        owner.progress()
-        assert time.monotonic() < end
-
-
-@pytest.mark.parametrize("comm", [2], indirect=True)
-def test_requests_that_wait_are_answered_together(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So many at most; and the error of one is not that of the others."""
-    monkeypatch.setattr(sparse, "MOST_TOGETHER", 8)
-    sizes: list[int] = []
-    asked = [np.array([k + 1, BAD_DATA if k % 7 == 3 else ECHO, k]) for k in range(30)]
-    if comm.rank == 0:
-        answer = answers()
-        answered: set[int] = set()
-
-        def note(messages: Sequence[Words]) -> list[Words]:
-            sizes.append(len(messages))
-            answered.update(int(words[1]) for words in messages)
-            return answer(messages)
-
-        comm.Barrier()
-        answered_by(Owner(comm, note), lambda: len(answered) == len(asked))
-    else:
-        replies = [np.empty(100, np.int64) for _ in asked]
-        receiving = [comm.Irecv(reply, 0, int(words[0])) for reply, words in zip(replies, asked, strict=True)]
-        sending = [comm.Isend(words, 0, REQUEST) for words in asked]
-        comm.Barrier()
-        MPI.Request.Waitall(sending + receiving)
-        for reply, words in zip(replies, asked, strict=True):
-            if words[1] == BAD_DATA:
-                assert reply[0] == FAILED and b"weight 7 is bad" in reply[HEAD : HEAD + reply[1]].tobytes()
-            else:
-                assert reply[:HEAD].tolist() == [OK, 2] and np.array_equal(reply[HEAD : HEAD + 2], words[1:] + 1)
-    on_all(comm, comm.rank == 1 or 1 < max(sizes) <= 8, f"{sizes}")
-
-
-@pytest.mark.parametrize("comm", [2], indirect=True)
-def test_an_owner_whose_answers_nobody_reads_takes_in_no_more(
-    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    many, words = 40, 1 << 17  # answers of 1 MiB, which MPI does not send before they are received
-    monkeypatch.setattr(sparse, "HELD", 8 << 20)
-    monkeypatch.setattr(sparse, "MOST_TOGETHER", 2)
-    if comm.rank == 0:
-        made: list[int] = []
-
-        def answer(messages: Sequence[Words]) -> list[Words]:
-            made.extend(int(asked[0]) for asked in messages)
-            return [behind_head(np.full(words, asked[0])) for asked in messages]
-
-        owner = Owner(comm, answer)
-        comm.Barrier()
-        quiet = 0
-        while quiet < 1000:
-            quiet = 0 if owner.progress() else quiet + 1
-        taken = len(made)
-        comm.Barrier()
-        answered_by(owner, lambda: len(made) == many)
-        assert made == list(range(many))
-    else:
-        sending = [comm.Isend(np.array([k + 1, k]), 0, REQUEST) for k in range(many)]
-        comm.Barrier()
-        comm.Barrier()
-        for k in range(many):
-            first, rest = np.empty(HEAD + FIRST // 8, np.int64), np.empty(words - FIRST // 8, np.int64)
-            comm.Recv(first, 0, k + 1)
-            comm.Recv(rest, 0, k + 1)
-            assert first[:HEAD].tolist() == [OK, words] and (first[HEAD:] == k).all() and (rest == k).all()
-        MPI.Request.Waitall(sending)
-    on_all(comm, comm.rank == 1 or 8 <= taken <= 9)
 
 
 @own

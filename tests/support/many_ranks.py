@@ -16,14 +16,12 @@ import numpy.typing as npt
 
 from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import Schema
-from mpigraph.mpi.rounds import OK
+from mpigraph.mpi.messages import HEAD, OK, REQUEST, NotOpenHere
 from mpigraph.sampling.answering import Answers
-from mpigraph.sampling.channel import HEAD
 from mpigraph.sampling.in_step import RoundChannel, RoundOperation
 from mpigraph.sampling.neighbor_service import NeighborService
 from mpigraph.sampling.protocol import RelationRequest
-from mpigraph.sampling.sparse import REQUEST, Sparse
-from mpigraph.store.derived import NotOpenHere
+from mpigraph.sampling.sparse import Sparse
 from mpigraph.store.topology import Adjacency
 
 I64 = npt.NDArray[np.int64]

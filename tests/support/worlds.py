@@ -4,7 +4,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,9 +11,9 @@ from layouts import WAIT, Job
 from mpi4py import MPI
 
 from mpigraph.config import Config
+from mpigraph.mpi.messages import HEAD
 from mpigraph.mpi.world import World
 from mpigraph.rows.service import RowService, shared_query_works
-from mpigraph.sampling.channel import HEAD
 
 
 def window_kinds() -> list[str]:
@@ -96,14 +95,14 @@ def words_between(asker: int, target: int) -> npt.NDArray[np.int64]:
     return np.arange((asker + 2 * target) % 4, dtype=np.int64) + 100 * asker + 10 * target
 
 
-def answer_to(words: npt.NDArray[np.int64], me: int) -> npt.NDArray[np.uint8]:
+def answer_to(words: npt.NDArray[np.int64], me: int) -> npt.NDArray[np.int64]:
     """An asker gets its words back, ``me`` added."""
-    return (words + me).view(np.uint8)
+    return words + me
 
 
-def behind_head(answer: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+def behind_head(answer: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """An answer as an exchange wants it."""
-    return np.concatenate([np.zeros(HEAD, np.int64), answer.view(np.int64)])
+    return np.concatenate([np.zeros(HEAD, np.int64), answer])
 
 
 def asked_of(asker: int, size: int) -> dict[int, npt.NDArray[np.int64]]:

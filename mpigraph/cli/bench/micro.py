@@ -12,7 +12,7 @@ import torch
 from mpigraph.arrays import I64, Mask
 from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.mpi.coroutine import run
-from mpigraph.mpi.rounds import OK, Header, exchange_answers, exchange_requests
+from mpigraph.mpi.messages import OK, Header, exchange_answers, exchange_requests
 from mpigraph.mpi.wait import IN_ROUND, PEERS_COMPUTE, wait
 from mpigraph.mpi.world import World
 from mpigraph.rows.window import RowWindow
@@ -70,7 +70,7 @@ def measure_rows(world: World, feature: DistTensor, seconds: float) -> dict[str,
 def measure_rounds(session: Session, seconds: float) -> dict[str, float | None]:
     """Make rounds between the trainers alone, and empty sampling rounds with the servers. Collective on the trainers.
 
-    A round is the four collective steps of ``mpi/rounds.py``. There are none with one trainer, or on one node.
+    A round is the four collective steps of ``mpi/messages.py``. There are none with one trainer, or on one node.
     """
     world = session.world
     figures = dict[str, float | None]()
@@ -147,7 +147,7 @@ def _round(world: World, comm: Any, nbytes: int) -> None:
         wait(header.request, IN_ROUND)
     with world.watch("a round of the benchmark"):
         run(exchange_requests(comm, np.zeros(int(counts.sum()), np.int64), counts, header))
-        run(exchange_answers(comm, {rank: np.zeros(nbytes, np.uint8) for rank in np.flatnonzero(counts).tolist()}))
+        run(exchange_answers(comm, {rank: np.zeros(nbytes // 8, np.int64) for rank in np.flatnonzero(counts).tolist()}))
 
 
 def _rate(nbytes: int, seconds: float | None) -> float | None:

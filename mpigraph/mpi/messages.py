@@ -1,0 +1,540 @@
+"""Messages between ranks: requests that single ranks answer, arrays from every rank to every rank, rounds of both.
+
+A request is one message: the tag of its reply, and words. Each has a tag of its own, so several threads of a rank may
+ask at once. A :class:`RequestServer` answers on the rank that is asked, whenever a thread there calls ``progress``; a
+handler makes the replies. :func:`answering` is the handler where a request has one answer or one error: the asker is a
+:class:`Requester`, and the reply is one message or two. It holds the status, the length, and the first :data:`FIRST`
+bytes of the answer; the second message is the rest.
+
+A round asks all ranks of a communicator at once, in four collective steps::
+
+    Ialltoall(headers)           operation, status, number of request words
+    Ialltoallv(request words)    int64
+    Ialltoall(answer sizes)      in words; -1 to every rank: answering failed here
+    Ialltoallv(answers)          int64
+
+All operations are non-blocking (:mod:`.coroutine`). So a server takes part in the rounds of several channels at once
+and sleeps meanwhile; an asker does its own part of the work while the others make their answers; and a rank that waits
+gives its core to the rank that shares it, since blocking MPI calls spin. MPI sees all ranks in each step of a round;
+Python code only those that ask something. A collective step runs in one thread at a time of a communicator.
+"""
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import Condition, Lock
+from typing import NamedTuple, TypeAlias, TypeVar
+
+import numpy as np
+from mpi4py import MPI
+
+from mpigraph import errors
+from mpigraph.arrays import I64, Array
+from mpigraph.errors import ClosedError, CollectiveError, MPIGraphError
+from mpigraph.log import get_logger
+from mpigraph.mpi.agree import describe, no_way_back
+from mpigraph.mpi.coroutine import Coroutine, Task, finish, run
+from mpigraph.mpi.wait import BULK, IN_ROUND, TRANSFER, Backoff, Policy, wait
+from mpigraph.mpi.world import World
+
+__all__ = [
+    "FAILED",
+    "FIRST",
+    "HEAD",
+    "OK",
+    "REQUEST",
+    "TOGETHER",
+    "Answer",
+    "Comm",
+    "Gate",
+    "Handler",
+    "Header",
+    "NotOpenHere",
+    "Received",
+    "Request",
+    "RequestServer",
+    "Requester",
+    "alltoall",
+    "answering",
+    "exchange_answers",
+    "exchange_requests",
+    "exchange_rows",
+    "in_rank_order",
+    "sum_over_ranks",
+]
+
+Comm: TypeAlias = MPI.Comm
+T = TypeVar("T")
+
+OK, FAILED = 0, 1  # status of a request, an answer, or a rank in a round
+REQUEST = 0  # tag of a request; replies have others
+HEAD = 2  # words before an answer: its status and length
+FIRST = 16 << 10  # bytes of an answer in its first message: what MPI libraries send without asking first
+TOGETHER = 256 << 10  # bytes of requests from which on a server answers no more of them together
+_TAGS = 1 << 15  # MPI allows at least this many
+_TURN = 1e-3  # seconds for new requests, after which the thread polls what else it serves
+_HEADER_WORDS = 3  # operation, status, counts
+_WORDS = {1: MPI.BYTE, 4: MPI.INT32_T, 8: MPI.INT64_T}
+
+
+class NotOpenHere(CollectiveError):
+    """This rank has not opened what is asked for, or not yet: an owner may leave a collective call last."""
+
+
+class Gate:
+    """A ``with`` block for the users of something that is closed one day; reentrant, for any number of threads."""
+
+    def __init__(self, closed: str) -> None:
+        """``closed`` is the text of the error once the gate is shut."""
+        self._closed = closed
+        self._changed = Condition()
+        self._users = 0
+        self._shut = False
+
+    def __enter__(self) -> None:
+        with self._changed:
+            if self._shut:
+                raise ClosedError(self._closed)
+            self._users += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._users -= 1
+            if self._shut:
+                self._changed.notify_all()
+
+    def shut(self) -> None:
+        """Refuse new users."""
+        with self._changed:
+            self._shut = True
+
+    def drain(self) -> None:
+        """Refuse new users, and wait for the present ones. Blocking: the caller puts a deadline on it."""
+        with self._changed:
+            self._shut = True
+            self._changed.wait_for(lambda: self._users == 0)
+
+
+class Request(NamedTuple):
+    """A request that came in.
+
+    Attributes:
+        asker: the rank that asks.
+        tag: the tag of the reply.
+        words: int64[n], what it says.
+    """
+
+    asker: int
+    tag: int
+    words: I64
+
+
+class RequestServer:
+    """Answers the requests that other ranks send to this one, without ever waiting for an asker.
+
+    It takes in requests as they come, up to bounds that keep memory small however many ranks ask. The rest wait with
+    their senders, and not for ever: an asker posts its receives before it asks, so every request that was taken in is
+    answered whether or not another one is.
+
+    Attributes:
+        comm: where requests and replies travel.
+        lock: held while handlers run, in whichever thread calls :meth:`progress`.
+        held: bytes of requests and answers that are in memory.
+    """
+
+    def __init__(
+        self,
+        comm: MPI.Comm,
+        handler: "Handler",
+        *,
+        max_bytes: int,
+        together: int = 1,
+        max_tasks: float = math.inf,
+    ) -> None:
+        """Answer what comes on ``comm``.
+
+        Args:
+            comm: the ranks.
+            handler: makes the replies to some requests.
+            max_bytes: of requests and answers, from which on no more requests are taken in.
+            together: requests that a handler gets at once, at most.
+            max_tasks: handlers that run at once, from which on no more requests are taken in.
+        """
+        self.comm = comm
+        self.lock = Lock()
+        self.held = 0
+        self._handler = handler
+        self._max_bytes = max_bytes
+        self._together = together
+        self._max_tasks = max_tasks
+        self._tasks: list[Task[None]] = []
+        self._status = MPI.Status()
+
+    @property
+    def num_tasks(self) -> int:
+        """How many handlers have not sent all of their replies."""
+        return len(self._tasks)
+
+    @property
+    def outstanding(self) -> bool:
+        """Whether a request or reply is not complete."""
+        return bool(self._tasks)
+
+    def progress(self) -> bool:
+        """Take in some requests that have come, advance the replies, and return whether anything moved."""
+        if not self._tasks and not self.comm.Iprobe(MPI.ANY_SOURCE, REQUEST):  # nearly always: keep that cheap
+            return False
+        with self.lock:
+            moved = any([task.advance() for task in self._tasks])
+            if moved:
+                for task in self._tasks:
+                    if task.done:
+                        task.result()  # an error ends the job
+                self._tasks = [task for task in self._tasks if not task.done]
+            end = time.monotonic() + _TURN
+            while self._take_in():
+                moved = True
+                if time.monotonic() > end:
+                    break
+            return moved
+
+    def drain(self, world: World, what: str) -> None:
+        """Send what is still being sent, at the end: every asker has asked, and receives its reply."""
+        with world.watch(what):
+            backoff = Backoff()
+            while self.progress() or self.outstanding:
+                backoff.pause(TRANSFER)
+
+    def handle(self, requests: list[Request]) -> None:
+        """Begin to answer requests together; for handlers that answer one of several by itself."""
+        self._begin(self._handle(requests))
+
+    def _begin(self, steps: Coroutine[None]) -> None:
+        task = Task(steps)
+        if task.done:
+            task.result()
+        else:
+            self._tasks.append(task)
+
+    def _take_in(self) -> bool:
+        """Begin to answer some requests that have come, together, within the bounds; return whether any had come."""
+        batch: list[Request] = []
+        left = TOGETHER
+        come = False
+        while (
+            left > 0
+            and len(batch) < self._together
+            and len(self._tasks) < self._max_tasks
+            and self.held < self._max_bytes
+        ):
+            message = self.comm.Improbe(MPI.ANY_SOURCE, REQUEST, self._status)
+            if message is None:
+                break
+            come = True
+            asker, words = self._status.Get_source(), np.empty(self._status.Get_count(MPI.INT64_T), np.int64)
+            left -= words.nbytes
+            receiving = message.Irecv([words, MPI.INT64_T])
+            if not receiving.Test():
+                self._begin(self._receive(receiving, asker, words))
+            elif (request := _request(asker, words)) is not None:
+                batch.append(request)
+        if batch:
+            self.handle(batch)
+        return come
+
+    def _receive(self, receiving: MPI.Request, asker: int, words: I64) -> Coroutine[None]:
+        """Wait for a long request, which arrives while its sender is elsewhere, and answer it."""
+        self.held += words.nbytes
+        yield receiving
+        self.held -= words.nbytes
+        request = _request(asker, words)
+        if request is not None:
+            yield from self._handle([request])
+
+    def _handle(self, requests: list[Request]) -> Coroutine[None]:
+        nbytes = sum(request.words.nbytes for request in requests)
+        self.held += nbytes
+        yield from self._handler(self, requests)
+        self.held -= nbytes
+
+
+Handler = Callable[[RequestServer, list[Request]], Coroutine[None]]
+"""Sends the replies to requests that came together, as a coroutine; what it raises ends the job."""
+
+Answer = Callable[[Sequence[I64]], Sequence[I64]]
+"""Makes the answers to the words of some requests, each behind ``HEAD`` words that are free. If it raises, one of the
+requests is at fault."""
+
+
+def _request(asker: int, words: I64) -> Request | None:
+    """A request from a message; None if it names no tag to reply to."""
+    tag = int(words[0]) if len(words) else -1
+    if REQUEST < tag < _TAGS:
+        return Request(asker, tag, words[1:])
+    get_logger().error("rank %d sent a request of %d words that wants a reply with tag %d", asker, len(words), tag)
+    return None
+
+
+def answering(answer: Answer) -> Handler:
+    """Return a handler that sends each request's answer, or the class and text of its error, to a :class:`Requester`.
+
+    Where ``answer`` raises :class:`NotOpenHere` it is asked again later, while the asker's deadline allows.
+    """
+
+    def handle(server: RequestServer, requests: list[Request]) -> Coroutine[None]:
+        status: int = OK
+        answers: Sequence[I64] = []
+        while not answers:
+            try:
+                answers = answer([request.words for request in requests])
+            except Exception as error:
+                if len(requests) > 1:
+                    for request in requests:
+                        server.handle([request])
+                    return
+                if isinstance(error, NotOpenHere):
+                    yield MPI.REQUEST_NULL
+                else:
+                    status, answers = FAILED, [_error_words(error)]
+        nbytes = sum(words.nbytes for words in answers)
+        server.held += nbytes
+        sends = []
+        for request, words in zip(requests, answers, strict=True):
+            words[:HEAD] = status, len(words) - HEAD
+            for part in (words[: HEAD + FIRST // 8], words[HEAD + FIRST // 8 :]):
+                if len(part):
+                    sends.append(server.comm.Isend([part, MPI.INT64_T], request.asker, request.tag))
+        if not MPI.Request.Testall(sends):
+            for send in sends:
+                if not send.Test():
+                    yield send
+        server.held -= nbytes
+
+    return handle
+
+
+def _error_words(error: Exception) -> I64:
+    """Class and text of an error, padded by spaces, as an answer."""
+    text = f"{type(error).__name__}:{describe(error)}".encode(errors="backslashreplace")
+    return np.frombuffer(bytearray(8 * HEAD) + text.ljust(-(-len(text) // 8) * 8), np.int64)
+
+
+class Requester:
+    """Asks other ranks, from any thread.
+
+    Attributes:
+        comm: where requests and replies travel.
+    """
+
+    def __init__(self, world: World, comm: MPI.Comm) -> None:
+        self.comm = comm
+        self._world = world
+        self._numbers = itertools.count()
+
+    def next_tag(self) -> int:
+        """The tag of a reply, for the next request."""
+        return 1 + next(self._numbers) % (_TAGS - 1)
+
+    def finish(
+        self, what: str, requests: Iterable[Coroutine[T]], policy: Policy, meanwhile: Callable[[], None] | None = None
+    ) -> list[T]:
+        """Take the steps of all requests in turn, and return their results. Blocking, with a deadline.
+
+        Args:
+            what: what is waited for, for messages.
+            requests: begin to receive, and then ask.
+            policy: how to wait.
+            meanwhile: the caller's own work, done once all have asked.
+        """
+        with self._world.watch(what), no_way_back(self.comm):  # MPI writes to their memory
+            tasks = [Task(steps) for steps in requests]
+            if meanwhile is not None:
+                meanwhile()
+            finish(tasks, policy)
+            return [task.result() for task in tasks]
+
+    def ask(self, rank: int, words: I64, doing: str) -> Coroutine[I64]:
+        """Ask a rank whose handler is :func:`answering`, and return the words of the answer.
+
+        Raises:
+            MPIGraphError: the error of ``rank`` in ``doing``, of the same class.
+        """
+        tag = self.next_tag()
+        reply = np.empty(HEAD + FIRST // 8, np.int64)
+        receiving = self.comm.Irecv([reply, MPI.INT64_T], rank, tag)
+        message = np.empty(1 + len(words), np.int64)
+        message[0] = tag
+        message[1:] = words
+        sending = self.comm.Isend([message, MPI.INT64_T], rank, REQUEST)
+        yield receiving
+        status, length = reply[:HEAD].tolist()
+        answer = reply[HEAD : HEAD + length]
+        if length > len(answer):
+            first, answer = answer, np.empty(length, np.int64)
+            rest = self.comm.Irecv([answer[len(first) :], MPI.INT64_T], rank, tag)
+            answer[: len(first)] = first
+            yield rest
+        yield sending
+        if status != OK:
+            name, _, text = answer.tobytes().decode().rstrip().partition(":")
+            kind: type[MPIGraphError] = getattr(errors, name, CollectiveError)
+            raise kind(f"{doing} failed on rank {rank}: {text}")
+        return answer
+
+
+@contextmanager
+def _row_type(row_bytes: int) -> Iterator[MPI.Datatype]:
+    """The datatype of one row: MPI-3 counts are 32-bit, so they count rows."""
+    if row_bytes in _WORDS:
+        yield _WORDS[row_bytes]
+        return
+    row = MPI.BYTE.Create_contiguous(row_bytes).Commit()
+    try:
+        yield row
+    finally:
+        row.Free()
+
+
+def alltoall(comm: MPI.Comm, rows: Array, going: I64, coming: I64, out: Array | None = None) -> Coroutine[Array]:
+    """Send ``going[r]`` consecutive rows to rank r, where each rank knows how many come. Collective on ``comm``.
+
+    Args:
+        comm: the ranks.
+        rows: [n, ...], C-contiguous, with rows of as many bytes on all ranks.
+        going: int64[size], below 2**31 each.
+        coming: int64[size]: how many rows come from each rank.
+        out: C-contiguous memory for the rows that come; new memory if None.
+
+    Returns:
+        The rows that came, those of rank 0 first.
+    """
+    if out is None:
+        out = np.empty((int(coming.sum()), *rows.shape[1:]), rows.dtype)
+    with _row_type(rows.dtype.itemsize * math.prod(rows.shape[1:])) as row:
+        yield comm.Ialltoallv([rows, going, row], [out, coming, row])
+    return out
+
+
+def exchange_rows(comm: MPI.Comm, rows: Array, counts: I64) -> tuple[Array, I64]:
+    """Send ``counts[r]`` consecutive rows to rank r. Blocking; collective on ``comm``.
+
+    Args:
+        comm: the ranks.
+        rows: [n, columns], C-contiguous, of one dtype and number of columns on all ranks.
+        counts: int64[ranks], below 2**31 each.
+
+    Returns:
+        The rows received, those of rank 0 first, and how many came from each rank.
+    """
+    coming = np.empty(comm.size, np.int64)
+    wait(comm.Ialltoall(counts, coming), IN_ROUND)
+    return run(alltoall(comm, rows, counts, coming), BULK), coming
+
+
+def sum_over_ranks(comm: MPI.Comm, values: I64) -> I64:
+    """Return the sum of every rank's array (int64, of one shape). Blocking; collective on ``comm``."""
+    total = np.empty_like(values)
+    wait(comm.Iallreduce(values, total), IN_ROUND)
+    return total
+
+
+class Header:
+    """The first step of a round or of a push, begun by construction.
+
+    Attributes:
+        request: completes when every rank's header is here.
+
+    Collective on ``comm``: construction.
+    """
+
+    def __init__(self, comm: MPI.Comm, operation: int, status: int, counts: I64) -> None:
+        """Tell each rank operation, status and how many rows or words follow (``counts``: int64[size])."""
+        self._sent = np.empty((comm.size, _HEADER_WORDS), np.int64)
+        self._sent[:, 0] = operation
+        self._sent[:, 1] = status
+        self._sent[:, 2] = counts
+        self._received = np.empty_like(self._sent)
+        self.request = comm.Ialltoall(self._sent, self._received)
+
+    @property
+    def operations(self) -> I64:
+        """int64[size]: each rank's operation, once arrived."""
+        return self._received[:, 0]
+
+    @property
+    def statuses(self) -> I64:
+        """int64[size]: each rank's status, once arrived."""
+        return self._received[:, 1]
+
+    @property
+    def counts(self) -> I64:
+        """int64[size]: how much each rank sends to this one, once arrived."""
+        return self._received[:, 2]
+
+
+@dataclass(frozen=True)
+class Received:
+    """The words that came from every rank: ``words[bounds[r]:bounds[r + 1]]`` from rank r."""
+
+    words: I64
+    bounds: I64
+
+    def of(self, rank: int) -> I64:
+        """The words of ``rank``, a view."""
+        return self.words[self.bounds[rank] : self.bounds[rank + 1]]
+
+    @property
+    def senders(self) -> list[int]:
+        """The ranks that sent anything, ascending."""
+        ranks: list[int] = np.flatnonzero(np.diff(self.bounds)).tolist()
+        return ranks
+
+
+def in_rank_order(parts: Mapping[int, I64], size: int) -> tuple[I64, I64]:
+    """Return the words for some ranks as one array, in rank order, and int64[size], how many go to each rank."""
+    counts = np.zeros(size, np.int64)
+    if not parts:
+        return np.empty(0, np.int64), counts
+    ranks = sorted(parts)
+    counts[ranks] = [len(parts[rank]) for rank in ranks]
+    return np.concatenate([parts[rank] for rank in ranks]), counts
+
+
+def _exchange_words(comm: MPI.Comm, words: I64, going: I64, coming: I64) -> Coroutine[Received]:
+    bounds = np.zeros(len(coming) + 1, np.int64)
+    np.cumsum(coming, out=bounds[1:])
+    return Received((yield from alltoall(comm, words, going, coming)), bounds)
+
+
+def exchange_requests(comm: MPI.Comm, words: I64, counts: I64, header: Header) -> Coroutine[Received]:
+    """Send request words; ``counts[r]`` consecutive words of ``words`` go to rank r. Collective on ``comm``."""
+    return (yield from _exchange_words(comm, words, counts, header.counts))
+
+
+def exchange_answers(
+    comm: MPI.Comm, answers: Mapping[int, I64] | None, meanwhile: Callable[[], None] | None = None
+) -> Coroutine[Received | None]:
+    """Send ranks their answers. Collective on ``comm``.
+
+    Args:
+        comm: the channel.
+        answers: ``answers[r]`` goes to rank r, nothing to ranks without; None if answering failed on this rank.
+        meanwhile: what to do while the other ranks make their answers.
+
+    Returns:
+        The answers received; None on every rank if answering failed on one.
+    """
+    leaving, sizes = in_rank_order(answers or {}, comm.size)
+    if answers is None:
+        sizes[:] = -1
+    incoming = np.empty(comm.size, np.int64)
+    request = comm.Ialltoall(sizes, incoming)
+    if meanwhile is not None:
+        meanwhile()
+    yield request
+    if (incoming < 0).any():
+        return None
+    return (yield from _exchange_words(comm, leaving, sizes, incoming))
