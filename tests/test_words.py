@@ -28,7 +28,7 @@ WORDS = {
     r"\bcharge\b": "owner",
 }
 # Modules that are the same thing on two floors.
-SAME_ON_TWO_FLOORS = {"__init__.py", "generate.py", "progress.py", "verify.py"}
+SAME_ON_TWO_FLOORS = {"__init__.py", "generate.py", "messages.py", "progress.py", "verify.py"}
 
 
 def room(path: str) -> str:
