@@ -29,8 +29,8 @@ ONLY_IN = {
     "mpi4py": ("mpi", "rows", "sampling", "session", "process_group"),
     "h5py": ("storage",),
     "pymetis": ("partition/metis.py",),
-    "pyarrow": ("formats/text_values.py",),
-    "yaml": ("formats/yaml_files.py",),
+    "pyarrow": ("formats/arrow_values.py",),
+    "yaml": ("formats/input_files.py",),
     "torch_geometric": ("graphs/pyg.py",),
     "torch": tuple(name for name, layer in LAYER_OF.items() if layer >= FIRST_WITH_TORCH),
 }

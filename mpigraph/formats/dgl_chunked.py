@@ -28,11 +28,11 @@ import numpy as np
 
 from mpigraph.arrays import Array
 from mpigraph.errors import GraphDataError, check_text
-from mpigraph.formats.arrow_files import TextForm, open_tables
 from mpigraph.formats.foreign_names import NOTE, with_original_names
+from mpigraph.formats.input_files import FolderFiles
 from mpigraph.formats.node_ranks import NodeRanks
 from mpigraph.formats.table_columns import NO_NUMBERS, read_columns
-from mpigraph.formats.unread_files import FolderFiles
+from mpigraph.formats.table_files import TextForm, open_tables
 from mpigraph.metadata.schema import Relation, Schema, relation_key, relations_in
 from mpigraph.partition.chunks import concatenated, mapped_npy
 from mpigraph.partition.row_arrays import RowArray, as_labels, side_by_side

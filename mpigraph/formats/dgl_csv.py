@@ -14,10 +14,10 @@ import numpy as np
 
 from mpigraph.arrays import I64
 from mpigraph.errors import GraphDataError
-from mpigraph.formats.arrow_files import TextFiles, TextForm
+from mpigraph.formats.input_files import read_yaml
 from mpigraph.formats.layout import Layout, ReadOptions
+from mpigraph.formats.table_files import TextFiles, TextForm
 from mpigraph.formats.typed_tables import EdgeTable, NodeTable, read_typed_tables
-from mpigraph.formats.yaml_files import read_yaml
 from mpigraph.metadata.schema import DEFAULT_NTYPE, Relation
 from mpigraph.partition.chunks import Reordered
 from mpigraph.partition.row_arrays import MadeRows, RowArray

@@ -27,8 +27,8 @@ from mpigraph.arrays import I64, Array
 from mpigraph.errors import GraphDataError, MPIGraphError, check_text
 from mpigraph.formats.dgl_binary import PartGraph, read_part_graph, read_tensors
 from mpigraph.formats.id_maps import typewise
+from mpigraph.formats.input_files import FolderFiles
 from mpigraph.formats.shards import parts_of
-from mpigraph.formats.unread_files import FolderFiles
 from mpigraph.log import get_logger
 from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, Schema, relation_key, relations_in

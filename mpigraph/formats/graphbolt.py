@@ -23,10 +23,9 @@ import numpy as np
 from mpigraph.arrays import Array
 from mpigraph.errors import GraphDataError
 from mpigraph.formats.collected_edges import CollectedEdges
+from mpigraph.formats.input_files import FolderFiles, read_yaml
 from mpigraph.formats.layout import Layout, ReadOptions
 from mpigraph.formats.text_lines import number_blocks
-from mpigraph.formats.unread_files import FolderFiles
-from mpigraph.formats.yaml_files import read_yaml
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, Schema, relation_key
 from mpigraph.partition.chunks import mapped_npy
 from mpigraph.partition.row_arrays import RowArray

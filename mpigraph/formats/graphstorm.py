@@ -26,13 +26,12 @@ import numpy as np
 
 from mpigraph.arrays import Array
 from mpigraph.errors import GraphDataError
-from mpigraph.formats.arrow_files import TextForm, open_tables
 from mpigraph.formats.graphstorm_features import categories, mask_names, numbers, split_masks, transform_of
 from mpigraph.formats.id_maps import NodeIds
-from mpigraph.formats.json_files import JsonFiles, json_values
 from mpigraph.formats.layout import Layout, ReadOptions
 from mpigraph.formats.node_ranks import NodeRanks
 from mpigraph.formats.table_columns import NO_NUMBERS, IdColumn, TableColumns, ValueColumn, read_columns
+from mpigraph.formats.table_files import JsonFiles, TextForm, json_values, open_tables
 from mpigraph.formats.typed_tables import ids_feature
 from mpigraph.log import get_logger
 from mpigraph.metadata.schema import Schema, relation_key

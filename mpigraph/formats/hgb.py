@@ -29,9 +29,9 @@ from mpigraph.arrays import I64, Array
 from mpigraph.errors import GraphDataError
 from mpigraph.formats.collected_edges import CollectedEdges
 from mpigraph.formats.hgb_names import Names, read_names, relations_named
+from mpigraph.formats.input_files import FolderFiles
 from mpigraph.formats.layout import Layout, ReadOptions
 from mpigraph.formats.text_lines import blocks_of_lines, number_blocks, numbers_in
-from mpigraph.formats.unread_files import FolderFiles
 from mpigraph.metadata.schema import Relation, Schema, relation_key
 from mpigraph.partition.chunks import GrowingFile, Reordered
 from mpigraph.partition.row_arrays import RowArray

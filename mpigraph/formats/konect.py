@@ -22,10 +22,9 @@ import numpy as np
 
 from mpigraph.errors import GraphDataError
 from mpigraph.formats.collected_edges import CollectedEdges
+from mpigraph.formats.input_files import FolderFiles, in_natural_order
 from mpigraph.formats.layout import Layout, ReadOptions
-from mpigraph.formats.natural_order import in_natural_order
 from mpigraph.formats.text_lines import NumberBlock, comments_of, first_bytes, number_blocks
-from mpigraph.formats.unread_files import FolderFiles
 from mpigraph.metadata.schema import DEFAULT_ETYPE, Relation, Schema, relation_key
 from mpigraph.partition.row_arrays import CastRows
 from mpigraph.partition.source import Feature, GraphSource

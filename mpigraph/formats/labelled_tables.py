@@ -24,11 +24,10 @@ import numpy.typing as npt
 
 from mpigraph.arrays import I64, Array
 from mpigraph.errors import GraphDataError
-from mpigraph.formats.arrow_files import TextFiles
+from mpigraph.formats.arrow_values import Place, arrow, distinct_in
 from mpigraph.formats.id_maps import Distinct
 from mpigraph.formats.stored_rows import Grow, Property, StoredRows, codes_of, features_of
-from mpigraph.formats.table_pieces import Piece
-from mpigraph.formats.text_values import Place, arrow, distinct_in
+from mpigraph.formats.table_files import Piece, TextFiles
 from mpigraph.metadata.schema import Relation, Schema, relation_key
 from mpigraph.partition.chunks import GrowingFile, concatenated
 from mpigraph.partition.row_arrays import MadeRows, RowArray

@@ -25,7 +25,7 @@ import numpy as np
 
 from mpigraph.arrays import Array, Mask
 from mpigraph.errors import GraphDataError
-from mpigraph.formats.unread_files import FolderFiles
+from mpigraph.formats.input_files import FolderFiles
 from mpigraph.metadata.schema import Relation, Schema, relation_key
 from mpigraph.partition.chunks import mapped_npy, mapped_npz
 from mpigraph.partition.row_arrays import MadeRows, RowArray, as_floats, as_labels, largest

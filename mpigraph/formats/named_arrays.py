@@ -32,7 +32,7 @@ import numpy as np
 
 from mpigraph.errors import GraphDataError, InvalidArgumentError
 from mpigraph.formats.add_reverse import add_reverse_edges
-from mpigraph.formats.unread_files import FolderFiles
+from mpigraph.formats.input_files import FolderFiles
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, Schema, relation_key, relations_in
 from mpigraph.partition.chunks import NamedRows, mapped_npy, mapped_npz
 from mpigraph.partition.row_arrays import (

@@ -40,8 +40,8 @@ import numpy.typing as npt
 from mpigraph.arrays import Array
 from mpigraph.errors import GraphDataError
 from mpigraph.formats.add_reverse import add_reverse_edges
+from mpigraph.formats.input_files import FolderFiles
 from mpigraph.formats.layout import ReadOptions
-from mpigraph.formats.unread_files import FolderFiles
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, Schema, relation_key
 from mpigraph.partition.chunks import mapped_npz
 from mpigraph.partition.row_arrays import RowArray, RowError, as_float32, as_floats, as_labels

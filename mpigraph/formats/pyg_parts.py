@@ -22,7 +22,7 @@ from mpigraph.errors import GraphDataError, MPIGraphError
 from mpigraph.formats.assignment_files import checked_parts
 from mpigraph.formats.foreign_names import with_original_names
 from mpigraph.formats.id_maps import typewise
-from mpigraph.formats.unread_files import FolderFiles
+from mpigraph.formats.input_files import FolderFiles
 from mpigraph.log import get_logger
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, Schema, relation_key
 from mpigraph.partition.chunks import Reordered, concatenated

@@ -24,11 +24,10 @@ from mpigraph.formats.layout import ReadOptions
 from mpigraph.formats.lsc import is_lsc, read_lsc
 from mpigraph.formats.metis_files import is_metis, read_metis
 from mpigraph.formats.named_arrays import is_npy_directory, read_hdf5, read_npy_directory, read_npz
-from mpigraph.formats.node_ranks import NodeRanks
+from mpigraph.formats.node_ranks import NodeRanks, read_once
 from mpigraph.formats.ogb import is_ogb, is_text_of_ogb, read_ogb
 from mpigraph.formats.registry import layout_of, marks_of_directories
 from mpigraph.formats.shards import read_partition
-from mpigraph.formats.shared_source import read_once
 from mpigraph.formats.snap import checked_by_comments
 from mpigraph.formats.table_folders import has_tables, read_tables
 from mpigraph.formats.typed_tables import TableOptions

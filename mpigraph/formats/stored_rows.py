@@ -15,9 +15,8 @@ import numpy.typing as npt
 
 from mpigraph.arrays import I64, Array, Mask
 from mpigraph.errors import GraphDataError
-from mpigraph.formats.arrow_files import TextFiles
-from mpigraph.formats.table_pieces import Piece
-from mpigraph.formats.text_values import Place, arrow, values_as, values_of
+from mpigraph.formats.arrow_values import Place, arrow, values_as, values_of
+from mpigraph.formats.table_files import Piece, TextFiles
 from mpigraph.partition.chunks import GrowingFile, NamedRows, Reordered, concatenated
 from mpigraph.partition.row_arrays import CastRows, MadeRows, RowArray, as_labels
 from mpigraph.partition.source import Feature

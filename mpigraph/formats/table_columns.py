@@ -1,6 +1,6 @@
-"""Columns of csv and parquet files: parsed once into temporary files, or read from parquet when they are asked for.
+"""Columns of tables: parsed once into temporary files, or read from parquet when they are asked for.
 
-A column of ids keeps what stands there: int64 where every id of a stretch of the file is a plain integer, else text.
+A column of ids keeps what stands there: int64 where every id of a block of the file is a plain integer, else text.
 A column of values has the type that all of its rows have: each block is looked at, and the wider type wins, so that
 integers become floats where a later row has a fraction or no value.
 """
@@ -15,60 +15,55 @@ import numpy as np
 
 from mpigraph.arrays import I64, Array
 from mpigraph.errors import GraphDataError
-from mpigraph.formats.arrow_files import TextFiles, cut
-from mpigraph.formats.column_writers import IdWriter, NumberWriter
-from mpigraph.formats.node_ranks import NodeRanks
-from mpigraph.formats.parquet_files import ParquetFiles
-from mpigraph.formats.segments import SegmentedFiles
-from mpigraph.formats.table_pieces import Piece
-from mpigraph.formats.text_values import (
+from mpigraph.formats.arrow_values import (
     EXACT,
     Place,
-    as_text,
+    Values,
+    are_floats,
+    arrow,
+    buffers_of,
     distinct_in,
-    strings_of,
+    ids_of,
+    values_as,
+    values_of,
 )
+from mpigraph.formats.node_ranks import NodeRanks
+from mpigraph.formats.table_files import ParquetFiles, Piece, Tables, cut
 from mpigraph.log import get_logger
-from mpigraph.partition.chunks import NamedRows, concatenated
+from mpigraph.partition.chunks import GrowingFile, NamedRows, concatenated
 from mpigraph.partition.row_arrays import MadeRows, RowArray, RowError, as_dtype, as_floats, place_of, side_by_side
 
-__all__ = ["NO_NUMBERS", "IdColumn", "TableColumns", "TextRows", "ValueColumn", "read_columns"]
+__all__ = ["NO_NUMBERS", "IdColumn", "TableColumns", "TextRows", "ValueColumn", "are_numbers", "read_columns"]
 
 NO_NUMBERS = ("string", "other", "none")
 """Kinds of columns that cannot be features."""
 
 _CHUNK = 1 << 20  # rows
+_FLOATS = ("float", "float16", "float32", "float64")
 
 
 class TextRows:
-    """Strings, one after another.
+    """Strings of consecutive rows of a file.
 
     Args:
-        ends: int64[n], where each string ends.
-        data: uint8[bytes].
+        strings: an Arrow array; None to know the places of the rows alone.
+        length: number of rows.
         name: the file, for messages.
         first_row: what the first row is called there.
     """
 
-    def __init__(self, ends: I64, data: Array, name: str, first_row: int) -> None:
-        self._ends = ends
-        self._data = data
+    def __init__(self, strings: Any, length: int, name: str, first_row: int) -> None:
+        self.strings = strings
+        self._length = length
         self._name = name
         self._first_row = first_row
-        self._length = len(ends)
 
     def __len__(self) -> int:
         return self._length
 
     def without_text(self) -> "TextRows":
-        """Return what knows the places of the rows alone."""
-        rows = TextRows(np.zeros(0, np.int64), np.zeros(0, np.uint8), self._name, self._first_row)
-        rows._length = self._length
-        return rows
-
-    def strings(self, begin: int, end: int) -> Any:
-        """Return a range of rows as an Arrow array."""
-        return strings_of(self._ends, self._data, begin, end)
+        """Return the places of the rows alone."""
+        return TextRows(None, self._length, self._name, self._first_row)
 
     def place(self, row: int) -> str:
         """File and row."""
@@ -110,16 +105,16 @@ class IdColumn:
         """
         chunks = [(stretch, begin) for stretch in self.stretches for begin in range(0, len(stretch), _CHUNK)]
         for stretch, begin in chunks if ranks is None else ranks.share_of(chunks):
-            end = min(begin + _CHUNK, len(stretch))
-            place = partial(_place_from, stretch, begin)
             if isinstance(stretch, TextRows):
-                strings = stretch.strings(begin, end)
+                strings = stretch.strings.slice(begin, _CHUNK)
             else:
-                strings = as_text(np.asarray(stretch[begin:end], np.int64))
+                numbers = np.asarray(stretch[begin : begin + _CHUNK], np.int64)
+                strings = arrow().array(numbers).cast(arrow().string())
+            place = partial(_place_from, stretch, begin)
             yield *distinct_in(strings, place, blanks), place
 
     def without_text(self) -> "IdColumn":
-        """Return what knows the places of the rows, and the ids that are integers."""
+        """Return the places of the rows, and the ids that are integers."""
         return IdColumn([its.without_text() if isinstance(its, TextRows) else its for its in self.stretches])
 
     def text_place(self) -> str:
@@ -130,9 +125,13 @@ class IdColumn:
         """File and row."""
         for stretch in self.stretches:
             if row < len(stretch):
-                return _place_from(stretch, 0, row)
+                return place_of(stretch, row)
             row -= len(stretch)
         return ""
+
+
+def _place_from(rows: Any, begin: int, row: int) -> str:
+    return place_of(rows, begin + row)
 
 
 class ValueColumn(NamedTuple):
@@ -162,26 +161,18 @@ class TableColumns(NamedTuple):
     values: dict[str, ValueColumn]
 
 
-def _place_from(rows: Any, begin: int, row: int) -> str:
-    return place_of(rows, begin + row)
-
-
-@dataclass(frozen=True)
-class _PlaceInPiece:
-    """Names a row of a column of a block, which begins at row ``done`` of a piece."""
-
-    tables: TextFiles | ParquetFiles
-    piece: Piece
-    done: int
-    column: str
-
-    def __call__(self, row: int) -> str:
-        first = self.tables.first_row(self.piece) + self.done
-        return f"{self.tables.paths[self.piece.file]}, row {first + row}, column {self.column}"
+def are_numbers(tables: Tables, columns: Sequence[str]) -> bool:
+    """Return whether columns are numbers; of text the first block tells."""
+    if isinstance(tables, ParquetFiles):
+        return all(tables.kinds[name] in ("integer", "float", "bool") for name in columns)
+    for piece in tables.pieces():
+        for batch in tables.batches(piece, columns):
+            return all(values_of(batch.column(c), str).kind in ("integer", "float", "bool", None) for c in columns)
+    return False
 
 
 def read_columns(
-    tables: TextFiles | ParquetFiles,
+    tables: Tables,
     ids: Collection[str],
     values: Mapping[str, Sequence[str]],
     types: Mapping[str, str],
@@ -201,72 +192,67 @@ def read_columns(
         GraphDataError: a value cannot be read or is missing; names file and row.
         StorageError: a temporary file cannot be written.
     """
-    lazy_ids: dict[str, IdColumn] = {}
-    lazy_values: dict[str, ValueColumn] = {}
+    id_columns: dict[str, IdColumn] = {}
+    value_columns: dict[str, ValueColumn] = {}
     if isinstance(tables, ParquetFiles):
         for name in ids:
             if tables.kinds[name] not in ("integer", "string"):
                 raise GraphDataError(
                     f"{tables.paths[0]}: ids must be integers or text (column {name!r} is {tables.kinds[name]})"
                 )
-        lazy_ids = {name: IdColumn([tables.rows(name)]) for name in ids if tables.kinds[name] == "integer"}
-        lazy_values = {name: _lazy_values(tables, columns, types.get(name, "")) for name, columns in values.items()}
-    ids_to_parse = [name for name in ids if name not in lazy_ids]
-    to_parse: dict[str, Sequence[str]] = {name: (name,) for name in ids_to_parse}
-    to_parse |= {name: columns for name, columns in values.items() if name not in lazy_values}
+        id_columns = {name: IdColumn([tables.rows(name)]) for name in ids if tables.kinds[name] == "integer"}
+        value_columns = {name: _lazy_values(tables, columns, types.get(name, "")) for name, columns in values.items()}
+    to_parse = {name: _Column((name,), True, types.get(name, "")) for name in ids if name not in id_columns}
+    for name, columns in values.items():
+        if name not in value_columns:
+            to_parse[name] = _Column(columns, False, types.get(name, "") or ("float32" if len(columns) > 1 else ""))
     if not to_parse and isinstance(tables, ParquetFiles):
-        return TableColumns(tables.lengths, lazy_ids, lazy_values)
-    parsed = _parsed(tables, ranks, to_parse, types, ids_to_parse)
+        return TableColumns(tables.lengths, id_columns, value_columns)
     lengths = [0] * len(tables.paths)
-    names = []
-    for piece, rows, _ in parsed:
-        first = tables.first_row(Piece(piece.file, 0, 0)) + lengths[piece.file]
-        names.append((str(tables.paths[piece.file]), first))
+    blocks: dict[str, list[_Block]] = {name: [] for name in to_parse}
+    for piece, rows, described, arrays in _parsed(tables, ranks, to_parse):
+        first_row = dict.fromkeys(blocks, tables.first_row(Piece(piece.file, 0, 0)) + lengths[piece.file])
+        for name, kind, length, missing, places in described:
+            of_block = [_array_at(arrays, *place) for place in places]
+            blocks[name].append(_Block(kind, length, missing, of_block, str(tables.paths[piece.file]), first_row[name]))
+            first_row[name] += length
         lengths[piece.file] += rows
-    parts = {name: [columns[name] for _, _, columns in parsed] for name in to_parse}
-    found_ids = {name: _id_column(parts[name], names) for name in ids_to_parse}
-    found_values = {name: _value_column(name, parts[name], names) for name in to_parse if name not in found_ids}
-    return TableColumns(lengths, lazy_ids | found_ids, lazy_values | found_values)
+    for name, column in to_parse.items():
+        if column.is_ids:
+            id_columns[name] = _id_column(blocks[name])
+        else:
+            value_columns[name] = _value_column(name, [block for block in blocks[name] if block.length])
+    return TableColumns(
+        lengths, {name: id_columns[name] for name in ids}, {name: value_columns[name] for name in values}
+    )
 
 
-def _parsed(
-    tables: TextFiles | ParquetFiles,
-    ranks: NodeRanks,
-    columns: Mapping[str, Sequence[str]],
-    types: Mapping[str, str],
-    ids: Collection[str],
-) -> "list[tuple[Piece, int, dict[str, list[_Stretch]]]]":
-    """Return the pieces that the ranks of a node have read: where, how many rows, and the stretches of each column."""
-    doing = f"reading {tables.paths[0]}"
-    own = cut(tables, ranks)
-    with ExitStack() as stack:
-        growing = {name: SegmentedFiles(ranks.growing(stack)) for name in columns}
-        note: list[Any] = []
-        with ranks.together(doing):
-            for piece in own:
-                writers = {
-                    name: IdWriter(growing[name].grow, types.get(name, ""), not tables.lazily)
-                    if name in ids
-                    else NumberWriter(
-                        growing[name].grow, types.get(name, "") or ("float32" if len(columns[name]) > 1 else "")
-                    )
-                    for name in columns
-                }
-                rows = _parse(tables, piece, columns, writers)
-                parts = [(name, part) for name, writer in writers.items() for part in writer.parts]
-                note.append((piece, rows, parts))
-        files = [file for its in growing.values() for file in its.files]
-        number = {id(file): n for n, file in enumerate(files)}
-        told = [(piece, rows, [(name, *part.described(number)) for name, part in parts]) for piece, rows, parts in note]
-        found = []
-        for its_note, arrays in ranks.gather(doing, told, files):
-            for piece, rows, parts in its_note:
-                stretches: dict[str, list[_Stretch]] = {name: [] for name in columns}
-                for name, kind, length, missing, places in parts:
-                    of_kind = [arrays[file][begin:end] for file, begin, end in places]
-                    stretches[name].append(_Stretch(kind, length, missing, of_kind))
-                found.append((Piece(*piece), rows, stretches))
-    return sorted(found, key=lambda item: item[0])
+class _Column(NamedTuple):
+    """What to parse: columns of the files side by side, and the dtype that the user has named, or ""."""
+
+    columns: Sequence[str]
+    is_ids: bool
+    dtype: str
+
+
+class _Block(NamedTuple):
+    """Consecutive rows of one kind of a column.
+
+    Attributes:
+        kind: as in :class:`ValueColumn`, or a dtype that the user has named.
+        length: number of rows.
+        missing: the first of them without a value, where its kind cannot say so; -1 if there is none.
+        arrays: the rows; of text its offsets and bytes; nothing if there are no numbers.
+        path: the file.
+        row: what the first row is called there.
+    """
+
+    kind: str
+    length: int
+    missing: int
+    arrays: list[Array]
+    path: str
+    row: int
 
 
 def _lazy_values(tables: ParquetFiles, columns: Sequence[str], dtype: str) -> ValueColumn:
@@ -284,92 +270,146 @@ def _lazy_values(tables: ParquetFiles, columns: Sequence[str], dtype: str) -> Va
     return ValueColumn(kind, rows)
 
 
+def _parsed(
+    tables: Tables, ranks: NodeRanks, columns: Mapping[str, _Column]
+) -> list[tuple[Piece, int, list[Any], Array]]:
+    """Parse this rank's pieces; return those of all ranks of the node: piece, rows, blocks, and where arrays lie."""
+    doing = f"reading {tables.paths[0]}"
+    own = cut(tables, ranks)
+    with ExitStack() as stack:
+        note = []
+        with ranks.together(doing):
+            file = ranks.growing(stack)(np.uint8, ())
+            for piece in own:
+                blocks: list[Any] = []
+                note.append((piece, _parse(tables, piece, columns, file, blocks), blocks))
+        gathered = ranks.gather(doing, note, [file])
+    pieces = [(Piece(*piece), rows, blocks, its.arrays[0]) for its in gathered for piece, rows, blocks in its.note]
+    return sorted(pieces, key=lambda item: item[0])
+
+
 def _parse(
-    tables: TextFiles | ParquetFiles,
-    piece: Piece,
-    columns: Mapping[str, Sequence[str]],
-    writers: "Mapping[str, IdWriter | NumberWriter]",
+    tables: Tables, piece: Piece, columns: Mapping[str, _Column], file: GrowingFile, blocks: list[Any]
 ) -> int:
-    """Read columns of a piece; return the number of its rows."""
+    """Write the columns of a piece to a file and describe each block of them; return the number of rows."""
     done = 0
-    wanted = list(dict.fromkeys(column for name in columns for column in columns[name]))
+    wanted = list(dict.fromkeys(part for column in columns.values() for part in column.columns))
+    texts = {name for name, column in columns.items() if column.dtype == "string" and not column.is_ids}
     for batch in tables.batches(piece, wanted):
-        for name, writer in writers.items():
-            writer.add([(batch.column(c), _PlaceInPiece(tables, piece, done, c)) for c in columns[name]])
+        for name, column in columns.items():
+            parts = [(batch.column(part), _PlaceInPiece(tables, piece, done, part)) for part in column.columns]
+            if column.is_ids:
+                kind, missing, arrays = _ids(*parts[0], column.dtype, trims=not tables.lazily)
+            elif name in texts:  # no later block can make numbers of it
+                kind, missing, arrays = "string", -1, []
+            else:
+                kind, missing, arrays = _values(parts, column.dtype)
+            if kind == "string" and not column.is_ids:
+                texts.add(name)
+            blocks.append((name, kind, batch.num_rows, missing, [_append(file, array) for array in arrays]))
         done += batch.num_rows
     return done
 
 
-class _Stretch(NamedTuple):
-    """Consecutive rows of one kind of a column of a piece.
+@dataclass(frozen=True)
+class _PlaceInPiece:
+    """Names a row of a column of a block, which begins at row ``done`` of a piece."""
 
-    Attributes:
-        kind: as in :class:`ValueColumn`.
-        length: number of rows.
-        missing: the first of them without a value, where its kind cannot say so; -1 if there is none.
-        segments: the rows; of text their ends and bytes; nothing if there are no numbers.
-    """
+    tables: Tables
+    piece: Piece
+    done: int
+    column: str
 
-    kind: str
-    length: int
-    missing: int
-    arrays: list[Array]
+    def __call__(self, row: int) -> str:
+        first = self.tables.first_row(self.piece) + self.done
+        return f"{self.tables.paths[self.piece.file]}, row {first + row}, column {self.column}"
 
 
-def _id_column(pieces: Sequence[Sequence[_Stretch]], names: Sequence[tuple[str, int]]) -> IdColumn:
-    """Join the stretches of all pieces, which are called by a file and the number of its first row."""
-    found: list[RowArray | TextRows] = []
-    for stretches, (path, row) in zip(pieces, names, strict=True):
-        for stretch in stretches:
-            if stretch.kind == "string":
-                found.append(TextRows(stretch.arrays[0], stretch.arrays[1], path, row))
-            elif stretch.length:
-                found.append(NamedRows(stretch.arrays[0], path, row))
-            row += stretch.length
-    return IdColumn(found or [np.zeros(0, np.int64)])
+def _ids(column: Any, place: Place, dtype: str, trims: bool) -> tuple[str, int, list[Array]]:
+    text = column.cast(arrow().string()).fill_null("")
+    if dtype not in ("", "string"):  # so that 007 is read as 7
+        return "integer", -1, [values_as(np.dtype(np.int64), text, place)]
+    ids = ids_of(text, trims)
+    if isinstance(ids, np.ndarray) and not dtype:
+        return "integer", -1, [ids]
+    if isinstance(ids, np.ndarray):
+        ids = arrow().compute.utf8_trim_whitespace(text) if trims else text
+    elif not dtype and are_floats(ids):
+        raise GraphDataError(
+            f"{place(0)}: ids must be integers or text (got {ids[0].as_py()}); --types COLUMN=string takes them as text"
+        )
+    offsets, data = buffers_of(ids)
+    return "string", -1, [offsets - offsets[0], data]
 
 
-def _value_column(name: str, pieces: Sequence[Sequence[_Stretch]], names: Sequence[tuple[str, int]]) -> ValueColumn:
-    """As :func:`_id_column`, with the type that all stretches have in common."""
-    kinds = {stretch.kind for stretches in pieces for stretch in stretches if stretch.length}
-    kind = _common_kind(kinds)
+def _values(parts: Sequence[tuple[Any, Place]], dtype: str) -> tuple[str, int, list[Array]]:
+    if dtype:
+        beside = [values_as(np.dtype(dtype), *part) for part in parts]
+        values = Values(dtype, beside[0] if len(beside) == 1 else np.stack(beside, 1), -1)
+    else:
+        values = values_of(*parts[0])
+    kind = values.kind or "none"
+    return kind, values.missing, [] if kind in ("none", "string") else [values.rows]
+
+
+def _append(file: GrowingFile, array: Array) -> tuple[int, str, tuple[int, ...]]:
+    """Append an array to a file of bytes; return where it begins, its dtype and shape."""
+    begin = len(file)
+    file.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    file.append(np.zeros(-len(file) % 8, np.uint8))
+    return begin, array.dtype.str, array.shape
+
+
+def _array_at(data: Array, begin: int, dtype: str, shape: Sequence[int]) -> Array:
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    return data[begin : begin + size].view(dtype).reshape(shape)
+
+
+def _id_column(blocks: Sequence[_Block]) -> IdColumn:
+    stretches: list[RowArray | TextRows] = []
+    for kind, length, _, arrays, path, row in blocks:
+        if kind == "string":
+            strings = arrow().LargeStringArray.from_buffers(length, *map(arrow().py_buffer, arrays))
+            stretches.append(TextRows(strings, length, path, row))
+        elif length:
+            stretches.append(NamedRows(arrays[0], path, row))
+    return IdColumn(stretches or [np.zeros(0, np.int64)])
+
+
+def _value_column(name: str, blocks: Sequence[_Block]) -> ValueColumn:
+    """Join blocks in the type that all of them have in common."""
+    kind = _common_kind({block.kind for block in blocks})
     if kind in ("none", "string"):
         return ValueColumn(kind, np.zeros(0))
-    found: list[RowArray] = []
+    rows: list[RowArray] = []
     holes: list[str] = []
-    for stretches, (path, row) in zip(pieces, names, strict=True):
-        for stretch in stretches:
-            missing = 0 if stretch.kind == "none" else stretch.missing
-            if missing >= 0 and stretch.length:
-                holes.append(f"{path}, row {row + missing}: {name} has no value")
-            if stretch.length:
-                found.append(_rows_of(stretch, path, row))
-            row += stretch.length
+    for block in blocks:
+        missing = 0 if block.kind == "none" else block.missing
+        if missing >= 0:
+            holes.append(f"{block.path}, row {block.row + missing}: {name} has no value")
+        values = block.arrays[0] if block.arrays else np.broadcast_to(np.float64(np.nan), (block.length,))
+        if kind == "list" and block.arrays and values.shape[1:] != blocks[0].arrays[0].shape[1:]:
+            raise GraphDataError(
+                f"{block.path}, row {block.row}, column {name}: a list has {values.shape[1]} numbers, "
+                f"{blocks[0].arrays[0].shape[1]} before; --types COLUMN=string leaves the column out"
+            )
+        rows.append(NamedRows(values, block.path, block.row))
     if holes and kind not in _FLOATS:
         raise GraphDataError(holes[0])
     if holes:
         get_logger().warning("%s: it is %s, as in all such rows", holes[0], "-1" if name == "label" else "NaN")
-    floats = {rows.dtype.kind for rows in found} == {"i", "f"}
-    if floats:
-        found = [MadeRows(_exact_floats, np.float64, rows) if rows.dtype.kind == "i" else rows for rows in found]
-    return ValueColumn(kind, concatenated(found))
-
-
-_FLOATS = ("float", "float16", "float32", "float64")
+    if {its.dtype.kind for its in rows} == {"i", "f"}:
+        rows = [MadeRows(_exact_floats, np.float64, its) if its.dtype.kind == "i" else its for its in rows]
+    return ValueColumn(kind, concatenated(rows))
 
 
 def _common_kind(kinds: set[str]) -> str:
-    if kinds <= {"none"}:
+    with_values = kinds - {"none"}
+    if not with_values:
         return "none"
-    some = kinds - {"none"}
-    if some == {"integer", "float"} or (some == {"integer"} and "none" in kinds):
+    if with_values == {"integer", "float"} or (with_values == {"integer"} and "none" in kinds):
         return "float"
-    return some.pop() if len(some) == 1 else "string"
-
-
-def _rows_of(stretch: _Stretch, path: str, row: int) -> RowArray:
-    rows = stretch.arrays[0] if stretch.arrays else np.broadcast_to(np.float64(np.nan), (stretch.length,))
-    return NamedRows(rows, path, row)
+    return with_values.pop() if len(with_values) == 1 else "string"
 
 
 def _exact_floats(rows: Array) -> Array:

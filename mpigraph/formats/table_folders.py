@@ -17,11 +17,10 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from mpigraph.errors import GraphDataError
-from mpigraph.formats.arrow_files import is_table, open_tables
-from mpigraph.formats.natural_order import in_natural_order
+from mpigraph.formats.input_files import FolderFiles, in_natural_order
 from mpigraph.formats.node_ranks import NodeRanks
+from mpigraph.formats.table_files import is_table, open_tables
 from mpigraph.formats.typed_tables import EdgeTable, NodeTable, TableOptions, read_typed_tables
-from mpigraph.formats.unread_files import FolderFiles
 from mpigraph.log import get_logger
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, relations_in
 from mpigraph.partition.source import GraphSource

@@ -28,11 +28,10 @@ import numpy as np
 
 from mpigraph.arrays import Array
 from mpigraph.errors import GraphDataError, InvalidArgumentError
-from mpigraph.formats.arrow_files import TextFiles, TextForm, open_tables
 from mpigraph.formats.id_maps import NodeIds, distinct_texts
 from mpigraph.formats.node_ranks import NodeRanks
-from mpigraph.formats.parquet_files import ParquetFiles
-from mpigraph.formats.table_columns import NO_NUMBERS, IdColumn, ValueColumn, read_columns
+from mpigraph.formats.table_columns import NO_NUMBERS, IdColumn, ValueColumn, are_numbers, read_columns
+from mpigraph.formats.table_files import ParquetFiles, TextFiles, TextForm, open_tables
 from mpigraph.log import get_logger
 from mpigraph.metadata.schema import Relation, Schema, relation_key
 from mpigraph.partition.row_arrays import MadeRows, as_floats, as_labels, as_mask
@@ -308,7 +307,7 @@ def _features_of(
         columns = [by_number[number] for number in sorted(by_number)]
         numbers = sorted(by_number)
         is_row = len(columns) > 1 and numbers in (list(range(len(columns))), list(range(1, len(columns) + 1)))
-        if is_row and feature and feature not in names and feature not in features and tables.are_numbers(columns):
+        if is_row and feature and feature not in names and feature not in features and are_numbers(tables, columns):
             features[feature] = tuple(columns)
             taken |= set(columns)
             get_logger().warning(

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from mpigraph.formats.natural_order import in_natural_order
+from mpigraph.formats.input_files import in_natural_order
 from mpigraph.formats.readers import read_source
 
 

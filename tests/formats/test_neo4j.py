@@ -8,7 +8,7 @@ import pytest
 from input_checks import check_all, check_parts, rows
 
 from mpigraph.errors import GraphDataError
-from mpigraph.formats import arrow_files
+from mpigraph.formats import table_files
 from mpigraph.formats.readers import read_source
 from mpigraph.formats.typed_tables import TableOptions
 
@@ -63,7 +63,7 @@ def ids_of(feature):
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     """Several blocks of every file."""
-    monkeypatch.setattr(arrow_files, "_BLOCK_BYTES", 400)
+    monkeypatch.setattr(table_files, "_BLOCK_BYTES", 400)
 
 
 def test_nodes_edges_labels_and_properties(tmp_path):
@@ -164,7 +164,7 @@ def test_neptune(tmp_path, packed):
 
 
 def test_a_hundred_thousand_rows_of_several_types_are_streamed(tmp_path, monkeypatch):
-    monkeypatch.setattr(arrow_files, "_BLOCK_BYTES", 1 << 18)
+    monkeypatch.setattr(table_files, "_BLOCK_BYTES", 1 << 18)
     rng = np.random.default_rng(0)
     count = 30_000
     types = rng.integers(0, 3, count)

@@ -12,12 +12,11 @@ from mpi4py import MPI
 from typed_parts import typed_source
 
 from mpigraph.errors import GraphDataError
-from mpigraph.formats import arrow_files, dgl_parts, node_ranks, readers, table_columns
+from mpigraph.formats import dgl_parts, node_ranks, readers, table_columns, table_files
 from mpigraph.formats.dgl_binary import read_part_graph
 from mpigraph.formats.metis_files import read_metis
-from mpigraph.formats.node_ranks import NodeRanks
+from mpigraph.formats.node_ranks import NodeRanks, read_once, temporary_bytes
 from mpigraph.formats.readers import read_source
-from mpigraph.formats.shared_source import read_once, temporary_bytes
 from mpigraph.formats.typed_tables import TableOptions
 from mpigraph.metadata.schema import Schema
 from mpigraph.partition.chunks import concatenated, mapped_npy
@@ -60,7 +59,7 @@ def contents(source):
 @pytest.fixture
 def blocks(monkeypatch):
     """Several blocks in each piece."""
-    monkeypatch.setattr(arrow_files, "_BLOCK_BYTES", 300)
+    monkeypatch.setattr(table_files, "_BLOCK_BYTES", 300)
     monkeypatch.setattr(table_columns, "_CHUNK", 17)
 
 

@@ -13,7 +13,7 @@ from pyarrow import parquet
 
 from mpigraph.cli.main import main
 from mpigraph.errors import GraphDataError, StorageError
-from mpigraph.formats import arrow_files, parquet_files
+from mpigraph.formats import table_files
 from mpigraph.formats.id_maps import Distinct
 from mpigraph.formats.readers import read_source
 from mpigraph.formats.typed_tables import TableOptions
@@ -68,8 +68,8 @@ WRITERS = {
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     """Several blocks of every file."""
-    monkeypatch.setattr(arrow_files, "_BLOCK_BYTES", 200)
-    monkeypatch.setattr(parquet_files, "_BATCH_ROWS", 13)
+    monkeypatch.setattr(table_files, "_BLOCK_BYTES", 200)
+    monkeypatch.setattr(table_files, "_BATCH_ROWS", 13)
 
 
 @pytest.mark.parametrize("kind", WRITERS)

@@ -11,7 +11,7 @@ from pyarrow import parquet
 
 from mpigraph.cli.main import main
 from mpigraph.errors import GraphDataError, InvalidArgumentError
-from mpigraph.formats import arrow_files
+from mpigraph.formats import table_files
 from mpigraph.formats.node_ranks import NodeRanks
 from mpigraph.formats.readers import read_source
 from mpigraph.formats.typed_tables import EdgeTable, NodeTable, TableOptions, read_typed_tables
@@ -33,7 +33,7 @@ p10,p10,2
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     """Several blocks of every file."""
-    monkeypatch.setattr(arrow_files, "_BLOCK_BYTES", 100)
+    monkeypatch.setattr(table_files, "_BLOCK_BYTES", 100)
 
 
 def folder_of(folder, files):

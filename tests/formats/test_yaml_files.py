@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from mpigraph.errors import GraphDataError
-from mpigraph.formats.yaml_files import read_yaml
+from mpigraph.formats.input_files import read_yaml
 
 
 def test_plain_values(tmp_path):

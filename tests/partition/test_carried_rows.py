@@ -16,8 +16,8 @@ from typed_parts import typed_source
 
 from mpigraph.arrays import Array
 from mpigraph.errors import GraphDataError, MPIGraphError
-from mpigraph.formats.arrow_files import ParquetFiles
 from mpigraph.formats.readers import read_source
+from mpigraph.formats.table_files import ParquetFiles
 from mpigraph.metadata.schema import Schema
 from mpigraph.partition import carried_rows, identity, relabel, source
 from mpigraph.partition.carried_rows import Carried, carried_sizes

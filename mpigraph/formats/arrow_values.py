@@ -1,6 +1,6 @@
 """Values of Arrow's columns: numbers, lists and times; and the same from text, where a column has no type.
 
-With ``arrow_files.py`` the only module that knows pyarrow.
+The only module that imports pyarrow.
 """
 
 from collections.abc import Callable
@@ -18,11 +18,9 @@ __all__ = [
     "Values",
     "are_floats",
     "arrow",
-    "as_text",
-    "bytes_of",
+    "buffers_of",
     "distinct_in",
     "ids_of",
-    "strings_of",
     "to_numpy",
     "type_kind",
     "values_as",
@@ -36,11 +34,10 @@ EXACT = 2**53
 """The integers up to this one are floats, too."""
 
 _MAX_ID_BYTES = 256  # of a string; keys have the width of the longest
-_POWERS: I64 = 10 ** np.arange(1, 19, dtype=np.int64)
 _MISSING = ("", "na", "n/a", "nan", "null", "none", "nil", "#n/a", "<na>")  # in small letters
 _TRIED = 64  # rows
 _LIST_MARKS = ",;|"
-_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+_UNITS = ("s", "ms", "us", "ns")
 
 
 class Values(NamedTuple):
@@ -118,8 +115,7 @@ def to_numpy(column: Any, place: Place) -> Array:
         _check_values(column, place)
     elif types.is_decimal(column.type):
         column = column.cast(pyarrow.float64())
-    rows: Array = (_seconds(column) if kind == "time" else column).to_numpy(zero_copy_only=False)
-    return rows
+    return _seconds(column) if kind == "time" else np.asarray(column.to_numpy(zero_copy_only=False))
 
 
 def distinct_in(column: Any, place: Place, blanks: bool = False) -> tuple[Array, I64]:
@@ -134,64 +130,46 @@ def distinct_in(column: Any, place: Place, blanks: bool = False) -> tuple[Array,
         GraphDataError: a string is missing or longer than an id may be; names the row.
     """
     _check_values(column, place)
+    compute = arrow().compute
     encoded = column.cast(arrow().large_string()).dictionary_encode()
     positions = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-    ends, data = bytes_of(encoded.dictionary)
-    lengths = np.diff(ends, prepend=0)
-    bad = (lengths > _MAX_ID_BYTES) | ((lengths == 0) & (not blanks))
-    bad[np.searchsorted(ends, np.flatnonzero(data == 0), side="right")] = True
+    words = encoded.dictionary
+    lengths = compute.binary_length(words).to_numpy(zero_copy_only=False)
+    bad = compute.match_substring(words, "\0").to_numpy(zero_copy_only=False)
+    bad |= (lengths > _MAX_ID_BYTES) | ((lengths == 0) & (not blanks))
     if bad.any():
         row = int(bad[positions].argmax())
         text = column[row].as_py().encode()
         if not text:
             raise GraphDataError(f"{place(row)}: a value is missing")
         raise GraphDataError(f"{place(row)}: an id must have 1 to {_MAX_ID_BYTES} bytes, none zero (got {text!r:.80})")
-    width = max(int(lengths.max(initial=1)), 1)
-    rows = np.zeros((len(lengths), width), np.uint8)
-    rows[np.repeat(np.arange(len(lengths)), lengths), np.arange(len(data)) - np.repeat(ends - lengths, lengths)] = data
-    return rows.view(f"S{width}").reshape(-1), positions
+    rows = np.zeros((len(lengths), max(int(lengths.max(initial=1)), 1)), np.uint8)
+    offsets, data = buffers_of(words)
+    ends = offsets[1:] - offsets[0]
+    rows[np.repeat(np.arange(len(rows)), lengths), np.arange(len(data)) - np.repeat(ends - lengths, lengths)] = data
+    return rows.view(f"S{rows.shape[1]}").reshape(-1), positions
 
 
-def ids_of(text: Any, trims: bool = True, as_written: bool = False) -> Array | Any:
+def ids_of(text: Any, trims: bool = True) -> Array | Any:
     """Return the ids in a column of text: int64[n] if every one is written as Python writes integers, else strings.
 
-    So ``007``, ``0x1F`` and ``1.0`` are strings, and two ids are never taken for one.
-
-    Args:
-        text: strings.
-        trims: whether blanks around ids do not count.
-        as_written: return strings in any case.
+    So ``007``, ``0x1F`` and ``1.0`` are strings, and two ids are never taken for one. Blanks around ids do not count
+    if ``trims``.
     """
-    trimmed = arrow().compute.utf8_trim_whitespace(text) if trims else text
-    for column in () if as_written else (text, trimmed):
-        try:
-            numbers: I64 = _parsed(column, arrow().int64()).to_numpy(zero_copy_only=False)
-        except arrow().ArrowInvalid:
-            continue
-        lengths = arrow().compute.binary_length(column).to_numpy(zero_copy_only=False)
-        digits = np.searchsorted(_POWERS, np.abs(numbers), side="right") + 1
-        if np.array_equal(digits + (numbers < 0), lengths):
-            return numbers
-        break
-    return trimmed
+    text = arrow().compute.utf8_trim_whitespace(text) if trims else text
+    try:
+        numbers = _parsed(text, arrow().int64())
+    except arrow().ArrowInvalid:
+        return text
+    return numbers.to_numpy(zero_copy_only=False) if numbers.cast(text.type).equals(text) else text
 
 
-def bytes_of(strings: Any) -> tuple[I64, Array]:
-    """Return where each string of an Arrow array ends, and the bytes of all of them."""
+def buffers_of(strings: Any) -> tuple[I64, Array]:
+    """Return the offsets of strings, int64[n + 1], and the bytes between the first and the last one."""
     large = strings.cast(arrow().large_string())
     offsets: I64 = np.frombuffer(large.buffers()[1], np.int64)[large.offset : large.offset + len(large) + 1]
     data = large.buffers()[2]
-    content = np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]]
-    return offsets[1:] - offsets[0], content
-
-
-def strings_of(ends: I64, data: Array, begin: int, end: int) -> Any:
-    """Return rows of what :func:`bytes_of` gives as an Arrow array."""
-    offsets: I64 = np.zeros(end - begin + 1, np.int64)
-    offsets[0] = ends[begin - 1] if begin else 0
-    offsets[1:] = ends[begin:end]
-    buffers = arrow().py_buffer(offsets), arrow().py_buffer(data)
-    return arrow().LargeStringArray.from_buffers(end - begin, *buffers)
+    return offsets, np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]]
 
 
 def are_floats(strings: Any) -> bool:
@@ -204,11 +182,6 @@ def are_floats(strings: Any) -> bool:
     except arrow().ArrowInvalid:
         return False
     return True
-
-
-def as_text(numbers: I64) -> Any:
-    """Return integers as strings, as :func:`ids_of` reads them."""
-    return arrow().array(numbers).cast(arrow().string())
 
 
 def values_of(text: Any, place: Place) -> Values:
@@ -332,27 +305,18 @@ def _bools(text: Any, place: Place) -> Array:
 def _times(text: Any, place: Place) -> Array:
     pyarrow = arrow()
     for zone in (None, "UTC"):
-        for unit in _PER_SECOND:
+        for unit in _UNITS:
             try:
                 times = _parsed(text, pyarrow.timestamp(unit, zone))
             except pyarrow.ArrowInvalid:
                 continue
-            rows: Array = _seconds(times).fill_null(0).to_numpy()
-            return rows
+            return _seconds(times.fill_null(pyarrow.scalar(0, times.type)))
     raise pyarrow.ArrowInvalid("no times")
 
 
-def _seconds(column: Any) -> Any:
-    """Return times as int64 seconds since 1970, rounded down."""
-    pyarrow = arrow()
-    if pyarrow.types.is_date(column.type):
-        column = column.cast(pyarrow.timestamp("s"))
-    ticks = column.cast(pyarrow.int64())
-    per_second = _PER_SECOND[column.type.unit]
-    if per_second == 1:
-        return ticks
-    numbers = ticks.fill_null(0).to_numpy(zero_copy_only=False) // per_second
-    return pyarrow.array(numbers, mask=ticks.is_null().to_numpy(zero_copy_only=False))
+def _seconds(times: Any) -> Array:
+    """Return times, none of which is missing, as int64 seconds since 1970, rounded down."""
+    return np.asarray(times.to_numpy(zero_copy_only=False).astype("datetime64[s]").astype(np.int64))
 
 
 def _lists(text: Any, place: Place) -> Array:

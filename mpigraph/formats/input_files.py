@@ -1,0 +1,128 @@
+"""Files of a user: opened if they are files, unpacked, in their natural order; files of a folder that a reader left."""
+
+import bz2
+import gzip
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import IO, Any, cast
+
+from mpigraph.errors import GraphDataError
+from mpigraph.partition.chunks import UNREADABLE
+from mpigraph.storage.files import open_regular, read_text
+
+__all__ = ["FolderFiles", "failure", "first_bytes", "in_natural_order", "is_packed", "opened", "read_yaml"]
+
+_MARKERS = ("_SUCCESS", "_metadata", "_common_metadata")  # of Spark and of parquet
+_PICKLES = (".pt", ".pth", ".pkl", ".pickle")
+_PACKED = {".gz": gzip.open, ".bz2": bz2.open}
+_NUMBER = re.compile(r"([0-9]+)")
+
+
+class FolderFiles:
+    """Files of a folder that were read, so that a reader can name the others.
+
+    Args:
+        folder: the folder; files are named relative to it. Links are followed to compare names.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder.resolve()
+        self._read: set[Path] = set()
+
+    def read(self, path: Path) -> Path:
+        """Note that a file is read, or that one without it is missing; return its path."""
+        self._read.add(path.resolve())
+        return path
+
+    def left_out(self) -> tuple[str, ...]:
+        """Name the files that were not read. A folder with no read file is one name; hidden files are not named."""
+        with_read_files = {folder for path in self._read for folder in path.parents}
+        unread = []
+        for name, folders, files in os.walk(self._folder):
+            here = Path(name)
+            for folder in sorted(folders):
+                path = here / folder
+                if path.resolve() in with_read_files:
+                    continue
+                count = sum(len(names) for _, _, names in os.walk(path))
+                if count and not _is_hidden(path):
+                    unread.append(f"{path.relative_to(self._folder)}/ ({count} file{'s' if count > 1 else ''})")
+            folders[:] = sorted(folder for folder in folders if here / folder in with_read_files)
+            for path in (here / file for file in sorted(files)):
+                if path.resolve() not in self._read and not _is_hidden(path):
+                    why = " (a pickle, which can run code)" if path.suffix in _PICKLES else ""
+                    unread.append(f"{path.relative_to(self._folder)}{why}")
+        return tuple(unread)
+
+
+def _is_hidden(path: Path) -> bool:
+    return path.name.startswith(".") or path.name in _MARKERS
+
+
+def in_natural_order(paths: Iterable[Path]) -> list[Path]:
+    """Return files in the order of their names, with numbers inside names by value: ``part-2`` before ``part-10``."""
+
+    def key(path: Path) -> tuple[list[tuple[int, str]], str]:
+        pieces = _NUMBER.split(path.name)
+        values = [(int(piece), "") if place % 2 else (0, piece) for place, piece in enumerate(pieces)]
+        return values, str(path)  # which decides between 01 and 1
+
+    return sorted(paths, key=key)
+
+
+def is_packed(path: Path) -> bool:
+    """Return whether a file is unpacked when it is read, by its name."""
+    return path.suffix.lower() in _PACKED
+
+
+def opened(path: Path) -> IO[bytes]:
+    """Open a file for reading; ``.gz`` and ``.bz2`` are unpacked on the way.
+
+    Raises:
+        GraphDataError: it is missing or is no file.
+    """
+    try:
+        os.close(open_regular(path))
+        return cast(IO[bytes], _PACKED.get(path.suffix.lower(), open)(path, "rb"))  # type: ignore[operator]
+    except OSError as error:
+        raise failure(path, error) from error
+
+
+def first_bytes(path: Path, count: int) -> bytes:
+    """Return the first bytes of a file, unpacked; fewer, or none, where it cannot be read."""
+    try:
+        with opened(path) as file:
+            return file.read(count)
+    except UNREADABLE:
+        return b""
+
+
+def failure(path: Path, error: Exception) -> GraphDataError:
+    """Return the error of this library for one of Python, pyarrow or the system."""
+    if isinstance(error, GraphDataError):
+        return error
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return GraphDataError(f"{path}: cannot be read: {reason}")
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Return the mapping that a YAML file holds: plain values, lists and mappings, no objects.
+
+    Raises:
+        GraphDataError: the file is missing or is no such file, or PyYAML is not installed; names the file, and the
+            line where there is one.
+    """
+    try:
+        import yaml
+    except ImportError:
+        raise GraphDataError(f"{path}: YAML files need PyYAML: pip install 'mpigraph[yaml]'") from None
+    try:
+        content = yaml.safe_load(read_text(path))
+    except (yaml.YAMLError, *UNREADABLE) as error:  # PyYAML lets errors of Python through
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else " ".join(str(error).split())
+        raise GraphDataError(f"{path}: cannot be read as YAML: {reason}") from error
+    if not isinstance(content, dict):
+        raise GraphDataError(f"{path} must be a YAML mapping (got {type(content).__name__})")
+    return content

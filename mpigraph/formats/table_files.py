@@ -1,0 +1,539 @@
+"""Tables in files by pyarrow, an extra: csv, parquet, and a JSON object a line.
+
+**Text** is for one pass, a block at a time, every field as a string (``arrow_values.py`` says what it means). It may be
+compressed (``.gz``, ``.bz2``) and begin with lines of comments (``#``); its fields are separated by tabs, commas,
+semicolons or blanks, whichever its first line has. **Parquet** is read by groups of rows, when they are asked for.
+"""
+
+import csv
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpigraph.arrays import Array
+from mpigraph.errors import GraphDataError
+from mpigraph.formats.arrow_values import EXACT, arrow, to_numpy, type_kind
+from mpigraph.formats.input_files import failure, is_packed, opened
+from mpigraph.formats.node_ranks import NodeRanks
+from mpigraph.log import get_logger
+from mpigraph.partition.chunks import UNREADABLE, concatenated
+from mpigraph.partition.row_arrays import RowArray
+from mpigraph.storage.files import open_regular
+
+__all__ = [
+    "JsonFiles", "ParquetFiles", "Piece", "Tables", "TextFiles", "TextForm", "cut", "fields_of", "is_table",
+    "json_values", "open_tables",
+]  # fmt: skip
+
+_TEXT = (".csv", ".tsv", ".txt")
+_PARQUET = (".parquet", ".pq")
+_FAILURES = (OSError, ValueError, KeyError, NotImplementedError)  # of pyarrow, for files that it cannot read
+_BLOCK_BYTES = 16 << 20
+_BATCH_ROWS = 1 << 20
+_JSON_ROWS = 1 << 14
+_LONGEST_LINE = 1 << 20
+_LONGEST_JSON = 1 << 24
+_BOM = b"\xef\xbb\xbf"
+_ROW_OF_PIECE = re.compile(r"\bRow #(\d+)")
+
+
+class Piece(NamedTuple):
+    """Consecutive rows of a file, which one rank reads.
+
+    Attributes:
+        file: number of the file.
+        begin: the first byte of a text, the first group of rows of a parquet file.
+        end: one behind the last; -1 for a text that cannot be cut.
+    """
+
+    file: int
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True)
+class TextForm:
+    """How text is to be read.
+
+    Attributes:
+        delimiter: between fields; None to look at the first line.
+        names: of the columns; None to take those of the first line, or ``src``, ``dst``, ``column2``, ... where the
+            first line has two numbers in front.
+        header: whether the first line has names, after comments where ``names`` are not given; None to look at it.
+        quoted: whether ``"`` at the beginning of a field quotes it.
+    """
+
+    delimiter: str | None = None
+    names: tuple[str, ...] | None = None
+    header: bool | None = None
+    quoted: bool = True
+
+
+def is_table(path: Path) -> bool:
+    """Return whether a file has the name of a csv or parquet file."""
+    name = path.name.lower()
+    return name.endswith((*_PARQUET, *_TEXT)) or (is_packed(path) and Path(name).stem.endswith(_TEXT))
+
+
+def open_tables(
+    paths: Sequence[Path], form: TextForm | None = None, kind: str | None = None
+) -> "TextFiles | ParquetFiles":
+    """Open files of the same columns.
+
+    Args:
+        paths: the files, at least one.
+        form: how text is to be read.
+        kind: "parquet" or "csv"; None to go by the names of the files.
+
+    Raises:
+        GraphDataError: they cannot be read, or do not fit together; or there is no pyarrow.
+    """
+    arrow()
+    is_parquet = {path.name.lower().endswith(_PARQUET) for path in paths} if kind is None else {kind == "parquet"}
+    if len(is_parquet) > 1:
+        raise GraphDataError(f"{paths[0].parent}: csv and parquet files cannot be one table")
+    return ParquetFiles(paths) if is_parquet == {True} else TextFiles(paths, form or TextForm())
+
+
+def cut(tables: "Tables", ranks: NodeRanks) -> list[Piece]:
+    """Return the pieces that this rank of its node reads: as many bytes, or groups of rows, as the others.
+
+    Text is cut between lines; of files that cannot be cut each is read by one rank. Collective on the ranks.
+    """
+    pieces = tables.pieces()
+    total = sum(piece.end - piece.begin for piece in pieces if piece.end >= 0)
+    begin, end = (total * index // ranks.count for index in (ranks.index, ranks.index + 1))
+    own = []
+    for piece in pieces:
+        if piece.end >= 0:
+            first, last = (piece.begin + min(max(at, 0), piece.end - piece.begin) for at in (begin, end))
+            own += [Piece(piece.file, first, last)] if first < last else []
+            begin -= piece.end - piece.begin
+            end -= piece.end - piece.begin
+    if isinstance(tables, TextFiles):
+        own = tables.between_lines(own, ranks)
+    return sorted([*own, *[piece for piece in pieces if piece.end < 0][ranks.index :: ranks.count]])
+
+
+def _check_names(path: Path, names: Sequence[str]) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            raise GraphDataError(f"{path}: there are several columns of the name {name!r}")
+
+
+class TextFiles:
+    """Csv files.
+
+    Args:
+        paths: the files.
+        form: how they are to be read.
+    """
+
+    lazily = False
+
+    def __init__(self, paths: Sequence[Path], form: TextForm) -> None:
+        self.paths = paths
+        self._form = form
+        self._delimiter = form.delimiter
+        self._first_rows: list[int] = []
+        self._begins: list[int] = []
+        self.names: list[str] = []
+        for path in paths:
+            names = self._read_head(path)
+            _check_names(path, names)
+            if path is not paths[0] and names != self.names:
+                raise GraphDataError(f"{path}: columns {names} are not those of {paths[0].name}, {self.names}")
+            self.names = names
+
+    def _read_head(self, path: Path) -> list[str]:
+        """Note where the rows of a file begin, and return the names of its columns."""
+        with opened(path) as file:
+            skipped = 0
+            begin = len(_BOM) if file.read(len(_BOM)) == _BOM else 0
+            file.seek(begin)
+            while (line := file.readline(_LONGEST_LINE)).startswith(b"#") and self._form.names is None:
+                skipped += 1
+                begin += len(line)
+        text = line.decode("utf-8", "replace").strip("\r\n")
+        if self._delimiter is None:
+            self._delimiter = next((mark for mark in "\t,;" if mark in text), " ")
+        fields = fields_of(text, self._delimiter) if self._form.quoted else text.split(self._delimiter)
+        fields = [name.strip() for name in fields]
+        named = self._form.header
+        if named is None:
+            named = self._form.names is None and not all(map(_is_integer, fields[:2]))
+        self._first_rows.append(skipped + named + 1)
+        self._begins.append(begin + len(line) * named)
+        if self._form.names is not None:
+            return list(self._form.names)
+        return fields if named else ["src", "dst", *(f"column{n}" for n in range(2, len(fields)))][: len(fields)]
+
+    def pieces(self) -> list[Piece]:
+        """Return the bytes of each file."""
+        ends = [-1 if is_packed(path) else path.stat().st_size for path in self.paths]
+        return [Piece(file, begin, end) for file, (begin, end) in enumerate(zip(self._begins, ends, strict=True))]
+
+    def between_lines(self, own: Sequence[Piece], ranks: NodeRanks) -> list[Piece]:
+        """Return this rank's pieces from the beginning of a line to that of another, as the other ranks cut them.
+
+        Ends of lines between quotes are none, so all quotes before a piece are counted. Collective on the ranks.
+        """
+        quotes = {}
+        if ranks.count > 1 and self._form.quoted:
+            quotes = {str(piece.file): sum(data.count(b'"') for _, data in self._bytes(piece)) for piece in own}
+        counted = [gathered.note for gathered in ranks.gather(f"reading {self.paths[0]}", quotes)]
+        pieces = []
+        for file, *bounds in own:
+            before = sum(its.get(str(file), 0) for its in counted[: ranks.index])
+            for number, at in enumerate(bounds):
+                if at not in (self._begins[file], self.pieces()[file].end):
+                    bounds[number] = self._next_line(file, at, (before + quotes.get(str(file), 0) * number) % 2 == 1)
+            pieces.append(Piece(file, *bounds))
+        return pieces
+
+    def _next_line(self, file: int, at: int, is_quoted: bool) -> int:
+        """Return where the first line after a place in a file begins."""
+        marks = re.compile(rb'["\n]' if self._form.quoted else rb"\n")
+        end = self.pieces()[file].end
+        for begin, data in self._bytes(Piece(file, at, end)):
+            for match in marks.finditer(data):
+                if match[0] == b'"':
+                    is_quoted = not is_quoted
+                elif not is_quoted:
+                    return begin + match.end()
+        return end
+
+    def _bytes(self, piece: Piece) -> Iterator[tuple[int, bytes]]:
+        """Yield the content of a piece, and where it begins."""
+        with opened(self.paths[piece.file]) as file:
+            at = file.seek(piece.begin)
+            while data := file.read(_BLOCK_BYTES if piece.end < 0 else min(_BLOCK_BYTES, piece.end - at)):
+                yield at, data
+                at += len(data)
+
+    def first_row(self, piece: Piece) -> int:
+        """Return the line of the file, from 1, at which a piece begins."""
+        before = piece._replace(begin=self._begins[piece.file], end=max(piece.begin, self._begins[piece.file]))
+        return self._first_rows[piece.file] + sum(data.count(b"\n") for _, data in self._bytes(before))
+
+    def batches(self, piece: Piece, names: Sequence[str]) -> Iterator[Any]:
+        """Yield record batches of strings."""
+        arrow_csv = arrow().csv
+        try:
+            stream = self._stream(piece)
+            if stream is None:
+                return
+            with stream:
+                yield from arrow_csv.open_csv(
+                    stream,
+                    # one thread, so that errors name the row
+                    arrow_csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES, column_names=self.names),
+                    arrow_csv.ParseOptions(
+                        delimiter=self._delimiter,
+                        quote_char='"' if self._form.quoted else False,
+                        # for values with ends of lines in them pyarrow takes longer
+                        newlines_in_values=self._form.quoted and any(b'"' in data for _, data in self._bytes(piece)),
+                    ),
+                    arrow_csv.ConvertOptions(
+                        column_types=dict.fromkeys(self.names, arrow().string()),
+                        include_columns=list(names),
+                        strings_can_be_null=False,
+                    ),
+                )
+        except _FAILURES as error:
+            match = None if isinstance(error, GraphDataError) else _ROW_OF_PIECE.search(str(error))
+            if match is not None:
+                row = f"row {self.first_row(piece) - 1 + int(match[1])}"
+                error = ValueError(_ROW_OF_PIECE.sub(row, str(error)))
+            raise failure(self.paths[piece.file], error) from error
+
+    def _stream(self, piece: Piece) -> Any:
+        """Return the bytes of a piece as a stream of Arrow; None if there are none (pyarrow would raise)."""
+        path = self.paths[piece.file]
+        if piece.end < 0:
+            file = opened(path)
+            file.seek(piece.begin)
+            if not file.read(1):
+                file.close()
+                return None
+            file.seek(piece.begin)
+            return arrow().PythonFile(file, "r")
+        if piece.begin >= piece.end:
+            return None
+        os.close(open_regular(path))
+        data = np.memmap(path, np.uint8, "r", piece.begin, piece.end - piece.begin)
+        if not data[:_LONGEST_LINE].tobytes().strip() and not data.tobytes().strip():
+            return None
+        return arrow().BufferReader(arrow().py_buffer(data))
+
+
+def fields_of(line: str, delimiter: str) -> list[str]:
+    """Return the fields of a line, without the quotes around them."""
+    try:
+        return next(csv.reader([line], delimiter=delimiter), [""])
+    except csv.Error:  # of bytes that no text has
+        return line.split(delimiter)
+
+
+def _is_integer(text: str) -> bool:
+    return text.strip().lstrip("-").isdecimal()
+
+
+class ParquetFiles:
+    """Parquet files.
+
+    Args:
+        paths: the files.
+
+    Attributes:
+        kinds: name of each column -> "integer", "float", "bool", "time", "list" (of numbers), "string" or "other".
+        lengths: rows of each file.
+    """
+
+    lazily = True
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self.paths = paths
+        self.metadata = []
+        self._schema: Any = None
+        for path in paths:
+            try:
+                os.close(open_regular(path))
+                file = arrow().parquet.ParquetFile(path, memory_map=True)
+            except _FAILURES as error:
+                raise failure(path, error) from error
+            schema = file.schema_arrow.remove_metadata()
+            _check_names(path, schema.names)
+            if self._schema is not None and not schema.equals(self._schema):
+                raise GraphDataError(f"{path}: columns are not those of {paths[0].name}")
+            self._schema = schema
+            self.metadata.append(file.metadata)
+        self.lengths = [metadata.num_rows for metadata in self.metadata]
+        self.names = list(self._schema.names)
+        self.kinds = {entry.name: type_kind(entry.type) for entry in self._schema}
+
+    def pieces(self) -> list[Piece]:
+        """Return the groups of rows of each file."""
+        return [Piece(file, 0, metadata.num_row_groups) for file, metadata in enumerate(self.metadata)]
+
+    def first_row(self, piece: Piece) -> int:
+        """Return the row of the file, from 0, at which a piece begins."""
+        return sum(self.metadata[piece.file].row_group(group).num_rows for group in range(piece.begin))
+
+    def batches(self, piece: Piece, names: Sequence[str]) -> Iterator[Any]:
+        """Yield record batches."""
+        try:
+            with self._reader(piece.file) as reader:
+                groups = list(range(piece.begin, piece.end))
+                yield from reader.iter_batches(_BATCH_ROWS, groups, columns=list(names), use_threads=False)
+        except _FAILURES as error:
+            raise failure(self.paths[piece.file], error) from error
+
+    def group(self, file: int, group: int, name: str) -> Any:
+        """Return a column of a group of rows, as one Arrow array."""
+        try:
+            with self._reader(file) as reader:
+                return reader.read_row_group(group, columns=[name], use_threads=False).column(0).combine_chunks()
+        except _FAILURES as error:
+            raise failure(self.paths[file], error) from error
+
+    def _reader(self, file: int) -> Any:
+        return arrow().parquet.ParquetFile(self.paths[file], metadata=self.metadata[file], memory_map=True)
+
+    def _lacks_values(self, name: str) -> bool:
+        """Return whether a column of integers has rows without a value, as the groups' statistics say."""
+        if self.kinds[name] != "integer":
+            return False
+        for metadata in self.metadata:
+            for group in map(metadata.row_group, range(metadata.num_row_groups)):
+                columns = map(group.column, range(group.num_columns))
+                statistics = next(column.statistics for column in columns if column.path_in_schema == name)
+                if statistics is not None and statistics.null_count:
+                    return True
+        return False
+
+    def rows(self, name: str, gaps: bool = False) -> RowArray:
+        """Return a column whose groups are read when they are asked for.
+
+        Args:
+            name: the column.
+            gaps: whether integers may be missing: all become float64 then, and those NaN, as in csv.
+        """
+        last = _LastGroup(as_floats=gaps and self._lacks_values(name))
+        if last.as_floats:
+            get_logger().warning("%s: %s has rows without a value, which become NaN", self.paths[0], name)
+        groups: list[RowArray] = []
+        for file, metadata in enumerate(self.metadata):
+            begin = 0
+            for number in range(metadata.num_row_groups):
+                length = metadata.row_group(number).num_rows
+                if length:
+                    like = groups[0] if groups else None
+                    groups.append(_GroupRows(self, (file, number), name, begin, length, last, like))
+                begin += length
+        return concatenated(groups) if groups else to_numpy(arrow().array([], self._schema.field(name).type), str)
+
+
+@dataclass
+class _LastGroup:
+    """The group of a column that was read last, since slices end within groups; ``as_floats`` of all groups."""
+
+    as_floats: bool = False
+    key: tuple[int, int] = (-1, -1)
+    rows: Array = field(default_factory=lambda: np.zeros(0))
+
+
+class _GroupRows:
+    """A column of one group of rows; nothing but the group that was read last is in memory.
+
+    Args:
+        tables: the files.
+        key: numbers of the file and of the group in it.
+        name: the column.
+        begin: the first row of the group in its file.
+        length: its rows.
+        last: of this column.
+        like: another group, of the same dtype and shape of rows; None to read this one.
+    """
+
+    sources = ()
+
+    def __init__(
+        self,
+        tables: ParquetFiles,
+        key: tuple[int, int],
+        name: str,
+        begin: int,
+        length: int,
+        last: _LastGroup,
+        like: RowArray | None,
+    ) -> None:
+        self._tables = tables
+        self._key = key
+        self._name = name
+        self._begin = begin
+        self._length = length
+        self._last = last
+        self._row_shape = None if like is None else like.shape[1:]
+        like = self._read() if like is None else like
+        self.shape: tuple[int, ...] = (length, *like.shape[1:])
+        self.ndim = len(self.shape)
+        self.dtype: np.dtype[Any] = like.dtype
+        self.nbytes: int = length * self.dtype.itemsize * int(np.prod(self.shape[1:]))
+        self.block_bytes = self.nbytes
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, rows: Any) -> Array:
+        return np.asarray(self._read()[rows])
+
+    def place(self, row: int) -> str:
+        """File, column and row."""
+        return f"{self._tables.paths[self._key[0]]}: {self._name}, row {self._begin + row}"
+
+    def _read(self) -> Array:
+        if self._last.key != self._key:
+            column = self._tables.group(*self._key, self._name)
+            if self._last.as_floats:
+                column = self._with_gaps(column)
+            rows = to_numpy(column, self.place)
+            if len(rows) != self._length:
+                raise GraphDataError(f"{self.place(0)}: {len(rows)} rows, where the file says {self._length}")
+            if self._row_shape is not None and rows.shape[1:] != self._row_shape:
+                raise GraphDataError(
+                    f"{self.place(0)}: lists have {rows.shape[1]} numbers, {self._row_shape[0]} before"
+                )
+            self._last.rows = rows
+            self._last.key = self._key
+        return self._last.rows
+
+    def _with_gaps(self, integers: Any) -> Any:
+        """Return integers, some of which are missing, as float64."""
+        large = np.flatnonzero(np.abs(integers.fill_null(0).to_numpy(zero_copy_only=False)) > EXACT)
+        if len(large):
+            raise GraphDataError(
+                f"{self.place(large[0])}: {integers[int(large[0])]} does not fit float64, which the column is read as "
+                "since rows have no value; --types COLUMN=string leaves the column out"
+            )
+        return integers.cast(arrow().float64())
+
+
+class JsonFiles:
+    """Files with a JSON object a line; every value as text, as in csv.
+
+    Args:
+        paths: the files.
+    """
+
+    lazily = False
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self.paths = paths
+        self.names = list(next(self._records(paths[0]), (1, {}))[1])
+
+    def pieces(self) -> list[Piece]:
+        """Return one piece for each file."""
+        return [Piece(file, 0, -1) for file in range(len(self.paths))]
+
+    def first_row(self, piece: Piece) -> int:
+        """Return 1: rows are the lines of the file."""
+        return 1
+
+    def batches(self, piece: Piece, names: Sequence[str]) -> Iterator[Any]:
+        """Yield record batches of strings."""
+        path = self.paths[piece.file]
+        schema = arrow().schema([(name, arrow().string()) for name in names or self.names[:1]])
+        records = []
+        for row, record in self._records(path):
+            missing = [name for name in schema.names if name not in record]
+            if missing:
+                raise GraphDataError(f"{path}, row {row}: there is no {missing[0]!r}")
+            records.append({name: _json_text(record[name]) for name in schema.names})
+            if len(records) == _JSON_ROWS:
+                yield arrow().RecordBatch.from_pylist(records, schema)
+                records = []
+        if records:
+            yield arrow().RecordBatch.from_pylist(records, schema)
+
+    def _records(self, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+        for row, value in _json_lines(path):
+            if not isinstance(value, dict):
+                raise GraphDataError(f"{path}, row {row}: must be a JSON object (got {value!r:.60})")
+            yield row, value
+
+
+Tables = TextFiles | ParquetFiles | JsonFiles
+"""Files of the same columns; ``lazily`` if groups of rows can be read out of order."""
+
+
+def json_values(path: Path) -> list[str]:
+    """Return the JSON value in each line of a file as text."""
+    return [_json_text(value) for _, value in _json_lines(path)]
+
+
+def _json_lines(path: Path) -> Iterator[tuple[int, Any]]:
+    """Yield the number of each line that is not blank, from 1, and its value."""
+    row = 0
+    try:
+        with open(open_regular(path), encoding="utf-8-sig") as file:
+            while line := file.readline(_LONGEST_JSON):
+                row += 1
+                if not line.isspace():
+                    yield row, json.loads(line)
+    except UNREADABLE as error:
+        if isinstance(error, GraphDataError):
+            raise
+        raise GraphDataError(f"{path}, row {row}: cannot be read as JSON: {error}") from error
+
+
+def _json_text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    return "" if value is None else json.dumps(value)
