@@ -18,8 +18,7 @@ from mpigraph.errors import InvalidArgumentError
 from mpigraph.formats.add_reverse import add_reverse_edges
 from mpigraph.formats.assignment_files import read_assignment
 from mpigraph.formats.node_ranks import temporary_bytes
-from mpigraph.formats.readers import read_source
-from mpigraph.formats.registry import LAYOUTS
+from mpigraph.formats.readers import LAYOUTS, read_source
 from mpigraph.formats.shards import check_apart
 from mpigraph.formats.typed_tables import TableOptions
 from mpigraph.log import muted

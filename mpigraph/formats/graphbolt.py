@@ -22,10 +22,9 @@ import numpy as np
 
 from mpigraph.arrays import Array
 from mpigraph.errors import GraphDataError
-from mpigraph.formats.collected_edges import CollectedEdges
+from mpigraph.formats.edge_lists import CollectedEdges, number_blocks
 from mpigraph.formats.input_files import FolderFiles, read_yaml
 from mpigraph.formats.layout import Layout, ReadOptions
-from mpigraph.formats.text_lines import number_blocks
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, Schema, relation_key
 from mpigraph.partition.chunks import mapped_npy
 from mpigraph.partition.row_arrays import RowArray
@@ -35,7 +34,7 @@ from mpigraph.partition.spill import Scratch
 __all__ = ["GRAPHBOLT"]
 
 _METADATA = "metadata.yaml"
-_ENDS = (("source", "i8"), ("destination", "i8"))
+_ENDS = {"source": "int64", "destination": "int64"}
 _SETS = {"train_set": "train_mask", "validation_set": "val_mask", "test_set": "test_mask"}
 _SEEDS = ("seeds", "seed_nodes")
 _TO_NPY = "np.save('x.npy', torch.load('x.pt', weights_only=True).numpy())"
@@ -169,10 +168,10 @@ def _edges(
 def _csv_edges(path: Path, counts: Sequence[int], scratch: Path | None) -> tuple[RowArray, RowArray]:
     with CollectedEdges(_ENDS, scratch) as edges:
         for block in number_blocks(path, _ENDS, delimiter=","):
-            for (end, _), count in zip(_ENDS, counts, strict=True):
-                ids = block.rows[end]
+            for end, count in zip(_ENDS, counts, strict=True):
+                ids = block.columns[end]
                 block.check((ids >= 0) & (ids < count), f"{end} must be one of 0 to {count - 1}")
-            edges.add(block.rows)
+            edges.add(block.columns)
         src, dst = edges.finish()
     return src, dst
 

@@ -10,14 +10,16 @@ file                 fields of a line                      what they become
                                                            "train_mask"; where nodes have several labels [n, classes],
                                                            1 for those of a node
 ``label.dat.test``   the same                              the same, and "test_mask"
-``info.dat``                                               names of types and relations (``hgb_names.py``)
+``info.dat``                                               names of types and relations: JSON, or Freebase's tables
 ===================  ====================================  ============================================================
 
 Ids count the nodes of all types through. Names of nodes are left out. In HGB's public files the labels of test nodes
 are random.
 """
 
+import json
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -27,21 +29,88 @@ import numpy as np
 
 from mpigraph.arrays import I64, Array
 from mpigraph.errors import GraphDataError
-from mpigraph.formats.collected_edges import CollectedEdges
-from mpigraph.formats.hgb_names import Names, read_names, relations_named
+from mpigraph.formats.edge_lists import CollectedEdges, blocks_of_lines, number_blocks, numbers_in
 from mpigraph.formats.input_files import FolderFiles
 from mpigraph.formats.layout import Layout, ReadOptions
-from mpigraph.formats.text_lines import blocks_of_lines, number_blocks, numbers_in
 from mpigraph.metadata.schema import Relation, Schema, relation_key
 from mpigraph.partition.chunks import GrowingFile, Reordered
 from mpigraph.partition.row_arrays import RowArray
 from mpigraph.partition.source import Feature, GraphSource
+from mpigraph.storage.files import read_text
 
 __all__ = ["HGB"]
 
-_LINK = (("source", "i8"), ("destination", "i8"), ("type", "i8"), ("weight", "f8"))
+_LINK = {"source": "int64", "destination": "int64", "type": "int64", "weight": "float64"}
 _LABELS = {"train_mask": "label.dat", "test_mask": "label.dat.test"}
 _MAX_CLASSES = 1 << 12  # where a node has several labels: a row has a number for each class
+
+
+class _Link(NamedTuple):
+    """A type of links: numbers of the node types at its ends, and its meaning, such as "paper-cite-paper"."""
+
+    start: int
+    end: int
+    meaning: str
+
+
+class _Names(NamedTuple):
+    """Names of node types and types of links in ``info.dat``, by number of the type."""
+
+    ntypes: dict[int, str]
+    links: dict[int, _Link]
+
+
+def _read_names(path: Path) -> _Names:
+    try:
+        text = read_text(path)
+        if not text.lstrip().startswith("{"):
+            return _names_in_tables(text)
+        info = json.loads(text)
+        links = info["link.dat"]["link type"]
+        return _Names(
+            {int(number): str(name) for number, name in info["node.dat"]["node type"].items()},
+            {int(n): _Link(int(link["start"]), int(link["end"]), str(link["meaning"])) for n, link in links.items()},
+        )
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+        raise GraphDataError(f"{path}: names of node types and links cannot be read: {reason}") from error
+
+
+def _names_in_tables(text: str) -> _Names:
+    """Read the tables below the lines ``TYPE MEANING`` and ``LINK START END MEANING``, each up to an empty line."""
+    tables: dict[str, list[list[str]]] = {}
+    rows: list[list[str]] = []
+    for line in text.splitlines():
+        fields = line.split()
+        if fields in (["TYPE", "MEANING"], ["LINK", "START", "END", "MEANING"]):
+            rows = tables.setdefault(fields[0], [])
+        elif fields:
+            rows.append(fields)
+        else:
+            rows = []
+    return _Names(
+        {int(number): name for number, name in tables["TYPE"]},
+        {int(number): _Link(int(start), int(end), meaning) for number, start, end, meaning in tables["LINK"]},
+    )
+
+
+def _relations(names: _Names) -> dict[int, Relation]:
+    """Return the relation of each type of links.
+
+    A relation is called as in PyG: by the word between the types in its meaning, "to" if there is none. Where two would
+    have one name, they have their whole meanings and numbers.
+    """
+    relations = {}
+    for number, link in names.links.items():
+        words = link.meaning.split("-")
+        end = names.ntypes[link.end]
+        word = words[1].lstrip(">") if len(words) > 1 else link.meaning
+        relations[number] = names.ntypes[link.start], "to" if word.lower() == end.lower() else word, end
+    counts = Counter(relations.values())
+    for number, (start, name, end) in list(relations.items()):
+        if counts[start, name, end] > 1:
+            relations[number] = start, f"{names.links[number].meaning}-{number}", end
+    return relations
 
 
 class _Nodes(NamedTuple):
@@ -56,7 +125,7 @@ def _is_at(path: Path) -> bool:
 
 
 def _read(path: Path, options: ReadOptions) -> GraphSource:
-    names = read_names(path / "info.dat")
+    names = _read_names(path / "info.dat")
     numbers = {name: number for number, name in names.ntypes.items()}
     if len(numbers) < len(names.ntypes):
         raise GraphDataError(f"{path / 'info.dat'}: several node types have one name ({names.ntypes})")
@@ -79,14 +148,7 @@ def _read(path: Path, options: ReadOptions) -> GraphSource:
 
 
 class _Records(NamedTuple):
-    """Some lines of id, name, type and perhaps more.
-
-    Attributes:
-        lines: int64[k], their numbers in the file.
-        ids: int64[k].
-        types: int64[k].
-        texts: for each the fourth field, b"" if there is none.
-    """
+    """Lines of id, name, type and perhaps more: int64[k] number of the line, id, type; the fourth field or b""."""
 
     lines: I64
     ids: I64
@@ -97,10 +159,10 @@ class _Records(NamedTuple):
 def _records(path: Path, types: Sequence[int]) -> Iterator[_Records]:
     """Yield the lines of a file, some at a time."""
     known = {str(number).encode() for number in types}
-    for first, lines in blocks_of_lines(path):
+    for first, text in blocks_of_lines(path):
         numbers = []
         texts = []
-        for number, line in enumerate(lines, first):
+        for number, line in enumerate(text.splitlines(), first):
             fields = line.split(b"\t")
             if len(fields) in (3, 4) and fields[0].isdigit() and len(fields[0]) < 19 and fields[2].strip() in known:
                 numbers.append((number, int(fields[0]), int(fields[2])))
@@ -111,8 +173,8 @@ def _records(path: Path, types: Sequence[int]) -> Iterator[_Records]:
                     f"(got {line[:80].decode('utf-8', 'replace')!r})"
                 )
         if numbers:
-            lines_in_file, ids, ntypes = np.array(numbers, np.int64).T
-            yield _Records(lines_in_file, ids, ntypes, texts)
+            lines_of, ids, ntypes = np.array(numbers, np.int64).T
+            yield _Records(lines_of, ids, ntypes, texts)
 
 
 class _Numbers:
@@ -128,8 +190,11 @@ class _Numbers:
                 wanted = self._width or "no"
                 raise GraphDataError(f"{path}, line {line}: must have {wanted} numbers, as others of its type")
         if self._width:
-            dtype = np.dtype([("numbers", "f4", (self._width,))])
-            self._file.append(numbers_in(path, texts, lines, dtype, ",")["numbers"])
+            columns = {str(column): "float64" for column in range(self._width)}
+            wanted = f"numbers, {self._width} with commas between them"
+            text = b"\n".join(texts)
+            numbers = numbers_in(path, text, columns, ",", lambda row: (lines[row], texts[row]), wanted)
+            self._file.append(np.stack(list(numbers.values()), 1))
 
     def finish(self, order: I64) -> dict[str, Feature]:
         """Return the feature, with rows in an order."""
@@ -139,7 +204,7 @@ class _Numbers:
         return {"feat": Feature.rows(rows if (np.diff(order) > 0).all() else Reordered(rows, order))}
 
 
-def _read_nodes(path: Path, names: Names, scratch: Path | None) -> tuple[_Nodes, dict[int, dict[str, Feature]]]:
+def _read_nodes(path: Path, names: _Names, scratch: Path | None) -> tuple[_Nodes, dict[int, dict[str, Feature]]]:
     """Return the nodes, and the features of each type."""
     tables: dict[int, _Numbers] = {}
     blocks = []
@@ -164,26 +229,24 @@ def _read_nodes(path: Path, names: Names, scratch: Path | None) -> tuple[_Nodes,
     return nodes, feats
 
 
-def _read_links(path: Path, nodes: _Nodes, names: Names, scratch: Path | None) -> dict[Relation, list[RowArray]]:
+def _read_links(path: Path, nodes: _Nodes, names: _Names, scratch: Path | None) -> dict[Relation, list[RowArray]]:
     """Return the columns of each relation's links."""
     with ExitStack() as stack:
         links = {number: stack.enter_context(CollectedEdges(_LINK, scratch)) for number in names.links}
         for block in number_blocks(path, _LINK, delimiter="\t"):
-            rows = block.rows
+            rows = block.columns
             block.check(np.isin(rows["type"], list(links)), f"the third field must be a type of {list(links)}")
             for end in ("source", "destination"):
                 block.check((rows[end] >= 0) & (rows[end] < len(nodes.local)), f"{end} is not in node.dat")
+            local = {end: nodes.local[rows[end]] for end in ("source", "destination")}
             for number, edges in links.items():
-                about = names.links[number]
+                link = names.links[number]
                 is_it = rows["type"] == number
-                for end, ntype in (("source", about.start), ("destination", about.end)):
+                for end, ntype in (("source", link.start), ("destination", link.end)):
                     fits = nodes.types[rows[end]] == ntype
                     block.check(fits | ~is_it, f"{end} is not of node type {ntype}, as links of type {number} need")
-                chosen = rows[is_it]
-                for end in ("source", "destination"):
-                    chosen[end] = nodes.local[chosen[end]]
-                edges.add(chosen)
-        relations = relations_named(names)
+                edges.add({name: column[is_it] for name, column in (rows | local).items()})
+        relations = _relations(names)
         return {relations[number]: edges.finish() for number, edges in links.items()}
 
 

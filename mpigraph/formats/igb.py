@@ -27,9 +27,8 @@ import numpy as np
 
 from mpigraph.arrays import Array
 from mpigraph.errors import GraphDataError
-from mpigraph.formats.input_files import FolderFiles, in_natural_order
+from mpigraph.formats.input_files import FolderFiles, first_bytes, in_natural_order
 from mpigraph.formats.layout import Layout, ReadOptions
-from mpigraph.formats.text_lines import first_bytes
 from mpigraph.metadata.schema import Relation, Schema
 from mpigraph.partition.chunks import concatenated, mapped_npy
 from mpigraph.partition.row_arrays import RowArray, as_floats, as_labels, largest

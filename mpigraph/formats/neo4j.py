@@ -29,12 +29,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mpigraph.errors import GraphDataError
-from mpigraph.formats.input_files import in_natural_order
+from mpigraph.formats.input_files import first_bytes, in_natural_order
 from mpigraph.formats.labelled_tables import IdColumn, LabelledTable, read_labelled_tables
 from mpigraph.formats.layout import Layout, ReadOptions
 from mpigraph.formats.stored_rows import Property
 from mpigraph.formats.table_files import TextFiles, TextForm, fields_of, is_table
-from mpigraph.formats.text_lines import first_bytes
 from mpigraph.formats.typed_tables import log_categories
 from mpigraph.metadata.schema import DEFAULT_NTYPE
 from mpigraph.partition.source import GraphSource

@@ -19,16 +19,21 @@ from pathlib import Path
 from mpigraph.errors import GraphDataError, StorageError
 from mpigraph.formats.add_reverse import add_reverse_edges
 from mpigraph.formats.dgl_chunked import METADATA, read_chunked
+from mpigraph.formats.dgl_csv import DGL_CSV
 from mpigraph.formats.dgl_parts import is_dgl_partition, read_dgl_partition
-from mpigraph.formats.layout import ReadOptions
+from mpigraph.formats.edge_lists import KONECT, MATRIX_MARKET, checked_by_comments
+from mpigraph.formats.graphbolt import GRAPHBOLT
+from mpigraph.formats.graphstorm import GRAPHSTORM
+from mpigraph.formats.hgb import HGB
+from mpigraph.formats.igb import IGB
+from mpigraph.formats.layout import Layout, ReadOptions
 from mpigraph.formats.lsc import is_lsc, read_lsc
 from mpigraph.formats.metis_files import is_metis, read_metis
 from mpigraph.formats.named_arrays import is_npy_directory, read_hdf5, read_npy_directory, read_npz
+from mpigraph.formats.neo4j import NEO4J, NEPTUNE
 from mpigraph.formats.node_ranks import NodeRanks, read_once
 from mpigraph.formats.ogb import is_ogb, is_text_of_ogb, read_ogb
-from mpigraph.formats.registry import layout_of, marks_of_directories
 from mpigraph.formats.shards import read_partition
-from mpigraph.formats.snap import checked_by_comments
 from mpigraph.formats.table_folders import has_tables, read_tables
 from mpigraph.formats.typed_tables import TableOptions
 from mpigraph.log import get_logger
@@ -37,7 +42,16 @@ from mpigraph.partition.exchange import ALONE, Exchange
 from mpigraph.partition.source import GraphSource
 from mpigraph.storage.hdf5_rows import is_hdf5
 
-__all__ = ["read_source"]
+__all__ = ["LAYOUTS", "read_source"]
+
+LAYOUTS: tuple[Layout, ...] = (
+    MATRIX_MARKET, KONECT, HGB, IGB, GRAPHBOLT, DGL_CSV, GRAPHSTORM, NEO4J, NEPTUNE,
+)  # fmt: skip
+"""In the order in which they are tried."""
+
+
+def _layout_of(path: Path) -> Layout | None:
+    return next((layout for layout in LAYOUTS if layout.is_at(path)), None)
 
 
 def read_source(
@@ -105,7 +119,7 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 def _read_path(path: Path, options: ReadOptions) -> GraphSource:
-    if path.is_file() and path.suffix == ".json" and layout_of(path) is None:
+    if path.is_file() and path.suffix == ".json" and _layout_of(path) is None:
         if not is_dgl_partition(path):
             return read_partition(path)
         return read_once(options.ranks, f"reading {path}", partial(read_dgl_partition, path, options.scratch))
@@ -127,7 +141,7 @@ def _read(path: Path, options: ReadOptions) -> GraphSource:
     num_nodes = options.num_nodes
     if options.dataset is not None and not is_ogb(path):
         raise GraphDataError(f"the name of a data set ({options.dataset!r}) can be given only for OGB's directories")
-    layout = layout_of(path)
+    layout = _layout_of(path)
     if layout is not None:
         if num_nodes is not None and not layout.takes_num_nodes:
             raise GraphDataError(f"the number of nodes cannot be given for {layout.name}: its files say it")
@@ -148,7 +162,8 @@ def _read(path: Path, options: ReadOptions) -> GraphSource:
     if path.is_dir():
         raise GraphDataError(
             f"a directory with neither edge_src.npy nor {METADATA} (DGL), raw/ (OGB), edges in processed/ (MAG240M), "
-            f"csv or parquet files{''.join(f', nor {marks}' for marks in marks_of_directories())}"
+            f"csv or parquet files"
+            + "".join(f", nor {layout.marks} ({layout.name})" for layout in LAYOUTS if layout.marks)
         )
     if is_metis(path):
         return _by_one_rank(path, options, partial(read_metis, path, options.scratch))

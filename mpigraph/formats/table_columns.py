@@ -288,9 +288,7 @@ def _parsed(
     return sorted(pieces, key=lambda item: item[0])
 
 
-def _parse(
-    tables: Tables, piece: Piece, columns: Mapping[str, _Column], file: GrowingFile, blocks: list[Any]
-) -> int:
+def _parse(tables: Tables, piece: Piece, columns: Mapping[str, _Column], file: GrowingFile, blocks: list[Any]) -> int:
     """Write the columns of a piece to a file and describe each block of them; return the number of rows."""
     done = 0
     wanted = list(dict.fromkeys(part for column in columns.values() for part in column.columns))

@@ -7,7 +7,7 @@ import pytest
 from input_checks import check_all, check_parts, rows
 
 from mpigraph.errors import GraphDataError
-from mpigraph.formats import text_lines
+from mpigraph.formats import edge_lists
 from mpigraph.formats.readers import read_source
 
 INFO = {
@@ -38,7 +38,7 @@ def write(folder, info=INFO, nodes=NODES, links=LINKS, labels=LABELS, **others):
 @pytest.mark.parametrize("info", [INFO, FREEBASE], ids=["json", "tables"])
 @pytest.mark.parametrize("block", [30, 1 << 20])
 def test_a_small_graph(tmp_path, monkeypatch, info, block):
-    monkeypatch.setattr(text_lines, "_BLOCK_BYTES", block)
+    monkeypatch.setattr(edge_lists, "_BLOCK_BYTES", block)
     source = read_source(write(tmp_path / "g", info, **{"link.dat.test": ""}))
     check_all(source)
     assert dict(zip(source.schema.ntypes, source.num_nodes, strict=True)) == {"author": 2, "paper": 3}

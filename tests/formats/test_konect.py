@@ -7,7 +7,7 @@ import pytest
 from input_checks import check_all, check_parts, rows
 
 from mpigraph.errors import GraphDataError
-from mpigraph.formats import text_lines
+from mpigraph.formats import edge_lists
 from mpigraph.formats.readers import read_source
 
 
@@ -34,7 +34,7 @@ def test_directed_edges_with_weights_and_times(tmp_path):
 
 @pytest.mark.parametrize("block", [20, 1 << 20])
 def test_undirected_edges_go_both_ways_and_loops_once(tmp_path, monkeypatch, block):
-    monkeypatch.setattr(text_lines, "_BLOCK_BYTES", block)
+    monkeypatch.setattr(edge_lists, "_BLOCK_BYTES", block)
     (tmp_path / "out.net").write_text("% sym signed\n1 2 -1\n3 3 1\n1 3 1\n")
     source = read_source(tmp_path / "out.net")
     ends, feats = columns_of(source)

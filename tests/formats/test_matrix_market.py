@@ -9,7 +9,7 @@ from input_checks import check_all, check_parts, rows
 from scipy import io, sparse
 
 from mpigraph.errors import GraphDataError
-from mpigraph.formats import text_lines
+from mpigraph.formats import edge_lists
 from mpigraph.formats.readers import read_source
 
 RNG = np.random.default_rng(0)
@@ -27,7 +27,7 @@ def entries_of(source):
 @pytest.mark.parametrize("field", ["pattern", "integer", "real"])
 @pytest.mark.parametrize("block", [40, 1 << 20])
 def test_a_square_matrix_is_what_scipy_wrote(tmp_path, monkeypatch, symmetry, field, block):
-    monkeypatch.setattr(text_lines, "_BLOCK_BYTES", block)
+    monkeypatch.setattr(edge_lists, "_BLOCK_BYTES", block)
     whole = np.triu(RNG.integers(0, 4, (9, 9)), symmetry == "skew-symmetric").astype(float if field == "real" else int)
     matrix = whole if symmetry == "general" else whole + np.triu(whole, 1).T * (-1 if symmetry[1] == "k" else 1)
     path = tmp_path / "m.mtx"
@@ -97,7 +97,7 @@ HEAD = "%%MatrixMarket matrix coordinate real general\n"
     ],
 )
 def test_what_is_no_matrix_is_one_error(tmp_path, monkeypatch, text, error):
-    monkeypatch.setattr(text_lines, "_BLOCK_BYTES", 1000)
+    monkeypatch.setattr(edge_lists, "_BLOCK_BYTES", 1000)
     (tmp_path / "m.mtx").write_text(text)
     with pytest.raises(GraphDataError, match=rf"m\.mtx.*{error}"):
         read_source(tmp_path / "m.mtx")

@@ -6,8 +6,7 @@ import pytest
 
 from mpigraph.cli.main import main
 from mpigraph.errors import GraphDataError
-from mpigraph.formats.readers import read_source
-from mpigraph.formats.registry import LAYOUTS
+from mpigraph.formats.readers import LAYOUTS, read_source
 
 ROOT = Path(__file__).resolve().parents[2]
 
