@@ -136,18 +136,13 @@ class Progress:
     def _start_epoch(self):
         self.losses = []
         self.notes = []
-        self.wait = 0.0
-        self.compute = 0.0
+        self.times = None
 
     def batches(self, loader):
-        """Iterate over an epoch's minibatches; measure how long training waits for them and how long it computes."""
-        asked = time.monotonic()
-        for batch in shown(loader, f"{self.name} {self.epoch:2d}"):
-            arrived = time.monotonic()
-            yield batch
-            self.wait += arrived - asked
-            asked = time.monotonic()
-            self.compute += asked - arrived
+        """Iterate over an epoch's minibatches; note how long training waits for them and how long it computes."""
+        before = loader.stats()
+        yield from shown(loader, f"{self.name} {self.epoch:2d}")
+        self.times = loader.stats().since(before)
 
     def add(self, loss):
         """Note the loss of a minibatch."""
@@ -162,7 +157,7 @@ class Progress:
         done = self.epoch + 1
         left = (time.monotonic() - self.begin) / (done - self.first) * (self.num_epochs - done)
         loss = f"loss {torch.stack(self.losses).mean():.4f}" if self.losses else "no minibatch"
-        times = f"(wait {self.wait:.2f} s, compute {self.compute:.2f} s; {left:.0f} s left)"
+        times = f"(wait {self.times.wait_seconds:.2f} s, compute {self.times.step_seconds:.2f} s; {left:.0f} s left)"
         print_once("  ".join([f"{self.name} {self.epoch:2d}", loss, *self.notes, times]))
         self.epoch = done
         self._start_epoch()

@@ -135,6 +135,12 @@ def environment(path: str, tree: ast.AST) -> Iterator[str]:
             yield f"{node.attr} outside config.py"
 
 
+def clocks(path: str, tree: ast.AST) -> Iterator[str]:
+    """Durations are spans; deadlines use ``time.monotonic``."""
+    if path not in {"mpigraph/trace.py", "mpigraph/cli/bench/micro.py"}:
+        yield from ("perf_counter outside trace.py" for name in re.findall(r"perf_counter", ast.unparse(tree)))
+
+
 RULES: list[Callable[[str, ast.AST], Iterator[str]]] = [
     wrong_layers,
     wrong_third_parties,
@@ -142,6 +148,7 @@ RULES: list[Callable[[str, ast.AST], Iterator[str]]] = [
     comm_world,
     forbidden_words,
     environment,
+    clocks,
 ]
 
 
@@ -212,6 +219,7 @@ BAD = [
     (forbidden_words, "store/x.py", "class A:\n    def __del__(self): ..."),
     (forbidden_words, "store/x.py", "from mpigraph.errors import *"),
     (forbidden_words, "store/x.py", "print(1)"),
+    (clocks, "rows/x.py", "import time\ntime.perf_counter()"),
     (environment, "mpi/x.py", "import os\nos.environ['A']"),
 ]
 GOOD = [

@@ -16,6 +16,7 @@ from mpigraph.log import get_logger
 from mpigraph.mpi.messages import Comm
 from mpigraph.rows.pool import RowPool
 from mpigraph.session.context import BackgroundLoop, Session
+from mpigraph.trace import clock
 
 __all__ = ["Saver", "saver_of"]
 
@@ -123,13 +124,13 @@ class Pace:
         if sys.platform == "linux":  # where threads have priorities of their own
             with suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
-        self._begin, self._worked = time.perf_counter(), time.thread_time()
+        self._begin, self._worked = clock(), time.thread_time()
 
     def pause(self) -> None:
         """Rest from what was done since the last call."""
-        took, worked = time.perf_counter() - self._begin, time.thread_time() - self._worked
+        took, worked = clock() - self._begin, time.thread_time() - self._worked
         self._urgent.wait(max(0.0, worked / _SHARE - took))
-        self._begin, self._worked = time.perf_counter(), time.thread_time()
+        self._begin, self._worked = clock(), time.thread_time()
 
     def hurry(self) -> None:
         """Rest no more: somebody waits. Called by another thread."""

@@ -7,7 +7,6 @@ read. The report goes to stderr and the path of the staged configuration to stdo
 import argparse
 import socket
 import sys
-import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,7 @@ from mpigraph.errors import MPIGraphError
 from mpigraph.partition.occupied import Sizes, check_vacant, remove_other_graphs, remove_stale_parts
 from mpigraph.storage.part_config import PartConfig
 from mpigraph.store.staging import Shard, check_fit, copy_shard, hosts_of_nodes, is_staged, parts_of_hosts, shards_of
+from mpigraph.trace import clock
 
 if TYPE_CHECKING:  # it loads MPI, and a parser needs none
     from mpigraph.mpi.world import World
@@ -90,7 +90,7 @@ def _stage(world: "World", part_config: str, directory: Path, num_servers: int, 
     from mpigraph.mpi.agree import allgather_bytes, together
     from mpigraph.store.host_ranges import check_same
 
-    begin = time.monotonic()
+    begin = clock()
     _warn_if_alone(world)
     hosts = _hosts_of_nodes(world, num_servers)
     with together(world.comm, f"reading {part_config}"):
@@ -120,7 +120,7 @@ def _stage(world: "World", part_config: str, directory: Path, num_servers: int, 
         if shards:
             replace(config, files=config.default_files(config.num_parts)).write(directory)
             remove_stale_parts(directory, config.num_parts)
-    seconds = time.monotonic() - begin
+    seconds = clock() - begin
     _report(world, f"{node}: {_summary(parts, shards, missing)}, {seconds:.1f} s" if shards else "")
     return directory / config.path.name
 

@@ -8,7 +8,7 @@ from mpigraph.dataloading.fetcher import FeatureFetcher
 from mpigraph.errors import FieldNameError, InvalidArgumentError, check_integer
 from mpigraph.log import get_logger
 from mpigraph.memory import as_bytes
-from mpigraph.rows.lookahead import CachedRows, ReadCounts, UpcomingReads
+from mpigraph.rows.lookahead import CachedRows, UpcomingReads
 from mpigraph.rows.row_cache import RowCache
 from mpigraph.session.context import Session
 from mpigraph.session.control import Operation
@@ -74,16 +74,13 @@ def size_in_bytes(given: object, what: str) -> int:
     return size
 
 
-def open_caches(
-    session: Session, options: CacheOptions, fetchers: Sequence[FeatureFetcher[Any]], counts: ReadCounts
-) -> list[RowCache]:
+def open_caches(session: Session, options: CacheOptions, fetchers: Sequence[FeatureFetcher[Any]]) -> list[RowCache]:
     """Make the caches of a loader, and let its fetchers read through them.
 
     Args:
         session: the job.
         options: sizes and look-ahead that the user asked for.
         fetchers: gather the loader's features that may be far; they read through the caches from now on.
-        counts: of the loader.
 
     Returns:
         The caches, one for each feature.
@@ -112,7 +109,7 @@ def open_caches(
         for (kind, name), tensor in fetcher.tensors.items():
             rows = tensor.rows
             upcoming = fetcher.upcoming.setdefault(kind, UpcomingReads(rows.window))
-            fetcher.readers[kind, name] = CachedRows(rows, caches[rows.number], upcoming, counts, session.pool)
+            fetcher.readers[kind, name] = CachedRows(rows, caches[rows.number], upcoming, session.pool)
     for cache in caches.values():
         nbytes = cache.per_trainer * session.world.num_local_trainers * cache.rows.window.row_bytes
         text = "cache of far rows of %r on this node: %.1f MiB, %d minibatches ahead"

@@ -3,7 +3,6 @@
 All loaders gather here, in :meth:`FeatureFetcher.fetch`.
 """
 
-import time
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -19,7 +18,8 @@ from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.distgraph.typed_ids import Blocks, Names, NodeTensors, to_rows
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.fields import by_first_appearance
-from mpigraph.rows.lookahead import CachedRows, ReadCounts, UpcomingReads
+from mpigraph.rows.lookahead import CachedRows, UpcomingReads
+from mpigraph.trace import count, span
 
 __all__ = ["BlockFetcher", "FeatureFetcher", "Stages"]
 
@@ -70,7 +70,7 @@ class FeatureFetcher(Generic[Kind]):
         tensors: the features by type (of edges: the relation) and name.
         readers: those of them that are read through a cache.
         upcoming: what minibatches that were sampled will read, by type of the features with readers.
-        counts: where to count what is read, those of the loader; readers count there themselves.
+        counted: whether to count far rows that are read without a cache, as the inputs of minibatches are.
     """
 
     def __init__(self, spaces: Spaces[Kind], pin_memory: bool, *names: Names, repeated: bool = False) -> None:
@@ -90,7 +90,7 @@ class FeatureFetcher(Generic[Kind]):
         self.tensors: dict[tuple[Kind, str], DistTensor] = spaces.named(*names)
         self.readers: dict[tuple[Kind, str], CachedRows] = {}
         self.upcoming: dict[Kind, UpcomingReads] = {}
-        self.counts = ReadCounts()
+        self.counted = False
         self._pin_memory = pin_memory
         self._repeated = repeated
 
@@ -147,16 +147,15 @@ class FeatureFetcher(Generic[Kind]):
 
     def _gather(self, tensor: DistTensor, ids: torch.Tensor) -> torch.Tensor:
         """Gather without a cache."""
-        begin = time.perf_counter()
-        rows = tensor.gather(ids, pin_memory=self._pin_memory)
+        with span("fetch"):
+            rows = tensor.gather(ids, pin_memory=self._pin_memory)
         window = tensor.rows.window
-        if not window.world.all_near:
+        if self.counted and not window.world.all_near:
             index = to_rows(ids, tensor.rows.shape[0], tensor.rows.name)
             far = int(np.count_nonzero(~window.world.near[window.host_of(index)]))
-            self.counts.far_rows += far
-            self.counts.fetched_rows += far
-            self.counts.fetched_bytes += far * window.row_bytes
-            self.counts.fetch_seconds += time.perf_counter() - begin
+            count("far_rows", far)
+            count("fetched_rows", far)
+            count("fetched_bytes", far * window.row_bytes)
         return rows
 
 

@@ -10,11 +10,9 @@ end their loops in the same order.
 """
 
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -34,6 +32,7 @@ from mpigraph.log import get_logger
 from mpigraph.sampling.minibatch import RandomContext
 from mpigraph.session.context import CREATING, Session, check_seed, current
 from mpigraph.session.control import Operation
+from mpigraph.trace import span
 
 __all__ = ["DistDataLoader", "SampledDataLoader", "arguments", "check_output"]
 
@@ -281,7 +280,7 @@ class DistDataLoader:
         The difference of two is of the time between: ``loader.stats().since(before)``. Where ``MPIGRAPH_LOG_LEVEL`` is
         ``INFO`` each trainer prints that of an epoch at its end.
         """
-        return replace(self._epochs.pipeline.stats)
+        return self._epochs.pipeline.stats()
 
     def close(self) -> None:
         """End the epoch in progress; the channel is freed at the next collective call. Collective on the trainers."""
@@ -308,21 +307,20 @@ def _same(batch: object) -> object:
 
 def _hold(loader: DistDataLoader, some: Pass, batches: Iterator[Any]) -> Iterator[Any]:
     """Iterate, keeping the loader alive: ``for batch in DistDataLoader(...)`` has no other reference to it."""
-    stats = loader._epochs.pipeline.stats
-    before = replace(stats)
+    before, totals = loader.stats(), loader._epochs.pipeline.totals
     try:
         while True:
-            begin = time.perf_counter()
             try:
-                batch = next(batches)
+                with span("wait", totals=totals):
+                    batch = next(batches)
             except StopIteration:
                 break
-            stats.wait_seconds += time.perf_counter() - begin
             some.taken += 1
-            yield batch
+            with span("step", totals=totals):
+                yield batch
     finally:
         loader._passes.end(some)
-    get_logger().info("epoch %d of a loader: %s", some.epoch, stats.since(before))
+    get_logger().info("epoch %d of a loader: %s", some.epoch, loader.stats().since(before))
 
 
 class SampledDataLoader(DistDataLoader):
@@ -367,7 +365,7 @@ class SampledDataLoader(DistDataLoader):
         super().__init__(seeds, *options, num_prefetch=num_prefetch, seed=seed)
         self.cache_bytes = 0
         for fetcher in stages.inputs:
-            fetcher.counts = self._epochs.pipeline.stats
+            fetcher.counted = True
         self._stages = mover.of(stages, own_thread=self._epochs.depth > 0)
         self._passes.fingerprint |= {"graph": g.identity, "sampler": describe(of_batches)}
         if seed is None and (shuffle or is_random(of_batches)):
@@ -386,7 +384,7 @@ class SampledDataLoader(DistDataLoader):
         wanted = options.lookahead or options.total or options.named
         if wanted and any(fetcher.tensors for fetcher in fetchers):
             pipeline = self._epochs.pipeline
-            caches = open_caches(session, options, fetchers, pipeline.stats)
+            caches = open_caches(session, options, fetchers)
             self._epochs.numbers += [cache.number for cache in caches]
             self.cache_bytes = sum(cache.nbytes for cache in caches)
             pipeline.lookahead = options.lookahead

@@ -1,40 +1,65 @@
 """The work of an epoch: sample minibatches, some of them ahead, and fetch what each reads, in the epoch's order."""
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 from mpigraph.arrays import I64
 from mpigraph.dataloading.fetcher import Stages
 from mpigraph.mpi.interrupts import UNINTERRUPTED
 from mpigraph.mpi.world import World
-from mpigraph.rows.lookahead import ReadCounts
+from mpigraph.trace import Snapshot, Totals, count, span
 
 __all__ = ["Answering", "LoaderStats", "Pipeline"]
 
 
-@dataclass
-class LoaderStats(ReadCounts):
+@dataclass(frozen=True)
+class LoaderStats:
     """What a loader did on this trainer.
 
     Far rows are those of its ``features`` (and of the sampler's), through a cache or not; labels are not counted.
 
     Attributes:
+        totals: all spans and counters, which the fields below are drawn from.
         minibatches: how many were made.
+        far_rows: rows that other nodes hold, each as often as a minibatch reads it.
+        cached_rows: how many of these were in a cache.
+        fetched_rows: how many were fetched from their hosts. The others came with the same row of another minibatch.
+        fetched_bytes: their bytes.
+        fetch_seconds: time of gathering rows, near ones too.
         sample_seconds: time of sampling.
         plan_seconds: of finding out which rows are far and who reads them next.
         place_seconds: of the rest of making minibatches: copies out of and into the cache, moves to the device.
         wait_seconds: for which the consumer waited for minibatches.
+        step_seconds: for which the consumer used them.
     """
 
+    totals: Snapshot = field(default_factory=Snapshot)
     minibatches: int = 0
+    far_rows: int = 0
+    cached_rows: int = 0
+    fetched_rows: int = 0
+    fetched_bytes: int = 0
+    fetch_seconds: float = 0.0
     sample_seconds: float = 0.0
     plan_seconds: float = 0.0
     place_seconds: float = 0.0
     wait_seconds: float = 0.0
+    step_seconds: float = 0.0
+
+    @classmethod
+    def of(cls, totals: Snapshot) -> "LoaderStats":
+        """Draw the fields from sums of spans and counters."""
+        counts = ("minibatches", "far_rows", "cached_rows", "fetched_rows", "fetched_bytes")
+        stages = ("fetch", "sample", "plan", "place", "wait", "step")
+        seconds = _seconds(totals)
+        return cls(
+            totals,
+            *(totals.counts.get(name, 0) for name in counts),
+            *(seconds.get(name, 0.0) for name in stages),
+        )
 
     @property
     def hit_rate(self) -> float:
@@ -42,12 +67,11 @@ class LoaderStats(ReadCounts):
         return 1 - self.fetched_rows / self.far_rows if self.far_rows else 0.0
 
     def since(self, before: "LoaderStats") -> "LoaderStats":
-        """What was done since ``before``, of the same loader."""
-        return LoaderStats(**{f.name: getattr(self, f.name) - getattr(before, f.name) for f in fields(self)})
+        """Return what was done since ``before``, of the same loader."""
+        return self.of(self.totals.since(before.totals))
 
     def __str__(self) -> str:
-        seconds = [f.name for f in fields(self) if f.name.endswith("_seconds")]
-        times = ", ".join(f"{name.removesuffix('_seconds')} {getattr(self, name):.2f}" for name in seconds)
+        times = ", ".join(f"{name} {seconds:.2f}" for name, seconds in _seconds(self.totals).items())
         return (
             f"{self.minibatches} minibatches, {self.far_rows} far rows, {self.cached_rows} of them in the cache, "
             f"{self.fetched_rows} fetched ({self.fetched_bytes / 1e6:.1f} MB, {self.hit_rate:.0%} saved); "
@@ -55,19 +79,31 @@ class LoaderStats(ReadCounts):
         )
 
 
+def _seconds(totals: Snapshot) -> dict[str, float]:
+    """Return the seconds of each stage; fetching lies inside placing, and counts as itself alone."""
+    seconds = {name: stage.seconds for name, stage in totals.stages.items()}
+    if "place" in seconds:
+        seconds["place"] -= seconds.get("fetch", 0.0)
+    return seconds
+
+
 class Pipeline:
     """Makes the minibatches of one loader, an epoch at a time.
 
     Attributes:
         lookahead: how many minibatches are sampled before the first of them is fetched.
-        stats: of all epochs.
+        totals: of all epochs.
     """
 
     def __init__(self) -> None:
         self.lookahead = 0
-        self.stats = LoaderStats()
+        self.totals = Totals()
         self._batch = 0
         self._epoch = 0
+
+    def stats(self) -> LoaderStats:
+        """Return what was done so far."""
+        return LoaderStats.of(self.totals.snapshot())
 
     def produce(
         self,
@@ -94,18 +130,17 @@ class Pipeline:
         _forget(stages)
         try:
             for number, positions in enumerate(batches, 1):
-                begin = time.perf_counter()
                 try:
-                    with UNINTERRUPTED:  # what was announced and what is fetched stay in step
-                        sampled = sample(positions)
-                        drawn = time.perf_counter()
-                        self._announce(sampled, stages)
+                    with UNINTERRUPTED, self.totals:  # what was announced and what is fetched stay in step
+                        self._batch += 1
+                        with span("sample", self._batch):
+                            sampled = sample(positions)
+                        with span("plan", self._batch):
+                            stages.announce(sampled, self._batch)
                 except Exception as failed:
                     error = failed
                     break
                 ahead.append(sampled)
-                self.stats.sample_seconds += drawn - begin
-                self.stats.plan_seconds += time.perf_counter() - drawn
                 while len(ahead) > min(self.lookahead, number // 2):
                     yield self._fetch(ahead.popleft(), stages)
             if ahead:
@@ -118,18 +153,11 @@ class Pipeline:
             if epoch == self._epoch:  # else it was left, and dies late: what is announced now is another one's
                 _forget(stages)
 
-    def _announce(self, sample: Any, stages: Stages[Any]) -> None:
-        self._batch += 1
-        stages.announce(sample, self._batch)
-
     def _fetch(self, sample: Any, stages: Stages[Any]) -> Any:
-        stats = self.stats
-        begin = time.perf_counter()
-        fetched = stats.fetch_seconds
-        with UNINTERRUPTED:
-            batch = stages.fetch(sample)
-        stats.place_seconds += time.perf_counter() - begin - (stats.fetch_seconds - fetched)
-        stats.minibatches += 1
+        with UNINTERRUPTED, self.totals:
+            with span("place"):
+                batch = stages.fetch(sample)
+            count("minibatches", 1)
         return batch
 
 

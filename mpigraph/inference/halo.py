@@ -21,7 +21,6 @@ from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.graphs.table_rows import TableRows
 from mpigraph.kernels.row_ops import as_words, gather_rows
 from mpigraph.mpi.messages import exchange_rows
-from mpigraph.rows.lookahead import ReadCounts
 from mpigraph.rows.owners import RowOwners
 from mpigraph.rows.row_cache import RowCache, cache_memory, free_for_caches
 from mpigraph.rows.transport import nothing
@@ -80,7 +79,7 @@ class HaloReader:
 
     Attributes:
         tensor: the tensor.
-        counts: what was read of far rows.
+        fetched_rows: how many far rows were fetched.
     """
 
     def __init__(self, g: DistGraph, tensor: DistTensor, cache: RowCache | None, share: I64, near_too: bool) -> None:
@@ -95,7 +94,7 @@ class HaloReader:
         """
         self.tensor = tensor
         self._rows = tensor.rows
-        self.counts = ReadCounts()
+        self.fetched_rows = 0
         self._pool = g.session.pool
         self._cache = cache
         self._share = share
@@ -168,7 +167,6 @@ class HaloReader:
         window.load(ids, np.flatnonzero(~is_far), words)
         if len(far) == 0:
             return
-        self.counts.far_rows += len(far)
         rows = ids[far]
         slots, seen = cache.find(rows)
         slots[cache.load(rows, slots, seen, far, words)] = -1
@@ -179,8 +177,7 @@ class HaloReader:
             self._count(len(missing))
 
     def _count(self, fetched: int) -> None:
-        self.counts.fetched_rows += fetched
-        self.counts.fetched_bytes += fetched * self._rows.window.row_bytes
+        self.fetched_rows += fetched
 
     def close(self, g: DistGraph) -> None:
         """Give the cache up; it is freed at the trainers' next collective call. Who kept rows of it, has them still."""

@@ -2,7 +2,6 @@
 
 import json
 import sys
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +26,7 @@ from mpigraph.inference.neighbourhoods import Neighbourhoods
 from mpigraph.inference.steps import Step, evaluating, input_dtype, steps_of
 from mpigraph.log import get_logger
 from mpigraph.mpi.agree import allgather_bytes, everywhere
+from mpigraph.trace import clock
 
 __all__ = ["Inference", "LayerCounts", "layerwise"]
 
@@ -264,7 +264,7 @@ class Inference:
         """All nodes by one layer. Collective on the trainers."""
         world = self._world
         name = f"layer {number + 1} of {len(self._steps)} of inference"
-        begin = time.monotonic()
+        begin = clock()
         readers = open_readers(self._g, rows, shares, self._cache)
         try:
             with world.together(f"fetching far rows for {name}"):
@@ -297,8 +297,8 @@ class Inference:
             for reader in readers.values():
                 reader.close(self._g)
         halo = sum(len(shares[self._g.schema.ntype_id(ntype)]) for ntype in rows)
-        fetched = sum(reader.counts.fetched_rows for reader in readers.values())
-        self.counts.append(LayerCounts(halo, fetched, time.monotonic() - begin))
+        fetched = sum(reader.fetched_rows for reader in readers.values())
+        self.counts.append(LayerCounts(halo, fetched, clock() - begin))
         get_logger().info("%s: %d far rows fetched of %d, %.1f s", name, fetched, halo, self.counts[-1].seconds)
         return out
 

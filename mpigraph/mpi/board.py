@@ -11,7 +11,6 @@ one group, and the longest lists are cut.
 """
 
 import json
-import os
 import socket
 import time
 import zlib
@@ -25,6 +24,7 @@ from mpi4py import MPI
 from mpigraph.arrays import I64, U8
 from mpigraph.mpi.compat import as_array
 from mpigraph.mpi.stopping import Said
+from mpigraph.trace import Trace, address
 
 __all__ = ["Board", "Group", "Record", "Summary", "spans"]
 
@@ -94,6 +94,7 @@ class Summary:
         at: how many trainers have a thread at each place.
         groups: who does what.
         still: who has shown no sign of life, and for how many seconds.
+        last: who is still, or has waited for long, and its last spans.
         said: of one node: whether its trainers stop.
     """
 
@@ -106,6 +107,7 @@ class Summary:
     at: dict[str, int] = field(default_factory=dict)
     groups: list[Group] = field(default_factory=list)
     still: list[tuple[str, float]] = field(default_factory=list)
+    last: list[tuple[str, str]] = field(default_factory=list)
     said: Said = field(default_factory=Said)
 
     @classmethod
@@ -130,6 +132,7 @@ class Summary:
         self.known &= other.known
         self.at = dict(Counter(self.at) + Counter(other.at))
         self.still += other.still
+        self.last += other.last
         for group in other.groups:
             self._join(group)
 
@@ -155,6 +158,7 @@ class Summary:
         for group in content["groups"]:
             group["spans"] = group["spans"][:_SPANS]
         content["groups"] = content["groups"][:_GROUPS]
+        content["last"] = content["last"][:_GROUPS]
         return json.dumps(content).encode()
 
     @classmethod
@@ -172,7 +176,7 @@ class Summary:
             lines.append(f"{_named(group)}: {group.text} {_range(group.shortest, group.longest)}")
         if len(self.groups) > _GROUPS:
             lines.append(f"... and {len(self.groups) - _GROUPS} more groups of ranks")
-        return lines
+        return lines + [f"last spans of {who}: {text}" for who, text in self.last[:_GROUPS]]
 
 
 def spans(given: Iterable[Span]) -> list[Span]:
@@ -206,8 +210,10 @@ class Board:
         self.size = node.size
         self.rank = node.rank
         self._host = socket.gethostname()
-        self._pids = np.empty(node.size, np.int64)
-        node.Allgather(np.array([os.getpid()], np.int64), self._pids)
+        addresses = np.empty((node.size, 3), np.int64)
+        node.Allgather(np.array(address(), np.int64), addresses)
+        self._pids = addresses[:, 0]
+        self._traces = [Trace((pid, file, mark)) for pid, file, mark in addresses.tolist()]
         self._win = MPI.Win.Allocate_shared(_SLOT, 8, comm=node)
         self._slots: list[U8] = [as_array(self._win.Shared_query(r)[0], np.uint8) for r in range(node.size)]
         self._heads = [slot[:_HEAD].view(np.int64) for slot in self._slots]
@@ -259,14 +265,24 @@ class Board:
         """For how many seconds a rank of the node has shown no sign of life."""
         return 0.0 if rank == self.rank else now - self._alive[rank]
 
-    def summary(self, now: float, limit: float) -> Summary:
-        """What the ranks of the node do; ``limit`` is how many seconds without a sign of life are worth a word."""
+    def summary(self, now: float, limit: float, last: bool = False) -> Summary:
+        """Return what the ranks of the node do.
+
+        Args:
+            now: the watchdog's time.
+            limit: how many seconds without a sign of life are worth a word, or of waiting for others the last spans.
+            last: with the last spans of every rank.
+        """
         records = [self._now_of(rank, now) for rank in range(self.size)]
         ages = [self.still(rank, now) for rank in range(self.size)]
         still = [
             (f"{record.who} on {self._host}", age) for record, age in zip(records, ages, strict=True) if age > limit
         ]
-        return Summary.of(records, still)
+        summary = Summary.of(records, still)
+        for record, age, trace in zip(records, ages, self._traces, strict=True):
+            if (last or age > limit or record.blocked > limit) and (text := trace.last()):
+                summary.last.append((record.who, text))
+        return summary
 
     def _now_of(self, rank: int, now: float) -> Record:
         """What a rank of the node does. What it said long ago is over: it may wait no more for what it waited for."""

@@ -339,7 +339,12 @@ class Requester:
         return 1 + next(self._numbers) % (_TAGS - 1)
 
     def finish(
-        self, what: str, requests: Iterable[Coroutine[T]], policy: Policy, meanwhile: Callable[[], None] | None = None
+        self,
+        what: str,
+        requests: Iterable[Coroutine[T]],
+        policy: Policy,
+        meanwhile: Callable[[], None] | None = None,
+        whom: Sequence[int] = (),
     ) -> list[T]:
         """Take the steps of all requests in turn, and return their results. Blocking, with a deadline.
 
@@ -348,8 +353,9 @@ class Requester:
             requests: begin to receive, and then ask.
             policy: how to wait.
             meanwhile: the caller's own work, done once all have asked.
+            whom: the ranks that are asked, where they are known.
         """
-        with self._world.watch(what), no_way_back(self.comm):  # MPI writes to their memory
+        with self._world.watch(what, whom=whom), no_way_back(self.comm):  # MPI writes to their memory
             tasks = [Task(steps) for steps in requests]
             if meanwhile is not None:
                 meanwhile()

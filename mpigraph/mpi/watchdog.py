@@ -14,7 +14,7 @@ rank of each node reads that, and where there are several nodes their leaders re
 (:mod:`.reports`), who decides and speaks for all. By the same way trainers agree to stop (:mod:`.stopping`). The clock
 is the watchdog's own: it stands still while the process is stopped, by a debugger or by ``scontrol suspend``.
 
-A wait costs one dictionary entry.
+A wait is a span (:mod:`mpigraph.trace`) and one dictionary entry. What ends the job shows the last spans of each rank.
 """
 
 import gc
@@ -23,7 +23,7 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from enum import Enum
 from types import FrameType
@@ -37,6 +37,7 @@ from mpigraph.mpi.board import Board, Record, Summary
 from mpigraph.mpi.idle import ForeignWait, Idle, unsent
 from mpigraph.mpi.reports import Reports
 from mpigraph.mpi.stopping import NEVER, STOP, Decider, Node, Stopping
+from mpigraph.trace import span
 from mpigraph.tracebacks import line_calling
 
 __all__ = ["Meeting", "Watchdog"]
@@ -136,9 +137,12 @@ class Watchdog:
         self._thread = threading.Thread(target=self._run, name="mpigraph-watchdog", daemon=True)
         self._thread.start()
 
-    def watch(self, what: str, patience: float = 1.0) -> AbstractContextManager[None]:
-        """Put a deadline of ``patience`` timeouts on this thread's wait for ``what`` inside a protocol step."""
-        return self._waiting(_Kind.STEP, what, "", patience * self._timeout)
+    def watch(self, what: str, patience: float = 1.0, whom: Sequence[int] = ()) -> AbstractContextManager[None]:
+        """Put a deadline of ``patience`` timeouts on this thread's wait for ``what`` inside a protocol step.
+
+        ``whom``: the ranks that are waited for, where they are known.
+        """
+        return self._waiting(_Kind.STEP, what, "", patience * self._timeout, whom)
 
     def meeting(self, what: str, place: str = "", limited: bool = False) -> AbstractContextManager[None]:
         """Watch this thread's wait for other trainers to come to ``what`` when their own work is done.
@@ -172,11 +176,12 @@ class Watchdog:
         return self._waiting(_Kind.OWN, what, "", math.inf)
 
     @contextmanager
-    def _waiting(self, kind: _Kind, what: str, place: str, limit: float) -> Iterator[None]:
+    def _waiting(self, kind: _Kind, what: str, place: str, limit: float, whom: Sequence[int] = ()) -> Iterator[None]:
         token = next(self._tokens)  # waits begin in several threads
         try:  # Ctrl-C may come anywhere
             self._waits[token] = _Wait(kind, what, place, self._now, limit, threading.get_ident())
-            yield
+            with span("own" if kind is _Kind.OWN else "meet", detail=what, whom=whom):
+                yield
         finally:
             self._waits.pop(token, None)
             self._before = what, self._now
@@ -316,7 +321,7 @@ class Watchdog:
         if not self._board.claim(self._tick):
             time.sleep(_SPEAKING_TIME)
         self._board.look(self._now)
-        lines = self._board.summary(self._now, min(_SOON, self._timeout / 2)).lines()
+        lines = self._board.summary(self._now, min(_SOON, self._timeout / 2), last=True).lines()
         self._abort(
             f"{self._who[0]} waited {self._now - wait.since:.0f} s in {wait.what}: the job is stuck and is ended "
             f"(MPIGRAPH_TIMEOUT sets the limit). The ranks of this node:\n  " + "\n  ".join(lines),

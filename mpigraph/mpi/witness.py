@@ -8,7 +8,8 @@ the earliest time names the cause.
 A rank that ends the job because of an error says goodbye first. Its error may come of the death of another rank, whose
 sockets the kernel closes before anybody hears of the end: the witness names those that are ending by then.
 
-This file is also the program that the process runs: it imports nothing else of the library, and only what starts fast.
+This file is also the program that the process runs: it imports nothing else of the library but :mod:`mpigraph.trace`,
+by its path, and only what starts fast.
 """
 
 import json
@@ -17,8 +18,10 @@ import select
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from runpy import run_path
+from typing import Any
 
 __all__ = ["Witness", "pid_namespace", "say_goodbye"]
 
@@ -54,13 +57,19 @@ def say_goodbye(failed: bool) -> None:
 class Witness:
     """Looks at the ranks of a node, from construction to :meth:`close`."""
 
-    def __init__(self, first: bool, address: str, pids: Sequence[int], names: Sequence[str]) -> None:
+    def __init__(
+        self,
+        first: bool,
+        address: str,
+        traces: Sequence[Sequence[int]],
+        names: Sequence[str],
+    ) -> None:
         """Be looked at; the first rank of a node starts the process.
 
         Args:
             first: whether this rank starts it.
             address: a name that no other job on this node has.
-            pids: the process ids of the node's ranks.
+            traces: of each of the node's ranks, :func:`mpigraph.trace.address`, which begins with its process id.
             names: who they are, for the message.
         """
         _addresses.append(f"\0{address}")
@@ -70,7 +79,7 @@ class Witness:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as inbox:
                 inbox.bind(_addresses[-1])
                 inbox.listen()
-                words = [json.dumps([list(map(int, pids)), list(names)]), str(inbox.fileno())]
+                words = [json.dumps([[list(map(int, trace)) for trace in traces], list(names)]), str(inbox.fileno())]
                 null = subprocess.DEVNULL
                 self._process = subprocess.Popen(
                     [sys.executable, "-I", "-S", __file__, *words],
@@ -87,28 +96,38 @@ class Witness:
             self._process.wait()
 
 
-def _look(pids: list[int], names: list[str], inbox: socket.socket) -> None:
+def _look(addresses: list[list[int]], names: list[str], inbox: socket.socket) -> None:
     """Wait for a goodbye, or for the first rank that dies without one, and print which rank died."""
+    traces = _traces(addresses)
+    pids = [pid for pid, *_ in addresses]
     poll = select.poll()
     poll.register(inbox, select.POLLIN)
-    ranks, dead = {}, []
-    for pid, name in zip(pids, names, strict=True):
+    ranks: dict[int, int] = {}
+    dead = set[int]()
+    for rank, pid in enumerate(pids):
         try:
             handle = os.pidfd_open(pid)
         except ProcessLookupError:
-            dead.append(name)
+            dead.add(rank)
             continue
-        ranks[handle] = name
+        ranks[handle] = rank
         poll.register(handle, select.POLLIN)
     ready = set() if dead else {handle for handle, _ in poll.poll()}
     ready |= {handle for handle, _ in poll.poll(0)}  # a goodbye comes before the end
-    dead += [name for handle, name in ranks.items() if handle in ready]
-    if inbox.fileno() not in ready:
-        _print_obituary(dead)
+    dead |= {rank for handle, rank in ranks.items() if handle in ready}
+    if inbox.fileno() in ready:
+        with inbox.accept()[0] as connection:  # the other end waits until it is closed
+            if connection.recv(1) == _FAILED:
+                _print_obituary({names[rank]: traces[rank].last() for rank, pid in enumerate(pids) if _ends(pid)})
         return
-    with inbox.accept()[0] as connection:  # the other end waits until it is closed
-        if connection.recv(1) == _FAILED:
-            _print_obituary([name for pid, name in zip(pids, names, strict=True) if _ends(pid)])
+    _print_obituary({names[rank]: traces[rank].last() for rank in dead})
+
+
+def _traces(addresses: list[list[int]]) -> list[Any]:
+    """Return readers of the ranks' last spans."""
+    path = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "trace.py")
+    reader = run_path(path)["Trace"]
+    return [reader(tuple(address)) for address in addresses]
 
 
 def _ends(pid: int) -> bool:
@@ -120,12 +139,15 @@ def _ends(pid: int) -> bool:
         return True
 
 
-def _print_obituary(names: list[str]) -> None:
-    if not names:
+def _print_obituary(last: Mapping[str, str]) -> None:
+    """Print which ranks died, and the last spans of each."""
+    if not last:
         return
     now = time.time()
     at = time.strftime("%H:%M:%S", time.localtime(now)) + f".{int(now % 1 * 1000):03d}"
-    text = f"[mpigraph] {', '.join(sorted(names))} on host {os.uname().nodename} died at {at}; the job is ended\n"
+    names = sorted(last)
+    text = f"[mpigraph] {', '.join(names)} on host {os.uname().nodename} died at {at}; the job is ended\n"
+    text += "".join(f"[mpigraph] last spans of {name}: {last[name]}\n" for name in names if last[name])
     with suppress(OSError):
         os.write(2, text.encode())
 

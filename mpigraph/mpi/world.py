@@ -36,6 +36,7 @@ from mpigraph.mpi.progress_thread import Progress
 from mpigraph.mpi.wait import PEERS_COMPUTE, wait
 from mpigraph.mpi.watchdog import Watchdog
 from mpigraph.mpi.witness import Witness, pid_namespace
+from mpigraph.trace import address
 
 __all__ = ["TRAINERS", "World"]
 
@@ -244,9 +245,9 @@ class World:
         """int64[num_nodes]: the first host on each node."""
         return np.unique(self.nodes_of_hosts, return_index=True)[1]
 
-    def watch(self, what: str, patience: float = 1.0) -> AbstractContextManager[None]:
-        """Put a deadline of ``patience`` timeouts on the wait inside the ``with`` block."""
-        return self.watchdog.watch(what, patience)
+    def watch(self, what: str, patience: float = 1.0, whom: Sequence[int] = ()) -> AbstractContextManager[None]:
+        """Put a deadline on the wait inside the ``with`` block; see :meth:`.Watchdog.watch`."""
+        return self.watchdog.watch(what, patience, whom)
 
     def meeting(self, what: str, place: str = "", limited: bool = False) -> AbstractContextManager[None]:
         """Watch the wait inside the ``with`` block, for trainers that come when the user's code lets them.
@@ -356,9 +357,10 @@ class World:
         spaces = allgather_bytes(self.node, pid_namespace().encode())
         if len(set(spaces)) > 1 or not spaces[0]:
             return  # the system has none, or containers of their own, in which process ids mean others
-        pids = self.pids[self._node_of == self.node_index]
-        address = f"mpigraph-{spaces[0].decode()}-{pids[0]}"  # containers may have the same names of sockets
-        witness = Witness(self.node.rank == 0, address, pids.tolist(), names)
+        traces = np.empty((self.node.size, 3), np.int64)
+        self.node.Allgather(np.array(address(), np.int64), traces)
+        socket_name = f"mpigraph-{spaces[0].decode()}-{traces[0, 0]}"  # containers may have the same names of sockets
+        witness = Witness(self.node.rank == 0, socket_name, traces.tolist(), names)
         self._made.callback(witness.close)
 
     def at_close(self, call: Callable[[], None]) -> None:

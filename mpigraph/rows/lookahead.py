@@ -9,7 +9,6 @@ far rows the next minibatches read, and from that
 What a minibatch gets is the same as without: rows that were written are fetched anew.
 """
 
-import time
 from collections import deque
 from dataclasses import dataclass
 
@@ -24,30 +23,12 @@ from mpigraph.rows.row_cache import RowCache
 from mpigraph.rows.row_tensor import RowTensor
 from mpigraph.rows.transport import nothing
 from mpigraph.rows.window import RowWindow
+from mpigraph.trace import count, span
 
-__all__ = ["CachedRows", "Read", "ReadCounts", "UpcomingReads"]
+__all__ = ["CachedRows", "Read", "UpcomingReads"]
 
 _FETCHED_TOGETHER = 4 << 20  # bytes from which on a fetch of more minibatches makes messages no more efficient
 _MOST_TOGETHER = 16  # minibatches that are fetched for together
-
-
-@dataclass
-class ReadCounts:
-    """What was read of rows that other nodes hold.
-
-    Attributes:
-        far_rows: far rows, each as often as a minibatch reads it.
-        cached_rows: how many of these were in a cache.
-        fetched_rows: how many were fetched from their hosts. The others came with the same row of another minibatch.
-        fetched_bytes: their bytes.
-        fetch_seconds: time of fetching, in which near rows are loaded, too.
-    """
-
-    far_rows: int = 0
-    cached_rows: int = 0
-    fetched_rows: int = 0
-    fetched_bytes: int = 0
-    fetch_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -181,7 +162,6 @@ class CachedRows:
         rows: RowTensor,
         cache: RowCache,
         upcoming: UpcomingReads,
-        counts: ReadCounts,
         pool: RowPool,
     ) -> None:
         """Begin with an empty cache.
@@ -190,13 +170,11 @@ class CachedRows:
             rows: the tensor.
             cache: the cache, empty.
             upcoming: where what will be read is announced.
-            counts: where to count.
             pool: memory for what is fetched.
         """
         self.rows = rows
         self.cache = cache
         self._upcoming = upcoming
-        self._counts = counts
         self._pool = pool
         self._stage: _Stage | None = None
         self._listed = LocalIds(len(rows.window))
@@ -229,16 +207,16 @@ class CachedRows:
         words = as_words(out)
         if not self.cache.refresh():
             self._stage = None
-            begin = time.perf_counter()
-            window.gather(read.ids, out)
-            self._counts.fetch_seconds += time.perf_counter() - begin
+            with span("fetch", read.batch):
+                window.gather(read.ids, out)
             self._count(len(read.rows), 0, len(read.rows))
             return
         version = self.rows.version
         slots, seen = self.cache.find(read.rows)
         stage = self._stage
         if stage is None or stage.version != version or read.batch not in stage.places:
-            self._stage = stage = self._fetch(read, slots, version, words)
+            with span("fetch", read.batch):
+                self._stage = stage = self._fetch(read, slots, version, words)
         else:
             window.load(read.ids, read.near, words)
         lost = self.cache.load(read.rows, slots, seen, read.far, words)
@@ -275,7 +253,6 @@ class CachedRows:
 
         Meanwhile the near rows of this one are loaded into ``words``.
         """
-        begin = time.perf_counter()
         window = self.rows.window
         listed, places = self._listed, dict[int, I32]()
         listed.reset(np.empty(0, np.int64))
@@ -288,13 +265,10 @@ class CachedRows:
             mine[missing] = listed.insert(other.rows[missing])
         rows = listed.ids
         order, fetched = window.fetch(rows, self._pool, lambda: window.load(read.ids, read.near, words))
-        count = len(rows)
         for at in places.values():
             missing = np.flatnonzero(at >= 0)
             at[missing] = order[at[missing]]
-        self._counts.fetched_rows += count
-        self._counts.fetched_bytes += count * window.row_bytes
-        self._counts.fetch_seconds += time.perf_counter() - begin
+        self._count(0, 0, len(rows))
         return _Stage(version, fetched, places)
 
     def _fetch_late(self, read: Read, which: I64, words: Array) -> None:
@@ -303,8 +277,8 @@ class CachedRows:
         order, fetched = window.fetch(read.rows[which], self._pool, nothing)
         gather_rows(fetched, order, read.far[which], words.view(fetched.dtype))
 
-    def _count(self, asked: int, cached: int, late: int) -> None:
-        self._counts.far_rows += asked
-        self._counts.cached_rows += cached
-        self._counts.fetched_rows += late
-        self._counts.fetched_bytes += late * self.rows.window.row_bytes
+    def _count(self, asked: int, cached: int, fetched: int) -> None:
+        count("far_rows", asked)
+        count("cached_rows", cached)
+        count("fetched_rows", fetched)
+        count("fetched_bytes", fetched * self.rows.window.row_bytes)

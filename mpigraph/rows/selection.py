@@ -5,7 +5,6 @@ tries on a small window all of those that work there (``rows/self_test.py``). Th
 others wait for it, and all agree on one.
 """
 
-import time
 from collections.abc import Callable
 from functools import partial
 
@@ -17,6 +16,7 @@ from mpigraph.mpi.wait import TRANSFER, Backoff
 from mpigraph.rows.self_test import find_working_windows
 from mpigraph.rows.service import RowService
 from mpigraph.rows.window import RowWindow
+from mpigraph.trace import span
 
 __all__ = ["choose_transport"]
 
@@ -82,7 +82,7 @@ def _median_time(read: Callable[[], object]) -> float:
     read()
     times: list[float] = []
     while len(times) < _REPEATS and sum(times) < _LONGEST:
-        begin = time.perf_counter()
-        read()
-        times.append(time.perf_counter() - begin)
+        with span("measure") as timed:
+            read()
+        times.append(timed.seconds)
     return float(np.median(times))

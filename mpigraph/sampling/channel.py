@@ -6,7 +6,6 @@ is the exchange's affair. ``sampling/exchanges.py`` lists the classes; one line 
 setting.
 """
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import ClassVar, ParamSpec, TypeVar
@@ -14,8 +13,9 @@ from typing import ClassVar, ParamSpec, TypeVar
 from mpigraph.arrays import I64, U8
 from mpigraph.mpi.messages import Answer
 from mpigraph.mpi.world import World
+from mpigraph.trace import span
 
-__all__ = ["Channel", "Exchange"]
+__all__ = ["Channel", "Exchange", "timed_answer"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -30,9 +30,6 @@ class Channel(ABC):
         rounds: in how many rounds this rank took part; a round asks all owners at once.
         messages: how many requests of this rank to others, and answers to them, were not empty.
         bytes: their bytes.
-        seconds: how long this rank was in rounds that it asked in.
-        work_seconds: how much of that it answered others or did its own work meanwhile; the rest is transfer and
-            waiting for others.
 
     Collective on ``world.comm``: construction and :meth:`close`.
     """
@@ -42,7 +39,6 @@ class Channel(ABC):
         self.number = number
         self.purpose = ""
         self.rounds = self.messages = self.bytes = 0
-        self.seconds = self.work_seconds = 0.0
 
     @abstractmethod
     def ask(
@@ -83,17 +79,15 @@ class Channel(ABC):
         """What messages call it."""
         return f"channel {self.number}, {self.purpose}" if self.purpose else f"channel {self.number}"
 
-    def _timed(self, work: Callable[P, T]) -> Callable[P, T]:
-        """The same work, counted in ``work_seconds``."""
 
-        def timed(*args: P.args, **options: P.kwargs) -> T:
-            begin = time.perf_counter()
-            try:
-                return work(*args, **options)
-            finally:
-                self.work_seconds += time.perf_counter() - begin
+def timed_answer(work: Callable[P, T]) -> Callable[P, T]:
+    """Return the same work as a span: for others, or this rank's own while others work."""
 
-        return timed
+    def timed(*args: P.args, **options: P.kwargs) -> T:
+        with span("answer"):
+            return work(*args, **options)
+
+    return timed
 
 
 class Exchange(ABC):

@@ -7,7 +7,6 @@ and empty training sets and early breaks cannot hang.
 In a job on one node every host is near, nothing is ever asked, and a channel is empty.
 """
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from threading import Lock
@@ -34,7 +33,7 @@ from mpigraph.mpi.messages import (
 )
 from mpigraph.mpi.wait import IN_ROUND, PEERS_COMPUTE, wait
 from mpigraph.mpi.world import World
-from mpigraph.sampling.channel import Channel, Exchange
+from mpigraph.sampling.channel import Channel, Exchange, timed_answer
 
 __all__ = ["InStep", "RoundChannel", "RoundOperation"]
 
@@ -61,7 +60,7 @@ class RoundChannel(Channel):
         super().__init__(world, number)
         self._place = f"channel {number}"
         self._comm: MPI.Comm = MPI.COMM_NULL if world.all_near else world.comm.Dup()
-        self._answer = answer
+        self._answer = timed_answer(answer)
         self._serving: Task[set[int]] | None = None
         self._polling = Lock()  # a server may poll in one thread while it closes the channel in another
         self._ending: set[int] = set()  # on a server: what the trainers did when one of them closed the channel
@@ -80,17 +79,13 @@ class RoundChannel(Channel):
 
         Collective on the channel's trainers.
         """
-        begin = time.perf_counter()
-        meanwhile = self._timed(meanwhile) if meanwhile is not None else None
+        meanwhile = timed_answer(meanwhile) if meanwhile is not None else None
         words, counts = in_rank_order(asked, self.world.size)
         with UNINTERRUPTED:
             with self.world.meeting(f"sampling round {self.rounds} of {self.name}", self._place):
                 header = Header(self._comm, RoundOperation.SAMPLE, FAILED if error else OK, counts)
                 wait(header.request, IN_ROUND)
-            try:
-                return run(self._round(header, self._timed(self._answer), words, counts, meanwhile, error))
-            finally:
-                self.seconds += time.perf_counter() - begin
+            return run(self._round(header, words, counts, meanwhile, error))
 
     def serve_until_idle(self) -> None:
         """Answer the others until every trainer is idle. Collective on the channel's trainers."""
@@ -145,7 +140,7 @@ class RoundChannel(Channel):
     def _answer_only(self, header: Header) -> Coroutine[None]:
         """Take part in a round that others began."""
         try:
-            yield from self._round(header, self._answer, _NO_WORDS, self._nothing, None, None)
+            yield from self._round(header, _NO_WORDS, self._nothing, None, None)
         except MPIGraphError as error:
             get_logger().info("%s", error)  # raised on every trainer that asks, where the user sees it
 
@@ -156,7 +151,6 @@ class RoundChannel(Channel):
     def _round(
         self,
         header: Header,
-        answer: Answer,
         words: I64,
         counts: I64,
         meanwhile: Callable[[], None] | None,
@@ -171,7 +165,7 @@ class RoundChannel(Channel):
             answers: dict[int, I64] | None = None
             try:
                 ranks = requests.senders
-                made = yield from self._made(answer, [requests.of(rank) for rank in ranks])
+                made = yield from self._made([requests.of(rank) for rank in ranks])
                 answers = {rank: one[HEAD:] for rank, one in zip(ranks, made, strict=True)}
             except Exception as exc:  # told to every rank by the exchange, and raised there
                 error = exc
@@ -182,11 +176,11 @@ class RoundChannel(Channel):
             self._count(8 * np.diff(received.bounds))
         return {rank: received.of(rank).view(np.uint8) for rank in np.flatnonzero(counts).tolist()}
 
-    def _made(self, answer: Answer, messages: Sequence[I64]) -> Coroutine[Sequence[I64]]:
+    def _made(self, messages: Sequence[I64]) -> Coroutine[Sequence[I64]]:
         """The answers; a server's second thread waits until the first has left the call that opens what they need."""
         while True:
             try:
-                return answer(messages)
+                return self._answer(messages)
             except NotOpenHere:
                 if self.world.is_trainer:  # it is in no call, or it would not be here
                     raise

@@ -8,7 +8,6 @@ small message, of which the owner's processor time is the smaller part, but each
 server both ways, which is as busy as an owner, and wait there for other trainers, which need not be in step.
 """
 
-import time
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -19,7 +18,7 @@ from mpigraph.mpi.interrupts import UNINTERRUPTED
 from mpigraph.mpi.messages import Answer, Gate, Requester, RequestServer, answering
 from mpigraph.mpi.wait import IN_ROUND
 from mpigraph.mpi.world import World
-from mpigraph.sampling.channel import Channel, Exchange
+from mpigraph.sampling.channel import Channel, Exchange, timed_answer
 
 __all__ = ["HELD", "MOST_TOGETHER", "Sparse", "SparseChannel"]
 
@@ -51,18 +50,14 @@ class SparseChannel(Channel):
         """
         if error is not None:
             raise error
-        begin = time.perf_counter()
         with UNINTERRUPTED, self._exchange.gate:
             self.rounds += 1
             ranks = ", ".join(map(str, list(asked)[:_SHOWN])) + (", ..." if len(asked) > _SHOWN else "")
             what = f"sampling round {self.rounds} of {self.name}: what rank(s) {ranks} answer"
             requester = self._exchange.requester
             requests = [requester.ask(rank, words, "answering a sampling request") for rank, words in asked.items()]
-            meanwhile = self._timed(meanwhile) if meanwhile is not None else None
-            try:
-                answers = requester.finish(what, requests, IN_ROUND, meanwhile)
-            finally:
-                self.seconds += time.perf_counter() - begin
+            meanwhile = timed_answer(meanwhile) if meanwhile is not None else None
+            answers = requester.finish(what, requests, IN_ROUND, meanwhile, tuple(asked))
             self.messages += 2 * len(asked)
             self.bytes += sum(words.nbytes for words in (*asked.values(), *answers))
         return {rank: answer.view(np.uint8) for rank, answer in zip(asked, answers, strict=True)}
@@ -95,7 +90,7 @@ class Sparse(Exchange):
         if world.all_near or not world.is_host:
             return
         self._server = server = RequestServer(
-            self.requester.comm, answering(make_answer()), max_bytes=HELD, together=MOST_TOGETHER
+            self.requester.comm, answering(timed_answer(make_answer())), max_bytes=HELD, together=MOST_TOGETHER
         )
         world.at_close(lambda: server.drain(world, "sending the last sampling answers"))
         if world.progress is not None:

@@ -44,7 +44,7 @@ def test_who_dies_while_another_says_goodbye_is_named(failed: bool, monkeypatch,
         says = threading.Thread(target=witness.say_goodbye, args=[failed])
         says.start()
         select.select([inbox], [], [])
-        witness._look([os.getpid(), dead.pid], ["trainer 0", "trainer 1"], inbox)
+        witness._look([[os.getpid(), -1, 0], [dead.pid, -1, 0]], ["trainer 0", "trainer 1"], inbox)
         says.join()
     printed = capfd.readouterr().err
     assert printed.startswith("[mpigraph] trainer 1 on host") if failed else not printed
@@ -74,5 +74,6 @@ def test_who_dies_in_ddp_is_named_alone(tmp_path: Path, oracle, group: str, who:
     status, output, seconds = run_script(tmp_path, oracle(2), body, ranks=2, servers=0)
     ours = [line for line in output.splitlines() if line.startswith("[mpigraph]")]
     assert status != 0 and seconds < SOON
-    assert ours[-1].startswith(f"[mpigraph] trainer {who}/2 (rank {who}) on host"), output
+    assert ours[-2].startswith(f"[mpigraph] trainer {who}/2 (rank {who}) on host"), output
+    assert ours[-1].startswith(f"[mpigraph] last spans of trainer {who}/2 (rank {who}): "), output
     assert "Traceback" not in output

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,6 +28,7 @@ from mpigraph.mpi.agree import allgather_bytes, together
 from mpigraph.mpi.world import World
 from mpigraph.session.context import Session, current, exit_client, initialize
 from mpigraph.storage.part_config import PartConfig
+from mpigraph.trace import span
 
 __all__ = ["process_age", "run"]
 
@@ -60,9 +60,9 @@ def run(settings: Settings, age: float | None, comm: Any = None) -> int:
     """
     rank = launcher_rank() if comm is None else comm.rank
     _say("starting the ranks; kernels are compiled where they are not cached", rank)
-    begin = time.perf_counter()
-    initialize(num_servers=settings.num_servers, comm=comm)
-    start = {"start_python": age, "start_initialize": time.perf_counter() - begin}
+    with span("initialize") as timed:
+        initialize(num_servers=settings.num_servers, comm=comm)
+    start = {"start_python": age, "start_initialize": timed.seconds}
     session = current()
     failure: MPIGraphError | None = None
     try:
@@ -98,13 +98,12 @@ def _measure(session: Session, settings: Settings, start: dict[str, float | None
     seconds = settings.seconds
     with _files_of_graph(world, settings) as (name, config):
         _say("loading the graph", session.rank)
-        begin = time.perf_counter()
-        g = DistGraph(name, part_config=config)
-        loaded = time.perf_counter() - begin
+        with span("load") as timed:
+            g = DistGraph(name, part_config=config)
     _say("making a loader and the first minibatch", session.rank)
     feature = _feature_of(g)
     training = TrainingStep(session, g, feature, settings)
-    figures: dict[str, float | None] = {"start_load": loaded, "start_first": training.measure_first()}
+    figures: dict[str, float | None] = {"start_load": timed.seconds, "start_first": training.measure_first()}
     stages = [*start.values(), *figures.values()]
     figures["start_total"] = None if None in stages else sum(stage for stage in stages if stage is not None)
     _say("measuring memory and rows", session.rank)

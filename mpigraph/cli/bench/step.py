@@ -1,6 +1,5 @@
 """A training step in its stages, one after the other, and the same step behind a loader that samples ahead."""
 
-import time
 from collections.abc import Iterator
 from itertools import pairwise
 from statistics import median
@@ -26,6 +25,7 @@ from mpigraph.sampling.channel import Channel
 from mpigraph.sampling.minibatch import RandomContext
 from mpigraph.session.context import Session
 from mpigraph.storage.format import storage_dtype
+from mpigraph.trace import Snapshot, Totals, clock, span
 
 __all__ = ["TrainingStep"]
 
@@ -71,13 +71,12 @@ class TrainingStep:
 
     def measure_first(self) -> float:
         """Return the seconds until a new loader gives its first minibatch with its rows. Collective on the trainers."""
-        begin = time.perf_counter()
-        loader = self._loader(1)
-        for _ in loader:
-            pass
-        spent = time.perf_counter() - begin
+        with span("first minibatch") as timed:
+            loader = self._loader(1)
+            for _ in loader:
+                pass
         loader.close()
-        return spent
+        return timed.seconds
 
     def measure_stages(self, seconds: float) -> dict[str, float | None]:
         """Time the stages of a step, nothing sampled ahead, and count what travels. Collective on the trainers."""
@@ -92,14 +91,12 @@ class TrainingStep:
         """Time steps behind a loader that samples and gathers two minibatches ahead. Collective on the trainers."""
         steps = self._agree_on_steps(seconds, step_ms)
         loader = self._loader(steps + _WARM_UP_STEPS)
-        waits = list[float]()
-        ends = list[float]()
-        begin = time.perf_counter()
-        for _, _, blocks in loader:
-            waits.append(time.perf_counter() - begin)
+        warm_up, begin = loader.stats(), clock()
+        for number, (_, _, blocks) in enumerate(loader, 1):
             self._compute(blocks, blocks[0].srcdata[self._feature.name])
-            begin = time.perf_counter()
-            ends.append(begin)
+            if number == _WARM_UP_STEPS:
+                warm_up, begin = loader.stats(), clock()
+        step = (clock() - begin) / steps
         stats = loader.stats()
         count = max(1, stats.minibatches)
         figures: dict[str, float | None] = {
@@ -114,15 +111,14 @@ class TrainingStep:
             if self._session.world.local_trainer == 0:
                 figures["cache_default"] = loader.cache_bytes / 1e6
         loader.close()
-        step = (ends[-1] - ends[_WARM_UP_STEPS - 1]) / steps
-        wait = sum(waits[_WARM_UP_STEPS:]) / steps
+        wait = stats.since(warm_up).wait_seconds / steps
         return figures | {"step_prefetch": step * 1e3, "step_wait": wait * 1e3, "batches_per_s": 1 / step}
 
     def _measure_stages(self, channel: Channel, seconds: float) -> dict[str, float | None]:
-        warm_up = [self._one_step(channel, seeds) for seeds in self._batches(_WARM_UP_STEPS)]
+        warm_up = [self._one_step(seeds) for seeds in self._batches(_WARM_UP_STEPS)]
         num_steps = self._agree_on_steps(seconds, warm_up[-1]["step_total"])
         before = self._traffic(channel)
-        steps = [self._one_step(channel, seeds) for seeds in self._batches(num_steps)]
+        steps = [self._one_step(seeds) for seeds in self._batches(num_steps)]
         figures: dict[str, float | None] = {name: median(step[name] for step in steps) for name in steps[0]}
         for name, count in self._traffic(channel).items():
             figures[name] = (count - before[name]) / num_steps
@@ -154,28 +150,28 @@ class TrainingStep:
             features=[self._feature.name],
         )
 
-    def _one_step(self, channel: Channel, seeds: torch.Tensor) -> dict[str, float]:
+    def _one_step(self, seeds: torch.Tensor) -> dict[str, float]:
         """Make one step; return the milliseconds of each stage, and how many edges were sampled."""
-        exchanged = _exchange_seconds(channel)
-        begin = time.perf_counter()
-        _, _, blocks = self._sampler.sample_blocks(self._g, seeds)
-        sampled = time.perf_counter()
-        exchange = _exchange_seconds(channel) - exchanged
-        ids = blocks[0].srcdata[NID].numpy()
-        rows = self._gather(ids)
-        gathered = time.perf_counter()
-        self._compute(blocks, rows)
-        end = time.perf_counter()
+        totals = Totals()
+        with totals:
+            with span("sample"):
+                _, _, blocks = self._sampler.sample_blocks(self._g, seeds)
+            exchange = _exchange_seconds(totals.snapshot())
+            ids = blocks[0].srcdata[NID].numpy()
+            with span("fetch"):
+                rows = self._gather(ids)
+            with span("step"):
+                self._compute(blocks, rows)
+        sample, gather, compute = map(totals.snapshot().seconds, ("sample", "fetch", "step"))
         far = is_far(self._feature.rows.window, ids)
-        gather = gathered - sampled
         near = min(gather, self._time_gather(ids[~far])) if far.any() else gather
         spent = {
-            "step_sample": sampled - begin - exchange,
+            "step_sample": sample - exchange,
             "step_exchange": exchange,
             "step_near": near,
             "step_far": gather - near,
-            "step_compute": end - gathered,
-            "step_total": end - begin,
+            "step_compute": compute,
+            "step_total": sample + gather + compute,
         }
         figures = {name: seconds * 1e3 for name, seconds in spent.items()}
         figures["edges"] = float(sum(block.num_edges() for block in blocks))
@@ -183,9 +179,9 @@ class TrainingStep:
 
     def _time_gather(self, ids: I64) -> float:
         """Return the seconds to gather a step's near rows alone; the rest of its gather is the cost of far rows."""
-        begin = time.perf_counter()
-        self._gather(ids)
-        return time.perf_counter() - begin
+        with span("fetch") as timed:
+            self._gather(ids)
+        return timed.seconds
 
     def _gather(self, ids: I64) -> torch.Tensor:
         """Return rows, in a buffer that is used again."""
@@ -214,6 +210,6 @@ class TrainingStep:
         }
 
 
-def _exchange_seconds(channel: Channel) -> float:
-    """Return the seconds that went into transfer and waiting for others so far."""
-    return channel.seconds - channel.work_seconds
+def _exchange_seconds(totals: Snapshot) -> float:
+    """Return the seconds that went into transfer and waiting for others."""
+    return totals.seconds("meet") - totals.seconds("answer")

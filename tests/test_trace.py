@@ -1,0 +1,177 @@
+"""Spans and counters: sums of threads and of loaders, and the rings that other processes read."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from layouts import Layout, SharedJob, on_layouts
+from mpi4py import MPI
+
+import mpigraph.distributed as dist
+from mpigraph.mpi.board import Board
+from mpigraph.trace import Totals, Trace, address, count, span
+
+
+def spans_here(name: str) -> list[str]:
+    return [event.detail for event in Trace(address()).events() if event.name == name]
+
+
+def test_sums_of_spans_and_counters() -> None:
+    totals = Totals()
+    before = totals.snapshot()
+    with totals:
+        with span("outer") as outer:
+            for _ in range(3):
+                with span("inner"):
+                    time.sleep(0.002)
+        count("rows", 4)
+        count("rows", np.int64(3))
+        count("bytes_sent", 10, host=2)
+    middle = totals.snapshot()
+    with span("outer"), totals, Totals():
+        count("rows", 100)
+    done = middle.since(before)
+    assert done.counts == {"rows": 7, ("bytes_sent", 2): 10}
+    assert 0.006 <= done.seconds("inner") <= done.seconds("outer") == outer.seconds
+    assert [sum(done.stages[name].histogram) for name in ("inner", "outer")] == [3, 1]
+    assert sum(done.stages["inner"].histogram[:11]) == 0  # 2 ms lie in no bin below 1.024 us * 2**10
+    assert totals.snapshot() == middle and totals.snapshot().since(middle).counts["rows"] == 0
+
+
+def test_a_span_that_fails_is_not_summed_and_names_whom_it_waited_for() -> None:
+    with Totals() as totals:
+        with pytest.raises(KeyError), span("sample"):
+            raise KeyError
+        with span("meet", whom=(1, 5)):
+            pass
+    assert totals.snapshot().stages.keys() == {"meet"}
+    assert totals.snapshot().counts.keys() == {("waited_ns", 1), ("waited_ns", 5)}
+
+
+def test_totals_of_threads_that_come_and_go() -> None:
+    """Several users of one process each get their own sums, from all their threads, at once and one after another."""
+    users = [Totals() for _ in range(3)]
+
+    def work(totals: Totals, number: int) -> None:
+        for _ in range(500):
+            with totals, span("work"):
+                count("rows", number)
+
+    for _ in range(20):
+        threads = [threading.Thread(target=work, args=(users[k % 3], k % 3)) for k in range(9)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    for number, totals in enumerate(users):
+        done = totals.snapshot()
+        assert done.counts == {"rows": 20 * 3 * 500 * number}
+        assert sum(done.stages["work"].histogram) == 20 * 3 * 500
+        assert len(totals._sheets) <= 9
+
+
+def test_a_ring_keeps_the_last_events() -> None:
+    with span("old", detail="begun before all others"):
+        for number in range(200):
+            with span("new", number, str(number)):
+                pass
+        events = [event for event in Trace(address()).events() if event.name == "new"]
+        assert [event.batch for event in events][-60:] == list(range(140, 200))
+        assert all(event.end >= event.begin and event.detail == str(event.batch) for event in events)
+    assert "begun before all others" not in Trace(address()).last()
+
+
+def test_more_threads_than_rings() -> None:
+    ready = threading.Barrier(41)
+
+    def work() -> None:
+        with span("crowded"):
+            ready.wait()
+            ready.wait()
+
+    threads = [threading.Thread(target=work) for _ in range(40)]
+    for thread in threads:
+        thread.start()
+    ready.wait()
+    assert 20 <= len(spans_here("crowded")) <= 32
+    ready.wait()
+    for thread in threads:
+        thread.join()
+    with span("main", detail="goes on"):
+        assert spans_here("main")[-1:] == ["goes on"]
+
+
+def test_a_fork_leaves_its_parents_ring_alone() -> None:
+    with span("outer"):
+        child = os.fork()
+        if not child:
+            try:
+                with span("forked", detail="child"):
+                    os._exit(spans_here("forked") != ["child"])
+            finally:
+                os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert spans_here("forked") == []
+        assert Trace(address()).last().startswith("in outer")
+
+
+DIES = """
+import os
+from mpigraph.trace import address, span
+print(*address(), flush=True)
+with span("fetch", 7):
+    pass
+with span("meet", detail="what rank 3 answers"):
+    input()
+    os.kill(os.getpid(), 9)
+"""
+
+
+def test_the_last_spans_of_a_dead_process() -> None:
+    with subprocess.Popen([sys.executable, "-c", DIES], stdin=-1, stdout=-1, text=True) as process:
+        pid, file, mark = map(int, process.stdout.readline().split())
+        trace = Trace((pid, file, mark))
+        assert Trace((pid, file, mark + 1)).last() == "" == Trace((pid, -1, mark)).last()
+        process.communicate("\n")
+    assert process.returncode == -9
+    last = trace.last()
+    assert last.startswith("in meet (what rank 3 answers) for ") and "; before: fetch (minibatch 7) " in last
+
+
+@on_layouts([Layout(1, 0, 0)])
+def test_a_new_timing_is_one_line(job: SharedJob) -> None:
+    """It is in the statistics of its loader and no other, and in what an abort prints, without another edit."""
+
+    def decode(ids: list[int]) -> list[int]:
+        with span("decode"):
+            return ids
+
+    decoding = dist.DistDataLoader(np.arange(10), 2, collate_fn=decode)
+    plain = dist.DistDataLoader(np.arange(10), 5)
+    assert [len(list(loader)) for loader in (decoding, plain)] == [5, 2]
+    stats = decoding.stats()
+    assert sum(stats.totals.stages["decode"].histogram) == 5 and "decode 0.0" in str(stats)
+    assert (stats.minibatches, plain.stats().minibatches) == (5, 2) and "decode" not in str(plain.stats())
+    assert stats.wait_seconds > 0 and stats.step_seconds > 0 and stats.since(stats).wait_seconds == 0
+    with span("decode"):
+        board = Board(MPI.COMM_SELF)
+        lines = board.summary(0.0, 1.0, last=True).lines()
+        board.close()
+    assert "decode" in lines[-1]
+
+
+def test_what_a_span_costs() -> None:
+    """It is some 0.4 us more than an empty ``with`` block that reads the clock twice."""
+
+    def spend() -> float:
+        begin = time.thread_time()
+        for _ in range(20_000):
+            with span("cheap"):
+                pass
+        return (time.thread_time() - begin) / 20_000
+
+    assert min(spend() for _ in range(5)) < 10e-6
