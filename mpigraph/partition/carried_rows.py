@@ -17,7 +17,7 @@ from mpigraph.metadata.schema import relation_key
 from mpigraph.partition.exchange import Exchange, Route, owners_of
 from mpigraph.partition.row_arrays import RowArray, block_bytes, reads_blocks, release
 from mpigraph.partition.source import GraphSource
-from mpigraph.partition.spill import Scratch
+from mpigraph.partition.spill import Scratch, Spill
 
 __all__ = [
     "NOTHING_CARRIED",
@@ -67,7 +67,7 @@ class CarriedRows:
         size = len(next(iter(arrays.values()))) * self._dtype.itemsize
         self._groups = -(-size // ((len(offsets) - 1) * buckets * _GROUP_BYTES)) or 1  # of each bucket
         self._cuts = evenly_cut(offsets[self._first_part : last_part + 1], buckets * self._groups)
-        self._spill = scratch.spill(len(self._cuts) - 1, self._dtype.itemsize, np.uint8)
+        self._spill = Spill(scratch, len(self._cuts) - 1, self._dtype.itemsize, np.uint8)
         self._error: MPIGraphError | None = None
 
     def send(self, most: int, first: int, keys: Array, numbers: Array, leaving: Mask | slice) -> None:

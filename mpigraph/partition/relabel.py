@@ -17,10 +17,9 @@ from mpigraph.partition.carried_rows import CarriedRows, arrays_of, evenly_cut, 
 from mpigraph.partition.exchange import Route, even_bounds, owners_of
 from mpigraph.partition.numbering import Numbering
 from mpigraph.partition.progress import Progress
-from mpigraph.partition.ranged_rows import sorted_by_row
 from mpigraph.partition.row_arrays import RowArray
 from mpigraph.partition.source import EDGES_PER_CHUNK, GraphSource, edge_chunks
-from mpigraph.partition.spill import Scratch
+from mpigraph.partition.spill import Scratch, Spill, sorted_by_row
 from mpigraph.storage.format import index_dtype
 
 __all__ = ["Arrivals", "Bucket", "relabel"]
@@ -70,9 +69,9 @@ class Arrivals:
         groups = len(self.parts) * np.array(self._buckets, np.int64)
         self._first_group = np.concatenate([[0], np.cumsum(groups)]).astype(np.int64)
         wide = max([*source.num_nodes, *sizes], default=0) >= 2**31
-        self._edges = scratch.spill(int(self._first_group[-1]), 3, np.int64 if wide else np.int32)
+        self._edges = Spill(scratch, int(self._first_group[-1]), 3, np.int64 if wide else np.int32)
         # by part: the original ids of each type's nodes, then the out degrees in each relation
-        self._nodes = scratch.spill((len(source.num_nodes) + num_relations) * len(self.parts), 1, np.int64)
+        self._nodes = Spill(scratch, (len(source.num_nodes) + num_relations) * len(self.parts), 1, np.int64)
         of_nodes, of_edges = arrays_of(source)
         self._node_rows = [self._to_carry(arrays, t, 1, scratch) for t, arrays in enumerate(of_nodes)]
         self._edge_rows = [

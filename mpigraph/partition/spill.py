@@ -1,19 +1,23 @@
-"""What does not fit into memory lies in temporary files: rows sorted into groups as they come, and large arrays."""
+"""Temporary files for what does not fit into memory: rows sorted into groups as they come, and large arrays."""
 
 import mmap
 import os
 import tempfile
+from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from mpigraph.arrays import Array
+from mpigraph.arrays import I64, Array
 from mpigraph.errors import StorageError
+from mpigraph.kernels.csr import count_keys, place_values
 from mpigraph.partition.row_arrays import release
 
-__all__ = ["Scratch", "Spill"]
+__all__ = ["MatrixSpill", "Scratch", "Spill", "sorted_by_row"]
+
+_RANGES = 64  # of rows that a matrix is sorted in
 
 
 class Scratch:
@@ -32,10 +36,6 @@ class Scratch:
         self.limit = limit
         self.mapping = mapping
 
-    def spill(self, num_groups: int, columns: int, dtype: npt.DTypeLike) -> "Spill":
-        """Return an empty spill; the arguments are its own."""
-        return Spill(self, num_groups, columns, dtype)
-
     def empty(self, count: int, dtype: npt.DTypeLike) -> Array:
         """Return an array to be filled, [count].
 
@@ -53,7 +53,7 @@ class Scratch:
         return self._mapped(count, dtype) if count * np.dtype(dtype).itemsize > self.limit else np.empty(count, dtype)
 
     def park(self, values: Array) -> Array:
-        """Return an array of :meth:`empty` that nobody needs for a while: if it is large, it now lies in a file.
+        """Return an array of :meth:`empty` that is not used for a while: if it is large, it now lies in a file.
 
         Raises:
             StorageError: there is no space for the file.
@@ -74,7 +74,7 @@ class Scratch:
         return tempfile.TemporaryFile(dir=self.folder, buffering=0)
 
     def failure(self, what: str, error: OSError) -> StorageError:
-        """The one error for whatever the system says."""
+        """Return the StorageError for an error of the system."""
         return StorageError(f"{self.folder}: cannot {what} a temporary file: {error.strerror}")
 
     def _mapped(self, count: int, dtype: npt.DTypeLike) -> Array:
@@ -89,7 +89,7 @@ class Scratch:
 
 
 class Spill:
-    """Rows by group. In each group they keep the order in which they came.
+    """Rows by group, in the order in which they came.
 
     Args:
         scratch: where to.
@@ -204,3 +204,59 @@ class Spill:
                 data = data[done:]
         except OSError as error:
             raise self._scratch.failure("read", error) from error
+
+
+class MatrixSpill:
+    """Entries of a matrix that come in any order, and are taken out row after row.
+
+    Args:
+        scratch: for what does not fit into memory.
+        num_rows: of the matrix.
+        columns: of an entry: its row, and what it holds.
+        dtype: of an entry.
+    """
+
+    def __init__(self, scratch: Scratch, num_rows: int, columns: int, dtype: npt.DTypeLike) -> None:
+        self._num_rows = num_rows
+        self._step = max(1, -(-num_rows // _RANGES))
+        self._entries = Spill(scratch, -(-num_rows // self._step), columns, dtype)
+
+    @property
+    def num_entries(self) -> int:
+        """Number of entries that have come."""
+        return int(self._entries.counts.sum())
+
+    def add(self, entries: Array) -> None:
+        """Add entries, [n, columns]; the first column is the row."""
+        self._entries.add(entries[:, 0] // self._step, entries)
+
+    def take(self) -> Iterator[tuple[int, int, I64, list[Array]]]:
+        """Yield ranges of rows in order, once: first row, last row + 1, and what :func:`sorted_by_row` returns."""
+        for number in range(len(self._entries.counts)):
+            begin = number * self._step
+            end = min(begin + self._step, self._num_rows)
+            yield begin, end, *sorted_by_row(self._entries.take(number), begin, end - begin)
+        self._entries.close()
+
+
+def sorted_by_row(entries: Array, first: int, num_rows: int) -> tuple[I64, list[Array]]:
+    """Return entries by row (a counting sort, stable).
+
+    Args:
+        entries: int[m, 1 + columns]: the row of each, and what it holds.
+        first: the first row.
+        num_rows: number of rows from there on.
+
+    Returns:
+        indptr int64[num_rows + 1], and each column, [m].
+    """
+    keys = entries[:, 0].astype(np.int64) - first
+    indptr = np.zeros(num_rows + 1, np.int64)
+    count_keys(keys, 1, indptr)
+    indptr = np.cumsum(indptr)
+    columns = []
+    for column in entries.T[1:]:
+        placed = np.empty(len(keys), entries.dtype)
+        place_values(keys, np.ascontiguousarray(column), indptr[:-1].copy(), placed)
+        columns.append(placed)
+    return indptr, columns

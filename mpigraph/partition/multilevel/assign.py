@@ -1,6 +1,6 @@
-"""The whole method: from a graph cut over ranks to a part for each node."""
+"""The whole method: from edges to a part for each node."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +13,7 @@ from mpigraph.partition.balance import TOLERANCE, Criteria
 from mpigraph.partition.exchange import ALONE, Exchange
 from mpigraph.partition.multilevel.clustering import find_clusters
 from mpigraph.partition.multilevel.contraction import Descent, contract
-from mpigraph.partition.multilevel.dist_csr import GraphSlice, Level, finest_level, slice_of_edges
+from mpigraph.partition.multilevel.dist_csr import Level, level_of_edges
 from mpigraph.partition.multilevel.initial import initial_parts
 from mpigraph.partition.multilevel.refinement import Effort, refine
 from mpigraph.partition.source import GraphSource, edge_chunks
@@ -27,10 +27,6 @@ _READ, _COARSENED, _CUT = 0.25, 0.5, 0.6  # of the time, about, has passed then
 
 Report = Callable[[float], None]
 """Gets the fraction of the work that is done, about."""
-
-
-def _nobody(fraction: float) -> None:
-    """Report to nobody."""
 
 
 class Coarsening(NamedTuple):
@@ -53,14 +49,15 @@ class Coarsening(NamedTuple):
 
 def assign(
     exchange: Exchange,
-    graph: GraphSlice,
+    bounds: I64,
+    edges: Iterable[tuple[I64, I64]],
     weights: I64,
     num_parts: int,
     *,
     seed: int = 0,
     scratch: Scratch | None = None,
     coarsening: Coarsening = Coarsening(),  # noqa: B008  immutable
-    report: Report = _nobody,
+    report: Report = lambda fraction: None,
 ) -> I32:
     """Assign every node to a part: few edges cut, every criterion spread evenly. The result is that of one rank.
 
@@ -68,9 +65,10 @@ def assign(
 
     Args:
         exchange: the ranks; ``Exchange()`` for one alone, ``MPIExchange(comm)`` for those of a communicator.
-        graph: the rows of this rank's nodes; of no use afterwards.
+        bounds: int64[ranks + 1], who owns which nodes.
+        edges: this rank's share, in chunks: ``(src, dst)`` int64[k] each.
         weights: int64[own nodes, criteria], >= 0.
-        num_parts: number of parts; may exceed the number of nodes.
+        num_parts: number of parts, >= 1; may exceed the number of nodes.
         seed: equal seeds give equal assignments.
         scratch: for what does not fit into memory.
         coarsening: when to stop clustering.
@@ -80,27 +78,23 @@ def assign(
         int32[own nodes].
 
     Raises:
-        InvalidArgumentError: on some rank the weights do not fit the graph or the graph its bounds, or there are no
-            parts, or too many nodes for one rank.
+        InvalidArgumentError: there are too many nodes for one rank; on every rank.
     """
-    own = len(graph.indptr) - 1
-    wrong = _wrong(exchange, graph, weights, num_parts)
-    if exchange.sum_of(int(wrong is not None)):
-        raise InvalidArgumentError(wrong or "what another rank gave for an assignment is not usable")
-    total = int(graph.bounds[-1])
+    if np.diff(bounds).max() >= 2**31:
+        raise InvalidArgumentError(f"a rank holds less than 2**31 nodes (got {np.diff(bounds).max()}): take more ranks")
+    total = int(bounds[-1])
     if num_parts == 1 or total == 0:
-        return np.zeros(own, np.int32)
+        return np.zeros(len(weights), np.int32)
     totals = exchange.total(weights.sum(axis=0))
-    bounds = _bounds(totals, num_parts)
+    limits = _limits(totals, num_parts)
     target = max(coarsening.least, int(total * coarsening.fraction), coarsening.of_parts * num_parts)
     caps = np.maximum(CAP * totals // target, 2)
     scratch = scratch or Scratch()
-    level = finest_level(exchange, graph, weights, scratch)
-    del graph
+    level = level_of_edges(exchange, bounds, edges, weights, scratch)
     give_back()
     level, ways_back = _coarsest(level, caps, target, coarsening, seed, scratch, report)
     report(_COARSENED)
-    parts = initial_parts(level, num_parts, bounds, seed)
+    parts = initial_parts(level, num_parts, limits, seed)
     give_back()
     report(_CUT)
     criteria = int(np.count_nonzero(totals))
@@ -110,9 +104,10 @@ def assign(
             level, descent = ways_back.pop()
             parts = descent.project(parts)
             del descent
-        parts = refine(level, parts, num_parts, bounds, _effort(depth, criteria), seed + depth, depth == 0)
+        parts = refine(level, parts, num_parts, limits, _effort(depth, criteria), seed + depth, depth == 0)
         report(_CUT + (1 - _CUT) * sum(sizes[depth:]) / max(sum(sizes), 1))
-    return parts[:own]
+    give_back()
+    return parts[: len(weights)]
 
 
 def multilevel_assign(
@@ -124,19 +119,19 @@ def multilevel_assign(
     exchange: Exchange = ALONE,
     bounds: I64 | None = None,
     scratch: Scratch | None = None,
-    report: Report = _nobody,
+    report: Report = lambda fraction: None,
 ) -> I32:
     """Assign every node of every type to a part. All relations count alike. Collective on the ranks.
 
     Args:
-        source: the graph, of which each rank reads its share.
-        num_parts: number of parts.
+        source: the graph; each rank reads its share.
+        num_parts: as for :func:`assign`, like the arguments that are not named here.
         criteria: what to balance, of the own nodes.
-        seed: equal seeds give equal assignments.
-        exchange: the ranks.
+        seed: see there.
+        exchange: see there.
         bounds: int64[ranks + 1], who owns which nodes, types one after the other; one rank owns all by default.
-        scratch: for what does not fit into memory.
-        report: what to report to.
+        scratch: see there.
+        report: see there.
 
     Returns:
         int32[own nodes].
@@ -144,11 +139,10 @@ def multilevel_assign(
     bounds = source.node_bases[[0, -1]] if bounds is None else bounds
     own = int(bounds[exchange.rank + 1] - bounds[exchange.rank])
     weights = np.stack(list(criteria.values()), axis=1) if criteria else np.empty((own, 0), np.int64)
-    graph = slice_of_edges(exchange, bounds, _all_edges(source, exchange, report), scratch)
-    give_back()
-    parts = assign(exchange, graph, np.ascontiguousarray(weights), num_parts, seed=seed, scratch=scratch, report=report)
-    give_back()
-    return parts
+    edges = _all_edges(source, exchange, report)
+    return assign(
+        exchange, bounds, edges, np.ascontiguousarray(weights), num_parts, seed=seed, scratch=scratch, report=report
+    )
 
 
 def _all_edges(source: GraphSource, exchange: Exchange, report: Report) -> Iterator[tuple[I64, I64]]:
@@ -163,27 +157,13 @@ def _all_edges(source: GraphSource, exchange: Exchange, report: Report) -> Itera
             yield src + src_base, dst + dst_base
 
 
-def _bounds(totals: I64, num_parts: int) -> I64:
+def _limits(totals: I64, num_parts: int) -> I64:
     """Return int64[criteria], what a part may hold: 3 % over the mean, and one more than it if 5 % allow that."""
     means: F64 = totals / num_parts
     ceiling = np.ceil(means)
     wanted = np.maximum(np.floor(means * AIM), ceiling + 1)
-    bounds: F64 = np.maximum(np.minimum(wanted, np.floor(means * TOLERANCE)), ceiling)
-    return bounds.astype(np.int64)
-
-
-def _wrong(exchange: Exchange, graph: GraphSlice, weights: I64, num_parts: int) -> str | None:
-    """Return what is wrong with the arguments, or None."""
-    own = len(graph.indptr) - 1
-    if num_parts < 1:
-        return f"num_parts must be >= 1 (got {num_parts})"
-    if len(graph.bounds) != exchange.size + 1 or graph.bounds[exchange.rank + 1] - graph.bounds[exchange.rank] != own:
-        return f"bounds {graph.bounds.tolist()} do not fit rank {exchange.rank} of {exchange.size} with {own} nodes"
-    if own >= 2**31:
-        return f"a rank holds less than 2**31 nodes (got {own}): take more ranks"
-    if weights.ndim != 2 or len(weights) != own or (weights < 0).any():
-        return f"weights must be >= 0, one row for each of {own} nodes (got shape {list(weights.shape)})"
-    return None
+    limits: F64 = np.maximum(np.minimum(wanted, np.floor(means * TOLERANCE)), ceiling)
+    return limits.astype(np.int64)
 
 
 def _coarsest(

@@ -7,15 +7,13 @@ What stays alone is packed afterwards with others that would like to join the sa
 et al., "Improving Graph Partitioning for Modern Graphs and Architectures", IA3 2015), and nodes without edges together.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from mpigraph.arrays import I32, I64
 from mpigraph.kernels.clusters import accept_in_order, add_rows, favourite_labels, pack_in_order, propose_labels
 from mpigraph.kernels.rng import combine
 from mpigraph.partition.exchange import Route
-from mpigraph.partition.multilevel.dist_csr import Level, Mirror, NodeTable
+from mpigraph.partition.multilevel.dist_csr import Level
 from mpigraph.partition.multilevel.hashes import hashes
 
 __all__ = ["Clusters", "find_clusters"]
@@ -25,27 +23,7 @@ TURNS = 8
 _ISOLATED = 64  # nodes without edges that are packed together, at least
 
 
-@dataclass(eq=False)
-class Clusters:
-    """Clusters of the nodes of a level.
-
-    Attributes:
-        labels: int32[n + ghosts], a position in ``table`` for each node.
-        table: the level's, in which a cluster has the position of the node that it began with; no longer asked for
-            positions.
-        loads: int64[clusters, criteria], what each known cluster weighs.
-        members: int32[n], how many nodes each cluster has that began with an own node.
-        mirror: by which owners tell of clusters.
-    """
-
-    labels: I32
-    table: NodeTable
-    loads: I64
-    members: I32
-    mirror: Mirror
-
-
-def find_clusters(level: Level, caps: I64, target: int, seed: int) -> Clusters:
+def find_clusters(level: Level, caps: I64, target: int, seed: int) -> "Clusters":
     """Cluster the nodes of a level, until there are no more than ``target`` clusters. Collective on the ranks.
 
     Args:
@@ -54,117 +32,140 @@ def find_clusters(level: Level, caps: I64, target: int, seed: int) -> Clusters:
         target: when to stop.
         seed: for ties.
     """
-    clustering = _Clustering(level, caps, seed)
+    clusters = Clusters(level, caps, seed)
     for turn in range(ITERATIONS * TURNS):
-        if clustering.count() <= target:
+        if clusters.count() <= target:
             break
-        clustering.sub_round(turn)
-    if clustering.count() > target:
-        clustering.pack()
-    clustering.clusters.table.close()
-    return clustering.clusters
+        clusters.sub_round(turn)
+    if clusters.count() > target:
+        clusters.pack()
+    clusters.table.close()
+    return clusters
 
 
-class _Clustering:
+class Clusters:
+    """Clusters of the nodes of a level; at first each node is one.
+
+    Collective on the ranks: construction.
+
+    Args:
+        level: the graph.
+        caps: int64[criteria], what a cluster may weigh.
+        seed: for ties.
+
+    Attributes:
+        labels: int32[n + ghosts], a position in ``table`` for each node.
+        table: the level's, in which a cluster has the position of the node that it began with.
+        loads: int64[clusters, criteria], what each known cluster weighs.
+        members: int32[n], how many nodes each cluster has that began with an own node.
+        mirror: by which owners tell of clusters.
+        rating: int32[clusters], zeros, and ``touched`` int32[clusters]: working memory of kernels.
+    """
+
     def __init__(self, level: Level, caps: I64, seed: int) -> None:
         self._level = level
         self._caps = caps
         self._seed = seed
         own = level.num_own
-        labels = np.arange(level.num_nodes, dtype=np.int32)
-        mirror = level.ghosts.copy()
-        loads = np.zeros((level.num_nodes, len(caps)), np.int64)
-        loads[:own] = level.weights
-        positions, values = mirror.update(None, level.weights)
-        loads[positions] = values
-        self.clusters = Clusters(labels, level.table, loads, np.ones(own, np.int32), mirror)
-        self._rating = np.zeros(level.num_nodes, np.int32)
-        self._touched = np.empty(level.num_nodes, np.int32)
+        self.table = level.table
+        self.labels = np.arange(level.num_nodes, dtype=np.int32)
+        self.mirror = level.ghosts.copy()
+        self.loads = np.zeros((level.num_nodes, len(caps)), np.int64)
+        self.loads[:own] = level.weights
+        positions, values = self.mirror.update(None, level.weights)
+        self.loads[positions] = values
+        self.members = np.ones(own, np.int32)
+        self.rating = np.zeros(level.num_nodes, np.int32)
+        self.touched = np.empty(level.num_nodes, np.int32)
 
     def count(self) -> int:
-        return self._level.exchange.sum_of(int(np.count_nonzero(self.clusters.members)))
+        """Return the number of clusters. Collective on the ranks."""
+        return self._level.exchange.sum_of(int(np.count_nonzero(self.members)))
 
     def sub_round(self, turn: int) -> None:
-        level, clusters = self._level, self.clusters
+        """Let the nodes of a turn choose a cluster. Collective on the ranks."""
+        level = self._level
         nodes = np.empty(level.num_own, np.int32)
         labels = np.empty(level.num_own, np.int32)
         salt = combine(self._seed, 1, turn // TURNS)
         found = propose_labels(
-            level.indptr, level.indices, level.edge_weights, level.weights, clusters.labels, clusters.table.keys,
-            clusters.loads, self._caps, turn % TURNS, salt, self._rating, self._touched, nodes, labels,
+            level.indptr, level.indices, level.edge_weights, level.weights, self.labels, self.table.keys,
+            self.loads, self._caps, turn % TURNS, salt, self.rating, self.touched, nodes, labels,
         )  # fmt: skip
         nodes = nodes[:found]
-        keys = clusters.table.keys
+        keys = self.table.keys
         wanted = keys[labels[:found]]
-        route = Route(level.exchange, clusters.mirror.owners(wanted))
+        route = Route(level.exchange, self.mirror.owners(wanted))
         came = route.there(np.concatenate([wanted[:, None], keys[nodes, None], level.weights[nodes]], axis=1))
         accepted = route.back(self._let_in(came, combine(self._seed, 2, turn))[:, None])[:, 0] == 1
         self._move(nodes[accepted], labels[:found][accepted])
 
     def _let_in(self, came: I64, salt: np.uint64) -> I64:
         """Judge rows of (cluster, node, weights ...); return int64[p], 1 where the node may join."""
-        clusters = self.clusters.mirror.positions(came[:, 0])
+        clusters = self.mirror.positions(came[:, 0])
         order = np.lexsort((hashes(came[:, 1], salt), clusters))
         answers = np.empty(len(came), np.int64)
         out = np.empty(len(came), np.int64)
         weights = np.ascontiguousarray(came[order, 2:])
         clusters = clusters[order]
-        accept_in_order(clusters, weights, self._caps, self.clusters.loads, self.clusters.members, out)
+        accept_in_order(clusters, weights, self._caps, self.loads, self.members, out)
         self._changed = np.zeros(self._level.num_own, np.bool_)
         self._changed[clusters[out == 1]] = True
         answers[order] = out
         return answers
 
     def _move(self, nodes: I32, labels: I32) -> None:
-        """Move own nodes to clusters that have let them in, and tell everybody who must know."""
-        level, clusters = self._level, self.clusters
-        left = clusters.table.keys[clusters.labels[nodes]]
-        route = Route(level.exchange, clusters.mirror.owners(left))
+        """Move own nodes to clusters that have let them in, and tell the ranks that follow them."""
+        level = self._level
+        left = self.table.keys[self.labels[nodes]]
+        route = Route(level.exchange, self.mirror.owners(left))
         gone = route.there(np.concatenate([left[:, None], level.weights[nodes]], axis=1))
-        where = clusters.mirror.positions(gone[:, 0])
-        add_rows(where, -1, np.ascontiguousarray(gone[:, 1:]), clusters.loads, clusters.members)
+        where = self.mirror.positions(gone[:, 0])
+        add_rows(where, -1, np.ascontiguousarray(gone[:, 1:]), self.loads, self.members)
         self._changed[where] = True
-        clusters.labels[nodes] = labels
+        self.labels[nodes] = labels
         if level.exchange.size == 1:
             return
         moved = np.zeros(level.num_own, np.bool_)
         moved[nodes] = True
-        own_labels = clusters.table.keys[clusters.labels[: level.num_own]]
+        own_labels = self.table.keys[self.labels[: level.num_own]]
         ghosts, keys = level.ghosts.update(moved, own_labels[:, None])
-        known = len(clusters.table.keys)
-        clusters.labels[ghosts] = clusters.table.positions(keys[:, 0])
+        known = len(self.table.keys)
+        self.labels[ghosts] = self.table.positions(keys[:, 0])
         self._meet(known)
-        positions, values = clusters.mirror.update(self._changed, clusters.loads[: level.num_own])
-        clusters.loads[positions] = values
+        positions, values = self.mirror.update(self._changed, self.loads[: level.num_own])
+        self.loads[positions] = values
 
     def _meet(self, known: int) -> None:
         """Follow the clusters that this rank has met beyond the first ``known``."""
-        clusters = self.clusters
-        keys = clusters.table.keys[known:]
-        own_loads = clusters.loads[: self._level.num_own]
-        loads = clusters.mirror.follow(keys, np.arange(known, known + len(keys)), own_loads)
+        keys = self.table.keys[known:]
+        own_loads = self.loads[: self._level.num_own]
+        loads = self.mirror.follow(keys, np.arange(known, known + len(keys)), own_loads)
         if len(keys):
-            clusters.loads = np.concatenate([clusters.loads, loads])
-            self._rating = np.zeros(len(clusters.loads), np.int32)
-            self._touched = np.empty(len(clusters.loads), np.int32)
+            self.loads = np.concatenate([self.loads, loads])
+            self.rating = np.zeros(len(self.loads), np.int32)
+            self.touched = np.empty(len(self.loads), np.int32)
 
     def pack(self) -> None:
-        """Join nodes that are alone with others that would join the same cluster; those without edges by hash."""
-        level, clusters = self._level, self.clusters
+        """Join nodes that are alone with others that would join the same cluster; those without edges by hash.
+
+        Collective on the ranks.
+        """
+        level = self._level
         own = np.arange(level.num_own)
-        alone = own[(clusters.members == 1) & (clusters.labels[: level.num_own] == own)]
+        alone = own[(self.members == 1) & (self.labels[: level.num_own] == own)]
         favourites = np.empty(len(alone), np.int32)
         salt = combine(self._seed, 3)
-        keys = clusters.table.keys
+        keys = self.table.keys
         favourite_labels(
-            level.indptr, level.indices, level.edge_weights, alone, clusters.labels, keys, salt,
-            self._rating, self._touched, favourites,
+            level.indptr, level.indices, level.edge_weights, alone, self.labels, keys, salt,
+            self.rating, self.touched, favourites,
         )  # fmt: skip
         isolated = np.diff(level.indptr)[alone] == 0
         chosen = isolated | (favourites >= 0)
         alone = alone[chosen]
         groups = keys[favourites[chosen]]
-        ranks = clusters.mirror.owners(groups)
+        ranks = self.mirror.owners(groups)
         isolated = isolated[chosen]
         buckets = max(1, level.exchange.sum_of(int(np.count_nonzero(isolated))) // _ISOLATED)
         bucket = (hashes(keys[alone[isolated]], salt) % np.uint64(buckets)).astype(np.int64)
@@ -175,14 +176,14 @@ class _Clustering:
         leaders = route.back(self._packed(came, salt)[:, None])[:, 0]
         moving = leaders != keys[alone]
         joined, moved = leaders[moving], alone[moving]
-        route = Route(level.exchange, clusters.mirror.owners(joined))
+        route = Route(level.exchange, self.mirror.owners(joined))
         came = route.there(np.concatenate([joined[:, None], level.weights[moved]], axis=1))
-        where = clusters.mirror.positions(came[:, 0])
-        add_rows(where, 1, np.ascontiguousarray(came[:, 1:]), clusters.loads, clusters.members)
+        where = self.mirror.positions(came[:, 0])
+        add_rows(where, 1, np.ascontiguousarray(came[:, 1:]), self.loads, self.members)
         self._changed = np.zeros(level.num_own, np.bool_)
         self._changed[where] = True
-        known = len(clusters.table.keys)
-        labels = clusters.table.positions(joined)
+        known = len(self.table.keys)
+        labels = self.table.positions(joined)
         self._meet(known)
         self._move(moved.astype(np.int32), labels)
 

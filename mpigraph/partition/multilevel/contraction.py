@@ -9,8 +9,7 @@ from mpigraph.kernels.clusters import merge_rows
 from mpigraph.partition.exchange import Route
 from mpigraph.partition.multilevel.clustering import Clusters
 from mpigraph.partition.multilevel.dist_csr import Level, Mirror, NodeTable
-from mpigraph.partition.ranged_rows import RangedRows
-from mpigraph.partition.spill import Scratch
+from mpigraph.partition.spill import MatrixSpill, Scratch
 
 __all__ = ["Descent", "contract"]
 
@@ -91,8 +90,6 @@ class _Merging:
         self.level = level
         self._clusters = clusters
         self._scratch = scratch
-        self._rating = np.zeros(len(clusters.table.keys), np.int32)
-        self._touched = np.empty(len(clusters.table.keys), np.int32)
         degrees = np.diff(level.indptr)[self._order]
         self._sizes = np.concatenate([[0], np.cumsum(degrees)]).astype(np.int64)[self._bounds]  # before merging
 
@@ -115,7 +112,8 @@ class _Merging:
         level = self.level
         end = merge_rows(
             self._order, self._bounds[first : last + 1], level.indptr, level.indices, level.edge_weights,
-            self._clusters.labels, self._labels[first:last], self._rating, self._touched, indptr, labels, weights, 0,
+            self._clusters.labels, self._labels[first:last], self._clusters.rating,
+            self._clusters.touched, indptr, labels, weights, 0,
         )  # fmt: skip
         return indptr, labels[:end], weights[:end]
 
@@ -133,7 +131,7 @@ class _Merging:
 def _assembled(merging: _Merging, table: NodeTable, num_rows: int, scratch: Scratch) -> tuple[I64, I32, I32]:
     """Send merged rows to the owners of their clusters, in rounds, and join what has come from several ranks."""
     level = merging.level
-    arrived = RangedRows(scratch, num_rows, 3, np.int32)
+    arrived = MatrixSpill(scratch, num_rows, 3, np.int32)
     row = 0
     while level.exchange.sum_of(merging.num_rows - row) > 0:
         end = merging.end_of(row, _ENTRIES_PER_ROUND) if row < merging.num_rows else row
@@ -153,11 +151,10 @@ def _assembled(merging: _Merging, table: NodeTable, num_rows: int, scratch: Scra
     rating = np.zeros(len(identity), np.int32)
     touched = np.empty(len(identity), np.int32)
     at = 0
-    for rows in arrived.take():
-        others, values = rows.columns
-        every = np.arange(rows.end - rows.begin)
+    for begin, end, starts, (labels, values) in arrived.take():
+        every = np.arange(end - begin)
         at = merge_rows(
-            every, np.arange(len(every) + 1), rows.indptr, others, values, identity, every + rows.begin,
-            rating, touched, indptr[rows.begin : rows.end + 1], indices, weights, at,
+            every, np.arange(len(every) + 1), starts, labels, values, identity, every + begin,
+            rating, touched, indptr[begin : end + 1], indices, weights, at,
         )  # fmt: skip
     return indptr, indices[:at], weights[:at]

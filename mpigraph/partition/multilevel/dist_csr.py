@@ -12,27 +12,11 @@ from mpigraph.arrays import I32, I64, Array, Mask
 from mpigraph.kernels.compact import LocalIds
 from mpigraph.kernels.csr import distinct_in_rows
 from mpigraph.partition.exchange import Exchange, Route, owners_of
-from mpigraph.partition.ranged_rows import RangedRows
-from mpigraph.partition.spill import Scratch
+from mpigraph.partition.spill import MatrixSpill, Scratch
 
-__all__ = ["GraphSlice", "Level", "Mirror", "NodeTable", "finest_level", "slice_of_edges"]
+__all__ = ["Level", "Mirror", "NodeTable", "level_of_edges"]
 
 _CHUNK = 1 << 22
-
-
-@dataclass(eq=False)
-class GraphSlice:
-    """The rows of a symmetric simple graph that one rank owns.
-
-    Attributes:
-        bounds: int64[ranks + 1], the same on every rank: rank r owns the nodes ``bounds[r]`` to ``bounds[r + 1]``.
-        indptr: int64[own nodes + 1].
-        neighbours: int[m], ids of nodes; no self loops, no repeats in a row, each edge in the rows of both ends.
-    """
-
-    bounds: I64
-    indptr: I64
-    neighbours: Array
 
 
 class Mirror:
@@ -157,7 +141,7 @@ class NodeTable:
         return found
 
     def close(self) -> None:
-        """Keep the keys alone; nobody asks for positions any more."""
+        """Keep the keys alone: no more positions are asked for."""
         self._ids = None
 
 
@@ -222,16 +206,10 @@ class Level:
         edge_weights: I32,
         weights: I64,
     ) -> "Level":
-        """Return a level whose rows are complete, after the ghosts' owners were told. Collective on the ranks.
+        """Return a level whose rows are complete, after its ghosts' owners were told. Collective on the ranks.
 
-        Args:
-            exchange: the ranks.
-            bounds: int64[ranks + 1], who owns which keys.
-            table: positions of own nodes and ghosts, and of no others.
-            indptr: as in the class, like those that follow.
-            indices: see there.
-            edge_weights: see there.
-            weights: see there.
+        The arguments are attributes of the class; ``bounds``, int64[ranks + 1], says who owns which keys, and ``table``
+        holds own nodes and ghosts alone.
         """
         keys = table.keys
         own = len(indptr) - 1
@@ -240,54 +218,25 @@ class Level:
         return cls(table, len(keys), indptr, indices, edge_weights, weights, ghosts)
 
 
-def finest_level(exchange: Exchange, graph: GraphSlice, weights: I64, scratch: Scratch | None = None) -> Level:
-    """Return the level of the graph itself. Collective on the ranks.
+def level_of_edges(
+    exchange: Exchange, bounds: I64, chunks: Iterable[tuple[I64, I64]], weights: I64, scratch: Scratch
+) -> Level:
+    """Return the finest level: edges travel, wherever they were read, to the owners of both ends.
 
-    Args:
-        exchange: the ranks.
-        graph: this rank's slice, of which the neighbours are taken: what is largest lies in memory once, and is let go
-            whoever still knows the slice.
-        weights: int64[own nodes, criteria].
-        scratch: for what does not fit into memory.
-    """
-    first, last = graph.bounds[exchange.rank : exchange.rank + 2]
-    table = NodeTable(np.arange(first, last), int(graph.bounds[-1]), exchange.size == 1)
-    unit = np.empty(0, np.int32)
-    neighbours = graph.neighbours
-    graph.neighbours = neighbours[:0].copy()
-    indices = neighbours
-    if neighbours.dtype != np.int32:
-        indices = (scratch or Scratch()).empty(len(neighbours), np.int32)
-    if exchange.size > 1 or indices is not neighbours:
-        for begin in range(0, len(indices), _CHUNK):
-            chunk = slice(begin, begin + _CHUNK)
-            indices[chunk] = table.positions(neighbours[chunk])
-    return Level.of_rows(exchange, graph.bounds, table, graph.indptr, indices, unit, weights)
-
-
-def slice_of_edges(
-    exchange: Exchange, bounds: I64, chunks: Iterable[tuple[I64, I64]], scratch: Scratch | None = None
-) -> GraphSlice:
-    """Send edges, wherever they were read, to the owners of both ends; drop self loops and repeats.
-
-    Each round sends a chunk of every rank, so chunks bound what is in transit. What has arrived waits in
-    :class:`.RangedRows`. Collective on the ranks.
+    Self loops and repeats are dropped. Each round sends a chunk of every rank, so chunks bound what is in transit.
+    Collective on the ranks.
 
     Args:
         exchange: the ranks.
         bounds: int64[ranks + 1], who owns which nodes.
         chunks: this rank's edges, ``(src, dst)`` int64[k] each; ranks may have different numbers of chunks.
+        weights: int64[own nodes, criteria].
         scratch: for what does not fit into memory.
-
-    Returns:
-        The slice; rows are sorted.
     """
     first, last = (int(bound) for bound in bounds[exchange.rank : exchange.rank + 2])
-    owned = last - first
     total = int(bounds[-1])
     dtype = np.int32 if total < 2**31 else np.int64
-    scratch = scratch or Scratch()
-    arrived = RangedRows(scratch, owned, 2, dtype)
+    arrived = MatrixSpill(scratch, last - first, 2, dtype)
     remaining = iter(chunks)
     while True:
         chunk = next(remaining, None)
@@ -299,12 +248,20 @@ def slice_of_edges(
         rows = Route(exchange, owners_of(bounds, ends[:, 0])).there(ends)
         rows[:, 0] -= first
         arrived.add(rows)
-    indptr = np.zeros(owned + 1, np.int64)
+    indptr = np.zeros(last - first + 1, np.int64)
     neighbours = scratch.empty(arrived.num_entries, dtype)  # pages that repeats would have taken are never touched
     kept = 0
-    for begin, end, starts, (others,) in arrived.take():
-        kept = distinct_in_rows(starts, others, neighbours, kept, indptr[begin : end + 1])
-    return GraphSlice(bounds, indptr, neighbours[:kept])
+    for begin, end, starts, (sources,) in arrived.take():
+        kept = distinct_in_rows(starts, sources, neighbours, kept, indptr[begin : end + 1])
+    neighbours = neighbours[:kept]
+    table = NodeTable(np.arange(first, last), total, exchange.size == 1)
+    indices = neighbours if dtype == np.int32 else scratch.empty(kept, np.int32)
+    if exchange.size > 1 or indices is not neighbours:
+        for begin in range(0, kept, _CHUNK):
+            entries = slice(begin, begin + _CHUNK)
+            indices[entries] = table.positions(neighbours[entries])
+    del neighbours
+    return Level.of_rows(exchange, bounds, table, indptr, indices, np.empty(0, np.int32), weights)
 
 
 def _runs(counts: I64) -> Iterator[tuple[int, int, int]]:

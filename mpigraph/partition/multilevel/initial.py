@@ -13,7 +13,6 @@ from mpigraph.errors import PartitionError
 from mpigraph.kernels.rng import combine
 from mpigraph.log import get_logger
 from mpigraph.partition.balance import Criteria
-from mpigraph.partition.exchange import Exchange
 from mpigraph.partition.metis import Adjacency, metis_cut
 from mpigraph.partition.multilevel.dist_csr import Level
 from mpigraph.partition.multilevel.hashes import hashes
@@ -41,16 +40,15 @@ def initial_parts(level: Level, num_parts: int, limits: I64, seed: int) -> I32:
     """
     exchange = level.exchange
     own = level.num_own
-    nodes = _at_rank_0(exchange, np.concatenate([level.keys[:own, None], level.weights], axis=1))
-    sample = [_at_rank_0(exchange, _sample(level, seed))]
-    found = np.empty(0, np.int64)
-    counts = np.zeros(exchange.size, np.int64)
+    nodes = exchange.gather_to_first(np.concatenate([level.keys[:own, None], level.weights], axis=1))
+    sample = [exchange.gather_to_first(_sample(level, seed))]
+    parts = np.empty(0, np.int32)
+    bounds = np.zeros(exchange.size + 1, np.int64)
     if exchange.rank == 0:  # nodes come by ascending key, since ranks own ranges
-        found = _cut(nodes, sample, num_parts, limits, seed).astype(np.int64)
-        counts = np.bincount(level.ghosts.owners(nodes[:, 0]), minlength=exchange.size).astype(np.int64)
-    answers, _ = exchange.all_to_all(found[:, None], counts)
+        parts = _cut(nodes, sample, num_parts, limits, seed)
+        bounds = np.searchsorted(nodes[:, 0], level.ghosts.bounds)
     result = np.zeros(len(level.keys), np.int32)
-    result[:own] = answers[:, 0]
+    result[:own] = exchange.scatter(parts[:, None], bounds)[:, 0]
     level.tell(result)
     return result
 
@@ -78,13 +76,6 @@ def violation(loads: I64, limits: I64) -> float:
         limits: int64[criteria].
     """
     return float((np.maximum(loads - limits, 0) / np.maximum(limits, 1)).sum())
-
-
-def _at_rank_0(exchange: Exchange, rows: I64) -> I64:
-    counts = np.zeros(exchange.size, np.int64)
-    counts[0] = len(rows)
-    received, _ = exchange.all_to_all(np.ascontiguousarray(rows), counts)
-    return received
 
 
 def _sample(level: Level, seed: int) -> I64:
@@ -140,7 +131,7 @@ def _cut(nodes: I64, sample: list[I64], num_parts: int, limits: I64, seed: int) 
     Args:
         nodes: int64[n, 1 + criteria], key and weights, by ascending key.
         sample: int64[m, 3], keys of both ends and weight; taken out, so that the memory is free for METIS.
-        num_parts: as in :func:`initial_parts`, like those that follow.
+        num_parts: as for :func:`initial_parts`, like the next ones.
         limits: see there.
         seed: see there.
     """

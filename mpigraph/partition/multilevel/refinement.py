@@ -152,7 +152,8 @@ class _Refinement:
                 excess[:, np.arange(len(caps)) != worst] = 0
             self._look_out(np.where(excess.any(axis=0), self._limits, _NO_LIMIT), caps)
             nodes = np.flatnonzero(self._targets[:own] >= 0)
-            nodes = nodes[self._choose(self.parts[nodes], nodes, excess, enough=True, worst=worst)]
+            ranking = self._by_gain(nodes) if worst is None else self._by_weight(nodes, worst)
+            nodes = nodes[self._first(self.parts[nodes], nodes, ranking, excess, enough=True)]
             nodes = nodes[self._within(nodes, np.maximum(caps - self._loads, 0))]
             if self._level.exchange.sum_of(len(nodes)) > 0:
                 self._apply(nodes, self._targets[:own])
@@ -229,30 +230,40 @@ class _Refinement:
         if too_much.any():
             number = np.cumsum(too_much) - 1
             crowded = np.flatnonzero(~chosen)
-            some = nodes[crowded]
-            renumbered = number[self._targets[some]].astype(np.int32)
-            chosen[crowded] = self._choose(renumbered, some, quota[too_much], enough=False)
+            competing = nodes[crowded]
+            renumbered = number[self._targets[competing]].astype(np.int32)
+            ranking = self._by_gain(competing)
+            chosen[crowded] = self._first(renumbered, competing, ranking, quota[too_much], enough=False)
         return chosen
 
-    def _choose(self, groups: I32, nodes: I64, bounds: I64, enough: bool, worst: int | None = None) -> Mask:
-        """Choose nodes of each group, by gain and then by hash, until they are enough, or while there is space.
+    def _by_gain(self, nodes: I64) -> I64:
+        """Rank nodes, int64[k] in [1, 63]: lower for more gain by size, in half octaves on both sides of nothing."""
+        gains = self._gains[nodes]
+        value: F64 = np.abs(gains) * 1024.0 / self._sizes[nodes]
+        mantissa, exponent = np.frexp(value)
+        steps = np.clip(2 * exponent.astype(np.int64) + (mantissa >= 0.75), 1, 31)
+        return 32 - np.sign(gains) * steps
+
+    def _by_weight(self, nodes: I64, criterion: int) -> I64:
+        """Rank nodes, int64[k] in [0, 63]: lower for those that weigh more in a criterion than in others."""
+        weights = self._level.weights[nodes, criterion]
+        fraction: F64 = np.minimum(weights * self._scale[criterion] / self._sizes[nodes], 1.0)
+        return np.floor(63 * (1 - fraction)).astype(np.int64)
+
+    def _first(self, groups: I32, nodes: I64, ranking: I64, bounds: I64, enough: bool) -> Mask:
+        """Choose nodes of each group by rank and then by hash: bool[k].
 
         Args:
             groups: int32[k].
             nodes: int64[k].
-            bounds: int64[groups, criteria], what is enough, or the space.
-            enough: which of the two.
-            worst: a criterion; those who weigh more in it than in others come first, not those who gain.
+            ranking: int64[k] in [0, 63], lower first.
+            bounds: int64[groups, criteria], weights.
+            enough: choose until the bounds are reached; else while they hold.
         """
         level = self._level
         weights = level.weights[nodes]
         hashed = hashes(level.keys[nodes], self._salt())
-        if worst is None:
-            bins = _gain_classes(self._gains[nodes], self._sizes[nodes]) << _HASH_BITS
-        else:
-            fraction: F64 = np.minimum(weights[:, worst] * self._scale[worst] / self._sizes[nodes], 1.0)
-            bins = np.floor(63 * (1 - fraction)).astype(np.int64) << _HASH_BITS
-        bins |= (hashed >> np.uint64(64 - _HASH_BITS)).astype(np.int64)
+        bins = ranking << _HASH_BITS | (hashed >> np.uint64(64 - _HASH_BITS)).astype(np.int64)
         chosen, limit, left = _first_bins(level.exchange, groups, bins, weights, bounds, enough)
         rest = np.flatnonzero(bins == limit[groups])
         finer = (hashed[rest] & np.uint64(_BINS - 1)).astype(np.int64)
@@ -276,14 +287,6 @@ def _first_bins(
     before = np.where(limit[:, None] > 0, ends[np.arange(len(bounds)), np.maximum(limit - 1, 0)], 0)
     reach = limit + 1 if enough and last else limit
     return bins < reach[groups], limit, bounds - before
-
-
-def _gain_classes(gains: I64, sizes: I64) -> I64:
-    """Return int64[k] in [1, 63], smaller for more gain by size: half octaves on both sides of nothing."""
-    value: F64 = np.abs(gains) * 1024.0 / sizes
-    mantissa, exponent = np.frexp(value)
-    steps = np.clip(2 * exponent.astype(np.int64) + (mantissa >= 0.75), 1, 31)
-    return 32 - np.sign(gains) * steps
 
 
 def _scale(level: Level) -> F64:

@@ -1,5 +1,6 @@
 """The multilevel assignment: the same parts on any number of ranks, few edges cut, balance, odd graphs, errors."""
 
+from collections.abc import Iterator
 from functools import cache
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ from mpigraph.partition.balance import limits
 from mpigraph.partition.exchange import Exchange, even_bounds
 from mpigraph.partition.multilevel import initial
 from mpigraph.partition.multilevel.assign import Coarsening, assign
-from mpigraph.partition.multilevel.dist_csr import GraphSlice, slice_of_edges
+from mpigraph.partition.multilevel.dist_csr import level_of_edges
 from mpigraph.partition.over_mpi import MPIExchange
 from mpigraph.partition.spill import Scratch
 
@@ -30,15 +31,18 @@ class Graph(NamedTuple):
     dst: I64
     weights: I64
 
-    def alone(self) -> GraphSlice:
-        return self.slice(Exchange(), np.array([0, self.num_nodes]))
+    def assign(self, num_parts: int, coarsening: Coarsening = SMALL, seed: int = 0) -> I32:
+        """The parts that one rank chooses."""
+        bounds = np.array([0, self.num_nodes])
+        return assign(
+            Exchange(), bounds, self.chunks(Exchange()), self.weights, num_parts, seed=seed, coarsening=coarsening
+        )
 
-    def slice(self, exchange: Exchange, bounds: I64, scratch: Scratch | None = None) -> GraphSlice:
-        """The slice of a rank, from edges that all ranks have read in turn, 1000 at a time."""
+    def chunks(self, exchange: Exchange) -> Iterator[tuple[I64, I64]]:
+        """A rank's share of the edges, which all read in turn, 1000 at a time."""
         mine = slice(exchange.rank, None, exchange.size)
         src, dst = self.src[mine], self.dst[mine]
-        chunks = [slice(i, i + 1000) for i in range(0, len(src), 1000)]
-        return slice_of_edges(exchange, bounds, ((src[chunk], dst[chunk]) for chunk in chunks), scratch)
+        return ((src[i : i + 1000], dst[i : i + 1000]) for i in range(0, len(src), 1000))
 
     def cut(self, parts: I32) -> float:
         return float((parts[self.src] != parts[self.dst]).mean())
@@ -70,7 +74,7 @@ def communities(num_nodes: int, blocks: int, degree: int, criteria: int, inside:
 @cache
 def parts_alone(criteria: int, num_parts: int) -> I32:
     graph = communities(1600, 8, 8, criteria)
-    return assign(Exchange(), graph.alone(), graph.weights, num_parts, seed=3, coarsening=SMALL)
+    return graph.assign(num_parts, seed=3)
 
 
 @pytest.mark.parametrize(("criteria", "num_parts"), [(1, 4), pytest.param(2, 7, marks=pytest.mark.slow), (3, 3)])
@@ -87,24 +91,26 @@ def test_the_number_of_ranks_does_not_show(comm: MPI.Intracomm, monkeypatch, cri
     first, last = bounds[comm.rank : comm.rank + 2]
     mine = graph.weights[first:last]
     scratch = Scratch(limit=1000, mapping=criteria == 1)  # nor does it show where the edges lie: in files once parked
-    there = graph.slice(exchange, bounds, scratch)
-    parts = assign(exchange, there, mine, num_parts, seed=3, scratch=scratch, coarsening=SMALL)
+    edges = graph.chunks(exchange)
+    parts = assign(exchange, bounds, edges, mine, num_parts, seed=3, scratch=scratch, coarsening=SMALL)
     assert parts.dtype == np.int32 and np.array_equal(parts, wanted[first:last])
 
 
-def test_slices_of_edges_are_symmetric_and_simple(comm: MPI.Intracomm) -> None:
+def test_the_finest_level_is_symmetric_and_simple(comm: MPI.Intracomm) -> None:
     rng = np.random.default_rng(comm.size)
     src, dst = rng.integers(0, 60, (2, 500))
     graph = Graph(60, np.append(src, [5, 5]), np.append(dst, [5, 5]), np.ones((60, 1), np.int64))
     bounds = even_bounds(60, comm.size)
-    mine = graph.slice(MPIExchange(comm), bounds)
+    exchange = MPIExchange(comm)
+    first, last = bounds[comm.rank : comm.rank + 2]
+    level = level_of_edges(exchange, bounds, graph.chunks(exchange), graph.weights[first:last], Scratch())
     wanted = [set() for _ in range(60)]
     for u, v in zip(src.tolist(), dst.tolist(), strict=True):
         if u != v:
             wanted[u].add(v)
             wanted[v].add(u)
-    for row, node in enumerate(range(*bounds[comm.rank : comm.rank + 2])):
-        found = mine.neighbours[mine.indptr[row] : mine.indptr[row + 1]].tolist()
+    for row, node in enumerate(range(first, last)):
+        found = level.keys[level.indices[level.indptr[row] : level.indptr[row + 1]]].tolist()
         assert len(found) == len(set(found)) and set(found) == wanted[node]
 
 
@@ -116,7 +122,7 @@ def test_planted_communities_are_found(coarsening: Coarsening) -> None:
     inside = rng.random(16000) < 0.95
     dst = np.where(inside, src // 500 * 500 + rng.integers(0, 500, 16000), rng.integers(0, 2000, 16000))
     graph = Graph(2000, shuffle[src], shuffle[dst], np.ones((2000, 1), np.int64))
-    parts = assign(Exchange(), graph.alone(), graph.weights, 4, coarsening=coarsening)
+    parts = graph.assign(4, coarsening)
     planted = np.empty(2000, np.int32)
     planted[shuffle] = np.arange(2000) // 500
     assert graph.cut(parts) <= graph.cut(planted) and graph.balance(parts, 4) == [0]
@@ -126,7 +132,7 @@ def test_planted_communities_are_found(coarsening: Coarsening) -> None:
 @pytest.mark.parametrize("num_parts", [2, 7, 30])
 def test_every_criterion_is_balanced(criteria: int, num_parts: int) -> None:
     graph = communities(3000, 10, 10, criteria)
-    parts = assign(Exchange(), graph.alone(), graph.weights, num_parts, coarsening=SMALL)
+    parts = graph.assign(num_parts)
     assert graph.balance(parts, num_parts) == [0] * criteria
     assert set(parts) == set(range(num_parts))
 
@@ -137,7 +143,7 @@ def test_where_metis_fails_parts_are_balanced_all_the_same(monkeypatch) -> None:
 
     graph = communities(3000, 4, 10, 2)
     monkeypatch.setattr(initial, "metis_cut", fails)
-    parts = assign(Exchange(), graph.alone(), graph.weights, 4, coarsening=SMALL)
+    parts = graph.assign(4)
     assert graph.balance(parts, 4) == [0, 0] and graph.cut(parts) < 0.5  # at random: 0.75
 
 
@@ -159,27 +165,14 @@ def test_odd_graphs(comm: MPI.Intracomm, name: str) -> None:
     bounds = even_bounds(graph.num_nodes, comm.size)
     exchange = MPIExchange(comm)
     mine = graph.weights[slice(*bounds[comm.rank : comm.rank + 2])]
-    found = assign(exchange, graph.slice(exchange, bounds), mine, 5, coarsening=SMALL)
+    found = assign(exchange, bounds, graph.chunks(exchange), mine, 5, coarsening=SMALL)
     parts = np.concatenate(comm.allgather(found))
-    assert np.array_equal(parts, assign(Exchange(), graph.alone(), graph.weights, 5, coarsening=SMALL))
+    assert np.array_equal(parts, graph.assign(5))
     assert len(parts) == graph.num_nodes and set(parts) <= set(range(5))
     assert not any(graph.balance(parts, 5))
-    assert not assign(Exchange(), graph.alone(), graph.weights, 1).any()
+    assert not graph.assign(1).any()
 
 
-def test_errors_are_on_every_rank(comm: MPI.Intracomm) -> None:
-    graph = communities(200, 2, 4, 1)
-    bounds = even_bounds(200, comm.size)
-    mine = graph.slice(MPIExchange(comm), bounds)
-    weights = graph.weights[slice(*bounds[comm.rank : comm.rank + 2])]
-    last = comm.rank == comm.size - 1
-    with pytest.raises(InvalidArgumentError, match=r"num_parts must be >= 1 \(got 0\)"):
-        assign(MPIExchange(comm), mine, weights, 0)
-    with pytest.raises(InvalidArgumentError, match="weights must be >= 0, one row" if last else "another rank"):
-        assign(MPIExchange(comm), mine, weights[:-1] if last else weights, 2)
-    with pytest.raises(InvalidArgumentError, match="weights must be >= 0, one row" if last else "another rank"):
-        assign(MPIExchange(comm), mine, weights - 2 * last, 2)
-    wrong = GraphSlice(bounds[:-1], mine.indptr, mine.neighbours)
-    with pytest.raises(InvalidArgumentError, match=f"do not fit rank {comm.rank} of {comm.size}"):
-        assign(MPIExchange(comm), wrong, weights, 2)
-    assert set(assign(MPIExchange(comm), mine, weights, 2)) <= {0, 1}  # and the ranks still agree
+def test_more_nodes_than_a_rank_can_number_are_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"less than 2\*\*31 nodes \(got 2147483648\): take more ranks"):
+        assign(Exchange(), np.array([0, 2**31]), [], np.empty((0, 1), np.int64), 2)

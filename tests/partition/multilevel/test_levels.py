@@ -7,7 +7,7 @@ from mpi4py import MPI
 from mpigraph.partition.exchange import even_bounds
 from mpigraph.partition.multilevel.clustering import find_clusters
 from mpigraph.partition.multilevel.contraction import contract
-from mpigraph.partition.multilevel.dist_csr import Level, finest_level, slice_of_edges
+from mpigraph.partition.multilevel.dist_csr import Level, level_of_edges
 from mpigraph.partition.multilevel.initial import spread
 from mpigraph.partition.multilevel.refinement import Effort, global_loads, refine
 from mpigraph.partition.over_mpi import MPIExchange
@@ -25,9 +25,9 @@ def grid_with_tail(comm: MPI.Intracomm) -> Level:
     bounds = even_bounds(NODES, comm.size)
     exchange = MPIExchange(comm)
     mine = slice(comm.rank, None, comm.size)
-    graph = slice_of_edges(exchange, bounds, [(shuffle[src[mine]], shuffle[dst[mine]])])
-    degrees = np.diff(graph.indptr)
-    return finest_level(exchange, graph, np.stack([np.ones_like(degrees), degrees], axis=1))
+    degrees = np.bincount(shuffle[np.concatenate([src, dst])], minlength=NODES)
+    weights = np.stack([np.ones_like(degrees), degrees], axis=1)[slice(*bounds[comm.rank : comm.rank + 2])]
+    return level_of_edges(exchange, bounds, [(shuffle[src[mine]], shuffle[dst[mine]])], weights, Scratch())
 
 
 def cut_of(comm: MPI.Intracomm, level: Level, parts: npt.NDArray[np.int32]) -> int:
