@@ -108,11 +108,12 @@ def open_caches(session: Session, options: CacheOptions, fetchers: Sequence[Feat
     for fetcher in fetchers:
         for (kind, name), tensor in fetcher.tensors.items():
             rows = tensor.rows
-            upcoming = fetcher.upcoming.setdefault(kind, UpcomingReads(rows.window))
+            alike = kind, rows.window.free.tobytes()
+            upcoming = fetcher.upcoming.setdefault(alike, UpcomingReads(rows.window))
             fetcher.readers[kind, name] = CachedRows(rows, caches[rows.number], upcoming, session.pool)
     for cache in caches.values():
         nbytes = cache.per_trainer * session.world.num_local_trainers * cache.rows.window.row_bytes
-        text = "cache of far rows of %r on this node: %.1f MiB, %d minibatches ahead"
+        text = "cache of rows of %r on this node: %.1f MiB, %d minibatches ahead"
         get_logger().info(text, cache.rows.name, nbytes / 2**20, options.lookahead)
     return list(caches.values())
 

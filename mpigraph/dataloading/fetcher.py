@@ -69,7 +69,8 @@ class FeatureFetcher(Generic[Kind]):
     Attributes:
         tensors: the features by type (of edges: the relation) and name.
         readers: those of them that are read through a cache.
-        upcoming: what minibatches that were sampled will read, by type of the features with readers.
+        upcoming: what minibatches that were sampled will read, by type of the features with readers, and by the hosts
+            whose rows are free: features of a type are read alike where these are the same.
         counted: whether to count far rows that are read without a cache, as the inputs of minibatches are.
     """
 
@@ -89,7 +90,7 @@ class FeatureFetcher(Generic[Kind]):
         """
         self.tensors: dict[tuple[Kind, str], DistTensor] = spaces.named(*names)
         self.readers: dict[tuple[Kind, str], CachedRows] = {}
-        self.upcoming: dict[Kind, UpcomingReads] = {}
+        self.upcoming: dict[tuple[Kind, bytes], UpcomingReads] = {}
         self.counted = False
         self._pin_memory = pin_memory
         self._repeated = repeated
@@ -100,8 +101,8 @@ class FeatureFetcher(Generic[Kind]):
         Raises:
             OutOfRangeError: a row does not exist.
         """
-        for kind, upcoming in self.upcoming.items():
-            readers = [reader for (other, _), reader in self.readers.items() if other == kind]
+        for (kind, _), upcoming in self.upcoming.items():
+            readers = [reader for reader in self.readers.values() if reader.upcoming is upcoming]
             rows = readers[0].rows
             index = to_rows(self._once(ids(kind))[0], rows.shape[0], rows.name)
             rows.check(index)
@@ -120,7 +121,6 @@ class FeatureFetcher(Generic[Kind]):
         self, ids: Callable[[Kind], torch.Tensor], data: Callable[[Kind], MutableMapping[str, torch.Tensor]]
     ) -> None:
         """Put the rows ``ids(type)`` of each feature into ``data(type)``. One-sided; the target does nothing."""
-        reads = {kind: upcoming.reads[0] for kind, upcoming in self.upcoming.items()}
         once: dict[Kind, tuple[torch.Tensor, torch.Tensor | None]] = {}
         for (kind, name), tensor in self.tensors.items():
             reader = self.readers.get((kind, name))
@@ -130,7 +130,7 @@ class FeatureFetcher(Generic[Kind]):
             if reader is None:
                 rows = self._gather(tensor, chosen)
             else:
-                rows = tensor.read_announced(reads[kind], reader, self._pin_memory)
+                rows = tensor.read_announced(reader.upcoming.reads[0], reader, self._pin_memory)
             data(kind)[name] = rows if places is None else self._repeat(rows, places)
         for upcoming in self.upcoming.values():
             upcoming.reads.popleft()
@@ -150,9 +150,9 @@ class FeatureFetcher(Generic[Kind]):
         with span("fetch"):
             rows = tensor.gather(ids, pin_memory=self._pin_memory)
         window = tensor.rows.window
-        if self.counted and not window.world.all_near:
+        if self.counted and not window.free.all():
             index = to_rows(ids, tensor.rows.shape[0], tensor.rows.name)
-            far = int(np.count_nonzero(~window.world.near[window.host_of(index)]))
+            far = int(np.count_nonzero(~window.free[window.host_of(index)]))
             count("far_rows", far)
             count("fetched_rows", far)
             count("fetched_bytes", far * window.row_bytes)

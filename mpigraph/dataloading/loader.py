@@ -377,9 +377,12 @@ class SampledDataLoader(DistDataLoader):
             g.session.control.call(Operation.PREPARE_WEIGHTS, numbers=sorted(weights.values()))
 
     def _open_caches(self, session: Session, options: CacheOptions) -> None:
-        """Make the caches, where rows may be far and a thread may answer others while minibatches are ahead."""
+        """Make the caches, where rows are not free and a thread may answer others while minibatches are ahead."""
         world, fetchers = session.world, self._stages.inputs
-        if world.all_near or not world.threads_may_communicate:
+        windows = [tensor.rows.window for fetcher in fetchers for tensor in fetcher.tensors.values()]
+        if all(window.free.all() for window in windows):
+            return
+        if not world.all_near and not world.threads_may_communicate:
             return
         wanted = options.lookahead or options.total or options.named
         if wanted and any(fetcher.tensors for fetcher in fetchers):

@@ -273,7 +273,8 @@ class DistTensor:
 
     def read_announced(self, read: Read, reader: CachedRows, pin_memory: bool) -> torch.Tensor:
         """The rows of a read that was announced, by a reader of this tensor; otherwise as :meth:`gather`. One-sided."""
-        self._handle.session.check_thread()
+        session = self._handle.session
+        session.check_thread(far=not session.world.all_near)
         found = self._memory(len(read.ids), self._dtype, accelerator_here() if pin_memory else None)
         reader.read(read, to_storage(found, self._dtype))
         return found

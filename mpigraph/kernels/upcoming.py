@@ -10,7 +10,7 @@ from numba import njit
 from mpigraph.arrays import I32, I64, Mask
 from mpigraph.kernels.prefetch_hint import prefetch
 
-__all__ = ["AGAIN", "NEVER", "add_reads", "split_near"]
+__all__ = ["AGAIN", "NEVER", "add_reads", "split_free"]
 
 NEVER = 2**31 - 1
 """In place of the number of a minibatch: none that was sampled reads the row again."""
@@ -21,26 +21,26 @@ _AHEAD = 16  # rows between a prefetch and its use
 
 
 @njit(nogil=True, cache=True)
-def split_near(ids: I64, begins: I64, ends: I64, near: I64, far: I64) -> int:
+def split_free(ids: I64, begins: I64, ends: I64, free: I64, priced: I64) -> int:
     """List where ``ids`` (int64[n]) lie in one of the ranges ``[begins[k], ends[k])``, and where in none.
 
     Returns:
-        How many lie in one: so many of ``near`` (int64[n + 1]) are filled, and the rest of n of ``far`` (the same).
+        How many lie in one: so many of ``free`` (int64[n + 1]) are filled, and the rest of n of ``priced`` (the same).
     """
     count = 0
     if len(begins) == 1:  # the usual case, without a branch
         begin, size = begins[0], np.uint64(ends[0] - begins[0])
         for i in range(len(ids)):
-            near[count] = i
-            far[i - count] = i
+            free[count] = i
+            priced[i - count] = i
             count += int(np.uint64(ids[i] - begin) < size)
         return count
     for i in range(len(ids)):
         inside = False
         for k in range(len(begins)):
             inside |= begins[k] <= ids[i] and ids[i] < ends[k]
-        near[count] = i
-        far[i - count] = i
+        free[count] = i
+        priced[i - count] = i
         count += inside
     return count
 

@@ -79,6 +79,7 @@ class World:
         self._owed: list[Callable[[], None]] = []
         self._apart: tuple[int, str] | None = None  # a thread, and what it does
         self.closed = False
+        self.alone = False
         self.config = config
         self.comm = self._own(comm.Dup())
         self.rank, self.size = self.comm.rank, self.comm.size

@@ -1,7 +1,8 @@
-"""Far rows of minibatches that are sampled ahead: known before they are read, so fetched once, early and together.
+"""Rows of minibatches that are sampled ahead: known before they are read, so fetched once, early and together.
 
 Draws are hashes and blocks are small, so a loader samples some minibatches ahead and keeps them. Then it is known which
-far rows the next minibatches read, and from that
+rows the next minibatches read. *Priced* rows cost something to read: other nodes hold them, or a source of this node
+that is not memory. From what is known follows
 
 * what of a minibatch's rows to keep, and what to give up (:class:`~mpigraph.rows.row_cache.RowCache`),
 * what to fetch: the rows of one minibatch, or, where few are missing, those of several in one message to each host.
@@ -17,7 +18,7 @@ import numpy as np
 from mpigraph.arrays import I32, I64, Array, Mask
 from mpigraph.kernels.compact import LocalIds
 from mpigraph.kernels.row_ops import as_words, gather_rows
-from mpigraph.kernels.upcoming import NEVER, add_reads, split_near
+from mpigraph.kernels.upcoming import NEVER, add_reads, split_free
 from mpigraph.rows.pool import RowPool
 from mpigraph.rows.row_cache import RowCache
 from mpigraph.rows.row_tensor import RowTensor
@@ -38,16 +39,16 @@ class Read:
     Attributes:
         batch: its number.
         ids: int64[n], all rows.
-        near: int64[m], positions in ``ids`` of those that hosts of this node hold.
-        far: int64[k], positions of the others.
-        rows: int64[k], these.
-        first: position of the first one among all far rows that were announced.
+        free: int64[m], positions in ``ids`` of those that are read by plain loads.
+        priced: int64[k], positions of the others.
+        rows: int64[k], the ids at ``priced``.
+        first: position of the first one among all priced rows that were announced.
     """
 
     batch: int
     ids: I64
-    near: I64
-    far: I64
+    free: I64
+    priced: I64
     rows: I64
     first: int
 
@@ -64,9 +65,9 @@ class UpcomingReads:
     """
 
     def __init__(self, window: RowWindow) -> None:
-        """Begin with nothing; ``window`` is any one of the rows of this type, all being cut alike."""
-        near = np.flatnonzero(window.world.near)
-        begins, ends = window.offsets[near], window.offsets[near + 1]
+        """Begin with nothing; ``window`` is any one of those whose rows are cut, and free, as these are."""
+        free = np.flatnonzero(window.free)
+        begins, ends = window.offsets[free], window.offsets[free + 1]
         apart = np.flatnonzero(begins[1:] != ends[:-1])  # hosts of a node mostly hold one range together
         self._begins = np.concatenate([begins[:1], begins[1:][apart]])
         self._ends = np.concatenate([ends[:-1][apart], ends[-1:]])
@@ -84,13 +85,13 @@ class UpcomingReads:
             The read; and bool[k] for its far rows, whether no read before it that is still to be made is of this row,
             or None as long as nobody has asked for links.
         """
-        near = np.empty(len(ids) + 1, np.int64)
-        far = np.empty(len(ids) + 1, np.int64)
-        count = split_near(ids, self._begins, self._ends, near, far)
-        far = far[: len(ids) - count]
-        read = Read(batch, ids, near[:count], far, ids[far], self._end)
+        free = np.empty(len(ids) + 1, np.int64)
+        priced = np.empty(len(ids) + 1, np.int64)
+        count = split_free(ids, self._begins, self._ends, free, priced)
+        priced = priced[: len(ids) - count]
+        read = Read(batch, ids, free[:count], priced, ids[priced], self._end)
         fresh = None if self._numbers is None else self._link(read, self._numbers)
-        self._end += len(far)
+        self._end += len(priced)
         self.reads.append(read)
         return read, fresh
 
@@ -155,6 +156,7 @@ class CachedRows:
     Attributes:
         rows: the tensor.
         cache: the cache.
+        upcoming: the reads that were announced.
     """
 
     def __init__(
@@ -174,7 +176,7 @@ class CachedRows:
         """
         self.rows = rows
         self.cache = cache
-        self._upcoming = upcoming
+        self.upcoming = upcoming
         self._pool = pool
         self._stage: _Stage | None = None
         self._listed = LocalIds(len(rows.window))
@@ -218,14 +220,14 @@ class CachedRows:
             with span("fetch", read.batch):
                 self._stage = stage = self._fetch(read, slots, version, words)
         else:
-            window.load(read.ids, read.near, words)
-        lost = self.cache.load(read.rows, slots, seen, read.far, words)
+            window.load(read.ids, read.free, words)
+        lost = self.cache.load(read.rows, slots, seen, read.priced, words)
         slots[lost] = -1
         places = stage.places.pop(read.batch)
         absent = np.flatnonzero(slots < 0)
         where = places[absent]
         there = absent[where >= 0]
-        gather_rows(stage.words, places[there].astype(np.int64), read.far[there], words.view(stage.words.dtype))
+        gather_rows(stage.words, places[there].astype(np.int64), read.priced[there], words.view(stage.words.dtype))
         late = absent[where < 0]
         if len(late):
             self._fetch_late(read, late, words)
@@ -239,24 +241,24 @@ class CachedRows:
         if not self._chooses:
             if cache.used + absent <= cache.per_trainer:
                 if absent:
-                    cache.keep_all(read.rows, slots, read.far, words)
+                    cache.keep_all(read.rows, slots, read.priced, words)
                 return
             self._chooses = True
-            self._upcoming.link()
+            self.upcoming.link()
             cache.begin_choosing()
-            for other in self._upcoming.reads:
+            for other in self.upcoming.reads:
                 cache.announce(other.rows, np.ones(len(other.rows), np.bool_), other.batch)
-        cache.keep(read.rows, slots, read.far, words, read.batch, read.first, self._upcoming.ring_next)
+        cache.keep(read.rows, slots, read.priced, words, read.batch, read.first, self.upcoming.ring_next)
 
     def _fetch(self, read: Read, slots: I32, version: int, words: Array) -> _Stage:
         """Fetch what this minibatch misses, and what the next ones miss as long as that is little.
 
-        Meanwhile the near rows of this one are loaded into ``words``.
+        Meanwhile the free rows of this one are loaded into ``words``.
         """
         window = self.rows.window
         listed, places = self._listed, dict[int, I32]()
         listed.reset(np.empty(0, np.int64))
-        for other in self._upcoming.reads:
+        for other in self.upcoming.reads:
             if places and (listed.count * window.row_bytes > _FETCHED_TOGETHER or len(places) == _MOST_TOGETHER):
                 break
             found = slots if other.batch == read.batch else self.cache.find(other.rows)[0]
@@ -264,7 +266,7 @@ class CachedRows:
             missing = np.flatnonzero(found < 0)
             mine[missing] = listed.insert(other.rows[missing])
         rows = listed.ids
-        order, fetched = window.fetch(rows, self._pool, lambda: window.load(read.ids, read.near, words))
+        order, fetched = window.fetch(rows, self._pool, lambda: window.load(read.ids, read.free, words))
         for at in places.values():
             missing = np.flatnonzero(at >= 0)
             at[missing] = order[at[missing]]
@@ -275,7 +277,7 @@ class CachedRows:
         """Fetch rows that were to be found in slots, and are there no more."""
         window = self.rows.window
         order, fetched = window.fetch(read.rows[which], self._pool, nothing)
-        gather_rows(fetched, order, read.far[which], words.view(fetched.dtype))
+        gather_rows(fetched, order, read.priced[which], words.view(fetched.dtype))
 
     def _count(self, asked: int, cached: int, fetched: int) -> None:
         count("far_rows", asked)

@@ -147,7 +147,7 @@ class PackedTransport(Transport):
 
     def register(self, window: WindowHandle) -> None:
         """Answer for a window from now on, if this rank holds rows of it."""
-        if window.words is not None:
+        if window.source is not None:
             with self.server.lock:
                 self._windows[window.number] = window
 
@@ -282,13 +282,13 @@ class PackedTransport(Transport):
             return
         sends: deque[MPI.Request] = deque()  # each keeps its chunk alive
         for begin in range(0, len(rows), step := _rows_per_chunk(len(rows), self._windows[number].row_bytes)):
-            table = self._table(number)
-            if table is None:  # closed meanwhile
+            window = self._windows.get(number)
+            if window is None:  # closed meanwhile
                 sends.append(self._send(_NO_BYTES, request))
                 break
             some = rows[begin : begin + step].astype(np.int64)
-            chunk = _chunk(self._pool, len(some), table)
-            gather_rows(table, some, np.arange(len(some)), chunk)
+            chunk = _chunk(self._pool, len(some), window.like)
+            window.gather(some, chunk)
             sends.append(self._send(chunk, request))
             # a chunk a step, so that other replies have their turn in between
             full = len(sends) >= _chunks_in_flight(max(1, server.num_tasks))
@@ -324,13 +324,13 @@ class PackedTransport(Transport):
             return None, _NO_BYTES
         number, count, width, row_bytes = words[:_HEADER].tolist()
         window = self._windows.get(number)
-        if window is None or window.words is None or width not in _ID_TYPES or row_bytes not in (0, window.row_bytes):
+        if window is None or width not in _ID_TYPES or row_bytes not in (0, window.row_bytes):
             return None, _NO_BYTES
         id_words = _num_words(width * count)
         if count < 1 or len(words) != _HEADER + id_words + _num_words(count * row_bytes):
             return None, _NO_BYTES
         rows = words[_HEADER:].view(_ID_TYPES[width])[:count]
-        if not 0 <= int(rows.min()) <= int(rows.max()) < len(window.words):
+        if not 0 <= int(rows.min()) <= int(rows.max()) < window.held:
             return None, _NO_BYTES
         return rows, words[_HEADER + id_words :].view(np.uint8)[: count * row_bytes]
 

@@ -1,4 +1,6 @@
-"""Copies of far rows in a node's shared memory, for all trainers of the node.
+"""Copies of rows that cost something to read, in a node's shared memory, for all trainers of the node.
+
+Such rows are held by other nodes, or by a source of this node that is not memory (``rows/sources``).
 
 Each trainer gives its own slots to rows, and reads those of all. So nobody takes a lock: a slot has one writer, which
 counts how often it gave the slot to a row, and who reads another's slot looks at that number before and after
@@ -46,10 +48,9 @@ _OF_FREE = 0.25  # of the memory that is free, for caches of a size that nobody 
 _MOST = 2**31 - 2  # slots of a node: their numbers are 32 bits
 
 
-def far_rows(world: World, rows: RowTensor) -> int:
-    """How many rows of a tensor no host of this node holds."""
-    held = np.diff(rows.window.offsets)
-    return int(held.sum() - held[world.near].sum())
+def priced_rows(rows: RowTensor) -> int:
+    """Return how many rows of a tensor this node cannot read by plain loads."""
+    return int(np.diff(rows.window.offsets)[~rows.window.free].sum())
 
 
 def cache_memory(num_rows: int, slots: int, row_bytes: int) -> int:
@@ -64,10 +65,10 @@ def slots_for(
 
     Args:
         world: the job.
-        tensors: the tensors; each gets as much of the bytes as its far rows are of all far rows.
+        tensors: the tensors; each gets as much of the bytes as its priced rows are of all of them.
         nbytes: what they take together on this node; a part of what is free if below 0.
         promised: bytes of what is free that other caches may take.
-        near_too: near rows are kept, too; without, there are not more slots than far rows.
+        near_too: free rows are kept, too; without, there are not more slots than priced rows.
 
     Collective on ``world.node``.
     """
@@ -76,10 +77,12 @@ def slots_for(
         world.node.Allreduce(MPI.IN_PLACE, free, op=MPI.MIN)  # ranks may look at different moments
         nbytes = max(int(free[0] * _OF_FREE), 0)
     slot = [tensor.window.row_bytes + _OF_SLOT for tensor in tensors]
-    far = [far_rows(world, tensor) for tensor in tensors]
-    whole = [count * size + _OF_ROW * tensor.shape[0] for count, size, tensor in zip(far, slot, tensors, strict=True)]
+    counts = [priced_rows(tensor) for tensor in tensors]
+    whole = [
+        count * size + _OF_ROW * tensor.shape[0] for count, size, tensor in zip(counts, slot, tensors, strict=True)
+    ]
     found = []
-    for tensor, size, count, need in zip(tensors, slot, far, whole, strict=True):
+    for tensor, size, count, need in zip(tensors, slot, counts, whole, strict=True):
         mine = nbytes * need // max(sum(whole), 1)
         in_all = min((mine - _OF_ROW * tensor.shape[0]) // size, _MOST if near_too else count, _MOST)
         found.append(max(in_all, 0) // world.num_local_trainers if tensor.window.row_bytes else 0)
@@ -95,7 +98,7 @@ def free_for_caches(world: World) -> int:
 
 
 class RowCache:
-    """Copies of some far rows of one tensor.
+    """Copies of some rows of one tensor.
 
     For one thread of each trainer at a time.
 

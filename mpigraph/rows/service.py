@@ -61,6 +61,10 @@ class RowService:
                 cannot do; on every rank.
         """
         self.world = world
+        self.transports: tuple[Transport, ...] = ()
+        self.transport: Transport | None = None
+        if world.alone:
+            return
         setting = first_choice(
             world.comm, "transport", world.config.transport, ["auto", *(transport.name for transport in TRANSPORTS)]
         )
@@ -71,8 +75,6 @@ class RowService:
         self._opened = () if world.all_near else tuple(transport(world) for transport in TRANSPORTS)
         for transport in self._opened:
             world.at_close(transport.close)
-        self.transports: tuple[Transport, ...] = ()
-        self.transport: Transport | None = None
         self._begin()
         world.at_close(lambda: self.mutex.close())
         if self._opened and world.is_host and world.progress is not None:
@@ -117,6 +119,11 @@ class RowService:
             instead = "far rows go by messages" if self.kind == "node" else f"those of kind {self.kind!r} are tried"
             get_logger().warning("%s: windows of kind %r do not work here (%s); %s", library, kind, fault, instead)
         self._begin()
+
+    @property
+    def by_messages(self) -> Transport | None:
+        """The transport of rows that do not lie in windows; None on one node."""
+        return next((each for each in self.transports if not each.one_sided), None)
 
     @property
     def traffic(self) -> Traffic:

@@ -14,8 +14,10 @@ import numpy as np
 from mpi4py import MPI
 
 from mpigraph.arrays import I64, Array
+from mpigraph.kernels.row_ops import gather_rows
 from mpigraph.mpi.world import World
 from mpigraph.rows.mutex import HostMutex
+from mpigraph.rows.sources.source import RowSource
 
 __all__ = ["RemoteRows", "Traffic", "Transport", "WindowHandle", "last_of_equal", "nothing", "split_requests"]
 
@@ -31,16 +33,30 @@ class WindowHandle:
         win: the MPI window.
         row: datatype of one row.
         row_bytes: bytes of one row, > 0.
-        words: the rows that this rank holds, 2-D as words (see ``kernels/row_ops.py``); None if it is no host.
         mutex: the locks of the hosts, of which one is held while rows are written.
+        held: how many rows this rank holds.
+        like: [0, words], as rows that travel.
+        source: the rows that this rank holds; None if it is no host.
+        words: the same, 2-D as words (see ``kernels/row_ops.py``), if they lie in memory.
     """
 
     number: int
     win: MPI.Win
     row: MPI.Datatype
     row_bytes: int
-    words: Array | None
     mutex: HostMutex
+    held: int
+    like: Array
+    source: RowSource | None
+    words: Array | None
+
+    def gather(self, rows: I64, out: Array) -> None:
+        """Read ``rows`` (int64[n]) that this rank holds into ``out`` ([n, words])."""
+        positions = np.arange(len(rows))
+        if self.words is not None:
+            gather_rows(self.words, rows, positions, out)
+        elif self.source is not None:
+            self.source.gather(rows, out, positions)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 from mpigraph.arrays import I32, I64, Array
-from mpigraph.errors import ClosedError
+from mpigraph.errors import ClosedError, InvalidArgumentError
 from mpigraph.kernels.row_ops import as_words, load_rows, order_by_range, scatter_rows, split_by_range
 from mpigraph.mpi.compat import advise_large_pages, as_array
 from mpigraph.mpi.interrupts import UNINTERRUPTED
@@ -20,9 +20,13 @@ from mpigraph.mpi.messages import Gate
 from mpigraph.rows.pool import RowPool
 from mpigraph.rows.service import RowService
 from mpigraph.rows.shm_check import check_shared_memory
+from mpigraph.rows.sources.source import NOT_MEMORY, Memory, RowSource, Ticket
 from mpigraph.rows.transport import RemoteRows, Transport, WindowHandle
 
-__all__ = ["RowWindow"]
+__all__ = ["RowWindow", "SourceOf"]
+
+SourceOf = Callable[[int], RowSource]
+"""Returns the source of the rows of a near host."""
 
 _ZEROED_PER_SECOND = 1e8  # bytes, at the very least
 _ALIGNMENT = 64  # bytes: no two hosts share a cache line; see _allocate
@@ -35,15 +39,31 @@ class RowWindow:
         offsets: int64[H + 1]; host h holds the rows ``[offsets[h], offsets[h + 1])``.
         row_shape: shape of one row.
         dtype: dtype of the elements.
+        free: bool[H], the hosts whose rows this rank reads by plain loads. The others are read through a source that
+            costs time, or by a transport.
         handle: the window as transports see it.
 
     Collective on ``world.comm``: construction and :meth:`close`.
     """
 
     def __init__(
-        self, service: RowService, offsets: I64, row_shape: Sequence[int], dtype: npt.DTypeLike, name: str = "rows"
+        self,
+        service: RowService,
+        offsets: I64,
+        row_shape: Sequence[int],
+        dtype: npt.DTypeLike,
+        name: str = "rows",
+        sources: SourceOf | None = None,
     ) -> None:
-        """Allocate the rows, zeroed; ``name`` says in errors what they are.
+        """Allocate the rows, zeroed, or read them from sources.
+
+        Args:
+            service: the job's transports and windows.
+            offsets: int64[H + 1]; host h holds the rows ``[offsets[h], offsets[h + 1])``.
+            row_shape: shape of one row.
+            dtype: dtype of the elements.
+            name: for errors, such as "tensor 'feat'".
+            sources: returns the source of a near host's rows, on every rank for the same tensor; None for new memory.
 
         Raises:
             SharedMemoryError: a node's shared memory cannot hold its rows; on every rank.
@@ -54,27 +74,59 @@ class RowWindow:
         self.row_shape = tuple(row_shape)
         self.dtype = np.dtype(dtype)
         self.row_bytes = self.dtype.itemsize * int(np.prod(self.row_shape, dtype=np.int64))
-        self._shared = MPI.WIN_NULL
+        self._win = self._shared = MPI.WIN_NULL
+        self._open = True
         self._gate = Gate("this window was closed")
+        near = np.flatnonzero(world.near).tolist()
+        self._sources: dict[int, RowSource] = {}
+        self._by_messages = sources is not None
+        if sources is not None:
+            self._sources = {host: sources(host) for host in near}
+        elif world.alone:
+            self._sources = {0: Memory(np.zeros((len(self), *self.row_shape), self.dtype))}
+        else:
+            self._share(near, f"{name} ({len(self)} rows of {self.row_bytes} bytes)")
+        self.free = np.zeros(len(world.hosts), np.bool_)
+        self.free[near] = [self._sources[host].free for host in near]
+        self._words = {host: as_words(self.memory(host)) for host in np.flatnonzero(self.free).tolist()}
+        self._first = {host: int(self.offsets[host]) for host in near}
+        if not world.alone:
+            self._register()
+
+    def _share(self, near: Sequence[int], what: str) -> None:
+        """Allocate zeroed rows that the ranks of a node share. Collective on ``world.comm``."""
+        world = self.world
         largest = int(np.diff(self.offsets).max(initial=0)) * self.row_bytes  # bytes of a host, who zeroes them
         patience = 1 + largest / _ZEROED_PER_SECOND / world.config.timeout
-        what = f"{name} ({int(offsets[-1])} rows of {self.row_bytes} bytes)"
         with world.watch(f"allocating {what}", patience):
             check_shared_memory(world, np.diff(self.offsets) * self.row_bytes, what)
             self._allocate()
-            self._row = MPI.BYTE.Create_contiguous(self.row_bytes).Commit()
-            self._memory = {host: self._map(host) for host in np.flatnonzero(world.near).tolist()}
+            self._sources = {host: Memory(self._map(host)) for host in near}
             if world.is_host:
                 mine = self.memory(world.host_index).reshape(-1).view(np.uint8)
                 advise_large_pages(mine)
                 mine[:] = 0
             self._win.Lock_all(MPI.MODE_NOCHECK)
             self._win.Sync()
-            self._words = {host: as_words(rows) for host, rows in self._memory.items()}
-            self._first = {host: int(self.offsets[host]) for host in self._words}
+
+    def _register(self) -> None:
+        """Tell the transports of the window. Collective on ``world.comm``."""
+        world, service = self.world, self.service
+        with world.watch("opening a window"):
+            self._row = MPI.BYTE.Create_contiguous(self.row_bytes).Commit()
+            held = self.offsets[world.host_index + 1] - self.offsets[world.host_index] if world.is_host else 0
             words = self._words.get(world.host_index)
-            number = service.number_window()
-            self.handle = WindowHandle(number, self._win, self._row, self.row_bytes, words, service.mutex)
+            self.handle = WindowHandle(
+                service.number_window(),
+                self._win,
+                self._row,
+                self.row_bytes,
+                service.mutex,
+                int(held),
+                as_words(np.empty((0, *self.row_shape), self.dtype)) if words is None else words[:0],
+                self._sources.get(world.host_index),
+                words,
+            )
             service.register(self.handle)
             world.comm.Barrier()
 
@@ -121,10 +173,11 @@ class RowWindow:
 
         Raises:
             ClosedError: the window was closed.
+            InvalidArgumentError: the rows do not lie in memory.
         """
-        if not self._win:
+        if not self._open:
             raise ClosedError("this window was closed")
-        return self._memory[host]
+        return self._sources[host].memory()
 
     def __len__(self) -> int:
         return int(self.offsets[-1])
@@ -157,20 +210,27 @@ class RowWindow:
                     table = self._words[host]
                     load_rows(table, self._first[host], ids, positions, words.view(table.dtype))
 
-        far = [self._far_rows(host, ids, at) for host, at in by_host if host not in self._words]
-        reader = transport or self.service.transport
+                elif host in self._sources:
+                    self._sources[host].gather(ids[positions] - self._first[host], words, positions)
+
+        far = [self._far_rows(host, ids, at) for host, at in by_host if host not in self._sources]
+        reader = transport or self._reader()
         if far and reader is not None:  # on one node there is none, and nothing is far
             reader.read(self.handle, far, words, load_near)
         else:
             load_near()
         return out
 
+    def _reader(self) -> Transport | None:
+        """Return the transport of rows of other nodes: rows that do not lie in windows are packed by their host."""
+        return self.service.by_messages if self._by_messages else self.service.transport
+
     def load(self, ids: I64, positions: I64, out: Array) -> None:
-        """Copy rows that hosts of this node hold: ``out[p] = row ids[p]`` for each p of ``positions``.
+        """Copy rows of free sources: ``out[p] = row ids[p]`` for each p of ``positions``.
 
         Args:
             ids: int64[n].
-            positions: int64[m], all of near rows.
+            positions: int64[m], all of rows of free sources.
             out: [n, words], rows as words.
 
         Raises:
@@ -178,7 +238,7 @@ class RowWindow:
         """
         with UNINTERRUPTED, self._gate:
             hosts = list(self._words)
-            by_host = [(hosts[0], positions)]
+            by_host = [(host, positions) for host in hosts]
             if len(hosts) > 1:
                 by_host = [(host, positions[some]) for host, some in split_by_range(ids[positions], self.offsets)]
             for host, where in by_host:
@@ -186,10 +246,10 @@ class RowWindow:
                 load_rows(table, self._first[host], ids, where, out.view(table.dtype))
 
     def fetch(self, rows: I64, pool: RowPool, meanwhile: Callable[[], None]) -> tuple[I64, Array]:
-        """Read far rows into memory of a pool, those of a host next to each other, as they come. One-sided.
+        """Read rows into memory of a pool, those of a host next to each other, as they come. One-sided.
 
         Args:
-            rows: int64[n], distinct, none of them near.
+            rows: int64[n], distinct, none of them of a free source.
             pool: has the memory.
             meanwhile: what to do while they travel; called once.
 
@@ -204,17 +264,30 @@ class RowWindow:
         places[order] = np.arange(len(rows))
         found = as_words(pool.empty((len(rows), *self.row_shape), self.dtype))
         ordered = rows[order]
-        wanted = [
-            self._far_rows(host, ordered, np.arange(bounds[host], bounds[host + 1]))
-            for host in np.flatnonzero(np.diff(bounds)).tolist()
-        ]
-        reader = self.service.transport
+        by_host = [(h, np.arange(bounds[h], bounds[h + 1])) for h in np.flatnonzero(np.diff(bounds)).tolist()]
+        wanted = [self._far_rows(host, ordered, at) for host, at in by_host if host not in self._sources]
+        reader = self._reader()
         with UNINTERRUPTED, self._gate:
-            if wanted and reader is not None:
-                reader.read(self.handle, wanted, found, meanwhile)
-            else:
+            near = [self._begin(host, ordered, at) for host, at in by_host if host in self._sources]
+
+            def read_near() -> None:
                 meanwhile()
+                for source, ascending, positions, ticket in near:
+                    ticket.wait()
+                    source.read(ascending, found, positions)
+
+            if wanted and reader is not None:
+                reader.read(self.handle, wanted, found, read_near)
+            else:
+                read_near()
         return places, found
+
+    def _begin(self, host: int, ids: I64, positions: I64) -> tuple[RowSource, I64, I64, Ticket]:
+        """Begin to read distinct rows of a near host; return its source, the rows ascending, and where they go."""
+        positions = positions[np.argsort(ids[positions])]
+        rows = ids[positions] - self._first[host]
+        source = self._sources[host]
+        return source, rows, positions, source.read_ahead(rows)
 
     def retire(self) -> None:
         """Refuse reads and writes from now on, and wait for those of other threads.
@@ -246,6 +319,8 @@ class RowWindow:
             return
         words = as_words(values)
         far = []
+        if self._by_messages:
+            raise InvalidArgumentError(NOT_MEMORY)
         for host, positions in split_by_range(ids, self.offsets):
             if host in self._words:
                 table = self._words[host]
@@ -263,20 +338,24 @@ class RowWindow:
 
     def sync(self) -> None:
         """Make plain stores and loads of this process ordered with the other processes'."""
-        self._win.Sync()
+        if self._win:
+            self._win.Sync()
 
     def close(self) -> None:
         """Free the memory; a second call does nothing."""
         self._gate.shut()
-        win, self._win = self._win, MPI.WIN_NULL
-        if not win:
+        if not self._open:
             return
+        self._open = False
+        win, self._win = self._win, MPI.WIN_NULL
         with self.world.watch("closing a window"):
-            self.service.forget(self.handle)
-            self._memory.clear()
+            if not self.world.alone:
+                self.service.forget(self.handle)
+                self._row.Free()
+            self._sources.clear()
             self._words.clear()
-            win.Unlock_all()
-            self._row.Free()
-            win.Free()
+            if win:
+                win.Unlock_all()
+                win.Free()
             if self._shared:
                 self._shared.Free()

@@ -17,9 +17,9 @@ from mpigraph.dataloading.caches import Sizes
 from mpigraph.errors import CollectiveError, FieldNameError, InvalidArgumentError, OutOfRangeError, SharedMemoryError
 from mpigraph.kernels.upcoming import NEVER
 from mpigraph.rows.row_cache import RowCache
-from mpigraph.session import state as session_state
 from mpigraph.session.context import current
 from mpigraph.session.control import Operation
+from mpigraph.store import store as stores
 
 far = on_layouts([Layout(2, 0, 1), Layout(3, 0, 2), Layout(4, 1, 2)])
 two_trainers_a_node = on_layouts([Layout(4, 0, 2)])
@@ -240,7 +240,7 @@ def test_caches_that_are_too_large_leave_none_behind(job: SharedJob, oracle, mon
             raise SharedMemoryError("too large")
         return RowCache(*args)
 
-    monkeypatch.setattr(session_state, "RowCache", made)
+    monkeypatch.setattr(stores, "RowCache", made)
     numbers = [g.ndata[name].rows.number for name in ("feat", "orig")]
     if state.world.size == state.world.trainers.size:  # else a server would make it
         with pytest.raises(SharedMemoryError):

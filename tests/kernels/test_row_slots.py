@@ -16,7 +16,7 @@ from mpigraph.kernels.row_slots import (
     take_free,
     touch,
 )
-from mpigraph.kernels.upcoming import AGAIN, NEVER, add_reads, split_near
+from mpigraph.kernels.upcoming import AGAIN, NEVER, add_reads, split_free
 
 
 class Cache:
@@ -146,7 +146,7 @@ def test_near_and_far(ranges: list[tuple[int, int]]) -> None:
     ids = np.array([0, 8, 3, 3, 6, 1, 5], np.int64)
     begins, ends = np.array(ranges, np.int64).reshape(-1, 2).T.copy()
     near, far = np.empty(8, np.int64), np.empty(8, np.int64)
-    count = split_near(ids, begins, ends, near, far)
+    count = split_free(ids, begins, ends, near, far)
     inside = [any(begin <= i < end for begin, end in ranges) for i in ids.tolist()]
     assert near[:count].tolist() == np.flatnonzero(inside).tolist()
     assert far[: len(ids) - count].tolist() == np.flatnonzero(np.logical_not(inside)).tolist()
