@@ -17,7 +17,7 @@ from mpigraph.arrays import I64, Array
 from mpigraph.kernels.row_ops import gather_rows
 from mpigraph.mpi.world import World
 from mpigraph.rows.mutex import HostMutex
-from mpigraph.rows.sources.source import RowSource
+from mpigraph.rows.sources.row_source import RowSource
 
 __all__ = ["RemoteRows", "Traffic", "Transport", "WindowHandle", "last_of_equal", "nothing", "split_requests"]
 

@@ -20,7 +20,7 @@ from mpigraph.mpi.messages import Gate
 from mpigraph.rows.pool import RowPool
 from mpigraph.rows.service import RowService
 from mpigraph.rows.shm_check import check_shared_memory
-from mpigraph.rows.sources.source import NOT_MEMORY, Memory, RowSource, Ticket
+from mpigraph.rows.sources.row_source import NOT_MEMORY, Memory, RowSource, Ticket
 from mpigraph.rows.transport import RemoteRows, Transport, WindowHandle
 
 __all__ = ["RowWindow", "SourceOf"]
